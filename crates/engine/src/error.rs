@@ -1,0 +1,155 @@
+//! What can go wrong, in three kinds that are never mixed.
+//!
+//! The system failed ([`Error::Io`]), the image is damaged ([`Error::Corrupt`]) or asks for what we
+//! do not do ([`Error::Unsupported`]), the caller asked for what cannot be ([`Error::Invalid`]…).
+//! Our own mistakes are assertions, not errors.
+
+use std::fmt;
+use std::io;
+
+/// A failure of an operation on an image.
+#[derive(Debug)]
+pub enum Error {
+    /// A file operation failed.
+    Io {
+        /// What was attempted on which file, such as "Could not read 'a.qcow2'".
+        context: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The image contradicts the specification or itself. Nothing was changed.
+    Corrupt {
+        /// The file, as the user named it.
+        file: String,
+        /// The structure of the format, in the specification's words: "L2 entry".
+        structure: &'static str,
+        /// The structure's offset in the file, in bytes.
+        offset: u64,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// The image or the request needs something that is not supported.
+    Unsupported {
+        /// The file, as the user named it.
+        file: String,
+        /// What is needed, by name.
+        feature: String,
+    },
+    /// The request makes no sense: out of range, contradictory options.
+    Invalid(String),
+    /// A write to something that was opened read-only.
+    ReadOnly(String),
+    /// An earlier failure of a metadata write or a flush makes further writes unsafe until the image
+    /// is reopened (invariant D4).
+    Latched(String),
+}
+
+impl Error {
+    /// An I/O error with its context.
+    pub fn io(context: impl Into<String>, source: io::Error) -> Error {
+        Error::Io {
+            context: context.into(),
+            source,
+        }
+    }
+
+    /// The nearest `errno`, for protocols and for messages in the C library's words.
+    pub fn errno(&self) -> i32 {
+        const EIO: i32 = 5;
+        const EINVAL: i32 = 22;
+        const EROFS_AS_EACCES: i32 = 13;
+        const ENOTSUP: i32 = 95;
+        match self {
+            Error::Io { source, .. } => source.raw_os_error().unwrap_or(EIO),
+            Error::Corrupt { .. } | Error::Latched(_) => EIO,
+            Error::Unsupported { .. } => ENOTSUP,
+            Error::Invalid(_) => EINVAL,
+            Error::ReadOnly(_) => EROFS_AS_EACCES,
+        }
+    }
+
+    /// The system's words for [`Error::errno`], without Rust's "(os error N)".
+    pub fn system_words(&self) -> String {
+        system_words(&io::Error::from_raw_os_error(self.errno()))
+    }
+
+    /// A copy for the other requests that fail for the same reason.
+    pub fn duplicate(&self) -> Error {
+        match self {
+            Error::Io { context, source } => Error::Io {
+                context: context.clone(),
+                source: source.raw_os_error().map_or_else(
+                    || io::Error::other(source.to_string()),
+                    io::Error::from_raw_os_error,
+                ),
+            },
+            Error::Corrupt {
+                file,
+                structure,
+                offset,
+                detail,
+            } => Error::Corrupt {
+                file: file.clone(),
+                structure,
+                offset: *offset,
+                detail: detail.clone(),
+            },
+            Error::Unsupported { file, feature } => Error::Unsupported {
+                file: file.clone(),
+                feature: feature.clone(),
+            },
+            Error::Invalid(what) => Error::Invalid(what.clone()),
+            Error::ReadOnly(what) => Error::ReadOnly(what.clone()),
+            Error::Latched(what) => Error::Latched(what.clone()),
+        }
+    }
+}
+
+/// An I/O error in the C library's words: "No such file or directory".
+pub fn system_words(error: &io::Error) -> String {
+    let text = error.to_string();
+    match text.find(" (os error ") {
+        Some(end) => text[..end].to_string(),
+        None => text,
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Io { context, source } => write!(f, "{context}: {}", system_words(source)),
+            Error::Corrupt {
+                file,
+                structure,
+                offset,
+                detail,
+            } => {
+                write!(
+                    f,
+                    "'{file}' is corrupt: {structure} at offset {offset:#x}: {detail}"
+                )
+            }
+            Error::Unsupported { file, feature } => {
+                write!(f, "'{file}': {feature} is not supported")
+            }
+            Error::Invalid(what) => f.write_str(what),
+            Error::ReadOnly(what) => write!(f, "'{what}' is read-only"),
+            Error::Latched(what) => write!(
+                f,
+                "'{what}' takes no more writes after an earlier failure; reopen it to recover"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// The result of an operation on an image.
+pub type Result<T> = std::result::Result<T, Error>;

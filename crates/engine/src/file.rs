@@ -1,0 +1,143 @@
+//! The only door to bytes: the trait [`BlockFile`], and [`HostFile`], the one adaptor around it that
+//! makes requests of any alignment fit the file.
+//!
+//! A driver takes an operation with its buffers and answers with a completion. It never sees a
+//! request that its alignment forbids: [`HostFile`] widens reads and turns finer writes into
+//! read-modify-write, serialised by host block, for metadata and data alike.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use cowslip_queue::{Buf, BufMut, Pending};
+
+mod aligned;
+pub mod memory;
+
+pub use aligned::HostFile;
+
+/// What a file can do and what it asks for; fixed once it is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Offsets and lengths of reads and writes must be multiples of this many bytes (a power of two).
+    pub alignment_bytes: u32,
+    /// The file may be written.
+    pub writable: bool,
+    /// What lies beyond the end of file, and what `set_len` adds, reads as zeroes: regular files.
+    pub extends_with_zeroes: bool,
+    /// `zero` is a single call of the file system or device, not written zeroes.
+    pub zeroes_fast: bool,
+    /// `discard` gives space back, and what it discards reads as zeroes.
+    pub punches_holes: bool,
+}
+
+/// Whether a write must be durable when it completes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// It may linger in volatile caches until the next flush.
+    Cached,
+    /// It is durable at completion, as if a flush of these bytes had followed.
+    Durable,
+}
+
+/// What happens to the space under zeroes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Space {
+    /// It stays allocated.
+    Keep,
+    /// It may be given back.
+    Release,
+}
+
+/// A run of a host file with one state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileExtent {
+    /// First byte.
+    pub start: u64,
+    /// Length in bytes; never 0.
+    pub len: u64,
+    /// A hole: reads as zeroes.
+    pub hole: bool,
+}
+
+/// Which file this is, whatever its name: device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileId(pub u64, pub u64);
+
+/// A file of bytes, through some driver: a ring, threads, memory, a network, a simulator.
+///
+/// Operations may complete in any order. A read beyond the end of file yields zeroes. The buffers of
+/// an operation stay alive until it completes, whether or not anybody still waits.
+pub trait BlockFile: Send + Sync + fmt::Debug {
+    /// The name that users know it by, for messages.
+    fn name(&self) -> &str;
+
+    /// What it can do.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Which file it is, where that can be told.
+    fn id(&self) -> Option<FileId>;
+
+    /// Its length in bytes, now.
+    fn len(&self) -> Pending<io::Result<u64>>;
+
+    /// Reads `buf.len()` bytes at `offset`; the buffer comes back whatever the outcome.
+    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)>;
+
+    /// Writes the buffers one after the other at `offset`; all of it or an error.
+    fn write(&self, offset: u64, data: Vec<Buf>, durability: Durability)
+    -> Pending<io::Result<()>>;
+
+    /// Makes a range read as zeroes. `ErrorKind::Unsupported` where it would have to write them.
+    fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>>;
+
+    /// Gives the space of a range back; afterwards it reads as zeroes if `punches_holes`.
+    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>>;
+
+    /// Allocates space for a range and moves the end of file up to its end if it was before.
+    /// Existing bytes stay. `ErrorKind::Unsupported` where there is no such call.
+    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>>;
+
+    /// Data and holes of a range, in order, covering it; whatever is beyond the end is a hole.
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>>;
+
+    /// Makes durable all that had completed when it was issued.
+    fn flush(&self) -> Pending<io::Result<()>>;
+
+    /// Cuts or extends the file; what it adds reads as zeroes.
+    fn set_len(&self, len: u64) -> Pending<io::Result<()>>;
+
+    /// Bytes of host storage that the file occupies, where that can be told.
+    fn allocated_bytes(&self) -> Option<u64>;
+}
+
+/// What another file is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A backing file: opened read-only.
+    Backing,
+    /// An external data file: opened like the image.
+    Data,
+}
+
+/// Another file that an image names (invariant S2).
+#[derive(Clone, Copy, Debug)]
+pub struct FileRequest<'a> {
+    /// The name of the image that names it; relative names are resolved against it.
+    pub named_by: &'a str,
+    /// The name as it stands in the image or in the caller's override.
+    pub name: &'a str,
+    /// What it is wanted for.
+    pub role: Role,
+    /// Whether it will be written.
+    pub writable: bool,
+}
+
+/// The caller's say over which other files an image may open.
+pub trait Gate: Send + Sync {
+    /// Opens the file, or refuses.
+    ///
+    /// # Errors
+    /// A refusal, or the system's failure.
+    fn open(&self, request: &FileRequest<'_>) -> crate::Result<Arc<dyn BlockFile>>;
+}

@@ -1,0 +1,171 @@
+//! A file in memory: for tests, benches and images that are built before they are stored.
+
+use std::io;
+use std::sync::{Mutex, MutexGuard};
+
+use cowslip_queue::{Buf, BufMut, Pending};
+
+use super::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+
+/// Bytes in memory behind the interface of a file. Every operation completes at once.
+#[derive(Debug)]
+pub struct MemoryFile {
+    name: String,
+    capabilities: Capabilities,
+    bytes: Mutex<Vec<u8>>,
+}
+
+impl MemoryFile {
+    /// A writable file with these bytes, which asks for requests aligned to `alignment_bytes`.
+    pub fn new(name: &str, bytes: Vec<u8>, alignment_bytes: u32) -> MemoryFile {
+        let capabilities = Capabilities {
+            alignment_bytes,
+            writable: true,
+            extends_with_zeroes: true,
+            zeroes_fast: true,
+            punches_holes: true,
+        };
+        MemoryFile {
+            name: name.to_string(),
+            capabilities,
+            bytes: Mutex::new(bytes),
+        }
+    }
+
+    /// The same bytes as a file that may not be written.
+    pub fn read_only(name: &str, bytes: Vec<u8>) -> MemoryFile {
+        let mut file = MemoryFile::new(name, bytes, 1);
+        file.capabilities.writable = false;
+        file
+    }
+
+    /// A copy of all bytes.
+    pub fn contents(&self) -> Vec<u8> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.bytes
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn check(&self, offset: u64, len: u64) {
+        let alignment = u64::from(self.capabilities.alignment_bytes);
+        assert!(
+            offset.is_multiple_of(alignment) && len.is_multiple_of(alignment),
+            "{offset:#x}+{len:#x} is not aligned to {alignment}"
+        );
+    }
+
+    fn fill(&self, offset: u64, len: u64) {
+        let mut bytes = self.lock();
+        let end = (bytes.len() as u64).min(offset.saturating_add(len));
+        if offset < end {
+            bytes[offset as usize..end as usize].fill(0);
+        }
+    }
+
+    fn grow(&self, end: u64) -> io::Result<()> {
+        const LIMIT: u64 = 1 << 34;
+        if end > LIMIT {
+            return Err(io::Error::from_raw_os_error(28));
+        }
+        let mut bytes = self.lock();
+        if end > bytes.len() as u64 {
+            bytes.resize(end as usize, 0);
+        }
+        Ok(())
+    }
+}
+
+impl BlockFile for MemoryFile {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn id(&self) -> Option<FileId> {
+        None
+    }
+
+    fn len(&self) -> Pending<io::Result<u64>> {
+        Pending::ready(Ok(self.lock().len() as u64))
+    }
+
+    fn read(&self, offset: u64, mut buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+        self.check(offset, buf.len() as u64);
+        let bytes = self.lock();
+        let start = offset.min(bytes.len() as u64) as usize;
+        let present = buf.len().min(bytes.len() - start);
+        buf[..present].copy_from_slice(&bytes[start..start + present]);
+        buf[present..].fill(0);
+        Pending::ready((Ok(()), buf))
+    }
+
+    fn write(&self, offset: u64, data: Vec<Buf>, _: Durability) -> Pending<io::Result<()>> {
+        let len: usize = data.iter().map(|buf| buf.len()).sum();
+        self.check(offset, len as u64);
+        if let Err(error) = self.grow(offset + len as u64) {
+            return Pending::ready(Err(error));
+        }
+        let mut bytes = self.lock();
+        let mut at = offset as usize;
+        for buf in &data {
+            bytes[at..at + buf.len()].copy_from_slice(buf);
+            at += buf.len();
+        }
+        Pending::ready(Ok(()))
+    }
+
+    fn zero(&self, offset: u64, len: u64, _: Space) -> Pending<io::Result<()>> {
+        let grown = self.grow(offset + len);
+        self.fill(offset, len);
+        Pending::ready(grown)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.fill(offset, len);
+        Pending::ready(Ok(()))
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        Pending::ready(self.grow(offset + len))
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        let size = self.lock().len() as u64;
+        let end = offset + len;
+        let split = size.clamp(offset, end);
+        let runs = [(offset, split, false), (split, end, true)];
+        let extents = runs
+            .into_iter()
+            .filter(|(start, end, _)| start < end)
+            .map(|(start, end, hole)| FileExtent {
+                start,
+                len: end - start,
+                hole,
+            })
+            .collect();
+        Pending::ready(Ok(extents))
+    }
+
+    fn flush(&self) -> Pending<io::Result<()>> {
+        Pending::ready(Ok(()))
+    }
+
+    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
+        let grown = self.grow(len);
+        if grown.is_ok() {
+            self.lock().truncate(len as usize);
+        }
+        Pending::ready(grown)
+    }
+
+    fn allocated_bytes(&self) -> Option<u64> {
+        Some(self.lock().len() as u64)
+    }
+}

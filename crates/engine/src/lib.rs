@@ -1,0 +1,16 @@
+//! Cowslip: a qcow2 storage engine that allocates well.
+//!
+//! An [`Image`] is opened over a [`file::BlockFile`] and answers reads, writes, zeroes, discards,
+//! flushes and questions about extents, concurrently and from several threads. It has no thread, no
+//! clock and no executor of its own: its futures run wherever the caller polls them.
+//!
+//! May not know: NBD, command lines, printing, sockets, time.
+
+pub mod error;
+pub mod file;
+pub mod image;
+pub mod qcow2;
+
+pub use cowslip_queue::{Buf, BufMut};
+pub use error::{Error, Result};
+pub use image::Image;

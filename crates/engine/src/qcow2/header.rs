@@ -1,0 +1,4 @@
+//! stub to be replaced
+/// Header.
+#[derive(Debug, Clone)]
+pub struct Header {}

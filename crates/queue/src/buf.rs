@@ -1,0 +1,240 @@
+//! Memory for I/O: aligned for direct I/O, shared without copying, owned until the kernel lets go.
+//!
+//! [`BufMut`] is exclusive and can be split into disjoint parts that are read into concurrently;
+//! [`Buf`] is shared and read-only, what a write takes. Both keep the whole allocation alive.
+#![allow(unsafe_code)] // Raw aligned memory: each use says why it is sound.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Every buffer starts at a multiple of this many bytes: the largest block size of the direct I/O
+/// that is met in practice.
+pub const ALIGNMENT_BYTES: usize = 4096;
+
+/// One aligned, zero-initialised allocation.
+struct Memory {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: `Memory` owns its allocation; access is governed by `Buf` (shared, read-only) and
+// `BufMut` (exclusive, disjoint ranges).
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn zeroed(len: usize) -> Memory {
+        let layout = Layout::from_size_align(len.max(1), ALIGNMENT_BYTES)
+            .expect("a buffer's length fits the address space");
+        // SAFETY: the layout has a size of at least one byte.
+        let start = unsafe { alloc_zeroed(layout) };
+        match NonNull::new(start) {
+            Some(start) => Memory { start, layout },
+            None => handle_alloc_error(layout),
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `zeroed` with this layout, and nobody else holds it any more.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+/// An exclusive, writable range of an aligned allocation.
+pub struct BufMut {
+    memory: Arc<Memory>,
+    start: usize,
+    len: usize,
+}
+
+impl BufMut {
+    /// `len` bytes of zeroes.
+    pub fn zeroed(len: usize) -> BufMut {
+        BufMut {
+            memory: Arc::new(Memory::zeroed(len)),
+            start: 0,
+            len,
+        }
+    }
+
+    /// A copy of `bytes`.
+    pub fn copy_of(bytes: &[u8]) -> BufMut {
+        let mut buf = BufMut::zeroed(bytes.len());
+        buf.copy_from_slice(bytes);
+        buf
+    }
+
+    /// Keeps the first `at` bytes and returns the rest.
+    ///
+    /// # Panics
+    /// If `at` is beyond the end.
+    pub fn split_off(&mut self, at: usize) -> BufMut {
+        assert!(at <= self.len, "split at {at} of {}", self.len);
+        let rest = BufMut {
+            memory: Arc::clone(&self.memory),
+            start: self.start + at,
+            len: self.len - at,
+        };
+        self.len = at;
+        rest
+    }
+
+    /// Returns the first `at` bytes and keeps the rest.
+    ///
+    /// # Panics
+    /// If `at` is beyond the end.
+    pub fn split_to(&mut self, at: usize) -> BufMut {
+        let rest = self.split_off(at);
+        std::mem::replace(self, rest)
+    }
+
+    /// Joins what `split_off` separated.
+    ///
+    /// # Panics
+    /// If `next` is not the range that follows this one in the same allocation.
+    pub fn unsplit(&mut self, next: BufMut) {
+        assert!(
+            Arc::ptr_eq(&self.memory, &next.memory) && self.start + self.len == next.start,
+            "only neighbouring parts of one buffer join"
+        );
+        self.len += next.len;
+    }
+
+    /// Shortens the buffer to its first `len` bytes.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Gives up the exclusive right, for writing the bytes out.
+    pub fn freeze(self) -> Buf {
+        Buf {
+            memory: self.memory,
+            start: self.start,
+            len: self.len,
+        }
+    }
+}
+
+impl Deref for BufMut {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range lies within the initialised allocation, and it is exclusively ours.
+        unsafe { std::slice::from_raw_parts(self.memory.start.as_ptr().add(self.start), self.len) }
+    }
+}
+
+impl DerefMut for BufMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; ranges of several `BufMut` of one allocation never overlap,
+        // since they only come from splitting, and a `Buf` is only made by giving one up.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.memory.start.as_ptr().add(self.start), self.len)
+        }
+    }
+}
+
+impl fmt::Debug for BufMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufMut({} bytes)", self.len)
+    }
+}
+
+/// A shared, read-only range of an aligned allocation. Cloning and slicing copy nothing.
+#[derive(Clone)]
+pub struct Buf {
+    memory: Arc<Memory>,
+    start: usize,
+    len: usize,
+}
+
+impl Buf {
+    /// `len` bytes of zeroes.
+    pub fn zeroed(len: usize) -> Buf {
+        BufMut::zeroed(len).freeze()
+    }
+
+    /// A copy of `bytes`.
+    pub fn copy_of(bytes: &[u8]) -> Buf {
+        BufMut::copy_of(bytes).freeze()
+    }
+
+    /// The part `[start, start + len)`.
+    ///
+    /// # Panics
+    /// If the part is not within the buffer.
+    pub fn slice(&self, start: usize, len: usize) -> Buf {
+        assert!(
+            start <= self.len && len <= self.len - start,
+            "slice beyond the buffer"
+        );
+        Buf {
+            memory: Arc::clone(&self.memory),
+            start: self.start + start,
+            len,
+        }
+    }
+
+    /// Whether `next` follows this buffer in the same allocation, so that both are one run.
+    pub fn is_followed_by(&self, next: &Buf) -> bool {
+        Arc::ptr_eq(&self.memory, &next.memory) && self.start + self.len == next.start
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range lies within the initialised allocation, and nobody writes to it: the
+        // exclusive right was given up by `freeze`.
+        unsafe { std::slice::from_raw_parts(self.memory.start.as_ptr().add(self.start), self.len) }
+    }
+}
+
+impl From<Vec<u8>> for Buf {
+    fn from(bytes: Vec<u8>) -> Buf {
+        Buf::copy_of(&bytes)
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({} bytes)", self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_buffer_are_disjoint_and_join_again() {
+        let mut head = BufMut::zeroed(10);
+        let mut tail = head.split_off(4);
+        head.fill(1);
+        tail.fill(2);
+        head.unsplit(tail);
+        assert_eq!(&head[..], [1, 1, 1, 1, 2, 2, 2, 2, 2, 2]);
+        let buf = head.freeze();
+        assert!(buf.slice(0, 4).is_followed_by(&buf.slice(4, 2)));
+        assert!(!buf.slice(0, 4).is_followed_by(&buf.slice(5, 2)));
+    }
+
+    #[test]
+    fn buffers_are_aligned_for_direct_io() {
+        for len in [0, 1, 512, 4096, 70_000] {
+            assert_eq!(BufMut::zeroed(len).as_ptr() as usize % ALIGNMENT_BYTES, 0);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "only neighbouring parts")]
+    fn strangers_do_not_join() {
+        let mut a = BufMut::zeroed(4);
+        a.unsplit(BufMut::zeroed(4));
+    }
+}
