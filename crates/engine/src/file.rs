@@ -109,6 +109,11 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
 
     /// Bytes of host storage that the file occupies, where that can be told.
     fn allocated_bytes(&self) -> Option<u64>;
+
+    /// Bytes that the file system has left, where that can be told.
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// What another file is wanted for.

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use cowslip_queue::{Buf, BufMut};
 
-use crate::Result;
-use crate::file::{BlockFile, Gate};
+use crate::chain::{self, Below, Layer};
+use crate::file::{BlockFile, Durability, Gate, Space};
+use crate::qcow2::Fua;
 use crate::qcow2::header::Header;
+use crate::{Error, Result, extents};
 
 /// An image's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +132,32 @@ pub struct LayerInfo {
 
 /// A disk, open.
 #[derive(Debug)]
-pub struct Image {}
+pub struct Image {
+    top: Layer,
+    below: Below,
+    writable: bool,
+    write_policy: WritePolicy,
+    discard: DiscardPolicy,
+}
+
+impl Format {
+    /// The format of a name, as `-f` and headers have it.
+    pub fn from_name(name: &str) -> Option<Format> {
+        match name {
+            "raw" | "file" | "host_device" => Some(Format::Raw),
+            "qcow2" => Some(Format::Qcow2),
+            _ => None,
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Raw => "raw",
+            Format::Qcow2 => "qcow2",
+        }
+    }
+}
 
 impl Image {
     /// Opens the image in `file`, and through `gate` the files that it names.
@@ -143,28 +170,74 @@ impl Image {
         options: OpenOptions,
         gate: &dyn Gate,
     ) -> Result<Image> {
-        let _ = (file, options, gate);
-        todo!()
+        if options.writable && !file.capabilities().writable {
+            return Err(Error::ReadOnly(file.name().to_string()));
+        }
+        let (top, below) = chain::open(file, &options, gate).await?;
+        let OpenOptions {
+            writable,
+            write_policy,
+            discard,
+            ..
+        } = options;
+        Ok(Image {
+            top,
+            below,
+            writable,
+            write_policy,
+            discard,
+        })
     }
 
     /// The size of the disk in bytes.
     pub fn size(&self) -> u64 {
-        todo!()
+        self.top.size()
     }
 
     /// The image's layers, its own first.
     pub fn layers(&self) -> Vec<LayerInfo> {
-        todo!()
+        let below = self.below.layers().iter().map(|layer| &**layer);
+        std::iter::once(&self.top)
+            .chain(below)
+            .map(LayerInfo::of)
+            .collect()
     }
 
     /// Whether it may be written.
     pub fn is_writable(&self) -> bool {
-        todo!()
+        self.writable
     }
 
     /// The unit of allocation in bytes: the subcluster, or the cluster, or the block of a raw file.
     pub fn preferred_block_bytes(&self) -> u64 {
-        todo!()
+        match &self.top {
+            Layer::Raw(raw) => u64::from(raw.file().capabilities().alignment_bytes.max(4096)),
+            Layer::Qcow2(image) => image.subcluster_bytes(),
+        }
+    }
+
+    fn validate(&self, offset: u64, len: u64) -> Result<()> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.size() => Ok(()),
+            _ => Err(Error::io(
+                format!("{len} bytes at {offset} are beyond the end of the disk"),
+                std::io::Error::from_raw_os_error(5),
+            )),
+        }
+    }
+
+    fn validate_write(&self, offset: u64, len: u64) -> Result<()> {
+        if !self.writable {
+            return Err(Error::ReadOnly(self.name().to_string()));
+        }
+        self.validate(offset, len)
+    }
+
+    fn name(&self) -> &str {
+        match &self.top {
+            Layer::Raw(raw) => raw.file().name(),
+            Layer::Qcow2(image) => image.name(),
+        }
     }
 
     /// Reads `buf.len()` bytes of the disk at `offset`.
@@ -172,8 +245,12 @@ impl Image {
     /// # Errors
     /// Out of range, I/O, or a corrupt table entry.
     pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
-        let _ = (offset, buf);
-        todo!()
+        self.validate(offset, buf.len() as u64)?;
+        let _visit = match &self.top {
+            Layer::Qcow2(image) => Some(image.enter()),
+            Layer::Raw(_) => None,
+        };
+        chain::read(&self.top, &self.below, offset, buf).await
     }
 
     /// Writes `data` to the disk at `offset`.
@@ -182,8 +259,22 @@ impl Image {
     /// Out of range, read-only, latched, no space, I/O, or a corrupt table entry. The mapping is as
     /// it was before.
     pub async fn write(&self, offset: u64, data: Buf, options: WriteOptions) -> Result<()> {
-        let _ = (offset, data, options);
-        todo!()
+        self.validate_write(offset, data.len() as u64)?;
+        match &self.top {
+            Layer::Raw(raw) => raw.write(offset, data, self.durability(options.fua)).await,
+            Layer::Qcow2(image) => {
+                let fua = if options.fua { Fua::Yes } else { Fua::No };
+                image.write(offset, data, &self.below, fua).await
+            }
+        }
+    }
+
+    fn durability(&self, fua: bool) -> Durability {
+        if fua || self.write_policy == WritePolicy::Writethrough {
+            Durability::Durable
+        } else {
+            Durability::Cached
+        }
     }
 
     /// Compresses `data`, a whole cluster (or what the disk's last one holds), and stores it so.
@@ -191,8 +282,14 @@ impl Image {
     /// # Errors
     /// As `write`; also where the format cannot.
     pub async fn write_compressed(&self, offset: u64, data: Buf) -> Result<()> {
-        let _ = (offset, data);
-        todo!()
+        self.validate_write(offset, data.len() as u64)?;
+        match &self.top {
+            Layer::Raw(_) => Err(Error::Unsupported {
+                file: self.name().to_string(),
+                feature: "compression of a raw image".to_string(),
+            }),
+            Layer::Qcow2(image) => image.write_compressed(offset, data, &self.below).await,
+        }
     }
 
     /// Makes a range of the disk read as zeroes.
@@ -200,8 +297,35 @@ impl Image {
     /// # Errors
     /// As `write`; `Unsupported` if `fast_only` and zeroes would have to be written.
     pub async fn write_zeroes(&self, offset: u64, len: u64, options: ZeroOptions) -> Result<()> {
-        let _ = (offset, len, options);
-        todo!()
+        self.validate_write(offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        match &self.top {
+            Layer::Raw(raw) => {
+                if options.fast_only && !raw.file().capabilities().zeroes_fast {
+                    return Err(Error::Unsupported {
+                        file: self.name().to_string(),
+                        feature: "zeroing without writing zeroes".to_string(),
+                    });
+                }
+                let space = if options.may_unmap {
+                    Space::Release
+                } else {
+                    Space::Keep
+                };
+                raw.write_zeroes(offset, len, space).await?;
+                match self.durability(options.fua) {
+                    Durability::Durable => raw.file().flush().await,
+                    Durability::Cached => Ok(()),
+                }
+            }
+            Layer::Qcow2(image) => {
+                image
+                    .write_zeroes(offset..offset + len, &self.below, options)
+                    .await
+            }
+        }
     }
 
     /// Says that the guest needs a range no longer. What it reads as afterwards is unspecified, but
@@ -210,8 +334,14 @@ impl Image {
     /// # Errors
     /// As `write`.
     pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        let _ = (offset, len);
-        todo!()
+        self.validate_write(offset, len)?;
+        if self.discard == DiscardPolicy::Ignore || len == 0 {
+            return Ok(());
+        }
+        match &self.top {
+            Layer::Raw(raw) => raw.discard(offset, len).await,
+            Layer::Qcow2(image) => image.discard(offset..offset + len, &self.below).await,
+        }
     }
 
     /// Makes durable all writes that had completed when it was called, mapping included.
@@ -219,7 +349,11 @@ impl Image {
     /// # Errors
     /// I/O. After a failed flush the image takes no more writes (invariant D4).
     pub async fn flush(&self) -> Result<()> {
-        todo!()
+        match &self.top {
+            Layer::Raw(raw) if self.writable => raw.file().flush().await,
+            Layer::Raw(_) => Ok(()),
+            Layer::Qcow2(image) => image.flush().await,
+        }
     }
 
     /// The state of a range of the disk, in order, covering it; neighbours of one state are one
@@ -229,8 +363,17 @@ impl Image {
     /// # Errors
     /// Out of range, I/O, or a corrupt table entry.
     pub async fn extents(&self, offset: u64, len: u64, max_extents: usize) -> Result<Vec<Extent>> {
-        let _ = (offset, len, max_extents);
-        todo!()
+        self.validate(offset, len)?;
+        let _visit = match &self.top {
+            Layer::Qcow2(image) => Some(image.enter()),
+            Layer::Raw(_) => None,
+        };
+        extents::extents(
+            &self.top,
+            &self.below,
+            (offset..offset + len, max_extents.max(1)),
+        )
+        .await
     }
 
     /// Changes the size of the disk; what it adds reads as zeroes.
@@ -238,8 +381,11 @@ impl Image {
     /// # Errors
     /// As `write`; `Unsupported` where the format cannot.
     pub async fn resize(&self, size: u64) -> Result<()> {
-        let _ = size;
-        todo!()
+        self.validate_write(0, 0)?;
+        match &self.top {
+            Layer::Raw(raw) => raw.resize(size).await,
+            Layer::Qcow2(image) => image.resize(size, &self.below).await,
+        }
     }
 
     /// Flushes, gives back what was allocated ahead, and ends the session.
@@ -247,13 +393,36 @@ impl Image {
     /// # Errors
     /// I/O. The image is closed in any case, and `check` finds no corruption.
     pub async fn close(&self) -> Result<()> {
-        todo!()
+        match &self.top {
+            Layer::Raw(_) => self.flush().await,
+            Layer::Qcow2(image) => image.close().await,
+        }
     }
 
     /// What keeps requests from waiting: grows the file ahead of need and writes metadata back when
     /// much of it is dirty. Runs until the image is closed; a server spawns it beside its requests.
     /// Without it the image works as well, and requests do this work when they must.
     pub async fn maintain(&self) {
-        todo!()
+        if let Layer::Qcow2(image) = &self.top {
+            if self.writable {
+                image.maintain().await;
+            }
+        }
+    }
+}
+
+impl LayerInfo {
+    fn of(layer: &Layer) -> LayerInfo {
+        let (name, format, header) = match layer {
+            Layer::Raw(raw) => (raw.file().name(), Format::Raw, None),
+            Layer::Qcow2(image) => (image.name(), Format::Qcow2, Some(Arc::new(image.header()))),
+        };
+        LayerInfo {
+            name: name.to_string(),
+            format,
+            size: layer.size(),
+            header,
+            data_name: layer.data_file().name().to_string(),
+        }
     }
 }

@@ -6,10 +6,14 @@
 //!
 //! May not know: NBD, command lines, printing, sockets, time.
 
+mod chain;
 pub mod error;
+mod extents;
 pub mod file;
 pub mod image;
 pub mod qcow2;
+mod raw;
+mod sync;
 
 pub use cowslip_queue::{Buf, BufMut};
 pub use error::{Error, Result};

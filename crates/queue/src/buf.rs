@@ -180,6 +180,16 @@ impl Buf {
         }
     }
 
+    /// This buffer and `next` as one, if `next` follows it in the same allocation.
+    pub fn joined(&self, next: &Buf) -> Option<Buf> {
+        let len = self.len + next.len;
+        self.is_followed_by(next).then(|| Buf {
+            memory: Arc::clone(&self.memory),
+            start: self.start,
+            len,
+        })
+    }
+
     /// Whether `next` follows this buffer in the same allocation, so that both are one run.
     pub fn is_followed_by(&self, next: &Buf) -> bool {
         Arc::ptr_eq(&self.memory, &next.memory) && self.start + self.len == next.start

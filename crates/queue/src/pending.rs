@@ -59,6 +59,14 @@ impl<T> Pending<T> {
     pub fn ready(value: T) -> Pending<T> {
         Pending(Inner::Ready(Some(value)))
     }
+
+    /// Whether the value has arrived.
+    pub fn has_value(self) -> bool {
+        match self.0 {
+            Inner::Ready(value) => value.is_some(),
+            Inner::Slot(slot) => matches!(*slot.lock(), State::Done(_)),
+        }
+    }
 }
 
 impl<T> Completer<T> {

@@ -1,4 +1,340 @@
-//! stub
-/// stub
-#[derive(Debug)]
-pub struct HostFile {}
+//! [`HostFile`]: requests of any alignment on a file that asks for one.
+//!
+//! A finer read is widened and cut. A finer write becomes a read-modify-write of the host blocks at
+//! its ends, and of nothing else; while such a block is between its read and its write, no other
+//! write to it starts, and it waits for those under way. So 512-byte clusters work on a device with
+//! 4096-byte blocks, metadata and data alike.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use cowslip_queue::{Buf, BufMut, Completer, pending};
+
+use super::{BlockFile, Capabilities, Durability, FileExtent, Space};
+use crate::qcow2::geometry::{round_down, round_up};
+use crate::sync::lock;
+use crate::{Error, Result};
+
+/// A [`BlockFile`] that takes requests of any alignment.
+#[derive(Clone, Debug)]
+pub struct HostFile {
+    file: Arc<dyn BlockFile>,
+    alignment: u64,
+    writes: Arc<Mutex<Writes>>,
+}
+
+/// How a write treats the blocks at its ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ends {
+    Whole,
+    ReadModifyWrite,
+}
+
+/// Writes under way and waiting, in order of arrival; only kept for files with an alignment.
+#[derive(Default)]
+struct Writes {
+    active: Vec<(u64, Range<u64>, Ends)>,
+    waiting: VecDeque<(u64, Range<u64>, Ends, Completer<()>)>,
+    next_id: u64,
+}
+
+impl std::fmt::Debug for Writes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Writes(active: {:?}, waiting: {})",
+            self.active,
+            self.waiting.len()
+        )
+    }
+}
+
+fn conflict(a: (&Range<u64>, Ends), b: (&Range<u64>, Ends)) -> bool {
+    (a.1 == Ends::ReadModifyWrite || b.1 == Ends::ReadModifyWrite)
+        && a.0.start < b.0.end
+        && b.0.start < a.0.end
+}
+
+/// A write that is registered; leaving lets the next ones in.
+struct Admitted<'a> {
+    writes: &'a Mutex<Writes>,
+    id: u64,
+}
+
+impl Drop for Admitted<'_> {
+    fn drop(&mut self) {
+        let mut writes = lock(self.writes);
+        writes.active.retain(|(id, ..)| *id != self.id);
+        writes
+            .waiting
+            .retain(|(id, _, _, waiter)| *id != self.id && waiter.is_awaited());
+        let mut still: VecDeque<(u64, Range<u64>, Ends, Completer<()>)> = VecDeque::new();
+        for (id, range, ends, waiter) in std::mem::take(&mut writes.waiting) {
+            let blocked = writes
+                .active
+                .iter()
+                .any(|(_, r, e)| conflict((&range, ends), (r, *e)))
+                || still
+                    .iter()
+                    .any(|(_, r, e, _)| conflict((&range, ends), (r, *e)));
+            if blocked {
+                still.push_back((id, range, ends, waiter));
+            } else {
+                writes.active.push((id, range, ends));
+                waiter.complete(());
+            }
+        }
+        writes.waiting = still;
+    }
+}
+
+impl HostFile {
+    /// Wraps a file.
+    pub fn new(file: Arc<dyn BlockFile>) -> HostFile {
+        let alignment = u64::from(file.capabilities().alignment_bytes.max(1));
+        assert!(
+            alignment.is_power_of_two(),
+            "an alignment is a power of two"
+        );
+        HostFile {
+            file,
+            alignment,
+            writes: Arc::default(),
+        }
+    }
+
+    /// The file's name, for messages.
+    pub fn name(&self) -> &str {
+        self.file.name()
+    }
+
+    /// What the file can do.
+    pub fn capabilities(&self) -> &Capabilities {
+        self.file.capabilities()
+    }
+
+    /// The file itself.
+    pub fn block_file(&self) -> &Arc<dyn BlockFile> {
+        &self.file
+    }
+
+    fn failed(&self, verb: &str, source: std::io::Error) -> Error {
+        Error::io(format!("Could not {verb} '{}'", self.name()), source)
+    }
+
+    /// The file's length in bytes.
+    pub async fn len(&self) -> Result<u64> {
+        self.file
+            .len()
+            .await
+            .map_err(|error| self.failed("get the size of", error))
+    }
+
+    /// Fills `buf` from `offset` on; zeroes beyond the end of file.
+    pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+        let len = buf.len() as u64;
+        if self.is_aligned(offset, len) && self.is_memory_aligned(&buf) {
+            let (outcome, buf) = self.file.read(offset, buf).await;
+            return outcome
+                .map(|()| buf)
+                .map_err(|error| self.failed("read", error));
+        }
+        let mut buf = buf;
+        let start = round_down(offset, self.alignment);
+        let end = round_up(offset + len, self.alignment);
+        let wide = BufMut::zeroed((end - start) as usize);
+        let (outcome, wide) = self.file.read(start, wide).await;
+        outcome.map_err(|error| self.failed("read", error))?;
+        buf.copy_from_slice(&wide[(offset - start) as usize..][..len as usize]);
+        Ok(buf)
+    }
+
+    /// Reads `len` bytes at `offset` into a new buffer.
+    pub async fn read_new(&self, offset: u64, len: u64) -> Result<BufMut> {
+        self.read(offset, BufMut::zeroed(len as usize)).await
+    }
+
+    /// Writes the buffers one after the other at `offset`.
+    pub async fn write(&self, offset: u64, data: Vec<Buf>, durability: Durability) -> Result<()> {
+        let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
+        if len == 0 {
+            return Ok(());
+        }
+        if self.alignment == 1 {
+            return self.write_through(offset, data, durability).await;
+        }
+        let blocks = round_down(offset, self.alignment)..round_up(offset + len, self.alignment);
+        if self.is_aligned(offset, len) {
+            let _admitted = self.admit(blocks, Ends::Whole).await;
+            return self
+                .write_through(offset, self.fit_memory(data), durability)
+                .await;
+        }
+        let _admitted = self.admit(blocks.clone(), Ends::ReadModifyWrite).await;
+        let data = self.fill_ends(offset, data, blocks.clone()).await?;
+        self.write_through(blocks.start, vec![data], durability)
+            .await
+    }
+
+    async fn write_through(
+        &self,
+        offset: u64,
+        data: Vec<Buf>,
+        durability: Durability,
+    ) -> Result<()> {
+        let written = self.file.write(offset, data, durability).await;
+        written.map_err(|error| self.failed("write", error))
+    }
+
+    /// The whole blocks that a finer write lies in, with its bytes in their place.
+    async fn fill_ends(&self, offset: u64, data: Vec<Buf>, blocks: Range<u64>) -> Result<Buf> {
+        let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
+        let mut whole = BufMut::zeroed((blocks.end - blocks.start) as usize);
+        let last = blocks.end - self.alignment;
+        let head_partial = offset > blocks.start;
+        let tail_partial = offset + len < blocks.end && (last > blocks.start || !head_partial);
+        for (partial, at) in [(head_partial, blocks.start), (tail_partial, last)] {
+            if partial {
+                let old = BufMut::zeroed(self.alignment as usize);
+                let (outcome, old) = self.file.read(at, old).await;
+                outcome.map_err(|error| self.failed("read", error))?;
+                whole[(at - blocks.start) as usize..][..old.len()].copy_from_slice(&old);
+            }
+        }
+        let mut at = (offset - blocks.start) as usize;
+        for buf in &data {
+            whole[at..at + buf.len()].copy_from_slice(buf);
+            at += buf.len();
+        }
+        Ok(whole.freeze())
+    }
+
+    /// Makes a range read as zeroes, by one call of the file system where it can, else by writing.
+    pub async fn zero(&self, offset: u64, len: u64, space: Space) -> Result<()> {
+        const CHUNK: u64 = 2 << 20;
+        let inner = round_up(offset, self.alignment)..round_down(offset + len, self.alignment);
+        let mut rest = vec![offset..offset + len];
+        if inner.start < inner.end && self.capabilities().zeroes_fast {
+            let _admitted = self.admit(inner.clone(), Ends::Whole).await;
+            match self
+                .file
+                .zero(inner.start, inner.end - inner.start, space)
+                .await
+            {
+                Ok(()) => rest = vec![offset..inner.start, inner.end..offset + len],
+                Err(error) if error.kind() == std::io::ErrorKind::Unsupported => {}
+                Err(error) => return Err(self.failed("write", error)),
+            }
+        }
+        for range in rest {
+            let mut at = range.start;
+            while at < range.end {
+                let next = (range.end - at).min(CHUNK);
+                let zeroes = vec![Buf::zeroed(next as usize)];
+                self.write(at, zeroes, Durability::Cached).await?;
+                at += next;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the space of the whole blocks within a range back to the host, and says which part that
+    /// was.
+    pub async fn discard(&self, offset: u64, len: u64) -> Result<Range<u64>> {
+        let start = round_up(offset, self.alignment);
+        let inner = start..round_down(offset + len, self.alignment).max(start);
+        if inner.is_empty() {
+            return Ok(inner);
+        }
+        let _admitted = self.admit(inner.clone(), Ends::Whole).await;
+        let discarded = self
+            .file
+            .discard(inner.start, inner.end - inner.start)
+            .await;
+        discarded
+            .map(|()| inner)
+            .map_err(|error| self.failed("discard", error))
+    }
+
+    /// Allocates space for a range, and moves the end of file up to its end.
+    pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        let allocated = self.file.allocate(offset, len).await;
+        allocated.map_err(|error| self.failed("allocate space for", error))
+    }
+
+    /// Data and holes of a range.
+    pub async fn extents(&self, offset: u64, len: u64) -> Result<Vec<FileExtent>> {
+        let extents = self.file.extents(offset, len).await;
+        extents.map_err(|error| self.failed("map", error))
+    }
+
+    /// Makes durable all that had completed when it was called.
+    pub async fn flush(&self) -> Result<()> {
+        self.file
+            .flush()
+            .await
+            .map_err(|error| self.failed("flush", error))
+    }
+
+    /// Cuts or extends the file.
+    pub async fn set_len(&self, len: u64) -> Result<()> {
+        self.file
+            .set_len(len)
+            .await
+            .map_err(|error| self.failed("resize", error))
+    }
+
+    fn is_aligned(&self, offset: u64, len: u64) -> bool {
+        (offset | len) & (self.alignment - 1) == 0
+    }
+
+    fn is_memory_aligned(&self, bytes: &[u8]) -> bool {
+        self.alignment == 1 || (bytes.as_ptr() as u64).is_multiple_of(self.alignment)
+    }
+
+    /// Buffers whose addresses and lengths direct I/O takes: the same ones, or a copy.
+    fn fit_memory(&self, data: Vec<Buf>) -> Vec<Buf> {
+        let fits = |buf: &Buf| self.is_memory_aligned(buf) && self.is_aligned(0, buf.len() as u64);
+        if data.iter().all(fits) {
+            return data;
+        }
+        let len = data.iter().map(|buf| buf.len()).sum();
+        let mut joined = BufMut::zeroed(len);
+        let mut at = 0;
+        for buf in &data {
+            joined[at..at + buf.len()].copy_from_slice(buf);
+            at += buf.len();
+        }
+        vec![joined.freeze()]
+    }
+
+    async fn admit(&self, range: Range<u64>, ends: Ends) -> Admitted<'_> {
+        let (id, waiting) = {
+            let mut writes = lock(&self.writes);
+            let id = writes.next_id;
+            writes.next_id += 1;
+            let mut others = writes.active.iter().map(|(_, r, e)| (r, *e));
+            let mut earlier = writes.waiting.iter().map(|(_, r, e, _)| (r, *e));
+            let blocked = others.any(|other| conflict((&range, ends), other))
+                || earlier.any(|other| conflict((&range, ends), other));
+            if blocked {
+                let (completer, waiting) = pending();
+                writes.waiting.push_back((id, range, ends, completer));
+                (id, Some(waiting))
+            } else {
+                writes.active.push((id, range, ends));
+                (id, None)
+            }
+        };
+        // Registered from here on: a future that is dropped while it waits leaves nothing behind.
+        let admitted = Admitted {
+            writes: &self.writes,
+            id,
+        };
+        if let Some(waiting) = waiting {
+            waiting.await;
+        }
+        admitted
+    }
+}

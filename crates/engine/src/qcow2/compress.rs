@@ -15,15 +15,7 @@ use std::fmt;
 
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
-/// How the compressed clusters of an image are compressed: all of them in the same way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum CompressionType {
-    /// Raw deflate: type 0, the only one of version 2.
-    #[default]
-    Zlib,
-    /// Zstandard: type 1, needs the incompatible feature bit.
-    Zstd,
-}
+pub use super::header::CompressionType;
 
 /// Why a compressed cluster cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +53,7 @@ pub fn decompress(
     cluster: &mut [u8],
 ) -> Result<(), DecompressError> {
     match kind {
-        CompressionType::Zlib => inflate(input, cluster),
+        CompressionType::Deflate => inflate(input, cluster),
         CompressionType::Zstd => decompress_zstd(input, cluster),
     }
 }
@@ -70,7 +62,7 @@ pub fn decompress(
 pub fn compress(kind: CompressionType, cluster: &[u8]) -> Option<Vec<u8>> {
     let mut output = vec![0; cluster.len().checked_sub(1)?];
     let len = match kind {
-        CompressionType::Zlib => deflate(cluster, &mut output)?,
+        CompressionType::Deflate => deflate(cluster, &mut output)?,
         CompressionType::Zstd => {
             zstd::bulk::compress_to_buffer(cluster, &mut output[..], ZSTD_LEVEL).ok()?
         }
@@ -134,7 +126,7 @@ fn deflate(cluster: &[u8], output: &mut [u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    const KINDS: [CompressionType; 2] = [CompressionType::Zlib, CompressionType::Zstd];
+    const KINDS: [CompressionType; 2] = [CompressionType::Deflate, CompressionType::Zstd];
 
     /// Bytes that compress to about half: the high bits are noise of a small generator.
     fn text(len: usize, seed: u64) -> Vec<u8> {

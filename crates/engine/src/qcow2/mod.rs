@@ -1,6 +1,471 @@
 //! The qcow2 format: `docs/interop/qcow2.rst` of QEMU, versions 2 and 3.
+//!
+//! The path of a guest write, one call into one file each:
+//!
+//! 1. `image.rs` has validated it; here the latch is consulted, and the header made ready for writes
+//! 2. `tables.rs`: the slices that it needs are loaded
+//! 3. `map.rs`, 4. `plan.rs`: what is there, and what to do
+//! 5. `inflight.rs`: leases; if one is taken, wait and look again
+//! 6. `alloc.rs`: clusters are taken
+//! 7. `cow.rs`: data moves, without the metadata lock
+//! 8. `tables.rs`: the new mapping is published in memory
+//! 9. `writeback.rs`: on flush, FUA, or when much is dirty, metadata becomes durable in order
+//!
+//! Steps 3 to 6 are one hold of the metadata lock (`admit.rs`), 8 is another. The guard of that lock
+//! is not `Send` and the futures here are, so the compiler proves that it is never held across I/O.
 
+mod admit;
+mod alloc;
 pub mod compress;
+mod compressed_write;
+mod cow;
+mod entries;
 pub mod entry;
 pub mod geometry;
+mod growth;
 pub mod header;
+mod inflight;
+pub mod map;
+mod open;
+pub mod plan;
+mod refcount;
+mod resize;
+mod tables;
+mod writeback;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard};
+
+use cowslip_queue::Buf;
+
+use self::admit::Batch;
+use self::alloc::{FreeSet, Fresh, Protected};
+use self::entry::{EntryError, EntryFormat};
+use self::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset};
+use self::header::Header;
+use self::inflight::{Epochs, JointSpace, Leases, Left};
+use self::map::{Run, Source};
+use self::plan::Freed;
+use self::refcount::Refcounts;
+use self::tables::{Prepared, Tables};
+use crate::chain::Below;
+use crate::file::HostFile;
+use crate::image::{DiscardPolicy, WritePolicy};
+use crate::sync::{Turn, Waiters, lock};
+use crate::{Error, Result};
+
+pub use self::open::{Opening, open};
+
+/// A qcow2 image, open.
+#[derive(Debug)]
+pub struct Qcow2 {
+    /// The image file: metadata, and guest data unless there is a data file.
+    file: HostFile,
+    /// The file that guest data is in.
+    data: HostFile,
+    /// The data file is a raw image of the disk, to be kept so.
+    raw_data: bool,
+    format: EntryFormat,
+    compression: compress::CompressionType,
+    discard: DiscardPolicy,
+    write_policy: WritePolicy,
+    writable: bool,
+    /// The metadata lock: CPU work only.
+    state: Mutex<State>,
+    /// The turn to write metadata; with it goes the ownership of the counts.
+    turn: Turn<Counts>,
+}
+
+/// What the holder of the write-back turn owns.
+#[derive(Debug)]
+pub struct Counts {
+    refcounts: Refcounts,
+    /// Clusters below this have been looked through for free ones.
+    scanned: u64,
+    /// Bytes by which this session has grown the file.
+    grown_bytes: u64,
+    /// Space for metadata packed with compressed clusters: see `compressed_write.rs`.
+    compressed_tail: Option<compressed_write::Tail>,
+    /// The host file cannot allocate; extend it only.
+    cannot_allocate: bool,
+}
+
+/// What the metadata lock guards.
+#[derive(Debug)]
+struct State {
+    /// The header as on disk.
+    header: Header,
+    tables: Tables,
+    leases: Leases,
+    joint: JointSpace,
+    epochs: Epochs,
+    free: FreeSet,
+    fresh: Fresh,
+    protected: Protected,
+    /// L1 entries whose tables overlap other metadata: never written through.
+    bad_tables: BTreeSet<u64>,
+    /// Tables that are being copied because a snapshot shares them.
+    copying: BTreeMap<u64, Waiters>,
+    /// References added since the last cut.
+    raised: BTreeMap<HostCluster, u64>,
+    /// References dropped since the last cut, with the epoch in which they were.
+    quarantine: Vec<(Freed, u64)>,
+    /// References whose clearing is durable, waiting for their epoch to leave.
+    cleared: Vec<(Freed, u64)>,
+    /// Clusters of the file below which space is claimed: the file is that long.
+    claimed: u64,
+    /// Clusters of the file when it was opened: only what is above was grown by this session.
+    claimed_at_open: u64,
+    /// Cuts made so far; a flush needs one made after it arrived.
+    cuts: u64,
+    /// The last cut whose cycle ended well.
+    durable_cut: u64,
+    /// Something was written since the last barrier that covers it.
+    unflushed: bool,
+    /// The header is fit for writes (invariant D5).
+    ready_for_writes: bool,
+    /// Why writes and flushes are refused (invariant D4).
+    latch: Option<Error>,
+    /// No request may begin: somebody waits for all to end.
+    draining: Option<Waiters>,
+    /// Free clusters below which the file is grown ahead of need.
+    low_water: u64,
+    /// Wakes `maintain`.
+    maintenance: Waiters,
+    closed: bool,
+}
+
+impl Qcow2 {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    fn geometry(&self) -> &Geometry {
+        &self.format.geometry
+    }
+
+    /// The file's name, for messages.
+    pub fn name(&self) -> &str {
+        self.file.name()
+    }
+
+    /// The image file.
+    pub fn file(&self) -> &HostFile {
+        &self.file
+    }
+
+    /// The file that guest data is in.
+    pub fn data_file(&self) -> &HostFile {
+        &self.data
+    }
+
+    /// The size of the disk in bytes.
+    pub fn size(&self) -> u64 {
+        self.lock().header.size
+    }
+
+    /// A copy of the header.
+    pub fn header(&self) -> Header {
+        self.lock().header.clone()
+    }
+
+    /// The unit of allocation and zeroing.
+    pub fn subcluster_bytes(&self) -> u64 {
+        self.geometry().subcluster_bytes()
+    }
+
+    fn corrupt_entry(&self, tables: &Tables, cluster: GuestCluster, error: EntryError) -> Error {
+        let (structure, offset) = match tables.table(self.geometry().l1_index(cluster)) {
+            Ok(_) => ("L2 entry", tables.entry_offset(cluster)),
+            Err(_) => ("L1 entry", self.geometry().l1_index(cluster)),
+        };
+        Error::Corrupt {
+            file: self.name().to_string(),
+            structure,
+            offset,
+            detail: error.to_string(),
+        }
+    }
+
+    /// Brings a slice into memory (step 2). It may be evicted again before the caller looks, who
+    /// then asks again; the returned pin prevents that.
+    async fn load(&self, slice: u64) -> Result<SlicePin<'_>> {
+        let cluster = GuestCluster(slice * self.geometry().slice_entries());
+        loop {
+            let prepared = {
+                let mut state = self.lock();
+                let prepared = state.tables.prepare(slice);
+                if matches!(prepared, Ok(Prepared::Ready)) {
+                    state.tables.pin(slice);
+                    return Ok(SlicePin {
+                        image: self,
+                        slice: Some(slice),
+                    });
+                }
+                prepared.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))?
+            };
+            match prepared {
+                Prepared::Ready => {}
+                Prepared::NoTable => {
+                    return Ok(SlicePin {
+                        image: self,
+                        slice: None,
+                    });
+                }
+                Prepared::Wait(waiting) => waiting.await,
+                Prepared::Full { dirty: true, .. } => self.write_back().await?,
+                Prepared::Full {
+                    dirty: false,
+                    freed,
+                } => freed.await,
+                Prepared::Load(offset) => {
+                    let bytes = Loading {
+                        image: self,
+                        slice,
+                        bytes: None,
+                    }
+                    .run(offset)
+                    .await;
+                    bytes?;
+                }
+            }
+        }
+    }
+
+    /// The runs of a guest range, top layer only. Enters no epoch: the caller has.
+    pub(crate) async fn map(&self, range: Range<u64>) -> Result<Vec<Run>> {
+        let mut runs = Vec::new();
+        let coverage = self.geometry().slice_coverage_bytes();
+        let mut at = range.start;
+        while at < range.end {
+            let piece = at..range.end.min((at / coverage + 1) * coverage);
+            let first = self.geometry().guest_cluster(GuestOffset(at));
+            let pin = self.load(self.geometry().slice_of(first)).await?;
+            let state = self.lock();
+            if pin.slice.is_none() {
+                // A table may have come into being since; then its slice is looked up again.
+                if !self.has_table(&state, first)? {
+                    at = piece.end;
+                    map::push(
+                        &mut runs,
+                        Run {
+                            range: piece,
+                            source: Source::Below,
+                        },
+                    );
+                }
+                continue;
+            }
+            at = piece.end;
+            let len = piece.end - piece.start;
+            for part in geometry::pieces(piece.start, len, self.geometry().cluster_bytes()) {
+                let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
+                let entry = state.tables.entry(cluster);
+                let entry =
+                    entry.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))?;
+                let start = self.geometry().guest_offset(cluster).0;
+                map::map_cluster(&self.format, &entry, start, part, &mut runs);
+            }
+            drop(state);
+        }
+        Ok(runs)
+    }
+
+    fn has_table(&self, state: &State, cluster: GuestCluster) -> Result<bool> {
+        let table = state.tables.table(self.geometry().l1_index(cluster));
+        let table = table.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))?;
+        Ok(table.is_some())
+    }
+
+    /// Enters an epoch for the time of a read.
+    pub(crate) fn enter(&self) -> Visit<'_> {
+        Visit {
+            image: self,
+            epoch: Some(self.lock().epochs.enter()),
+        }
+    }
+
+    /// Writes guest data; the numbered steps.
+    pub(crate) async fn write(
+        &self,
+        offset: u64,
+        data: Buf,
+        below: &Below,
+        fua: Fua,
+    ) -> Result<()> {
+        let fua = self.effective(fua);
+        let mut request = admit::Request::new(offset, data);
+        let mut needs_cycle = false;
+        while !request.is_done() {
+            self.ready_for_writes().await?; //          1
+            let batch = self.admit(&mut request, below, fua).await?; // 2-6
+            needs_cycle |= batch.needs_cycle();
+            let outcome = self.carry_out(&batch, below).await; //    7
+            self.publish(batch, &outcome); //           8
+            outcome.into_iter().collect::<Result<()>>()?;
+        }
+        self.settle(fua, needs_cycle).await //          9
+    }
+
+    /// Step 8: what was written becomes the mapping; what failed leaves it as it was.
+    fn publish(&self, batch: Batch<'_>, outcome: &[Result<()>]) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        for (step, outcome) in batch.steps.iter().zip(outcome) {
+            if outcome.is_ok() && step.write.change != plan::Change::None {
+                let before = state
+                    .tables
+                    .entry(step.cluster)
+                    .expect("it was decoded at admission, and leased");
+                let (entry, freed) = plan::publish(&self.format, &before, &step.write);
+                state.tables.set_entry(step.cluster, &entry);
+                state.joint.published(step.cluster);
+                let epoch = state.epochs.current();
+                state.quarantine.extend(freed.map(|freed| (freed, epoch)));
+            }
+            if step.write.change != plan::Change::None {
+                self.leave_joint(state, step.cluster);
+            }
+        }
+        batch.end(state);
+        if state.tables.wants_writeback() {
+            state.maintenance.wake();
+        }
+    }
+
+    fn leave_joint(&self, state: &mut State, cluster: GuestCluster) {
+        match state.joint.leave(cluster) {
+            Left::Shared => {}
+            Left::Published(space) if self.format.data_file => {
+                debug_assert_eq!(space.fresh, 0, "nothing is fresh in a data file");
+            }
+            Left::Published(space) => {
+                state
+                    .fresh
+                    .set(self.geometry().host_cluster(space.host), space.fresh);
+            }
+            Left::Forfeited(_) if self.format.data_file => {}
+            Left::Forfeited(space) => {
+                let epoch = state.epochs.current();
+                state.quarantine.push((Freed::Cluster(space.host), epoch));
+            }
+        }
+    }
+
+    /// Step 9 for a request: durable if it asked for it, and not too much dirty in any case.
+    async fn settle(&self, fua: Fua, needs_cycle: bool) -> Result<()> {
+        if fua == Fua::Yes && needs_cycle {
+            return self.write_back().await;
+        }
+        Ok(())
+    }
+
+    fn effective(&self, fua: Fua) -> Fua {
+        if self.write_policy == WritePolicy::Writethrough {
+            Fua::Yes
+        } else {
+            fua
+        }
+    }
+
+    /// Makes durable all that had completed.
+    pub(crate) async fn flush(&self) -> Result<()> {
+        if !self.writable {
+            return Ok(());
+        }
+        self.write_back().await
+    }
+
+    /// Refuses what would touch metadata (invariant S3), and remembers that the image is damaged.
+    fn protect(&self, state: &mut State, host: HostOffset) -> Result<()> {
+        if self.format.data_file || !state.protected.contains(self.geometry().host_cluster(host)) {
+            return Ok(());
+        }
+        let error = Error::Corrupt {
+            file: self.name().to_string(),
+            structure: "cluster",
+            offset: host.0,
+            detail: "guest data is mapped to a cluster that holds metadata".to_string(),
+        };
+        state.latch.get_or_insert(error.duplicate());
+        Err(error)
+    }
+
+    /// The latch, for requests that write or flush.
+    fn unlatched(&self, state: &State) -> Result<()> {
+        if let Some(error) = &state.latch {
+            return Err(match error {
+                Error::Corrupt { .. } => error.duplicate(),
+                _ => Error::Latched(self.name().to_string()),
+            });
+        }
+        Ok(())
+    }
+
+    fn host_cluster(&self, offset: HostOffset) -> HostCluster {
+        self.geometry().host_cluster(offset)
+    }
+}
+
+/// Whether a write is durable when it completes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fua {
+    /// At the next flush.
+    No,
+    /// At its completion.
+    Yes,
+}
+
+/// A slice that stays in memory while the pin lives.
+struct SlicePin<'a> {
+    image: &'a Qcow2,
+    /// `None`: there is no table.
+    slice: Option<u64>,
+}
+
+impl Drop for SlicePin<'_> {
+    fn drop(&mut self) {
+        if let Some(slice) = self.slice {
+            self.image.lock().tables.unpin(slice);
+        }
+    }
+}
+
+/// A load under way; ends it even if its future is dropped.
+struct Loading<'a> {
+    image: &'a Qcow2,
+    slice: u64,
+    bytes: Option<Vec<u8>>,
+}
+
+impl Loading<'_> {
+    async fn run(mut self, offset: HostOffset) -> Result<()> {
+        let len = self.image.geometry().slice_bytes();
+        self.bytes = Some(self.image.file.read_new(offset.0, len).await?.to_vec());
+        Ok(())
+    }
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        self.image
+            .lock()
+            .tables
+            .loaded(self.slice, self.bytes.as_deref());
+    }
+}
+
+/// A read's stay in its epoch.
+pub(crate) struct Visit<'a> {
+    image: &'a Qcow2,
+    epoch: Option<u64>,
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        if let Some(epoch) = self.epoch.take() {
+            self.image.lock().epochs.leave(epoch);
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! Chains of images: opened through the caller's gate, read from the top down.
+//!
+//! Each layer is cut at its own size: what lies beyond it reads as zeroes, even where a layer further
+//! down is longer. A chain is a value that each request takes once; layers below the first are
+//! read-only.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cowslip_queue::BufMut;
+use futures_util::future::join_all;
+
+use crate::Result;
+use crate::file::{Gate, HostFile};
+use crate::image::{BackingChoice, Format, OpenOptions};
+use crate::qcow2::map::{Run, Source};
+use crate::qcow2::{self, Qcow2};
+use crate::raw::Raw;
+use crate::{Error, file};
+
+/// Layers of a chain at most: no user's chain is that long, and a hostile one ends.
+const LAYERS_MAX: usize = 1000;
+
+/// One image of a chain.
+#[derive(Debug)]
+pub enum Layer {
+    /// Bytes as they are.
+    Raw(Raw),
+    /// qcow2.
+    Qcow2(Qcow2),
+}
+
+impl Layer {
+    /// Bytes of the disk that it holds.
+    pub fn size(&self) -> u64 {
+        match self {
+            Layer::Raw(raw) => raw.size(),
+            Layer::Qcow2(image) => image.size(),
+        }
+    }
+
+    /// The runs of a range within its size.
+    pub async fn map(&self, range: Range<u64>) -> Result<Vec<Run>> {
+        match self {
+            Layer::Raw(raw) => Ok(raw.map(range)),
+            Layer::Qcow2(image) => image.map(range).await,
+        }
+    }
+
+    /// The file that holds the data of [`Source::Data`].
+    pub fn data_file(&self) -> &HostFile {
+        match self {
+            Layer::Raw(raw) => raw.file(),
+            Layer::Qcow2(image) => image.data_file(),
+        }
+    }
+}
+
+/// What lies below an image: its backing chain, possibly none.
+#[derive(Clone, Debug, Default)]
+pub struct Below(Arc<[Arc<Layer>]>);
+
+impl Below {
+    /// The layers, the uppermost first.
+    pub fn new(layers: Vec<Arc<Layer>>) -> Below {
+        Below(layers.into())
+    }
+
+    /// The layers.
+    pub fn layers(&self) -> &[Arc<Layer>] {
+        &self.0
+    }
+
+    /// Bytes that the layer next below has; beyond, all reads as zeroes.
+    pub fn size(&self) -> u64 {
+        self.0.first().map_or(0, |layer| layer.size())
+    }
+
+    /// Reads through the layers.
+    pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+        assemble(read_each(&self.0, vec![(0, offset, buf)]).await)
+    }
+}
+
+/// A part of a read: the index of the layer that is asked next, where, and its buffer.
+type Part = (usize, u64, BufMut);
+
+/// Reads `offset..` through a layer on top and those below it.
+pub async fn read(top: &Layer, below: &Below, offset: u64, buf: BufMut) -> Result<BufMut> {
+    let len = buf.len() as u64;
+    let runs = top.map(offset..offset + len).await?;
+    match top {
+        Layer::Qcow2(image) => read_runs(image, &runs, (offset, buf), below).await,
+        Layer::Raw(raw) => raw.file().read(offset, buf).await,
+    }
+}
+
+/// Reads runs of an image, and what it does not hold through the layers below. The runs cover the
+/// buffer, which begins at `start`.
+pub async fn read_runs(
+    image: &Qcow2,
+    runs: &[Run],
+    (start, buf): (u64, BufMut),
+    below: &Below,
+) -> Result<BufMut> {
+    if let [
+        Run {
+            source: Source::Data(host),
+            ..
+        },
+    ] = runs
+    {
+        return image.data_file().read(host.0, buf).await;
+    }
+    let mut jobs = Vec::new();
+    let mut deeper = Vec::new();
+    sort_out(
+        (start, buf),
+        runs,
+        |part_start, source, part| match source {
+            Source::Below => deeper.push((0, part_start, part)),
+            _ => jobs.push((part_start, source, part)),
+        },
+    );
+    let ours = join_all(jobs.into_iter().map(|(at, source, part)| async move {
+        fetch(image.data_file(), Some(image), source, part)
+            .await
+            .map(|part| (at, part))
+    }));
+    let mut done = Vec::new();
+    if deeper.is_empty() {
+        done.extend(ours.await);
+    } else {
+        let (ours, theirs) =
+            futures_util::future::join(ours, read_each(below.layers(), deeper)).await;
+        done.extend(ours);
+        done.extend(theirs);
+    }
+    assemble(done)
+}
+
+/// Cuts a buffer along runs.
+fn sort_out((start, buf): (u64, BufMut), runs: &[Run], mut take: impl FnMut(u64, Source, BufMut)) {
+    let mut rest = buf;
+    let mut at = start;
+    for run in runs {
+        debug_assert_eq!(run.range.start, at, "runs cover the buffer");
+        let part = rest.split_to((run.range.end - run.range.start) as usize);
+        take(at, run.source, part);
+        at = run.range.end;
+    }
+    debug_assert!(rest.is_empty(), "runs cover the buffer");
+}
+
+/// Joins parts into the buffer that they were cut from.
+fn assemble(parts: Vec<Result<(u64, BufMut)>>) -> Result<BufMut> {
+    let mut parts = parts.into_iter().collect::<Result<Vec<_>>>()?;
+    parts.sort_by_key(|(at, _)| *at);
+    let mut parts = parts.into_iter().map(|(_, part)| part);
+    let Some(mut whole) = parts.next() else {
+        return Ok(BufMut::zeroed(0));
+    };
+    parts.for_each(|part| whole.unsplit(part));
+    Ok(whole)
+}
+
+async fn fetch(
+    file: &HostFile,
+    image: Option<&Qcow2>,
+    source: Source,
+    mut part: BufMut,
+) -> Result<BufMut> {
+    match (source, image) {
+        (Source::Data(host), _) => file.read(host.0, part).await,
+        (Source::Compressed(place, from), Some(image)) => {
+            let cluster = image.decompress(place).await?;
+            let from = from as usize;
+            let len = part.len();
+            part.copy_from_slice(&cluster[from..from + len]);
+            Ok(part)
+        }
+        (Source::Zero(_) | Source::Below | Source::Compressed(..), _) => {
+            part.fill(0);
+            Ok(part)
+        }
+    }
+}
+
+/// Reads parts through layers, without recursion: what a layer does not hold is asked of the next.
+async fn read_each(layers: &[Arc<Layer>], mut work: Vec<Part>) -> Vec<Result<(u64, BufMut)>> {
+    let mut jobs = Vec::new();
+    let mut done = Vec::new();
+    while let Some((index, at, mut part)) = work.pop() {
+        let Some(layer) = layers.get(index) else {
+            part.fill(0);
+            done.push(Ok((at, part)));
+            continue;
+        };
+        let present = layer.size().saturating_sub(at).min(part.len() as u64);
+        if present < part.len() as u64 {
+            let mut beyond = part.split_off(present as usize);
+            beyond.fill(0);
+            done.push(Ok((at + present, beyond)));
+        }
+        if present == 0 {
+            continue;
+        }
+        match layer.map(at..at + present).await {
+            Ok(runs) => sort_out((at, part), &runs, |at, source, part| match source {
+                Source::Below => work.push((index + 1, at, part)),
+                _ => jobs.push((layer, at, source, part)),
+            }),
+            Err(error) => done.push(Err(error)),
+        }
+    }
+    let fetched = join_all(
+        jobs.into_iter()
+            .map(|(layer, at, source, part)| async move {
+                let image = match &**layer {
+                    Layer::Qcow2(image) => Some(image),
+                    Layer::Raw(_) => None,
+                };
+                fetch(layer.data_file(), image, source, part)
+                    .await
+                    .map(|part| (at, part))
+            }),
+    );
+    done.extend(fetched.await);
+    done
+}
+
+/// A run of the disk, and the layer that decides it (0 is the top); `None` if none does.
+#[derive(Clone, Debug)]
+pub struct Decided {
+    /// The run, in the terms of that layer.
+    pub run: Run,
+    /// The layer.
+    pub depth: usize,
+}
+
+/// Who decides each byte of a range, through all layers: in order, covering it.
+pub async fn decide(top: &Layer, below: &Below, range: Range<u64>) -> Result<Vec<Decided>> {
+    let mut decided = Vec::new();
+    let mut work = vec![(0usize, range)];
+    while let Some((depth, range)) = work.pop() {
+        let layer = if depth == 0 {
+            Some(top)
+        } else {
+            below.layers().get(depth - 1).map(|layer| &**layer)
+        };
+        let Some(layer) = layer else {
+            let run = Run {
+                range,
+                source: Source::Below,
+            };
+            decided.push(Decided {
+                run,
+                depth: depth - 1,
+            });
+            continue;
+        };
+        let present = range.start..range.end.min(layer.size().max(range.start));
+        if present.end < range.end {
+            let run = Run {
+                range: present.end..range.end,
+                source: Source::Zero(None),
+            };
+            decided.push(Decided { run, depth });
+        }
+        if present.start == present.end {
+            continue;
+        }
+        for run in layer.map(present).await? {
+            match run.source {
+                Source::Below => work.push((depth + 1, run.range)),
+                _ => decided.push(Decided { run, depth }),
+            }
+        }
+    }
+    decided.sort_by_key(|decided| decided.run.range.start);
+    Ok(decided)
+}
+
+/// Whether the tables of the layers below say that a range reads as zeroes.
+pub async fn decide_zero(below: &Below, range: Range<u64>) -> Result<bool> {
+    let Some((first, rest)) = below.layers().split_first() else {
+        return Ok(true);
+    };
+    let decided = decide(first, &Below(rest.into()), range).await?;
+    Ok(decided
+        .iter()
+        .all(|d| matches!(d.run.source, Source::Zero(_) | Source::Below)))
+}
+
+/// Opens an image and all that it needs.
+///
+/// # Errors
+/// As [`crate::Image::open`].
+pub async fn open(
+    file: Arc<dyn file::BlockFile>,
+    options: &OpenOptions,
+    gate: &dyn Gate,
+) -> Result<(Layer, Below)> {
+    let mut seen = Vec::from_iter(file.id());
+    let mut layers: Vec<Layer> = Vec::new();
+    let mut next = Some((file, options.clone()));
+    while let Some((file, options)) = next.take() {
+        let name = file.name().to_string();
+        let opened = open_layer(file, &options, gate, layers.is_empty()).await?;
+        let (layer, backing) = opened;
+        layers.push(layer);
+        let backing = match &options.backing {
+            BackingChoice::None => None,
+            BackingChoice::AsNamed => backing,
+            BackingChoice::Override { name, format } => Some((name.clone(), *format)),
+        };
+        let Some((backing_name, format)) = backing else {
+            break;
+        };
+        let could_not = |detail: &str| {
+            Error::Invalid(format!(
+                "Could not open backing file '{backing_name}' of '{name}': {detail}"
+            ))
+        };
+        if layers.len() > LAYERS_MAX {
+            return Err(could_not("the chain is too long"));
+        }
+        let request = file::FileRequest {
+            named_by: &name,
+            name: &backing_name,
+            role: file::Role::Backing,
+            writable: false,
+        };
+        let backing_file = match gate.open(&request) {
+            Ok(file) => file,
+            Err(_) if options.metadata_only => break,
+            Err(error) => return Err(backing_failed(error, &backing_name)),
+        };
+        if let Some(id) = backing_file.id() {
+            if seen.contains(&id) {
+                return Err(could_not("the backing chain is a loop"));
+            }
+            seen.push(id);
+        }
+        let options = OpenOptions {
+            format,
+            writable: false,
+            backing: BackingChoice::AsNamed,
+            ..options
+        };
+        next = Some((backing_file, options));
+    }
+    let mut layers = layers.into_iter();
+    let top = layers.next().expect("the loop opened one");
+    Ok((top, Below::new(layers.map(Arc::new).collect())))
+}
+
+fn backing_failed(error: Error, name: &str) -> Error {
+    match error {
+        Error::Io { source, .. } => Error::io(
+            format!("Could not open backing file: Could not open '{name}'"),
+            source,
+        ),
+        other => other,
+    }
+}
+
+type Backing = Option<(String, Option<Format>)>;
+
+async fn open_layer(
+    file: Arc<dyn file::BlockFile>,
+    options: &OpenOptions,
+    gate: &dyn Gate,
+    is_top: bool,
+) -> Result<(Layer, Backing)> {
+    let file = HostFile::new(file);
+    let file_len = file.len().await?;
+    let format = match options.format {
+        Some(format) => format,
+        None => qcow2::header::probe(&file.read_new(0, 8).await?),
+    };
+    match format {
+        Format::Raw => {
+            let guard = options.format.is_none() && options.writable;
+            Ok((Layer::Raw(Raw::new(file, file_len, guard)), None))
+        }
+        Format::Qcow2 => {
+            let opening = qcow2::Opening {
+                file,
+                file_len,
+                options,
+                gate,
+                is_top,
+            };
+            let image = qcow2::open(opening).await?;
+            let header = image.header();
+            let format = match header.backing_format() {
+                None => None,
+                Some(name) => Some(Format::from_name(name).ok_or_else(|| Error::Unsupported {
+                    file: image.name().to_string(),
+                    feature: format!("the format '{name}' of its backing file"),
+                })?),
+            };
+            let backing = header.backing_file.clone().map(|name| (name, format));
+            Ok((Layer::Qcow2(image), backing))
+        }
+    }
+}

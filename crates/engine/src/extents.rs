@@ -1,0 +1,107 @@
+//! What is where on the disk, as `qemu-img map` and NBD's block status tell it.
+
+use std::ops::Range;
+
+use crate::Result;
+use crate::chain::{Below, Decided, Layer, decide};
+use crate::file::FileExtent;
+use crate::image::Extent;
+use crate::qcow2::geometry::pieces;
+use crate::qcow2::map::Source;
+
+/// Bytes of the disk that are looked at at a time.
+const STEP_BYTES: u64 = 1 << 30;
+
+/// See [`crate::Image::extents`].
+pub async fn extents(
+    top: &Layer,
+    below: &Below,
+    (range, max): (Range<u64>, usize),
+) -> Result<Vec<Extent>> {
+    let mut found: Vec<Extent> = Vec::new();
+    for step in pieces(range.start, range.end - range.start, STEP_BYTES) {
+        for decided in decide(top, below, step).await? {
+            let layer = match decided.depth {
+                0 => top,
+                depth => &below.layers()[depth - 1],
+            };
+            for extent in describe(layer, &decided).await? {
+                push(&mut found, extent);
+            }
+        }
+        if found.len() > max {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+fn push(extents: &mut Vec<Extent>, next: Extent) {
+    if let Some(last) = extents.last_mut() {
+        let contiguous = match (last.host_offset, next.host_offset) {
+            (Some(a), Some(b)) => a + last.len == b,
+            (None, None) => true,
+            _ => false,
+        };
+        let flags = |e: &Extent| (e.depth, e.present, e.zero, e.data, e.compressed);
+        if contiguous && flags(last) == flags(&next) {
+            last.len += next.len;
+            return;
+        }
+    }
+    extents.push(next);
+}
+
+async fn describe(layer: &Layer, decided: &Decided) -> Result<Vec<Extent>> {
+    let range = &decided.run.range;
+    let blank = Extent {
+        start: range.start,
+        len: range.end - range.start,
+        depth: decided.depth as u32,
+        present: true,
+        zero: false,
+        data: false,
+        compressed: false,
+        host_offset: None,
+    };
+    let extent = match decided.run.source {
+        Source::Below => Extent {
+            present: false,
+            zero: true,
+            ..blank
+        },
+        Source::Zero(host) => Extent {
+            zero: true,
+            host_offset: host.map(|host| host.0),
+            ..blank
+        },
+        Source::Compressed(..) => Extent {
+            data: true,
+            compressed: true,
+            ..blank
+        },
+        Source::Data(host) => {
+            if let Layer::Raw(raw) = layer {
+                let parts = raw.file().extents(range.start, blank.len).await?;
+                return Ok(parts.iter().map(|part| raw_extent(part, blank)).collect());
+            }
+            Extent {
+                data: true,
+                host_offset: Some(host.0),
+                ..blank
+            }
+        }
+    };
+    Ok(vec![extent])
+}
+
+fn raw_extent(part: &FileExtent, blank: Extent) -> Extent {
+    Extent {
+        start: part.start,
+        len: part.len,
+        zero: part.hole,
+        data: !part.hole,
+        host_offset: Some(part.start),
+        ..blank
+    }
+}

@@ -1,0 +1,534 @@
+//! Steps 2 to 6 of a write: from a request to a batch of planned, leased writes with their space.
+//!
+//! All of it is decided in one hold of the metadata lock. If something is missing (a slice, a lease,
+//! space, a table of its own) the request lets go of everything, waits for that one thing, and looks
+//! again from the start; this is the only such loop. A long request goes in batches: what can be
+//! admitted together is, and what is in the way is waited for when nothing is held.
+
+use cowslip_queue::{Buf, Pending};
+
+use super::alloc::Content;
+use super::entry::L2Entry;
+use super::geometry::{self, GuestCluster, GuestOffset, HostCluster, SubclusterMask};
+use super::inflight::{Kind, Ticket, Want};
+use super::plan::{self, Change, Space, View};
+use super::tables::{NewTable, OnDisk, Prepared};
+use super::{Fua, Qcow2, SlicePin, State};
+use crate::chain::Below;
+use crate::file::Durability;
+use crate::{Error, Result};
+
+/// Slices that a batch pins at most.
+const SLICES_PER_BATCH: usize = 8;
+
+/// A guest's write, as far as it has come.
+pub struct Request {
+    at: u64,
+    end: u64,
+    rest: Buf,
+}
+
+impl Request {
+    /// A write of `data` at `offset`.
+    pub fn new(offset: u64, data: Buf) -> Request {
+        Request {
+            at: offset,
+            end: offset + data.len() as u64,
+            rest: data,
+        }
+    }
+
+    /// Whether all of it is written.
+    pub fn is_done(&self) -> bool {
+        self.at == self.end
+    }
+
+    fn advance(&mut self, len: u64) {
+        self.at += len;
+        self.rest = self
+            .rest
+            .slice(len as usize, self.rest.len() - len as usize);
+    }
+}
+
+/// A planned write to one cluster, with the guest's bytes for it.
+pub struct Step {
+    pub cluster: GuestCluster,
+    pub write: plan::Write,
+    pub data: Buf,
+}
+
+/// Writes that go down together, and what they hold until they are published.
+pub struct Batch<'a> {
+    pub steps: Vec<Step>,
+    pub durability: Durability,
+    image: &'a Qcow2,
+    leases: Vec<Ticket>,
+    pins: Vec<u64>,
+    epoch: Option<u64>,
+    needs_cycle: bool,
+}
+
+impl Batch<'_> {
+    /// Whether durability takes a write-back cycle: the mapping changes, or is not durable yet.
+    pub fn needs_cycle(&self) -> bool {
+        self.needs_cycle
+    }
+
+    /// Lets go of everything.
+    pub fn end(mut self, state: &mut State) {
+        self.let_go(state);
+        if let Some(epoch) = self.epoch.take() {
+            state.epochs.leave(epoch);
+        }
+        state.unflushed = true;
+    }
+
+    fn let_go(&mut self, state: &mut State) {
+        for ticket in self.leases.drain(..) {
+            state.leases.release(ticket);
+        }
+        for slice in self.pins.drain(..) {
+            state.tables.unpin(slice);
+        }
+    }
+}
+
+impl Drop for Batch<'_> {
+    /// A future that was dropped before its writes ended. The kernel may still be writing, so the
+    /// epoch is never left: nothing that these writes could reach is reused in this session.
+    fn drop(&mut self) {
+        if self.epoch.is_none() {
+            return;
+        }
+        let mut state = self.image.lock();
+        for step in self
+            .steps
+            .iter()
+            .filter(|step| step.write.change != Change::None)
+        {
+            self.image.leave_joint(&mut state, step.cluster);
+        }
+        self.let_go(&mut state);
+    }
+}
+
+/// What a request has to wait for.
+pub enum Need {
+    Slice(u64),
+    Lease(Ticket, Pending<()>),
+    Space(u64),
+    OwnTable(u64),
+    Other(Pending<()>),
+}
+
+/// A place in the line for a lease; given up when dropped.
+pub struct Place<'a> {
+    pub image: &'a Qcow2,
+    pub ticket: Option<Ticket>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.image.lock().leases.release(ticket);
+        }
+    }
+}
+
+impl Qcow2 {
+    /// Admits as much of the request as can go now; waits if that is nothing.
+    pub(super) async fn admit(
+        &self,
+        request: &mut Request,
+        below: &Below,
+        fua: Fua,
+    ) -> Result<Batch<'_>> {
+        let mut place = Place {
+            image: self,
+            ticket: None,
+        };
+        let mut pinned: Option<SlicePin<'_>> = None;
+        loop {
+            let need = {
+                let mut state = self.lock();
+                self.unlatched(&state)?;
+                match &mut state.draining {
+                    Some(drained) => Need::Other(drained.wait()),
+                    None => match self.try_admit(
+                        &mut state,
+                        request,
+                        (below, fua),
+                        &mut place.ticket,
+                    )? {
+                        Ok(batch) => {
+                            // Not before the lock is released: dropping a pin takes it.
+                            drop(state);
+                            drop(pinned);
+                            return Ok(batch);
+                        }
+                        Err(need) => need,
+                    },
+                }
+            };
+            drop(pinned.take());
+            pinned = self.satisfy(need, &mut place).await?;
+        }
+    }
+
+    /// Waits for what is missing, holding nothing but a place in line.
+    pub(super) async fn satisfy<'a>(
+        &'a self,
+        need: Need,
+        place: &mut Place<'a>,
+    ) -> Result<Option<SlicePin<'a>>> {
+        match need {
+            Need::Slice(slice) => return Ok(Some(self.load(slice).await?)),
+            Need::Lease(ticket, waiting) => {
+                place.ticket = Some(ticket);
+                waiting.await;
+            }
+            Need::Space(clusters) => self.make_room(clusters).await?,
+            Need::OwnTable(l1_index) => self.unshare_table(l1_index).await?,
+            Need::Other(waiting) => waiting.await,
+        }
+        Ok(None)
+    }
+
+    /// [`Qcow2::own_slice`], unless requests are held back.
+    pub(super) fn own_slice_now(
+        &self,
+        state: &mut State,
+        slice: u64,
+    ) -> Result<std::result::Result<(), Need>> {
+        match &mut state.draining {
+            Some(drained) => Ok(Err(Need::Other(drained.wait()))),
+            None => self.own_slice(state, slice),
+        }
+    }
+
+    fn try_admit(
+        &self,
+        state: &mut State,
+        request: &mut Request,
+        (below, fua): (&Below, Fua),
+        place: &mut Option<Ticket>,
+    ) -> Result<std::result::Result<Batch<'_>, Need>> {
+        let mut batch = Batch {
+            steps: Vec::new(),
+            durability: Durability::Cached,
+            image: self,
+            leases: Vec::new(),
+            pins: Vec::new(),
+            epoch: None,
+            needs_cycle: false,
+        };
+        let coverage = self.geometry().slice_coverage_bytes();
+        while !request.is_done() && batch.pins.len() < SLICES_PER_BATCH {
+            let end = request.end.min((request.at / coverage + 1) * coverage);
+            let admitted = self.admit_piece(state, request, (end, below), (&mut batch, *place));
+            match admitted {
+                Ok(Ok(())) => {}
+                Ok(Err(need)) if batch.steps.is_empty() => return Ok(Err(need)),
+                Err(error) if batch.steps.is_empty() => return Err(error),
+                // What is admitted goes first; the obstacle or the error is met again after it.
+                Ok(Err(Need::Lease(ticket, _))) => {
+                    state.leases.release(ticket);
+                    break;
+                }
+                Ok(Err(_)) | Err(_) => break,
+            }
+            if let Some(ticket) = place.take() {
+                state.leases.release(ticket);
+            }
+        }
+        batch.epoch = Some(state.epochs.enter());
+        let in_place = batch
+            .steps
+            .iter()
+            .all(|step| step.write.change == Change::None);
+        let durable = in_place
+            && batch
+                .pins
+                .iter()
+                .all(|&slice| state.tables.is_durable(slice));
+        if fua == Fua::Yes && durable {
+            batch.durability = Durability::Durable;
+        }
+        batch.needs_cycle = !durable;
+        Ok(Ok(batch))
+    }
+
+    /// Admits the part of a request that lies in one slice, wholly or not at all.
+    fn admit_piece<'a>(
+        &'a self,
+        state: &mut State,
+        request: &mut Request,
+        (end, below): (u64, &Below),
+        (batch, place): (&mut Batch<'a>, Option<Ticket>),
+    ) -> Result<std::result::Result<(), Need>> {
+        let first = self.geometry().guest_cluster(GuestOffset(request.at));
+        let slice = self.geometry().slice_of(first);
+        if let Err(need) = self.own_slice(state, slice)? {
+            return Ok(Err(need));
+        }
+        let len = end - request.at;
+        let parts = geometry::pieces(request.at, len, self.geometry().cluster_bytes());
+        let mut views = Vec::new();
+        for part in parts {
+            let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
+            let view = self.view(state, cluster, below)?;
+            let bytes = part.start - view.start..part.end - view.start;
+            views.push((cluster, view, bytes));
+        }
+        let needed = views
+            .iter()
+            .filter(|(_, view, _)| plan::needs_space(view))
+            .count() as u64;
+        let mut taken = Vec::new();
+        if needed > 0 && !self.format.data_file {
+            if state.free.clusters() < needed {
+                return Ok(Err(Need::Space(needed)));
+            }
+            taken = self.take_clusters(state, needed);
+        }
+        let mut spaces = taken.iter().copied();
+        let steps: Vec<(GuestCluster, plan::Write)> = views
+            .into_iter()
+            .map(|(cluster, view, bytes)| {
+                let space = plan::needs_space(&view).then(|| self.space_for(&view, &mut spaces));
+                (cluster, plan::plan_write(&self.format, &view, bytes, space))
+            })
+            .collect();
+        let wants = self.wants(&steps);
+        if let Some(want) = state.leases.obstacle(slice, &wants, place) {
+            let want = want.clone();
+            self.give_back(state, &taken);
+            let (ticket, waiting) = state.leases.wait(slice, want, place);
+            return Ok(Err(Need::Lease(ticket, waiting)));
+        }
+        for (_, write) in &steps {
+            if let Err(error) = self.protect(state, write.host) {
+                self.give_back(state, &taken);
+                return Err(error);
+            }
+        }
+        for (cluster, _) in &taken {
+            *state.raised.entry(*cluster).or_default() += 1;
+        }
+        batch.leases.extend(
+            wants
+                .into_iter()
+                .map(|want| state.leases.grant(slice, want)),
+        );
+        state.tables.pin(slice);
+        batch.pins.push(slice);
+        self.enlist(state, request, steps, (batch, &taken));
+        Ok(Ok(()))
+    }
+
+    /// Makes the steps part of the batch, and members of the space that they fill.
+    fn enlist(
+        &self,
+        state: &mut State,
+        request: &mut Request,
+        steps: Vec<(GuestCluster, plan::Write)>,
+        (batch, taken): (&mut Batch<'_>, &[(HostCluster, Content)]),
+    ) {
+        for (cluster, write) in steps {
+            let len = write.bytes.end - write.bytes.start;
+            if write.change != Change::None {
+                let host = self.host_cluster(write.host);
+                let content = taken
+                    .iter()
+                    .find(|(at, _)| *at == host)
+                    .map(|(_, content)| *content);
+                let (space, published) = match (content, state.joint.get(cluster)) {
+                    (Some(content), _) => (self.space(host, content), false),
+                    (None, Some(space)) => (space, false),
+                    (None, None) if self.format.data_file => (
+                        Space {
+                            host: write.host,
+                            fresh: 0,
+                        },
+                        true,
+                    ),
+                    (None, None) => (
+                        Space {
+                            host: write.host,
+                            fresh: state.fresh.of(host),
+                        },
+                        true,
+                    ),
+                };
+                state.fresh.set(host, 0);
+                state
+                    .joint
+                    .join(cluster, space, published, self.attempted(&write));
+            }
+            batch.steps.push(Step {
+                cluster,
+                write,
+                data: request.rest.slice(0, len as usize),
+            });
+            request.advance(len);
+        }
+    }
+
+    /// A slice in memory, of a table that may be changed.
+    fn own_slice(&self, state: &mut State, slice: u64) -> Result<std::result::Result<(), Need>> {
+        let cluster = GuestCluster(slice * self.geometry().slice_entries());
+        let l1_index = state.tables.l1_index(slice);
+        let table = state.tables.table(l1_index);
+        let table = table.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))?;
+        if state.bad_tables.contains(&l1_index) {
+            return Err(Error::Corrupt {
+                file: self.name().to_string(),
+                structure: "L2 table",
+                offset: table.map_or(0, |table| table.offset.0),
+                detail: "it overlaps other metadata".to_string(),
+            });
+        }
+        if let Some(copied) = state.copying.get_mut(&l1_index) {
+            return Ok(Err(Need::Other(copied.wait())));
+        }
+        match table {
+            Some(table) if !table.copied => return Ok(Err(Need::OwnTable(l1_index))),
+            Some(_) => {}
+            None => {
+                if state.free.clusters() == 0 {
+                    return Ok(Err(Need::Space(1)));
+                }
+                let (cluster, content) = self.take_clusters(state, 1)[0];
+                *state.raised.entry(cluster).or_default() += 1;
+                let on_disk = if content == Content::Zeroes {
+                    OnDisk::Zeroes
+                } else {
+                    OnDisk::Unknown
+                };
+                let offset = self.geometry().host_offset(cluster);
+                state.protected.insert(cluster);
+                state
+                    .tables
+                    .set_table(l1_index, NewTable { offset, on_disk });
+            }
+        }
+        if state.tables.is_cached(slice) {
+            return Ok(Ok(()));
+        }
+        let in_memory = state.tables.is_in_memory(l1_index);
+        match in_memory.then(|| state.tables.prepare(slice)) {
+            Some(Ok(Prepared::Ready)) => Ok(Ok(())),
+            _ => Ok(Err(Need::Slice(slice))),
+        }
+    }
+
+    /// What planning needs to know of a cluster whose slice is in memory.
+    pub(super) fn view(&self, state: &State, cluster: GuestCluster, below: &Below) -> Result<View> {
+        let entry = state.tables.entry(cluster);
+        let entry = entry.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))?;
+        let start = self.geometry().guest_offset(cluster).0;
+        let own = match &entry {
+            L2Entry::Standard(standard) if standard.copied => standard.host,
+            L2Entry::Standard(_) | L2Entry::Compressed(_) => None,
+        };
+        let joined = state.joint.get(cluster).or_else(|| {
+            let host = own.filter(|_| !self.format.data_file)?;
+            let fresh = state.fresh.of(self.host_cluster(host));
+            (fresh != 0).then_some(Space { host, fresh })
+        });
+        let below_end = below
+            .size()
+            .saturating_sub(start)
+            .min(self.geometry().cluster_bytes());
+        Ok(View {
+            start,
+            entry,
+            joined,
+            below_end,
+        })
+    }
+
+    fn space_for(
+        &self,
+        view: &View,
+        taken: &mut impl Iterator<Item = (HostCluster, Content)>,
+    ) -> Space {
+        if self.format.data_file {
+            return Space {
+                host: geometry::HostOffset(view.start),
+                fresh: 0,
+            };
+        }
+        let (cluster, content) = taken
+            .next()
+            .expect("as many clusters as views that need one");
+        self.space(cluster, content)
+    }
+
+    fn space(&self, cluster: HostCluster, content: Content) -> Space {
+        let fresh = match content {
+            Content::Zeroes => self.geometry().all_subclusters(),
+            Content::Unknown => 0,
+        };
+        Space {
+            host: self.geometry().host_offset(cluster),
+            fresh,
+        }
+    }
+
+    /// Takes clusters, in as few runs as there are.
+    pub(super) fn take_clusters(
+        &self,
+        state: &mut State,
+        count: u64,
+    ) -> Vec<(HostCluster, Content)> {
+        let mut taken = Vec::with_capacity(count as usize);
+        while (taken.len() as u64) < count {
+            let missing = count - taken.len() as u64;
+            let (start, len, content) = state
+                .free
+                .take(missing)
+                .expect("the caller has checked that there is enough");
+            taken.extend((start.0..start.0 + len).map(|cluster| (HostCluster(cluster), content)));
+        }
+        if state.free.clusters() < state.low_water {
+            state.maintenance.wake();
+        }
+        taken
+    }
+
+    fn give_back(&self, state: &mut State, taken: &[(HostCluster, Content)]) {
+        for (cluster, content) in taken {
+            state.free.add(*cluster, 1, *content);
+        }
+    }
+
+    /// The leases of neighbouring steps, joined where they are of one kind.
+    fn wants(&self, steps: &[(GuestCluster, plan::Write)]) -> Vec<Want> {
+        let mut wants: Vec<Want> = Vec::new();
+        for (cluster, write) in steps {
+            let start = self.geometry().guest_offset(*cluster).0;
+            let range = start + write.lease.start..start + write.lease.end;
+            let kind = if write.change == Change::None {
+                Kind::Shared
+            } else {
+                Kind::Exclusive
+            };
+            match wants.last_mut() {
+                Some(last) if last.kind == kind && last.range.end == range.start => {
+                    last.range.end = range.end;
+                }
+                _ => wants.push(Want { range, kind }),
+            }
+        }
+        wants
+    }
+
+    fn attempted(&self, write: &plan::Write) -> SubclusterMask {
+        let touched = self.geometry().subclusters_touched(&write.bytes);
+        write.fills.iter().fold(touched, |mask, fill| {
+            mask | self.geometry().subclusters_touched(&fill.range)
+        })
+    }
+}

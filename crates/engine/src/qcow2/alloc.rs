@@ -1,0 +1,278 @@
+//! Which host clusters: free runs, what is known to read as zeroes, what may never be written.
+//!
+//! The life of a cluster: *free* (count 0 on disk, claimed: within the file), *taken* by a request
+//! (its count is raised at the next cut), referenced, *freed* to the quarantine, and free again when
+//! the clearing of its last reference is durable and its epoch has left. Lowest first, so that small
+//! images look as QEMU's do and neighbours in time are neighbours on the host.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::geometry::{HostCluster, SubclusterMask};
+
+/// Runs of free clusters that are kept; more are forgotten until the image is reopened.
+const RUNS_MAX: usize = 1 << 17;
+/// Clusters whose fresh subclusters are remembered.
+const FRESH_MAX: usize = 1 << 16;
+
+/// What is known of the bytes of free space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// They read as zeroes.
+    Zeroes,
+    /// Anything.
+    Unknown,
+}
+
+/// Clusters that may be taken.
+#[derive(Debug, Default)]
+pub struct FreeSet {
+    runs: BTreeMap<u64, (u64, Content)>,
+    clusters: u64,
+}
+
+impl FreeSet {
+    /// Free clusters, in all.
+    pub fn clusters(&self) -> u64 {
+        self.clusters
+    }
+
+    /// Whether a run of `count` clusters is free.
+    pub fn has_run(&self, count: u64) -> bool {
+        self.clusters >= count && self.runs.values().any(|(len, _)| *len >= count)
+    }
+
+    /// Takes up to `count` neighbouring clusters with one content: the lowest run that has them all,
+    /// or else the beginning of the lowest one.
+    pub fn take(&mut self, count: u64) -> Option<(HostCluster, u64, Content)> {
+        let fitting = self.runs.iter().find(|(_, (len, _))| *len >= count);
+        let (&start, &(len, content)) = fitting.or_else(|| self.runs.iter().next())?;
+        let taken = len.min(count);
+        self.runs.remove(&start);
+        if taken < len {
+            self.runs.insert(start + taken, (len - taken, content));
+        }
+        self.clusters -= taken;
+        Some((HostCluster(start), taken, content))
+    }
+
+    /// Adds free clusters.
+    ///
+    /// # Panics
+    /// If one of them is free already: somebody freed it twice.
+    pub fn add(&mut self, start: HostCluster, count: u64, content: Content) {
+        if count == 0 {
+            return;
+        }
+        let (mut start, mut len) = (start.0, count);
+        let next = self.runs.range(start..).next().map(|(&at, &run)| (at, run));
+        let previous = self
+            .runs
+            .range(..start)
+            .next_back()
+            .map(|(&at, &run)| (at, run));
+        assert!(
+            next.is_none_or(|(at, _)| start + len <= at),
+            "cluster {start} is freed twice"
+        );
+        assert!(
+            previous.is_none_or(|(at, (n, _))| at + n <= start),
+            "cluster {start} is freed twice"
+        );
+        self.clusters += len;
+        if let Some((at, (n, c))) = next {
+            if start + len == at && c == content {
+                self.runs.remove(&at);
+                len += n;
+            }
+        }
+        if let Some((at, (n, c))) = previous {
+            if at + n == start && c == content {
+                start = at;
+                len += n;
+            }
+        }
+        self.runs.insert(start, (len, content));
+        if self.runs.len() > RUNS_MAX {
+            self.forget_one();
+        }
+    }
+
+    /// Forgets the highest run: leaked until the image is reopened.
+    fn forget_one(&mut self) {
+        if let Some((_, (len, _))) = self.runs.pop_last() {
+            self.clusters -= len;
+        }
+    }
+
+    /// The first cluster of the free run that ends at `end`, for cutting the file there.
+    pub fn run_ending_at(&self, end: u64) -> Option<u64> {
+        let mut first = end;
+        for (&at, &(len, _)) in self.runs.range(..end).rev() {
+            if at + len != first {
+                break;
+            }
+            first = at;
+        }
+        (first < end).then_some(first)
+    }
+
+    /// Removes all free clusters from `start` on.
+    pub fn cut_at(&mut self, start: u64) {
+        let above = self.runs.split_off(&start);
+        self.clusters -= above.values().map(|(len, _)| len).sum::<u64>();
+        if let Some((&at, &(len, content))) = self.runs.iter().next_back() {
+            if at + len > start {
+                self.clusters -= at + len - start;
+                self.runs.insert(at, (start - at, content));
+            }
+        }
+    }
+}
+
+/// Subclusters of mapped clusters that are known to read as zeroes on the host, for this session.
+#[derive(Debug, Default)]
+pub struct Fresh(BTreeMap<u64, SubclusterMask>);
+
+impl Fresh {
+    /// What is known of a cluster.
+    pub fn of(&self, cluster: HostCluster) -> SubclusterMask {
+        self.0.get(&cluster.0).copied().unwrap_or(0)
+    }
+
+    /// Sets what is known; forgets something else where there is no room.
+    pub fn set(&mut self, cluster: HostCluster, mask: SubclusterMask) {
+        if mask == 0 {
+            self.0.remove(&cluster.0);
+            return;
+        }
+        if self.0.len() >= FRESH_MAX && !self.0.contains_key(&cluster.0) {
+            // The lowest is the oldest as a rule, since space is taken upwards.
+            self.0.pop_first();
+        }
+        self.0.insert(cluster.0, mask);
+    }
+}
+
+/// Clusters that hold metadata: no guest data and no allocation may land there, whatever the image's
+/// counts and entries claim (invariant S3).
+#[derive(Debug, Default)]
+pub struct Protected {
+    pages: HashMap<u64, Box<[u64; 64]>>,
+}
+
+impl Protected {
+    /// Protects a cluster; `false` if it was protected already.
+    pub fn insert(&mut self, cluster: HostCluster) -> bool {
+        let page = self
+            .pages
+            .entry(cluster.0 >> 12)
+            .or_insert_with(|| Box::new([0; 64]));
+        let (word, bit) = ((cluster.0 >> 6 & 63) as usize, 1 << (cluster.0 & 63));
+        let new = page[word] & bit == 0;
+        page[word] |= bit;
+        new
+    }
+
+    /// Ends the protection.
+    pub fn remove(&mut self, cluster: HostCluster) {
+        if let Some(page) = self.pages.get_mut(&(cluster.0 >> 12)) {
+            page[(cluster.0 >> 6 & 63) as usize] &= !(1 << (cluster.0 & 63));
+        }
+    }
+
+    /// Whether the cluster holds metadata.
+    pub fn contains(&self, cluster: HostCluster) -> bool {
+        self.pages
+            .get(&(cluster.0 >> 12))
+            .is_some_and(|page| page[(cluster.0 >> 6 & 63) as usize] >> (cluster.0 & 63) & 1 != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// A generator of test values: Knuth's MMIX constants.
+    fn next(state: &mut u64) -> u64 {
+        *state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        *state >> 33
+    }
+
+    #[test]
+    fn the_free_set_agrees_with_a_set_of_clusters() {
+        for seed in 0..50 {
+            let mut state = seed;
+            let mut free = FreeSet::default();
+            let mut model: BTreeMap<u64, Content> = BTreeMap::new();
+            let mut taken: BTreeSet<u64> = (0..200).collect();
+            for _ in 0..400 {
+                if next(&mut state).is_multiple_of(2) && !taken.is_empty() {
+                    let nth = next(&mut state) as usize % taken.len();
+                    let cluster = *taken.iter().nth(nth).unwrap();
+                    let content = if next(&mut state).is_multiple_of(3) {
+                        Content::Unknown
+                    } else {
+                        Content::Zeroes
+                    };
+                    taken.remove(&cluster);
+                    model.insert(cluster, content);
+                    free.add(HostCluster(cluster), 1, content);
+                } else {
+                    let count = 1 + next(&mut state) % 5;
+                    let has_run = free.has_run(count);
+                    let Some((start, len, content)) = free.take(count) else {
+                        assert!(model.is_empty());
+                        continue;
+                    };
+                    assert!(len == count || !has_run);
+                    for cluster in start.0..start.0 + len {
+                        assert_eq!(model.remove(&cluster), Some(content));
+                        assert!(taken.insert(cluster));
+                    }
+                    if count == 1 {
+                        assert!(model.keys().all(|&other| other > start.0), "lowest first");
+                    }
+                }
+                assert_eq!(free.clusters(), model.len() as u64);
+                let end = 200;
+                let tail = (0..end).rev().take_while(|c| model.contains_key(c)).last();
+                assert_eq!(free.run_ending_at(end), tail);
+            }
+            free.cut_at(100);
+            assert_eq!(
+                free.clusters(),
+                model.keys().filter(|&&c| c < 100).count() as u64
+            );
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "freed twice")]
+    fn a_double_free_is_our_mistake() {
+        let mut free = FreeSet::default();
+        free.add(HostCluster(4), 4, Content::Unknown);
+        free.add(HostCluster(6), 1, Content::Unknown);
+    }
+
+    #[test]
+    fn fresh_knowledge_is_bounded() {
+        let mut fresh = Fresh::default();
+        for cluster in 0..2 * FRESH_MAX as u64 {
+            fresh.set(HostCluster(cluster), 1);
+        }
+        assert_eq!(fresh.0.len(), FRESH_MAX);
+        assert_eq!(fresh.of(HostCluster(2 * FRESH_MAX as u64 - 1)), 1);
+    }
+
+    #[test]
+    fn protection_is_by_cluster() {
+        let mut protected = Protected::default();
+        assert!(protected.insert(HostCluster(4097)) && !protected.insert(HostCluster(4097)));
+        assert!(protected.contains(HostCluster(4097)) && !protected.contains(HostCluster(4096)));
+        protected.remove(HostCluster(4097));
+        assert!(!protected.contains(HostCluster(4097)));
+    }
+}

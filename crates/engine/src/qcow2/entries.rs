@@ -1,0 +1,311 @@
+//! Zeroes and discards: requests that change entries instead of moving data.
+//!
+//! What lies in whole subclusters becomes a change of entries; the parts of others at the ends are
+//! written as zeroes, unless they read so already. With a raw data file the zeroes go to that file
+//! first, since it is an image of the disk by itself.
+
+use std::ops::Range;
+
+use super::geometry::{self, GuestCluster, GuestOffset, round_down, round_up};
+use super::inflight::{Kind, Ticket, Want};
+use super::map::Source;
+use super::plan::{self, EntryChange, EntryRequest, Freed};
+use super::{Fua, Qcow2, SlicePin, State};
+use crate::chain::{Below, decide_zero};
+use crate::file::Space;
+use crate::image::ZeroOptions;
+use crate::{Error, Result};
+
+/// What became of a piece of such a request.
+enum Piece {
+    /// Done.
+    Done,
+    /// Done but for these guest ranges, which have to be written.
+    Write(Vec<Range<u64>>),
+    /// Leased: the data file is to be zeroed first.
+    Zero(Ticket, u64),
+}
+
+/// Planned changes of the entries of one slice.
+struct Changes {
+    entries: Vec<(GuestCluster, super::entry::L2Entry, Option<Freed>)>,
+    writes: Vec<Range<u64>>,
+    lease: Option<Want>,
+}
+
+impl Qcow2 {
+    /// Makes a range of the disk read as zeroes.
+    pub(crate) async fn write_zeroes(
+        &self,
+        range: Range<u64>,
+        below: &Below,
+        options: ZeroOptions,
+    ) -> Result<()> {
+        self.ready_for_writes().await?;
+        let unit = self.geometry().subcluster_bytes();
+        // Nobody sees what is beyond the end of the disk in its last subcluster.
+        let end = if range.end == self.size() {
+            round_up(range.end, unit)
+        } else {
+            range.end
+        };
+        let inner = round_up(range.start, unit)..round_down(end, unit);
+        let request = if options.may_unmap {
+            EntryRequest::ZeroAndUnmap
+        } else {
+            EntryRequest::Zero
+        };
+        if inner.start >= inner.end {
+            self.zero_by_writing(range, below, options).await?;
+        } else {
+            let head = range.start..inner.start;
+            let tail = inner.end..range.end.max(inner.end);
+            for part in [head, tail] {
+                self.zero_by_writing(part, below, options).await?;
+            }
+            for rest in self.change_entries(inner, below, request).await? {
+                let rest = rest.start..rest.end.min(range.end);
+                self.zero_by_writing(rest, below, options).await?;
+            }
+        }
+        let fua = if options.fua { Fua::Yes } else { Fua::No };
+        self.settle(self.effective(fua), true).await
+    }
+
+    /// Frees the whole clusters in a range.
+    pub(crate) async fn discard(&self, range: Range<u64>, below: &Below) -> Result<()> {
+        if self.raw_data {
+            // The raw file must go on showing what the tables say; it keeps its bytes.
+            return Ok(());
+        }
+        self.ready_for_writes().await?;
+        let unit = self.geometry().cluster_bytes();
+        let end = if range.end == self.size() {
+            round_up(range.end, unit)
+        } else {
+            range.end
+        };
+        let inner = round_up(range.start, unit)..round_down(end, unit);
+        if inner.start < inner.end {
+            let rest = self
+                .change_entries(inner, below, EntryRequest::Discard)
+                .await?;
+            debug_assert!(rest.is_empty(), "a discard never writes");
+        }
+        self.settle(self.effective(Fua::No), true).await
+    }
+
+    /// Writes zeroes over a range that entries cannot say it of, if it does not read so already.
+    async fn zero_by_writing(
+        &self,
+        range: Range<u64>,
+        below: &Below,
+        options: ZeroOptions,
+    ) -> Result<()> {
+        const CHUNK_BYTES: u64 = 2 << 20;
+        if range.start >= range.end {
+            return Ok(());
+        }
+        if self.is_zero(range.clone(), below).await? {
+            return Ok(());
+        }
+        if options.fast_only {
+            return Err(Error::Unsupported {
+                file: self.name().to_string(),
+                feature: "zeroing this range without writing zeroes".to_string(),
+            });
+        }
+        for piece in geometry::pieces(range.start, range.end - range.start, CHUNK_BYTES) {
+            let zeroes = super::cow::zeroes((piece.end - piece.start) as usize);
+            self.write(piece.start, zeroes, below, Fua::No).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether the tables, here and below, say that a range reads as zeroes.
+    async fn is_zero(&self, range: Range<u64>, below: &Below) -> Result<bool> {
+        for run in self.map(range).await? {
+            let zero = match run.source {
+                Source::Zero(_) => true,
+                Source::Below => decide_zero(below, run.range).await?,
+                Source::Data(_) | Source::Compressed(..) => false,
+            };
+            if !zero {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Changes the entries of a range of whole subclusters; returns what has to be written instead.
+    pub(super) async fn change_entries(
+        &self,
+        range: Range<u64>,
+        below: &Below,
+        request: EntryRequest,
+    ) -> Result<Vec<Range<u64>>> {
+        let mut writes = Vec::new();
+        let coverage = self.geometry().slice_coverage_bytes();
+        for piece in geometry::pieces(range.start, range.end - range.start, coverage) {
+            match self.change_piece(piece.clone(), below, request).await? {
+                Piece::Done => {}
+                Piece::Write(ranges) => writes.extend(ranges),
+                Piece::Zero(ticket, epoch) => {
+                    let zeroed = self.zero_data_file(piece.clone(), request).await;
+                    let mut state = self.lock();
+                    let applied = zeroed.and_then(|()| {
+                        let changes = self.changes(&state, piece, below, request)?;
+                        writes.extend(self.apply(&mut state, changes));
+                        Ok(())
+                    });
+                    state.tables.unpin(ticket.slice());
+                    state.leases.release(ticket);
+                    state.epochs.leave(epoch);
+                    applied?;
+                }
+            }
+        }
+        Ok(writes)
+    }
+
+    async fn zero_data_file(&self, range: Range<u64>, request: EntryRequest) -> Result<()> {
+        let space = if request == EntryRequest::Zero {
+            Space::Keep
+        } else {
+            Space::Release
+        };
+        // The raw file has exactly the length of the disk.
+        let end = range.end.min(self.size());
+        self.data.zero(range.start, end - range.start, space).await
+    }
+
+    /// The same loop as `admit`, for one slice.
+    async fn change_piece(
+        &self,
+        piece: Range<u64>,
+        below: &Below,
+        request: EntryRequest,
+    ) -> Result<Piece> {
+        let slice = self
+            .geometry()
+            .slice_of(self.geometry().guest_cluster(GuestOffset(piece.start)));
+        let mut place = super::admit::Place {
+            image: self,
+            ticket: None,
+        };
+        let mut pinned: Option<SlicePin<'_>> = None;
+        loop {
+            let need = {
+                let mut state = self.lock();
+                self.unlatched(&state)?;
+                match self.own_slice_now(&mut state, slice)? {
+                    Err(need) => need,
+                    Ok(()) => {
+                        let changes = self.changes(&state, piece.clone(), below, request)?;
+                        let want = changes.lease.as_slice();
+                        match state.leases.obstacle(slice, want, place.ticket).cloned() {
+                            Some(want) => {
+                                let (ticket, waiting) =
+                                    state.leases.wait(slice, want, place.ticket);
+                                super::admit::Need::Lease(ticket, waiting)
+                            }
+                            None => {
+                                let done = self.conclude(&mut state, (slice, piece), changes);
+                                drop(state);
+                                drop(pinned);
+                                return Ok(done);
+                            }
+                        }
+                    }
+                }
+            };
+            drop(pinned.take());
+            pinned = self.satisfy(need, &mut place).await?;
+        }
+    }
+
+    /// Applies changes at once, or leases the range if the data file has to be zeroed before.
+    fn conclude(
+        &self,
+        state: &mut State,
+        (slice, piece): (u64, Range<u64>),
+        changes: Changes,
+    ) -> Piece {
+        if self.raw_data && !changes.entries.is_empty() {
+            let want = Want {
+                range: piece,
+                kind: Kind::Exclusive,
+            };
+            state.tables.pin(slice);
+            return Piece::Zero(state.leases.grant(slice, want), state.epochs.enter());
+        }
+        let writes = self.apply(state, changes);
+        if writes.is_empty() {
+            Piece::Done
+        } else {
+            Piece::Write(writes)
+        }
+    }
+
+    fn changes(
+        &self,
+        state: &State,
+        piece: Range<u64>,
+        below: &Below,
+        request: EntryRequest,
+    ) -> Result<Changes> {
+        let mut changes = Changes {
+            entries: Vec::new(),
+            writes: Vec::new(),
+            lease: None,
+        };
+        for part in geometry::pieces(
+            piece.start,
+            piece.end - piece.start,
+            self.geometry().cluster_bytes(),
+        ) {
+            let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
+            let view = self.view(state, cluster, below)?;
+            let bytes = part.start - view.start..part.end - view.start;
+            match plan::change_entry(&self.format, &view, &bytes, request) {
+                EntryChange::None => continue,
+                EntryChange::Write => changes.writes.push(part),
+                EntryChange::Set(entry, freed) => {
+                    let range = match &mut changes.lease {
+                        Some(want) => want.range.start..part.end,
+                        None => part.clone(),
+                    };
+                    changes.lease = Some(Want {
+                        range,
+                        kind: Kind::Exclusive,
+                    });
+                    changes.entries.push((cluster, entry, freed));
+                }
+            }
+        }
+        if self.raw_data && !changes.entries.is_empty() {
+            changes.lease = Some(Want {
+                range: piece,
+                kind: Kind::Exclusive,
+            });
+        }
+        Ok(changes)
+    }
+
+    fn apply(&self, state: &mut State, changes: Changes) -> Vec<Range<u64>> {
+        let epoch = state.epochs.current();
+        for (cluster, entry, freed) in changes.entries {
+            state.tables.set_entry(cluster, &entry);
+            if let Some(freed) = freed {
+                self.clusters_of(&freed)
+                    .for_each(|host| state.fresh.set(host, 0));
+                state.quarantine.push((freed, epoch));
+            }
+            state.unflushed = true;
+        }
+        if state.tables.wants_writeback() {
+            state.maintenance.wake();
+        }
+        changes.writes
+    }
+}

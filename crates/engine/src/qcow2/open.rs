@@ -1,0 +1,247 @@
+//! Opening an image: the header, the roots, and what must hold before it may be written.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+
+use super::alloc::{FreeSet, Fresh, Protected};
+use super::entry::EntryFormat;
+use super::geometry::{HostCluster, HostOffset};
+use super::header::Header;
+use super::inflight::{Epochs, JointSpace, Leases};
+use super::refcount::Refcounts;
+use super::tables::Tables;
+use super::{Counts, Qcow2, State};
+use crate::file::{FileRequest, Gate, HostFile, Role};
+use crate::image::OpenOptions;
+use crate::sync::{Turn, Waiters};
+use crate::{Error, Result};
+
+/// Bytes of L2 slices kept where the caller sets no budget.
+const CACHE_BYTES_DEFAULT: u64 = 32 << 20;
+
+/// An image that is about to be opened.
+pub struct Opening<'a> {
+    /// Its file.
+    pub file: HostFile,
+    /// The file's length.
+    pub file_len: u64,
+    /// How.
+    pub options: &'a OpenOptions,
+    /// The way to its data file.
+    pub gate: &'a dyn Gate,
+    /// It is no backing file.
+    pub is_top: bool,
+}
+
+/// Opens an image; changes nothing.
+///
+/// # Errors
+/// As [`crate::Image::open`].
+pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
+    let Opening {
+        file,
+        file_len,
+        options,
+        ..
+    } = &opening;
+    let header = read_header(file, *file_len).await?;
+    let writable = options.writable && opening.is_top;
+    if writable {
+        refuse_damaged(&header, file.name())?;
+    }
+    let format = header.entry_format();
+    let data = match header.has_data_file() {
+        true => open_data_file(&opening, &header, writable)?,
+        false => file.clone(),
+    };
+    let l1 = read_table(file, header.l1_table_offset, header.l1_bytes()).await?;
+    let mut image = Qcow2 {
+        data,
+        raw_data: header.is_data_file_raw(),
+        format,
+        compression: header.compression_type,
+        discard: options.discard,
+        write_policy: options.write_policy,
+        writable,
+        state: Mutex::new(fresh_state(header.clone(), l1, options)),
+        turn: Turn::new(empty_counts(file.clone(), format)),
+        file: file.clone(),
+    };
+    if writable {
+        let table = read_table(
+            file,
+            header.refcount_table_offset,
+            header.refcount_table_bytes(),
+        )
+        .await?;
+        let refcounts = Refcounts::new(
+            file.clone(),
+            format,
+            table,
+            HostOffset(header.refcount_table_offset),
+        );
+        protect_metadata(&mut image, &header, &refcounts)?;
+        let claimed = format.geometry.clusters_for(*file_len);
+        {
+            let mut state = image.lock();
+            state.claimed = claimed;
+            state.claimed_at_open = claimed;
+        }
+        image.turn = Turn::new(Counts {
+            refcounts,
+            ..empty_counts(file.clone(), format)
+        });
+    }
+    Ok(image)
+}
+
+async fn read_header(file: &HostFile, file_len: u64) -> Result<Header> {
+    let prefix = file.read_new(0, 512.min(file_len)).await?;
+    let wanted = Header::wanted_bytes(&prefix, file_len).min(file_len);
+    let bytes = file.read_new(0, wanted).await?;
+    Header::parse(&bytes, file_len, file.name())
+}
+
+/// An image that was not closed cleanly, or is marked corrupt, is not written before its repair.
+fn refuse_damaged(header: &Header, name: &str) -> Result<()> {
+    if header.is_corrupt() {
+        return Err(Error::Io {
+            context: "qcow2: Image is corrupt; cannot be opened read/write".to_string(),
+            source: std::io::Error::from_raw_os_error(13),
+        });
+    }
+    if header.is_dirty() {
+        return Err(Error::Unsupported {
+            file: name.to_string(),
+            feature: "writing an image that was not closed cleanly, before it is repaired \
+                      (qemu-img check -r all),"
+                .to_string(),
+        });
+    }
+    Ok(())
+}
+
+fn open_data_file(opening: &Opening<'_>, header: &Header, writable: bool) -> Result<HostFile> {
+    let named = header.data_file_name().ok_or_else(|| Error::Corrupt {
+        file: opening.file.name().to_string(),
+        structure: "header extension",
+        offset: 0,
+        detail: "the image has a data file, but does not name it".to_string(),
+    });
+    let request = FileRequest {
+        named_by: opening.file.name(),
+        name: named?,
+        role: Role::Data,
+        writable,
+    };
+    match opening.gate.open(&request) {
+        Ok(file) => Ok(HostFile::new(file)),
+        Err(_) if opening.options.metadata_only => Ok(opening.file.clone()),
+        Err(error) => Err(error),
+    }
+}
+
+async fn read_table(file: &HostFile, offset: u64, bytes: u64) -> Result<Vec<u64>> {
+    let table = file.read_new(offset, bytes).await?;
+    let entry = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("eight bytes"));
+    Ok(table.chunks_exact(8).map(entry).collect())
+}
+
+fn empty_counts(file: HostFile, format: EntryFormat) -> Counts {
+    Counts {
+        refcounts: Refcounts::new(file, format, Vec::new(), HostOffset(0)),
+        scanned: 0,
+        grown_bytes: 0,
+        compressed_tail: None,
+        cannot_allocate: false,
+    }
+}
+
+fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
+    let cache_bytes = match options.cache_bytes {
+        0 => CACHE_BYTES_DEFAULT,
+        bytes => bytes,
+    };
+    State {
+        tables: Tables::new(header.entry_format(), l1, cache_bytes),
+        header,
+        leases: Leases::default(),
+        joint: JointSpace::default(),
+        epochs: Epochs::default(),
+        free: FreeSet::default(),
+        fresh: Fresh::default(),
+        protected: Protected::default(),
+        bad_tables: BTreeSet::new(),
+        copying: BTreeMap::new(),
+        raised: BTreeMap::new(),
+        quarantine: Vec::new(),
+        cleared: Vec::new(),
+        claimed: 0,
+        claimed_at_open: 0,
+        cuts: 0,
+        durable_cut: 0,
+        unflushed: false,
+        ready_for_writes: false,
+        latch: None,
+        draining: None,
+        low_water: 0,
+        maintenance: Waiters::default(),
+        closed: false,
+    }
+}
+
+/// Marks all clusters that hold metadata (invariant S3). Roots that overlap each other make the image
+/// unfit for writing; an L2 table that overlaps something is never written through.
+fn protect_metadata(image: &mut Qcow2, header: &Header, refcounts: &Refcounts) -> Result<()> {
+    let geometry = header.geometry();
+    let mut roots: Vec<(u64, u64, &'static str)> = vec![
+        (0, geometry.cluster_bytes(), "header"),
+        (
+            header.refcount_table_offset,
+            header.refcount_table_bytes(),
+            "refcount table",
+        ),
+        (header.l1_table_offset, header.l1_bytes(), "L1 table"),
+    ];
+    if header.nb_snapshots > 0 {
+        roots.push((
+            header.snapshots_offset,
+            geometry.cluster_bytes(),
+            "snapshot table",
+        ));
+    }
+    if let Some(bitmaps) = &header.extensions.bitmaps {
+        let bytes = bitmaps.bitmap_directory_size;
+        roots.push((bitmaps.bitmap_directory_offset, bytes, "bitmap directory"));
+    }
+    for index in 0..refcounts.table().len() as u64 {
+        if let Some(block) = refcounts.block(index)? {
+            roots.push((block.0, geometry.cluster_bytes(), "refcount block"));
+        }
+    }
+    let mut state = image.lock();
+    let state = &mut *state;
+    for (offset, bytes, structure) in roots {
+        let first = offset >> geometry.cluster_bits();
+        for cluster in first..first + geometry.clusters_for(bytes) {
+            if !state.protected.insert(HostCluster(cluster)) {
+                return Err(Error::Corrupt {
+                    file: image.name().to_string(),
+                    structure,
+                    offset,
+                    detail: "it overlaps other metadata".to_string(),
+                });
+            }
+        }
+    }
+    for index in 0..state.tables.l1().len() as u64 {
+        // An entry that does not decode is reported when something needs it.
+        if let Ok(Some(table)) = state.tables.table(index) {
+            let new = state.protected.insert(geometry.host_cluster(table.offset));
+            if !new && table.copied {
+                state.bad_tables.insert(index);
+            }
+        }
+    }
+    Ok(())
+}

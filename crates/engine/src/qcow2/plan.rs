@@ -1,0 +1,368 @@
+//! What a request does to one cluster. Pure, and the only place that decides.
+//!
+//! | the cluster | a write |
+//! | --- | --- |
+//! | touched subclusters allocated, count 1 | goes in place |
+//! | has space, count 1, a touched subcluster without data | fills the touched subclusters |
+//! | has no space | takes a cluster, fills the touched subclusters |
+//! | has space that is shared (COPIED clear) | takes a cluster that receives all allocated subclusters too, since an entry has one offset |
+//! | is compressed | takes a cluster that receives all of it |
+//!
+//! The bytes of a filled subcluster that the guest does not write come from what the guest reads
+//! there now; zeroes on fresh space need nothing at all. Zeroes and discards change entries only
+//! ([`change_entry`]); what they cannot say in an entry is written.
+
+use std::ops::Range;
+
+use super::entry::{Compressed, EntryFormat, L2Entry, Standard};
+use super::geometry::{HostOffset, SubclusterMask};
+use super::map::{Run, map_cluster, reads_as_zero};
+
+/// Space for a cluster, and what is known of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Its first byte.
+    pub host: HostOffset,
+    /// Subclusters that are known to read as zeroes, but for what requests of this guest cluster
+    /// have written there themselves.
+    pub fresh: SubclusterMask,
+}
+
+/// What planning knows of a cluster.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Its first guest byte.
+    pub start: u64,
+    /// Its entry now.
+    pub entry: L2Entry,
+    /// Space that other requests fill right now, published or not; or the entry's own space, if
+    /// something is known of its freshness.
+    pub joined: Option<Space>,
+    /// The offset in the cluster from which on the layer below has nothing: 0 without one.
+    pub below_end: u64,
+}
+
+/// Bytes that a write adds to the guest's own, to make subclusters whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// Which, in the cluster.
+    pub range: Range<u64>,
+    /// What they are; empty means zeroes.
+    pub content: Vec<Run>,
+    /// The space reads as zeroes now, so content that turns out to be zeroes need not be written.
+    pub onto_fresh: bool,
+}
+
+/// How a write changes the entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Not at all: in place.
+    None,
+    /// These subclusters become allocated in space that only this guest cluster has.
+    Fill(SubclusterMask),
+    /// The cluster moves to the new space, with these subclusters allocated; the old space is freed.
+    Replace(SubclusterMask),
+}
+
+/// A write's part in one cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// First byte of the host cluster that the bytes go to.
+    pub host: HostOffset,
+    /// The guest's bytes, in the cluster.
+    pub bytes: Range<u64>,
+    /// Further bytes, in order, none overlapping `bytes`.
+    pub fills: Vec<Fill>,
+    /// What is published when all of it is written.
+    pub change: Change,
+    /// Bytes of the cluster that no other change may touch meanwhile.
+    pub lease: Range<u64>,
+}
+
+/// Whether a write to the cluster needs a newly taken cluster.
+pub fn needs_space(view: &View) -> bool {
+    match &view.entry {
+        L2Entry::Compressed(_) => true,
+        L2Entry::Standard(entry) => match entry.host {
+            Some(_) => !entry.copied,
+            None => view.joined.is_none(),
+        },
+    }
+}
+
+/// Plans a write of `bytes` (in the cluster). `taken` is new space, given exactly when
+/// [`needs_space`] says so.
+pub fn plan_write(
+    format: &EntryFormat,
+    view: &View,
+    bytes: Range<u64>,
+    taken: Option<Space>,
+) -> Write {
+    assert_eq!(
+        taken.is_some(),
+        needs_space(view),
+        "space is taken when it is needed"
+    );
+    let geometry = &format.geometry;
+    let touched = geometry.subclusters_touched(&bytes);
+    let whole = 0..geometry.cluster_bytes();
+    let entry = match &view.entry {
+        L2Entry::Compressed(_) => {
+            let space = taken.expect("asserted above");
+            let all = geometry.all_subclusters();
+            let fills = fills(format, view, &bytes, all, space.fresh);
+            return Write {
+                host: space.host,
+                bytes,
+                fills,
+                change: Change::Replace(all),
+                lease: whole,
+            };
+        }
+        L2Entry::Standard(entry) => entry,
+    };
+    match (entry.host, taken) {
+        (Some(host), None) if touched & !entry.allocated == 0 => Write {
+            host,
+            bytes: bytes.clone(),
+            fills: Vec::new(),
+            change: Change::None,
+            lease: bytes,
+        },
+        (Some(_), Some(space)) => {
+            let received = entry.allocated | touched;
+            let fills = fills(format, view, &bytes, received, space.fresh);
+            Write {
+                host: space.host,
+                bytes,
+                fills,
+                change: Change::Replace(received),
+                lease: whole,
+            }
+        }
+        (host, taken) => {
+            let space = taken.or(view.joined).unwrap_or_else(|| Space {
+                host: host.expect("a cluster without space takes some"),
+                fresh: 0,
+            });
+            let filled = touched & !entry.allocated;
+            let fills = fills(format, view, &bytes, filled, space.fresh);
+            let mut lease = bytes.clone();
+            for fill in &fills {
+                lease = lease.start.min(fill.range.start)..lease.end.max(fill.range.end);
+            }
+            Write {
+                host: space.host,
+                bytes,
+                fills,
+                change: Change::Fill(filled),
+                lease,
+            }
+        }
+    }
+}
+
+/// What is missing beside `bytes` to make the subclusters of `received` whole.
+fn fills(
+    format: &EntryFormat,
+    view: &View,
+    bytes: &Range<u64>,
+    received: SubclusterMask,
+    fresh: SubclusterMask,
+) -> Vec<Fill> {
+    let geometry = &format.geometry;
+    let zero = match &view.entry {
+        L2Entry::Compressed(_) => 0,
+        L2Entry::Standard(entry) => reads_as_zero(format, entry, view.below_end),
+    };
+    let mut fills: Vec<Fill> = Vec::new();
+    for i in (0..geometry.subclusters()).filter(|i| received >> i & 1 != 0) {
+        let sub = u64::from(i) << geometry.subcluster_bits();
+        let sub = sub..sub + geometry.subcluster_bytes();
+        let before = sub.start..sub.end.min(bytes.start);
+        let after = sub.start.max(bytes.end)..sub.end;
+        let mut parts = [before, after];
+        if bytes.end <= sub.start || bytes.start >= sub.end {
+            parts = [sub.clone(), sub.end..sub.end];
+        }
+        let (is_zero, is_fresh) = (zero >> i & 1 != 0, fresh >> i & 1 != 0);
+        for part in parts.into_iter().filter(|part| part.start < part.end) {
+            if is_zero && is_fresh {
+                continue;
+            }
+            let mut content = Vec::new();
+            if !is_zero {
+                let range = view.start + part.start..view.start + part.end;
+                map_cluster(format, &view.entry, view.start, range, &mut content);
+            }
+            push_fill(
+                &mut fills,
+                Fill {
+                    range: part,
+                    content,
+                    onto_fresh: is_fresh,
+                },
+            );
+        }
+    }
+    fills
+}
+
+fn push_fill(fills: &mut Vec<Fill>, fill: Fill) {
+    match fills.last_mut() {
+        Some(last)
+            if last.range.end == fill.range.start
+                && last.onto_fresh == fill.onto_fresh
+                && last.content.is_empty() == fill.content.is_empty() =>
+        {
+            last.range.end = fill.range.end;
+            for run in fill.content {
+                super::map::push(&mut last.content, run);
+            }
+        }
+        _ => fills.push(fill),
+    }
+}
+
+/// Space that an entry no longer refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freed {
+    /// A cluster of the image file.
+    Cluster(HostOffset),
+    /// The clusters that a compressed cluster's bytes lie in, one reference each.
+    Compressed(Compressed),
+}
+
+/// The entry after a write, and what it freed. `before` is the entry now, which may have been
+/// published by another member since the plan.
+pub fn publish(format: &EntryFormat, before: &L2Entry, write: &Write) -> (L2Entry, Option<Freed>) {
+    let standard = |host, allocated, zeroes| {
+        L2Entry::Standard(Standard {
+            host: Some(host),
+            copied: true,
+            allocated,
+            zeroes,
+        })
+    };
+    match (write.change, before) {
+        (Change::None, _) => (*before, None),
+        (Change::Fill(filled), L2Entry::Standard(old)) => {
+            assert!(
+                old.host.is_none_or(|host| host == write.host),
+                "members share one cluster"
+            );
+            (
+                standard(write.host, old.allocated | filled, old.zeroes & !filled),
+                None,
+            )
+        }
+        (Change::Fill(_), L2Entry::Compressed(_)) => panic!("a compressed cluster is replaced"),
+        (Change::Replace(received), L2Entry::Standard(old)) => {
+            let freed = old.host.filter(|_| !format.data_file).map(Freed::Cluster);
+            (
+                standard(write.host, received, old.zeroes & !received),
+                freed,
+            )
+        }
+        (Change::Replace(received), L2Entry::Compressed(place)) => (
+            standard(write.host, received, 0),
+            Some(Freed::Compressed(*place)),
+        ),
+    }
+}
+
+/// A request that changes entries only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryRequest {
+    /// Read as zeroes and keep the space.
+    Zero,
+    /// Read as zeroes and give the space back where the whole cluster is covered.
+    ZeroAndUnmap,
+    /// The guest needs it no longer; only whole clusters count.
+    Discard,
+}
+
+/// What such a request does to a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryChange {
+    /// Nothing.
+    None,
+    /// The new entry, and what it frees.
+    Set(L2Entry, Option<Freed>),
+    /// The format cannot say it: zeroes have to be written.
+    Write,
+}
+
+/// Decides what `request` does to the subclusters that lie wholly in `bytes` (in the cluster; the
+/// caller writes zeroes to the parts of others). Below the end of the layer below, `below_end`, a
+/// cluster that is merely unmapped would show that layer's bytes.
+pub fn change_entry(
+    format: &EntryFormat,
+    view: &View,
+    bytes: &Range<u64>,
+    request: EntryRequest,
+) -> EntryChange {
+    let geometry = &format.geometry;
+    let within = geometry.subclusters_within(bytes);
+    let all = geometry.all_subclusters();
+    if within == 0 || (request == EntryRequest::Discard && within != all) {
+        return EntryChange::None;
+    }
+    let whole = within == all;
+    let shows_below = view.below_end > 0;
+    let entry = match &view.entry {
+        L2Entry::Compressed(_) if !whole => return EntryChange::Write,
+        L2Entry::Compressed(place) => {
+            return match unmapped(format, shows_below) {
+                Some(entry) => EntryChange::Set(entry, Some(Freed::Compressed(*place))),
+                None if request == EntryRequest::Discard => EntryChange::None,
+                None => EntryChange::Write,
+            };
+        }
+        L2Entry::Standard(entry) => entry,
+    };
+    if request == EntryRequest::Discard
+        && entry.host.is_none()
+        && (entry.zeroes == all || !shows_below)
+    {
+        return EntryChange::None;
+    }
+    if whole && request != EntryRequest::Zero {
+        let freed = entry.host.filter(|_| !format.data_file).map(Freed::Cluster);
+        return match unmapped(format, shows_below) {
+            Some(new) if new == view.entry => EntryChange::None,
+            Some(new) => EntryChange::Set(new, freed),
+            None if request == EntryRequest::Discard => EntryChange::None,
+            None => EntryChange::Write,
+        };
+    }
+    if format.version < 3 {
+        let zero = reads_as_zero(format, entry, view.below_end) & within == within;
+        return if zero {
+            EntryChange::None
+        } else {
+            EntryChange::Write
+        };
+    }
+    let new = Standard {
+        allocated: entry.allocated & !within,
+        zeroes: entry.zeroes | within,
+        ..*entry
+    };
+    if new == *entry {
+        return EntryChange::None;
+    }
+    EntryChange::Set(L2Entry::Standard(new), None)
+}
+
+/// The entry of a cluster without space that reads as zeroes.
+fn unmapped(format: &EntryFormat, shows_below: bool) -> Option<L2Entry> {
+    if format.version >= 3 {
+        let zeroes = format.geometry.all_subclusters();
+        return Some(L2Entry::Standard(Standard {
+            zeroes,
+            ..Standard::UNALLOCATED
+        }));
+    }
+    (!shows_below).then_some(L2Entry::Standard(Standard::UNALLOCATED))
+}

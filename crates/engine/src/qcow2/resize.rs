@@ -1,0 +1,264 @@
+//! Changing the size of the disk, copying shared tables, closing: what happens beside requests.
+
+use std::ops::Range;
+
+use cowslip_queue::Buf;
+
+use super::geometry::{HostCluster, round_up};
+use super::plan::{EntryRequest, Freed};
+use super::tables::{NewTable, OnDisk};
+use super::{Counts, Qcow2};
+use crate::chain::Below;
+use crate::file::Durability;
+use crate::image::ZeroOptions;
+use crate::sync::Waiters;
+use crate::{Error, Result};
+
+/// The largest L1 table, as QEMU's.
+const L1_BYTES_MAX: u64 = 32 << 20;
+
+/// No request is under way and none begins, until this is dropped.
+struct Drained<'a>(&'a Qcow2);
+
+impl Drop for Drained<'_> {
+    fn drop(&mut self) {
+        // Wakes those that were held back.
+        self.0.lock().draining = None;
+    }
+}
+
+impl Qcow2 {
+    /// Holds new requests back and waits for those under way.
+    async fn drain(&self) -> Drained<'_> {
+        loop {
+            let waiting = {
+                let mut state = self.lock();
+                match &mut state.draining {
+                    Some(drained) => drained.wait(),
+                    None => {
+                        state.draining = Some(Waiters::default());
+                        break;
+                    }
+                }
+            };
+            waiting.await;
+        }
+        let drained = Drained(self);
+        loop {
+            let waiting = {
+                let mut state = self.lock();
+                let now = state.epochs.current();
+                if state.epochs.all_left(now) {
+                    return drained;
+                }
+                state.epochs.wait()
+            };
+            waiting.await;
+        }
+    }
+
+    /// A table of our own in place of one that a snapshot shares. The entries' COPIED bits tell
+    /// already which clusters are shared, so the copy is verbatim.
+    pub(super) async fn unshare_table(&self, l1_index: u64) -> Result<()> {
+        self.make_room(1).await?;
+        let (old, new, epoch) = {
+            let mut state = self.lock();
+            self.unlatched(&state)?;
+            let table = state.tables.table(l1_index).ok().flatten();
+            let shared = table.filter(|table| !table.copied);
+            let (Some(old), false) = (shared, state.copying.contains_key(&l1_index)) else {
+                return Ok(());
+            };
+            if state.free.clusters() == 0 {
+                return Ok(());
+            }
+            let (new, _) = self.take_clusters(&mut state, 1)[0];
+            *state.raised.entry(new).or_default() += 1;
+            state.protected.insert(new);
+            state.copying.insert(l1_index, Waiters::default());
+            (old.offset, new, state.epochs.enter())
+        };
+        let offset = self.geometry().host_offset(new);
+        let copied = match self
+            .file
+            .read_new(old.0, self.geometry().cluster_bytes())
+            .await
+        {
+            Ok(table) => {
+                self.file
+                    .write(offset.0, vec![table.freeze()], Durability::Cached)
+                    .await
+            }
+            Err(error) => Err(error),
+        };
+        let mut state = self.lock();
+        let state = &mut *state;
+        let now = state.epochs.current();
+        let freed = if copied.is_ok() { old } else { offset };
+        if copied.is_ok() {
+            state.tables.set_table(
+                l1_index,
+                NewTable {
+                    offset,
+                    on_disk: OnDisk::Table,
+                },
+            );
+        }
+        state.quarantine.push((Freed::Cluster(freed), now));
+        state.unflushed = true;
+        state.epochs.leave(epoch);
+        if let Some(mut waiters) = state.copying.remove(&l1_index) {
+            waiters.wake();
+        }
+        copied
+    }
+
+    /// Changes the size of the disk.
+    pub(crate) async fn resize(&self, size: u64, below: &Below) -> Result<()> {
+        if !size.is_multiple_of(512) {
+            return Err(Error::Invalid(
+                "The new size must be a multiple of 512".to_string(),
+            ));
+        }
+        let old = self.size();
+        let header = self.header();
+        if header.nb_snapshots > 0 && header.version < 3 {
+            return Err(Error::Unsupported {
+                file: self.name().to_string(),
+                feature: "resizing a version 2 image that has snapshots".to_string(),
+            });
+        }
+        self.ready_for_writes().await?;
+        if size > old {
+            self.grow_disk(old..size, below).await
+        } else {
+            self.shrink_disk(size..old, below).await
+        }
+    }
+
+    /// What is beyond the old end may hold stale bytes, in the last cluster and in the layer below:
+    /// it is zeroed before anybody can see it.
+    async fn grow_disk(&self, added: Range<u64>, below: &Below) -> Result<()> {
+        let entries = self.geometry().l1_entries_for(added.end);
+        if entries * 8 > L1_BYTES_MAX {
+            return Err(Error::io(
+                format!("Could not resize '{}'", self.name()),
+                std::io::Error::from_raw_os_error(27),
+            ));
+        }
+        let unit = self.geometry().cluster_bytes();
+        let visible = round_up(added.start.max(below.size()), unit);
+        let stale = added.start..visible.min(round_up(added.end, unit));
+        if entries > self.lock().tables.l1().len() as u64 {
+            let _drained = self.drain().await;
+            let mut turn = self.turn.take().await;
+            self.move_l1(&mut turn, entries).await?;
+        }
+        if stale.start < stale.end {
+            let options = ZeroOptions {
+                may_unmap: false,
+                ..ZeroOptions::default()
+            };
+            self.write_zeroes(stale, below, options).await?;
+            self.write_back().await?;
+        }
+        self.set_size(added.end).await
+    }
+
+    /// The size first, then the space (invariant D6).
+    async fn shrink_disk(&self, removed: Range<u64>, below: &Below) -> Result<()> {
+        self.set_size(removed.start).await?;
+        let unit = self.geometry().cluster_bytes();
+        let whole = round_up(removed.start, unit)..round_up(removed.end, unit);
+        if whole.start < whole.end {
+            let rest = self
+                .change_entries(whole, below, EntryRequest::Discard)
+                .await?;
+            debug_assert!(rest.is_empty(), "a discard never writes");
+        }
+        self.write_back().await
+    }
+
+    async fn set_size(&self, size: u64) -> Result<()> {
+        let _drained = self.drain().await;
+        let mut turn = self.turn.take().await;
+        self.cycle(&mut turn).await?;
+        let mut header = self.header();
+        header.size = size;
+        self.write_header(&header).await?;
+        if self.raw_data {
+            self.data.set_len(size).await?;
+        }
+        Ok(())
+    }
+
+    /// A longer L1 table, elsewhere; then the header; then the old one is freed.
+    async fn move_l1(&self, counts: &mut Counts, entries: u64) -> Result<()> {
+        self.cycle(counts).await?;
+        let geometry = *self.geometry();
+        let clusters = geometry.clusters_for(entries * 8);
+        let first = self.take_run(counts, clusters).await?;
+        for cluster in first..first + clusters {
+            counts.refcounts.add(HostCluster(cluster), 1).await?;
+        }
+        let mut l1 = self.lock().tables.l1().to_vec();
+        l1.resize(entries as usize, 0);
+        let mut bytes: Vec<u8> = l1.iter().flat_map(|entry| entry.to_be_bytes()).collect();
+        bytes.resize((clusters << geometry.cluster_bits()) as usize, 0);
+        counts.refcounts.write_dirty().await?;
+        let offset = first << geometry.cluster_bits();
+        self.file
+            .write(offset, vec![Buf::from(bytes)], Durability::Cached)
+            .await?;
+        self.file.flush().await?;
+        let mut header = self.header();
+        let old = header.l1_table_offset >> geometry.cluster_bits();
+        let old_clusters = geometry.clusters_for(header.l1_bytes());
+        header.l1_table_offset = offset;
+        header.l1_size = entries as u32;
+        self.write_header(&header).await?;
+        {
+            let mut state = self.lock();
+            state.tables.set_l1(l1);
+            for cluster in first..first + clusters {
+                state.protected.insert(HostCluster(cluster));
+            }
+        }
+        self.free_metadata(counts, old..old + old_clusters).await
+    }
+
+    /// Takes neighbouring clusters for a structure that has to be in one piece.
+    async fn take_run(&self, counts: &mut Counts, clusters: u64) -> Result<u64> {
+        loop {
+            {
+                let mut state = self.lock();
+                if state.free.has_run(clusters) {
+                    let (start, taken, _) = state.free.take(clusters).expect("there is such a run");
+                    debug_assert_eq!(taken, clusters);
+                    return Ok(start.0);
+                }
+            }
+            self.find_room(counts, clusters).await?;
+        }
+    }
+
+    /// Flushes, and gives back what was allocated ahead.
+    pub(crate) async fn close(&self) -> Result<()> {
+        let closed = self.finish().await;
+        let mut state = self.lock();
+        state.closed = true;
+        state.maintenance.wake();
+        closed
+    }
+
+    async fn finish(&self) -> Result<()> {
+        if !self.writable || self.lock().closed {
+            return Ok(());
+        }
+        let _drained = self.drain().await;
+        self.write_back().await?;
+        // What the first cycle cleared has no readers left: its counts go down with the second.
+        self.write_back().await?;
+        self.trim().await
+    }
+}

@@ -1,0 +1,447 @@
+//! The L1 table and a cache of L2 slices: load, pin, look up, mark dirty. No order of writes and no
+//! policy: what is dirty is handed to write-back, which alone writes it.
+//!
+//! A slice is keyed by the guest range that it maps, counted over the whole disk, so a table that
+//! moves keeps its slices. A slot is evicted only when it is clean, unpinned and not being written.
+//! Slices of a table that is not on disk yet are zeroes where they are not cached.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use cowslip_queue::{Buf, Pending};
+
+use super::entry::{EntryError, EntryFormat, L2Entry, TableRef};
+use super::geometry::{GuestCluster, HostOffset};
+use crate::sync::Waiters;
+
+/// A table that L1 in memory refers to and L1 on disk does not yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewTable {
+    /// Where it will be.
+    pub offset: HostOffset,
+    /// What is on disk there.
+    pub on_disk: OnDisk,
+}
+
+/// What is on disk where a table will be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnDisk {
+    /// Zeroes: slices without entries need not be written.
+    Zeroes,
+    /// Anything: the whole table is written.
+    Unknown,
+    /// The table, but for what is dirty in the cache: a copy of a shared one.
+    Table,
+}
+
+struct Slot {
+    slice: u64,
+    bytes: Box<[u8]>,
+    pins: u32,
+    dirty: bool,
+    writing: bool,
+    referenced: bool,
+}
+
+/// What a slice needs before it can be looked at.
+pub enum Prepared {
+    /// Nothing: it is in memory.
+    Ready,
+    /// Nothing: there is no table, all is unallocated.
+    NoTable,
+    /// It is to be read from here, by the caller, who then calls `loaded`.
+    Load(HostOffset),
+    /// Somebody else is loading it.
+    Wait(Pending<()>),
+    /// All slots are in use; dirty ones can be freed by a write-back cycle.
+    Full {
+        /// Some slot is dirty.
+        dirty: bool,
+        /// Resolves when a slot may have become free.
+        freed: Pending<()>,
+    },
+}
+
+/// A slice to be written, copied at the cut.
+#[derive(Clone, Debug)]
+pub struct SliceCopy {
+    /// Which slice.
+    pub slice: u64,
+    /// Where it goes.
+    pub offset: HostOffset,
+    /// Its bytes.
+    pub bytes: Buf,
+}
+
+/// What a write-back cycle takes from the tables.
+#[derive(Debug, Default)]
+pub struct Cut {
+    /// Slices of tables that L1 on disk refers to.
+    pub slices: Vec<SliceCopy>,
+    /// Slices of new tables.
+    pub new_slices: Vec<SliceCopy>,
+    /// New tables.
+    pub new_tables: Vec<(u64, NewTable)>,
+    /// L1 entries that change, by index.
+    pub l1: BTreeMap<u64, u64>,
+}
+
+/// L1 and the cached slices of L2, of the active state of the image.
+pub struct Tables {
+    format: EntryFormat,
+    l1: Vec<u64>,
+    l1_dirty: BTreeSet<u64>,
+    l1_writing: BTreeSet<u64>,
+    new_tables: BTreeMap<u64, NewTable>,
+    slots: Vec<Slot>,
+    index: HashMap<u64, usize>,
+    loading: BTreeMap<u64, Waiters>,
+    dirty: BTreeSet<u64>,
+    capacity: usize,
+    hand: usize,
+    freed: Waiters,
+}
+
+impl std::fmt::Debug for Tables {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Tables({} L1 entries, {} slices, {} dirty)",
+            self.l1.len(),
+            self.slots.len(),
+            self.dirty.len()
+        )
+    }
+}
+
+impl Tables {
+    /// Slices that the cache holds at least, whatever the budget.
+    pub const SLOTS_MIN: usize = 4;
+
+    /// The tables of an image with this L1, within a budget of bytes.
+    pub fn new(format: EntryFormat, l1: Vec<u64>, cache_bytes: u64) -> Tables {
+        let slots = (cache_bytes / format.geometry.slice_bytes()) as usize;
+        Tables {
+            format,
+            l1,
+            l1_dirty: BTreeSet::new(),
+            l1_writing: BTreeSet::new(),
+            new_tables: BTreeMap::new(),
+            slots: Vec::new(),
+            index: HashMap::new(),
+            loading: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            capacity: slots.max(Tables::SLOTS_MIN),
+            hand: 0,
+            freed: Waiters::default(),
+        }
+    }
+
+    fn slice_bytes(&self) -> usize {
+        self.format.geometry.slice_bytes() as usize
+    }
+
+    /// The L1 index of the table that a slice is part of.
+    pub fn l1_index(&self, slice: u64) -> u64 {
+        slice / self.format.geometry.slices_per_table()
+    }
+
+    /// Entries of L1.
+    pub fn l1(&self) -> &[u64] {
+        &self.l1
+    }
+
+    /// Replaces L1 when the disk has been resized; entries keep their index.
+    pub fn set_l1(&mut self, l1: Vec<u64>) {
+        self.l1 = l1;
+    }
+
+    /// The table at an L1 index.
+    pub fn table(&self, l1_index: u64) -> Result<Option<TableRef>, EntryError> {
+        let entry = self.l1.get(l1_index as usize).copied().unwrap_or(0);
+        self.format.decode_l1(entry)
+    }
+
+    /// Makes L1 refer to a table that write-back has yet to write.
+    pub fn set_table(&mut self, l1_index: u64, table: NewTable) {
+        let reference = TableRef {
+            offset: table.offset,
+            copied: true,
+        };
+        self.l1[l1_index as usize] = reference.encode();
+        self.l1_dirty.insert(l1_index);
+        self.new_tables.insert(l1_index, table);
+    }
+
+    /// Finds out what a slice needs, and reserves a slot if it has to be loaded.
+    pub fn prepare(&mut self, slice: u64) -> Result<Prepared, EntryError> {
+        if let Some(&slot) = self.index.get(&slice) {
+            self.slots[slot].referenced = true;
+            return Ok(Prepared::Ready);
+        }
+        if let Some(waiters) = self.loading.get_mut(&slice) {
+            return Ok(Prepared::Wait(waiters.wait()));
+        }
+        let l1_index = self.l1_index(slice);
+        let Some(table) = self.table(l1_index)? else {
+            return Ok(Prepared::NoTable);
+        };
+        if !self.make_room() {
+            let dirty = !self.dirty.is_empty();
+            return Ok(Prepared::Full {
+                dirty,
+                freed: self.freed.wait(),
+            });
+        }
+        let on_disk = self
+            .new_tables
+            .get(&l1_index)
+            .map_or(OnDisk::Table, |table| table.on_disk);
+        if on_disk != OnDisk::Table {
+            let bytes = vec![0; self.slice_bytes()].into_boxed_slice();
+            self.insert(slice, bytes);
+            return Ok(Prepared::Ready);
+        }
+        self.loading.insert(slice, Waiters::default());
+        Ok(Prepared::Load(self.slice_offset(table.offset, slice)))
+    }
+
+    /// Whether what is not cached of a table is zeroes, since it is not on disk yet.
+    pub fn is_in_memory(&self, l1_index: u64) -> bool {
+        self.new_tables
+            .get(&l1_index)
+            .is_some_and(|table| table.on_disk != OnDisk::Table)
+    }
+
+    /// Whether a slice is in memory.
+    pub fn is_cached(&self, slice: u64) -> bool {
+        self.index.contains_key(&slice)
+    }
+
+    fn slice_offset(&self, table: HostOffset, slice: u64) -> HostOffset {
+        let geometry = &self.format.geometry;
+        table.plus(slice % geometry.slices_per_table() * geometry.slice_bytes())
+    }
+
+    /// Ends a load; `None` if it failed.
+    pub fn loaded(&mut self, slice: u64, bytes: Option<&[u8]>) {
+        if let Some(bytes) = bytes {
+            self.insert(slice, bytes.into());
+        }
+        if let Some(mut waiters) = self.loading.remove(&slice) {
+            waiters.wake();
+        }
+        if bytes.is_none() {
+            self.freed.wake();
+        }
+    }
+
+    fn insert(&mut self, slice: u64, bytes: Box<[u8]>) {
+        let slot = Slot {
+            slice,
+            bytes,
+            pins: 0,
+            dirty: false,
+            writing: false,
+            referenced: true,
+        };
+        self.index.insert(slice, self.slots.len());
+        self.slots.push(slot);
+    }
+
+    /// Makes sure that one more slice fits, evicting by the clock rule; slots being loaded count.
+    fn make_room(&mut self) -> bool {
+        if self.slots.len() + self.loading.len() < self.capacity {
+            return true;
+        }
+        // Two rounds: the first clears the reference bits.
+        for _ in 0..2 * self.slots.len() {
+            self.hand = if self.hand + 1 < self.slots.len() {
+                self.hand + 1
+            } else {
+                0
+            };
+            let slot = &mut self.slots[self.hand];
+            if slot.pins > 0 || slot.dirty || slot.writing {
+                continue;
+            }
+            if std::mem::take(&mut slot.referenced) {
+                continue;
+            }
+            self.remove(self.hand);
+            return true;
+        }
+        false
+    }
+
+    fn remove(&mut self, at: usize) {
+        let gone = self.slots.swap_remove(at);
+        self.index.remove(&gone.slice);
+        if let Some(moved) = self.slots.get(at) {
+            self.index.insert(moved.slice, at);
+        }
+    }
+
+    fn slot(&self, slice: u64) -> &Slot {
+        let at = self
+            .index
+            .get(&slice)
+            .expect("the slice was prepared under this lock or is pinned");
+        &self.slots[*at]
+    }
+
+    fn slot_mut(&mut self, slice: u64) -> &mut Slot {
+        let at = self
+            .index
+            .get(&slice)
+            .expect("the slice was prepared under this lock or is pinned");
+        &mut self.slots[*at]
+    }
+
+    /// Keeps a slice in memory until it is unpinned.
+    pub fn pin(&mut self, slice: u64) {
+        self.slot_mut(slice).pins += 1;
+    }
+
+    /// Ends a pin.
+    pub fn unpin(&mut self, slice: u64) {
+        let slot = self.slot_mut(slice);
+        slot.pins -= 1;
+        if slot.pins == 0 && !self.freed.is_empty() {
+            self.freed.wake();
+        }
+    }
+
+    /// The entry of a cluster whose slice is in memory.
+    pub fn entry(&self, cluster: GuestCluster) -> Result<L2Entry, EntryError> {
+        let geometry = &self.format.geometry;
+        let slot = self.slot(geometry.slice_of(cluster));
+        let at = ((cluster.0 % geometry.slice_entries()) * geometry.l2_entry_bytes()) as usize;
+        let word = |at: usize| {
+            let bytes = slot.bytes[at..at + 8].try_into().expect("eight bytes");
+            u64::from_be_bytes(bytes)
+        };
+        let bitmap = if geometry.extended_l2() {
+            word(at + 8)
+        } else {
+            0
+        };
+        self.format.decode_l2(word(at), bitmap)
+    }
+
+    /// Changes the entry of a cluster whose slice is pinned or was prepared under this lock.
+    pub fn set_entry(&mut self, cluster: GuestCluster, entry: &L2Entry) {
+        let geometry = self.format.geometry;
+        let slice = geometry.slice_of(cluster);
+        let at = ((cluster.0 % geometry.slice_entries()) * geometry.l2_entry_bytes()) as usize;
+        let (word, bitmap) = self.format.encode_l2(entry);
+        let slot = self.slot_mut(slice);
+        slot.bytes[at..at + 8].copy_from_slice(&word.to_be_bytes());
+        if geometry.extended_l2() {
+            slot.bytes[at + 8..at + 16].copy_from_slice(&bitmap.to_be_bytes());
+        }
+        slot.dirty = true;
+        self.dirty.insert(slice);
+    }
+
+    /// Where an entry is on disk, for messages.
+    pub fn entry_offset(&self, cluster: GuestCluster) -> u64 {
+        let geometry = &self.format.geometry;
+        let table = self.table(geometry.l1_index(cluster)).ok().flatten();
+        table.map_or(0, |table| {
+            table.offset.0 + geometry.l2_index(cluster) * geometry.l2_entry_bytes()
+        })
+    }
+
+    /// Whether all that leads to a slice's entries, and they themselves, are durable.
+    pub fn is_durable(&self, slice: u64) -> bool {
+        let l1_index = self.l1_index(slice);
+        let slot = self.slot(slice);
+        !slot.dirty
+            && !slot.writing
+            && !self.new_tables.contains_key(&l1_index)
+            && !self.l1_dirty.contains(&l1_index)
+            && !self.l1_writing.contains(&l1_index)
+    }
+
+    /// Slices that are dirty.
+    pub fn dirty_slices(&self) -> usize {
+        self.dirty.len()
+    }
+
+    /// Whether so many slices are dirty that a cycle should clean them before they are in the way.
+    pub fn wants_writeback(&self) -> bool {
+        self.dirty.len() > self.capacity / 2
+    }
+
+    /// Copies all that is dirty, for one write-back cycle.
+    pub fn cut(&mut self) -> Cut {
+        let mut cut = Cut::default();
+        for slice in std::mem::take(&mut self.dirty) {
+            let l1_index = self.l1_index(slice);
+            let table = self
+                .table(l1_index)
+                .ok()
+                .flatten()
+                .expect("a dirty slice has a table");
+            let offset = self.slice_offset(table.offset, slice);
+            let is_new = self.new_tables.contains_key(&l1_index);
+            let slot = self.slot_mut(slice);
+            slot.dirty = false;
+            slot.writing = true;
+            let copy = SliceCopy {
+                slice,
+                offset,
+                bytes: Buf::copy_of(&slot.bytes),
+            };
+            if is_new {
+                cut.new_slices.push(copy)
+            } else {
+                cut.slices.push(copy)
+            }
+        }
+        cut.new_tables = self
+            .new_tables
+            .iter()
+            .map(|(&index, &table)| (index, table))
+            .collect();
+        self.l1_writing = std::mem::take(&mut self.l1_dirty);
+        cut.l1 = self
+            .l1_writing
+            .iter()
+            .map(|&index| (index, self.l1[index as usize]))
+            .collect();
+        cut
+    }
+
+    /// Ends a cycle: what was cut is durable.
+    pub fn cut_is_durable(&mut self, cut: &Cut) {
+        for copy in cut.slices.iter().chain(&cut.new_slices) {
+            self.slot_mut(copy.slice).writing = false;
+        }
+        for (index, _) in &cut.new_tables {
+            self.new_tables.remove(index);
+        }
+        self.l1_writing.clear();
+        self.freed.wake();
+    }
+
+    /// Ends a cycle that failed: what was cut is dirty again. Where slices of new tables may have
+    /// been written, the space is no longer known to be zero.
+    pub fn cut_failed(&mut self, cut: &Cut) {
+        for copy in cut.slices.iter().chain(&cut.new_slices) {
+            let slot = self.slot_mut(copy.slice);
+            slot.writing = false;
+            slot.dirty = true;
+            self.dirty.insert(copy.slice);
+        }
+        for (index, _) in &cut.new_tables {
+            if let Some(table) = self.new_tables.get_mut(index) {
+                if table.on_disk == OnDisk::Zeroes {
+                    table.on_disk = OnDisk::Unknown;
+                }
+            }
+        }
+        self.l1_dirty.append(&mut self.l1_writing);
+        self.freed.wake();
+    }
+}

@@ -1,0 +1,757 @@
+//! The only writer of metadata, and the only place that knows the order of durable writes.
+//!
+//! Definitions. A *cut* copies, in one hold of the metadata lock, all that is dirty; only these
+//! copies are written. A *barrier* is a flush of every file that was written; it covers what had
+//! completed before it was issued. Whoever holds the *turn* runs the cycle: cycles are serial, so a
+//! metadata sector never has two writes in flight.
+//!
+//! | stage | what is written | what a crash after it leaves |
+//! | --- | --- | --- |
+//! | A | raised counts, new tables (nothing refers to them yet); guest data is down already | leaks |
+//! | barrier | | |
+//! | B | slices of tables that L1 refers to, L1 entries of new tables | leaks; each entry refers to counted, durable clusters (D1) |
+//! | barrier | | all that completed before the cut is durable |
+//! | C | lowered counts of what the cut cleared, once its epoch has left (D2) | leaks |
+//!
+//! Stage A needs one barrier for data, counts and new tables together, since a new table is reached
+//! only through its L1 entry, which is a stage-B write. Empty stages cost nothing.
+//!
+//! The refcount table and its blocks grow ahead of need ([`Qcow2::make_room`]): blocks, barrier,
+//! table entries (or a new table, barrier, header), barrier; only then is the space they count
+//! handed out. So no cluster is taken that could not be counted.
+
+use futures_util::future::join_all;
+
+use super::alloc::Content;
+use super::entry::set_refcount;
+use super::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
+use super::growth::{self, Method, Situation};
+use super::header::{Header, autoclear};
+use super::plan::Freed;
+use super::tables::{Cut, OnDisk, SliceCopy};
+use super::{Counts, Qcow2, State};
+use crate::file::Durability;
+use crate::image::DiscardPolicy;
+use crate::{Buf, Error, Result};
+
+/// Clusters whose counts are looked through at a time.
+const SCAN_CLUSTERS: u64 = 1 << 15;
+/// The largest refcount table, as QEMU's.
+const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
+
+/// What one cycle writes.
+struct Cycle {
+    number: u64,
+    tables: Cut,
+    raised: Vec<(HostCluster, u64)>,
+    freed: Vec<(Freed, u64)>,
+    unflushed: bool,
+}
+
+/// Whether an error says that there is no space: nothing is lost then, and a retry may succeed.
+pub(super) fn is_no_space(error: &Error) -> bool {
+    const ENOSPC: i32 = 28;
+    const EDQUOT: i32 = 122;
+    matches!(error, Error::Io { source, .. }
+        if matches!(source.raw_os_error(), Some(ENOSPC | EDQUOT)))
+}
+
+impl Qcow2 {
+    /// Makes durable what had completed when it was called, by a cycle whose cut comes after.
+    pub(super) async fn write_back(&self) -> Result<()> {
+        let wanted = {
+            let state = self.lock();
+            self.unlatched(&state)?;
+            state.cuts + 1
+        };
+        let mut turn = self.turn.take().await;
+        {
+            let state = self.lock();
+            self.unlatched(&state)?;
+            if state.durable_cut >= wanted {
+                return Ok(());
+            }
+        }
+        self.cycle(&mut turn).await
+    }
+
+    /// One write-back cycle.
+    pub(super) async fn cycle(&self, counts: &mut Counts) -> Result<()> {
+        let mut cycle = self.cut();
+        let written = self.write_stages(counts, &mut cycle).await;
+        {
+            let mut state = self.lock();
+            match &written {
+                Ok(()) => {
+                    state.tables.cut_is_durable(&cycle.tables);
+                    state.durable_cut = cycle.number;
+                    state.cleared.append(&mut cycle.freed);
+                }
+                Err(error) => self.take_back(&mut state, cycle, error),
+            }
+        }
+        written?;
+        self.open_quarantine(counts).await
+    }
+
+    fn cut(&self) -> Cycle {
+        let mut state = self.lock();
+        let state = &mut *state;
+        state.cuts += 1;
+        state.epochs.advance();
+        Cycle {
+            number: state.cuts,
+            tables: state.tables.cut(),
+            raised: std::mem::take(&mut state.raised).into_iter().collect(),
+            freed: std::mem::take(&mut state.quarantine),
+            unflushed: std::mem::take(&mut state.unflushed),
+        }
+    }
+
+    /// After a failure nothing of the cut counts as durable. Without space it may be tried again;
+    /// any other failure latches the image (invariant D4).
+    fn take_back(&self, state: &mut State, cycle: Cycle, error: &Error) {
+        state.tables.cut_failed(&cycle.tables);
+        for (cluster, count) in cycle.raised {
+            *state.raised.entry(cluster).or_default() += count;
+        }
+        let later = std::mem::replace(&mut state.quarantine, cycle.freed);
+        state.quarantine.extend(later);
+        state.unflushed = true;
+        if !is_no_space(error) {
+            state.latch.get_or_insert(error.duplicate());
+        }
+    }
+
+    async fn write_stages(&self, counts: &mut Counts, cycle: &mut Cycle) -> Result<()> {
+        // Stage A. What has been raised stays raised in memory if a later step fails.
+        while let Some((cluster, count)) = cycle.raised.pop() {
+            if let Err(error) = counts.refcounts.add(cluster, count as i64).await {
+                cycle.raised.push((cluster, count));
+                return Err(error);
+            }
+        }
+        let tables = &cycle.tables;
+        let wrote_counts = counts.refcounts.is_dirty();
+        counts.refcounts.write_dirty().await?;
+        self.write_new_tables(tables).await?;
+        if cycle.unflushed
+            || wrote_counts
+            || !tables.new_tables.is_empty()
+            || !tables.slices.is_empty()
+        {
+            self.barrier().await?;
+        }
+        // Stage B.
+        if tables.slices.is_empty() && tables.l1.is_empty() {
+            return Ok(());
+        }
+        self.write_slices(tables.slices.iter()).await?;
+        self.write_l1(tables).await?;
+        self.file.flush().await
+    }
+
+    /// Flushes the data file first, so that no entry can be durable before its data.
+    async fn barrier(&self) -> Result<()> {
+        if self.format.data_file {
+            self.data.flush().await?;
+        }
+        self.file.flush().await
+    }
+
+    async fn write_slices(&self, slices: impl Iterator<Item = &SliceCopy>) -> Result<()> {
+        let mut writes: Vec<(u64, u64, Vec<Buf>)> = Vec::new();
+        for copy in slices {
+            let len = copy.bytes.len() as u64;
+            match writes.last_mut() {
+                Some((_, end, data)) if *end == copy.offset.0 && data.len() < 256 => {
+                    *end += len;
+                    data.push(copy.bytes.clone());
+                }
+                _ => writes.push((copy.offset.0, copy.offset.0 + len, vec![copy.bytes.clone()])),
+            }
+        }
+        self.write_all(
+            writes
+                .into_iter()
+                .map(|(offset, _, data)| (offset, data))
+                .collect(),
+        )
+        .await
+    }
+
+    /// Writes them all at once; returns when all have ended.
+    async fn write_all(&self, writes: Vec<(u64, Vec<Buf>)>) -> Result<()> {
+        let writes = writes
+            .into_iter()
+            .map(|(at, data)| self.file.write(at, data, Durability::Cached));
+        join_all(writes).await.into_iter().collect()
+    }
+
+    async fn write_new_tables(&self, cut: &Cut) -> Result<()> {
+        let unknown = cut
+            .new_tables
+            .iter()
+            .filter(|(_, table)| table.on_disk == OnDisk::Unknown);
+        for (_, table) in unknown {
+            self.file
+                .write(
+                    table.offset.0,
+                    vec![super::cow::zeroes(self.geometry().cluster_bytes() as usize)],
+                    Durability::Cached,
+                )
+                .await?;
+        }
+        self.write_slices(cut.new_slices.iter()).await
+    }
+
+    /// Writes single entries: L1 in memory may hold newer ones that must not go down yet.
+    async fn write_l1(&self, cut: &Cut) -> Result<()> {
+        let table = self.lock().header.l1_table_offset;
+        self.write_all(entry_writes(
+            table,
+            &cut.l1.iter().map(|(&i, &e)| (i, e)).collect::<Vec<_>>(),
+        ))
+        .await
+    }
+
+    /// Stage C: clusters whose last reference is gone for good, and that no request can still reach,
+    /// lose their count and become free.
+    async fn open_quarantine(&self, counts: &mut Counts) -> Result<()> {
+        let ready: Vec<Freed> = {
+            let mut state = self.lock();
+            let state = &mut *state;
+            let (ready, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut state.cleared)
+                .into_iter()
+                .partition(|(_, epoch)| state.epochs.all_left(*epoch));
+            state.cleared = waiting;
+            ready.into_iter().map(|(freed, _)| freed).collect()
+        };
+        if ready.is_empty() {
+            return Ok(());
+        }
+        let mut free = Vec::new();
+        let mut damaged = None;
+        for cluster in ready.iter().flat_map(|freed| self.clusters_of(freed)) {
+            match counts.refcounts.add(cluster, -1).await {
+                Ok(0) => free.push(cluster),
+                Ok(_) => {}
+                Err(error) => damaged = Some(error),
+            }
+        }
+        free.sort_unstable();
+        free.dedup();
+        if let Some(tail) = &counts.compressed_tail {
+            if free.binary_search(&tail.cluster(self.geometry())).is_ok() {
+                counts.compressed_tail = None;
+            }
+        }
+        let written = counts.refcounts.write_dirty().await;
+        let content = self.punch(&free).await;
+        let mut state = self.lock();
+        let state = &mut *state;
+        for (cluster, content) in free.iter().zip(content) {
+            set_free(state, counts.scanned, (*cluster, content));
+        }
+        if let Some(error) = damaged {
+            // The image's own counts contradict its tables: it must not be written any more.
+            state.latch.get_or_insert(error);
+        }
+        if let Err(error) = &written {
+            state.unflushed = true;
+            if !is_no_space(error) {
+                state.latch.get_or_insert(error.duplicate());
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the space of freed clusters back to the host, if that is wanted. They are in nobody's
+    /// hands meanwhile, so a hole never meets a new write.
+    async fn punch(&self, free: &[HostCluster]) -> Vec<Content> {
+        let mut content = vec![Content::Unknown; free.len()];
+        if self.discard == DiscardPolicy::Ignore {
+            return content;
+        }
+        let zeroes = self.file.capabilities().punches_holes;
+        let mut at = 0;
+        while at < free.len() {
+            let len = (1..free.len() - at)
+                .take_while(|i| free[at + i].0 == free[at].0 + *i as u64)
+                .count()
+                + 1;
+            let start = self.geometry().host_offset(free[at]).0;
+            let bytes = (len as u64) << self.geometry().cluster_bits();
+            // A discard is advice: where it fails, the space merely stays allocated.
+            if let (Ok(punched), true) = (self.file.discard(start, bytes).await, zeroes) {
+                for (i, content) in content[at..at + len].iter_mut().enumerate() {
+                    let cluster = start + ((i as u64) << self.geometry().cluster_bits());
+                    if punched.start <= cluster
+                        && cluster + self.geometry().cluster_bytes() <= punched.end
+                    {
+                        *content = Content::Zeroes;
+                    }
+                }
+            }
+            at += len;
+        }
+        content
+    }
+
+    /// The clusters that lose a reference.
+    pub(super) fn clusters_of(&self, freed: &Freed) -> impl Iterator<Item = HostCluster> + use<> {
+        let bits = self.geometry().cluster_bits();
+        let range = match freed {
+            Freed::Cluster(host) => host.0 >> bits..(host.0 >> bits) + 1,
+            Freed::Compressed(place) => {
+                place.start >> bits..((place.start + place.len - 1) >> bits) + 1
+            }
+        };
+        range.map(HostCluster)
+    }
+
+    /// Waits until so many clusters may be free: finds some, or grows the file. Errors with no space
+    /// before anything is taken.
+    pub(super) async fn make_room(&self, clusters: u64) -> Result<()> {
+        let mut counts = self.turn.take().await;
+        let mut cycled = false;
+        loop {
+            {
+                let state = self.lock();
+                self.unlatched(&state)?;
+                if state.free.clusters() >= clusters {
+                    return Ok(());
+                }
+            }
+            match self.find_room(&mut counts, clusters).await {
+                Ok(()) => {}
+                Err(error) if is_no_space(&error) && !cycled => {
+                    // What is freed but not yet durable may do.
+                    cycled = true;
+                    self.cycle(&mut counts).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Finds some free clusters among those that exist, or grows the file by so many at least.
+    pub(super) async fn find_room(&self, counts: &mut Counts, clusters: u64) -> Result<()> {
+        if self.scan(counts).await? {
+            return Ok(());
+        }
+        self.grow(counts, clusters).await
+    }
+
+    /// Looks through the counts of clusters that existed at open; `false` when there are no more.
+    async fn scan(&self, counts: &mut Counts) -> Result<bool> {
+        let end = self.lock().claimed_at_open;
+        let from = counts.scanned;
+        if from >= end {
+            return Ok(false);
+        }
+        let to = end.min(from + SCAN_CLUSTERS);
+        let runs = counts.refcounts.zero_runs(from..to).await?;
+        let mut state = self.lock();
+        for run in runs {
+            if let Some(cluster) = run
+                .clone()
+                .find(|&c| state.protected.contains(HostCluster(c)))
+            {
+                let error = Error::Corrupt {
+                    file: self.name().to_string(),
+                    structure: "reference count of the cluster",
+                    offset: self.geometry().host_offset(HostCluster(cluster)).0,
+                    detail: "it is 0, but the cluster holds metadata".to_string(),
+                };
+                state.latch.get_or_insert(error.duplicate());
+                return Err(error);
+            }
+            state.free.add(
+                HostCluster(run.start),
+                run.end - run.start,
+                Content::Unknown,
+            );
+        }
+        counts.scanned = to;
+        Ok(true)
+    }
+
+    /// Extends the file, and the counts with it.
+    async fn grow(&self, counts: &mut Counts, clusters: u64) -> Result<()> {
+        let no_space = || {
+            let full = std::io::Error::from_raw_os_error(28);
+            Error::io(
+                format!("Could not allocate clusters in '{}'", self.name()),
+                full,
+            )
+        };
+        if !self.file.capabilities().extends_with_zeroes {
+            return Err(no_space());
+        }
+        let bits = self.geometry().cluster_bits();
+        let claimed = self.lock().claimed;
+        let step = growth::next_step(&Situation {
+            file_bytes: claimed << bits,
+            grown_bytes: counts.grown_bytes,
+            free_bytes: self.file.block_file().free_bytes(),
+            needed_bytes: clusters << bits,
+        });
+        let ahead = self.geometry().clusters_for(step.bytes).max(clusters);
+        let growth = self.plan_counts(counts, claimed, (ahead, clusters)).await?;
+        if growth.end > HOST_OFFSET_END >> bits || growth.table_bytes() > REFCOUNT_TABLE_BYTES_MAX {
+            return Err(no_space());
+        }
+        self.extend_file(counts, claimed << bits, (growth.end << bits, step.method))
+            .await?;
+        counts.grown_bytes += (growth.end - claimed) << bits;
+        self.write_counts(counts, &growth).await?;
+        let runs = counts
+            .refcounts
+            .zero_runs(growth.first_free()..growth.end)
+            .await?;
+        let mut state = self.lock();
+        state.claimed = growth.end;
+        state.low_water = if counts.grown_bytes >= GROW_AHEAD_FROM_BYTES {
+            ahead / 2
+        } else {
+            0
+        };
+        for run in runs {
+            state
+                .free
+                .add(HostCluster(run.start), run.end - run.start, Content::Zeroes);
+        }
+        Ok(())
+    }
+
+    async fn extend_file(
+        &self,
+        counts: &mut Counts,
+        from: u64,
+        (to, method): (u64, Method),
+    ) -> Result<()> {
+        if method == Method::Allocate && !counts.cannot_allocate {
+            match self.file.allocate(from, to - from).await {
+                Err(Error::Io { source, .. })
+                    if source.kind() == std::io::ErrorKind::Unsupported =>
+                {
+                    counts.cannot_allocate = true;
+                }
+                other => return other,
+            }
+        }
+        self.file.set_len(to).await
+    }
+
+    /// Which blocks, and which table, it takes to count `claimed..`, and where they go. They lie at
+    /// the beginning of the new space and count themselves.
+    async fn plan_counts(
+        &self,
+        counts: &mut Counts,
+        claimed: u64,
+        (ahead, needed): (u64, u64),
+    ) -> Result<CountGrowth> {
+        let geometry = self.geometry();
+        let mut start = claimed;
+        let mut end = claimed + ahead;
+        loop {
+            let first = geometry.refcount_block_index(HostCluster(start));
+            let last = geometry.refcount_block_index(HostCluster(end - 1));
+            let mut blocks = Vec::new();
+            for index in first..=last {
+                if counts.refcounts.block(index)?.is_none() {
+                    blocks.push(index);
+                }
+            }
+            let entries = counts.refcounts.table().len() as u64;
+            let table_clusters = if last < entries {
+                0
+            } else {
+                let wanted = (last + 1).max(entries + entries / 2);
+                wanted.div_ceil(geometry.refcount_table_entries_per_cluster())
+            };
+            let growth = CountGrowth {
+                start,
+                end,
+                blocks,
+                table_clusters,
+            };
+            // Counts beyond the end of file that are not 0: somebody's leak, to be stepped over.
+            let free = counts
+                .refcounts
+                .zero_runs(start..growth.first_free().min(end))
+                .await?;
+            if free.iter().map(|run| run.end - run.start).sum::<u64>()
+                < growth.first_free().min(end) - start
+            {
+                start = free
+                    .last()
+                    .filter(|run| run.end == growth.first_free())
+                    .map_or(start + 1, |r| r.start);
+                end = end.max(start + needed);
+                continue;
+            }
+            if growth.first_free() + needed <= end {
+                return Ok(growth);
+            }
+            end = growth.first_free() + needed;
+        }
+    }
+
+    /// Writes new refcount blocks and makes them reachable, in order.
+    async fn write_counts(&self, counts: &mut Counts, growth: &CountGrowth) -> Result<()> {
+        if growth.blocks.is_empty() {
+            return Ok(());
+        }
+        let written = self.write_counts_in_order(counts, growth).await;
+        if let Err(error) = &written {
+            // Some blocks may be written, none reachable or all: a reopen finds out.
+            let mut state = self.lock();
+            state.latch.get_or_insert(error.duplicate());
+        }
+        written
+    }
+
+    async fn write_counts_in_order(&self, counts: &mut Counts, growth: &CountGrowth) -> Result<()> {
+        let geometry = *self.geometry();
+        let metadata = growth.start..growth.first_free();
+        let mut blocks: Vec<(u64, u64, Vec<u8>)> =
+            growth.placed_blocks(geometry.cluster_bytes()).collect();
+        for cluster in metadata.clone().map(HostCluster) {
+            let index = geometry.refcount_block_index(cluster);
+            match blocks.iter_mut().find(|(block, ..)| *block == index) {
+                Some((_, _, bytes)) => {
+                    let at = geometry.index_in_refcount_block(cluster) as usize;
+                    set_refcount(bytes, at, geometry.refcount_order(), 1);
+                }
+                None => {
+                    counts.refcounts.add(cluster, 1).await?;
+                }
+            }
+        }
+        let mut table = counts.refcounts.table().to_vec();
+        let entries = growth.table_clusters * geometry.refcount_table_entries_per_cluster();
+        table.resize(table.len().max(entries as usize), 0);
+        let mut changed = Vec::new();
+        let mut writes = Vec::new();
+        for (index, at, bytes) in blocks {
+            let offset = at << geometry.cluster_bits();
+            table[index as usize] = offset;
+            changed.push((index, offset));
+            writes.push((offset, vec![Buf::from(bytes)]));
+        }
+        let moved = growth.table_clusters > 0;
+        if moved {
+            let bytes: Vec<u8> = table.iter().flat_map(|entry| entry.to_be_bytes()).collect();
+            writes.push((
+                growth.start << geometry.cluster_bits(),
+                vec![Buf::from(bytes)],
+            ));
+        }
+        counts.refcounts.write_dirty().await?;
+        self.write_all(writes).await?;
+        self.file.flush().await?;
+        let old = counts.refcounts.table_offset();
+        if moved {
+            let mut header = self.header();
+            let old_clusters = u64::from(header.refcount_table_clusters);
+            header.refcount_table_offset = growth.start << geometry.cluster_bits();
+            header.refcount_table_clusters = growth.table_clusters as u32;
+            self.write_header(&header).await?;
+            counts
+                .refcounts
+                .set_table(table, HostOffset(header.refcount_table_offset));
+            let first = geometry.host_cluster(old).0;
+            self.free_metadata(counts, first..first + old_clusters)
+                .await?;
+        } else {
+            self.write_all(entry_writes(old.0, &changed)).await?;
+            self.file.flush().await?;
+            counts.refcounts.set_table(table, old);
+        }
+        let mut state = self.lock();
+        metadata.for_each(|cluster| {
+            state.protected.insert(HostCluster(cluster));
+        });
+        Ok(())
+    }
+
+    /// Frees clusters of a structure that the header has, durably, ceased to refer to. Nobody but the
+    /// holder of the turn reads such structures, so no epoch is to be waited for.
+    pub(super) async fn free_metadata(
+        &self,
+        counts: &mut Counts,
+        clusters: std::ops::Range<u64>,
+    ) -> Result<()> {
+        for cluster in clusters.map(HostCluster) {
+            if counts.refcounts.add(cluster, -1).await? == 0 {
+                set_free(
+                    &mut self.lock(),
+                    counts.scanned,
+                    (cluster, Content::Unknown),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes a root (invariant D6): one write within header sector 0, between barriers. What the
+    /// new header refers to is durable already.
+    pub(super) async fn write_header(&self, header: &Header) -> Result<()> {
+        let fixed = Buf::from(header.fixed_part());
+        let written = match self.file.write(0, vec![fixed], Durability::Cached).await {
+            Ok(()) => self.file.flush().await,
+            Err(error) => Err(error),
+        };
+        let mut state = self.lock();
+        match written {
+            Ok(()) => state.header = header.clone(),
+            // Old or new: a reopen finds out.
+            Err(error) => {
+                state.latch.get_or_insert(error.duplicate());
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Before the first write of a session: what we do not maintain is marked so, durably (D5).
+    pub(super) async fn ready_for_writes(&self) -> Result<()> {
+        if self.lock().ready_for_writes {
+            return Ok(());
+        }
+        let _turn = self.turn.take().await;
+        let mut header = {
+            let state = self.lock();
+            self.unlatched(&state)?;
+            if state.ready_for_writes {
+                return Ok(());
+            }
+            state.header.clone()
+        };
+        let maintained = autoclear::DATA_FILE_RAW;
+        if header.autoclear_features & !maintained != 0 {
+            header.autoclear_features &= maintained;
+            self.write_header(&header).await?;
+        }
+        self.lock().ready_for_writes = true;
+        Ok(())
+    }
+
+    /// Gives back what this session has grown and not used. After the last cycle.
+    pub(super) async fn trim(&self) -> Result<()> {
+        let _turn = self.turn.take().await;
+        let start = {
+            let mut state = self.lock();
+            let claimed = state.claimed;
+            let Some(first) = state.free.run_ending_at(claimed) else {
+                return Ok(());
+            };
+            let start = first.max(state.claimed_at_open);
+            if start >= claimed || state.latch.is_some() {
+                return Ok(());
+            }
+            state.free.cut_at(start);
+            state.claimed = start;
+            start
+        };
+        self.file
+            .set_len(start << self.geometry().cluster_bits())
+            .await
+    }
+
+    /// See [`crate::Image::maintain`].
+    pub(crate) async fn maintain(&self) {
+        loop {
+            let (waiting, write_back, room) = {
+                let mut state = self.lock();
+                if state.closed || state.latch.is_some() {
+                    return;
+                }
+                let room = (state.free.clusters() < state.low_water).then_some(state.low_water);
+                (
+                    state.maintenance.wait(),
+                    state.tables.wants_writeback(),
+                    room,
+                )
+            };
+            let mut idle = true;
+            if write_back {
+                // A failure latches the image or is met again by the next flush.
+                idle = self.write_back().await.is_err();
+            }
+            if let Some(clusters) = room {
+                // Without space, requests meet the error when they need some.
+                idle &= self.make_room(clusters).await.is_err();
+            }
+            if idle {
+                waiting.await;
+            }
+        }
+    }
+}
+
+/// Growth is worth doing ahead of need once a session has grown this much.
+const GROW_AHEAD_FROM_BYTES: u64 = 1 << 20;
+
+/// New space and the refcount structures that count it.
+#[derive(Debug)]
+struct CountGrowth {
+    /// The first new cluster that is used: the metadata comes first.
+    start: u64,
+    /// The end of the new space, in clusters.
+    end: u64,
+    /// Indices of new refcount blocks.
+    blocks: Vec<u64>,
+    /// Clusters of a new refcount table; 0 if the old one does.
+    table_clusters: u64,
+}
+
+impl CountGrowth {
+    /// The first cluster after the metadata.
+    fn first_free(&self) -> u64 {
+        self.start + self.table_clusters + self.blocks.len() as u64
+    }
+
+    fn table_bytes(&self) -> u64 {
+        self.blocks.last().map_or(0, |index| (index + 1) * 8)
+    }
+
+    /// Index, cluster and empty bytes of each new block.
+    fn placed_blocks(&self, cluster_bytes: u64) -> impl Iterator<Item = (u64, u64, Vec<u8>)> {
+        let first = self.start + self.table_clusters;
+        let empty = vec![0; cluster_bytes as usize];
+        self.blocks
+            .iter()
+            .zip(first..)
+            .map(move |(&index, at)| (index, at, empty.clone()))
+    }
+}
+
+/// A cluster has lost its last reference. Those that the scan has yet to look through are left to it:
+/// it goes by the counts, and would find them a second time.
+fn set_free(state: &mut State, scanned: u64, (cluster, content): (HostCluster, Content)) {
+    state.fresh.set(cluster, 0);
+    state.protected.remove(cluster);
+    if cluster.0 < scanned || cluster.0 >= state.claimed_at_open {
+        state.free.add(cluster, 1, content);
+    }
+}
+
+/// Writes of single 8-byte entries of a table, neighbours joined.
+fn entry_writes(table: u64, entries: &[(u64, u64)]) -> Vec<(u64, Vec<Buf>)> {
+    let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
+    for (index, entry) in entries {
+        let offset = table + 8 * index;
+        match runs.last_mut() {
+            Some((start, bytes)) if *start + bytes.len() as u64 == offset => {
+                bytes.extend(entry.to_be_bytes());
+            }
+            _ => runs.push((offset, entry.to_be_bytes().to_vec())),
+        }
+    }
+    runs.into_iter()
+        .map(|(offset, bytes)| (offset, vec![Buf::from(bytes)]))
+        .collect()
+}

@@ -1,0 +1,97 @@
+//! The raw format: the disk is the file. The reference for what the verbs mean.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cowslip_queue::Buf;
+
+use crate::file::{Durability, HostFile, Space};
+use crate::qcow2::geometry::HostOffset;
+use crate::qcow2::header;
+use crate::qcow2::map::{Run, Source};
+use crate::{Error, Result};
+
+/// A raw image.
+#[derive(Debug)]
+pub struct Raw {
+    file: HostFile,
+    size: AtomicU64,
+    /// The format was guessed: a guest must not write another format's header into the first sector
+    /// and so have the next open read files of its choice.
+    guard_first_sector: bool,
+}
+
+const SECTOR_BYTES: u64 = 512;
+
+impl Raw {
+    /// The image in `file`, with the size that it has now.
+    pub fn new(file: HostFile, size: u64, guard_first_sector: bool) -> Raw {
+        Raw {
+            file,
+            size: AtomicU64::new(size),
+            guard_first_sector,
+        }
+    }
+
+    /// The size of the disk in bytes.
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// The file.
+    pub fn file(&self) -> &HostFile {
+        &self.file
+    }
+
+    /// All of it is data.
+    pub fn map(&self, range: Range<u64>) -> Vec<Run> {
+        let source = Source::Data(HostOffset(range.start));
+        vec![Run { range, source }]
+    }
+
+    /// Writes.
+    pub async fn write(&self, offset: u64, data: Buf, durability: Durability) -> Result<()> {
+        if self.guard_first_sector && offset < SECTOR_BYTES {
+            self.check_first_sector(offset, &data).await?;
+        }
+        self.file.write(offset, vec![data], durability).await
+    }
+
+    async fn check_first_sector(&self, offset: u64, data: &[u8]) -> Result<()> {
+        let mut sector = self.file.read_new(0, SECTOR_BYTES).await?;
+        let end = (offset as usize + data.len()).min(sector.len());
+        sector[offset as usize..end].copy_from_slice(&data[..end - offset as usize]);
+        if header::probe(&sector) != crate::image::Format::Raw {
+            return Err(Error::io(
+                format!(
+                    "Writing a qcow2 header into '{}', whose format was guessed to be raw; name the format to allow it",
+                    self.file.name()
+                ),
+                std::io::Error::from_raw_os_error(1),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Makes a range read as zeroes.
+    pub async fn write_zeroes(&self, offset: u64, len: u64, space: Space) -> Result<()> {
+        self.file.zero(offset, len, space).await
+    }
+
+    /// Gives space back.
+    pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        match self.file.discard(offset, len).await {
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::Unsupported => {
+                Ok(())
+            }
+            other => other.map(|_| ()),
+        }
+    }
+
+    /// Changes the size.
+    pub async fn resize(&self, size: u64) -> Result<()> {
+        self.file.set_len(size).await?;
+        self.size.store(size, Ordering::Release);
+        Ok(())
+    }
+}

@@ -1,0 +1,173 @@
+//! Random requests against a model of the disk, one at a time, on files in memory: what the guest
+//! reads, after reopening too. Concurrency, crashes and faults are the simulator's.
+
+use std::future::Future;
+use std::pin::pin;
+use std::process::Command;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use cowslip::file::memory::MemoryFile;
+use cowslip::file::{BlockFile, FileRequest, Gate};
+use cowslip::image::{BackingChoice, DiscardPolicy, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::{Buf, BufMut, Error, Image};
+
+/// Files in memory complete at once, so nothing ever waits.
+fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..1000 {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+    }
+    panic!("a request waits for nothing");
+}
+
+struct NoFiles;
+impl Gate for NoFiles {
+    fn open(&self, request: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
+        Err(Error::Invalid(format!("no {}", request.name)))
+    }
+}
+
+struct Random(u64);
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+}
+
+fn options() -> OpenOptions {
+    OpenOptions {
+        writable: true,
+        discard: DiscardPolicy::Unmap,
+        backing: BackingChoice::None,
+        cache_bytes: 4 * 4096,
+        ..OpenOptions::default()
+    }
+}
+
+fn run(create_options: &str, size: u64, alignment: u32, seed: u64) {
+    let directory = std::env::temp_dir().join(format!(
+        "cowslip-model-{}-{seed}-{alignment}",
+        std::process::id()
+    ));
+    std::fs::create_dir_all(&directory).unwrap();
+    let path = directory.join("a.qcow2");
+    let made = Command::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2", "-o", create_options])
+        .arg(&path)
+        .arg(size.to_string())
+        .status();
+    if made.is_err() {
+        println!("SKIPPED: qemu-img is not installed");
+        return;
+    }
+    let mut bytes = std::fs::read(&path).unwrap();
+    let mut random = Random(seed);
+    let mut model = vec![0u8; size as usize];
+    for _ in 0..3 {
+        let file = Arc::new(MemoryFile::new("a.qcow2", bytes, alignment));
+        let image = block_on(Image::open(file.clone(), options(), &NoFiles)).unwrap();
+        for step in 0..150u64 {
+            let start = random.below(size);
+            let mut len = 1 + random.below((size - start).min(300_000));
+            if random.below(2) == 0 {
+                len = len.min(5000);
+            }
+            let range = start as usize..(start + len) as usize;
+            if std::env::var_os("COWSLIP_TRACE").is_some() {
+                println!("{step}: {start}+{len} {}", Random(random.0).below(9));
+            }
+            match random.below(9) {
+                0..=3 => {
+                    let data: Vec<u8> = (0..len).map(|i| (i * 7 + step) as u8 | 1).collect();
+                    model[range].copy_from_slice(&data);
+                    let fua = random.below(4) == 0;
+                    block_on(image.write(start, Buf::from(data), WriteOptions { fua })).unwrap();
+                }
+                4 => {
+                    model[range].fill(0);
+                    let may_unmap = random.below(2) == 0;
+                    let zero = ZeroOptions {
+                        may_unmap,
+                        ..ZeroOptions::default()
+                    };
+                    block_on(image.write_zeroes(start, len, zero)).unwrap();
+                }
+                5 => {
+                    block_on(image.discard(start, len)).unwrap();
+                    let buf = block_on(image.read(start, BufMut::zeroed(len as usize))).unwrap();
+                    for (new, old) in buf.iter().zip(&mut model[range]) {
+                        assert!(*new == 0 || new == old);
+                        *old = *new;
+                    }
+                }
+                6 => block_on(image.flush()).unwrap(),
+                _ => {
+                    let buf = block_on(image.read(start, BufMut::zeroed(len as usize))).unwrap();
+                    let wrong = (0..buf.len()).find(|&i| buf[i] != model[start as usize + i]);
+                    assert_eq!(
+                        wrong.map(|i| (start + i as u64, buf[i], model[start as usize + i])),
+                        None,
+                        "{create_options} seed {seed} step {step}: {start}+{len}"
+                    );
+                }
+            }
+        }
+        block_on(image.close()).unwrap();
+        bytes = file.contents();
+        std::fs::write(&path, &bytes).unwrap();
+        let check = Command::new("qemu-img")
+            .arg("check")
+            .arg(&path)
+            .output()
+            .unwrap();
+        assert!(
+            check.status.success(),
+            "{create_options} seed {seed}: {}",
+            String::from_utf8_lossy(&check.stdout)
+        );
+        let raw = directory.join("a.raw");
+        let converted = Command::new("qemu-img")
+            .args(["convert", "-O", "raw"])
+            .arg(&path)
+            .arg(&raw)
+            .status();
+        assert!(converted.unwrap().success());
+        assert!(
+            std::fs::read(&raw).unwrap() == model,
+            "{create_options} seed {seed}: QEMU reads other bytes"
+        );
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn images_hold_what_was_written_and_qemu_reads_the_same() {
+    let shapes = [
+        ("cluster_size=65536", 4 << 20),
+        ("cluster_size=65536,extended_l2=on", 4 << 20),
+        (
+            "cluster_size=16384,extended_l2=on,refcount_bits=1",
+            2_000_384,
+        ),
+        ("cluster_size=512", 1_500_160),
+        ("cluster_size=512,refcount_bits=64", 1 << 20),
+        ("cluster_size=4096,compat=0.10", 1 << 20),
+        ("cluster_size=2M", 9 << 20),
+    ];
+    for (index, (shape, size)) in shapes.iter().enumerate() {
+        for alignment in [1, 512, 4096] {
+            run(shape, *size, alignment, index as u64 + 1);
+        }
+    }
+}
