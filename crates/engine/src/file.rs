@@ -12,6 +12,9 @@ use std::sync::Arc;
 use cowslip_queue::{Buf, BufMut, Pending};
 
 mod aligned;
+pub mod host;
+mod host_geometry;
+mod host_name;
 pub mod memory;
 
 pub use aligned::HostFile;

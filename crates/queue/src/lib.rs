@@ -5,10 +5,31 @@
 //! owned by the operation until the kernel has let go of it: dropping a future frees nothing that is
 //! still in use.
 //!
+//! A [`Queue`] runs futures on the thread that made it. While it runs, the file operations
+//! ([`file`]) and the sockets ([`Listener`], [`Stream`]) of that thread go through its ring, or
+//! through epoll and a pool of threads where io_uring is not to be had. File operations also work on
+//! threads without a queue: the pool takes them.
+//!
 //! May not know: any image format, any protocol, the command line.
 
 pub mod buf;
+mod driver;
+mod epoll;
+mod executor;
+pub mod file;
 pub mod pending;
+mod pool;
+mod scatter;
+mod socket;
+mod sys;
+mod timer;
+mod uring;
 
 pub use buf::{Buf, BufMut};
+pub use driver::Backend;
+pub use executor::{Queue, spawn, yield_now};
+pub use file::File;
 pub use pending::{Completer, Pending, pending};
+pub use pool::blocking;
+pub use socket::{Listener, Stream};
+pub use timer::{Sleep, sleep};

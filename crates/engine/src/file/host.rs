@@ -1,0 +1,380 @@
+//! Files of the host: regular files and block devices.
+//!
+//! Promises what [`BlockFile`] asks for. I/O goes through the queue of the calling thread, or through
+//! the pool of threads; the page cache is used or bypassed (`O_DIRECT`) as the caller says, and with
+//! it comes the alignment that requests must have. Also the ordinary gate: files that images name,
+//! looked up beside the image.
+//!
+//! Leaves out: locks, character devices, anything with a protocol in its name.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use cowslip_queue::file::{File, MemoryAlignment, Persistence, Route, Shape, ring_available};
+use cowslip_queue::{Buf, BufMut, Pending};
+use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use super::{
+    BlockFile, Capabilities, Durability, FileExtent, FileId, FileRequest, Gate, Space,
+    host_geometry as geometry,
+};
+use crate::{Error, Result};
+
+pub use super::host_name::resolve_name;
+
+/// Which driver does the I/O.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Aio {
+    /// The ring where the calling thread's queue has one, else threads.
+    #[default]
+    Auto,
+    /// The same, but opening fails where the kernel gives no ring.
+    Uring,
+    /// Threads.
+    Threads,
+}
+
+/// Whether I/O goes through the host's page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PageCache {
+    /// It does.
+    #[default]
+    Use,
+    /// It does not: `O_DIRECT`.
+    Bypass,
+}
+
+/// What a flush does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FlushPolicy {
+    /// It makes durable what was written.
+    #[default]
+    Honour,
+    /// Nothing: fast, and everything is lost with the host (`cache=unsafe`).
+    Ignore,
+}
+
+/// What opening does about the file's existence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CreateMode {
+    /// It must exist.
+    #[default]
+    OpenExisting,
+    /// It is made, and must not exist.
+    CreateNew,
+    /// It is made, or cut to nothing if it exists.
+    Truncate,
+}
+
+/// How to open a file of the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostOptions {
+    /// Whether it will be written.
+    pub writable: bool,
+    /// Whether it must, may or must not exist.
+    pub create: CreateMode,
+    /// Through the page cache or past it.
+    pub page_cache: PageCache,
+    /// Whether flushes count.
+    pub flush: FlushPolicy,
+    /// The driver.
+    pub aio: Aio,
+}
+
+/// Opens a regular file or a block device. Blocks, but not for long.
+///
+/// # Errors
+/// The system's refusal; something that is neither of the two; a file system without direct I/O if
+/// that was asked for; a kernel without io_uring if that was.
+pub fn open_host_file(path: &Path, options: &HostOptions) -> Result<Arc<dyn BlockFile>> {
+    let name = path.to_string_lossy().into_owned();
+    let file = HostBlockFile::open(path, name, options)?;
+    Ok(Arc::new(file))
+}
+
+fn open_flags(options: &HostOptions) -> OFlags {
+    // Opening a FIFO would wait for its other end; whether it is one is told afterwards.
+    let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    flags |= match options.writable {
+        true => OFlags::RDWR,
+        false => OFlags::RDONLY,
+    };
+    flags |= match options.create {
+        CreateMode::OpenExisting => OFlags::empty(),
+        CreateMode::CreateNew => OFlags::CREATE | OFlags::EXCL,
+        CreateMode::Truncate => OFlags::CREATE | OFlags::TRUNC,
+    };
+    if options.page_cache == PageCache::Bypass {
+        flags |= OFlags::DIRECT;
+    }
+    flags
+}
+
+/// Opens, and asks what it is.
+fn open_checked(path: &Path, options: &HostOptions) -> std::result::Result<(OwnedFd, Stat), Errno> {
+    // As every program that makes files: the user's mask takes away what it wants.
+    let mode = Mode::from_raw_mode(0o644);
+    let flags = open_flags(options);
+    let fd = rustix::fs::open(path, flags, mode)?;
+    let stat = rustix::fs::fstat(&fd)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile | FileType::BlockDevice => {}
+        FileType::Directory => return Err(Errno::ISDIR),
+        FileType::Fifo | FileType::Socket => return Err(Errno::SPIPE),
+        _ => return Err(Errno::NOTBLK),
+    }
+    rustix::fs::fcntl_setfl(&fd, flags & OFlags::DIRECT)?;
+    Ok((fd, stat))
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Regular,
+    /// With its size, which is fixed while it is open.
+    BlockDevice(u64),
+}
+
+#[derive(Debug)]
+struct HostBlockFile {
+    name: String,
+    capabilities: Capabilities,
+    id: FileId,
+    kind: Kind,
+    flush: FlushPolicy,
+    file: Arc<File>,
+}
+
+impl HostBlockFile {
+    fn open(path: &Path, name: String, options: &HostOptions) -> Result<HostBlockFile> {
+        if options.aio == Aio::Uring && ring_available().is_err() {
+            return Err(Error::Unsupported {
+                file: name,
+                feature: "io_uring on this kernel".to_string(),
+            });
+        }
+        let verb = match options.create {
+            CreateMode::OpenExisting => "open",
+            CreateMode::CreateNew | CreateMode::Truncate => "create",
+        };
+        let failed = |error: io::Error| Error::io(format!("Could not {verb} '{name}'"), error);
+        let (fd, stat) = match open_checked(path, options) {
+            Ok(opened) => opened,
+            // The one meaning of EINVAL here: no direct I/O on this file system.
+            Err(Errno::INVAL) if options.page_cache == PageCache::Bypass => {
+                return Err(Error::Unsupported {
+                    file: name,
+                    feature: "O_DIRECT on this file system".to_string(),
+                });
+            }
+            Err(error) => return Err(failed(error.into())),
+        };
+        let direct = match options.page_cache {
+            PageCache::Use => None,
+            PageCache::Bypass => Some(geometry::direct_alignment(&fd).map_err(failed)?),
+        };
+        let memory = direct.map_or(MemoryAlignment::NONE, |direct| MemoryAlignment {
+            start_bytes: direct.memory_bytes as usize,
+            len_bytes: direct.offset_bytes as usize,
+        });
+        let space = geometry::space_calls(&fd, &stat);
+        let route = match options.aio {
+            Aio::Auto | Aio::Uring => Route::Ring,
+            Aio::Threads => Route::Pool,
+        };
+        let file = File::new(fd, route, memory);
+        let (kind, id) = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::BlockDevice => {
+                let size = file.block_device_size().map_err(failed)?;
+                (Kind::BlockDevice(size), FileId(stat.st_rdev, 0))
+            }
+            _ => (Kind::Regular, FileId(stat.st_dev, stat.st_ino)),
+        };
+        Ok(HostBlockFile {
+            capabilities: Capabilities {
+                alignment_bytes: direct.map_or(1, |direct| direct.offset_bytes),
+                writable: options.writable,
+                extends_with_zeroes: kind == Kind::Regular,
+                zeroes_fast: space.zeroes_fast,
+                punches_holes: space.punches_holes,
+            },
+            name,
+            id,
+            kind,
+            flush: options.flush,
+            file,
+        })
+    }
+
+    fn check_aligned(&self, offset: u64, len: u64) {
+        let alignment = u64::from(self.capabilities.alignment_bytes);
+        assert!(
+            offset.is_multiple_of(alignment) && len.is_multiple_of(alignment),
+            "{offset:#x}+{len:#x} is not aligned to {alignment}"
+        );
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        match self.kind {
+            Kind::Regular => Ok(rustix::fs::fstat(&*self.file)?.st_size as u64),
+            Kind::BlockDevice(size) => Ok(size),
+        }
+    }
+}
+
+impl BlockFile for HostBlockFile {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn id(&self) -> Option<FileId> {
+        Some(self.id)
+    }
+
+    fn len(&self) -> Pending<io::Result<u64>> {
+        // The inode is in memory: this does not block.
+        Pending::ready(self.length())
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+        self.check_aligned(offset, buf.len() as u64);
+        self.file.read_at(offset, buf)
+    }
+
+    fn write(
+        &self,
+        offset: u64,
+        data: Vec<Buf>,
+        durability: Durability,
+    ) -> Pending<io::Result<()>> {
+        let len: usize = data.iter().map(|buf| buf.len()).sum();
+        self.check_aligned(offset, len as u64);
+        let persistence = match (durability, self.flush) {
+            (Durability::Durable, FlushPolicy::Honour) => Persistence::Durable,
+            _ => Persistence::Cached,
+        };
+        self.file.write_at(offset, data, persistence)
+    }
+
+    /// The end of file moves up with zeroes that stay allocated, not with those that take no space.
+    fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {
+        let shape = match space {
+            Space::Keep => Shape::Zero,
+            Space::Release => Shape::Punch,
+        };
+        self.file.shape(offset, len, shape)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        match self.kind {
+            Kind::Regular => self.file.shape(offset, len, Shape::Punch),
+            Kind::BlockDevice(_) => self.file.discard_blocks(offset, len),
+        }
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.file.shape(offset, len, Shape::Allocate)
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        let end = offset.saturating_add(len);
+        match self.kind {
+            Kind::Regular => self.file.runs(offset, end, |run| FileExtent {
+                start: run.start,
+                len: run.end - run.start,
+                hole: run.hole,
+            }),
+            // A device tells nothing about its blocks.
+            Kind::BlockDevice(size) => Pending::ready(Ok(split_at_end(offset, end, size))),
+        }
+    }
+
+    fn flush(&self) -> Pending<io::Result<()>> {
+        match self.flush {
+            FlushPolicy::Honour => self.file.sync_data(),
+            FlushPolicy::Ignore => Pending::ready(Ok(())),
+        }
+    }
+
+    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
+        match self.kind {
+            Kind::Regular => self.file.set_len(len),
+            Kind::BlockDevice(size) if size == len => Pending::ready(Ok(())),
+            Kind::BlockDevice(_) => Pending::ready(Err(Errno::OPNOTSUPP.into())),
+        }
+    }
+
+    fn allocated_bytes(&self) -> Option<u64> {
+        // What `st_blocks` counts, whatever the file system's block size.
+        const STAT_BLOCK_BYTES: u64 = 512;
+        match self.kind {
+            Kind::Regular => {
+                let stat = rustix::fs::fstat(&*self.file).ok()?;
+                Some(stat.st_blocks as u64 * STAT_BLOCK_BYTES)
+            }
+            Kind::BlockDevice(_) => None,
+        }
+    }
+}
+
+/// Data up to the end of a device, a hole beyond it.
+fn split_at_end(start: u64, end: u64, size: u64) -> Vec<FileExtent> {
+    let split = size.clamp(start, end);
+    let runs = [(start, split, false), (split, end, true)];
+    let runs = runs.into_iter().filter(|(start, end, _)| start < end);
+    runs.map(|(start, end, hole)| FileExtent {
+        start,
+        len: end - start,
+        hole,
+    })
+    .collect()
+}
+
+/// The ordinary gate: opens the files that images name on the host, all with the same options but
+/// for whether they are written.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostGate {
+    /// How to open them; `writable` and `create` are overridden by each request.
+    pub options: HostOptions,
+}
+
+impl Gate for HostGate {
+    fn open(&self, request: &FileRequest<'_>) -> Result<Arc<dyn BlockFile>> {
+        let path = super::host_name::local_path(request.named_by, request.name)?;
+        let options = HostOptions {
+            writable: request.writable,
+            create: CreateMode::OpenExisting,
+            ..self.options
+        };
+        open_host_file(Path::new(&path), &options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_data_up_to_its_end() {
+        let data = |start, len| FileExtent {
+            start,
+            len,
+            hole: false,
+        };
+        let hole = |start, len| FileExtent {
+            start,
+            len,
+            hole: true,
+        };
+        assert_eq!(split_at_end(10, 20, 100), [data(10, 10)]);
+        assert_eq!(split_at_end(10, 20, 15), [data(10, 5), hole(15, 5)]);
+        assert_eq!(split_at_end(10, 20, 10), [hole(10, 10)]);
+        assert_eq!(split_at_end(10, 20, 0), [hole(10, 10)]);
+    }
+}

@@ -1,0 +1,113 @@
+//! What a file of the host can do, asked of the kernel when it is opened.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use cowslip_queue::BufMut;
+use rustix::fs::{AtFlags, FileType, Stat, StatxFlags};
+use rustix::io::Errno;
+
+/// What direct I/O asks for, in powers of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DirectAlignment {
+    /// Of memory.
+    pub(super) memory_bytes: u32,
+    /// Of offsets and lengths.
+    pub(super) offset_bytes: u32,
+}
+
+/// Nobody asks for more; what is met where nothing can be found out.
+const SAFE_BYTES: u32 = 4096;
+
+/// What direct I/O on this file asks for.
+pub(super) fn direct_alignment(fd: &OwnedFd) -> io::Result<DirectAlignment> {
+    let told = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    if let Ok(told) = told
+        && StatxFlags::from_bits_retain(told.stx_mask).contains(StatxFlags::DIOALIGN)
+        && told.stx_dio_offset_align.is_power_of_two()
+        && told.stx_dio_mem_align.is_power_of_two()
+    {
+        return Ok(DirectAlignment {
+            // Slices of buffers start at guest sectors, so a finer demand gains nothing.
+            memory_bytes: told.stx_dio_mem_align.min(SAFE_BYTES),
+            offset_bytes: told.stx_dio_offset_align,
+        });
+    }
+    probe_alignment(fd)
+}
+
+/// Kernels before 6.1 and some file systems do not tell; then the shortest read that works does.
+fn probe_alignment(fd: &OwnedFd) -> io::Result<DirectAlignment> {
+    let mut buf = BufMut::zeroed(SAFE_BYTES as usize);
+    for len in [1, 512, 1024, 2048, 4096] {
+        match rustix::io::pread(fd, &mut buf[..len as usize], 0) {
+            // A single byte: the file is empty or the file system does not mind and reads through
+            // the cache, so this says nothing about what is best.
+            Ok(_) if len == 1 => break,
+            Ok(_) => {
+                return Ok(DirectAlignment {
+                    memory_bytes: len,
+                    offset_bytes: len,
+                });
+            }
+            Err(Errno::INVAL) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(DirectAlignment {
+        memory_bytes: SAFE_BYTES,
+        offset_bytes: SAFE_BYTES,
+    })
+}
+
+/// What the file system does about space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SpaceCalls {
+    pub(super) zeroes_fast: bool,
+    pub(super) punches_holes: bool,
+}
+
+/// File systems by what `statfs` calls them. Known rather than tried: trying would change the
+/// modification time of a file that is only being opened.
+const ZERO_AND_PUNCH: [u32; 6] = [
+    0xEF53,      // ext4
+    0x5846_5342, // XFS
+    0x9123_683E, // btrfs
+    0xF2F5_2010, // F2FS
+    0xCA45_1A4E, // bcachefs
+    0x7461_636F, // OCFS2
+];
+const PUNCH: [u32; 3] = [
+    0x0102_1994, // tmpfs
+    0x6969,      // NFS, from 4.2 on
+    0x0116_1970, // GFS2
+];
+
+pub(super) fn space_calls(fd: &OwnedFd, stat: &Stat) -> SpaceCalls {
+    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+        return SpaceCalls {
+            zeroes_fast: device_zeroes_fast(stat),
+            // Discarded blocks may read as anything.
+            punches_holes: false,
+        };
+    }
+    let magic = rustix::fs::fstatfs(fd.as_fd()).map_or(0, |told| told.f_type as u32);
+    SpaceCalls {
+        zeroes_fast: ZERO_AND_PUNCH.contains(&magic),
+        punches_holes: ZERO_AND_PUNCH.contains(&magic) || PUNCH.contains(&magic),
+    }
+}
+
+/// Whether the device has a command for zeroes, by what the kernel tells in its file system.
+fn device_zeroes_fast(stat: &Stat) -> bool {
+    let major = rustix::fs::major(stat.st_rdev);
+    let minor = rustix::fs::minor(stat.st_rdev);
+    let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    // A partition has no queue of its own, its disk is the directory above.
+    ["queue", "../queue"].iter().any(|queue| {
+        let limit = fs::read_to_string(device.join(queue).join("write_zeroes_max_bytes"));
+        limit.is_ok_and(|text| text.trim().parse::<u64>().is_ok_and(|bytes| bytes > 0))
+    })
+}

@@ -1,0 +1,335 @@
+//! The executor: local tasks on one thread, woken from any.
+//!
+//! A turn of the loop polls what is ready, then goes to the driver once: one system call submits
+//! everything that the polls asked for, waits if nothing is ready, and brings back all completions.
+//!
+//! Wakes from the queue's own thread append to the ready list. Wakes from other threads append to the
+//! inbox and write the queue's eventfd only if the queue sleeps: it announces its sleep before it
+//! looks into the inbox a last time, so no wake is lost.
+//!
+//! Leaves out: priorities, work stealing, join handles.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::OwnedFd;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Wake, Waker};
+
+use slab::Slab;
+
+use crate::driver::{Backend, Driver, Patience};
+use crate::sys;
+use crate::timer::Timers;
+
+/// Polls in one turn before the driver is visited although tasks are ready: tasks that wake each
+/// other for ever may not starve the I/O. Large enough that a full ring of completions is one turn.
+const POLLS_PER_TURN: usize = 512;
+
+/// The index of the future that `block_on` runs; it lives on the stack, not in the slab.
+const ROOT: usize = usize::MAX;
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<Core>>> = const { RefCell::new(None) };
+}
+
+/// What other threads see of a queue.
+pub(crate) struct Shared {
+    inbox: Mutex<Vec<Arc<Task>>>,
+    /// The queue is in the kernel or about to go there, and must be woken by the event.
+    asleep: AtomicBool,
+    event: Arc<OwnedFd>,
+}
+
+impl Shared {
+    fn inbox(&self) -> MutexGuard<'_, Vec<Arc<Task>>> {
+        self.inbox
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn post(&self, task: Arc<Task>) {
+        self.inbox().push(task);
+        // The inbox's lock orders this against the queue's last look before its sleep: either that
+        // look finds the task, or this swap finds the queue asleep.
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            sys::signal_event(&self.event);
+        }
+    }
+}
+
+/// The part of a task that wakers hold.
+struct Task {
+    queue: Arc<Shared>,
+    index: usize,
+    /// It is in the ready list or in the inbox.
+    scheduled: AtomicBool,
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        if self.scheduled.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let mut task = Some(self);
+        // The thread's storage may be gone when a thread ends; then the wake is a foreign one.
+        let _gone = CURRENT.try_with(|current| {
+            let current = current.borrow();
+            let Some(core) = current.as_ref() else { return };
+            if let Some(own) = task.take_if(|task| Arc::ptr_eq(&task.queue, &core.shared)) {
+                core.ready.borrow_mut().push_back(own);
+            }
+        });
+        if let Some(task) = task {
+            let queue = Arc::clone(&task.queue);
+            queue.post(task);
+        }
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.scheduled.load(Ordering::Acquire) {
+            Arc::clone(self).wake();
+        }
+    }
+}
+
+type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
+
+struct Slot {
+    task: Arc<Task>,
+    /// Absent while it is being polled.
+    future: Option<LocalFuture>,
+}
+
+/// The state of a queue on its own thread.
+pub(crate) struct Core {
+    shared: Arc<Shared>,
+    ready: RefCell<VecDeque<Arc<Task>>>,
+    slots: RefCell<Slab<Slot>>,
+    pub(crate) timers: Timers,
+    pub(crate) driver: Driver,
+    /// Transfers on sockets since one last gave way to the other tasks.
+    pub(crate) transfers: Cell<u32>,
+    running: Cell<bool>,
+}
+
+impl Core {
+    /// Calls `f` with the queue that runs on this thread, if one does.
+    pub(crate) fn with_current<R>(f: impl FnOnce(&Rc<Core>) -> R) -> Option<R> {
+        let call = |current: &RefCell<Option<Rc<Core>>>| current.borrow().as_ref().map(f);
+        CURRENT.try_with(call).ok().flatten()
+    }
+
+    fn spawn(&self, future: LocalFuture) {
+        let mut slots = self.slots.borrow_mut();
+        let entry = slots.vacant_entry();
+        let task = Arc::new(Task {
+            queue: Arc::clone(&self.shared),
+            index: entry.key(),
+            scheduled: AtomicBool::new(true),
+        });
+        entry.insert(Slot {
+            task: Arc::clone(&task),
+            future: Some(future),
+        });
+        self.ready.borrow_mut().push_back(task);
+    }
+
+    fn next_ready(&self) -> Option<Arc<Task>> {
+        self.ready.borrow_mut().pop_front()
+    }
+
+    fn poll(&self, task: Arc<Task>) {
+        let index = task.index;
+        // A late wake of a finished task finds its slot empty or in the hands of another.
+        let future = match self.slots.borrow_mut().get_mut(index) {
+            Some(slot) if Arc::ptr_eq(&slot.task, &task) => slot.future.take(),
+            _ => None,
+        };
+        let Some(mut future) = future else { return };
+        let waker = Waker::from(task);
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Pending => self.slots.borrow_mut()[index].future = Some(future),
+            Poll::Ready(()) => {
+                let slot = self.slots.borrow_mut().remove(index);
+                // Destructors may spawn and wake, so they run outside the borrow.
+                drop((slot, future));
+            }
+        }
+    }
+
+    fn collect_inbox(&self) {
+        let mut inbox = self.shared.inbox();
+        if !inbox.is_empty() {
+            self.ready.borrow_mut().extend(inbox.drain(..));
+        }
+    }
+
+    /// Submits, sleeps if nothing is ready, and takes in what has arrived.
+    fn turn(&self) {
+        self.collect_inbox();
+        self.timers.fire();
+        let mut patience = Patience::None;
+        if self.ready.borrow().is_empty() {
+            self.shared.asleep.store(true, Ordering::SeqCst);
+            self.collect_inbox();
+            if self.ready.borrow().is_empty() {
+                patience = self.timers.patience();
+            }
+        }
+        self.driver.turn(patience);
+        self.shared.asleep.store(false, Ordering::SeqCst);
+        self.collect_inbox();
+        self.timers.fire();
+    }
+}
+
+/// Makes a queue the current one of its thread, until dropped.
+struct Entered {
+    before: Option<Rc<Core>>,
+}
+
+impl Entered {
+    fn new(core: &Rc<Core>) -> Entered {
+        let before = CURRENT.with(|current| current.borrow_mut().replace(Rc::clone(core)));
+        Entered { before }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let before = self.before.take();
+        let own = CURRENT.with(|current| std::mem::replace(&mut *current.borrow_mut(), before));
+        drop(own);
+    }
+}
+
+/// An executor and its I/O queue; it belongs to the thread that made it.
+///
+/// Operations that are in flight make progress only while [`Queue::block_on`] runs. Dropping the
+/// queue drops its tasks, cancels what could wait for ever (sockets) and waits for the rest.
+pub struct Queue {
+    core: Rc<Core>,
+    /// One thread's: the ring takes submissions from one thread only.
+    _local: PhantomData<*const ()>,
+}
+
+impl Queue {
+    /// A queue for this thread.
+    ///
+    /// # Errors
+    /// The system refuses the ring (with [`Backend::Uring`]) or the descriptors.
+    pub fn new(backend: Backend) -> io::Result<Queue> {
+        let event = Arc::new(sys::new_event()?);
+        let core = Core {
+            shared: Arc::new(Shared {
+                inbox: Mutex::new(Vec::new()),
+                asleep: AtomicBool::new(false),
+                event: Arc::clone(&event),
+            }),
+            ready: RefCell::new(VecDeque::new()),
+            slots: RefCell::new(Slab::new()),
+            timers: Timers::default(),
+            driver: Driver::new(backend, event)?,
+            transfers: Cell::new(0),
+            running: Cell::new(false),
+        };
+        Ok(Queue {
+            core: Rc::new(core),
+            _local: PhantomData,
+        })
+    }
+
+    /// The backend that was chosen; never [`Backend::Auto`].
+    pub fn backend(&self) -> Backend {
+        self.core.driver.backend()
+    }
+
+    /// Runs the future and all spawned tasks until the future is done. Tasks that are not done then
+    /// wait for the next call.
+    ///
+    /// # Panics
+    /// If the queue is running already, or the kernel refuses to serve the ring.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let core = &self.core;
+        assert!(!core.running.replace(true), "a queue does not run itself");
+        let _entered = Entered::new(core);
+        let _running = Running(&core.running);
+        let mut future = pin!(future);
+        let root = Arc::new(Task {
+            queue: Arc::clone(&core.shared),
+            index: ROOT,
+            scheduled: AtomicBool::new(true),
+        });
+        let waker = Waker::from(Arc::clone(&root));
+        core.collect_inbox();
+        core.ready.borrow_mut().push_back(Arc::clone(&root));
+        loop {
+            for _ in 0..POLLS_PER_TURN {
+                let Some(task) = core.next_ready() else { break };
+                // Cleared before the poll, so that a wake during the poll schedules another.
+                task.scheduled.swap(false, Ordering::AcqRel);
+                if task.index != ROOT {
+                    core.poll(task);
+                } else if Arc::ptr_eq(&task, &root) {
+                    let mut cx = Context::from_waker(&waker);
+                    if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
+                        core.driver.turn(Patience::None);
+                        return output;
+                    }
+                }
+            }
+            core.turn();
+        }
+    }
+}
+
+struct Running<'a>(&'a Cell<bool>);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let _entered = Entered::new(&self.core);
+        loop {
+            let slots = std::mem::take(&mut *self.core.slots.borrow_mut());
+            if slots.is_empty() {
+                break;
+            }
+            drop(slots);
+        }
+        self.core.ready.borrow_mut().clear();
+        self.core.driver.drain();
+    }
+}
+
+/// Runs a future on the queue of this thread, beside the caller.
+///
+/// # Panics
+/// Outside [`Queue::block_on`].
+pub fn spawn<F: Future<Output = ()> + 'static>(future: F) {
+    let spawned = Core::with_current(|core| core.spawn(Box::pin(future)));
+    assert!(spawned.is_some(), "tasks are spawned on a running queue");
+}
+
+/// Lets every task that is ready now have its turn first.
+pub async fn yield_now() {
+    let mut yielded = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

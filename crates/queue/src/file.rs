@@ -1,0 +1,595 @@
+//! Files: reads and writes at offsets, and the calls that shape a file.
+//!
+//! Every operation owns its buffers and a share of the file until it is done. On a thread whose queue
+//! has a ring it goes down the ring; on every other thread the pool takes it. Short transfers are
+//! carried on, a read beyond the end of file yields zeroes, an interrupted call is repeated.
+//!
+//! Leaves out: which requests a file allows (the engine's drivers know), locks, opening.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::buf::{Buf, BufMut};
+use crate::driver::Driver;
+use crate::executor::Core;
+use crate::pending::{Completer, Pending, pending};
+use crate::pool::{self, blocking};
+use crate::scatter::Scatter;
+use crate::sys;
+use crate::uring::Uring;
+
+/// Where the operations of a file go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// The ring of the calling thread's queue; the pool where there is none.
+    Ring,
+    /// Always the pool.
+    Pool,
+}
+
+/// What direct I/O asks of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryAlignment {
+    /// Buffers must start at multiples of this many bytes.
+    pub start_bytes: usize,
+    /// Each buffer of a list must be a multiple of this many bytes long.
+    pub len_bytes: usize,
+}
+
+impl MemoryAlignment {
+    /// No demands: I/O through the page cache.
+    pub const NONE: MemoryAlignment = MemoryAlignment {
+        start_bytes: 1,
+        len_bytes: 1,
+    };
+
+    fn allows(&self, bytes: &[u8]) -> bool {
+        (bytes.as_ptr() as usize).is_multiple_of(self.start_bytes)
+            && bytes.len().is_multiple_of(self.len_bytes)
+    }
+}
+
+/// Whether a write is durable when it completes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Persistence {
+    /// It may linger in volatile caches.
+    Cached,
+    /// As if a data sync of these bytes had followed (`RWF_DSYNC`).
+    Durable,
+}
+
+/// What to do with the space of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Allocate it; the end of file moves up to its end.
+    Allocate,
+    /// Make it read as zeroes and keep it allocated; the end of file moves up to its end.
+    Zero,
+    /// Give it back; it reads as zeroes. The end of file stays.
+    Punch,
+}
+
+impl Shape {
+    fn mode(self) -> FallocateFlags {
+        match self {
+            Shape::Allocate => FallocateFlags::empty(),
+            Shape::Zero => FallocateFlags::ZERO_RANGE,
+            Shape::Punch => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+        }
+    }
+
+    fn apply(self, fd: &OwnedFd, offset: u64, len: u64) -> rustix::io::Result<()> {
+        use rustix::fs::fallocate;
+        match fallocate(fd, self.mode(), offset, len) {
+            // Not all that punch and allocate can zero in place, tmpfs for one.
+            Err(Errno::OPNOTSUPP) if self == Shape::Zero => {
+                fallocate(fd, Shape::Punch.mode(), offset, len)?;
+                fallocate(fd, Shape::Allocate.mode(), offset, len)
+            }
+            result => result,
+        }
+    }
+}
+
+/// A run of a file with one state, as `lseek` tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// First byte.
+    pub start: u64,
+    /// First byte after it.
+    pub end: u64,
+    /// It reads as zeroes and takes no space.
+    pub hole: bool,
+}
+
+/// An open regular file or block device.
+pub struct File {
+    fd: OwnedFd,
+    route: Route,
+    memory: MemoryAlignment,
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "File({:?}, {:?})", self.fd, self.route)
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl File {
+    /// A file of an open descriptor, which is closed after the last operation.
+    pub fn new(fd: OwnedFd, route: Route, memory: MemoryAlignment) -> Arc<File> {
+        Arc::new(File { fd, route, memory })
+    }
+
+    /// Fills the buffer from `offset` on, with zeroes beyond the end of file. The buffer comes back
+    /// whatever the outcome.
+    pub fn read_at(
+        self: &Arc<Self>,
+        offset: u64,
+        buf: BufMut,
+    ) -> Pending<(io::Result<()>, BufMut)> {
+        if buf.is_empty() {
+            return Pending::ready((Ok(()), buf));
+        }
+        let (completer, result) = pending();
+        let (target, home) = if self.memory.allows(&buf) {
+            (buf, None)
+        } else {
+            (BufMut::zeroed(buf.len()), Some(buf))
+        };
+        let read = Read {
+            file: Arc::clone(self),
+            offset,
+            target,
+            home,
+            done: 0,
+            completer,
+        };
+        match self.on_ring(read, |ring, read| ring.read(read)) {
+            None => {}
+            Some(read) => pool::submit(Box::new(move || read.run())),
+        }
+        result
+    }
+
+    /// Writes the buffers one after the other at `offset`; all of it or an error.
+    pub fn write_at(
+        self: &Arc<Self>,
+        offset: u64,
+        data: Vec<Buf>,
+        persistence: Persistence,
+    ) -> Pending<io::Result<()>> {
+        let data = Scatter::new(self.fit(data));
+        if data.is_done() {
+            return Pending::ready(Ok(()));
+        }
+        let (completer, result) = pending();
+        let write = Write {
+            file: Arc::clone(self),
+            offset,
+            data,
+            persistence,
+            completer,
+        };
+        match self.on_ring(write, |ring, write| ring.write(write)) {
+            None => {}
+            Some(write) => pool::submit(Box::new(move || write.run())),
+        }
+        result
+    }
+
+    /// Makes all data that was written durable, and the length.
+    pub fn sync_data(self: &Arc<Self>) -> Pending<io::Result<()>> {
+        self.call(What::SyncData)
+    }
+
+    /// Changes the space of a range.
+    pub fn shape(self: &Arc<Self>, offset: u64, len: u64, shape: Shape) -> Pending<io::Result<()>> {
+        if len == 0 {
+            return Pending::ready(Ok(()));
+        }
+        self.call(What::Shape { offset, len, shape })
+    }
+
+    /// Cuts or extends the file.
+    pub fn set_len(self: &Arc<Self>, len: u64) -> Pending<io::Result<()>> {
+        let file = Arc::clone(self);
+        blocking(move || Ok(rustix::fs::ftruncate(&file.fd, len)?))
+    }
+
+    /// Tells a block device that a range is not needed any more.
+    pub fn discard_blocks(self: &Arc<Self>, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        let file = Arc::clone(self);
+        blocking(move || sys::discard_blocks(file.as_fd(), offset, len))
+    }
+
+    /// The size of a block device in bytes.
+    ///
+    /// # Errors
+    /// It is no block device.
+    pub fn block_device_size(&self) -> io::Result<u64> {
+        sys::block_device_size(self.as_fd())
+    }
+
+    /// Data and holes of `[start, end)`, in order, covering it, each as `tell` has it; what lies
+    /// beyond the end of file is a hole.
+    pub fn runs<T: Send + 'static>(
+        self: &Arc<Self>,
+        start: u64,
+        end: u64,
+        tell: impl Fn(Run) -> T + Send + 'static,
+    ) -> Pending<io::Result<Vec<T>>> {
+        let file = Arc::clone(self);
+        blocking(move || {
+            Ok(find_runs(&file.fd, start, end)?
+                .into_iter()
+                .map(tell)
+                .collect())
+        })
+    }
+
+    /// Copies what direct I/O would refuse into one buffer that it takes.
+    fn fit(&self, data: Vec<Buf>) -> Vec<Buf> {
+        if self.memory == MemoryAlignment::NONE || data.iter().all(|buf| self.memory.allows(buf)) {
+            return data;
+        }
+        let mut whole = BufMut::zeroed(data.iter().map(|buf| buf.len()).sum());
+        let mut at = 0;
+        for buf in &data {
+            whole[at..at + buf.len()].copy_from_slice(buf);
+            at += buf.len();
+        }
+        vec![whole.freeze()]
+    }
+
+    fn call(self: &Arc<Self>, what: What) -> Pending<io::Result<()>> {
+        let (completer, result) = pending();
+        let call = Call {
+            file: Arc::clone(self),
+            what,
+            completer,
+        };
+        match self.on_ring(call, |ring, call| ring.call(call)) {
+            None => {}
+            Some(call) => pool::submit(Box::new(move || call.run())),
+        }
+        result
+    }
+
+    /// Hands an operation to the ring of this thread, or gives it back.
+    fn on_ring<T>(&self, operation: T, start: impl FnOnce(&Uring, T)) -> Option<T> {
+        if self.route == Route::Pool {
+            return Some(operation);
+        }
+        let mut operation = Some(operation);
+        Core::with_current(|core| {
+            if let Driver::Uring(ring) = &core.driver
+                && let Some(operation) = operation.take()
+            {
+                start(ring, operation);
+            }
+        });
+        operation
+    }
+}
+
+/// Whether the kernel gives rings to this process.
+///
+/// # Errors
+/// Its refusal.
+pub fn ring_available() -> io::Result<()> {
+    /// The answer is the same for the life of the process; the error is kept as its number.
+    static ANSWER: OnceLock<Option<i32>> = OnceLock::new();
+    let refusal = ANSWER.get_or_init(|| {
+        let ring = sys::new_event().and_then(|event| Uring::new(Arc::new(event)));
+        let error = ring.map(|ring| ring.drain()).err()?;
+        Some(error.raw_os_error().unwrap_or(libc::ENOSYS))
+    });
+    refusal.map_or(Ok(()), |number| Err(io::Error::from_raw_os_error(number)))
+}
+
+/// An operation that does nothing, by the way that the others take: what that way costs.
+pub fn nothing() -> Pending<()> {
+    let on_ring = Core::with_current(|core| match &core.driver {
+        Driver::Uring(ring) => Some(ring.nop()),
+        Driver::Epoll(_) => None,
+    });
+    on_ring.flatten().unwrap_or_else(|| blocking(|| ()))
+}
+
+/// What follows from the kernel's answer to an operation.
+pub(crate) enum Next<T> {
+    /// It is complete; its waiter knows.
+    Done,
+    /// There is more to do, in the same way.
+    Again(T),
+    /// It cannot be done without blocking.
+    Block(T),
+}
+
+/// How an error is met.
+enum Trouble {
+    Repeat,
+    Block,
+    Fail(io::Error),
+}
+
+impl Trouble {
+    fn of(error: io::Error) -> Trouble {
+        match error.raw_os_error() {
+            Some(libc::EINTR) => Trouble::Repeat,
+            Some(libc::EAGAIN) => Trouble::Block,
+            _ => Trouble::Fail(error),
+        }
+    }
+}
+
+/// A read, in progress.
+pub(crate) struct Read {
+    file: Arc<File>,
+    offset: u64,
+    /// What the kernel reads into.
+    target: BufMut,
+    /// The caller's buffer, where the kernel could not read into it.
+    home: Option<BufMut>,
+    done: usize,
+    completer: Completer<(io::Result<()>, BufMut)>,
+}
+
+impl Read {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset + self.done as u64
+    }
+
+    pub(crate) fn rest(&mut self) -> &mut [u8] {
+        &mut self.target[self.done..]
+    }
+
+    pub(crate) fn advance(mut self, result: io::Result<usize>) -> Next<Read> {
+        let got = match result.map_err(Trouble::of) {
+            Ok(got) => got,
+            Err(Trouble::Repeat) => return Next::Again(self),
+            Err(Trouble::Block) => return Next::Block(self),
+            Err(Trouble::Fail(error)) => return self.finish(Err(error)),
+        };
+        self.done += got;
+        let short = self.done < self.target.len();
+        if short && got > 0 && !self.is_at_end() {
+            return Next::Again(self);
+        }
+        self.rest().fill(0);
+        self.finish(Ok(()))
+    }
+
+    /// Whether the file ends here. Asked rather than found out by another read, because direct I/O
+    /// cannot read on from the middle of a block, where a file may end.
+    fn is_at_end(&self) -> bool {
+        const FORMAT_MASK: u32 = libc::S_IFMT;
+        rustix::fs::fstat(&self.file.fd).is_ok_and(|stat| {
+            stat.st_mode & FORMAT_MASK == libc::S_IFREG && stat.st_size as u64 <= self.offset()
+        })
+    }
+
+    fn finish(self, result: io::Result<()>) -> Next<Read> {
+        let buf = match self.home {
+            Some(mut home) => {
+                home.copy_from_slice(&self.target);
+                home
+            }
+            None => self.target,
+        };
+        self.completer.complete((result, buf));
+        Next::Done
+    }
+
+    pub(crate) fn run(mut self) {
+        loop {
+            let offset = self.offset();
+            let file = Arc::clone(&self.file);
+            let result = rustix::io::pread(&file.fd, self.rest(), offset);
+            match self.advance(result.map_err(io::Error::from)) {
+                Next::Done => return,
+                Next::Again(read) => self = read,
+                Next::Block(read) => {
+                    read.finish(Err(io::Error::from_raw_os_error(libc::EAGAIN)));
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// A write, in progress.
+pub(crate) struct Write {
+    file: Arc<File>,
+    offset: u64,
+    data: Scatter,
+    persistence: Persistence,
+    completer: Completer<io::Result<()>>,
+}
+
+impl Write {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset + self.data.done()
+    }
+
+    pub(crate) fn data(&self) -> &Scatter {
+        &self.data
+    }
+
+    pub(crate) fn flags(&self) -> ReadWriteFlags {
+        match self.persistence {
+            Persistence::Cached => ReadWriteFlags::empty(),
+            Persistence::Durable => ReadWriteFlags::DSYNC,
+        }
+    }
+
+    pub(crate) fn advance(mut self, result: io::Result<usize>) -> Next<Write> {
+        match result.map_err(Trouble::of) {
+            Ok(0) => self.finish(Err(io::ErrorKind::WriteZero.into())),
+            Ok(written) => {
+                self.data.advance(written);
+                if self.data.is_done() {
+                    self.finish(Ok(()))
+                } else {
+                    Next::Again(self)
+                }
+            }
+            Err(Trouble::Repeat) => Next::Again(self),
+            Err(Trouble::Block) => Next::Block(self),
+            Err(Trouble::Fail(error)) => self.finish(Err(error)),
+        }
+    }
+
+    fn finish(self, result: io::Result<()>) -> Next<Write> {
+        self.completer.complete(result);
+        Next::Done
+    }
+
+    pub(crate) fn run(mut self) {
+        loop {
+            let slices = self.data.slices();
+            let result = rustix::io::pwritev2(&self.file.fd, &slices, self.offset(), self.flags());
+            drop(slices);
+            match self.advance(result.map_err(io::Error::from)) {
+                Next::Done => return,
+                Next::Again(write) => self = write,
+                Next::Block(write) => {
+                    write.finish(Err(io::Error::from_raw_os_error(libc::EAGAIN)));
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// A call that moves no data.
+pub(crate) struct Call {
+    file: Arc<File>,
+    what: What,
+    completer: Completer<io::Result<()>>,
+}
+
+#[derive(Clone, Copy)]
+enum What {
+    SyncData,
+    Shape { offset: u64, len: u64, shape: Shape },
+}
+
+impl Call {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The arguments of `fallocate`: mode, offset and length; none for a sync.
+    pub(crate) fn shape(&self) -> Option<(i32, u64, u64)> {
+        match self.what {
+            What::SyncData => None,
+            What::Shape { offset, len, shape } => Some((shape.mode().bits() as i32, offset, len)),
+        }
+    }
+
+    /// Takes the answer of the ring, which knows one way only; where there is another, the pool goes
+    /// it.
+    pub(crate) fn finish_on_ring(self, result: io::Result<()>) -> Next<Call> {
+        let zero = matches!(self.what, What::Shape { shape, .. } if shape == Shape::Zero);
+        match &result {
+            Err(error) if zero && error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                Next::Block(self)
+            }
+            _ => self.finish(result),
+        }
+    }
+
+    fn finish(self, result: io::Result<()>) -> Next<Call> {
+        match result.map_err(Trouble::of) {
+            Err(Trouble::Repeat) => return Next::Again(self),
+            Err(Trouble::Block) => return Next::Block(self),
+            Err(Trouble::Fail(error)) => self.completer.complete(Err(error)),
+            Ok(()) => self.completer.complete(Ok(())),
+        }
+        Next::Done
+    }
+
+    pub(crate) fn run(mut self) {
+        loop {
+            let fd = &self.file.fd;
+            let result = match self.what {
+                What::SyncData => rustix::fs::fdatasync(fd),
+                What::Shape { offset, len, shape } => shape.apply(fd, offset, len),
+            };
+            match self.finish(result.map_err(io::Error::from)) {
+                Next::Done => return,
+                Next::Again(call) => self = call,
+                Next::Block(call) => {
+                    let error = io::Error::from_raw_os_error(libc::EAGAIN);
+                    call.completer.complete(Err(error));
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn find_runs(fd: &OwnedFd, start: u64, end: u64) -> io::Result<Vec<Run>> {
+    // Beyond what an offset can be there is nothing.
+    const OFFSET_MAX: u64 = i64::MAX as u64;
+    let mut runs: Vec<Run> = Vec::new();
+    let mut at = start;
+    while at < end {
+        let data = match rustix::fs::seek(fd, SeekFrom::Data(at)) {
+            Ok(data) => data.clamp(at, end),
+            // No data from here on.
+            Err(Errno::NXIO) => end,
+            Err(_) if at > OFFSET_MAX => end,
+            Err(error) => return Err(error.into()),
+        };
+        if data > at {
+            runs.push(Run {
+                start: at,
+                end: data,
+                hole: true,
+            });
+        }
+        if data == end {
+            break;
+        }
+        let hole = match rustix::fs::seek(fd, SeekFrom::Hole(data)) {
+            // The file may have been cut in between: then this is the end.
+            Err(Errno::NXIO) => end,
+            Ok(hole) if hole > data => hole.min(end),
+            Ok(_) => end,
+            Err(error) => return Err(error.into()),
+        };
+        runs.push(Run {
+            start: data,
+            end: hole,
+            hole: false,
+        });
+        at = hole;
+    }
+    Ok(runs)
+}
+
+#[cfg(test)]
+#[path = "file_tests.rs"]
+mod tests;

@@ -1,0 +1,114 @@
+//! What the kernel rarely answers, answered by hand: short transfers, interruptions, failures.
+
+use super::*;
+
+fn scratch() -> Arc<File> {
+    let file = tempfile::tempfile().unwrap();
+    File::new(file.into(), Route::Pool, MemoryAlignment::NONE)
+}
+
+fn write_of(bytes: &[&[u8]]) -> (Write, Pending<io::Result<()>>) {
+    let (completer, result) = pending();
+    let data = Scatter::new(bytes.iter().map(|bytes| Buf::copy_of(bytes)).collect());
+    let write = Write {
+        file: scratch(),
+        offset: 100,
+        data,
+        persistence: Persistence::Cached,
+        completer,
+    };
+    (write, result)
+}
+
+fn read_of(file: &Arc<File>, len: usize) -> (Read, Pending<(io::Result<()>, BufMut)>) {
+    let (completer, result) = pending();
+    let mut target = BufMut::zeroed(len);
+    target.fill(0xAA);
+    let read = Read {
+        file: Arc::clone(file),
+        offset: 0,
+        target,
+        home: None,
+        done: 0,
+        completer,
+    };
+    (read, result)
+}
+
+fn answer<T>(result: Pending<T>) -> T {
+    let queue = crate::Queue::new(crate::Backend::Threads).unwrap();
+    queue.block_on(result)
+}
+
+fn again<T>(next: Next<T>) -> T {
+    match next {
+        Next::Again(operation) => operation,
+        Next::Done => panic!("it is not done"),
+        Next::Block(_) => panic!("it does not block"),
+    }
+}
+
+fn errno(number: i32) -> io::Error {
+    io::Error::from_raw_os_error(number)
+}
+
+#[test]
+fn a_short_write_goes_on_where_it_stopped() {
+    let (write, result) = write_of(&[b"abc", b"defg"]);
+    let write = again(write.advance(Ok(5)));
+    assert_eq!(write.offset(), 105);
+    let rest: Vec<&[u8]> = write.data().rest().collect();
+    assert_eq!(rest, [b"fg"]);
+    let write = again(write.advance(Err(errno(libc::EINTR))));
+    assert_eq!(write.offset(), 105, "an interruption writes nothing");
+    assert!(matches!(write.advance(Ok(2)), Next::Done));
+    answer(result).unwrap();
+}
+
+#[test]
+fn a_write_that_cannot_go_on_fails() {
+    let (write, result) = write_of(&[b"abc"]);
+    assert!(matches!(write.advance(Ok(0)), Next::Done));
+    assert_eq!(answer(result).unwrap_err().kind(), io::ErrorKind::WriteZero);
+    let (write, result) = write_of(&[b"abc"]);
+    let write = again(write.advance(Ok(1)));
+    assert!(matches!(
+        write.advance(Err(errno(libc::ENOSPC))),
+        Next::Done
+    ));
+    assert_eq!(
+        answer(result).unwrap_err().raw_os_error(),
+        Some(libc::ENOSPC)
+    );
+}
+
+#[test]
+fn what_the_ring_cannot_do_at_once_is_left_to_threads() {
+    let (write, _result) = write_of(&[b"abc"]);
+    let next = write.advance(Err(errno(libc::EAGAIN)));
+    assert!(matches!(next, Next::Block(_)));
+}
+
+#[test]
+fn a_short_read_goes_on_before_the_end_and_stops_at_it() {
+    let file = scratch();
+    rustix::fs::ftruncate(&file.fd, 10).unwrap();
+    let (read, result) = read_of(&file, 20);
+    // 4 bytes of 20, but the file has 10: there is more to read.
+    let read = again(read.advance(Ok(4)));
+    assert_eq!(read.offset(), 4);
+    assert!(matches!(read.advance(Ok(6)), Next::Done), "the end");
+    let (result, buf) = answer(result);
+    result.unwrap();
+    assert_eq!(&buf[..10], [0xAA; 10], "left as the kernel left it");
+    assert_eq!(&buf[10..], [0; 10], "zeroes beyond the end");
+}
+
+#[test]
+fn a_failed_read_gives_the_buffer_back() {
+    let (read, result) = read_of(&scratch(), 20);
+    assert!(matches!(read.advance(Err(errno(libc::EIO))), Next::Done));
+    let (result, buf) = answer(result);
+    assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EIO));
+    assert_eq!(buf.len(), 20);
+}

@@ -1,0 +1,107 @@
+//! A pool of threads for calls that block: file operations without a ring or without an opcode,
+//! connecting a socket.
+//!
+//! One pool serves the process. Threads start when a job finds none idle, up to a limit, and end
+//! after a while without work.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+use crate::pending::{Pending, pending};
+
+/// Enough to keep a device of the usual depth busy; QEMU's pool has 64, but its threads fight for
+/// the same locks of the file system.
+const THREADS_MAX: usize = 16;
+/// Long enough that a steady trickle of jobs starts no thread, short enough to leave none behind.
+const IDLE: Duration = Duration::from_secs(10);
+
+type Job = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+}
+
+static STATE: Mutex<State> = Mutex::new(State {
+    jobs: VecDeque::new(),
+    threads: 0,
+    idle: 0,
+});
+static WORK: Condvar = Condvar::new();
+
+fn state() -> MutexGuard<'static, State> {
+    STATE
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Runs a call that may block on the pool.
+///
+/// A job that panics panics in whoever awaits it.
+pub fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> Pending<T> {
+    let (completer, result) = pending();
+    submit(Box::new(move || completer.complete(job())));
+    result
+}
+
+pub(crate) fn submit(job: Job) {
+    let mut state = state();
+    state.jobs.push_back(job);
+    if state.idle >= state.jobs.len() {
+        drop(state);
+        WORK.notify_one();
+        return;
+    }
+    if state.threads == THREADS_MAX {
+        return;
+    }
+    state.threads += 1;
+    let first = state.threads == 1;
+    drop(state);
+    let started = thread::Builder::new()
+        .name("cowslip-blocking".to_string())
+        .spawn(work);
+    if let Err(error) = started {
+        self::state().threads -= 1;
+        // Another thread will get to the job; without any it would wait for ever.
+        assert!(!first, "no thread for blocking calls: {error}");
+    }
+}
+
+/// Keeps the count right when a job panics.
+struct Counted;
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            state().threads -= 1;
+        }
+    }
+}
+
+fn work() {
+    let _counted = Counted;
+    let mut state = state();
+    loop {
+        if let Some(job) = state.jobs.pop_front() {
+            drop(state);
+            job();
+            state = self::state();
+            continue;
+        }
+        state.idle += 1;
+        let (guard, waited) = WORK
+            .wait_timeout(state, IDLE)
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        state = guard;
+        state.idle -= 1;
+        if waited.timed_out() && state.jobs.is_empty() {
+            state.threads -= 1;
+            return;
+        }
+    }
+}

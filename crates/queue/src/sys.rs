@@ -1,0 +1,58 @@
+//! Safe names for the system calls that rustix lacks, and the queue's event.
+#![allow(unsafe_code)] // Three ioctls; each says why it is sound.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::event::EventfdFlags;
+use rustix::io::Errno;
+
+/// The counter by which other threads wake a queue.
+pub(crate) fn new_event() -> io::Result<OwnedFd> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    Ok(rustix::event::eventfd(0, flags)?)
+}
+
+/// Wakes the queue that sleeps on the event.
+pub(crate) fn signal_event(event: &OwnedFd) {
+    match rustix::io::write(event, &1u64.to_ne_bytes()) {
+        // A full counter wakes as well as one that has room.
+        Ok(_) | Err(Errno::AGAIN) => {}
+        Err(error) => panic!("signalling a queue: {error}"),
+    }
+}
+
+/// Sets the counter back.
+pub(crate) fn clear_event(event: &OwnedFd) {
+    match rustix::io::read(event, &mut [0u8; 8]) {
+        Ok(_) | Err(Errno::AGAIN) => {}
+        Err(error) => panic!("reading a queue's event: {error}"),
+    }
+}
+
+// From <linux/fs.h>; the numbers are the same on all architectures that Rust's Linux targets share
+// but MIPS, PowerPC and SPARC for the one that has a direction.
+const BLKDISCARD: libc::Ioctl = 0x1277;
+const BLKGETSIZE64: libc::Ioctl = libc::_IOR::<usize>(0x12, 114);
+
+/// The size of a block device in bytes.
+pub(crate) fn block_device_size(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut size = 0u64;
+    // SAFETY: the call writes one u64 to the address given, which is `size`.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), BLKGETSIZE64, &raw mut size) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(size)
+}
+
+/// Tells a block device that a range is not needed any more.
+pub(crate) fn discard_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
+    let range = [offset, len];
+    // SAFETY: the call reads two u64 from the address given, which is `range`.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), BLKDISCARD, range.as_ptr()) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

@@ -1,0 +1,429 @@
+//! The ring: one io_uring for the thread of its queue.
+//!
+//! An operation lies in the slab with everything that the kernel may touch (buffers, lists of
+//! buffers, descriptors) from its submission until its completion entry has been taken. Nothing
+//! else frees it: a dropped future only asks for cancellation.
+//!
+//! Preparing an operation is no system call: [`Uring::turn`] submits all of them with one, which
+//! also waits and lets the kernel finish its part of the completions.
+#![allow(unsafe_code)] // Submission entries hold raw pointers; the one push says why they live.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use io_uring::squeue::Entry;
+use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{IoUring, Probe, opcode};
+use slab::Slab;
+
+use crate::driver::Patience;
+use crate::epoll::Interest;
+use crate::file::{Call, Next, Read, Write};
+use crate::pending::{Completer, Pending, pending};
+use crate::pool;
+use crate::sys;
+
+/// Submissions that fit before a turn needs a second system call.
+const SUBMISSIONS: u32 = 256;
+/// Completions that fit before the kernel has to keep them aside.
+const COMPLETIONS: u32 = 4096;
+
+/// Tags of entries that belong to no operation in the slab.
+const CANCEL: u64 = u64::MAX;
+
+/// Which operation: its place in the slab and the number of its submission, so that a late
+/// cancellation does not hit another one in the same place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tag(u64);
+
+impl Tag {
+    fn new(index: usize, generation: u32) -> Tag {
+        Tag(index as u64 | u64::from(generation) << 32)
+    }
+
+    fn index(self) -> usize {
+        self.0 as u32 as usize
+    }
+}
+
+/// An operation, with all that the kernel may touch.
+enum Op {
+    Read(Read),
+    Write(Write, Vec<libc::iovec>),
+    Call(Call),
+    Poll {
+        fd: Arc<OwnedFd>,
+        interest: Interest,
+        completer: Completer<io::Result<()>>,
+    },
+    /// The queue's own event; the counter is read to here.
+    Event(Box<[u8; 8]>),
+    Nop(Completer<()>),
+}
+
+impl Op {
+    /// The submission entry. Its pointers go into `self`'s heap memory, which does not move with it.
+    fn entry(&mut self, event: &OwnedFd) -> Entry {
+        match self {
+            Op::Read(read) => {
+                let fd = Fd(read.fd().as_raw_fd());
+                let offset = read.offset();
+                let target = read.rest();
+                let len = u32::try_from(target.len()).unwrap_or(u32::MAX);
+                opcode::Read::new(fd, target.as_mut_ptr(), len)
+                    .offset(offset)
+                    .build()
+            }
+            Op::Write(write, iovecs) => write_entry(write, iovecs),
+            Op::Call(call) => {
+                let fd = Fd(call.fd().as_raw_fd());
+                match call.shape() {
+                    None => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+                    Some((mode, offset, len)) => opcode::Fallocate::new(fd, len)
+                        .offset(offset)
+                        .mode(mode)
+                        .build(),
+                }
+            }
+            Op::Poll { fd, interest, .. } => {
+                let flags = match interest {
+                    Interest::Readable => libc::POLLIN,
+                    Interest::Writable => libc::POLLOUT,
+                };
+                opcode::PollAdd::new(Fd(fd.as_raw_fd()), flags as u32).build()
+            }
+            Op::Event(counter) => {
+                opcode::Read::new(Fd(event.as_raw_fd()), counter.as_mut_ptr(), 8).build()
+            }
+            Op::Nop(_) => opcode::Nop::new().build(),
+        }
+    }
+
+    /// Whether it may wait for ever for somebody else.
+    fn may_wait(&self) -> bool {
+        matches!(self, Op::Poll { .. } | Op::Event(_))
+    }
+
+    /// Takes the kernel's answer; what is not finished comes back to be submitted again.
+    fn finish(self, result: i32) -> Option<Op> {
+        let result = match result {
+            0.. => Ok(result as usize),
+            _ => Err(io::Error::from_raw_os_error(-result)),
+        };
+        match self {
+            Op::Read(read) => match read.advance(result) {
+                Next::Done => None,
+                Next::Again(read) => Some(Op::Read(read)),
+                Next::Block(read) => {
+                    pool::submit(Box::new(move || read.run()));
+                    None
+                }
+            },
+            Op::Write(write, iovecs) => match write.advance(result) {
+                Next::Done => None,
+                Next::Again(write) => Some(Op::Write(write, iovecs)),
+                Next::Block(write) => {
+                    pool::submit(Box::new(move || write.run()));
+                    None
+                }
+            },
+            Op::Call(call) => match call.finish_on_ring(result.map(drop)) {
+                Next::Done => None,
+                Next::Again(call) => Some(Op::Call(call)),
+                Next::Block(call) => {
+                    pool::submit(Box::new(move || call.run()));
+                    None
+                }
+            },
+            Op::Poll { completer, .. } => {
+                completer.complete(result.map(drop));
+                None
+            }
+            Op::Event(counter) => Some(Op::Event(counter)),
+            Op::Nop(completer) => {
+                completer.complete(());
+                None
+            }
+        }
+    }
+}
+
+fn write_entry(write: &Write, iovecs: &mut Vec<libc::iovec>) -> Entry {
+    let fd = Fd(write.fd().as_raw_fd());
+    iovecs.clear();
+    iovecs.extend(write.data().rest().map(|slice| libc::iovec {
+        iov_base: slice.as_ptr().cast_mut().cast(),
+        iov_len: slice.len(),
+    }));
+    let flags = write.flags().bits() as i32;
+    match iovecs[..] {
+        [only] if u32::try_from(only.iov_len).is_ok() => {
+            opcode::Write::new(fd, only.iov_base.cast(), only.iov_len as u32)
+                .offset(write.offset())
+                .rw_flags(flags)
+                .build()
+        }
+        _ => opcode::Writev::new(fd, iovecs.as_ptr(), iovecs.len() as u32)
+            .offset(write.offset())
+            .rw_flags(flags)
+            .build(),
+    }
+}
+
+struct State {
+    ring: IoUring,
+    ops: Slab<(Tag, Op)>,
+    generation: u32,
+    /// Entries that found the submission queue full; they go first.
+    backlog: VecDeque<Entry>,
+}
+
+impl State {
+    fn push(&mut self, entry: Entry) {
+        if !self.backlog.is_empty() {
+            self.backlog.push_back(entry);
+            return;
+        }
+        // SAFETY: the entry was built by `Op::entry` of an operation in the slab, or names one by
+        // its tag only. What it points to is heap memory and a descriptor that the operation owns,
+        // and the operation leaves the slab only when its completion was taken: `turn` removes
+        // nothing else, and `drain` waits for all before the slab is dropped.
+        if unsafe { self.ring.submission().push(&entry) }.is_err() {
+            self.backlog.push_back(entry);
+        }
+    }
+
+    fn refill(&mut self) {
+        while let Some(entry) = self.backlog.pop_front() {
+            // SAFETY: as in `push`.
+            if unsafe { self.ring.submission().push(&entry) }.is_err() {
+                self.backlog.push_front(entry);
+                return;
+            }
+        }
+    }
+}
+
+pub(crate) struct Uring {
+    state: RefCell<State>,
+    event: Arc<OwnedFd>,
+    /// Completions of a turn, taken out before any is acted on: acting may prepare new operations.
+    arrived: RefCell<Vec<(Tag, i32)>>,
+    draining: Cell<bool>,
+}
+
+/// Modes that save interrupts and locks, best first; a kernel that lacks one refuses the setup.
+fn build_ring() -> io::Result<IoUring> {
+    let mut best = IoUring::builder();
+    best.setup_cqsize(COMPLETIONS).setup_submit_all();
+    let mut good = best.clone();
+    good.setup_coop_taskrun().setup_taskrun_flag();
+    let plain = best.clone();
+    best.setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag();
+    let mut refusal = None;
+    for mode in [best, good, plain] {
+        match mode.build(SUBMISSIONS) {
+            Ok(ring) => return Ok(ring),
+            Err(error) => refusal = Some(error),
+        }
+    }
+    Err(refusal.expect("there are modes to try"))
+}
+
+/// Whether the kernel knows all that is used here.
+fn check_operations(ring: &IoUring) -> io::Result<()> {
+    let needed = [
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::Writev::CODE,
+        opcode::Fsync::CODE,
+        opcode::Fallocate::CODE,
+        opcode::PollAdd::CODE,
+        opcode::AsyncCancel::CODE,
+    ];
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    let complete = needed.iter().all(|code| probe.is_supported(*code));
+    if complete && ring.params().is_feature_ext_arg() && ring.params().is_feature_nodrop() {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::Unsupported,
+        "the kernel's io_uring is too old",
+    ))
+}
+
+impl Uring {
+    pub(crate) fn new(event: Arc<OwnedFd>) -> io::Result<Uring> {
+        let ring = build_ring()?;
+        check_operations(&ring)?;
+        let uring = Uring {
+            state: RefCell::new(State {
+                ring,
+                ops: Slab::new(),
+                generation: 0,
+                backlog: VecDeque::new(),
+            }),
+            event,
+            arrived: RefCell::new(Vec::new()),
+            draining: Cell::new(false),
+        };
+        uring.start(Op::Event(Box::new([0; 8])));
+        Ok(uring)
+    }
+
+    fn start(&self, op: Op) -> Tag {
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        state.generation = state.generation.wrapping_add(1);
+        let vacant = state.ops.vacant_entry();
+        let tag = Tag::new(vacant.key(), state.generation);
+        let (_, op) = vacant.insert((tag, op));
+        let entry = op.entry(&self.event).user_data(tag.0);
+        state.push(entry);
+        tag
+    }
+
+    pub(crate) fn read(&self, read: Read) {
+        self.start(Op::Read(read));
+    }
+
+    pub(crate) fn write(&self, write: Write) {
+        self.start(Op::Write(write, Vec::new()));
+    }
+
+    pub(crate) fn call(&self, call: Call) {
+        self.start(Op::Call(call));
+    }
+
+    pub(crate) fn nop(&self) -> Pending<()> {
+        let (completer, result) = pending();
+        self.start(Op::Nop(completer));
+        result
+    }
+
+    /// Waits for a descriptor to be ready.
+    pub(crate) fn poll(
+        &self,
+        fd: Arc<OwnedFd>,
+        interest: Interest,
+    ) -> (Tag, Pending<io::Result<()>>) {
+        let (completer, result) = pending();
+        let tag = self.start(Op::Poll {
+            fd,
+            interest,
+            completer,
+        });
+        (tag, result)
+    }
+
+    /// Ends an operation early, if it is still there.
+    pub(crate) fn cancel(&self, tag: Tag) {
+        let mut state = self.state.borrow_mut();
+        let waits = state.ops.get(tag.index()).is_some_and(|op| op.0 == tag);
+        if waits {
+            let entry = opcode::AsyncCancel::new(tag.0).build().user_data(CANCEL);
+            state.push(entry);
+        }
+    }
+
+    /// One visit to the kernel, and the deliveries that follow from it.
+    pub(crate) fn turn(&self, patience: Patience) {
+        let mut arrived = std::mem::take(&mut *self.arrived.borrow_mut());
+        {
+            let mut state = self.state.borrow_mut();
+            state.enter(patience);
+            let tags = state.ring.completion();
+            arrived.extend(tags.map(|entry| (Tag(entry.user_data()), entry.result())));
+        }
+        for (tag, result) in arrived.drain(..) {
+            if tag.0 == CANCEL {
+                continue;
+            }
+            let (known, op) = self.state.borrow_mut().ops.remove(tag.index());
+            assert!(known == tag, "a completion belongs to one operation");
+            let again = op.finish(result);
+            match again {
+                Some(Op::Event(_)) if self.draining.get() => {}
+                Some(op) => {
+                    self.start(op);
+                }
+                None => {}
+            }
+        }
+        *self.arrived.borrow_mut() = arrived;
+    }
+
+    /// Waits for the end of all operations; those that could wait for ever are cancelled. The
+    /// kernel may write into their buffers until then.
+    pub(crate) fn drain(&self) {
+        self.draining.set(true);
+        let waiting: Vec<Tag> = {
+            let state = self.state.borrow();
+            let waiting = state.ops.iter().filter(|(_, (_, op))| op.may_wait());
+            waiting.map(|(_, (tag, _))| *tag).collect()
+        };
+        waiting.into_iter().for_each(|tag| self.cancel(tag));
+        sys::signal_event(&self.event);
+        while !self.state.borrow().ops.is_empty() {
+            self.turn(Patience::Forever);
+        }
+    }
+}
+
+impl State {
+    fn enter(&mut self, patience: Patience) {
+        self.refill();
+        while !self.backlog.is_empty() && self.submit_some() {
+            self.refill();
+        }
+        let submission = self.ring.submission();
+        let (prepared, taskrun) = (submission.len(), submission.taskrun());
+        drop(submission);
+        // Never to sleep on completions that are here, or on what could not be submitted.
+        let waiting = !self.ring.completion().is_empty() || !self.backlog.is_empty();
+        let result = match patience {
+            Patience::None if prepared == 0 && !taskrun => return,
+            Patience::None => self.ring.submit().map(drop),
+            _ if waiting => self.ring.submit().map(drop),
+            Patience::Forever => self.ring.submit_and_wait(1).map(drop),
+            Patience::AtMost(time) => {
+                let time = Timespec::from(time);
+                let args = SubmitArgs::new().timespec(&time);
+                self.ring.submitter().submit_with_args(1, &args).map(drop)
+            }
+        };
+        accept_failure(result);
+    }
+
+    /// Makes room in a full queue; whether it did.
+    fn submit_some(&mut self) -> bool {
+        let result = self.ring.submit();
+        let submitted = matches!(result, Ok(1..));
+        accept_failure(result.map(drop));
+        submitted
+    }
+}
+
+/// Failures that pass: a signal, the end of patience, completions to be taken first, no memory
+/// for the moment. Entries that were not submitted stay in the queue for the next turn.
+fn accept_failure(result: io::Result<()>) {
+    const PASSING: [i32; 5] = [
+        libc::EINTR,
+        libc::ETIME,
+        libc::EBUSY,
+        libc::EAGAIN,
+        libc::ENOMEM,
+    ];
+    if let Err(error) = result {
+        let passing = error
+            .raw_os_error()
+            .is_some_and(|code| PASSING.contains(&code));
+        assert!(passing, "io_uring_enter: {error}");
+    }
+}
