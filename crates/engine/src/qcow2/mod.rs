@@ -20,6 +20,7 @@ pub mod compress;
 mod compressed_write;
 mod cow;
 mod entries;
+pub mod create;
 pub mod entry;
 pub mod geometry;
 mod growth;

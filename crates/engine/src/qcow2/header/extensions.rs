@@ -15,6 +15,8 @@ const BITMAPS: u32 = 0x2385_2875;
 /// Bytes of an extension before its data: type and length.
 const PREFIX_BYTES: usize = 8;
 const FEATURE_NAME_BYTES: usize = 48;
+/// New images with clusters of this size or less have no feature name table.
+const FEATURE_NAMES_CLUSTER_BYTES: u64 = 4096;
 /// The longest format name that QEMU reads.
 const BACKING_FORMAT_BYTES_MAX: usize = 15;
 const BITMAPS_EXTENSION_BYTES: usize = 24;
@@ -139,10 +141,12 @@ pub(super) struct ExtensionError {
 }
 
 impl Extensions {
-    /// The extensions of a new image of this version.
-    pub fn for_new_image(version: u32) -> Extensions {
+    /// The extensions of a new image: like QEMU, small clusters keep their room for other things
+    /// than the feature name table.
+    pub fn for_new_image(version: u32, cluster_bytes: u64) -> Extensions {
+        let has_names = version >= 3 && cluster_bytes > FEATURE_NAMES_CLUSTER_BYTES;
         Extensions {
-            feature_names: (version >= 3).then(FeatureNames::standard),
+            feature_names: has_names.then(FeatureNames::standard),
             ..Extensions::default()
         }
     }

@@ -28,7 +28,7 @@ fn sample(version: u32) -> Header {
         },
         compression_type: CompressionType::Deflate,
         unknown_fields: if version == 2 { vec![] } else { vec![0; 7] },
-        extensions: Extensions::for_new_image(version),
+        extensions: Extensions::for_new_image(version, 1 << 16),
     }
 }
 

@@ -1,0 +1,88 @@
+//! [`CommandError`]: a failure of a verb, in the words that the user reads.
+
+use std::fmt;
+
+use cowslip::Error;
+
+/// A message without the program's name, and the exit code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandError {
+    message: String,
+    exit_code: u8,
+}
+
+impl CommandError {
+    /// A failure with exit code 1.
+    pub fn new(message: impl Into<String>) -> CommandError {
+        CommandError {
+            message: message.into(),
+            exit_code: 1,
+        }
+    }
+
+    /// The same with another exit code.
+    #[must_use]
+    pub fn with_exit_code(mut self, exit_code: u8) -> CommandError {
+        self.exit_code = exit_code;
+        self
+    }
+
+    /// The process's exit code.
+    pub fn exit_code(&self) -> u8 {
+        self.exit_code
+    }
+
+    /// The failure to open `filename`: `Could not open 'FILE': why`.
+    pub fn opening(filename: &str, error: &Error) -> CommandError {
+        CommandError::new(format!(
+            "Could not open '{filename}': {}",
+            opening_reason(filename, error)
+        ))
+    }
+}
+
+/// Why a file could not be opened, in QEMU's words where it has any.
+pub fn opening_reason(filename: &str, error: &Error) -> String {
+    match error {
+        Error::Io { context, source } => {
+            let words = cowslip::error::system_words(source);
+            let own = format!("Could not open '{filename}'");
+            if *context == own {
+                words
+            } else {
+                format!("{context}: {words}")
+            }
+        }
+        Error::Corrupt {
+            structure: "header",
+            file,
+            detail,
+            ..
+        } if file == filename => detail.clone(),
+        Error::Corrupt {
+            structure,
+            offset,
+            file,
+            detail,
+        } if file == filename => format!("{structure} at offset {offset:#x}: {detail}"),
+        Error::Unsupported { file, feature } if file == filename => {
+            match feature.strip_prefix("qcow2 feature(s) ") {
+                Some(names) => format!("Unsupported qcow2 feature(s): {names}"),
+                None => format!("{feature} is not supported"),
+            }
+        }
+        other => other.to_string(),
+    }
+}
+
+impl fmt::Display for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<Error> for CommandError {
+    fn from(error: Error) -> CommandError {
+        CommandError::new(error.to_string())
+    }
+}

@@ -1,0 +1,152 @@
+//! Text for people and scripts: standard output, errors in the style of QEMU's programs.
+//!
+//! Both streams often end in one pipe, so standard output is flushed before anything is written to
+//! standard error. A reader that went away ends the process, as it ends other programs.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::path::Path;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::error::CommandError;
+
+/// Status of a process that SIGPIPE ended, as shells report it.
+const BROKEN_PIPE_STATUS: i32 = 141;
+
+/// The name that the process was called by; it prefixes every error.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// `qemu-img`, `cowslip` …
+    pub name: String,
+}
+
+impl Program {
+    /// The program of this `argv[0]`.
+    pub fn called(argv0: &OsStr) -> Program {
+        let name = Path::new(argv0).file_name().unwrap_or(argv0);
+        Program {
+            name: name.to_string_lossy().into_owned(),
+        }
+    }
+
+    /// Writes `NAME: MESSAGE` to standard error.
+    pub fn complain(&self, message: impl Display) {
+        self.write_error(&format!("{}: {message}\n", self.name));
+    }
+
+    /// Writes `NAME: warning: MESSAGE` to standard error.
+    pub fn warn(&self, message: impl Display) {
+        self.complain(format_args!("warning: {message}"));
+    }
+
+    /// Complains of `error` and returns its exit code.
+    pub fn fail(&self, error: &CommandError) -> u8 {
+        self.complain(error);
+        error.exit_code()
+    }
+
+    /// The exit code of a verb's result: 0, or that of its error, which is complained of.
+    pub fn exit_code(&self, result: Result<(), CommandError>) -> u8 {
+        match result {
+            Ok(()) => 0,
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn write_error(&self, text: &str) {
+        flush();
+        // There is nobody left to tell if standard error fails.
+        drop(io::stderr().lock().write_all(text.as_bytes()));
+    }
+
+    /// Answers `--help` and `--version`, or complains of a command line in QEMU's words.
+    pub fn answer_command_line(&self, error: &clap::Error, args: &[OsString]) -> u8 {
+        if matches!(
+            error.kind(),
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+        ) {
+            print(&error.to_string());
+            return 0;
+        }
+        let verb = args.iter().skip(1).map(|arg| arg.to_string_lossy());
+        let verb = verb.into_iter().find(|arg| !arg.starts_with('-'));
+        let called = match &verb {
+            Some(verb) => format!("{} {verb}", self.name),
+            None => self.name.clone(),
+        };
+        let context = |kind| match error.get(kind) {
+            Some(ContextValue::String(text)) => Some(text.clone()),
+            _ => None,
+        };
+        let argument = context(ContextKind::InvalidArg).unwrap_or_default();
+        let (prefix, text) = match error.kind() {
+            ErrorKind::InvalidSubcommand => {
+                let name = context(ContextKind::InvalidSubcommand).unwrap_or_default();
+                self.write_error(&format!(
+                    "{0}: Command not found: {name}\nTry '{0} --help' for more information\n",
+                    self.name
+                ));
+                return 1;
+            }
+            ErrorKind::UnknownArgument if argument.starts_with("--") => {
+                (&called, format!("unrecognized option '{argument}'"))
+            }
+            ErrorKind::UnknownArgument if argument.starts_with('-') => {
+                let letter = argument.trim_start_matches('-');
+                (&called, format!("invalid option -- '{letter}'"))
+            }
+            ErrorKind::UnknownArgument => (&self.name, format!("Unexpected argument: {argument}")),
+            _ => (&self.name, plain_words(error)),
+        };
+        self.write_error(&format!(
+            "{prefix}: {text}\nTry '{called} --help' for more info\n"
+        ));
+        1
+    }
+}
+
+/// The parser's own words on one line, without its prefix and its usage text.
+fn plain_words(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let end = text.find("\n\n").unwrap_or(text.len());
+    let words: Vec<&str> = text[..end].split_whitespace().collect();
+    words.join(" ")
+}
+
+/// Writes to standard output.
+pub fn print(text: &str) {
+    check(io::stdout().lock().write_all(text.as_bytes()));
+}
+
+/// Writes a value to standard output as QEMU writes JSON: four blanks a level.
+pub fn print_json(value: &serde_json::Value) {
+    print(&format!("{}\n", json_text(value)));
+}
+
+/// JSON with four blanks a level, keys in their order.
+pub fn json_text(value: &serde_json::Value) -> String {
+    let mut out = Vec::new();
+    let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
+    let mut serializer = serde_json::Serializer::with_formatter(&mut out, formatter);
+    serde::Serialize::serialize(value, &mut serializer).expect("a value has string keys only");
+    String::from_utf8(out).expect("JSON is UTF-8")
+}
+
+/// Flushes standard output.
+pub fn flush() {
+    check(io::stdout().lock().flush());
+}
+
+fn check(result: io::Result<()>) {
+    match result {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            std::process::exit(BROKEN_PIPE_STATUS)
+        }
+        // A full disk behind standard output: the exit code must not say that all went well.
+        Err(_) => std::process::exit(1),
+    }
+}
