@@ -7,7 +7,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use cowslip::qcow2::compress::{CompressionType, compress, decompress};
+use cowslip::qcow2::compress::{compress, decompress};
+use cowslip::qcow2::header::CompressionType;
 
 /// Runs a peer and returns what it printed; `None`, with a word on stderr, if it is not installed.
 fn peer(program: &str, args: &[&str]) -> Option<String> {

@@ -6,7 +6,7 @@
 //!
 //! | type | stream |
 //! | --- | --- |
-//! | zlib | raw deflate without a zlib header; QEMU's reader has a window of 12 bits |
+//! | deflate | raw deflate without a zlib header; QEMU's reader has a window of 12 bits |
 //! | zstd | frames of the zstd format; QEMU writes one |
 //!
 //! Leaves out: where the bytes are and who counts them (`entry.rs`, `alloc.rs`).
@@ -15,7 +15,11 @@ use std::fmt;
 
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
+<<<<<<< HEAD
 pub use super::header::CompressionType;
+=======
+use super::header::CompressionType;
+>>>>>>> check
 
 /// Why a compressed cluster cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

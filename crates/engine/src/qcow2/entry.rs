@@ -12,6 +12,8 @@
 //! | extended bitmap | 0-31 subcluster i is allocated, 32-63 subcluster i reads as zeroes |
 //! | refcount table | 0-8 reserved, 9-63 block offset |
 
+pub mod inspect;
+
 use super::geometry::{Geometry, HOST_OFFSET_END, HostOffset, SubclusterMask};
 
 const COPIED: u64 = 1 << 63;

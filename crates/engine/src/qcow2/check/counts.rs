@@ -1,0 +1,308 @@
+//! How often each host cluster is referenced: counters in pages, only where something is.
+//!
+//! A cell holds a count and which COPIED flags the active table's references had. Cells have 8 bits
+//! until a count of the page outgrows them, then 16, then 64: an image of 8 TiB with 64 KiB clusters
+//! takes 128 MiB. What the image makes the caller ask for is charged to a [`Memory`] with a limit,
+//! so that a hostile image fails instead of filling the host.
+//!
+//! | bits of a cell | meaning |
+//! | --- | --- |
+//! | 0 | a reference with COPIED set was seen |
+//! | 1 | a reference with COPIED clear was seen |
+//! | 2.. | references |
+
+use std::ops::Range;
+
+/// Cells of a page. Small enough that a lone reference costs little, large enough that the list of
+/// pages is small.
+const PAGE_CELLS: usize = 4096;
+const FLAG_BITS: u32 = 2;
+
+/// Memory that an image may make us use.
+#[derive(Debug)]
+pub struct Memory {
+    left_bytes: u64,
+}
+
+/// The image needs more memory than it may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfMemory;
+
+impl Memory {
+    /// So many bytes at most.
+    pub fn new(limit_bytes: u64) -> Memory {
+        let left_bytes = limit_bytes;
+        Memory { left_bytes }
+    }
+
+    /// Takes some for good.
+    ///
+    /// # Errors
+    /// If that is more than is left.
+    pub fn charge(&mut self, bytes: u64) -> Result<(), OutOfMemory> {
+        self.left_bytes = self.left_bytes.checked_sub(bytes).ok_or(OutOfMemory)?;
+        Ok(())
+    }
+}
+
+/// COPIED as the references from the active tables have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copied {
+    /// Set: the count should be 1.
+    Set,
+    /// Clear: the count should not be 1.
+    Clear,
+    /// The reference has no such flag, or it means nothing.
+    Ignored,
+}
+
+impl Copied {
+    fn bit(self) -> u64 {
+        match self {
+            Copied::Set => 1,
+            Copied::Clear => 2,
+            Copied::Ignored => 0,
+        }
+    }
+}
+
+/// What is known of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Cell {
+    /// References, at most what the image's refcounts can express.
+    pub references: u64,
+    seen: u64,
+}
+
+impl Cell {
+    /// Whether some reference's COPIED flag contradicts this count.
+    pub fn contradicts_copied(self, refcount: u64) -> bool {
+        let wrong = if refcount == 1 {
+            Copied::Clear
+        } else {
+            Copied::Set
+        };
+        self.seen & wrong.bit() != 0
+    }
+
+    fn unpack(cell: u64) -> Cell {
+        Cell {
+            references: cell >> FLAG_BITS,
+            seen: cell & ((1 << FLAG_BITS) - 1),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+enum Page {
+    #[default]
+    Empty,
+    Bytes(Box<[u8]>),
+    Shorts(Box<[u16]>),
+    Longs(Box<[u64]>),
+}
+
+impl Page {
+    fn get(&self, index: usize) -> u64 {
+        match self {
+            Page::Empty => 0,
+            Page::Bytes(cells) => u64::from(cells[index]),
+            Page::Shorts(cells) => u64::from(cells[index]),
+            Page::Longs(cells) => cells[index],
+        }
+    }
+
+    /// Bytes of a cell, and the largest value that it can hold.
+    fn width(&self) -> (u64, u64) {
+        match self {
+            Page::Empty => (0, 0),
+            Page::Bytes(_) => (1, u64::from(u8::MAX)),
+            Page::Shorts(_) => (2, u64::from(u16::MAX)),
+            Page::Longs(_) => (8, u64::MAX),
+        }
+    }
+
+    fn widened(&self) -> Page {
+        match self {
+            Page::Empty => Page::Bytes(vec![0; PAGE_CELLS].into()),
+            Page::Bytes(cells) => Page::Shorts(cells.iter().map(|&cell| cell.into()).collect()),
+            Page::Shorts(cells) => Page::Longs(cells.iter().map(|&cell| cell.into()).collect()),
+            Page::Longs(cells) => Page::Longs(cells.clone()),
+        }
+    }
+
+    fn set(&mut self, index: usize, cell: u64, memory: &mut Memory) -> Result<(), OutOfMemory> {
+        while cell > self.width().1 {
+            let before = self.width().0;
+            let wider = self.widened();
+            memory.charge((wider.width().0 - before) * PAGE_CELLS as u64)?;
+            *self = wider;
+        }
+        // The loop above made the cell wide enough, so no conversion cuts.
+        match self {
+            Page::Empty => debug_assert_eq!(cell, 0, "an empty page was widened"),
+            Page::Bytes(cells) => cells[index] = cell as u8,
+            Page::Shorts(cells) => cells[index] = cell as u16,
+            Page::Longs(cells) => cells[index] = cell,
+        }
+        Ok(())
+    }
+}
+
+/// The counters of an image.
+#[derive(Debug)]
+pub struct Counts {
+    pages: Vec<Page>,
+    references_max: u64,
+}
+
+impl Counts {
+    /// No references; counts stop at `references_max`.
+    pub fn new(references_max: u64) -> Counts {
+        Counts {
+            pages: Vec::new(),
+            references_max: references_max.min(u64::MAX >> FLAG_BITS),
+        }
+    }
+
+    /// Adds `times` references to a cluster; returns how many of them did not fit.
+    ///
+    /// # Errors
+    /// If the page does not fit in memory.
+    pub fn add(
+        &mut self,
+        cluster: u64,
+        times: u64,
+        copied: Copied,
+        memory: &mut Memory,
+    ) -> Result<u64, OutOfMemory> {
+        let references_max = self.references_max;
+        let (page, index) = self.page_mut(cluster, memory)?;
+        let cell = page.get(index);
+        let references = cell >> FLAG_BITS;
+        let room = references_max - references;
+        let added = times.min(room);
+        let seen = cell & ((1 << FLAG_BITS) - 1) | copied.bit();
+        page.set(index, (references + added) << FLAG_BITS | seen, memory)?;
+        Ok(times - added)
+    }
+
+    /// What is known of a cluster.
+    pub fn get(&self, cluster: u64) -> Cell {
+        let (page, index) = place(cluster);
+        Cell::unpack(self.pages.get(page).map_or(0, |page| page.get(index)))
+    }
+
+    /// The clusters of `range` in pieces that are in one page each, without the pieces that are
+    /// known to be without references.
+    pub fn referenced_pieces(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let pages = (range.start / PAGE_CELLS as u64)..range.end.div_ceil(PAGE_CELLS as u64);
+        let known = pages.start..pages.end.min(self.pages.len() as u64);
+        known
+            .filter(|&page| !matches!(self.pages[page as usize], Page::Empty))
+            .map(move |page| {
+                let first = page * PAGE_CELLS as u64;
+                first.max(range.start)..(first + PAGE_CELLS as u64).min(range.end)
+            })
+            .filter(|piece| !piece.is_empty())
+    }
+
+    fn page_mut(
+        &mut self,
+        cluster: u64,
+        memory: &mut Memory,
+    ) -> Result<(&mut Page, usize), OutOfMemory> {
+        let (page, index) = place(cluster);
+        if page >= self.pages.len() {
+            // Doubling keeps the copying linear; what is charged is what the list then takes.
+            let len = (page + 1).max(self.pages.len() * 2);
+            let more = (len - self.pages.len()) * std::mem::size_of::<Page>();
+            memory.charge(more as u64)?;
+            self.pages.resize_with(len, Page::default);
+        }
+        Ok((&mut self.pages[page], index))
+    }
+}
+
+fn place(cluster: u64) -> (usize, usize) {
+    let cells = PAGE_CELLS as u64;
+    let page = usize::try_from(cluster / cells).expect("a host offset has 56 bits at most");
+    (page, (cluster % cells) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn noise(state: &mut u64) -> u64 {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        *state
+    }
+
+    /// Random additions agree with a map, in every width of a cell and at every maximum.
+    #[test]
+    fn counters_agree_with_a_map() {
+        for (seed, references_max) in [(1, 1), (2, 3), (3, 255), (4, 65535), (5, u64::MAX)] {
+            let mut state = seed;
+            let mut memory = Memory::new(1 << 30);
+            let mut counts = Counts::new(references_max);
+            let mut model: BTreeMap<u64, (u64, bool, bool)> = BTreeMap::new();
+            for _ in 0..20_000 {
+                let cluster = noise(&mut state) % 97 * 613;
+                let times = match noise(&mut state) % 50 {
+                    0 => 1 << 40,
+                    1..5 => 300,
+                    _ => 1,
+                };
+                let copied = match noise(&mut state) % 3 {
+                    0 => Copied::Set,
+                    1 => Copied::Clear,
+                    _ => Copied::Ignored,
+                };
+                let overflowed = counts.add(cluster, times, copied, &mut memory).unwrap();
+                let entry = model.entry(cluster).or_default();
+                let sum = entry.0 + times;
+                assert_eq!(overflowed, sum.saturating_sub(references_max));
+                entry.0 = sum.min(references_max);
+                entry.1 |= copied == Copied::Set;
+                entry.2 |= copied == Copied::Clear;
+            }
+            for (&cluster, &(references, set, clear)) in &model {
+                let cell = counts.get(cluster);
+                assert_eq!(cell.references, references);
+                assert_eq!(cell.contradicts_copied(1), clear);
+                assert_eq!(cell.contradicts_copied(2), set);
+                assert_eq!(counts.get(cluster + 1), Cell::default());
+            }
+            let pieces: Vec<_> = counts.referenced_pieces(5..60_000).collect();
+            assert!(pieces.iter().all(|p| p.start >= 5 && p.end <= 60_000));
+            for &cluster in model.keys().filter(|&&c| (5..60_000).contains(&c)) {
+                assert_eq!(pieces.iter().filter(|p| p.contains(&cluster)).count(), 1);
+            }
+        }
+    }
+
+    #[test]
+    fn eight_tebibytes_of_clusters_fit_in_a_quarter_of_a_gibibyte() {
+        let mut memory = Memory::new(256 << 20);
+        let mut counts = Counts::new(65535);
+        let clusters = (8u64 << 40) >> 16;
+        // One reference a page is what costs memory; the others are free.
+        for cluster in (0..clusters).step_by(PAGE_CELLS) {
+            counts.add(cluster, 1, Copied::Set, &mut memory).unwrap();
+        }
+        assert_eq!(counts.get(clusters - PAGE_CELLS as u64).references, 1);
+    }
+
+    #[test]
+    fn far_clusters_run_into_the_limit() {
+        let mut memory = Memory::new(1 << 20);
+        let mut counts = Counts::new(1);
+        let far = counts.add(1 << 46, 1, Copied::Set, &mut memory);
+        assert_eq!(far, Err(OutOfMemory));
+    }
+}

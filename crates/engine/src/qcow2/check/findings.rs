@@ -1,0 +1,408 @@
+//! What a check finds, as values; their text is qemu-img's, where qemu-img finds it too.
+
+use std::fmt;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// Data is wrong, or may be overwritten by the next write.
+    Corruption,
+    /// Space is lost, nothing else.
+    Leak,
+    /// Something could not be checked.
+    Unchecked,
+}
+
+/// A metadata structure that something else uses, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Structure {
+    /// The first cluster.
+    Header,
+    /// The active L1 table.
+    ActiveL1,
+    /// The L1 table of a snapshot.
+    SnapshotL1,
+    /// An L2 table.
+    L2,
+    /// The refcount table.
+    RefcountTable,
+    /// The snapshot table.
+    SnapshotTable,
+    /// The bitmap directory or a bitmap table.
+    Bitmaps,
+    /// The encryption header.
+    CryptoHeader,
+}
+
+impl fmt::Display for Structure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Structure::Header => "the header",
+            Structure::ActiveL1 => "the active L1 table",
+            Structure::SnapshotL1 => "a snapshot's L1 table",
+            Structure::L2 => "an L2 table",
+            Structure::RefcountTable => "the refcount table",
+            Structure::SnapshotTable => "the snapshot table",
+            Structure::Bitmaps => "the bitmap directory or a bitmap table",
+            Structure::CryptoHeader => "the encryption header",
+        })
+    }
+}
+
+/// What is wrong with a snapshot's L1 table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotL1Flaw {
+    /// It does not start a cluster.
+    Unaligned {
+        /// Where it is.
+        l1_offset: u64,
+    },
+    /// It is larger than any image needs.
+    TooLarge {
+        /// Its entries.
+        l1_size: u32,
+    },
+}
+
+/// Something that is wrong with an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Finding {
+    /// A structure or cluster lies beyond the end of the file.
+    BeyondEnd {
+        /// Its first byte.
+        offset: u64,
+        /// Its length in bytes.
+        len: u64,
+    },
+    /// A cluster is referenced more often than a refcount can tell.
+    Overflow {
+        /// The cluster's first byte.
+        offset: u64,
+    },
+    /// Reserved bits in an L1 entry.
+    L1Reserved {
+        /// The entry.
+        entry: u64,
+    },
+    /// An L2 table that does not start a cluster.
+    L2TableUnaligned {
+        /// Where it is.
+        offset: u64,
+    },
+    /// Reserved bits in an L2 entry.
+    L2Reserved {
+        /// The entry.
+        entry: u64,
+    },
+    /// A zero flag where the format has none. QEMU does not look for it.
+    ZeroFlag {
+        /// The entry.
+        entry: u64,
+    },
+    /// A compressed cluster with COPIED.
+    CompressedCopied {
+        /// Where its data starts.
+        offset: u64,
+    },
+    /// A compressed cluster in an image with an external data file.
+    CompressedWithDataFile {
+        /// Its index in the L2 table.
+        l2_index: u64,
+        /// The entry without COPIED.
+        entry: u64,
+    },
+    /// A compressed cluster with a subcluster bitmap.
+    CompressedWithBitmap {
+        /// Its index in the L2 table.
+        l2_index: u64,
+        /// The entry without COPIED.
+        entry: u64,
+    },
+    /// Subclusters both allocated and zero.
+    AllocatedAndZero {
+        /// The cluster's offset.
+        offset: u64,
+    },
+    /// A data cluster that does not start a cluster.
+    DataUnaligned {
+        /// Its offset.
+        offset: u64,
+    },
+    /// A preallocated cluster that does not start a cluster.
+    PreallocatedUnaligned {
+        /// Its offset.
+        offset: u64,
+    },
+    /// Allocated subclusters without space.
+    AllocatedWithoutOffset,
+    /// A cluster of an external data file that is not where the guest has it. QEMU does not look for
+    /// it, but refuses to read such a cluster.
+    DataFileOffset {
+        /// Where the entry says that it is.
+        offset: u64,
+        /// Where the guest has it.
+        guest_offset: u64,
+    },
+    /// Snapshots in an image with an external data file.
+    SnapshotsWithDataFile {
+        /// How many.
+        count: u32,
+    },
+    /// A snapshot table entry without the fields that version 3 demands.
+    SnapshotIncomplete {
+        /// Its index.
+        index: u32,
+    },
+    /// A snapshot whose L1 table cannot be right.
+    SnapshotL1 {
+        /// The snapshot's id.
+        id: String,
+        /// The snapshot's name.
+        name: String,
+        /// What is wrong.
+        flaw: SnapshotL1Flaw,
+    },
+    /// Something about the bitmaps cannot be right.
+    Bitmaps {
+        /// What.
+        what: String,
+    },
+    /// Reserved bits in a refcount table entry.
+    RefcountTableReserved {
+        /// Its index.
+        index: u64,
+    },
+    /// A refcount block that does not start a cluster.
+    RefcountBlockUnaligned {
+        /// Its index in the refcount table.
+        index: u64,
+    },
+    /// A refcount block beyond the end of the file.
+    RefcountBlockOutside {
+        /// Its index in the refcount table.
+        index: u64,
+    },
+    /// A refcount block that is something else, too.
+    RefcountBlockShared {
+        /// Its index in the refcount table.
+        index: u64,
+        /// How often its cluster is referenced.
+        references: u64,
+    },
+    /// A refcount whose block cannot be read.
+    RefcountUnreadable {
+        /// The cluster.
+        cluster: u64,
+    },
+    /// A refcount that is too high (a leak) or too low (a corruption).
+    Refcount {
+        /// The cluster.
+        cluster: u64,
+        /// What the refcount says.
+        refcount: u64,
+        /// References that were found.
+        references: u64,
+    },
+    /// COPIED of an L1 entry contradicts the refcount.
+    CopiedL2 {
+        /// The entry's index.
+        l1_index: u64,
+        /// The entry.
+        entry: u64,
+        /// The L2 table's refcount.
+        refcount: u64,
+    },
+    /// COPIED of an L2 entry contradicts the refcount.
+    CopiedData {
+        /// The entry.
+        entry: u64,
+        /// The cluster's refcount.
+        refcount: u64,
+    },
+    /// Metadata that something else uses, too, with a refcount that covers both. QEMU does not look
+    /// for it; the next write to either destroys the other.
+    Overlap {
+        /// The cluster.
+        cluster: u64,
+        /// What it is, among others.
+        structure: Structure,
+        /// How often it is referenced.
+        references: u64,
+    },
+}
+
+impl Finding {
+    /// How bad it is.
+    pub fn severity(&self) -> Severity {
+        match self {
+            Finding::Refcount {
+                refcount,
+                references,
+                ..
+            } if refcount > references => Severity::Leak,
+            Finding::RefcountUnreadable { .. } | Finding::Bitmaps { .. } => Severity::Unchecked,
+            _ => Severity::Corruption,
+        }
+    }
+
+    /// Whether QEMU looks for it, so that its count and ours agree.
+    pub fn is_known_to_qemu(&self) -> bool {
+        !matches!(
+            self,
+            Finding::ZeroFlag { .. } | Finding::DataFileOffset { .. } | Finding::Overlap { .. }
+        )
+    }
+}
+
+impl fmt::Display for Finding {
+    #[allow(clippy::too_many_lines)] // A table of texts: nothing is gained by cutting it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Finding::BeyondEnd { offset, len } => write!(
+                f,
+                "ERROR: counting reference for region exceeding the end of the file by one cluster \
+                 or more: offset {offset:#x} size {len:#x}"
+            ),
+            Finding::Overflow { offset } => write!(
+                f,
+                "ERROR: overflow cluster offset={offset:#x}\nUse qemu-img amend to increase the \
+                 refcount entry width or qemu-img convert to create a clean copy if the image \
+                 cannot be opened for writing"
+            ),
+            Finding::Refcount {
+                cluster,
+                refcount,
+                references,
+            } => {
+                let word = match self.severity() {
+                    Severity::Leak => "Leaked",
+                    Severity::Corruption | Severity::Unchecked => "ERROR",
+                };
+                write!(
+                    f,
+                    "{word} cluster {cluster} refcount={refcount} reference={references}"
+                )
+            }
+            Finding::RefcountUnreadable { cluster } => write!(
+                f,
+                "Can't get refcount for cluster {cluster}: Input/output error"
+            ),
+            Finding::RefcountTableReserved { index } => {
+                write!(
+                    f,
+                    "ERROR refcount table entry {index} has reserved bits set"
+                )
+            }
+            Finding::RefcountBlockUnaligned { index } => write!(
+                f,
+                "ERROR refcount block {index} is not cluster aligned; refcount table entry \
+                 corrupted"
+            ),
+            Finding::RefcountBlockOutside { index } => {
+                write!(f, "ERROR refcount block {index} is outside image")
+            }
+            Finding::RefcountBlockShared { index, references } => {
+                write!(f, "ERROR refcount block {index} refcount={references}")
+            }
+            Finding::Overlap {
+                cluster,
+                structure,
+                references,
+            } => write!(
+                f,
+                "ERROR cluster {cluster} is {structure} and something else, too: \
+                 reference={references}"
+            ),
+            Finding::SnapshotsWithDataFile { count } => {
+                write!(f, "ERROR {count} snapshots in image with data file")
+            }
+            Finding::SnapshotIncomplete { index } => {
+                write!(f, "ERROR snapshot table entry {index} is incomplete")
+            }
+            Finding::SnapshotL1 { id, name, flaw } => {
+                write!(f, "ERROR snapshot {id} ({name}) ")?;
+                match flaw {
+                    SnapshotL1Flaw::Unaligned { l1_offset } => write!(
+                        f,
+                        "l1_offset={l1_offset:#x}: L1 table is not cluster aligned; snapshot table \
+                         entry corrupted"
+                    ),
+                    SnapshotL1Flaw::TooLarge { l1_size } => write!(
+                        f,
+                        "l1_size={l1_size:#x}: L1 table is too large; snapshot table entry \
+                         corrupted"
+                    ),
+                }
+            }
+            Finding::Bitmaps { what } => write!(f, "ERROR bitmaps: {what}"),
+            Finding::L1Reserved { entry } => {
+                write!(f, "ERROR found L1 entry with reserved bits set: {entry:x}")
+            }
+            Finding::L2TableUnaligned { offset } => write!(
+                f,
+                "ERROR l2_offset={offset:x}: Table is not cluster aligned; L1 entry corrupted"
+            ),
+            Finding::L2Reserved { entry } => {
+                write!(f, "ERROR found l2 entry with reserved bits set: {entry:x}")
+            }
+            Finding::ZeroFlag { entry } => {
+                write!(
+                    f,
+                    "ERROR found l2 entry with a zero flag that its format lacks: {entry:x}"
+                )
+            }
+            Finding::CompressedCopied { offset } => write!(
+                f,
+                "ERROR: coffset={offset:#x}: copied flag must never be set for compressed clusters"
+            ),
+            Finding::CompressedWithDataFile { l2_index, entry } => write!(
+                f,
+                "ERROR compressed cluster {l2_index} with data file, entry={entry:#x}"
+            ),
+            Finding::CompressedWithBitmap { l2_index, entry } => write!(
+                f,
+                "ERROR compressed cluster {l2_index} with non-zero subcluster allocation bitmap, \
+                 entry={entry:#x}"
+            ),
+            Finding::AllocatedAndZero { offset } => write!(
+                f,
+                "ERROR offset={offset:x}: Allocated cluster has corrupted subcluster allocation \
+                 bitmap"
+            ),
+            Finding::DataUnaligned { offset } => write!(
+                f,
+                "ERROR offset={offset:x}: Data cluster is not properly aligned; L2 entry corrupted."
+            ),
+            Finding::PreallocatedUnaligned { offset } => write!(
+                f,
+                "ERROR offset={offset:x}: Preallocated cluster is not properly aligned; L2 entry \
+                 corrupted."
+            ),
+            Finding::AllocatedWithoutOffset => {
+                f.write_str("ERROR: Unallocated cluster has non-zero subcluster allocation map")
+            }
+            Finding::DataFileOffset {
+                offset,
+                guest_offset,
+            } => write!(
+                f,
+                "ERROR offset={offset:x}: Data file cluster is not at its guest offset \
+                 {guest_offset:x}"
+            ),
+            Finding::CopiedL2 {
+                l1_index,
+                entry,
+                refcount,
+            } => write!(
+                f,
+                "ERROR OFLAG_COPIED L2 cluster: l1_index={l1_index} l1_entry={entry:x} \
+                 refcount={refcount}"
+            ),
+            Finding::CopiedData { entry, refcount } => write!(
+                f,
+                "ERROR OFLAG_COPIED data cluster: l2_entry={entry:x} refcount={refcount}"
+            ),
+        }
+    }
+}

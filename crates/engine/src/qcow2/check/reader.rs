@@ -1,0 +1,173 @@
+//! Reads of metadata: any alignment, beyond the end of file, several in flight.
+//!
+//! What lies beyond the end of file is zeroes and costs no I/O, so that entries of a hostile image
+//! that point there are harmless.
+
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use cowslip_queue::BufMut;
+use futures_util::stream::{self, Stream, StreamExt};
+
+use crate::file::BlockFile;
+use crate::{Error, Result};
+
+/// Bytes that are in flight at once, at most, but for a single table that is larger.
+const IN_FLIGHT_BYTES: u64 = 4 << 20;
+/// Reads that are in flight at once: enough for a fast disk to work on, few enough for any driver.
+const IN_FLIGHT_READS: u64 = 32;
+
+/// Bytes that were read.
+pub(super) struct Bytes {
+    buf: BufMut,
+    range: Range<usize>,
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.buf[self.range.clone()]
+    }
+}
+
+impl Bytes {
+    /// The bytes as big-endian words; what is left over at the end is ignored.
+    pub(super) fn words(&self) -> impl Iterator<Item = u64> + '_ {
+        self.chunks_exact(8).map(word)
+    }
+}
+
+/// A big-endian word of eight bytes.
+pub(super) fn word(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0, |value, &byte| value << 8 | u64::from(byte))
+}
+
+/// The image file, read-only.
+pub(super) struct Reader<'a> {
+    file: &'a Arc<dyn BlockFile>,
+    len: u64,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) async fn new(file: &'a Arc<dyn BlockFile>) -> Result<Reader<'a>> {
+        let len = file.len().await.map_err(|error| {
+            Error::io(
+                format!("Could not get the length of '{}'", file.name()),
+                error,
+            )
+        })?;
+        Ok(Reader { file, len })
+    }
+
+    /// Length of the file in bytes.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.file.name()
+    }
+
+    /// Reads `len` bytes at `offset`.
+    pub(super) async fn read(&self, offset: u64, len: u64) -> Result<Bytes> {
+        let count = usize::try_from(len).expect("metadata is read in pieces that fit in memory");
+        let end = offset.saturating_add(len);
+        if offset >= self.len || len == 0 {
+            let buf = BufMut::zeroed(count);
+            return Ok(Bytes {
+                buf,
+                range: 0..count,
+            });
+        }
+        let alignment = u64::from(self.file.capabilities().alignment_bytes);
+        let first = offset / alignment * alignment;
+        // Beyond the end of file there are zeroes to the last byte that is wanted.
+        let last = end.div_ceil(alignment).saturating_mul(alignment);
+        let buf = BufMut::zeroed((last - first) as usize);
+        let (result, buf) = self.file.read(first, buf).await;
+        result.map_err(|error| {
+            let name = self.name();
+            Error::io(
+                format!("Could not read '{name}' at offset {offset:#x}"),
+                error,
+            )
+        })?;
+        let start = (offset - first) as usize;
+        let range = start..start + count;
+        Ok(Bytes { buf, range })
+    }
+
+    /// Reads `len` bytes at the offset of each of `tables`, in order, several at a time. The other
+    /// number says which table it is.
+    pub(super) fn tables<'s>(
+        &'s self,
+        tables: impl Iterator<Item = (u64, u64)> + 's,
+        len: u64,
+    ) -> impl Stream<Item = Result<(u64, Bytes)>> + 's {
+        let reads = (IN_FLIGHT_BYTES / len).clamp(2, IN_FLIGHT_READS) as usize;
+        stream::iter(tables)
+            .map(move |(offset, which)| async move {
+                let bytes = self.read(offset, len).await?;
+                Ok((which, bytes))
+            })
+            .buffered(reads)
+    }
+
+    /// Reads a long range in pieces of `piece_bytes`, in order, several at a time.
+    pub(super) fn pieces(
+        &self,
+        offset: u64,
+        len: u64,
+        piece_bytes: u64,
+    ) -> impl Stream<Item = Result<Bytes>> {
+        let reads = (IN_FLIGHT_BYTES / piece_bytes).clamp(2, IN_FLIGHT_READS) as usize;
+        let pieces = (0..len.div_ceil(piece_bytes)).map(move |index| {
+            let at = index * piece_bytes;
+            (offset.saturating_add(at), piece_bytes.min(len - at))
+        });
+        stream::iter(pieces)
+            .map(move |(offset, len)| self.read(offset, len))
+            .buffered(reads)
+    }
+}
+
+/// Small reads that go on from each other, through a window.
+pub(super) struct Window<'a> {
+    reader: &'a Reader<'a>,
+    start: u64,
+    bytes: Option<Bytes>,
+}
+
+impl<'a> Window<'a> {
+    const BYTES: u64 = 64 << 10;
+
+    pub(super) fn new(reader: &'a Reader<'a>) -> Window<'a> {
+        Window {
+            reader,
+            start: 0,
+            bytes: None,
+        }
+    }
+
+    /// The `len` bytes at `offset`.
+    pub(super) async fn get(&mut self, offset: u64, len: usize) -> Result<&[u8]> {
+        let fits = self.bytes.as_ref().is_some_and(|bytes| {
+            offset >= self.start
+                && offset.saturating_add(len as u64)
+                    <= self.start.saturating_add(bytes.len() as u64)
+        });
+        if !fits {
+            let bytes = self
+                .reader
+                .read(offset, Self::BYTES.max(len as u64))
+                .await?;
+            self.start = offset;
+            self.bytes = Some(bytes);
+        }
+        let start = (offset - self.start) as usize;
+        let bytes = self.bytes.as_ref().expect("the window was just filled");
+        Ok(&bytes[start..start + len])
+    }
+}
