@@ -1,1 +1,21 @@
-//! nbd
+//! NBD, server and client: the fixed newstyle handshake, simple and structured replies.
+//!
+//! The specification is `doc/proto.md` of the NetworkBlockDevice project; names are its own.
+//! [`protocol`] encodes and decodes every message and does no I/O; [`export`] is the trait that a
+//! server serves; [`server`] and [`client`] speak through the sockets of `cowslip-queue`.
+//!
+//! May not know: any image format, the command line. It prints nothing.
+//!
+//! Left out: TLS, extended headers, resizing, and metadata contexts other than `base:allocation`.
+
+mod event;
+pub mod client;
+pub mod export;
+mod inbox;
+mod outbox;
+pub mod protocol;
+pub mod server;
+
+pub use client::{Client, ClientError, ConnectOptions, ExportDescription};
+pub use export::{Export, ExportError, ExportFuture, ExportInfo, MemoryExport};
+pub use server::{Server, ServerEvent, ServerHandle, ServerOptions};

@@ -1,0 +1,290 @@
+//! The handshake as a client: choosing an export, or listing them all.
+//!
+//! Falls back where a server lacks something: to simple replies, and from `GO` to `EXPORT_NAME`.
+
+use cowslip_queue::{Buf, Stream};
+
+use super::{ClientError, ConnectOptions, ExportDescription};
+use crate::inbox::Inbox;
+use crate::protocol::handshake::{
+    EXPORT_NAME_PADDING_BYTES, EXPORT_NAME_REPLY_BYTES, GREETING_BYTES, Info, InfoRequest,
+    MetaContextEntry, MetaContextRequest, OPTION_REPLY_HEADER_BYTES, OptionReplyHeader,
+    ServerEntry, decode_export_name_reply, decode_greeting, encode_client_flags, encode_option,
+};
+use crate::protocol::{
+    BASE_ALLOCATION, ClientFlags, HandshakeFlags, InfoCode, Malformed, OptionCode, OptionReplyCode,
+    STRING_BYTES_MAX, TransmissionFlags,
+};
+
+/// Data of a reply to an option: two strings of the maximum length and a few numbers.
+const REPLY_BYTES_MAX: u32 = 16 << 10;
+/// Replies to one option; a list of exports is the longest.
+const REPLIES_MAX: usize = 10_000;
+
+/// What the handshake has agreed on.
+pub(super) struct Agreed {
+    pub(super) export: ExportDescription,
+    pub(super) status_context: Option<u32>,
+    pub(super) structured: bool,
+}
+
+/// Chooses an export.
+pub(super) async fn choose(
+    stream: Stream,
+    options: &ConnectOptions,
+) -> Result<(Agreed, Inbox), ClientError> {
+    if options.export.len() > STRING_BYTES_MAX {
+        return Err(Malformed("the export's name is longer than 4096 bytes").into());
+    }
+    let mut haggling = Haggling::begin(stream).await?;
+    let mut agreed = Agreed {
+        export: ExportDescription::unknown(&options.export),
+        status_context: None,
+        structured: false,
+    };
+    if haggling.fixed_newstyle {
+        agreed.structured = options.structured_replies && haggling.structured_replies().await?;
+        if agreed.structured && options.block_status {
+            let name = &options.export;
+            agreed.status_context = haggling.select_status(name).await?;
+        }
+        if haggling
+            .describe(OptionCode::Go, &mut agreed.export)
+            .await?
+        {
+            if agreed.status_context.is_some() {
+                agreed.export.contexts = vec![BASE_ALLOCATION.to_owned()];
+            }
+            return Ok((agreed, haggling.inbox));
+        }
+    }
+    haggling.export_name(&mut agreed.export).await?;
+    if agreed.status_context.is_some() {
+        agreed.export.contexts = vec![BASE_ALLOCATION.to_owned()];
+    }
+    Ok((agreed, haggling.inbox))
+}
+
+/// Describes all exports and takes leave.
+pub(super) async fn list(stream: Stream) -> Result<Vec<ExportDescription>, ClientError> {
+    let mut haggling = Haggling::begin(stream).await?;
+    if !haggling.fixed_newstyle {
+        return Err(Malformed("the server is too old to list its exports").into());
+    }
+    let structured = haggling.structured_replies().await?;
+    let replies = accepted(haggling.option(OptionCode::List, &[]).await?)?;
+    let mut exports = Vec::new();
+    for (reply, data) in replies {
+        if reply != OptionReplyCode::Server {
+            return Err(UNEXPECTED_REPLY.into());
+        }
+        let entry = ServerEntry::decode(&data)?;
+        let mut export = ExportDescription::unknown(&entry.name);
+        haggling.describe(OptionCode::Info, &mut export).await?;
+        if export.description.is_empty() {
+            export.description = entry.description;
+        }
+        if structured {
+            export.contexts = haggling.list_contexts(&entry.name).await?;
+        }
+        exports.push(export);
+    }
+    haggling.send(OptionCode::Abort, &[]).await?;
+    Ok(exports)
+}
+
+const UNEXPECTED_REPLY: Malformed = Malformed("a reply that does not fit the option");
+
+impl ExportDescription {
+    fn unknown(name: &str) -> ExportDescription {
+        ExportDescription {
+            name: name.to_owned(),
+            description: String::new(),
+            size: 0,
+            flags: TransmissionFlags::empty(),
+            block_sizes: None,
+            contexts: Vec::new(),
+        }
+    }
+}
+
+/// The replies to an option but for the one that ends them.
+type Replies = Vec<(OptionReplyCode, Vec<u8>)>;
+
+/// How an option was answered.
+enum Answer {
+    Accepted(Replies),
+    Refused {
+        reply: OptionReplyCode,
+        message: String,
+    },
+}
+
+/// The replies of an option that must be accepted.
+fn accepted(answer: Answer) -> Result<Replies, ClientError> {
+    match answer {
+        Answer::Accepted(replies) => Ok(replies),
+        Answer::Refused { reply, message } => Err(ClientError::Refused { reply, message }),
+    }
+}
+
+/// Option haggling.
+struct Haggling {
+    stream: Stream,
+    inbox: Inbox,
+    fixed_newstyle: bool,
+    no_zeroes: bool,
+}
+
+impl Haggling {
+    async fn begin(stream: Stream) -> Result<Haggling, ClientError> {
+        let mut inbox = Inbox::new(stream.clone());
+        let greeting = inbox.take(GREETING_BYTES).await?;
+        let offered = decode_greeting(&greeting)?;
+        let fixed_newstyle = offered.contains(HandshakeFlags::FIXED_NEWSTYLE);
+        let no_zeroes = offered.contains(HandshakeFlags::NO_ZEROES);
+        let flags = ClientFlags::empty()
+            .with_if(ClientFlags::FIXED_NEWSTYLE, fixed_newstyle)
+            .with_if(ClientFlags::NO_ZEROES, no_zeroes);
+        let message = Buf::copy_of(&encode_client_flags(flags));
+        stream.write_all(vec![message]).await?;
+        Ok(Haggling {
+            stream,
+            inbox,
+            fixed_newstyle,
+            no_zeroes,
+        })
+    }
+
+    async fn send(&mut self, option: OptionCode, data: &[u8]) -> Result<(), ClientError> {
+        let mut message = Vec::new();
+        encode_option(&mut message, option, data);
+        self.stream.write_all(vec![Buf::from(message)]).await?;
+        Ok(())
+    }
+
+    /// Sends an option and takes its replies up to the one that ends them.
+    async fn option(&mut self, option: OptionCode, data: &[u8]) -> Result<Answer, ClientError> {
+        self.send(option, data).await?;
+        let mut replies = Vec::new();
+        while replies.len() < REPLIES_MAX {
+            let header = self.inbox.take(OPTION_REPLY_HEADER_BYTES).await?;
+            let header = OptionReplyHeader::decode(&header)?;
+            if header.option != option {
+                return Err(Malformed("a reply to another option").into());
+            }
+            if header.len > REPLY_BYTES_MAX {
+                return Err(Malformed("an option reply is too long").into());
+            }
+            let data = self.inbox.take(header.len as usize).await?;
+            match header.reply {
+                OptionReplyCode::Ack => return Ok(Answer::Accepted(replies)),
+                reply if reply.is_error() => {
+                    let message = String::from_utf8_lossy(&data).into_owned();
+                    return Ok(Answer::Refused { reply, message });
+                }
+                reply => replies.push((reply, data)),
+            }
+        }
+        Err(Malformed("an option has too many replies").into())
+    }
+
+    /// Whether the server agrees to structured replies.
+    async fn structured_replies(&mut self) -> Result<bool, ClientError> {
+        let answer = self.option(OptionCode::StructuredReply, &[]).await?;
+        Ok(matches!(answer, Answer::Accepted(_)))
+    }
+
+    /// Selects `base:allocation` and returns its identifier, if the server has it.
+    async fn select_status(&mut self, name: &str) -> Result<Option<u32>, ClientError> {
+        let request = MetaContextRequest {
+            name: name.to_owned(),
+            queries: vec![BASE_ALLOCATION.to_owned()],
+        };
+        let option = OptionCode::SetMetaContext;
+        let Answer::Accepted(replies) = self.option(option, &request.encode()).await? else {
+            // A wrong name shows again, with better words, when it is chosen.
+            return Ok(None);
+        };
+        match &replies[..] {
+            [] => Ok(None),
+            [(OptionReplyCode::MetaContext, data)] => {
+                let entry = MetaContextEntry::decode(data)?;
+                if entry.name != BASE_ALLOCATION {
+                    return Err(Malformed("a metadata context that was not asked for").into());
+                }
+                Ok(Some(entry.id))
+            }
+            _ => Err(UNEXPECTED_REPLY.into()),
+        }
+    }
+
+    async fn list_contexts(&mut self, name: &str) -> Result<Vec<String>, ClientError> {
+        let request = MetaContextRequest {
+            name: name.to_owned(),
+            queries: Vec::new(),
+        };
+        let option = OptionCode::ListMetaContext;
+        let Answer::Accepted(replies) = self.option(option, &request.encode()).await? else {
+            return Ok(Vec::new());
+        };
+        let mut contexts = Vec::new();
+        for (reply, data) in replies {
+            if reply != OptionReplyCode::MetaContext {
+                return Err(UNEXPECTED_REPLY.into());
+            }
+            contexts.push(MetaContextEntry::decode(&data)?.name);
+        }
+        Ok(contexts)
+    }
+
+    /// `INFO` or `GO`. Returns `false` if the server does not know the option.
+    async fn describe(
+        &mut self,
+        option: OptionCode,
+        export: &mut ExportDescription,
+    ) -> Result<bool, ClientError> {
+        let request = InfoRequest {
+            name: export.name.clone(),
+            infos: vec![InfoCode::Name, InfoCode::Description, InfoCode::BlockSize],
+        };
+        let answer = self.option(option, &request.encode()).await?;
+        if let Answer::Refused { reply, .. } = &answer
+            && *reply == OptionReplyCode::ErrUnsupported
+        {
+            return Ok(false);
+        }
+        let mut size_known = false;
+        for (reply, data) in accepted(answer)? {
+            if reply != OptionReplyCode::Info {
+                return Err(UNEXPECTED_REPLY.into());
+            }
+            match Info::decode(&data)? {
+                Info::Export { size, flags } => {
+                    export.size = size;
+                    export.flags = flags;
+                    size_known = true;
+                }
+                Info::Name(_) | Info::Unknown(_) => {}
+                Info::Description(description) => export.description = description,
+                Info::BlockSize(sizes) => export.block_sizes = Some(sizes),
+            }
+        }
+        if !size_known {
+            return Err(Malformed("the server does not say the export's size").into());
+        }
+        Ok(true)
+    }
+
+    /// The old way to choose an export: the server hangs up if there is none of the name.
+    async fn export_name(&mut self, export: &mut ExportDescription) -> Result<(), ClientError> {
+        self.send(OptionCode::ExportName, export.name.as_bytes())
+            .await?;
+        let message = self.inbox.take(EXPORT_NAME_REPLY_BYTES).await?;
+        (export.size, export.flags) = decode_export_name_reply(&message)?;
+        if !self.no_zeroes {
+            self.inbox.skip(EXPORT_NAME_PADDING_BYTES).await?;
+        }
+        Ok(())
+    }
+}

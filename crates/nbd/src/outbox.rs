@@ -1,0 +1,72 @@
+//! Gathering messages so that one system call sends them all.
+//!
+//! Headers are short and many: those of a batch are laid into one buffer, and payload stands between
+//! slices of it, uncopied. Headers in a row, such as replies to writes, become a single slice.
+
+use cowslip_queue::Buf;
+
+/// Messages that are sent together, in order.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    heads: Vec<u8>,
+    /// Payloads, each with the length that `heads` had when it came.
+    payloads: Vec<(usize, Buf)>,
+}
+
+impl Outbox {
+    /// Adds bytes that are copied: headers and small payloads.
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.heads.extend_from_slice(bytes);
+    }
+
+    /// Adds payload that is not copied.
+    pub(crate) fn push_payload(&mut self, payload: Buf) {
+        if !payload.is_empty() {
+            self.payloads.push((self.heads.len(), payload));
+        }
+    }
+
+    /// The buffers to send; the outbox is empty afterwards.
+    pub(crate) fn take(&mut self) -> Vec<Buf> {
+        let heads = Buf::copy_of(&self.heads);
+        let mut bufs = Vec::with_capacity(2 * self.payloads.len() + 1);
+        let mut sent = 0;
+        for (at, payload) in self.payloads.drain(..) {
+            if at > sent {
+                bufs.push(heads.slice(sent, at - sent));
+                sent = at;
+            }
+            bufs.push(payload);
+        }
+        if self.heads.len() > sent {
+            bufs.push(heads.slice(sent, self.heads.len() - sent));
+        }
+        self.heads.clear();
+        bufs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent(outbox: &mut Outbox) -> Vec<Vec<u8>> {
+        outbox.take().iter().map(|buf| buf.to_vec()).collect()
+    }
+
+    #[test]
+    fn headers_in_a_row_are_one_buffer_and_payload_keeps_its_place() {
+        let mut outbox = Outbox::default();
+        outbox.push(b"a");
+        outbox.push(b"b");
+        outbox.push_payload(Buf::copy_of(b"1"));
+        outbox.push_payload(Buf::copy_of(b"2"));
+        outbox.push_payload(Buf::copy_of(b""));
+        outbox.push(b"c");
+        let expected: Vec<&[u8]> = vec![b"ab", b"1", b"2", b"c"];
+        assert_eq!(sent(&mut outbox), expected);
+        assert!(sent(&mut outbox).is_empty(), "it is empty afterwards");
+        outbox.push_payload(Buf::copy_of(b"3"));
+        assert_eq!(sent(&mut outbox), [b"3"]);
+    }
+}

@@ -1,0 +1,329 @@
+//! The messages of the transmission phase: request, simple reply, chunks of structured replies.
+//!
+//! Headers are of fixed length and become arrays, since they are made and read once a request.
+//! Payload of reads and writes never passes through here.
+
+use super::{
+    AllocationFlags, ChunkCode, ChunkFlags, Command, CommandFlags, ErrorCode, Malformed,
+    REQUEST_MAGIC, Reader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, length_u32, string,
+};
+
+/// Bytes of a request before its payload.
+pub const REQUEST_BYTES: usize = 28;
+/// Bytes of a simple reply before its payload.
+pub const SIMPLE_REPLY_BYTES: usize = 16;
+/// Bytes of a chunk before its payload.
+pub const CHUNK_HEADER_BYTES: usize = 20;
+/// Bytes of a data chunk's payload before the data.
+pub const OFFSET_DATA_BYTES: usize = 8;
+/// Bytes of a hole chunk's payload.
+pub const OFFSET_HOLE_BYTES: usize = 12;
+/// Bytes of an error chunk's payload before the message.
+pub const ERROR_BYTES: usize = 6;
+
+/// Fills an array from its parts, in order.
+fn join<const N: usize>(parts: &[&[u8]]) -> [u8; N] {
+    let mut message = [0; N];
+    let mut at = 0;
+    for part in parts {
+        message[at..at + part.len()].copy_from_slice(part);
+        at += part.len();
+    }
+    debug_assert_eq!(at, N, "the parts fill the message");
+    message
+}
+
+/// A request, without its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Modifiers.
+    pub flags: CommandFlags,
+    /// What is asked for.
+    pub command: Command,
+    /// The client's name for the request, which comes back in the reply.
+    pub cookie: u64,
+    /// First byte.
+    pub offset: u64,
+    /// Length of the range in bytes; for `WRITE` that of the payload too.
+    pub len: u32,
+}
+
+impl Request {
+    /// The message.
+    pub fn encode(&self) -> [u8; REQUEST_BYTES] {
+        join(&[
+            &REQUEST_MAGIC.to_be_bytes(),
+            &self.flags.0.to_be_bytes(),
+            &u16::from(self.command).to_be_bytes(),
+            &self.cookie.to_be_bytes(),
+            &self.offset.to_be_bytes(),
+            &self.len.to_be_bytes(),
+        ])
+    }
+
+    /// Takes the message apart.
+    ///
+    /// # Errors
+    /// If the magic number is wrong.
+    pub fn decode(message: &[u8]) -> Result<Request, Malformed> {
+        let mut reader = Reader::new(message);
+        if reader.u32()? != REQUEST_MAGIC {
+            return Err(Malformed("a request does not begin with its magic number"));
+        }
+        let request = Request {
+            flags: CommandFlags(reader.u16()?),
+            command: reader.u16()?.into(),
+            cookie: reader.u64()?,
+            offset: reader.u64()?,
+            len: reader.u32()?,
+        };
+        reader.end()?;
+        Ok(request)
+    }
+}
+
+/// A simple reply, without its payload. No error is `None`.
+pub fn encode_simple_reply(cookie: u64, error: Option<ErrorCode>) -> [u8; SIMPLE_REPLY_BYTES] {
+    join(&[
+        &SIMPLE_REPLY_MAGIC.to_be_bytes(),
+        &error.map_or(0, u32::from).to_be_bytes(),
+        &cookie.to_be_bytes(),
+    ])
+}
+
+/// What stands before the payload of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkHeader {
+    /// Whether it is the last of its reply.
+    pub flags: ChunkFlags,
+    /// What the payload is.
+    pub code: ChunkCode,
+    /// Which request it belongs to.
+    pub cookie: u64,
+    /// Bytes of payload.
+    pub len: u32,
+}
+
+impl ChunkHeader {
+    /// The message.
+    pub fn encode(&self) -> [u8; CHUNK_HEADER_BYTES] {
+        join(&[
+            &STRUCTURED_REPLY_MAGIC.to_be_bytes(),
+            &self.flags.0.to_be_bytes(),
+            &u16::from(self.code).to_be_bytes(),
+            &self.cookie.to_be_bytes(),
+            &self.len.to_be_bytes(),
+        ])
+    }
+}
+
+/// The header of either kind of reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyHeader {
+    /// A simple reply.
+    Simple {
+        /// Which request it answers.
+        cookie: u64,
+        /// Why it failed.
+        error: Option<ErrorCode>,
+    },
+    /// A chunk of a structured reply.
+    Chunk(ChunkHeader),
+}
+
+impl ReplyHeader {
+    /// Reads a header from the front of what has arrived: its length and content, or `None` if more
+    /// bytes are needed.
+    ///
+    /// # Errors
+    /// If the magic number is of neither kind.
+    pub fn decode_front(arrived: &[u8]) -> Result<Option<(usize, ReplyHeader)>, Malformed> {
+        let mut reader = Reader::new(arrived);
+        let Ok(magic) = reader.u32() else {
+            return Ok(None);
+        };
+        match magic {
+            SIMPLE_REPLY_MAGIC if arrived.len() >= SIMPLE_REPLY_BYTES => {
+                let error = match reader.u32()? {
+                    0 => None,
+                    code => Some(ErrorCode::from(code)),
+                };
+                let cookie = reader.u64()?;
+                Ok(Some((
+                    SIMPLE_REPLY_BYTES,
+                    ReplyHeader::Simple { cookie, error },
+                )))
+            }
+            STRUCTURED_REPLY_MAGIC if arrived.len() >= CHUNK_HEADER_BYTES => {
+                let header = ChunkHeader {
+                    flags: ChunkFlags(reader.u16()?),
+                    code: reader.u16()?.into(),
+                    cookie: reader.u64()?,
+                    len: reader.u32()?,
+                };
+                Ok(Some((CHUNK_HEADER_BYTES, ReplyHeader::Chunk(header))))
+            }
+            SIMPLE_REPLY_MAGIC | STRUCTURED_REPLY_MAGIC => Ok(None),
+            _ => Err(Malformed("a reply does not begin with a magic number")),
+        }
+    }
+}
+
+/// The payload of a data chunk before the data: where the data belongs.
+pub fn decode_offset_data(payload: &[u8]) -> Result<u64, Malformed> {
+    Reader::new(payload).u64()
+}
+
+/// The payload of a hole chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OffsetHole {
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes; never 0.
+    pub len: u32,
+}
+
+impl OffsetHole {
+    /// The payload.
+    pub fn encode(&self) -> [u8; OFFSET_HOLE_BYTES] {
+        join(&[&self.offset.to_be_bytes(), &self.len.to_be_bytes()])
+    }
+
+    /// Takes the payload apart.
+    ///
+    /// # Errors
+    /// If its length is wrong or the hole is empty.
+    pub fn decode(payload: &[u8]) -> Result<OffsetHole, Malformed> {
+        let mut reader = Reader::new(payload);
+        let hole = OffsetHole {
+            offset: reader.u64()?,
+            len: reader.u32()?,
+        };
+        reader.end()?;
+        if hole.len == 0 {
+            return Err(Malformed("a hole is empty"));
+        }
+        Ok(hole)
+    }
+}
+
+/// A run with one state, in a reply to `BLOCK_STATUS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatusDescriptor {
+    /// Length in bytes; never 0.
+    pub len: u32,
+    /// Its state.
+    pub flags: AllocationFlags,
+}
+
+/// The payload of a status chunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockStatus {
+    /// Which metadata context it is about.
+    pub context_id: u32,
+    /// Consecutive runs from the offset of the request.
+    pub descriptors: Vec<StatusDescriptor>,
+}
+
+impl BlockStatus {
+    /// The payload.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut payload = self.context_id.to_be_bytes().to_vec();
+        for descriptor in &self.descriptors {
+            payload.extend_from_slice(&descriptor.len.to_be_bytes());
+            payload.extend_from_slice(&descriptor.flags.0.to_be_bytes());
+        }
+        payload
+    }
+
+    /// Takes the payload apart.
+    ///
+    /// # Errors
+    /// If there is no descriptor, an empty one, or half of one.
+    pub fn decode(payload: &[u8]) -> Result<BlockStatus, Malformed> {
+        let mut reader = Reader::new(payload);
+        let context_id = reader.u32()?;
+        let mut descriptors = Vec::new();
+        while descriptors.is_empty() || !reader.rest.is_empty() {
+            let descriptor = StatusDescriptor {
+                len: reader.u32()?,
+                flags: AllocationFlags(reader.u32()?),
+            };
+            if descriptor.len == 0 {
+                return Err(Malformed("a block status descriptor is empty"));
+            }
+            descriptors.push(descriptor);
+        }
+        Ok(BlockStatus {
+            context_id,
+            descriptors,
+        })
+    }
+}
+
+/// The payload of an error chunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ErrorChunk {
+    /// Why the request failed.
+    pub error: ErrorCode,
+    /// The same for humans, or nothing.
+    pub message: String,
+    /// Where it failed: present in `ErrorOffset` chunks only.
+    pub offset: Option<u64>,
+}
+
+impl ErrorChunk {
+    /// The payload. A message that is too long is cut at a character.
+    pub fn encode(&self) -> Vec<u8> {
+        // Far below the 4096 bytes that are allowed: nobody shows more to a human.
+        const MESSAGE_BYTES_MAX: usize = 1024;
+        let mut end = self.message.len().min(MESSAGE_BYTES_MAX);
+        while !self.message.is_char_boundary(end) {
+            end -= 1;
+        }
+        let message = &self.message.as_bytes()[..end];
+        let mut payload = u32::from(self.error).to_be_bytes().to_vec();
+        let len = u16::try_from(message.len()).expect("the message was cut to 1024 bytes");
+        payload.extend_from_slice(&len.to_be_bytes());
+        payload.extend_from_slice(message);
+        if let Some(offset) = self.offset {
+            payload.extend_from_slice(&offset.to_be_bytes());
+        }
+        payload
+    }
+
+    /// Takes the payload of a chunk of type `code` apart, which is an error type, known or not.
+    ///
+    /// # Errors
+    /// If the message is longer than the payload, or the error is 0. What follows the known fields is
+    /// ignored: types that are not known yet may have further ones.
+    pub fn decode(code: ChunkCode, payload: &[u8]) -> Result<ErrorChunk, Malformed> {
+        let mut reader = Reader::new(payload);
+        let error = reader.u32()?;
+        if error == 0 {
+            return Err(Malformed("an error chunk says that there is no error"));
+        }
+        let len = reader.u16()?;
+        let message = reader.bytes(usize::from(len))?;
+        let offset = match code {
+            ChunkCode::ErrorOffset => Some(reader.u64()?),
+            _ => None,
+        };
+        Ok(ErrorChunk {
+            error: error.into(),
+            // The message is decoration: what is wrong with it does not make the reply invalid.
+            message: string(message).unwrap_or_default().to_owned(),
+            offset,
+        })
+    }
+}
+
+/// The header of a chunk with a payload of `len` bytes that ends its reply.
+pub fn last_chunk(code: ChunkCode, cookie: u64, len: usize) -> ChunkHeader {
+    ChunkHeader {
+        flags: ChunkFlags::DONE,
+        code,
+        cookie,
+        len: length_u32(len),
+    }
+}

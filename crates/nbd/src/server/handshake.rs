@@ -1,0 +1,371 @@
+//! The handshake as a server: from the greeting to the choice of an export.
+//!
+//! Everything that a client can make us hold is bounded: an option's data by [`OPTION_BYTES_MAX`], the
+//! number of options by [`OPTIONS_MAX`], the time by the caller.
+
+use std::sync::Arc;
+
+use cowslip_queue::{Buf, Stream};
+
+use super::{ServerEvent, Shared, describe};
+use crate::export::{Access, Export, ExportInfo};
+use crate::inbox::{Ended, Inbox};
+use crate::protocol::handshake::{
+    CLIENT_FLAGS_BYTES, EXPORT_NAME_PADDING_BYTES, Info, InfoRequest, MetaContextEntry,
+    MetaContextRequest, OPTION_HEADER_BYTES, OptionHeader, ServerEntry, decode_client_flags,
+    encode_export_name_reply, encode_greeting, encode_option_reply,
+};
+use crate::protocol::{
+    BASE_ALLOCATION, BASE_NAMESPACE, ClientFlags, HandshakeFlags, InfoCode, Malformed, OptionCode,
+    OptionReplyCode, PAYLOAD_BYTES_MAX, TransmissionFlags, string,
+};
+
+/// Data of an option that is looked at: two strings of the maximum length, and queries.
+const OPTION_BYTES_MAX: u32 = 16 << 10;
+/// Data of an option that is read over, to answer that it is too long. Beyond that the client is
+/// taken for hostile.
+const SKIPPED_BYTES_MAX: u32 = 1 << 20;
+/// Options in one handshake. Clients send about five, or two for each export that they list.
+const OPTIONS_MAX: usize = 10_000;
+
+/// The identifier of `base:allocation` in replies to `BLOCK_STATUS`.
+pub(super) const BASE_ALLOCATION_ID: u32 = 1;
+
+/// How replies are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReplyStyle {
+    Simple,
+    Structured,
+}
+
+/// Whether `BLOCK_STATUS` may be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StatusQueries {
+    Refused,
+    Allowed,
+}
+
+/// What the handshake has agreed on.
+pub(super) struct Chosen {
+    pub(super) name: String,
+    pub(super) export: Arc<dyn Export>,
+    pub(super) info: ExportInfo,
+    pub(super) replies: ReplyStyle,
+    pub(super) status_queries: StatusQueries,
+}
+
+/// Why there was no choice: a reason for the log, or none if the client took its leave.
+type NoChoice = Option<String>;
+
+/// What an option leads to.
+enum Step {
+    Next,
+    Leave,
+    Transmit(Chosen),
+}
+
+/// Refusal of an option: the reply's code and its message.
+struct Refusal(OptionReplyCode, &'static str);
+
+impl From<Malformed> for Refusal {
+    fn from(malformed: Malformed) -> Refusal {
+        Refusal(OptionReplyCode::ErrInvalid, malformed.0)
+    }
+}
+
+/// Greets the client and answers its options until it has chosen an export.
+pub(super) async fn negotiate(
+    shared: &Shared,
+    connection: u64,
+    stream: &Stream,
+    inbox: &mut Inbox,
+) -> Result<Chosen, NoChoice> {
+    let offered = HandshakeFlags::FIXED_NEWSTYLE.with(HandshakeFlags::NO_ZEROES);
+    send(stream, encode_greeting(offered).to_vec()).await?;
+    let message = inbox.take(CLIENT_FLAGS_BYTES).await.map_err(gone)?;
+    let flags = decode_client_flags(&message).map_err(broken)?;
+    if flags.has_other_than(ClientFlags::FIXED_NEWSTYLE.with(ClientFlags::NO_ZEROES)) {
+        return Err(Some("the client set an unknown flag".to_owned()));
+    }
+    let mut haggling = Haggling {
+        shared,
+        flags,
+        replies: ReplyStyle::Simple,
+        status_for: None,
+        out: Vec::new(),
+    };
+    for _ in 0..OPTIONS_MAX {
+        let message = inbox.take(OPTION_HEADER_BYTES).await.map_err(gone)?;
+        let header = OptionHeader::decode(&message).map_err(broken)?;
+        shared.tell(|| ServerEvent::Option {
+            connection,
+            option: header.option,
+        });
+        let step = match option_data(inbox, header).await? {
+            Some(data) => haggling.answer(header.option, &data)?,
+            None if header.option == OptionCode::ExportName => return Err(no_such_export()),
+            None => {
+                let reason = "the option is too long";
+                haggling.refuse(header.option, Refusal(OptionReplyCode::ErrTooBig, reason));
+                Step::Next
+            }
+        };
+        send(stream, std::mem::take(&mut haggling.out)).await?;
+        match step {
+            Step::Next => {}
+            Step::Leave => return Err(None),
+            Step::Transmit(chosen) => return Ok(chosen),
+        }
+    }
+    Err(Some("the client sent too many options".to_owned()))
+}
+
+async fn send(stream: &Stream, message: Vec<u8>) -> Result<(), NoChoice> {
+    stream
+        .write_all(vec![Buf::from(message)])
+        .await
+        .map_err(|error| Some(describe(&error)))
+}
+
+/// The data of an option, or `None` if it was too long and has been read over.
+async fn option_data(inbox: &mut Inbox, header: OptionHeader) -> Result<Option<Vec<u8>>, NoChoice> {
+    let len = usize::try_from(header.len).map_err(|_| Some("an endless option".to_owned()))?;
+    match header.len {
+        0..=OPTION_BYTES_MAX => Ok(Some(inbox.take(len).await.map_err(gone)?)),
+        ..=SKIPPED_BYTES_MAX => {
+            inbox.skip(len).await.map_err(gone)?;
+            Ok(None)
+        }
+        _ => Err(Some(format!(
+            "the client sent an option of {} bytes",
+            header.len
+        ))),
+    }
+}
+
+fn gone(ended: Ended) -> NoChoice {
+    Some(describe(&ended.into()))
+}
+
+fn broken(malformed: Malformed) -> NoChoice {
+    Some(malformed.to_string())
+}
+
+fn no_such_export() -> NoChoice {
+    Some("the client chose an export that does not exist".to_owned())
+}
+
+/// The state of option haggling.
+struct Haggling<'a> {
+    shared: &'a Shared,
+    flags: ClientFlags,
+    replies: ReplyStyle,
+    /// The name of the export for which `base:allocation` was selected.
+    status_for: Option<String>,
+    /// What is sent once the option is dealt with.
+    out: Vec<u8>,
+}
+
+impl Haggling<'_> {
+    fn reply(&mut self, option: OptionCode, reply: OptionReplyCode, data: &[u8]) {
+        encode_option_reply(&mut self.out, option, reply, data);
+    }
+
+    fn refuse(&mut self, option: OptionCode, Refusal(reply, message): Refusal) {
+        self.reply(option, reply, message.as_bytes());
+    }
+
+    fn answer(&mut self, option: OptionCode, data: &[u8]) -> Result<Step, NoChoice> {
+        if option == OptionCode::ExportName {
+            return self.export_name(data).map(Step::Transmit);
+        }
+        if !self.flags.contains(ClientFlags::FIXED_NEWSTYLE) {
+            // Such a client does not expect a reply to anything else.
+            return Err(Some(
+                "a client without fixed newstyle sent an option".to_owned(),
+            ));
+        }
+        let outcome = match option {
+            OptionCode::Abort => Ok(Step::Leave),
+            OptionCode::List => self.list(data),
+            OptionCode::Info => self.info(option, data).map(|_| Step::Next),
+            OptionCode::Go => self.info(option, data).map(Step::Transmit),
+            OptionCode::StructuredReply => self.structured_reply(data),
+            OptionCode::ListMetaContext => self.list_contexts(data),
+            OptionCode::SetMetaContext => self.set_contexts(data),
+            OptionCode::ExportName
+            | OptionCode::StartTls
+            | OptionCode::ExtendedHeaders
+            | OptionCode::Unknown(_) => Err(Refusal(
+                OptionReplyCode::ErrUnsupported,
+                "the option is not supported",
+            )),
+        };
+        Ok(match outcome {
+            Ok(step) => {
+                self.reply(option, OptionReplyCode::Ack, &[]);
+                step
+            }
+            Err(refusal) => {
+                self.refuse(option, refusal);
+                Step::Next
+            }
+        })
+    }
+
+    /// `EXPORT_NAME` has no way to say no, so a wrong name ends the connection.
+    fn export_name(&mut self, data: &[u8]) -> Result<Chosen, NoChoice> {
+        let name = string(data).map_err(broken)?;
+        let export = self.shared.find(name).ok_or_else(no_such_export)?;
+        let chosen = self.choose(name, Arc::clone(export));
+        let flags = transmission_flags(&chosen.info, chosen.replies);
+        self.out
+            .extend_from_slice(&encode_export_name_reply(chosen.info.size, flags));
+        if !self.flags.contains(ClientFlags::NO_ZEROES) {
+            self.out.extend_from_slice(&[0; EXPORT_NAME_PADDING_BYTES]);
+        }
+        Ok(chosen)
+    }
+
+    fn choose(&self, name: &str, export: Arc<dyn Export>) -> Chosen {
+        let mut info = export.info();
+        let sizes = &mut info.block_sizes;
+        sizes.maximum = sizes.maximum.min(PAYLOAD_BYTES_MAX);
+        debug_assert!(sizes.validate().is_ok(), "an export has valid block sizes");
+        Chosen {
+            name: name.to_owned(),
+            export,
+            info,
+            replies: self.replies,
+            status_queries: match self.status_for.as_deref() == Some(name) {
+                true => StatusQueries::Allowed,
+                false => StatusQueries::Refused,
+            },
+        }
+    }
+
+    fn list(&mut self, data: &[u8]) -> Result<Step, Refusal> {
+        no_data(data)?;
+        let shared = self.shared;
+        for entry in &shared.exports {
+            let server = ServerEntry {
+                name: entry.name.clone(),
+                description: entry.export.info().description,
+            };
+            self.reply(OptionCode::List, OptionReplyCode::Server, &server.encode());
+        }
+        Ok(Step::Next)
+    }
+
+    /// `INFO` and `GO`.
+    fn info(&mut self, option: OptionCode, data: &[u8]) -> Result<Chosen, Refusal> {
+        let request = InfoRequest::decode(data)?;
+        let export = Arc::clone(self.find(&request.name)?);
+        let chosen = self.choose(&request.name, export);
+        let mut replies = vec![Info::Export {
+            size: chosen.info.size,
+            flags: transmission_flags(&chosen.info, chosen.replies),
+        }];
+        // Always told, since a client that ignores it loses nothing and one that forgot to ask gains.
+        replies.push(Info::BlockSize(chosen.info.block_sizes));
+        if request.infos.contains(&InfoCode::Name) {
+            replies.push(Info::Name(request.name.clone()));
+        }
+        let description = &chosen.info.description;
+        if request.infos.contains(&InfoCode::Description) && !description.is_empty() {
+            replies.push(Info::Description(description.clone()));
+        }
+        for info in replies {
+            self.reply(option, OptionReplyCode::Info, &info.encode());
+        }
+        Ok(chosen)
+    }
+
+    fn find(&self, name: &str) -> Result<&Arc<dyn Export>, Refusal> {
+        self.shared.find(name).ok_or(Refusal(
+            OptionReplyCode::ErrUnknown,
+            "there is no export of this name",
+        ))
+    }
+
+    fn structured_reply(&mut self, data: &[u8]) -> Result<Step, Refusal> {
+        no_data(data)?;
+        if self.replies == ReplyStyle::Structured {
+            let reason = "structured replies are agreed on already";
+            return Err(Refusal(OptionReplyCode::ErrInvalid, reason));
+        }
+        self.replies = ReplyStyle::Structured;
+        Ok(Step::Next)
+    }
+
+    fn contexts_request(&self, data: &[u8]) -> Result<MetaContextRequest, Refusal> {
+        if self.replies != ReplyStyle::Structured {
+            let reason = "structured replies must be agreed on first";
+            return Err(Refusal(OptionReplyCode::ErrInvalid, reason));
+        }
+        let request = MetaContextRequest::decode(data)?;
+        self.find(&request.name)?;
+        Ok(request)
+    }
+
+    fn list_contexts(&mut self, data: &[u8]) -> Result<Step, Refusal> {
+        let request = self.contexts_request(data)?;
+        let matches = |query: &String| query == BASE_ALLOCATION || query == BASE_NAMESPACE;
+        if request.queries.is_empty() || request.queries.iter().any(matches) {
+            // The identifier means nothing in a list.
+            self.context(OptionCode::ListMetaContext, 0);
+        }
+        Ok(Step::Next)
+    }
+
+    fn set_contexts(&mut self, data: &[u8]) -> Result<Step, Refusal> {
+        // Whatever the outcome, it replaces what was selected before.
+        self.status_for = None;
+        let request = self.contexts_request(data)?;
+        if request.queries.iter().any(|query| query == BASE_ALLOCATION) {
+            self.context(OptionCode::SetMetaContext, BASE_ALLOCATION_ID);
+            self.status_for = Some(request.name);
+        }
+        Ok(Step::Next)
+    }
+
+    fn context(&mut self, option: OptionCode, id: u32) {
+        let entry = MetaContextEntry {
+            id,
+            name: BASE_ALLOCATION.to_owned(),
+        };
+        self.reply(option, OptionReplyCode::MetaContext, &entry.encode());
+    }
+}
+
+fn no_data(data: &[u8]) -> Result<(), Refusal> {
+    match data {
+        [] => Ok(()),
+        _ => Err(Refusal(
+            OptionReplyCode::ErrInvalid,
+            "the option takes no data",
+        )),
+    }
+}
+
+/// What the client may do with the export.
+fn transmission_flags(info: &ExportInfo, replies: ReplyStyle) -> TransmissionFlags {
+    let writable = info.access == Access::ReadWrite;
+    TransmissionFlags::HAS_FLAGS
+        .with(TransmissionFlags::SEND_FLUSH)
+        .with(TransmissionFlags::SEND_FUA)
+        .with(TransmissionFlags::SEND_CACHE)
+        .with_if(TransmissionFlags::READ_ONLY, !writable)
+        .with_if(TransmissionFlags::ROTATIONAL, info.rotational)
+        .with_if(TransmissionFlags::SEND_TRIM, writable && info.trims)
+        .with_if(TransmissionFlags::SEND_WRITE_ZEROES, writable)
+        .with_if(
+            TransmissionFlags::SEND_FAST_ZERO,
+            writable && info.zeroes_fast,
+        )
+        .with_if(
+            TransmissionFlags::SEND_DF,
+            replies == ReplyStyle::Structured,
+        )
+        .with_if(TransmissionFlags::CAN_MULTI_CONN, info.shared_cache)
+}

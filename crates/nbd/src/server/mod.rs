@@ -1,0 +1,381 @@
+//! The server: accepts connections, limits and counts them, ends them.
+//!
+//! A connection is a task of the queue that it was accepted on; it can harm no other. It ends when
+//! its client leaves or breaks the protocol, and at the latest when the server stops: then no further
+//! requests are read, those that were started run to their end, and their replies are sent for as
+//! long as [`ServerOptions::drain_timeout`] allows.
+//!
+//! Left out: TLS, authentication.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use cowslip_queue::{Listener, Stream, sleep, spawn};
+
+use crate::event::{Event, First, first};
+use crate::export::Export;
+use crate::inbox::Inbox;
+
+mod handshake;
+mod transmission;
+
+/// When a server stops by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lifetime {
+    /// Never.
+    #[default]
+    UntilStopped,
+    /// When a client that had chosen an export has left, and no other is connected.
+    UntilLastClient,
+}
+
+/// Limits of a server.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Connections at a time; others wait to be accepted. `None` is no limit.
+    pub connections_max: Option<usize>,
+    /// When it stops by itself.
+    pub lifetime: Lifetime,
+    /// How long a client may take to choose an export.
+    pub handshake_timeout: Duration,
+    /// How long replies may take to be sent after the server was stopped.
+    pub drain_timeout: Duration,
+    /// Requests of one connection that are worked on or whose replies are not sent. Beyond that the
+    /// connection is not read.
+    pub requests_in_flight_max: usize,
+    /// The same for their payload in bytes. A single request may exceed it.
+    pub bytes_in_flight_max: usize,
+}
+
+impl Default for ServerOptions {
+    fn default() -> ServerOptions {
+        ServerOptions {
+            connections_max: None,
+            lifetime: Lifetime::UntilStopped,
+            // QEMU's default; a client needs milliseconds.
+            handshake_timeout: Duration::from_secs(10),
+            drain_timeout: Duration::from_secs(10),
+            // Twice the depth that the deepest usual client reaches (nbdcopy: 64, Linux: 128).
+            requests_in_flight_max: 256,
+            // Two payloads of the maximum size, or 256 requests of 256 KiB.
+            bytes_in_flight_max: 64 << 20,
+        }
+    }
+}
+
+/// What happens in a server, for logs. Connections are numbered from 1.
+#[derive(Clone, Debug)]
+pub enum ServerEvent {
+    /// A client has connected.
+    Connected {
+        /// Which connection.
+        connection: u64,
+    },
+    /// A client has sent an option during the handshake.
+    Option {
+        /// Which connection.
+        connection: u64,
+        /// The option.
+        option: crate::protocol::OptionCode,
+    },
+    /// A client has chosen an export.
+    Chosen {
+        /// Which connection.
+        connection: u64,
+        /// The name of the export.
+        export: String,
+    },
+    /// A request was answered with an error.
+    RequestFailed {
+        /// Which connection.
+        connection: u64,
+        /// The request.
+        request: crate::protocol::transmission::Request,
+        /// The answer.
+        error: crate::export::ExportError,
+    },
+    /// A connection has ended.
+    Disconnected {
+        /// Which connection.
+        connection: u64,
+        /// Why, unless the client took its leave.
+        reason: Option<String>,
+    },
+    /// A connection could not be accepted; the server goes on.
+    AcceptFailed {
+        /// The system's words.
+        reason: String,
+    },
+}
+
+type Observer = Box<dyn Fn(&ServerEvent) + Send + Sync>;
+
+/// Whether the server runs; it only moves forward.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+enum Phase {
+    Running,
+    /// No requests are read any more.
+    Draining,
+    /// Nothing is sent any more.
+    Aborting,
+}
+
+struct ExportEntry {
+    name: String,
+    export: Arc<dyn Export>,
+}
+
+struct Shared {
+    exports: Vec<ExportEntry>,
+    options: ServerOptions,
+    observer: Option<Observer>,
+    control: Arc<Control>,
+}
+
+/// What is shared with handles on other threads.
+#[derive(Default)]
+struct Control {
+    phase: AtomicU8,
+    connections: AtomicUsize,
+    acceptors: AtomicUsize,
+    connections_ever: AtomicU64,
+    /// Notified when any of the above has changed.
+    changed: Event,
+}
+
+impl Control {
+    fn reached(&self, phase: Phase) -> bool {
+        self.phase.load(Ordering::Acquire) >= phase as u8
+    }
+
+    fn advance(&self, phase: Phase) {
+        self.phase.fetch_max(phase as u8, Ordering::AcqRel);
+        self.changed.notify();
+    }
+
+    /// Waits until the server is in `phase` or beyond.
+    async fn until(&self, phase: Phase) {
+        self.changed.until(|| self.reached(phase)).await;
+    }
+
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::Acquire)
+    }
+}
+
+impl Shared {
+    fn tell(&self, event: impl FnOnce() -> ServerEvent) {
+        if let Some(observer) = &self.observer {
+            observer(&event());
+        }
+    }
+
+    fn find(&self, name: &str) -> Option<&Arc<dyn Export>> {
+        self.exports
+            .iter()
+            .find(|entry| entry.name == name)
+            .map(|entry| &entry.export)
+    }
+}
+
+/// Stops and watches a server, from any thread.
+#[derive(Clone)]
+pub struct ServerHandle {
+    control: Arc<Control>,
+}
+
+impl ServerHandle {
+    /// Makes the server stop accepting and reading; it ends when all that was started is done.
+    pub fn stop(&self) {
+        self.control.advance(Phase::Draining);
+    }
+
+    /// Connections that are open now.
+    pub fn connections(&self) -> usize {
+        self.control.connections()
+    }
+
+    /// Connections that were accepted since the server began.
+    pub fn connections_ever(&self) -> u64 {
+        self.control.connections_ever.load(Ordering::Acquire)
+    }
+
+    /// Waits until no connection is open and at least one has been.
+    pub async fn idle(&self) {
+        let idle = || self.connections_ever() > 0 && self.connections() == 0;
+        self.control.changed.until(idle).await;
+    }
+}
+
+/// Serves exports by name.
+pub struct Server {
+    shared: Shared,
+}
+
+impl Server {
+    /// A server without exports.
+    pub fn new(options: ServerOptions) -> Server {
+        assert!(
+            options.requests_in_flight_max > 0,
+            "a server takes requests"
+        );
+        Server {
+            shared: Shared {
+                exports: Vec::new(),
+                options,
+                observer: None,
+                control: Arc::default(),
+            },
+        }
+    }
+
+    /// Adds an export. The one with the empty name is what clients get that ask for none.
+    ///
+    /// # Panics
+    /// If there is one of this name already.
+    pub fn add_export(&mut self, name: impl Into<String>, export: Arc<dyn Export>) {
+        let name = name.into();
+        assert!(
+            self.shared.find(&name).is_none(),
+            "export names differ from each other"
+        );
+        self.shared.exports.push(ExportEntry { name, export });
+    }
+
+    /// Calls `observer` at every event.
+    pub fn observe(&mut self, observer: impl Fn(&ServerEvent) + Send + Sync + 'static) {
+        self.shared.observer = Some(Box::new(observer));
+    }
+
+    /// What stops and watches this server.
+    pub fn handle(&self) -> ServerHandle {
+        ServerHandle {
+            control: Arc::clone(&self.shared.control),
+        }
+    }
+
+    /// Serves until the server is stopped and all connections have ended. Runs on a queue.
+    pub async fn serve(self, listeners: Vec<Listener>) {
+        let shared = Arc::new(self.shared);
+        let control = &shared.control;
+        for listener in listeners {
+            control.acceptors.fetch_add(1, Ordering::AcqRel);
+            spawn(accept(Arc::clone(&shared), listener));
+        }
+        control.until(Phase::Draining).await;
+        let drained = control.changed.until(|| {
+            control.connections() == 0 && control.acceptors.load(Ordering::Acquire) == 0
+        });
+        let timeout = async {
+            sleep(shared.options.drain_timeout).await;
+            control.advance(Phase::Aborting);
+            // What was started still runs to its end.
+            std::future::pending::<()>().await;
+        };
+        first(drained, timeout).await;
+    }
+
+    /// Serves a single connection that somebody else has accepted, until it ends.
+    pub async fn serve_connection(self, stream: Stream) {
+        let shared = Arc::new(self.shared);
+        connection(Arc::clone(&shared), stream, open_connection(&shared)).await;
+    }
+}
+
+/// Accepts connections until the server stops.
+async fn accept(shared: Arc<Shared>, listener: Listener) {
+    // Long enough for a process that ran out of descriptors not to spin, short enough not to matter.
+    const RETRY: Duration = Duration::from_millis(100);
+    let control = &shared.control;
+    let limit = shared.options.connections_max.unwrap_or(usize::MAX);
+    loop {
+        let room = control
+            .changed
+            .until(|| control.connections() < limit || control.reached(Phase::Draining));
+        room.await;
+        match first(control.until(Phase::Draining), listener.accept()).await {
+            First::Left(()) => break,
+            First::Right(Ok(stream)) => {
+                let number = open_connection(&shared);
+                spawn(connection(Arc::clone(&shared), stream, number));
+            }
+            First::Right(Err(error)) => {
+                shared.tell(|| ServerEvent::AcceptFailed {
+                    reason: error.to_string(),
+                });
+                sleep(RETRY).await;
+            }
+        }
+    }
+    control.acceptors.fetch_sub(1, Ordering::AcqRel);
+    control.changed.notify();
+}
+
+/// Counts a new connection and returns its number.
+fn open_connection(shared: &Shared) -> u64 {
+    let control = &shared.control;
+    control.connections.fetch_add(1, Ordering::AcqRel);
+    let connection = control.connections_ever.fetch_add(1, Ordering::AcqRel) + 1;
+    control.changed.notify();
+    shared.tell(|| ServerEvent::Connected { connection });
+    connection
+}
+
+/// A connection from its greeting to its end.
+async fn connection(shared: Arc<Shared>, stream: Stream, number: u64) {
+    let mut inbox = Inbox::new(stream.clone());
+    let negotiation = handshake::negotiate(&shared, number, &stream, &mut inbox);
+    let negotiated = match within_handshake(&shared, negotiation).await {
+        First::Left(reason) => Err(Some(reason.to_owned())),
+        First::Right(outcome) => outcome,
+    };
+    let (chosen, reason) = match negotiated {
+        Ok(chosen) => {
+            shared.tell(|| ServerEvent::Chosen {
+                connection: number,
+                export: chosen.name.clone(),
+            });
+            let connection = transmission::Connection::new(&shared, number, stream.clone(), chosen);
+            (true, connection.serve(inbox).await.err())
+        }
+        Err(reason) => (false, reason),
+    };
+    stream.shutdown();
+    shared.tell(|| ServerEvent::Disconnected {
+        connection: number,
+        reason,
+    });
+    let control = &shared.control;
+    let left = control.connections.fetch_sub(1, Ordering::AcqRel) - 1;
+    if chosen && left == 0 && shared.options.lifetime == Lifetime::UntilLastClient {
+        control.advance(Phase::Draining);
+    }
+    control.changed.notify();
+}
+
+/// Runs the handshake for as long as it may take; else the left side says why it was cut off.
+async fn within_handshake<T>(
+    shared: &Shared,
+    negotiation: impl Future<Output = T>,
+) -> First<&'static str, T> {
+    let cut_off = async {
+        let stopped = shared.control.until(Phase::Draining);
+        match first(stopped, sleep(shared.options.handshake_timeout)).await {
+            First::Left(()) => "the server is shutting down",
+            First::Right(()) => "the client took too long to choose an export",
+        }
+    };
+    first(cut_off, negotiation).await
+}
+
+/// Why a connection ended that did not take its leave, for the log.
+fn describe(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "the client closed the connection".to_owned(),
+        _ => error.to_string(),
+    }
+}

@@ -1,0 +1,573 @@
+//! The transmission phase as a server: requests in, replies out, in any order.
+//!
+//! One task reads requests, validates them and starts each as a task of its own; one task sends the
+//! replies, all that are ready at once. What a client can make us hold is bounded by the requests and
+//! bytes in flight: both count until the reply has been sent, and beyond them the connection is not
+//! read. A request that was started runs to its end and is counted out, whatever becomes of its client.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cowslip_queue::{Buf, BufMut, Stream, spawn};
+
+use super::handshake::{BASE_ALLOCATION_ID, Chosen, ReplyStyle, StatusQueries};
+use super::{Phase, ServerEvent, Shared, describe};
+use crate::event::{Event, First, first};
+use crate::export::{Access, Durability, ExportError, StatusExtent, ZeroRequest};
+use crate::inbox::{Ended, Inbox, LARGE_BYTES};
+use crate::outbox::Outbox;
+use crate::protocol::transmission::{
+    BlockStatus, ErrorChunk, OFFSET_DATA_BYTES, OffsetHole, REQUEST_BYTES, Request,
+    StatusDescriptor, encode_simple_reply, last_chunk,
+};
+use crate::protocol::{ChunkCode, Command, CommandFlags, ErrorCode, PAYLOAD_BYTES_MAX};
+
+/// Extents in one reply to `BLOCK_STATUS`: 64 KiB of descriptors.
+const EXTENTS_MAX: usize = 8192;
+/// Replies that are sent with one call; two buffers each stay well below what the system gathers.
+const REPLIES_SENT_AT_ONCE: usize = 256;
+/// Reads from this length on are looked through for being all zeroes, which are sent as a hole.
+const HOLE_BYTES_MIN: usize = 4096;
+
+/// What a request has come to.
+enum Outcome {
+    Done,
+    Data(Buf),
+    Status(Vec<StatusDescriptor>),
+    Failed(ExportError),
+}
+
+/// A reply that waits to be sent.
+struct Reply {
+    request: Request,
+    outcome: Outcome,
+}
+
+/// A connection whose client has chosen an export.
+pub(super) struct Connection {
+    shared: Arc<Shared>,
+    number: u64,
+    stream: Stream,
+    chosen: Chosen,
+    /// Requests started or refused whose replies are not sent yet. The reader adds, the sender subtracts.
+    requests_in_flight: Cell<usize>,
+    /// Their payload in bytes.
+    bytes_in_flight: Cell<usize>,
+    /// Notified when either has gone down.
+    room: Event,
+    replies: RefCell<VecDeque<Reply>>,
+    /// Notified when there are replies to send, or there will be none any more.
+    sending: Event,
+    /// No further requests will be read. Set once, by the reader.
+    read_all: Cell<bool>,
+    /// Why nothing can be sent any more. Set once, by the sender.
+    failed: RefCell<Option<String>>,
+    memory: RefCell<Slab>,
+}
+
+impl Connection {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        number: u64,
+        stream: Stream,
+        chosen: Chosen,
+    ) -> Connection {
+        Connection {
+            shared: Arc::clone(shared),
+            number,
+            stream,
+            chosen,
+            requests_in_flight: Cell::new(0),
+            bytes_in_flight: Cell::new(0),
+            room: Event::default(),
+            replies: RefCell::default(),
+            sending: Event::default(),
+            read_all: Cell::new(false),
+            failed: RefCell::default(),
+            memory: RefCell::default(),
+        }
+    }
+
+    /// Serves the client until it leaves and all its requests are done; the error is for the log.
+    pub(super) async fn serve(self, inbox: Inbox) -> Result<(), String> {
+        let connection = Rc::new(self);
+        spawn(send_replies(Rc::clone(&connection)));
+        let outcome = read_requests(&connection, inbox).await;
+        connection.read_all.set(true);
+        connection.sending.notify();
+        let done = || connection.requests_in_flight.get() == 0;
+        connection.room.until(done).await;
+        match connection.failed.take() {
+            Some(reason) => Err(reason),
+            None => outcome,
+        }
+    }
+
+    /// Counts a request in, once there is room for it. Returns `false` if the server stops instead.
+    async fn admit(&self, request: &Request) -> bool {
+        let options = &self.shared.options;
+        let cost = payload_bytes(request);
+        let has_room = || {
+            let requests = self.requests_in_flight.get();
+            requests == 0
+                || requests < options.requests_in_flight_max
+                    && self.bytes_in_flight.get() + cost <= options.bytes_in_flight_max
+        };
+        if !has_room() {
+            let stopped = self.shared.control.until(Phase::Draining);
+            if let First::Left(()) = first(stopped, self.room.until(has_room)).await {
+                return false;
+            }
+        }
+        self.requests_in_flight
+            .set(self.requests_in_flight.get() + 1);
+        self.bytes_in_flight.set(self.bytes_in_flight.get() + cost);
+        true
+    }
+
+    /// Counts requests out whose replies were sent, or never will be.
+    fn release(&self, requests: usize, bytes: usize) {
+        self.requests_in_flight
+            .set(self.requests_in_flight.get() - requests);
+        self.bytes_in_flight.set(self.bytes_in_flight.get() - bytes);
+        self.room.notify();
+    }
+
+    fn reply(&self, request: Request, outcome: Outcome) {
+        if let Outcome::Failed(error) = &outcome {
+            self.shared.tell(|| ServerEvent::RequestFailed {
+                connection: self.number,
+                request,
+                error: error.clone(),
+            });
+        }
+        let mut replies = self.replies.borrow_mut();
+        replies.push_back(Reply { request, outcome });
+        if replies.len() == 1 {
+            self.sending.notify();
+        }
+    }
+
+    /// Checks what the export may rely on. One flat list of refusals.
+    fn validate(&self, request: &Request) -> Result<(), ExportError> {
+        let info = &self.chosen.info;
+        let refuse = |code, message: &str| Err(ExportError::new(code, message));
+        let Some(known) = known_flags(request.command) else {
+            return refuse(ErrorCode::Inval, "unknown command");
+        };
+        if request.flags.has_other_than(known) {
+            return refuse(ErrorCode::Inval, "a flag that the command does not have");
+        }
+        let structured = self.chosen.replies == ReplyStyle::Structured;
+        if request.flags.contains(CommandFlags::DF) && !structured {
+            return refuse(ErrorCode::Inval, "DF without structured replies");
+        }
+        if request.flags.contains(CommandFlags::FAST_ZERO) && !info.zeroes_fast {
+            return refuse(
+                ErrorCode::Inval,
+                "FAST_ZERO on an export that does not offer it",
+            );
+        }
+        if request.command == Command::Flush {
+            return Ok(());
+        }
+        let writes = is_write(request.command);
+        if writes && info.access == Access::ReadOnly {
+            return refuse(ErrorCode::Perm, "the export is read-only");
+        }
+        if request.command == Command::Trim && !info.trims {
+            return refuse(
+                ErrorCode::Inval,
+                "TRIM on an export that does not offer it",
+            );
+        }
+        let end = request.offset.checked_add(u64::from(request.len));
+        if end.is_none_or(|end| end > info.size) {
+            let code = match request.command {
+                Command::Write | Command::WriteZeroes => ErrorCode::NoSpc,
+                _ => ErrorCode::Inval,
+            };
+            return refuse(code, "beyond the end of the export");
+        }
+        let minimum = info.block_sizes.minimum;
+        if !request.offset.is_multiple_of(u64::from(minimum))
+            || !request.len.is_multiple_of(minimum)
+        {
+            return refuse(
+                ErrorCode::Inval,
+                "not aligned to the export's minimum block size",
+            );
+        }
+        let carries_data = matches!(request.command, Command::Read | Command::Write);
+        if carries_data && request.len > info.block_sizes.maximum {
+            return refuse(
+                ErrorCode::Inval,
+                "longer than the export's maximum block size",
+            );
+        }
+        if request.command == Command::BlockStatus {
+            if self.chosen.status_queries == StatusQueries::Refused {
+                return refuse(ErrorCode::Inval, "no metadata context was selected");
+            }
+            if request.len == 0 {
+                return refuse(ErrorCode::Inval, "the status of nothing was asked for");
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the export do what a valid request asks for.
+    async fn perform(&self, request: &Request, payload: Option<Buf>) -> Outcome {
+        match self.call_export(request, payload).await {
+            Ok(outcome) => outcome,
+            Err(mut error) => {
+                // The one place where the protocol has this code.
+                let may_say_so = request.flags.contains(CommandFlags::FAST_ZERO);
+                if error.code == ErrorCode::NotSup && !may_say_so {
+                    error.code = ErrorCode::Inval;
+                }
+                Outcome::Failed(error)
+            }
+        }
+    }
+
+    async fn call_export(
+        &self,
+        request: &Request,
+        payload: Option<Buf>,
+    ) -> Result<Outcome, ExportError> {
+        let export = &self.chosen.export;
+        let (offset, len) = (request.offset, u64::from(request.len));
+        let durability = match request.flags.contains(CommandFlags::FUA) {
+            true => Durability::Durable,
+            false => Durability::Cached,
+        };
+        if len == 0 && request.command != Command::Flush {
+            return Ok(Outcome::Done);
+        }
+        match request.command {
+            Command::Read => {
+                let buf = self.memory.borrow_mut().take(payload_bytes(request));
+                let data = export.read(offset, buf).await?;
+                assert_eq!(data.len() as u64, len, "an export fills the whole buffer");
+                return Ok(Outcome::Data(data.freeze()));
+            }
+            Command::Write => {
+                let payload = payload.expect("a valid write has its payload");
+                export.write(offset, payload, durability).await?;
+            }
+            Command::Flush => export.flush().await?,
+            Command::Trim => export.trim(offset, len, durability).await?,
+            Command::Cache => export.cache(offset, len).await?,
+            Command::WriteZeroes => {
+                let how = ZeroRequest {
+                    may_unmap: !request.flags.contains(CommandFlags::NO_HOLE),
+                    durability,
+                    fast_only: request.flags.contains(CommandFlags::FAST_ZERO),
+                };
+                export.write_zeroes(offset, len, how).await?;
+            }
+            Command::BlockStatus => {
+                let max = match request.flags.contains(CommandFlags::REQ_ONE) {
+                    true => 1,
+                    false => EXTENTS_MAX,
+                };
+                let extents = export.block_status(offset, len, max).await?;
+                return status_outcome(&extents, request.len, max);
+            }
+            Command::Disconnect | Command::Resize | Command::Unknown(_) => {
+                unreachable!("validated before")
+            }
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn encode(&self, outbox: &mut Outbox, reply: Reply) {
+        let cookie = reply.request.cookie;
+        match (self.chosen.replies, reply.outcome) {
+            (ReplyStyle::Simple, Outcome::Data(data)) => {
+                outbox.push(&encode_simple_reply(cookie, None));
+                outbox.push_payload(data);
+            }
+            (ReplyStyle::Simple, Outcome::Failed(error)) => {
+                outbox.push(&encode_simple_reply(cookie, Some(error.code)));
+            }
+            (ReplyStyle::Structured, Outcome::Data(data)) => {
+                encode_data(outbox, &reply.request, data);
+            }
+            (ReplyStyle::Structured, Outcome::Failed(error)) => {
+                let payload = ErrorChunk {
+                    error: error.code,
+                    message: error.message,
+                    offset: None,
+                }
+                .encode();
+                outbox.push(&last_chunk(ChunkCode::Error, cookie, payload.len()).encode());
+                outbox.push(&payload);
+            }
+            (ReplyStyle::Structured, Outcome::Done) if reply.request.command == Command::Read => {
+                outbox.push(&last_chunk(ChunkCode::None, cookie, 0).encode());
+            }
+            (_, Outcome::Done) => outbox.push(&encode_simple_reply(cookie, None)),
+            (_, Outcome::Status(descriptors)) => {
+                let payload = BlockStatus {
+                    context_id: BASE_ALLOCATION_ID,
+                    descriptors,
+                }
+                .encode();
+                outbox.push(&last_chunk(ChunkCode::BlockStatus, cookie, payload.len()).encode());
+                outbox.push(&payload);
+            }
+        }
+    }
+}
+
+/// The data of a read as a single chunk.
+fn encode_data(outbox: &mut Outbox, request: &Request, data: Buf) {
+    let may_be_hole = !request.flags.contains(CommandFlags::DF);
+    if may_be_hole && data.len() >= HOLE_BYTES_MIN && is_zero(&data) {
+        let hole = OffsetHole {
+            offset: request.offset,
+            len: request.len,
+        }
+        .encode();
+        outbox.push(&last_chunk(ChunkCode::OffsetHole, request.cookie, hole.len()).encode());
+        outbox.push(&hole);
+        return;
+    }
+    let len = OFFSET_DATA_BYTES + data.len();
+    outbox.push(&last_chunk(ChunkCode::OffsetData, request.cookie, len).encode());
+    outbox.push(&request.offset.to_be_bytes());
+    outbox.push_payload(data);
+}
+
+/// Whether all bytes are zero. Data is found out after a few bytes.
+fn is_zero(data: &[u8]) -> bool {
+    data.chunks(64)
+        .all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
+/// The reply to `BLOCK_STATUS`: extents cut to the range of `len` bytes, equal neighbours joined.
+fn status_outcome(
+    extents: &[StatusExtent],
+    len: u32,
+    max: usize,
+) -> Result<Outcome, ExportError> {
+    let mut left = len;
+    let mut descriptors: Vec<StatusDescriptor> = Vec::new();
+    for extent in extents {
+        let here = u32::try_from(extent.len).unwrap_or(u32::MAX).min(left);
+        if here == 0 {
+            break;
+        }
+        let full = descriptors.len() == max;
+        match descriptors.last_mut() {
+            Some(last) if last.flags == extent.flags => last.len += here,
+            _ if full => break,
+            _ => descriptors.push(StatusDescriptor {
+                len: here,
+                flags: extent.flags,
+            }),
+        }
+        left -= here;
+    }
+    if descriptors.is_empty() {
+        return Err(ExportError::new(
+            ErrorCode::Io,
+            "the export does not know its status",
+        ));
+    }
+    Ok(Outcome::Status(descriptors))
+}
+
+/// Memory that a request occupies for its payload.
+fn payload_bytes(request: &Request) -> usize {
+    match request.command {
+        // A longer read is refused and needs none.
+        Command::Read if request.len > PAYLOAD_BYTES_MAX => 0,
+        Command::Read | Command::Write => {
+            usize::try_from(request.len).expect("payload is at most 32 MiB")
+        }
+        _ => 0,
+    }
+}
+
+fn is_write(command: Command) -> bool {
+    matches!(
+        command,
+        Command::Write | Command::WriteZeroes | Command::Trim
+    )
+}
+
+/// The flags that a command has, or `None` if the command is unknown. `FUA` is allowed everywhere.
+fn known_flags(command: Command) -> Option<CommandFlags> {
+    let fua = CommandFlags::FUA;
+    match command {
+        Command::Write | Command::Flush | Command::Trim | Command::Cache => Some(fua),
+        Command::Read => Some(fua.with(CommandFlags::DF)),
+        Command::WriteZeroes => Some(
+            fua.with(CommandFlags::NO_HOLE)
+                .with(CommandFlags::FAST_ZERO),
+        ),
+        Command::BlockStatus => Some(fua.with(CommandFlags::REQ_ONE)),
+        Command::Disconnect | Command::Resize | Command::Unknown(_) => None,
+    }
+}
+
+/// Reads requests and starts them until the client leaves, breaks the protocol or the server stops.
+async fn read_requests(connection: &Rc<Connection>, mut inbox: Inbox) -> Result<(), String> {
+    loop {
+        while inbox.arrived().len() < REQUEST_BYTES {
+            let at_a_boundary = inbox.arrived().is_empty();
+            let stopped = connection.shared.control.until(Phase::Draining);
+            match first(stopped, inbox.receive()).await {
+                First::Left(()) => return Err(STOPPED.to_owned()),
+                First::Right(Ok(())) => {}
+                First::Right(Err(Ended::Closed)) if at_a_boundary => {
+                    return Err("the client closed the connection".to_owned());
+                }
+                First::Right(Err(ended)) => return Err(describe(&ended.into())),
+            }
+        }
+        let request = Request::decode(&inbox.arrived()[..REQUEST_BYTES])
+            .map_err(|malformed| malformed.to_string())?;
+        inbox.consume(REQUEST_BYTES);
+        if request.command == Command::Disconnect {
+            return Ok(());
+        }
+        if request.command == Command::Write && request.len > PAYLOAD_BYTES_MAX {
+            return Err(format!("the client sent a write of {} bytes", request.len));
+        }
+        if !connection.admit(&request).await {
+            return Err(STOPPED.to_owned());
+        }
+        if let Err(reason) = start(connection, &mut inbox, request).await {
+            // The request was counted in, but there is nobody to reply to.
+            connection.release(1, payload_bytes(&request));
+            return Err(reason);
+        }
+    }
+}
+
+const STOPPED: &str = "the server is shutting down";
+
+/// Takes the request's payload and starts it, or refuses it.
+async fn start(
+    connection: &Rc<Connection>,
+    inbox: &mut Inbox,
+    request: Request,
+) -> Result<(), String> {
+    let valid = connection.validate(&request);
+    let payload = match (&valid, request.command) {
+        (Ok(()), Command::Write) => {
+            let mut memory = connection
+                .memory
+                .borrow_mut()
+                .take(payload_bytes(&request));
+            if !inbox.take_arrived(&mut memory) {
+                memory = while_running(connection, inbox.take_into(memory)).await?;
+            }
+            Some(memory.freeze())
+        }
+        (Err(_), Command::Write) => {
+            while_running(connection, inbox.skip(payload_bytes(&request))).await?;
+            None
+        }
+        _ => None,
+    };
+    if let Err(error) = valid {
+        connection.reply(request, Outcome::Failed(error));
+        return Ok(());
+    }
+    let connection = Rc::clone(connection);
+    spawn(async move {
+        let outcome = connection.perform(&request, payload).await;
+        connection.reply(request, outcome);
+    });
+    Ok(())
+}
+
+/// Waits for bytes of the client unless the server stops.
+async fn while_running<T>(
+    connection: &Connection,
+    arrival: impl Future<Output = Result<T, Ended>>,
+) -> Result<T, String> {
+    match first(connection.shared.control.until(Phase::Draining), arrival).await {
+        First::Left(()) => Err(STOPPED.to_owned()),
+        First::Right(Ok(value)) => Ok(value),
+        First::Right(Err(ended)) => Err(describe(&ended.into())),
+    }
+}
+
+/// Sends replies as they become ready, all of them at once, until no more can come.
+async fn send_replies(connection: Rc<Connection>) {
+    let mut outbox = Outbox::default();
+    loop {
+        let ready = || {
+            let done = connection.read_all.get() && connection.requests_in_flight.get() == 0;
+            done || !connection.replies.borrow().is_empty()
+        };
+        connection.sending.until(ready).await;
+        let (mut requests, mut bytes) = (0, 0);
+        while requests < REPLIES_SENT_AT_ONCE {
+            let Some(reply) = connection.replies.borrow_mut().pop_front() else {
+                break;
+            };
+            requests += 1;
+            bytes += payload_bytes(&reply.request);
+            connection.encode(&mut outbox, reply);
+        }
+        if requests == 0 {
+            return;
+        }
+        send(&connection, outbox.take()).await;
+        connection.release(requests, bytes);
+    }
+}
+
+/// Sends a batch, unless sending has failed before or the server gives up on its clients.
+async fn send(connection: &Connection, batch: Vec<Buf>) {
+    if connection.failed.borrow().is_some() {
+        return;
+    }
+    let aborted = connection.shared.control.until(Phase::Aborting);
+    let reason = match first(aborted, connection.stream.write_all(batch)).await {
+        First::Right(Ok(())) => return,
+        First::Right(Err(error)) => describe(&error),
+        First::Left(()) => "the client did not take its replies in time".to_owned(),
+    };
+    connection.failed.replace(Some(reason));
+    // Nothing can be answered any more, so nothing more is read: the reader sees the end.
+    connection.stream.shutdown();
+}
+
+/// Aligned memory for small payloads, cut from larger pieces, because an aligned allocation for each
+/// costs more than the copy into it. A piece is freed when all its parts are.
+#[derive(Default)]
+struct Slab {
+    memory: Option<BufMut>,
+}
+
+impl Slab {
+    /// Sixteen payloads of 4 KiB; small enough to stay in the processor's cache.
+    const PIECE_BYTES: usize = 64 << 10;
+    /// What direct I/O wants the start of a buffer to be aligned to.
+    const ALIGNMENT_BYTES: usize = 4096;
+
+    /// Zeroes, `len` of them.
+    fn take(&mut self, len: usize) -> BufMut {
+        if len >= LARGE_BYTES {
+            return BufMut::zeroed(len);
+        }
+        let room = len.next_multiple_of(Slab::ALIGNMENT_BYTES);
+        let memory = match &mut self.memory {
+            Some(memory) if memory.len() >= room => memory,
+            slot => slot.insert(BufMut::zeroed(Slab::PIECE_BYTES)),
+        };
+        let mut taken = memory.split_to(room);
+        taken.truncate(len);
+        taken
+    }
+}
