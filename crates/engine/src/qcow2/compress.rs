@@ -15,11 +15,7 @@ use std::fmt;
 
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
-<<<<<<< HEAD
-pub use super::header::CompressionType;
-=======
 use super::header::CompressionType;
->>>>>>> check
 
 /// Why a compressed cluster cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -69,7 +69,7 @@ pub struct Qcow2 {
     /// The data file is a raw image of the disk, to be kept so.
     raw_data: bool,
     format: EntryFormat,
-    compression: compress::CompressionType,
+    compression: header::CompressionType,
     discard: DiscardPolicy,
     write_policy: WritePolicy,
     writable: bool,
