@@ -27,7 +27,7 @@ pub enum Layer {
     /// Bytes as they are.
     Raw(Raw),
     /// qcow2.
-    Qcow2(Qcow2),
+    Qcow2(Box<Qcow2>),
 }
 
 impl Layer {
@@ -74,11 +74,6 @@ impl Below {
     /// Bytes that the layer next below has; beyond, all reads as zeroes.
     pub fn size(&self) -> u64 {
         self.0.first().map_or(0, |layer| layer.size())
-    }
-
-    /// Reads through the layers.
-    pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
-        assemble(read_each(&self.0, vec![(0, offset, buf)]).await)
     }
 }
 
@@ -217,7 +212,7 @@ async fn read_each(layers: &[Arc<Layer>], mut work: Vec<Part>) -> Vec<Result<(u6
         jobs.into_iter()
             .map(|(layer, at, source, part)| async move {
                 let image = match &**layer {
-                    Layer::Qcow2(image) => Some(image),
+                    Layer::Qcow2(image) => Some(&**image),
                     Layer::Raw(_) => None,
                 };
                 fetch(layer.data_file(), image, source, part)
@@ -402,7 +397,7 @@ async fn open_layer(
                 })?),
             };
             let backing = header.backing_file.clone().map(|name| (name, format));
-            Ok((Layer::Qcow2(image), backing))
+            Ok((Layer::Qcow2(Box::new(image)), backing))
         }
     }
 }

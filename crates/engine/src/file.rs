@@ -71,6 +71,7 @@ pub struct FileId(pub u64, pub u64);
 ///
 /// Operations may complete in any order. A read beyond the end of file yields zeroes. The buffers of
 /// an operation stay alive until it completes, whether or not anybody still waits.
+#[allow(clippy::len_without_is_empty)] // A length is asked of the system, and may fail.
 pub trait BlockFile: Send + Sync + fmt::Debug {
     /// The name that users know it by, for messages.
     fn name(&self) -> &str;

@@ -403,10 +403,10 @@ impl Image {
     /// much of it is dirty. Runs until the image is closed; a server spawns it beside its requests.
     /// Without it the image works as well, and requests do this work when they must.
     pub async fn maintain(&self) {
-        if let Layer::Qcow2(image) = &self.top {
-            if self.writable {
-                image.maintain().await;
-            }
+        if let Layer::Qcow2(image) = &self.top
+            && self.writable
+        {
+            image.maintain().await;
         }
     }
 }

@@ -8,8 +8,8 @@
 //!
 //! Left out: TLS, extended headers, resizing, and metadata contexts other than `base:allocation`.
 
-mod event;
 pub mod client;
+mod event;
 pub mod export;
 mod inbox;
 mod outbox;

@@ -214,7 +214,7 @@ impl HostFile {
     pub async fn zero(&self, offset: u64, len: u64, space: Space) -> Result<()> {
         const CHUNK: u64 = 2 << 20;
         let inner = round_up(offset, self.alignment)..round_down(offset + len, self.alignment);
-        let mut rest = vec![offset..offset + len];
+        let mut rest = [offset..offset + len, 0..0];
         if inner.start < inner.end && self.capabilities().zeroes_fast {
             let _admitted = self.admit(inner.clone(), Ends::Whole).await;
             match self
@@ -222,7 +222,7 @@ impl HostFile {
                 .zero(inner.start, inner.end - inner.start, space)
                 .await
             {
-                Ok(()) => rest = vec![offset..inner.start, inner.end..offset + len],
+                Ok(()) => rest = [offset..inner.start, inner.end..offset + len],
                 Err(error) if error.kind() == std::io::ErrorKind::Unsupported => {}
                 Err(error) => return Err(self.failed("write", error)),
             }

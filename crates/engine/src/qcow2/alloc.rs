@@ -79,17 +79,19 @@ impl FreeSet {
             "cluster {start} is freed twice"
         );
         self.clusters += len;
-        if let Some((at, (n, c))) = next {
-            if start + len == at && c == content {
-                self.runs.remove(&at);
-                len += n;
-            }
+        if let Some((at, (n, c))) = next
+            && start + len == at
+            && c == content
+        {
+            self.runs.remove(&at);
+            len += n;
         }
-        if let Some((at, (n, c))) = previous {
-            if at + n == start && c == content {
-                start = at;
-                len += n;
-            }
+        if let Some((at, (n, c))) = previous
+            && at + n == start
+            && c == content
+        {
+            start = at;
+            len += n;
         }
         self.runs.insert(start, (len, content));
         if self.runs.len() > RUNS_MAX {
@@ -120,11 +122,11 @@ impl FreeSet {
     pub fn cut_at(&mut self, start: u64) {
         let above = self.runs.split_off(&start);
         self.clusters -= above.values().map(|(len, _)| len).sum::<u64>();
-        if let Some((&at, &(len, content))) = self.runs.iter().next_back() {
-            if at + len > start {
-                self.clusters -= at + len - start;
-                self.runs.insert(at, (start - at, content));
-            }
+        if let Some((&at, &(len, content))) = self.runs.iter().next_back()
+            && at + len > start
+        {
+            self.clusters -= at + len - start;
+            self.runs.insert(at, (start - at, content));
         }
     }
 }

@@ -34,12 +34,12 @@ impl Qcow2 {
     /// Writes the batch; one outcome a step.
     pub(super) async fn carry_out(&self, batch: &Batch<'_>, below: &Below) -> Vec<Result<()>> {
         let durability = batch.durability;
-        if let [step] = &batch.steps[..] {
-            if step.write.fills.is_empty() {
-                let offset = step.write.host.0 + step.write.bytes.start;
-                let data = vec![step.data.clone()];
-                return vec![self.data.write(offset, data, durability).await];
-            }
+        if let [step] = &batch.steps[..]
+            && step.write.fills.is_empty()
+        {
+            let offset = step.write.host.0 + step.write.bytes.start;
+            let data = vec![step.data.clone()];
+            return vec![self.data.write(offset, data, durability).await];
         }
         let mut outcome: Vec<Result<()>> = batch.steps.iter().map(|_| Ok(())).collect();
         let segments = self.segments(&batch.steps, below, &mut outcome).await;

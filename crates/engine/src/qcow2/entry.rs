@@ -502,7 +502,7 @@ mod tests {
     fn refcounts_of_every_width_are_independent() {
         for order in 0..=6 {
             let max = u64::MAX >> (64 - (1u32 << order));
-            let entries = 64 * 8 >> order;
+            let entries = (64 * 8) >> order;
             let mut block = vec![0u8; 64];
             let mut model = vec![0u64; entries];
             let mut value = 0x9e37_79b9_7f4a_7c15u64;

@@ -155,20 +155,16 @@ impl Leases {
         };
         let gone = claims.swap_remove(at);
         for claim in claims.iter_mut() {
-            if claim.range.start < gone.range.end && gone.range.start < claim.range.end {
-                if let Some(waiter) = claim.waiter.take() {
-                    waiter.complete(());
-                }
+            if claim.range.start < gone.range.end
+                && gone.range.start < claim.range.end
+                && let Some(waiter) = claim.waiter.take()
+            {
+                waiter.complete(());
             }
         }
         if claims.is_empty() {
             self.slices.remove(&ticket.slice);
         }
-    }
-
-    /// Whether no lease is held and nobody waits.
-    pub fn is_empty(&self) -> bool {
-        self.slices.is_empty()
     }
 }
 
@@ -346,7 +342,7 @@ mod tests {
         leases.release(first);
         assert!(leases.obstacle(0, &[exclusive], Some(place)).is_none());
         leases.release(place);
-        assert!(leases.is_empty());
+        assert!(leases.slices.is_empty());
     }
 
     #[test]

@@ -363,11 +363,6 @@ impl Tables {
             && !self.l1_writing.contains(&l1_index)
     }
 
-    /// Slices that are dirty.
-    pub fn dirty_slices(&self) -> usize {
-        self.dirty.len()
-    }
-
     /// Whether so many slices are dirty that a cycle should clean them before they are in the way.
     pub fn wants_writeback(&self) -> bool {
         self.dirty.len() > self.capacity / 2
@@ -435,10 +430,10 @@ impl Tables {
             self.dirty.insert(copy.slice);
         }
         for (index, _) in &cut.new_tables {
-            if let Some(table) = self.new_tables.get_mut(index) {
-                if table.on_disk == OnDisk::Zeroes {
-                    table.on_disk = OnDisk::Unknown;
-                }
+            if let Some(table) = self.new_tables.get_mut(index)
+                && table.on_disk == OnDisk::Zeroes
+            {
+                table.on_disk = OnDisk::Unknown;
             }
         }
         self.l1_dirty.append(&mut self.l1_writing);

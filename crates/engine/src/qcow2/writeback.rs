@@ -241,10 +241,10 @@ impl Qcow2 {
         }
         free.sort_unstable();
         free.dedup();
-        if let Some(tail) = &counts.compressed_tail {
-            if free.binary_search(&tail.cluster(self.geometry())).is_ok() {
-                counts.compressed_tail = None;
-            }
+        if let Some(tail) = &counts.compressed_tail
+            && free.binary_search(&tail.cluster(self.geometry())).is_ok()
+        {
+            counts.compressed_tail = None;
         }
         let written = counts.refcounts.write_dirty().await;
         let content = self.punch(&free).await;

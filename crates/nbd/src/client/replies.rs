@@ -182,7 +182,11 @@ impl Slots {
     pub(super) fn drain(&mut self) -> Vec<Wanted> {
         self.free.clear();
         let slots = std::mem::take(&mut self.slots);
-        slots.into_iter().flatten().map(|slot| slot.wanted).collect()
+        slots
+            .into_iter()
+            .flatten()
+            .map(|slot| slot.wanted)
+            .collect()
     }
 }
 

@@ -41,7 +41,10 @@ fn the_greeting_survives() {
         let flags = HandshakeFlags(flags);
         assert_eq!(decode_greeting(&encode_greeting(flags)), Ok(flags));
         let client = ClientFlags(flags.0.into());
-        assert_eq!(decode_client_flags(&encode_client_flags(client)), Ok(client));
+        assert_eq!(
+            decode_client_flags(&encode_client_flags(client)),
+            Ok(client)
+        );
     }
     assert_eq!(
         &encode_greeting(HandshakeFlags::empty())[..16],
@@ -270,10 +273,7 @@ fn what_breaks_the_rules_is_refused() {
             "an empty descriptor",
             BlockStatus::decode(&[0; 12]).is_err(),
         ),
-        (
-            "half a descriptor",
-            BlockStatus::decode(&[1; 16]).is_err(),
-        ),
+        ("half a descriptor", BlockStatus::decode(&[1; 16]).is_err()),
         (
             "an error chunk without an error",
             ErrorChunk::decode(ChunkCode::Error, &[0; 6]).is_err(),

@@ -267,9 +267,9 @@ impl Server {
             spawn(accept(Arc::clone(&shared), listener));
         }
         control.until(Phase::Draining).await;
-        let drained = control.changed.until(|| {
-            control.connections() == 0 && control.acceptors.load(Ordering::Acquire) == 0
-        });
+        let drained = control
+            .changed
+            .until(|| control.connections() == 0 && control.acceptors.load(Ordering::Acquire) == 0);
         let timeout = async {
             sleep(shared.options.drain_timeout).await;
             control.advance(Phase::Aborting);

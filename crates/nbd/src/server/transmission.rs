@@ -178,10 +178,7 @@ impl Connection {
             return refuse(ErrorCode::Perm, "the export is read-only");
         }
         if request.command == Command::Trim && !info.trims {
-            return refuse(
-                ErrorCode::Inval,
-                "TRIM on an export that does not offer it",
-            );
+            return refuse(ErrorCode::Inval, "TRIM on an export that does not offer it");
         }
         let end = request.offset.checked_add(u64::from(request.len));
         if end.is_none_or(|end| end > info.size) {
@@ -350,11 +347,7 @@ fn is_zero(data: &[u8]) -> bool {
 }
 
 /// The reply to `BLOCK_STATUS`: extents cut to the range of `len` bytes, equal neighbours joined.
-fn status_outcome(
-    extents: &[StatusExtent],
-    len: u32,
-    max: usize,
-) -> Result<Outcome, ExportError> {
+fn status_outcome(extents: &[StatusExtent], len: u32, max: usize) -> Result<Outcome, ExportError> {
     let mut left = len;
     let mut descriptors: Vec<StatusDescriptor> = Vec::new();
     for extent in extents {
@@ -462,10 +455,7 @@ async fn start(
     let valid = connection.validate(&request);
     let payload = match (&valid, request.command) {
         (Ok(()), Command::Write) => {
-            let mut memory = connection
-                .memory
-                .borrow_mut()
-                .take(payload_bytes(&request));
+            let mut memory = connection.memory.borrow_mut().take(payload_bytes(&request));
             if !inbox.take_arrived(&mut memory) {
                 memory = while_running(connection, inbox.take_into(memory)).await?;
             }
