@@ -1,1 +1,18 @@
-//! sim
+//! The adversary: a simulated disk, concurrent workloads from one seed, crashes and faults, and a
+//! model of what a guest may read.
+//!
+//! Uses the engine's public API only. Everything that happens in a run follows from its seed.
+
+pub mod config;
+pub mod disk;
+pub mod executor;
+pub mod inspect;
+pub mod model;
+pub mod panics;
+mod prepare;
+pub mod rng;
+pub mod run;
+pub mod shrink;
+pub mod subject;
+pub mod trace;
+pub mod workload;

@@ -1,0 +1,382 @@
+//! What a run is made of, drawn from its seed.
+
+use cowslip::image::{DiscardPolicy, WritePolicy};
+use cowslip::qcow2::create::Preallocation;
+
+use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
+use crate::disk::{Allocates, Lie, Pace};
+use crate::model::{Grain, Granules, SECTOR_BYTES};
+use crate::rng::Rng;
+
+/// What is tested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The simulator's own reference.
+    Plain,
+    /// The engine's raw format.
+    Raw,
+    /// qcow2.
+    Qcow2,
+}
+
+/// The qcow2 features of a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Bits of the cluster size.
+    pub cluster_bits: u32,
+    /// Entries with subclusters.
+    pub extended_l2: bool,
+    /// Version 2 or 3.
+    pub version: u32,
+    /// Bits of a refcount.
+    pub refcount_bits: u32,
+    /// Counts may lag under the dirty bit.
+    pub lazy_refcounts: bool,
+}
+
+/// An image below the top.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Below {
+    /// Its layout; raw if none.
+    pub layout: Option<Layout>,
+    /// Bytes of its disk.
+    pub size: u64,
+}
+
+/// Where guest data of the top image is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// In the image.
+    Inside,
+    /// In a data file.
+    External,
+    /// In a data file that is also a raw image.
+    ExternalRaw,
+}
+
+/// How a round ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The image is closed in order.
+    Close,
+    /// The process dies after this many issues and completions.
+    Kill(u64),
+    /// The power fails after this many.
+    Crash(u64),
+}
+
+/// One session with the image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Round {
+    /// Requests at most.
+    pub requests: u64,
+    /// Requests in flight at most.
+    pub depth: usize,
+    /// How it ends.
+    pub ending: Ending,
+    /// Failures of the disk while requests are served.
+    pub faults: Vec<Fault>,
+    /// `maintain` runs beside the requests.
+    pub maintained: bool,
+    /// Weights of: read, write, zeroes, discard, flush, compressed write.
+    pub weights: [u64; 6],
+    /// Percent of writes that are durable.
+    pub fua_percent: u64,
+    /// Percent of requests that go to a hot spot.
+    pub hot_percent: u64,
+    /// Metadata cache in bytes.
+    pub cache_bytes: u64,
+    /// What a discard does.
+    pub discard: DiscardPolicy,
+    /// When writes are durable.
+    pub write_policy: WritePolicy,
+}
+
+/// Everything that a run is made of.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What is tested.
+    pub kind: Kind,
+    /// The top image's layout.
+    pub layout: Layout,
+    /// Bytes of its disk.
+    pub size: u64,
+    /// Where its data is.
+    pub data: Data,
+    /// What is allocated when it is made.
+    pub preallocation: Preallocation,
+    /// The chain below it, from the bottom.
+    pub below: Vec<Below>,
+    /// The granules.
+    pub grain: Grain,
+    /// The parts of the disk that are used.
+    pub windows: Vec<Granules>,
+    /// The alignment that files ask for.
+    pub alignment_bytes: u32,
+    /// Whether files zero ranges with one call.
+    pub zeroes_fast: bool,
+    /// Whether discards leave zeroes.
+    pub punches_holes: bool,
+    /// Whether files allocate.
+    pub allocates: Allocates,
+    /// How the disk delays operations.
+    pub pace: Pace,
+    /// How the disk lies.
+    pub lie: Lie,
+    /// The sessions.
+    pub rounds: Vec<Round>,
+}
+
+/// Bytes that the windows of a run have together, at most.
+const WINDOWS_BYTES: u64 = 512 << 10;
+
+impl Layout {
+    fn draw(rng: &mut Rng) -> Layout {
+        let extended_l2 = rng.chance(35);
+        let cluster_bits = if extended_l2 {
+            rng.pick(&[14, 14, 15, 16])
+        } else {
+            rng.pick(&[9, 9, 10, 11, 12, 12, 13, 14, 16, 16])
+        };
+        let version = if extended_l2 || rng.chance(85) { 3 } else { 2 };
+        let refcount_bits = if version == 2 {
+            16
+        } else {
+            rng.pick(&[1, 2, 4, 8, 16, 16, 16, 16, 32, 64])
+        };
+        Layout {
+            cluster_bits,
+            extended_l2,
+            version,
+            refcount_bits,
+            lazy_refcounts: version == 3 && rng.chance(20),
+        }
+    }
+
+    /// Bytes of a cluster.
+    pub fn cluster_bytes(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+}
+
+fn draw_grain(rng: &mut Rng) -> Grain {
+    match rng.below(10) {
+        0 => Grain::new(vec![0, 12, 100, 300, 500]),
+        1 => Grain::new(vec![0, 64, 128, 256]),
+        2 => Grain::new(vec![0, 255]),
+        3 => Grain::new(vec![0, 13]),
+        _ => Grain::new(vec![0]),
+    }
+}
+
+/// A size near `about`, in sectors, often not a whole number of clusters.
+fn draw_size(rng: &mut Rng, about: u64, cluster_bytes: u64) -> u64 {
+    let whole = about.next_multiple_of(cluster_bytes);
+    match rng.below(3) {
+        0 => whole,
+        1 => whole - cluster_bytes + rng.between(1, cluster_bytes / 512) * 512,
+        _ => rng.between(about / 1024 + 1, about / 512) * 512,
+    }
+}
+
+/// A few ranges of the disk that together are small, the last bytes of the disk among them.
+fn draw_windows(rng: &mut Rng, size: u64, grain: &Grain) -> Vec<Granules> {
+    let granules = |start: u64, end: u64| {
+        let per_sector = grain.per_sector();
+        start / SECTOR_BYTES * per_sector..end / SECTOR_BYTES * per_sector
+    };
+    if size <= WINDOWS_BYTES {
+        return vec![granules(0, size)];
+    }
+    let part = WINDOWS_BYTES / 4;
+    let middle = rng.between(part * 2, size - part * 2) / SECTOR_BYTES * SECTOR_BYTES;
+    let end = size - part;
+    let mut windows = vec![granules(0, part)];
+    if middle + part < end {
+        windows.push(granules(middle, middle + part));
+    }
+    windows.push(granules(end, size));
+    windows
+}
+
+fn draw_faults(rng: &mut Rng) -> Vec<Fault> {
+    let verb = rng.pick(&[
+        Verb::Write,
+        Verb::Write,
+        Verb::Flush,
+        Verb::Flush,
+        Verb::Read,
+        Verb::Allocate,
+        Verb::Zero,
+        Verb::Discard,
+        Verb::SetLen,
+    ]);
+    let errno = match verb {
+        Verb::Write | Verb::Allocate | Verb::Zero | Verb::SetLen if rng.chance(50) => ENOSPC,
+        _ => EIO,
+    };
+    let scale = match verb {
+        Verb::Flush | Verb::Allocate | Verb::SetLen => 8,
+        _ => 60,
+    };
+    vec![Fault {
+        verb,
+        after: rng.below(scale),
+        errno,
+        duration: rng.pick(&[Duration::Once, Duration::Once, Duration::Forever]),
+    }]
+}
+
+impl Round {
+    fn draw(rng: &mut Rng, layout: &Layout, last: bool) -> Round {
+        let scale = rng.pick(&[30, 200, 1000, 3000]);
+        let moment = rng.between(1, scale);
+        let ending = match rng.below(10) {
+            0..=6 => Ending::Crash(moment),
+            7 => Ending::Kill(moment),
+            _ => Ending::Close,
+        };
+        let swarm = |rng: &mut Rng, usual: u64| if rng.chance(25) { 0 } else { usual };
+        let weights = [
+            swarm(rng, 20),
+            40,
+            swarm(rng, 12),
+            swarm(rng, 10),
+            swarm(rng, 8),
+            if rng.chance(20) { 10 } else { 0 },
+        ];
+        Round {
+            requests: rng.pick(&[10, 40, 120, 300]),
+            depth: rng.pick(&[1, 2, 8, 8, 16, 32]),
+            ending: if last && rng.chance(50) { Ending::Close } else { ending },
+            faults: if rng.chance(15) { draw_faults(rng) } else { Vec::new() },
+            maintained: rng.chance(40),
+            weights,
+            fua_percent: rng.pick(&[0, 0, 5, 30]),
+            hot_percent: rng.pick(&[0, 50, 90]),
+            cache_bytes: match rng.below(3) {
+                0 => 0,
+                1 => rng.between(1, 8) * layout.cluster_bytes().min(4096),
+                _ => 1 << 20,
+            },
+            discard: rng.pick(&[
+                DiscardPolicy::Unmap,
+                DiscardPolicy::Unmap,
+                DiscardPolicy::Ignore,
+            ]),
+            write_policy: if rng.chance(10) {
+                WritePolicy::Writethrough
+            } else {
+                WritePolicy::Writeback
+            },
+        }
+    }
+}
+
+impl Config {
+    /// The run of a seed.
+    pub fn draw(seed: u64, kind: Kind) -> Config {
+        let rng = &mut Rng::derived(seed, "config", 0);
+        let layout = Layout::draw(rng);
+        let cluster = layout.cluster_bytes();
+        let about = match rng.below(8) {
+            0 => rng.between(4, 64) << 20,
+            1 => 4096,
+            _ => rng.between(16 << 10, WINDOWS_BYTES),
+        };
+        let size = draw_size(rng, about, cluster);
+        let grain = draw_grain(rng);
+        let windows = draw_windows(rng, size, &grain);
+        let data = match rng.below(10) {
+            0 if layout.version == 3 => Data::External,
+            1 if layout.version == 3 => Data::ExternalRaw,
+            _ => Data::Inside,
+        };
+        let mut below = Vec::new();
+        // A raw data file cannot have a backing file.
+        if data != Data::ExternalRaw && rng.chance(40) {
+            for _ in 0..rng.between(1, 2) {
+                let layout = Layout::draw(rng);
+                let about = rng.pick(&[size / 2 + 512, size, size + 65536]);
+                let about = draw_size(rng, about.max(1024), layout.cluster_bytes());
+                below.push(Below {
+                    layout: (!below.is_empty() || rng.chance(50)).then_some(layout),
+                    size: about,
+                });
+            }
+        }
+        let count = rng.between(1, 4);
+        let mut rounds: Vec<Round> = (1..=count)
+            .map(|n| Round::draw(rng, &layout, n == count))
+            .collect();
+        let plain = kind == Kind::Plain;
+        if kind != Kind::Qcow2 || data != Data::Inside {
+            for round in &mut rounds {
+                round.weights[5] = 0;
+            }
+        }
+        if plain {
+            for round in &mut rounds {
+                round.discard = DiscardPolicy::Unmap;
+                round.write_policy = WritePolicy::Writeback;
+                // The reference does not serialise flushes, and of two in flight one may hear
+                // nothing of the other's failure.
+                if round.faults.iter().any(|fault| fault.verb == Verb::Flush) {
+                    round.depth = 1;
+                }
+            }
+        }
+        Config {
+            kind,
+            size,
+            data: if kind == Kind::Qcow2 { data } else { Data::Inside },
+            preallocation: if below.is_empty() && rng.chance(15) {
+                rng.pick(&[Preallocation::Metadata, Preallocation::Falloc, Preallocation::Full])
+            } else {
+                Preallocation::Off
+            },
+            below: if kind == Kind::Qcow2 { below } else { Vec::new() },
+            grain,
+            windows,
+            alignment_bytes: if plain { 1 } else { rng.pick(&[1, 512, 512, 4096]) },
+            zeroes_fast: plain || rng.chance(80),
+            punches_holes: rng.chance(85),
+            allocates: rng.pick(&[Allocates::Yes, Allocates::Yes, Allocates::No]),
+            pace: rng.pick(&[Pace::Prompt, Pace::Mixed, Pace::Mixed, Pace::Stragglers]),
+            lie: Lie::None,
+            rounds,
+            layout,
+        }
+    }
+
+    /// A text for traces.
+    pub fn describe(&self) -> String {
+        let layout = &self.layout;
+        let mut text = format!(
+            "{:?} size {:#x} cluster {} extended {} version {} refcount bits {} lazy {} data {:?} preallocation {:?}\n\
+             grain {:?} alignment {} zeroes_fast {} punches_holes {} allocates {:?} pace {:?}",
+            self.kind,
+            self.size,
+            layout.cluster_bytes(),
+            layout.extended_l2,
+            layout.version,
+            layout.refcount_bits,
+            layout.lazy_refcounts,
+            self.data,
+            self.preallocation,
+            self.grain,
+            self.alignment_bytes,
+            self.zeroes_fast,
+            self.punches_holes,
+            self.allocates,
+            self.pace,
+        );
+        for below in &self.below {
+            text.push_str(&format!("\nbelow: {below:?}"));
+        }
+        for round in &self.rounds {
+            text.push_str(&format!("\nround: {round:?}"));
+        }
+        text
+    }
+}

@@ -1,0 +1,388 @@
+//! A disk that is simulated: files whose operations complete when a seed says so, that lose what was
+//! not flushed when the power fails, and that fail when asked to.
+//!
+//! [`SimFile`] implements the engine's `BlockFile`. [`SimDisk::step`] moves one operation on.
+//! [`SimDisk::crash`] ends it and leaves the surviving bytes; the media assumptions are in
+//! [`crash`]. Requests that break the file's alignment or its read-only mode panic: they are
+//! mistakes of the engine.
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use cowslip_queue::{Buf, BufMut, Pending, pending};
+
+use crate::rng::Rng;
+use crate::trace::Trace;
+
+pub mod content;
+pub mod crash;
+pub mod effect;
+pub mod fault;
+mod state;
+
+use content::Content;
+use effect::Effect;
+use fault::{Fault, Faults, Verb};
+pub use state::Counters;
+use state::{Answer, Asked, FileState, State};
+
+/// How operations are delayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// All are due at once.
+    Prompt,
+    /// Short delays.
+    Mixed,
+    /// Most are due at once, a few come very late.
+    Stragglers,
+}
+
+impl Pace {
+    fn delay(self, rng: &mut Rng) -> u64 {
+        match self {
+            Pace::Prompt => 0,
+            Pace::Mixed => rng.below(8),
+            Pace::Stragglers => {
+                if rng.chance(8) {
+                    rng.below(400)
+                } else {
+                    rng.below(3)
+                }
+            }
+        }
+    }
+}
+
+/// Ways in which a disk breaks its promise, to prove that the suite can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lie {
+    /// It is honest.
+    None,
+    /// A flush answers and does nothing.
+    FlushDoesNothing,
+    /// A flush forgets a fifth of what it should cover.
+    FlushForgetsSome,
+    /// A durable write is as volatile as others.
+    DurableWritesAreNot,
+}
+
+/// What a file allows beyond the engine's capabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocates {
+    /// `allocate` works.
+    Yes,
+    /// `allocate` is unsupported.
+    No,
+}
+
+/// A simulated disk; a handle that can be cloned.
+#[derive(Clone)]
+pub struct SimDisk {
+    state: Arc<Mutex<State>>,
+    allocates: Allocates,
+}
+
+impl fmt::Debug for SimDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SimDisk({:?})", self.counters())
+    }
+}
+
+/// A usual regular file.
+pub fn regular(alignment_bytes: u32) -> Capabilities {
+    Capabilities {
+        alignment_bytes,
+        writable: true,
+        extends_with_zeroes: true,
+        zeroes_fast: true,
+        punches_holes: true,
+    }
+}
+
+impl SimDisk {
+    /// A disk without files.
+    pub fn new(rng: Rng, trace: Trace) -> SimDisk {
+        SimDisk {
+            state: Arc::new(Mutex::new(State::new(rng, trace))),
+            allocates: Allocates::Yes,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets how operations are delayed.
+    pub fn set_pace(&self, pace: Pace) {
+        self.lock().pace = pace;
+    }
+
+    /// Sets how the disk lies.
+    pub fn set_lie(&self, lie: Lie) {
+        self.lock().lie = lie;
+    }
+
+    /// Sets whether files opened from now on can allocate.
+    pub fn set_allocates(&mut self, allocates: Allocates) {
+        self.allocates = allocates;
+    }
+
+    /// Replaces the failures to come.
+    pub fn set_faults(&self, faults: &[Fault]) {
+        self.lock().faults = Faults::new(faults);
+    }
+
+    /// The failures so far.
+    pub fn faults(&self) -> Faults {
+        self.lock().faults.clone()
+    }
+
+    /// Names the task that runs now, for traces.
+    pub fn set_caller(&self, name: &str) {
+        let mut state = self.lock();
+        state.caller.clear();
+        state.caller.push_str(name);
+    }
+
+    /// Adds a file whose bytes are on the medium.
+    pub fn add_file(&self, name: &str, capabilities: Capabilities, content: Content) {
+        let mut state = self.lock();
+        assert!(
+            state.files.iter().all(|file| file.name != name),
+            "'{name}' exists"
+        );
+        state.files.push(FileState::new(name, capabilities, content));
+    }
+
+    /// A handle to a file, if there is one of that name.
+    pub fn open(&self, name: &str, writable: bool) -> Option<Arc<SimFile>> {
+        let state = self.lock();
+        let index = state.files.iter().position(|file| file.name == name)?;
+        let mut capabilities = state.files[index].capabilities.clone();
+        capabilities.writable = writable;
+        Some(Arc::new(SimFile {
+            disk: self.clone(),
+            index,
+            name: name.to_string(),
+            capabilities,
+        }))
+    }
+
+    /// What reads of a file see now.
+    pub fn content(&self, name: &str) -> Option<Content> {
+        let state = self.lock();
+        let file = state.files.iter().find(|file| file.name == name)?;
+        Some(file.volatile.clone())
+    }
+
+    /// Names of all files.
+    pub fn names(&self) -> Vec<String> {
+        let state = self.lock();
+        state.files.iter().map(|file| file.name.clone()).collect()
+    }
+
+    /// Moves one pending operation on; false if there is none.
+    pub fn step(&self) -> bool {
+        self.lock().step()
+    }
+
+    /// Operations that have not completed.
+    pub fn in_flight(&self) -> usize {
+        self.lock().pending.len()
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> Counters {
+        self.lock().counters
+    }
+
+    /// How many effects a crash would have to decide now.
+    pub fn at_risk(&self) -> usize {
+        self.lock().undecided()
+    }
+
+    /// Everything done so far is on the medium: for what a run prepares before it begins.
+    pub fn persist_all(&self) {
+        self.lock().persist_all();
+    }
+
+    /// The power fails. Operations in flight are never answered; their tasks must be gone, or never
+    /// be polled again. The surviving bytes are a disk of their own, with honest defaults.
+    pub fn crash(&self, rng: Rng, next: Rng) -> SimDisk {
+        let trace = self.lock().trace.clone();
+        let state = std::mem::replace(&mut *self.lock(), State::new(next.clone(), trace.clone()));
+        let disk = SimDisk::new(next, trace);
+        disk.lock().files = state.crash(rng);
+        SimDisk {
+            allocates: self.allocates,
+            ..disk
+        }
+    }
+
+    /// The process dies; the bytes that the system holds stay, flushed or not.
+    pub fn kill(&self, rng: Rng) {
+        self.lock().kill(rng);
+    }
+}
+
+/// A file of a simulated disk.
+pub struct SimFile {
+    disk: SimDisk,
+    index: usize,
+    name: String,
+    capabilities: Capabilities,
+}
+
+impl fmt::Debug for SimFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SimFile({})", self.name)
+    }
+}
+
+impl SimFile {
+    fn check_alignment(&self, offset: u64, len: u64) {
+        let alignment = u64::from(self.capabilities.alignment_bytes);
+        assert!(
+            offset.is_multiple_of(alignment) && len.is_multiple_of(alignment),
+            "{offset:#x}+{len:#x} in '{}' is not aligned to {alignment}",
+            self.name
+        );
+        assert!(len > 0, "an empty operation on '{}'", self.name);
+    }
+
+    fn check_writable(&self) {
+        assert!(
+            self.capabilities.writable,
+            "a change of '{}', which was opened read-only",
+            self.name
+        );
+    }
+
+    fn change(&self, verb: Verb, effects: Vec<Effect>) -> Pending<io::Result<()>> {
+        self.check_writable();
+        let (to, waiting) = pending();
+        let unsupported = match verb {
+            Verb::Zero => !self.capabilities.zeroes_fast,
+            Verb::Allocate => self.disk.allocates == Allocates::No,
+            _ => false,
+        };
+        self.disk.lock().issue(Asked {
+            file: self.index,
+            verb,
+            effects,
+            durable: false,
+            unsupported,
+            answer: Answer::Done(to),
+        });
+        waiting
+    }
+
+    fn ask(&self, verb: Verb, answer: Answer) {
+        self.disk.lock().issue(Asked {
+            file: self.index,
+            verb,
+            effects: Vec::new(),
+            durable: false,
+            unsupported: false,
+            answer,
+        });
+    }
+}
+
+impl BlockFile for SimFile {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn id(&self) -> Option<FileId> {
+        Some(FileId(1, self.index as u64))
+    }
+
+    fn len(&self) -> Pending<io::Result<u64>> {
+        let (to, waiting) = pending();
+        self.ask(Verb::Query, Answer::Len(to));
+        waiting
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+        self.check_alignment(offset, buf.len() as u64);
+        let (to, waiting) = pending();
+        self.ask(Verb::Read, Answer::Read { offset, buf, to });
+        waiting
+    }
+
+    fn write(
+        &self,
+        offset: u64,
+        data: Vec<Buf>,
+        durability: Durability,
+    ) -> Pending<io::Result<()>> {
+        self.check_writable();
+        let len: usize = data.iter().map(|buf| buf.len()).sum();
+        self.check_alignment(offset, len as u64);
+        let mut bytes = Vec::with_capacity(len);
+        for buf in &data {
+            bytes.extend_from_slice(buf);
+        }
+        let (to, waiting) = pending();
+        self.disk.lock().issue(Asked {
+            file: self.index,
+            verb: Verb::Write,
+            effects: vec![Effect::Write {
+                offset,
+                data: Buf::from(bytes),
+            }],
+            durable: durability == Durability::Durable,
+            unsupported: false,
+            answer: Answer::Done(to),
+        });
+        waiting
+    }
+
+    fn zero(&self, offset: u64, len: u64, _: Space) -> Pending<io::Result<()>> {
+        self.change(Verb::Zero, vec![Effect::Zero { offset, len }])
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        let mut effects = Effect::Punch { offset, len }.atoms(512);
+        if !self.capabilities.punches_holes {
+            // What such a discard leaves behind is unspecified: old bytes here, zeroes there.
+            let mut state = self.disk.lock();
+            effects.retain(|_| state.rng.chance(50));
+        } else {
+            effects = vec![Effect::Punch { offset, len }];
+        }
+        self.change(Verb::Discard, effects)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.change(Verb::Allocate, vec![Effect::Allocate { offset, len }])
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        let (to, waiting) = pending();
+        self.ask(Verb::Query, Answer::Extents { offset, len, to });
+        waiting
+    }
+
+    fn flush(&self) -> Pending<io::Result<()>> {
+        let (to, waiting) = pending();
+        self.ask(Verb::Flush, Answer::Flush(to));
+        waiting
+    }
+
+    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
+        self.change(Verb::SetLen, vec![Effect::SetLen(len)])
+    }
+
+    fn allocated_bytes(&self) -> Option<u64> {
+        let state = self.disk.lock();
+        Some(state.files[self.index].volatile.allocated_bytes())
+    }
+}

@@ -1,0 +1,168 @@
+//! The bytes of a simulated file, sparse by pages of 4 KiB that copies share: a crash image costs
+//! the pages that differ.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The unit in which pages are shared.
+pub const PAGE_BYTES: u64 = 4096;
+
+type Page = [u8; PAGE_BYTES as usize];
+
+/// The length and the bytes of a file; pages that are absent read as zeroes.
+#[derive(Clone, Debug, Default)]
+pub struct Content {
+    pages: BTreeMap<u64, Arc<Page>>,
+    len: u64,
+}
+
+/// The parts `(page, start within it, length)` of a range.
+fn parts(offset: u64, len: u64) -> impl Iterator<Item = (u64, usize, usize)> {
+    let end = offset + len;
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        (at < end).then(|| {
+            let start = at % PAGE_BYTES;
+            let part = (PAGE_BYTES - start).min(end - at);
+            let page = at / PAGE_BYTES;
+            at += part;
+            (page, start as usize, part as usize)
+        })
+    })
+}
+
+impl Content {
+    /// A file with these bytes.
+    pub fn of(bytes: &[u8]) -> Content {
+        let mut content = Content::default();
+        content.write(0, bytes);
+        content
+    }
+
+    /// The length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is no byte in it.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Fills `buf` with the bytes at `offset`, zeroes beyond the end.
+    pub fn read(&self, offset: u64, buf: &mut [u8]) {
+        let mut done = 0;
+        for (page, start, len) in parts(offset, buf.len() as u64) {
+            let part = &mut buf[done..done + len];
+            match self.pages.get(&page) {
+                Some(bytes) => part.copy_from_slice(&bytes[start..start + len]),
+                None => part.fill(0),
+            }
+            done += len;
+        }
+    }
+
+    /// Bytes at `offset` as a vector.
+    pub fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.read(offset, &mut bytes);
+        bytes
+    }
+
+    /// Writes `data` at `offset`; moves the end if it lies before.
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        let mut done = 0;
+        for (page, start, len) in parts(offset, data.len() as u64) {
+            let bytes = self
+                .pages
+                .entry(page)
+                .or_insert_with(|| Arc::new([0; PAGE_BYTES as usize]));
+            Arc::make_mut(bytes)[start..start + len].copy_from_slice(&data[done..done + len]);
+            done += len;
+        }
+        self.extend_to(offset + data.len() as u64);
+    }
+
+    /// Makes a range read as zeroes, and gives up its whole pages. The end stays where it is.
+    pub fn zero(&mut self, offset: u64, len: u64) {
+        let end = (offset + len).min(self.len.next_multiple_of(PAGE_BYTES));
+        for (page, start, len) in parts(offset, end.saturating_sub(offset)) {
+            if len as u64 == PAGE_BYTES {
+                self.pages.remove(&page);
+            } else if let Some(bytes) = self.pages.get_mut(&page) {
+                Arc::make_mut(bytes)[start..start + len].fill(0);
+            }
+        }
+    }
+
+    /// Moves the end to `end` if it lies before.
+    pub fn extend_to(&mut self, end: u64) {
+        self.len = self.len.max(end);
+    }
+
+    /// Cuts or extends the file; what is added reads as zeroes.
+    pub fn set_len(&mut self, len: u64) {
+        if len < self.len {
+            drop(self.pages.split_off(&len.div_ceil(PAGE_BYTES)));
+            let start = (len % PAGE_BYTES) as usize;
+            if start != 0 {
+                if let Some(bytes) = self.pages.get_mut(&(len / PAGE_BYTES)) {
+                    Arc::make_mut(bytes)[start..].fill(0);
+                }
+            }
+        }
+        self.len = len;
+    }
+
+    /// Whether the page that holds `offset` is present.
+    pub fn has_page_at(&self, offset: u64) -> bool {
+        self.pages.contains_key(&(offset / PAGE_BYTES))
+    }
+
+    /// Bytes of the pages that are present.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.pages.len() as u64 * PAGE_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    #[test]
+    fn content_agrees_with_a_plain_vector() {
+        let mut rng = Rng::new(3);
+        let mut content = Content::default();
+        let mut plain: Vec<u8> = Vec::new();
+        for round in 0..2000u32 {
+            let offset = rng.below(20_000);
+            let len = rng.below(9000) as usize;
+            match rng.below(4) {
+                0 => {
+                    content.set_len(offset);
+                    plain.resize(offset as usize, 0);
+                }
+                1 => {
+                    content.zero(offset, len as u64);
+                    let end = plain.len().min(offset as usize + len);
+                    if (offset as usize) < end {
+                        plain[offset as usize..end].fill(0);
+                    }
+                }
+                _ => {
+                    let data = vec![round as u8 | 1; len];
+                    content.write(offset, &data);
+                    let end = offset as usize + len;
+                    if plain.len() < end {
+                        plain.resize(end, 0);
+                    }
+                    plain[offset as usize..end].copy_from_slice(&data);
+                }
+            }
+            assert_eq!(content.len(), plain.len() as u64);
+            assert_eq!(content.bytes(0, plain.len()), plain, "after round {round}");
+            assert!(content.bytes(content.len(), 5000).iter().all(|b| *b == 0));
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What survives when the power fails.
+//!
+//! Media assumptions, stated once: a sector (512 bytes, or the file's alignment if that is larger)
+//! is written whole or not at all, and its neighbours are untouched; a change of space is torn at
+//! 4 KiB. Every effect that no flush covers, acknowledged or in flight, is applied, dropped or torn,
+//! independently of all others. Since the last writer of a sector that is applied decides it, and
+//! any set of them may be dropped, this includes every reordering of overlapping effects. What a
+//! flush or a durable write covers survives, and nothing older is put over it.
+
+use crate::rng::Rng;
+
+use super::content::Content;
+use super::effect::Effect;
+
+/// What becomes of one effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is on the medium.
+    Applied,
+    /// It is lost.
+    Dropped,
+    /// Some of its atoms are on the medium.
+    Torn,
+}
+
+/// How the fates of a crash hang together: the ways in which caches lose power.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Nothing that was not flushed survives.
+    DropAll,
+    /// Everything that was issued survives.
+    ApplyAll,
+    /// Each effect survives with this chance in percent.
+    Each(u64),
+    /// What came before some moment survives, what came later does not.
+    Before,
+    /// What came later survives, what came before some moment does not.
+    After,
+    /// Survival hangs on the place: regions of this many bytes survive or not.
+    Regions(u64),
+    /// All but one effect survive.
+    AllButOne,
+    /// One effect survives.
+    OnlyOne,
+}
+
+impl Style {
+    fn draw(rng: &mut Rng) -> Style {
+        match rng.below(12) {
+            0 => Style::DropAll,
+            1 => Style::ApplyAll,
+            2 => Style::Each(10),
+            3 => Style::Each(50),
+            4 => Style::Each(90),
+            5 => Style::Before,
+            6 => Style::After,
+            7 => Style::Regions(512),
+            8 => Style::Regions(4096),
+            9 => Style::Regions(65536),
+            10 => Style::AllButOne,
+            _ => Style::OnlyOne,
+        }
+    }
+}
+
+/// The choices of one crash, for all files of a disk.
+#[derive(Debug)]
+pub struct Crash {
+    style: Style,
+    torn_percent: u64,
+    /// The moment or the effect that the style singles out, in effects since the start.
+    at: usize,
+    seen: usize,
+    salt: u64,
+    rng: Rng,
+}
+
+impl Crash {
+    /// The crash that this stream makes of `effects` effects that were not flushed.
+    pub fn draw(mut rng: Rng, effects: usize) -> Crash {
+        let style = Style::draw(&mut rng);
+        Crash {
+            style,
+            torn_percent: rng.pick(&[0, 0, 10, 50, 100]),
+            at: rng.index(effects.max(1)),
+            seen: 0,
+            salt: rng.bits(),
+            rng,
+        }
+    }
+
+    /// A text for traces.
+    pub fn describe(&self) -> String {
+        format!(
+            "{:?} at {} with {}% torn",
+            self.style, self.at, self.torn_percent
+        )
+    }
+
+    /// Decides the next effect, in the order in which they were applied, and changes the file.
+    pub fn decide(&mut self, effect: &Effect, sector_bytes: u64, content: &mut Content) -> Fate {
+        let index = self.seen;
+        self.seen += 1;
+        let torn = self.rng.chance(self.torn_percent);
+        let survives = match self.style {
+            Style::DropAll => false,
+            Style::ApplyAll => true,
+            Style::Each(percent) => self.rng.chance(percent),
+            Style::Before => index < self.at,
+            Style::After => index > self.at,
+            Style::Regions(bytes) => return self.by_region(effect, bytes, sector_bytes, content),
+            Style::AllButOne => index != self.at,
+            Style::OnlyOne => index == self.at,
+        };
+        let extreme = matches!(self.style, Style::DropAll | Style::ApplyAll);
+        if torn && !extreme {
+            return self.tear(effect, sector_bytes, content);
+        }
+        if survives {
+            effect.apply(content);
+            Fate::Applied
+        } else {
+            Fate::Dropped
+        }
+    }
+
+    fn by_region(
+        &self,
+        effect: &Effect,
+        region_bytes: u64,
+        sector_bytes: u64,
+        content: &mut Content,
+    ) -> Fate {
+        let (mut applied, mut dropped) = (0, 0);
+        for atom in effect.atoms(sector_bytes) {
+            let region = atom.range().0 / region_bytes;
+            if Rng::new(self.salt ^ region).chance(50) {
+                atom.apply(content);
+                applied += 1;
+            } else {
+                dropped += 1;
+            }
+        }
+        match (applied, dropped) {
+            (0, _) => Fate::Dropped,
+            (_, 0) => Fate::Applied,
+            _ => Fate::Torn,
+        }
+    }
+
+    fn tear(&mut self, effect: &Effect, sector_bytes: u64, content: &mut Content) -> Fate {
+        let atoms = effect.atoms(sector_bytes);
+        let cut = self.rng.index(atoms.len() + 1);
+        let shape = self.rng.below(3);
+        for (index, atom) in atoms.iter().enumerate() {
+            let applied = match shape {
+                0 => index < cut,
+                1 => index >= cut,
+                _ => self.rng.chance(50),
+            };
+            if applied {
+                atom.apply(content);
+            }
+        }
+        Fate::Torn
+    }
+}

@@ -1,0 +1,93 @@
+//! Failures of the simulated disk that a run asks for.
+
+/// The kinds of operations that can be made to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Reads.
+    Read,
+    /// Writes, durable ones too.
+    Write,
+    /// Zeroing.
+    Zero,
+    /// Discards.
+    Discard,
+    /// Allocations.
+    Allocate,
+    /// Flushes.
+    Flush,
+    /// Changes of length.
+    SetLen,
+    /// Questions about length and extents; these never fail.
+    Query,
+}
+
+/// The input/output error of the C library.
+pub const EIO: i32 = 5;
+/// The "no space left on device" of the C library.
+pub const ENOSPC: i32 = 28;
+
+/// How long a failure lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Duration {
+    /// One operation fails.
+    Once,
+    /// All operations of the kind fail from then on.
+    Forever,
+}
+
+/// A failure to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Which operations.
+    pub verb: Verb,
+    /// How many of them succeed before.
+    pub after: u64,
+    /// The error.
+    pub errno: i32,
+    /// For how long.
+    pub duration: Duration,
+}
+
+/// The failures of one disk and what came of them.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    planned: Vec<(Fault, u64)>,
+    /// How many operations have failed so far.
+    pub delivered: u64,
+    /// Whether a flush was among them.
+    pub flush_failed: bool,
+}
+
+impl Faults {
+    /// These failures, counted from now.
+    pub fn new(faults: &[Fault]) -> Faults {
+        Faults {
+            planned: faults.iter().map(|fault| (*fault, 0)).collect(),
+            delivered: 0,
+            flush_failed: false,
+        }
+    }
+
+    /// Counts an operation; the error that it shall end with, if any.
+    pub fn strike(&mut self, verb: Verb) -> Option<i32> {
+        let mut errno = None;
+        for (fault, seen) in &mut self.planned {
+            if fault.verb != verb {
+                continue;
+            }
+            let hit = match fault.duration {
+                Duration::Once => *seen == fault.after,
+                Duration::Forever => *seen >= fault.after,
+            };
+            *seen += 1;
+            if hit {
+                errno = Some(fault.errno);
+            }
+        }
+        if errno.is_some() {
+            self.delivered += 1;
+            self.flush_failed |= verb == Verb::Flush;
+        }
+        errno
+    }
+}

@@ -1,0 +1,489 @@
+//! The pending operations of a simulated disk, what completes when, and what is durable.
+//!
+//! An operation passes three moments: issue, effect, completion. The effect of a write lies anywhere
+//! between the other two, and the effect of a large one may come in parts. Which operation moves
+//! next is drawn from the seed. The volatile content is what reads see; every effect is also logged
+//! until a flush covers it. A flush covers what had completed when it was issued.
+
+use std::io;
+
+use cowslip::file::{Capabilities, FileExtent};
+use cowslip_queue::{BufMut, Completer};
+
+use crate::rng::Rng;
+use crate::trace::Trace;
+
+use super::content::{Content, PAGE_BYTES};
+use super::crash::{Crash, Fate};
+use super::effect::{Effect, SPACE_ATOM_BYTES};
+use super::fault::{EIO, Faults, Verb};
+use super::{Lie, Pace};
+
+/// One effect that is in the volatile content and that no flush has covered.
+#[derive(Debug)]
+struct Logged {
+    op: u64,
+    effect: Effect,
+    /// When its operation completed.
+    completed: Option<u64>,
+    /// It was a durable write and has completed.
+    durable: bool,
+}
+
+/// A file: what reads see, what is on the medium, and the difference.
+#[derive(Debug)]
+pub(super) struct FileState {
+    pub name: String,
+    pub capabilities: Capabilities,
+    pub volatile: Content,
+    durable: Content,
+    log: Vec<Logged>,
+}
+
+impl FileState {
+    pub fn new(name: &str, capabilities: Capabilities, content: Content) -> FileState {
+        FileState {
+            name: name.to_string(),
+            capabilities,
+            volatile: content.clone(),
+            durable: content,
+            log: Vec::new(),
+        }
+    }
+
+    /// The unit that a crash never tears in a write.
+    fn sector_bytes(&self) -> u64 {
+        u64::from(self.capabilities.alignment_bytes).max(512)
+    }
+
+    /// Puts on the medium what had completed by `moment`, and what lies under it: effects that were
+    /// applied earlier and overlap it, since nothing older may come over it later.
+    fn persist(&mut self, moment: u64, mut lost: impl FnMut() -> bool) {
+        let mut covered: Vec<bool> = self
+            .log
+            .iter()
+            .map(|entry| entry.durable || entry.completed.is_some_and(|at| at < moment))
+            .collect();
+        for under in (0..self.log.len()).rev() {
+            covered[under] = covered[under]
+                || (under + 1..self.log.len())
+                    .any(|over| covered[over] && self.log[under].effect.overlaps(&self.log[over].effect));
+        }
+        let mut covered = covered.into_iter();
+        let durable = &mut self.durable;
+        self.log.retain(|entry| {
+            let covered = covered.next().unwrap_or(false);
+            if covered && (entry.durable || !lost()) {
+                entry.effect.apply(durable);
+            }
+            !covered
+        });
+    }
+
+    /// Marks the effects of a durable write; puts them on the medium at once if nothing lies under them.
+    fn make_durable(&mut self, op: u64) {
+        for index in 0..self.log.len() {
+            if self.log[index].op == op {
+                self.log[index].durable = true;
+            }
+        }
+        let independent = |entry: &Logged| entry.durable;
+        if self.log.iter().all(independent) {
+            for entry in self.log.drain(..) {
+                entry.effect.apply(&mut self.durable);
+            }
+        }
+    }
+}
+
+/// What an operation delivers in the end.
+pub(super) enum Answer {
+    Read {
+        offset: u64,
+        buf: BufMut,
+        to: Completer<(io::Result<()>, BufMut)>,
+    },
+    Done(Completer<io::Result<()>>),
+    Flush(Completer<io::Result<()>>),
+    Len(Completer<io::Result<u64>>),
+    Extents {
+        offset: u64,
+        len: u64,
+        to: Completer<io::Result<Vec<FileExtent>>>,
+    },
+}
+
+/// An operation that has not completed.
+pub(super) struct Op {
+    id: u64,
+    file: usize,
+    verb: Verb,
+    issued: u64,
+    /// It does not move before this many moves of the disk.
+    not_before: u64,
+    /// What it will do and has not done.
+    effects: Vec<Effect>,
+    durable: bool,
+    errno: Option<i32>,
+    answer: Answer,
+}
+
+/// An operation as a file asks for it.
+pub(super) struct Asked {
+    pub file: usize,
+    pub verb: Verb,
+    pub effects: Vec<Effect>,
+    pub durable: bool,
+    pub unsupported: bool,
+    pub answer: Answer,
+}
+
+/// How much a disk has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Operations issued.
+    pub issued: u64,
+    /// Operations completed.
+    pub completed: u64,
+    /// Flushes among the completed ones.
+    pub flushes: u64,
+}
+
+/// The disk.
+pub(super) struct State {
+    pub files: Vec<FileState>,
+    pub pending: Vec<Op>,
+    pub counters: Counters,
+    pub faults: Faults,
+    pub pace: Pace,
+    pub lie: Lie,
+    pub rng: Rng,
+    pub trace: Trace,
+    /// The task that runs now, for traces.
+    pub caller: String,
+    clock: u64,
+    moves: u64,
+}
+
+const ENOTSUP: i32 = 95;
+
+impl State {
+    pub fn new(rng: Rng, trace: Trace) -> State {
+        State {
+            files: Vec::new(),
+            pending: Vec::new(),
+            counters: Counters::default(),
+            faults: Faults::default(),
+            pace: Pace::Mixed,
+            lie: Lie::None,
+            rng,
+            trace,
+            caller: String::new(),
+            clock: 0,
+            moves: 0,
+        }
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    pub fn issue(&mut self, asked: Asked) {
+        let issued = self.tick();
+        let id = self.counters.issued;
+        self.counters.issued += 1;
+        let errno = if asked.unsupported {
+            Some(ENOTSUP)
+        } else {
+            self.faults.strike(asked.verb)
+        };
+        let not_before = self.moves + self.pace.delay(&mut self.rng);
+        let op = Op {
+            id,
+            file: asked.file,
+            verb: asked.verb,
+            issued,
+            not_before,
+            effects: if asked.unsupported { Vec::new() } else { asked.effects },
+            durable: asked.durable,
+            errno,
+            answer: asked.answer,
+        };
+        self.trace.mark(op.fingerprint());
+        self.trace.line(|| {
+            let file = &self.files[op.file].name;
+            let fault = op.errno.map_or(String::new(), |errno| format!(" (will fail: {errno})"));
+            format!("  io{id} {} issues {file} {}{fault}", self.caller, op.describe())
+        });
+        self.pending.push(op);
+    }
+
+    /// Moves one operation on; false if there is none.
+    pub fn step(&mut self) -> bool {
+        if self.pending.is_empty() {
+            return false;
+        }
+        self.moves += 1;
+        let due = |op: &Op| op.not_before <= self.moves;
+        let due_count = self.pending.iter().filter(|op| due(op)).count();
+        let index = if due_count == 0 {
+            let earliest = self.pending.iter().map(|op| op.not_before).min();
+            let earliest = earliest.expect("there are pending operations");
+            self.moves = earliest;
+            self.pending.iter().position(|op| op.not_before == earliest)
+        } else {
+            let chosen = self.rng.index(due_count);
+            let mut due_indexes = (0..self.pending.len()).filter(|i| due(&self.pending[*i]));
+            due_indexes.nth(chosen)
+        };
+        let index = index.expect("an operation was counted");
+        // In parts, or some time before completion: both happen on real disks.
+        if !self.pending[index].effects.is_empty() && self.rng.chance(30) {
+            self.apply_some(index);
+        } else {
+            self.complete(index);
+        }
+        true
+    }
+
+    /// Applies some part of the effects of an operation, and leaves it pending.
+    fn apply_some(&mut self, index: usize) {
+        let sector = self.files[self.pending[index].file].sector_bytes();
+        let effect = self.pending[index].effects.remove(0);
+        let (start, end) = effect.range();
+        let unit = match effect {
+            Effect::Write { .. } => sector,
+            Effect::Zero { .. } | Effect::Punch { .. } => SPACE_ATOM_BYTES,
+            Effect::Allocate { .. } | Effect::SetLen(_) => return self.apply(index, effect),
+        };
+        let cuts = (end - 1) / unit - start / unit;
+        if cuts == 0 || self.rng.chance(70) {
+            return self.apply(index, effect);
+        }
+        let cut = (start / unit + self.rng.between(1, cuts)) * unit;
+        let mut halves = [effect.part(start, cut - start), effect.part(cut, end - cut)];
+        self.rng.shuffle(&mut halves);
+        let [now, later] = halves;
+        self.pending[index].effects.insert(0, later);
+        self.apply(index, now);
+    }
+
+    fn apply(&mut self, index: usize, effect: Effect) {
+        let op = &self.pending[index];
+        self.trace
+            .line(|| format!("  io{} takes effect: {}", op.id, effect.describe()));
+        let file = &mut self.files[op.file];
+        effect.apply(&mut file.volatile);
+        file.log.push(Logged {
+            op: op.id,
+            effect,
+            completed: None,
+            durable: false,
+        });
+    }
+
+    fn complete(&mut self, index: usize) {
+        self.finish_effects(index);
+        let mut op = self.pending.remove(index);
+        let now = self.tick();
+        self.counters.completed += 1;
+        self.counters.flushes += u64::from(op.verb == Verb::Flush);
+        self.trace.mark(op.id << 8 | 1);
+        self.trace.line(|| match op.errno {
+            None => format!("  io{} completes", op.id),
+            Some(errno) => format!("  io{} fails: {errno}", op.id),
+        });
+        let file = &mut self.files[op.file];
+        for entry in file.log.iter_mut().filter(|entry| entry.op == op.id) {
+            entry.completed = Some(now);
+        }
+        if op.durable && op.errno.is_none() && self.lie != Lie::DurableWritesAreNot {
+            file.make_durable(op.id);
+        }
+        if op.verb == Verb::Flush {
+            self.flush(&op);
+        }
+        let outcome = op.errno.map_or(Ok(()), |errno| {
+            Err(if errno == ENOTSUP {
+                io::Error::from(io::ErrorKind::Unsupported)
+            } else {
+                io::Error::from_raw_os_error(errno)
+            })
+        });
+        let file = &self.files[op.file];
+        match op.answer {
+            Answer::Read { offset, mut buf, to } => {
+                match outcome {
+                    Ok(()) => file.volatile.read(offset, &mut buf),
+                    // What a failed read leaves behind is anything.
+                    Err(_) => buf.fill(0xe1),
+                }
+                to.complete((outcome, buf));
+            }
+            Answer::Done(to) | Answer::Flush(to) => to.complete(outcome),
+            Answer::Len(to) => to.complete(Ok(file.volatile.len())),
+            Answer::Extents { offset, len, to } => {
+                to.complete(Ok(extents(&file.volatile, offset, len)));
+            }
+        }
+        op.effects = Vec::new();
+    }
+
+    /// The effects that are left when an operation completes: all of them, or if it fails any.
+    fn finish_effects(&mut self, index: usize) {
+        let effects = std::mem::take(&mut self.pending[index].effects);
+        let failed = self.pending[index].errno.is_some();
+        let sector = self.files[self.pending[index].file].sector_bytes();
+        for effect in effects {
+            if !failed {
+                self.apply(index, effect);
+                continue;
+            }
+            for atom in effect.atoms(sector) {
+                let is_length = matches!(atom, Effect::SetLen(_) | Effect::Allocate { .. });
+                if !is_length && self.rng.chance(30) {
+                    self.apply(index, atom);
+                }
+            }
+        }
+    }
+
+    fn flush(&mut self, op: &Op) {
+        let file = &mut self.files[op.file];
+        let rng = &mut self.rng;
+        if op.errno == Some(EIO) {
+            // The kernel has dropped some of the dirty pages' marks: their bytes are still read
+            // from memory, and no later flush writes them.
+            return file.persist(op.issued, || rng.chance(50));
+        }
+        if op.errno.is_some() {
+            return;
+        }
+        match self.lie {
+            Lie::None | Lie::DurableWritesAreNot => file.persist(op.issued, || false),
+            Lie::FlushDoesNothing => {}
+            Lie::FlushForgetsSome => file.persist(op.issued, || rng.chance(20)),
+        }
+    }
+
+    /// How many effects a crash would have to decide.
+    pub fn undecided(&self) -> usize {
+        let logged: usize = self.files.iter().map(|file| file.log.len()).sum();
+        let in_flight: usize = self.pending.iter().map(|op| op.effects.len()).sum();
+        logged + in_flight
+    }
+
+    /// The power fails: what is left of each file.
+    pub fn crash(mut self, rng: Rng) -> Vec<FileState> {
+        let mut crash = Crash::draw(rng, self.undecided());
+        self.trace.line(|| {
+            let (effects, pending) = (self.undecided(), self.pending.len());
+            format!(
+                "POWER FAILS with {effects} effects at risk, {pending} operations in flight: {}",
+                crash.describe()
+            )
+        });
+        let mut pending = std::mem::take(&mut self.pending);
+        self.rng.shuffle(&mut pending);
+        let trace = self.trace.clone();
+        let mut survivors = Vec::new();
+        for (index, mut file) in self.files.into_iter().enumerate() {
+            let sector = file.sector_bytes();
+            let logged = file.log.into_iter();
+            let mut effects: Vec<(u64, Effect, bool)> = logged
+                .map(|entry| (entry.op, entry.effect, entry.durable))
+                .collect();
+            for op in pending.iter().filter(|op| op.file == index) {
+                effects.extend(op.effects.iter().map(|effect| (op.id, effect.clone(), false)));
+            }
+            for (op, effect, durable) in effects {
+                let fate = if durable {
+                    effect.apply(&mut file.durable);
+                    Fate::Applied
+                } else {
+                    crash.decide(&effect, sector, &mut file.durable)
+                };
+                trace.line(|| format!("  {fate:?}: io{op} {} {}", file.name, effect.describe()));
+            }
+            survivors.push(FileState::new(&file.name, file.capabilities, file.durable));
+        }
+        survivors
+    }
+
+    /// The process dies and the system lives: operations in flight take effect or not, and what was
+    /// not flushed stays unflushed.
+    pub fn kill(&mut self, mut rng: Rng) {
+        self.trace.line(|| {
+            let pending = self.pending.len();
+            format!("PROCESS DIES with {pending} operations in flight")
+        });
+        let now = self.tick();
+        while !self.pending.is_empty() {
+            let effects = std::mem::take(&mut self.pending[0].effects);
+            for effect in effects {
+                if rng.chance(50) {
+                    self.apply(0, effect);
+                }
+            }
+            let op = self.pending.remove(0);
+            let log = self.files[op.file].log.iter_mut();
+            for entry in log.filter(|entry| entry.op == op.id) {
+                entry.completed = Some(now);
+            }
+        }
+    }
+
+    /// Everything that was done so far is on the medium.
+    pub fn persist_all(&mut self) {
+        for file in &mut self.files {
+            file.durable = file.volatile.clone();
+            file.log.clear();
+        }
+    }
+}
+
+impl Op {
+    fn fingerprint(&self) -> u64 {
+        let place = match (&self.answer, self.effects.first()) {
+            (Answer::Read { offset, .. } | Answer::Extents { offset, .. }, _) => *offset,
+            (_, Some(effect)) => effect.range().0 ^ (effect.range().1 << 20),
+            (_, None) => 0,
+        };
+        place ^ ((self.file as u64) << 56) ^ ((self.verb as u64) << 48)
+    }
+
+    fn describe(&self) -> String {
+        let durable = if self.durable { " durable" } else { "" };
+        match &self.answer {
+            Answer::Read { offset, buf, .. } => format!("read {offset:#x}+{:#x}", buf.len()),
+            Answer::Flush(_) => "flush".to_string(),
+            Answer::Len(_) => "len".to_string(),
+            Answer::Extents { offset, len, .. } => format!("extents {offset:#x}+{len:#x}"),
+            Answer::Done(_) => match self.effects.first() {
+                Some(effect) => format!("{}{durable}", effect.describe()),
+                None => format!("{:?}", self.verb),
+            },
+        }
+    }
+}
+
+fn extents(content: &Content, offset: u64, len: u64) -> Vec<FileExtent> {
+    let mut runs: Vec<FileExtent> = Vec::new();
+    let end = offset + len;
+    let mut at = offset;
+    while at < end {
+        let next = end.min((at / PAGE_BYTES + 1) * PAGE_BYTES);
+        let hole = at >= content.len() || !content.has_page_at(at);
+        match runs.last_mut() {
+            Some(run) if run.hole == hole => run.len += next - at,
+            _ => runs.push(FileExtent {
+                start: at,
+                len: next - at,
+                hole,
+            }),
+        }
+        at = next;
+    }
+    runs
+}

@@ -1,0 +1,358 @@
+//! What a run stands on: the files of the image and of the chain below it, how they are opened, and
+//! how the files themselves are judged between sessions.
+
+use std::sync::Arc;
+
+use cowslip::Image;
+use cowslip::file::{BlockFile, Capabilities};
+use cowslip::image::{Format, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::qcow2::check::{self, CheckOptions, Finding};
+use cowslip::qcow2::create::{CreateOptions, Version, create};
+use cowslip::qcow2::header::Header;
+use cowslip_queue::BufMut;
+
+use crate::config::{Config, Data, Kind, Layout, Round};
+use crate::disk::content::Content;
+use crate::disk::{SimDisk, regular};
+use crate::inspect::inspect;
+use crate::model::{self, Granules, Model, WriteId, ZERO};
+use crate::rng::Rng;
+use crate::run::block_on;
+use crate::subject::{Plain, SimGate, Subject};
+
+/// The name of the image under test.
+pub const TOP: &str = "top.img";
+/// The name of its data file.
+pub const DATA: &str = "top.data";
+
+/// What the windows of a disk hold before the run.
+#[derive(Clone, Debug)]
+pub struct Initial {
+    windows: Vec<(Granules, Vec<WriteId>)>,
+}
+
+impl Initial {
+    /// Zeroes everywhere.
+    fn zeroes(windows: &[Granules]) -> Initial {
+        let windows = windows.iter();
+        Initial {
+            windows: windows
+                .map(|range| (range.clone(), vec![ZERO; (range.end - range.start) as usize]))
+                .collect(),
+        }
+    }
+
+    /// What granule `granule` of a window holds.
+    pub fn at(&self, granule: u64) -> WriteId {
+        let window = self.windows.iter().find(|w| w.0.contains(&granule));
+        window.map_or(ZERO, |(range, ids)| ids[(granule - range.start) as usize])
+    }
+
+    /// What lies beyond the end of a layer is not seen through the next one.
+    fn cut(&mut self, config: &Config, size: u64) {
+        for (range, ids) in &mut self.windows {
+            for (granule, id) in range.clone().zip(ids) {
+                if config.grain.start(granule) >= size {
+                    *id = ZERO;
+                }
+            }
+        }
+    }
+
+    fn set(&mut self, granule: u64, write: WriteId) {
+        let window = self.windows.iter_mut().find(|w| w.0.contains(&granule));
+        if let Some((range, ids)) = window {
+            ids[(granule - range.start) as usize] = write;
+        }
+    }
+}
+
+/// Makes the files; what the guest finds in the top image.
+///
+/// # Errors
+/// If the engine fails at it, or hangs.
+pub(crate) fn build(
+    config: &Config,
+    seed: u64,
+    disk: &SimDisk,
+    rng: &mut Rng,
+) -> Result<Initial, String> {
+    let draw = &mut Rng::derived(seed, "initial", 0);
+    let mut initial = Initial::zeroes(&config.windows);
+    if config.kind != Kind::Qcow2 {
+        return Ok(add_raw(TOP, config, (config.size, 1), disk, initial, draw));
+    }
+    let mut backing = None;
+    for (index, below) in config.below.iter().enumerate() {
+        let name = below_name(index);
+        let first = 100 * index as WriteId + 1;
+        match &below.layout {
+            None => initial = add_raw(&name, config, (below.size, first), disk, initial, draw),
+            Some(layout) => {
+                let options = create_options(layout, below.size, backing.take());
+                make(&name, config, (options, None), disk, rng)?;
+                fill_layer((&name, below.size, first), config, disk, (draw, rng), &mut initial)?;
+            }
+        }
+        initial.cut(config, below.size);
+        let format = if below.layout.is_some() { "qcow2" } else { "raw" };
+        backing = Some((name, format));
+    }
+    let mut options = create_options(&config.layout, config.size, backing);
+    options.preallocation = config.preallocation;
+    let data_file = (config.data != Data::Inside).then(|| DATA.to_string());
+    options.data_file_raw = config.data == Data::ExternalRaw;
+    options.data_file.clone_from(&data_file);
+    make(TOP, config, (options, data_file), disk, rng)?;
+    Ok(initial)
+}
+
+fn below_name(index: usize) -> String {
+    format!("below{index}.img")
+}
+
+fn create_options(
+    layout: &Layout,
+    size: u64,
+    backing: Option<(String, &'static str)>,
+) -> CreateOptions {
+    let mut options = CreateOptions::new(size);
+    options.version = if layout.version == 2 { Version::V2 } else { Version::V3 };
+    options.cluster_size = layout.cluster_bytes();
+    options.extended_l2 = layout.extended_l2;
+    options.refcount_bits = u64::from(layout.refcount_bits);
+    options.lazy_refcounts = layout.lazy_refcounts;
+    if let Some((name, format)) = backing {
+        options.backing_file = Some(name);
+        options.backing_format = Some(format.to_string());
+    }
+    options
+}
+
+fn capabilities(config: &Config) -> Capabilities {
+    let mut capabilities = regular(config.alignment_bytes);
+    capabilities.zeroes_fast = config.zeroes_fast;
+    capabilities.punches_holes = config.punches_holes;
+    capabilities
+}
+
+/// Creates a qcow2 image, and its data file if it has one.
+fn make(
+    name: &str,
+    config: &Config,
+    (options, data_file): (CreateOptions, Option<String>),
+    disk: &SimDisk,
+    rng: &mut Rng,
+) -> Result<(), String> {
+    disk.add_file(name, capabilities(config), Content::default());
+    let file = disk.open(name, true).expect("it was added");
+    let data_file: Option<Arc<dyn BlockFile>> = match data_file {
+        None => None,
+        Some(name) => {
+            disk.add_file(&name, capabilities(config), Content::default());
+            Some(disk.open(&name, true).expect("it was added"))
+        }
+    };
+    let making = async move { create(file, data_file, &options).await };
+    let made = block_on(disk, rng, "create", making)?;
+    made.map_err(|error| format!("creating {name}: {error}"))
+}
+
+/// Writes some bytes and zeroes into a layer.
+fn fill_layer(
+    (name, size, first): (&str, u64, WriteId),
+    config: &Config,
+    disk: &SimDisk,
+    (draw, rng): (&mut Rng, &mut Rng),
+    initial: &mut Initial,
+) -> Result<(), String> {
+    let file = disk.open(name, true).expect("the run has made it");
+    let gate = SimGate(disk.clone());
+    let options = OpenOptions {
+        format: Some(Format::Qcow2),
+        writable: true,
+        ..OpenOptions::default()
+    };
+    let opening = async move { Image::open(file, options, &gate).await };
+    let opened = block_on(disk, rng, "open", opening)?;
+    let image = Arc::new(opened.map_err(|error| format!("opening {name}: {error}"))?);
+    let grain = &config.grain;
+    for id in first..first + 8 {
+        let Some(granules) = draw_run(config, size, draw) else {
+            continue;
+        };
+        let zero = draw.chance(30);
+        let start = grain.start(granules.start);
+        let len = grain.start(granules.end) - start;
+        let mut buf = BufMut::zeroed(len as usize);
+        let written = if zero { ZERO } else { id };
+        model::fill(grain, written, granules.clone(), &mut buf);
+        for granule in granules {
+            initial.set(granule, written);
+        }
+        let image = Arc::clone(&image);
+        let writing = async move {
+            if zero {
+                image.write_zeroes(start, len, ZeroOptions::default()).await
+            } else {
+                image.write(start, buf.freeze(), WriteOptions::default()).await
+            }
+        };
+        let wrote = block_on(disk, rng, "fill", writing)?;
+        wrote.map_err(|error| format!("filling {name}: {error}"))?;
+    }
+    let closed = block_on(disk, rng, "close", async move { image.close().await })?;
+    closed.map_err(|error| format!("closing {name}: {error}"))
+}
+
+/// A run of granules in a window, before `size`.
+fn draw_run(config: &Config, size: u64, draw: &mut Rng) -> Option<Granules> {
+    let window = draw.pick(&config.windows);
+    let end = window.end.min(config.grain.index_of(size - 1) + 1);
+    if window.start >= end {
+        return None;
+    }
+    let start = draw.between(window.start, end - 1);
+    Some(start..end.min(start + draw.between(1, 200)))
+}
+
+/// Adds a raw file of this size with some bytes in it, numbered from `first`.
+fn add_raw(
+    name: &str,
+    config: &Config,
+    (size, first): (u64, WriteId),
+    disk: &SimDisk,
+    mut initial: Initial,
+    draw: &mut Rng,
+) -> Initial {
+    let mut content = Content::default();
+    content.set_len(size);
+    let grain = &config.grain;
+    for id in first..first + 6 {
+        let Some(granules) = draw_run(config, size, draw) else {
+            continue;
+        };
+        let at = grain.start(granules.start);
+        let mut bytes = vec![0; (grain.start(granules.end) - at) as usize];
+        model::fill(grain, id, granules.clone(), &mut bytes);
+        content.write(at, &bytes);
+        for granule in granules {
+            initial.set(granule, id);
+        }
+    }
+    disk.add_file(name, capabilities(config), content);
+    initial
+}
+
+/// Opens the image for a session.
+///
+/// # Errors
+/// The engine's.
+pub(crate) async fn open(
+    config: Config,
+    round: Round,
+    disk: SimDisk,
+) -> cowslip::Result<Subject> {
+    let file = disk.open(TOP, true).expect("the run has made it");
+    let format = match config.kind {
+        Kind::Plain => return Ok(Subject::Plain(Arc::new(Plain::new(file)))),
+        Kind::Raw => Format::Raw,
+        Kind::Qcow2 => Format::Qcow2,
+    };
+    let options = OpenOptions {
+        format: Some(format),
+        writable: true,
+        write_policy: round.write_policy,
+        discard: round.discard,
+        cache_bytes: round.cache_bytes,
+        ..OpenOptions::default()
+    };
+    let image = Image::open(file, options, &SimGate(disk)).await?;
+    Ok(Subject::Image(Arc::new(image)))
+}
+
+/// What the check of the engine, and a reader that shares nothing with it, find in the file as it
+/// stands.
+///
+/// # Errors
+/// Corruptions.
+pub(crate) fn check(config: &Config, disk: &SimDisk, rng: &mut Rng) -> Result<Found, String> {
+    if config.kind != Kind::Qcow2 {
+        return Ok(Found::default());
+    }
+    let content = disk.content(TOP).expect("the run has made it");
+    let findings = inspect(&content);
+    if !findings.corruptions.is_empty() {
+        return Err(format!("corrupt: {}", findings.corruptions.join("; ")));
+    }
+    let found = Found {
+        leaks: findings.leaks,
+        dirty: findings.dirty,
+    };
+    if findings.dirty {
+        return Ok(found);
+    }
+    let file: Arc<dyn BlockFile> = disk.open(TOP, false).expect("the run has made it");
+    let head = content.bytes(0, content.len().min(1 << 16) as usize);
+    let header = Header::parse(&head, content.len(), TOP);
+    let header = header.map_err(|error| format!("the header is refused: {error}"))?;
+    let checking = async move {
+        let mut findings: Vec<Finding> = Vec::new();
+        let checked = check::check(&file, &header, &CheckOptions::default(), &mut findings).await;
+        checked.map(|result| (result, findings))
+    };
+    let checked = block_on(disk, rng, "check", checking)?;
+    let (result, list) = checked.map_err(|error| format!("the check fails: {error}"))?;
+    if result.corruptions > 0 || result.check_errors > 0 {
+        let list: Vec<String> = list.iter().take(8).map(|f| format!("{f:?}")).collect();
+        return Err(format!("check finds: {}", list.join("; ")));
+    }
+    if result.leaks != findings.leaks {
+        let (check, inspect) = (result.leaks, findings.leaks);
+        return Err(format!("check finds {check} leaks, the second opinion {inspect}"));
+    }
+    Ok(found)
+}
+
+/// What is not wrong, but told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// Clusters that nobody uses.
+    pub leaks: u64,
+    /// Counts may lag.
+    pub dirty: bool,
+}
+
+/// After a close: a raw data file must be what the guest has.
+///
+/// # Errors
+/// Where it is not.
+pub(crate) fn judge_data(
+    config: &Config,
+    disk: &SimDisk,
+    model: &mut Model,
+) -> Result<(), String> {
+    if config.kind != Kind::Qcow2 || config.data != Data::ExternalRaw {
+        return Ok(());
+    }
+    let content = disk.content(DATA).expect("the run has made it");
+    if content.len() != config.size {
+        return Err(format!("the raw data file has {:#x} bytes", content.len()));
+    }
+    let grain = model.grain().clone();
+    for window in model.windows() {
+        for granule in window {
+            let start = grain.start(granule);
+            let bytes = content.bytes(start, (grain.start(granule + 1) - start) as usize);
+            let found = model::recognise(granule, &bytes);
+            if let Some(known) = model.certain(granule) {
+                if found != model::Found::Own(known) {
+                    return Err(format!(
+                        "the raw data file has {found:?} at {start:#x}, and the guest {known}"
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! What a run tests: an image of the engine, or a disk so simple that it is right by inspection, on
+//! which the simulator itself is tested.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cowslip::file::{BlockFile, Durability, FileRequest, Gate, Role, Space};
+use cowslip::image::{WriteOptions, ZeroOptions};
+use cowslip::{Error, Image, Result};
+use cowslip_queue::{Buf, BufMut};
+
+use crate::disk::SimDisk;
+
+/// The disk under test.
+#[derive(Clone, Debug)]
+pub enum Subject {
+    /// The engine.
+    Image(Arc<Image>),
+    /// The reference: every request is one operation of the file.
+    Plain(Arc<Plain>),
+}
+
+/// A file taken as a disk. A flush that fails latches it: nobody knows what was lost.
+#[derive(Debug)]
+pub struct Plain {
+    file: Arc<dyn BlockFile>,
+    latched: AtomicBool,
+}
+
+impl Plain {
+    /// A disk in this file.
+    pub fn new(file: Arc<dyn BlockFile>) -> Plain {
+        Plain {
+            file,
+            latched: AtomicBool::new(false),
+        }
+    }
+
+    async fn flush(&self) -> Result<()> {
+        let flushed = self.file.flush().await;
+        if flushed.is_err() {
+            self.latched.store(true, Ordering::Relaxed);
+        }
+        if self.latched.load(Ordering::Relaxed) {
+            return Err(Error::Latched(self.file.name().to_string()));
+        }
+        Ok(())
+    }
+}
+
+fn failed(source: std::io::Error) -> Error {
+    Error::io("plain disk", source)
+}
+
+impl Subject {
+    /// Reads.
+    ///
+    /// # Errors
+    /// The subject's.
+    pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+        match self {
+            Subject::Image(image) => image.read(offset, buf).await,
+            Subject::Plain(plain) => {
+                let (outcome, buf) = plain.file.read(offset, buf).await;
+                outcome.map(|()| buf).map_err(failed)
+            }
+        }
+    }
+
+    /// Writes.
+    ///
+    /// # Errors
+    /// The subject's.
+    pub async fn write(&self, offset: u64, data: Buf, options: WriteOptions) -> Result<()> {
+        match self {
+            Subject::Image(image) => image.write(offset, data, options).await,
+            Subject::Plain(plain) => {
+                let durability = if options.fua {
+                    Durability::Durable
+                } else {
+                    Durability::Cached
+                };
+                let written = plain.file.write(offset, vec![data], durability).await;
+                written.map_err(failed)
+            }
+        }
+    }
+
+    /// Writes a cluster, compressed where the format can.
+    ///
+    /// # Errors
+    /// The subject's.
+    pub async fn write_compressed(&self, offset: u64, data: Buf) -> Result<()> {
+        match self {
+            Subject::Image(image) => image.write_compressed(offset, data).await,
+            Subject::Plain(_) => self.write(offset, data, WriteOptions::default()).await,
+        }
+    }
+
+    /// Writes zeroes.
+    ///
+    /// # Errors
+    /// The subject's.
+    pub async fn write_zeroes(&self, offset: u64, len: u64, options: ZeroOptions) -> Result<()> {
+        match self {
+            Subject::Image(image) => image.write_zeroes(offset, len, options).await,
+            Subject::Plain(plain) => {
+                let zeroed = plain.file.zero(offset, len, Space::Release).await;
+                zeroed.map_err(failed)?;
+                if options.fua {
+                    plain.flush().await?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Discards.
+    ///
+    /// # Errors
+    /// The subject's.
+    pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        match self {
+            Subject::Image(image) => image.discard(offset, len).await,
+            Subject::Plain(plain) => plain.file.discard(offset, len).await.map_err(failed),
+        }
+    }
+
+    /// Flushes.
+    ///
+    /// # Errors
+    /// The subject's.
+    pub async fn flush(&self) -> Result<()> {
+        match self {
+            Subject::Image(image) => image.flush().await,
+            Subject::Plain(plain) => plain.flush().await,
+        }
+    }
+
+    /// Ends the session.
+    ///
+    /// # Errors
+    /// The subject's.
+    pub async fn close(&self) -> Result<()> {
+        match self {
+            Subject::Image(image) => image.close().await,
+            Subject::Plain(plain) => plain.flush().await,
+        }
+    }
+
+    /// The image's work beside its requests.
+    pub async fn maintain(&self) {
+        if let Subject::Image(image) = self {
+            image.maintain().await;
+        }
+    }
+}
+
+/// Opens the files of a simulated disk by their names.
+#[derive(Debug)]
+pub struct SimGate(pub SimDisk);
+
+impl Gate for SimGate {
+    fn open(&self, request: &FileRequest<'_>) -> Result<Arc<dyn BlockFile>> {
+        let writable = request.writable && request.role == Role::Data;
+        match self.0.open(request.name, writable) {
+            Some(file) => Ok(file),
+            None => Err(Error::io(
+                format!("Could not open '{}'", request.name),
+                std::io::Error::from_raw_os_error(2),
+            )),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Requests: drawn from the seed one by one, so that a run without some of them keeps the others.
+
+use crate::config::{Config, Round};
+use crate::model::{Granules, WriteId};
+use crate::rng::Rng;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Read.
+    Read,
+    /// Write a stamp.
+    Write {
+        /// Durable when it completes.
+        fua: bool,
+    },
+    /// Write a stamp, compressed: whole clusters only.
+    Compressed,
+    /// Write zeroes.
+    Zeroes {
+        /// The space may be given back.
+        may_unmap: bool,
+        /// Durable when it completes.
+        fua: bool,
+    },
+    /// Discard.
+    Discard,
+    /// Flush.
+    Flush,
+}
+
+/// A request of a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Its number in the run, and that of the bytes that it writes.
+    pub id: WriteId,
+    /// What it asks for.
+    pub verb: Verb,
+    /// Where; empty for a flush.
+    pub granules: Granules,
+}
+
+/// Numbers below this belong to the bytes that were there before the run.
+const FIRST_ID: WriteId = 1000;
+/// Numbers of a round.
+const IDS_PER_ROUND: WriteId = 10_000;
+
+/// The number of a request.
+pub fn request_id(round: usize, index: u64) -> WriteId {
+    FIRST_ID + round as WriteId * IDS_PER_ROUND + index as WriteId
+}
+
+/// The request of this number.
+pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Request {
+    let round = &config.rounds[round_index];
+    let id = request_id(round_index, index);
+    let rng = &mut Rng::derived(seed, "request", u64::from(id));
+    let fua = rng.chance(round.fua_percent);
+    let verb = match rng.weighted(&round.weights) {
+        0 => Verb::Read,
+        1 => Verb::Write { fua },
+        2 => Verb::Zeroes {
+            may_unmap: rng.chance(50),
+            fua,
+        },
+        3 => Verb::Discard,
+        4 => Verb::Flush,
+        _ => Verb::Compressed,
+    };
+    let granules = match verb {
+        Verb::Flush => 0..0,
+        _ => draw_granules(seed, config, (round_index, round), rng),
+    };
+    if verb == Verb::Compressed {
+        return Request {
+            id,
+            verb,
+            granules: whole_cluster(config, &granules),
+        };
+    }
+    Request { id, verb, granules }
+}
+
+/// The cluster of the first granule, as far as the disk goes.
+fn whole_cluster(config: &Config, granules: &Granules) -> Granules {
+    let grain = &config.grain;
+    let cluster = config.layout.cluster_bytes();
+    let inside = |window: &&Granules| window.contains(&granules.start);
+    let window = config.windows.iter().find(inside).expect("it was drawn there");
+    let (low, high) = (grain.start(window.start), grain.start(window.end));
+    let mut start = grain.start(granules.start) / cluster * cluster;
+    if start < low {
+        start += cluster;
+    }
+    let end = (start + cluster).min(config.size);
+    if end > high || start >= end {
+        // The window holds no such cluster.
+        return granules.start..granules.start;
+    }
+    grain.index_of(start)..grain.index_of(end - 1) + 1
+}
+
+/// Units that requests like to be aligned to and to fill.
+fn draw_unit(config: &Config, rng: &mut Rng) -> u64 {
+    let cluster = config.layout.cluster_bytes();
+    match rng.below(6) {
+        0 => cluster,
+        1 => (cluster / 32).max(512),
+        2 => 4096,
+        3 => cluster * 2,
+        _ => 512,
+    }
+}
+
+fn draw_granules(seed: u64, config: &Config, round: (usize, &Round), rng: &mut Rng) -> Granules {
+    let window = rng.pick(&config.windows);
+    let grain = &config.grain;
+    let (start, end) = (grain.start(window.start), grain.start(window.end));
+    let unit = draw_unit(config, rng);
+    let near = if rng.chance(round.1.hot_percent) {
+        // A few places in each round are hot, the same ones for all of its requests.
+        let spot = round.0 as u64 * 4 + rng.below(3);
+        let spots = &mut Rng::derived(seed, "hot spot", spot);
+        let place = spots.between(start, end - 1);
+        let cluster = config.layout.cluster_bytes();
+        place / cluster * cluster + rng.below(cluster * 2)
+    } else {
+        rng.between(start, end - 1)
+    };
+    let unaligned = rng.chance(30);
+    let len = match rng.below(10) {
+        0 => unit * rng.between(1, 8),
+        1..=3 => unit,
+        _ => rng.between(1, unit),
+    }
+    .min(128 << 10);
+    let aligned = if unaligned { near } else { near / unit * unit };
+    let first = grain.index_of(aligned.clamp(start, end - 1));
+    let last_byte = (grain.start(first) + len - 1).clamp(start, end - 1);
+    let last = grain.index_of(last_byte).max(first);
+    first..(last + 1).min(window.end)
+}

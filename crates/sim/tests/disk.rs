@@ -1,0 +1,245 @@
+//! The simulated disk itself: what a crash may leave, enumerated on small cases by many seeds.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use cowslip::file::{BlockFile, Durability, Space};
+use cowslip_queue::{Buf, BufMut, Pending};
+use cowslip_sim::disk::content::Content;
+use cowslip_sim::disk::fault::{Duration, EIO, Fault, Verb};
+use cowslip_sim::disk::{Lie, SimDisk, regular};
+use cowslip_sim::rng::Rng;
+use cowslip_sim::trace::Trace;
+
+const SECTOR: usize = 512;
+
+fn disk(seed: u64, bytes: usize) -> (SimDisk, Arc<dyn BlockFile>) {
+    let disk = SimDisk::new(Rng::new(seed), Trace::off());
+    disk.add_file("f", regular(1), Content::of(&vec![b'.'; bytes]));
+    let file = disk.open("f", true).expect("it was added");
+    (disk, file)
+}
+
+fn poll<T>(waiting: &mut Pending<T>) -> Poll<T> {
+    Pin::new(waiting).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Moves the disk on until this operation has completed.
+fn finish<T>(disk: &SimDisk, mut waiting: Pending<T>) -> T {
+    loop {
+        if let Poll::Ready(value) = poll(&mut waiting) {
+            return value;
+        }
+        assert!(disk.step(), "the disk has nothing left to do");
+    }
+}
+
+fn write(file: &Arc<dyn BlockFile>, sector: usize, text: &str) -> Pending<std::io::Result<()>> {
+    let bytes: Vec<u8> = text.bytes().flat_map(|b| [b; SECTOR]).collect();
+    let data = vec![Buf::from(bytes)];
+    file.write((sector * SECTOR) as u64, data, Durability::Cached)
+}
+
+/// The first byte of each sector; a sector must be uniform.
+fn sectors(content: &Content) -> String {
+    let bytes = content.bytes(0, content.len() as usize);
+    let one = |sector: &[u8]| {
+        assert!(sector.iter().all(|b| *b == sector[0]), "a sector is torn");
+        if sector[0] == 0 { '0' } else { sector[0] as char }
+    };
+    bytes.chunks(SECTOR).map(one).collect()
+}
+
+/// All outcomes of a crash after `work`, over many seeds.
+fn outcomes(count: usize, work: impl Fn(&SimDisk, &Arc<dyn BlockFile>)) -> BTreeSet<String> {
+    let run = |seed| {
+        let (disk, file) = disk(seed, count * SECTOR);
+        work(&disk, &file);
+        let after = disk.crash(Rng::new(seed ^ 1), Rng::new(seed ^ 2));
+        sectors(&after.content("f").expect("files survive"))
+    };
+    (0..1500).map(run).collect()
+}
+
+fn set(texts: &[&str]) -> BTreeSet<String> {
+    texts.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn what_was_flushed_survives() {
+    let left = outcomes(2, |disk, file| {
+        finish(disk, write(file, 0, "ab")).unwrap();
+        finish(disk, file.flush()).unwrap();
+    });
+    assert_eq!(left, set(&["ab"]));
+}
+
+#[test]
+fn what_was_not_flushed_vanishes_or_survives_sector_by_sector() {
+    let left = outcomes(2, |disk, file| {
+        finish(disk, write(file, 0, "ab")).unwrap();
+    });
+    assert_eq!(left, set(&["..", "a.", ".b", "ab"]));
+}
+
+#[test]
+fn a_write_in_flight_may_be_on_the_medium() {
+    let left = outcomes(1, |_, file| drop(write(file, 0, "a")));
+    assert_eq!(left, set(&[".", "a"]));
+}
+
+#[test]
+fn overlapping_writes_leave_any_of_them() {
+    let left = outcomes(1, |disk, file| {
+        finish(disk, write(file, 0, "a")).unwrap();
+        finish(disk, write(file, 0, "b")).unwrap();
+    });
+    assert_eq!(left, set(&[".", "a", "b"]));
+}
+
+#[test]
+fn independent_writes_are_reordered() {
+    let left = outcomes(2, |disk, file| {
+        finish(disk, write(file, 0, "a")).unwrap();
+        finish(disk, write(file, 1, "b")).unwrap();
+    });
+    assert_eq!(left, set(&["..", "a.", ".b", "ab"]));
+}
+
+#[test]
+fn a_flush_covers_what_had_completed_when_it_was_issued() {
+    let left = outcomes(2, |disk, file| {
+        finish(disk, write(file, 0, "a")).unwrap();
+        let flush = file.flush();
+        finish(disk, write(file, 1, "b")).unwrap();
+        finish(disk, flush).unwrap();
+    });
+    assert_eq!(left, set(&["a.", "ab"]));
+}
+
+#[test]
+fn nothing_older_comes_over_what_was_flushed() {
+    let left = outcomes(1, |disk, file| {
+        let early = write(file, 0, "a");
+        finish(disk, write(file, 0, "b")).unwrap();
+        finish(disk, early).unwrap();
+        finish(disk, write(file, 0, "c")).unwrap();
+        finish(disk, file.flush()).unwrap();
+    });
+    assert_eq!(left, set(&["c"]));
+}
+
+#[test]
+fn a_durable_write_is_durable_alone() {
+    let durable = |file: &Arc<dyn BlockFile>, sector: usize, byte: u8| {
+        let data = vec![Buf::from(vec![byte; SECTOR])];
+        file.write((sector * SECTOR) as u64, data, Durability::Durable)
+    };
+    let left = outcomes(2, |disk, file| {
+        finish(disk, write(file, 0, "ab")).unwrap();
+        finish(disk, durable(file, 1, b'c')).unwrap();
+    });
+    assert_eq!(left, set(&[".c", "ac"]));
+}
+
+#[test]
+fn changes_of_length_and_space_are_effects_like_others() {
+    let left = outcomes(1, |disk, file| {
+        finish(disk, file.set_len(2 * SECTOR as u64)).unwrap();
+        finish(disk, write(file, 1, "b")).unwrap();
+    });
+    assert_eq!(left, set(&[".", ".0", ".b"]));
+    let left = outcomes(16, |disk, file| {
+        finish(disk, file.zero(0, 16 * SECTOR as u64, Space::Release)).unwrap();
+    });
+    let torn = set(&[
+        "................",
+        "00000000........",
+        "........00000000",
+        "0000000000000000",
+    ]);
+    assert_eq!(left, torn);
+}
+
+#[test]
+fn a_failed_flush_loses_some_and_later_flushes_do_not_bring_it_back() {
+    let run = |seed| {
+        let (disk, file) = disk(seed, 2 * SECTOR);
+        disk.set_faults(&[Fault {
+            verb: Verb::Flush,
+            after: 0,
+            errno: EIO,
+            duration: Duration::Once,
+        }]);
+        finish(&disk, write(&file, 0, "a")).unwrap();
+        finish(&disk, write(&file, 1, "b")).unwrap();
+        assert!(finish(&disk, file.flush()).is_err());
+        assert_eq!(sectors(&disk.content("f").unwrap()), "ab", "memory keeps it");
+        finish(&disk, file.flush()).unwrap();
+        let after = disk.crash(Rng::new(seed ^ 1), Rng::new(seed ^ 2));
+        sectors(&after.content("f").expect("files survive"))
+    };
+    let left: BTreeSet<String> = (0..200).map(run).collect();
+    assert_eq!(left, set(&["..", "a.", ".b", "ab"]));
+}
+
+#[test]
+fn a_lying_flush_loses_what_it_promised() {
+    let left = outcomes(1, |disk, file| {
+        disk.set_lie(Lie::FlushDoesNothing);
+        finish(disk, write(file, 0, "a")).unwrap();
+        finish(disk, file.flush()).unwrap();
+    });
+    assert_eq!(left, set(&[".", "a"]));
+}
+
+#[test]
+fn a_dead_process_leaves_its_completed_writes_unflushed() {
+    let run = |seed| {
+        let (disk, file) = disk(seed, SECTOR);
+        finish(&disk, write(&file, 0, "a")).unwrap();
+        disk.kill(Rng::new(seed));
+        assert_eq!(sectors(&disk.content("f").unwrap()), "a");
+        let after = disk.crash(Rng::new(seed ^ 1), Rng::new(seed ^ 2));
+        sectors(&after.content("f").expect("files survive"))
+    };
+    let left: BTreeSet<String> = (0..200).map(run).collect();
+    assert_eq!(left, set(&[".", "a"]));
+}
+
+#[test]
+fn reads_see_a_write_between_its_issue_and_its_completion_or_after() {
+    let run = |seed| {
+        let (disk, file) = disk(seed, SECTOR);
+        let writing = write(&file, 0, "a");
+        let reading = file.read(0, BufMut::zeroed(SECTOR));
+        let (outcome, buf) = finish(&disk, reading);
+        outcome.unwrap();
+        finish(&disk, writing).unwrap();
+        let (_, later) = finish(&disk, file.read(0, BufMut::zeroed(SECTOR)));
+        assert_eq!(later[0], b'a');
+        (buf[0] as char).to_string()
+    };
+    let seen: BTreeSet<String> = (0..200).map(run).collect();
+    assert_eq!(seen, set(&[".", "a"]));
+}
+
+#[test]
+#[should_panic(expected = "is not aligned to 4096")]
+fn requests_that_break_the_alignment_are_loud() {
+    let disk = SimDisk::new(Rng::new(1), Trace::off());
+    disk.add_file("f", regular(4096), Content::default());
+    let file = disk.open("f", true).expect("it was added");
+    drop(file.read(512, BufMut::zeroed(4096)));
+}
+
+#[test]
+#[should_panic(expected = "opened read-only")]
+fn changes_of_a_file_that_was_opened_read_only_are_loud() {
+    let (disk, _) = disk(1, SECTOR);
+    let file: Arc<dyn BlockFile> = disk.open("f", false).expect("it was added");
+    drop(write(&file, 0, "a"));
+}

@@ -1,0 +1,84 @@
+//! A small budget of seeds, the same ones every time, and the proof that the suite can fail.
+
+use cowslip_sim::config::{Config, Kind};
+use cowslip_sim::disk::Lie;
+use cowslip_sim::panics;
+use cowslip_sim::run::{Changes, run};
+use cowslip_sim::shrink;
+use cowslip_sim::trace::Trace;
+
+fn pass(kind: Kind, seeds: std::ops::Range<u64>) {
+    panics::keep();
+    let changes = Changes::default();
+    for seed in seeds {
+        let report = run(seed, kind, &changes, Trace::off());
+        if let Some(what) = report.failure {
+            panic!("seed {seed}: {what}\n{}", shrink::command(seed, kind, &changes));
+        }
+    }
+}
+
+/// The first seed with which a broken disk is noticed.
+fn caught(kind: Kind, edit: fn(&mut Config), seeds: u64) -> Option<u64> {
+    panics::keep();
+    let changes = Changes {
+        edit: Some(edit),
+        ..Changes::default()
+    };
+    (0..seeds).find(|seed| run(*seed, kind, &changes, Trace::off()).failure.is_some())
+}
+
+#[test]
+fn the_reference_passes() {
+    pass(Kind::Plain, 0..150);
+}
+
+#[test]
+fn raw_images_pass() {
+    pass(Kind::Raw, 0..60);
+}
+
+#[test]
+fn qcow2_images_pass() {
+    pass(Kind::Qcow2, 0..150);
+}
+
+#[test]
+fn a_seed_repeats_itself() {
+    panics::keep();
+    for seed in 0..8 {
+        let once = || run(seed, Kind::Qcow2, &Changes::default(), Trace::off());
+        let (first, second) = (once(), once());
+        assert_eq!(first.trace.fingerprint(), second.trace.fingerprint(), "seed {seed}");
+        assert_eq!(first.failure, second.failure);
+    }
+}
+
+#[test]
+fn a_disk_whose_flush_does_nothing_is_caught() {
+    for kind in [Kind::Plain, Kind::Qcow2] {
+        let seed = caught(kind, |config| config.lie = Lie::FlushDoesNothing, 60);
+        assert!(seed.is_some(), "{kind:?} does not notice");
+    }
+}
+
+#[test]
+fn a_disk_whose_flush_forgets_some_is_caught() {
+    for kind in [Kind::Plain, Kind::Qcow2] {
+        let seed = caught(kind, |config| config.lie = Lie::FlushForgetsSome, 150);
+        assert!(seed.is_some(), "{kind:?} does not notice");
+    }
+}
+
+#[test]
+fn a_disk_whose_durable_writes_are_not_is_caught() {
+    let edit = |config: &mut Config| {
+        config.lie = Lie::DurableWritesAreNot;
+        for round in &mut config.rounds {
+            round.fua_percent = 50;
+            round.weights[4] = 0;
+        }
+    };
+    let seed = caught(Kind::Plain, edit, 100);
+    assert!(seed.is_some(), "nobody notices");
+}
