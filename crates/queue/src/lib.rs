@@ -16,6 +16,7 @@ pub mod buf;
 mod driver;
 mod epoll;
 mod executor;
+pub mod fiemap;
 pub mod file;
 pub mod pending;
 mod pool;

@@ -1,0 +1,79 @@
+//! What the tests against peers share: finding the peers, seeds, running programs.
+#![allow(dead_code)] // Each test binary uses its part of this.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+pub mod engine;
+pub mod model;
+pub mod rng;
+pub mod shape;
+
+/// Whether all these programs are installed. If not, the test says so and has nothing to do; with
+/// `COWSLIP_REQUIRE_PEERS` set it fails instead.
+pub fn peers_are_installed(programs: &[&str]) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let installed = |program: &&&str| {
+        std::env::split_paths(&path)
+            .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
+            .any(|directory| directory.join(program).is_file())
+    };
+    let missing: Vec<_> = programs.iter().filter(|p| !installed(p)).collect();
+    if missing.is_empty() {
+        return true;
+    }
+    assert!(
+        std::env::var_os("COWSLIP_REQUIRE_PEERS").is_none(),
+        "not installed: {missing:?}"
+    );
+    eprintln!("SKIPPED: not installed: {missing:?}");
+    false
+}
+
+/// The command under test.
+pub fn cowslip() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_cowslip"))
+}
+
+/// Runs a program, whatever its exit status.
+pub fn outcome(command: &mut Command) -> Output {
+    command
+        .output()
+        .unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"))
+}
+
+/// Runs a program that must succeed and returns its standard output.
+pub fn run(command: &mut Command) -> String {
+    let output = outcome(command);
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// `qemu-img` with these words and then the paths.
+pub fn qemu_img(words: &[&str], paths: &[&Path]) -> String {
+    run(Command::new("qemu-img").args(words).args(paths))
+}
+
+/// A directory for this test's files, below the target directory: on a real disk, as images are.
+pub fn scratch() -> tempfile::TempDir {
+    tempfile::Builder::new()
+        .prefix("cowslip-test-")
+        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+        .expect("the target directory is writable")
+}
+
+/// A number from the environment.
+pub fn number_from_environment(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    Some(parsed.unwrap_or_else(|e| panic!("{variable}={text}: {e}")))
+}

@@ -1,0 +1,146 @@
+//! The programs that tests and benches compare with: which there are, which are missing, and how
+//! they are installed on Debian and its relatives.
+//!
+//! Installing is a convenience for containers: it happens only for root, only where `apt-get`
+//! exists, and a failure of it is told but is no failure of the gate. What is missing in the end is
+//! named, and the tests that need it say that they skip.
+
+use std::process::{Command, Stdio};
+
+use crate::run;
+
+/// A program and the Debian packages that may hold it, in the order of trying.
+struct Peer {
+    program: &'static str,
+    packages: &'static [&'static str],
+}
+
+const PEERS: &[Peer] = &[
+    Peer {
+        program: "qemu-img",
+        packages: &["qemu-utils"],
+    },
+    Peer {
+        program: "qemu-io",
+        packages: &["qemu-utils"],
+    },
+    Peer {
+        program: "qemu-nbd",
+        packages: &["qemu-utils"],
+    },
+    // Which package holds the daemon has changed between releases.
+    Peer {
+        program: "qemu-storage-daemon",
+        packages: &["qemu-utils", "qemu-system-common"],
+    },
+    Peer {
+        program: "nbdinfo",
+        packages: &["libnbd-bin"],
+    },
+    Peer {
+        program: "nbdcopy",
+        packages: &["libnbd-bin"],
+    },
+    Peer {
+        program: "nbdkit",
+        packages: &["nbdkit"],
+    },
+    Peer {
+        program: "fio",
+        packages: &["fio"],
+    },
+    Peer {
+        program: "mkfs.ext4",
+        packages: &["e2fsprogs"],
+    },
+    Peer {
+        program: "mkfs.xfs",
+        packages: &["xfsprogs"],
+    },
+    Peer {
+        program: "mkfs.btrfs",
+        packages: &["btrfs-progs"],
+    },
+    Peer {
+        program: "filefrag",
+        packages: &["e2fsprogs"],
+    },
+];
+
+/// The names of the peers that are not installed.
+pub fn missing() -> Vec<&'static str> {
+    PEERS
+        .iter()
+        .filter(|peer| run::find_program(peer.program).is_none())
+        .map(|peer| peer.program)
+        .collect()
+}
+
+/// Installs what is missing, where that is possible, and returns what is missing still.
+pub fn ensure() -> Vec<&'static str> {
+    if missing().is_empty() {
+        return Vec::new();
+    }
+    let may_install = rustix::process::geteuid().is_root()
+        && run::find_program("apt-get").is_some()
+        && std::env::var_os("COWSLIP_NO_INSTALL").is_none();
+    if may_install {
+        install();
+    }
+    let missing = missing();
+    if !missing.is_empty() {
+        eprintln!(
+            "\n*** MISSING PEERS: {} ***\n*** The tests that compare with them will be SKIPPED. \
+             On Debian: apt-get install {} ***\n",
+            missing.join(" "),
+            packages_of(&missing).join(" ")
+        );
+    }
+    missing
+}
+
+fn packages_of(programs: &[&str]) -> Vec<&'static str> {
+    let mut packages = Vec::new();
+    for peer in PEERS.iter().filter(|p| programs.contains(&p.program)) {
+        if !packages.contains(&peer.packages[0]) {
+            packages.push(peer.packages[0]);
+        }
+    }
+    packages
+}
+
+fn install() {
+    println!("xtask: installing peers: {}", missing().join(" "));
+    if let Err(message) = apt_get(&["update", "-qq"]) {
+        eprintln!("xtask: {message}");
+    }
+    // Package by package: one that the release lacks must not keep the others away.
+    let attempts = PEERS.iter().map(|p| p.packages.len()).max().unwrap_or(0);
+    for attempt in 0..attempts {
+        let mut tried: Vec<&str> = Vec::new();
+        for peer in PEERS {
+            let Some(package) = peer.packages.get(attempt).copied() else {
+                continue;
+            };
+            if tried.contains(&package) || run::find_program(peer.program).is_some() {
+                continue;
+            }
+            tried.push(package);
+            if let Err(message) =
+                apt_get(&["install", "-y", "-qq", "--no-install-recommends", package])
+            {
+                eprintln!("xtask: {message}");
+            }
+        }
+    }
+}
+
+fn apt_get(arguments: &[&str]) -> Result<(), String> {
+    let mut command = Command::new("apt-get");
+    command
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    run::run(&mut command)
+}

@@ -1,0 +1,54 @@
+//! The gate. Formatting, lints, tidy rules and doc links are tests of this package
+//! (`xtask/tests/gate.rs`), so that plain `cargo test` checks them too; what this adds is the peers,
+//! and the order: documentation's examples first, so that the output ends in the runner's summary.
+
+use crate::{peers, run};
+
+/// Options of `cargo xtask test`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Neither installs peers nor looks for them
+    #[arg(long)]
+    no_peers: bool,
+    /// Passed on to the test runner, such as a part of a test's name
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    filter: Vec<String>,
+}
+
+/// Runs everything; fails if any part did.
+pub fn run(args: &Args) -> Result<(), String> {
+    let complete = !args.no_peers && peers::ensure().is_empty();
+    let mut failures = Vec::new();
+    if run::find_program("cargo-nextest").is_some() {
+        if args.filter.is_empty() {
+            let mut examples = run::cargo();
+            examples.args(["test", "--workspace", "--doc", "--quiet"]);
+            failures.extend(run::run(&mut examples).err());
+            // Said before the tests: the last line stays the runner's.
+            for message in &failures {
+                eprintln!("xtask: {message}");
+            }
+        }
+        let mut tests = run::cargo();
+        tests.args(["nextest", "run", "--workspace", "--no-fail-fast"]);
+        require_peers(&mut tests, complete);
+        failures.extend(run::run(tests.args(&args.filter)).err());
+    } else {
+        let mut tests = run::cargo();
+        tests.args(["test", "--workspace", "--no-fail-fast"]);
+        require_peers(&mut tests, complete);
+        failures.extend(run::run(tests.args(&args.filter)).err());
+    }
+    if failures.is_empty() {
+        Ok(())
+    } else {
+        Err(failures.join("\n"))
+    }
+}
+
+/// With all peers there, a test that cannot find its peer has failed, not skipped.
+fn require_peers(command: &mut std::process::Command, complete: bool) {
+    if complete {
+        command.env("COWSLIP_REQUIRE_PEERS", "1");
+    }
+}

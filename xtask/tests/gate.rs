@@ -1,0 +1,70 @@
+//! Formatting, lints and documentation as tests, so that `cargo test` is the whole gate.
+//!
+//! Each runs cargo itself, in the target directory of the run that it is part of, so that what was
+//! built is not built again.
+
+use std::path::Path;
+use std::process::Command;
+
+/// Runs cargo at the workspace's root and shows its output if it fails.
+fn cargo(arguments: &[&str], environment: &[(&str, &str)]) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask is a directory of the workspace");
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(program)
+        .args(arguments)
+        .envs(environment.iter().copied())
+        .current_dir(root)
+        .output()
+        .expect("cargo can be run");
+    assert!(
+        output.status.success(),
+        "cargo {}: {}\n{}\n{}",
+        arguments.join(" "),
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn formatting_is_rustfmts() {
+    cargo(&["fmt", "--all", "--check"], &[]);
+}
+
+#[test]
+fn clippy_finds_nothing() {
+    cargo(
+        &[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--quiet",
+            "--",
+            "-D",
+            "warnings",
+        ],
+        &[],
+    );
+}
+
+#[test]
+fn documentation_has_no_broken_links() {
+    // The command and the engine have one name; documentation of both would collide.
+    cargo(
+        &["doc", "--workspace", "--no-deps", "--lib", "--quiet"],
+        &[("RUSTDOCFLAGS", "-D warnings")],
+    );
+    cargo(
+        &[
+            "doc",
+            "--workspace",
+            "--no-deps",
+            "--lib",
+            "--quiet",
+            "--document-private-items",
+        ],
+        &[("RUSTDOCFLAGS", "-D warnings")],
+    );
+}

@@ -1,0 +1,346 @@
+//! The rules of the house that no compiler checks: who may know what, where `unsafe` and flushes may
+//! be, how files open, and that ARCHITECTURE.md names what exists.
+//!
+//! The rules read text, line by line, without comments. They are meant to catch slips, not malice:
+//! a rule that is in the way of better code is changed here, with the reason.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A source file of the workspace.
+struct Source {
+    /// Its path, relative to the root, with slashes.
+    path: String,
+    text: String,
+}
+
+impl Source {
+    /// Lines outside the test module, without comments, numbered from 1.
+    fn code(&self) -> impl Iterator<Item = (usize, String)> {
+        let mut lines = Vec::new();
+        for (index, line) in self.text.lines().enumerate() {
+            if line.trim_start().starts_with("#[cfg(test)]") {
+                break;
+            }
+            lines.push((index + 1, without_comment(line)));
+        }
+        lines.into_iter()
+    }
+
+    /// Whether the file consists of tests.
+    fn is_test(&self) -> bool {
+        self.path.contains("/tests/")
+            || self.path.starts_with("tests/")
+            || self.path.ends_with("/tests.rs")
+            || self.path.ends_with("_tests.rs")
+    }
+}
+
+fn without_comment(line: &str) -> String {
+    match line.find("//") {
+        Some(start) if !line[..start].ends_with(':') => line[..start].to_string(),
+        _ => line.to_string(),
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask is a directory of the workspace")
+        .to_path_buf()
+}
+
+fn sources() -> Vec<Source> {
+    let mut sources = Vec::new();
+    for directory in [
+        "src", "tests", "crates", "xtask", "bench", "examples", "fuzz",
+    ] {
+        collect(&root().join(directory), &mut sources);
+    }
+    assert!(
+        sources.len() > 10,
+        "the sources are not where they are looked for"
+    );
+    sources
+}
+
+fn collect(directory: &Path, sources: &mut Vec<Source>) {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return;
+    };
+    for entry in entries {
+        let path = entry.expect("a directory can be listed").path();
+        if path.is_dir() {
+            if !path.ends_with("target") {
+                collect(&path, sources);
+            }
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            let relative = path.strip_prefix(root()).expect("it is below the root");
+            sources.push(Source {
+                path: relative.to_string_lossy().replace('\\', "/"),
+                text: fs::read_to_string(&path).expect("a source is UTF-8"),
+            });
+        }
+    }
+}
+
+/// Fails with all findings at once.
+fn expect_none(rule: &str, findings: &[String]) {
+    assert!(findings.is_empty(), "{rule}:\n  {}", findings.join("\n  "));
+}
+
+/// Whether `word` stands in `line` as a word of its own.
+fn has_word(line: &str, word: &str) -> bool {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(word).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        let after = line[at + word.len()..].chars().next();
+        !before.is_some_and(is_part) && !after.is_some_and(is_part)
+    })
+}
+
+/// Uses of any of `words` in the code of the files that `applies` chooses.
+fn uses(applies: impl Fn(&Source) -> bool, words: &[&str]) -> Vec<String> {
+    let mut findings = Vec::new();
+    for source in sources().iter().filter(|s| applies(s)) {
+        for (number, line) in source.code() {
+            for word in words.iter().filter(|w| has_word(&line, w)) {
+                findings.push(format!("{}:{number}: {word}", source.path));
+            }
+        }
+    }
+    findings
+}
+
+#[test]
+fn every_file_says_what_it_is_for() {
+    let mut findings = Vec::new();
+    for source in sources() {
+        let head = source
+            .text
+            .lines()
+            .take_while(|l| l.starts_with("//!"))
+            .count();
+        if head == 0 {
+            findings.push(format!("{}: does not open with //!", source.path));
+        } else if head > 40 {
+            findings.push(format!("{}: opens with {head} lines", source.path));
+        }
+    }
+    expect_none(
+        "a file opens with a short //! comment on what it is for",
+        &findings,
+    );
+}
+
+#[test]
+fn files_fit_a_head() {
+    let long = sources()
+        .iter()
+        .filter(|source| !source.is_test())
+        .map(|source| (source.path.clone(), source.code().count()))
+        .filter(|(_, lines)| *lines > 900)
+        .map(|(path, lines)| format!("{path}: {lines} lines"))
+        .collect::<Vec<_>>();
+    expect_none("a file of over about 800 lines wants splitting", &long);
+}
+
+#[test]
+fn the_engine_knows_no_server_command_line_thread_or_clock() {
+    let findings = uses(
+        |s| s.path.starts_with("crates/engine/src/") && !s.is_test(),
+        &[
+            "cowslip_nbd",
+            "clap",
+            "indicatif",
+            "println",
+            "eprintln",
+            "UnixStream",
+            "TcpStream",
+            "Instant",
+            "SystemTime",
+            "thread::spawn",
+        ],
+    );
+    expect_none("the engine decides from its inputs alone", &findings);
+}
+
+#[test]
+fn the_nbd_crate_knows_no_image_format() {
+    let words = ["cowslip", "clap", "qcow2", "println", "eprintln"];
+    let findings = uses(
+        |s| s.path.starts_with("crates/nbd/src/") && !s.is_test(),
+        &words,
+    );
+    expect_none("NBD serves a trait and knows no engine", &findings);
+    let manifest = fs::read_to_string(root().join("crates/nbd/Cargo.toml")).expect("it exists");
+    assert!(
+        !manifest
+            .lines()
+            .any(|l| l.starts_with("cowslip.") || l.starts_with("cowslip =")),
+        "crates/nbd depends on the engine"
+    );
+}
+
+#[test]
+fn the_queue_knows_nobody() {
+    let findings = uses(
+        |s| s.path.starts_with("crates/queue/src/") && !s.is_test(),
+        &["cowslip", "cowslip_nbd", "clap", "println"],
+    );
+    expect_none("the queue is at the bottom", &findings);
+}
+
+#[test]
+fn unsafe_is_in_the_queue_only() {
+    let findings = uses(
+        |s| !s.path.starts_with("crates/queue/") && s.path != TIDY,
+        &["unsafe", "unsafe_code"],
+    );
+    expect_none("unsafe code lives in crates/queue", &findings);
+}
+
+const TIDY: &str = "xtask/tests/tidy.rs";
+
+#[test]
+fn only_write_back_flushes_the_files_of_a_qcow2_image() {
+    let in_qcow2 = |s: &Source| s.path.starts_with("crates/engine/src/qcow2/") && !s.is_test();
+    let mut findings = Vec::new();
+    for source in sources().iter().filter(|s| in_qcow2(s)) {
+        if FLUSHERS.iter().any(|(path, _)| *path == source.path) {
+            continue;
+        }
+        for (number, line) in source.code() {
+            if line.contains(".flush()") || line.contains("Durability::Durable") {
+                findings.push(format!("{}:{number}: {}", source.path, line.trim()));
+            }
+        }
+    }
+    expect_none("durability's order is in writeback.rs", &findings);
+}
+
+/// The files that may flush, and why.
+const FLUSHERS: &[(&str, &str)] = &[
+    (
+        "crates/engine/src/qcow2/writeback.rs",
+        "the only writer of metadata",
+    ),
+    (
+        "crates/engine/src/qcow2/create.rs",
+        "a new image, which nobody has open",
+    ),
+];
+
+#[test]
+fn the_deciding_modules_do_no_io() {
+    const PURE: [&str; 5] = ["geometry", "header", "entry", "map", "plan"];
+    let is_pure = |s: &Source| {
+        PURE.iter()
+            .any(|name| s.path == format!("crates/engine/src/qcow2/{name}.rs"))
+    };
+    let words = [
+        "BlockFile",
+        "HostFile",
+        "Mutex",
+        "RwLock",
+        "async",
+        "await",
+        "Pending",
+    ];
+    expect_none("these modules decide and do no I/O", &uses(is_pure, &words));
+}
+
+#[test]
+fn unfinished_work_names_its_issue() {
+    let mut findings = Vec::new();
+    for source in sources().iter().filter(|s| s.path != TIDY) {
+        for (index, line) in source.text.lines().enumerate() {
+            let marked = ["TODO", "FIXME", "XXX"].iter().any(|m| has_word(line, m));
+            if marked && !line.contains('#') {
+                findings.push(format!("{}:{}: {}", source.path, index + 1, line.trim()));
+            }
+        }
+    }
+    expect_none("unfinished work names its issue", &findings);
+}
+
+#[test]
+fn every_dependency_has_a_reason() {
+    let mut manifests = vec![root().join("Cargo.toml"), root().join("xtask/Cargo.toml")];
+    for entry in fs::read_dir(root().join("crates")).expect("there are crates") {
+        manifests.push(
+            entry
+                .expect("a directory can be listed")
+                .path()
+                .join("Cargo.toml"),
+        );
+    }
+    let mut findings = Vec::new();
+    for manifest in manifests {
+        let text = fs::read_to_string(&manifest).expect("a crate has a manifest");
+        for (number, line) in unexplained_dependencies(&text) {
+            findings.push(format!("{}:{number}: {line}", manifest.display()));
+        }
+    }
+    expect_none("a dependency has a line of reason above it", &findings);
+}
+
+/// Lines of `[dependencies]` and its like that no comment covers. One comment covers the run of
+/// lines below it; our own crates need none.
+fn unexplained_dependencies(manifest: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let mut in_dependencies = false;
+    let mut explained = false;
+    for (index, line) in manifest.lines().enumerate() {
+        if line.starts_with('[') {
+            in_dependencies = line.contains("dependencies") && !line.contains("workspace.");
+            explained = false;
+        } else if line.starts_with('#') {
+            explained = true;
+        } else if line.trim().is_empty() {
+            explained = false;
+        } else if in_dependencies
+            && !explained
+            && !line.starts_with("cowslip")
+            && line.contains('=')
+        {
+            found.push((index + 1, line.to_string()));
+        }
+    }
+    found
+}
+
+#[test]
+fn architecture_names_files_that_exist() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md exists");
+    let known = sources();
+    let mut findings = Vec::new();
+    let mut names = 0;
+    for name in text.split(|c: char| !(c.is_alphanumeric() || "._-/".contains(c))) {
+        if !name.ends_with(".rs") {
+            continue;
+        }
+        names += 1;
+        let exists = known
+            .iter()
+            .any(|s| s.path == name || s.path.ends_with(&format!("/{name}")));
+        if !exists {
+            findings.push(name.to_string());
+        }
+    }
+    assert!(names > 5, "ARCHITECTURE.md has no map of the modules");
+    expect_none("ARCHITECTURE.md names files that do not exist", &findings);
+}
+
+#[test]
+fn the_rules_themselves_find_what_they_should() {
+    assert!(has_word("use clap::Parser;", "clap"));
+    assert!(!has_word("let clapped = 1;", "clap"));
+    assert_eq!(without_comment("a(); // unsafe"), "a(); ");
+    assert_eq!(without_comment("\"http://x\""), "\"http://x\"");
+    let manifest = "[dependencies]\n# why\na = \"1\"\nb = \"1\"\n\nc = \"1\"\ncowslip.workspace = true\n[features]\nd = []\n";
+    assert_eq!(
+        unexplained_dependencies(manifest),
+        [(6, "c = \"1\"".to_string())]
+    );
+}
