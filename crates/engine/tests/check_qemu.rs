@@ -78,7 +78,10 @@ fn assert_agree(name: &str, image: &Image) {
 
 type Break = fn(&mut Image);
 
-fn check_all(cases: &[(&str, Base, Break)]) {
+/// Its name, the sound image, and what is done to it.
+type Case = (&'static str, Base, Break);
+
+fn check_all(cases: &[Case]) {
     if !peers_are_installed() {
         return;
     }
@@ -156,6 +159,12 @@ fn broken_mappings() {
             },
             |i| i.set_word(i.l1() + 8, i.word(i.l1())),
         ),
+    ]);
+}
+
+#[test]
+fn broken_compressed_extended_and_external_clusters() {
+    check_all(&[
         ("compressed COPIED", PACKED, |i| {
             i.map_word(i.l2(), |e| e | COPIED)
         }),
@@ -225,6 +234,12 @@ fn broken_refcounts() {
             },
             |i| i.set_word(i.refcount_block() + 40, (1 << 63) + 5),
         ),
+    ]);
+}
+
+#[test]
+fn broken_refcount_tables_and_files() {
+    check_all(&[
         ("no refcount block", PLAIN, |i| {
             i.set_word(i.refcount_table(), 0)
         }),
@@ -643,7 +658,7 @@ fn damage(image: &mut Image, random: &mut impl FnMut(u64) -> u64) {
     let file_clusters = image.bytes.len() as u64 / cluster + 2;
     let word = match random(5) {
         0 => image.word(at) ^ 1 << random(64),
-        1 => COPIED | random(file_clusters) * cluster,
+        1 => COPIED | (random(file_clusters) * cluster),
         2 => random(file_clusters) * cluster,
         3 => 0,
         _ => image.word(table),

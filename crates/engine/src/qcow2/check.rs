@@ -107,7 +107,8 @@ impl CheckResult {
     }
 }
 
-/// Checks the image in `file`, whose header is `header`.
+/// Checks the image in `file`, whose header is `header`. For structures that lie beyond the end of
+/// the file to be findings, the header must be parsed as that of an endless file (`u64::MAX`).
 ///
 /// # Errors
 /// If the file cannot be read, the snapshot table cannot be made sense of, or the image needs more
