@@ -248,8 +248,16 @@ impl Round {
         Round {
             requests: rng.pick(&[10, 40, 120, 300]),
             depth: rng.pick(&[1, 2, 8, 8, 16, 32]),
-            ending: if last && rng.chance(50) { Ending::Close } else { ending },
-            faults: if rng.chance(15) { draw_faults(rng) } else { Vec::new() },
+            ending: if last && rng.chance(50) {
+                Ending::Close
+            } else {
+                ending
+            },
+            faults: if rng.chance(15) {
+                draw_faults(rng)
+            } else {
+                Vec::new()
+            },
             maintained: rng.chance(40),
             weights,
             fua_percent: rng.pick(&[0, 0, 5, 30]),
@@ -329,16 +337,32 @@ impl Config {
         Config {
             kind,
             size,
-            data: if kind == Kind::Qcow2 { data } else { Data::Inside },
+            data: if kind == Kind::Qcow2 {
+                data
+            } else {
+                Data::Inside
+            },
             preallocation: if below.is_empty() && rng.chance(15) {
-                rng.pick(&[Preallocation::Metadata, Preallocation::Falloc, Preallocation::Full])
+                rng.pick(&[
+                    Preallocation::Metadata,
+                    Preallocation::Falloc,
+                    Preallocation::Full,
+                ])
             } else {
                 Preallocation::Off
             },
-            below: if kind == Kind::Qcow2 { below } else { Vec::new() },
+            below: if kind == Kind::Qcow2 {
+                below
+            } else {
+                Vec::new()
+            },
             grain,
             windows,
-            alignment_bytes: if plain { 1 } else { rng.pick(&[1, 512, 512, 4096]) },
+            alignment_bytes: if plain {
+                1
+            } else {
+                rng.pick(&[1, 512, 512, 4096])
+            },
             zeroes_fast: plain || rng.chance(80),
             punches_holes: rng.chance(85),
             allocates: rng.pick(&[Allocates::Yes, Allocates::Yes, Allocates::No]),

@@ -153,7 +153,9 @@ impl SimDisk {
             state.files.iter().all(|file| file.name != name),
             "'{name}' exists"
         );
-        state.files.push(FileState::new(name, capabilities, content));
+        state
+            .files
+            .push(FileState::new(name, capabilities, content));
     }
 
     /// A handle to a file, if there is one of that name.

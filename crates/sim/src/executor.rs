@@ -146,7 +146,11 @@ mod tests {
     #[test]
     fn a_task_that_nobody_wakes_stays_unfinished() {
         let mut executor = Executor::default();
-        executor.spawn("stuck".to_string(), Kind::Foreground, std::future::pending());
+        executor.spawn(
+            "stuck".to_string(),
+            Kind::Foreground,
+            std::future::pending(),
+        );
         let mut rng = Rng::new(1);
         while executor.poll_one(&mut rng, |_| ()) {}
         assert_eq!(executor.unfinished_names(), ["stuck"]);

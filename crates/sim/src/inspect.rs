@@ -54,7 +54,8 @@ struct Reader<'a> {
 
 fn number(content: &Content, offset: u64, bytes: usize) -> u64 {
     let read = content.bytes(offset, bytes);
-    read.iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
+    read.iter()
+        .fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
 /// Looks at a qcow2 file.
@@ -198,7 +199,8 @@ impl Reader<'_> {
             }
             let what = format!("L2 table {index}");
             if self.reference(&what, table, self.cluster()) {
-                self.copied.push((what, table >> self.cluster_bits, entry & COPIED != 0));
+                self.copied
+                    .push((what, table >> self.cluster_bits, entry & COPIED != 0));
                 for slot in 0..per_table {
                     self.entry(index * per_table + slot, table + slot * entry_bytes);
                 }
@@ -208,7 +210,11 @@ impl Reader<'_> {
 
     fn entry(&mut self, guest_cluster: u64, at: u64) {
         let entry = number(self.content, at, 8);
-        let bitmap = if self.extended { number(self.content, at + 8, 8) } else { 0 };
+        let bitmap = if self.extended {
+            number(self.content, at + 8, 8)
+        } else {
+            0
+        };
         if entry == 0 && bitmap == 0 {
             return;
         }
@@ -217,13 +223,19 @@ impl Reader<'_> {
         if entry & COMPRESSED != 0 {
             return self.compressed(&what, entry, bitmap);
         }
-        let zero = if self.version == 3 && !self.extended { ZERO } else { 0 };
+        let zero = if self.version == 3 && !self.extended {
+            ZERO
+        } else {
+            0
+        };
         if entry & !(OFFSET | COPIED | zero) != 0 {
             self.corrupt(format!("reserved bits in the entry of {what}: {entry:#x}"));
         }
         let (allocated, zeroes) = (bitmap as u32, (bitmap >> 32) as u32);
         if allocated & zeroes != 0 {
-            self.corrupt(format!("{what}: subclusters {bitmap:#x} both allocated and zero"));
+            self.corrupt(format!(
+                "{what}: subclusters {bitmap:#x} both allocated and zero"
+            ));
         }
         let offset = entry & OFFSET;
         if self.data_file {
@@ -235,18 +247,23 @@ impl Reader<'_> {
                 self.corrupt(format!("{what} at {offset:#x} of the data file"));
             }
             if !has && allocated != 0 {
-                self.corrupt(format!("{what}: subclusters {bitmap:#x} allocated without space"));
+                self.corrupt(format!(
+                    "{what}: subclusters {bitmap:#x} allocated without space"
+                ));
             }
             return;
         }
         if offset == 0 {
             if allocated != 0 {
-                self.corrupt(format!("{what}: subclusters {bitmap:#x} allocated without space"));
+                self.corrupt(format!(
+                    "{what}: subclusters {bitmap:#x} allocated without space"
+                ));
             }
             return;
         }
         if self.reference(&what, offset, self.cluster()) {
-            self.copied.push((what, offset >> self.cluster_bits, entry & COPIED != 0));
+            self.copied
+                .push((what, offset >> self.cluster_bits, entry & COPIED != 0));
         }
     }
 

@@ -49,7 +49,11 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             continue;
         }
         let value = args.next().ok_or_else(|| format!("{name} needs a value"))?;
-        let number = || value.parse::<u64>().map_err(|_| format!("{name}: not a number: {value}"));
+        let number = || {
+            value
+                .parse::<u64>()
+                .map_err(|_| format!("{name}: not a number: {value}"))
+        };
         match name.as_str() {
             "--seeds" => options.seeds = number()?,
             "--start" => options.start = number()?,

@@ -47,10 +47,16 @@ impl Grain {
     /// # Panics
     /// If granules would be shorter than [`GRANULE_BYTES_MIN`].
     pub fn new(cuts: Vec<u64>) -> Grain {
-        assert_eq!(cuts.first(), Some(&0), "the first granule begins the sector");
+        assert_eq!(
+            cuts.first(),
+            Some(&0),
+            "the first granule begins the sector"
+        );
         let ends = cuts.iter().skip(1).chain(&[SECTOR_BYTES]);
         assert!(
-            cuts.iter().zip(ends).all(|(start, end)| start + GRANULE_BYTES_MIN <= *end),
+            cuts.iter()
+                .zip(ends)
+                .all(|(start, end)| start + GRANULE_BYTES_MIN <= *end),
             "granules hold a stamp: {cuts:?}"
         );
         Grain { cuts }
@@ -311,7 +317,10 @@ impl Model {
         for granule in granules.clone() {
             let start = self.grain.start(granule);
             let end = self.grain.start(granule + 1);
-            let found = recognise(granule, &bytes[(start - base) as usize..(end - base) as usize]);
+            let found = recognise(
+                granule,
+                &bytes[(start - base) as usize..(end - base) as usize],
+            );
             let versions = self.versions(granule);
             let visible = |v: &Version| v.issued < ended && !hidden(v, versions, begun);
             let legal = |write| versions.iter().any(|v| v.write == write && visible(v));
@@ -319,7 +328,10 @@ impl Model {
                 Found::Own(write) if legal(write) => write,
                 _ => {
                     let what = explain(found, versions, "read");
-                    return Err(Violation { offset: start, what });
+                    return Err(Violation {
+                        offset: start,
+                        what,
+                    });
                 }
             };
             let quiet = versions.iter().all(|v| v.ended < begun);
@@ -369,13 +381,19 @@ impl Model {
         for granule in granules.clone() {
             let start = self.grain.start(granule);
             let end = self.grain.start(granule + 1);
-            let found = recognise(granule, &bytes[(start - base) as usize..(end - base) as usize]);
+            let found = recognise(
+                granule,
+                &bytes[(start - base) as usize..(end - base) as usize],
+            );
             let versions = self.versions(granule);
             let seen = match found {
                 Found::Own(write) if versions.iter().any(|v| v.write == write) => write,
                 _ => {
                     let what = explain(found, versions, "found after reopening");
-                    return Err(Violation { offset: start, what });
+                    return Err(Violation {
+                        offset: start,
+                        what,
+                    });
                 }
             };
             match survival {
@@ -459,7 +477,11 @@ fn explain(found: Found, versions: &[Version], how: &str) -> String {
     text.push_str("; possible:");
     for v in versions {
         let moment = |at: Moment| {
-            if at == NEVER { "-".to_string() } else { at.to_string() }
+            if at == NEVER {
+                "-".to_string()
+            } else {
+                at.to_string()
+            }
         };
         text.push_str(&format!(
             " [{} by request {} issued {} ended {} refuted {}{}{}]",

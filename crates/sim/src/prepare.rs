@@ -37,7 +37,12 @@ impl Initial {
         let windows = windows.iter();
         Initial {
             windows: windows
-                .map(|range| (range.clone(), vec![ZERO; (range.end - range.start) as usize]))
+                .map(|range| {
+                    (
+                        range.clone(),
+                        vec![ZERO; (range.end - range.start) as usize],
+                    )
+                })
                 .collect(),
         }
     }
@@ -91,11 +96,21 @@ pub(crate) fn build(
             Some(layout) => {
                 let options = create_options(layout, below.size, backing.take());
                 make(&name, config, (options, None), disk, rng)?;
-                fill_layer((&name, below.size, first), config, disk, (draw, rng), &mut initial)?;
+                fill_layer(
+                    (&name, below.size, first),
+                    config,
+                    disk,
+                    (draw, rng),
+                    &mut initial,
+                )?;
             }
         }
         initial.cut(config, below.size);
-        let format = if below.layout.is_some() { "qcow2" } else { "raw" };
+        let format = if below.layout.is_some() {
+            "qcow2"
+        } else {
+            "raw"
+        };
         backing = Some((name, format));
     }
     let mut options = create_options(&config.layout, config.size, backing);
@@ -117,7 +132,11 @@ fn create_options(
     backing: Option<(String, &'static str)>,
 ) -> CreateOptions {
     let mut options = CreateOptions::new(size);
-    options.version = if layout.version == 2 { Version::V2 } else { Version::V3 };
+    options.version = if layout.version == 2 {
+        Version::V2
+    } else {
+        Version::V3
+    };
     options.cluster_size = layout.cluster_bytes();
     options.extended_l2 = layout.extended_l2;
     options.refcount_bits = u64::from(layout.refcount_bits);
@@ -195,7 +214,9 @@ fn fill_layer(
             if zero {
                 image.write_zeroes(start, len, ZeroOptions::default()).await
             } else {
-                image.write(start, buf.freeze(), WriteOptions::default()).await
+                image
+                    .write(start, buf.freeze(), WriteOptions::default())
+                    .await
             }
         };
         let wrote = block_on(disk, rng, "fill", writing)?;
@@ -248,11 +269,7 @@ fn add_raw(
 ///
 /// # Errors
 /// The engine's.
-pub(crate) async fn open(
-    config: Config,
-    round: Round,
-    disk: SimDisk,
-) -> cowslip::Result<Subject> {
+pub(crate) async fn open(config: Config, round: Round, disk: SimDisk) -> cowslip::Result<Subject> {
     let file = disk.open(TOP, true).expect("the run has made it");
     let format = match config.kind {
         Kind::Plain => return Ok(Subject::Plain(Arc::new(Plain::new(file)))),
@@ -309,7 +326,9 @@ pub(crate) fn check(config: &Config, disk: &SimDisk, rng: &mut Rng) -> Result<Fo
     }
     if result.leaks != findings.leaks {
         let (check, inspect) = (result.leaks, findings.leaks);
-        return Err(format!("check finds {check} leaks, the second opinion {inspect}"));
+        return Err(format!(
+            "check finds {check} leaks, the second opinion {inspect}"
+        ));
     }
     Ok(found)
 }
@@ -327,11 +346,7 @@ pub(crate) struct Found {
 ///
 /// # Errors
 /// Where it is not.
-pub(crate) fn judge_data(
-    config: &Config,
-    disk: &SimDisk,
-    model: &mut Model,
-) -> Result<(), String> {
+pub(crate) fn judge_data(config: &Config, disk: &SimDisk, model: &mut Model) -> Result<(), String> {
     if config.kind != Kind::Qcow2 || config.data != Data::ExternalRaw {
         return Ok(());
     }

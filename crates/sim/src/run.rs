@@ -161,9 +161,8 @@ pub(crate) fn block_on<T: 'static>(
         let value = future.await;
         *slot.borrow_mut() = Some(value);
     });
-    let stop = |executor: &mut Executor, _: &mut Rng| {
-        (executor.unfinished() == 0).then_some(Stop::Idle)
-    };
+    let stop =
+        |executor: &mut Executor, _: &mut Rng| (executor.unfinished() == 0).then_some(Stop::Idle);
     drive(&mut executor, disk, rng, stop)?;
     let value = result.borrow_mut().take();
     Ok(value.expect("the task has ended"))
@@ -502,11 +501,15 @@ async fn perform(subject: Subject, session: Rc<Session>, request: Request) {
 
 async fn read(subject: &Subject, session: &Session, request: &Request, range: (u64, u64)) {
     let begun = session.model.borrow_mut().begin_read();
-    let read = subject.read(range.0, BufMut::zeroed(range.1 as usize)).await;
+    let read = subject
+        .read(range.0, BufMut::zeroed(range.1 as usize))
+        .await;
     let mut model = session.model.borrow_mut();
     match read {
         Ok(buf) => {
-            session.trace.line(|| format!("request {} done", request.id));
+            session
+                .trace
+                .line(|| format!("request {} done", request.id));
             if let Err(violation) = model.end_read(begun, &request.granules, &buf) {
                 session.fail(format!("request {}: {violation}", request.id));
             }
@@ -535,16 +538,28 @@ async fn change(subject: &Subject, session: &Session, request: &Request, range: 
     let (start, len) = range;
     let writethrough = session.write_policy == WritePolicy::Writethrough;
     let done = |fua: bool| {
-        Outcome::Done(if fua || writethrough { Until::End } else { Until::Flush })
+        Outcome::Done(if fua || writethrough {
+            Until::End
+        } else {
+            Until::Flush
+        })
     };
     let stamped = matches!(request.verb, Verb::Write { .. } | Verb::Compressed);
     let written = if stamped { id } else { ZERO };
     if request.verb != Verb::Discard || session.discards {
-        session.model.borrow_mut().begin_write(id, written, granules);
+        session
+            .model
+            .borrow_mut()
+            .begin_write(id, written, granules);
     }
     let stamps = || {
         let mut buf = BufMut::zeroed(len as usize);
-        model::fill(session.model.borrow().grain(), id, granules.clone(), &mut buf);
+        model::fill(
+            session.model.borrow().grain(),
+            id,
+            granules.clone(),
+            &mut buf,
+        );
         buf.freeze()
     };
     let (answer, outcome) = match request.verb {

@@ -51,10 +51,7 @@ impl Trace {
     /// The lines so far.
     pub fn lines(&self) -> Vec<String> {
         self.lines.as_ref().map_or_else(Vec::new, |lines| {
-            lines
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone()
+            lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
         })
     }
 }

@@ -86,7 +86,11 @@ fn whole_cluster(config: &Config, granules: &Granules) -> Granules {
     let grain = &config.grain;
     let cluster = config.layout.cluster_bytes();
     let inside = |window: &&Granules| window.contains(&granules.start);
-    let window = config.windows.iter().find(inside).expect("it was drawn there");
+    let window = config
+        .windows
+        .iter()
+        .find(inside)
+        .expect("it was drawn there");
     let (low, high) = (grain.start(window.start), grain.start(window.end));
     let mut start = grain.start(granules.start) / cluster * cluster;
     if start < low {

@@ -48,7 +48,11 @@ fn sectors(content: &Content) -> String {
     let bytes = content.bytes(0, content.len() as usize);
     let one = |sector: &[u8]| {
         assert!(sector.iter().all(|b| *b == sector[0]), "a sector is torn");
-        if sector[0] == 0 { '0' } else { sector[0] as char }
+        if sector[0] == 0 {
+            '0'
+        } else {
+            sector[0] as char
+        }
     };
     bytes.chunks(SECTOR).map(one).collect()
 }
@@ -177,7 +181,11 @@ fn a_failed_flush_loses_some_and_later_flushes_do_not_bring_it_back() {
         finish(&disk, write(&file, 0, "a")).unwrap();
         finish(&disk, write(&file, 1, "b")).unwrap();
         assert!(finish(&disk, file.flush()).is_err());
-        assert_eq!(sectors(&disk.content("f").unwrap()), "ab", "memory keeps it");
+        assert_eq!(
+            sectors(&disk.content("f").unwrap()),
+            "ab",
+            "memory keeps it"
+        );
         finish(&disk, file.flush()).unwrap();
         let after = disk.crash(Rng::new(seed ^ 1), Rng::new(seed ^ 2));
         sectors(&after.content("f").expect("files survive"))

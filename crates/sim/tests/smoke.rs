@@ -13,7 +13,10 @@ fn pass(kind: Kind, seeds: std::ops::Range<u64>) {
     for seed in seeds {
         let report = run(seed, kind, &changes, Trace::off());
         if let Some(what) = report.failure {
-            panic!("seed {seed}: {what}\n{}", shrink::command(seed, kind, &changes));
+            panic!(
+                "seed {seed}: {what}\n{}",
+                shrink::command(seed, kind, &changes)
+            );
         }
     }
 }
@@ -49,7 +52,11 @@ fn a_seed_repeats_itself() {
     for seed in 0..8 {
         let once = || run(seed, Kind::Qcow2, &Changes::default(), Trace::off());
         let (first, second) = (once(), once());
-        assert_eq!(first.trace.fingerprint(), second.trace.fingerprint(), "seed {seed}");
+        assert_eq!(
+            first.trace.fingerprint(),
+            second.trace.fingerprint(),
+            "seed {seed}"
+        );
         assert_eq!(first.failure, second.failure);
     }
 }

@@ -257,9 +257,11 @@ impl HostFile {
             .map_err(|error| self.failed("discard", error))
     }
 
-    /// Allocates space for a range, and moves the end of file up to its end.
+    /// Allocates space for the blocks of a range, and moves the end of file up to their end.
     pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        let allocated = self.file.allocate(offset, len).await;
+        let start = round_down(offset, self.alignment);
+        let end = round_up(offset + len, self.alignment);
+        let allocated = self.file.allocate(start, end - start).await;
         allocated.map_err(|error| self.failed("allocate space for", error))
     }
 

@@ -113,14 +113,11 @@ impl Qcow2 {
         let (start, references) = match tail {
             Some(tail) => (tail.next, tail.references),
             None => {
-                let mut state = self.lock();
-                if state.free.clusters() == 0 {
-                    let full = std::io::Error::from_raw_os_error(28);
-                    return Err(Error::io(
-                        format!("Could not allocate clusters in '{}'", self.name()),
-                        full,
-                    ));
+                // Others may have taken what there was: with the turn in hand, more is found here.
+                while self.lock().free.clusters() == 0 {
+                    self.find_room(counts, 1).await?;
                 }
+                let mut state = self.lock();
                 let (cluster, _) = self.take_clusters(&mut state, 1)[0];
                 (self.geometry().host_offset(cluster).0, 0)
             }

@@ -176,6 +176,9 @@ impl Qcow2 {
         };
         // The raw file has exactly the length of the disk.
         let end = range.end.min(self.size());
+        if range.start >= end {
+            return Ok(());
+        }
         self.data.zero(range.start, end - range.start, space).await
     }
 

@@ -130,7 +130,11 @@ impl Leases {
             }
         };
         let claims = self.slices.entry(slice).or_default();
-        claims.retain(|claim| claim.number != number);
+        if let Some(at) = claims.iter().position(|claim| claim.number == number) {
+            // Those behind that only the old claim was in the way of look again.
+            let old = claims.swap_remove(at);
+            wake_overlapping(claims, &old.range, |behind| behind > number);
+        }
         let waiter = Some(completer);
         claims.push(Claim {
             number,
@@ -154,16 +158,20 @@ impl Leases {
             return;
         };
         let gone = claims.swap_remove(at);
-        for claim in claims.iter_mut() {
-            if claim.range.start < gone.range.end
-                && gone.range.start < claim.range.end
-                && let Some(waiter) = claim.waiter.take()
-            {
-                waiter.complete(());
-            }
-        }
+        wake_overlapping(claims, &gone.range, |_| true);
         if claims.is_empty() {
             self.slices.remove(&ticket.slice);
+        }
+    }
+}
+
+fn wake_overlapping(claims: &mut [Claim], range: &Range<u64>, which: impl Fn(u64) -> bool) {
+    for claim in claims.iter_mut().filter(|claim| which(claim.number)) {
+        if claim.range.start < range.end
+            && range.start < claim.range.end
+            && let Some(waiter) = claim.waiter.take()
+        {
+            waiter.complete(());
         }
     }
 }
@@ -307,6 +315,8 @@ impl Epochs {
 mod tests {
     use super::*;
     use crate::qcow2::geometry::HostOffset;
+    use std::future::Future;
+    use std::future::Future;
 
     fn want(range: Range<u64>, kind: Kind) -> Want {
         Want { range, kind }
@@ -364,6 +374,38 @@ mod tests {
                 .obstacle(0, &[want(0..10, Kind::Exclusive)], Some(late))
                 .is_some()
         );
+    }
+
+    #[test]
+    fn a_claim_that_moves_wakes_those_behind_it() {
+        let mut leases = Leases::default();
+        let held = leases.grant(0, want(0..30, Kind::Exclusive));
+        let (first, _a) = leases.wait(0, want(0..20, Kind::Exclusive), None);
+        let (_second, mut b) = leases.wait(0, want(0..10, Kind::Exclusive), None);
+        leases.release(held);
+        let held = leases.grant(0, want(15..20, Kind::Exclusive));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(std::pin::Pin::new(&mut b).poll(&mut context).is_ready());
+        // The second looks again while the first still claims all, and waits for it.
+        let (_second, mut b) = leases.wait(0, want(0..10, Kind::Exclusive), Some(_second));
+        let (_first, _a) = leases.wait(0, want(15..20, Kind::Exclusive), Some(first));
+        assert!(std::pin::Pin::new(&mut b).poll(&mut context).is_ready());
+        leases.release(held);
+    }
+
+    #[test]
+    fn a_claim_that_moves_wakes_those_behind_it() {
+        let mut leases = Leases::default();
+        let held = leases.grant(0, want(0..30, Kind::Exclusive));
+        let (first, _a) = leases.wait(0, want(0..20, Kind::Exclusive), None);
+        let (second, mut b) = leases.wait(0, want(0..10, Kind::Exclusive), None);
+        leases.release(held);
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(std::pin::Pin::new(&mut b).poll(&mut context).is_ready());
+        // The second looks again while the first still claims all; then the first wants less.
+        let (_, mut b) = leases.wait(0, want(0..10, Kind::Exclusive), Some(second));
+        let (_, _a) = leases.wait(0, want(15..20, Kind::Exclusive), Some(first));
+        assert!(std::pin::Pin::new(&mut b).poll(&mut context).is_ready());
     }
 
     #[test]

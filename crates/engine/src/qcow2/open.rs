@@ -180,7 +180,8 @@ fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
         claimed_at_open: 0,
         cuts: 0,
         durable_cut: 0,
-        unflushed: false,
+        // A process that died may have left writes that nobody has flushed: the first flush covers them.
+        unflushed: true,
         ready_for_writes: false,
         latch: None,
         draining: None,

@@ -66,8 +66,9 @@ impl FileState {
             .collect();
         for under in (0..self.log.len()).rev() {
             covered[under] = covered[under]
-                || (under + 1..self.log.len())
-                    .any(|over| covered[over] && self.log[under].effect.overlaps(&self.log[over].effect));
+                || (under + 1..self.log.len()).any(|over| {
+                    covered[over] && self.log[under].effect.overlaps(&self.log[over].effect)
+                });
         }
         let mut covered = covered.into_iter();
         let durable = &mut self.durable;
@@ -205,7 +206,11 @@ impl State {
             verb: asked.verb,
             issued,
             not_before,
-            effects: if asked.unsupported { Vec::new() } else { asked.effects },
+            effects: if asked.unsupported {
+                Vec::new()
+            } else {
+                asked.effects
+            },
             durable: asked.durable,
             errno,
             answer: asked.answer,
@@ -213,8 +218,14 @@ impl State {
         self.trace.mark(op.fingerprint());
         self.trace.line(|| {
             let file = &self.files[op.file].name;
-            let fault = op.errno.map_or(String::new(), |errno| format!(" (will fail: {errno})"));
-            format!("  io{id} {} issues {file} {}{fault}", self.caller, op.describe())
+            let fault = op
+                .errno
+                .map_or(String::new(), |errno| format!(" (will fail: {errno})"));
+            format!(
+                "  io{id} {} issues {file} {}{fault}",
+                self.caller,
+                op.describe()
+            )
         });
         self.pending.push(op);
     }
@@ -313,7 +324,11 @@ impl State {
         });
         let file = &self.files[op.file];
         match op.answer {
-            Answer::Read { offset, mut buf, to } => {
+            Answer::Read {
+                offset,
+                mut buf,
+                to,
+            } => {
                 match outcome {
                     Ok(()) => file.volatile.read(offset, &mut buf),
                     // What a failed read leaves behind is anything.
@@ -395,7 +410,11 @@ impl State {
                 .map(|entry| (entry.op, entry.effect, entry.durable))
                 .collect();
             for op in pending.iter().filter(|op| op.file == index) {
-                effects.extend(op.effects.iter().map(|effect| (op.id, effect.clone(), false)));
+                effects.extend(
+                    op.effects
+                        .iter()
+                        .map(|effect| (op.id, effect.clone(), false)),
+                );
             }
             for (op, effect, durable) in effects {
                 let fate = if durable {
