@@ -2,29 +2,58 @@
 //!
 //! The two halves may live on different threads. The value arrives exactly once; a [`Completer`]
 //! that is dropped without a value is a bug of its driver and panics in the waiting task.
+//!
+//! Every I/O operation makes one, so it is one allocation, one atomic exchange for waiting and one
+//! for completing. The allocation is shared by a rule instead of a count of owners:
+//!
+//! | stage     | waker in it | value in it | who may touch it      | who frees it                     |
+//! |-----------|-------------|-------------|-----------------------|----------------------------------|
+//! | `IDLE`    | no          | no          | the `Pending`: waker  | nobody yet                       |
+//! | `WAITING` | yes         | no          | whoever leaves it     | nobody yet                       |
+//! | `BUSY`    | maybe       | maybe       | the `Completer`       | nobody; it lasts a few copies    |
+//! | `DONE`    | no          | yes         | the `Pending`         | the `Pending`                    |
+//! | `BROKEN`  | no          | no          | the `Pending`         | the `Pending`                    |
+//! | `GONE`    | no          | no          | the `Completer`       | the `Completer`                  |
+//!
+//! The `Completer` only enters `BUSY`, and from there `DONE` or `BROKEN`; the `Pending` does the rest.
+#![allow(unsafe_code)] // The table above is the proof; each block names its stage.
 
+use std::cell::UnsafeCell;
 use std::future::Future;
+use std::mem::ManuallyDrop;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, Waker};
 
-enum State<T> {
-    Waiting(Option<Waker>),
-    Done(T),
-    Abandoned,
-    Taken,
-}
+const IDLE: u8 = 0;
+const WAITING: u8 = 1;
+const BUSY: u8 = 2;
+const DONE: u8 = 3;
+const BROKEN: u8 = 4;
+const GONE: u8 = 5;
 
 struct Slot<T> {
-    state: Mutex<State<T>>,
+    stage: AtomicU8,
+    waker: UnsafeCell<Option<Waker>>,
+    value: UnsafeCell<Option<T>>,
 }
 
 impl<T> Slot<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    /// Moves between stages, or tells the stage that it is in instead.
+    fn step(&self, from: u8, to: u8) -> Result<u8, u8> {
+        self.stage
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire)
     }
+}
+
+/// Frees a slot.
+///
+/// # Safety
+/// The stage makes the caller its only owner.
+unsafe fn free<T>(slot: NonNull<Slot<T>>) {
+    // SAFETY: made by `Box::leak` in `pending`; the caller is the only owner.
+    drop(unsafe { Box::from_raw(slot.as_ptr()) });
 }
 
 /// A value that will arrive; a future.
@@ -33,25 +62,32 @@ pub struct Pending<T>(Inner<T>);
 
 enum Inner<T> {
     Ready(Option<T>),
-    Slot(Arc<Slot<T>>),
+    Slot(NonNull<Slot<T>>),
 }
 
 /// The other half of [`Pending`]: delivers the value.
 pub struct Completer<T> {
-    slot: Option<Arc<Slot<T>>>,
+    slot: NonNull<Slot<T>>,
 }
+
+// SAFETY: the halves hand over a `T` and a `Waker` (which is `Send`), each touched by one side at a
+// time as the stages say.
+unsafe impl<T: Send> Send for Pending<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Completer<T> {}
+// SAFETY: a shared `Pending` gives access to nothing.
+unsafe impl<T: Send> Sync for Pending<T> {}
+// SAFETY: a shared `Completer` only reads the stage.
+unsafe impl<T: Send> Sync for Completer<T> {}
 
 /// A pair of a value to wait for and the right to deliver it.
 pub fn pending<T>() -> (Completer<T>, Pending<T>) {
-    let slot = Arc::new(Slot {
-        state: Mutex::new(State::Waiting(None)),
-    });
-    (
-        Completer {
-            slot: Some(Arc::clone(&slot)),
-        },
-        Pending(Inner::Slot(slot)),
-    )
+    let slot = NonNull::from(Box::leak(Box::new(Slot {
+        stage: AtomicU8::new(IDLE),
+        waker: UnsafeCell::new(None),
+        value: UnsafeCell::new(None),
+    })));
+    (Completer { slot }, Pending(Inner::Slot(slot)))
 }
 
 impl<T> Pending<T> {
@@ -71,21 +107,37 @@ impl<T> Pending<T> {
 
 impl<T> Completer<T> {
     /// Delivers the value and wakes whoever waits.
-    pub fn complete(mut self, value: T) {
-        self.finish(State::Done(value));
+    pub fn complete(self, value: T) {
+        ManuallyDrop::new(self).finish(Some(value));
     }
 
     /// Whether the waiting half still exists.
     pub fn is_awaited(&self) -> bool {
-        self.slot
-            .as_ref()
-            .is_some_and(|slot| Arc::strong_count(slot) > 1)
+        // SAFETY: only the completer frees before it has finished, and it is here.
+        let slot = unsafe { self.slot.as_ref() };
+        slot.stage.load(Ordering::Relaxed) != GONE
     }
 
-    fn finish(&mut self, outcome: State<T>) {
-        let Some(slot) = self.slot.take() else { return };
-        let before = std::mem::replace(&mut *slot.lock(), outcome);
-        if let State::Waiting(Some(waker)) = before {
+    fn finish(&mut self, value: Option<T>) {
+        // SAFETY: nobody else frees the slot before this half has left `BUSY`.
+        let slot = unsafe { self.slot.as_ref() };
+        let before = slot.stage.swap(BUSY, Ordering::AcqRel);
+        if before == GONE {
+            // SAFETY: stage `GONE`: the other half is no more.
+            unsafe { free(self.slot) };
+            return;
+        }
+        let waker = match before {
+            // SAFETY: this half took the stage from `WAITING` to `BUSY`, so the waker is its own.
+            WAITING => unsafe { (*slot.waker.get()).take() },
+            _ => None,
+        };
+        let after = if value.is_some() { DONE } else { BROKEN };
+        // SAFETY: stage `BUSY`: the other half stays away.
+        unsafe { *slot.value.get() = value };
+        // The slot may be freed from here on.
+        slot.stage.store(after, Ordering::Release);
+        if let Some(waker) = waker {
             waker.wake();
         }
     }
@@ -93,7 +145,47 @@ impl<T> Completer<T> {
 
 impl<T> Drop for Completer<T> {
     fn drop(&mut self) {
-        self.finish(State::Abandoned);
+        self.finish(None);
+    }
+}
+
+/// Waits while the other thread copies a value; gives way in case it was interrupted there.
+fn wait_while_busy(stage: &AtomicU8) -> u8 {
+    loop {
+        for _ in 0..64 {
+            match stage.load(Ordering::Acquire) {
+                BUSY => std::hint::spin_loop(),
+                stage => return stage,
+            }
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Registers the waker, or takes the value if it has arrived.
+fn poll_slot<T>(slot: &Slot<T>, waker: &Waker) -> Poll<Option<T>> {
+    let mut stage = slot.stage.load(Ordering::Acquire);
+    loop {
+        match stage {
+            IDLE => {
+                // SAFETY: stage `IDLE`: the waker's place belongs to this half.
+                unsafe { *slot.waker.get() = Some(waker.clone()) };
+                stage = match slot.step(IDLE, WAITING) {
+                    Ok(_) => return Poll::Pending,
+                    Err(stage) => stage,
+                };
+            }
+            // Polled again before the value came, perhaps with another waker: take the stage back.
+            WAITING => {
+                stage = match slot.step(WAITING, IDLE) {
+                    Ok(_) => IDLE,
+                    Err(stage) => stage,
+                };
+            }
+            BUSY => stage = wait_while_busy(&slot.stage),
+            // SAFETY: stages `DONE` and `BROKEN`: all is this half's.
+            _ => return Poll::Ready(unsafe { (*slot.value.get()).take() }),
+        }
     }
 }
 
@@ -104,24 +196,50 @@ impl<T> Future for Pending<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        match &mut self.0 {
-            Inner::Ready(value) => Poll::Ready(
-                value
-                    .take()
-                    .expect("a completed future is not polled again"),
-            ),
-            Inner::Slot(slot) => {
-                let mut state = slot.lock();
-                match std::mem::replace(&mut *state, State::Taken) {
-                    State::Done(value) => Poll::Ready(value),
-                    State::Waiting(_) => {
-                        *state = State::Waiting(Some(cx.waker().clone()));
-                        Poll::Pending
-                    }
-                    State::Abandoned => panic!("an I/O driver dropped an operation"),
-                    State::Taken => panic!("a completed future is not polled again"),
-                }
+        let slot = match &mut self.0 {
+            Inner::Ready(value) => {
+                let value = value.take();
+                return Poll::Ready(value.expect("a completed future is not polled again"));
             }
+            Inner::Slot(slot) => *slot,
+        };
+        // SAFETY: this half has the slot until it says otherwise or frees it.
+        let value = std::task::ready!(poll_slot(unsafe { slot.as_ref() }, cx.waker()));
+        self.0 = Inner::Ready(None);
+        // SAFETY: stage `DONE` or `BROKEN`, and nothing refers to the slot any more.
+        unsafe { free(slot) };
+        Poll::Ready(value.expect("an I/O driver dropped an operation"))
+    }
+}
+
+impl<T> Drop for Pending<T> {
+    fn drop(&mut self) {
+        let Inner::Slot(slot) = self.0 else { return };
+        // SAFETY: this half has the slot until it says otherwise or frees it.
+        let shared = unsafe { slot.as_ref() };
+        let mut stage = shared.stage.load(Ordering::Acquire);
+        loop {
+            stage = match stage {
+                // From here on the slot is the completer's.
+                IDLE => match shared.step(IDLE, GONE) {
+                    Ok(_) => return,
+                    Err(stage) => stage,
+                },
+                WAITING => match shared.step(WAITING, IDLE) {
+                    Ok(_) => {
+                        // SAFETY: stage `IDLE`: the waker's place belongs to this half.
+                        unsafe { *shared.waker.get() = None };
+                        IDLE
+                    }
+                    Err(stage) => stage,
+                },
+                BUSY => wait_while_busy(&shared.stage),
+                _ => {
+                    // SAFETY: stage `DONE` or `BROKEN`: the completer is done with the slot.
+                    unsafe { free(slot) };
+                    return;
+                }
+            };
         }
     }
 }
@@ -129,25 +247,48 @@ impl<T> Future for Pending<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
     use std::task::Wake;
+    use std::thread;
 
-    struct Flag(std::sync::atomic::AtomicBool);
-    impl Wake for Flag {
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
         fn wake(self: Arc<Self>) {
-            self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+            self.0.fetch_add(1, Ordering::SeqCst);
         }
+    }
+
+    fn poll<T>(waiting: &mut Pending<T>, waker: &Waker) -> Poll<T> {
+        Pin::new(waiting).poll(&mut Context::from_waker(waker))
     }
 
     #[test]
     fn a_value_wakes_its_waiter_and_arrives_once() {
-        let flag = Arc::new(Flag(false.into()));
-        let waker = Waker::from(Arc::clone(&flag));
-        let mut cx = Context::from_waker(&waker);
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
         let (completer, mut waiting) = pending();
-        assert!(Pin::new(&mut waiting).poll(&mut cx).is_pending());
+        assert!(poll(&mut waiting, &waker).is_pending());
         completer.complete(7);
-        assert!(flag.0.load(std::sync::atomic::Ordering::SeqCst));
-        assert_eq!(Pin::new(&mut waiting).poll(&mut cx), Poll::Ready(7));
+        assert_eq!(count.0.load(Ordering::SeqCst), 1);
+        assert_eq!(poll(&mut waiting, &waker), Poll::Ready(7));
+    }
+
+    #[test]
+    fn only_the_last_waker_is_woken() {
+        let counts = [Arc::new(Count::default()), Arc::new(Count::default())];
+        let (completer, mut waiting) = pending();
+        for count in &counts {
+            let waker = Waker::from(Arc::clone(count));
+            assert!(poll(&mut waiting, &waker).is_pending());
+        }
+        completer.complete(7);
+        assert_eq!(counts[0].0.load(Ordering::SeqCst), 0);
+        assert_eq!(counts[1].0.load(Ordering::SeqCst), 1);
+        assert_eq!(Arc::strong_count(&counts[0]), 1, "wakers are let go");
+        assert_eq!(Arc::strong_count(&counts[1]), 1);
     }
 
     #[test]
@@ -155,7 +296,94 @@ mod tests {
     fn an_abandoned_operation_is_loud() {
         let (completer, mut waiting) = pending::<()>();
         drop(completer);
-        let waker = Waker::noop();
-        let _ready = Pin::new(&mut waiting).poll(&mut Context::from_waker(waker));
+        let _ready = poll(&mut waiting, Waker::noop());
+    }
+
+    #[test]
+    #[should_panic(expected = "not polled again")]
+    fn a_value_is_taken_once() {
+        let (completer, mut waiting) = pending();
+        completer.complete(7);
+        assert_eq!(poll(&mut waiting, Waker::noop()), Poll::Ready(7));
+        let _again = poll(&mut waiting, Waker::noop());
+    }
+
+    #[test]
+    fn whichever_half_goes_first_value_and_waker_are_dropped_once() {
+        let value = Arc::new(());
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
+        for polled in [false, true] {
+            for order in 0..3 {
+                let (completer, mut waiting) = pending();
+                assert!(completer.is_awaited());
+                if polled {
+                    assert!(poll(&mut waiting, &waker).is_pending());
+                }
+                match order {
+                    0 => {
+                        completer.complete(Arc::clone(&value));
+                        drop(waiting);
+                    }
+                    1 => {
+                        drop(waiting);
+                        assert!(!completer.is_awaited());
+                        completer.complete(Arc::clone(&value));
+                    }
+                    _ => {
+                        drop(waiting);
+                        drop(completer);
+                    }
+                }
+                assert_eq!(Arc::strong_count(&value), 1, "{polled} {order}");
+                assert_eq!(Arc::strong_count(&count), 2, "{polled} {order}");
+            }
+        }
+    }
+
+    /// Waits for a value on a thread of its own, by parking.
+    fn wait<T>(mut waiting: Pending<T>) -> T {
+        struct Unpark(thread::Thread);
+        impl Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        loop {
+            match poll(&mut waiting, &waker) {
+                Poll::Ready(value) => return value,
+                // Now and then polled again without a wake.
+                Poll::Pending => thread::park_timeout(std::time::Duration::from_micros(50)),
+            }
+        }
+    }
+
+    #[test]
+    fn halves_on_two_threads_meet_in_any_order() {
+        const ROUNDS: usize = 20_000;
+        let alive = Arc::new(());
+        let (send, receive) = std::sync::mpsc::sync_channel::<Completer<(usize, Arc<()>)>>(4);
+        let token = Arc::clone(&alive);
+        let helper = thread::spawn(move || {
+            for (round, completer) in receive.into_iter().enumerate() {
+                completer.complete((round, Arc::clone(&token)));
+            }
+        });
+        for round in 0..ROUNDS {
+            let (completer, mut waiting) = pending();
+            let polled_before = round % 5 == 0;
+            if polled_before {
+                assert!(poll(&mut waiting, Waker::noop()).is_pending());
+            }
+            send.send(completer).unwrap();
+            match round % 3 {
+                0 => drop(waiting),
+                _ => assert_eq!(wait(waiting).0, round),
+            }
+        }
+        drop(send);
+        helper.join().unwrap();
+        assert_eq!(Arc::strong_count(&alive), 1, "no value is lost or leaked");
     }
 }

@@ -1,7 +1,9 @@
 //! Listening and stream sockets, local and TCP.
 //!
-//! A transfer is first tried as a direct call that does not block; only where the socket is not ready
-//! the task waits, on the ring or by epoll.
+//! On a ring, receiving is an operation of the ring: it shares the system call that submits and waits
+//! for everything else. Sending is a direct call first, which leaves at once and costs the same; only
+//! where the socket is full the task waits, on the ring or by epoll. (docs/driver-decision.md has the
+//! figures.)
 //!
 //! A read that is dropped while it waits is cancelled; bytes that had just arrived for it are lost, so
 //! after that the stream is good for closing only.
@@ -16,7 +18,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags};
@@ -28,7 +30,7 @@ use crate::executor::{Core, yield_now};
 use crate::pending::Pending;
 use crate::pool::blocking;
 use crate::scatter::Scatter;
-use crate::uring::Tag;
+use crate::uring::{Tag, Uring};
 
 /// A socket that accepts connections.
 #[derive(Debug)]
@@ -87,7 +89,7 @@ impl Listener {
             match rustix::net::accept_with(&*self.fd, SocketFlags::CLOEXEC) {
                 Ok(fd) => return Ok(Stream::from_fd(fd)),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(Errno::AGAIN) => ready(&self.fd, Interest::Readable).await?,
+                Err(Errno::AGAIN) => wait_ready(&self.fd, Interest::Readable).await?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -145,8 +147,11 @@ impl Stream {
     /// whatever the outcome.
     ///
     /// # Panics
-    /// Outside a queue, if the socket is not ready.
+    /// Outside a queue.
     pub async fn read(&self, mut buf: BufMut) -> (io::Result<usize>, BufMut) {
+        if on_ring() {
+            return self.read_on_ring(buf).await;
+        }
         loop {
             match rustix::net::recv(&*self.fd, &mut buf[..], RecvFlags::DONTWAIT) {
                 Ok((got, _)) => {
@@ -155,11 +160,23 @@ impl Stream {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    if let Err(error) = ready(&self.fd, Interest::Readable).await {
+                    if let Err(error) = wait_ready(&self.fd, Interest::Readable).await {
                         return (Err(error), buf);
                     }
                 }
                 Err(error) => return (Err(error.into()), buf),
+            }
+        }
+    }
+
+    async fn read_on_ring(&self, mut buf: BufMut) -> (io::Result<usize>, BufMut) {
+        loop {
+            let receive = OnRing::start(|ring| ring.recv(Arc::clone(&self.fd), buf));
+            let result;
+            (result, buf) = receive.await;
+            match result {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return (result, buf),
             }
         }
     }
@@ -178,7 +195,7 @@ impl Stream {
             match self.try_write(&data) {
                 Ok(sent) => data.advance(sent),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => ready(&self.fd, Interest::Writable).await?,
+                Err(Errno::AGAIN) => wait_ready(&self.fd, Interest::Writable).await?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -215,73 +232,76 @@ async fn pace() {
     }
 }
 
-/// A wait until the socket may be ready; it may be early.
-struct Ready<'a> {
-    fd: &'a Arc<OwnedFd>,
-    interest: Interest,
-    state: Wait,
+/// An operation of the ring that is cancelled when nobody waits for it any more.
+struct OnRing<T> {
+    core: Rc<Core>,
+    tag: Tag,
+    result: Option<Pending<T>>,
 }
 
-enum Wait {
-    New,
-    /// In the hands of the ring of that queue, under a tag.
-    Ring(Rc<Core>, Tag, Pending<io::Result<()>>),
-    /// Registered with epoll: the next poll is the event.
-    Epoll,
-}
-
-fn ready(fd: &Arc<OwnedFd>, interest: Interest) -> Ready<'_> {
-    Ready {
-        fd,
-        interest,
-        state: Wait::New,
-    }
-}
-
-impl Ready<'_> {
-    fn start(&self, cx: &Context<'_>) -> io::Result<Wait> {
+impl<T> OnRing<T> {
+    fn start(start: impl FnOnce(&Uring) -> (Tag, Pending<T>)) -> OnRing<T> {
         let started = Core::with_current(|core| match &core.driver {
             Driver::Uring(ring) => {
-                let (tag, result) = ring.poll(Arc::clone(self.fd), self.interest);
-                Ok(Wait::Ring(Rc::clone(core), tag, result))
+                let (tag, result) = start(ring);
+                OnRing {
+                    core: Rc::clone(core),
+                    tag,
+                    result: Some(result),
+                }
             }
-            Driver::Epoll(epoll) => {
-                epoll.wait(self.fd.as_fd(), self.interest, cx.waker())?;
-                Ok(Wait::Epoll)
-            }
+            Driver::Epoll(_) => panic!("a future of sockets stays on its queue"),
         });
         started.expect("sockets wait on a running queue")
     }
 }
 
-impl Future for Ready<'_> {
-    type Output = io::Result<()>;
+impl<T> Future for OnRing<T> {
+    type Output = T;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.state {
-            Wait::New => {
-                self.state = self.start(cx)?;
-                match &mut self.state {
-                    Wait::Ring(_, _, result) => Pin::new(result).poll(cx),
-                    _ => Poll::Pending,
-                }
-            }
-            Wait::Ring(_, _, result) => {
-                let result = std::task::ready!(Pin::new(result).poll(cx));
-                self.state = Wait::Epoll;
-                Poll::Ready(result)
-            }
-            Wait::Epoll => Poll::Ready(Ok(())),
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let result = self.result.as_mut();
+        let result = result.expect("a completed future is not polled again");
+        let value = ready!(Pin::new(result).poll(cx));
+        self.result = None;
+        Poll::Ready(value)
+    }
+}
+
+impl<T> Drop for OnRing<T> {
+    fn drop(&mut self) {
+        if self.result.is_some()
+            && let Driver::Uring(ring) = &self.core.driver
+        {
+            ring.cancel(self.tag);
         }
     }
 }
 
-impl Drop for Ready<'_> {
-    fn drop(&mut self) {
-        if let Wait::Ring(core, tag, _) = &self.state
-            && let Driver::Uring(ring) = &core.driver
-        {
-            ring.cancel(*tag);
-        }
+/// Whether this thread's queue has a ring.
+fn on_ring() -> bool {
+    let has_ring = Core::with_current(|core| matches!(core.driver, Driver::Uring(_)));
+    has_ring.expect("sockets wait on a running queue")
+}
+
+/// Waits until the socket may be ready; it may be early.
+async fn wait_ready(fd: &Arc<OwnedFd>, interest: Interest) -> io::Result<()> {
+    if on_ring() {
+        return OnRing::start(|ring| ring.poll(Arc::clone(fd), interest)).await;
     }
+    let mut asked = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut asked, true) {
+            return Poll::Ready(Ok(()));
+        }
+        let result = Core::with_current(|core| match &core.driver {
+            Driver::Epoll(epoll) => epoll.wait(fd.as_fd(), interest, cx.waker()),
+            Driver::Uring(_) => panic!("a future of sockets stays on its queue"),
+        });
+        match result.expect("sockets wait on a running queue") {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    })
+    .await
 }

@@ -19,6 +19,7 @@ use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode};
 use slab::Slab;
 
+use crate::buf::BufMut;
 use crate::driver::Patience;
 use crate::epoll::Interest;
 use crate::file::{Call, Next, Read, Write};
@@ -49,6 +50,9 @@ impl Tag {
     }
 }
 
+/// What a receive ends with.
+pub(crate) type Received = Pending<(io::Result<usize>, BufMut)>;
+
 /// An operation, with all that the kernel may touch.
 enum Op {
     Read(Read),
@@ -58,6 +62,11 @@ enum Op {
         fd: Arc<OwnedFd>,
         interest: Interest,
         completer: Completer<io::Result<()>>,
+    },
+    Recv {
+        fd: Arc<OwnedFd>,
+        buf: BufMut,
+        completer: Completer<(io::Result<usize>, BufMut)>,
     },
     /// The queue's own event; the counter is read to here.
     Event(Box<[u8; 8]>),
@@ -95,6 +104,10 @@ impl Op {
                 };
                 opcode::PollAdd::new(Fd(fd.as_raw_fd()), flags as u32).build()
             }
+            Op::Recv { fd, buf, .. } => {
+                let len = u32::try_from(buf.len()).unwrap_or(u32::MAX);
+                opcode::Recv::new(Fd(fd.as_raw_fd()), buf.as_mut_ptr(), len).build()
+            }
             Op::Event(counter) => {
                 opcode::Read::new(Fd(event.as_raw_fd()), counter.as_mut_ptr(), 8).build()
             }
@@ -104,7 +117,7 @@ impl Op {
 
     /// Whether it may wait for ever for somebody else.
     fn may_wait(&self) -> bool {
-        matches!(self, Op::Poll { .. } | Op::Event(_))
+        matches!(self, Op::Poll { .. } | Op::Recv { .. } | Op::Event(_))
     }
 
     /// Takes the kernel's answer; what is not finished comes back to be submitted again.
@@ -140,6 +153,10 @@ impl Op {
             },
             Op::Poll { completer, .. } => {
                 completer.complete(result.map(drop));
+                None
+            }
+            Op::Recv { buf, completer, .. } => {
+                completer.complete((result, buf));
                 None
             }
             Op::Event(counter) => Some(Op::Event(counter)),
@@ -244,6 +261,7 @@ fn check_operations(ring: &IoUring) -> io::Result<()> {
         opcode::Fsync::CODE,
         opcode::Fallocate::CODE,
         opcode::PollAdd::CODE,
+        opcode::Recv::CODE,
         opcode::AsyncCancel::CODE,
     ];
     let mut probe = Probe::new();
@@ -320,6 +338,13 @@ impl Uring {
             completer,
         });
         (tag, result)
+    }
+
+    /// Receives some bytes once there are any.
+    pub(crate) fn recv(&self, fd: Arc<OwnedFd>, buf: BufMut) -> (Tag, Received) {
+        let (completer, result) = pending();
+        let op = Op::Recv { fd, buf, completer };
+        (self.start(op), result)
     }
 
     /// Ends an operation early, if it is still there.
