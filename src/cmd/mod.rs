@@ -8,13 +8,20 @@ use clap::Subcommand;
 
 use crate::output::Program;
 
+pub mod check;
 pub mod create;
+pub mod map;
+mod source;
 
 /// Verbs under the names `qemu-img` and `cowslip`.
 #[derive(Subcommand)]
 pub enum ImgVerb {
     /// Create and format a new image file
     Create(create::Args),
+    /// Check an image's structures and refcounts
+    Check(check::Args),
+    /// Tell where the data of an image is
+    Map(map::Args),
 }
 
 impl ImgVerb {
@@ -22,6 +29,8 @@ impl ImgVerb {
     pub fn run(self, program: &Program) -> u8 {
         match self {
             ImgVerb::Create(args) => create::run(args, program),
+            ImgVerb::Check(args) => check::run(args, program),
+            ImgVerb::Map(args) => map::run(args, program),
         }
     }
 }

@@ -256,10 +256,12 @@ pub async fn decide(top: &Layer, below: &Below, range: Range<u64>) -> Result<Vec
         };
         let present = range.start..range.end.min(layer.size().max(range.start));
         if present.end < range.end {
+            // The layer above decides: it holds nothing here, and its backing file has ended.
             let run = Run {
                 range: present.end..range.end,
-                source: Source::Zero(None),
+                source: Source::Below,
             };
+            let depth = depth.saturating_sub(1);
             decided.push(Decided { run, depth });
         }
         if present.start == present.end {

@@ -6,7 +6,7 @@ use crate::Result;
 use crate::chain::{Below, Decided, Layer, decide};
 use crate::file::FileExtent;
 use crate::image::Extent;
-use crate::qcow2::geometry::pieces;
+use crate::qcow2::geometry::{HostOffset, pieces};
 use crate::qcow2::map::Source;
 
 /// Bytes of the disk that are looked at at a time.
@@ -65,11 +65,18 @@ async fn describe(layer: &Layer, decided: &Decided) -> Result<Vec<Extent>> {
         host_offset: None,
     };
     let extent = match decided.run.source {
-        Source::Below => Extent {
-            present: false,
-            zero: true,
-            ..blank
-        },
+        Source::Below => {
+            let nothing = Extent {
+                present: false,
+                zero: true,
+                ..blank
+            };
+            if let Layer::Qcow2(image) = layer {
+                let spaces = image.unallocated_space(range.clone()).await?;
+                return Ok(with_spaces(nothing, &spaces));
+            }
+            nothing
+        }
         Source::Zero(host) => Extent {
             zero: true,
             host_offset: host.map(|host| host.0),
@@ -84,6 +91,16 @@ async fn describe(layer: &Layer, decided: &Decided) -> Result<Vec<Extent>> {
             if let Layer::Raw(raw) = layer {
                 let parts = raw.file().extents(range.start, blank.len).await?;
                 return Ok(parts.iter().map(|part| raw_extent(part, blank)).collect());
+            }
+            if let Layer::Qcow2(image) = layer
+                && image.is_sparse().await?
+            {
+                let parts = image.data_file().extents(host.0, blank.len).await?;
+                let start = range.start;
+                return Ok(parts
+                    .iter()
+                    .map(|part| sparse_extent(part, start + (part.start - host.0), blank))
+                    .collect());
             }
             Extent {
                 data: true,
@@ -104,4 +121,44 @@ fn raw_extent(part: &FileExtent, blank: Extent) -> Extent {
         host_offset: Some(part.start),
         ..blank
     }
+}
+
+/// A part of a qcow2 image's data: allocated there, though it may be a hole in the file.
+fn sparse_extent(part: &FileExtent, start: u64, blank: Extent) -> Extent {
+    Extent {
+        start,
+        len: part.len,
+        zero: part.hole,
+        data: true,
+        host_offset: Some(part.start),
+        ..blank
+    }
+}
+
+/// Unallocated subclusters, cut where their clusters have space.
+fn with_spaces(nothing: Extent, spaces: &[(Range<u64>, HostOffset)]) -> Vec<Extent> {
+    let end = nothing.start + nothing.len;
+    let mut extents = Vec::new();
+    let mut at = nothing.start;
+    for (range, host) in spaces {
+        extents.push(Extent {
+            start: at,
+            len: range.start - at,
+            ..nothing
+        });
+        extents.push(Extent {
+            start: range.start,
+            len: range.end - range.start,
+            host_offset: Some(host.0),
+            ..nothing
+        });
+        at = range.end;
+    }
+    extents.push(Extent {
+        start: at,
+        len: end - at,
+        ..nothing
+    });
+    extents.retain(|extent| extent.len > 0);
+    extents
 }

@@ -32,12 +32,13 @@ mod open;
 pub mod plan;
 mod refcount;
 mod resize;
+mod sparse;
 mod tables;
 mod writeback;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use cowslip_queue::Buf;
 
@@ -77,6 +78,8 @@ pub struct Qcow2 {
     state: Mutex<State>,
     /// The turn to write metadata; with it goes the ownership of the counts.
     turn: Turn<Counts>,
+    /// The host file had much less than was allocated when that was first asked.
+    sparse: OnceLock<bool>,
 }
 
 /// What the holder of the write-back turn owns.
@@ -160,6 +163,16 @@ impl Qcow2 {
     /// The file that guest data is in.
     pub fn data_file(&self) -> &HostFile {
         &self.data
+    }
+
+    /// Whether much of the allocated data is holes in the host file; asked once.
+    pub async fn is_sparse(&self) -> Result<bool> {
+        if let Some(&sparse) = self.sparse.get() {
+            return Ok(sparse);
+        }
+        let header = self.header();
+        let sparse = sparse::is_sparse(&self.file, &header).await?;
+        Ok(*self.sparse.get_or_init(|| sparse))
     }
 
     /// The size of the disk in bytes.

@@ -1,7 +1,7 @@
 //! Opening an image: the header, the roots, and what must hold before it may be written.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use super::alloc::{FreeSet, Fresh, Protected};
 use super::entry::EntryFormat;
@@ -65,6 +65,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         writable,
         state: Mutex::new(fresh_state(header.clone(), l1, options)),
         turn: Turn::new(empty_counts(file.clone(), format)),
+        sparse: OnceLock::new(),
         file: file.clone(),
     };
     if writable {

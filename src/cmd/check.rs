@@ -1,0 +1,260 @@
+//! `check`: every structure and every refcount of a qcow2 image, without changing it.
+//!
+//! Text, JSON and exit codes are qemu-img's: 0 sound, 1 could not check, 2 corruptions, 3 leaks only,
+//! 63 for formats without checks. Unlike qemu-img it needs neither the backing file nor the external
+//! data file nor the key of an encrypted image: none of them is looked at. Repair is refused.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use cowslip::BufMut;
+use cowslip::file::BlockFile;
+use cowslip::file::host::HostOptions;
+use cowslip::image::Format;
+use cowslip::qcow2::check::{self, CheckOptions, CheckResult, Finding, Observer};
+use cowslip::qcow2::header::{self, Header};
+use serde_json::{Map, Value};
+
+use super::source::{OutputFormat, Source, SourceWords, block_on, page_cache, usage_error};
+use crate::error::CommandError;
+use crate::output::{self, Program};
+
+/// Bytes that tell an image's format and the size of its header.
+const PROBE_BYTES: u64 = 512;
+
+/// Exit code: the image's format has no checks.
+const EXIT_NOT_SUPPORTED: u8 = 63;
+
+/// Command line of `check`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Print nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
+    /// The image's format
+    #[arg(short, long, value_name = "FMT")]
+    format: Option<String>,
+    /// FILENAME is a complete image specification
+    #[arg(long)]
+    image_opts: bool,
+    /// Cache mode
+    #[arg(
+        short = 'T',
+        long = "cache",
+        value_name = "CACHE_MODE",
+        default_value = "writeback"
+    )]
+    cache: String,
+    /// Open the image although another process writes to it
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    /// Output format: human or json
+    #[arg(long, value_name = "FORMAT", default_value = "human")]
+    output: String,
+    /// What to repair: leaks or all (not available yet)
+    #[arg(short, long, value_name = "WHAT")]
+    repair: Option<String>,
+    /// The image file
+    #[arg(value_name = "FILENAME")]
+    filenames: Vec<String>,
+}
+
+/// Tells findings as they come, on standard error, and progress on standard output.
+struct Reporter {
+    progress: Option<f64>,
+}
+
+impl Observer for Reporter {
+    fn finding(&mut self, finding: &Finding) {
+        output::flush();
+        // There is nobody left to tell if standard error fails.
+        drop(writeln!(std::io::stderr().lock(), "{finding}"));
+    }
+
+    fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
+        let Some(told) = &mut self.progress else {
+            return;
+        };
+        let percent = done_bytes as f64 * 100.0 / total_bytes.max(1) as f64;
+        // As qemu-img: at most once for each per cent.
+        if percent >= *told + 1.0 || done_bytes == total_bytes {
+            *told = percent;
+            output::print(&format!("    ({percent:.2}/100%)\r"));
+            output::flush();
+        }
+    }
+}
+
+/// The report for people.
+fn human_text(result: &CheckResult) -> String {
+    let mut text = String::new();
+    if result.is_clean() {
+        text += "No errors were found on the image.\n";
+    }
+    if result.corruptions > 0 {
+        text += &format!(
+            "\n{} errors were found on the image.\nData may be corrupted, or further writes to the \
+             image may corrupt it.\n",
+            result.corruptions
+        );
+    }
+    if result.leaks > 0 {
+        text += &format!(
+            "\n{} leaked clusters were found on the image.\nThis means waste of disk space, but no \
+             harm to data.\n",
+            result.leaks
+        );
+    }
+    if result.check_errors > 0 {
+        text += &format!(
+            "\n{} internal errors have occurred during the check.\n",
+            result.check_errors
+        );
+    }
+    if result.total_clusters != 0 && result.allocated_clusters != 0 {
+        let percent = |part: u64, whole: u64| part as f64 * 100.0 / whole as f64;
+        let allocated = result.allocated_clusters;
+        text += &format!(
+            "{allocated}/{} = {:.2}% allocated, {:.2}% fragmented, {:.2}% compressed clusters\n",
+            result.total_clusters,
+            percent(allocated, result.total_clusters),
+            percent(result.fragmented_clusters, allocated),
+            percent(result.compressed_clusters, allocated),
+        );
+    }
+    if result.image_end_offset > 0 {
+        text += &format!("Image end offset: {}\n", result.image_end_offset);
+    }
+    text
+}
+
+/// The report for programs; the order of the keys is qemu-img's.
+fn json_value(result: &CheckResult, filename: &str) -> Value {
+    let mut map = Map::new();
+    let mut number = |name: &str, value: u64, always: bool| {
+        if always || value != 0 {
+            map.insert(name.to_string(), Value::from(value));
+        }
+    };
+    number("image-end-offset", result.image_end_offset, false);
+    number("compressed-clusters", result.compressed_clusters, false);
+    number("total-clusters", result.total_clusters, false);
+    number("corruptions", result.corruptions, false);
+    number("check-errors", result.check_errors, true);
+    number("leaks", result.leaks, false);
+    number("allocated-clusters", result.allocated_clusters, false);
+    map.insert("filename".to_string(), Value::from(filename));
+    map.insert("format".to_string(), Value::from("qcow2"));
+    if result.fragmented_clusters != 0 {
+        let value = Value::from(result.fragmented_clusters);
+        map.insert("fragmented-clusters".to_string(), value);
+    }
+    Value::Object(map)
+}
+
+/// The exit code that tells the outcome; complains where something could not be checked.
+fn exit_code(result: &CheckResult, program: &Program) -> u8 {
+    if result.check_errors > 0 {
+        program.complain("Check failed");
+        1
+    } else if result.corruptions > 0 {
+        2
+    } else if result.leaks > 0 {
+        3
+    } else {
+        0
+    }
+}
+
+/// Checks an image; the exit code.
+pub fn run(args: Args, program: &Program) -> u8 {
+    match checked(&args, program) {
+        Ok(code) => code,
+        Err(error) => program.fail(&error),
+    }
+}
+
+fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
+    let format = OutputFormat::parse(&args.output, "check", program)?;
+    if let Some(what) = &args.repair {
+        return Err(refuse_repair(what, program));
+    }
+    let page_cache = page_cache(&args.cache)
+        .ok_or_else(|| CommandError::new(format!("Invalid source cache option: {}", args.cache)))?;
+    let words = SourceWords {
+        filenames: &args.filenames,
+        format: args.format.as_deref(),
+        image_opts: args.image_opts,
+    };
+    let source = Source::parse(&words, "check", program)?;
+    let options = HostOptions {
+        page_cache,
+        ..HostOptions::default()
+    };
+    let mut reporter = Reporter {
+        progress: args.progress.then_some(-1.0),
+    };
+    let file = source.open_file(&options)?;
+    let result = block_on(check_file(&source, &file, &mut reporter))?;
+    if args.progress {
+        output::print("\n");
+    }
+    if !args.quiet {
+        match format {
+            OutputFormat::Human => output::print(&human_text(&result)),
+            OutputFormat::Json => output::print_json(&json_value(&result, &args.filenames[0])),
+        }
+    }
+    Ok(exit_code(&result, program))
+}
+
+fn refuse_repair(what: &str, program: &Program) -> CommandError {
+    match what {
+        "leaks" | "all" => CommandError::new("repair is not available yet"),
+        _ => {
+            let text = format!("--repair (-r) expects 'leaks' or 'all' not '{what}'");
+            usage_error(&text, "check", program)
+        }
+    }
+}
+
+async fn check_file(
+    source: &Source,
+    file: &Arc<dyn BlockFile>,
+    reporter: &mut Reporter,
+) -> Result<CheckResult, CommandError> {
+    let name = source.path.as_str();
+    let start = read_start(file, PROBE_BYTES, name).await?;
+    let format = source.format.unwrap_or_else(|| header::probe(&start));
+    if format != Format::Qcow2 {
+        let text = "This image format does not support checks";
+        return Err(CommandError::new(text).with_exit_code(EXIT_NOT_SUPPORTED));
+    }
+    let wanted = Header::wanted_bytes(&start, u64::MAX);
+    let start = read_start(file, wanted, name).await?;
+    // What lies beyond the end of the file is for the check to find, not for the parser to refuse.
+    let header = Header::parse_encrypted_too(&start, u64::MAX, name)
+        .map_err(|error| CommandError::opening(name, &error))?;
+    check::check(file, &header, &CheckOptions::default(), reporter)
+        .await
+        .map_err(|error| CommandError::new(format!("Check failed: {error}")))
+}
+
+/// The first `len` bytes of the file, and as many more as its alignment demands.
+async fn read_start(
+    file: &Arc<dyn BlockFile>,
+    len: u64,
+    name: &str,
+) -> Result<BufMut, CommandError> {
+    let len = len.next_multiple_of(u64::from(file.capabilities().alignment_bytes));
+    let len = usize::try_from(len).expect("a header is in the first cluster");
+    let (result, buf) = file.read(0, BufMut::zeroed(len)).await;
+    result.map_err(|error| {
+        let error = cowslip::Error::io("Could not read the image header", error);
+        CommandError::opening(name, &error)
+    })?;
+    Ok(buf)
+}

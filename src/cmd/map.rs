@@ -1,0 +1,248 @@
+//! `map`: where the data of an image is, layer by layer.
+//!
+//! Text, JSON and refusals are qemu-img's: neighbouring extents of one kind are one line; the table
+//! for people lists data only and gives up at data that has no place of its own in a file.
+
+use cowslip::image::{Extent, Image};
+
+use super::source::{OutputFormat, Source, SourceWords, block_on};
+use crate::error::CommandError;
+use crate::output::{self, Program};
+use crate::size::{self, SizeError};
+
+/// Extents asked for at once.
+const EXTENTS_AT_ONCE: usize = 1024;
+
+/// Command line of `map`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The image's format
+    #[arg(short, long, value_name = "FMT")]
+    format: Option<String>,
+    /// FILENAME is a complete image specification
+    #[arg(long)]
+    image_opts: bool,
+    /// Where to begin
+    #[arg(long, value_name = "OFFSET", allow_hyphen_values = true)]
+    start_offset: Option<String>,
+    /// How much to map
+    #[arg(long, value_name = "LENGTH", allow_hyphen_values = true)]
+    max_length: Option<String>,
+    /// Open the image although another process writes to it
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    /// Output format: human or json
+    #[arg(long, value_name = "FORMAT", default_value = "human")]
+    output: String,
+    /// The image file
+    #[arg(value_name = "FILENAME")]
+    filenames: Vec<String>,
+}
+
+/// Prints extents, each as soon as the next one does not go on from it.
+struct Printer {
+    format: OutputFormat,
+    /// Names of the files of each layer.
+    files: Vec<String>,
+    last: Option<Extent>,
+}
+
+impl Printer {
+    fn new(format: OutputFormat, files: Vec<String>) -> Printer {
+        let last = None;
+        Printer {
+            format,
+            files,
+            last,
+        }
+    }
+
+    fn begin(&self) -> String {
+        match self.format {
+            OutputFormat::Human => {
+                let [offset, length, mapped] = ["Offset", "Length", "Mapped to"];
+                format!("{offset:<16}{length:<16}{mapped:<16}File\n")
+            }
+            OutputFormat::Json => "[".to_string(),
+        }
+    }
+
+    /// The text that a further extent completes.
+    fn push(&mut self, extent: Extent) -> Result<String, CommandError> {
+        match &mut self.last {
+            Some(last) if self::goes_on(last, &extent) => {
+                last.len += extent.len;
+                Ok(String::new())
+            }
+            _ => match self.last.replace(extent) {
+                Some(last) => {
+                    let mut text = self.line(&last)?;
+                    if self.format == OutputFormat::Json {
+                        text += ",\n";
+                    }
+                    Ok(text)
+                }
+                None => Ok(String::new()),
+            },
+        }
+    }
+
+    /// The text at the end of a map that begins at `start`.
+    fn end(mut self, start: u64) -> Result<String, CommandError> {
+        // An empty map has one empty extent.
+        let last = self.last.take().unwrap_or(Extent {
+            start,
+            len: 0,
+            depth: 0,
+            present: false,
+            zero: false,
+            data: false,
+            compressed: false,
+            host_offset: None,
+        });
+        let mut text = self.line(&last)?;
+        if self.format == OutputFormat::Json {
+            text += "]\n";
+        }
+        Ok(text)
+    }
+
+    fn line(&self, extent: &Extent) -> Result<String, CommandError> {
+        match self.format {
+            OutputFormat::Human => self.human_line(extent),
+            OutputFormat::Json => Ok(json_line(extent)),
+        }
+    }
+
+    fn human_line(&self, extent: &Extent) -> Result<String, CommandError> {
+        if !extent.data {
+            return Ok(String::new());
+        }
+        let Some(host_offset) = extent.host_offset else {
+            return Err(CommandError::new(
+                "File contains external, encrypted or compressed clusters.",
+            ));
+        };
+        if extent.zero {
+            return Ok(String::new());
+        }
+        let file = self.files.get(extent.depth as usize);
+        Ok(format!(
+            "{:<16}{:<16}{:<16}{}\n",
+            hexadecimal(extent.start),
+            hexadecimal(extent.len),
+            hexadecimal(host_offset),
+            file.map_or("", String::as_str)
+        ))
+    }
+}
+
+/// As C's `%#x`: zero has no prefix.
+fn hexadecimal(number: u64) -> String {
+    match number {
+        0 => "0".to_string(),
+        number => format!("{number:#x}"),
+    }
+}
+
+fn json_line(extent: &Extent) -> String {
+    let mut text = format!(
+        "{{ \"start\": {}, \"length\": {}, \"depth\": {}, \"present\": {}, \"zero\": {}, \
+         \"data\": {}, \"compressed\": {}",
+        extent.start,
+        extent.len,
+        extent.depth,
+        extent.present,
+        extent.zero,
+        extent.data,
+        extent.compressed
+    );
+    if let Some(host_offset) = extent.host_offset {
+        text += &format!(", \"offset\": {host_offset}");
+    }
+    text + "}"
+}
+
+/// Whether `next` is of the same kind and, where that means anything, goes on in the same file.
+fn goes_on(last: &Extent, next: &Extent) -> bool {
+    let same_kind = last.depth == next.depth
+        && last.present == next.present
+        && last.zero == next.zero
+        && last.data == next.data
+        && last.compressed == next.compressed;
+    let same_place = match (last.host_offset, next.host_offset) {
+        (None, None) => true,
+        (Some(last_offset), Some(next_offset)) => last_offset + last.len == next_offset,
+        (Some(_), None) | (None, Some(_)) => false,
+    };
+    same_kind && same_place
+}
+
+/// A number of bytes of the command line, in qemu-img's words if it is none.
+fn bytes_option(what: &str, text: &str) -> Result<u64, CommandError> {
+    let range = || {
+        CommandError::new(format!(
+            "Invalid {what} specified. Must be between 0 and {}.",
+            size::SIZE_MAX
+        ))
+    };
+    match size::parse(text) {
+        Ok(bytes) if bytes <= size::SIZE_MAX => Ok(bytes),
+        Ok(_) | Err(SizeError::TooLarge) => Err(range()),
+        Err(SizeError::Malformed) => Err(CommandError::new(format!(
+            "Invalid {what} specified: '{text}'."
+        ))),
+    }
+}
+
+async fn print_map(
+    image: &Image,
+    start: u64,
+    max_length: Option<u64>,
+    format: OutputFormat,
+) -> Result<(), CommandError> {
+    let files = image.layers().into_iter().map(|layer| layer.data_name);
+    let mut printer = Printer::new(format, files.collect());
+    output::print(&printer.begin());
+    let size = image.size();
+    let end = max_length.map_or(size, |len| start.saturating_add(len).min(size));
+    let mut at = start;
+    while at < end {
+        let extents = image.extents(at, end - at, EXTENTS_AT_ONCE).await;
+        let extents = extents
+            .map_err(|error| CommandError::new(format!("Could not read file metadata: {error}")))?;
+        for extent in extents {
+            at = extent.start + extent.len;
+            output::print(&printer.push(extent)?);
+        }
+    }
+    output::print(&printer.end(start)?);
+    Ok(())
+}
+
+/// Prints the map of an image; the exit code.
+pub fn run(args: Args, program: &Program) -> u8 {
+    program.exit_code(mapped(&args, program))
+}
+
+fn mapped(args: &Args, program: &Program) -> Result<(), CommandError> {
+    let format = OutputFormat::parse(&args.output, "map", program)?;
+    let start = match &args.start_offset {
+        Some(text) => bytes_option("start offset", text)?,
+        None => 0,
+    };
+    let max_length = match &args.max_length {
+        Some(text) => Some(bytes_option("max length", text)?),
+        None => None,
+    };
+    let words = SourceWords {
+        filenames: &args.filenames,
+        format: args.format.as_deref(),
+        image_opts: args.image_opts,
+    };
+    let source = Source::parse(&words, "map", program)?;
+    block_on(async {
+        let image = source.open_image().await?;
+        print_map(&image, start, max_length, format).await
+    })
+}

@@ -1,0 +1,264 @@
+//! `check` and `map` against qemu-img: the same bytes on standard output, the same words on standard
+//! error, the same exit code.
+//!
+//! Skips loudly where qemu-img and qemu-io are not installed.
+#![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// A scratch directory with our binary under qemu-img's name.
+struct Bench {
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> Option<Bench> {
+        for program in ["qemu-img", "qemu-io"] {
+            if Command::new(program).arg("--version").output().is_err() {
+                eprintln!("SKIPPED: {program} is not installed");
+                return None;
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("bin")).unwrap();
+        let ours = dir.path().join("bin/qemu-img");
+        symlink(env!("CARGO_BIN_EXE_cowslip"), ours).unwrap();
+        Some(Bench { dir })
+    }
+
+    fn run(&self, program: impl AsRef<Path>, args: &[&str]) -> Output {
+        Command::new(program.as_ref())
+            .args(args)
+            .current_dir(self.dir.path())
+            .output()
+            .unwrap()
+    }
+
+    /// Runs one of QEMU's tools, which must succeed.
+    fn qemu(&self, line: &str) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let output = self.run(words[0], &words[1..]);
+        assert!(output.status.success(), "{line}: {output:?}");
+    }
+
+    /// Makes an image and runs qemu-io commands on it.
+    fn image(&self, name: &str, options: &str, commands: &[&str]) {
+        self.qemu(&format!("qemu-img create -q -f qcow2 {options}").replace("NAME", name));
+        for command in commands {
+            let output = self.run("qemu-io", &["-f", "qcow2", "-c", command, name]);
+            assert!(output.status.success(), "{command}: {output:?}");
+        }
+    }
+
+    fn assert_same(&self, line: &str) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let theirs = self.run("qemu-img", &words);
+        let ours = self.run(self.dir.path().join("bin/qemu-img"), &words);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert_eq!(text(&ours.stdout), text(&theirs.stdout), "{line}: stdout");
+        assert_eq!(text(&ours.stderr), text(&theirs.stderr), "{line}: stderr");
+        assert_eq!(
+            ours.status.code(),
+            theirs.status.code(),
+            "{line}: exit code"
+        );
+    }
+
+    /// The sound images of both tests.
+    fn images(&self) -> [&'static str; 12] {
+        let mut base = vec![0; 3 << 20];
+        base[65536..131_072].fill(b'x');
+        std::fs::write(self.dir.path().join("base.raw"), base).unwrap();
+        self.image(
+            "overlay",
+            "-b base.raw -F raw NAME 4M",
+            &["write 1M 64k", "write -z 1200k 128k"],
+        );
+        self.image(
+            "top",
+            "-b overlay -F qcow2 -o extended_l2=on NAME 4M",
+            &["write 2M 4k", "write -z 2300k 8k"],
+        );
+        self.image("packed", "NAME 1M", &["write 0 64k", "write -c 64k 64k"]);
+        self.image("empty", "NAME 0", &[]);
+        self.image(
+            "external",
+            "-o data_file=data.raw NAME 1M",
+            &["write 0 64k"],
+        );
+        self.image(
+            "preallocated",
+            "-o preallocation=metadata NAME 100M",
+            &["write 128k 64k", "write 50M 100k", "write -z 60M 1M"],
+        );
+        self.image("zeroed", "NAME 1M", &["write 0 128k", "write -z 0 64k"]);
+        self.image("odd", "NAME 100000", &["write 97k 512"]);
+        self.image("old", "-o compat=0.10 NAME 8M", &["write 1M 3M"]);
+        self.image("small", "-o cluster_size=512 NAME 8M", &["write 1M 30k"]);
+        self.image(
+            "subclusters",
+            "-o extended_l2=on,cluster_size=2M NAME 100M",
+            &[
+                "write 1M 4k",
+                "write 5M 4k",
+                "write 30M 70k",
+                "write -z 77M 64k",
+            ],
+        );
+        self.image("many", "NAME 8M", &["write 1M 1M"]);
+        self.qemu("qemu-img snapshot -c one many");
+        [
+            "overlay",
+            "top",
+            "packed",
+            "empty",
+            "external",
+            "preallocated",
+            "zeroed",
+            "odd",
+            "old",
+            "small",
+            "subclusters",
+            "many",
+        ]
+    }
+}
+
+#[test]
+fn check_prints_what_qemu_img_prints() {
+    let Some(bench) = Bench::new() else { return };
+    for name in bench.images() {
+        bench.assert_same(&format!("check {name}"));
+        bench.assert_same(&format!("check --output=json {name}"));
+    }
+    for line in [
+        "check -f raw base.raw",
+        "check base.raw",
+        "check -T none overlay",
+        "check -q overlay",
+        "check -U overlay",
+        "check --image-opts --output=json driver=qcow2,file.filename=top",
+        "check",
+        "check overlay top",
+        "check -f nosuch overlay",
+        "check -T nosuch overlay",
+        "check --output=nosuch overlay",
+        "check -r nosuch overlay",
+        "check --image-opts -f qcow2 driver=qcow2,file.filename=top",
+    ] {
+        bench.assert_same(line);
+    }
+}
+
+/// Changes a number of an image, in place.
+fn patch(path: &Path, at: u64, change: impl FnOnce(u64) -> u64) {
+    let mut bytes = std::fs::read(path).unwrap();
+    let field = &mut bytes[at as usize..at as usize + 8];
+    let value = u64::from_be_bytes((&*field).try_into().unwrap());
+    field.copy_from_slice(&change(value).to_be_bytes());
+    std::fs::write(path, bytes).unwrap();
+}
+
+fn word(path: &Path, at: u64) -> u64 {
+    let bytes = std::fs::read(path).unwrap();
+    u64::from_be_bytes(bytes[at as usize..at as usize + 8].try_into().unwrap())
+}
+
+#[test]
+fn check_of_a_broken_image_prints_what_qemu_img_prints() {
+    let Some(bench) = Bench::new() else { return };
+    let path = bench.dir.path().join("broken");
+    type Change = fn(&Path);
+    let cases: [Change; 5] = [
+        |path| patch(path, word(path, 40), |entry| entry & !(1 << 63)),
+        |path| {
+            patch(path, word(path, word(path, 48)) + 8, |counts| {
+                counts + 0x1_0000_0000
+            })
+        },
+        |path| patch(path, word(path, word(path, 48)) + 8, |_| 0),
+        |path| patch(path, word(path, 48), |entry| entry | 512),
+        |path| patch(path, word(path, 48), |_| 1 << 40),
+    ];
+    for change in cases {
+        bench.image("broken", "NAME 4M", &["write 0 256k"]);
+        change(&path);
+        for line in [
+            "check broken",
+            "check --output=json broken",
+            "check -q broken",
+        ] {
+            let words: Vec<&str> = line.split(' ').collect();
+            let theirs = bench.run("qemu-img", &words);
+            // One line of QEMU's tells of its own state, not of the image.
+            let their_errors: String = String::from_utf8_lossy(&theirs.stderr)
+                .lines()
+                .filter(|line| !line.starts_with("qcow2: Image is corrupt:"))
+                .map(|line| format!("{line}\n"))
+                .collect();
+            let ours = bench.run(bench.dir.path().join("bin/qemu-img"), &words);
+            assert_eq!(ours.stdout, theirs.stdout, "{line}");
+            assert_eq!(
+                String::from_utf8_lossy(&ours.stderr),
+                their_errors,
+                "{line}"
+            );
+            assert_eq!(ours.status.code(), theirs.status.code(), "{line}");
+            assert_ne!(ours.status.code(), Some(0), "{line}");
+        }
+    }
+}
+
+/// Repair is refused in words, and the image stays as it is.
+#[test]
+fn repair_is_refused() {
+    let Some(bench) = Bench::new() else { return };
+    bench.image("image", "NAME 4M", &["write 0 256k"]);
+    let path = bench.dir.path().join("image");
+    let before = std::fs::read(&path).unwrap();
+    let output = bench.run(
+        bench.dir.path().join("bin/qemu-img"),
+        &["check", "-r", "all", "image"],
+    );
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(text, "qemu-img: repair is not available yet\n");
+    assert!(std::fs::read(&path).unwrap() == before);
+}
+
+#[test]
+fn map_prints_what_qemu_img_prints() {
+    let Some(bench) = Bench::new() else { return };
+    for name in bench.images() {
+        bench.assert_same(&format!("map {name}"));
+        bench.assert_same(&format!("map --output=json {name}"));
+    }
+    for line in [
+        "map -f raw base.raw",
+        "map -f raw --output=json base.raw",
+        "map --output=json --start-offset=1100k --max-length=100k overlay",
+        "map --output=json --start-offset=1100001 --max-length=3 overlay",
+        "map --output=json --start-offset=8M overlay",
+        "map --start-offset=8M overlay",
+        "map --max-length=0 --output=json overlay",
+        "map --max-length=0 overlay",
+        "map -U overlay",
+        "map --start-offset=foo overlay",
+        "map --start-offset=-5 overlay",
+        "map --start-offset=1.5 overlay",
+        "map --start-offset=99999999999999999999 overlay",
+        "map --max-length=-1 overlay",
+        "map --output=nosuch overlay",
+        "map -f nosuch overlay",
+        "map --image-opts driver=qcow2,file.filename=top",
+        "map --image-opts -f qcow2 driver=qcow2,file.filename=top",
+        "map",
+        "map overlay top",
+    ] {
+        bench.assert_same(line);
+    }
+    let absolute = bench.dir.path().join("top");
+    bench.assert_same(&format!("map {}", absolute.display()));
+}
