@@ -44,15 +44,6 @@ impl CommandError {
 /// Why a file could not be opened, in QEMU's words where it has any.
 pub fn opening_reason(filename: &str, error: &Error) -> String {
     match error {
-        Error::Io { context, source } => {
-            let words = cowslip::error::system_words(source);
-            let own = format!("Could not open '{filename}'");
-            if *context == own {
-                words
-            } else {
-                format!("{context}: {words}")
-            }
-        }
         Error::Corrupt {
             structure: "header",
             file,

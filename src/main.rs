@@ -14,10 +14,13 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 
 mod cmd;
 mod error;
+mod layer;
+mod open;
 mod options;
 
 mod output;
 mod size;
+mod time;
 
 use cmd::{CowslipVerb, ImgVerb};
 use output::Program;
@@ -76,7 +79,6 @@ struct CowslipLine {
 struct QemuImgLine {
     /// Accepted for compatibility; there are no trace points
     #[arg(short = 'T', long, value_name = "TRACE")]
-    #[expect(dead_code, reason = "accepted, and without effect")]
     trace: Option<String>,
     #[command(subcommand)]
     verb: ImgVerb,

@@ -49,7 +49,7 @@ pub struct Known {
 pub fn split(list: &str) -> Result<Vec<(String, String)>, CommandError> {
     let starts_or_ends_open = list.is_empty()
         || (list.starts_with(',') && !list.starts_with(",,"))
-        || list.len() - list.trim_end_matches(',').len() & 1 == 1;
+        || (list.len() - list.trim_end_matches(',').len()) % 2 == 1;
     if starts_or_ends_open {
         return Err(CommandError::new(format!("Invalid option list: {list}")));
     }

@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use serde_json::Value;
 
 use crate::error::CommandError;
 
@@ -122,17 +123,46 @@ pub fn print(text: &str) {
 }
 
 /// Writes a value to standard output as QEMU writes JSON: four blanks a level.
-pub fn print_json(value: &serde_json::Value) {
+pub fn print_json(value: &Value) {
     print(&format!("{}\n", json_text(value)));
 }
 
-/// JSON with four blanks a level, keys in their order.
-pub fn json_text(value: &serde_json::Value) -> String {
-    let mut out = Vec::new();
-    let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
-    let mut serializer = serde_json::Serializer::with_formatter(&mut out, formatter);
-    serde::Serialize::serialize(value, &mut serializer).expect("a value has string keys only");
-    String::from_utf8(out).expect("JSON is UTF-8")
+/// JSON with four blanks a level, keys in their order; an empty list or object takes two lines.
+pub fn json_text(value: &Value) -> String {
+    let mut out = String::new();
+    write_json(value, 0, &mut out);
+    out
+}
+
+/// The depth of a report is fixed by the code that makes it, so this recursion is bounded.
+fn write_json(value: &Value, level: usize, out: &mut String) {
+    let (open, close, members): (char, char, Vec<(Option<&str>, &Value)>) = match value {
+        Value::Array(items) => ('[', ']', items.iter().map(|item| (None, item)).collect()),
+        Value::Object(members) => {
+            let members = members
+                .iter()
+                .map(|(name, value)| (Some(name.as_str()), value));
+            ('{', '}', members.collect())
+        }
+        plain => {
+            out.push_str(&plain.to_string());
+            return;
+        }
+    };
+    let indent = |level: usize| format!("\n{:1$}", "", level * 4);
+    out.push(open);
+    for (index, (name, value)) in members.into_iter().enumerate() {
+        if index > 0 {
+            out.push(',');
+        }
+        out.push_str(&indent(level + 1));
+        if let Some(name) = name {
+            out.push_str(&format!("{}: ", Value::from(name)));
+        }
+        write_json(value, level + 1, out);
+    }
+    out.push_str(&indent(level));
+    out.push(close);
 }
 
 /// Flushes standard output.

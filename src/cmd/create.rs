@@ -1,10 +1,657 @@
-//! `create`.
-use crate::output::Program;
-/// Command line.
+//! `create`: makes an empty image, with QEMU's options, words and layout.
+//!
+//! All that can be checked is checked before the file is touched; a file that was made here and
+//! could not be finished is removed.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use clap::ArgAction;
+use cowslip::file::FileId;
+use cowslip::file::host::{Aio, CreateMode, HostOptions, open_host_file, resolve_name};
+use cowslip::image::Format;
+use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create, create_raw};
+use cowslip::qcow2::header::CompressionType;
+use serde_json::{Map, Value};
+
+use crate::error::CommandError;
+use crate::layer::{self, Layer};
+use crate::open::{block_on, local_name, parse_format};
+use crate::options::{self, Kind, Known};
+use crate::output::{Program, json_text, print};
+use crate::size::{self, SIZE_MAX, SizeError};
+
+/// Command line of `create`.
 #[derive(clap::Args)]
-pub struct Args {}
-/// Runs.
-pub fn run(_args: Args, program: &Program) -> u8 {
-    program.complain("not yet");
-    1
+pub struct Args {
+    /// Format of the new image
+    #[arg(
+        short = 'f',
+        long = "format",
+        value_name = "FMT",
+        default_value = "raw"
+    )]
+    format: String,
+    /// Options of the format, as name=value,name=value; `help` lists them
+    #[arg(
+        short = 'o',
+        long = "options",
+        value_name = "OPTIONS",
+        action = ArgAction::Append,
+        allow_hyphen_values = true
+    )]
+    options: Vec<String>,
+    /// Backing file that the new image is put on
+    #[arg(short = 'b', long = "backing", value_name = "FILE")]
+    backing: Option<String>,
+    /// Format of the backing file
+    #[arg(short = 'F', long = "backing-format", value_name = "FMT")]
+    backing_format: Option<String>,
+    /// Do not open the backing file
+    #[arg(short = 'u', long = "backing-unsafe")]
+    backing_unsafe: bool,
+    /// Print nothing
+    #[arg(short = 'q', long)]
+    quiet: bool,
+    /// Say what was made in JSON
+    #[arg(long)]
+    json: bool,
+    /// The image file; overwritten if it exists
+    filename: Option<String>,
+    /// Size of the disk, with suffix b, k, M, G, T, P or E; by default the backing file's
+    size: Option<String>,
+    #[arg(hide = true)]
+    excess: Vec<String>,
+}
+
+const fn known(name: &'static str, kind: Kind, help: &'static str) -> Known {
+    Known { name, kind, help }
+}
+
+/// The options of qcow2, in the order in which they are printed.
+const QCOW2_OPTIONS: &[Known] = &[
+    known(
+        "encryption",
+        Kind::Switch,
+        "Encrypt the image with format 'aes'. (Deprecated in favor of encrypt.format=aes)",
+    ),
+    known(
+        "encrypt.format",
+        Kind::Text,
+        "Encrypt the image, format choices: 'aes', 'luks'",
+    ),
+    known(
+        "encrypt.key-secret",
+        Kind::Text,
+        "ID of secret providing qcow AES key or LUKS passphrase",
+    ),
+    known(
+        "encrypt.cipher-alg",
+        Kind::Text,
+        "Name of encryption cipher algorithm",
+    ),
+    known(
+        "encrypt.cipher-mode",
+        Kind::Text,
+        "Name of encryption cipher mode",
+    ),
+    known(
+        "encrypt.ivgen-alg",
+        Kind::Text,
+        "Name of IV generator algorithm",
+    ),
+    known(
+        "encrypt.ivgen-hash-alg",
+        Kind::Text,
+        "Name of IV generator hash algorithm",
+    ),
+    known(
+        "encrypt.hash-alg",
+        Kind::Text,
+        "Name of encryption hash algorithm",
+    ),
+    known(
+        "encrypt.iter-time",
+        Kind::Number,
+        "Time to spend in PBKDF in milliseconds",
+    ),
+    known("cluster_size", Kind::Size, "qcow2 cluster size"),
+    known("extended_l2", Kind::Switch, "Extended L2 tables"),
+    known(
+        "preallocation",
+        Kind::Text,
+        "Preallocation mode (allowed values: off, metadata, falloc, full)",
+    ),
+    known(
+        "compression_type",
+        Kind::Text,
+        "Compression method used for image cluster compression",
+    ),
+    known("size", Kind::Size, "Virtual disk size"),
+    known(
+        "compat",
+        Kind::Text,
+        "Compatibility level (v2 [0.10] or v3 [1.1])",
+    ),
+    known("backing_file", Kind::Text, "File name of a base image"),
+    known("backing_fmt", Kind::Text, "Image format of the base image"),
+    known(
+        "data_file",
+        Kind::Text,
+        "File name of an external data file",
+    ),
+    known(
+        "data_file_raw",
+        Kind::Switch,
+        "The external data file must stay valid as a raw image",
+    ),
+    known("lazy_refcounts", Kind::Switch, "Postpone refcount updates"),
+    known(
+        "refcount_bits",
+        Kind::Number,
+        "Width of a reference count entry in bits",
+    ),
+];
+
+const RAW_OPTIONS: &[Known] = &[known("size", Kind::Size, "Virtual disk size")];
+
+/// Options of the file that an image is in.
+const FILE_OPTIONS: &[Known] = &[
+    known(
+        "nocow",
+        Kind::Switch,
+        "Turn off copy-on-write (valid only on btrfs)",
+    ),
+    known(
+        "preallocation",
+        Kind::Text,
+        "Preallocation mode (allowed values: off, falloc, full)",
+    ),
+    known(
+        "extent_size_hint",
+        Kind::Size,
+        "Extent size hint for the image file, 0 to disable",
+    ),
+];
+
+/// Formats that a backing file may be said to have although nobody looks at it.
+const BACKING_FORMATS: &[&str] = &[
+    "raw",
+    "qcow2",
+    "qcow",
+    "qed",
+    "luks",
+    "vmdk",
+    "vdi",
+    "vpc",
+    "vhdx",
+    "parallels",
+    "bochs",
+    "cloop",
+    "dmg",
+    "file",
+    "host_device",
+    "host_cdrom",
+    "nbd",
+    "ssh",
+    "http",
+    "https",
+    "ftp",
+    "ftps",
+    "rbd",
+    "iscsi",
+    "nfs",
+    "gluster",
+    "null-co",
+    "null-aio",
+    "blkdebug",
+    "vvfat",
+];
+
+/// Makes an image.
+pub fn run(args: Args, program: &Program) -> u8 {
+    match create_image(&args, program) {
+        Ok(()) => 0,
+        Err(error) => program.fail(&error),
+    }
+}
+
+/// An image that is to be made, everything known and checked but what the files say.
+#[derive(Debug)]
+struct Request {
+    filename: String,
+    format: Format,
+    options: Vec<(String, String)>,
+    size: Option<u64>,
+}
+
+fn create_image(args: &Args, program: &Program) -> Result<(), CommandError> {
+    let lists: Vec<_> = args
+        .options
+        .iter()
+        .map(|list| options::split(list))
+        .collect();
+    let lists = lists.into_iter().collect::<Result<Vec<_>, _>>()?;
+    if args.options.iter().any(|list| options::asks_for_help(list)) {
+        return print_help(args);
+    }
+    let Some(filename) = &args.filename else {
+        return Err(CommandError::new(
+            "Expecting image file name\nTry 'qemu-img create --help' for more info",
+        ));
+    };
+    if let Some(excess) = args.excess.first() {
+        return Err(CommandError::new(format!(
+            "Unexpected argument: {excess}\nTry 'qemu-img create --help' for more info"
+        )));
+    }
+    let size = args.size.as_deref().map(disk_size).transpose()?;
+    let prefixed = |error: CommandError| CommandError::new(format!("{filename}: {error}"));
+    let mut request = request(args, filename, lists.concat(), size).map_err(prefixed)?;
+    let work = async {
+        let backing = look_at_backing(&mut request, args).await?;
+        announce(&request, args);
+        warn_of_file_options(&request, program);
+        make(&request, backing.as_deref()).await
+    };
+    block_on(Aio::Auto, work).map_err(prefixed)
+}
+
+fn disk_size(text: &str) -> Result<u64, CommandError> {
+    match size::parse(text) {
+        Ok(size) if size <= SIZE_MAX => Ok(size),
+        Ok(_) | Err(SizeError::TooLarge) => Err(CommandError::new(format!(
+            "Invalid image size specified. Must be between 0 and {SIZE_MAX}."
+        ))),
+        Err(SizeError::Malformed) => Err(CommandError::new(format!(
+            "Invalid image size specified: '{text}'."
+        ))),
+    }
+}
+
+fn options_of(format: Format) -> Vec<Known> {
+    let own = match format {
+        Format::Raw => RAW_OPTIONS,
+        Format::Qcow2 => QCOW2_OPTIONS,
+    };
+    let is_new = |option: &&Known| own.iter().all(|other| other.name != option.name);
+    let of_file = FILE_OPTIONS.iter().filter(is_new);
+    own.iter().chain(of_file).copied().collect()
+}
+
+fn format_named(name: &str) -> Result<Format, CommandError> {
+    match name {
+        "raw" | "file" => Ok(Format::Raw),
+        "qcow2" => Ok(Format::Qcow2),
+        _ => Err(CommandError::new(format!("Unknown file format '{name}'"))),
+    }
+}
+
+fn print_help(args: &Args) -> Result<(), CommandError> {
+    let format = format_named(&args.format)?;
+    if args.filename.is_some() {
+        let text = options::help_text(&options_of(format));
+        print(&format!("Supported options:\n{text}"));
+        return Ok(());
+    }
+    let own = match format {
+        Format::Raw => RAW_OPTIONS,
+        Format::Qcow2 => QCOW2_OPTIONS,
+    };
+    print(&format!(
+        "Supported {} options:\n{}\nThe protocol level may support further options.\nSpecify the \
+         target filename to include those options.\n",
+        args.format,
+        options::help_text(own)
+    ));
+    Ok(())
+}
+
+/// Joins what the arguments and the options say, as far as no file has to be looked at.
+fn request(
+    args: &Args,
+    filename: &str,
+    given: Vec<(String, String)>,
+    size: Option<u64>,
+) -> Result<Request, CommandError> {
+    let format = format_named(&args.format)?;
+    let path = local_name(filename)?.to_string();
+    let mut given = options::normalise(given, &options_of(format))?;
+    for (name, value) in [
+        ("backing_file", &args.backing),
+        ("backing_fmt", &args.backing_format),
+    ] {
+        let Some(value) = value else { continue };
+        if format == Format::Raw {
+            let what = if name == "backing_file" {
+                "file"
+            } else {
+                "format"
+            };
+            return Err(CommandError::new(format!(
+                "Backing {what} not supported for file format 'raw'"
+            )));
+        }
+        given.push((name.to_string(), value.clone()));
+    }
+    let in_options = options::value(&given, "size").map(str::to_string);
+    if in_options.is_some() && size.is_some() {
+        let text = "The image size must be specified only once";
+        return Err(CommandError::new(text));
+    }
+    let size = match in_options {
+        Some(text) => Some(options::size("size", &text)?),
+        None => size,
+    };
+    let backing = options::value(&given, "backing_file");
+    if backing == Some("") {
+        let text = "Expected backing file name, got empty string";
+        return Err(CommandError::new(text));
+    }
+    if backing == Some(filename) {
+        return Err(same_as_backing());
+    }
+    Ok(Request {
+        filename: path,
+        format,
+        options: given,
+        size,
+    })
+}
+
+fn same_as_backing() -> CommandError {
+    CommandError::new("Error: Trying to create an image with the same filename as the backing file")
+}
+
+/// Opens the backing chain for its size, unless that is not wanted; and settles the size.
+async fn look_at_backing(
+    request: &mut Request,
+    args: &Args,
+) -> Result<Option<Vec<Layer>>, CommandError> {
+    let name = options::value(&request.options, "backing_file").map(str::to_string);
+    let format = options::value(&request.options, "backing_fmt").map(str::to_string);
+    let mut layers = None;
+    if let Some(name) = &name {
+        let without_format = "Backing file specified without backing format";
+        if args.backing_unsafe {
+            if format.is_none() {
+                return Err(CommandError::new(without_format));
+            }
+        } else {
+            let chain = open_chain(request, name, format.as_deref()).await;
+            let chain = chain.map_err(|why| {
+                CommandError::new(format!("{why}\nCould not open backing image."))
+            })?;
+            if format.is_none() {
+                let detected = format_name(chain[0].format);
+                return Err(CommandError::new(format!(
+                    "{without_format}\nDetected format of {detected}."
+                )));
+            }
+            let size = chain[0].virtual_size();
+            request.size = request.size.or(Some(size));
+            layers = Some(chain);
+        }
+    }
+    if request.size.is_none() {
+        return Err(CommandError::new("Image creation needs a size parameter"));
+    }
+    Ok(layers)
+}
+
+async fn open_chain(
+    request: &Request,
+    name: &str,
+    format: Option<&str>,
+) -> Result<Vec<Layer>, CommandError> {
+    let format = format.map(parse_format).transpose()?;
+    let resolved = resolve_name(&request.filename, name);
+    let first = Layer::look(&resolved, format).await?;
+    let Some((next, next_format)) = first.backing()? else {
+        return Ok(vec![first]);
+    };
+    let mut layers = vec![first];
+    let rest = layer::chain(&next, next_format).await;
+    let rest =
+        rest.map_err(|why| CommandError::new(format!("Could not open backing file: {why}")))?;
+    layers.extend(rest);
+    Ok(layers)
+}
+
+/// The name of a format on command lines and in images.
+pub fn format_name(format: Format) -> &'static str {
+    match format {
+        Format::Raw => "raw",
+        Format::Qcow2 => "qcow2",
+    }
+}
+
+/// The options as they are printed: in their order, with the defaults that QEMU shows.
+fn shown_options(request: &Request) -> Vec<(&'static str, String)> {
+    let defaults: &[(&str, &str)] = match request.format {
+        Format::Raw => &[],
+        Format::Qcow2 => &[
+            ("cluster_size", "65536"),
+            ("extended_l2", "off"),
+            ("compression_type", "zlib"),
+            ("lazy_refcounts", "off"),
+            ("refcount_bits", "16"),
+        ],
+    };
+    let mut shown = Vec::new();
+    for option in options_of(request.format) {
+        let default = defaults.iter().find(|(name, _)| *name == option.name);
+        let value = match (option.name, request.size) {
+            ("size", Some(size)) => Some(size.to_string()),
+            _ => options::value(&request.options, option.name)
+                .or(default.map(|(_, value)| *value))
+                .map(str::to_string),
+        };
+        shown.extend(value.map(|value| (option.name, value)));
+    }
+    shown
+}
+
+fn announce(request: &Request, args: &Args) {
+    if args.quiet {
+        return;
+    }
+    let filename = args.filename.as_deref().unwrap_or_default();
+    let shown = shown_options(request);
+    if args.json {
+        let shown = shown
+            .into_iter()
+            .map(|(name, value)| (name.into(), value.into()));
+        let object = [
+            ("filename", Value::from(filename)),
+            ("format", format_name(request.format).into()),
+            ("options", Value::Object(shown.collect::<Map<_, _>>())),
+        ];
+        let object: Map<_, _> = object.into_iter().map(|(k, v)| (k.into(), v)).collect();
+        print(&format!("{}\n", json_text(&Value::Object(object))));
+        return;
+    }
+    let shown = shown
+        .iter()
+        .map(|(name, value)| format!(" {name}={}", options::escaped(value)));
+    let shown: String = shown.collect();
+    print(&format!(
+        "Formatting '{filename}', fmt={}{shown}\n",
+        format_name(request.format)
+    ));
+}
+
+fn warn_of_file_options(request: &Request, program: &Program) {
+    let value = |name| options::value(&request.options, name);
+    let nocow = value("nocow").is_some_and(|on| options::switch("nocow", on).unwrap_or(false));
+    let hint = value("extent_size_hint").is_some_and(|hint| hint != "0");
+    for (wanted, name) in [(nocow, "nocow"), (hint, "extent_size_hint")] {
+        if wanted {
+            program.warn(format_args!("option '{name}' has no effect"));
+        }
+    }
+}
+
+fn preallocation(request: &Request) -> Result<Preallocation, CommandError> {
+    let Some(value) = options::value(&request.options, "preallocation") else {
+        return Ok(Preallocation::Off);
+    };
+    Ok(match value {
+        "off" => Preallocation::Off,
+        "metadata" => Preallocation::Metadata,
+        "falloc" => Preallocation::Falloc,
+        "full" => Preallocation::Full,
+        _ => {
+            return Err(CommandError::new(match request.format {
+                Format::Raw => format!("invalid parameter value: {value}"),
+                Format::Qcow2 => not_accepted("preallocation", value).to_string(),
+            }));
+        }
+    })
+}
+
+fn not_accepted(name: &str, value: &str) -> CommandError {
+    CommandError::new(format!(
+        "Parameter '{name}' does not accept value '{value}'"
+    ))
+}
+
+fn qcow2_options(request: &Request) -> Result<CreateOptions, CommandError> {
+    let value = |name| options::value(&request.options, name);
+    let switch = |name| value(name).map_or(Ok(false), |text| options::switch(name, text));
+    if switch("encryption")? || value("encrypt.format").is_some() {
+        return Err(CommandError::new("encryption is not supported"));
+    }
+    let mut out = CreateOptions::new(request.size.unwrap_or(0));
+    out.version = match value("compat") {
+        None | Some("1.1" | "v3") => Version::V3,
+        Some("0.10" | "v2") => Version::V2,
+        Some(other) => return Err(not_accepted("version", other)),
+    };
+    if let Some(size) = value("cluster_size") {
+        out.cluster_size = options::size("cluster_size", size)?;
+    }
+    out.extended_l2 = switch("extended_l2")?;
+    // Anything that is no 64-bit number is no valid width either.
+    out.refcount_bits = value("refcount_bits").map_or(16, |bits| bits.parse().unwrap_or(0));
+    out.lazy_refcounts = switch("lazy_refcounts")?;
+    out.compression_type = match value("compression_type") {
+        None | Some("zlib") => CompressionType::Deflate,
+        Some("zstd") => CompressionType::Zstd,
+        Some(other) => return Err(not_accepted("compression-type", other)),
+    };
+    out.backing_file = value("backing_file").map(str::to_string);
+    out.backing_format = value("backing_fmt").map(str::to_string);
+    if let Some(format) = &out.backing_format
+        && !BACKING_FORMATS.contains(&format.as_str())
+    {
+        return Err(not_accepted("backing-fmt", format));
+    }
+    out.data_file = value("data_file").map(str::to_string);
+    out.data_file_raw = switch("data_file_raw")?;
+    out.preallocation = preallocation(request)?;
+    out.validate()?;
+    Ok(out)
+}
+
+/// A file of the host that is being made. Removed when dropped, if it was new and is not finished.
+struct NewFile {
+    path: PathBuf,
+    remove: bool,
+}
+
+impl NewFile {
+    /// Makes or empties the file `name`, which must be none of `used`.
+    fn open(
+        name: &str,
+        used: &[FileId],
+    ) -> Result<(NewFile, std::sync::Arc<dyn cowslip::file::BlockFile>), CommandError> {
+        let refused = |error: cowslip::Error| {
+            CommandError::new(match &error {
+                cowslip::Error::Io { source, .. } => format!(
+                    "Could not create '{name}': {}",
+                    cowslip::error::system_words(source)
+                ),
+                other => format!("Could not create '{name}': {other}"),
+            })
+        };
+        let path = Path::new(name);
+        let options = |create| HostOptions {
+            writable: true,
+            create,
+            ..HostOptions::default()
+        };
+        let mut is_new = true;
+        let file = match open_host_file(path, &options(CreateMode::CreateNew)) {
+            Err(cowslip::Error::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {
+                is_new = false;
+                let existing = open_host_file(path, &options(CreateMode::OpenExisting));
+                let existing = existing.map_err(refused)?;
+                if existing.id().is_some_and(|id| used.contains(&id)) {
+                    return Err(same_as_backing());
+                }
+                open_host_file(path, &options(CreateMode::Truncate))
+            }
+            other => other,
+        };
+        let file = file.map_err(refused)?;
+        let path = path.to_path_buf();
+        let new_file = NewFile {
+            path,
+            remove: is_new,
+        };
+        Ok((new_file, file))
+    }
+
+    fn finished(mut self) {
+        self.remove = false;
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if self.remove {
+            // The failure that led here is reported; a file that cannot be removed is no image.
+            drop(std::fs::remove_file(&self.path));
+        }
+    }
+}
+
+async fn make(request: &Request, backing: Option<&[Layer]>) -> Result<(), CommandError> {
+    let mut used: Vec<FileId> = backing
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|l| l.id)
+        .collect();
+    if request.format == Format::Raw {
+        let preallocation = preallocation(request)?;
+        if preallocation == Preallocation::Metadata {
+            let text = "Unsupported preallocation mode: metadata";
+            return Err(CommandError::new(text));
+        }
+        let size = request.size.unwrap_or(0);
+        let (new, file) = NewFile::open(&request.filename, &used)?;
+        create_raw(file, size, preallocation).await?;
+        new.finished();
+        return Ok(());
+    }
+    let options = qcow2_options(request)?;
+    let (new, file) = NewFile::open(&request.filename, &used)?;
+    let data = match &options.data_file {
+        Some(name) => {
+            used.extend(file.id());
+            Some(NewFile::open(
+                &resolve_name(&request.filename, name),
+                &used,
+            )?)
+        }
+        None => None,
+    };
+    let (new_data, data_file) = data.unzip();
+    create(file, data_file, &options).await?;
+    new.finished();
+    if let Some(new_data) = new_data {
+        new_data.finished();
+    }
+    Ok(())
 }

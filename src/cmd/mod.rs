@@ -12,6 +12,7 @@ pub mod check;
 pub mod create;
 pub mod map;
 mod source;
+pub mod info;
 
 /// Verbs under the names `qemu-img` and `cowslip`.
 #[derive(Subcommand)]
@@ -22,6 +23,8 @@ pub enum ImgVerb {
     Check(check::Args),
     /// Tell where the data of an image is
     Map(map::Args),
+    /// Display information about an image
+    Info(info::Args),
 }
 
 impl ImgVerb {
@@ -31,6 +34,7 @@ impl ImgVerb {
             ImgVerb::Create(args) => create::run(args, program),
             ImgVerb::Check(args) => check::run(args, program),
             ImgVerb::Map(args) => map::run(args, program),
+            ImgVerb::Info(args) => info::run(args, program),
         }
     }
 }

@@ -27,6 +27,7 @@ pub mod geometry;
 mod growth;
 pub mod header;
 mod inflight;
+pub mod inspect;
 pub mod map;
 mod open;
 pub mod plan;

@@ -1,0 +1,343 @@
+//! `info`: what an image says of itself, in QEMU's words and JSON.
+//!
+//! Opens only the named file (and with `--backing-chain` the chain), never a data file.
+
+use clap::ArgAction;
+use cowslip::file::host::{Aio, resolve_name};
+use cowslip::qcow2::header::{CryptMethod, Header};
+use cowslip::qcow2::inspect::{Inspection, SnapshotInfo};
+use serde_json::{Value, json};
+
+use super::create::format_name;
+use crate::error::CommandError;
+use crate::layer::{Layer, chain};
+use crate::open::{ImageSpec, block_on};
+use crate::output::{Program, print, print_json};
+use crate::size;
+use crate::time;
+
+/// Command line of `info`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Format of the image; probed by default
+    #[arg(short = 'f', long = "format", value_name = "FMT")]
+    format: Option<String>,
+    /// The file name is a list of options
+    #[arg(long, conflicts_with = "format")]
+    image_opts: bool,
+    /// Also all backing files
+    #[arg(short = 'b', long)]
+    backing_chain: bool,
+    /// Accepted for compatibility: looking takes no lock
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    /// human or json
+    #[arg(long, value_name = "FORMAT", default_value = "human")]
+    output: String,
+    /// The same as --output=json
+    #[arg(long, action = ArgAction::SetTrue)]
+    json: bool,
+    /// The image
+    #[arg(value_name = "FILENAME")]
+    filenames: Vec<String>,
+}
+
+/// Describes an image.
+pub fn run(args: Args, program: &Program) -> u8 {
+    program.exit_code(describe(&args))
+}
+
+fn describe(args: &Args) -> Result<(), CommandError> {
+    let hint = "Try 'qemu-img info --help' for more info";
+    let json = match args.output.as_str() {
+        "human" => args.json,
+        "json" => true,
+        other => {
+            return Err(CommandError::new(format!(
+                "--output expects 'human' or 'json' not '{other}'\n{hint}"
+            )));
+        }
+    };
+    let [filename] = args.filenames.as_slice() else {
+        return Err(CommandError::new(format!(
+            "Expecting one image file name\n{hint}"
+        )));
+    };
+    let spec = ImageSpec {
+        filename: filename.clone(),
+        format: args.format.clone(),
+        image_opts: args.image_opts,
+    };
+    let source = spec.resolve()?;
+    let layers = block_on(Aio::Auto, async {
+        if args.backing_chain {
+            return chain(&source.filename, source.format).await;
+        }
+        let layer = Layer::look(&source.filename, source.format).await;
+        let layer = layer.map_err(|why| {
+            CommandError::new(format!("Could not open '{}': {why}", source.given))
+        })?;
+        Ok(vec![layer])
+    })?;
+    match (json, args.backing_chain) {
+        (true, true) => print_json(&Value::Array(layers.iter().map(as_json).collect())),
+        (true, false) => print_json(&as_json(&layers[0])),
+        (false, _) => {
+            let texts: Vec<String> = layers.iter().map(as_text).collect();
+            print(&texts.join("\n"));
+        }
+    }
+    Ok(())
+}
+
+fn with_bytes(bytes: u64) -> String {
+    format!("{} ({bytes} bytes)", size::human(bytes))
+}
+
+fn disk_size_text(layer: &Layer) -> String {
+    layer
+        .disk_size
+        .map_or_else(|| "unavailable".to_string(), size::human)
+}
+
+fn as_text(layer: &Layer) -> String {
+    let mut lines = vec![
+        format!("image: {}", layer.filename),
+        format!("file format: {}", format_name(layer.format)),
+        format!("virtual size: {}", with_bytes(layer.virtual_size())),
+        format!("disk size: {}", disk_size_text(layer)),
+    ];
+    if let Some(inspection) = &layer.inspection {
+        qcow2_text(layer, inspection, &mut lines);
+    }
+    lines.push("Child node '/file':".to_string());
+    lines.push(format!("    filename: {}", layer.filename));
+    lines.push("    protocol type: file".to_string());
+    lines.push(format!("    file length: {}", with_bytes(layer.file_len)));
+    lines.push(format!("    disk size: {}", disk_size_text(layer)));
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+fn qcow2_text(layer: &Layer, inspection: &Inspection, lines: &mut Vec<String>) {
+    let header = &inspection.header;
+    if header.crypt_method != CryptMethod::None {
+        lines.push("encrypted: yes".to_string());
+    }
+    lines.push(format!(
+        "cluster_size: {}",
+        header.geometry().cluster_bytes()
+    ));
+    if header.is_dirty() {
+        lines.push("cleanly shut down: no".to_string());
+    }
+    if let Some(name) = &header.backing_file {
+        let resolved = resolve_name(&layer.filename, name);
+        lines.push(match resolved == *name {
+            true => format!("backing file: {name}"),
+            false => format!("backing file: {name} (actual path: {resolved})"),
+        });
+        if let Some(format) = header.backing_format() {
+            lines.push(format!("backing file format: {format}"));
+        }
+    }
+    if !inspection.snapshots.is_empty() {
+        lines.push("Snapshot list:".to_string());
+        lines.extend(snapshot_lines(&inspection.snapshots));
+    }
+    lines.push("Format specific information:".to_string());
+    specific_text(&specific(inspection), 1, lines);
+}
+
+/// The table of internal snapshots.
+pub fn snapshot_lines(snapshots: &[SnapshotInfo]) -> Vec<String> {
+    let line = |[id, tag, size, date, clock, icount]: [&str; 6]| {
+        format!("{id:<7} {tag:<16} {size:>8} {date:>19} {clock:>15} {icount:>10}")
+    };
+    let mut lines = vec![line(["ID", "TAG", "VM_SIZE", "DATE", "VM_CLOCK", "ICOUNT"])];
+    for snapshot in snapshots {
+        let seconds = snapshot.vm_clock_nsec / 1_000_000_000;
+        let clock = format!(
+            "{:04}:{:02}:{:02}.{:03}",
+            seconds / 3600,
+            seconds / 60 % 60,
+            seconds % 60,
+            snapshot.vm_clock_nsec / 1_000_000 % 1000
+        );
+        lines.push(line([
+            &snapshot.id,
+            &snapshot.name,
+            &size::human(snapshot.vm_state_size),
+            &time::date_and_time(u64::from(snapshot.date_sec)),
+            &clock,
+            &snapshot.icount.map_or(String::new(), |n| n.to_string()),
+        ]));
+    }
+    lines
+}
+
+/// What only qcow2 images have, in QEMU's order.
+fn specific(inspection: &Inspection) -> Value {
+    let header = &inspection.header;
+    let mut out = serde_json::Map::new();
+    let mut put = |name: &str, value: Value| {
+        out.insert(name.to_string(), value);
+    };
+    let is_v3 = header.version >= 3;
+    put("compat", if is_v3 { "1.1" } else { "0.10" }.into());
+    put("compression-type", header.compression_type.name().into());
+    if is_v3 {
+        put("lazy-refcounts", header.has_lazy_refcounts().into());
+    }
+    if !inspection.bitmaps.is_empty() {
+        let bitmaps = inspection.bitmaps.iter().map(|bitmap| {
+            let flags = [(bitmap.in_use, "in-use"), (bitmap.auto, "auto")];
+            let flags = flags.iter().filter(|(set, _)| *set).map(|(_, name)| *name);
+            json!({
+                "flags": flags.collect::<Vec<_>>(),
+                "name": bitmap.name,
+                "granularity": bitmap.granularity,
+            })
+        });
+        put("bitmaps", bitmaps.collect());
+    }
+    put("refcount-bits", header.geometry().refcount_bits().into());
+    encryption_and_data_file(header, &mut put);
+    if is_v3 {
+        put("corrupt", header.is_corrupt().into());
+        put("extended-l2", header.is_extended_l2().into());
+    }
+    Value::Object(out)
+}
+
+fn encryption_and_data_file(header: &Header, put: &mut impl FnMut(&str, Value)) {
+    match header.crypt_method {
+        CryptMethod::None => {}
+        CryptMethod::Aes => put("encrypt", json!({ "format": "aes" })),
+        CryptMethod::Luks => put("encrypt", json!({ "format": "luks" })),
+    }
+    if let Some(name) = header.data_file_name() {
+        put("data-file", name.into());
+    }
+    if header.has_data_file() {
+        put("data-file-raw", header.is_data_file_raw().into());
+    }
+}
+
+/// A report's members as indented text: blanks for hyphens, indices for list items. The depth is
+/// fixed by [`specific`], so this recursion is bounded.
+fn specific_text(value: &Value, level: usize, lines: &mut Vec<String>) {
+    let members: Vec<(String, &Value)> = match value {
+        Value::Object(members) => {
+            let members = members.iter();
+            members
+                .map(|(name, value)| (name.replace('-', " "), value))
+                .collect()
+        }
+        Value::Array(items) => {
+            let items = items.iter().enumerate();
+            items.map(|(at, item)| (format!("[{at}]"), item)).collect()
+        }
+        _ => Vec::new(),
+    };
+    for (name, value) in members {
+        let indent = " ".repeat(level * 4);
+        match value {
+            Value::Object(_) | Value::Array(_) => {
+                lines.push(format!("{indent}{name}:"));
+                specific_text(value, level + 1, lines);
+            }
+            Value::String(text) => lines.push(format!("{indent}{name}: {text}")),
+            plain => lines.push(format!("{indent}{name}: {plain}")),
+        }
+    }
+}
+
+fn as_json(layer: &Layer) -> Value {
+    let mut out = serde_json::Map::new();
+    let mut put = |name: &str, value: Value| {
+        out.insert(name.to_string(), value);
+    };
+    put(
+        "children",
+        json!([{ "name": "file", "info": child_json(layer) }]),
+    );
+    let header = layer.header();
+    let backing = header.and_then(|header| header.backing_file.as_ref());
+    if let Some(inspection) = &layer.inspection {
+        if !inspection.snapshots.is_empty() {
+            put(
+                "snapshots",
+                inspection.snapshots.iter().map(snapshot_json).collect(),
+            );
+        }
+        if let (Some(_), Some(format)) = (backing, inspection.header.backing_format()) {
+            put("backing-filename-format", format.into());
+        }
+    }
+    put("virtual-size", layer.virtual_size().into());
+    put("filename", layer.filename.as_str().into());
+    if let Some(header) = header {
+        put("cluster-size", header.geometry().cluster_bytes().into());
+    }
+    put("format", format_name(layer.format).into());
+    if let Some(bytes) = layer.disk_size {
+        put("actual-size", bytes.into());
+    }
+    if let Some(inspection) = &layer.inspection {
+        let data = specific(inspection);
+        put("format-specific", json!({ "type": "qcow2", "data": data }));
+    }
+    if let Some(name) = backing {
+        let resolved = resolve_name(&layer.filename, name);
+        put("full-backing-filename", resolved.into());
+        put("backing-filename", name.as_str().into());
+    }
+    if header.is_some_and(|header| header.crypt_method != CryptMethod::None) {
+        put("encrypted", true.into());
+    }
+    put("dirty-flag", header.is_some_and(Header::is_dirty).into());
+    Value::Object(out)
+}
+
+fn child_json(layer: &Layer) -> Value {
+    let mut out = json!({
+        "children": [],
+        "virtual-size": layer.file_len,
+        "filename": layer.filename,
+        "format": "file",
+    });
+    if let Some(bytes) = layer.disk_size {
+        out["actual-size"] = bytes.into();
+    }
+    out["format-specific"] = json!({ "type": "file", "data": {} });
+    out["dirty-flag"] = false.into();
+    out
+}
+
+fn snapshot_json(snapshot: &SnapshotInfo) -> Value {
+    let mut out = serde_json::Map::new();
+    if let Some(icount) = snapshot.icount {
+        out.insert("icount".to_string(), icount.into());
+    }
+    let rest = [
+        (
+            "vm-clock-nsec",
+            (snapshot.vm_clock_nsec % 1_000_000_000).into(),
+        ),
+        ("name", Value::from(snapshot.name.as_str())),
+        ("date-sec", snapshot.date_sec.into()),
+        ("date-nsec", snapshot.date_nsec.into()),
+        (
+            "vm-clock-sec",
+            (snapshot.vm_clock_nsec / 1_000_000_000).into(),
+        ),
+        ("id", snapshot.id.as_str().into()),
+        ("vm-state-size", snapshot.vm_state_size.into()),
+    ];
+    out.extend(
+        rest.into_iter()
+            .map(|(name, value)| (name.to_string(), value)),
+    );
+    Value::Object(out)
+}

@@ -1,0 +1,342 @@
+//! `create` and `info` beside qemu-img's: the same words, exit codes and files.
+//!
+//! Each case is a command line, run by both in directories of the same content. What differs on
+//! purpose is in [`DELIBERATE`], with the reason.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
+
+mod support;
+
+/// Command lines of `create`. `x` is the file that is made. Words are cut at blanks; `''` is an
+/// empty one.
+const CREATE: &str = "
+-f qcow2 x 1M
+-f qcow2
+-f qcow2 x
+-f foo x 1M
+--bar x 1M
+x 1M y
+x 1001
+-fqcow2 x 1M
+x 1M -f qcow2 -q
+-f raw -f qcow2 x 1M
+-q -f qcow2 x 1M
+-o help -f qcow2
+-o help -f raw
+-o help -f qcow2 x
+-o help -f raw x
+-f qcow2 x 1X
+-f qcow2 x 16E
+-f qcow2 x 8E
+-f qcow2 x 7E
+-f qcow2 x 2305843009213693951
+-f qcow2 x ''
+-f qcow2 x 1.5M
+-f qcow2 x 0x100
+-f qcow2 x 1000
+-f qcow2 -o size=3M x 4M
+-f qcow2 -o size=3M x
+-f qcow2 -o size=0x100000 x
+-f qcow2 -o size=-1 x
+-f qcow2 -o '' x 1M
+-f qcow2 -o , x 1M
+-f qcow2 -o cluster_size=64k, x 1M
+-f qcow2 -o foo=bar x 1M
+-f qcow2 -o cluster_size=3 x 1M
+-f qcow2 -o cluster_size=4M x 1M
+-f qcow2 -o cluster_size=abc x 1M
+-f qcow2 -o cluster_size=-1 x 1M
+-f qcow2 -o cluster_size x 1M
+-f qcow2 -o lazy_refcounts x 1M
+-f qcow2 -o nolazy_refcounts x 1M
+-f qcow2 -o lazy_refcounts=maybe x 1M
+-f qcow2 -o lazy_refcounts=yes x 1M
+-f qcow2 -o compat=v2,lazy_refcounts=on x 1M
+-f qcow2 -o compat=1.1 x 1M
+-f qcow2 -o compat=0.10 x 1M
+-f qcow2 -o compat=v4 x 1M
+-f qcow2 -o compat=v2,refcount_bits=8 x 1M
+-f qcow2 -o compat=v2,extended_l2=on x 1M
+-f qcow2 -o compat=v2,compression_type=zstd x 1M
+-f qcow2 -o compat=v2,data_file=d x 1M
+-f qcow2 -o refcount_bits=7 x 1M
+-f qcow2 -o refcount_bits=0 x 1M
+-f qcow2 -o refcount_bits=-1 x 1M
+-f qcow2 -o refcount_bits=abc x 1M
+-f qcow2 -o extended_l2=on,cluster_size=8k x 1M
+-f qcow2 -o compression_type=lzo x 1M
+-f qcow2 -o compression_type=zstd x 1M
+-f qcow2 -o preallocation=some x 1M
+-f qcow2 -o preallocation=metadata x 1M
+-f qcow2 -o preallocation=falloc x 1M
+-f qcow2 -o preallocation=full x 1M
+-f qcow2 -o data_file_raw=on x 1M
+-f qcow2 -o data_file=d,data_file_raw=on -b b.raw -F raw x 1M
+-f qcow2 -o data_file=d x 1M
+-f qcow2 -o data_file=d,data_file_raw=on x 1M
+-f qcow2 -o data_file= x 1M
+-f raw -o preallocation=falloc x 1M
+-f raw -o preallocation=full x 1M
+-f raw -o preallocation=metadata x 1M
+-f raw -o preallocation=xx x 1M
+-f raw -o cluster_size=64k x 1M
+-f raw -b b.raw -F raw x 1M
+-f qcow2 -F raw x 1M
+-f qcow2 -b b.raw -F raw x
+-f qcow2 -b b.raw -F raw x 3M
+-f qcow2 -b a.qcow2 -F qcow2 x
+-f qcow2 -b odd.raw -F raw x
+-f qcow2 -b b.raw x
+-f qcow2 -b b.raw -F foo x
+-f qcow2 -b b.raw -F qcow2 x
+-f qcow2 -b nonex -F raw x
+-f qcow2 -b nonex -F raw x 1M
+-f qcow2 -b nonex x 1M
+-f qcow2 -b '' x 1M
+-f qcow2 -b x -F qcow2 x 1M
+-f qcow2 -u -b nonex -F raw x 1M
+-f qcow2 -u -b nonex -F raw x
+-f qcow2 -u -b nonex x 1M
+-f qcow2 -u -b nonex -F foo x 1M
+-f qcow2 -b a,b -F raw x
+-f qcow2 -o backing_file=a,,b,backing_fmt=raw x
+-f qcow2 -o backing_file=b.raw -o backing_fmt=raw,size=3M x
+-f qcow2 -o backing_file=top.qcow2 -b a.qcow2 -F qcow2 x
+-f qcow2 -o preallocation=metadata -b b.raw -F raw x
+-f qcow2 -o preallocation=metadata,extended_l2=on -b b.raw -F raw x
+-f qcow2 nodir/x 1M
+-f qcow2 . 1M
+-f qcow2 foo:x 1M
+-f qcow2 file:x 1M
+";
+
+/// Command lines of `info`.
+const INFO: &str = "
+top.qcow2
+a.qcow2
+ext.qcow2
+v2.qcow2
+snap.qcow2
+b.raw
+odd.raw
+aes.qcow2
+marked.qcow2
+alone.qcow2
+sub/o.qcow2
+--backing-chain top.qcow2
+--backing-chain sub/o.qcow2
+--backing-chain loop.qcow2
+--backing-chain alone.qcow2
+-U -f qcow2 top.qcow2
+-f raw top.qcow2
+-f qcow2 b.raw
+-f foo b.raw
+nonex
+foo:b.raw
+file:b.raw
+a b
+--limits b.raw
+--image-opts driver=qcow2,file.filename=top.qcow2
+--image-opts driver=raw,file.driver=file,file.filename=top.qcow2
+--image-opts driver=qcow2,file.filename=nonex
+json:{\"driver\":\"qcow2\",\"file\":{\"driver\":\"file\",\"filename\":\"top.qcow2\"}}
+";
+
+/// Command lines after which the directories may differ, and why.
+const DELIBERATE: &[(&str, &str)] = &[(
+    "-f raw -o preallocation=metadata x 1M",
+    "the refused file is not left behind",
+)];
+
+fn words(line: &str) -> Vec<&str> {
+    let words = line.split_whitespace();
+    words.map(|w| if w == "''" { "" } else { w }).collect()
+}
+
+/// Files that the command lines name.
+fn prepare(dir: &Path) {
+    let make = |words: &[&str]| run(Command::new("qemu-img").current_dir(dir).args(words));
+    std::fs::write(dir.join("b.raw"), vec![0; 1 << 20]).unwrap();
+    std::fs::write(dir.join("a,b"), vec![0; 1 << 20]).unwrap();
+    std::fs::write(dir.join("odd.raw"), [0; 1000]).unwrap();
+    std::fs::create_dir(dir.join("sub")).unwrap();
+    let create = ["create", "-q", "-f", "qcow2"];
+    for line in [
+        "-b b.raw -F raw a.qcow2",
+        "-b a.qcow2 -F qcow2 top.qcow2 2M",
+        "-o data_file=d.raw,data_file_raw=on,compression_type=zstd,extended_l2=on,\
+         lazy_refcounts=on ext.qcow2 1G",
+        "-o compat=v2,cluster_size=512 v2.qcow2 1M",
+        "snap.qcow2 64M",
+        "-u -b missing -F raw alone.qcow2 1M",
+        "-u -b loop.qcow2 -F qcow2 loop2.qcow2 1M",
+        "-u -b loop2.qcow2 -F qcow2 loop.qcow2 1M",
+        "-u -b ../b.raw -F raw sub/o.qcow2 1M",
+        "--object secret,id=s,data=abc -o encrypt.format=aes,encrypt.key-secret=s aes.qcow2 1M",
+    ] {
+        make(&[&create[..], &words(line)].concat());
+    }
+    for line in [
+        "snapshot -c first snap.qcow2",
+        "snapshot -c a-name-that-is-longer-than-its-column snap.qcow2",
+        "bitmap --add snap.qcow2 one",
+        "bitmap --add -g 128k --disable snap.qcow2 two",
+    ] {
+        make(&words(line));
+    }
+    let mut marked = std::fs::read(dir.join("top.qcow2")).unwrap();
+    marked[79] = 3; // Dirty and corrupt.
+    std::fs::write(dir.join("marked.qcow2"), marked).unwrap();
+}
+
+fn text(output: &Output) -> String {
+    format!(
+        "{}{}[{}]\n",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+        output.status
+    )
+}
+
+fn theirs(dir: &Path, verb: &str, line: &[&str]) -> String {
+    text(&outcome(
+        Command::new("qemu-img")
+            .current_dir(dir)
+            .arg(verb)
+            .args(line),
+    ))
+}
+
+fn ours(dir: &Path, verb: &str, line: &[&str]) -> String {
+    text(&outcome(
+        cowslip()
+            .current_dir(dir)
+            .args(["qemu-img", verb])
+            .args(line),
+    ))
+}
+
+#[test]
+fn create_says_and_makes_what_qemu_img_does() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    let (here, there) = (scratch(), scratch());
+    prepare(here.path());
+    prepare(there.path());
+    let mut failures = String::new();
+    for line in CREATE.lines().filter(|line| !line.is_empty()) {
+        for dir in [&here, &there] {
+            for name in ["x", "d"] {
+                std::fs::remove_file(dir.path().join(name)).ok();
+            }
+        }
+        let expected = theirs(there.path(), "create", &words(line));
+        let actual = ours(here.path(), "create", &words(line));
+        if actual != expected {
+            failures += &format!("create {line}\n--- expected\n{expected}--- actual\n{actual}");
+        }
+        let files = ["x", "d"].map(|name| {
+            let read = |dir: &Path| std::fs::read(dir.join(name)).ok();
+            read(here.path()) == read(there.path())
+        });
+        let deliberate = DELIBERATE.iter().any(|(known, _)| *known == line);
+        if files != [true, true] && !deliberate {
+            failures += &format!("create {line}\nthe files differ\n");
+        }
+    }
+    assert!(failures.is_empty(), "{failures}");
+}
+
+#[test]
+fn info_says_what_qemu_img_says() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    let dir = scratch();
+    prepare(dir.path());
+    let mut failures = String::new();
+    for line in INFO.lines().filter(|line| !line.is_empty()) {
+        for output in ["--output=human", "--output=json"] {
+            let mut line = words(line);
+            line.push(output);
+            let expected = theirs(dir.path(), "info", &line);
+            let actual = ours(dir.path(), "info", &line);
+            if actual != expected {
+                let line = line.join(" ");
+                failures += &format!("info {line}\n--- expected\n{expected}--- actual\n{actual}");
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{failures}");
+}
+
+#[test]
+fn what_was_made_is_described_in_json() {
+    let dir = scratch();
+    let made = run(cowslip()
+        .current_dir(dir.path())
+        .args(["create", "--json", "-f", "qcow2", "x", "1M"]));
+    let made: serde_json::Value = serde_json::from_str(&made).unwrap();
+    assert_eq!(made["options"]["size"], "1048576");
+    let info = run(cowslip()
+        .current_dir(dir.path())
+        .args(["info", "--json", "x"]));
+    let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+    assert_eq!(info["virtual-size"], 1 << 20);
+    assert_eq!(info["format"], "qcow2");
+}
+
+#[test]
+fn an_image_is_not_made_over_its_own_backing_file() {
+    let dir = scratch();
+    let base = dir.path().join("base");
+    std::fs::write(&base, [7; 4096]).unwrap();
+    std::fs::hard_link(&base, dir.path().join("other-name")).unwrap();
+    let line = [
+        "create",
+        "-f",
+        "qcow2",
+        "-b",
+        "base",
+        "-F",
+        "raw",
+        "other-name",
+    ];
+    let made = outcome(cowslip().current_dir(dir.path()).args(line));
+    assert_eq!(made.status.code(), Some(1), "{}", text(&made));
+    assert_eq!(std::fs::read(&base).unwrap(), [7; 4096]);
+}
+
+#[test]
+fn an_encrypted_image_is_described_and_its_method_named() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    let dir = scratch();
+    let image = dir.path().join("l.qcow2");
+    let secret = [
+        "create",
+        "-q",
+        "--object",
+        "secret,id=s,data=abc",
+        "-f",
+        "qcow2",
+        "-o",
+    ];
+    let options = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10";
+    run(Command::new("qemu-img")
+        .args(secret)
+        .arg(options)
+        .arg(&image)
+        .arg("1M"));
+    let info = run(cowslip().args(["info"]).arg(&image));
+    assert!(
+        info.contains("encrypted: yes") && info.contains("format: luks"),
+        "{info}"
+    );
+    assert!(qemu_img(&["info"], &[&image]).contains("encrypted: yes"));
+}
