@@ -15,6 +15,7 @@ mod inbox;
 mod outbox;
 pub mod protocol;
 pub mod server;
+mod slab;
 
 pub use client::{Client, ClientError, ConnectOptions, ExportDescription};
 pub use export::{Export, ExportError, ExportFuture, ExportInfo, MemoryExport};

@@ -5,12 +5,15 @@
 
 use cowslip_queue::Buf;
 
+use crate::slab::Slab;
+
 /// Messages that are sent together, in order.
 #[derive(Default)]
 pub(crate) struct Outbox {
     heads: Vec<u8>,
     /// Payloads, each with the length that `heads` had when it came.
     payloads: Vec<(usize, Buf)>,
+    memory: Slab,
 }
 
 impl Outbox {
@@ -28,7 +31,9 @@ impl Outbox {
 
     /// The buffers to send; the outbox is empty afterwards.
     pub(crate) fn take(&mut self) -> Vec<Buf> {
-        let heads = Buf::copy_of(&self.heads);
+        let mut heads = self.memory.take(self.heads.len());
+        heads.copy_from_slice(&self.heads);
+        let heads = heads.freeze();
         let mut bufs = Vec::with_capacity(2 * self.payloads.len() + 1);
         let mut sent = 0;
         for (at, payload) in self.payloads.drain(..) {

@@ -111,6 +111,16 @@ impl BufMut {
         self.len = self.len.min(len);
     }
 
+    /// Becomes the whole allocation again if no other part of it is left anywhere; says whether. The
+    /// bytes are what was last written there.
+    pub fn try_reclaim(&mut self) -> bool {
+        let Some(memory) = Arc::get_mut(&mut self.memory) else {
+            return false;
+        };
+        (self.start, self.len) = (0, memory.layout.size());
+        true
+    }
+
     /// Gives up the exclusive right, for writing the bytes out.
     pub fn freeze(self) -> Buf {
         Buf {
@@ -232,6 +242,20 @@ mod tests {
         let buf = head.freeze();
         assert!(buf.slice(0, 4).is_followed_by(&buf.slice(4, 2)));
         assert!(!buf.slice(0, 4).is_followed_by(&buf.slice(5, 2)));
+    }
+
+    #[test]
+    fn a_buffer_is_reclaimed_once_all_its_parts_are_gone() {
+        let mut rest = BufMut::zeroed(8);
+        let head = rest.split_to(5);
+        let head = head.freeze();
+        let clone = head.slice(1, 1);
+        drop(head);
+        assert!(!rest.try_reclaim(), "a slice is still there");
+        assert_eq!(rest.len(), 3);
+        drop(clone);
+        assert!(rest.try_reclaim());
+        assert_eq!(rest.len(), 8);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use cowslip_queue::{BufMut, Completer};
 
 use super::{ClientError, Shared, State};
 use crate::export::ExportError;
-use crate::inbox::{Ended, Inbox};
+use crate::inbox::Inbox;
 use crate::protocol::transmission::{
     BlockStatus, ChunkHeader, ErrorChunk, OFFSET_DATA_BYTES, OFFSET_HOLE_BYTES, OffsetHole,
     ReplyHeader, Request, StatusDescriptor, decode_offset_data,
@@ -178,6 +178,10 @@ impl Slots {
         Ok(self.slots[index].take().expect("it was just there"))
     }
 
+    fn is_empty(&self) -> bool {
+        self.slots.len() == self.free.len()
+    }
+
     /// Takes out all that wait.
     pub(super) fn drain(&mut self) -> Vec<Wanted> {
         self.free.clear();
@@ -208,12 +212,6 @@ pub(super) async fn receive(shared: Rc<Shared>, inbox: Inbox) {
         false => error,
     });
     shared.task_ended();
-}
-
-impl Slots {
-    fn is_empty(&self) -> bool {
-        self.slots.len() == self.free.len()
-    }
 }
 
 struct Receiver {
@@ -426,12 +424,6 @@ fn cut_to_range(descriptors: Vec<StatusDescriptor>, len: u32) -> Vec<StatusDescr
         cut.push(descriptor);
     }
     cut
-}
-
-impl From<Ended> for Malformed {
-    fn from(_: Ended) -> Malformed {
-        Malformed("the connection ended within a message")
-    }
 }
 
 #[cfg(test)]

@@ -130,17 +130,17 @@ async fn send(stream: &Stream, message: Vec<u8>) -> Result<(), NoChoice> {
 /// The data of an option, or `None` if it was too long and has been read over.
 async fn option_data(inbox: &mut Inbox, header: OptionHeader) -> Result<Option<Vec<u8>>, NoChoice> {
     let len = usize::try_from(header.len).map_err(|_| Some("an endless option".to_owned()))?;
-    match header.len {
-        0..=OPTION_BYTES_MAX => Ok(Some(inbox.take(len).await.map_err(gone)?)),
-        ..=SKIPPED_BYTES_MAX => {
-            inbox.skip(len).await.map_err(gone)?;
-            Ok(None)
-        }
-        _ => Err(Some(format!(
-            "the client sent an option of {} bytes",
-            header.len
-        ))),
+    if header.len <= OPTION_BYTES_MAX {
+        return Ok(Some(inbox.take(len).await.map_err(gone)?));
     }
+    if header.len <= SKIPPED_BYTES_MAX {
+        inbox.skip(len).await.map_err(gone)?;
+        return Ok(None);
+    }
+    Err(Some(format!(
+        "the client sent an option of {} bytes",
+        header.len
+    )))
 }
 
 fn gone(ended: Ended) -> NoChoice {

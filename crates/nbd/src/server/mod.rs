@@ -16,8 +16,10 @@ use std::time::Duration;
 use cowslip_queue::{Listener, Stream, sleep, spawn};
 
 use crate::event::{Event, First, first};
-use crate::export::Export;
+use crate::export::{Export, ExportError};
 use crate::inbox::Inbox;
+use crate::protocol::OptionCode;
+use crate::protocol::transmission::Request;
 
 mod handshake;
 mod transmission;
@@ -79,7 +81,7 @@ pub enum ServerEvent {
         /// Which connection.
         connection: u64,
         /// The option.
-        option: crate::protocol::OptionCode,
+        option: OptionCode,
     },
     /// A client has chosen an export.
     Chosen {
@@ -93,9 +95,9 @@ pub enum ServerEvent {
         /// Which connection.
         connection: u64,
         /// The request.
-        request: crate::protocol::transmission::Request,
+        request: Request,
         /// The answer.
-        error: crate::export::ExportError,
+        error: ExportError,
     },
     /// A connection has ended.
     Disconnected {
@@ -137,7 +139,6 @@ struct Shared {
 }
 
 /// What is shared with handles on other threads.
-#[derive(Default)]
 struct Control {
     phase: AtomicU8,
     connections: AtomicUsize,
@@ -148,6 +149,16 @@ struct Control {
 }
 
 impl Control {
+    fn new() -> Control {
+        Control {
+            phase: AtomicU8::new(Phase::Running as u8),
+            connections: AtomicUsize::new(0),
+            acceptors: AtomicUsize::new(0),
+            connections_ever: AtomicU64::new(0),
+            changed: Event::default(),
+        }
+    }
+
     fn reached(&self, phase: Phase) -> bool {
         self.phase.load(Ordering::Acquire) >= phase as u8
     }
@@ -228,7 +239,7 @@ impl Server {
                 exports: Vec::new(),
                 options,
                 observer: None,
-                control: Arc::default(),
+                control: Arc::new(Control::new()),
             },
         }
     }

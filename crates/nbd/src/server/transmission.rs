@@ -10,19 +10,20 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use cowslip_queue::{Buf, BufMut, Stream, spawn};
+use cowslip_queue::{Buf, Stream, spawn};
 
 use super::handshake::{BASE_ALLOCATION_ID, Chosen, ReplyStyle, StatusQueries};
 use super::{Phase, ServerEvent, Shared, describe};
 use crate::event::{Event, First, first};
 use crate::export::{Access, Durability, ExportError, StatusExtent, ZeroRequest};
-use crate::inbox::{Ended, Inbox, LARGE_BYTES};
+use crate::inbox::{Ended, Inbox};
 use crate::outbox::Outbox;
 use crate::protocol::transmission::{
     BlockStatus, ErrorChunk, OFFSET_DATA_BYTES, OffsetHole, REQUEST_BYTES, Request,
     StatusDescriptor, encode_simple_reply, last_chunk,
 };
 use crate::protocol::{ChunkCode, Command, CommandFlags, ErrorCode, PAYLOAD_BYTES_MAX};
+use crate::slab::Slab;
 
 /// Extents in one reply to `BLOCK_STATUS`: 64 KiB of descriptors.
 const EXTENTS_MAX: usize = 8192;
@@ -424,6 +425,10 @@ async fn read_requests(connection: &Rc<Connection>, mut inbox: Inbox) -> Result<
                 First::Right(Err(ended)) => return Err(describe(&ended.into())),
             }
         }
+        if connection.failed.borrow().is_some() {
+            // What has arrived is for nobody any more.
+            return Ok(());
+        }
         let request = Request::decode(&inbox.arrived()[..REQUEST_BYTES])
             .map_err(|malformed| malformed.to_string())?;
         inbox.consume(REQUEST_BYTES);
@@ -531,33 +536,4 @@ async fn send(connection: &Connection, batch: Vec<Buf>) {
     connection.failed.replace(Some(reason));
     // Nothing can be answered any more, so nothing more is read: the reader sees the end.
     connection.stream.shutdown();
-}
-
-/// Aligned memory for small payloads, cut from larger pieces, because an aligned allocation for each
-/// costs more than the copy into it. A piece is freed when all its parts are.
-#[derive(Default)]
-struct Slab {
-    memory: Option<BufMut>,
-}
-
-impl Slab {
-    /// Sixteen payloads of 4 KiB; small enough to stay in the processor's cache.
-    const PIECE_BYTES: usize = 64 << 10;
-    /// What direct I/O wants the start of a buffer to be aligned to.
-    const ALIGNMENT_BYTES: usize = 4096;
-
-    /// Zeroes, `len` of them.
-    fn take(&mut self, len: usize) -> BufMut {
-        if len >= LARGE_BYTES {
-            return BufMut::zeroed(len);
-        }
-        let room = len.next_multiple_of(Slab::ALIGNMENT_BYTES);
-        let memory = match &mut self.memory {
-            Some(memory) if memory.len() >= room => memory,
-            slot => slot.insert(BufMut::zeroed(Slab::PIECE_BYTES)),
-        };
-        let mut taken = memory.split_to(room);
-        taken.truncate(len);
-        taken
-    }
 }

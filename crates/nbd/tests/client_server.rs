@@ -1,0 +1,428 @@
+//! Our client against our server, on both kinds of queue.
+#![allow(clippy::unwrap_used)] // A test fails by panicking.
+
+mod support;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use cowslip_nbd::client::ClientError;
+use cowslip_nbd::export::{Access, Durability, ExportInfo, ZeroRequest};
+use cowslip_nbd::protocol::{AllocationFlags, ErrorCode, OptionReplyCode, TransmissionFlags};
+use cowslip_nbd::server::Lifetime;
+use cowslip_nbd::{Client, ConnectOptions, MemoryExport, Server, ServerEvent, ServerOptions};
+use cowslip_queue::{Backend, Buf, BufMut, Listener, Stream, sleep, spawn};
+use support::*;
+
+const ZEROES: ZeroRequest = ZeroRequest {
+    may_unmap: true,
+    durability: Durability::Cached,
+    fast_only: false,
+};
+
+/// Runs a test on each pair of queues: the server's and the client's are of one kind.
+fn on_both_backends(test: impl Fn(Backend, &cowslip_queue::Queue)) {
+    for backend in BACKENDS {
+        if let Some(queue) = queue(backend) {
+            test(backend, &queue);
+        }
+    }
+}
+
+/// Random requests, checked against an array; one client with all features, one with none.
+#[test]
+fn what_was_written_is_read() {
+    const SIZE: u64 = 3 << 20;
+    const SEED: u64 = 0x0bad_5eed;
+    on_both_backends(|backend, queue| {
+        let running = Running::with_export(backend, Arc::new(MemoryExport::new(SIZE)));
+        queue.block_on(async {
+            for structured in [true, false] {
+                let stream = Stream::connect_unix(&running.path).await.unwrap();
+                let options = ConnectOptions {
+                    structured_replies: structured,
+                    block_status: structured,
+                    ..ConnectOptions::new("")
+                };
+                let client = Client::connect(stream, &options).await.unwrap();
+                client.write_zeroes(0, SIZE, ZEROES).await.unwrap();
+                let mut random = Random(SEED);
+                let mut model = vec![0u8; SIZE as usize];
+                for step in 0..1500 {
+                    random_step(&client, &mut random, &mut model)
+                        .await
+                        .unwrap_or_else(|error| panic!("seed {SEED:#x} step {step}: {error}"));
+                }
+                let buf = client.read(0, BufMut::zeroed(SIZE as usize)).await.unwrap();
+                assert!(buf[..] == model[..], "seed {SEED:#x}: the end differs");
+                client.disconnect().await.unwrap();
+            }
+        });
+        running.stop();
+    });
+}
+
+async fn random_step(
+    client: &Client,
+    random: &mut Random,
+    model: &mut [u8],
+) -> Result<(), ClientError> {
+    let size = model.len() as u64;
+    let offset = random.below(size);
+    let longest = match random.below(10) {
+        0 => size,
+        1..4 => 100_000,
+        _ => 8192,
+    };
+    let len = 1 + random.below(longest.min(size - offset));
+    let range = offset as usize..(offset + len) as usize;
+    match random.below(6) {
+        0..2 => {
+            let byte = random.next() as u8;
+            let data: Vec<u8> = (0..len).map(|at| byte.wrapping_add(at as u8)).collect();
+            model[range].copy_from_slice(&data);
+            let durability = match random.below(2) {
+                0 => Durability::Cached,
+                _ => Durability::Durable,
+            };
+            client.write(offset, Buf::from(data), durability).await
+        }
+        2 => {
+            model[range].fill(0);
+            client.write_zeroes(offset, len, ZEROES).await
+        }
+        3 => client.flush().await,
+        _ => {
+            let mut buf = BufMut::zeroed(len as usize);
+            buf.fill(0xee);
+            let buf = client.read(offset, buf).await?;
+            assert!(buf[..] == model[range], "{len} bytes at {offset} differ");
+            Ok(())
+        }
+    }
+}
+
+#[test]
+fn many_requests_are_in_flight_and_answered_out_of_order() {
+    // The server's limit: beyond it a connection is not read.
+    const LIMIT: usize = 256;
+    const REQUESTS: usize = 400;
+    on_both_backends(|backend, queue| {
+        let export = Arc::new(HoldingExport::new(1 << 30, LIMIT));
+        let running = Running::with_export(backend, Arc::<HoldingExport>::clone(&export));
+        let order = Rc::new(RefCell::new(Vec::new()));
+        queue.block_on(async {
+            let client = Rc::new(connect(&running.path, "").await);
+            for nth in 0..REQUESTS {
+                let (client, order) = (Rc::clone(&client), Rc::clone(&order));
+                // A task asks and waits at once, so that it is woken in the order of the replies.
+                spawn(async move {
+                    let data = Buf::copy_of(&[nth as u8; 4096]);
+                    let write = client.write(nth as u64 * 4096, data, Durability::Cached);
+                    write.await.unwrap();
+                    order.borrow_mut().push(nth);
+                });
+            }
+            while order.borrow().len() < REQUESTS {
+                sleep(Duration::from_millis(1)).await;
+            }
+            for nth in 0..REQUESTS {
+                let buf = client.read(nth as u64 * 4096, BufMut::zeroed(4096));
+                assert_eq!(buf.await.unwrap()[..], [nth as u8; 4096]);
+            }
+            let client = Rc::into_inner(client).expect("all its requests are done");
+            client.disconnect().await.unwrap();
+        });
+        assert_eq!(export.peak(), LIMIT, "requests in flight");
+        let reversed: Vec<usize> = (0..LIMIT).rev().collect();
+        assert_eq!(order.borrow()[..LIMIT], reversed, "the last came first");
+        running.stop();
+    });
+}
+
+#[test]
+fn bytes_in_flight_are_bounded_too() {
+    const MIB: usize = 1 << 20;
+    let queue = queue(Backend::Threads).unwrap();
+    let export = Arc::new(HoldingExport::new(1 << 30, usize::MAX));
+    let mut server = Server::new(ServerOptions {
+        bytes_in_flight_max: 10 * MIB,
+        ..ServerOptions::default()
+    });
+    server.add_export("", Arc::<HoldingExport>::clone(&export));
+    let running = Running::start(Backend::Threads, server);
+    queue.block_on(async {
+        let client = connect(&running.path, "").await;
+        let requests: Vec<_> = (0..40)
+            .map(|nth| client.read(nth, BufMut::zeroed(3 * MIB)))
+            .collect();
+        while export.held_now() < 3 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        sleep(Duration::from_millis(50)).await;
+        assert_eq!(export.held_now(), 3, "the fourth would exceed 10 MiB");
+        export.open();
+        for request in requests {
+            request.await.unwrap();
+        }
+        // A single request may exceed the limit.
+        client.read(0, BufMut::zeroed(32 * MIB)).await.unwrap();
+        client.disconnect().await.unwrap();
+    });
+}
+
+#[test]
+fn eight_clients_at_once() {
+    on_both_backends(|backend, queue| {
+        let export = Arc::new(MemoryExport::new(64 << 20));
+        let running = Running::with_export(backend, export);
+        let done = Rc::new(RefCell::new(0));
+        queue.block_on(async {
+            for nth in 0..8u8 {
+                let (path, done) = (running.path.clone(), Rc::clone(&done));
+                spawn(async move {
+                    let client = connect(&path, "").await;
+                    // Each has every eighth block, so that all of them touch every page range.
+                    let offset = |block: u64| (block * 8 + u64::from(nth)) * 1000;
+                    for round in 0..4u8 {
+                        let data = Buf::copy_of(&[nth * 16 + round; 1000]);
+                        let writes: Vec<_> = (0..100)
+                            .map(|block| {
+                                client.write(offset(block), data.clone(), Durability::Cached)
+                            })
+                            .collect();
+                        for write in writes {
+                            write.await.unwrap();
+                        }
+                        client.flush().await.unwrap();
+                        for block in 0..100 {
+                            let buf = client.read(offset(block), BufMut::zeroed(1000));
+                            assert_eq!(buf.await.unwrap()[..], data[..]);
+                        }
+                    }
+                    client.disconnect().await.unwrap();
+                    *done.borrow_mut() += 1;
+                });
+            }
+            while *done.borrow() < 8 {
+                sleep(Duration::from_millis(1)).await;
+            }
+        });
+        assert_eq!(running.handle.connections_ever(), 8);
+        running.stop();
+    });
+}
+
+#[test]
+fn block_status_tells_data_from_holes() {
+    on_both_backends(|backend, queue| {
+        let running = Running::with_export(backend, Arc::new(MemoryExport::new(1 << 20)));
+        queue.block_on(async {
+            let client = connect(&running.path, "").await;
+            let data = Buf::copy_of(&[1; 4096]);
+            client.write(8192, data, Durability::Cached).await.unwrap();
+            let extents = client.block_status(0, 1 << 20).await.unwrap();
+            let hole = AllocationFlags::HOLE.with(AllocationFlags::ZERO);
+            let told: Vec<_> = extents.iter().map(|e| (e.len, e.flags)).collect();
+            let rest = (1 << 20) - 8192 - 4096;
+            let expected = [(8192, hole), (4096, AllocationFlags::empty()), (rest, hole)];
+            assert_eq!(told, expected);
+            client.disconnect().await.unwrap();
+        });
+    });
+}
+
+/// Exports for the tests of names and listings.
+fn two_exports() -> Server {
+    let mut server = Server::new(ServerOptions::default());
+    server.add_export("", Arc::new(MemoryExport::new(1 << 20)));
+    let info = ExportInfo {
+        access: Access::ReadOnly,
+        description: "a golden image".into(),
+        rotational: true,
+        ..ExportInfo::new(12_345)
+    };
+    server.add_export("golden", Arc::new(MemoryExport::with_info(info)));
+    server
+}
+
+#[test]
+fn exports_are_found_by_name_and_listed() {
+    on_both_backends(|backend, queue| {
+        let running = Running::start(backend, two_exports());
+        queue.block_on(async {
+            assert_eq!(connect(&running.path, "").await.size(), 1 << 20);
+            let golden = connect(&running.path, "golden").await;
+            assert_eq!(golden.size(), 12_345);
+            let read_only = TransmissionFlags::READ_ONLY.with(TransmissionFlags::ROTATIONAL);
+            assert!(golden.export().flags.contains(read_only));
+            let refused = golden.write(0, Buf::zeroed(1), Durability::Cached).await;
+            assert!(
+                matches!(&refused, Err(ClientError::Request(error)) if error.code == ErrorCode::Perm)
+            );
+
+            let stream = Stream::connect_unix(&running.path).await.unwrap();
+            let strange = Client::connect(stream, &ConnectOptions::new("strange")).await;
+            assert!(matches!(
+                strange.map(|_| ()),
+                Err(ClientError::Refused {
+                    reply: OptionReplyCode::ErrUnknown,
+                    ..
+                })
+            ));
+
+            let stream = Stream::connect_unix(&running.path).await.unwrap();
+            let exports = Client::list(stream).await.unwrap();
+            let told: Vec<_> = exports
+                .iter()
+                .map(|e| (&*e.name, e.size, &*e.description))
+                .collect();
+            let expected = [("", 1 << 20, ""), ("golden", 12_345, "a golden image")];
+            assert_eq!(told, expected);
+            assert_eq!(exports[1].contexts, ["base:allocation"]);
+            assert_eq!(exports[1].block_sizes.unwrap().minimum, 1);
+        });
+    });
+}
+
+#[test]
+fn requests_that_cannot_be_fail_without_being_sent() {
+    let queue = queue(Backend::Threads).unwrap();
+    let running = Running::with_export(Backend::Threads, Arc::new(MemoryExport::new(4096)));
+    queue.block_on(async {
+        let client = connect(&running.path, "").await;
+        let code = |result: Result<(), ClientError>| match result {
+            Err(ClientError::Request(error)) => error.code,
+            other => panic!("not refused: {other:?}"),
+        };
+        let beyond = client.write(4000, Buf::zeroed(97), Durability::Cached);
+        assert_eq!(code(beyond.await), ErrorCode::Inval);
+        let overflowing = client.trim(u64::MAX, 2, Durability::Cached);
+        assert_eq!(code(overflowing.await), ErrorCode::Inval);
+        let long = client.read(0, BufMut::zeroed((32 << 20) + 1)).await;
+        assert_eq!(code(long.map(|_| ())), ErrorCode::Overflow);
+        client.flush().await.unwrap();
+    });
+}
+
+#[test]
+fn a_stopped_server_finishes_what_was_started() {
+    on_both_backends(|backend, queue| {
+        let export = Arc::new(HoldingExport::new(1 << 20, usize::MAX));
+        let running = Running::with_export(backend, Arc::<HoldingExport>::clone(&export));
+        queue.block_on(async {
+            let client = connect(&running.path, "").await;
+            let writes: Vec<_> = (0..20)
+                .map(|nth| client.write(nth * 512, Buf::zeroed(512), Durability::Cached))
+                .collect();
+            while export.held_now() < 20 {
+                sleep(Duration::from_millis(1)).await;
+            }
+            running.handle.stop();
+            sleep(Duration::from_millis(50)).await;
+            assert!(!running.has_ended(), "it ended with requests in flight");
+            export.open();
+            for write in writes {
+                write.await.unwrap();
+            }
+            let late = client.flush().await;
+            assert!(late.is_err(), "it read a request after it was stopped");
+        });
+        running.join();
+    });
+}
+
+#[test]
+fn a_server_may_end_with_its_last_client() {
+    let queue = queue(Backend::Threads).unwrap();
+    let mut server = Server::new(ServerOptions {
+        lifetime: Lifetime::UntilLastClient,
+        ..ServerOptions::default()
+    });
+    server.add_export("", Arc::new(MemoryExport::new(1 << 20)));
+    let running = Running::start(Backend::Threads, server);
+    queue.block_on(async {
+        let stream = Stream::connect_unix(&running.path).await.unwrap();
+        Client::list(stream).await.unwrap();
+        running.handle.idle().await;
+        let first = connect(&running.path, "").await;
+        let second = connect(&running.path, "").await;
+        first.disconnect().await.unwrap();
+        second.flush().await.unwrap();
+        second.disconnect().await.unwrap();
+    });
+    running.join();
+}
+
+#[test]
+fn connections_beyond_the_limit_wait() {
+    let queue = queue(Backend::Threads).unwrap();
+    let mut server = Server::new(ServerOptions {
+        connections_max: Some(2),
+        ..ServerOptions::default()
+    });
+    server.add_export("", Arc::new(MemoryExport::new(1 << 20)));
+    let running = Running::start(Backend::Threads, server);
+    queue.block_on(async {
+        let first = connect(&running.path, "").await;
+        let second = connect(&running.path, "").await;
+        let third = Rc::new(RefCell::new(None));
+        spawn({
+            let (path, third) = (running.path.clone(), Rc::clone(&third));
+            async move {
+                let client = connect(&path, "").await;
+                third.replace(Some(client));
+            }
+        });
+        sleep(Duration::from_millis(50)).await;
+        assert!(third.borrow().is_none(), "the third was served");
+        assert_eq!(running.handle.connections(), 2);
+        first.disconnect().await.unwrap();
+        while third.borrow().is_none() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        second.disconnect().await.unwrap();
+    });
+}
+
+#[test]
+fn a_server_tells_what_happens_also_on_tcp_and_on_the_queue_of_its_client() {
+    on_both_backends(|_, queue| {
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let mut server = two_exports();
+        server.observe({
+            let events = Arc::clone(&events);
+            move |event| events.lock().unwrap().push(event.clone())
+        });
+        let handle = server.handle();
+        let listener = Listener::tcp("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        queue.block_on(async {
+            spawn(server.serve(vec![listener]));
+            let stream = Stream::connect_tcp(address).await.unwrap();
+            let golden = ConnectOptions::new("golden");
+            let client = Client::connect(stream, &golden).await.unwrap();
+            let buf = client.read(345, BufMut::zeroed(12_000)).await.unwrap();
+            assert_eq!(buf[..], [0; 12_000]);
+            client.disconnect().await.unwrap();
+            handle.idle().await;
+            handle.stop();
+        });
+        let events = events.lock().unwrap();
+        let chosen = |event: &ServerEvent| matches!(event, ServerEvent::Chosen { export, .. } if export == "golden");
+        assert!(matches!(
+            events[0],
+            ServerEvent::Connected { connection: 1 }
+        ));
+        assert!(events.iter().any(chosen), "{events:?}");
+        assert!(matches!(
+            events.last(),
+            Some(ServerEvent::Disconnected {
+                connection: 1,
+                reason: None
+            })
+        ));
+    });
+}
