@@ -110,7 +110,7 @@ impl<T> Handover<'_, T> {
 
 impl<T> Drop for Handover<'_, T> {
     fn drop(&mut self) {
-        if self.waiting.take().is_some_and(Pending::has_value) {
+        if self.waiting.take().is_some_and(|waiting| waiting.has_value()) {
             self.turn.pass_on();
         }
     }

@@ -97,10 +97,17 @@ impl<T> Pending<T> {
     }
 
     /// Whether the value has arrived.
-    pub fn has_value(self) -> bool {
-        match self.0 {
+    pub fn has_value(&self) -> bool {
+        match &self.0 {
             Inner::Ready(value) => value.is_some(),
-            Inner::Slot(slot) => matches!(*slot.lock(), State::Done(_)),
+            Inner::Slot(slot) => {
+                // SAFETY: this half has the slot until it says otherwise or frees it.
+                let slot = unsafe { slot.as_ref() };
+                match slot.stage.load(Ordering::Acquire) {
+                    BUSY => wait_while_busy(&slot.stage) == DONE,
+                    stage => stage == DONE,
+                }
+            }
         }
     }
 }

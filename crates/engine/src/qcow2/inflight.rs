@@ -316,7 +316,6 @@ mod tests {
     use super::*;
     use crate::qcow2::geometry::HostOffset;
     use std::future::Future;
-    use std::future::Future;
 
     fn want(range: Range<u64>, kind: Kind) -> Want {
         Want { range, kind }
@@ -374,23 +373,6 @@ mod tests {
                 .obstacle(0, &[want(0..10, Kind::Exclusive)], Some(late))
                 .is_some()
         );
-    }
-
-    #[test]
-    fn a_claim_that_moves_wakes_those_behind_it() {
-        let mut leases = Leases::default();
-        let held = leases.grant(0, want(0..30, Kind::Exclusive));
-        let (first, _a) = leases.wait(0, want(0..20, Kind::Exclusive), None);
-        let (_second, mut b) = leases.wait(0, want(0..10, Kind::Exclusive), None);
-        leases.release(held);
-        let held = leases.grant(0, want(15..20, Kind::Exclusive));
-        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        assert!(std::pin::Pin::new(&mut b).poll(&mut context).is_ready());
-        // The second looks again while the first still claims all, and waits for it.
-        let (_second, mut b) = leases.wait(0, want(0..10, Kind::Exclusive), Some(_second));
-        let (_first, _a) = leases.wait(0, want(15..20, Kind::Exclusive), Some(first));
-        assert!(std::pin::Pin::new(&mut b).poll(&mut context).is_ready());
-        leases.release(held);
     }
 
     #[test]
