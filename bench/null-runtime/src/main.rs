@@ -81,6 +81,9 @@ fn main() {
     let content = vec![0x5A; BLOCK_BYTES * FILE_BLOCKS as usize];
     file.write_all(&content).expect("room for it");
     let path = file.path();
+    let mut on_disk = tempfile::NamedTempFile::new().expect("a scratch file");
+    on_disk.write_all(&content).expect("room for it");
+    let disk_path = on_disk.path();
     const MANY: usize = 400_000;
     const FEW: usize = 40_000;
     let mut contenders = vec![
@@ -109,6 +112,12 @@ fn main() {
         }),
         Contender::new("4 KiB read, our pool of threads", FEW, |n| {
             on_queue::reads(Backend::Threads, path, n)
+        }),
+        Contender::new("4 KiB cached write, our queue", FEW, |n| {
+            on_queue::writes(Backend::Uring, disk_path, n)
+        }),
+        Contender::new("4 KiB cached write, our pool of threads", FEW, |n| {
+            on_queue::writes(Backend::Threads, disk_path, n)
         }),
         Contender::new("64 B echo, our queue, ring", FEW, |n| {
             on_queue::echoes(Backend::Uring, n)

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::rc::Rc;
 
-use cowslip_queue::file::{File, MemoryAlignment, Route, nothing};
+use cowslip_queue::file::{File, MemoryAlignment, Persistence, Route, nothing};
 use cowslip_queue::{Backend, Buf, BufMut, Completer, Pending, Queue, Stream, pending, spawn};
 
 use crate::{BLOCK_BYTES, DEPTH, FILE_BLOCKS, operations_of};
@@ -77,6 +77,27 @@ pub fn reads(backend: Backend, path: &Path, operations: usize) {
                 let (result, back) = file.read_at(block * BLOCK_BYTES as u64, buf).await;
                 result.expect("reading works");
                 buf = back;
+            }
+        }
+    });
+}
+
+pub fn writes(backend: Backend, path: &Path, operations: usize) {
+    let file = fs::File::options()
+        .write(true)
+        .open(path)
+        .expect("the scratch file");
+    let file = File::new(file.into(), Route::Ring, MemoryAlignment::NONE);
+    run(backend, operations, |number, share| {
+        let file = file.clone();
+        async move {
+            let buf = Buf::zeroed(BLOCK_BYTES);
+            let mut block = number as u64;
+            for _ in 0..share {
+                block = (block + 7) % FILE_BLOCKS;
+                let offset = block * BLOCK_BYTES as u64;
+                let write = file.write_at(offset, vec![buf.clone()], Persistence::Cached);
+                write.await.expect("writing works");
             }
         }
     });

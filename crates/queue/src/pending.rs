@@ -96,18 +96,21 @@ impl<T> Pending<T> {
         Pending(Inner::Ready(Some(value)))
     }
 
-    /// Whether the value has arrived.
+    /// Whether the value has arrived; it may arrive right after.
     pub fn has_value(&self) -> bool {
         match &self.0 {
             Inner::Ready(value) => value.is_some(),
-            Inner::Slot(slot) => {
-                // SAFETY: this half has the slot until it says otherwise or frees it.
-                let slot = unsafe { slot.as_ref() };
-                match slot.stage.load(Ordering::Acquire) {
-                    BUSY => wait_while_busy(&slot.stage) == DONE,
-                    stage => stage == DONE,
-                }
-            }
+            // SAFETY: this half has the slot until it says otherwise or frees it.
+            Inner::Slot(slot) => wait_while_busy(&unsafe { slot.as_ref() }.stage) == DONE,
+        }
+    }
+
+    /// Ends the wait and tells whether the value had arrived. If not, [`Completer::deliver`] gives it
+    /// back from now on: of the two, exactly one has it.
+    pub fn give_up(mut self) -> bool {
+        match std::mem::replace(&mut self.0, Inner::Ready(None)) {
+            Inner::Ready(value) => value.is_some(),
+            Inner::Slot(slot) => let_go(slot),
         }
     }
 }
@@ -115,7 +118,18 @@ impl<T> Pending<T> {
 impl<T> Completer<T> {
     /// Delivers the value and wakes whoever waits.
     pub fn complete(self, value: T) {
-        ManuallyDrop::new(self).finish(Some(value));
+        // Whoever needs to know that nobody waits calls `deliver`.
+        drop(self.deliver(value));
+    }
+
+    /// Delivers the value and wakes whoever waits.
+    ///
+    /// # Errors
+    /// Nobody waits any more: the value comes back.
+    pub fn deliver(self, value: T) -> Result<(), T> {
+        ManuallyDrop::new(self)
+            .finish(Some(value))
+            .map_or(Ok(()), Err)
     }
 
     /// Whether the waiting half still exists.
@@ -125,14 +139,15 @@ impl<T> Completer<T> {
         slot.stage.load(Ordering::Relaxed) != GONE
     }
 
-    fn finish(&mut self, value: Option<T>) {
+    /// Ends this half; the value comes back if the other half is gone.
+    fn finish(&mut self, value: Option<T>) -> Option<T> {
         // SAFETY: nobody else frees the slot before this half has left `BUSY`.
         let slot = unsafe { self.slot.as_ref() };
         let before = slot.stage.swap(BUSY, Ordering::AcqRel);
         if before == GONE {
             // SAFETY: stage `GONE`: the other half is no more.
             unsafe { free(self.slot) };
-            return;
+            return value;
         }
         let waker = match before {
             // SAFETY: this half took the stage from `WAITING` to `BUSY`, so the waker is its own.
@@ -147,12 +162,14 @@ impl<T> Completer<T> {
         if let Some(waker) = waker {
             waker.wake();
         }
+        None
     }
 }
 
 impl<T> Drop for Completer<T> {
     fn drop(&mut self) {
-        self.finish(None);
+        let nothing = self.finish(None);
+        debug_assert!(nothing.is_none());
     }
 }
 
@@ -221,33 +238,39 @@ impl<T> Future for Pending<T> {
 
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
-        let Inner::Slot(slot) = self.0 else { return };
-        // SAFETY: this half has the slot until it says otherwise or frees it.
-        let shared = unsafe { slot.as_ref() };
-        let mut stage = shared.stage.load(Ordering::Acquire);
-        loop {
-            stage = match stage {
-                // From here on the slot is the completer's.
-                IDLE => match shared.step(IDLE, GONE) {
-                    Ok(_) => return,
-                    Err(stage) => stage,
-                },
-                WAITING => match shared.step(WAITING, IDLE) {
-                    Ok(_) => {
-                        // SAFETY: stage `IDLE`: the waker's place belongs to this half.
-                        unsafe { *shared.waker.get() = None };
-                        IDLE
-                    }
-                    Err(stage) => stage,
-                },
-                BUSY => wait_while_busy(&shared.stage),
-                _ => {
-                    // SAFETY: stage `DONE` or `BROKEN`: the completer is done with the slot.
-                    unsafe { free(slot) };
-                    return;
-                }
-            };
+        if let Inner::Slot(slot) = self.0 {
+            let_go(slot);
         }
+    }
+}
+
+/// Ends the waiting half; whether there was a value, which is dropped.
+fn let_go<T>(slot: NonNull<Slot<T>>) -> bool {
+    // SAFETY: this half has the slot until it says otherwise or frees it.
+    let shared = unsafe { slot.as_ref() };
+    let mut stage = shared.stage.load(Ordering::Acquire);
+    loop {
+        stage = match stage {
+            // From here on the slot is the completer's.
+            IDLE => match shared.step(IDLE, GONE) {
+                Ok(_) => return false,
+                Err(stage) => stage,
+            },
+            WAITING => match shared.step(WAITING, IDLE) {
+                Ok(_) => {
+                    // SAFETY: stage `IDLE`: the waker's place belongs to this half.
+                    unsafe { *shared.waker.get() = None };
+                    IDLE
+                }
+                Err(stage) => stage,
+            },
+            BUSY => wait_while_busy(&shared.stage),
+            last => {
+                // SAFETY: stage `DONE` or `BROKEN`: the completer is done with the slot.
+                unsafe { free(slot) };
+                return last == DONE;
+            }
+        };
     }
 }
 
@@ -281,6 +304,23 @@ mod tests {
         completer.complete(7);
         assert_eq!(count.0.load(Ordering::SeqCst), 1);
         assert_eq!(poll(&mut waiting, &waker), Poll::Ready(7));
+    }
+
+    #[test]
+    fn a_value_can_be_asked_for_without_waiting() {
+        let (completer, waiting) = pending();
+        assert!(!waiting.has_value());
+        assert_eq!(completer.deliver(7), Ok(()));
+        assert!(waiting.has_value());
+        assert!(waiting.give_up());
+        assert!(Pending::ready(7).give_up());
+        let (completer, waiting) = pending();
+        assert!(!waiting.give_up());
+        assert!(!completer.is_awaited());
+        assert_eq!(completer.deliver(7), Err(7));
+        let (completer, waiting) = pending::<i32>();
+        drop(completer);
+        assert!(!waiting.has_value());
     }
 
     #[test]
@@ -392,5 +432,24 @@ mod tests {
         drop(send);
         helper.join().unwrap();
         assert_eq!(Arc::strong_count(&alive), 1, "no value is lost or leaked");
+    }
+
+    #[test]
+    fn a_value_is_on_exactly_one_side_when_both_end_at_once() {
+        const ROUNDS: usize = 20_000;
+        let (send, receive) = std::sync::mpsc::sync_channel::<Completer<()>>(1);
+        let helper = thread::spawn(move || {
+            let outcomes = receive.into_iter().map(|half| half.deliver(()).is_ok());
+            outcomes.collect::<Vec<bool>>()
+        });
+        let mut kept = Vec::new();
+        for round in 0..ROUNDS {
+            let (completer, waiting) = pending();
+            send.send(completer).unwrap();
+            (0..round % 97).for_each(|_| std::hint::spin_loop());
+            kept.push(waiting.give_up());
+        }
+        drop(send);
+        assert!(helper.join().unwrap() == kept, "delivered is received");
     }
 }
