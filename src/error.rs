@@ -44,6 +44,9 @@ impl CommandError {
 /// Why a file could not be opened, in QEMU's words where it has any.
 pub fn opening_reason(filename: &str, error: &Error) -> String {
     match error {
+        Error::Io { source, .. } if source.kind() == std::io::ErrorKind::IsADirectory => {
+            format!("'file' driver requires '{filename}' to be a regular file")
+        }
         Error::Corrupt {
             structure: "header",
             file,

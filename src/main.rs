@@ -14,6 +14,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 
 mod cmd;
 mod error;
+mod interrupt;
 mod layer;
 mod open;
 mod options;

@@ -457,4 +457,40 @@ mod tests {
         assert!(refused("json:[]", false).contains("Invalid JSON"));
         assert!(refused("json:{", false).contains("JSON"));
     }
+
+    #[test]
+    fn a_new_image_opens_in_every_cache_mode_and_can_be_written() {
+        // Beside the test's binary is a disk, where direct I/O works; /tmp may be memory.
+        let test = std::env::current_exe().unwrap();
+        let dir = tempfile::tempdir_in(test.parent().unwrap()).unwrap();
+        let path = dir.path().join("a.qcow2");
+        let name = path.to_str().unwrap();
+        let options = HostOptions {
+            writable: true,
+            create: CreateMode::Truncate,
+            ..HostOptions::default()
+        };
+        for mode in ["writeback", "none", "writethrough", "directsync", "unsafe"] {
+            let how = OpenHow {
+                access: Access::Write,
+                cache: CacheMode::parse(mode).unwrap(),
+                ..OpenHow::default()
+            };
+            let work = async {
+                let file = open_host_file(&path, &options)?;
+                let fresh = cowslip::qcow2::create::CreateOptions::new(1 << 20);
+                cowslip::qcow2::create::create(file, None, &fresh).await?;
+                let image = open_image(&ImageSpec::named(name, Some("qcow2")), &how).await?;
+                let data = cowslip::Buf::copy_of(&[7; 512]);
+                image.write(512, data, Default::default()).await?;
+                image.close().await?;
+                let image = open_image(&ImageSpec::named(name, None), &OpenHow::default()).await?;
+                let read = image.read(0, cowslip::BufMut::zeroed(1536)).await?;
+                Ok((image.size(), read.to_vec()))
+            };
+            let (size, read) = block_on(Aio::Auto, work).unwrap();
+            assert_eq!(size, 1 << 20, "{mode}");
+            assert_eq!(read, [[0; 512], [7; 512], [0; 512]].concat(), "{mode}");
+        }
+    }
 }

@@ -135,6 +135,7 @@ sub/o.qcow2
 -f qcow2 b.raw
 -f foo b.raw
 nonex
+.
 foo:b.raw
 file:b.raw
 a b
@@ -339,4 +340,24 @@ fn an_encrypted_image_is_described_and_its_method_named() {
         "{info}"
     );
     assert!(qemu_img(&["info"], &[&image]).contains("encrypted: yes"));
+}
+
+#[test]
+fn an_interrupted_creation_leaves_no_file() {
+    let dir = scratch();
+    let image = dir.path().join("x");
+    let mut child = cowslip()
+        .args(["create", "-q", "-f", "qcow2", "-o", "preallocation=full"])
+        .arg(&image)
+        .arg("64G")
+        .spawn()
+        .unwrap();
+    let has_begun = || std::fs::metadata(&image).is_ok_and(|file| file.len() > 1 << 20);
+    while !has_begun() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    run(Command::new("kill").args(["-TERM", &child.id().to_string()]));
+    assert!(!child.wait().unwrap().success());
+    assert!(!image.exists());
 }

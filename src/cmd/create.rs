@@ -4,17 +4,19 @@
 //! could not be finished is removed.
 
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 use clap::ArgAction;
-use cowslip::file::FileId;
 use cowslip::file::host::{Aio, CreateMode, HostOptions, open_host_file, resolve_name};
+use cowslip::file::{BlockFile, FileId};
 use cowslip::image::Format;
 use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create, create_raw};
 use cowslip::qcow2::header::CompressionType;
 use serde_json::{Map, Value};
 
 use crate::error::CommandError;
+use crate::interrupt::RemovedOnInterrupt;
 use crate::layer::{self, Layer};
 use crate::open::{block_on, local_name, parse_format};
 use crate::options::{self, Kind, Known};
@@ -554,18 +556,15 @@ fn qcow2_options(request: &Request) -> Result<CreateOptions, CommandError> {
     Ok(out)
 }
 
-/// A file of the host that is being made. Removed when dropped, if it was new and is not finished.
+/// A file of the host that is being made. If it was new it is removed when this is dropped, or the
+/// process interrupted, before it is finished.
 struct NewFile {
-    path: PathBuf,
-    remove: bool,
+    remove: Option<RemovedOnInterrupt>,
 }
 
 impl NewFile {
     /// Makes or empties the file `name`, which must be none of `used`.
-    fn open(
-        name: &str,
-        used: &[FileId],
-    ) -> Result<(NewFile, std::sync::Arc<dyn cowslip::file::BlockFile>), CommandError> {
+    fn open(name: &str, used: &[FileId]) -> Result<(NewFile, Arc<dyn BlockFile>), CommandError> {
         let refused = |error: cowslip::Error| {
             CommandError::new(match &error {
                 cowslip::Error::Io { source, .. } => format!(
@@ -595,24 +594,20 @@ impl NewFile {
             other => other,
         };
         let file = file.map_err(refused)?;
-        let path = path.to_path_buf();
-        let new_file = NewFile {
-            path,
-            remove: is_new,
-        };
-        Ok((new_file, file))
+        let remove = is_new.then(|| RemovedOnInterrupt::new(path));
+        Ok((NewFile { remove }, file))
     }
 
     fn finished(mut self) {
-        self.remove = false;
+        self.remove = None;
     }
 }
 
 impl Drop for NewFile {
     fn drop(&mut self) {
-        if self.remove {
+        if let Some(file) = &self.remove {
             // The failure that led here is reported; a file that cannot be removed is no image.
-            drop(std::fs::remove_file(&self.path));
+            drop(std::fs::remove_file(file.path()));
         }
     }
 }

@@ -10,9 +10,9 @@ use crate::output::Program;
 
 pub mod check;
 pub mod create;
+pub mod info;
 pub mod map;
 mod source;
-pub mod info;
 
 /// Verbs under the names `qemu-img` and `cowslip`.
 #[derive(Subcommand)]

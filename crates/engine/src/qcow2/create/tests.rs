@@ -44,7 +44,9 @@ fn matrix() -> Vec<CreateOptions> {
                     options.refcount_bits = refcount_bits;
                     options.extended_l2 = extended_l2;
                     let allocates = preallocation != Preallocation::Off;
-                    if !(extended_l2 && bits < 14) && !(allocates && sizes > 1 << 30) {
+                    let too_small = extended_l2 && bits < 14;
+                    let too_large = allocates && sizes > 1 << 30;
+                    if !too_small && !too_large {
                         out.push(options);
                     }
                 }

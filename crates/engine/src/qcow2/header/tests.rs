@@ -114,7 +114,8 @@ fn refuses(mut header: Header, patches: &[(usize, &[u8])], words: &str) {
 
 #[test]
 fn what_the_specification_forbids_is_refused() {
-    let cases: &[(&[(usize, &[u8])], &str)] = &[
+    type Patches<'a> = &'a [(usize, &'a [u8])];
+    let cases: &[(Patches<'_>, &str)] = &[
         (&[(0, b"QFJ")], "not in qcow2 format"),
         (&[(7, &[1])], "version 1 is not supported"),
         (&[(7, &[4])], "version 4 is not supported"),
