@@ -84,8 +84,7 @@ impl<T> Turn<T> {
     fn pass_on(&self) {
         let mut queue = lock(&self.queue);
         while let Some(next) = queue.waiting.pop_front() {
-            if next.is_awaited() {
-                next.complete(());
+            if next.deliver(()).is_ok() {
                 return;
             }
         }
@@ -110,7 +109,7 @@ impl<T> Handover<'_, T> {
 
 impl<T> Drop for Handover<'_, T> {
     fn drop(&mut self) {
-        if self.waiting.take().is_some_and(|waiting| waiting.has_value()) {
+        if self.waiting.take().is_some_and(Pending::give_up) {
             self.turn.pass_on();
         }
     }
