@@ -15,10 +15,10 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 mod cmd;
 mod error;
 mod interrupt;
+mod getopt;
 mod layer;
 mod open;
 mod options;
-
 mod output;
 mod size;
 mod time;

@@ -57,9 +57,7 @@ impl Program {
     }
 
     fn write_error(&self, text: &str) {
-        flush();
-        // There is nobody left to tell if standard error fails.
-        drop(io::stderr().lock().write_all(text.as_bytes()));
+        print_error(text);
     }
 
     /// Answers `--help` and `--version`, or complains of a command line in QEMU's words.
@@ -120,6 +118,13 @@ fn plain_words(error: &clap::Error) -> String {
 /// Writes to standard output.
 pub fn print(text: &str) {
     check(io::stdout().lock().write_all(text.as_bytes()));
+}
+
+/// Writes to standard error, as it is.
+pub fn print_error(text: &str) {
+    flush();
+    // There is nobody left to tell if standard error fails.
+    drop(io::stderr().lock().write_all(text.as_bytes()));
 }
 
 /// Writes a value to standard output as QEMU writes JSON: four blanks a level.

@@ -24,8 +24,12 @@ pub fn parse_with_unit(text: &str, unit: u64) -> Result<u64, SizeError> {
     }
     let text = text.trim_start();
     if let Some(positive) = text.strip_prefix('-') {
-        let negative = parse_with_unit(positive, unit);
-        return negative.and(Err(SizeError::TooLarge));
+        // A negative whole number wraps round to one that is too large; no other form is read.
+        let is_whole = !positive.is_empty() && positive.bytes().all(|b| b.is_ascii_digit());
+        return Err(match is_whole {
+            true => SizeError::TooLarge,
+            false => SizeError::Malformed,
+        });
     }
     let text = text.strip_prefix('+').unwrap_or(text);
     let (digits, unit) = match text.chars().last().and_then(suffix_unit) {

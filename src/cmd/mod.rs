@@ -5,6 +5,7 @@
 use std::ffi::OsString;
 
 use clap::Subcommand;
+use cowslip::image::DiscardPolicy;
 
 use crate::output::Program;
 
@@ -12,6 +13,8 @@ pub mod check;
 pub mod create;
 pub mod info;
 pub mod map;
+pub mod io;
+pub mod serve;
 mod source;
 
 /// Verbs under the names `qemu-img` and `cowslip`.
@@ -45,6 +48,10 @@ pub enum CowslipVerb {
     /// What qemu-img does.
     #[command(flatten)]
     Img(ImgVerb),
+    /// Read, write and examine an image, in the manner of qemu-io
+    Io(io::Args),
+    /// Serve an image over NBD
+    Serve(serve::Args),
 }
 
 impl CowslipVerb {
@@ -52,18 +59,27 @@ impl CowslipVerb {
     pub fn run(self, program: &Program) -> u8 {
         match self {
             CowslipVerb::Img(verb) => verb.run(program),
+            CowslipVerb::Io(args) => io::run(args, program),
+            CowslipVerb::Serve(args) => serve::run(args, program),
         }
     }
 }
 
 /// The process called `qemu-io`.
-pub fn run_qemu_io(_args: &[OsString], program: &Program) -> u8 {
-    program.complain("this build has no qemu-io");
-    1
+pub fn run_qemu_io(args: &[OsString], program: &Program) -> u8 {
+    io::run_args(&args[1..], program)
 }
 
 /// The process called `qemu-nbd`.
-pub fn run_qemu_nbd(_args: &[OsString], program: &Program) -> u8 {
-    program.complain("this build has no qemu-nbd");
-    1
+pub fn run_qemu_nbd(args: &[OsString], program: &Program) -> u8 {
+    serve::qemu_nbd::run_args(&args[1..], program)
+}
+
+/// What a mode of discarding is called on command lines.
+fn discard_policy(mode: &str) -> Option<DiscardPolicy> {
+    match mode {
+        "ignore" | "off" => Some(DiscardPolicy::Ignore),
+        "unmap" | "on" => Some(DiscardPolicy::Unmap),
+        _ => None,
+    }
 }

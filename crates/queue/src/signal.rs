@@ -1,0 +1,68 @@
+//! Signals that ask the process to end, as something to wait for.
+//!
+//! They are blocked in the calling thread and in those that it starts later, and read from a
+//! descriptor instead: no handler runs, so nothing is interrupted.
+#![allow(unsafe_code)] // Three system calls on a signal set; each says why it is sound.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use crate::blocking;
+
+/// The signals that ask a process to end: SIGTERM, SIGINT, SIGHUP.
+#[derive(Debug)]
+pub struct Termination {
+    signals: File,
+}
+
+impl Termination {
+    /// Takes the signals over. To be called before the process has other threads: those that exist
+    /// already would still be ended by them.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    pub fn take_over() -> io::Result<Termination> {
+        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: `sigemptyset` initialises the whole set that it is given.
+        let mut set = unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            set.assume_init()
+        };
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+            // SAFETY: the set is initialised, and the signal is a valid one.
+            unsafe { libc::sigaddset(&raw mut set, signal) };
+        }
+        // SAFETY: the set is initialised; the mask before is not asked for.
+        let error =
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        // SAFETY: the set is initialised; -1 asks for a new descriptor.
+        let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just made and belongs to nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Termination {
+            signals: File::from(fd),
+        })
+    }
+
+    /// Waits for one of the signals.
+    ///
+    /// # Errors
+    /// The system's.
+    pub async fn asked(&self) -> io::Result<()> {
+        let mut signals = self.signals.try_clone()?;
+        blocking(move || {
+            // One `signalfd_siginfo`; which signal it was makes no difference.
+            let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
+            signals.read_exact(&mut info)
+        })
+        .await
+    }
+}

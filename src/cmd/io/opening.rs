@@ -1,0 +1,284 @@
+//! `open`, `reopen` and the image of the program's command line: from options to an open image.
+
+use std::rc::Rc;
+
+use cowslip::Image;
+use cowslip::image::{DiscardPolicy, Format};
+
+use super::shell::{Complaint, Outcome, Shell};
+use crate::cmd::discard_policy;
+use crate::getopt::{Name, Scanner};
+use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow};
+
+/// Whether other processes may write the image meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+enum Sharing {
+    #[default]
+    Usual,
+    /// `-U`: that is the user's affair.
+    Forced,
+}
+
+/// What is to be opened, and how.
+#[derive(Clone, Debug)]
+pub struct ImageRequest {
+    /// The file's name.
+    pub filename: Option<String>,
+    /// A list of options: `-o`, `--image-opts`.
+    pub options: Option<String>,
+    /// `-f`.
+    pub format: Option<String>,
+    how: OpenHow,
+    sharing: Sharing,
+    /// The engine's name as it was given.
+    aio: Option<String>,
+    /// What was asked for and cannot be done.
+    refused: Option<&'static str>,
+}
+
+impl Default for ImageRequest {
+    fn default() -> ImageRequest {
+        ImageRequest {
+            filename: None,
+            options: None,
+            format: None,
+            how: OpenHow {
+                access: Access::Write,
+                // qemu-io's default, unlike that of other programs.
+                discard: DiscardPolicy::Unmap,
+                ..OpenHow::default()
+            },
+            sharing: Sharing::Usual,
+            aio: None,
+            refused: None,
+        }
+    }
+}
+
+impl ImageRequest {
+    /// Whether there is something to open.
+    pub fn names_an_image(&self) -> bool {
+        self.filename.is_some() || self.options.is_some()
+    }
+
+    /// Takes an option that the program and `open` have in common; others change nothing.
+    ///
+    /// # Errors
+    /// The complaint.
+    pub fn take(&mut self, name: Name, value: &str) -> Result<(), String> {
+        match name {
+            Name::Letter('r') => self.how.access = Access::Read,
+            Name::Letter('n') => self.how.cache = CacheMode::None,
+            Name::Letter('U') => self.sharing = Sharing::Forced,
+            Name::Letter('k') => self.take(Name::Letter('i'), "native")?,
+            Name::Letter('s') => self.refused = Some("Temporary snapshots are not supported"),
+            Name::Letter('C') => self.refused = Some("Copy-on-read is not supported"),
+            Name::Letter('t') => {
+                self.how.cache = CacheMode::parse(value)
+                    .ok_or_else(|| format!("Invalid cache option: {value}"))?;
+            }
+            Name::Letter('d') => {
+                self.how.discard = discard_policy(value)
+                    .ok_or_else(|| format!("Invalid discard option: {value}"))?;
+            }
+            Name::Letter('i') => {
+                self.how.aio =
+                    open::parse_aio(value).ok_or_else(|| format!("Invalid aio option: {value}"))?;
+                self.aio = Some(value.to_string());
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn spec(&self) -> ImageSpec {
+        match (&self.options, &self.filename) {
+            (Some(options), filename) => {
+                let mut list = options.clone();
+                if let Some(name) = filename {
+                    list.push_str(",file.filename=");
+                    list.push_str(&name.replace(',', ",,"));
+                }
+                ImageSpec {
+                    filename: list,
+                    format: None,
+                    image_opts: true,
+                }
+            }
+            (None, filename) => ImageSpec::named(
+                filename.as_deref().unwrap_or_default(),
+                self.format.as_deref(),
+            ),
+        }
+    }
+
+    /// What contradicts itself, in QEMU's words.
+    fn contradiction(&self, read_only_option: bool) -> Option<&'static str> {
+        let writable = self.how.access == Access::Write;
+        let direct = matches!(self.how.cache, CacheMode::None | CacheMode::DirectSync);
+        if self.refused.is_some() {
+            self.refused
+        } else if !self.names_an_image() {
+            Some("Must specify either driver or file")
+        } else if self.filename.as_deref() == Some("") {
+            Some("The 'file' block driver requires a file name")
+        } else if self.sharing == Sharing::Forced && writable {
+            Some("force-share=on can only be used with read-only images")
+        } else if self.aio.as_deref() == Some("native") && !direct {
+            Some(
+                "aio=native was specified, but it requires cache.direct=on, which was not specified.",
+            )
+        } else if read_only_option && writable {
+            Some("Block node is read-only")
+        } else {
+            None
+        }
+    }
+}
+
+/// An open image.
+pub struct Opened {
+    /// The image.
+    pub image: Rc<Image>,
+    /// Whether it was opened for writing.
+    pub writable: bool,
+    /// What the user should know about it, for standard error.
+    pub warnings: Vec<String>,
+    request: ImageRequest,
+}
+
+impl Opened {
+    /// Opens what the request names.
+    ///
+    /// # Errors
+    /// The complaint.
+    pub async fn open(request: ImageRequest) -> Result<Opened, String> {
+        let prefix = match &request.filename {
+            Some(name) => format!("can't open device {name}"),
+            None => "can't open".to_string(),
+        };
+        match Opened::open_plainly(request).await {
+            Ok(opened) => Ok(opened),
+            Err(why) => Err(format!("{prefix}: {why}")),
+        }
+    }
+
+    async fn open_plainly(request: ImageRequest) -> Result<Opened, String> {
+        let spec = request.spec();
+        let without_prefix = |error: crate::error::CommandError| {
+            let text = error.to_string();
+            let prefix = format!("Could not open '{}': ", spec.filename);
+            text.strip_prefix(&prefix).unwrap_or(&text).to_string()
+        };
+        if !request.names_an_image() || request.filename.as_deref() == Some("") {
+            let why = request.contradiction(false);
+            return Err(why.unwrap_or("Nothing to open").to_string());
+        }
+        let source = spec.resolve().map_err(without_prefix)?;
+        if let Some(why) = request.contradiction(source.read_only) {
+            return Err(why.to_string());
+        }
+        let image = open::open_image(&spec, &request.how)
+            .await
+            .map_err(without_prefix)?;
+        let writable = request.how.access == Access::Write;
+        let mut warnings = Vec::new();
+        let is_raw = image.layers().first().map(|layer| layer.format) == Some(Format::Raw);
+        if is_raw && source.format.is_none() && writable {
+            warnings.push(guessed_raw(&source.filename));
+        }
+        Ok(Opened {
+            image: Rc::new(image),
+            writable,
+            warnings,
+            request,
+        })
+    }
+}
+
+fn guessed_raw(filename: &str) -> String {
+    format!(
+        "WARNING: Image format was not specified for '{filename}' and probing guessed raw.
+         Automatically detecting the format is dangerous for raw images, write operations on block 0 will be restricted.
+         Specify the 'raw' format explicitly to remove the restrictions.
+"
+    )
+}
+
+impl Shell {
+    pub(super) async fn open_command(&mut self, args: &[String]) -> Outcome {
+        let mut scanner = Scanner::new(args, "snCro:ki:t:d:U", &[]);
+        let mut request = ImageRequest::default();
+        while let Some(option) = scanner.next_option()? {
+            match option.name {
+                Name::Letter('o') => request.options = Some(option.value()),
+                name => request
+                    .take(name, &option.value())
+                    .map_err(Complaint::ByName)?,
+            }
+        }
+        match scanner.operands()[..] {
+            [] => {}
+            [filename] => request.filename = Some(filename.to_string()),
+            _ => return Err(Complaint::Usage(None)),
+        }
+        self.open(request).await
+    }
+
+    /// Closes the image and opens it with other options.
+    pub(super) async fn reopen_command(&mut self, args: &[String]) -> Outcome {
+        let mut scanner = Scanner::new(args, "c:o:rw", &[]);
+        let by_name = |text: &str| Complaint::ByName(text.to_string());
+        let (mut access, mut cache, mut options) = (None, None, None::<String>);
+        while let Some(option) = scanner.next_option()? {
+            match option.name {
+                Name::Letter('c') => {
+                    let mode = option.value();
+                    cache = Some(CacheMode::parse(&mode).ok_or_else(|| {
+                        Complaint::ByName(format!("Invalid cache option: {mode}"))
+                    })?);
+                }
+                Name::Letter('o') => options = Some(option.value()),
+                letter => {
+                    if access.is_some() {
+                        return Err(by_name("Only one -r/-w option may be given"));
+                    }
+                    access = Some(match letter {
+                        Name::Letter('r') => Access::Read,
+                        _ => Access::Write,
+                    });
+                }
+            }
+        }
+        if !scanner.operands().is_empty() {
+            return Err(Complaint::Usage(None));
+        }
+        let mut request = self.opened()?.request.clone();
+        if let Some(options) = &options {
+            let sets = |name: &str| options.split(',').any(|option| option.starts_with(name));
+            if access.is_some() && sets("read-only") {
+                return Err(by_name("Cannot set both -r/-w and 'read-only'"));
+            }
+            if cache.is_some() && sets("cache.") {
+                return Err(by_name("Cannot set both -c and the cache options"));
+            }
+            request.add_options(options);
+        }
+        request.how.access = access.unwrap_or(request.how.access);
+        request.how.cache = cache.unwrap_or(request.how.cache);
+        self.close().await;
+        self.open(request).await
+    }
+}
+
+impl ImageRequest {
+    /// Adds to the options; of an option given twice, the later value counts.
+    fn add_options(&mut self, more: &str) {
+        let format = self.format.take().map(|format| format!("driver={format}"));
+        let before = self.options.take().or(format);
+        self.options = Some(match before {
+            Some(before) => format!("{before},{more}"),
+            None => more.to_string(),
+        });
+    }
+}

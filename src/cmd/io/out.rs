@@ -1,0 +1,69 @@
+//! Where the shell's text goes: standard output, buffered as the C library buffers it, and standard
+//! error.
+//!
+//! Scripts join both streams in one pipe and compare the whole, so the order in which qemu-io's text
+//! arrives there is part of its contract: commands given with `-c` leave standard output in a buffer
+//! until it is full or the process ends, while the prompt flushes it.
+
+use std::cell::RefCell;
+use std::io::{self, IsTerminal};
+use std::rc::Rc;
+
+use crate::output::{self, Program};
+
+/// The C library's buffer for a pipe or a file.
+const BLOCK_BYTES: usize = 4096;
+
+/// The shell's streams; clones write to the same ones.
+#[derive(Clone)]
+pub struct Out {
+    program: Program,
+    waiting: Rc<RefCell<String>>,
+    block_bytes: usize,
+}
+
+impl Out {
+    /// The streams of this process.
+    pub fn new(program: &Program) -> Out {
+        let block_bytes = match io::stdout().is_terminal() {
+            true => 1,
+            false => BLOCK_BYTES,
+        };
+        Out {
+            program: program.clone(),
+            waiting: Rc::default(),
+            block_bytes,
+        }
+    }
+
+    /// Writes to standard output.
+    pub fn print(&self, text: &str) {
+        let mut waiting = self.waiting.borrow_mut();
+        waiting.push_str(text);
+        if waiting.len() >= self.block_bytes {
+            let mut whole = waiting.len() / self.block_bytes * self.block_bytes;
+            while !waiting.is_char_boundary(whole) {
+                whole -= 1;
+            }
+            output::print(&waiting[..whole]);
+            waiting.drain(..whole);
+            output::flush();
+        }
+    }
+
+    /// Writes what waits.
+    pub fn flush(&self) {
+        output::print(&std::mem::take(&mut *self.waiting.borrow_mut()));
+        output::flush();
+    }
+
+    /// Writes to standard error.
+    pub fn complain(&self, text: &str) {
+        output::print_error(text);
+    }
+
+    /// Writes to standard error behind the program's name.
+    pub fn complain_by_name(&self, text: &str) {
+        self.program.complain(text);
+    }
+}

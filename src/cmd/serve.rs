@@ -1,0 +1,409 @@
+//! `cowslip serve`, also under the name `qemu-nbd`: an image as an NBD export.
+//!
+//! The image is opened once and shared by all connections. SIGTERM, SIGINT and SIGHUP end the server
+//! in order: nothing new is accepted, what was started is finished, the image is flushed and closed,
+//! the socket removed. Left out, and refused in plain words: TLS, internal and temporary snapshots,
+//! dirty bitmaps and allocation depth as contexts, the kernel's NBD devices.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cowslip_nbd::server::Lifetime;
+use cowslip_nbd::{Server, ServerEvent, ServerOptions};
+use cowslip_queue::{Backend, Listener, Queue, Termination};
+
+use crate::cmd::discard_policy;
+use crate::error::CommandError;
+use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow};
+use crate::output::Program;
+
+mod detach;
+mod export;
+mod list;
+pub mod qemu_nbd;
+
+use detach::Role;
+use export::Disk;
+
+/// The port that NBD is assigned.
+const DEFAULT_PORT: u16 = 10809;
+
+/// Serve an image over NBD
+#[derive(clap::Args)]
+pub struct Args {
+    /// The image
+    file: String,
+    /// Listen on this Unix socket
+    #[arg(short = 'k', long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Listen on this address, HOST:PORT
+    #[arg(short, long, value_name = "ADDRESS", conflicts_with = "socket")]
+    listen: Option<String>,
+    /// The image's format: qcow2 or raw
+    #[arg(short, long)]
+    format: Option<String>,
+    /// The export's name
+    #[arg(short = 'x', long = "name", default_value = "")]
+    export_name: String,
+    /// Say this about the export to those who list it
+    #[arg(short = 'D', long, default_value = "")]
+    description: String,
+    /// Refuse writes
+    #[arg(short, long)]
+    read_only: bool,
+    /// End when the last client has left
+    #[arg(long)]
+    once: bool,
+    /// Take so many clients at a time; others wait. 0 is no limit
+    #[arg(short = 'e', long, default_value_t = 0, value_name = "N")]
+    clients: usize,
+    /// none, writeback, writethrough, directsync or unsafe
+    #[arg(short = 't', long, default_value = "writeback")]
+    cache: String,
+    /// threads or io_uring; the better one that works, if not given
+    #[arg(long)]
+    aio: Option<String>,
+    /// What clients' discards do: unmap or ignore
+    #[arg(long, default_value = "unmap")]
+    discard: String,
+    /// Start serving at this byte of the image
+    #[arg(short, long, default_value_t = 0)]
+    offset: u64,
+    /// Go into the background once clients can connect
+    #[arg(long)]
+    fork: bool,
+    /// Write the server's process number into this file
+    #[arg(long, value_name = "PATH")]
+    pid_file: Option<PathBuf>,
+    /// Tell what happens, on standard error
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// Where clients connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Address {
+    Unix(PathBuf),
+    Tcp { host: String, port: String },
+}
+
+/// Whether the server says what happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+enum Talk {
+    #[default]
+    Errors,
+    Everything,
+}
+
+/// Where the server runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+enum Ground {
+    #[default]
+    Fore,
+    /// In a process of its own, detached from the terminal.
+    Back,
+}
+
+/// What is served, and how.
+#[derive(Clone, Debug)]
+struct Service {
+    spec: ImageSpec,
+    how: OpenHow,
+    offset: u64,
+    address: Address,
+    export_name: String,
+    description: String,
+    /// `None` is no limit.
+    clients_max: Option<usize>,
+    lifetime: Lifetime,
+    handshake_timeout: Duration,
+    talk: Talk,
+    ground: Ground,
+    pid_file: Option<PathBuf>,
+}
+
+impl Service {
+    /// A service of this image with qemu-nbd's defaults.
+    fn of(spec: ImageSpec) -> Service {
+        Service {
+            spec,
+            how: OpenHow {
+                access: Access::Write,
+                ..OpenHow::default()
+            },
+            offset: 0,
+            address: Address::Tcp {
+                host: "0.0.0.0".to_string(),
+                port: DEFAULT_PORT.to_string(),
+            },
+            export_name: String::new(),
+            description: String::new(),
+            clients_max: Some(1),
+            lifetime: Lifetime::UntilLastClient,
+            handshake_timeout: Duration::from_secs(10),
+            talk: Talk::Errors,
+            ground: Ground::Fore,
+            pid_file: None,
+        }
+    }
+}
+
+/// Runs `cowslip serve`.
+pub fn run(args: Args, program: &Program) -> u8 {
+    match args.service() {
+        Ok(service) => start(&service, program),
+        Err(error) => program.fail(&error),
+    }
+}
+
+impl Args {
+    fn service(self) -> Result<Service, CommandError> {
+        let invalid = |what: &str, value: &str| {
+            CommandError::new(format!("'{value}' is no {what} that is known here"))
+        };
+        let mut service = Service::of(ImageSpec::named(&self.file, self.format.as_deref()));
+        service.address = match (self.socket, self.listen) {
+            (Some(path), _) => Address::Unix(path),
+            (None, Some(listen)) => {
+                let (host, port) = listen
+                    .rsplit_once(':')
+                    .ok_or_else(|| invalid("address (HOST:PORT)", &listen))?;
+                Address::Tcp {
+                    host: host.trim_matches(['[', ']']).to_string(),
+                    port: port.to_string(),
+                }
+            }
+            // Nobody else's machine is served unless that is asked for.
+            (None, None) => Address::Tcp {
+                host: "127.0.0.1".to_string(),
+                port: DEFAULT_PORT.to_string(),
+            },
+        };
+        service.how.cache =
+            CacheMode::parse(&self.cache).ok_or_else(|| invalid("cache mode", &self.cache))?;
+        service.how.discard =
+            discard_policy(&self.discard).ok_or_else(|| invalid("discard mode", &self.discard))?;
+        if let Some(aio) = &self.aio {
+            service.how.aio = open::parse_aio(aio).ok_or_else(|| invalid("I/O engine", aio))?;
+        }
+        if self.read_only {
+            service.how.access = Access::Read;
+        }
+        service.offset = self.offset;
+        service.export_name = self.export_name;
+        service.description = self.description;
+        service.clients_max = Some(self.clients).filter(|clients| *clients > 0);
+        if !self.once {
+            service.lifetime = Lifetime::UntilStopped;
+        }
+        if self.verbose {
+            service.talk = Talk::Everything;
+        }
+        if self.fork {
+            service.ground = Ground::Back;
+        }
+        service.pid_file = self.pid_file;
+        Ok(service)
+    }
+}
+
+/// Runs the service here, or in another process that this one waits for until it is ready.
+fn start(service: &Service, program: &Program) -> u8 {
+    match detach::role(service.ground) {
+        Role::Parent => detach::start_server(program),
+        Role::Server => program.exit_code(serve(service, program, Role::Server)),
+        Role::Only => program.exit_code(serve(service, program, Role::Only)),
+    }
+}
+
+fn words(error: &std::io::Error) -> String {
+    cowslip::error::system_words(error)
+}
+
+fn serve(service: &Service, program: &Program, role: Role) -> Result<(), CommandError> {
+    let failed = |error: std::io::Error| CommandError::new(words(&error));
+    // Before any thread exists, so that none is ended by the signals.
+    let termination = Termination::take_over().map_err(failed)?;
+    let queue = Queue::new(Backend::Auto).map_err(failed)?;
+    let listening = Listening::on(&service.address)?;
+    queue.block_on(serve_image(
+        service,
+        program,
+        role,
+        (listening, termination),
+    ))
+}
+
+/// Serves until the server is asked to end or has no more clients.
+async fn serve_image(
+    service: &Service,
+    program: &Program,
+    role: Role,
+    (listening, termination): (Listening, Termination),
+) -> Result<(), CommandError> {
+    let image = Arc::new(open_served(service).await?);
+    let size = image.size();
+    if service.offset > size {
+        return Err(CommandError::new(format!(
+            "Offset ({}) cannot be greater than size of the containing file ({size})",
+            service.offset
+        )));
+    }
+    if let Some(path) = &service.pid_file {
+        write_pid_file(path)?;
+    }
+    let server = server(service, program, &image);
+    let handle = server.handle();
+    cowslip_queue::spawn(async move {
+        // If the signals cannot be waited for, ending early is better than never.
+        drop(termination.asked().await);
+        handle.stop();
+    });
+    let maintained = Arc::clone(&image);
+    cowslip_queue::spawn(async move { maintained.maintain().await });
+    detach::tell_ready(role).map_err(|error| CommandError::new(words(&error)))?;
+    let Listening { listener, name } = listening;
+    server.serve(vec![listener]).await;
+    let closed = image.close().await;
+    drop(name);
+    closed.map_err(|error| CommandError::new(format!("Could not close the image: {error}")))
+}
+
+async fn open_served(service: &Service) -> Result<cowslip::Image, CommandError> {
+    let spec = &service.spec;
+    open::open_image(spec, &service.how).await.map_err(|error| {
+        let text = error.to_string();
+        let prefix = format!("Could not open '{}': ", spec.filename);
+        let why = text.strip_prefix(&prefix).unwrap_or(&text);
+        CommandError::new(format!("Failed to blk_new_open '{}': {why}", spec.filename))
+    })
+}
+
+fn server(service: &Service, program: &Program, image: &Arc<cowslip::Image>) -> Server {
+    let mut server = Server::new(ServerOptions {
+        connections_max: service.clients_max,
+        lifetime: service.lifetime,
+        handshake_timeout: service.handshake_timeout,
+        ..ServerOptions::default()
+    });
+    let disk = Disk::new(Arc::clone(image), service);
+    server.add_export(service.export_name.clone(), Arc::new(disk));
+    if service.talk == Talk::Everything {
+        let program = program.clone();
+        server.observe(move |event| program.complain(described(event)));
+    }
+    server
+}
+
+fn described(event: &ServerEvent) -> String {
+    match event {
+        ServerEvent::Connected { connection } => format!("client {connection} connected"),
+        ServerEvent::Option { connection, option } => {
+            format!("client {connection} sent option {option:?}")
+        }
+        ServerEvent::Chosen { connection, export } => {
+            format!("client {connection} chose export '{export}'")
+        }
+        ServerEvent::RequestFailed {
+            connection,
+            request,
+            error,
+        } => format!("client {connection}: {request:?} failed: {error}"),
+        ServerEvent::Disconnected { connection, reason } => match reason {
+            Some(reason) => format!("client {connection} was lost: {reason}"),
+            None => format!("client {connection} left"),
+        },
+        ServerEvent::AcceptFailed { reason } => format!("accepting a client failed: {reason}"),
+    }
+}
+
+fn write_pid_file(path: &Path) -> Result<(), CommandError> {
+    std::fs::write(path, format!("{}\n", std::process::id())).map_err(|error| {
+        let name = path.display();
+        CommandError::new(format!("Could not create '{name}': {}", words(&error)))
+    })
+}
+
+/// A socket that clients connect to, and its name, if it is one in the file system.
+struct Listening {
+    listener: Listener,
+    name: Option<SocketName>,
+}
+
+/// The name of a socket; it vanishes when the server ends.
+struct SocketName(PathBuf);
+
+impl Listening {
+    fn on(address: &Address) -> Result<Listening, CommandError> {
+        match address {
+            Address::Unix(path) => Listening::on_path(path),
+            Address::Tcp { host, port } => Listening::on_port(host, port),
+        }
+    }
+
+    fn on_path(path: &Path) -> Result<Listening, CommandError> {
+        remove_socket(path);
+        let listener = Listener::unix(path).map_err(|error| {
+            CommandError::new(format!(
+                "Failed to bind socket to {}: {}",
+                path.display(),
+                words(&error)
+            ))
+        })?;
+        Ok(Listening {
+            listener,
+            name: Some(SocketName(path.to_path_buf())),
+        })
+    }
+
+    fn on_port(host: &str, port: &str) -> Result<Listening, CommandError> {
+        let unresolved = |why: &str| {
+            CommandError::new(format!(
+                "address resolution failed for {host}:{port}: {why}"
+            ))
+        };
+        let number: u16 = port
+            .parse()
+            .map_err(|_| unresolved("Servname not supported for ai_socktype"))?;
+        let addresses: Vec<SocketAddr> = (host, number)
+            .to_socket_addrs()
+            .map_err(|_| unresolved("Name or service not known"))?
+            .collect();
+        let mut failure = None;
+        for address in addresses {
+            match Listener::tcp(address) {
+                Ok(listener) => {
+                    return Ok(Listening {
+                        listener,
+                        name: None,
+                    });
+                }
+                Err(error) => failure = Some(words(&error)),
+            }
+        }
+        Err(CommandError::new(format!(
+            "Failed to find an available port: {}",
+            failure.as_deref().unwrap_or("Name or service not known")
+        )))
+    }
+}
+
+impl Drop for SocketName {
+    fn drop(&mut self) {
+        remove_socket(&self.0);
+    }
+}
+
+/// Removes a socket's name, be it one that an ended server left behind; never another file.
+fn remove_socket(path: &Path) {
+    use std::os::unix::fs::FileTypeExt;
+    let is_socket = path
+        .symlink_metadata()
+        .is_ok_and(|metadata| metadata.file_type().is_socket());
+    if is_socket {
+        // If it cannot be removed, binding says why.
+        drop(std::fs::remove_file(path));
+    }
+}

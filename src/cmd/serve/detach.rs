@@ -1,0 +1,91 @@
+//! `--fork`: a server in the background, and a parent that ends when clients can connect.
+//!
+//! The program is started anew rather than forked: that needs no `unsafe`, and holds however many
+//! threads there are. The server's standard output is the pipe through which it says that it is ready;
+//! its standard error stays the parent's until then.
+
+use std::env;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use super::Ground;
+use crate::output::Program;
+
+/// Set in the environment of a server that a parent has started.
+const SERVER_VARIABLE: &str = "COWSLIP_DETACHED_SERVER";
+
+/// What this process is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Serve in the foreground.
+    Only,
+    /// Start the server and wait until it is ready.
+    Parent,
+    /// Serve in the background.
+    Server,
+}
+
+/// The role of this process.
+pub fn role(ground: Ground) -> Role {
+    match (ground, env::var_os(SERVER_VARIABLE)) {
+        (Ground::Fore, _) => Role::Only,
+        (Ground::Back, None) => Role::Parent,
+        (Ground::Back, Some(_)) => Role::Server,
+    }
+}
+
+/// Starts the server and waits until it is ready or has failed. Returns the exit code.
+pub fn start_server(program: &Program) -> u8 {
+    match try_start_server() {
+        Ok(code) => code,
+        Err(error) => {
+            let words = cowslip::error::system_words(&error);
+            program.complain(format_args!("Could not start the server: {words}"));
+            1
+        }
+    }
+}
+
+fn try_start_server() -> io::Result<u8> {
+    let mut args = env::args_os();
+    let mut command = Command::new("/proc/self/exe");
+    if let Some(name) = args.next() {
+        command.arg0(name);
+    }
+    let mut server = command
+        .args(args)
+        .env(SERVER_VARIABLE, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut ready = server.stdout.take().expect("its output is a pipe");
+    let mut byte = [0];
+    if ready.read(&mut byte)? == 1 {
+        return Ok(0);
+    }
+    let code = server.wait()?.code();
+    Ok(code
+        .and_then(|code| u8::try_from(code).ok())
+        .filter(|code| *code != 0)
+        .unwrap_or(1))
+}
+
+/// Says to the parent, if there is one, that clients can connect, and leaves its session and streams.
+///
+/// # Errors
+/// The system's; then the server cannot go on.
+pub fn tell_ready(role: Role) -> io::Result<()> {
+    if role != Role::Server {
+        return Ok(());
+    }
+    // A process that leads its group already cannot leave its session, and need not.
+    let _session = rustix::process::setsid();
+    // A parent that is gone does not wait.
+    let _written = rustix::io::write(rustix::stdio::stdout(), b"\n");
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! `qemu-nbd --list`: what another server offers.
+
+use std::fmt::Write as _;
+use std::net::ToSocketAddrs;
+
+use cowslip_nbd::protocol::TransmissionFlags;
+use cowslip_nbd::{Client, ExportDescription};
+use cowslip_queue::{Backend, Queue, Stream};
+
+use super::{Address, words};
+use crate::error::CommandError;
+use crate::output;
+
+/// Flags in the order of their bits, with qemu-nbd's names.
+const FLAGS: &[(TransmissionFlags, &str)] = &[
+    (TransmissionFlags::READ_ONLY, "readonly"),
+    (TransmissionFlags::SEND_FLUSH, "flush"),
+    (TransmissionFlags::SEND_FUA, "fua"),
+    (TransmissionFlags::ROTATIONAL, "rotational"),
+    (TransmissionFlags::SEND_TRIM, "trim"),
+    (TransmissionFlags::SEND_WRITE_ZEROES, "zeroes"),
+    (TransmissionFlags::SEND_DF, "df"),
+    (TransmissionFlags::CAN_MULTI_CONN, "multi"),
+    (TransmissionFlags::SEND_RESIZE, "resize"),
+    (TransmissionFlags::SEND_CACHE, "cache"),
+    (TransmissionFlags::SEND_FAST_ZERO, "fast-zero"),
+    (
+        TransmissionFlags::BLOCK_STATUS_PAYLOAD,
+        "block-status-payload",
+    ),
+];
+
+/// Prints the exports of the server at `address`.
+///
+/// # Errors
+/// It does not answer, or not as it should.
+pub(super) fn list(address: &Address) -> Result<(), CommandError> {
+    let queue = Queue::new(Backend::Auto).map_err(|error| CommandError::new(words(&error)))?;
+    let exports = queue.block_on(async {
+        let stream = connect(address).await?;
+        Client::list(stream)
+            .await
+            .map_err(|error| CommandError::new(error.to_string()))
+    })?;
+    output::print(&text(&exports));
+    Ok(())
+}
+
+async fn connect(address: &Address) -> Result<Stream, CommandError> {
+    let (name, connected) = match address {
+        Address::Unix(path) => (
+            path.display().to_string(),
+            Stream::connect_unix(path).await.map_err(|e| words(&e)),
+        ),
+        Address::Tcp { host, port } => {
+            let name = format!("{host}:{port}");
+            let resolved = name.to_socket_addrs().map_err(|_| {
+                CommandError::new(format!(
+                    "address resolution failed for {name}: Name or service not known"
+                ))
+            })?;
+            let mut connected = Err("Name or service not known".to_string());
+            for address in resolved {
+                connected = Stream::connect_tcp(address).await.map_err(|e| words(&e));
+                if connected.is_ok() {
+                    break;
+                }
+            }
+            (name, connected)
+        }
+    };
+    connected.map_err(|why| CommandError::new(format!("Failed to connect to '{name}': {why}")))
+}
+
+fn text(exports: &[ExportDescription]) -> String {
+    let mut text = format!("exports available: {}\n", exports.len());
+    for export in exports {
+        describe(export, &mut text).expect("a string takes all");
+    }
+    text
+}
+
+fn describe(export: &ExportDescription, text: &mut String) -> std::fmt::Result {
+    writeln!(text, " export: '{}'", export.name)?;
+    if !export.description.is_empty() {
+        writeln!(text, "  description: {}", export.description)?;
+    }
+    writeln!(text, "  size:  {}", export.size)?;
+    write!(text, "  flags: {:#x} (", export.flags.0)?;
+    for (flag, name) in FLAGS {
+        if export.flags.contains(*flag) {
+            write!(text, " {name}")?;
+        }
+    }
+    writeln!(text, " )")?;
+    if let Some(sizes) = &export.block_sizes {
+        writeln!(text, "  min block: {}", sizes.minimum)?;
+        writeln!(text, "  opt block: {}", sizes.preferred)?;
+        writeln!(text, "  max block: {}", sizes.maximum)?;
+    }
+    // Extended headers are not spoken here.
+    writeln!(text, "  transaction size: 32-bit")?;
+    if !export.contexts.is_empty() {
+        writeln!(text, "  available meta contexts: {}", export.contexts.len())?;
+        for context in &export.contexts {
+            writeln!(text, "   {context}")?;
+        }
+    }
+    Ok(())
+}

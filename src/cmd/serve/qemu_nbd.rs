@@ -1,0 +1,355 @@
+//! The command line of the name `qemu-nbd`, with its complaints.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cowslip_nbd::server::Lifetime;
+
+use super::{Address, DEFAULT_PORT, Ground, Service, Talk, list, start};
+use crate::cmd::discard_policy;
+use crate::error::CommandError;
+use crate::getopt::{Long, Mistake, Name, Scanner, Value};
+use crate::open::{self, Access, CacheMode, ImageSpec};
+use crate::output::{self, Program};
+
+/// The longest string that the protocol carries.
+const STRING_BYTES_MAX: usize = cowslip_nbd::protocol::STRING_BYTES_MAX;
+
+const LETTERS: &str = "hVb:o:p:rsnc:dvk:e:f:tl:x:T:D:AB:L";
+
+const LONGS: &[Long] = &[
+    long("help", 'h', Value::None),
+    long("version", 'V', Value::None),
+    long("bind", 'b', Value::Required),
+    long("port", 'p', Value::Required),
+    long("socket", 'k', Value::Required),
+    long("offset", 'o', Value::Required),
+    long("read-only", 'r', Value::None),
+    long("allocation-depth", 'A', Value::None),
+    long("bitmap", 'B', Value::Required),
+    long("connect", 'c', Value::Required),
+    long("disconnect", 'd', Value::None),
+    long("list", 'L', Value::None),
+    long("snapshot", 's', Value::None),
+    long("load-snapshot", 'l', Value::Required),
+    long("nocache", 'n', Value::None),
+    only_long("cache", Value::Required),
+    only_long("aio", Value::Required),
+    only_long("discard", Value::Required),
+    only_long("detect-zeroes", Value::Required),
+    long("shared", 'e', Value::Required),
+    long("format", 'f', Value::Required),
+    long("persistent", 't', Value::None),
+    long("verbose", 'v', Value::None),
+    only_long("object", Value::Required),
+    long("export-name", 'x', Value::Required),
+    long("description", 'D', Value::Required),
+    only_long("tls-creds", Value::Required),
+    only_long("tls-hostname", Value::Required),
+    only_long("tls-authz", Value::Required),
+    only_long("image-opts", Value::None),
+    long("trace", 'T', Value::Required),
+    only_long("fork", Value::None),
+    only_long("pid-file", Value::Required),
+    only_long("selinux-label", Value::Required),
+    only_long("handshake-limit", Value::Required),
+];
+
+const fn long(name: &'static str, letter: char, value: Value) -> Long {
+    Long {
+        name,
+        letter: Some(letter),
+        value,
+    }
+}
+
+const fn only_long(name: &'static str, value: Value) -> Long {
+    Long {
+        name,
+        letter: None,
+        value,
+    }
+}
+
+/// What the command line asks for.
+enum Wish {
+    Serve(Box<Service>),
+    List(Address),
+    Help,
+    Version,
+}
+
+/// Why the command line cannot be followed.
+enum Refusal {
+    Mistake(Mistake),
+    /// Not one file, where one is needed.
+    Count,
+    Complaint(String),
+}
+
+impl From<Mistake> for Refusal {
+    fn from(mistake: Mistake) -> Refusal {
+        Refusal::Mistake(mistake)
+    }
+}
+
+fn complaint<T>(text: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal::Complaint(text.into()))
+}
+
+/// Runs qemu-nbd with the arguments behind the program's name. Returns the exit code.
+pub fn run_args(args: &[OsString], program: &Program) -> u8 {
+    let args: Vec<String> = args
+        .iter()
+        .map(|arg| arg.to_string_lossy().into_owned())
+        .collect();
+    match wish(&args) {
+        Ok(Wish::Serve(service)) => start(&service, program),
+        Ok(Wish::List(address)) => program.exit_code(list::list(&address)),
+        Ok(Wish::Help) => {
+            output::print(&help(&program.name));
+            0
+        }
+        Ok(Wish::Version) => {
+            let version = env!("CARGO_PKG_VERSION");
+            output::print(&format!("qemu-nbd 10.0.2 (cowslip {version})\n"));
+            0
+        }
+        Err(Refusal::Mistake(mistake)) => {
+            program.complain(mistake);
+            program.complain(format_args!(
+                "Try `{} --help' for more information.",
+                program.name
+            ));
+            1
+        }
+        Err(Refusal::Count) => program.fail(&CommandError::new(format!(
+            "Invalid number of arguments\nTry `{} --help' for more information.",
+            program.name
+        ))),
+        Err(Refusal::Complaint(text)) => {
+            program.complain(text);
+            1
+        }
+    }
+}
+
+/// The command line as it is read, before the image is known.
+struct Line {
+    service: Service,
+    format: Option<String>,
+    image_options: bool,
+    host: Option<String>,
+    port: Option<String>,
+    socket: Option<String>,
+    cache_given: bool,
+    aio: Option<String>,
+    lists: bool,
+}
+
+fn wish(args: &[String]) -> Result<Wish, Refusal> {
+    let mut scanner = Scanner::new(args, LETTERS, LONGS);
+    let mut line = Line {
+        service: Service::of(ImageSpec::named("", None)),
+        format: None,
+        image_options: false,
+        host: None,
+        port: None,
+        socket: None,
+        cache_given: false,
+        aio: None,
+        lists: false,
+    };
+    while let Some(option) = scanner.next_option()? {
+        let name = option.name;
+        match name {
+            Name::Letter('h') => return Ok(Wish::Help),
+            Name::Letter('V') => return Ok(Wish::Version),
+            _ => line.take(name, option.value())?,
+        }
+    }
+    line.finish(&scanner.operands())
+}
+
+impl Line {
+    fn take(&mut self, name: Name, value: String) -> Result<(), Refusal> {
+        let service = &mut self.service;
+        match name {
+            Name::Letter('b') => self.host = Some(value),
+            Name::Letter('p') => self.port = Some(value),
+            Name::Letter('k') if value.starts_with('/') => self.socket = Some(value),
+            Name::Letter('k') => return complaint("socket path must be absolute"),
+            Name::Letter('f') => self.format = Some(value),
+            Name::Long("image-opts") => self.image_options = true,
+            Name::Letter('L') => self.lists = true,
+            Name::Letter('r') => service.how.access = Access::Read,
+            Name::Letter('t') => service.lifetime = Lifetime::UntilStopped,
+            Name::Letter('v') => service.talk = Talk::Everything,
+            Name::Long("fork") => service.ground = Ground::Back,
+            Name::Long("pid-file") => service.pid_file = Some(PathBuf::from(value)),
+            Name::Letter('x') => service.export_name = limited("export name", value)?,
+            Name::Letter('D') => service.description = limited("export description", value)?,
+            Name::Letter('o') => match value.parse() {
+                Ok(offset) => service.offset = offset,
+                Err(_) => return complaint(format!("Invalid offset '{value}'")),
+            },
+            Name::Letter('e') => match value.parse::<u32>() {
+                Ok(0) => service.clients_max = None,
+                Ok(clients) => service.clients_max = usize::try_from(clients).ok(),
+                Err(_) => return complaint(format!("Invalid shared device number '{value}'")),
+            },
+            Name::Long("handshake-limit") => match value.parse::<u32>() {
+                // QEMU's 0 is no limit; ten years are as good.
+                Ok(0) => service.handshake_timeout = Duration::from_secs(10 * 365 * 86400),
+                Ok(seconds) => service.handshake_timeout = Duration::from_secs(seconds.into()),
+                Err(_) => return complaint(format!("Invalid handshake limit '{value}'")),
+            },
+            _ => return self.take_image_option(name, value),
+        }
+        Ok(())
+    }
+
+    fn take_image_option(&mut self, name: Name, value: String) -> Result<(), Refusal> {
+        let how = &mut self.service.how;
+        match name {
+            Name::Letter('n') | Name::Long("cache") if self.cache_given => {
+                return complaint("-n and --cache can only be specified once");
+            }
+            Name::Letter('n') => {
+                self.cache_given = true;
+                how.cache = CacheMode::None;
+            }
+            Name::Long("cache") => {
+                self.cache_given = true;
+                how.cache = CacheMode::parse(&value)
+                    .ok_or_else(|| Refusal::Complaint(format!("Invalid cache mode `{value}'")))?;
+            }
+            Name::Long("aio") => {
+                how.aio = open::parse_aio(&value)
+                    .ok_or_else(|| Refusal::Complaint(format!("Invalid aio mode '{value}'")))?;
+                self.aio = Some(value);
+            }
+            Name::Long("discard") => {
+                how.discard = discard_policy(&value)
+                    .ok_or_else(|| Refusal::Complaint(format!("Invalid discard mode `{value}'")))?;
+            }
+            Name::Long("detect-zeroes") => match value.as_str() {
+                "off" => {}
+                "on" | "unmap" => {
+                    return complaint(format!("detect-zeroes={value} is not supported"));
+                }
+                _ => {
+                    return complaint(format!(
+                        "Failed to parse detect_zeroes mode: invalid parameter value: {value}"
+                    ));
+                }
+            },
+            _ => return refuse(name),
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, operands: &[&str]) -> Result<Wish, Refusal> {
+        self.service.address = match self.socket {
+            Some(path) => Address::Unix(PathBuf::from(path)),
+            None => Address::Tcp {
+                host: self.host.unwrap_or_else(|| "0.0.0.0".to_string()),
+                port: self.port.unwrap_or_else(|| DEFAULT_PORT.to_string()),
+            },
+        };
+        if self.lists {
+            return match operands.is_empty() {
+                true => Ok(Wish::List(self.service.address)),
+                false => complaint("List mode is incompatible with a file name"),
+            };
+        }
+        let [file] = operands else {
+            return Err(Refusal::Count);
+        };
+        if self.image_options && self.format.is_some() {
+            return complaint("--image-opts and -f are mutually exclusive");
+        }
+        let direct = matches!(
+            self.service.how.cache,
+            CacheMode::None | CacheMode::DirectSync
+        );
+        if self.aio.as_deref() == Some("native") && !direct {
+            return complaint(format!(
+                "Failed to blk_new_open '{file}': aio=native was specified, \
+                 but it requires cache.direct=on, which was not specified."
+            ));
+        }
+        self.service.spec = ImageSpec {
+            image_opts: self.image_options,
+            ..ImageSpec::named(file, self.format.as_deref())
+        };
+        Ok(Wish::Serve(Box::new(self.service)))
+    }
+}
+
+/// Options that name what is not done here. Those that change nothing are accepted.
+fn refuse(name: Name) -> Result<(), Refusal> {
+    complaint(match name {
+        Name::Letter('s') => "Temporary snapshots (-s) are not supported",
+        Name::Letter('l') => "Serving an internal snapshot (-l) is not supported",
+        Name::Letter('A') => "The context of allocation depth (-A) is not supported",
+        Name::Letter('B') => "Contexts of dirty bitmaps (-B) are not supported",
+        Name::Letter('c' | 'd') => "The kernel's NBD devices (-c, -d) are not supported",
+        Name::Long("tls-creds" | "tls-hostname" | "tls-authz") => "TLS is not supported",
+        Name::Long("selinux-label") => "SELinux labels are not supported",
+        // --object names secrets, which only what is refused above uses; -T has nothing to trace.
+        _ => return Ok(()),
+    })
+}
+
+fn limited(what: &str, value: String) -> Result<String, Refusal> {
+    match value.len() > STRING_BYTES_MAX {
+        true => complaint(format!("{what} '{value}' too long")),
+        false => Ok(value),
+    }
+}
+
+fn help(name: &str) -> String {
+    format!(
+        "Usage: {name} [OPTIONS] FILE
+  or:  {name} -L [OPTIONS]
+QEMU Disk Network Block Device Utility
+
+  -h, --help                display this help and exit
+  -V, --version             output version information and exit
+
+Connection properties:
+  -p, --port=PORT           port to listen on (default `10809')
+  -b, --bind=IFACE          interface to bind to (default `0.0.0.0')
+  -k, --socket=PATH         path to the unix socket
+  -e, --shared=NUM          device can be shared by NUM clients (default '1')
+  -t, --persistent          don't exit on the last connection
+  -v, --verbose             display extra debugging information
+  -x, --export-name=NAME    expose export by name (default is empty string)
+  -D, --description=TEXT    export a human-readable description
+      --handshake-limit=N   limit client's handshake to N seconds (default 10)
+
+Exposing part of the image:
+  -o, --offset=OFFSET       offset into the image
+
+General purpose options:
+  -L, --list                list exports available from another NBD server
+      --fork                fork off the server process and exit the parent
+                            once the server is running
+      --pid-file=PATH       store the server's process ID in the given file
+
+Block device options:
+  -f, --format=FORMAT       set image format (raw, qcow2)
+  -r, --read-only           export read-only
+  -n, --nocache             disable host cache
+      --cache=MODE          set cache mode used to access the disk image, the
+                            valid options are: 'none', 'writeback' (default),
+                            'writethrough', 'directsync' and 'unsafe'
+      --aio=MODE            set AIO mode (native, io_uring or threads)
+      --discard=MODE        set discard mode (ignore, unmap)
+      --detect-zeroes=MODE  set detect-zeroes mode (off)
+      --image-opts          treat FILE as a full set of image options
+"
+    )
+}
