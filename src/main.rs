@@ -20,6 +20,7 @@ mod layer;
 mod open;
 mod options;
 mod output;
+mod progress;
 mod size;
 mod time;
 

@@ -15,6 +15,7 @@ pub mod info;
 pub mod map;
 pub mod io;
 pub mod serve;
+pub mod demo;
 mod source;
 
 /// Verbs under the names `qemu-img` and `cowslip`.
@@ -52,6 +53,8 @@ pub enum CowslipVerb {
     Io(io::Args),
     /// Serve an image over NBD
     Serve(serve::Args),
+    /// Show the main job on real data: overlays on a golden image, served, written, read back, checked
+    Demo(demo::Args),
 }
 
 impl CowslipVerb {
@@ -61,6 +64,7 @@ impl CowslipVerb {
             CowslipVerb::Img(verb) => verb.run(program),
             CowslipVerb::Io(args) => io::run(args, program),
             CowslipVerb::Serve(args) => serve::run(args, program),
+            CowslipVerb::Demo(args) => demo::run(args, program),
         }
     }
 }

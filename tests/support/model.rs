@@ -32,7 +32,7 @@ impl Model {
     pub fn of(shape: &Shape, truth: &Path) -> Model {
         let file = File::open(truth).unwrap();
         let disk_bytes = file.metadata().unwrap().len();
-        let width = (shape.cluster_bytes * 6).clamp(192 << 10, 8 << 20);
+        let width = (shape.cluster_bytes * 6).clamp(192 << 10, 4 << 20);
         let half = width / 2 / 512 * 512;
         let mut windows: Vec<Window> = Vec::new();
         let boundary = shape.table_bytes().min(disk_bytes / 2);

@@ -134,7 +134,8 @@ impl Shape {
     /// A size seldom a whole number of clusters, and with a second L2 table or several where that
     /// is no more than QEMU reads in a moment.
     pub fn disk_bytes(&self, rng: &mut Rng) -> u64 {
-        let reaches_second_table = self.table_bytes() <= 512 << 20 || self.below == Below::Nothing;
+        let is_plain_case = self.below == Below::Nothing && self.refcount_bits == 16;
+        let reaches_second_table = self.table_bytes() <= 512 << 20 || is_plain_case;
         let least = if reaches_second_table {
             self.table_bytes().max(256 << 10)
         } else {

@@ -54,14 +54,8 @@ impl Kind {
         match self {
             Kind::Cowslip => {
                 let mut command = Command::new(binary);
-                command.args([
-                    "serve",
-                    "--persistent",
-                    "--cache=none",
-                    "--aio=io_uring",
-                    "--discard=unmap",
-                ]);
-                command.args(["--shared=8", "--format=qcow2"]);
+                command.args(["serve", "--cache=none", "--aio=io_uring", "--discard=unmap"]);
+                command.arg("--format=qcow2");
                 command
                     .arg(format!("--socket={socket}"))
                     .arg(image.to_string());

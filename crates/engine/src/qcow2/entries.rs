@@ -174,8 +174,9 @@ impl Qcow2 {
         } else {
             Space::Release
         };
-        // The raw file has exactly the length of the disk.
-        let end = range.end.min(self.size());
+        // The raw file has the length of the disk; what growing adds to it reads as zeroes, unless
+        // the file was longer than it should have been.
+        let end = range.end.min(self.size().max(self.data.len().await?));
         if range.start >= end {
             return Ok(());
         }
