@@ -92,6 +92,41 @@ pub struct Round {
     pub write_policy: WritePolicy,
 }
 
+/// A part of runs that can be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// Processes that die while the system lives on.
+    Kills,
+    /// Failing operations.
+    Faults,
+    /// Compressed writes.
+    Compressed,
+    /// Discards.
+    Discards,
+    /// `maintain` beside the requests.
+    Maintenance,
+    /// Files that ask for aligned requests.
+    Alignment,
+    /// The judgement of raw data files.
+    RawData,
+    /// Small caches.
+    SmallCaches,
+}
+
+impl Part {
+    /// All parts, by the names that commands use.
+    pub const NAMES: [(&'static str, Part); 8] = [
+        ("kills", Part::Kills),
+        ("faults", Part::Faults),
+        ("compressed", Part::Compressed),
+        ("discards", Part::Discards),
+        ("maintenance", Part::Maintenance),
+        ("alignment", Part::Alignment),
+        ("raw-data", Part::RawData),
+        ("small-caches", Part::SmallCaches),
+    ];
+}
+
 /// Everything that a run is made of.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -228,6 +263,22 @@ fn draw_faults(rng: &mut Rng) -> Vec<Fault> {
 }
 
 impl Round {
+    /// Leaves out what a kind of disk does not know.
+    fn restrict(&mut self, kind: Kind, data: Data) {
+        if kind != Kind::Qcow2 || data != Data::Inside {
+            self.weights[5] = 0;
+        }
+        if kind == Kind::Plain {
+            self.discard = DiscardPolicy::Unmap;
+            self.write_policy = WritePolicy::Writeback;
+            // The reference does not serialise flushes, and of two in flight one may hear nothing
+            // of the other's failure.
+            if self.faults.iter().any(|fault| fault.verb == Verb::Flush) {
+                self.depth = 1;
+            }
+        }
+    }
+
     fn draw(rng: &mut Rng, layout: &Layout, last: bool) -> Round {
         let scale = rng.pick(&[30, 200, 1000, 3000]);
         let moment = rng.between(1, scale);
@@ -318,22 +369,10 @@ impl Config {
             .map(|n| Round::draw(rng, &layout, n == count))
             .collect();
         let plain = kind == Kind::Plain;
-        if kind != Kind::Qcow2 || data != Data::Inside {
-            for round in &mut rounds {
-                round.weights[5] = 0;
-            }
+        for round in &mut rounds {
+            round.restrict(kind, data);
         }
-        if plain {
-            for round in &mut rounds {
-                round.discard = DiscardPolicy::Unmap;
-                round.write_policy = WritePolicy::Writeback;
-                // The reference does not serialise flushes, and of two in flight one may hear
-                // nothing of the other's failure.
-                if round.faults.iter().any(|fault| fault.verb == Verb::Flush) {
-                    round.depth = 1;
-                }
-            }
-        }
+        let allocates = rng.pick(&[Allocates::Yes, Allocates::Yes, Allocates::No]);
         Config {
             kind,
             size,
@@ -343,11 +382,11 @@ impl Config {
                 Data::Inside
             },
             preallocation: if below.is_empty() && rng.chance(15) {
-                rng.pick(&[
-                    Preallocation::Metadata,
-                    Preallocation::Falloc,
-                    Preallocation::Full,
-                ])
+                match rng.below(3) {
+                    0 if allocates == Allocates::Yes => Preallocation::Falloc,
+                    1 => Preallocation::Full,
+                    _ => Preallocation::Metadata,
+                }
             } else {
                 Preallocation::Off
             },
@@ -365,11 +404,35 @@ impl Config {
             },
             zeroes_fast: plain || rng.chance(80),
             punches_holes: rng.chance(85),
-            allocates: rng.pick(&[Allocates::Yes, Allocates::Yes, Allocates::No]),
+            allocates,
             pace: rng.pick(&[Pace::Prompt, Pace::Mixed, Pace::Mixed, Pace::Stragglers]),
             lie: Lie::None,
             rounds,
             layout,
+        }
+    }
+
+    /// Leaves a part out.
+    pub fn leave_out(&mut self, part: Part) {
+        for round in &mut self.rounds {
+            match part {
+                Part::Kills => {
+                    if let Ending::Kill(moment) = round.ending {
+                        round.ending = Ending::Crash(moment);
+                    }
+                }
+                Part::Faults => round.faults.clear(),
+                Part::Compressed => round.weights[5] = 0,
+                Part::Discards => round.weights[3] = 0,
+                Part::Maintenance => round.maintained = false,
+                Part::SmallCaches => round.cache_bytes = 0,
+                Part::Alignment | Part::RawData => {}
+            }
+        }
+        match part {
+            Part::Alignment => self.alignment_bytes = 1,
+            Part::RawData if self.data == Data::ExternalRaw => self.data = Data::External,
+            _ => {}
         }
     }
 

@@ -15,7 +15,7 @@ use crate::disk::content::Content;
 pub struct Findings {
     /// What must not be.
     pub corruptions: Vec<String>,
-    /// Clusters that are counted and not referenced.
+    /// Clusters that are counted more often than referenced.
     pub leaks: u64,
     /// The dirty bit is set.
     pub dirty: bool,
@@ -117,7 +117,7 @@ impl Reader<'_> {
     /// Notes a reference to `len` bytes; false if they cannot be read.
     fn reference(&mut self, what: &str, offset: u64, len: u64) -> bool {
         let cluster = self.cluster();
-        if offset % cluster != 0 {
+        if !offset.is_multiple_of(cluster) {
             self.corrupt(format!("{what} at {offset:#x}, which starts no cluster"));
             return false;
         }
@@ -301,9 +301,18 @@ impl Reader<'_> {
                 self.corrupt(format!("{what} has COPIED {set} and count {count}"));
             }
         }
-        for index in 0..self.content.len().div_ceil(self.cluster()) {
-            if !references.contains_key(&index) && self.count(index) != 0 {
-                self.found.leaks += 1;
+        let per_block = (self.cluster() * 8) >> self.refcount_order;
+        let end = self.content.len().div_ceil(self.cluster());
+        for slot in 0..u64::from(self.refcounts.1) * self.cluster() / 8 {
+            if number(self.content, self.refcounts.0 + slot * 8, 8) == 0 {
+                continue;
+            }
+            // Like QEMU's check, which does not look beyond the end of the file.
+            for index in slot * per_block..((slot + 1) * per_block).min(end) {
+                let users = references.get(&index).map_or(0, Vec::len);
+                if self.count(index) > users as u64 {
+                    self.found.leaks += 1;
+                }
             }
         }
     }

@@ -6,16 +6,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use cowslip_sim::config::Kind;
+use cowslip_sim::config::{Kind, Part};
 use cowslip_sim::run::{Changes, Report, Totals, run};
+use cowslip_sim::shrink;
 use cowslip_sim::trace::Trace;
-use cowslip_sim::{panics, shrink};
 
 const USAGE: &str = "\
 usage: cowslip-sim [--seeds N] [--start S] [--jobs J] [--kind qcow2|raw|plain] [--keep-going]
        cowslip-sim --replay SEED [--kind K] [--salt N] [--skip ID,ID,...] [--tail LINES]
        cowslip-sim --shrink SEED [--kind K]
 
+Every form takes --without PART,...: kills, faults, compressed, discards, maintenance, alignment,
+raw-data, small-caches.
 Runs the engine on simulated disks. Every run follows from its seed; a run that fails prints the
 command that replays it.";
 
@@ -70,6 +72,13 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
                     _ => return Err(format!("no such kind: {value}")),
                 }
             }
+            "--without" => {
+                for name in value.split(',') {
+                    let part = Part::NAMES.iter().find(|(known, _)| *known == name);
+                    let (_, part) = part.ok_or_else(|| format!("no such part: {name}"))?;
+                    options.changes.without.insert(*part);
+                }
+            }
             "--skip" => {
                 let ids: Result<BTreeSet<u32>, _> = value.split(',').map(str::parse).collect();
                 options.changes.skip = ids.map_err(|_| format!("not numbers: {value}"))?;
@@ -88,13 +97,14 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    panics::keep();
     if let Some(seed) = options.replay {
         let report = run(seed, options.kind, &options.changes, Trace::kept());
         return show(&report, options.tail);
     }
     if let Some(seed) = options.shrink {
-        return match shrink::shrink(seed, options.kind, |text| eprintln!("{text}")) {
+        return match shrink::shrink(seed, options.kind, &options.changes, |text| {
+            eprintln!("{text}")
+        }) {
             None => {
                 println!("seed {seed} passes");
                 ExitCode::SUCCESS

@@ -1,9 +1,7 @@
 //! Makes a failing run smaller: leaves out requests, in halves, quarters and so on, as long as it
 //! still fails, trying a few orders of events for each attempt.
 
-use std::collections::BTreeSet;
-
-use crate::config::Kind;
+use crate::config::{Kind, Part};
 use crate::model::WriteId;
 use crate::run::{Changes, Report, run};
 use crate::trace::Trace;
@@ -14,8 +12,13 @@ const SALTS: u64 = 6;
 const ATTEMPTS_MAX: usize = 400;
 
 /// A smaller run that still fails; `None` if the run passes. Says on the way how far it got.
-pub fn shrink(seed: u64, kind: Kind, mut say: impl FnMut(&str)) -> Option<Changes> {
-    let mut best = Changes::default();
+pub fn shrink(
+    seed: u64,
+    kind: Kind,
+    changes: &Changes,
+    mut say: impl FnMut(&str),
+) -> Option<Changes> {
+    let mut best = changes.clone();
     let report = run(seed, kind, &best, Trace::off());
     report.failure.as_ref()?;
     let mut attempts = 0;
@@ -28,7 +31,11 @@ pub fn shrink(seed: u64, kind: Kind, mut say: impl FnMut(&str)) -> Option<Change
             let mut skip = best.skip.clone();
             skip.extend(part);
             attempts += 1;
-            smaller = fails(seed, kind, &skip);
+            let attempt = Changes {
+                skip,
+                ..changes.clone()
+            };
+            smaller = fails(seed, kind, &attempt);
             if smaller.is_some() || attempts >= ATTEMPTS_MAX {
                 break;
             }
@@ -50,12 +57,11 @@ fn requests(report: &Report) -> Vec<WriteId> {
     report.begun.clone()
 }
 
-fn fails(seed: u64, kind: Kind, skip: &BTreeSet<WriteId>) -> Option<(Changes, Report)> {
+fn fails(seed: u64, kind: Kind, attempt: &Changes) -> Option<(Changes, Report)> {
     (0..SALTS).find_map(|salt| {
         let changes = Changes {
-            skip: skip.clone(),
             salt,
-            edit: None,
+            ..attempt.clone()
         };
         let report = run(seed, kind, &changes, Trace::off());
         report.failure.is_some().then_some((changes, report))
@@ -69,6 +75,13 @@ pub fn command(seed: u64, kind: Kind, changes: &Changes) -> String {
         Kind::Qcow2 => {}
         Kind::Raw => text.push_str(" --kind raw"),
         Kind::Plain => text.push_str(" --kind plain"),
+    }
+    let left_out = Part::NAMES
+        .iter()
+        .filter(|(_, part)| changes.without.contains(part));
+    let left_out: Vec<&str> = left_out.map(|(name, _)| *name).collect();
+    if !left_out.is_empty() {
+        text.push_str(&format!(" --without {}", left_out.join(",")));
     }
     if changes.salt != 0 {
         text.push_str(&format!(" --salt {}", changes.salt));

@@ -105,10 +105,10 @@ impl Content {
         if len < self.len {
             drop(self.pages.split_off(&len.div_ceil(PAGE_BYTES)));
             let start = (len % PAGE_BYTES) as usize;
-            if start != 0 {
-                if let Some(bytes) = self.pages.get_mut(&(len / PAGE_BYTES)) {
-                    Arc::make_mut(bytes)[start..].fill(0);
-                }
+            if start != 0
+                && let Some(bytes) = self.pages.get_mut(&(len / PAGE_BYTES))
+            {
+                Arc::make_mut(bytes)[start..].fill(0);
             }
         }
         self.len = len;
