@@ -14,8 +14,8 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 
 mod cmd;
 mod error;
-mod interrupt;
 mod getopt;
+mod interrupt;
 mod layer;
 mod open;
 mod options;

@@ -11,11 +11,11 @@ use crate::output::Program;
 
 pub mod check;
 pub mod create;
-pub mod info;
-pub mod map;
-pub mod io;
-pub mod serve;
 pub mod demo;
+pub mod info;
+pub mod io;
+pub mod map;
+pub mod serve;
 mod source;
 
 /// Verbs under the names `qemu-img` and `cowslip`.
