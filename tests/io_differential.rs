@@ -1,0 +1,427 @@
+//! The shell of `cowslip io` against qemu-io: the same command lines on twin images give the same
+//! text, the same exit status, the same disk, and images that both checkers accept.
+//!
+//! `COWSLIP_IO_SEED` replays one case; `COWSLIP_IO_CASES` sets how many are tried. A failure prints
+//! the seed, the image's shape and the line.
+//!
+//! Left out, because the programs differ on purpose: the machine's state (`-b`), preallocation when
+//! resizing (`truncate -m`), breakpoints.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+mod support;
+
+use support::rng::Rng;
+use support::shape::{Entries, Files, Shape};
+use support::{cowslip, number_from_environment, outcome, peers_are_installed, run, scratch};
+
+/// Cases of an ordinary test run: some seconds.
+const CASES: u64 = 24;
+
+/// Times a script is run on one image.
+const SCRIPTS: u64 = 3;
+
+/// A qcow2 image in a directory, and the program that works on it.
+struct Twin {
+    files: Files,
+    program: fn() -> Command,
+}
+
+fn qemu_io() -> Command {
+    Command::new("qemu-io")
+}
+
+/// Our shell under the name that its errors then begin with.
+fn our_io() -> Command {
+    use std::os::unix::process::CommandExt;
+    let mut command = cowslip();
+    command.arg0("qemu-io");
+    command
+}
+
+impl Twin {
+    fn make(directory: PathBuf, program: fn() -> Command, case: &Case) -> Twin {
+        std::fs::create_dir(&directory).unwrap();
+        let files = Files::new(&directory);
+        let mut rng = case.rng.clone();
+        let below = files.make_below(&case.shape, case.disk_bytes, &mut rng);
+        files.create_with_qemu(&case.shape, "", &below, case.disk_bytes);
+        Twin { files, program }
+    }
+
+    /// Runs a script: its lines as `-c` options, or through standard input.
+    fn run(&self, lines: &[String], way: Way) -> Output {
+        let mut command = (self.program)();
+        command.current_dir(&self.files.directory);
+        command.args(["-f", "qcow2"]);
+        match way {
+            Way::Options => {
+                for line in lines {
+                    command.args(["-c", line]);
+                }
+                outcome(command.arg("image.qcow2").stdin(Stdio::null()))
+            }
+            Way::Input => {
+                let mut child = command
+                    .arg("image.qcow2")
+                    .stdin(Stdio::piped())
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .unwrap();
+                let mut input = child.stdin.take().unwrap();
+                // A shell that quits early does not read the rest.
+                drop(input.write_all((lines.join("\n") + "\n").as_bytes()));
+                drop(input);
+                child.wait_with_output().unwrap()
+            }
+        }
+    }
+
+    /// All that a run said, without the time and the directory.
+    fn comparable(&self, output: &Output) -> String {
+        let said = format!(
+            "{}--- errors\n{}--- {:?}",
+            timeless(&output.stdout),
+            timeless(&output.stderr),
+            output.status.code()
+        );
+        said.replace(&self.files.directory.display().to_string(), "DIR")
+    }
+
+    /// The disk as QEMU reads it.
+    fn disk(&self) -> Vec<u8> {
+        std::fs::read(self.files.read_with_qemu(&["-f", "qcow2"])).unwrap()
+    }
+
+    /// What a checker says, unless it is content.
+    fn complaint_of(&self, checker: &mut Command) -> Option<String> {
+        let output = outcome(
+            checker
+                .args(["check", "-q", "-f", "qcow2"])
+                .arg(&self.files.image),
+        );
+        (!output.status.success()).then(|| text(&output.stdout) + &text(&output.stderr))
+    }
+}
+
+/// How commands are given.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Options,
+    Input,
+}
+
+/// One image and what is done to it, all from a seed.
+struct Case {
+    seed: u64,
+    shape: Shape,
+    disk_bytes: u64,
+    rng: Rng,
+}
+
+impl Case {
+    fn new(seed: u64) -> Case {
+        let mut rng = Rng::new(seed);
+        let cluster_bytes = *rng.pick(&[512, 4096, 65536, 131_072, 2 << 20]);
+        let shape = *rng.pick(&Shape::all(cluster_bytes));
+        // Small disks, so that a comparison of all their bytes is cheap.
+        let clusters = 1 + rng.below(24);
+        let disk_bytes = clusters * cluster_bytes + rng.below(cluster_bytes / 512) * 512;
+        Case {
+            seed,
+            shape,
+            disk_bytes: disk_bytes.max(64 << 10),
+            rng,
+        }
+    }
+
+    fn offset(&mut self) -> u64 {
+        let size = self.disk_bytes;
+        let unit = match self.rng.below(4) {
+            0 => self.shape.cluster_bytes,
+            1 => self.shape.subcluster_bytes(),
+            2 => 512,
+            _ => 1,
+        };
+        match self.rng.below(24) {
+            0 => size,
+            1 => size.saturating_sub(self.rng.below(2 * unit)),
+            2 => size + self.rng.below(unit + 1),
+            _ => self.rng.below(size) / unit * unit,
+        }
+    }
+
+    fn length(&mut self) -> u64 {
+        let unit = match self.rng.below(5) {
+            0 | 1 => self.shape.cluster_bytes,
+            2 => self.shape.subcluster_bytes(),
+            3 => 512,
+            _ => 1,
+        };
+        match self.rng.below(16) {
+            0 => 0,
+            1 => self.rng.below(unit),
+            2 => self.disk_bytes,
+            _ => unit * (1 + self.rng.below(3)),
+        }
+    }
+
+    /// A number in one of the ways to write it.
+    fn written(&mut self, number: u64) -> String {
+        match self.rng.below(6) {
+            0 => format!("{number:#x}"),
+            1 if number.is_multiple_of(1024) => format!("{}k", number / 1024),
+            2 if number.is_multiple_of(1 << 20) => format!("{}M", number >> 20),
+            3 if number.is_multiple_of(512) && !number.is_multiple_of(1024) => {
+                format!("{}.5k", number / 1024)
+            }
+            _ => number.to_string(),
+        }
+    }
+
+    fn range(&mut self) -> String {
+        let (offset, length) = (self.offset(), self.length());
+        format!("{} {}", self.written(offset), self.written(length))
+    }
+
+    /// Some of these options.
+    fn some_of(&mut self, options: &[&str]) -> String {
+        let mut chosen = String::new();
+        for option in options {
+            if self.rng.once_in(3) {
+                chosen.push_str(option);
+                chosen.push(' ');
+            }
+        }
+        chosen
+    }
+
+    /// A range of whole clusters, for what needs that.
+    fn clusters(&mut self) -> String {
+        let cluster = self.shape.cluster_bytes;
+        let first = self.rng.below(self.disk_bytes.div_ceil(cluster));
+        let length = (cluster * (1 + self.rng.below(2))).min(self.disk_bytes - first * cluster);
+        let offset = first * cluster;
+        format!("{} {}", self.written(offset), self.written(length))
+    }
+
+    fn pattern(&mut self) -> String {
+        match self.rng.below(40) {
+            0 => "-P 256 ".to_string(),
+            1..20 => String::new(),
+            _ => format!("-P {} ", self.rng.below(4)),
+        }
+    }
+
+    fn line(&mut self) -> String {
+        match self.rng.below(40) {
+            0..8 => {
+                let (options, pattern) = (self.some_of(&["-f", "-q", "-p"]), self.pattern());
+                format!("write {options}{pattern}{}", self.range())
+            }
+            8..12 => {
+                let options = self.some_of(&["-u", "-f", "-q", "-C"]);
+                format!("write -z {options}{}", self.range())
+            }
+            12 | 13 => format!("write -c {}{}", self.pattern(), self.clusters()),
+            14 | 15 => {
+                let (pattern, range) = (self.pattern(), self.range());
+                let more = self.length();
+                format!("writev {pattern}{range} {more}")
+            }
+            16 => format!("aio_write -q {}{}", self.pattern(), self.range()),
+            17 => format!("aio_write -q -z -u {}", self.range()),
+            18..24 => {
+                let (options, pattern) = (self.some_of(&["-q", "-C"]), self.pattern());
+                format!("read {options}{pattern}{}", self.range())
+            }
+            24 => format!("read -v {} 48", self.offset()),
+            25 => format!("readv {}{} 512", self.pattern(), self.range()),
+            26 => {
+                let (pattern, range) = (self.pattern(), self.range());
+                let part = format!("-s {} -l {}", self.rng.below(600), self.rng.below(600));
+                format!("read {pattern}{part} {range}")
+            }
+            27..30 => format!("discard {}{}", self.some_of(&["-q", "-C"]), self.range()),
+            30 => format!("discard {}", self.clusters()),
+            31 => "aio_flush".to_string(),
+            32 => (*self.rng.pick(&["flush", "length", "info", "map"])).to_string(),
+            33 => "map".to_string(),
+            34 => format!("alloc {}", self.range()),
+            35 => format!("alloc {}", self.offset()),
+            36 => self.truncate(),
+            37 => self.misshapen(),
+            _ => self.nonsense(),
+        }
+    }
+
+    fn truncate(&mut self) -> String {
+        let size = match self.rng.below(4) {
+            0 => self.disk_bytes / 2,
+            1 => self.disk_bytes + 1 + self.rng.below(3 * self.shape.cluster_bytes),
+            _ => self.disk_bytes + self.rng.below(3 * self.shape.cluster_bytes),
+        };
+        format!("truncate {}", size / 512 * 512)
+    }
+
+    /// A valid command with a word too many, too few or changed.
+    fn misshapen(&mut self) -> String {
+        let line = loop {
+            let line = self.line();
+            if !line.contains("truncate") {
+                break line;
+            }
+        };
+        let mut words: Vec<&str> = line.split(' ').collect();
+        let at = self.rng.below(words.len() as u64) as usize;
+        match self.rng.below(3) {
+            0 => drop(words.remove(at)),
+            1 => words.insert(
+                at,
+                *self.rng.pick(&["-q", "1", "-x", "-P", "--", "x", "-z"]),
+            ),
+            _ => {
+                words[at] = *self
+                    .rng
+                    .pick(&["1.5", "0x", "-1", "9E", "3G", "1kk", "-C", "7"])
+            }
+        }
+        words.join(" ")
+    }
+
+    fn nonsense(&mut self) -> String {
+        let lines = [
+            "",
+            "foo",
+            "write",
+            "read 0",
+            "close 1",
+            "help discard",
+            "help foo",
+            "open image.qcow2",
+            "sleep 0",
+            "sleep x",
+            "write -z -c 0 64k",
+            "write -u 0 512",
+            "write -b -z 0 512",
+            "write -s nosuch 0 512",
+            "aio_write -z 0 1 1",
+            "aio_read -i 0 1",
+            "read -s 1 0 512",
+            "truncate 7",
+            "truncate x",
+            "zone_report 0 1",
+            "break a b",
+            "resume a",
+        ];
+        (*self.rng.pick(&lines)).to_string()
+    }
+
+    /// A script without what only qemu-io does.
+    fn script(&mut self) -> Vec<String> {
+        let count = 1 + self.rng.below(8);
+        let mut lines = Vec::new();
+        while (lines.len() as u64) < count {
+            let line = self.line();
+            let started = line.starts_with("aio_");
+            if !line.split(' ').any(|word| word == "-b" || word == "-m") || line.contains("-b -z") {
+                lines.push(line);
+            }
+            // Of two requests in flight either may end first.
+            if started {
+                lines.push("aio_flush".to_string());
+            }
+        }
+        lines
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Text without what depends on the clock.
+fn timeless(bytes: &[u8]) -> String {
+    let text = text(bytes);
+    let lines = text.split('\n').map(|line| {
+        let machine: Vec<&str> = line.split(',').collect();
+        match (line.find(" ops; "), &machine[..]) {
+            (Some(at), _) => line[..at + 5].to_string(),
+            (None, [bytes, ops, _, _, _]) => format!("{bytes},{ops},..."),
+            _ => line.to_string(),
+        }
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn check_case(seed: u64, directory: &Path) {
+    let mut case = Case::new(seed);
+    let theirs = Twin::make(directory.join("theirs"), qemu_io, &case);
+    let ours = Twin::make(directory.join("ours"), our_io, &case);
+    for _ in 0..SCRIPTS {
+        let lines = case.script();
+        let way = *case.rng.pick(&[Way::Options, Way::Input]);
+        let context = format!(
+            "seed {seed}: {} of {} bytes, by {way:?}:\n  {}\n",
+            case.shape,
+            case.disk_bytes,
+            lines.join("\n  ")
+        );
+        let (expected, got) = (theirs.run(&lines, way), ours.run(&lines, way));
+        let (expected, got) = (theirs.comparable(&expected), ours.comparable(&got));
+        assert!(
+            expected == got,
+            "{context}qemu-io:\n{expected}\nours:\n{got}"
+        );
+        let complaint = ours.complaint_of(&mut Command::new("qemu-img"));
+        assert_eq!(complaint, None, "{context}qemu-img check");
+        let complaint = ours.complaint_of(&mut cowslip());
+        assert_eq!(complaint, None, "{context}cowslip check");
+        let (expected, got) = (theirs.disk(), ours.disk());
+        let different = expected.iter().zip(&got).position(|(a, b)| a != b);
+        assert_eq!(different, None, "{context}first byte that differs");
+        assert_eq!(expected.len(), got.len(), "{context}size");
+        let length = run(our_io()
+            .args(["-f", "qcow2", "-c", "length"])
+            .arg(&ours.files.image));
+        assert!(!length.is_empty());
+    }
+}
+
+#[test]
+fn the_shell_does_what_qemu_io_does() {
+    if !peers_are_installed(&["qemu-io", "qemu-img"]) {
+        return;
+    }
+    let seeds = match number_from_environment("COWSLIP_IO_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number_from_environment("COWSLIP_IO_CASES").unwrap_or(CASES),
+    };
+    let mut failures = Vec::new();
+    for seed in seeds {
+        let directory = scratch();
+        let path = directory.path().to_path_buf();
+        let checked = std::panic::catch_unwind(|| check_case(seed, &path));
+        if let Err(panic) = checked {
+            failures.push((seed, panic));
+        }
+    }
+    let seeds: Vec<u64> = failures.iter().map(|(seed, _)| *seed).collect();
+    assert!(seeds.is_empty(), "failing seeds: {seeds:?}");
+}
+
+#[test]
+fn cases_cover_extended_entries_and_every_neighbourhood() {
+    let shapes: Vec<Shape> = (0..200).map(|seed| Case::new(seed).shape).collect();
+    assert!(
+        shapes
+            .iter()
+            .any(|shape| shape.entries == Entries::Extended)
+    );
+    assert!(shapes.iter().any(Shape::has_backing));
+    assert!(shapes.iter().any(Shape::has_data_file));
+    assert!((0..9).all(|seed| Case::new(seed).seed == seed));
+}
