@@ -4,10 +4,11 @@
 use std::sync::OnceLock;
 
 use cowslip_queue::{Buf, BufMut};
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 
 use super::Qcow2;
 use super::admit::{Batch, Step};
+use super::map::{Run, Source};
 use super::plan::Fill;
 use crate::chain::{Below, read_runs};
 use crate::{Error, Result};
@@ -60,62 +61,73 @@ impl Qcow2 {
         outcome
     }
 
-    /// The guest's bytes and the fills of all steps, in the order of steps and offsets.
+    /// The guest's bytes and the fills of all steps, in the order of their host offsets.
     async fn segments(
         &self,
         steps: &[Step],
         below: &Below,
         outcome: &mut [Result<()>],
     ) -> Vec<Segment> {
-        let mut wanted = Vec::new();
-        for (index, step) in steps.iter().enumerate() {
-            wanted.extend(step.write.fills.iter().map(|fill| (index, fill)));
-        }
-        let contents = join_all(
-            wanted
-                .iter()
-                .map(|(index, fill)| self.fill_content(&steps[*index], fill, below)),
-        );
-        let contents = contents.await;
+        let fills = join_all(steps.iter().map(|step| self.fill(step, below))).await;
         let mut segments: Vec<Segment> = Vec::new();
-        for ((index, fill), content) in wanted.into_iter().zip(contents) {
-            match content {
-                Ok(None) => {}
-                Ok(Some(data)) => {
-                    let offset = steps[index].write.host.0 + fill.range.start;
-                    segments.push(Segment {
-                        offset,
-                        data,
-                        step: index,
-                    });
+        for (index, (step, fills)) in steps.iter().zip(fills).enumerate() {
+            let host = step.write.host.0;
+            let mut add = |offset, data| {
+                segments.push(Segment {
+                    offset: host + offset,
+                    data,
+                    step: index,
+                });
+            };
+            match fills {
+                Ok(fills) => {
+                    add(step.write.bytes.start, step.data.clone());
+                    fills
+                        .into_iter()
+                        .for_each(|(offset, data)| add(offset, data));
                 }
                 Err(error) => outcome[index] = Err(error),
             }
         }
-        for (index, step) in steps.iter().enumerate() {
-            let offset = step.write.host.0 + step.write.bytes.start;
-            segments.push(Segment {
-                offset,
-                data: step.data.clone(),
-                step: index,
-            });
-        }
-        segments.retain(|segment| outcome[segment.step].is_ok());
         segments.sort_by_key(|segment| segment.offset);
         segments
     }
 
-    /// The bytes of a fill; `None` if they are zeroes where zeroes are already.
-    async fn fill_content(&self, step: &Step, fill: &Fill, below: &Below) -> Result<Option<Buf>> {
-        let len = fill.range.end - fill.range.start;
+    /// What a step writes beside the guest's bytes, by offset in the cluster. Zeroes that would go
+    /// where zeroes are already are left out.
+    async fn fill(&self, step: &Step, below: &Below) -> Result<Vec<(u64, Buf)>> {
+        let fills = &step.write.fills;
+        let contents = match &fills[..] {
+            [] => return Ok(Vec::new()),
+            [head, tail] if let Some(run) = one_source(head, tail) => {
+                let place = (run.range.start, buffer(&run));
+                let all = read_runs(self, &[run], place, below).await?.freeze();
+                let len = |fill: &Fill| (fill.range.end - fill.range.start) as usize;
+                let tail_start = (tail.range.start - head.range.start) as usize;
+                vec![all.slice(0, len(head)), all.slice(tail_start, len(tail))]
+            }
+            fills => {
+                let contents = fills.iter().map(|fill| self.content(step, fill, below));
+                try_join_all(contents).await?
+            }
+        };
+        let needed = |(fill, data): &(&Fill, Buf)| {
+            fill.content.is_empty() || !fill.onto_fresh || data.iter().any(|&byte| byte != 0)
+        };
+        let filled = fills.iter().zip(contents).filter(needed);
+        Ok(filled
+            .map(|(fill, data)| (fill.range.start, data))
+            .collect())
+    }
+
+    async fn content(&self, step: &Step, fill: &Fill, below: &Below) -> Result<Buf> {
+        let len = (fill.range.end - fill.range.start) as usize;
         if fill.content.is_empty() {
-            return Ok(Some(zeroes(len as usize)));
+            return Ok(zeroes(len));
         }
         let start = self.geometry().guest_offset(step.cluster).0 + fill.range.start;
-        let buf = BufMut::zeroed(len as usize);
-        let filled = read_runs(self, &fill.content, (start, buf), below).await?;
-        let is_zero = fill.onto_fresh && filled.iter().all(|&byte| byte == 0);
-        Ok((!is_zero).then(|| filled.freeze()))
+        let filled = read_runs(self, &fill.content, (start, BufMut::zeroed(len)), below).await?;
+        Ok(filled.freeze())
     }
 
     /// Decompresses a cluster.
@@ -132,6 +144,32 @@ impl Qcow2 {
         })?;
         Ok(cluster)
     }
+}
+
+/// The gap between two fills that is cheaper to read than to leave out.
+const GAP_BYTES: u64 = 16 << 10;
+
+/// The run that holds two fills and the gap between them, if one read gets both.
+fn one_source(head: &Fill, tail: &Fill) -> Option<Run> {
+    let ([first], [last]) = (&head.content[..], &tail.content[..]) else {
+        return None;
+    };
+    let apart = last.range.start - first.range.start;
+    let continues = match (first.source, last.source) {
+        (Source::Below, Source::Below) => true,
+        (Source::Data(a), Source::Data(b)) => a.plus(apart) == b,
+        _ => false,
+    };
+    let range = first.range.start..last.range.end;
+    let near = last.range.start - first.range.end <= GAP_BYTES;
+    (continues && near).then_some(Run {
+        range,
+        source: first.source,
+    })
+}
+
+fn buffer(run: &Run) -> BufMut {
+    BufMut::zeroed((run.range.end - run.range.start) as usize)
 }
 
 /// Zeroes to write; shared up to a size that covers every cluster.
