@@ -80,6 +80,8 @@ pub struct Round {
     pub maintained: bool,
     /// Weights of: read, write, zeroes, discard, flush, compressed write.
     pub weights: [u64; 6],
+    /// The disk changes its size.
+    pub resizes: bool,
     /// Percent of writes that are durable.
     pub fua_percent: u64,
     /// Percent of requests that go to a hot spot.
@@ -111,11 +113,13 @@ pub enum Part {
     RawData,
     /// Small caches.
     SmallCaches,
+    /// Changes of the disk's size.
+    Resizes,
 }
 
 impl Part {
     /// All parts, by the names that commands use.
-    pub const NAMES: [(&'static str, Part); 8] = [
+    pub const NAMES: [(&'static str, Part); 9] = [
         ("kills", Part::Kills),
         ("faults", Part::Faults),
         ("compressed", Part::Compressed),
@@ -124,6 +128,7 @@ impl Part {
         ("alignment", Part::Alignment),
         ("raw-data", Part::RawData),
         ("small-caches", Part::SmallCaches),
+        ("resizes", Part::Resizes),
     ];
 }
 
@@ -311,6 +316,7 @@ impl Round {
             },
             maintained: rng.chance(40),
             weights,
+            resizes: false,
             fua_percent: rng.pick(&[0, 0, 5, 30]),
             hot_percent: rng.pick(&[0, 50, 90]),
             cache_bytes: match rng.below(3) {
@@ -369,7 +375,9 @@ impl Config {
             .map(|n| Round::draw(rng, &layout, n == count))
             .collect();
         let plain = kind == Kind::Plain;
+        let resizes = kind == Kind::Qcow2 && Rng::derived(seed, "resizes", 0).chance(20);
         for round in &mut rounds {
+            round.resizes = resizes;
             round.restrict(kind, data);
         }
         let allocates = rng.pick(&[Allocates::Yes, Allocates::Yes, Allocates::No]);
@@ -405,7 +413,14 @@ impl Config {
             zeroes_fast: plain || rng.chance(80),
             punches_holes: rng.chance(85),
             allocates,
-            pace: rng.pick(&[Pace::Prompt, Pace::Mixed, Pace::Mixed, Pace::Stragglers]),
+            pace: rng.pick(&[
+                Pace::Prompt,
+                Pace::Mixed,
+                Pace::Mixed,
+                Pace::Stragglers,
+                Pace::SlowReads,
+                Pace::SlowWrites,
+            ]),
             lie: Lie::None,
             rounds,
             layout,
@@ -426,6 +441,7 @@ impl Config {
                 Part::Discards => round.weights[3] = 0,
                 Part::Maintenance => round.maintained = false,
                 Part::SmallCaches => round.cache_bytes = 0,
+                Part::Resizes => round.resizes = false,
                 Part::Alignment | Part::RawData => {}
             }
         }

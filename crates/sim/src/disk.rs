@@ -37,21 +37,22 @@ pub enum Pace {
     Mixed,
     /// Most are due at once, a few come very late.
     Stragglers,
+    /// Reads come late, so that much happens under them.
+    SlowReads,
+    /// Writes come late.
+    SlowWrites,
 }
 
 impl Pace {
-    fn delay(self, rng: &mut Rng) -> u64 {
-        match self {
-            Pace::Prompt => 0,
-            Pace::Mixed => rng.below(8),
-            Pace::Stragglers => {
-                if rng.chance(8) {
-                    rng.below(400)
-                } else {
-                    rng.below(3)
-                }
-            }
-        }
+    fn delay(self, verb: Verb, rng: &mut Rng) -> u64 {
+        let slow = match self {
+            Pace::Prompt => return 0,
+            Pace::Mixed => return rng.below(8),
+            Pace::Stragglers => rng.chance(8),
+            Pace::SlowReads => verb == Verb::Read && rng.chance(60),
+            Pace::SlowWrites => verb == Verb::Write && rng.chance(30),
+        };
+        rng.below(if slow { 400 } else { 3 })
     }
 }
 

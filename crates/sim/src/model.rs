@@ -197,6 +197,10 @@ pub struct Model {
     now: Moment,
     flushed: Moment,
     reads: Vec<Moment>,
+    /// Bytes of the disk now.
+    size: u64,
+    /// Sizes that a crash may leave, and when the last change of them ended.
+    sizes: (Vec<u64>, Moment),
 }
 
 /// The run of granules of a request.
@@ -205,20 +209,84 @@ pub type Granules = std::ops::Range<u64>;
 impl Model {
     /// A disk whose windows hold what `initial` says, durably.
     pub fn new(grain: Grain, windows: &[Granules], initial: impl Fn(u64) -> WriteId) -> Model {
-        let windows = windows
+        let windows: Vec<Window> = windows
             .iter()
             .map(|range| Window {
                 first: range.start,
                 granules: range.clone().map(|g| vec![settled(initial(g))]).collect(),
             })
             .collect();
+        let ends = windows.iter().map(|window| {
+            let end = window.first + window.granules.len() as u64;
+            grain.start(end)
+        });
+        let size = ends.max().unwrap_or(0);
         Model {
             grain,
             windows,
             now: 1,
             flushed: 0,
             reads: Vec::new(),
+            size,
+            sizes: (vec![size], 0),
         }
+    }
+
+    /// Bytes of the disk: at first up to the end of the last window.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// A run of granules, as far as it lies on the disk.
+    pub fn on_disk(&self, granules: &Granules) -> Granules {
+        let end = granules.end.min(self.grain.index_of(self.size));
+        granules.start..end.max(granules.start)
+    }
+
+    /// Granules of all windows from byte `from` to byte `to`.
+    fn between(&self, from: u64, to: u64) -> Vec<Granules> {
+        let (from, to) = (self.grain.index_of(from), self.grain.index_of(to));
+        let cut = |window: Granules| window.start.max(from)..window.end.min(to);
+        let parts = self.windows().into_iter().map(cut);
+        parts.filter(|part| part.start < part.end).collect()
+    }
+
+    /// The disk begins to change its size, with nothing else in flight. What is added reads as
+    /// zeroes.
+    pub fn begin_resize(&mut self, request: u32, size: u64) {
+        self.sizes.0.push(size);
+        self.sizes.1 = NEVER;
+        for granules in self.between(self.size, size) {
+            self.begin_write(request, ZERO, &granules);
+        }
+    }
+
+    /// It has ended.
+    pub fn end_resize(&mut self, request: u32, size: u64, outcome: Outcome) {
+        for granules in self.between(self.size, size) {
+            self.end_write(request, &granules, outcome);
+        }
+        self.sizes.1 = self.tick();
+        if outcome != Outcome::Perhaps {
+            self.size = size;
+        }
+    }
+
+    /// After [`Model::crash`]: the disk has this size now.
+    ///
+    /// # Errors
+    /// If it may not have.
+    pub fn adopt_size(&mut self, size: u64, survival: Survival) -> Result<(), Violation> {
+        if !self.sizes.0.contains(&size) {
+            let what = format!("the disk's size was found; possible: {:x?}", self.sizes.0);
+            return Err(Violation { offset: size, what });
+        }
+        self.size = size;
+        self.sizes.1 = self.tick();
+        if survival == Survival::Durable {
+            self.sizes.0 = vec![size];
+        }
+        Ok(())
     }
 
     /// The granules.
@@ -287,6 +355,15 @@ impl Model {
     /// A flush that began then was acknowledged.
     pub fn end_flush(&mut self, begun: Moment) {
         self.flushed = self.flushed.max(begun);
+        if self.sizes.1 < begun && self.sizes.0.len() > 1 {
+            self.sizes.0 = vec![self.size];
+            // What was cut off never comes back.
+            for granules in self.between(self.size, u64::MAX / 2) {
+                for granule in granules {
+                    *self.versions(granule) = vec![settled(ZERO)];
+                }
+            }
+        }
     }
 
     /// A read begins; the moment is for its end.

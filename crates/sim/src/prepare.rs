@@ -351,15 +351,14 @@ pub(crate) fn judge_data(config: &Config, disk: &SimDisk, model: &mut Model) -> 
     }
     let content = disk.content(DATA).expect("the run has made it");
     // A file that asks for aligned writes cannot end anywhere else.
-    let end = config
-        .size
-        .next_multiple_of(u64::from(config.alignment_bytes).max(512));
-    if content.len() != config.size && content.len() != end {
+    let size = model.size();
+    let end = size.next_multiple_of(u64::from(config.alignment_bytes).max(512));
+    if content.len() != size && content.len() != end {
         return Err(format!("the raw data file has {:#x} bytes", content.len()));
     }
     let grain = model.grain().clone();
     for window in model.windows() {
-        for granule in window {
+        for granule in model.on_disk(&window) {
             let start = grain.start(granule);
             let bytes = content.bytes(start, (grain.start(granule + 1) - start) as usize);
             let found = model::recognise(granule, &bytes);

@@ -84,8 +84,16 @@ pub(crate) struct Session {
     pub trace: Trace,
     pub failure: RefCell<Option<String>>,
     pub answered: Cell<u64>,
+    resizing: Cell<Resizing>,
     write_policy: WritePolicy,
     discards: bool,
+}
+
+/// Whether the disk is changing its size; a guest keeps away from it meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Resizing {
+    Yes,
+    No,
 }
 
 impl Session {
@@ -283,6 +291,7 @@ impl<'a> Run<'a> {
             trace: self.trace.clone(),
             failure: RefCell::new(None),
             answered: Cell::new(0),
+            resizing: Cell::new(Resizing::No),
             write_policy: round.write_policy,
             discards: round.discard == cowslip::image::DiscardPolicy::Unmap,
         });
@@ -323,6 +332,7 @@ impl<'a> Run<'a> {
             executor.spawn("maintain".to_string(), TaskKind::Background, work);
         }
         let mut next = 0;
+        let mut alone: Option<Request> = None;
         let (seed, config, changes) = (self.seed, &self.config, self.changes);
         let begun = Rc::clone(&self.begun);
         let disk = self.disk.clone();
@@ -334,17 +344,33 @@ impl<'a> Run<'a> {
             if now.issued + now.completed - start.issued - start.completed >= moment {
                 return Some(Stop::Moment);
             }
-            while next < round.requests && executor.unfinished() < round.depth && rng.chance(70) {
-                let request = workload::draw(seed, config, index, next);
-                next += 1;
-                let empty = request.granules.is_empty() && request.verb != Verb::Flush;
-                if empty || changes.skip.contains(&request.id) {
-                    continue;
-                }
+            let spawn = |executor: &mut Executor, request: Request| {
                 begun.borrow_mut().push(request.id);
                 let name = format!("request {}", request.id);
                 let task = perform(subject.clone(), Rc::clone(session), request);
                 executor.spawn(name, TaskKind::Foreground, task);
+            };
+            while session.resizing.get() == Resizing::No
+                && alone.is_none()
+                && next < round.requests
+                && executor.unfinished() < round.depth
+                && rng.chance(70)
+            {
+                let request = workload::draw(seed, config, index, next);
+                next += 1;
+                if changes.skip.contains(&request.id) {
+                    continue;
+                }
+                match request.verb {
+                    Verb::Resize(_) => alone = Some(request),
+                    _ => spawn(executor, request),
+                }
+            }
+            if executor.unfinished() == 0
+                && let Some(request) = alone.take()
+            {
+                session.resizing.set(Resizing::Yes);
+                spawn(executor, request);
             }
             (next >= round.requests && executor.unfinished() == 0).then_some(Stop::Idle)
         })
@@ -440,7 +466,12 @@ impl<'a> Run<'a> {
         let Some(survival) = self.survival.take() else {
             return Ok(());
         };
+        if let Some(size) = subject.size() {
+            let adopted = self.model.adopt_size(size, survival);
+            adopted.map_err(|violation| violation.to_string())?;
+        }
         for window in self.model.windows() {
+            let window = self.model.on_disk(&window);
             let mut at = window.start;
             while at < window.end {
                 let step = self.rng.between(1, 400);
@@ -486,8 +517,16 @@ impl<'a> Run<'a> {
 }
 
 /// One request, from its issue to its answer.
-async fn perform(subject: Subject, session: Rc<Session>, request: Request) {
+async fn perform(subject: Subject, session: Rc<Session>, mut request: Request) {
     let id = request.id;
+    let wanted = request.granules;
+    request.granules = session.model.borrow().on_disk(&wanted);
+    let cut = request.granules != wanted && request.verb == Verb::Compressed;
+    if cut
+        || (request.granules.is_empty() && !matches!(request.verb, Verb::Flush | Verb::Resize(_)))
+    {
+        return;
+    }
     session.trace.mark(u64::from(id) << 8 | 2);
     let (start, len) = {
         let model = session.model.borrow();
@@ -500,6 +539,7 @@ async fn perform(subject: Subject, session: Rc<Session>, request: Request) {
     match request.verb {
         Verb::Read => read(&subject, &session, &request, (start, len)).await,
         Verb::Flush => flush(&subject, &session, id).await,
+        Verb::Resize(size) => resize(&subject, &session, (id, size)).await,
         Verb::Write { .. } | Verb::Compressed | Verb::Zeroes { .. } | Verb::Discard => {
             change(&subject, &session, &request, (start, len)).await;
         }
@@ -539,6 +579,22 @@ async fn flush(subject: &Subject, session: &Session, id: WriteId) {
         }
         Err(error) => session.failed(&format!("request {id} (flush)"), &error),
     }
+}
+
+async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)) {
+    session.model.borrow_mut().begin_resize(id, size);
+    let outcome = match subject.resize(size).await {
+        Ok(()) => {
+            session.trace.line(|| format!("request {id} done"));
+            Outcome::Done(Until::Flush)
+        }
+        Err(error) => {
+            session.failed(&format!("request {id} (resize)"), &error);
+            Outcome::Perhaps
+        }
+    };
+    session.model.borrow_mut().end_resize(id, size, outcome);
+    session.resizing.set(Resizing::No);
 }
 
 async fn change(subject: &Subject, session: &Session, request: &Request, range: (u64, u64)) {

@@ -137,6 +137,25 @@ impl Subject {
         }
     }
 
+    /// Changes the size of the disk.
+    ///
+    /// # Errors
+    /// The subject's.
+    pub async fn resize(&self, size: u64) -> Result<()> {
+        match self {
+            Subject::Image(image) => image.resize(size).await,
+            Subject::Plain(plain) => plain.file.set_len(size).await.map_err(failed),
+        }
+    }
+
+    /// The size of the disk, where the subject knows one.
+    pub fn size(&self) -> Option<u64> {
+        match self {
+            Subject::Image(image) => Some(image.size()),
+            Subject::Plain(_) => None,
+        }
+    }
+
     /// Ends the session.
     ///
     /// # Errors

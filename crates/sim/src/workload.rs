@@ -1,7 +1,7 @@
 //! Requests: drawn from the seed one by one, so that a run without some of them keeps the others.
 
 use crate::config::{Config, Round};
-use crate::model::{Granules, WriteId};
+use crate::model::{Granules, SECTOR_BYTES, WriteId};
 use crate::rng::Rng;
 
 /// What a request asks for.
@@ -27,6 +27,8 @@ pub enum Verb {
     Discard,
     /// Flush.
     Flush,
+    /// Change the size of the disk.
+    Resize(u64),
 }
 
 /// A request of a guest.
@@ -55,6 +57,15 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
     let round = &config.rounds[round_index];
     let id = request_id(round_index, index);
     let rng = &mut Rng::derived(seed, "request", u64::from(id));
+    if round.resizes && rng.chance(5) {
+        let sectors = config.size / SECTOR_BYTES;
+        let size = rng.between(sectors / 4 + 1, sectors) * SECTOR_BYTES;
+        return Request {
+            id,
+            verb: Verb::Resize(size),
+            granules: 0..0,
+        };
+    }
     let fua = rng.chance(round.fua_percent);
     let verb = match rng.weighted(&round.weights) {
         0 => Verb::Read,

@@ -199,7 +199,7 @@ impl State {
         } else {
             self.faults.strike(asked.verb)
         };
-        let not_before = self.moves + self.pace.delay(&mut self.rng);
+        let not_before = self.moves + self.pace.delay(asked.verb, &mut self.rng);
         let op = Op {
             id,
             file: asked.file,
