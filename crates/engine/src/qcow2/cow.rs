@@ -116,8 +116,22 @@ impl Qcow2 {
         };
         let filled = fills.iter().zip(contents).filter(needed);
         Ok(filled
-            .map(|(fill, data)| (fill.range.start, data))
+            .filter_map(|(fill, data)| {
+                let data = self.within_file(step, fill, data)?;
+                Some((fill.range.start, data))
+            })
             .collect())
+    }
+
+    /// A raw data file has exactly the length of the disk: what would fill the last cluster beyond is
+    /// left out, and reads as zeroes.
+    fn within_file(&self, step: &Step, fill: &Fill, data: Buf) -> Option<Buf> {
+        if !self.raw_data {
+            return Some(data);
+        }
+        let start = self.geometry().guest_offset(step.cluster).0 + fill.range.start;
+        let len = self.size().saturating_sub(start).min(data.len() as u64);
+        (len > 0).then(|| data.slice(0, len as usize))
     }
 
     async fn content(&self, step: &Step, fill: &Fill, below: &Below) -> Result<Buf> {

@@ -17,6 +17,13 @@ use crate::{Buf, Error, Result};
 /// Clean slices that are kept.
 const SLICES_MAX: usize = 512;
 
+/// What is made of clusters without a refcount block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Uncounted {
+    AreZero,
+    AreSkipped,
+}
+
 /// The counts of an image.
 #[derive(Debug)]
 pub struct Refcounts {
@@ -161,6 +168,19 @@ impl Refcounts {
     /// # Errors
     /// I/O, or a corrupt table entry.
     pub async fn zero_runs(&mut self, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        self.runs(range, Uncounted::AreZero).await
+    }
+
+    /// Runs of clusters with count 0 within `range` that a block exists for: those that can be taken
+    /// as they are. A file may be longer than its counts reach, after a crash or by padding.
+    ///
+    /// # Errors
+    /// I/O, or a corrupt table entry.
+    pub async fn countable_zero_runs(&mut self, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        self.runs(range, Uncounted::AreSkipped).await
+    }
+
+    async fn runs(&mut self, range: Range<u64>, uncounted: Uncounted) -> Result<Vec<Range<u64>>> {
         let per_slice = self.counts_per_slice();
         let order = self.geometry().refcount_order();
         let mut runs: Vec<Range<u64>> = Vec::new();
@@ -179,7 +199,7 @@ impl Refcounts {
                         add(cluster..cluster + 1);
                     }
                 }
-            } else {
+            } else if uncounted == Uncounted::AreZero {
                 add(at..end);
             }
             at = end;

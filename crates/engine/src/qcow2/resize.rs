@@ -162,6 +162,15 @@ impl Qcow2 {
             self.write_zeroes(stale, below, options).await?;
             self.write_back().await?;
         }
+        // A shrinking that a crash cut short has left entries beyond the end.
+        let whole = round_up(added.start, unit)..round_up(added.end, unit);
+        if whole.start < whole.end {
+            let rest = self
+                .change_entries(whole, below, EntryRequest::Discard)
+                .await?;
+            debug_assert!(rest.is_empty(), "a discard never writes");
+            self.write_back().await?;
+        }
         self.set_size(added.end).await
     }
 

@@ -351,7 +351,7 @@ impl Qcow2 {
             return Ok(false);
         }
         let to = end.min(from + SCAN_CLUSTERS);
-        let runs = counts.refcounts.zero_runs(from..to).await?;
+        let runs = counts.refcounts.countable_zero_runs(from..to).await?;
         let mut state = self.lock();
         for run in runs {
             if let Some(cluster) = run
@@ -630,6 +630,12 @@ impl Qcow2 {
             }
             state.header.clone()
         };
+        // What was read so far, entries among it, may be what a process left unflushed when it died:
+        // nothing may be built on it before it is durable.
+        if let Err(error) = self.barrier().await {
+            self.lock().latch.get_or_insert(error.duplicate());
+            return Err(error);
+        }
         let maintained = autoclear::DATA_FILE_RAW;
         if header.autoclear_features & !maintained != 0 {
             header.autoclear_features &= maintained;

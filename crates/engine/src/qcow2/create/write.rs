@@ -106,7 +106,10 @@ pub(super) async fn preallocate(
         Preallocation::Full => {
             let alignment = u64::from(file.capabilities().alignment_bytes);
             let zeroes = Buf::zeroed(ZEROES_BYTES as usize);
-            for piece in pieces(offset, round_up(len, alignment), ZEROES_BYTES) {
+            // Nothing is in the file yet, so whole blocks of zeroes hurt nobody.
+            let start = round_down(offset, alignment);
+            let end = round_up(offset + len, alignment);
+            for piece in pieces(start, end - start, ZEROES_BYTES) {
                 let part = zeroes.slice(0, (piece.end - piece.start) as usize);
                 let written = file
                     .write(piece.start, vec![part], Durability::Cached)
