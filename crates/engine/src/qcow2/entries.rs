@@ -202,6 +202,15 @@ impl Qcow2 {
             let need = {
                 let mut state = self.lock();
                 self.unlatched(&state)?;
+                let cluster = self.geometry().guest_cluster(GuestOffset(piece.start));
+                let nothing_below = below.size() <= piece.start;
+                if request == EntryRequest::Discard
+                    && nothing_below
+                    && !self.has_table(&state, cluster)?
+                {
+                    // No table is made to say that there is nothing.
+                    return Ok(Piece::Done);
+                }
                 match self.own_slice_now(&mut state, slice)? {
                     Err(need) => need,
                     Ok(()) => {
