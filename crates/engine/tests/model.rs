@@ -173,3 +173,24 @@ fn images_hold_what_was_written_and_qemu_reads_the_same() {
         }
     }
 }
+
+/// The guard of the metadata lock is not `Send`. So a future that is cannot hold it across a wait,
+/// and the compiler proves that the lock is never held across I/O.
+#[test]
+fn the_futures_of_an_image_are_send() {
+    fn is_send<T: Send>(_: T) {}
+    let bytes = vec![0; 4096];
+    let file = Arc::new(MemoryFile::new("a.raw", bytes, 1));
+    let image = block_on(Image::open(file.clone(), options(), &NoFiles)).unwrap();
+    is_send(Image::open(file, options(), &NoFiles));
+    is_send(image.read(0, BufMut::zeroed(1)));
+    is_send(image.write(0, Buf::zeroed(1), WriteOptions::default()));
+    is_send(image.write_compressed(0, Buf::zeroed(1)));
+    is_send(image.write_zeroes(0, 1, ZeroOptions::default()));
+    is_send(image.discard(0, 1));
+    is_send(image.flush());
+    is_send(image.extents(0, 1, 1));
+    is_send(image.resize(512));
+    is_send(image.maintain());
+    is_send(image.close());
+}

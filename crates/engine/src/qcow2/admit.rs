@@ -252,9 +252,7 @@ impl Qcow2 {
                 .pins
                 .iter()
                 .all(|&slice| state.tables.is_durable(slice));
-        if fua == Fua::Yes && durable {
-            batch.durability = Durability::Durable;
-        }
+        batch.durability = super::writeback::durability(fua, durable);
         batch.needs_cycle = !durable;
         Ok(Ok(batch))
     }

@@ -219,7 +219,7 @@ impl Qcow2 {
         self.file
             .write(offset, vec![Buf::from(bytes)], Durability::Cached)
             .await?;
-        self.file.flush().await?;
+        self.barrier().await?;
         let mut header = self.header();
         let old = header.l1_table_offset >> geometry.cluster_bits();
         let old_clusters = geometry.clusters_for(header.l1_bytes());

@@ -29,7 +29,7 @@ use super::growth::{self, Method, Situation};
 use super::header::{Header, autoclear};
 use super::plan::Freed;
 use super::tables::{Cut, OnDisk, SliceCopy};
-use super::{Counts, Qcow2, State};
+use super::{Counts, Fua, Qcow2, State};
 use crate::file::Durability;
 use crate::image::DiscardPolicy;
 use crate::{Buf, Error, Result};
@@ -46,6 +46,14 @@ struct Cycle {
     raised: Vec<(HostCluster, u64)>,
     freed: Vec<(Freed, u64)>,
     unflushed: bool,
+}
+
+/// How a write in place goes down: synchronously if it asks to be durable and its mapping is.
+pub(super) fn durability(fua: Fua, mapping_is_durable: bool) -> Durability {
+    match fua {
+        Fua::Yes if mapping_is_durable => Durability::Durable,
+        Fua::Yes | Fua::No => Durability::Cached,
+    }
 }
 
 /// Whether an error says that there is no space: nothing is lost then, and a retry may succeed.
@@ -152,7 +160,7 @@ impl Qcow2 {
     }
 
     /// Flushes the data file first, so that no entry can be durable before its data.
-    async fn barrier(&self) -> Result<()> {
+    pub(super) async fn barrier(&self) -> Result<()> {
         if self.format.data_file {
             self.data.flush().await?;
         }
