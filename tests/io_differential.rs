@@ -1,11 +1,18 @@
 //! The shell of `cowslip io` against qemu-io: the same command lines on twin images give the same
 //! text, the same exit status, the same disk, and images that both checkers accept.
 //!
-//! `COWSLIP_IO_SEED` replays one case; `COWSLIP_IO_CASES` sets how many are tried. A failure prints
-//! the seed, the image's shape and the line.
+//! `COWSLIP_IO_SEED` replays one case, or with `COWSLIP_IO_CASES` so many from there on. A failure
+//! prints the seed, the image's shape and the lines.
 //!
 //! Left out, because the programs differ on purpose: the machine's state (`-b`), preallocation when
-//! resizing (`truncate -m`), breakpoints.
+//! resizing (`truncate -m`), breakpoints. And where the format leaves a choice:
+//! - after zeroes, discards and new sizes the programs may have allocated different clusters, so
+//!   `map` and `alloc` are compared on images without that history only, and compressed writes, which
+//!   QEMU refuses on stored clusters, happen there only;
+//! - QEMU packs compressed clusters even where a refcount has one bit, and fails;
+//! - QEMU cannot grow a version 2 image on a longer backing file;
+//! - what is discarded in a raw data file may stay.
+#![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -14,7 +21,7 @@ use std::process::{Command, Output, Stdio};
 mod support;
 
 use support::rng::Rng;
-use support::shape::{Entries, Files, Shape};
+use support::shape::{Below, Entries, Files, Shape, Version};
 use support::{cowslip, number_from_environment, outcome, peers_are_installed, run, scratch};
 
 /// Cases of an ordinary test run: some seconds.
@@ -120,6 +127,14 @@ struct Case {
     shape: Shape,
     disk_bytes: u64,
     rng: Rng,
+    allocation: Allocation,
+}
+
+/// Whether both images have the same clusters allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Allocation {
+    Equal,
+    Free,
 }
 
 impl Case {
@@ -135,6 +150,7 @@ impl Case {
             shape,
             disk_bytes: disk_bytes.max(64 << 10),
             rng,
+            allocation: Allocation::Equal,
         }
     }
 
@@ -199,11 +215,11 @@ impl Case {
         chosen
     }
 
-    /// A range of whole clusters, for what needs that.
-    fn clusters(&mut self) -> String {
+    /// A range of so many whole clusters.
+    fn clusters(&mut self, count: u64) -> String {
         let cluster = self.shape.cluster_bytes;
         let first = self.rng.below(self.disk_bytes.div_ceil(cluster));
-        let length = (cluster * (1 + self.rng.below(2))).min(self.disk_bytes - first * cluster);
+        let length = (cluster * count).min(self.disk_bytes - first * cluster);
         let offset = first * cluster;
         format!("{} {}", self.written(offset), self.written(length))
     }
@@ -226,7 +242,7 @@ impl Case {
                 let options = self.some_of(&["-u", "-f", "-q", "-C"]);
                 format!("write -z {options}{}", self.range())
             }
-            12 | 13 => format!("write -c {}{}", self.pattern(), self.clusters()),
+            12 | 13 => format!("write -c {}{}", self.pattern(), self.clusters(1)),
             14 | 15 => {
                 let (pattern, range) = (self.pattern(), self.range());
                 let more = self.length();
@@ -246,7 +262,7 @@ impl Case {
                 format!("read {pattern}{part} {range}")
             }
             27..30 => format!("discard {}{}", self.some_of(&["-q", "-C"]), self.range()),
-            30 => format!("discard {}", self.clusters()),
+            30 => format!("discard {}", self.clusters(2)),
             31 => "aio_flush".to_string(),
             32 => (*self.rng.pick(&["flush", "length", "info", "map"])).to_string(),
             33 => "map".to_string(),
@@ -326,16 +342,38 @@ impl Case {
         let mut lines = Vec::new();
         while (lines.len() as u64) < count {
             let line = self.line();
-            let started = line.starts_with("aio_");
-            if !line.split(' ').any(|word| word == "-b" || word == "-m") || line.contains("-b -z") {
-                lines.push(line);
+            if !self.is_comparable(&line) {
+                continue;
+            }
+            let has = |sought: &str| line.split(' ').any(|word| word == sought);
+            if has("-z") || has("-c") || ["discard", "truncate"].iter().any(|verb| has(verb)) {
+                self.allocation = Allocation::Free;
             }
             // Of two requests in flight either may end first.
+            let started = line.starts_with("aio_");
+            lines.push(line);
             if started {
                 lines.push("aio_flush".to_string());
             }
         }
         lines
+    }
+
+    /// Whether both programs are bound to do the same.
+    fn is_comparable(&self, line: &str) -> bool {
+        let words: Vec<&str> = line.split(' ').collect();
+        let has = |word: &str| words.contains(&word);
+        if (has("-b") && !has("-z")) || has("-m") {
+            return false;
+        }
+        match words[0] {
+            "discard" => self.shape.below != Below::RawDataFile,
+            "truncate" => !(self.shape.has_backing() && self.shape.version == Version::V2),
+            "write" if has("-c") && !has("-z") => {
+                self.allocation == Allocation::Equal && self.shape.refcount_bits > 1
+            }
+            _ => true,
+        }
     }
 }
 
@@ -357,6 +395,21 @@ fn timeless(bytes: &[u8]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
+/// Text without what `map` and `alloc` said. A prompt before it stays.
+fn without_allocation(text: &str) -> String {
+    let mut kept = String::new();
+    for line in text.split_inclusive('\n') {
+        let said = line.rsplit("qemu-io> ").next().unwrap_or(line);
+        let about_allocation = said.contains("allocated at offset");
+        let prompts = &line[..line.len() - said.len()];
+        kept.push_str(prompts);
+        if !about_allocation {
+            kept.push_str(said);
+        }
+    }
+    kept
+}
+
 fn check_case(seed: u64, directory: &Path) {
     let mut case = Case::new(seed);
     let theirs = Twin::make(directory.join("theirs"), qemu_io, &case);
@@ -372,6 +425,10 @@ fn check_case(seed: u64, directory: &Path) {
         );
         let (expected, got) = (theirs.run(&lines, way), ours.run(&lines, way));
         let (expected, got) = (theirs.comparable(&expected), ours.comparable(&got));
+        let (expected, got) = match case.allocation {
+            Allocation::Equal => (expected, got),
+            Allocation::Free => (without_allocation(&expected), without_allocation(&got)),
+        };
         assert!(
             expected == got,
             "{context}qemu-io:\n{expected}\nours:\n{got}"
@@ -396,10 +453,11 @@ fn the_shell_does_what_qemu_io_does() {
     if !peers_are_installed(&["qemu-io", "qemu-img"]) {
         return;
     }
-    let seeds = match number_from_environment("COWSLIP_IO_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number_from_environment("COWSLIP_IO_CASES").unwrap_or(CASES),
-    };
+    let seed = number_from_environment("COWSLIP_IO_SEED");
+    let cases = number_from_environment("COWSLIP_IO_CASES");
+    let first = seed.unwrap_or(0);
+    let count = cases.unwrap_or(if seed.is_some() { 1 } else { CASES });
+    let seeds = first..first + count;
     let mut failures = Vec::new();
     for seed in seeds {
         let directory = scratch();

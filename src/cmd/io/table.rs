@@ -237,7 +237,6 @@ pub const COMMANDS: &[Command] = &[
  -q, -- quiet mode, do not show I/O statistics
 
 ",
-        ..PLAIN
     },
     Command {
         verb: Verb::Flush,
@@ -303,7 +302,6 @@ pub const COMMANDS: &[Command] = &[
  -d, -- use the given discard mode for the image
  -o, -- options to be given to the block driver
 ",
-        ..PLAIN
     },
     Command {
         verb: Verb::Quit,
@@ -477,7 +475,6 @@ pub const COMMANDS: &[Command] = &[
  -z, -- write zeroes using blk_pwrite_zeroes
 
 ",
-        ..PLAIN
     },
     Command {
         verb: Verb::Writev,

@@ -1,0 +1,336 @@
+//! What `cowslip io` says under the name `qemu-io`: golden texts taken from qemu-io 10.0.2, and many
+//! lines compared with the installed one.
+#![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
+
+use std::io::{PipeReader, Read as _, Write as _};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+mod support;
+
+use support::{cowslip, outcome, peers_are_installed, run, scratch};
+
+/// Our shell under qemu-io's name.
+fn our_io() -> Command {
+    let mut command = cowslip();
+    command.arg0("qemu-io");
+    command
+}
+
+/// An image of 1 MiB whose first 64 KiB are 0xcd.
+fn make_image(directory: &Path) {
+    run(cowslip()
+        .current_dir(directory)
+        .args(["create", "-q", "-f", "qcow2", "a.qcow2", "1M"]));
+    run(our_io()
+        .current_dir(directory)
+        .args(["-f", "qcow2", "-c", "write -q 0 64k", "a.qcow2"]));
+}
+
+/// Text without what depends on the clock.
+fn timeless(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes).into_owned();
+    let lines = text.split('\n').map(|line| {
+        let machine: Vec<&str> = line.split(',').collect();
+        match (line.find(" ops; "), &machine[..]) {
+            (Some(at), _) => line[..at + 5].to_string(),
+            (None, [bytes, ops, _, _, _]) => format!("{bytes},{ops},..."),
+            _ => line.to_string(),
+        }
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Standard output, standard error, exit status.
+fn told(output: &Output) -> (String, String, Option<i32>) {
+    (
+        timeless(&output.stdout),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+        output.status.code(),
+    )
+}
+
+/// Runs lines with `-c` on a fresh image.
+fn run_lines(lines: &[&str]) -> (String, String, Option<i32>) {
+    let directory = scratch();
+    make_image(directory.path());
+    let mut command = our_io();
+    command
+        .current_dir(directory.path())
+        .args(["-f", "qcow2", "a.qcow2"]);
+    for line in lines {
+        command.args(["-c", line]);
+    }
+    told(&outcome(command.stdin(Stdio::null())))
+}
+
+/// Starts a program with both streams in one pipe.
+fn in_one_pipe(command: &mut Command, input: &str) -> String {
+    let (mut reader, writer): (PipeReader, _) = std::io::pipe().unwrap();
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(writer.try_clone().unwrap())
+        .stderr(writer)
+        .spawn()
+        .unwrap();
+    // The command holds the other ends of the pipe.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(input.as_bytes()).unwrap();
+    drop(stdin);
+    let mut text = Vec::new();
+    reader.read_to_end(&mut text).unwrap();
+    child.wait().unwrap();
+    timeless(&text)
+}
+
+#[test]
+fn requests_are_reported_as_qemu_io_reports_them() {
+    let (out, err, code) = run_lines(&[
+        "write -P 0x61 1000 600",
+        "read -v 1000 20",
+        "read -P 0x61 1000 600",
+        "read -P 1 -s 10 1000 600",
+        "readv 0 512 1k 7",
+        "write -q 0 512",
+        "write -C 0 512",
+        "discard 64k 64k",
+        "write -z -u 128k 64k",
+        "aio_write 0 1k 1k",
+        "aio_flush",
+        "alloc 0 1M",
+        "map",
+        "length",
+    ]);
+    assert_eq!(
+        out,
+        "wrote 600/600 bytes at offset 1000
+600 bytes, 1 ops;
+000003e8:  61 61 61 61 61 61 61 61 61 61 61 61 61 61 61 61  aaaaaaaaaaaaaaaa
+000003f8:  61 61 61 61  aaaa
+read 20/20 bytes at offset 1000
+20 bytes, 1 ops;
+read 600/600 bytes at offset 1000
+600 bytes, 1 ops;
+Pattern verification failed at offset 1010, 590 bytes
+read 600/600 bytes at offset 1000
+600 bytes, 1 ops;
+read 1543/1543 bytes at offset 0
+1.507 KiB, 1 ops;
+512,1,...
+discard 65536/65536 bytes at offset 65536
+64 KiB, 1 ops;
+wrote 65536/65536 bytes at offset 131072
+64 KiB, 1 ops;
+wrote 2048/2048 bytes at offset 0
+2 KiB, 1 ops;
+131072/1048576 bytes allocated at offset 0 bytes
+64 KiB (0x10000) bytes     allocated at offset 0 bytes (0x0)
+64 KiB (0x10000) bytes not allocated at offset 64 KiB (0x10000)
+64 KiB (0x10000) bytes     allocated at offset 128 KiB (0x20000)
+832 KiB (0xd0000) bytes not allocated at offset 192 KiB (0x30000)
+1 MiB
+"
+    );
+    assert_eq!(err, "");
+    assert_eq!(code, Some(1), "a pattern did not match");
+}
+
+#[test]
+fn what_cannot_be_done_is_told_on_the_stream_of_qemu_io() {
+    let (out, err, code) = run_lines(&[
+        "foo",
+        "read 1M 1",
+        "write x 1",
+        "write 0",
+        "write -x 0 512",
+        "write 0 3G",
+        "truncate 7",
+        "open b",
+        "close",
+        "length",
+    ]);
+    assert_eq!(
+        out,
+        "read failed: Input/output error
+Parsing error: non-numeric argument, or extraneous/unrecognized suffix -- x
+write [-bcCfnqruz] [-P pattern | -s source_file] off len -- writes a number of bytes at a specified offset
+length cannot exceed 2147483136 without -n, given 3G
+"
+    );
+    assert_eq!(
+        err,
+        "command \"foo\" not found
+bad argument count 1 to write, expected at least 2 arguments
+write: invalid option -- 'x'
+qemu-io: The new size must be a multiple of 512
+qemu-io: file open already, try 'help close'
+no file open, try 'help open'
+"
+    );
+    assert_eq!(code, Some(1));
+}
+
+#[test]
+fn started_requests_fail_no_command() {
+    let (out, _, code) = run_lines(&["aio_write 1M 512", "aio_read -P 1 0 512", "aio_flush"]);
+    assert!(
+        out.contains("aio_write failed: Input/output error\n"),
+        "{out}"
+    );
+    assert!(out.contains("Pattern verification failed at offset 0, 512 bytes\n"));
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn an_image_opened_for_reading_is_not_written() {
+    let directory = scratch();
+    make_image(directory.path());
+    let before = std::fs::read(directory.path().join("a.qcow2")).unwrap();
+    let output = outcome(our_io().current_dir(directory.path()).args([
+        "-r",
+        "-c",
+        "write 0 1",
+        "-c",
+        "discard 0 1",
+        "-c",
+        "truncate 2M",
+        "-c",
+        "read -q 0 1",
+        "a.qcow2",
+    ]));
+    let read_only = "qemu-io: Block node is read-only\n";
+    assert_eq!(told(&output), (String::new(), read_only.repeat(3), Some(1)));
+    assert_eq!(
+        std::fs::read(directory.path().join("a.qcow2")).unwrap(),
+        before
+    );
+}
+
+#[test]
+fn the_prompt_comes_before_each_line_and_at_the_end() {
+    let directory = scratch();
+    make_image(directory.path());
+    let mut command = our_io();
+    command.current_dir(directory.path()).arg("a.qcow2");
+    assert_eq!(
+        in_one_pipe(&mut command, "length\n\nfoo\nread 0 4\n"),
+        "qemu-io> 1 MiB\nqemu-io> qemu-io> command \"foo\" not found\n\
+         qemu-io> read 4/4 bytes at offset 0\n4 bytes, 1 ops;\nqemu-io> "
+    );
+    assert_eq!(in_one_pipe(&mut command, "quit\nlength\n"), "qemu-io> ");
+}
+
+#[test]
+fn with_commands_on_the_line_output_waits_in_its_buffer_as_qemu_ios_does() {
+    let directory = scratch();
+    make_image(directory.path());
+    let mut command = our_io();
+    command
+        .current_dir(directory.path())
+        .args(["-c", "length", "-c", "foo", "-c", "length", "a.qcow2"]);
+    assert_eq!(
+        in_one_pipe(&mut command, ""),
+        "command \"foo\" not found\n1 MiB\n1 MiB\n"
+    );
+}
+
+#[test]
+fn a_raised_signal_ends_the_process_behind_the_output_so_far() {
+    use std::os::unix::process::ExitStatusExt;
+    let directory = scratch();
+    make_image(directory.path());
+    let output = outcome(our_io().current_dir(directory.path()).args([
+        "-c",
+        "length",
+        "-c",
+        "sigraise 9",
+        "-c",
+        "length",
+        "a.qcow2",
+    ]));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "1 MiB\n");
+    assert_eq!(output.status.signal(), Some(9));
+}
+
+#[test]
+fn a_bad_command_line_opens_nothing() {
+    for (args, expected) in [
+        (
+            &["--nosuch"][..],
+            "qemu-io: unrecognized option '--nosuch'\n",
+        ),
+        (&["-t", "foo", "x"], "qemu-io: Invalid cache option: foo\n"),
+        (
+            &["-d", "foo", "x"],
+            "qemu-io: Invalid discard option: foo\n",
+        ),
+        (&["-i", "foo", "x"], "qemu-io: Invalid aio option: foo\n"),
+        (
+            &["-U", "x"],
+            "qemu-io: can't open device x: force-share=on can only be used with read-only images\n",
+        ),
+        (
+            &["nosuch"],
+            "qemu-io: can't open device nosuch: Could not open 'nosuch': No such file or directory\n",
+        ),
+        (
+            &["-f", "foo", "x"],
+            "qemu-io: can't open device x: Unknown driver 'foo'\n",
+        ),
+        (
+            &["--image-opts", "driver=qcow2,file.filename=nosuch"],
+            "qemu-io: can't open: Could not open 'nosuch': No such file or directory\n",
+        ),
+        (
+            &["-s", "x"],
+            "qemu-io: can't open device x: Temporary snapshots are not supported\n",
+        ),
+    ] {
+        let directory = scratch();
+        let output = outcome(
+            our_io()
+                .current_dir(directory.path())
+                .args(args)
+                .stdin(Stdio::null()),
+        );
+        assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+    }
+}
+
+/// Lines whose whole effect is text; each runs alone on a twin of one image.
+const LINES: &str = include_str!("io_shell_lines.txt");
+
+#[test]
+fn single_lines_say_what_qemu_io_says() {
+    if !peers_are_installed(&["qemu-io"]) {
+        return;
+    }
+    let directory = scratch();
+    make_image(directory.path());
+    let at = |name: &str| directory.path().join(name);
+    std::fs::write(at("pattern"), "abc").unwrap();
+    std::fs::write(at("empty"), "").unwrap();
+    let mut differing = Vec::new();
+    for line in LINES.lines() {
+        let mut said = Vec::new();
+        for program in [Command::new("qemu-io"), our_io()] {
+            std::fs::copy(at("a.qcow2"), at("twin.qcow2")).unwrap();
+            let mut program = program;
+            program
+                .current_dir(directory.path())
+                .args(["-f", "qcow2", "-c", line, "-c", "length", "twin.qcow2"])
+                .stdin(Stdio::null());
+            said.push(told(&outcome(&mut program)));
+        }
+        if said[0] != said[1] {
+            differing.push(format!(
+                "{line}\n  qemu-io: {:?}\n  ours: {:?}",
+                said[0], said[1]
+            ));
+        }
+    }
+    assert!(differing.is_empty(), "{}", differing.join("\n"));
+}

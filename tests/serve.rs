@@ -1,0 +1,237 @@
+//! `cowslip serve` and qemu-nbd's command line: starting, detaching, ending, refusing. What clients
+//! see is tested in nbd_peers.rs.
+#![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
+
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output};
+use std::time::{Duration, Instant};
+
+mod support;
+
+use support::{cowslip, outcome, peers_are_installed, run, scratch};
+
+fn our_nbd() -> Command {
+    let mut command = cowslip();
+    command.arg0("qemu-nbd");
+    command
+}
+
+fn make_image(directory: &Path) -> PathBuf {
+    run(cowslip()
+        .current_dir(directory)
+        .args(["create", "-q", "-f", "qcow2", "a.qcow2", "64M"]));
+    directory.join("a.qcow2")
+}
+
+/// Waits until a condition holds.
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A server in the foreground; killed with the test.
+struct Server {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Server {
+    fn start(command: &mut Command, socket: &Path) -> Server {
+        let child = command.spawn().unwrap();
+        eventually("the socket appears", || socket.exists());
+        Server {
+            child,
+            socket: socket.to_path_buf(),
+        }
+    }
+
+    fn signal(&self, name: &str) {
+        run(Command::new("kill").args(["-s", name, &self.child.id().to_string()]));
+    }
+
+    fn exit_code(mut self) -> Option<i32> {
+        eventually("the server ends", || !self.socket.exists());
+        let code = self.child.wait().unwrap().code();
+        assert!(UnixStream::connect(&self.socket).is_err());
+        code
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It has ended already, unless the test failed.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// Our client writes through the server: `qemu-img` has one, we have a listing and QEMU's shell.
+fn write_with_qemu(socket: &Path, export: &str) -> Output {
+    let address = format!("nbd+unix:///{export}?socket={}", socket.display());
+    outcome(Command::new("qemu-io").args(["-f", "raw", "-c", "write -P 7 1M 1M", &address]))
+}
+
+#[test]
+fn each_ending_signal_ends_a_server_in_order() {
+    if !peers_are_installed(&["qemu-io", "qemu-img"]) {
+        return;
+    }
+    for name in ["TERM", "INT", "HUP"] {
+        let directory = scratch();
+        let image = make_image(directory.path());
+        let socket = directory.path().join("socket");
+        let server = Server::start(
+            cowslip()
+                .arg("serve")
+                .arg("--socket")
+                .arg(&socket)
+                .arg(&image),
+            &socket,
+        );
+        assert!(write_with_qemu(&socket, "").status.success());
+        server.signal(name);
+        assert_eq!(server.exit_code(), Some(0), "{name}");
+        run(Command::new("qemu-img")
+            .args(["check", "-q", "-f", "qcow2"])
+            .arg(&image));
+        run(Command::new("qemu-io")
+            .args(["-r", "-f", "qcow2", "-c", "read -P 7 1M 1M"])
+            .arg(&image));
+    }
+}
+
+#[test]
+fn qemu_nbd_ends_with_its_last_client_unless_persistent() {
+    if !peers_are_installed(&["qemu-io"]) {
+        return;
+    }
+    let directory = scratch();
+    let image = make_image(directory.path());
+    let socket = directory.path().join("socket");
+    let with = |option: &[&str]| {
+        let mut command = our_nbd();
+        command.args(["-f", "qcow2", "-x", "disk", "-k"]);
+        command.arg(&socket).args(option).arg(&image);
+        command
+    };
+    let server = Server::start(&mut with(&[]), &socket);
+    assert!(write_with_qemu(&socket, "disk").status.success());
+    assert_eq!(server.exit_code(), Some(0));
+
+    let server = Server::start(&mut with(&["-t"]), &socket);
+    assert!(write_with_qemu(&socket, "disk").status.success());
+    assert!(!write_with_qemu(&socket, "other").status.success());
+    assert!(write_with_qemu(&socket, "disk").status.success());
+    server.signal("TERM");
+    assert_eq!(server.exit_code(), Some(0));
+}
+
+#[test]
+fn a_detached_server_can_be_reached_when_its_parent_has_ended() {
+    let directory = scratch();
+    let image = make_image(directory.path());
+    let socket = directory.path().join("socket");
+    let pid_file = directory.path().join("pid");
+    let mut command = our_nbd();
+    command
+        .args([
+            "-f", "qcow2", "-t", "--fork", "-x", "e", "-D", "of text", "-k",
+        ])
+        .arg(&socket)
+        .arg(format!("--pid-file={}", pid_file.display()))
+        .arg(&image);
+    run(&mut command);
+    let listed = run(our_nbd().arg("-L").arg("-k").arg(&socket));
+    let pid = std::fs::read_to_string(&pid_file).unwrap();
+    assert!(pid.ends_with('\n'));
+    run(Command::new("kill").arg(pid.trim()));
+    eventually("the server ends", || !socket.exists());
+    assert_eq!(
+        listed,
+        "exports available: 1
+ export: 'e'
+  description: of text
+  size:  67108864
+  flags: 0xced ( flush fua trim zeroes df cache fast-zero )
+  min block: 1
+  opt block: 65536
+  max block: 33554432
+  transaction size: 32-bit
+  available meta contexts: 1
+   base:allocation
+"
+    );
+}
+
+#[test]
+fn a_server_that_cannot_start_says_why_through_its_parent_too() {
+    let directory = scratch();
+    let image = make_image(directory.path());
+    let image = image.to_str().unwrap();
+    let socket = directory.path().join("socket");
+    let socket = socket.to_str().unwrap();
+    for (args, expected) in [
+        (
+            &["--fork", "-k", socket, "/nosuch"][..],
+            "Failed to blk_new_open '/nosuch': Could not open '/nosuch': No such file or directory",
+        ),
+        (
+            &["--fork", "-k", "/nosuch/socket", image],
+            "Failed to bind socket to /nosuch/socket: No such file or directory",
+        ),
+        (
+            &["--fork", "-k", socket, "--pid-file=/nosuch/pid", image],
+            "Could not create '/nosuch/pid': No such file or directory",
+        ),
+        (&["-k", "socket", image], "socket path must be absolute"),
+        (
+            &["-k", socket, "-o", "67108865", image],
+            "Offset (67108865) cannot be greater than size of the containing file (67108864)",
+        ),
+        (&["-e", "x", image], "Invalid shared device number 'x'"),
+        (&["-o", "2M", image], "Invalid offset '2M'"),
+        (&["--cache=foo", image], "Invalid cache mode `foo'"),
+        (
+            &["-n", "-n", image],
+            "-n and --cache can only be specified once",
+        ),
+        (&["--aio=foo", image], "Invalid aio mode 'foo'"),
+        (&["--discard=foo", image], "Invalid discard mode `foo'"),
+        (&["-L", image], "List mode is incompatible with a file name"),
+        (&["--tls-creds=x", image], "TLS is not supported"),
+        (&["-s", image], "Temporary snapshots (-s) are not supported"),
+        (
+            &["-P"],
+            "invalid option -- 'P'\nqemu-nbd: Try `qemu-nbd --help' for more information.",
+        ),
+        (
+            &["a", "b"],
+            "Invalid number of arguments\nTry `qemu-nbd --help' for more information.",
+        ),
+    ] {
+        let output = outcome(our_nbd().args(args));
+        assert_eq!(
+            String::from_utf8_lossy(&output.stderr),
+            format!("qemu-nbd: {expected}\n"),
+            "{args:?}"
+        );
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert!(!Path::new(socket).exists(), "{args:?} leaves a socket");
+    }
+}
+
+#[test]
+fn a_file_in_the_sockets_place_is_not_removed() {
+    let directory = scratch();
+    let image = make_image(directory.path());
+    let place = directory.path().join("precious");
+    std::fs::write(&place, "data").unwrap();
+    let output = outcome(our_nbd().arg("-k").arg(&place).arg(&image));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("Address already in use"));
+    assert_eq!(std::fs::read(&place).unwrap(), b"data");
+}
