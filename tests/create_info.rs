@@ -2,6 +2,7 @@
 //!
 //! Each case is a command line, run by both in directories of the same content. What differs on
 //! purpose is in [`DELIBERATE`], with the reason.
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -2,6 +2,7 @@
 //!
 //! The server is a process, the clients are processes, the image is checked by both checkers when the
 //! server has ended. What the protocol says in every corner is tested in `cowslip-nbd`.
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::fs;
 use std::os::unix::fs::FileExt;

@@ -192,8 +192,8 @@ impl Files {
             }
             Below::Chain => {
                 self.make_raw("base.raw", backing_bytes(disk_bytes, rng), rng);
-                self.make_overlay("lower.qcow2", "raw", "base.raw", disk_bytes, rng);
-                self.make_overlay("upper.qcow2", "qcow2", "lower.qcow2", disk_bytes, rng);
+                self.make_overlay("lower.qcow2", ("raw", "base.raw"), disk_bytes, rng);
+                self.make_overlay("upper.qcow2", ("qcow2", "lower.qcow2"), disk_bytes, rng);
                 words(&["-F", "qcow2", "-b", "upper.qcow2"])
             }
         }
@@ -224,8 +224,7 @@ impl Files {
     fn make_overlay(
         &self,
         name: &str,
-        format: &str,
-        backing: &str,
+        (format, backing): (&str, &str),
         disk_bytes: u64,
         rng: &mut Rng,
     ) {

@@ -89,13 +89,14 @@ fn expect_none(rule: &str, findings: &[String]) {
     assert!(findings.is_empty(), "{rule}:\n  {}", findings.join("\n  "));
 }
 
-/// Whether `word` stands in `line` as a word of its own.
+/// Whether `word` stands in `line` as a word of its own, or, if it ends in `::`, as the start of a
+/// path.
 fn has_word(line: &str, word: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word).any(|(at, _)| {
         let before = line[..at].chars().next_back();
         let after = line[at + word.len()..].chars().next();
-        !before.is_some_and(is_part) && !after.is_some_and(is_part)
+        !before.is_some_and(is_part) && (word.ends_with("::") || !after.is_some_and(is_part))
     })
 }
 
@@ -167,7 +168,7 @@ fn the_engine_knows_no_server_command_line_thread_or_clock() {
 
 #[test]
 fn the_nbd_crate_knows_no_image_format() {
-    let words = ["cowslip", "clap", "qcow2", "println", "eprintln"];
+    let words = ["cowslip::", "clap", "qcow2", "println", "eprintln"];
     let findings = uses(
         |s| s.path.starts_with("crates/nbd/src/") && !s.is_test(),
         &words,
@@ -186,17 +187,30 @@ fn the_nbd_crate_knows_no_image_format() {
 fn the_queue_knows_nobody() {
     let findings = uses(
         |s| s.path.starts_with("crates/queue/src/") && !s.is_test(),
-        &["cowslip", "cowslip_nbd", "clap", "println"],
+        &["cowslip::", "cowslip_nbd", "clap", "println"],
     );
     expect_none("the queue is at the bottom", &findings);
 }
 
 #[test]
 fn unsafe_is_in_the_queue_only() {
-    let findings = uses(
-        |s| !s.path.starts_with("crates/queue/") && s.path != TIDY,
-        &["unsafe", "unsafe_code"],
-    );
+    // `unsafe` alone is also a mode of the cache. The benches in `bench/` are not shipped.
+    let mut findings = Vec::new();
+    for source in sources() {
+        let may = ["crates/queue/", "bench/"];
+        if may.iter().any(|start| source.path.starts_with(start)) || source.path == TIDY {
+            continue;
+        }
+        for (number, line) in source.code() {
+            let keyword = has_word(&line, "unsafe")
+                && ["{", "fn ", "impl", "extern"]
+                    .iter()
+                    .any(|next| line.contains(&format!("unsafe {next}")));
+            if keyword || has_word(&line, "unsafe_code") {
+                findings.push(format!("{}:{number}: {}", source.path, line.trim()));
+            }
+        }
+    }
     expect_none("unsafe code lives in crates/queue", &findings);
 }
 
@@ -211,7 +225,7 @@ fn only_write_back_flushes_the_files_of_a_qcow2_image() {
             continue;
         }
         for (number, line) in source.code() {
-            if line.contains(".flush()") || line.contains("Durability::Durable") {
+            if line.contains(".flush()") {
                 findings.push(format!("{}:{number}: {}", source.path, line.trim()));
             }
         }
@@ -226,8 +240,12 @@ const FLUSHERS: &[(&str, &str)] = &[
         "the only writer of metadata",
     ),
     (
-        "crates/engine/src/qcow2/create.rs",
+        "crates/engine/src/qcow2/create/write.rs",
         "a new image, which nobody has open",
+    ),
+    (
+        "crates/engine/src/qcow2/resize.rs",
+        "a longer L1 table, before the header names it (D6)",
     ),
 ];
 

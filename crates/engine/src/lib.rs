@@ -18,3 +18,8 @@ mod sync;
 pub use cowslip_queue::{Buf, BufMut};
 pub use error::{Error, Result};
 pub use image::Image;
+
+/// The README's example compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
