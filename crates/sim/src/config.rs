@@ -239,6 +239,24 @@ fn draw_windows(rng: &mut Rng, size: u64, grain: &Grain) -> Vec<Granules> {
     windows
 }
 
+/// The chain below a disk of this size.
+fn draw_below(rng: &mut Rng, size: u64, data: Data) -> Vec<Below> {
+    let mut below = Vec::new();
+    // A raw data file cannot have a backing file.
+    if data != Data::ExternalRaw && rng.chance(40) {
+        for _ in 0..rng.between(1, 2) {
+            let layout = Layout::draw(rng);
+            let about = rng.pick(&[size / 2 + 512, size, size + 65536]);
+            let about = draw_size(rng, about.max(1024), layout.cluster_bytes());
+            below.push(Below {
+                layout: (!below.is_empty() || rng.chance(50)).then_some(layout),
+                size: about,
+            });
+        }
+    }
+    below
+}
+
 fn draw_faults(rng: &mut Rng) -> Vec<Fault> {
     let verb = rng.pick(&[
         Verb::Write,
@@ -357,19 +375,7 @@ impl Config {
             1 if layout.version == 3 => Data::ExternalRaw,
             _ => Data::Inside,
         };
-        let mut below = Vec::new();
-        // A raw data file cannot have a backing file.
-        if data != Data::ExternalRaw && rng.chance(40) {
-            for _ in 0..rng.between(1, 2) {
-                let layout = Layout::draw(rng);
-                let about = rng.pick(&[size / 2 + 512, size, size + 65536]);
-                let about = draw_size(rng, about.max(1024), layout.cluster_bytes());
-                below.push(Below {
-                    layout: (!below.is_empty() || rng.chance(50)).then_some(layout),
-                    size: about,
-                });
-            }
-        }
+        let below = draw_below(rng, size, data);
         let count = rng.between(1, 4);
         let mut rounds: Vec<Round> = (1..=count)
             .map(|n| Round::draw(rng, &layout, n == count))
