@@ -366,3 +366,6 @@ fn unmapped(format: &EntryFormat, shows_below: bool) -> Option<L2Entry> {
     }
     (!shows_below).then_some(L2Entry::Standard(Standard::UNALLOCATED))
 }
+
+#[cfg(test)]
+mod tests;

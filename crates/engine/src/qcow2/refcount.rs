@@ -233,3 +233,6 @@ impl Refcounts {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
