@@ -7,6 +7,7 @@ use cowslip_queue::Buf;
 use super::geometry::{HostCluster, round_up};
 use super::plan::{EntryRequest, Freed};
 use super::tables::{NewTable, OnDisk};
+use super::writeback::is_no_space;
 use super::{Counts, Qcow2};
 use crate::chain::Below;
 use crate::file::Durability;
@@ -177,6 +178,15 @@ impl Qcow2 {
     /// The size first, then the space (invariant D6).
     async fn shrink_disk(&self, removed: Range<u64>, below: &Below) -> Result<()> {
         self.set_size(removed.start).await?;
+        // The disk is smaller, durably. If its space cannot be given back for want of space, the
+        // change of entries stays in memory for a later cycle, and nothing has failed.
+        match self.free_beyond_end(removed, below).await {
+            Err(error) if is_no_space(&error) => Ok(()),
+            freed => freed,
+        }
+    }
+
+    async fn free_beyond_end(&self, removed: Range<u64>, below: &Below) -> Result<()> {
         let unit = self.geometry().cluster_bytes();
         let whole = round_up(removed.start, unit)..round_up(removed.end, unit);
         if whole.start < whole.end {

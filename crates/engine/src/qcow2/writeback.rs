@@ -85,6 +85,8 @@ impl Qcow2 {
 
     /// One write-back cycle.
     pub(super) async fn cycle(&self, counts: &mut Counts) -> Result<()> {
+        // After a failed barrier nothing may be built on what it should have covered.
+        self.unlatched(&self.lock())?;
         let mut cycle = self.cut();
         let written = self.write_stages(counts, &mut cycle).await;
         {
@@ -607,6 +609,7 @@ impl Qcow2 {
     /// Changes a root (invariant D6): one write within header sector 0, between barriers. What the
     /// new header refers to is durable already.
     pub(super) async fn write_header(&self, header: &Header) -> Result<()> {
+        self.unlatched(&self.lock())?;
         let fixed = Buf::from(header.fixed_part());
         let written = match self.file.write(0, vec![fixed], Durability::Cached).await {
             Ok(()) => self.file.flush().await,
