@@ -286,6 +286,16 @@ fn draw_faults(rng: &mut Rng) -> Vec<Fault> {
 }
 
 impl Round {
+    /// Many requests at a few places, space that is freed and taken again and again, and frequent
+    /// flushes: where reuse that comes too early is seen.
+    fn crowd(&mut self) {
+        self.requests = 300;
+        self.depth = self.depth.max(16);
+        self.hot_percent = 90;
+        self.discard = DiscardPolicy::Unmap;
+        self.weights[..5].copy_from_slice(&[25, 40, 10, 15, 10]);
+    }
+
     /// Leaves out what a kind of disk does not know.
     fn restrict(&mut self, kind: Kind, data: Data) {
         if kind != Kind::Qcow2 || data != Data::Inside {
@@ -381,9 +391,13 @@ impl Config {
             .map(|n| Round::draw(rng, &layout, n == count))
             .collect();
         let plain = kind == Kind::Plain;
+        let crowded = Rng::derived(seed, "crowded", 0).chance(25);
         let resizes = kind == Kind::Qcow2 && Rng::derived(seed, "resizes", 0).chance(20);
         for round in &mut rounds {
             round.resizes = resizes;
+            if crowded {
+                round.crowd();
+            }
             round.restrict(kind, data);
         }
         let allocates = rng.pick(&[Allocates::Yes, Allocates::Yes, Allocates::No]);
