@@ -107,6 +107,8 @@ impl Drop for Batch<'_> {
             .iter()
             .filter(|step| step.write.change != Change::None)
         {
+            let attempted = self.image.attempted(&step.write);
+            state.joint.spoil(step.cluster, attempted);
             self.image.leave_joint(&mut state, step.cluster);
         }
         self.let_go(&mut state);
@@ -523,7 +525,8 @@ impl Qcow2 {
         wants
     }
 
-    fn attempted(&self, write: &plan::Write) -> SubclusterMask {
+    /// The subclusters that a write may leave marks in, even if it fails.
+    pub(super) fn attempted(&self, write: &plan::Write) -> SubclusterMask {
         let touched = self.geometry().subclusters_touched(&write.bytes);
         write.fills.iter().fold(touched, |mask, fill| {
             mask | self.geometry().subclusters_touched(&fill.range)

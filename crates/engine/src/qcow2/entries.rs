@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::entry::L2Entry;
 use super::geometry::{self, GuestCluster, GuestOffset, round_down, round_up};
 use super::inflight::{Kind, Ticket, Want};
 use super::map::Source;
@@ -28,7 +29,7 @@ enum Piece {
 
 /// Planned changes of the entries of one slice.
 struct Changes {
-    entries: Vec<(GuestCluster, super::entry::L2Entry, Option<Freed>)>,
+    entries: Vec<(GuestCluster, L2Entry, Option<Freed>)>,
     writes: Vec<Range<u64>>,
     lease: Option<Want>,
 }
@@ -309,6 +310,10 @@ impl Qcow2 {
         let epoch = state.epochs.current();
         for (cluster, entry, freed) in changes.entries {
             state.tables.set_entry(cluster, &entry);
+            if let L2Entry::Standard(entry) = entry {
+                // What was written there under a mapping that is gone must not show again.
+                state.joint.spoil(cluster, entry.zeroes);
+            }
             if let Some(freed) = freed {
                 self.clusters_of(&freed)
                     .for_each(|host| state.fresh.set(host, 0));

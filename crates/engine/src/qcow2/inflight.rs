@@ -7,7 +7,8 @@
 //!
 //! *Joint space* is a cluster that is taken or being filled; it belongs to all writes that fill parts
 //! of it. What its members have not written is as it was when it was taken, so its freshness holds
-//! for a joiner whatever the others do elsewhere in it (the leases keep them elsewhere).
+//! for a joiner whatever the others do elsewhere in it (the leases keep them elsewhere). It ends where
+//! a member failed, and where an entry reads as zeroes again what a member has written.
 //!
 //! An *epoch* is the time between two write-back cuts. What is freed in epoch e is reused only when
 //! every request that entered up to e has left (invariant D2).
@@ -236,6 +237,14 @@ impl JointSpace {
         }
     }
 
+    /// Whatever members have tried to write in these subclusters may be there, though no entry says
+    /// so: they are not fresh any more for those who join from now on.
+    pub fn spoil(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
+        if let Some(joint) = self.0.get_mut(&cluster) {
+            joint.space.fresh &= !(joint.attempted & subclusters);
+        }
+    }
+
     /// Leaves.
     pub fn leave(&mut self, cluster: GuestCluster) -> Left {
         let joint = self
@@ -420,6 +429,29 @@ mod tests {
                 ..space
             })
         );
+    }
+
+    #[test]
+    fn only_subclusters_that_members_have_tried_to_write_are_spoiled() {
+        let mut joint = JointSpace::default();
+        let space = Space {
+            host: HostOffset(0x10000),
+            fresh: 0xff,
+        };
+        let cluster = GuestCluster(3);
+        joint.spoil(cluster, 0xff);
+        joint.join(cluster, space, false, 0b0110);
+        joint.spoil(cluster, 0b1010);
+        let fresh = |joint: &JointSpace| joint.get(cluster).map(|space| space.fresh);
+        assert_eq!(fresh(&joint), Some(0xfd));
+        joint.join(cluster, space, false, 0b1000);
+        assert_eq!(fresh(&joint), Some(0xfd));
+        assert_eq!(joint.leave(cluster), Left::Shared);
+        let left = Space {
+            fresh: 0xf1,
+            ..space
+        };
+        assert_eq!(joint.leave(cluster), Left::Forfeited(left));
     }
 
     #[test]

@@ -341,6 +341,9 @@ impl Qcow2 {
                 state.quarantine.extend(freed.map(|freed| (freed, epoch)));
             }
             if step.write.change != plan::Change::None {
+                if outcome.is_err() {
+                    state.joint.spoil(step.cluster, self.attempted(&step.write));
+                }
                 self.leave_joint(state, step.cluster);
             }
         }

@@ -440,3 +440,6 @@ impl Tables {
         self.freed.wake();
     }
 }
+
+#[cfg(test)]
+mod tests;
