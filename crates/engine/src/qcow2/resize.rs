@@ -195,6 +195,9 @@ impl Qcow2 {
                 .await?;
             debug_assert!(rest.is_empty(), "a discard never writes");
         }
+        if self.raw_data {
+            self.data.set_len(removed.start).await?;
+        }
         self.write_back().await
     }
 
@@ -204,11 +207,11 @@ impl Qcow2 {
         self.cycle(&mut turn).await?;
         let mut header = self.header();
         header.size = size;
-        self.write_header(&header).await?;
-        if self.raw_data {
+        // A raw data file is as long as the disk: never shorter, so it grows before.
+        if self.raw_data && size > self.size() {
             self.data.set_len(size).await?;
         }
-        Ok(())
+        self.write_header(&header).await
     }
 
     /// A longer L1 table, elsewhere; then the header; then the old one is freed.
