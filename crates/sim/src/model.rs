@@ -261,15 +261,13 @@ impl Model {
         }
     }
 
-    /// It has ended.
-    pub fn end_resize(&mut self, request: u32, size: u64, outcome: Outcome) {
+    /// It has ended, well or not; the disk says that it has the size `now`.
+    pub fn end_resize(&mut self, request: u32, (size, now): (u64, u64), outcome: Outcome) {
         for granules in self.between(self.size, size) {
             self.end_write(request, &granules, outcome);
         }
         self.sizes.1 = self.tick();
-        if outcome != Outcome::Perhaps {
-            self.size = size;
-        }
+        self.size = now;
     }
 
     /// After [`Model::crash`]: the disk has this size now.

@@ -466,7 +466,9 @@ impl<'a> Run<'a> {
         let Some(survival) = self.survival.take() else {
             return Ok(());
         };
-        if let Some(size) = subject.size() {
+        // A raw file that asks for aligned writes grows to whole blocks with the first one at its end,
+        // and a raw disk with it.
+        if let (Some(size), true) = (subject.size(), self.config.kind == Kind::Qcow2) {
             let adopted = self.model.adopt_size(size, survival);
             adopted.map_err(|violation| violation.to_string())?;
         }
@@ -593,7 +595,17 @@ async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)
             Outcome::Perhaps
         }
     };
-    session.model.borrow_mut().end_resize(id, size, outcome);
+    let now = subject.size().unwrap_or(size);
+    let old = session.model.borrow().size();
+    if now != size && (now != old || outcome != Outcome::Perhaps) {
+        session.fail(format!(
+            "request {id}: the disk has {now:#x} bytes after a resize"
+        ));
+    }
+    session
+        .model
+        .borrow_mut()
+        .end_resize(id, (size, now), outcome);
     session.resizing.set(Resizing::No);
 }
 
