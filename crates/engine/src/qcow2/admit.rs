@@ -386,7 +386,7 @@ impl Qcow2 {
                 file: self.name().to_string(),
                 structure: "L2 table",
                 offset: table.map_or(0, |table| table.offset.0),
-                detail: "it overlaps other metadata".to_string(),
+                detail: "it overlaps other metadata or is beyond the end of the file".to_string(),
             });
         }
         if let Some(copied) = state.copying.get_mut(&l1_index) {
@@ -424,9 +424,15 @@ impl Qcow2 {
     }
 
     /// What planning needs to know of a cluster whose slice is in memory.
-    pub(super) fn view(&self, state: &State, cluster: GuestCluster, below: &Below) -> Result<View> {
+    pub(super) fn view(
+        &self,
+        state: &mut State,
+        cluster: GuestCluster,
+        below: &Below,
+    ) -> Result<View> {
         let entry = state.tables.entry(cluster);
         let entry = entry.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))?;
+        self.refuse_misplaced(state, &entry)?;
         let start = self.geometry().guest_offset(cluster).0;
         let own = match &entry {
             L2Entry::Standard(standard) if standard.copied => standard.host,

@@ -173,7 +173,7 @@ impl Qcow2 {
                 match self.own_slice_now(&mut state, slice)? {
                     Err(need) => need,
                     Ok(()) => {
-                        self.view(&state, cluster, below)?;
+                        self.view(&mut state, cluster, below)?;
                         let wants = std::slice::from_ref(&want);
                         if state.leases.obstacle(slice, wants, place.ticket).is_none() {
                             let ticket = state.leases.grant(slice, want);

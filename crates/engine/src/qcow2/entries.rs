@@ -155,7 +155,7 @@ impl Qcow2 {
                     let zeroed = self.zero_data_file(piece.clone(), request).await;
                     let mut state = self.lock();
                     let applied = zeroed.and_then(|()| {
-                        let changes = self.changes(&state, piece, below, request)?;
+                        let changes = self.changes(&mut state, piece, below, request)?;
                         writes.extend(self.apply(&mut state, changes));
                         Ok(())
                     });
@@ -215,7 +215,7 @@ impl Qcow2 {
                 match self.own_slice_now(&mut state, slice)? {
                     Err(need) => need,
                     Ok(()) => {
-                        let changes = self.changes(&state, piece.clone(), below, request)?;
+                        let changes = self.changes(&mut state, piece.clone(), below, request)?;
                         let want = changes.lease.as_slice();
                         match state.leases.obstacle(slice, want, place.ticket).cloned() {
                             Some(want) => {
@@ -263,7 +263,7 @@ impl Qcow2 {
 
     fn changes(
         &self,
-        state: &State,
+        state: &mut State,
         piece: Range<u64>,
         below: &Below,
         request: EntryRequest,

@@ -180,20 +180,37 @@ async fn snapshots(
     header: &Header,
     file_len: u64,
 ) -> Result<Vec<SnapshotInfo>> {
+    let mut table = snapshot_table(file, header, file_len);
+    let mut out = Vec::new();
+    for _ in 0..header.nb_snapshots {
+        out.push(snapshot(&mut table).await?);
+    }
+    Ok(out)
+}
+
+/// The length of the snapshot table, whose entries have no fixed one.
+pub(super) async fn snapshot_table_bytes(
+    file: &dyn BlockFile,
+    header: &Header,
+    file_len: u64,
+) -> Result<u64> {
+    let mut table = snapshot_table(file, header, file_len);
+    for _ in 0..header.nb_snapshots {
+        snapshot(&mut table).await?;
+    }
+    Ok(table.offset() - header.snapshots_offset)
+}
+
+fn snapshot_table<'a>(file: &'a dyn BlockFile, header: &Header, file_len: u64) -> TableReader<'a> {
     let start = header.snapshots_offset;
-    let mut table = TableReader {
+    TableReader {
         file,
         structure: SNAPSHOT_TABLE,
         next: start,
         end: file_len.min(start.saturating_add(SNAPSHOT_TABLE_BYTES_MAX)),
         window: Vec::new(),
         at: 0,
-    };
-    let mut out = Vec::new();
-    for _ in 0..header.nb_snapshots {
-        out.push(snapshot(&mut table).await?);
     }
-    Ok(out)
 }
 
 async fn snapshot(table: &mut TableReader<'_>) -> Result<SnapshotInfo> {

@@ -45,7 +45,7 @@ use cowslip_queue::Buf;
 
 use self::admit::Batch;
 use self::alloc::{FreeSet, Fresh, Protected};
-use self::entry::{EntryError, EntryFormat};
+use self::entry::{EntryError, EntryFormat, L2Entry};
 use self::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset};
 use self::header::Header;
 use self::inflight::{Epochs, JointSpace, Leases, Left};
@@ -109,8 +109,10 @@ struct State {
     free: FreeSet,
     fresh: Fresh,
     protected: Protected,
-    /// L1 entries whose tables overlap other metadata: never written through.
+    /// L1 entries whose tables overlap other metadata or are beyond the end: never written through.
     bad_tables: BTreeSet<u64>,
+    /// The first cluster beyond the end of the file that L1 refers to: the file does not grow there.
+    table_beyond: Option<HostCluster>,
     /// Tables that are being copied because a snapshot shares them.
     copying: BTreeMap<u64, Waiters>,
     /// References added since the last cut.
@@ -409,6 +411,32 @@ impl Qcow2 {
         };
         state.latch.get_or_insert(error.duplicate());
         Err(error)
+    }
+
+    /// Refuses to change what is mapped to metadata or beyond the end of the file, be it in place or
+    /// by giving the old space up (invariant S3): what is freed is counted down, punched and reused.
+    fn refuse_misplaced(&self, state: &mut State, entry: &L2Entry) -> Result<()> {
+        let freed = match entry {
+            _ if self.format.data_file => return Ok(()),
+            L2Entry::Standard(entry) => match entry.host {
+                Some(host) => Freed::Cluster(host),
+                None => return Ok(()),
+            },
+            L2Entry::Compressed(place) => Freed::Compressed(*place),
+        };
+        for cluster in self.clusters_of(&freed) {
+            let host = self.geometry().host_offset(cluster);
+            self.protect(state, host)?;
+            if cluster.0 >= state.claimed {
+                return Err(Error::Corrupt {
+                    file: self.name().to_string(),
+                    structure: "cluster",
+                    offset: host.0,
+                    detail: "guest data is mapped beyond the end of the file".to_string(),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// The latch, for requests that write or flush.

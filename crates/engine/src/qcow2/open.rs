@@ -5,9 +5,10 @@ use std::sync::{Mutex, OnceLock};
 
 use super::alloc::{FreeSet, Fresh, Protected};
 use super::entry::EntryFormat;
-use super::geometry::{HostCluster, HostOffset};
+use super::geometry::{HostCluster, HostOffset, round_up};
 use super::header::Header;
 use super::inflight::{Epochs, JointSpace, Leases};
+use super::inspect::snapshot_table_bytes;
 use super::refcount::Refcounts;
 use super::tables::Tables;
 use super::{Counts, Qcow2, State};
@@ -81,13 +82,14 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
             table,
             HostOffset(header.refcount_table_offset),
         );
-        protect_metadata(&mut image, &header, &refcounts)?;
         let claimed = format.geometry.clusters_for(*file_len);
         {
             let mut state = image.lock();
             state.claimed = claimed;
             state.claimed_at_open = claimed;
         }
+        let roots = roots(file, *file_len, &header, &refcounts).await?;
+        protect_metadata(&mut image, &roots)?;
         image.turn = Turn::new(Counts {
             refcounts,
             ..empty_counts(file.clone(), format)
@@ -173,6 +175,7 @@ fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
         fresh: Fresh::default(),
         protected: Protected::default(),
         bad_tables: BTreeSet::new(),
+        table_beyond: None,
         copying: BTreeMap::new(),
         raised: BTreeMap::new(),
         quarantine: Vec::new(),
@@ -192,55 +195,97 @@ fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
     }
 }
 
-/// Marks all clusters that hold metadata (invariant S3). Roots that overlap each other make the image
-/// unfit for writing; an L2 table that overlaps something is never written through.
-fn protect_metadata(image: &mut Qcow2, header: &Header, refcounts: &Refcounts) -> Result<()> {
+/// A structure that nothing else may share a cluster with.
+struct Root {
+    offset: u64,
+    bytes: u64,
+    structure: &'static str,
+}
+
+/// The structures that are reached without the L1 table. All of them lie within the file, which
+/// also bounds what it takes to protect them.
+async fn roots(
+    file: &HostFile,
+    file_len: u64,
+    header: &Header,
+    refcounts: &Refcounts,
+) -> Result<Vec<Root>> {
     let geometry = header.geometry();
-    let mut roots: Vec<(u64, u64, &'static str)> = vec![
-        (0, geometry.cluster_bytes(), "header"),
-        (
-            header.refcount_table_offset,
-            header.refcount_table_bytes(),
-            "refcount table",
-        ),
-        (header.l1_table_offset, header.l1_bytes(), "L1 table"),
+    let root = |offset, bytes, structure| Root {
+        offset,
+        bytes,
+        structure,
+    };
+    let table_bytes = header.refcount_table_bytes();
+    let mut roots = vec![
+        root(0, geometry.cluster_bytes(), "header"),
+        root(header.refcount_table_offset, table_bytes, "refcount table"),
+        root(header.l1_table_offset, header.l1_bytes(), "L1 table"),
     ];
     if header.nb_snapshots > 0 {
-        roots.push((
-            header.snapshots_offset,
-            geometry.cluster_bytes(),
-            "snapshot table",
-        ));
+        let bytes = snapshot_table_bytes(file.block_file().as_ref(), header, file_len).await?;
+        roots.push(root(header.snapshots_offset, bytes, "snapshot table"));
     }
-    if let Some(bitmaps) = &header.extensions.bitmaps {
-        let bytes = bitmaps.bitmap_directory_size;
-        roots.push((bitmaps.bitmap_directory_offset, bytes, "bitmap directory"));
+    // A directory that is not consistent is not used; its extension may point anywhere.
+    if let Some(bitmaps) = header.consistent_bitmaps() {
+        let directory = root(
+            bitmaps.bitmap_directory_offset,
+            bitmaps.bitmap_directory_size,
+            "bitmap directory",
+        );
+        roots.push(directory);
     }
     for index in 0..refcounts.table().len() as u64 {
         if let Some(block) = refcounts.block(index)? {
-            roots.push((block.0, geometry.cluster_bytes(), "refcount block"));
+            roots.push(root(block.0, geometry.cluster_bytes(), "refcount block"));
         }
     }
+    let end = round_up(file_len, geometry.cluster_bytes());
+    let beyond = |root: &&Root| {
+        let root_end = root.offset.checked_add(root.bytes);
+        root_end.is_none_or(|root_end| root_end > end)
+    };
+    match roots.iter().find(beyond) {
+        Some(root) => Err(root.corrupt(file.name(), "it reaches beyond the end of the file")),
+        None => Ok(roots),
+    }
+}
+
+impl Root {
+    fn corrupt(&self, file: &str, detail: &str) -> Error {
+        Error::Corrupt {
+            file: file.to_string(),
+            structure: self.structure,
+            offset: self.offset,
+            detail: detail.to_string(),
+        }
+    }
+}
+
+/// Marks all clusters that hold metadata (invariant S3). Roots that overlap each other make the image
+/// unfit for writing; an L2 table that overlaps something, or lies beyond the end of the file, is
+/// never written through.
+fn protect_metadata(image: &mut Qcow2, roots: &[Root]) -> Result<()> {
+    let geometry = *image.geometry();
     let mut state = image.lock();
     let state = &mut *state;
-    for (offset, bytes, structure) in roots {
-        let first = offset >> geometry.cluster_bits();
-        for cluster in first..first + geometry.clusters_for(bytes) {
+    for root in roots {
+        let first = root.offset >> geometry.cluster_bits();
+        for cluster in first..first + geometry.clusters_for(root.bytes) {
             if !state.protected.insert(HostCluster(cluster)) {
-                return Err(Error::Corrupt {
-                    file: image.name().to_string(),
-                    structure,
-                    offset,
-                    detail: "it overlaps other metadata".to_string(),
-                });
+                return Err(root.corrupt(image.name(), "it overlaps other metadata"));
             }
         }
     }
     for index in 0..state.tables.l1().len() as u64 {
         // An entry that does not decode is reported when something needs it.
         if let Ok(Some(table)) = state.tables.table(index) {
-            let new = state.protected.insert(geometry.host_cluster(table.offset));
-            if !new && table.copied {
+            let cluster = geometry.host_cluster(table.offset);
+            if cluster.0 >= state.claimed {
+                let first = state.table_beyond.get_or_insert(cluster);
+                *first = cluster.min(*first);
+                state.bad_tables.insert(index);
+            } else if !state.protected.insert(cluster) {
                 state.bad_tables.insert(index);
             }
         }

@@ -412,6 +412,7 @@ impl Qcow2 {
         if growth.end > HOST_OFFSET_END >> bits || growth.table_bytes() > REFCOUNT_TABLE_BYTES_MAX {
             return Err(no_space());
         }
+        self.refuse_growth_over_tables(growth.end)?;
         self.extend_file(counts, claimed << bits, (growth.end << bits, step.method))
             .await?;
         counts.grown_bytes += (growth.end - claimed) << bits;
@@ -433,6 +434,19 @@ impl Qcow2 {
                 .add(HostCluster(run.start), run.end - run.start, Content::Zeroes);
         }
         Ok(())
+    }
+
+    /// A damaged L1 table may refer to the space that the file would grow into (invariant S3).
+    fn refuse_growth_over_tables(&self, end: u64) -> Result<()> {
+        match self.lock().table_beyond {
+            Some(table) if table.0 < end => Err(Error::Corrupt {
+                file: self.name().to_string(),
+                structure: "L2 table",
+                offset: self.geometry().host_offset(table).0,
+                detail: "it is beyond the end of the file, which cannot grow over it".to_string(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     async fn extend_file(

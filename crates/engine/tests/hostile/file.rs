@@ -1,0 +1,122 @@
+//! A file in memory that ends where the test's memory does, and counts what is asked of it.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cowslip::file::memory::MemoryFile;
+use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use cowslip_queue::{Buf, BufMut, Pending};
+
+/// No sample needs a longer file.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+/// No request needs a longer read: an L1 table of 32 MiB is the longest structure.
+const READ_BYTES_MAX: usize = 32 << 20;
+/// Operations on one small image, far more than any of them needs.
+const OPERATIONS_MAX: u64 = 300_000;
+
+#[derive(Debug)]
+pub struct Watched {
+    file: MemoryFile,
+    operations: AtomicU64,
+}
+
+impl Watched {
+    pub fn new(bytes: Vec<u8>) -> Watched {
+        Watched {
+            file: MemoryFile::new("hostile.qcow2", bytes, 1),
+            operations: AtomicU64::new(0),
+        }
+    }
+
+    pub fn contents(&self) -> Vec<u8> {
+        self.file.contents()
+    }
+
+    fn count(&self) {
+        let operations = self.operations.fetch_add(1, Ordering::Relaxed);
+        assert!(operations < OPERATIONS_MAX, "too many operations");
+    }
+
+    fn limit(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.count();
+        match offset.checked_add(len) {
+            Some(end) if end <= FILE_BYTES_MAX => Ok(()),
+            _ => Err(io::Error::from_raw_os_error(28)),
+        }
+    }
+}
+
+impl BlockFile for Watched {
+    fn name(&self) -> &str {
+        self.file.name()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        self.file.capabilities()
+    }
+
+    fn id(&self) -> Option<FileId> {
+        None
+    }
+
+    fn len(&self) -> Pending<io::Result<u64>> {
+        self.file.len()
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+        self.count();
+        assert!(buf.len() <= READ_BYTES_MAX, "a read of {} bytes", buf.len());
+        match offset.checked_add(buf.len() as u64) {
+            // As the kernel has it.
+            Some(end) if end <= i64::MAX as u64 => self.file.read(offset, buf),
+            _ => Pending::ready((Err(io::Error::from_raw_os_error(22)), buf)),
+        }
+    }
+
+    fn write(&self, offset: u64, data: Vec<Buf>, d: Durability) -> Pending<io::Result<()>> {
+        match self.limit(offset, data.iter().map(|buf| buf.len() as u64).sum()) {
+            Ok(()) => self.file.write(offset, data, d),
+            Err(error) => Pending::ready(Err(error)),
+        }
+    }
+
+    fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {
+        match self.limit(offset, len) {
+            Ok(()) => self.file.zero(offset, len, space),
+            Err(error) => Pending::ready(Err(error)),
+        }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.count();
+        self.file.discard(offset, len)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        match self.limit(offset, len) {
+            Ok(()) => self.file.allocate(offset, len),
+            Err(error) => Pending::ready(Err(error)),
+        }
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        self.count();
+        self.file.extents(offset, len)
+    }
+
+    fn flush(&self) -> Pending<io::Result<()>> {
+        self.count();
+        self.file.flush()
+    }
+
+    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
+        match self.limit(len, 0) {
+            Ok(()) => self.file.set_len(len),
+            Err(error) => Pending::ready(Err(error)),
+        }
+    }
+
+    fn allocated_bytes(&self) -> Option<u64> {
+        self.file.allocated_bytes()
+    }
+}
