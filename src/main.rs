@@ -93,7 +93,7 @@ fn main() -> ExitCode {
     }
     let mut personality = named(&args[0]).unwrap_or(Personality::Cowslip);
     if personality == Personality::Cowslip
-        && let Some(other) = args.get(1).and_then(|name| named(name))
+        && let Some(other) = args.get(1).and_then(named)
     {
         personality = other;
         args.remove(0);

@@ -6,7 +6,7 @@
 //! still in use.
 //!
 //! A [`Queue`] runs futures on the thread that made it. While it runs, the file operations
-//! ([`file`]) and the sockets ([`Listener`], [`Stream`]) of that thread go through its ring, or
+//! ([`mod@file`]) and the sockets ([`Listener`], [`Stream`]) of that thread go through its ring, or
 //! through epoll and a pool of threads where io_uring is not to be had. File operations also work on
 //! threads without a queue: the pool takes them.
 //!
