@@ -52,7 +52,7 @@ struct Model {
 
 impl Model {
     fn per_block(&self) -> u64 {
-        CLUSTER * 8 >> self.order
+        (CLUSTER * 8) >> self.order
     }
 
     fn max(&self) -> u64 {
@@ -189,7 +189,7 @@ fn counts_of_every_width_agree_with_a_vector() {
         let end = model.counts.len() as u64;
         for step in 0..1500 {
             // Mostly a few clusters beside edges of slices and blocks, so that counts move far.
-            let per_slice = 4096 * 8 >> order;
+            let per_slice = (4096 * 8) >> order;
             let edge = random.below(end / per_slice + 1) * per_slice;
             let cluster = match random.below(3) {
                 0 => random.below(end),
@@ -269,7 +269,7 @@ fn a_full_cache_forgets_only_what_is_written() {
     let mut counts = Refcounts::new(host, format, table, HostOffset(0));
     let slices = blocks * 16;
     assert!(slices as usize > SLICES_MAX + 64);
-    let is_raised = |slice: u64| slice % 3 == 0;
+    let is_raised = |slice: u64| slice.is_multiple_of(3);
     for slice in 0..slices {
         let cluster = HostCluster(slice * per_slice + slice % per_slice);
         if is_raised(slice) {
