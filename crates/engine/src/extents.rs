@@ -6,11 +6,16 @@ use crate::Result;
 use crate::chain::{Below, Decided, Layer, decide};
 use crate::file::FileExtent;
 use crate::image::Extent;
-use crate::qcow2::geometry::{HostOffset, pieces};
+use crate::qcow2::geometry::HostOffset;
 use crate::qcow2::map::Source;
 
-/// Bytes of the disk that are looked at at a time.
+/// Bytes of the disk that are looked at at a time, to begin with. Where they are all of a kind it
+/// becomes twice as much, so that a disk of exbibytes with nothing on it does not take hours.
 const STEP_BYTES: u64 = 1 << 30;
+/// A step has no more clusters than this, which bounds its memory.
+const STEP_CLUSTERS_MAX: u64 = 1 << 21;
+/// A step of this many runs is of a kind.
+const FEW_RUNS: usize = 16;
 
 /// See [`crate::Image::extents`].
 pub async fn extents(
@@ -19,8 +24,20 @@ pub async fn extents(
     (range, max): (Range<u64>, usize),
 ) -> Result<Vec<Extent>> {
     let mut found: Vec<Extent> = Vec::new();
-    for step in pieces(range.start, range.end - range.start, STEP_BYTES) {
-        for decided in decide(top, below, step).await? {
+    let layers = below.layers().iter().map(|layer| &**layer);
+    let unit = layers.chain([top]).filter_map(cluster_bytes).min();
+    let step_max = unit.map_or(u64::MAX, |unit| unit * STEP_CLUSTERS_MAX);
+    let (mut at, mut step) = (range.start, STEP_BYTES);
+    while at < range.end {
+        let end = range.end.min(at.saturating_add(step));
+        let runs = decide(top, below, at..end).await?;
+        at = end;
+        step = if runs.len() <= FEW_RUNS {
+            step.saturating_mul(2).min(step_max)
+        } else {
+            STEP_BYTES
+        };
+        for decided in runs {
             let layer = match decided.depth {
                 0 => top,
                 depth => &below.layers()[depth - 1],
@@ -34,6 +51,13 @@ pub async fn extents(
         }
     }
     Ok(found)
+}
+
+fn cluster_bytes(layer: &Layer) -> Option<u64> {
+    match layer {
+        Layer::Raw(_) => None,
+        Layer::Qcow2(image) => Some(1 << image.header().cluster_bits),
+    }
 }
 
 fn push(extents: &mut Vec<Extent>, next: Extent) {

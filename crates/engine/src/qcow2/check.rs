@@ -521,9 +521,14 @@ async fn count_l2_tables(reader: &Reader<'_>, state: &mut State<'_>) -> Result<(
 }
 
 async fn count_each(reader: &Reader<'_>, state: &mut State<'_>, list: &[L2Table]) -> Result<()> {
-    let total_bytes = list.len() as u64 * state.cluster_bytes;
+    // What is beyond the end reads as zeroes: nothing to count, however many such tables there are.
+    let within = list
+        .iter()
+        .zip(0..)
+        .filter(|(table, _)| table.offset < reader.len());
+    let total_bytes = within.clone().count() as u64 * state.cluster_bytes;
     let mut done_bytes = 0;
-    let wanted = (0..list.len()).map(|index| (list[index].offset, index as u64));
+    let wanted = within.map(|(table, index)| (table.offset, index));
     let mut tables = std::pin::pin!(reader.tables(wanted, state.cluster_bytes));
     while let Some(read) = tables.next().await {
         let (index, bytes) = read?;

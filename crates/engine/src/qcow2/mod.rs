@@ -264,6 +264,9 @@ impl Qcow2 {
             if pin.slice.is_none() {
                 // A table may have come into being since; then its slice is looked up again.
                 if !self.has_table(&state, first)? {
+                    // All of the table's range at once: a disk may have millions of empty ones.
+                    let table = self.geometry().l2_coverage_bytes();
+                    let piece = at..range.end.min((at / table + 1) * table);
                     at = piece.end;
                     map::push(
                         &mut runs,

@@ -138,6 +138,14 @@ fn open_data_file(opening: &Opening<'_>, header: &Header, writable: bool) -> Res
         writable,
     };
     match opening.gate.open(&request) {
+        Ok(file) if file.id().is_some() && file.id() == opening.file.block_file().id() => {
+            Err(Error::Corrupt {
+                file: opening.file.name().to_string(),
+                structure: "header extension",
+                offset: 0,
+                detail: "the image names itself as its data file".to_string(),
+            })
+        }
         Ok(file) => Ok(HostFile::new(file)),
         Err(_) if opening.options.metadata_only => Ok(opening.file.clone()),
         Err(error) => Err(error),

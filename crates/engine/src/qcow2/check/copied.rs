@@ -39,7 +39,8 @@ pub(super) async fn compare(
         }
         let position = state.l2_tables.by_offset.get(&table.offset);
         let position = *position.expect("counting noted every table of the L1 table") as usize;
-        if !std::mem::replace(&mut looked_at[position], true) {
+        let within = table.offset < reader.len();
+        if within && !std::mem::replace(&mut looked_at[position], true) {
             let table = state.l2_tables.list[position];
             compare_l2_table(reader, state, refcounts, table).await?;
         }
