@@ -567,7 +567,7 @@ fn a_file_without_permission_is_named() {
     let bench = Bench::new();
     make(&bench);
     use std::os::unix::fs::PermissionsExt;
-    let mode = std::fs::Permissions::from_mode(0);
+    let mode = std::fs::Permissions::from_mode(0o0);
     std::fs::set_permissions(bench.path(IMAGE), mode).unwrap();
     if std::fs::File::open(bench.path(IMAGE)).is_ok() {
         eprintln!("SKIPPED: root may read every file");
