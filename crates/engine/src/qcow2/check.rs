@@ -192,8 +192,8 @@ struct L2Tables {
     by_offset: HashMap<u64, u32>,
 }
 
-/// Memory that an L2 table takes in both collections, growth included.
-const L2_TABLE_MEMORY_BYTES: u64 = 128;
+/// Memory that an L2 table takes in both collections, growth included, and in the order of reading.
+const L2_TABLE_MEMORY_BYTES: u64 = 144;
 
 /// A part of the file that is one structure's.
 #[derive(Clone, Copy, Debug)]
@@ -522,13 +522,14 @@ async fn count_l2_tables(reader: &Reader<'_>, state: &mut State<'_>) -> Result<(
 
 async fn count_each(reader: &Reader<'_>, state: &mut State<'_>, list: &[L2Table]) -> Result<()> {
     // What is beyond the end reads as zeroes: nothing to count, however many such tables there are.
-    let within = list
-        .iter()
-        .zip(0..)
-        .filter(|(table, _)| table.offset < reader.len());
-    let total_bytes = within.clone().count() as u64 * state.cluster_bytes;
+    let end = reader.len();
+    let wanted: Vec<(u64, u64)> = (0..list.len())
+        .map(|index| (list[index].offset, index as u64))
+        .filter(|&(offset, _)| offset < end)
+        .collect();
+    let total_bytes = wanted.len() as u64 * state.cluster_bytes;
     let mut done_bytes = 0;
-    let wanted = within.map(|(table, index)| (table.offset, index));
+    let wanted = wanted.into_iter();
     let mut tables = std::pin::pin!(reader.tables(wanted, state.cluster_bytes));
     while let Some(read) = tables.next().await {
         let (index, bytes) = read?;
