@@ -253,7 +253,8 @@ impl Image {
         chain::read(&self.top, &self.below, offset, buf).await
     }
 
-    /// Writes `data` to the disk at `offset`.
+    /// Writes `data` to the disk at `offset`. The future wants to be polled to its end: what one that
+    /// is dropped half way has written is undefined until the image is closed.
     ///
     /// # Errors
     /// Out of range, read-only, latched, no space, I/O, or a corrupt table entry. The mapping is as
@@ -316,7 +317,7 @@ impl Image {
                 };
                 raw.write_zeroes(offset, len, space).await?;
                 match self.durability(options.fua) {
-                    Durability::Durable => raw.file().flush().await,
+                    Durability::Durable => raw.flush().await,
                     Durability::Cached => Ok(()),
                 }
             }
@@ -350,7 +351,7 @@ impl Image {
     /// I/O. After a failed flush the image takes no more writes (invariant D4).
     pub async fn flush(&self) -> Result<()> {
         match &self.top {
-            Layer::Raw(raw) if self.writable => raw.file().flush().await,
+            Layer::Raw(raw) if self.writable => raw.flush().await,
             Layer::Raw(_) => Ok(()),
             Layer::Qcow2(image) => image.flush().await,
         }

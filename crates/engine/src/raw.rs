@@ -9,6 +9,7 @@ use crate::file::{Durability, HostFile, Space};
 use crate::qcow2::geometry::HostOffset;
 use crate::qcow2::header;
 use crate::qcow2::map::{Run, Source};
+use crate::sync::Turn;
 use crate::{Error, Result};
 
 /// A raw image.
@@ -19,6 +20,9 @@ pub struct Raw {
     /// The format was guessed: a guest must not write another format's header into the first sector
     /// and so have the next open read files of its choice.
     guard_first_sector: bool,
+    /// One flush at a time, and what an earlier one has said: of two that are in flight together the
+    /// system tells only one that bytes were lost. `true` after a failure (invariant D4).
+    flushes: Turn<bool>,
 }
 
 const SECTOR_BYTES: u64 = 512;
@@ -30,6 +34,7 @@ impl Raw {
             file,
             size: AtomicU64::new(size),
             guard_first_sector,
+            flushes: Turn::new(false),
         }
     }
 
@@ -41,6 +46,17 @@ impl Raw {
     /// The file.
     pub fn file(&self) -> &HostFile {
         &self.file
+    }
+
+    /// Makes durable all that had completed. After a failure it fails until the image is reopened.
+    pub async fn flush(&self) -> Result<()> {
+        let mut failed = self.flushes.take().await;
+        if *failed {
+            return Err(Error::Latched(self.file.name().to_string()));
+        }
+        let flushed = self.file.flush().await;
+        *failed = flushed.is_err();
+        flushed
     }
 
     /// All of it is data.
