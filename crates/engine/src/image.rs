@@ -265,7 +265,9 @@ impl Image {
             Layer::Raw(raw) => raw.write(offset, data, self.durability(options.fua)).await,
             Layer::Qcow2(image) => {
                 let fua = if options.fua { Fua::Yes } else { Fua::No };
-                image.write(offset, data, &self.below, fua).await
+                image
+                    .concluded(image.write(offset, data, &self.below, fua).await)
+                    .await
             }
         }
     }
@@ -289,7 +291,11 @@ impl Image {
                 file: self.name().to_string(),
                 feature: "compression of a raw image".to_string(),
             }),
-            Layer::Qcow2(image) => image.write_compressed(offset, data, &self.below).await,
+            Layer::Qcow2(image) => {
+                image
+                    .concluded(image.write_compressed(offset, data, &self.below).await)
+                    .await
+            }
         }
     }
 
@@ -322,9 +328,9 @@ impl Image {
                 }
             }
             Layer::Qcow2(image) => {
-                image
-                    .write_zeroes(offset..offset + len, &self.below, options)
-                    .await
+                let range = offset..offset + len;
+                let outcome = image.write_zeroes(range, &self.below, options).await;
+                image.concluded(outcome).await
             }
         }
     }
@@ -341,7 +347,10 @@ impl Image {
         }
         match &self.top {
             Layer::Raw(raw) => raw.discard(offset, len).await,
-            Layer::Qcow2(image) => image.discard(offset..offset + len, &self.below).await,
+            Layer::Qcow2(image) => {
+                let outcome = image.discard(offset..offset + len, &self.below).await;
+                image.concluded(outcome).await
+            }
         }
     }
 

@@ -12,6 +12,7 @@ use std::task::{Context, Poll, Waker};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{BackingChoice, DiscardPolicy, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::qcow2::create::{self, CreateOptions};
 use cowslip::{Buf, BufMut, Error, Image};
 
 /// Files in memory complete at once, so nothing ever waits.
@@ -194,4 +195,34 @@ fn the_futures_of_an_image_are_send() {
     is_send(image.resize(512));
     is_send(image.maintain());
     is_send(image.close());
+}
+
+/// Invariant S3: guest data mapped to metadata is not written, and the image says so from then on.
+#[test]
+fn a_write_onto_metadata_marks_the_image_corrupt() {
+    let bytes = block_on(async {
+        let file = Arc::new(MemoryFile::new("a.qcow2", Vec::new(), 1));
+        let create = CreateOptions::new(1 << 20);
+        create::create(file.clone(), None, &create).await.unwrap();
+        let image = Image::open(file.clone(), options(), &NoFiles)
+            .await
+            .unwrap();
+        image
+            .write(0, Buf::zeroed(4096), WriteOptions::default())
+            .await
+            .unwrap();
+        image.close().await.unwrap();
+        file.contents()
+    });
+    // The first L2 entry, which the fifth cluster holds, comes to point at the refcount table.
+    let mut damaged = bytes.clone();
+    let (l2, refcount_table) = (4 << 16, 1u64 << 16);
+    damaged[l2..l2 + 8].copy_from_slice(&(refcount_table | 1 << 63).to_be_bytes());
+    let file = Arc::new(MemoryFile::new("a.qcow2", damaged.clone(), 1));
+    let image = block_on(Image::open(file.clone(), options(), &NoFiles)).unwrap();
+    let refused = block_on(image.write(0, Buf::copy_of(b"x"), WriteOptions::default()));
+    assert!(matches!(refused, Err(Error::Corrupt { .. })), "{refused:?}");
+    const INCOMPATIBLE_LOW_BYTE: usize = 79;
+    damaged[INCOMPATIBLE_LOW_BYTE] |= 2;
+    assert!(file.contents() == damaged, "only the corrupt bit changes");
 }

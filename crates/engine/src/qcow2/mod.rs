@@ -135,6 +135,8 @@ struct State {
     ready_for_writes: bool,
     /// Why writes and flushes are refused (invariant D4).
     latch: Option<Error>,
+    /// Guest data is mapped to metadata: the image is to be marked corrupt.
+    damaged: bool,
     /// No request may begin: somebody waits for all to end.
     draining: Option<Waiters>,
     /// Free clusters below which the file is grown ahead of need.
@@ -413,7 +415,17 @@ impl Qcow2 {
             detail: "guest data is mapped to a cluster that holds metadata".to_string(),
         };
         state.latch.get_or_insert(error.duplicate());
+        state.damaged = true;
         Err(error)
+    }
+
+    /// The outcome of a request that writes. If it met damage, the image is marked, so that nobody
+    /// writes it before its repair.
+    pub(crate) async fn concluded(&self, outcome: Result<()>) -> Result<()> {
+        if matches!(outcome, Err(Error::Corrupt { .. })) {
+            self.mark_corrupt().await;
+        }
+        outcome
     }
 
     /// Refuses to change what is mapped to metadata or beyond the end of the file, be it in place or

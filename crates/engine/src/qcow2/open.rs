@@ -196,6 +196,7 @@ fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
         unflushed: true,
         ready_for_writes: false,
         latch: None,
+        damaged: false,
         draining: None,
         low_water: 0,
         maintenance: Waiters::default(),

@@ -26,7 +26,7 @@ use super::alloc::Content;
 use super::entry::set_refcount;
 use super::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
 use super::growth::{self, Method, Situation};
-use super::header::{Header, autoclear};
+use super::header::{Header, autoclear, incompatible};
 use super::plan::Freed;
 use super::tables::{Cut, OnDisk, SliceCopy};
 use super::{Counts, Fua, Qcow2, State};
@@ -639,6 +639,25 @@ impl Qcow2 {
             }
         }
         Ok(())
+    }
+
+    /// Sets the corrupt bit where damage was met (invariant S3); version 2 has none. The image is
+    /// latched already, so a failure of this one write changes nothing.
+    pub(super) async fn mark_corrupt(&self) {
+        let _turn = self.turn.take().await;
+        let mut header = {
+            let state = self.lock();
+            if !state.damaged || state.header.version < 3 || state.header.is_corrupt() {
+                return;
+            }
+            state.header.clone()
+        };
+        header.incompatible_features |= incompatible::CORRUPT;
+        let fixed = vec![Buf::from(header.fixed_part())];
+        let written = self.file.write(0, fixed, Durability::Cached).await;
+        if written.is_ok() && self.file.flush().await.is_ok() {
+            self.lock().header = header;
+        }
     }
 
     /// Before the first write of a session: what we do not maintain is marked so, durably (D5).
