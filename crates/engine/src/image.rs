@@ -404,7 +404,8 @@ impl Image {
     /// I/O. The image is closed in any case, and `check` finds no corruption.
     pub async fn close(&self) -> Result<()> {
         match &self.top {
-            Layer::Raw(_) => self.flush().await,
+            Layer::Raw(raw) if self.writable => raw.close().await,
+            Layer::Raw(_) => Ok(()),
             Layer::Qcow2(image) => image.close().await,
         }
     }

@@ -59,6 +59,13 @@ impl Raw {
         flushed
     }
 
+    /// Flushes, and cuts off what direct I/O has written beyond an end that is no multiple of its
+    /// block: the disk is the file, and it keeps its size.
+    pub async fn close(&self) -> Result<()> {
+        self.file.cut_padding(self.size()).await?;
+        self.flush().await
+    }
+
     /// All of it is data.
     pub fn map(&self, range: Range<u64>) -> Vec<Run> {
         let source = Source::Data(HostOffset(range.start));

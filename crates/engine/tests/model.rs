@@ -11,7 +11,9 @@ use std::task::{Context, Poll, Waker};
 
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
-use cowslip::image::{BackingChoice, DiscardPolicy, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::image::{
+    BackingChoice, DiscardPolicy, Format, OpenOptions, WriteOptions, ZeroOptions,
+};
 use cowslip::qcow2::create::{self, CreateOptions};
 use cowslip::{Buf, BufMut, Error, Image};
 
@@ -225,4 +227,20 @@ fn a_write_onto_metadata_marks_the_image_corrupt() {
     const INCOMPATIBLE_LOW_BYTE: usize = 79;
     damaged[INCOMPATIBLE_LOW_BYTE] |= 2;
     assert!(file.contents() == damaged, "only the corrupt bit changes");
+}
+
+/// Direct I/O writes whole blocks; a raw disk whose size is no multiple of them keeps it.
+#[test]
+fn a_raw_disk_of_an_odd_size_keeps_it() {
+    let file = Arc::new(MemoryFile::new("a.raw", vec![7; 5120], 4096));
+    let raw = OpenOptions {
+        format: Some(Format::Raw),
+        ..options()
+    };
+    let image = block_on(Image::open(file.clone(), raw, &NoFiles)).unwrap();
+    block_on(image.write(5000, Buf::copy_of(b"end"), WriteOptions::default())).unwrap();
+    block_on(image.close()).unwrap();
+    let mut expected = vec![7; 5120];
+    expected[5000..5003].copy_from_slice(b"end");
+    assert!(file.contents() == expected);
 }

@@ -287,6 +287,16 @@ impl HostFile {
             .map_err(|error| self.failed("resize", error))
     }
 
+    /// Cuts a file that should have `len` bytes and has more, but no more than whole blocks at its
+    /// end explain: what lies further is not ours.
+    pub async fn cut_padding(&self, len: u64) -> Result<()> {
+        let now = self.len().await?;
+        if now > len && now <= round_up(len, self.alignment) {
+            self.set_len(len).await?;
+        }
+        Ok(())
+    }
+
     fn is_aligned(&self, offset: u64, len: u64) -> bool {
         (offset | len) & (self.alignment - 1) == 0
     }

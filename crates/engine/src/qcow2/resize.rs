@@ -278,6 +278,9 @@ impl Qcow2 {
             return Ok(());
         }
         let _drained = self.drain().await;
+        if self.raw_data {
+            self.data.cut_padding(self.size()).await?;
+        }
         self.write_back().await?;
         // What the first cycle cleared has no readers left: its counts go down with the second.
         self.write_back().await?;
