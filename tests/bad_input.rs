@@ -176,7 +176,10 @@ fn run_all(bench: &Bench, case: &str) -> Vec<(&'static [&'static str], Outcome, 
                 std::fs::remove_file(bench.path(NEW)).unwrap();
             }
             let writes = words == COMMANDS[6];
-            let after = bench.files();
+            let mut after = bench.files();
+            if writes && ours.code != 0 {
+                take_back_corrupt_bit(&before[&bench.path(IMAGE)].1, bench, &mut after);
+            }
             assert!(
                 before == after || (writes && ours.code == 0),
                 "{case}: {words:?} has changed a file: {ours:?}"
@@ -194,6 +197,21 @@ fn run_all(bench: &Bench, case: &str) -> Vec<(&'static [&'static str], Outcome, 
             (words, ours, theirs)
         })
         .collect()
+}
+
+/// A write that meets metadata where guest data should be leaves one trace: the corrupt bit.
+fn take_back_corrupt_bit(before: &[u8], bench: &Bench, after: &mut Files) {
+    const INCOMPATIBLE_LOW_BYTE: usize = 79;
+    const CORRUPT: u8 = 2;
+    if let Some((_, image)) = after.get_mut(&bench.path(IMAGE))
+        && let (Some(old), Some(new)) = (
+            before.get(INCOMPATIBLE_LOW_BYTE),
+            image.get_mut(INCOMPATIBLE_LOW_BYTE),
+        )
+        && *new == *old | CORRUPT
+    {
+        *new = *old;
+    }
 }
 
 type Files = std::collections::BTreeMap<std::path::PathBuf, (u64, Vec<u8>)>;
