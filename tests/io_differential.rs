@@ -21,7 +21,7 @@ use std::process::{Command, Output, Stdio};
 mod support;
 
 use support::rng::Rng;
-use support::shape::{Below, Entries, Files, Shape, Version};
+use support::shape::{Entries, Files, Shape, Version};
 use support::{cowslip, number_from_environment, outcome, peers_are_installed, run, scratch};
 
 /// Cases of an ordinary test run: some seconds.
@@ -367,7 +367,6 @@ impl Case {
             return false;
         }
         match words[0] {
-            "discard" => self.shape.below != Below::RawDataFile,
             "truncate" => !(self.shape.has_backing() && self.shape.version == Version::V2),
             "write" if has("-c") && !has("-z") => {
                 self.allocation == Allocation::Equal && self.shape.refcount_bits > 1

@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 
 use super::model::{Model, first_difference};
 use super::rng::Rng;
-use super::shape::{Below, Shape, Version};
+use super::shape::{Shape, Version};
 
 /// An operation of a batch.
 #[derive(Clone)]
@@ -263,15 +263,13 @@ async fn follow(image: &Image, model: &mut Model, shape: &Shape, how: &How, oper
     }
 }
 
-/// A discarded byte is what it was or zero; in version 3 those of whole clusters are zero, unless a
-/// raw data file keeps them.
+/// A discarded byte is what it was or zero; in version 3 those of whole clusters are zero.
 fn check_discarded(bytes: &[u8], before: &[u8], offset: u64, shape: &Shape, how: &How) {
     let end = offset + bytes.len() as u64;
     let whole = offset.next_multiple_of(shape.cluster_bytes)
         ..end / shape.cluster_bytes * shape.cluster_bytes;
     let frees = how.discard == DiscardPolicy::Unmap;
-    let says_zero = shape.version == Version::V3 && shape.below != Below::RawDataFile;
-    let must_be_zero = says_zero && frees;
+    let must_be_zero = shape.version == Version::V3 && frees;
     for (at, (byte, old)) in bytes.iter().zip(before).enumerate() {
         let position = offset + at as u64;
         let may_be = byte == old || (frees && *byte == 0);

@@ -75,10 +75,16 @@ impl Qcow2 {
 
     /// Frees the whole clusters in a range.
     pub(crate) async fn discard(&self, range: Range<u64>, below: &Below) -> Result<()> {
-        if self.raw_data {
-            // The raw file must go on showing what the tables say; it keeps its bytes.
+        // A raw data file must go on showing what the tables say: it gives up the bytes first, or
+        // keeps them where that would mean writing zeroes.
+        if self.raw_data && !self.data.capabilities().punches_holes {
             return Ok(());
         }
+        let request = if self.raw_data {
+            EntryRequest::ZeroAndUnmap
+        } else {
+            EntryRequest::Discard
+        };
         self.ready_for_writes().await?;
         let unit = self.geometry().cluster_bytes();
         let end = if range.end == self.size() {
@@ -88,9 +94,7 @@ impl Qcow2 {
         };
         let inner = round_up(range.start, unit)..round_down(end, unit);
         if inner.start < inner.end {
-            let rest = self
-                .change_entries(inner, below, EntryRequest::Discard)
-                .await?;
+            let rest = self.change_entries(inner, below, request).await?;
             debug_assert!(rest.is_empty(), "a discard never writes");
         }
         self.settle(self.effective(Fua::No), true).await
