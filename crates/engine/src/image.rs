@@ -8,6 +8,7 @@ use crate::chain::{self, Below, Layer};
 use crate::file::{BlockFile, Durability, Gate, Space};
 use crate::qcow2::Fua;
 use crate::qcow2::header::Header;
+use crate::qcow2::probe::{Observation, Stage};
 use crate::{Error, Result, extents};
 
 /// An image's format.
@@ -201,6 +202,22 @@ impl Image {
             .chain(below)
             .map(LayerInfo::of)
             .collect()
+    }
+
+    /// What the top layer is doing at this moment, if it is qcow2: for whoever watches.
+    pub fn observe(&self) -> Option<Observation> {
+        match &self.top {
+            Layer::Raw(_) => None,
+            Layer::Qcow2(image) => Some(image.observe()),
+        }
+    }
+
+    /// The part of [`Image::observe`] that takes no lock.
+    pub fn stage(&self) -> Option<Stage> {
+        match &self.top {
+            Layer::Raw(_) => None,
+            Layer::Qcow2(image) => Some(image.stage()),
+        }
     }
 
     /// Whether it may be written.

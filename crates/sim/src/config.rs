@@ -115,11 +115,19 @@ pub enum Part {
     SmallCaches,
     /// Changes of the disk's size.
     Resizes,
+    /// Crashes and faults in recoveries from crashes.
+    Recoveries,
+    /// Images that somebody else has left dirty.
+    Dirty,
+    /// Images whose refcount table is about to move.
+    Crammed,
+    /// Disks that are made smaller than they will be.
+    Growth,
 }
 
 impl Part {
     /// All parts, by the names that commands use.
-    pub const NAMES: [(&'static str, Part); 9] = [
+    pub const NAMES: [(&'static str, Part); 13] = [
         ("kills", Part::Kills),
         ("faults", Part::Faults),
         ("compressed", Part::Compressed),
@@ -129,6 +137,10 @@ impl Part {
         ("raw-data", Part::RawData),
         ("small-caches", Part::SmallCaches),
         ("resizes", Part::Resizes),
+        ("recoveries", Part::Recoveries),
+        ("dirty", Part::Dirty),
+        ("crammed", Part::Crammed),
+        ("growth", Part::Growth),
     ];
 }
 
@@ -139,8 +151,12 @@ pub struct Config {
     pub kind: Kind,
     /// The top image's layout.
     pub layout: Layout,
-    /// Bytes of its disk.
+    /// Bytes of its disk, at most.
     pub size: u64,
+    /// Bytes of its disk when it is made.
+    pub created_bytes: u64,
+    /// Clusters that the image can take before its refcount table must move, if they are few.
+    pub crammed: Option<u64>,
     /// Where its data is.
     pub data: Data,
     /// What is allocated when it is made.
@@ -257,7 +273,8 @@ fn draw_below(rng: &mut Rng, size: u64, data: Data) -> Vec<Below> {
     below
 }
 
-fn draw_faults(rng: &mut Rng) -> Vec<Fault> {
+/// A failure of the disk.
+pub(crate) fn draw_faults(rng: &mut Rng) -> Vec<Fault> {
     let verb = rng.pick(&[
         Verb::Write,
         Verb::Write,
@@ -270,7 +287,11 @@ fn draw_faults(rng: &mut Rng) -> Vec<Fault> {
         Verb::SetLen,
     ]);
     let errno = match verb {
-        Verb::Write | Verb::Allocate | Verb::Zero | Verb::SetLen if rng.chance(50) => ENOSPC,
+        Verb::Write | Verb::Allocate | Verb::Zero | Verb::SetLen | Verb::Flush
+            if rng.chance(50) =>
+        {
+            ENOSPC
+        }
         _ => EIO,
     };
     let scale = match verb {
@@ -282,6 +303,7 @@ fn draw_faults(rng: &mut Rng) -> Vec<Fault> {
         after: rng.below(scale),
         errno,
         duration: rng.pick(&[Duration::Once, Duration::Once, Duration::Forever]),
+        file: None,
     }]
 }
 
@@ -404,6 +426,8 @@ impl Config {
         Config {
             kind,
             size,
+            created_bytes: size,
+            crammed: None,
             data: if kind == Kind::Qcow2 {
                 data
             } else {
@@ -462,12 +486,19 @@ impl Config {
                 Part::Maintenance => round.maintained = false,
                 Part::SmallCaches => round.cache_bytes = 0,
                 Part::Resizes => round.resizes = false,
-                Part::Alignment | Part::RawData => {}
+                Part::Alignment
+                | Part::RawData
+                | Part::Recoveries
+                | Part::Dirty
+                | Part::Crammed
+                | Part::Growth => {}
             }
         }
         match part {
             Part::Alignment => self.alignment_bytes = 1,
             Part::RawData if self.data == Data::ExternalRaw => self.data = Data::External,
+            Part::Crammed => self.crammed = None,
+            Part::Growth | Part::Resizes => self.created_bytes = self.size,
             _ => {}
         }
     }

@@ -135,6 +135,33 @@ impl SimDisk {
         self.lock().faults = Faults::new(faults);
     }
 
+    /// Goes on with failures as they were.
+    pub fn put_faults(&self, faults: Faults) {
+        self.lock().faults = faults;
+    }
+
+    /// How many operations have failed so far, and the last of them.
+    pub fn delivered(&self) -> (u64, Option<(Verb, i32)>) {
+        let state = self.lock();
+        (state.faults.delivered, state.faults.last)
+    }
+
+    /// The power will fail right after so many more issues and completions. What is issued
+    /// afterwards reaches nobody, and nothing moves any more.
+    pub fn fail_power_after(&self, events: u64) {
+        self.lock().power_left = Some(events.max(1));
+    }
+
+    /// The power stays on; the events that were left, if it was about to fail and has not.
+    pub fn hold_power(&self) -> Option<u64> {
+        self.lock().power_left.take_if(|left| *left > 0)
+    }
+
+    /// Whether the power is on.
+    pub fn has_power(&self) -> bool {
+        self.lock().has_power()
+    }
+
     /// The failures so far.
     pub fn faults(&self) -> Faults {
         self.lock().faults.clone()
@@ -199,6 +226,18 @@ impl SimDisk {
     /// What it has done so far.
     pub fn counters(&self) -> Counters {
         self.lock().counters
+    }
+
+    /// Whether a hole is being punched in a file, or was punched and no flush covers it.
+    pub fn has_hole_at_risk(&self, name: &str) -> bool {
+        self.lock().has_hole_at_risk(name)
+    }
+
+    /// Changes the bytes of a file on the medium, as another program would between two sessions.
+    pub fn edit(&self, name: &str, change: impl FnOnce(&mut Content)) {
+        let mut state = self.lock();
+        let file = state.files.iter_mut().find(|file| file.name == name);
+        file.expect("the run has made it").edit(change);
     }
 
     /// How many effects a crash would have to decide now.

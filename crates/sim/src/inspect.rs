@@ -53,9 +53,7 @@ struct Reader<'a> {
 }
 
 fn number(content: &Content, offset: u64, bytes: usize) -> u64 {
-    let read = content.bytes(offset, bytes);
-    read.iter()
-        .fold(0, |value, byte| value << 8 | u64::from(*byte))
+    content.number(offset, bytes)
 }
 
 /// Looks at a qcow2 file.

@@ -232,6 +232,13 @@ impl Model {
         }
     }
 
+    /// The same disk, ending before its windows do.
+    pub fn with_size(mut self, size: u64) -> Model {
+        self.size = self.size.min(size);
+        self.sizes.0 = vec![self.size];
+        self
+    }
+
     /// Bytes of the disk: at first up to the end of the last window.
     pub fn size(&self) -> u64 {
         self.size

@@ -11,13 +11,14 @@ use cowslip::qcow2::create::{CreateOptions, Version, create};
 use cowslip::qcow2::header::Header;
 use cowslip_queue::BufMut;
 
+use crate::anatomy;
 use crate::config::{Config, Data, Kind, Layout, Round};
 use crate::disk::content::Content;
 use crate::disk::{SimDisk, regular};
+use crate::drive::block_on;
 use crate::inspect::inspect;
 use crate::model::{self, Granules, Model, WriteId, ZERO};
 use crate::rng::Rng;
-use crate::run::block_on;
 use crate::subject::{Plain, SimGate, Subject};
 
 /// The name of the image under test.
@@ -114,7 +115,7 @@ pub(crate) fn build(
         };
         backing = Some((name, format));
     }
-    let mut options = create_options(&config.layout, config.size, backing);
+    let mut options = create_options(&config.layout, config.created_bytes, backing);
     options.preallocation = config.preallocation;
     let data_file = (config.data != Data::Inside).then(|| DATA.to_string());
     options.data_file_raw = config.data == Data::ExternalRaw;
@@ -268,23 +269,47 @@ fn add_raw(
 ///
 /// # Errors
 /// The engine's.
-pub(crate) async fn open(config: Config, round: Round, disk: SimDisk) -> cowslip::Result<Subject> {
-    let file = disk.open(TOP, true).expect("the run has made it");
-    let format = match config.kind {
-        Kind::Plain => return Ok(Subject::Plain(Arc::new(Plain::new(file)))),
-        Kind::Raw => Format::Raw,
-        Kind::Qcow2 => Format::Qcow2,
-    };
+pub(crate) fn open(
+    config: &Config,
+    round: &Round,
+    disk: &SimDisk,
+    access: Access,
+) -> impl Future<Output = cowslip::Result<Subject>> + use<> {
+    let writable = access == Access::ReadWrite;
+    let file = disk.open(TOP, writable).expect("the run has made it");
+    let (disk, kind) = (disk.clone(), config.kind);
     let options = OpenOptions {
-        format: Some(format),
-        writable: true,
+        format: Some(match kind {
+            Kind::Qcow2 => Format::Qcow2,
+            Kind::Raw | Kind::Plain => Format::Raw,
+        }),
+        writable,
         write_policy: round.write_policy,
         discard: round.discard,
         cache_bytes: round.cache_bytes,
         ..OpenOptions::default()
     };
-    let image = Image::open(file, options, &SimGate(disk)).await?;
-    Ok(Subject::Image(Arc::new(image)))
+    async move {
+        if kind == Kind::Plain {
+            return Ok(Subject::Plain(Arc::new(Plain::new(file))));
+        }
+        let image = Image::open(file, options, &SimGate(disk)).await?;
+        Ok(Subject::Image(Arc::new(image)))
+    }
+}
+
+/// What an image is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    ReadWrite,
+    ReadOnly,
+}
+
+/// Leaves the image hardly any room before its refcount table must move, if the run wants that.
+pub(crate) fn cram(config: &Config, disk: &SimDisk) {
+    if let Some(spare) = config.crammed {
+        disk.edit(TOP, |content| anatomy::cram(content, spare));
+    }
 }
 
 /// What the check of the engine, and a reader that shares nothing with it, find in the file as it

@@ -3,18 +3,20 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::future::Future;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use cowslip::image::{WriteOptions, WritePolicy, ZeroOptions};
-use cowslip_queue::BufMut;
+use cowslip::qcow2::probe::Stage;
 
 use crate::config::{Config, Ending, Kind, Part, Round};
+use crate::coverage::{Coverage, Sight, stage_name};
 use crate::disk::SimDisk;
+use crate::drive::{Stop, drive};
 use crate::executor::{Executor, Kind as TaskKind};
-use crate::model::{self, Model, Outcome, Survival, Until, WriteId, ZERO};
+use crate::model::{Model, Survival, WriteId, ZERO};
 use crate::prepare;
 use crate::rng::Rng;
+use crate::session::{Resizing, Session, perform};
 use crate::subject::Subject;
 use crate::trace::Trace;
 use crate::workload::{self, Request, Verb};
@@ -45,6 +47,8 @@ pub struct Totals {
     pub crashes: u64,
     /// Crashes with eight requests or more in flight.
     pub busy_crashes: u64,
+    /// Crashes while the image recovered from the one before.
+    pub recovery_crashes: u64,
     /// Sessions that were closed in order.
     pub closes: u64,
     /// Operations that failed as asked.
@@ -59,6 +63,7 @@ impl Totals {
         self.operations += other.operations;
         self.crashes += other.crashes;
         self.busy_crashes += other.busy_crashes;
+        self.recovery_crashes += other.recovery_crashes;
         self.closes += other.closes;
         self.faults += other.faults;
     }
@@ -73,118 +78,22 @@ pub struct Report {
     pub failure: Option<String>,
     /// Requests that were begun, for shrinking.
     pub begun: Vec<WriteId>,
+    /// Where its crashes and faults fell.
+    pub coverage: Coverage,
     /// The record.
     pub trace: Trace,
-}
-
-/// What the tasks of a session share.
-pub(crate) struct Session {
-    pub model: RefCell<Model>,
-    pub disk: SimDisk,
-    pub trace: Trace,
-    pub failure: RefCell<Option<String>>,
-    pub answered: Cell<u64>,
-    resizing: Cell<Resizing>,
-    write_policy: WritePolicy,
-    discards: bool,
-}
-
-/// Whether the disk is changing its size; a guest keeps away from it meanwhile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Resizing {
-    Yes,
-    No,
-}
-
-impl Session {
-    pub fn fail(&self, what: String) {
-        self.trace.line(|| format!("FAILED: {what}"));
-        let mut failure = self.failure.borrow_mut();
-        if failure.is_none() {
-            *failure = Some(what);
-        }
-    }
-
-    /// A request failed: that is a finding unless the disk was told to fail.
-    fn failed(&self, what: &str, error: &cowslip::Error) {
-        self.trace.line(|| format!("{what} failed: {error}"));
-        if self.disk.faults().delivered == 0 {
-            self.fail(format!("{what} failed although the disk did not: {error}"));
-        }
-    }
-}
-
-/// How the waiting for tasks ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stop {
-    /// All foreground tasks have ended.
-    Idle,
-    /// The moment of the crash has come.
-    Moment,
-    /// Something went wrong.
-    Failure,
-}
-
-/// More moves than any session needs.
-const MOVES_MAX: u64 = 3_000_000;
-
-/// Moves tasks and the disk on until `done` says so.
-fn drive(
-    executor: &mut Executor,
-    disk: &SimDisk,
-    rng: &mut Rng,
-    mut each: impl FnMut(&mut Executor, &mut Rng) -> Option<Stop>,
-) -> Result<Stop, String> {
-    for _ in 0..MOVES_MAX {
-        if let Some(stop) = each(executor, rng) {
-            return Ok(stop);
-        }
-        if rng.chance(60) {
-            if executor.poll_one(rng, |name| disk.set_caller(name)) || disk.step() {
-                continue;
-            }
-        } else if disk.step() || executor.poll_one(rng, |name| disk.set_caller(name)) {
-            continue;
-        }
-        if executor.unfinished() > 0 {
-            let names = executor.unfinished_names().join(", ");
-            return Err(format!("nothing moves any more; waiting: {names}"));
-        }
-    }
-    Err(format!("no end after {MOVES_MAX} moves"))
-}
-
-/// Runs one future to its end on the simulated disk.
-///
-/// # Errors
-/// If it hangs.
-pub(crate) fn block_on<T: 'static>(
-    disk: &SimDisk,
-    rng: &mut Rng,
-    name: &str,
-    future: impl Future<Output = T> + 'static,
-) -> Result<T, String> {
-    let result = Rc::new(RefCell::new(None));
-    let slot = Rc::clone(&result);
-    let mut executor = Executor::default();
-    executor.spawn(name.to_string(), TaskKind::Foreground, async move {
-        let value = future.await;
-        *slot.borrow_mut() = Some(value);
-    });
-    let stop =
-        |executor: &mut Executor, _: &mut Rng| (executor.unfinished() == 0).then_some(Stop::Idle);
-    drive(&mut executor, disk, rng, stop)?;
-    let value = result.borrow_mut().take();
-    Ok(value.expect("the task has ended"))
 }
 
 /// Performs the run of a seed. A panic of the engine is a finding like any other.
 pub fn run(seed: u64, kind: Kind, changes: &Changes, trace: Trace) -> Report {
     let totals = Rc::new(Cell::new(Totals::default()));
     let begun = Rc::new(RefCell::new(Vec::new()));
+    let coverage = Rc::new(RefCell::new(Coverage::default()));
     let attempt = || {
         let mut run = Run::new(seed, kind, changes, &trace)?;
         run.begun = Rc::clone(&begun);
+        run.coverage = Rc::clone(&coverage);
+        coverage.borrow_mut().draw(&run.config);
         let outcome = run.rounds();
         totals.set(run.totals);
         outcome
@@ -201,27 +110,49 @@ pub fn run(seed: u64, kind: Kind, changes: &Changes, trace: Trace) -> Report {
         runs: 1,
         ..totals.get()
     };
+    trace.set_watch(None);
     let begun = begun.borrow().clone();
+    let coverage = coverage.borrow().clone();
     Report {
         totals,
         failure,
         begun,
+        coverage,
         trace,
     }
 }
 
-struct Run<'a> {
-    seed: u64,
-    changes: &'a Changes,
-    config: Config,
-    disk: SimDisk,
-    model: Model,
-    rng: Rng,
-    trace: Trace,
-    totals: Totals,
+pub(crate) struct Run<'a> {
+    pub seed: u64,
+    pub changes: &'a Changes,
+    pub config: Config,
+    pub disk: SimDisk,
+    pub model: Model,
+    pub rng: Rng,
+    pub trace: Trace,
+    pub totals: Totals,
     begun: Rc<RefCell<Vec<WriteId>>>,
+    coverage: Rc<RefCell<Coverage>>,
     /// What the bytes that were found after the last ending are worth.
-    survival: Option<Survival>,
+    pub survival: Option<Survival>,
+}
+
+/// Requests to be served.
+pub(crate) struct Work<'a> {
+    /// The round that they are drawn for.
+    pub round_index: usize,
+    /// Their numbers in it.
+    pub numbers: std::ops::Range<u64>,
+    /// The round's rules, which may be changed ones.
+    pub round: &'a Round,
+}
+
+/// What serving came to.
+pub(crate) struct Served {
+    pub stop: Stop,
+    /// Foreground tasks that have not ended.
+    pub in_flight: usize,
+    executor: Executor,
 }
 
 impl<'a> Run<'a> {
@@ -240,7 +171,17 @@ impl<'a> Run<'a> {
         disk.set_allocates(config.allocates);
         let initial = prepare::build(&config, seed, &disk, &mut rng)?;
         disk.persist_all();
-        let model = Model::new(config.grain.clone(), &config.windows, |g| initial.at(g));
+        prepare::cram(&config, &disk);
+        let grain = &config.grain;
+        let created = config.created_bytes;
+        let model = Model::new(grain.clone(), &config.windows, |granule| {
+            if grain.start(granule) < created {
+                initial.at(granule)
+            } else {
+                ZERO
+            }
+        });
+        let model = model.with_size(created);
         Ok(Run {
             seed,
             changes,
@@ -251,13 +192,16 @@ impl<'a> Run<'a> {
             trace: trace.clone(),
             totals: Totals::default(),
             begun: Rc::default(),
+            coverage: Rc::default(),
             survival: None,
         })
     }
 
     fn rounds(&mut self) -> Result<(), String> {
         for index in 0..self.config.rounds.len() {
-            self.round(index)?;
+            let round = self.config.rounds[index].clone();
+            self.trace.line(|| format!("ROUND {index}: {round:?}"));
+            self.session(index, &round)?;
         }
         // What the last round left is judged too.
         let round = Round {
@@ -267,97 +211,91 @@ impl<'a> Run<'a> {
             maintained: false,
             ..self.config.rounds[0].clone()
         };
-        self.session(usize::MAX, &round)
-    }
-
-    fn round(&mut self, index: usize) -> Result<(), String> {
-        let round = self.config.rounds[index].clone();
-        self.trace.line(|| format!("ROUND {index}: {round:?}"));
-        self.session(index, &round)
+        self.session(self.config.rounds.len(), &round)
     }
 
     fn session(&mut self, index: usize, round: &Round) -> Result<(), String> {
-        self.disk.set_pace(self.config.pace);
-        self.disk.set_lie(self.config.lie);
-        let opening = prepare::open(self.config.clone(), round.clone(), self.disk.clone());
-        let opened = block_on(&self.disk, &mut self.rng, "open", opening)?;
-        let subject = opened.map_err(|error| format!("the image does not open: {error}"))?;
-        self.verify(&subject)?;
-        self.settle(&subject)?;
+        let Some(subject) = self.recover(index, round)? else {
+            return Ok(());
+        };
         self.disk.set_faults(&round.faults);
-        let session = Rc::new(Session {
-            model: RefCell::new(self.model.clone()),
-            disk: self.disk.clone(),
-            trace: self.trace.clone(),
-            failure: RefCell::new(None),
-            answered: Cell::new(0),
-            resizing: Cell::new(Resizing::No),
-            write_policy: round.write_policy,
-            discards: round.discard == cowslip::image::DiscardPolicy::Unmap,
-        });
-        let mut executor = Executor::default();
-        let before = self.disk.counters();
-        let stopped = self.serve(index, round, (&subject, &session), &mut executor);
-        let in_flight = executor.unfinished();
-        let ended = stopped.and_then(|stop| {
-            self.model = session.model.borrow().clone();
-            match session.failure.borrow_mut().take() {
-                Some(what) => Err(what),
-                None => self.end(round, stop, (subject, executor)),
-            }
-        });
-        let after = self.disk.counters();
-        self.totals.operations += after.completed.saturating_sub(before.completed);
-        self.totals.requests += session.answered.get();
-        self.totals.busy_crashes += u64::from(in_flight >= 8);
-        ended
+        if let Ending::Kill(moment) | Ending::Crash(moment) = round.ending {
+            self.disk.fail_power_after(moment);
+        }
+        let work = Work {
+            round_index: index,
+            numbers: 0..round.requests,
+            round,
+        };
+        let served = self.serve(&work, &subject)?;
+        self.totals.faults += self.disk.delivered().0;
+        self.end(round, served, subject)
     }
 
-    /// Issues requests until the round's end or the crash.
-    fn serve(
-        &mut self,
-        index: usize,
-        round: &Round,
-        (subject, session): (&Subject, &Rc<Session>),
-        executor: &mut Executor,
-    ) -> Result<Stop, String> {
-        let start = self.disk.counters();
-        let moment = match round.ending {
-            Ending::Close => u64::MAX,
-            Ending::Kill(moment) | Ending::Crash(moment) => moment,
-        };
-        if round.maintained {
+    /// Serves requests until they have ended, or the power has.
+    pub fn serve(&mut self, work: &Work<'_>, subject: &Subject) -> Result<Served, String> {
+        let session = Session::new(self.model.clone(), &self.disk, &self.trace, work.round);
+        let session = Rc::new(session);
+        let mut executor = Executor::default();
+        if work.round.maintained {
             let subject = subject.clone();
             let work = async move { subject.maintain().await };
             executor.spawn("maintain".to_string(), TaskKind::Background, work);
         }
-        let mut next = 0;
+        let before = self.disk.counters();
+        let stopped = self.issue(work, (subject, &session), &mut executor);
+        let after = self.disk.counters();
+        self.totals.operations += after.completed - before.completed;
+        self.totals.requests += session.answered.get();
+        let stop = stopped?;
+        self.model = session.model.borrow().clone();
+        match session.failure.borrow_mut().take() {
+            Some(what) => Err(what),
+            None => Ok(Served {
+                stop,
+                in_flight: executor.unfinished(),
+                executor,
+            }),
+        }
+    }
+
+    fn issue(
+        &mut self,
+        work: &Work<'_>,
+        (subject, session): (&Subject, &Rc<Session>),
+        executor: &mut Executor,
+    ) -> Result<Stop, String> {
+        let mut numbers = work.numbers.clone();
         let mut alone: Option<Request> = None;
         let (seed, config, changes) = (self.seed, &self.config, self.changes);
-        let begun = Rc::clone(&self.begun);
+        let (begun, coverage) = (Rc::clone(&self.begun), Rc::clone(&self.coverage));
         let disk = self.disk.clone();
+        let mut delivered = disk.delivered().0;
+        let spawn = |executor: &mut Executor, request: Request| {
+            begun.borrow_mut().push(request.id);
+            let name = format!("request {}", request.id);
+            let task = perform(subject.clone(), Rc::clone(session), request);
+            executor.spawn(name, TaskKind::Foreground, task);
+        };
         drive(executor, &self.disk, &mut self.rng, |executor, rng| {
             if session.failure.borrow().is_some() {
                 return Some(Stop::Failure);
             }
-            let now = disk.counters();
-            if now.issued + now.completed - start.issued - start.completed >= moment {
-                return Some(Stop::Moment);
+            if let (now, Some(last)) = disk.delivered()
+                && now > delivered
+            {
+                delivered = now;
+                let file = work.round.faults.first().and_then(|fault| fault.file);
+                coverage.borrow_mut().fault(stage(subject), last, file);
             }
-            let spawn = |executor: &mut Executor, request: Request| {
-                begun.borrow_mut().push(request.id);
-                let name = format!("request {}", request.id);
-                let task = perform(subject.clone(), Rc::clone(session), request);
-                executor.spawn(name, TaskKind::Foreground, task);
-            };
             while session.resizing.get() == Resizing::No
                 && alone.is_none()
-                && next < round.requests
-                && executor.unfinished() < round.depth
+                && !numbers.is_empty()
+                && executor.unfinished() < work.round.depth
                 && rng.chance(70)
             {
-                let request = workload::draw(seed, config, index, next);
-                next += 1;
+                let number = numbers.next().expect("some are left");
+                let request = workload::draw(seed, config, work.round_index, number);
                 if changes.skip.contains(&request.id) {
                     continue;
                 }
@@ -372,59 +310,87 @@ impl<'a> Run<'a> {
                 session.resizing.set(Resizing::Yes);
                 spawn(executor, request);
             }
-            (next >= round.requests && executor.unfinished() == 0).then_some(Stop::Idle)
+            (numbers.is_empty() && executor.unfinished() == 0).then_some(Stop::Idle)
         })
     }
 
     /// Ends a session as the round says.
-    fn end(
-        &mut self,
-        round: &Round,
-        stop: Stop,
-        (subject, executor): (Subject, Executor),
-    ) -> Result<(), String> {
-        let faults = self.disk.faults();
-        self.totals.faults += faults.delivered;
-        let ending = match (round.ending, stop) {
+    fn end(&mut self, round: &Round, mut served: Served, subject: Subject) -> Result<(), String> {
+        let flush_failed = self.disk.faults().flush_failed;
+        let mut ending = match (round.ending, served.stop) {
+            (ending, Stop::PowerOff) => ending,
             // What a failed flush has lost is only seen by who looks at the medium.
-            _ if faults.flush_failed => Ending::Crash(0),
-            (ending, Stop::Moment) => ending,
-            (Ending::Close | Ending::Kill(_) | Ending::Crash(_), _) if self.rng.chance(50) => {
-                Ending::Close
-            }
+            _ if flush_failed => Ending::Crash(0),
+            _ if self.rng.chance(50) => Ending::Close,
             (ending, _) => ending,
         };
         if ending == Ending::Close {
+            self.disk.hold_power();
+            if round.ending != Ending::Close && self.rng.chance(25) {
+                let events = self.rng.between(1, 60);
+                self.disk.fail_power_after(events);
+            }
             // The background task sees the close, as it would in a server.
-            match self.close(&subject, executor)? {
-                Ok(()) => {
-                    let begun = self.model.begin_flush();
-                    self.model.end_flush(begun);
-                    self.totals.closes += 1;
-                    self.survival = Some(Survival::Cached);
-                    self.disk.set_faults(&[]);
-                    self.check("after a close")?;
-                    // A crash, or a write that fails, leaves bytes in the data file that no entry of
-                    // the image knows.
-                    if self.totals.crashes == 0 && self.totals.faults == 0 {
-                        prepare::judge_data(&self.config, &self.disk, &mut self.model)?;
-                    }
-                    self.model.crash();
-                    return Ok(());
-                }
-                Err(error) if self.disk.faults().delivered > 0 => {
+            match self.close(&subject, &mut served.executor)? {
+                Some(Ok(())) => return self.closed(),
+                Some(Err(error)) if self.disk.delivered().0 > 0 => {
                     self.trace.line(|| format!("close failed: {error}"));
                 }
-                Err(error) => return Err(format!("close failed without a fault: {error}")),
+                Some(Err(error)) => return Err(format!("close failed without a fault: {error}")),
+                None => {}
             }
-        } else {
-            drop(executor);
+            ending = Ending::Crash(0);
         }
+        self.see(Some(&subject), served.in_flight, false);
+        drop(served);
+        self.stop(ending, Some(subject))
+    }
+
+    /// What must hold after a close.
+    fn closed(&mut self) -> Result<(), String> {
+        self.disk.hold_power();
+        self.trace.set_watch(None);
+        let begun = self.model.begin_flush();
+        self.model.end_flush(begun);
+        self.totals.closes += 1;
+        self.survival = Some(Survival::Cached);
+        self.disk.set_faults(&[]);
+        self.check("after a close")?;
+        // A crash, or a write that fails, leaves bytes in the data file that no entry of the image
+        // knows.
+        if self.totals.crashes == 0 && self.totals.faults == 0 {
+            prepare::judge_data(&self.config, &self.disk, &mut self.model)?;
+        }
+        self.model.crash();
+        Ok(())
+    }
+
+    /// Notes where a crash falls.
+    pub fn see(&mut self, subject: Option<&Subject>, in_flight: usize, recovering: bool) {
+        self.totals.busy_crashes += u64::from(in_flight >= 8);
+        self.totals.recovery_crashes += u64::from(recovering);
+        let Some(Subject::Image(image)) = subject else {
+            return;
+        };
+        if let Some(observed) = image.observe() {
+            let sight = Sight {
+                observed,
+                hole_at_risk: self.disk.has_hole_at_risk(prepare::TOP),
+                recovering,
+            };
+            self.trace.line(|| format!("the crash falls on {observed:?}"));
+            self.coverage.borrow_mut().crash(&self.config, &sight);
+        }
+    }
+
+    /// The power fails, or the process dies. What is left is judged.
+    pub fn stop(&mut self, how: Ending, subject: Option<Subject>) -> Result<(), String> {
+        self.trace.set_watch(None);
         drop(subject);
         self.model.crash();
         self.totals.crashes += 1;
         let rng = Rng::new(self.rng.bits());
-        if let Ending::Kill(_) = ending {
+        if let Ending::Kill(_) = how {
             self.disk.set_faults(&[]);
             self.disk.kill(rng);
             self.survival = Some(Survival::Cached);
@@ -436,11 +402,12 @@ impl<'a> Run<'a> {
         self.check("after a crash")
     }
 
+    /// Closes the image; `None` if the power fails before it is.
     fn close(
         &mut self,
         subject: &Subject,
-        mut executor: Executor,
-    ) -> Result<cowslip::Result<()>, String> {
+        executor: &mut Executor,
+    ) -> Result<Option<cowslip::Result<()>>, String> {
         let result = Rc::new(RefCell::new(None));
         let slot = Rc::clone(&result);
         let subject = subject.clone();
@@ -451,66 +418,31 @@ impl<'a> Run<'a> {
         let stop = |executor: &mut Executor, _: &mut Rng| {
             (executor.unfinished() == 0).then_some(Stop::Idle)
         };
-        drive(&mut executor, &self.disk, &mut self.rng, stop)?;
+        let stop = drive(executor, &self.disk, &mut self.rng, stop)?;
         // Whatever the background task still has in flight comes to an end.
-        while self.disk.in_flight() > 0 || executor.has_ready() {
+        while self.disk.has_power() && (self.disk.in_flight() > 0 || executor.has_ready()) {
             self.disk.step();
             executor.poll_one(&mut self.rng, |_| ());
         }
-        let closed = result.borrow_mut().take();
-        Ok(closed.expect("the task has ended"))
+        if stop == Stop::PowerOff || !self.disk.has_power() {
+            return Ok(None);
+        }
+        Ok(result.borrow_mut().take())
     }
 
-    /// Reads everything, and holds it against what may be left.
-    fn verify(&mut self, subject: &Subject) -> Result<(), String> {
-        let Some(survival) = self.survival.take() else {
-            return Ok(());
-        };
-        // A raw file that asks for aligned writes grows to whole blocks with the first one at its end,
-        // and a raw disk with it.
-        if let (Some(size), true) = (subject.size(), self.config.kind == Kind::Qcow2) {
-            let adopted = self.model.adopt_size(size, survival);
-            adopted.map_err(|violation| violation.to_string())?;
+    /// Tells the record what write-back does from now on.
+    pub fn watch(&self, subject: &Subject) {
+        if let (true, Subject::Image(image)) = (self.trace.is_kept(), subject) {
+            let image = Arc::downgrade(image);
+            self.trace.set_watch(Some(Arc::new(move || {
+                let stage = image.upgrade().and_then(|image| image.stage());
+                stage.map_or(String::new(), |stage| stage_name(stage).to_string())
+            })));
         }
-        for window in self.model.windows() {
-            let window = self.model.on_disk(&window);
-            let mut at = window.start;
-            while at < window.end {
-                let step = self.rng.between(1, 400);
-                let granules = at..window.end.min(at + step);
-                at = granules.end;
-                let grain = self.model.grain();
-                let start = grain.start(granules.start);
-                let buf = BufMut::zeroed((grain.start(granules.end) - start) as usize);
-                let reader = subject.clone();
-                let reading = async move { reader.read(start, buf).await };
-                let read = block_on(&self.disk, &mut self.rng, "verify", reading)?;
-                let buf = read.map_err(|error| format!("unreadable after reopening: {error}"))?;
-                let adopted = self.model.adopt(&granules, &buf, survival);
-                adopted.map_err(|violation| violation.to_string())?;
-            }
-        }
-        Ok(())
-    }
-
-    /// After a crash or a kill the image is checked again once it was opened for writing, as the
-    /// engine's repair of a dirty image must have left it.
-    fn settle(&mut self, subject: &Subject) -> Result<(), String> {
-        if self.rng.chance(50) {
-            return Ok(());
-        }
-        let flusher = subject.clone();
-        let flushed = block_on(&self.disk, &mut self.rng, "settle", async move {
-            flusher.flush().await
-        })?;
-        flushed.map_err(|error| format!("flush after reopening: {error}"))?;
-        let begun = self.model.begin_flush();
-        self.model.end_flush(begun);
-        self.check("after reopening")
     }
 
     /// What the file itself must be, whoever reads it.
-    fn check(&mut self, when: &str) -> Result<(), String> {
+    pub fn check(&mut self, when: &str) -> Result<(), String> {
         let found = prepare::check(&self.config, &self.disk, &mut self.rng);
         let found = found.map_err(|what| format!("{when}: {what}"))?;
         self.trace.line(|| format!("{when}: {found:?}"));
@@ -518,152 +450,9 @@ impl<'a> Run<'a> {
     }
 }
 
-/// One request, from its issue to its answer.
-async fn perform(subject: Subject, session: Rc<Session>, mut request: Request) {
-    let id = request.id;
-    let wanted = request.granules;
-    request.granules = session.model.borrow().on_disk(&wanted);
-    let cut = request.granules != wanted && request.verb == Verb::Compressed;
-    if cut
-        || (request.granules.is_empty() && !matches!(request.verb, Verb::Flush | Verb::Resize(_)))
-    {
-        return;
+fn stage(subject: &Subject) -> Stage {
+    match subject {
+        Subject::Image(image) => image.stage().unwrap_or(Stage::Idle),
+        Subject::Plain(_) => Stage::Idle,
     }
-    session.trace.mark(u64::from(id) << 8 | 2);
-    let (start, len) = {
-        let model = session.model.borrow();
-        let start = model.grain().start(request.granules.start);
-        (start, model.grain().start(request.granules.end) - start)
-    };
-    session
-        .trace
-        .line(|| format!("request {id}: {:?} {start:#x}+{len:#x}", request.verb));
-    match request.verb {
-        Verb::Read => read(&subject, &session, &request, (start, len)).await,
-        Verb::Flush => flush(&subject, &session, id).await,
-        Verb::Resize(size) => resize(&subject, &session, (id, size)).await,
-        Verb::Write { .. } | Verb::Compressed | Verb::Zeroes { .. } | Verb::Discard => {
-            change(&subject, &session, &request, (start, len)).await;
-        }
-    }
-    session.trace.mark(u64::from(id) << 8 | 3);
-    session.answered.set(session.answered.get() + 1);
-}
-
-async fn read(subject: &Subject, session: &Session, request: &Request, range: (u64, u64)) {
-    let begun = session.model.borrow_mut().begin_read();
-    let read = subject
-        .read(range.0, BufMut::zeroed(range.1 as usize))
-        .await;
-    let mut model = session.model.borrow_mut();
-    match read {
-        Ok(buf) => {
-            session
-                .trace
-                .line(|| format!("request {} done", request.id));
-            if let Err(violation) = model.end_read(begun, &request.granules, &buf) {
-                session.fail(format!("request {}: {violation}", request.id));
-            }
-        }
-        Err(error) => {
-            model.abandon_read(begun);
-            session.failed(&format!("request {} (read)", request.id), &error);
-        }
-    }
-}
-
-async fn flush(subject: &Subject, session: &Session, id: WriteId) {
-    let begun = session.model.borrow_mut().begin_flush();
-    match subject.flush().await {
-        Ok(()) => {
-            session.trace.line(|| format!("request {id} done"));
-            session.model.borrow_mut().end_flush(begun);
-        }
-        Err(error) => session.failed(&format!("request {id} (flush)"), &error),
-    }
-}
-
-async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)) {
-    session.model.borrow_mut().begin_resize(id, size);
-    let outcome = match subject.resize(size).await {
-        Ok(()) => {
-            session.trace.line(|| format!("request {id} done"));
-            Outcome::Done(Until::Flush)
-        }
-        Err(error) => {
-            session.failed(&format!("request {id} (resize)"), &error);
-            Outcome::Perhaps
-        }
-    };
-    let now = subject.size().unwrap_or(size);
-    let old = session.model.borrow().size();
-    if now != size && (now != old || outcome != Outcome::Perhaps) {
-        session.fail(format!(
-            "request {id}: the disk has {now:#x} bytes after a resize"
-        ));
-    }
-    session
-        .model
-        .borrow_mut()
-        .end_resize(id, (size, now), outcome);
-    session.resizing.set(Resizing::No);
-}
-
-async fn change(subject: &Subject, session: &Session, request: &Request, range: (u64, u64)) {
-    let id = request.id;
-    let granules = &request.granules;
-    let (start, len) = range;
-    let writethrough = session.write_policy == WritePolicy::Writethrough;
-    let done = |fua: bool| {
-        Outcome::Done(if fua || writethrough {
-            Until::End
-        } else {
-            Until::Flush
-        })
-    };
-    let stamped = matches!(request.verb, Verb::Write { .. } | Verb::Compressed);
-    let written = if stamped { id } else { ZERO };
-    if request.verb != Verb::Discard || session.discards {
-        session
-            .model
-            .borrow_mut()
-            .begin_write(id, written, granules);
-    }
-    let stamps = || {
-        let mut buf = BufMut::zeroed(len as usize);
-        model::fill(
-            session.model.borrow().grain(),
-            id,
-            granules.clone(),
-            &mut buf,
-        );
-        buf.freeze()
-    };
-    let (answer, outcome) = match request.verb {
-        Verb::Write { fua } => {
-            let options = WriteOptions { fua };
-            (subject.write(start, stamps(), options).await, done(fua))
-        }
-        Verb::Compressed => (subject.write_compressed(start, stamps()).await, done(false)),
-        Verb::Zeroes { may_unmap, fua } => {
-            let options = ZeroOptions {
-                may_unmap,
-                fua,
-                fast_only: false,
-            };
-            (subject.write_zeroes(start, len, options).await, done(fua))
-        }
-        _ => (subject.discard(start, len).await, Outcome::Perhaps),
-    };
-    let outcome = match answer {
-        Ok(()) => {
-            session.trace.line(|| format!("request {id} done"));
-            outcome
-        }
-        Err(error) => {
-            session.failed(&format!("request {id} ({:?})", request.verb), &error);
-            Outcome::Perhaps
-        }
-    };
-    session.model.borrow_mut().end_write(id, granules, outcome);
 }

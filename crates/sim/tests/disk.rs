@@ -177,6 +177,7 @@ fn a_failed_flush_loses_some_and_later_flushes_do_not_bring_it_back() {
             after: 0,
             errno: EIO,
             duration: Duration::Once,
+            file: None,
         }]);
         finish(&disk, write(&file, 0, "a")).unwrap();
         finish(&disk, write(&file, 1, "b")).unwrap();

@@ -211,6 +211,11 @@ impl JointSpace {
         self.0.get(&cluster).map(|joint| joint.space)
     }
 
+    /// Clusters that several writes fill.
+    pub fn shared(&self) -> usize {
+        self.0.values().filter(|joint| joint.members > 1).count()
+    }
+
     /// Joins, founding the joint space if need be; `published` if an entry refers to it already.
     pub fn join(
         &mut self,

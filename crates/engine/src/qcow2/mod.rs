@@ -31,6 +31,7 @@ pub mod inspect;
 pub mod map;
 mod open;
 pub mod plan;
+pub mod probe;
 mod refcount;
 mod resize;
 mod sparse;
@@ -81,6 +82,8 @@ pub struct Qcow2 {
     turn: Turn<Counts>,
     /// The host file had much less than was allocated when that was first asked.
     sparse: OnceLock<bool>,
+    /// For whoever watches.
+    probe: probe::Probe,
 }
 
 /// What the holder of the write-back turn owns.

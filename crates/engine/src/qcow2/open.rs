@@ -9,6 +9,7 @@ use super::geometry::{HostCluster, HostOffset, round_up};
 use super::header::Header;
 use super::inflight::{Epochs, JointSpace, Leases};
 use super::inspect::snapshot_table_bytes;
+use super::probe::Probe;
 use super::refcount::Refcounts;
 use super::tables::Tables;
 use super::{Counts, Qcow2, State};
@@ -67,6 +68,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         state: Mutex::new(fresh_state(header.clone(), l1, options)),
         turn: Turn::new(empty_counts(file.clone(), format)),
         sparse: OnceLock::new(),
+        probe: Probe::default(),
         file: file.clone(),
     };
     if writable {

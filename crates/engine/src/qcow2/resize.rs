@@ -150,7 +150,9 @@ impl Qcow2 {
         let unit = self.geometry().cluster_bytes();
         let visible = round_up(added.start.max(below.size()), unit);
         let stale = added.start..visible.min(round_up(added.end, unit));
+        let mut _growth = None;
         if entries > self.lock().tables.l1().len() as u64 {
+            _growth = Some(self.probe.l1_table_grows());
             let _drained = self.drain().await;
             let mut turn = self.turn.take().await;
             self.move_l1(&mut turn, entries).await?;

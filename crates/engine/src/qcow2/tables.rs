@@ -99,6 +99,8 @@ pub struct Tables {
     capacity: usize,
     hand: usize,
     freed: Waiters,
+    /// Slices evicted so far.
+    evicted: usize,
 }
 
 impl std::fmt::Debug for Tables {
@@ -133,6 +135,7 @@ impl Tables {
             capacity: slots.max(Tables::SLOTS_MIN),
             hand: 0,
             freed: Waiters::default(),
+            evicted: 0,
         }
     }
 
@@ -268,9 +271,15 @@ impl Tables {
                 continue;
             }
             self.remove(self.hand);
+            self.evicted += 1;
             return true;
         }
         false
+    }
+
+    /// Slices evicted so far.
+    pub fn evicted(&self) -> usize {
+        self.evicted
     }
 
     fn remove(&mut self, at: usize) {

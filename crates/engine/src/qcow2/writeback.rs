@@ -28,6 +28,7 @@ use super::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
 use super::growth::{self, Method, Situation};
 use super::header::{Header, autoclear, incompatible};
 use super::plan::Freed;
+use super::probe::Stage;
 use super::tables::{Cut, OnDisk, SliceCopy};
 use super::{Counts, Fua, Qcow2, State};
 use crate::file::Durability;
@@ -88,7 +89,8 @@ impl Qcow2 {
         // After a failed barrier nothing may be built on what it should have covered.
         self.unlatched(&self.lock())?;
         let mut cycle = self.cut();
-        let written = self.write_stages(counts, &mut cycle).await;
+        self.probe.cycle_begins(cycle.freed.len());
+        let mut written = self.write_stages(counts, &mut cycle).await;
         {
             let mut state = self.lock();
             match &written {
@@ -100,8 +102,11 @@ impl Qcow2 {
                 Err(error) => self.take_back(&mut state, cycle, error),
             }
         }
-        written?;
-        self.open_quarantine(counts).await
+        if written.is_ok() {
+            written = self.open_quarantine(counts).await;
+        }
+        self.probe.cycle_ends(self.lock().tables.evicted());
+        written
     }
 
     fn cut(&self) -> Cycle {
@@ -135,6 +140,7 @@ impl Qcow2 {
 
     async fn write_stages(&self, counts: &mut Counts, cycle: &mut Cycle) -> Result<()> {
         // Stage A. What has been raised stays raised in memory if a later step fails.
+        let stage = self.probe.stage(Stage::Raise);
         while let Some((cluster, count)) = cycle.raised.pop() {
             if let Err(error) = counts.refcounts.add(cluster, count as i64).await {
                 cycle.raised.push((cluster, count));
@@ -153,10 +159,13 @@ impl Qcow2 {
             self.barrier().await?;
         }
         // Stage B.
+        drop(stage);
         if tables.slices.is_empty() && tables.l1.is_empty() {
             return Ok(());
         }
+        let _slices = self.probe.stage(Stage::Slices);
         self.write_slices(tables.slices.iter()).await?;
+        let _roots = (!tables.l1.is_empty()).then(|| self.probe.stage(Stage::Roots));
         self.write_l1(tables).await?;
         self.file.flush().await
     }
@@ -240,6 +249,7 @@ impl Qcow2 {
         if ready.is_empty() {
             return Ok(());
         }
+        let lower = self.probe.stage(Stage::Lower);
         let mut free = Vec::new();
         let mut damaged = None;
         for cluster in ready.iter().flat_map(|freed| self.clusters_of(freed)) {
@@ -257,6 +267,8 @@ impl Qcow2 {
             counts.compressed_tail = None;
         }
         let written = counts.refcounts.write_dirty().await;
+        drop(lower);
+        let _release = self.probe.stage(Stage::Release);
         let content = self.punch(&free).await;
         let mut state = self.lock();
         let state = &mut *state;
@@ -538,6 +550,7 @@ impl Qcow2 {
     }
 
     async fn write_counts_in_order(&self, counts: &mut Counts, growth: &CountGrowth) -> Result<()> {
+        let stage = self.probe.stage(Stage::CountBlocks);
         let geometry = *self.geometry();
         let metadata = growth.start..growth.first_free();
         let mut blocks: Vec<(u64, u64, Vec<u8>)> =
@@ -567,6 +580,7 @@ impl Qcow2 {
         }
         let moved = growth.table_clusters > 0;
         if moved {
+            self.probe.refcount_table_moves();
             let bytes: Vec<u8> = table.iter().flat_map(|entry| entry.to_be_bytes()).collect();
             writes.push((
                 growth.start << geometry.cluster_bits(),
@@ -576,6 +590,8 @@ impl Qcow2 {
         counts.refcounts.write_dirty().await?;
         self.write_all(writes).await?;
         self.file.flush().await?;
+        drop(stage);
+        let _table = self.probe.stage(Stage::CountTable);
         let old = counts.refcounts.table_offset();
         if moved {
             let mut header = self.header();
@@ -624,6 +640,7 @@ impl Qcow2 {
     /// new header refers to is durable already.
     pub(super) async fn write_header(&self, header: &Header) -> Result<()> {
         self.unlatched(&self.lock())?;
+        let _roots = (self.stage() == Stage::Idle).then(|| self.probe.stage(Stage::Roots));
         let fixed = Buf::from(header.fixed_part());
         let written = match self.file.write(0, vec![fixed], Durability::Cached).await {
             Ok(()) => self.file.flush().await,

@@ -69,6 +69,13 @@ impl Content {
         bytes
     }
 
+    /// The big-endian number of up to eight bytes at `offset`.
+    pub fn number(&self, offset: u64, bytes: usize) -> u64 {
+        let mut read = [0; 8];
+        self.read(offset, &mut read[8 - bytes..]);
+        u64::from_be_bytes(read)
+    }
+
     /// Writes `data` at `offset`; moves the end if it lies before.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         let mut done = 0;

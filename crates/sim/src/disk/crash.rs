@@ -7,20 +7,36 @@
 //! any set of them may be dropped, this includes every reordering of overlapping effects. What a
 //! flush or a durable write covers survives, and nothing older is put over it.
 
+use std::fmt;
+
 use crate::rng::Rng;
 
 use super::content::Content;
-use super::effect::Effect;
+use super::effect::{Effect, SPACE_ATOM_BYTES};
 
 /// What becomes of one effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It is on the medium.
     Applied,
     /// It is lost.
     Dropped,
-    /// Some of its atoms are on the medium.
-    Torn,
+    /// Some of its atoms are on the medium: `#` those that are, `.` those that are not.
+    Torn(String),
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fate::Applied => f.write_str("survives"),
+            Fate::Dropped => f.write_str("is lost"),
+            Fate::Torn(atoms) if atoms.len() <= 64 => write!(f, "is torn {atoms}"),
+            Fate::Torn(atoms) => {
+                let applied = atoms.bytes().filter(|atom| *atom == b'#').count();
+                write!(f, "is torn, {applied} of {} parts survive", atoms.len())
+            }
+        }
+    }
 }
 
 /// How the fates of a crash hang together: the ways in which caches lose power.
@@ -131,37 +147,59 @@ impl Crash {
         sector_bytes: u64,
         content: &mut Content,
     ) -> Fate {
-        let (mut applied, mut dropped) = (0, 0);
-        for atom in effect.atoms(sector_bytes) {
+        let lives = |_: usize, atom: &Effect| {
             let region = atom.range().0 / region_bytes;
-            if Rng::new(self.salt ^ region).chance(50) {
-                atom.apply(content);
-                applied += 1;
-            } else {
-                dropped += 1;
-            }
-        }
-        match (applied, dropped) {
-            (0, _) => Fate::Dropped,
-            (_, 0) => Fate::Applied,
-            _ => Fate::Torn,
-        }
+            Rng::new(self.salt ^ region).chance(50)
+        };
+        apply_some(&effect.atoms(sector_bytes), content, lives)
     }
 
     fn tear(&mut self, effect: &Effect, sector_bytes: u64, content: &mut Content) -> Fate {
+        if let Effect::SetLen(len) = effect {
+            return self.tear_length(*len, content);
+        }
         let atoms = effect.atoms(sector_bytes);
         let cut = self.rng.index(atoms.len() + 1);
         let shape = self.rng.below(3);
-        for (index, atom) in atoms.iter().enumerate() {
-            let applied = match shape {
-                0 => index < cut,
-                1 => index >= cut,
-                _ => self.rng.chance(50),
-            };
-            if applied {
-                atom.apply(content);
-            }
+        let rng = &mut self.rng;
+        apply_some(&atoms, content, |index, _| match shape {
+            0 => index < cut,
+            1 => index >= cut,
+            _ => rng.chance(50),
+        })
+    }
+
+    /// A change of length gets part of the way.
+    fn tear_length(&mut self, len: u64, content: &mut Content) -> Fate {
+        let (low, high) = (content.len().min(len), content.len().max(len));
+        let steps = high / SPACE_ATOM_BYTES - low / SPACE_ATOM_BYTES;
+        if steps == 0 {
+            return Fate::Dropped;
         }
-        Fate::Torn
+        let at = low / SPACE_ATOM_BYTES + self.rng.between(1, steps);
+        content.set_len(at * SPACE_ATOM_BYTES);
+        Fate::Torn(format!("at {:#x}", at * SPACE_ATOM_BYTES))
+    }
+}
+
+/// Applies the atoms that live.
+fn apply_some(
+    atoms: &[Effect],
+    content: &mut Content,
+    mut lives: impl FnMut(usize, &Effect) -> bool,
+) -> Fate {
+    let mut marks = String::with_capacity(atoms.len());
+    for (index, atom) in atoms.iter().enumerate() {
+        if lives(index, atom) {
+            atom.apply(content);
+            marks.push('#');
+        } else {
+            marks.push('.');
+        }
+    }
+    match (marks.contains('#'), marks.contains('.')) {
+        (true, true) => Fate::Torn(marks),
+        (true, false) => Fate::Applied,
+        _ => Fate::Dropped,
     }
 }

@@ -46,6 +46,8 @@ pub struct Fault {
     pub errno: i32,
     /// For how long.
     pub duration: Duration,
+    /// The name of the only file that it strikes; any file if none.
+    pub file: Option<&'static str>,
 }
 
 /// The failures of one disk and what came of them.
@@ -54,8 +56,10 @@ pub struct Faults {
     planned: Vec<(Fault, u64)>,
     /// How many operations have failed so far.
     pub delivered: u64,
-    /// Whether a flush was among them.
+    /// Whether a flush was among them, or a durable write, which flushes too.
     pub flush_failed: bool,
+    /// The last one: what failed, and how.
+    pub last: Option<(Verb, i32)>,
 }
 
 impl Faults {
@@ -65,14 +69,16 @@ impl Faults {
             planned: faults.iter().map(|fault| (*fault, 0)).collect(),
             delivered: 0,
             flush_failed: false,
+            last: None,
         }
     }
 
-    /// Counts an operation; the error that it shall end with, if any.
-    pub fn strike(&mut self, verb: Verb) -> Option<i32> {
+    /// Counts an operation on a file; the error that it shall end with, if any. `flushes` if it is
+    /// durable when it completes.
+    pub fn strike(&mut self, verb: Verb, file: &str, flushes: bool) -> Option<i32> {
         let mut errno = None;
         for (fault, seen) in &mut self.planned {
-            if fault.verb != verb {
+            if fault.verb != verb || fault.file.is_some_and(|name| name != file) {
                 continue;
             }
             let hit = match fault.duration {
@@ -84,9 +90,10 @@ impl Faults {
                 errno = Some(fault.errno);
             }
         }
-        if errno.is_some() {
+        if let Some(errno) = errno {
             self.delivered += 1;
-            self.flush_failed |= verb == Verb::Flush;
+            self.flush_failed |= verb == Verb::Flush || flushes;
+            self.last = Some((verb, errno));
         }
         errno
     }

@@ -10,13 +10,14 @@ use std::io;
 use cowslip::file::{Capabilities, FileExtent};
 use cowslip_queue::{BufMut, Completer};
 
+use crate::anatomy;
 use crate::rng::Rng;
-use crate::trace::Trace;
+use crate::trace::{About, Line, Trace};
 
 use super::content::{Content, PAGE_BYTES};
 use super::crash::{Crash, Fate};
 use super::effect::{Effect, SPACE_ATOM_BYTES};
-use super::fault::{EIO, Faults, Verb};
+use super::fault::{Faults, Verb};
 use super::{Lie, Pace};
 
 /// One effect that is in the volatile content and that no flush has covered.
@@ -49,6 +50,13 @@ impl FileState {
             durable: content,
             log: Vec::new(),
         }
+    }
+
+    /// Changes what is on the medium, where nothing is at risk.
+    pub fn edit(&mut self, change: impl FnOnce(&mut Content)) {
+        assert!(self.log.is_empty(), "'{}' is at rest", self.name);
+        change(&mut self.volatile);
+        self.durable = self.volatile.clone();
     }
 
     /// The unit that a crash never tears in a write.
@@ -119,6 +127,8 @@ pub(super) struct Op {
     id: u64,
     file: usize,
     verb: Verb,
+    /// The bytes of the file that it is about; empty if none.
+    range: (u64, u64),
     issued: u64,
     /// It does not move before this many moves of the disk.
     not_before: u64,
@@ -162,6 +172,10 @@ pub(super) struct State {
     pub trace: Trace,
     /// The task that runs now, for traces.
     pub caller: String,
+    /// Issues and completions until the power fails; 0 when it has.
+    pub power_left: Option<u64>,
+    /// Operations issued after that: nobody hears of them.
+    unheard: Vec<Answer>,
     clock: u64,
     moves: u64,
 }
@@ -180,6 +194,8 @@ impl State {
             rng,
             trace,
             caller: String::new(),
+            power_left: None,
+            unheard: Vec::new(),
             clock: 0,
             moves: 0,
         }
@@ -187,23 +203,40 @@ impl State {
 
     fn tick(&mut self) -> u64 {
         self.clock += 1;
+        self.trace.set_now(self.clock);
         self.clock
     }
 
+    pub fn has_power(&self) -> bool {
+        self.power_left != Some(0)
+    }
+
+    /// An issue or a completion has happened: the power may fail now.
+    fn event(&mut self) {
+        if let Some(left) = &mut self.power_left {
+            *left -= 1;
+        }
+    }
+
     pub fn issue(&mut self, asked: Asked) {
+        if !self.has_power() {
+            return self.unheard.push(asked.answer);
+        }
         let issued = self.tick();
         let id = self.counters.issued;
         self.counters.issued += 1;
         let errno = if asked.unsupported {
             Some(ENOTSUP)
         } else {
-            self.faults.strike(asked.verb)
+            let file = &self.files[asked.file].name;
+            self.faults.strike(asked.verb, file, asked.durable)
         };
         let not_before = self.moves + self.pace.delay(asked.verb, &mut self.rng);
         let op = Op {
             id,
             file: asked.file,
             verb: asked.verb,
+            range: asked.range(),
             issued,
             not_before,
             effects: if asked.unsupported {
@@ -216,23 +249,45 @@ impl State {
             answer: asked.answer,
         };
         self.trace.mark(op.fingerprint());
-        self.trace.line(|| {
-            let file = &self.files[op.file].name;
+        self.trace.about(|| {
             let fault = op
                 .errno
                 .map_or(String::new(), |errno| format!(" (will fail: {errno})"));
-            format!(
-                "  io{id} {} issues {file} {}{fault}",
-                self.caller,
-                op.describe()
-            )
+            Line {
+                about: self.touches(&op),
+                who: self.caller.clone(),
+                io: Some(id),
+                text: format!("issues {}{fault}", self.place(&op)),
+            }
         });
         self.pending.push(op);
+        self.event();
+    }
+
+    /// What an operation does and where, with the name of what lies there.
+    fn place(&self, op: &Op) -> String {
+        let file = &self.files[op.file];
+        let (start, end) = op.range;
+        let name = match op.verb {
+            Verb::Query | Verb::SetLen | Verb::Flush => String::new(),
+            _ => anatomy::name(&file.volatile, &(start..end)),
+        };
+        let name = if name.is_empty() { name } else { format!(" ({name})") };
+        format!("{} {}{name}", file.name, op.describe())
+    }
+
+    fn touches(&self, op: &Op) -> About {
+        let (start, end) = op.range;
+        match op.verb {
+            Verb::Flush => About::Run,
+            _ if start == end => About::Detail,
+            _ => About::Host(self.files[op.file].name.clone(), start..end),
+        }
     }
 
     /// Moves one operation on; false if there is none.
     pub fn step(&mut self) -> bool {
-        if self.pending.is_empty() {
+        if self.pending.is_empty() || !self.has_power() {
             return false;
         }
         self.moves += 1;
@@ -282,8 +337,16 @@ impl State {
 
     fn apply(&mut self, index: usize, effect: Effect) {
         let op = &self.pending[index];
-        self.trace
-            .line(|| format!("  io{} takes effect: {}", op.id, effect.describe()));
+        self.trace.about(|| {
+            let file = &self.files[op.file].name;
+            let (start, end) = effect.range();
+            Line {
+                about: About::Host(file.clone(), start..end),
+                who: "disk".to_string(),
+                io: Some(op.id),
+                text: format!("takes effect: {file} {}", effect.describe()),
+            }
+        });
         let file = &mut self.files[op.file];
         effect.apply(&mut file.volatile);
         file.log.push(Logged {
@@ -301,9 +364,18 @@ impl State {
         self.counters.completed += 1;
         self.counters.flushes += u64::from(op.verb == Verb::Flush);
         self.trace.mark(op.id << 8 | 1);
-        self.trace.line(|| match op.errno {
-            None => format!("  io{} completes", op.id),
-            Some(errno) => format!("  io{} fails: {errno}", op.id),
+        self.trace.about(|| {
+            let how = match op.errno {
+                None => "completes".to_string(),
+                Some(errno) => format!("fails with error {errno}"),
+            };
+            let file = &self.files[op.file].name;
+            Line {
+                about: self.touches(&op),
+                who: "disk".to_string(),
+                io: Some(op.id),
+                text: format!("{how}: {file} {}", op.describe()),
+            }
         });
         let file = &mut self.files[op.file];
         for entry in file.log.iter_mut().filter(|entry| entry.op == op.id) {
@@ -312,9 +384,10 @@ impl State {
         if op.durable && op.errno.is_none() && self.lie != Lie::DurableWritesAreNot {
             file.make_durable(op.id);
         }
-        if op.verb == Verb::Flush {
+        if op.verb == Verb::Flush || (op.durable && op.errno.is_some()) {
             self.flush(&op);
         }
+        self.event();
         let outcome = op.errno.map_or(Ok(()), |errno| {
             Err(if errno == ENOTSUP {
                 io::Error::from(io::ErrorKind::Unsupported)
@@ -355,9 +428,16 @@ impl State {
                 self.apply(index, effect);
                 continue;
             }
-            for atom in effect.atoms(sector) {
+            // A transfer that stops short, or anything.
+            let atoms = effect.atoms(sector);
+            let short = self.rng.chance(50).then(|| self.rng.index(atoms.len() + 1));
+            for (at, atom) in atoms.into_iter().enumerate() {
                 let is_length = matches!(atom, Effect::SetLen(_) | Effect::Allocate { .. });
-                if !is_length && self.rng.chance(30) {
+                let happens = match short {
+                    Some(end) => at < end,
+                    None => self.rng.chance(30),
+                };
+                if !is_length && happens {
                     self.apply(index, atom);
                 }
             }
@@ -367,19 +447,29 @@ impl State {
     fn flush(&mut self, op: &Op) {
         let file = &mut self.files[op.file];
         let rng = &mut self.rng;
-        if op.errno == Some(EIO) {
-            // The kernel has dropped some of the dirty pages' marks: their bytes are still read
-            // from memory, and no later flush writes them.
-            return file.persist(op.issued, || rng.chance(50));
-        }
         if op.errno.is_some() {
-            return;
+            // The kernel has dropped some of the dirty pages' marks: their bytes are still read
+            // from memory, and no later flush writes them, nor tells. A durable write that fails
+            // reports, and so hides from later flushes, the failures of all pages of the file.
+            let kept = rng.pick(&[0, 50, 100]);
+            return file.persist(op.issued, || !rng.chance(kept));
         }
         match self.lie {
             Lie::None | Lie::DurableWritesAreNot => file.persist(op.issued, || false),
             Lie::FlushDoesNothing => {}
             Lie::FlushForgetsSome => file.persist(op.issued, || rng.chance(20)),
         }
+    }
+
+    pub fn has_hole_at_risk(&self, name: &str) -> bool {
+        let is_hole = |effect: &Effect| matches!(effect, Effect::Punch { .. });
+        let mut in_flight = self.pending.iter().filter(|op| self.files[op.file].name == name);
+        in_flight.any(|op| op.effects.iter().any(is_hole))
+            || self
+                .files
+                .iter()
+                .filter(|file| file.name == name)
+                .any(|file| file.log.iter().any(|entry| is_hole(&entry.effect)))
     }
 
     /// How many effects a crash would have to decide.
@@ -395,7 +485,7 @@ impl State {
         self.trace.line(|| {
             let (effects, pending) = (self.undecided(), self.pending.len());
             format!(
-                "POWER FAILS with {effects} effects at risk, {pending} operations in flight: {}",
+                "POWER FAILS with {effects} effects at risk, {pending} operations in flight ({})",
                 crash.describe()
             )
         });
@@ -423,7 +513,17 @@ impl State {
                 } else {
                     crash.decide(&effect, sector, &mut file.durable)
                 };
-                trace.line(|| format!("  {fate:?}: io{op} {} {}", file.name, effect.describe()));
+                trace.about(|| {
+                    let (start, end) = effect.range();
+                    let flushed = if durable { ", a durable write" } else { "" };
+                    let what = format!("{} {}{flushed}", file.name, effect.describe());
+                    Line {
+                        about: About::Host(file.name.clone(), start..end),
+                        who: "crash".to_string(),
+                        io: Some(op),
+                        text: format!("{fate}: {what}"),
+                    }
+                });
             }
             survivors.push(FileState::new(&file.name, file.capabilities, file.durable));
         }
@@ -438,6 +538,8 @@ impl State {
             format!("PROCESS DIES with {pending} operations in flight")
         });
         let now = self.tick();
+        self.power_left = None;
+        self.unheard.clear();
         while !self.pending.is_empty() {
             let effects = std::mem::take(&mut self.pending[0].effects);
             for effect in effects {
@@ -464,25 +566,38 @@ impl State {
 
 impl Op {
     fn fingerprint(&self) -> u64 {
-        let place = match (&self.answer, self.effects.first()) {
-            (Answer::Read { offset, .. } | Answer::Extents { offset, .. }, _) => *offset,
-            (_, Some(effect)) => effect.range().0 ^ (effect.range().1 << 20),
-            (_, None) => 0,
-        };
-        place ^ ((self.file as u64) << 56) ^ ((self.verb as u64) << 48)
+        let (start, end) = self.range;
+        start ^ (end << 20) ^ ((self.file as u64) << 56) ^ ((self.verb as u64) << 48)
     }
 
     fn describe(&self) -> String {
         let durable = if self.durable { " durable" } else { "" };
-        match &self.answer {
-            Answer::Read { offset, buf, .. } => format!("read {offset:#x}+{:#x}", buf.len()),
-            Answer::Flush(_) => "flush".to_string(),
-            Answer::Len(_) => "len".to_string(),
-            Answer::Extents { offset, len, .. } => format!("extents {offset:#x}+{len:#x}"),
-            Answer::Done(_) => match self.effects.first() {
-                Some(effect) => format!("{}{durable}", effect.describe()),
-                None => format!("{:?}", self.verb),
-            },
+        let verb = match (self.verb, &self.answer) {
+            (Verb::Query, Answer::Extents { .. }) => "extents",
+            (Verb::Query, _) => "len",
+            (Verb::Flush, _) => "flush",
+            (Verb::Read, _) => "read",
+            (Verb::Write, _) => "write",
+            (Verb::Zero, _) => "zero",
+            (Verb::Discard, _) => "punch",
+            (Verb::Allocate, _) => "allocate",
+            (Verb::SetLen, _) => return format!("set_len {:#x}", self.range.0),
+        };
+        match self.range {
+            (start, end) if start == end => verb.to_string(),
+            (start, end) => format!("{verb}{durable} {start:#x}+{:#x}", end - start),
+        }
+    }
+}
+
+impl Asked {
+    /// The bytes of the file that it is about; empty if none.
+    fn range(&self) -> (u64, u64) {
+        match (&self.answer, self.effects.first(), self.effects.last()) {
+            (Answer::Read { offset, buf, .. }, ..) => (*offset, offset + buf.len() as u64),
+            (Answer::Extents { offset, len, .. }, ..) => (*offset, offset + len),
+            (_, Some(first), Some(last)) => (first.range().0, last.range().1),
+            _ => (0, 0),
         }
     }
 }

@@ -1,0 +1,176 @@
+//! What the write-back and the requests are doing at this moment, for whoever watches: tests that
+//! crash the engine want to know where they hit it. Nothing here changes what the engine does.
+
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+use super::Qcow2;
+
+/// What the holder of the write-back turn is doing. The order is that of `writeback.rs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Nothing.
+    Idle,
+    /// Growth: new refcount blocks, and a new refcount table if need be, which nothing refers to yet.
+    CountBlocks,
+    /// Growth: the entries of the refcount table, or the header, that make them reachable.
+    CountTable,
+    /// A: raised counts and new L2 tables, and the barrier for them and for guest data.
+    Raise,
+    /// B: slices of L2 tables.
+    Slices,
+    /// B: entries of L1; elsewhere: changes of the header. With the barrier after them.
+    Roots,
+    /// C: lowered counts.
+    Lower,
+    /// C: holes are punched; the clusters become free.
+    Release,
+}
+
+impl Stage {
+    /// All stages.
+    pub const ALL: [Stage; 8] = [
+        Stage::Idle,
+        Stage::CountBlocks,
+        Stage::CountTable,
+        Stage::Raise,
+        Stage::Slices,
+        Stage::Roots,
+        Stage::Lower,
+        Stage::Release,
+    ];
+}
+
+/// A look at an image in operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// What write-back does.
+    pub stage: Stage,
+    /// References that were dropped and whose clusters are not free yet.
+    pub quarantined: usize,
+    /// Clusters that more than one request fills at this moment.
+    pub joined: usize,
+    /// Slices that were evicted from the cache since the last cycle ended.
+    pub evicted: usize,
+    /// The refcount table is moving, or has moved since the last cycle ended.
+    pub refcount_table_moved: bool,
+    /// The disk is growing and its L1 table moves, or has moved, for that.
+    pub l1_table_moved: bool,
+}
+
+/// What no other structure knows.
+#[derive(Debug, Default)]
+pub(super) struct Probe {
+    stage: AtomicU8,
+    /// References that the running cycle took from the quarantine.
+    in_cycle: AtomicUsize,
+    refcount_table_moves: AtomicUsize,
+    /// Slices that had been evicted when the last cycle ended.
+    evicted: AtomicUsize,
+    l1_table_moves: AtomicUsize,
+}
+
+/// Something that lasts until this is dropped.
+pub(super) struct During<'a> {
+    probe: &'a Probe,
+    what: What,
+}
+
+enum What {
+    Stage { before: u8 },
+    L1Growth,
+}
+
+impl Drop for During<'_> {
+    fn drop(&mut self) {
+        match self.what {
+            What::Stage { before } => self.probe.stage.store(before, Ordering::Relaxed),
+            What::L1Growth => self.probe.l1_table_moves.store(0, Ordering::Relaxed),
+        }
+    }
+}
+
+impl Probe {
+    /// The turn's holder is in this stage.
+    pub(super) fn stage(&self, stage: Stage) -> During<'_> {
+        During {
+            probe: self,
+            what: What::Stage {
+                before: self.stage.swap(stage as u8, Ordering::Relaxed),
+            },
+        }
+    }
+
+    /// A cycle begins that will free so many references.
+    pub(super) fn cycle_begins(&self, freed: usize) {
+        self.in_cycle.store(freed, Ordering::Relaxed);
+    }
+
+    /// A cycle has ended, when so many slices had been evicted in all.
+    pub(super) fn cycle_ends(&self, evicted: usize) {
+        self.evicted.store(evicted, Ordering::Relaxed);
+        self.in_cycle.store(0, Ordering::Relaxed);
+        self.refcount_table_moves.store(0, Ordering::Relaxed);
+    }
+
+    /// The refcount table moves.
+    pub(super) fn refcount_table_moves(&self) {
+        self.refcount_table_moves.store(1, Ordering::Relaxed);
+    }
+
+    /// The disk grows, and its L1 table with it.
+    pub(super) fn l1_table_grows(&self) -> During<'_> {
+        self.l1_table_moves.store(1, Ordering::Relaxed);
+        During {
+            probe: self,
+            what: What::L1Growth,
+        }
+    }
+}
+
+impl Qcow2 {
+    /// What write-back does now.
+    pub fn stage(&self) -> Stage {
+        let stage = self.probe.stage.load(Ordering::Relaxed);
+        Stage::ALL[usize::from(stage)]
+    }
+
+    /// What is going on now.
+    pub fn observe(&self) -> Observation {
+        let state = self.lock();
+        let stage = self.stage();
+        // What the last stages handle is not free before they end.
+        let opening = usize::from(matches!(stage, Stage::Lower | Stage::Release));
+        let in_cycle = self.probe.in_cycle.load(Ordering::Relaxed) + opening;
+        let evicted_before = self.probe.evicted.load(Ordering::Relaxed);
+        Observation {
+            stage,
+            quarantined: state.quarantine.len() + state.cleared.len() + in_cycle,
+            joined: state.joint.shared(),
+            evicted: state.tables.evicted() - evicted_before,
+            refcount_table_moved: self.probe.refcount_table_moves.load(Ordering::Relaxed) > 0,
+            l1_table_moved: self.probe.l1_table_moves.load(Ordering::Relaxed) > 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_are_numbered_in_their_order_and_end_where_they_began() {
+        for (number, stage) in Stage::ALL.iter().enumerate() {
+            assert_eq!(*stage as usize, number);
+        }
+        let probe = Probe::default();
+        let now = || Stage::ALL[usize::from(probe.stage.load(Ordering::Relaxed))];
+        let outer = probe.stage(Stage::Raise);
+        {
+            let _inner = probe.stage(Stage::CountBlocks);
+            assert_eq!(now(), Stage::CountBlocks);
+        }
+        assert_eq!(now(), Stage::Raise);
+        drop(outer);
+        assert_eq!(now(), Stage::Idle);
+    }
+}

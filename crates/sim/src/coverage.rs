@@ -1,0 +1,464 @@
+//! Where the crashes and faults of a run fell: write-back stage by what else was going on by what
+//! kind of image it was. An empty cell is a place that nobody has looked at.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use cowslip::qcow2::probe::{Observation, Stage};
+
+use crate::config::{Config, Data, Kind};
+use crate::disk::fault::{EIO, ENOSPC, Verb};
+
+/// What else was going on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Situation {
+    /// Anything.
+    Any,
+    /// Clusters wait in the quarantine.
+    Quarantine,
+    /// The refcount table moves or has just moved.
+    RefcountTable,
+    /// The L1 table moves because the disk grows.
+    L1Table,
+    /// A snapshot is being made, applied or deleted.
+    Snapshot,
+    /// A slice of L2 has been evicted since the last cycle.
+    Eviction,
+    /// Several requests fill one cluster.
+    Joiner,
+    /// A hole is being punched, or was and is not durable.
+    Punch,
+    /// The image is being recovered from a crash before.
+    Recovery,
+}
+
+/// What kind of image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// None of the others.
+    Plain,
+    /// Extended L2 entries.
+    Extended,
+    /// Compressed writes.
+    Compressed,
+    /// An external data file.
+    DataFile,
+    /// Clusters of 512 bytes in a file that asks for 4096.
+    Tiny,
+}
+
+const SITUATIONS: [(Situation, &str); 9] = [
+    (Situation::Any, "any"),
+    (Situation::Quarantine, "quarantine"),
+    (Situation::RefcountTable, "refcount table"),
+    (Situation::L1Table, "L1 growth"),
+    (Situation::Snapshot, "snapshot"),
+    (Situation::Eviction, "eviction"),
+    (Situation::Joiner, "joiner"),
+    (Situation::Punch, "punch"),
+    (Situation::Recovery, "recovery"),
+];
+
+const FEATURES: [(Feature, &str); 5] = [
+    (Feature::Plain, "plain"),
+    (Feature::Extended, "extended L2"),
+    (Feature::Compressed, "compressed"),
+    (Feature::DataFile, "data file"),
+    (Feature::Tiny, "512 on 4096"),
+];
+
+const STAGES: usize = Stage::ALL.len();
+
+/// The short name of a stage, for tables and traces.
+pub fn stage_name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Idle => "-",
+        Stage::CountBlocks => "count-block",
+        Stage::CountTable => "count-table",
+        Stage::Raise => "A:raise",
+        Stage::Slices => "B:L2",
+        Stage::Roots => "B:L1+header",
+        Stage::Lower => "C:lower",
+        Stage::Release => "C:release",
+    }
+}
+
+/// Why nothing can fall there; `None` if something can.
+pub fn impossible(stage: Stage, situation: Situation, feature: Feature) -> Option<&'static str> {
+    let opens = matches!(stage, Stage::Lower | Stage::Release);
+    match (situation, feature) {
+        (Situation::Snapshot, _) => Some("snapshots are not written yet"),
+        (Situation::Quarantine | Situation::Punch, Feature::DataFile) => {
+            Some("clusters of a data file are never freed, nor are tables without snapshots")
+        }
+        (_, Feature::DataFile) if opens => {
+            Some("clusters of a data file are never freed, so the quarantine is never opened")
+        }
+        (Situation::Punch, _) if matches!(stage, Stage::Slices | Stage::CountTable) => {
+            Some("holes are punched by the holder of the turn, and a barrier comes before this stage")
+        }
+        _ => None,
+    }
+}
+
+/// What a fault table counts by: operation, error, file.
+type FaultKey = (&'static str, &'static str, &'static str);
+
+/// Where the crashes and faults of some runs fell, and what was drawn.
+#[derive(Clone, Debug, Default)]
+pub struct Coverage {
+    cells: [[[u64; FEATURES.len()]; SITUATIONS.len()]; STAGES],
+    faults: BTreeMap<FaultKey, [u64; STAGES]>,
+    drawn: BTreeMap<(&'static str, String), u64>,
+}
+
+/// Whether a disk has the feature.
+fn has(config: &Config, feature: Feature) -> bool {
+    let tiny = config.layout.cluster_bits == 9 && config.alignment_bytes == 4096;
+    let compressed = config.rounds.iter().any(|round| round.weights[5] > 0);
+    match feature {
+        Feature::Extended => config.layout.extended_l2,
+        Feature::Compressed => compressed,
+        Feature::DataFile => config.data != Data::Inside,
+        Feature::Tiny => tiny,
+        Feature::Plain => FEATURES[1..]
+            .iter()
+            .all(|(other, _)| !has(config, *other)),
+    }
+}
+
+/// What was seen of the image when something happened to it.
+#[derive(Clone, Copy, Debug)]
+pub struct Sight {
+    /// The engine's own view.
+    pub observed: Observation,
+    /// A hole is not durable.
+    pub hole_at_risk: bool,
+    /// The session has not recovered from the crash before it yet.
+    pub recovering: bool,
+}
+
+impl Sight {
+    fn is(&self, situation: Situation) -> bool {
+        match situation {
+            Situation::Any => true,
+            Situation::Quarantine => self.observed.quarantined > 0,
+            Situation::RefcountTable => self.observed.refcount_table_moved,
+            Situation::L1Table => self.observed.l1_table_moved,
+            Situation::Snapshot => false,
+            Situation::Eviction => self.observed.evicted > 0,
+            Situation::Joiner => self.observed.joined > 0,
+            Situation::Punch => self.hole_at_risk,
+            Situation::Recovery => self.recovering,
+        }
+    }
+}
+
+impl Coverage {
+    /// A crash fell here.
+    pub fn crash(&mut self, config: &Config, sight: &Sight) {
+        let stage = &mut self.cells[sight.observed.stage as usize];
+        for (cells, (situation, _)) in stage.iter_mut().zip(SITUATIONS) {
+            for (cell, (feature, _)) in cells.iter_mut().zip(FEATURES) {
+                *cell += u64::from(sight.is(situation) && has(config, feature));
+            }
+        }
+    }
+
+    /// A fault was delivered here.
+    pub fn fault(&mut self, stage: Stage, (verb, errno): (Verb, i32), file: Option<&'static str>) {
+        let key = (verb_name(verb), errno_name(errno), file.unwrap_or("any file"));
+        self.faults.entry(key).or_default()[stage as usize] += 1;
+    }
+
+    /// A run was drawn.
+    pub fn draw(&mut self, config: &Config) {
+        for key in axes(config) {
+            *self.drawn.entry(key).or_default() += 1;
+        }
+    }
+
+    /// Adds those of other runs.
+    pub fn add(&mut self, other: &Coverage) {
+        let cells = self.cells.as_flattened_mut().as_flattened_mut();
+        let others = other.cells.as_flattened().as_flattened();
+        for (cell, more) in cells.iter_mut().zip(others) {
+            *cell += more;
+        }
+        for (key, stages) in &other.faults {
+            let counts = self.faults.entry(*key).or_default();
+            for (count, more) in counts.iter_mut().zip(stages) {
+                *count += more;
+            }
+        }
+        for (key, more) in &other.drawn {
+            *self.drawn.entry(key.clone()).or_default() += more;
+        }
+    }
+
+    /// Every cell, with its count and why it must be empty, if it must.
+    fn each(&self) -> impl Iterator<Item = (Stage, usize, usize, u64, Option<&'static str>)> {
+        let places = Stage::ALL.into_iter().flat_map(|stage| {
+            let of_stage = (0..SITUATIONS.len())
+                .flat_map(move |situation| (0..FEATURES.len()).map(move |f| (situation, f)));
+            of_stage.map(move |(situation, feature)| (stage, situation, feature))
+        });
+        places.map(|(stage, situation, feature)| {
+            let count = self.cells[stage as usize][situation][feature];
+            let why = impossible(stage, SITUATIONS[situation].0, FEATURES[feature].0);
+            (stage, situation, feature, count, why)
+        })
+    }
+
+    /// What a run of sufficient size must not say: cells that are empty and could be hit, cells that
+    /// were hit and could not be, kinds of faults and of images that never came.
+    pub fn gaps(&self) -> Vec<String> {
+        let mut gaps = Vec::new();
+        for (stage, situation, feature, count, why) in self.each() {
+            let name = format!(
+                "{} x {} x {}",
+                stage_name(stage),
+                SITUATIONS[situation].1,
+                FEATURES[feature].1
+            );
+            match (count, why) {
+                (0, None) => gaps.push(format!("no crash fell on {name}")),
+                (1.., Some(why)) => {
+                    gaps.push(format!("{count} crashes fell on {name}, but {why}"));
+                }
+                _ => {}
+            }
+        }
+        for wanted in FAULTS {
+            let hit = |(verb, errno, _): &&FaultKey| *verb == verb_name(wanted.0) && *errno == errno_name(wanted.1);
+            if !self.faults.keys().any(|key| hit(&key)) {
+                let (verb, errno) = (verb_name(wanted.0), errno_name(wanted.1));
+                gaps.push(format!("no {verb} failed with {errno}"));
+            }
+        }
+        for (axis, value) in wanted_axes() {
+            if !self.drawn.contains_key(&(axis, value.clone())) {
+                gaps.push(format!("no run had {axis} {value}"));
+            }
+        }
+        gaps
+    }
+
+    /// Tables for people.
+    pub fn describe(&self) -> String {
+        let mut text = String::new();
+        for (index, (feature, name)) in FEATURES.iter().enumerate() {
+            let _ = write!(text, "\n{name:<16}");
+            for stage in Stage::ALL {
+                let _ = write!(text, "{:>12}", stage_name(stage));
+            }
+            text.push('\n');
+            for (row, (situation, name)) in SITUATIONS.iter().enumerate() {
+                let _ = write!(text, "  {name:<14}");
+                for stage in Stage::ALL {
+                    let count = self.cells[stage as usize][row][index];
+                    match impossible(stage, *situation, *feature) {
+                        Some(_) if count == 0 => text.push_str("           ."),
+                        _ => {
+                            let _ = write!(text, "{count:>12}");
+                        }
+                    }
+                }
+                text.push('\n');
+            }
+        }
+        let _ = write!(text, "\n{:<34}", "faults");
+        for stage in Stage::ALL {
+            let _ = write!(text, "{:>12}", stage_name(stage));
+        }
+        for ((verb, errno, file), stages) in &self.faults {
+            let _ = write!(text, "\n  {:<32}", format!("{verb} {errno}, {file}"));
+            for count in stages {
+                let _ = write!(text, "{count:>12}");
+            }
+        }
+        text.push_str("\n\ndrawn");
+        let mut axis = "";
+        for ((name, value), count) in &self.drawn {
+            if axis != *name {
+                axis = name;
+                let _ = write!(text, "\n  {name}:");
+            }
+            let _ = write!(text, " {value} {count},");
+        }
+        text.push('\n');
+        text
+    }
+
+    /// The same as JSON: members of an object, without its braces.
+    pub fn json(&self) -> String {
+        let mut text = "\"cells\":[".to_string();
+        for (stage, situation, feature, count, why) in self.each() {
+            let why = why.map_or(String::new(), |why| format!(",\"impossible\":\"{why}\""));
+            let _ = write!(
+                text,
+                "{{\"stage\":\"{}\",\"situation\":\"{}\",\"feature\":\"{}\",\"crashes\":{count}{why}}},",
+                stage_name(stage),
+                SITUATIONS[situation].1,
+                FEATURES[feature].1,
+            );
+        }
+        text.truncate(text.trim_end_matches(',').len());
+        text.push_str("],\"faults\":[");
+        for ((verb, errno, file), stages) in &self.faults {
+            for (stage, count) in Stage::ALL.iter().zip(stages) {
+                let stage = stage_name(*stage);
+                let _ = write!(
+                    text,
+                    "{{\"verb\":\"{verb}\",\"errno\":\"{errno}\",\"file\":\"{file}\",\"stage\":\"{stage}\",\"count\":{count}}},"
+                );
+            }
+        }
+        text.truncate(text.trim_end_matches(',').len());
+        text.push_str("],\"drawn\":[");
+        for ((axis, value), count) in &self.drawn {
+            let _ = write!(text, "{{\"axis\":\"{axis}\",\"value\":\"{value}\",\"runs\":{count}}},");
+        }
+        text.truncate(text.trim_end_matches(',').len());
+        text.push(']');
+        text
+    }
+}
+
+/// Faults that a run of sufficient size must have delivered.
+const FAULTS: [(Verb, i32); 12] = [
+    (Verb::Read, EIO),
+    (Verb::Write, EIO),
+    (Verb::Write, ENOSPC),
+    (Verb::Zero, EIO),
+    (Verb::Zero, ENOSPC),
+    (Verb::Discard, EIO),
+    (Verb::Allocate, EIO),
+    (Verb::Allocate, ENOSPC),
+    (Verb::Flush, EIO),
+    (Verb::Flush, ENOSPC),
+    (Verb::SetLen, EIO),
+    (Verb::SetLen, ENOSPC),
+];
+
+fn verb_name(verb: Verb) -> &'static str {
+    match verb {
+        Verb::Read => "read",
+        Verb::Write => "write",
+        Verb::Zero => "zero",
+        Verb::Discard => "punch",
+        Verb::Allocate => "allocate",
+        Verb::Flush => "flush",
+        Verb::SetLen => "set_len",
+        Verb::Query => "query",
+    }
+}
+
+fn errno_name(errno: i32) -> &'static str {
+    match errno {
+        EIO => "EIO",
+        ENOSPC => "ENOSPC",
+        _ => "another error",
+    }
+}
+
+/// What is drawn for a run, one value of each axis.
+fn axes(config: &Config) -> Vec<(&'static str, String)> {
+    let layout = &config.layout;
+    if config.kind != Kind::Qcow2 {
+        return Vec::new();
+    }
+    let entries = if layout.extended_l2 {
+        "clusters, extended L2"
+    } else {
+        "clusters"
+    };
+    let mut axes = vec![
+        (entries, layout.cluster_bytes().to_string()),
+        ("refcount bits", layout.refcount_bits.to_string()),
+        ("version", layout.version.to_string()),
+        ("alignment", config.alignment_bytes.to_string()),
+        ("data", format!("{:?}", config.data)),
+        ("preallocation", format!("{:?}", config.preallocation)),
+        ("layers below", config.below.len().to_string()),
+        ("allocates", format!("{:?}", config.allocates)),
+        ("pace", format!("{:?}", config.pace)),
+        ("punches holes", config.punches_holes.to_string()),
+        ("zeroes fast", config.zeroes_fast.to_string()),
+    ];
+    axes.extend(config.rounds.iter().flat_map(|round| {
+        let slices = round.cache_bytes / layout.cluster_bytes().min(4096);
+        let cache = match slices {
+            0 => "default".to_string(),
+            1..=8 => format!("{slices} slices"),
+            _ => "1 MiB".to_string(),
+        };
+        [
+            ("cache", cache),
+            ("discard", format!("{:?}", round.discard)),
+            ("write policy", format!("{:?}", round.write_policy)),
+            ("depth", round.depth.to_string()),
+            ("resizes", round.resizes.to_string()),
+            ("maintained", round.maintained.to_string()),
+            ("durable writes", format!("{} %", round.fua_percent)),
+        ]
+    }));
+    axes.sort();
+    axes.dedup();
+    axes
+}
+
+/// Values of axes that a run of sufficient size must have drawn.
+fn wanted_axes() -> Vec<(&'static str, String)> {
+    let clusters = (9..=21).map(|bits| ("clusters", (1u64 << bits).to_string()));
+    let extended = (14..=21).map(|bits| ("clusters, extended L2", (1u64 << bits).to_string()));
+    let counts = [1, 2, 4, 8, 16, 32, 64].map(|bits| ("refcount bits", bits.to_string()));
+    let alignments = [1, 512, 4096].map(|bytes| ("alignment", bytes.to_string()));
+    let slices = (1..=8).map(|slices| ("cache", format!("{slices} slices")));
+    clusters
+        .chain(extended)
+        .chain(counts)
+        .chain(alignments)
+        .chain(slices)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sight(stage: Stage) -> Sight {
+        Sight {
+            observed: Observation {
+                stage,
+                quarantined: 1,
+                joined: 0,
+                evicted: 0,
+                refcount_table_moved: false,
+                l1_table_moved: false,
+            },
+            hole_at_risk: false,
+            recovering: true,
+        }
+    }
+
+    #[test]
+    fn gaps_are_empty_cells_that_could_be_hit_and_hits_that_could_not_be() {
+        let mut config = Config::draw(1, Kind::Qcow2);
+        config.data = Data::External;
+        let mut coverage = Coverage::default();
+        let before = coverage.gaps();
+        let gap = "no crash fell on B:L2 x recovery x data file".to_string();
+        assert!(before.contains(&gap));
+        assert!(before.iter().all(|gap| !gap.contains("snapshot")));
+        coverage.crash(&config, &sight(Stage::Slices));
+        let after = coverage.gaps();
+        assert!(!after.contains(&gap));
+        let odd = "1 crashes fell on B:L2 x quarantine x data file, but";
+        assert!(after.iter().any(|gap| gap.starts_with(odd)));
+        let mut twice = coverage.clone();
+        twice.add(&coverage);
+        assert!(twice.describe().contains("recovery"));
+        assert!(twice.json().contains("\"situation\":\"recovery\",\"feature\":\"data file\",\"crashes\":2"));
+    }
+}

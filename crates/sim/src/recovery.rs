@@ -1,0 +1,253 @@
+//! From one ending to the next session: the image is opened again, what it holds is judged, and the
+//! first requests are served, on a disk whose power may fail again at any point of it, or whose
+//! operations fail. Each of these endings is judged like any other.
+
+use cowslip::Error;
+use cowslip_queue::BufMut;
+
+use crate::anatomy;
+use crate::config::{Ending, Kind, Part, Round, draw_faults};
+use crate::disk::fault::Fault;
+use crate::drive::{Stop, attempt, block_on};
+use crate::model::Survival;
+use crate::prepare::{self, Access, TOP};
+use crate::rng::Rng;
+use crate::run::{Run, Work};
+use crate::subject::Subject;
+
+/// Whether the engine refuses to write an image that was not closed cleanly. The one place to change
+/// when it repairs such images instead: then they are opened, crashed and judged like all others.
+const DIRTY_IS_REFUSED: bool = true;
+
+/// Numbers of requests from here on belong to recoveries.
+const FIRST_NUMBER: u64 = 9000;
+/// Numbers of one recovery.
+const NUMBERS: u64 = 40;
+
+/// How one attempt to recover goes.
+#[derive(Clone, Debug, Default)]
+struct Plan {
+    /// The power fails after so many events.
+    power: Option<u64>,
+    /// What else fails.
+    faults: Vec<Fault>,
+    /// Requests before the session proper.
+    requests: u64,
+}
+
+/// What came of an attempt.
+enum Attempt {
+    /// The image is open.
+    Open(Subject),
+    /// It cannot be written; all that is to be known of it was read.
+    ReadOnly,
+    /// It has been crashed again.
+    Crashed,
+}
+
+impl Run<'_> {
+    /// The attempts before the one that succeeds.
+    fn plans(&self, index: usize) -> Vec<Plan> {
+        let without = |part| self.changes.without.contains(&part);
+        if self.survival.is_none() || without(Part::Recoveries) {
+            return Vec::new();
+        }
+        let rng = &mut Rng::derived(self.seed, "recoveries", index as u64);
+        let count = rng.pick(&[0, 0, 0, 0, 1, 1, 2, 3]);
+        let mut plan = || Plan {
+            power: Some(match rng.below(3) {
+                0 => rng.between(1, 12),
+                1 => rng.between(1, 60),
+                _ => rng.between(1, 300),
+            }),
+            faults: match rng.chance(15) && !without(Part::Faults) {
+                true => draw_faults(rng),
+                false => Vec::new(),
+            },
+            requests: rng.pick(&[1, 1, 4, 16, 32]),
+        };
+        (0..count).map(|_| plan()).collect()
+    }
+
+    /// Opens the image and judges it; `None` if it cannot be written.
+    pub fn recover(&mut self, index: usize, round: &Round) -> Result<Option<Subject>, String> {
+        if self.survival == Some(Survival::Durable) {
+            self.soil(index);
+        }
+        let plans = self.plans(index);
+        for (number, plan) in plans.iter().enumerate() {
+            self.trace.line(|| format!("RECOVERY {number}: {plan:?}"));
+            match self.attempt_recovery((index, number as u64), round, plan)? {
+                Attempt::Open(subject) => return Ok(Some(subject)),
+                Attempt::ReadOnly => return Ok(None),
+                Attempt::Crashed => {}
+            }
+        }
+        match self.attempt_recovery((index, plans.len() as u64), round, &Plan::default())? {
+            Attempt::Open(subject) => Ok(Some(subject)),
+            Attempt::ReadOnly => Ok(None),
+            Attempt::Crashed => Err("the power failed, though nobody asked for it".to_string()),
+        }
+    }
+
+    /// One attempt: open, judge, first requests.
+    fn attempt_recovery(
+        &mut self,
+        (index, number): (usize, u64),
+        round: &Round,
+        plan: &Plan,
+    ) -> Result<Attempt, String> {
+        self.disk.set_pace(self.config.pace);
+        self.disk.set_lie(self.config.lie);
+        self.disk.set_faults(&plan.faults);
+        if let Some(events) = plan.power {
+            self.disk.fail_power_after(events);
+        }
+        let opening = prepare::open(&self.config, round, &self.disk, Access::ReadWrite);
+        let opened = attempt(&self.disk, &mut self.rng, "open", opening)?;
+        let subject = match opened {
+            None => return self.crash_again(None, 0),
+            Some(Err(error)) if self.disk.delivered().0 > 0 => {
+                self.trace.line(|| format!("the image does not open: {error}"));
+                return self.crash_again(None, 0);
+            }
+            Some(Err(error)) if self.is_expected_refusal(&error) => {
+                return self.read_only(round);
+            }
+            Some(Err(error)) => return Err(format!("the image does not open: {error}")),
+            Some(Ok(subject)) => subject,
+        };
+        self.watch(&subject);
+        // The reads of the judge are no part of the recovery: nothing happens to them.
+        let left = self.disk.hold_power();
+        let faults = self.disk.faults();
+        self.disk.set_faults(&[]);
+        self.verify(&subject)?;
+        self.disk.put_faults(faults);
+        if let Some(left) = left {
+            self.disk.fail_power_after(left);
+        }
+        self.first_requests((index, number), round, plan, subject)
+    }
+
+    fn first_requests(
+        &mut self,
+        (index, number): (usize, u64),
+        round: &Round,
+        plan: &Plan,
+        subject: Subject,
+    ) -> Result<Attempt, String> {
+        let rounds = self.config.rounds.len();
+        let first = FIRST_NUMBER + NUMBERS * number + if index < rounds { 0 } else { 10 * NUMBERS };
+        let round = Round {
+            faults: plan.faults.clone(),
+            depth: 16,
+            ..round.clone()
+        };
+        let work = Work {
+            round_index: index.min(rounds - 1),
+            numbers: first..first + plan.requests,
+            round: &round,
+        };
+        let served = self.serve(&work, &subject)?;
+        let failed = self.disk.delivered().0;
+        self.totals.faults += failed;
+        if served.stop == Stop::PowerOff || failed > 0 {
+            let in_flight = served.in_flight;
+            drop(served);
+            return self.crash_again(Some(subject), in_flight);
+        }
+        drop(served);
+        if self.rng.chance(50) {
+            let flusher = subject.clone();
+            let flushing = async move { flusher.flush().await };
+            let begun = self.model.begin_flush();
+            match attempt(&self.disk, &mut self.rng, "settle", flushing)? {
+                None => return self.crash_again(Some(subject), 1),
+                Some(Ok(())) => self.model.end_flush(begun),
+                Some(Err(_)) if self.disk.delivered().0 > 0 => {
+                    return self.crash_again(Some(subject), 1);
+                }
+                Some(Err(error)) => return Err(format!("flush after reopening: {error}")),
+            }
+            self.disk.hold_power();
+            self.check("after reopening")?;
+        }
+        self.disk.hold_power();
+        Ok(Attempt::Open(subject))
+    }
+
+    fn crash_again(&mut self, subject: Option<Subject>, busy: usize) -> Result<Attempt, String> {
+        self.see(subject.as_ref(), busy, true);
+        let how = match self.rng.chance(10) {
+            true => Ending::Kill(0),
+            false => Ending::Crash(0),
+        };
+        self.stop(how, subject)?;
+        Ok(Attempt::Crashed)
+    }
+
+    /// Now and then somebody else has left the image, with the dirty bit and counts that lag.
+    fn soil(&mut self, index: usize) {
+        let rng = &mut Rng::derived(self.seed, "dirty", index as u64);
+        let lazy = self.config.kind == Kind::Qcow2 && self.config.layout.lazy_refcounts;
+        if lazy && !self.changes.without.contains(&Part::Dirty) && rng.chance(15) {
+            self.trace.line(|| "the image is made dirty".to_string());
+            self.disk.edit(TOP, |content| anatomy::soil(content, rng));
+        }
+    }
+
+    fn is_expected_refusal(&self, error: &Error) -> bool {
+        let content = self.disk.content(TOP).expect("the run has made it");
+        DIRTY_IS_REFUSED
+            && matches!(error, Error::Unsupported { .. })
+            && self.config.kind == Kind::Qcow2
+            && anatomy::is_dirty(&content)
+    }
+
+    /// An image that is refused for writing must be readable all the same.
+    fn read_only(&mut self, round: &Round) -> Result<Attempt, String> {
+        self.disk.hold_power();
+        self.disk.set_faults(&[]);
+        let opening = prepare::open(&self.config, round, &self.disk, Access::ReadOnly);
+        let opened = block_on(&self.disk, &mut self.rng, "open", opening)?;
+        let subject = opened.map_err(|error| format!("it does not open read-only: {error}"))?;
+        self.verify(&subject)?;
+        Ok(Attempt::ReadOnly)
+    }
+
+    /// Reads everything, and holds it against what may be left.
+    fn verify(&mut self, subject: &Subject) -> Result<(), String> {
+        let Some(survival) = self.survival.take() else {
+            return Ok(());
+        };
+        // A raw file that asks for aligned writes grows to whole blocks with the first one at its end,
+        // and a raw disk with it.
+        if let (Some(size), true) = (subject.size(), self.config.kind == Kind::Qcow2) {
+            let adopted = self.model.adopt_size(size, survival);
+            adopted.map_err(|violation| violation.to_string())?;
+        }
+        for window in self.model.windows() {
+            let window = self.model.on_disk(&window);
+            let mut at = window.start;
+            while at < window.end {
+                let step = self.rng.between(1, 400);
+                let granules = at..window.end.min(at + step);
+                at = granules.end;
+                let grain = self.model.grain();
+                let start = grain.start(granules.start);
+                let buf = BufMut::zeroed((grain.start(granules.end) - start) as usize);
+                let reader = subject.clone();
+                let reading = async move { reader.read(start, buf).await };
+                let read = block_on(&self.disk, &mut self.rng, "verify", reading)?;
+                let buf = read.map_err(|error| format!("unreadable after reopening: {error}"))?;
+                let adopted = self.model.adopt(&granules, &buf, survival);
+                adopted.map_err(|violation| {
+                    self.trace.focus(|| anatomy::places(&self.disk, violation.offset));
+                    violation.to_string()
+                })?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,234 @@
+//! The requests of a session: each is performed on the subject, and told to the model.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use cowslip::image::{WriteOptions, WritePolicy, ZeroOptions};
+use cowslip_queue::BufMut;
+
+use crate::anatomy;
+use crate::config::Round;
+use crate::disk::SimDisk;
+use crate::model::{self, Model, Outcome, Until, Violation, WriteId, ZERO};
+use crate::subject::Subject;
+use crate::trace::{About, Line, Trace};
+use crate::workload::{Request, Verb};
+
+/// What the tasks of a session share.
+pub(crate) struct Session {
+    pub model: RefCell<Model>,
+    pub disk: SimDisk,
+    pub trace: Trace,
+    pub failure: RefCell<Option<String>>,
+    pub answered: Cell<u64>,
+    pub resizing: Cell<Resizing>,
+    write_policy: WritePolicy,
+    discards: bool,
+}
+
+/// Whether the disk is changing its size; a guest keeps away from it meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resizing {
+    Yes,
+    No,
+}
+
+impl Session {
+    pub fn new(model: Model, disk: &SimDisk, trace: &Trace, round: &Round) -> Session {
+        Session {
+            model: RefCell::new(model),
+            disk: disk.clone(),
+            trace: trace.clone(),
+            failure: RefCell::new(None),
+            answered: Cell::new(0),
+            resizing: Cell::new(Resizing::No),
+            write_policy: round.write_policy,
+            discards: round.discard == cowslip::image::DiscardPolicy::Unmap,
+        }
+    }
+
+    /// A read has delivered what it may not have.
+    fn violated(&self, id: WriteId, violation: &Violation) {
+        let at = violation.offset;
+        self.trace.focus(|| anatomy::places(&self.disk, at));
+        self.fail(format!("request {id}: {violation}"));
+    }
+
+    /// A line about a request.
+    fn tell(&self, id: WriteId, guest: std::ops::Range<u64>, what: impl FnOnce() -> String) {
+        let about = match guest.is_empty() {
+            true => About::Run,
+            false => About::Guest(guest),
+        };
+        self.trace.about(|| Line {
+            about,
+            who: format!("request {id}"),
+            io: None,
+            text: what(),
+        });
+    }
+
+    pub fn fail(&self, what: String) {
+        self.trace.line(|| format!("FAILED: {what}"));
+        let mut failure = self.failure.borrow_mut();
+        if failure.is_none() {
+            *failure = Some(what);
+        }
+    }
+
+    /// A request failed: that is a finding unless the disk was told to fail.
+    fn failed(&self, what: &str, error: &cowslip::Error) {
+        self.trace.line(|| format!("{what} failed: {error}"));
+        if self.disk.delivered().0 == 0 {
+            self.fail(format!("{what} failed although the disk did not: {error}"));
+        }
+    }
+}
+
+/// One request, from its issue to its answer.
+pub(crate) async fn perform(subject: Subject, session: Rc<Session>, mut request: Request) {
+    let id = request.id;
+    let wanted = request.granules;
+    request.granules = session.model.borrow().on_disk(&wanted);
+    let cut = request.granules != wanted && request.verb == Verb::Compressed;
+    if cut
+        || (request.granules.is_empty() && !matches!(request.verb, Verb::Flush | Verb::Resize(_)))
+    {
+        return;
+    }
+    session.trace.mark(u64::from(id) << 8 | 2);
+    let (start, len) = {
+        let model = session.model.borrow();
+        let start = model.grain().start(request.granules.start);
+        (start, model.grain().start(request.granules.end) - start)
+    };
+    session.tell(id, start..start + len, || {
+        format!("asks: {:?} guest {start:#x}+{len:#x}", request.verb)
+    });
+    match request.verb {
+        Verb::Read => read(&subject, &session, &request, (start, len)).await,
+        Verb::Flush => flush(&subject, &session, id).await,
+        Verb::Resize(size) => resize(&subject, &session, (id, size)).await,
+        Verb::Write { .. } | Verb::Compressed | Verb::Zeroes { .. } | Verb::Discard => {
+            change(&subject, &session, &request, (start, len)).await;
+        }
+    }
+    session.trace.mark(u64::from(id) << 8 | 3);
+    session.answered.set(session.answered.get() + 1);
+}
+
+async fn read(subject: &Subject, session: &Session, request: &Request, range: (u64, u64)) {
+    let begun = session.model.borrow_mut().begin_read();
+    let read = subject
+        .read(range.0, BufMut::zeroed(range.1 as usize))
+        .await;
+    let mut model = session.model.borrow_mut();
+    match read {
+        Ok(buf) => {
+            session.tell(request.id, range.0..range.0 + range.1, || "done".to_string());
+            if let Err(violation) = model.end_read(begun, &request.granules, &buf) {
+                session.violated(request.id, &violation);
+            }
+        }
+        Err(error) => {
+            model.abandon_read(begun);
+            session.failed(&format!("request {} (read)", request.id), &error);
+        }
+    }
+}
+
+async fn flush(subject: &Subject, session: &Session, id: WriteId) {
+    let begun = session.model.borrow_mut().begin_flush();
+    match subject.flush().await {
+        Ok(()) => {
+            session.tell(id, 0..0, || "done: a flush".to_string());
+            session.model.borrow_mut().end_flush(begun);
+        }
+        Err(error) => session.failed(&format!("request {id} (flush)"), &error),
+    }
+}
+
+async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)) {
+    session.model.borrow_mut().begin_resize(id, size);
+    let outcome = match subject.resize(size).await {
+        Ok(()) => {
+            session.tell(id, 0..0, || format!("done: the disk has {size:#x} bytes"));
+            Outcome::Done(Until::Flush)
+        }
+        Err(error) => {
+            session.failed(&format!("request {id} (resize)"), &error);
+            Outcome::Perhaps
+        }
+    };
+    let now = subject.size().unwrap_or(size);
+    let old = session.model.borrow().size();
+    if now != size && (now != old || outcome != Outcome::Perhaps) {
+        session.fail(format!(
+            "request {id}: the disk has {now:#x} bytes after a resize"
+        ));
+    }
+    session
+        .model
+        .borrow_mut()
+        .end_resize(id, (size, now), outcome);
+    session.resizing.set(Resizing::No);
+}
+
+async fn change(subject: &Subject, session: &Session, request: &Request, range: (u64, u64)) {
+    let id = request.id;
+    let granules = &request.granules;
+    let (start, len) = range;
+    let writethrough = session.write_policy == WritePolicy::Writethrough;
+    let done = |fua: bool| {
+        Outcome::Done(if fua || writethrough {
+            Until::End
+        } else {
+            Until::Flush
+        })
+    };
+    let stamped = matches!(request.verb, Verb::Write { .. } | Verb::Compressed);
+    let written = if stamped { id } else { ZERO };
+    if request.verb != Verb::Discard || session.discards {
+        session
+            .model
+            .borrow_mut()
+            .begin_write(id, written, granules);
+    }
+    let stamps = || {
+        let mut buf = BufMut::zeroed(len as usize);
+        model::fill(
+            session.model.borrow().grain(),
+            id,
+            granules.clone(),
+            &mut buf,
+        );
+        buf.freeze()
+    };
+    let (answer, outcome) = match request.verb {
+        Verb::Write { fua } => {
+            let options = WriteOptions { fua };
+            (subject.write(start, stamps(), options).await, done(fua))
+        }
+        Verb::Compressed => (subject.write_compressed(start, stamps()).await, done(false)),
+        Verb::Zeroes { may_unmap, fua } => {
+            let options = ZeroOptions {
+                may_unmap,
+                fua,
+                fast_only: false,
+            };
+            (subject.write_zeroes(start, len, options).await, done(fua))
+        }
+        _ => (subject.discard(start, len).await, Outcome::Perhaps),
+    };
+    let outcome = match answer {
+        Ok(()) => {
+            session.tell(id, start..start + len, || "done".to_string());
+            outcome
+        }
+        Err(error) => {
+            session.failed(&format!("request {id} ({:?})", request.verb), &error);
+            Outcome::Perhaps
+        }
+    };
+    session.model.borrow_mut().end_write(id, granules, outcome);
+}
