@@ -5,6 +5,7 @@ use cowslip::qcow2::create::Preallocation;
 
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
 use crate::disk::{Allocates, Lie, Pace};
+use crate::prepare::{BOTTOM, DATA, TOP};
 use crate::model::{Grain, Granules, SECTOR_BYTES};
 use crate::rng::Rng;
 
@@ -183,16 +184,24 @@ pub struct Config {
     pub rounds: Vec<Round>,
 }
 
-/// Bytes that the windows of a run have together, at most.
+/// Bytes that the windows of a usual run have together, at most.
 const WINDOWS_BYTES: u64 = 512 << 10;
+/// Bytes that they have where the file is to grow by more than a session grows without allocating.
+const WIDE_WINDOWS_BYTES: u64 = 4 << 20;
+/// The largest disk.
+const DISK_BYTES_MAX: u64 = 8 << 30;
+/// What is allocated in advance is written, at least in part.
+const PREALLOCATED_BYTES_MAX: u64 = 64 << 20;
 
 impl Layout {
     fn draw(rng: &mut Rng) -> Layout {
         let extended_l2 = rng.chance(35);
-        let cluster_bits = if extended_l2 {
-            rng.pick(&[14, 14, 15, 16])
-        } else {
-            rng.pick(&[9, 9, 10, 11, 12, 12, 13, 14, 16, 16])
+        // Large clusters are slow to copy, and seldom do what small ones do not.
+        let large = rng.chance(8);
+        let cluster_bits = match (extended_l2, large) {
+            (true, false) => rng.pick(&[14, 14, 15, 16]),
+            (false, false) => rng.pick(&[9, 9, 9, 10, 11, 12, 12, 13, 14, 15, 16, 16]),
+            (_, true) => rng.pick(&[17, 18, 19, 20, 21]),
         };
         let version = if extended_l2 || rng.chance(85) { 3 } else { 2 };
         let refcount_bits = if version == 2 {
@@ -212,6 +221,37 @@ impl Layout {
     /// Bytes of a cluster.
     pub fn cluster_bytes(&self) -> u64 {
         1 << self.cluster_bits
+    }
+
+    /// Bytes of the disk that one L2 table maps.
+    fn table_coverage_bytes(&self) -> u64 {
+        let entry_bytes = if self.extended_l2 { 16 } else { 8 };
+        self.cluster_bytes() / entry_bytes * self.cluster_bytes()
+    }
+
+    /// Bytes of the disk that one slice of the cache maps.
+    fn slice_coverage_bytes(&self) -> u64 {
+        let entry_bytes = if self.extended_l2 { 16 } else { 8 };
+        self.cluster_bytes().min(4096) / entry_bytes * self.cluster_bytes()
+    }
+
+    /// About how large a disk is: mostly a few clusters, sometimes many tables.
+    fn draw_about(&self, rng: &mut Rng, resizes: bool) -> u64 {
+        let cluster = self.cluster_bytes();
+        let about = match rng.below(16) {
+            0 | 1 => rng.between(4, 64) << 20,
+            2 | 3 => 4096,
+            4 | 5 => self.slice_coverage_bytes() * rng.between(5, 16),
+            _ => rng.between(16 << 10, WINDOWS_BYTES),
+        };
+        let about = match self.cluster_bits {
+            17.. => about.max(cluster * rng.between(2, 12)),
+            _ => about,
+        };
+        if resizes && rng.chance(60) {
+            return about.max(self.table_coverage_bytes() * rng.between(1, 4)).min(DISK_BYTES_MAX);
+        }
+        about.min(DISK_BYTES_MAX)
     }
 }
 
@@ -236,15 +276,27 @@ fn draw_size(rng: &mut Rng, about: u64, cluster_bytes: u64) -> u64 {
 }
 
 /// A few ranges of the disk that together are small, the last bytes of the disk among them.
-fn draw_windows(rng: &mut Rng, size: u64, grain: &Grain) -> Vec<Granules> {
+fn draw_windows(rng: &mut Rng, size: u64, together: u64, grain: &Grain) -> Vec<Granules> {
     let granules = |start: u64, end: u64| {
         let per_sector = grain.per_sector();
         start / SECTOR_BYTES * per_sector..end / SECTOR_BYTES * per_sector
     };
-    if size <= WINDOWS_BYTES {
+    if size <= together {
         return vec![granules(0, size)];
     }
-    let part = WINDOWS_BYTES / 4;
+    if size >= 8 << 20 && rng.chance(50) {
+        // Many small ones, so that many tables are in use.
+        let (step, part) = (size / 8 / SECTOR_BYTES * SECTOR_BYTES, together / 8);
+        let windows = (0..8).map(|index| {
+            let start = index * step + rng.below((step - part) / SECTOR_BYTES) * SECTOR_BYTES;
+            match index {
+                7 => granules(size - part, size),
+                _ => granules(start, start + part),
+            }
+        });
+        return windows.collect();
+    }
+    let part = together / 4;
     let middle = rng.between(part * 2, size - part * 2) / SECTOR_BYTES * SECTOR_BYTES;
     let end = size - part;
     let mut windows = vec![granules(0, part)];
@@ -271,6 +323,16 @@ fn draw_below(rng: &mut Rng, size: u64, data: Data) -> Vec<Below> {
         }
     }
     below
+}
+
+/// The file that a failure strikes.
+fn draw_file(rng: &mut Rng, data: Data, below: &[Below]) -> Option<&'static str> {
+    match rng.below(4) {
+        0 => Some(TOP),
+        1 if data != Data::Inside => Some(DATA),
+        2 if !below.is_empty() => Some(BOTTOM),
+        _ => None,
+    }
 }
 
 /// A failure of the disk.
@@ -316,6 +378,14 @@ impl Round {
         self.hot_percent = 90;
         self.discard = DiscardPolicy::Unmap;
         self.weights[..5].copy_from_slice(&[25, 40, 10, 15, 10]);
+    }
+
+    /// Many large writes all over, so that the file grows and allocates ahead of need.
+    fn fill(&mut self) {
+        self.requests = 300;
+        self.depth = self.depth.max(8);
+        self.hot_percent = 0;
+        self.weights = [5, 60, 2, 2, 4, 0];
     }
 
     /// Leaves out what a kind of disk does not know.
@@ -394,14 +464,16 @@ impl Config {
         let rng = &mut Rng::derived(seed, "config", 0);
         let layout = Layout::draw(rng);
         let cluster = layout.cluster_bytes();
-        let about = match rng.below(8) {
-            0 => rng.between(4, 64) << 20,
-            1 => 4096,
-            _ => rng.between(16 << 10, WINDOWS_BYTES),
+        let resizes = kind == Kind::Qcow2 && Rng::derived(seed, "resizes", 0).chance(20);
+        let wide = kind == Kind::Qcow2 && Rng::derived(seed, "wide", 0).chance(5);
+        let about = match wide {
+            true => WIDE_WINDOWS_BYTES,
+            false => layout.draw_about(rng, resizes),
         };
         let size = draw_size(rng, about, cluster);
-        let grain = draw_grain(rng);
-        let windows = draw_windows(rng, size, &grain);
+        let grain = if wide { Grain::new(vec![0]) } else { draw_grain(rng) };
+        let together = if wide { WIDE_WINDOWS_BYTES } else { WINDOWS_BYTES };
+        let windows = draw_windows(rng, size, together, &grain);
         let data = match rng.below(10) {
             0 if layout.version == 3 => Data::External,
             1 if layout.version == 3 => Data::ExternalRaw,
@@ -414,11 +486,17 @@ impl Config {
             .collect();
         let plain = kind == Kind::Plain;
         let crowded = Rng::derived(seed, "crowded", 0).chance(25);
-        let resizes = kind == Kind::Qcow2 && Rng::derived(seed, "resizes", 0).chance(20);
         for round in &mut rounds {
             round.resizes = resizes;
             if crowded {
                 round.crowd();
+            }
+            if wide {
+                round.fill();
+            }
+            let rng = &mut Rng::derived(seed, "faulty file", round.requests);
+            for fault in &mut round.faults {
+                fault.file = draw_file(rng, data, &below);
             }
             round.restrict(kind, data);
         }
@@ -426,14 +504,21 @@ impl Config {
         Config {
             kind,
             size,
-            created_bytes: size,
-            crammed: None,
+            created_bytes: match Rng::derived(seed, "created", 0).below(10) {
+                small @ 0..7 if resizes => (size * (small + 1) / 10).next_multiple_of(512),
+                _ => size,
+            },
+            crammed: (kind == Kind::Qcow2 && Rng::derived(seed, "crammed", 0).chance(12))
+                .then(|| Rng::derived(seed, "spare", 0).below(40)),
             data: if kind == Kind::Qcow2 {
                 data
             } else {
                 Data::Inside
             },
-            preallocation: if below.is_empty() && rng.chance(15) {
+            preallocation: if below.is_empty()
+                && size <= PREALLOCATED_BYTES_MAX
+                && rng.chance(15)
+            {
                 match rng.below(3) {
                     0 if allocates == Allocates::Yes => Preallocation::Falloc,
                     1 => Preallocation::Full,
@@ -449,10 +534,10 @@ impl Config {
             },
             grain,
             windows,
-            alignment_bytes: if plain {
-                1
-            } else {
-                rng.pick(&[1, 512, 512, 4096])
+            alignment_bytes: match layout.cluster_bits {
+                _ if plain => 1,
+                9 => rng.pick(&[1, 512, 4096, 4096]),
+                _ => rng.pick(&[1, 512, 512, 4096]),
             },
             zeroes_fast: plain || rng.chance(80),
             punches_holes: rng.chance(85),

@@ -19,5 +19,6 @@ pub mod run;
 mod session;
 pub mod shrink;
 pub mod subject;
+pub mod summary;
 pub mod trace;
 pub mod workload;

@@ -4,20 +4,24 @@ use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cowslip_sim::config::{Kind, Part};
-use cowslip_sim::run::{Changes, Report, Totals, run};
+use cowslip_sim::run::{Changes, Report, run};
 use cowslip_sim::shrink;
+use cowslip_sim::summary::Summary;
 use cowslip_sim::trace::Trace;
 
 const USAGE: &str = "\
 usage: cowslip-sim [--seeds N] [--start S] [--jobs J] [--kind qcow2|raw|plain] [--keep-going]
+                   [--coverage | --require-coverage] [--json]
        cowslip-sim --replay SEED [--kind K] [--salt N] [--skip ID,ID,...] [--tail LINES]
        cowslip-sim --shrink SEED [--kind K]
 
 Every form takes --without PART,...: kills, faults, compressed, discards, maintenance, alignment,
-raw-data, small-caches.
+raw-data, small-caches, resizes, recoveries, dirty, crammed, growth.
+--coverage prints where crashes and faults fell; --require-coverage fails where they could have and
+did not, which takes some ten thousand seeds.
 Runs the engine on simulated disks. Every run follows from its seed; a run that fails prints the
 command that replays it.";
 
@@ -31,6 +35,16 @@ struct Options {
     shrink: Option<u64>,
     changes: Changes,
     tail: usize,
+    json: bool,
+    coverage: Wanted,
+}
+
+/// What is wanted of the coverage.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    No,
+    Printed,
+    Required,
 }
 
 fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
@@ -44,19 +58,30 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         shrink: None,
         changes: Changes::default(),
         tail: usize::MAX,
+        json: false,
+        coverage: Wanted::No,
     };
     while let Some(name) = args.next() {
-        if name == "--keep-going" {
-            options.keep_going = true;
-            continue;
+        match name.as_str() {
+            "--keep-going" => options.keep_going = true,
+            "--json" => options.json = true,
+            "--coverage" => options.coverage = Wanted::Printed,
+            "--require-coverage" => options.coverage = Wanted::Required,
+            _ => option(&mut options, &name, args.next())?,
         }
-        let value = args.next().ok_or_else(|| format!("{name} needs a value"))?;
+    }
+    Ok(options)
+}
+
+/// An option that has a value.
+fn option(options: &mut Options, name: &str, value: Option<String>) -> Result<(), String> {
+        let value = value.ok_or_else(|| format!("{name} needs a value"))?;
         let number = || {
             value
                 .parse::<u64>()
                 .map_err(|_| format!("{name}: not a number: {value}"))
         };
-        match name.as_str() {
+        match name {
             "--seeds" => options.seeds = number()?,
             "--start" => options.start = number()?,
             "--jobs" => options.jobs = number()?.max(1) as usize,
@@ -85,8 +110,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             }
             _ => return Err(format!("no such option: {name}")),
         }
-    }
-    Ok(options)
+    Ok(())
 }
 
 fn main() -> ExitCode {
@@ -125,6 +149,13 @@ fn show(report: &Report, tail: usize) -> ExitCode {
     for line in &lines[lines.len().saturating_sub(tail)..] {
         println!("{line}");
     }
+    let story = report.trace.story();
+    if !story.is_empty() {
+        println!("\nWhat concerns the place where it failed:");
+    }
+    for line in &story {
+        println!("{line}");
+    }
     println!("fingerprint {:016x}", report.trace.fingerprint());
     match &report.failure {
         None => {
@@ -143,8 +174,7 @@ fn many(options: &Options) -> ExitCode {
     let next = AtomicU64::new(options.start);
     let end = options.start + options.seeds;
     let stop = AtomicBool::new(false);
-    let totals = Mutex::new(Totals::default());
-    let failures = AtomicU64::new(0);
+    let summary = Mutex::new(Summary::default());
     let work = || {
         while !stop.load(Ordering::Relaxed) {
             let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -152,12 +182,11 @@ fn many(options: &Options) -> ExitCode {
                 break;
             }
             let report = run(seed, options.kind, &options.changes, Trace::off());
-            totals
+            summary
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
-                .add(&report.totals);
+                .add(&report);
             if let Some(what) = report.failure {
-                failures.fetch_add(1, Ordering::Relaxed);
                 let first = what.lines().next().unwrap_or_default();
                 println!(
                     "seed {seed} failed: {what}\n  replay: {}",
@@ -173,21 +202,26 @@ fn many(options: &Options) -> ExitCode {
             scope.spawn(work);
         }
     });
-    let totals = totals.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let seconds = begun.elapsed().as_secs_f64().max(1e-6);
-    println!(
-        "{} runs, {} requests, {} disk operations ({:.0}/s), {} crashes ({:.1}/s, {} with 8 or more \
-         requests in flight), {} closes, {} faults in {seconds:.1} s; {} failed",
-        totals.runs,
-        totals.requests,
-        totals.operations,
-        totals.operations as f64 / seconds,
-        totals.crashes,
-        totals.crashes as f64 / seconds,
-        totals.busy_crashes,
-        totals.closes,
-        totals.faults,
-        failures.load(Ordering::Relaxed),
-    );
-    ExitCode::from(u8::from(failures.load(Ordering::Relaxed) > 0))
+    let summary = summary.into_inner().unwrap_or_else(PoisonError::into_inner);
+    report(options, &summary, begun.elapsed())
+}
+
+/// Prints what many runs came to.
+fn report(options: &Options, summary: &Summary, took: Duration) -> ExitCode {
+    if options.json {
+        println!("{}", summary.json(took));
+    } else {
+        if options.coverage != Wanted::No {
+            println!("{}", summary.coverage.describe());
+        }
+        println!("{}", summary.figures(took));
+    }
+    let gaps = match options.coverage {
+        Wanted::Required => summary.gaps(),
+        Wanted::No | Wanted::Printed => Vec::new(),
+    };
+    for gap in &gaps {
+        eprintln!("coverage: {gap}");
+    }
+    ExitCode::from(u8::from(summary.failed > 0 || !gaps.is_empty()))
 }

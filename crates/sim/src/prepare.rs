@@ -25,6 +25,8 @@ use crate::subject::{Plain, SimGate, Subject};
 pub const TOP: &str = "top.img";
 /// The name of its data file.
 pub const DATA: &str = "top.data";
+/// The name of the lowest image of the chain below.
+pub const BOTTOM: &str = "below0.img";
 
 /// What the windows of a disk hold before the run.
 #[derive(Clone, Debug)]

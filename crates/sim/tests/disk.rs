@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use cowslip::file::{BlockFile, Durability, Space};
 use cowslip_queue::{Buf, BufMut, Pending};
 use cowslip_sim::disk::content::Content;
-use cowslip_sim::disk::fault::{Duration, EIO, Fault, Verb};
+use cowslip_sim::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
 use cowslip_sim::disk::{Lie, SimDisk, regular};
 use cowslip_sim::rng::Rng;
 use cowslip_sim::trace::Trace;
@@ -251,4 +251,138 @@ fn changes_of_a_file_that_was_opened_read_only_are_loud() {
     let (disk, _) = disk(1, SECTOR);
     let file: Arc<dyn BlockFile> = disk.open("f", false).expect("it was added");
     drop(write(&file, 0, "a"));
+}
+
+/// All lengths that a crash leaves of a file of four pages, over many seeds.
+fn lengths(work: impl Fn(&SimDisk, &Arc<dyn BlockFile>)) -> BTreeSet<u64> {
+    let run = |seed| {
+        let (disk, file) = disk(seed, 4 * 4096);
+        work(&disk, &file);
+        let after = disk.crash(Rng::new(seed ^ 1), Rng::new(seed ^ 2));
+        after.content("f").expect("files survive").len() / 4096
+    };
+    (0..1500).map(run).collect()
+}
+
+#[test]
+fn changes_of_length_and_allocations_are_dropped_or_torn_at_4096_bytes() {
+    let pages = |pages: &[u64]| pages.iter().copied().collect::<BTreeSet<u64>>();
+    let grown = lengths(|disk, file| finish(disk, file.set_len(7 * 4096)).unwrap());
+    assert_eq!(grown, pages(&[4, 5, 6, 7]));
+    let cut = lengths(|disk, file| finish(disk, file.set_len(4096)).unwrap());
+    assert_eq!(cut, pages(&[1, 2, 3, 4]));
+    let allocated = lengths(|disk, file| finish(disk, file.allocate(4 * 4096, 3 * 4096)).unwrap());
+    assert_eq!(allocated, pages(&[4, 5, 6, 7]));
+    let flushed = lengths(|disk, file| {
+        finish(disk, file.allocate(4 * 4096, 3 * 4096)).unwrap();
+        finish(disk, file.flush()).unwrap();
+    });
+    assert_eq!(flushed, pages(&[7]));
+}
+
+#[test]
+fn a_hole_is_dropped_or_torn_at_4096_bytes_and_comes_before_or_after_a_write() {
+    let left = outcomes(16, |disk, file| {
+        finish(disk, file.discard(0, 16 * SECTOR as u64)).unwrap();
+    });
+    let torn = [
+        "................",
+        "00000000........",
+        "........00000000",
+        "0000000000000000",
+    ];
+    assert_eq!(left, set(&torn));
+    let left = outcomes(1, |disk, file| {
+        finish(disk, file.discard(0, SECTOR as u64)).unwrap();
+        finish(disk, write(file, 0, "a")).unwrap();
+    });
+    assert_eq!(left, set(&[".", "0", "a"]));
+    // Both in flight: whichever comes last wins.
+    let left = outcomes(1, |disk, file| {
+        let punch = file.discard(0, SECTOR as u64);
+        let write = write(file, 0, "a");
+        finish(disk, punch).unwrap();
+        finish(disk, write).unwrap();
+        finish(disk, file.flush()).unwrap();
+    });
+    assert_eq!(left, set(&["0", "a"]));
+}
+
+fn fault(verb: Verb, errno: i32) -> Fault {
+    Fault {
+        verb,
+        after: 0,
+        errno,
+        duration: Duration::Once,
+        file: None,
+    }
+}
+
+#[test]
+fn a_flush_or_a_durable_write_that_fails_loses_what_came_before_whatever_the_error() {
+    for (verb, errno) in [(Verb::Flush, ENOSPC), (Verb::Write, EIO), (Verb::Write, ENOSPC)] {
+        let left = outcomes(2, |disk, file| {
+            finish(disk, write(file, 0, "a")).unwrap();
+            disk.set_faults(&[fault(verb, errno)]);
+            let failed = match verb {
+                Verb::Flush => finish(disk, file.flush()),
+                _ => {
+                    let data = vec![Buf::from(vec![b'b'; SECTOR])];
+                    finish(disk, file.write(SECTOR as u64, data, Durability::Durable))
+                }
+            };
+            assert_eq!(failed.unwrap_err().raw_os_error(), Some(errno));
+            // The next one succeeds, and brings nothing back.
+            finish(disk, file.flush()).unwrap();
+        });
+        assert!(left.contains("..") && left.contains("a."), "{verb:?} {errno}: {left:?}");
+    }
+}
+
+#[test]
+fn a_write_that_fails_may_have_stopped_anywhere() {
+    let left = outcomes(3, |disk, file| {
+        disk.set_faults(&[fault(Verb::Write, ENOSPC)]);
+        assert!(finish(disk, write(file, 0, "abc")).is_err());
+        finish(disk, file.flush()).unwrap();
+    });
+    for prefix in ["...", "a..", "ab.", "abc"] {
+        assert!(left.contains(prefix), "{prefix} is not in {left:?}");
+    }
+}
+
+#[test]
+fn a_fault_may_strike_one_file_of_several() {
+    let (disk, file) = disk(1, SECTOR);
+    disk.add_file("g", regular(1), Content::of(&[b'.'; SECTOR]));
+    let other: Arc<dyn BlockFile> = disk.open("g", true).expect("it was added");
+    disk.set_faults(&[Fault {
+        file: Some("g"),
+        ..fault(Verb::Write, EIO)
+    }]);
+    finish(&disk, write(&file, 0, "a")).unwrap();
+    assert!(finish(&disk, write(&other, 0, "a")).is_err());
+    finish(&disk, write(&other, 0, "a")).unwrap();
+}
+
+#[test]
+fn the_power_fails_right_after_an_issue_or_a_completion() {
+    // One poll of a task may issue several writes: the crash may fall between two of them.
+    let left = outcomes(2, |disk, file| {
+        disk.fail_power_after(1);
+        drop(write(file, 0, "a"));
+        drop(write(file, 1, "b"));
+        assert!(!disk.has_power() && !disk.step());
+    });
+    assert_eq!(left, set(&["..", "a."]));
+    // Right after the completion of a flush, and before anybody has heard of it.
+    let left = outcomes(1, |disk, file| {
+        disk.fail_power_after(4);
+        finish(disk, write(file, 0, "a")).unwrap();
+        let mut flush = file.flush();
+        while disk.step() {}
+        assert!(!disk.has_power());
+        assert!(poll(&mut flush).is_ready());
+    });
+    assert_eq!(left, set(&["a"]));
 }

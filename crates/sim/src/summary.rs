@@ -1,0 +1,103 @@
+//! What many runs came to, in words and as JSON.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use crate::coverage::Coverage;
+use crate::run::{Report, Totals};
+
+/// The sum of many runs.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// What they did.
+    pub totals: Totals,
+    /// Where their crashes and faults fell.
+    pub coverage: Coverage,
+    /// Runs that failed.
+    pub failed: u64,
+}
+
+impl Summary {
+    /// Adds a run.
+    pub fn add(&mut self, report: &Report) {
+        self.totals.add(&report.totals);
+        self.coverage.add(&report.coverage);
+        self.failed += u64::from(report.failure.is_some());
+    }
+
+    /// Adds other runs.
+    pub fn merge(&mut self, other: &Summary) {
+        self.totals.add(&other.totals);
+        self.coverage.add(&other.coverage);
+        self.failed += other.failed;
+    }
+
+    /// The figures, in a few lines.
+    pub fn figures(&self, took: Duration) -> String {
+        let totals = &self.totals;
+        let seconds = took.as_secs_f64().max(1e-6);
+        let mut text = format!(
+            "{} runs, {} requests, {} disk operations ({:.0}/s) in {seconds:.1} s\n",
+            totals.runs,
+            totals.requests,
+            totals.operations,
+            totals.operations as f64 / seconds,
+        );
+        let _ = writeln!(
+            text,
+            "{} crashes ({:.1}/s; {:.0} crash-recovery checks an hour), {} % with 8 or more requests \
+             in flight, {} in a recovery",
+            totals.crashes,
+            totals.crashes as f64 / seconds,
+            totals.crashes as f64 / seconds * 3600.0,
+            self.busy_percent(),
+            totals.recovery_crashes,
+        );
+        let _ = write!(
+            text,
+            "{} closes, {} faults; {} failed",
+            totals.closes, totals.faults, self.failed
+        );
+        text
+    }
+
+    /// The share of crashes with eight requests or more in flight.
+    pub fn busy_percent(&self) -> u64 {
+        self.totals.busy_crashes * 100 / self.totals.crashes.max(1)
+    }
+
+    /// What a run of sufficient size must not leave open.
+    pub fn gaps(&self) -> Vec<String> {
+        let mut gaps = self.coverage.gaps();
+        if self.busy_percent() < 33 {
+            gaps.push(format!(
+                "only {} % of the crashes had 8 or more requests in flight",
+                self.busy_percent()
+            ));
+        }
+        gaps
+    }
+
+    /// All of it as a JSON object.
+    pub fn json(&self, took: Duration) -> String {
+        let totals = &self.totals;
+        let seconds = took.as_secs_f64().max(1e-6);
+        format!(
+            "{{\"runs\":{},\"requests\":{},\"operations\":{},\"crashes\":{},\"busy_crashes\":{},\
+             \"recovery_crashes\":{},\"closes\":{},\"faults\":{},\"failed\":{},\"seconds\":{seconds:.3},\
+             \"operations_per_second\":{:.0},\"checks_per_hour\":{:.0},{}}}",
+            totals.runs,
+            totals.requests,
+            totals.operations,
+            totals.crashes,
+            totals.busy_crashes,
+            totals.recovery_crashes,
+            totals.closes,
+            totals.faults,
+            self.failed,
+            totals.operations as f64 / seconds,
+            totals.crashes as f64 / seconds * 3600.0,
+            self.coverage.json(),
+        )
+    }
+}
