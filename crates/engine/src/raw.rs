@@ -77,7 +77,12 @@ impl Raw {
         if self.guard_first_sector && offset < SECTOR_BYTES {
             self.check_first_sector(offset, &data).await?;
         }
-        self.file.write(offset, vec![data], durability).await
+        let written = self.file.write(offset, vec![data], durability).await;
+        if durability == Durability::Durable && written.is_err() {
+            // It flushes the file, so it may have been told what the next flush is not.
+            *self.flushes.take().await = true;
+        }
+        written
     }
 
     async fn check_first_sector(&self, offset: u64, data: &[u8]) -> Result<()> {

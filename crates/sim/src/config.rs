@@ -398,7 +398,8 @@ impl Round {
             self.write_policy = WritePolicy::Writeback;
             // The reference does not serialise flushes, and of two in flight one may hear nothing
             // of the other's failure.
-            if self.faults.iter().any(|fault| fault.verb == Verb::Flush) {
+            let flushes = |fault: &Fault| matches!(fault.verb, Verb::Flush | Verb::Write);
+            if self.faults.iter().any(flushes) {
                 self.depth = 1;
             }
         }

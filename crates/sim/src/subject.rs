@@ -81,6 +81,9 @@ impl Subject {
                     Durability::Cached
                 };
                 let written = plain.file.write(offset, vec![data], durability).await;
+                if durability == Durability::Durable && written.is_err() {
+                    plain.latched.store(true, Ordering::Relaxed);
+                }
                 written.map_err(failed)
             }
         }

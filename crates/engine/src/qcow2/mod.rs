@@ -55,7 +55,7 @@ use self::plan::Freed;
 use self::refcount::Refcounts;
 use self::tables::{Prepared, Tables};
 use crate::chain::Below;
-use crate::file::HostFile;
+use crate::file::{Durability, HostFile};
 use crate::image::{DiscardPolicy, WritePolicy};
 use crate::sync::{Turn, Waiters, lock};
 use crate::{Error, Result};
@@ -338,6 +338,12 @@ impl Qcow2 {
     fn publish(&self, batch: Batch<'_>, outcome: &[Result<()>]) {
         let mut state = self.lock();
         let state = &mut *state;
+        if batch.durability == Durability::Durable
+            && let Some(error) = outcome.iter().find_map(|outcome| outcome.as_ref().err())
+        {
+            // It is a flush of the file, and one that failed: see `sync`.
+            state.latch.get_or_insert(error.duplicate());
+        }
         for (step, outcome) in batch.steps.iter().zip(outcome) {
             if outcome.is_ok() && step.write.change != plan::Change::None {
                 let before = state

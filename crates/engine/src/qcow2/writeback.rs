@@ -31,7 +31,7 @@ use super::plan::Freed;
 use super::probe::Stage;
 use super::tables::{Cut, OnDisk, SliceCopy};
 use super::{Counts, Fua, Qcow2, State};
-use crate::file::Durability;
+use crate::file::{Durability, HostFile};
 use crate::image::DiscardPolicy;
 use crate::{Buf, Error, Result};
 
@@ -57,7 +57,8 @@ pub(super) fn durability(fua: Fua, mapping_is_durable: bool) -> Durability {
     }
 }
 
-/// Whether an error says that there is no space: nothing is lost then, and a retry may succeed.
+/// Whether an error says that there is no space. Of a write: nothing is lost then, and a retry may
+/// succeed. A flush that fails so has latched the image.
 pub(super) fn is_no_space(error: &Error) -> bool {
     const ENOSPC: i32 = 28;
     const EDQUOT: i32 = 122;
@@ -167,15 +168,25 @@ impl Qcow2 {
         self.write_slices(tables.slices.iter()).await?;
         let _roots = (!tables.l1.is_empty()).then(|| self.probe.stage(Stage::Roots));
         self.write_l1(tables).await?;
-        self.file.flush().await
+        self.sync(&self.file).await
     }
 
     /// Flushes the data file first, so that no entry can be durable before its data.
     pub(super) async fn barrier(&self) -> Result<()> {
         if self.format.data_file {
-            self.data.flush().await?;
+            self.sync(&self.data).await?;
         }
-        self.file.flush().await
+        self.sync(&self.file).await
+    }
+
+    /// Flushes a file. Whatever the error of a flush that fails, no space too: what it should have
+    /// covered may be lost, and the system tells so only once (invariant D4).
+    async fn sync(&self, file: &HostFile) -> Result<()> {
+        let flushed = file.flush().await;
+        if let Err(error) = &flushed {
+            self.lock().latch.get_or_insert(error.duplicate());
+        }
+        flushed
     }
 
     async fn write_slices(&self, slices: impl Iterator<Item = &SliceCopy>) -> Result<()> {
@@ -589,7 +600,7 @@ impl Qcow2 {
         }
         counts.refcounts.write_dirty().await?;
         self.write_all(writes).await?;
-        self.file.flush().await?;
+        self.sync(&self.file).await?;
         drop(stage);
         let _table = self.probe.stage(Stage::CountTable);
         let old = counts.refcounts.table_offset();
@@ -607,7 +618,7 @@ impl Qcow2 {
                 .await?;
         } else {
             self.write_all(entry_writes(old.0, &changed)).await?;
-            self.file.flush().await?;
+            self.sync(&self.file).await?;
             counts.refcounts.set_table(table, old);
         }
         let mut state = self.lock();
@@ -643,7 +654,7 @@ impl Qcow2 {
         let _roots = (self.stage() == Stage::Idle).then(|| self.probe.stage(Stage::Roots));
         let fixed = Buf::from(header.fixed_part());
         let written = match self.file.write(0, vec![fixed], Durability::Cached).await {
-            Ok(()) => self.file.flush().await,
+            Ok(()) => self.sync(&self.file).await,
             Err(error) => Err(error),
         };
         let mut state = self.lock();
