@@ -7,6 +7,7 @@
 //! May not know: NBD, command lines, printing, sockets, time.
 
 mod chain;
+mod durable;
 pub mod error;
 mod extents;
 pub mod file;

@@ -1,10 +1,11 @@
 //! The raw format: the disk is the file. The reference for what the verbs mean.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use cowslip_queue::Buf;
 
+use crate::durable::DurableWrites;
 use crate::file::{Durability, HostFile, Space};
 use crate::qcow2::geometry::HostOffset;
 use crate::qcow2::header;
@@ -23,6 +24,9 @@ pub struct Raw {
     /// One flush at a time, and what an earlier one has said: of two that are in flight together the
     /// system tells only one that bytes were lost. `true` after a failure (invariant D4).
     flushes: Turn<bool>,
+    durable_writes: DurableWrites,
+    /// A durable write has failed.
+    durable_write_failed: AtomicBool,
 }
 
 const SECTOR_BYTES: u64 = 512;
@@ -35,6 +39,8 @@ impl Raw {
             size: AtomicU64::new(size),
             guard_first_sector,
             flushes: Turn::new(false),
+            durable_writes: DurableWrites::default(),
+            durable_write_failed: AtomicBool::new(false),
         }
     }
 
@@ -55,7 +61,11 @@ impl Raw {
             return Err(Error::Latched(self.file.name().to_string()));
         }
         let flushed = self.file.flush().await;
-        *failed = flushed.is_err();
+        self.durable_writes.settle().await;
+        *failed = flushed.is_err() || self.durable_write_failed.load(Ordering::Acquire);
+        if *failed && flushed.is_ok() {
+            return Err(Error::Latched(self.file.name().to_string()));
+        }
         flushed
     }
 
@@ -77,10 +87,13 @@ impl Raw {
         if self.guard_first_sector && offset < SECTOR_BYTES {
             self.check_first_sector(offset, &data).await?;
         }
+        if durability == Durability::Cached {
+            return self.file.write(offset, vec![data], durability).await;
+        }
+        let _under_way = self.durable_writes.begin();
         let written = self.file.write(offset, vec![data], durability).await;
-        if durability == Durability::Durable && written.is_err() {
-            // It flushes the file, so it may have been told what the next flush is not.
-            *self.flushes.take().await = true;
+        if written.is_err() {
+            self.durable_write_failed.store(true, Ordering::Release);
         }
         written
     }

@@ -70,7 +70,11 @@ impl Shape {
 
     fn count_mask(&self) -> u64 {
         let bits = 1u64 << self.refcount_order;
-        if bits == 64 { u64::MAX } else { (1 << bits) - 1 }
+        if bits == 64 {
+            u64::MAX
+        } else {
+            (1 << bits) - 1
+        }
     }
 
     fn count(&self, content: &Content, index: u64) -> u64 {
@@ -152,7 +156,10 @@ pub fn trail(content: &Content, guest: u64) -> Vec<(String, Range<u64>)> {
     let (l1_index, l2_index) = (cluster / shape.entries(), cluster % shape.entries());
     let l1_at = shape.l1.0 + l1_index * 8;
     let l1_entry = content.number(l1_at, 8);
-    let mut trail = vec![(format!("L1 entry {l1_index} is {l1_entry:#x}"), l1_at..l1_at + 8)];
+    let mut trail = vec![(
+        format!("L1 entry {l1_index} is {l1_entry:#x}"),
+        l1_at..l1_at + 8,
+    )];
     let table = l1_entry & OFFSET;
     if table == 0 || l1_index >= shape.l1.1 {
         return trail;

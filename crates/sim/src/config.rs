@@ -5,8 +5,8 @@ use cowslip::qcow2::create::Preallocation;
 
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
 use crate::disk::{Allocates, Lie, Pace};
-use crate::prepare::{BOTTOM, DATA, TOP};
 use crate::model::{Grain, Granules, SECTOR_BYTES};
+use crate::prepare::{BOTTOM, DATA, TOP};
 use crate::rng::Rng;
 
 /// What is tested.
@@ -249,7 +249,9 @@ impl Layout {
             _ => about,
         };
         if resizes && rng.chance(60) {
-            return about.max(self.table_coverage_bytes() * rng.between(1, 4)).min(DISK_BYTES_MAX);
+            return about
+                .max(self.table_coverage_bytes() * rng.between(1, 4))
+                .min(DISK_BYTES_MAX);
         }
         about.min(DISK_BYTES_MAX)
     }
@@ -472,8 +474,16 @@ impl Config {
             false => layout.draw_about(rng, resizes),
         };
         let size = draw_size(rng, about, cluster);
-        let grain = if wide { Grain::new(vec![0]) } else { draw_grain(rng) };
-        let together = if wide { WIDE_WINDOWS_BYTES } else { WINDOWS_BYTES };
+        let grain = if wide {
+            Grain::new(vec![0])
+        } else {
+            draw_grain(rng)
+        };
+        let together = if wide {
+            WIDE_WINDOWS_BYTES
+        } else {
+            WINDOWS_BYTES
+        };
         let windows = draw_windows(rng, size, together, &grain);
         let data = match rng.below(10) {
             0 if layout.version == 3 => Data::External,
@@ -516,10 +526,7 @@ impl Config {
             } else {
                 Data::Inside
             },
-            preallocation: if below.is_empty()
-                && size <= PREALLOCATED_BYTES_MAX
-                && rng.chance(15)
-            {
+            preallocation: if below.is_empty() && size <= PREALLOCATED_BYTES_MAX && rng.chance(15) {
                 match rng.below(3) {
                     0 if allocates == Allocates::Yes => Preallocation::Falloc,
                     1 => Preallocation::Full,

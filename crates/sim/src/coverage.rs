@@ -94,9 +94,9 @@ pub fn impossible(stage: Stage, situation: Situation, feature: Feature) -> Optio
         (_, Feature::DataFile) if opens => {
             Some("clusters of a data file are never freed, so the quarantine is never opened")
         }
-        (Situation::Punch, _) if matches!(stage, Stage::Slices | Stage::CountTable) => {
-            Some("holes are punched by the holder of the turn, and a barrier comes before this stage")
-        }
+        (Situation::Punch, _) if matches!(stage, Stage::Slices | Stage::CountTable) => Some(
+            "holes are punched by the holder of the turn, and a barrier comes before this stage",
+        ),
         _ => None,
     }
 }
@@ -121,9 +121,7 @@ fn has(config: &Config, feature: Feature) -> bool {
         Feature::Compressed => compressed,
         Feature::DataFile => config.data != Data::Inside,
         Feature::Tiny => tiny,
-        Feature::Plain => FEATURES[1..]
-            .iter()
-            .all(|(other, _)| !has(config, *other)),
+        Feature::Plain => FEATURES[1..].iter().all(|(other, _)| !has(config, *other)),
     }
 }
 
@@ -167,7 +165,11 @@ impl Coverage {
 
     /// A fault was delivered here.
     pub fn fault(&mut self, stage: Stage, (verb, errno): (Verb, i32), file: Option<&'static str>) {
-        let key = (verb_name(verb), errno_name(errno), file.unwrap_or("any file"));
+        let key = (
+            verb_name(verb),
+            errno_name(errno),
+            file.unwrap_or("any file"),
+        );
         self.faults.entry(key).or_default()[stage as usize] += 1;
     }
 
@@ -230,7 +232,9 @@ impl Coverage {
             }
         }
         for wanted in FAULTS {
-            let hit = |(verb, errno, _): &&FaultKey| *verb == verb_name(wanted.0) && *errno == errno_name(wanted.1);
+            let hit = |(verb, errno, _): &&FaultKey| {
+                *verb == verb_name(wanted.0) && *errno == errno_name(wanted.1)
+            };
             if !self.faults.keys().any(|key| hit(&key)) {
                 let (verb, errno) = (verb_name(wanted.0), errno_name(wanted.1));
                 gaps.push(format!("no {verb} failed with {errno}"));
@@ -317,7 +321,10 @@ impl Coverage {
         text.truncate(text.trim_end_matches(',').len());
         text.push_str("],\"drawn\":[");
         for ((axis, value), count) in &self.drawn {
-            let _ = write!(text, "{{\"axis\":\"{axis}\",\"value\":\"{value}\",\"runs\":{count}}},");
+            let _ = write!(
+                text,
+                "{{\"axis\":\"{axis}\",\"value\":\"{value}\",\"runs\":{count}}},"
+            );
         }
         text.truncate(text.trim_end_matches(',').len());
         text.push(']');
@@ -459,6 +466,10 @@ mod tests {
         let mut twice = coverage.clone();
         twice.add(&coverage);
         assert!(twice.describe().contains("recovery"));
-        assert!(twice.json().contains("\"situation\":\"recovery\",\"feature\":\"data file\",\"crashes\":2"));
+        assert!(
+            twice
+                .json()
+                .contains("\"situation\":\"recovery\",\"feature\":\"data file\",\"crashes\":2")
+        );
     }
 }

@@ -14,8 +14,9 @@ use cowslip_sim::trace::Trace;
 
 const USAGE: &str = "\
 usage: cowslip-sim [--seeds N] [--start S] [--jobs J] [--kind qcow2|raw|plain] [--keep-going]
-                   [--coverage | --require-coverage] [--json]
+                   [--seconds N] [--coverage | --require-coverage] [--json]
        cowslip-sim --replay SEED [--kind K] [--salt N] [--skip ID,ID,...] [--tail LINES]
+                   [--rounds N] [--moment N]
        cowslip-sim --shrink SEED [--kind K]
 
 Every form takes --without PART,...: kills, faults, compressed, discards, maintenance, alignment,
@@ -37,6 +38,8 @@ struct Options {
     tail: usize,
     json: bool,
     coverage: Wanted,
+    /// No run begins later than this.
+    limit: Duration,
 }
 
 /// What is wanted of the coverage.
@@ -60,6 +63,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         tail: usize::MAX,
         json: false,
         coverage: Wanted::No,
+        limit: Duration::MAX,
     };
     while let Some(name) = args.next() {
         match name.as_str() {
@@ -75,41 +79,44 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
 
 /// An option that has a value.
 fn option(options: &mut Options, name: &str, value: Option<String>) -> Result<(), String> {
-        let value = value.ok_or_else(|| format!("{name} needs a value"))?;
-        let number = || {
-            value
-                .parse::<u64>()
-                .map_err(|_| format!("{name}: not a number: {value}"))
-        };
-        match name {
-            "--seeds" => options.seeds = number()?,
-            "--start" => options.start = number()?,
-            "--jobs" => options.jobs = number()?.max(1) as usize,
-            "--replay" => options.replay = Some(number()?),
-            "--shrink" => options.shrink = Some(number()?),
-            "--salt" => options.changes.salt = number()?,
-            "--tail" => options.tail = number()? as usize,
-            "--kind" => {
-                options.kind = match value.as_str() {
-                    "qcow2" => Kind::Qcow2,
-                    "raw" => Kind::Raw,
-                    "plain" => Kind::Plain,
-                    _ => return Err(format!("no such kind: {value}")),
-                }
+    let value = value.ok_or_else(|| format!("{name} needs a value"))?;
+    let number = || {
+        value
+            .parse::<u64>()
+            .map_err(|_| format!("{name}: not a number: {value}"))
+    };
+    match name {
+        "--seeds" => options.seeds = number()?,
+        "--start" => options.start = number()?,
+        "--jobs" => options.jobs = number()?.max(1) as usize,
+        "--replay" => options.replay = Some(number()?),
+        "--shrink" => options.shrink = Some(number()?),
+        "--seconds" => options.limit = Duration::from_secs(number()?),
+        "--salt" => options.changes.salt = number()?,
+        "--rounds" => options.changes.rounds = Some(number()? as usize),
+        "--moment" => options.changes.moment = Some(number()?),
+        "--tail" => options.tail = number()? as usize,
+        "--kind" => {
+            options.kind = match value.as_str() {
+                "qcow2" => Kind::Qcow2,
+                "raw" => Kind::Raw,
+                "plain" => Kind::Plain,
+                _ => return Err(format!("no such kind: {value}")),
             }
-            "--without" => {
-                for name in value.split(',') {
-                    let part = Part::NAMES.iter().find(|(known, _)| *known == name);
-                    let (_, part) = part.ok_or_else(|| format!("no such part: {name}"))?;
-                    options.changes.without.insert(*part);
-                }
-            }
-            "--skip" => {
-                let ids: Result<BTreeSet<u32>, _> = value.split(',').map(str::parse).collect();
-                options.changes.skip = ids.map_err(|_| format!("not numbers: {value}"))?;
-            }
-            _ => return Err(format!("no such option: {name}")),
         }
+        "--without" => {
+            for name in value.split(',') {
+                let part = Part::NAMES.iter().find(|(known, _)| *known == name);
+                let (_, part) = part.ok_or_else(|| format!("no such part: {name}"))?;
+                options.changes.without.insert(*part);
+            }
+        }
+        "--skip" => {
+            let ids: Result<BTreeSet<u32>, _> = value.split(',').map(str::parse).collect();
+            options.changes.skip = ids.map_err(|_| format!("not numbers: {value}"))?;
+        }
+        _ => return Err(format!("no such option: {name}")),
+    }
     Ok(())
 }
 
@@ -176,7 +183,7 @@ fn many(options: &Options) -> ExitCode {
     let stop = AtomicBool::new(false);
     let summary = Mutex::new(Summary::default());
     let work = || {
-        while !stop.load(Ordering::Relaxed) {
+        while !stop.load(Ordering::Relaxed) && begun.elapsed() < options.limit {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= end {
                 break;

@@ -108,7 +108,8 @@ impl Run<'_> {
         let subject = match opened {
             None => return self.crash_again(None, 0),
             Some(Err(error)) if self.disk.delivered().0 > 0 => {
-                self.trace.line(|| format!("the image does not open: {error}"));
+                self.trace
+                    .line(|| format!("the image does not open: {error}"));
                 return self.crash_again(None, 0);
             }
             Some(Err(error)) if self.is_expected_refusal(&error) => {
@@ -243,7 +244,8 @@ impl Run<'_> {
                 let buf = read.map_err(|error| format!("unreadable after reopening: {error}"))?;
                 let adopted = self.model.adopt(&granules, &buf, survival);
                 adopted.map_err(|violation| {
-                    self.trace.focus(|| anatomy::places(&self.disk, violation.offset));
+                    self.trace
+                        .focus(|| anatomy::places(&self.disk, violation.offset));
                     violation.to_string()
                 })?;
             }

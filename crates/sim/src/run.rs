@@ -32,6 +32,30 @@ pub struct Changes {
     pub edit: Option<fn(&mut Config)>,
     /// Parts that are left out, to tell findings apart.
     pub without: BTreeSet<Part>,
+    /// Rounds that are kept; all if none.
+    pub rounds: Option<usize>,
+    /// The last round ends with a crash after so many issues and completions.
+    pub moment: Option<u64>,
+}
+
+impl Changes {
+    /// The configuration as changed.
+    fn apply(&self, mut config: Config) -> Config {
+        self.without.iter().for_each(|part| config.leave_out(*part));
+        if let Some(edit) = self.edit {
+            edit(&mut config);
+        }
+        if let Some(rounds) = self.rounds {
+            config.rounds.truncate(rounds.max(1));
+        }
+        if let (Some(moment), Some(last)) = (self.moment, config.rounds.last_mut()) {
+            last.ending = match last.ending {
+                Ending::Kill(_) => Ending::Kill(moment),
+                Ending::Close | Ending::Crash(_) => Ending::Crash(moment),
+            };
+        }
+        config
+    }
 }
 
 /// What a run has done.
@@ -80,6 +104,10 @@ pub struct Report {
     pub begun: Vec<WriteId>,
     /// Where its crashes and faults fell.
     pub coverage: Coverage,
+    /// Rounds that were begun.
+    pub rounds: usize,
+    /// Issues and completions of the disk in the session that was served last.
+    pub events: u64,
     /// The record.
     pub trace: Trace,
 }
@@ -89,11 +117,13 @@ pub fn run(seed: u64, kind: Kind, changes: &Changes, trace: Trace) -> Report {
     let totals = Rc::new(Cell::new(Totals::default()));
     let begun = Rc::new(RefCell::new(Vec::new()));
     let coverage = Rc::new(RefCell::new(Coverage::default()));
+    let progress = Rc::new(Cell::new((0, 0)));
     let attempt = || {
         let mut run = Run::new(seed, kind, changes, &trace)?;
         run.begun = Rc::clone(&begun);
         run.coverage = Rc::clone(&coverage);
         coverage.borrow_mut().draw(&run.config);
+        run.progress = Rc::clone(&progress);
         let outcome = run.rounds();
         totals.set(run.totals);
         outcome
@@ -118,6 +148,8 @@ pub fn run(seed: u64, kind: Kind, changes: &Changes, trace: Trace) -> Report {
         failure,
         begun,
         coverage,
+        rounds: progress.get().0,
+        events: progress.get().1,
         trace,
     }
 }
@@ -133,6 +165,8 @@ pub(crate) struct Run<'a> {
     pub totals: Totals,
     begun: Rc<RefCell<Vec<WriteId>>>,
     coverage: Rc<RefCell<Coverage>>,
+    /// Rounds that were begun, and events of the last session.
+    progress: Rc<Cell<(usize, u64)>>,
     /// What the bytes that were found after the last ending are worth.
     pub survival: Option<Survival>,
 }
@@ -157,14 +191,7 @@ pub(crate) struct Served {
 
 impl<'a> Run<'a> {
     fn new(seed: u64, kind: Kind, changes: &'a Changes, trace: &Trace) -> Result<Run<'a>, String> {
-        let mut config = Config::draw(seed, kind);
-        changes
-            .without
-            .iter()
-            .for_each(|part| config.leave_out(*part));
-        if let Some(edit) = changes.edit {
-            edit(&mut config);
-        }
+        let config = changes.apply(Config::draw(seed, kind));
         trace.line(|| format!("seed {seed}: {}", config.describe()));
         let mut rng = Rng::derived(seed, "order", changes.salt);
         let mut disk = SimDisk::new(Rng::derived(seed, "disk", changes.salt), trace.clone());
@@ -193,6 +220,7 @@ impl<'a> Run<'a> {
             totals: Totals::default(),
             begun: Rc::default(),
             coverage: Rc::default(),
+            progress: Rc::default(),
             survival: None,
         })
     }
@@ -218,6 +246,8 @@ impl<'a> Run<'a> {
         let Some(subject) = self.recover(index, round)? else {
             return Ok(());
         };
+        self.progress
+            .set(((index + 1).min(self.config.rounds.len()), 0));
         self.disk.set_faults(&round.faults);
         if let Ending::Kill(moment) | Ending::Crash(moment) = round.ending {
             self.disk.fail_power_after(moment);
@@ -227,7 +257,11 @@ impl<'a> Run<'a> {
             numbers: 0..round.requests,
             round,
         };
+        let before = self.disk.counters();
         let served = self.serve(&work, &subject)?;
+        let after = self.disk.counters();
+        let events = after.issued + after.completed - before.issued - before.completed;
+        self.progress.set((self.progress.get().0, events));
         self.totals.faults += self.disk.delivered().0;
         self.end(round, served, subject)
     }
@@ -378,7 +412,8 @@ impl<'a> Run<'a> {
                 hole_at_risk: self.disk.has_hole_at_risk(prepare::TOP),
                 recovering,
             };
-            self.trace.line(|| format!("the crash falls on {observed:?}"));
+            self.trace
+                .line(|| format!("the crash falls on {observed:?}"));
             self.coverage.borrow_mut().crash(&self.config, &sight);
         }
     }

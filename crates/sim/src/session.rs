@@ -125,7 +125,9 @@ async fn read(subject: &Subject, session: &Session, request: &Request, range: (u
     let mut model = session.model.borrow_mut();
     match read {
         Ok(buf) => {
-            session.tell(request.id, range.0..range.0 + range.1, || "done".to_string());
+            session.tell(request.id, range.0..range.0 + range.1, || {
+                "done".to_string()
+            });
             if let Err(violation) = model.end_read(begun, &request.granules, &buf) {
                 session.violated(request.id, &violation);
             }

@@ -1,5 +1,6 @@
-//! Makes a failing run smaller: leaves out requests, in halves, quarters and so on, as long as it
-//! still fails, trying a few orders of events for each attempt.
+//! Makes a failing run smaller, as long as it still fails: fewer rounds, features left out, fewer
+//! requests (in halves, quarters and so on), an earlier crash. A few orders of events are tried for
+//! each attempt, since a change shifts what happens when.
 
 use crate::config::{Kind, Part};
 use crate::model::WriteId;
@@ -8,8 +9,17 @@ use crate::trace::Trace;
 
 /// Orders of events that are tried for each attempt.
 const SALTS: u64 = 6;
-/// Attempts in all.
-const ATTEMPTS_MAX: usize = 400;
+/// Runs in all.
+const RUNS_MAX: usize = 4000;
+
+struct Shrinker<'a> {
+    seed: u64,
+    kind: Kind,
+    runs: usize,
+    best: Changes,
+    report: Report,
+    say: &'a mut dyn FnMut(&str),
+}
 
 /// A smaller run that still fails; `None` if the run passes. Says on the way how far it got.
 pub fn shrink(
@@ -18,54 +28,117 @@ pub fn shrink(
     changes: &Changes,
     mut say: impl FnMut(&str),
 ) -> Option<Changes> {
-    let mut best = changes.clone();
-    let report = run(seed, kind, &best, Trace::off());
+    let report = run(seed, kind, changes, Trace::off());
     report.failure.as_ref()?;
-    let mut attempts = 0;
-    let mut wanted = requests(&report);
-    let mut parts = 2;
-    while parts <= wanted.len().max(1) * 2 && attempts < ATTEMPTS_MAX {
-        let chunk = wanted.len().div_ceil(parts).max(1);
-        let mut smaller = None;
-        for part in wanted.chunks(chunk) {
-            let mut skip = best.skip.clone();
-            skip.extend(part);
-            attempts += 1;
-            let attempt = Changes {
-                skip,
-                ..changes.clone()
+    let mut shrinker = Shrinker {
+        seed,
+        kind,
+        runs: 1,
+        best: changes.clone(),
+        report,
+        say: &mut say,
+    };
+    shrinker.rounds();
+    shrinker.parts();
+    shrinker.requests();
+    shrinker.moment();
+    shrinker.requests();
+    Some(shrinker.best)
+}
+
+impl Shrinker<'_> {
+    /// Whether a run fails with these changes, in one of some orders of events; then it is the best.
+    fn take(&mut self, attempt: Changes) -> bool {
+        for salt in (0..SALTS).map(|salt| self.best.salt.wrapping_add(salt)) {
+            if self.runs >= RUNS_MAX {
+                return false;
+            }
+            self.runs += 1;
+            let changes = Changes {
+                salt,
+                ..attempt.clone()
             };
-            smaller = fails(seed, kind, &attempt);
-            if smaller.is_some() || attempts >= ATTEMPTS_MAX {
-                break;
+            let report = run(self.seed, self.kind, &changes, Trace::off());
+            if report.failure.is_some() {
+                self.best = changes;
+                self.report = report;
+                return true;
             }
         }
-        match smaller {
-            Some((changes, report)) => {
-                wanted = requests(&report);
-                best = changes;
-                say(&format!("{} requests still fail", wanted.len()));
-                parts = 2.max(parts - 1);
+        false
+    }
+
+    fn tell(&mut self, what: &str) {
+        let requests = self.report.begun.len();
+        (self.say)(&format!("{what}: {requests} requests still fail"));
+    }
+
+    /// Nothing after the round that failed, and if possible nothing before.
+    fn rounds(&mut self) {
+        let rounds = self.report.rounds.max(1);
+        self.take(Changes {
+            rounds: Some(rounds),
+            ..self.best.clone()
+        });
+        self.tell("rounds");
+    }
+
+    fn parts(&mut self) {
+        for (name, part) in Part::NAMES {
+            let mut without = self.best.without.clone();
+            let smaller = without.insert(part)
+                && self.take(Changes {
+                    without,
+                    ..self.best.clone()
+                });
+            if smaller {
+                self.tell(&format!("without {name}"));
             }
-            None => parts *= 2,
         }
     }
-    Some(best)
-}
 
-fn requests(report: &Report) -> Vec<WriteId> {
-    report.begun.clone()
-}
+    fn requests(&mut self) {
+        let mut wanted = self.report.begun.clone();
+        let mut parts = 2;
+        while parts <= wanted.len().max(1) * 2 && self.runs < RUNS_MAX {
+            let chunk = wanted.len().div_ceil(parts).max(1);
+            let smaller = wanted.chunks(chunk).any(|part| {
+                let mut skip = self.best.skip.clone();
+                skip.extend(part);
+                self.take(Changes {
+                    skip,
+                    ..self.best.clone()
+                })
+            });
+            if smaller {
+                wanted.clone_from(&self.report.begun);
+                self.tell("requests");
+                parts = 2.max(parts - 1);
+            } else {
+                parts *= 2;
+            }
+        }
+    }
 
-fn fails(seed: u64, kind: Kind, attempt: &Changes) -> Option<(Changes, Report)> {
-    (0..SALTS).find_map(|salt| {
-        let changes = Changes {
-            salt,
-            ..attempt.clone()
-        };
-        let report = run(seed, kind, &changes, Trace::off());
-        report.failure.is_some().then_some((changes, report))
-    })
+    /// The crash as early as possible: what comes after what matters says nothing.
+    fn moment(&mut self) {
+        let mut step = self.report.events / 2;
+        let mut moment = self.report.events.max(1);
+        while step > 0 && self.runs < RUNS_MAX {
+            let earlier = moment.saturating_sub(step).max(1);
+            let smaller = earlier < moment
+                && self.take(Changes {
+                    moment: Some(earlier),
+                    ..self.best.clone()
+                });
+            if smaller {
+                moment = earlier;
+            } else {
+                step /= 2;
+            }
+        }
+        self.tell("an earlier crash");
+    }
 }
 
 /// The command that replays a run.
@@ -85,6 +158,12 @@ pub fn command(seed: u64, kind: Kind, changes: &Changes) -> String {
     }
     if changes.salt != 0 {
         text.push_str(&format!(" --salt {}", changes.salt));
+    }
+    if let Some(rounds) = changes.rounds {
+        text.push_str(&format!(" --rounds {rounds}"));
+    }
+    if let Some(moment) = changes.moment {
+        text.push_str(&format!(" --moment {moment}"));
     }
     if !changes.skip.is_empty() {
         let ids: Vec<String> = changes.skip.iter().map(WriteId::to_string).collect();

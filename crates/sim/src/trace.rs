@@ -196,9 +196,13 @@ impl Trace {
             .filter(|kept| matches!(kept.line.about, About::Guest(_)))
             .map(|kept| kept.line.who.as_str())
             .collect();
-        let concerned =
-            |kept: &&Kept| near(kept) || requests.contains(kept.line.who.as_str());
-        let ios: BTreeSet<u64> = record.lines.iter().filter(concerned).filter_map(|kept| kept.line.io).collect();
+        let concerned = |kept: &&Kept| near(kept) || requests.contains(kept.line.who.as_str());
+        let ios: BTreeSet<u64> = record
+            .lines
+            .iter()
+            .filter(concerned)
+            .filter_map(|kept| kept.line.io)
+            .collect();
         let lines = record.lines.iter();
         lines
             .filter(|kept| concerned(kept) || kept.line.io.is_some_and(|io| ios.contains(&io)))
@@ -234,7 +238,10 @@ mod tests {
         assert!(trace.story().is_empty(), "no place is known");
         trace.focus(|| vec![About::Guest(5..6), host(100..200)]);
         let story = trace.story();
-        let words: Vec<&str> = story.iter().filter_map(|line| line.split(' ').next_back()).collect();
+        let words: Vec<&str> = story
+            .iter()
+            .filter_map(|line| line.split(' ').next_back())
+            .collect();
         assert_eq!(words, ["near", "its-own", "there", "its-own-done", "crash"]);
     }
 }

@@ -320,7 +320,11 @@ fn fault(verb: Verb, errno: i32) -> Fault {
 
 #[test]
 fn a_flush_or_a_durable_write_that_fails_loses_what_came_before_whatever_the_error() {
-    for (verb, errno) in [(Verb::Flush, ENOSPC), (Verb::Write, EIO), (Verb::Write, ENOSPC)] {
+    for (verb, errno) in [
+        (Verb::Flush, ENOSPC),
+        (Verb::Write, EIO),
+        (Verb::Write, ENOSPC),
+    ] {
         let left = outcomes(2, |disk, file| {
             finish(disk, write(file, 0, "a")).unwrap();
             disk.set_faults(&[fault(verb, errno)]);
@@ -335,7 +339,10 @@ fn a_flush_or_a_durable_write_that_fails_loses_what_came_before_whatever_the_err
             // The next one succeeds, and brings nothing back.
             finish(disk, file.flush()).unwrap();
         });
-        assert!(left.contains("..") && left.contains("a."), "{verb:?} {errno}: {left:?}");
+        assert!(
+            left.contains("..") && left.contains("a."),
+            "{verb:?} {errno}: {left:?}"
+        );
     }
 }
 

@@ -55,6 +55,7 @@ use self::plan::Freed;
 use self::refcount::Refcounts;
 use self::tables::{Prepared, Tables};
 use crate::chain::Below;
+use crate::durable::DurableWrites;
 use crate::file::{Durability, HostFile};
 use crate::image::{DiscardPolicy, WritePolicy};
 use crate::sync::{Turn, Waiters, lock};
@@ -82,6 +83,7 @@ pub struct Qcow2 {
     turn: Turn<Counts>,
     /// The host file had much less than was allocated when that was first asked.
     sparse: OnceLock<bool>,
+    durable_writes: DurableWrites,
     /// For whoever watches.
     probe: probe::Probe,
 }
@@ -327,8 +329,11 @@ impl Qcow2 {
             self.ready_for_writes().await?; //          1
             let batch = self.admit(&mut request, below, fua).await?; // 2-6
             needs_cycle |= batch.needs_cycle();
+            let durable = batch.durability == Durability::Durable;
+            let under_way = durable.then(|| self.durable_writes.begin());
             let outcome = self.carry_out(&batch, below).await; //    7
             self.publish(batch, &outcome); //           8
+            drop(under_way);
             outcome.into_iter().collect::<Result<()>>()?;
         }
         self.settle(fua, needs_cycle).await //          9

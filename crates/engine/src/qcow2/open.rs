@@ -13,6 +13,7 @@ use super::probe::Probe;
 use super::refcount::Refcounts;
 use super::tables::Tables;
 use super::{Counts, Qcow2, State};
+use crate::durable::DurableWrites;
 use crate::file::{FileRequest, Gate, HostFile, Role};
 use crate::image::OpenOptions;
 use crate::sync::{Turn, Waiters};
@@ -68,6 +69,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         state: Mutex::new(fresh_state(header.clone(), l1, options)),
         turn: Turn::new(empty_counts(file.clone(), format)),
         sparse: OnceLock::new(),
+        durable_writes: DurableWrites::default(),
         probe: Probe::default(),
         file: file.clone(),
     };

@@ -183,10 +183,14 @@ impl Qcow2 {
     /// covered may be lost, and the system tells so only once (invariant D4).
     async fn sync(&self, file: &HostFile) -> Result<()> {
         let flushed = file.flush().await;
+        self.durable_writes.settle().await;
+        let mut state = self.lock();
         if let Err(error) = &flushed {
-            self.lock().latch.get_or_insert(error.duplicate());
+            state.latch.get_or_insert(error.duplicate());
+            return flushed;
         }
-        flushed
+        // A durable write beside it may have heard what the flush did not.
+        self.unlatched(&state)
     }
 
     async fn write_slices(&self, slices: impl Iterator<Item = &SliceCopy>) -> Result<()> {

@@ -272,7 +272,11 @@ impl State {
             Verb::Query | Verb::SetLen | Verb::Flush => String::new(),
             _ => anatomy::name(&file.volatile, &(start..end)),
         };
-        let name = if name.is_empty() { name } else { format!(" ({name})") };
+        let name = if name.is_empty() {
+            name
+        } else {
+            format!(" ({name})")
+        };
         format!("{} {}{name}", file.name, op.describe())
     }
 
@@ -463,7 +467,10 @@ impl State {
 
     pub fn has_hole_at_risk(&self, name: &str) -> bool {
         let is_hole = |effect: &Effect| matches!(effect, Effect::Punch { .. });
-        let mut in_flight = self.pending.iter().filter(|op| self.files[op.file].name == name);
+        let mut in_flight = self
+            .pending
+            .iter()
+            .filter(|op| self.files[op.file].name == name);
         in_flight.any(|op| op.effects.iter().any(is_hole))
             || self
                 .files
