@@ -7,6 +7,7 @@ use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
 use crate::disk::{Allocates, Lie, Pace};
 use crate::model::{Grain, Granules, SECTOR_BYTES};
 use crate::prepare::{BOTTOM, DATA, TOP};
+use crate::profile::{self, Prepared, Profile};
 use crate::rng::Rng;
 
 /// What is tested.
@@ -87,6 +88,8 @@ pub struct Round {
     pub fua_percent: u64,
     /// Percent of requests that go to a hot spot.
     pub hot_percent: u64,
+    /// Percent of requests that cover whole clusters.
+    pub whole_percent: u64,
     /// Metadata cache in bytes.
     pub cache_bytes: u64,
     /// What a discard does.
@@ -150,6 +153,10 @@ impl Part {
 pub struct Config {
     /// What is tested.
     pub kind: Kind,
+    /// What it is made to meet.
+    pub profile: Profile,
+    /// What is done to the image before.
+    pub prepared: Prepared,
     /// The top image's layout.
     pub layout: Layout,
     /// Bytes of its disk, at most.
@@ -442,6 +449,7 @@ impl Round {
             resizes: false,
             fua_percent: rng.pick(&[0, 0, 5, 30]),
             hot_percent: rng.pick(&[0, 50, 90]),
+            whole_percent: 0,
             cache_bytes: match rng.below(3) {
                 0 => 0,
                 1 => rng.between(1, 8) * layout.cluster_bytes().min(4096),
@@ -512,8 +520,10 @@ impl Config {
             round.restrict(kind, data);
         }
         let allocates = rng.pick(&[Allocates::Yes, Allocates::Yes, Allocates::No]);
-        Config {
+        let mut config = Config {
             kind,
+            profile: Profile::Usual,
+            prepared: Prepared::default(),
             size,
             created_bytes: match Rng::derived(seed, "created", 0).below(10) {
                 small @ 0..7 if resizes => (size * (small + 1) / 10).next_multiple_of(512),
@@ -561,7 +571,12 @@ impl Config {
             lie: Lie::None,
             rounds,
             layout,
+        };
+        if kind == Kind::Qcow2 {
+            config.profile = Profile::draw(seed);
+            profile::shape(&mut config, seed);
         }
+        config
     }
 
     /// Leaves a part out.
@@ -600,9 +615,11 @@ impl Config {
     pub fn describe(&self) -> String {
         let layout = &self.layout;
         let mut text = format!(
-            "{:?} size {:#x} cluster {} extended {} version {} refcount bits {} lazy {} data {:?} preallocation {:?}\n\
+            "{:?} {:?} {:?} size {:#x} cluster {} extended {} version {} refcount bits {} lazy {} data {:?} preallocation {:?}\n\
              grain {:?} alignment {} zeroes_fast {} punches_holes {} allocates {:?} pace {:?}",
             self.kind,
+            self.profile,
+            self.prepared,
             self.size,
             layout.cluster_bytes(),
             layout.extended_l2,

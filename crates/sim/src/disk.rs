@@ -39,6 +39,8 @@ pub enum Pace {
     Stragglers,
     /// Reads come late, so that much happens under them.
     SlowReads,
+    /// Many reads come so late that a cycle of write-back and more fit under them.
+    LateReads,
     /// Writes come late.
     SlowWrites,
 }
@@ -50,6 +52,8 @@ impl Pace {
             Pace::Mixed => return rng.below(8),
             Pace::Stragglers => rng.chance(8),
             Pace::SlowReads => verb == Verb::Read && rng.chance(60),
+            Pace::LateReads if verb == Verb::Read && rng.chance(50) => return rng.below(2500),
+            Pace::LateReads => false,
             Pace::SlowWrites => verb == Verb::Write && rng.chance(30),
         };
         rng.below(if slow { 400 } else { 3 })

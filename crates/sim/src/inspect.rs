@@ -3,8 +3,8 @@
 //! It judges what a crash must never leave behind: an entry that points outside of the file or at
 //! metadata, two references to one cluster, a reference that the counts do not cover, a COPIED bit
 //! that the count contradicts, reserved bits, impossible subclusters. Leaks are counted, not judged.
-//! Under the dirty bit counts and COPIED bits are not judged. Snapshots and bitmaps are not read: an
-//! image with snapshots is refused.
+//! Under the dirty bit counts and COPIED bits are not judged. What snapshots reach must stay as it
+//! is, byte by byte. Bitmaps are not read.
 
 use std::collections::BTreeMap;
 
@@ -21,6 +21,10 @@ pub struct Findings {
     pub dirty: bool,
     /// The corrupt bit is set.
     pub corrupt_bit: bool,
+    /// The autoclear bits.
+    pub autoclear: u64,
+    /// A fingerprint of all that snapshots reach.
+    pub snapshots: u64,
 }
 
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
@@ -71,9 +75,6 @@ pub fn inspect(content: &Content) -> Findings {
     if !(9..=21).contains(&cluster_bits) {
         return refuse(format!("cluster bits {cluster_bits}"));
     }
-    if field(60, 4) != 0 {
-        return refuse("snapshots, which this look does not know".to_string());
-    }
     let incompatible = if version == 3 { field(72, 8) } else { 0 };
     let autoclear = if version == 3 { field(88, 8) } else { 0 };
     let mut reader = Reader {
@@ -90,13 +91,15 @@ pub fn inspect(content: &Content) -> Findings {
         found: Findings {
             dirty: incompatible & DIRTY != 0,
             corrupt_bit: incompatible & CORRUPT != 0,
+            autoclear,
             ..Findings::default()
         },
         references: BTreeMap::new(),
         copied: Vec::new(),
     };
     reader.metadata();
-    reader.mapping();
+    reader.mapping("", reader.l1);
+    reader.snapshots();
     reader.judge();
     reader.found
 }
@@ -147,7 +150,7 @@ impl Reader<'_> {
             return;
         }
         for index in 0..len / 8 {
-            let entry = number(self.content, table + index * 8, 8);
+            let entry = self.content.number(table + index * 8, 8);
             if entry & 0x1ff != 0 {
                 self.corrupt(format!("refcount table entry {index} is {entry:#x}"));
             } else if entry != 0 {
@@ -163,28 +166,59 @@ impl Reader<'_> {
         if slot >= u64::from(self.refcounts.1) * self.cluster() / 8 {
             return 0;
         }
-        let block = number(self.content, self.refcounts.0 + slot * 8, 8) & !0x1ff;
+        let block = self.content.number(self.refcounts.0 + slot * 8, 8) & !0x1ff;
         if block == 0 {
             return 0;
         }
         let bit = cluster_index % per_block * bits;
         if bits >= 8 {
-            return number(self.content, block + bit / 8, (bits / 8) as usize);
+            return self.content.number(block + bit / 8, (bits / 8) as usize);
         }
-        let byte = number(self.content, block + bit / 8, 1);
+        let byte = self.content.number(block + bit / 8, 1);
         byte >> (bit % 8) & ((1 << bits) - 1)
     }
 
-    fn mapping(&mut self) {
+    /// What the snapshots reach, and a fingerprint of it.
+    fn snapshots(&mut self) {
+        let (count, table) = (self.content.number(60, 4), self.content.number(64, 8));
+        let mut at = table;
+        for index in 0..count {
+            let field = |offset, bytes| self.content.number(at + offset, bytes);
+            let l1 = (field(0, 8), field(8, 4) as u32);
+            let names = field(12, 2) + field(14, 2);
+            at = (at + 40 + field(36, 4) + names).next_multiple_of(8);
+            let who = format!("snapshot {index}: ");
+            self.reference(&format!("{who}its L1 table"), l1.0, u64::from(l1.1) * 8);
+            self.mapping(&who, l1);
+        }
+        if count > 0 {
+            self.reference("the snapshot table", table, at - table);
+            let bytes = self.content.bytes(table, (at - table) as usize);
+            self.remember(&bytes);
+        }
+    }
+
+    /// Adds bytes that a snapshot reaches to the fingerprint.
+    fn remember(&mut self, bytes: &[u8]) {
+        let sum = &mut self.found.snapshots;
+        for chunk in bytes.chunks(8) {
+            let value = chunk
+                .iter()
+                .fold(0, |all, byte| all << 8 | u64::from(*byte));
+            *sum = (sum.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95);
+        }
+    }
+
+    /// The tables and clusters of an L1 table; `who` has it, nobody in particular the active state.
+    fn mapping(&mut self, who: &str, (l1, entries): (u64, u32)) {
         let entry_bytes = if self.extended { 16 } else { 8 };
         let per_table = self.cluster() / entry_bytes;
-        let (l1, entries) = self.l1;
         let needed = self.size.div_ceil(self.cluster() * per_table);
-        if needed > u64::from(entries) {
+        if who.is_empty() && needed > u64::from(entries) {
             self.corrupt(format!("{entries} L1 entries, and the disk needs {needed}"));
         }
         for index in 0..u64::from(entries) {
-            let entry = number(self.content, l1 + index * 8, 8);
+            let entry = self.content.number(l1 + index * 8, 8);
             if entry == 0 {
                 continue;
             }
@@ -195,21 +229,28 @@ impl Reader<'_> {
             if table == 0 {
                 continue;
             }
-            let what = format!("L2 table {index}");
-            if self.reference(&what, table, self.cluster()) {
-                self.copied
-                    .push((what, table >> self.cluster_bits, entry & COPIED != 0));
-                for slot in 0..per_table {
-                    self.entry(index * per_table + slot, table + slot * entry_bytes);
-                }
+            let what = format!("{who}L2 table {index}");
+            if !self.reference(&what, table, self.cluster()) {
+                continue;
+            }
+            if who.is_empty() {
+                let cluster = table >> self.cluster_bits;
+                self.copied.push((what, cluster, entry & COPIED != 0));
+            } else {
+                let bytes = self.content.bytes(table, self.cluster() as usize);
+                self.remember(&bytes);
+            }
+            for slot in 0..per_table {
+                let place = table + slot * entry_bytes;
+                self.entry(who, index * per_table + slot, place);
             }
         }
     }
 
-    fn entry(&mut self, guest_cluster: u64, at: u64) {
-        let entry = number(self.content, at, 8);
+    fn entry(&mut self, who: &str, guest_cluster: u64, at: u64) {
+        let entry = self.content.number(at, 8);
         let bitmap = if self.extended {
-            number(self.content, at + 8, 8)
+            self.content.number(at + 8, 8)
         } else {
             0
         };
@@ -217,9 +258,9 @@ impl Reader<'_> {
             return;
         }
         let guest = guest_cluster << self.cluster_bits;
-        let what = format!("guest cluster {guest:#x}");
+        let what = format!("{who}guest cluster {guest:#x}");
         if entry & COMPRESSED != 0 {
-            return self.compressed(&what, entry, bitmap);
+            return self.compressed(who, &format!("guest cluster {guest:#x}"), (entry, bitmap));
         }
         let zero = if self.version == 3 && !self.extended {
             ZERO
@@ -259,13 +300,19 @@ impl Reader<'_> {
             }
             return;
         }
-        if self.reference(&what, offset, self.cluster()) {
+        if !self.reference(&what, offset, self.cluster()) {
+            return;
+        }
+        if who.is_empty() {
             self.copied
                 .push((what, offset >> self.cluster_bits, entry & COPIED != 0));
+        } else {
+            let bytes = self.content.bytes(offset, self.cluster() as usize);
+            self.remember(&bytes);
         }
     }
 
-    fn compressed(&mut self, what: &str, entry: u64, bitmap: u64) {
+    fn compressed(&mut self, who: &str, what: &str, (entry, bitmap): (u64, u64)) {
         if self.data_file || entry & COPIED != 0 || bitmap != 0 {
             self.corrupt(format!("{what} is compressed: {entry:#x}, {bitmap:#x}"));
         }
@@ -274,13 +321,13 @@ impl Reader<'_> {
         let sectors = (entry & !COMPRESSED & !COPIED) >> offset_bits;
         let end = (offset / 512 + 1 + sectors) * 512;
         let first = offset >> self.cluster_bits << self.cluster_bits;
-        self.reference(&format!("compressed {what}"), first, end - first);
+        self.reference(&format!("{who}compressed {what}"), first, end - first);
     }
 
     fn judge(&mut self) {
         let references = std::mem::take(&mut self.references);
         for (index, users) in &references {
-            if users.len() > 1 && !users.iter().all(|user| user.starts_with("compressed")) {
+            if !may_share(users) {
                 let offset = index << self.cluster_bits;
                 self.corrupt(format!("{offset:#x} is used by {}", users.join(" and ")));
             }
@@ -302,7 +349,7 @@ impl Reader<'_> {
         let per_block = (self.cluster() * 8) >> self.refcount_order;
         let end = self.content.len().div_ceil(self.cluster());
         for slot in 0..u64::from(self.refcounts.1) * self.cluster() / 8 {
-            if number(self.content, self.refcounts.0 + slot * 8, 8) == 0 {
+            if self.content.number(self.refcounts.0 + slot * 8, 8) == 0 {
                 continue;
             }
             // Like QEMU's check, which does not look beyond the end of the file.
@@ -314,4 +361,22 @@ impl Reader<'_> {
             }
         }
     }
+}
+
+/// Whether these may use one cluster: compressed clusters, or one thing and snapshots of it.
+fn may_share(users: &[String]) -> bool {
+    let things = users.iter().map(|user| match user.split_once(": ") {
+        Some((_, thing)) => (true, thing),
+        None => (false, user.as_str()),
+    });
+    let mut things: Vec<(bool, &str)> = things.collect();
+    if things
+        .iter()
+        .all(|(_, thing)| thing.starts_with("compressed"))
+    {
+        return true;
+    }
+    let own = things.iter().filter(|(snapshot, _)| !snapshot).count();
+    things.dedup_by_key(|(_, thing)| *thing);
+    own <= 1 && things.len() == 1
 }

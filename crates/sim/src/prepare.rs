@@ -18,7 +18,10 @@ use crate::disk::{SimDisk, regular};
 use crate::drive::block_on;
 use crate::inspect::inspect;
 use crate::model::{self, Granules, Model, WriteId, ZERO};
+use crate::profile::Prepared;
 use crate::rng::Rng;
+use crate::second_reader::Layer;
+use crate::snapshots;
 use crate::subject::{Plain, SimGate, Subject};
 
 /// The name of the image under test.
@@ -123,7 +126,47 @@ pub(crate) fn build(
     options.data_file_raw = config.data == Data::ExternalRaw;
     options.data_file.clone_from(&data_file);
     make(TOP, config, (options, data_file), disk, rng)?;
+    if config.prepared.filled {
+        let first = 100 * config.below.len() as WriteId + 1;
+        let layer = (TOP, config.created_bytes, first);
+        fill_layer(layer, config, disk, (draw, rng), &mut initial)?;
+    }
     Ok(initial)
+}
+
+/// What of the file as it was made is held against the file as it becomes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Baseline {
+    /// A fingerprint of what snapshots reach.
+    snapshots: u64,
+    /// The image and its data file, while bits are set that the first write has to clear.
+    untouched: Option<(Content, Content)>,
+}
+
+/// An autoclear bit that nobody knows.
+const UNKNOWN_AUTOCLEAR: u64 = 1 << 40;
+/// Where the autoclear bits are.
+const AUTOCLEAR_AT: u64 = 88;
+
+/// Does to the image what no writer of ours does.
+pub(crate) fn change(prepared: &Prepared, disk: &SimDisk) -> Baseline {
+    if *prepared == Prepared::default() {
+        return Baseline::default();
+    }
+    disk.edit(TOP, |content| {
+        snapshots::add(content, prepared.snapshots);
+        if prepared.autoclear {
+            let bits = content.number(AUTOCLEAR_AT, 8) | UNKNOWN_AUTOCLEAR;
+            content.write(AUTOCLEAR_AT, &bits.to_be_bytes());
+        }
+    });
+    let content = disk.content(TOP).expect("it was made");
+    Baseline {
+        snapshots: inspect(&content).snapshots,
+        untouched: prepared
+            .autoclear
+            .then(|| (content, disk.content(DATA).unwrap_or_default())),
+    }
 }
 
 fn below_name(index: usize) -> String {
@@ -200,7 +243,9 @@ fn fill_layer(
     let opened = block_on(disk, rng, "open", opening)?;
     let image = Arc::new(opened.map_err(|error| format!("opening {name}: {error}"))?);
     let grain = &config.grain;
-    for id in first..first + 8 {
+    // Another id for each write; layers are a hundred apart.
+    let writes = if name == TOP { 60 } else { 8 };
+    for id in first..first + writes {
         let Some(granules) = draw_run(config, size, draw) else {
             continue;
         };
@@ -319,7 +364,11 @@ pub(crate) fn cram(config: &Config, disk: &SimDisk) {
 ///
 /// # Errors
 /// Corruptions.
-pub(crate) fn check(config: &Config, disk: &SimDisk, rng: &mut Rng) -> Result<Found, String> {
+pub(crate) fn check(
+    (config, baseline): (&Config, &Baseline),
+    disk: &SimDisk,
+    rng: &mut Rng,
+) -> Result<Found, String> {
     if config.kind != Kind::Qcow2 {
         return Ok(Found::default());
     }
@@ -327,6 +376,15 @@ pub(crate) fn check(config: &Config, disk: &SimDisk, rng: &mut Rng) -> Result<Fo
     let findings = inspect(&content);
     if !findings.corruptions.is_empty() {
         return Err(format!("corrupt: {}", findings.corruptions.join("; ")));
+    }
+    if findings.corrupt_bit {
+        return Err("the image is marked corrupt".to_string());
+    }
+    if findings.snapshots != baseline.snapshots {
+        return Err("what snapshots reach has changed".to_string());
+    }
+    if findings.autoclear & UNKNOWN_AUTOCLEAR != 0 {
+        baseline.judge_untouched(disk)?;
     }
     let found = Found {
         leaks: findings.leaks,
@@ -366,6 +424,41 @@ pub(crate) struct Found {
     pub leaks: u64,
     /// Counts may lag.
     pub dirty: bool,
+}
+
+impl Baseline {
+    /// While an unknown autoclear bit is set, nothing else may have changed (D5).
+    fn judge_untouched(&self, disk: &SimDisk) -> Result<(), String> {
+        let Some((image, data)) = &self.untouched else {
+            return Err("an autoclear bit was set".to_string());
+        };
+        let all = |content: &Content| content.bytes(0, content.len() as usize);
+        for (name, before) in [(TOP, image), (DATA, data)] {
+            let now = disk.content(name).unwrap_or_default();
+            if all(&now) != all(before) {
+                return Err(format!("{name} has changed under an unknown autoclear bit"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the second reader finds where the engine has read `bytes` from the files as they are.
+///
+/// # Errors
+/// If it finds something else.
+pub(crate) fn compare(layer: &Layer, offset: u64, bytes: &[u8]) -> Result<(), String> {
+    let mut other = vec![0; bytes.len()];
+    let mut known = vec![false; bytes.len()];
+    layer.read(offset, &mut other, &mut known);
+    let differs = (0..bytes.len()).find(|i| known[*i] && other[*i] != bytes[*i]);
+    match differs {
+        None => Ok(()),
+        Some(at) => Err(format!(
+            "the second reader finds something else at {:#x} than the engine",
+            offset + at as u64
+        )),
+    }
 }
 
 /// After a close: a raw data file must be what the guest has.

@@ -13,6 +13,7 @@ use crate::model::Survival;
 use crate::prepare::{self, Access, TOP};
 use crate::rng::Rng;
 use crate::run::{Run, Work};
+use crate::second_reader::Layer;
 use crate::subject::Subject;
 
 /// Whether the engine refuses to write an image that was not closed cleanly. The one place to change
@@ -228,6 +229,10 @@ impl Run<'_> {
             let adopted = self.model.adopt_size(size, survival);
             adopted.map_err(|violation| violation.to_string())?;
         }
+        let second = match self.config.kind {
+            Kind::Qcow2 => Layer::open(&self.disk, TOP),
+            Kind::Plain | Kind::Raw => None,
+        };
         for window in self.model.windows() {
             let window = self.model.on_disk(&window);
             let mut at = window.start;
@@ -242,6 +247,9 @@ impl Run<'_> {
                 let reading = async move { reader.read(start, buf).await };
                 let read = block_on(&self.disk, &mut self.rng, "verify", reading)?;
                 let buf = read.map_err(|error| format!("unreadable after reopening: {error}"))?;
+                second
+                    .as_ref()
+                    .map_or(Ok(()), |layer| prepare::compare(layer, start, &buf))?;
                 let adopted = self.model.adopt(&granules, &buf, survival);
                 adopted.map_err(|violation| {
                     self.trace

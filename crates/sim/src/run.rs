@@ -158,6 +158,9 @@ pub(crate) struct Run<'a> {
     pub seed: u64,
     pub changes: &'a Changes,
     pub config: Config,
+    baseline: prepare::Baseline,
+    /// Clusters that were leaked when the files were last looked at.
+    leaks: u64,
     pub disk: SimDisk,
     pub model: Model,
     pub rng: Rng,
@@ -199,6 +202,7 @@ impl<'a> Run<'a> {
         let initial = prepare::build(&config, seed, &disk, &mut rng)?;
         disk.persist_all();
         prepare::cram(&config, &disk);
+        let baseline = prepare::change(&config.prepared, &disk);
         let grain = &config.grain;
         let created = config.created_bytes;
         let model = Model::new(grain.clone(), &config.windows, |granule| {
@@ -213,6 +217,8 @@ impl<'a> Run<'a> {
             seed,
             changes,
             config,
+            baseline,
+            leaks: 0,
             disk,
             model,
             rng,
@@ -388,8 +394,14 @@ impl<'a> Run<'a> {
         self.model.end_flush(begun);
         self.totals.closes += 1;
         self.survival = Some(Survival::Cached);
+        let faulty = self.disk.delivered().0 > 0;
         self.disk.set_faults(&[]);
+        let leaks = self.leaks;
         self.check("after a close")?;
+        if self.leaks > leaks && !faulty {
+            let more = self.leaks - leaks;
+            return Err(format!("{more} clusters are leaked after a close"));
+        }
         // A crash, or a write that fails, leaves bytes in the data file that no entry of the image
         // knows.
         if self.totals.crashes == 0 && self.totals.faults == 0 {
@@ -478,9 +490,11 @@ impl<'a> Run<'a> {
 
     /// What the file itself must be, whoever reads it.
     pub fn check(&mut self, when: &str) -> Result<(), String> {
-        let found = prepare::check(&self.config, &self.disk, &mut self.rng);
+        let judged = (&self.config, &self.baseline);
+        let found = prepare::check(judged, &self.disk, &mut self.rng);
         let found = found.map_err(|what| format!("{when}: {what}"))?;
         self.trace.line(|| format!("{when}: {found:?}"));
+        self.leaks = found.leaks;
         Ok(())
     }
 }

@@ -59,7 +59,9 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
     let rng = &mut Rng::derived(seed, "request", u64::from(id));
     if round.resizes && rng.chance(5) {
         let sectors = config.size / SECTOR_BYTES;
-        let size = rng.between(sectors / 4 + 1, sectors) * SECTOR_BYTES;
+        // Beyond what the disk had at first there is nothing to see, but L1 has to grow.
+        let most = sectors * rng.pick(&[1, 1, 3]);
+        let size = rng.between(sectors / 4 + 1, most) * SECTOR_BYTES;
         return Request {
             id,
             verb: Verb::Resize(size),
@@ -86,14 +88,14 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
         return Request {
             id,
             verb,
-            granules: whole_cluster(config, &granules),
+            granules: whole_cluster(config, round, &granules),
         };
     }
     Request { id, verb, granules }
 }
 
 /// The cluster of the first granule, as far as the disk goes.
-fn whole_cluster(config: &Config, granules: &Granules) -> Granules {
+fn whole_cluster(config: &Config, round: &Round, granules: &Granules) -> Granules {
     let grain = &config.grain;
     let cluster = config.layout.cluster_bytes();
     let inside = |window: &&Granules| window.contains(&granules.start);
@@ -108,8 +110,9 @@ fn whole_cluster(config: &Config, granules: &Granules) -> Granules {
         start += cluster;
     }
     let end = (start + cluster).min(config.size);
-    if end > high || start >= end {
-        // The window holds no such cluster.
+    let part = end < start + cluster && round.resizes;
+    if end > high || start >= end || part {
+        // The window holds no such cluster, or it is a part of one that ends where the disk may not.
         return granules.start..granules.start;
     }
     grain.index_of(start)..grain.index_of(end - 1) + 1
@@ -142,6 +145,13 @@ fn draw_granules(seed: u64, config: &Config, round: (usize, &Round), rng: &mut R
     } else {
         rng.between(start, end - 1)
     };
+    if rng.chance(round.1.whole_percent) {
+        let cluster = config.layout.cluster_bytes();
+        let first = grain.index_of((near / cluster * cluster).clamp(start, end - 1));
+        let last = near / cluster * cluster + cluster * rng.pick(&[1, 1, 1, 2, 3]);
+        let last = grain.index_of((last - 1).clamp(start, end - 1)).max(first);
+        return first..(last + 1).min(window.end);
+    }
     let unaligned = rng.chance(30);
     let len = match rng.below(10) {
         0 => unit * rng.between(1, 8),

@@ -1,0 +1,240 @@
+//! Kinds of workloads that bring rare meetings about: a read under way while its cluster is freed and
+//! taken again, several writes in one cluster, tables and counts that do not fit into their cache, and
+//! clusters that snapshots share. Uniformly drawn runs almost never see these.
+
+use cowslip::image::{DiscardPolicy, WritePolicy};
+use cowslip::qcow2::create::Preallocation;
+
+use crate::config::{Below, Config, Data, Ending, Layout, Round};
+use crate::disk::Pace;
+use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
+use crate::model::{Grain, SECTOR_BYTES};
+use crate::rng::Rng;
+
+/// What a run is made to meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Anything.
+    Usual,
+    /// A full disk of few clusters that are discarded, written and read all the time, with slow
+    /// operations: early reuse is seen.
+    Churn,
+    /// Many requests in the subclusters of very few clusters, some of which fail.
+    Crowded,
+    /// The smallest tables, a cache of four slices, narrow counts, tables that grow.
+    TightMetadata,
+    /// Snapshots share what is there.
+    Shared,
+}
+
+/// What is done to the image before the run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prepared {
+    /// Much of the disk is written.
+    pub filled: bool,
+    /// Snapshots of what is written.
+    pub snapshots: u32,
+    /// Autoclear bits that nobody knows are set.
+    pub autoclear: bool,
+}
+
+impl Profile {
+    pub(crate) fn draw(seed: u64) -> Profile {
+        match Rng::derived(seed, "profile", 0).below(20) {
+            0..=5 => Profile::Usual,
+            6..=10 => Profile::Churn,
+            11..=13 => Profile::Crowded,
+            14..=16 => Profile::TightMetadata,
+            _ => Profile::Shared,
+        }
+    }
+}
+
+/// Shapes a drawn qcow2 configuration.
+pub(crate) fn shape(config: &mut Config, seed: u64) {
+    let rng = &mut Rng::derived(seed, "profile", 1);
+    match config.profile {
+        Profile::Usual => {}
+        Profile::Churn => churn(config, rng),
+        Profile::Crowded => crowded(config, rng),
+        Profile::TightMetadata => tight_metadata(config, rng),
+        Profile::Shared => shared(config, rng),
+    }
+    config.prepared.autoclear = config.layout.version == 3 && rng.chance(25);
+}
+
+/// A small disk with all of it in one window.
+fn small(config: &mut Config, rng: &mut Rng, layout: Layout, clusters: u64) {
+    let cluster = layout.cluster_bytes();
+    let odd = rng.chance(30) && cluster > SECTOR_BYTES;
+    let size = clusters * cluster - if odd { SECTOR_BYTES } else { 0 };
+    if rng.chance(70) {
+        config.grain = Grain::new(vec![0]);
+    }
+    config.size = size;
+    config.created_bytes = size;
+    config.crammed = None;
+    config.windows = vec![0..size / SECTOR_BYTES * config.grain.per_sector()];
+    config.layout = layout;
+    config.preallocation = Preallocation::Off;
+    if config.layout.version == 2 {
+        config.data = Data::Inside;
+    }
+    config.below.clear();
+    if config.data != Data::ExternalRaw && rng.chance(25) {
+        let size = rng.pick(&[size, size / 2 / SECTOR_BYTES * SECTOR_BYTES + SECTOR_BYTES]);
+        config.below.push(Below { layout: None, size });
+    }
+}
+
+fn plain_layout(rng: &mut Rng, cluster_bits: &[u32]) -> Layout {
+    Layout {
+        cluster_bits: rng.pick(cluster_bits),
+        extended_l2: false,
+        version: if rng.chance(85) { 3 } else { 2 },
+        refcount_bits: 16,
+        lazy_refcounts: false,
+    }
+}
+
+fn extended_layout(rng: &mut Rng) -> Layout {
+    Layout {
+        cluster_bits: rng.pick(&[14, 14, 15, 16]),
+        extended_l2: true,
+        version: 3,
+        refcount_bits: 16,
+        lazy_refcounts: false,
+    }
+}
+
+/// Sessions of many requests that end at any time.
+fn busy(config: &mut Config, rng: &mut Rng, each: impl Fn(&mut Round, &mut Rng)) {
+    let count = rng.between(1, 2);
+    let model = config.rounds[0].clone();
+    config.rounds = (0..count).map(|_| model.clone()).collect();
+    for round in &mut config.rounds {
+        round.requests = 300;
+        round.depth = rng.pick(&[12, 24, 32]);
+        round.hot_percent = 0;
+        round.discard = DiscardPolicy::Unmap;
+        round.write_policy = WritePolicy::Writeback;
+        round.fua_percent = rng.pick(&[0, 0, 10]);
+        round.faults.clear();
+        round.resizes = false;
+        round.ending = match rng.below(10) {
+            0..=5 => Ending::Crash(rng.between(20, 1200)),
+            6 => Ending::Kill(rng.between(20, 1200)),
+            _ => Ending::Close,
+        };
+        each(round, rng);
+    }
+}
+
+fn churn(config: &mut Config, rng: &mut Rng) {
+    let extended = rng.chance(20);
+    let layout = match extended {
+        true => extended_layout(rng),
+        false => plain_layout(rng, &[9, 9, 10, 12, 12]),
+    };
+    let clusters = rng.between(3, 12);
+    if rng.chance(85) {
+        config.data = Data::Inside;
+    }
+    small(config, rng, layout, clusters);
+    config.prepared.filled = rng.chance(80);
+    config.pace = rng.pick(&[
+        Pace::LateReads,
+        Pace::LateReads,
+        Pace::LateReads,
+        Pace::SlowReads,
+        Pace::SlowWrites,
+        Pace::Stragglers,
+    ]);
+    let late = config.pace == Pace::LateReads;
+    busy(config, rng, |round, rng| {
+        round.whole_percent = rng.pick(&[50, 80, 95]);
+        round.requests = if late { 600 } else { 300 };
+        // Late reads must leave room for others, since nothing waits for them.
+        let reads = if late { 8 } else { rng.pick(&[10, 30]) };
+        round.depth = if late { 32 } else { round.depth };
+        round.weights = [reads, 30, 8, 22, rng.pick(&[8, 16]), 0];
+    });
+}
+
+fn crowded(config: &mut Config, rng: &mut Rng) {
+    let layout = match rng.chance(70) {
+        true => extended_layout(rng),
+        false => plain_layout(rng, &[12, 13, 16]),
+    };
+    if rng.chance(90) {
+        config.data = Data::Inside;
+    }
+    let clusters = rng.between(1, 4);
+    small(config, rng, layout, clusters);
+    config.prepared.filled = rng.chance(30);
+    config.pace = rng.pick(&[Pace::SlowWrites, Pace::Stragglers, Pace::SlowReads]);
+    busy(config, rng, |round, rng| {
+        round.whole_percent = rng.pick(&[0, 5, 20]);
+        round.weights = [15, 45, 15, 6, rng.pick(&[3, 10]), 0];
+        if rng.chance(35) {
+            round.faults = vec![Fault {
+                verb: rng.pick(&[Verb::Write, Verb::Write, Verb::Read]),
+                after: rng.below(150),
+                errno: rng.pick(&[EIO, EIO, ENOSPC]),
+                duration: Duration::Once,
+                file: None,
+            }];
+        }
+    });
+}
+
+fn tight_metadata(config: &mut Config, rng: &mut Rng) {
+    let mut layout = plain_layout(rng, &[9, 9, 9, 10]);
+    if layout.version == 3 {
+        layout.refcount_bits = rng.pick(&[1, 1, 2, 16, 64, 64]);
+    }
+    let narrow = layout.refcount_bits <= 2;
+    if rng.chance(85) {
+        config.data = Data::Inside;
+    }
+    let tables = rng.between(5, 16);
+    let clusters = tables * layout.cluster_bytes() / 8;
+    small(config, rng, layout, clusters);
+    config.crammed = rng.chance(40).then(|| rng.below(40));
+    config.prepared.filled = rng.chance(40);
+    let resizes = rng.chance(40);
+    busy(config, rng, |round, rng| {
+        round.cache_bytes = 1;
+        round.whole_percent = rng.pick(&[0, 30]);
+        round.resizes = resizes;
+        round.weights = [20, 40, 6, 12, 6, if narrow { 25 } else { 0 }];
+    });
+    if config.data != Data::Inside {
+        config
+            .rounds
+            .iter_mut()
+            .for_each(|round| round.weights[5] = 0);
+    }
+}
+
+fn shared(config: &mut Config, rng: &mut Rng) {
+    let mut layout = match rng.chance(35) {
+        true => extended_layout(rng),
+        false => plain_layout(rng, &[9, 10, 12, 12, 16]),
+    };
+    if layout.version == 3 {
+        layout.refcount_bits = rng.pick(&[4, 16, 16, 64]);
+    }
+    config.data = Data::Inside;
+    let clusters = rng.between(2, 20);
+    small(config, rng, layout, clusters);
+    config.prepared.filled = true;
+    config.prepared.snapshots = rng.pick(&[1, 1, 2]) as u32;
+    let resizes = config.layout.version == 3 && rng.chance(20);
+    busy(config, rng, |round, rng| {
+        round.whole_percent = rng.pick(&[0, 20, 60]);
+        round.resizes = resizes;
+        round.weights = [15, 40, 8, 8, 8, if rng.chance(20) { 8 } else { 0 }];
+        round.cache_bytes = rng.pick(&[1, 1 << 20]);
+    });
+}

@@ -1,0 +1,143 @@
+//! Reads what a guest sees from the files alone, without the engine: the second opinion on bytes.
+//!
+//! Compressed clusters are left out.
+
+use crate::disk::SimDisk;
+use crate::disk::content::Content;
+use crate::prepare::DATA;
+
+const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+const COPIED: u64 = 1 << 63;
+const COMPRESSED: u64 = 1 << 62;
+
+/// An image and what lies below it.
+pub struct Layer {
+    content: Content,
+    /// Where its guest data is, if that is another file.
+    data: Option<Content>,
+    /// `None`: a raw image.
+    table: Option<Table>,
+    size: u64,
+    below: Option<Box<Layer>>,
+}
+
+struct Table {
+    cluster_bits: u32,
+    extended: bool,
+    version: u64,
+    l1: (u64, u64),
+}
+
+impl Layer {
+    /// The image of that name, and its chain. `None` if a file is missing.
+    pub fn open(disk: &SimDisk, name: &str) -> Option<Layer> {
+        let content = disk.content(name)?;
+        let field = |offset, bytes| content.number(offset, bytes);
+        if content.len() < 72 || field(0, 4) != 0x5146_49fb {
+            return Some(Layer {
+                size: content.len(),
+                content,
+                data: None,
+                table: None,
+                below: None,
+            });
+        }
+        let version = field(4, 4);
+        let features = if version == 3 { field(72, 8) } else { 0 };
+        let table = Table {
+            cluster_bits: field(20, 4) as u32,
+            extended: features & 16 != 0,
+            version,
+            l1: (field(40, 8), field(36, 4)),
+        };
+        let (at, len) = (field(8, 8), field(16, 4));
+        let below = if at == 0 {
+            None
+        } else {
+            let name = String::from_utf8(content.bytes(at, len as usize)).ok()?;
+            Some(Box::new(Layer::open(disk, &name)?))
+        };
+        let data = if features & 4 != 0 {
+            Some(disk.content(DATA)?)
+        } else {
+            None
+        };
+        Some(Layer {
+            size: field(24, 8),
+            data,
+            table: Some(table),
+            below,
+            content,
+        })
+    }
+
+    /// Reads a range of the disk; `known` tells which bytes were read.
+    pub fn read(&self, offset: u64, bytes: &mut [u8], known: &mut [bool]) {
+        let Some(table) = &self.table else {
+            let within = (self.size.saturating_sub(offset) as usize).min(bytes.len());
+            bytes.fill(0);
+            self.content.read(offset, &mut bytes[..within]);
+            return known.fill(true);
+        };
+        let unit = match table.extended {
+            true => 1 << (table.cluster_bits - 5),
+            false => 1 << table.cluster_bits,
+        };
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset + done as u64;
+            let len = ((unit - at % unit) as usize).min(bytes.len() - done);
+            let part = done..done + len;
+            self.read_unit(table, at, &mut bytes[part.clone()], &mut known[part]);
+            done += len;
+        }
+    }
+
+    /// Reads within one subcluster.
+    fn read_unit(&self, table: &Table, at: u64, bytes: &mut [u8], known: &mut [bool]) {
+        known.fill(true);
+        bytes.fill(0);
+        if at >= self.size {
+            return;
+        }
+        let entry_bytes = if table.extended { 16 } else { 8 };
+        let cluster = 1u64 << table.cluster_bits;
+        let (index, per_table) = (at >> table.cluster_bits, cluster / entry_bytes);
+        let mut entry = (0, 0);
+        if index / per_table < table.l1.1 {
+            let l1 = self.content.number(table.l1.0 + index / per_table * 8, 8) & OFFSET;
+            if l1 != 0 {
+                let place = l1 + index % per_table * entry_bytes;
+                entry.0 = self.content.number(place, 8);
+                if table.extended {
+                    entry.1 = self.content.number(place + 8, 8);
+                }
+            }
+        }
+        let (word, bitmap) = entry;
+        if word & COMPRESSED != 0 {
+            return known.fill(false);
+        }
+        let sub = at % cluster * 32 / cluster;
+        let present = word & OFFSET != 0 || (self.data.is_some() && word & COPIED != 0);
+        let (allocated, zero) = match table.extended {
+            true => (bitmap >> sub & 1 != 0, bitmap >> (sub + 32) & 1 != 0),
+            false => (present, table.version == 3 && word & 1 != 0),
+        };
+        if zero {
+            return;
+        }
+        if allocated {
+            let place = (word & OFFSET) + at % cluster;
+            return self
+                .data
+                .as_ref()
+                .unwrap_or(&self.content)
+                .read(place, bytes);
+        }
+        if let Some(below) = &self.below {
+            let within = (below.size.saturating_sub(at) as usize).min(bytes.len());
+            below.read(at, &mut bytes[..within], &mut known[..within]);
+        }
+    }
+}
