@@ -12,6 +12,10 @@ pub mod error;
 mod extents;
 pub mod file;
 pub mod image;
+#[cfg(feature = "planted")]
+pub mod planted;
+#[cfg(not(feature = "planted"))]
+mod planted;
 pub mod qcow2;
 mod raw;
 mod sync;

@@ -12,6 +12,8 @@ pub mod executor;
 pub mod inspect;
 pub mod model;
 pub mod panics;
+#[cfg(feature = "planted")]
+pub mod planted;
 mod prepare;
 pub mod profile;
 mod recovery;

@@ -18,13 +18,16 @@ usage: cowslip-sim [--seeds N] [--start S] [--jobs J] [--kind qcow2|raw|plain] [
        cowslip-sim --replay SEED [--kind K] [--salt N] [--skip ID,ID,...] [--tail LINES]
                    [--rounds N] [--moment N]
        cowslip-sim --shrink SEED [--kind K]
+       cowslip-sim --planted all|NAME,NAME,... [--budget SEEDS] [--start S] [--jobs J] [--json]
 
 Every form takes --without PART,...: kills, faults, compressed, discards, maintenance, alignment,
 raw-data, small-caches, resizes, recoveries, dirty, crammed, growth.
 --coverage prints where crashes and faults fell; --require-coverage fails where they could have and
 did not, which takes some ten thousand seeds.
 Runs the engine on simulated disks. Every run follows from its seed; a run that fails prints the
-command that replays it.";
+command that replays it. --planted, in a build with the feature of that name, plants one mistake
+after the other in the engine and fails unless each is noticed within its budget of seeds; with
+--replay and --shrink it plants that one.";
 
 struct Options {
     seeds: u64,
@@ -40,6 +43,9 @@ struct Options {
     coverage: Wanted,
     /// No run begins later than this.
     limit: Duration,
+    planted: Option<String>,
+    trial: Option<String>,
+    budget: u64,
 }
 
 /// What is wanted of the coverage.
@@ -64,6 +70,9 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         json: false,
         coverage: Wanted::No,
         limit: Duration::MAX,
+        planted: None,
+        trial: None,
+        budget: 2000,
     };
     while let Some(name) = args.next() {
         match name.as_str() {
@@ -96,6 +105,9 @@ fn option(options: &mut Options, name: &str, value: Option<String>) -> Result<()
         "--rounds" => options.changes.rounds = Some(number()? as usize),
         "--moment" => options.changes.moment = Some(number()?),
         "--tail" => options.tail = number()? as usize,
+        "--planted" => options.planted = Some(value),
+        "--trial" => options.trial = Some(value),
+        "--budget" => options.budget = number()?,
         "--kind" => {
             options.kind = match value.as_str() {
                 "qcow2" => Kind::Qcow2,
@@ -128,6 +140,16 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if let Some(names) = options.planted.as_ref().or(options.trial.as_ref()) {
+        match plant(&options, names) {
+            Ok(None) => {}
+            Ok(Some(code)) => return code,
+            Err(what) => {
+                eprintln!("{what}");
+                return ExitCode::from(2);
+            }
+        }
+    }
     if let Some(seed) = options.replay {
         let report = run(seed, options.kind, &options.changes, Trace::kept());
         return show(&report, options.tail);
@@ -149,6 +171,35 @@ fn main() -> ExitCode {
         };
     }
     many(&options)
+}
+
+/// Runs the suite of planted mistakes; with a replay it plants the one that is named, and no more.
+#[cfg(feature = "planted")]
+fn plant(options: &Options, names: &str) -> Result<Option<ExitCode>, String> {
+    use cowslip_sim::planted;
+    let mistakes = planted::named(names)?;
+    if options.trial.is_some() {
+        planted::trial(mistakes[0], options.start..options.start + options.seeds);
+        return Ok(Some(ExitCode::SUCCESS));
+    }
+    if options.replay.is_some() || options.shrink.is_some() {
+        cowslip::planted::plant(mistakes.first().copied());
+        return Ok(None);
+    }
+    let seeds = options.start..options.start + options.budget;
+    let trials = planted::suite(&mistakes, seeds, options.jobs);
+    let text = match options.json {
+        true => planted::json(&trials),
+        false => planted::table(&trials),
+    };
+    println!("{text}");
+    let survived = trials.iter().any(|trial| trial.caught.is_none());
+    Ok(Some(ExitCode::from(u8::from(survived))))
+}
+
+#[cfg(not(feature = "planted"))]
+fn plant(_: &Options, _: &str) -> Result<Option<ExitCode>, String> {
+    Err("no mistake can be planted in this build: cargo xtask sim --planted all".to_string())
 }
 
 fn show(report: &Report, tail: usize) -> ExitCode {

@@ -16,6 +16,7 @@ use super::tables::{NewTable, OnDisk, Prepared};
 use super::{Fua, Qcow2, SlicePin, State};
 use crate::chain::Below;
 use crate::file::Durability;
+use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
 /// Slices that a batch pins at most.
@@ -249,11 +250,10 @@ impl Qcow2 {
             .steps
             .iter()
             .all(|step| step.write.change == Change::None);
+        let mut pins = batch.pins.iter();
         let durable = in_place
-            && batch
-                .pins
-                .iter()
-                .all(|&slice| state.tables.is_durable(slice));
+            && (planted::is(Mistake::FuaBeforeMapping)
+                || pins.all(|&slice| state.tables.is_durable(slice)));
         batch.durability = super::writeback::durability(fua, durable);
         batch.needs_cycle = !durable;
         Ok(Ok(batch))
@@ -316,11 +316,12 @@ impl Qcow2 {
         for (cluster, _) in &taken {
             *state.raised.entry(*cluster).or_default() += 1;
         }
-        batch.leases.extend(
-            wants
+        if !planted::is(Mistake::LeaseReleasedEarly) {
+            let granted = wants
                 .into_iter()
-                .map(|want| state.leases.grant(slice, want)),
-        );
+                .map(|want| state.leases.grant(slice, want));
+            batch.leases.extend(granted);
+        }
         state.tables.pin(slice);
         batch.pins.push(slice);
         self.enlist(state, request, steps, (batch, &taken));
@@ -365,6 +366,16 @@ impl Qcow2 {
                 state
                     .joint
                     .join(cluster, space, published, self.attempted(&write));
+                if planted::is(Mistake::MappingBeforeData)
+                    && matches!(write.change, Change::Fill(_))
+                {
+                    let before = state
+                        .tables
+                        .entry(cluster)
+                        .expect("it was decoded for the plan");
+                    let (entry, _) = plan::publish(&self.format, &before, &write);
+                    state.tables.set_entry(cluster, &entry);
+                }
             }
             batch.steps.push(Step {
                 cluster,
@@ -393,7 +404,9 @@ impl Qcow2 {
             return Ok(Err(Need::Other(copied.wait())));
         }
         match table {
-            Some(table) if !table.copied => return Ok(Err(Need::OwnTable(l1_index))),
+            Some(table) if !table.copied && !planted::is(Mistake::SharedTableInPlace) => {
+                return Ok(Err(Need::OwnTable(l1_index)));
+            }
             Some(_) => {}
             None => {
                 if state.free.clusters() == 0 {
@@ -407,7 +420,11 @@ impl Qcow2 {
                     OnDisk::Unknown
                 };
                 let offset = self.geometry().host_offset(cluster);
-                state.protected.insert(cluster);
+                if planted::is(Mistake::LiveTableHandedOut) {
+                    self.give_back(state, &[(cluster, content)]);
+                } else {
+                    state.protected.insert(cluster);
+                }
                 state
                     .tables
                     .set_table(l1_index, NewTable { offset, on_disk });

@@ -11,6 +11,7 @@ use super::admit::{Batch, Step};
 use super::map::{Run, Source};
 use super::plan::Fill;
 use crate::chain::{Below, read_runs};
+use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
 /// Buffers that go down in one write; the system takes 1024.
@@ -103,7 +104,10 @@ impl Qcow2 {
                 let place = (run.range.start, buffer(&run));
                 let all = read_runs(self, &[run], place, below).await?.freeze();
                 let len = |fill: &Fill| (fill.range.end - fill.range.start) as usize;
-                let tail_start = (tail.range.start - head.range.start) as usize;
+                let tail_start = match planted::is(Mistake::CowReadsWrongHalf) {
+                    true => 0,
+                    false => (tail.range.start - head.range.start) as usize,
+                };
                 vec![all.slice(0, len(head)), all.slice(tail_start, len(tail))]
             }
             fills => {

@@ -18,8 +18,10 @@ use std::ops::Range;
 
 use cowslip_queue::{Completer, Pending, pending};
 
+use super::entry::L2Entry;
 use super::geometry::{GuestCluster, SubclusterMask};
 use super::plan::Space;
+use crate::planted::{self, Mistake};
 use crate::sync::Waiters;
 
 /// What a lease allows.
@@ -159,7 +161,9 @@ impl Leases {
             return;
         };
         let gone = claims.swap_remove(at);
-        wake_overlapping(claims, &gone.range, |_| true);
+        if !planted::is(Mistake::LostWakeupOfLease) {
+            wake_overlapping(claims, &gone.range, |_| true);
+        }
         if claims.is_empty() {
             self.slices.remove(&ticket.slice);
         }
@@ -242,10 +246,20 @@ impl JointSpace {
         }
     }
 
+    /// The mistake of that name.
+    pub fn publish_all_attempted(&self, cluster: GuestCluster, entry: &mut L2Entry) {
+        if let (Some(joint), L2Entry::Standard(entry)) = (self.0.get(&cluster), entry) {
+            entry.allocated |= joint.attempted;
+            entry.zeroes &= !joint.attempted;
+        }
+    }
+
     /// Whatever members have tried to write in these subclusters may be there, though no entry says
     /// so: they are not fresh any more for those who join from now on.
     pub fn spoil(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
-        if let Some(joint) = self.0.get_mut(&cluster) {
+        if let Some(joint) = self.0.get_mut(&cluster)
+            && !planted::is(Mistake::FreshAfterZeroes)
+        {
             joint.space.fresh &= !(joint.attempted & subclusters);
         }
     }
@@ -261,8 +275,13 @@ impl JointSpace {
             return Left::Shared;
         }
         let joint = self.0.remove(&cluster).expect("it is there");
+        let forgotten = if planted::is(Mistake::FreshAfterAttempt) {
+            0
+        } else {
+            joint.attempted
+        };
         let space = Space {
-            fresh: joint.space.fresh & !joint.attempted,
+            fresh: joint.space.fresh & !forgotten,
             ..joint.space
         };
         if joint.published {
@@ -313,6 +332,9 @@ impl Epochs {
 
     /// Whether no request of `epoch` or before is left.
     pub fn all_left(&self, epoch: u64) -> bool {
+        if planted::is(Mistake::EpochIgnored) {
+            return true;
+        }
         self.active
             .keys()
             .next()

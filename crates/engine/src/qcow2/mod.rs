@@ -58,6 +58,7 @@ use crate::chain::Below;
 use crate::durable::DurableWrites;
 use crate::file::{Durability, HostFile};
 use crate::image::{DiscardPolicy, WritePolicy};
+use crate::planted::{self, Mistake};
 use crate::sync::{Turn, Waiters, lock};
 use crate::{Error, Result};
 
@@ -310,7 +311,7 @@ impl Qcow2 {
     pub(crate) fn enter(&self) -> Visit<'_> {
         Visit {
             image: self,
-            epoch: Some(self.lock().epochs.enter()),
+            epoch: (!planted::is(Mistake::ReadWithoutEpoch)).then(|| self.lock().epochs.enter()),
         }
     }
 
@@ -350,19 +351,23 @@ impl Qcow2 {
             state.latch.get_or_insert(error.duplicate());
         }
         for (step, outcome) in batch.steps.iter().zip(outcome) {
-            if outcome.is_ok() && step.write.change != plan::Change::None {
+            let published = outcome.is_ok() || planted::is(Mistake::FailedWritePublishes);
+            if published && step.write.change != plan::Change::None {
                 let before = state
                     .tables
                     .entry(step.cluster)
                     .expect("it was decoded at admission, and leased");
-                let (entry, freed) = plan::publish(&self.format, &before, &step.write);
+                let (mut entry, freed) = plan::publish(&self.format, &before, &step.write);
+                if planted::is(Mistake::JoinerPublishesOthers) {
+                    state.joint.publish_all_attempted(step.cluster, &mut entry);
+                }
                 state.tables.set_entry(step.cluster, &entry);
                 state.joint.published(step.cluster);
                 let epoch = state.epochs.current();
                 state.quarantine.extend(freed.map(|freed| (freed, epoch)));
             }
             if step.write.change != plan::Change::None {
-                if outcome.is_err() {
+                if outcome.is_err() && !planted::is(Mistake::FreshAfterFailedWrite) {
                     state.joint.spoil(step.cluster, self.attempted(&step.write));
                 }
                 self.leave_joint(state, step.cluster);
@@ -386,6 +391,7 @@ impl Qcow2 {
                     .set(self.geometry().host_cluster(space.host), space.fresh);
             }
             Left::Forfeited(_) if self.format.data_file => {}
+            Left::Forfeited(_) if planted::is(Mistake::ForfeitedLost) => {}
             Left::Forfeited(space) => {
                 let epoch = state.epochs.current();
                 state.quarantine.push((Freed::Cluster(space.host), epoch));

@@ -17,6 +17,7 @@ use std::ops::Range;
 use super::entry::{Compressed, EntryFormat, L2Entry, Standard};
 use super::geometry::{HostOffset, SubclusterMask};
 use super::map::{Run, map_cluster, reads_as_zero};
+use crate::planted::{self, Mistake};
 
 /// Space for a cluster, and what is known of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +85,7 @@ pub fn needs_space(view: &View) -> bool {
     match &view.entry {
         L2Entry::Compressed(_) => true,
         L2Entry::Standard(entry) => match entry.host {
-            Some(_) => !entry.copied,
+            Some(_) => !entry.copied && !planted::is(Mistake::SharedClusterInPlace),
             None => view.joined.is_none(),
         },
     }
@@ -130,7 +131,10 @@ pub fn plan_write(
             lease: bytes,
         },
         (Some(_), Some(space)) => {
-            let received = entry.allocated | touched;
+            let received = match planted::is(Mistake::SharedClusterMovesTouchedOnly) {
+                true => touched,
+                false => entry.allocated | touched,
+            };
             let fills = fills(format, view, &bytes, received, space.fresh);
             Write {
                 host: space.host,
@@ -188,6 +192,12 @@ fn fills(
         let (is_zero, is_fresh) = (zero >> i & 1 != 0, fresh >> i & 1 != 0);
         for part in parts.into_iter().filter(|part| part.start < part.end) {
             if is_zero && is_fresh {
+                continue;
+            }
+            let is_head = part.end <= bytes.start;
+            if (is_head && planted::is(Mistake::HeadNotFilled))
+                || (!is_head && planted::is(Mistake::TailNotFilled))
+            {
                 continue;
             }
             let mut content = Vec::new();
@@ -252,7 +262,10 @@ pub fn publish(format: &EntryFormat, before: &L2Entry, write: &Write) -> (L2Entr
                 "members share one cluster"
             );
             (
-                standard(write.host, old.allocated | filled, old.zeroes & !filled),
+                match planted::is(Mistake::ZeroBitLeftSet) {
+                    true => standard(write.host, old.allocated | filled, old.zeroes),
+                    false => standard(write.host, old.allocated | filled, old.zeroes & !filled),
+                },
                 None,
             )
         }

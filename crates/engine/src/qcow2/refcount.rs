@@ -12,6 +12,7 @@ use futures_util::future::join_all;
 use super::entry::{EntryFormat, refcount_at, set_refcount};
 use super::geometry::{Geometry, HostCluster, HostOffset};
 use crate::file::{Durability, HostFile};
+use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
 /// Clean slices that are kept.
@@ -149,7 +150,10 @@ impl Refcounts {
         let order = self.geometry().refcount_order();
         let (max, per_slice) = (self.geometry().refcount_max(), self.counts_per_slice());
         let old = self.get(cluster).await?;
-        let new = old.checked_add_signed(delta).filter(|&new| new <= max);
+        let mut new = old.checked_add_signed(delta).filter(|&new| new <= max);
+        if planted::is(Mistake::RefcountWraps) {
+            new = Some(old.wrapping_add_signed(delta) & max);
+        }
         let (Some(new), Some(bytes)) = (new, self.slices.get_mut(&slice)) else {
             return Err(Error::Corrupt {
                 file: self.file.name().to_string(),

@@ -12,6 +12,7 @@ use super::{Counts, Qcow2};
 use crate::chain::Below;
 use crate::file::Durability;
 use crate::image::ZeroOptions;
+use crate::planted::{self, Mistake};
 use crate::sync::Waiters;
 use crate::{Error, Result};
 
@@ -157,7 +158,7 @@ impl Qcow2 {
             let mut turn = self.turn.take().await;
             self.move_l1(&mut turn, entries).await?;
         }
-        if stale.start < stale.end {
+        if stale.start < stale.end && !planted::is(Mistake::GrowShowsStale) {
             let options = ZeroOptions {
                 may_unmap: false,
                 ..ZeroOptions::default()
@@ -179,6 +180,9 @@ impl Qcow2 {
 
     /// The size first, then the space (invariant D6).
     async fn shrink_disk(&self, removed: Range<u64>, below: &Below) -> Result<()> {
+        if planted::is(Mistake::ShrinkFreesFirst) {
+            self.free_beyond_end(removed.clone(), below).await?;
+        }
         self.set_size(removed.start).await?;
         // The disk is smaller, durably. If its space cannot be given back for want of space, the
         // change of entries stays in memory for a later cycle, and nothing has failed.

@@ -11,6 +11,7 @@ use cowslip_queue::{Buf, Pending};
 
 use super::entry::{EntryError, EntryFormat, L2Entry, TableRef};
 use super::geometry::{GuestCluster, HostOffset};
+use crate::planted::{self, Mistake};
 use crate::sync::Waiters;
 
 /// A table that L1 in memory refers to and L1 on disk does not yet.
@@ -264,7 +265,9 @@ impl Tables {
                 0
             };
             let slot = &mut self.slots[self.hand];
-            if slot.pins > 0 || slot.dirty || slot.writing {
+            let dirty = slot.dirty && !planted::is(Mistake::EvictedWhileDirty);
+            let writing = slot.writing && !planted::is(Mistake::EvictedWhileWritten);
+            if slot.pins > 0 || dirty || writing {
                 continue;
             }
             if std::mem::take(&mut slot.referenced) {
@@ -285,6 +288,9 @@ impl Tables {
     fn remove(&mut self, at: usize) {
         let gone = self.slots.swap_remove(at);
         self.index.remove(&gone.slice);
+        if planted::is(Mistake::EvictedWhileDirty) {
+            self.dirty.remove(&gone.slice);
+        }
         if let Some(moved) = self.slots.get(at) {
             self.index.insert(moved.slice, at);
         }
@@ -315,7 +321,8 @@ impl Tables {
     pub fn unpin(&mut self, slice: u64) {
         let slot = self.slot_mut(slice);
         slot.pins -= 1;
-        if slot.pins == 0 && !self.freed.is_empty() {
+        let silent = planted::is(Mistake::LostWakeupOfSlot);
+        if slot.pins == 0 && !self.freed.is_empty() && !silent {
             self.freed.wake();
         }
     }
@@ -420,6 +427,9 @@ impl Tables {
     /// Ends a cycle: what was cut is durable.
     pub fn cut_is_durable(&mut self, cut: &Cut) {
         for copy in cut.slices.iter().chain(&cut.new_slices) {
+            if !self.is_cached(copy.slice) && planted::is(Mistake::EvictedWhileWritten) {
+                continue;
+            }
             self.slot_mut(copy.slice).writing = false;
         }
         for (index, _) in &cut.new_tables {

@@ -33,6 +33,7 @@ use super::tables::{Cut, OnDisk, SliceCopy};
 use super::{Counts, Fua, Qcow2, State};
 use crate::file::{Durability, HostFile};
 use crate::image::DiscardPolicy;
+use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
 /// Clusters whose counts are looked through at a time.
@@ -72,7 +73,7 @@ impl Qcow2 {
         let wanted = {
             let state = self.lock();
             self.unlatched(&state)?;
-            state.cuts + 1
+            state.cuts + u64::from(!planted::is(Mistake::FlushJoinsEarlierCut))
         };
         let mut turn = self.turn.take().await;
         {
@@ -96,9 +97,13 @@ impl Qcow2 {
             let mut state = self.lock();
             match &written {
                 Ok(()) => {
+                    let state = &mut *state;
                     state.tables.cut_is_durable(&cycle.tables);
                     state.durable_cut = cycle.number;
                     state.cleared.append(&mut cycle.freed);
+                    if planted::is(Mistake::QuarantineOfNextCut) {
+                        state.cleared.extend(std::mem::take(&mut state.quarantine));
+                    }
                 }
                 Err(error) => self.take_back(&mut state, cycle, error),
             }
@@ -134,7 +139,7 @@ impl Qcow2 {
         let later = std::mem::replace(&mut state.quarantine, cycle.freed);
         state.quarantine.extend(later);
         state.unflushed = true;
-        if !is_no_space(error) {
+        if !is_no_space(error) && !planted::is(Mistake::NoLatchAfterFailedFlush) {
             state.latch.get_or_insert(error.duplicate());
         }
     }
@@ -148,14 +153,20 @@ impl Qcow2 {
                 return Err(error);
             }
         }
+        if planted::is(Mistake::QuarantineOpenedAtCut) {
+            self.lock().cleared.append(&mut cycle.freed);
+            self.open_quarantine(counts).await?;
+        }
         let tables = &cycle.tables;
         let wrote_counts = counts.refcounts.is_dirty();
         counts.refcounts.write_dirty().await?;
         self.write_new_tables(tables).await?;
-        if cycle.unflushed
-            || wrote_counts
-            || !tables.new_tables.is_empty()
-            || !tables.slices.is_empty()
+        if planted::is(Mistake::L1BeforeTable) {
+            self.write_l1(tables).await?;
+        }
+        let has_tables = !tables.new_tables.is_empty() || !tables.slices.is_empty();
+        if (cycle.unflushed || wrote_counts || has_tables)
+            && !(has_tables && planted::is(Mistake::NoBarrierBeforeEntries))
         {
             self.barrier().await?;
         }
@@ -168,12 +179,16 @@ impl Qcow2 {
         self.write_slices(tables.slices.iter()).await?;
         let _roots = (!tables.l1.is_empty()).then(|| self.probe.stage(Stage::Roots));
         self.write_l1(tables).await?;
+        if planted::is(Mistake::ReuseBeforeClearingDurable) && !cycle.freed.is_empty() {
+            self.lock().cleared.append(&mut cycle.freed);
+            self.open_quarantine(counts).await?;
+        }
         self.sync(&self.file).await
     }
 
     /// Flushes the data file first, so that no entry can be durable before its data.
     pub(super) async fn barrier(&self) -> Result<()> {
-        if self.format.data_file {
+        if self.format.data_file && !planted::is(Mistake::DataFileNotFlushed) {
             self.sync(&self.data).await?;
         }
         self.sync(&self.file).await
@@ -186,6 +201,9 @@ impl Qcow2 {
         self.durable_writes.settle().await;
         let mut state = self.lock();
         if let Err(error) = &flushed {
+            if planted::is(Mistake::NoLatchAfterFailedFlush) {
+                return flushed;
+            }
             state.latch.get_or_insert(error.duplicate());
             return flushed;
         }
@@ -226,7 +244,8 @@ impl Qcow2 {
         let unknown = cut
             .new_tables
             .iter()
-            .filter(|(_, table)| table.on_disk == OnDisk::Unknown);
+            .filter(|(_, table)| table.on_disk == OnDisk::Unknown)
+            .filter(|_| !planted::is(Mistake::NewTableNotZeroed));
         for (_, table) in unknown {
             self.file
                 .write(
@@ -270,6 +289,7 @@ impl Qcow2 {
         for cluster in ready.iter().flat_map(|freed| self.clusters_of(freed)) {
             match counts.refcounts.add(cluster, -1).await {
                 Ok(0) => free.push(cluster),
+                Ok(1) if planted::is(Mistake::CompressedFreedEarly) => free.push(cluster),
                 Ok(_) => {}
                 Err(error) => damaged = Some(error),
             }
@@ -284,6 +304,13 @@ impl Qcow2 {
         let written = counts.refcounts.write_dirty().await;
         drop(lower);
         let _release = self.probe.stage(Stage::Release);
+        if planted::is(Mistake::PunchAfterReuse) {
+            for cluster in free.iter() {
+                let freed = (*cluster, Content::Unknown);
+                set_free(&mut self.lock(), counts.scanned, freed);
+            }
+            self.punch(&std::mem::take(&mut free)).await;
+        }
         let content = self.punch(&free).await;
         let mut state = self.lock();
         let state = &mut *state;
@@ -307,6 +334,9 @@ impl Qcow2 {
     /// hands meanwhile, so a hole never meets a new write.
     async fn punch(&self, free: &[HostCluster]) -> Vec<Content> {
         let mut content = vec![Content::Unknown; free.len()];
+        if planted::is(Mistake::FreedCountsAsZeroes) {
+            content.fill(Content::Zeroes);
+        }
         if self.discard == DiscardPolicy::Ignore {
             return content;
         }
@@ -604,7 +634,13 @@ impl Qcow2 {
         }
         counts.refcounts.write_dirty().await?;
         self.write_all(writes).await?;
-        self.sync(&self.file).await?;
+        let skip = match moved {
+            true => planted::is(Mistake::RefcountTableBeforeDurable),
+            false => planted::is(Mistake::RefcountBlockBeforeDurable),
+        };
+        if !skip {
+            self.sync(&self.file).await?;
+        }
         drop(stage);
         let _table = self.probe.stage(Stage::CountTable);
         let old = counts.refcounts.table_offset();
@@ -708,12 +744,15 @@ impl Qcow2 {
         };
         // What was read so far, entries among it, may be what a process left unflushed when it died:
         // nothing may be built on it before it is durable.
-        if let Err(error) = self.barrier().await {
+        if !planted::is(Mistake::NoFlushBeforeFirstWrite)
+            && let Err(error) = self.barrier().await
+        {
             self.lock().latch.get_or_insert(error.duplicate());
             return Err(error);
         }
         let maintained = autoclear::DATA_FILE_RAW;
-        if header.autoclear_features & !maintained != 0 {
+        let clear = !planted::is(Mistake::AutoclearLeftSet);
+        if header.autoclear_features & !maintained != 0 && clear {
             header.autoclear_features &= maintained;
             self.write_header(&header).await?;
         }

@@ -1,0 +1,228 @@
+//! The proof that the simulator finds mistakes: plants one after the other in the engine and runs
+//! seeds until it is noticed.
+//!
+//! A mistake is noticed by the judgements that every run passes; nothing here knows what was planted.
+
+use std::ops::Range;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use cowslip::planted::{Mistake, plant};
+
+use crate::config::Kind;
+use crate::run::{Changes, run};
+use crate::trace::Trace;
+
+/// How a mistake was noticed.
+#[derive(Clone, Debug)]
+pub struct Caught {
+    /// The seed.
+    pub seed: u64,
+    /// Which of the judgements.
+    pub judgement: &'static str,
+    /// What it said.
+    pub what: String,
+}
+
+/// What became of a mistake.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// Which.
+    pub mistake: Mistake,
+    /// How it was noticed; `None` if it survived.
+    pub caught: Option<Caught>,
+    /// Seeds that were run.
+    pub seeds: u64,
+    /// Crashes, and the checks after them.
+    pub crashes: u64,
+    /// Time that it took.
+    pub seconds: f64,
+}
+
+/// The mistakes of these names, or all of them.
+///
+/// # Errors
+/// A name that is none.
+pub fn named(names: &str) -> Result<Vec<Mistake>, String> {
+    if names == "all" {
+        return Ok(Mistake::ALL.to_vec());
+    }
+    let find = |name: &str| {
+        let known = Mistake::ALL.iter().find(|m| format!("{m:?}") == name);
+        known
+            .copied()
+            .ok_or_else(|| format!("no such mistake: {name}"))
+    };
+    names.split(',').map(find).collect()
+}
+
+/// Tries each mistake with these seeds, in order, until it is noticed; some at a time.
+pub fn suite(mistakes: &[Mistake], seeds: Range<u64>, jobs: usize) -> Vec<Trial> {
+    let next = AtomicUsize::new(0);
+    let trials = Mutex::new(Vec::new());
+    let work = || {
+        while let Some(&mistake) = mistakes.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let trial = attempt(mistake, seeds.clone());
+            eprintln!("{mistake:?}: {} seeds", trial.seeds);
+            let mut trials = trials.lock().unwrap_or_else(PoisonError::into_inner);
+            trials.push(trial);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(work);
+        }
+    });
+    let mut trials = trials.into_inner().unwrap_or_else(PoisonError::into_inner);
+    trials.sort_by_key(|trial| mistakes.iter().position(|m| *m == trial.mistake));
+    trials
+}
+
+/// A process of its own, since some mistakes end in a panic while another one unwinds.
+fn attempt(mistake: Mistake, seeds: Range<u64>) -> Trial {
+    let begun = Instant::now();
+    let mut trial = Trial {
+        mistake,
+        caught: None,
+        seeds: 0,
+        crashes: 0,
+        seconds: 0.0,
+    };
+    let mut command = Command::new(std::env::current_exe().expect("this program is a file"));
+    command.args(["--trial", &format!("{mistake:?}")]);
+    command.args(["--start", &seeds.start.to_string()]);
+    command.args(["--seeds", &(seeds.end - seeds.start).to_string()]);
+    let output = command.output().expect("this program runs again");
+    let mut seed = seeds.start;
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match word {
+            "seed" => {
+                seed = rest.parse().unwrap_or(seed);
+                trial.seeds += 1;
+            }
+            "crashes" => trial.crashes += rest.parse().unwrap_or(0),
+            _ => {
+                trial.caught = Some(Caught {
+                    seed,
+                    judgement: judgement(rest),
+                    what: rest.to_string(),
+                });
+            }
+        }
+    }
+    if trial.caught.is_none() && !output.status.success() {
+        trial.caught = Some(Caught {
+            seed,
+            judgement: "panic",
+            what: String::from_utf8_lossy(&output.stderr).trim().to_string(),
+        });
+    }
+    trial.seconds = begun.elapsed().as_secs_f64();
+    trial
+}
+
+/// One mistake, in this process; says line by line how far it got.
+pub fn trial(mistake: Mistake, seeds: Range<u64>) {
+    plant(Some(mistake));
+    for seed in seeds {
+        println!("seed {seed}");
+        let report = run(seed, Kind::Qcow2, &Changes::default(), Trace::off());
+        println!("crashes {}", report.totals.crashes);
+        if let Some(what) = report.failure {
+            println!("caught {}", what.replace('\n', "; "));
+            return;
+        }
+    }
+}
+
+/// Phrases of failures, and the judgement that says them.
+const JUDGEMENTS: &[(&str, &str)] = &[
+    ("nothing moves any more", "hang"),
+    ("no end after", "hang"),
+    ("panicked at", "panic"),
+    ("found after reopening", "bytes after a crash"),
+    ("size was found", "size after a crash"),
+    ("were read;", "bytes of a read"),
+    ("was read;", "bytes of a read"),
+    ("snapshots reach", "bytes of a snapshot"),
+    ("second reader", "second reader"),
+    ("are leaked after", "lost space"),
+    ("autoclear", "header bits"),
+    ("raw data file", "raw data file"),
+    ("the second opinion", "checks disagree"),
+    ("check finds", "check"),
+    ("corrupt:", "second check"),
+    ("although the disk did not", "request failed"),
+    ("without a fault", "request failed"),
+    ("does not open", "reopening"),
+    ("after reopening", "reopening"),
+];
+
+fn judgement(what: &str) -> &'static str {
+    let said = JUDGEMENTS.iter().find(|(phrase, _)| what.contains(phrase));
+    said.map_or("preparation", |(_, judgement)| judgement)
+}
+
+/// The trials as a table.
+pub fn table(trials: &[Trial]) -> String {
+    let mut text = format!(
+        "{:<32} {:<20} {:>7} {:>6} {:>8} {:>8}\n",
+        "mistake", "caught by", "at seed", "seeds", "crashes", "seconds"
+    );
+    for trial in trials {
+        let (by, at) = match &trial.caught {
+            Some(caught) => (caught.judgement, caught.seed.to_string()),
+            None => ("NOTHING", "-".to_string()),
+        };
+        text.push_str(&format!(
+            "{:<32} {by:<20} {at:>7} {:>6} {:>8} {:>8.1}\n",
+            format!("{:?}", trial.mistake),
+            trial.seeds,
+            trial.crashes,
+            trial.seconds,
+        ));
+    }
+    let caught = trials.iter().filter(|trial| trial.caught.is_some()).count();
+    text.push_str(&format!("{caught} of {} mistakes caught", trials.len()));
+    text
+}
+
+/// The trials as JSON.
+pub fn json(trials: &[Trial]) -> String {
+    let object = |trial: &Trial| {
+        let caught = match &trial.caught {
+            None => "null".to_string(),
+            Some(caught) => format!(
+                r#"{{"seed": {}, "judgement": "{}", "what": "{}"}}"#,
+                caught.seed,
+                caught.judgement,
+                escaped(&caught.what)
+            ),
+        };
+        format!(
+            r#"  {{"mistake": "{:?}", "does": "{}", "caught": {caught}, "seeds": {}, "crashes": {}, "seconds": {:.2}}}"#,
+            trial.mistake,
+            escaped(trial.mistake.describe()),
+            trial.seeds,
+            trial.crashes,
+            trial.seconds
+        )
+    };
+    let objects: Vec<String> = trials.iter().map(object).collect();
+    format!("[\n{}\n]", objects.join(",\n"))
+}
+
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => escaped.extend(['\\', c]),
+            c if c.is_control() => escaped.push_str(&format!("\\u{:04x}", c as u32)),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
