@@ -185,3 +185,37 @@ fn check(result: io::Result<()>) {
         Err(_) => std::process::exit(1),
     }
 }
+
+/// A mistake on the command line, with a word on where to read more.
+pub fn usage_error(text: &str, verb: &str, program: &Program) -> CommandError {
+    CommandError::new(format!(
+        "{text}\nTry '{} {verb} --help' for more info",
+        program.name
+    ))
+}
+
+/// How a report is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputFormat {
+    /// For people.
+    Human,
+    /// For programs.
+    Json,
+}
+
+impl OutputFormat {
+    /// Reads `--output`.
+    ///
+    /// # Errors
+    /// It is neither of the two.
+    pub fn parse(text: &str, verb: &str, program: &Program) -> Result<OutputFormat, CommandError> {
+        match text {
+            "human" => Ok(OutputFormat::Human),
+            "json" => Ok(OutputFormat::Json),
+            other => {
+                let text = format!("--output expects 'human' or 'json' not '{other}'");
+                Err(usage_error(&text, verb, program))
+            }
+        }
+    }
+}

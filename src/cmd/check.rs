@@ -9,15 +9,15 @@ use std::sync::Arc;
 
 use cowslip::BufMut;
 use cowslip::file::BlockFile;
-use cowslip::file::host::HostOptions;
+use cowslip::file::host::Aio;
 use cowslip::image::Format;
 use cowslip::qcow2::check::{self, CheckOptions, CheckResult, Finding, Observer};
 use cowslip::qcow2::header::{self, Header};
 use serde_json::{Map, Value};
 
-use super::source::{OutputFormat, Source, SourceWords, block_on, page_cache, usage_error};
 use crate::error::CommandError;
-use crate::output::{self, Program};
+use crate::open::{self, CacheMode, ImageSpec, OpenHow, Source};
+use crate::output::{self, OutputFormat, Program, usage_error};
 
 /// Bytes that tell an image's format and the size of its header.
 const PROBE_BYTES: u64 = 512;
@@ -182,23 +182,24 @@ fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
     if let Some(what) = &args.repair {
         return Err(refuse_repair(what, program));
     }
-    let page_cache = page_cache(&args.cache)
+    let cache = CacheMode::parse(&args.cache)
         .ok_or_else(|| CommandError::new(format!("Invalid source cache option: {}", args.cache)))?;
-    let words = SourceWords {
-        filenames: &args.filenames,
-        format: args.format.as_deref(),
-        image_opts: args.image_opts,
-    };
-    let source = Source::parse(&words, "check", program)?;
-    let options = HostOptions {
-        page_cache,
-        ..HostOptions::default()
+    let spec = ImageSpec::only(
+        &args.filenames,
+        args.format.as_deref(),
+        args.image_opts,
+        ("check", program),
+    )?;
+    let source = spec.resolve()?;
+    let how = OpenHow {
+        cache,
+        ..OpenHow::default()
     };
     let mut reporter = Reporter {
         progress: args.progress.then_some(-1.0),
     };
-    let file = source.open_file(&options)?;
-    let result = block_on(check_file(&source, &file, &mut reporter))?;
+    let file = open::open_file(&source, &how)?;
+    let result = open::block_on(Aio::Auto, check_file(&source, &file, &mut reporter))?;
     if args.progress {
         output::print("\n");
     }
@@ -226,7 +227,7 @@ async fn check_file(
     file: &Arc<dyn BlockFile>,
     reporter: &mut Reporter,
 ) -> Result<CheckResult, CommandError> {
-    let name = source.path.as_str();
+    let name = source.filename.as_str();
     let start = read_start(file, PROBE_BYTES, name).await?;
     let format = source.format.unwrap_or_else(|| header::probe(&start));
     if format != Format::Qcow2 {

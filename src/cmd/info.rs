@@ -12,7 +12,7 @@ use super::create::format_name;
 use crate::error::CommandError;
 use crate::layer::{Layer, chain};
 use crate::open::{ImageSpec, block_on};
-use crate::output::{Program, print, print_json};
+use crate::output::{OutputFormat, Program, print, print_json};
 use crate::size;
 use crate::time;
 
@@ -23,7 +23,7 @@ pub struct Args {
     #[arg(short = 'f', long = "format", value_name = "FMT")]
     format: Option<String>,
     /// The file name is a list of options
-    #[arg(long, conflicts_with = "format")]
+    #[arg(long)]
     image_opts: bool,
     /// Also all backing files
     #[arg(short = 'b', long)]
@@ -44,30 +44,18 @@ pub struct Args {
 
 /// Describes an image.
 pub fn run(args: Args, program: &Program) -> u8 {
-    program.exit_code(describe(&args))
+    program.exit_code(describe(&args, program))
 }
 
-fn describe(args: &Args) -> Result<(), CommandError> {
-    let hint = "Try 'qemu-img info --help' for more info";
-    let json = match args.output.as_str() {
-        "human" => args.json,
-        "json" => true,
-        other => {
-            return Err(CommandError::new(format!(
-                "--output expects 'human' or 'json' not '{other}'\n{hint}"
-            )));
-        }
-    };
-    let [filename] = args.filenames.as_slice() else {
-        return Err(CommandError::new(format!(
-            "Expecting one image file name\n{hint}"
-        )));
-    };
-    let spec = ImageSpec {
-        filename: filename.clone(),
-        format: args.format.clone(),
-        image_opts: args.image_opts,
-    };
+fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
+    let format = OutputFormat::parse(&args.output, "info", program)?;
+    let json = args.json || format == OutputFormat::Json;
+    let spec = ImageSpec::only(
+        &args.filenames,
+        args.format.as_deref(),
+        args.image_opts,
+        ("info", program),
+    )?;
     let source = spec.resolve()?;
     let layers = block_on(Aio::Auto, async {
         if args.backing_chain {

@@ -3,11 +3,12 @@
 //! Text, JSON and refusals are qemu-img's: neighbouring extents of one kind are one line; the table
 //! for people lists data only and gives up at data that has no place of its own in a file.
 
+use cowslip::file::host::Aio;
 use cowslip::image::{Extent, Image};
 
-use super::source::{OutputFormat, Source, SourceWords, block_on};
 use crate::error::CommandError;
-use crate::output::{self, Program};
+use crate::open::{ImageSpec, OpenHow, block_on, open_image};
+use crate::output::{self, OutputFormat, Program};
 use crate::size::{self, SizeError};
 
 /// Extents asked for at once.
@@ -235,14 +236,14 @@ fn mapped(args: &Args, program: &Program) -> Result<(), CommandError> {
         Some(text) => Some(bytes_option("max length", text)?),
         None => None,
     };
-    let words = SourceWords {
-        filenames: &args.filenames,
-        format: args.format.as_deref(),
-        image_opts: args.image_opts,
-    };
-    let source = Source::parse(&words, "map", program)?;
-    block_on(async {
-        let image = source.open_image().await?;
+    let spec = ImageSpec::only(
+        &args.filenames,
+        args.format.as_deref(),
+        args.image_opts,
+        ("map", program),
+    )?;
+    block_on(Aio::Auto, async {
+        let image = open_image(&spec, &OpenHow::default()).await?;
         print_map(&image, start, max_length, format).await
     })
 }

@@ -16,7 +16,6 @@ pub mod info;
 pub mod io;
 pub mod map;
 pub mod serve;
-mod source;
 
 /// Verbs under the names `qemu-img` and `cowslip`.
 #[derive(Subcommand)]

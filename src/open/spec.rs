@@ -1,0 +1,321 @@
+//! What the command line says of an image, as text: file names, `--image-opts`, `json:`.
+//!
+//! An option that is not understood is refused: silently dropping one would change what is opened.
+
+use cowslip::image::{BackingChoice, DiscardPolicy, Format};
+
+use crate::error::CommandError;
+use crate::options;
+use crate::output::{Program, usage_error};
+
+/// An image as the command line names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageSpec {
+    /// File name, `json:{...}`, or options if `image_opts`.
+    pub filename: String,
+    /// `-f`.
+    pub format: Option<String>,
+    /// `--image-opts`: the file name is a list of options.
+    pub image_opts: bool,
+}
+
+/// What a specification resolves to: one file and how its image is to be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The name as given, for messages.
+    pub given: String,
+    /// The file.
+    pub filename: String,
+    /// The format, if it is fixed.
+    pub format: Option<Format>,
+    /// `backing=` or `backing.file.filename=`.
+    pub backing: Option<BackingChoice>,
+    /// `discard=`.
+    pub discard: Option<DiscardPolicy>,
+    /// `read-only=on`.
+    pub read_only: bool,
+    /// `cache.direct=`.
+    pub direct: Option<bool>,
+    /// `cache.no-flush=`.
+    pub no_flush: Option<bool>,
+}
+
+/// The format of this name.
+///
+/// # Errors
+/// `Unknown driver 'x'`.
+pub fn parse_format(name: &str) -> Result<Format, CommandError> {
+    match name {
+        "qcow2" => Ok(Format::Qcow2),
+        "raw" | "file" | "host_device" => Ok(Format::Raw),
+        _ => Err(CommandError::new(format!("Unknown driver '{name}'"))),
+    }
+}
+
+/// The name of a file without `file:`.
+///
+/// # Errors
+/// It is behind a protocol that is not supported.
+pub fn local_name(name: &str) -> Result<&str, CommandError> {
+    let end = name.find([':', '/']).unwrap_or(0);
+    match name[..end].is_empty() || !name[end..].starts_with(':') {
+        true => Ok(name),
+        false if &name[..end] == "file" => Ok(&name[end + 1..]),
+        false => Err(CommandError::new(format!(
+            "Unknown protocol '{}'",
+            &name[..end]
+        ))),
+    }
+}
+
+impl ImageSpec {
+    /// A file name and the `-f` that goes with it.
+    pub fn named(filename: &str, format: Option<&str>) -> ImageSpec {
+        ImageSpec {
+            filename: filename.to_string(),
+            format: format.map(str::to_string),
+            image_opts: false,
+        }
+    }
+
+    /// The one image that a verb of `qemu-img` is asked about.
+    ///
+    /// # Errors
+    /// Not one name, or a format beside a list of options.
+    pub fn only(
+        filenames: &[String],
+        format: Option<&str>,
+        image_opts: bool,
+        (verb, program): (&str, &Program),
+    ) -> Result<ImageSpec, CommandError> {
+        let [filename] = filenames else {
+            let text = "Expecting one image file name";
+            return Err(usage_error(text, verb, program));
+        };
+        if image_opts && format.is_some() {
+            let text = "--image-opts and --format are mutually exclusive";
+            return Err(CommandError::new(text));
+        }
+        Ok(ImageSpec {
+            image_opts,
+            ..ImageSpec::named(filename, format)
+        })
+    }
+
+    /// Resolves it; opens nothing.
+    ///
+    /// # Errors
+    /// `Could not open 'x': …` for what is not understood.
+    pub fn resolve(&self) -> Result<Source, CommandError> {
+        self.resolve_inner().map_err(|error| self.refused(&error))
+    }
+
+    fn refused(&self, why: &dyn std::fmt::Display) -> CommandError {
+        CommandError::new(format!("Could not open '{}': {why}", self.filename))
+    }
+
+    fn resolve_inner(&self) -> Result<Source, CommandError> {
+        let pairs = if self.image_opts {
+            options::split(&self.filename)?
+        } else if let Some(json) = self.filename.strip_prefix("json:") {
+            json_pairs(json)?
+        } else {
+            let format = self.format.as_deref().map(parse_format).transpose()?;
+            return Ok(Source {
+                given: self.filename.clone(),
+                filename: local_name(&self.filename)?.to_string(),
+                format,
+                ..Source::empty()
+            });
+        };
+        let mut source = Source {
+            given: self.filename.clone(),
+            ..Source::empty()
+        };
+        for (name, value) in &pairs {
+            source.apply(name, value)?;
+        }
+        if source.filename.is_empty() {
+            let text = "A block device must be specified for \"file\"";
+            return Err(CommandError::new(text));
+        }
+        Ok(source)
+    }
+}
+
+impl Source {
+    fn empty() -> Source {
+        Source {
+            given: String::new(),
+            filename: String::new(),
+            format: None,
+            backing: None,
+            discard: None,
+            read_only: false,
+            direct: None,
+            no_flush: None,
+        }
+    }
+
+    fn apply(&mut self, name: &str, value: &str) -> Result<(), CommandError> {
+        match name {
+            "driver" => self.format = Some(parse_format(value)?),
+            "file.driver" if value == "file" || value == "host_device" => {}
+            "file.driver" => {
+                return Err(CommandError::new(format!("Unknown driver '{value}'")));
+            }
+            "filename" | "file.filename" | "file" => {
+                self.filename = local_name(value)?.to_string();
+            }
+            "backing" => self.backing = Some(backing_choice(value)),
+            "backing.file.filename" | "backing.filename" => {
+                let format = self.backing.as_ref().and_then(override_format);
+                let name = value.to_string();
+                self.backing = Some(BackingChoice::Override { name, format });
+            }
+            "backing.driver" => {
+                let format = Some(parse_format(value)?);
+                let name = self.backing.as_ref().and_then(override_name);
+                let name = name.unwrap_or_default().to_string();
+                self.backing = Some(BackingChoice::Override { name, format });
+            }
+            "discard" => self.discard = Some(discard_policy(value)?),
+            "read-only" => self.read_only = options::switch(name, value)?,
+            "cache.direct" => self.direct = Some(options::switch(name, value)?),
+            "cache.no-flush" => self.no_flush = Some(options::switch(name, value)?),
+            // These tune caches and checks that work otherwise here, or name nodes of a graph.
+            _ if without_effect(name) => {}
+            _ => {
+                let text = format!("Block option '{name}' is not supported");
+                return Err(CommandError::new(text));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn without_effect(name: &str) -> bool {
+    let own = name.strip_prefix("file.").unwrap_or(name);
+    let own = own.strip_prefix("backing.").unwrap_or(own);
+    matches!(
+        own,
+        "node-name"
+            | "auto-read-only"
+            | "locking"
+            | "lazy-refcounts"
+            | "cache-size"
+            | "l2-cache-size"
+            | "l2-cache-entry-size"
+            | "refcount-cache-size"
+            | "cache-clean-interval"
+            | "file.driver"
+            | "overlap-check"
+    ) || own.starts_with("overlap-check.")
+        || own.starts_with("pass-discard-")
+}
+
+fn backing_choice(value: &str) -> BackingChoice {
+    match value {
+        "" | "null" => BackingChoice::None,
+        name => BackingChoice::Override {
+            name: name.to_string(),
+            format: None,
+        },
+    }
+}
+
+fn override_format(choice: &BackingChoice) -> Option<Format> {
+    match choice {
+        BackingChoice::Override { format, .. } => *format,
+        BackingChoice::AsNamed | BackingChoice::None => None,
+    }
+}
+
+fn override_name(choice: &BackingChoice) -> Option<&str> {
+    match choice {
+        BackingChoice::Override { name, .. } => Some(name),
+        BackingChoice::AsNamed | BackingChoice::None => None,
+    }
+}
+
+fn discard_policy(value: &str) -> Result<DiscardPolicy, CommandError> {
+    match value {
+        "unmap" | "on" => Ok(DiscardPolicy::Unmap),
+        "ignore" | "off" => Ok(DiscardPolicy::Ignore),
+        _ => Err(CommandError::new("Invalid discard option")),
+    }
+}
+
+/// A JSON object as names and values, members of members joined by dots.
+fn json_pairs(json: &str) -> Result<Vec<(String, String)>, CommandError> {
+    let value: serde_json::Value = serde_json::from_str(json)
+        .map_err(|error| CommandError::new(format!("Could not parse the JSON options: {error}")))?;
+    let serde_json::Value::Object(members) = value else {
+        return Err(CommandError::new("Invalid JSON object given"));
+    };
+    let mut open: Vec<(String, serde_json::Value)> = members.into_iter().rev().collect();
+    let mut out = Vec::new();
+    while let Some((name, value)) = open.pop() {
+        match value {
+            serde_json::Value::Object(members) => {
+                let inner = members.into_iter().rev();
+                open.extend(inner.map(|(member, value)| (format!("{name}.{member}"), value)));
+            }
+            serde_json::Value::String(text) => out.push((name, text)),
+            serde_json::Value::Null => out.push((name, String::new())),
+            serde_json::Value::Bool(on) => out.push((name, if on { "on" } else { "off" }.into())),
+            other => out.push((name, other.to_string())),
+        }
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(filename: &str, image_opts: bool) -> Result<Source, String> {
+        let spec = ImageSpec {
+            filename: filename.to_string(),
+            format: None,
+            image_opts,
+        };
+        spec.resolve().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_three_ways_to_name_an_image_mean_the_same() {
+        let by_options = resolve(
+            "driver=qcow2,file.filename=a,,b,backing=,discard=unmap",
+            true,
+        );
+        let by_json = resolve(
+            r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"a,b"},
+                "backing":null,"discard":"unmap"}"#,
+            false,
+        );
+        let (by_options, by_json) = (by_options.unwrap(), by_json.unwrap());
+        assert_eq!(by_options.filename, "a,b");
+        assert_eq!(by_options.format, Some(Format::Qcow2));
+        assert_eq!(by_options.backing, Some(BackingChoice::None));
+        let given = by_options.given.clone();
+        assert_eq!(by_options, Source { given, ..by_json });
+        assert_eq!(resolve("file:x:y", false).unwrap().filename, "x:y");
+        assert_eq!(resolve("./odd:name", false).unwrap().filename, "./odd:name");
+        assert_eq!(resolve(":x", false).unwrap().filename, ":x");
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        let refused = |filename, image_opts| resolve(filename, image_opts).unwrap_err();
+        assert_eq!(
+            refused("nbd:x", false),
+            "Could not open 'nbd:x': Unknown protocol 'nbd'"
+        );
+        assert!(refused("driver=vmdk,file.filename=a", true).ends_with("Unknown driver 'vmdk'"));
+        assert!(refused("driver=qcow2,file.filename=a,x=1", true).contains("'x' is not supported"));
+        assert!(refused("driver=qcow2", true).contains("must be specified"));
+        assert!(refused("json:[]", false).contains("Invalid JSON"));
+        assert!(refused("json:{", false).contains("JSON"));
+    }
+}
