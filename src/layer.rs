@@ -3,14 +3,16 @@
 
 use std::sync::Arc;
 
-use cowslip::file::host::{HostOptions, open_host_file, resolve_name};
-use cowslip::file::{BlockFile, FileId};
+use cowslip::file::host::{
+    BackingPolicy, HostGate, HostOptions, Locking, open_host_file, resolve_name,
+};
+use cowslip::file::{BlockFile, ChosenBy, Claim, FileId, FileRequest, Gate, Role, Sharing};
 use cowslip::image::Format;
 use cowslip::qcow2::header::{Header, probe};
 use cowslip::qcow2::inspect::{Inspection, inspect, read_start};
 
 use crate::error::{CommandError, opening_reason};
-use crate::open::{local_name, parse_format};
+use crate::open::{claim_file, local_name, parse_format};
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -31,29 +33,83 @@ pub struct Layer {
     pub inspection: Option<Inspection>,
 }
 
+/// How files are looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Look {
+    /// What other processes may do meanwhile.
+    pub sharing: Sharing,
+    /// Whether the first file is locked.
+    pub locking: Locking,
+    /// Which further files the images may name.
+    pub policy: BackingPolicy,
+}
+
 impl Layer {
     /// Looks at a file; its format is probed if it is not given.
     ///
     /// # Errors
     /// Why it could not be opened, without the leading "Could not open".
-    pub async fn look(filename: &str, format: Option<Format>) -> Result<Layer, CommandError> {
-        let refused = |error: &cowslip::Error| CommandError::new(opening_reason(filename, error));
+    pub async fn look(
+        filename: &str,
+        format: Option<Format>,
+        look: &Look,
+    ) -> Result<Layer, CommandError> {
         let name = local_name(filename)?;
-        let file = open_host_file(name.as_ref(), &HostOptions::default());
-        let file = file.map_err(|error| refused(&error))?;
-        let layer = Layer::of_file(&file, name, format).await;
-        layer.map_err(|error| refused(&error))
+        let options = HostOptions {
+            locking: look.locking,
+            ..HostOptions::default()
+        };
+        let file = open_host_file(name.as_ref(), &options);
+        Layer::look_at(file, name, format, look).await
+    }
+
+    /// Looks at the backing file that `self` names.
+    async fn look_below(
+        &self,
+        (name, format): (&str, Option<Format>),
+        look: &Look,
+    ) -> Result<Layer, CommandError> {
+        let path = resolve_name(&self.filename, name);
+        let path = local_name(&path)?;
+        let gate = HostGate {
+            options: HostOptions::default(),
+            policy: look.policy,
+        };
+        let file = gate.open(&FileRequest {
+            named_by: &self.filename,
+            name,
+            role: Role::Backing,
+            writable: false,
+            chosen_by: ChosenBy::Image,
+        });
+        Layer::look_at(file, path, format, look).await
+    }
+
+    async fn look_at(
+        file: cowslip::Result<Arc<dyn BlockFile>>,
+        name: &str,
+        format: Option<Format>,
+        look: &Look,
+    ) -> Result<Layer, CommandError> {
+        let refused = |error: cowslip::Error| CommandError::new(opening_reason(name, &error));
+        let file = file.map_err(refused)?;
+        let layer = Layer::of_file(&file, name, format, look).await;
+        layer.map_err(refused)
     }
 
     async fn of_file(
         file: &Arc<dyn BlockFile>,
         name: &str,
         format: Option<Format>,
+        look: &Look,
     ) -> cowslip::Result<Layer> {
         let format = match format {
             Some(format) => format,
             None => probe(&read_start(file.as_ref()).await?),
         };
+        if format == Format::Qcow2 && look.sharing != Sharing::Forced {
+            claim_file(file, Claim::DESCRIBE)?;
+        }
         let inspection = match format {
             Format::Raw => None,
             Format::Qcow2 => Some(inspect(file).await?),
@@ -84,11 +140,11 @@ impl Layer {
         self.header().map_or(self.file_len, |header| header.size)
     }
 
-    /// Its backing file: the name resolved, and the format if the image tells.
+    /// Its backing file: the name, and the format if the image tells.
     ///
     /// # Errors
     /// The format is not known.
-    pub fn backing(&self) -> Result<Option<(String, Option<Format>)>, CommandError> {
+    fn backing(&self) -> Result<Option<(&str, Option<Format>)>, CommandError> {
         let Some(header) = self.header() else {
             return Ok(None);
         };
@@ -96,30 +152,35 @@ impl Layer {
             return Ok(None);
         };
         let format = header.backing_format().map(parse_format).transpose()?;
-        Ok(Some((resolve_name(&self.filename, name), format)))
+        Ok(Some((name, format)))
     }
 }
 
-/// A file and all its backing files.
+/// A layer and those below it.
 ///
 /// # Errors
 /// `Could not open 'x': why`, or a chain that returns to one of its files.
-pub async fn chain(filename: &str, format: Option<Format>) -> Result<Vec<Layer>, CommandError> {
-    let mut layers: Vec<Layer> = Vec::new();
-    let mut next = Some((filename.to_string(), format));
-    while let Some((name, format)) = next {
-        let layer = Layer::look(&name, format)
-            .await
-            .map_err(|why| CommandError::new(format!("Could not open '{name}': {why}")))?;
+pub async fn chain(first: Layer, look: &Look) -> Result<Vec<Layer>, CommandError> {
+    let mut layers = vec![first];
+    loop {
+        let above = &layers[layers.len() - 1];
+        let failed = |name: &str, why: CommandError| {
+            CommandError::new(format!("Could not open '{name}': {why}"))
+        };
+        let backing = above
+            .backing()
+            .map_err(|why| failed(&above.filename, why))?;
+        let Some((name, format)) = backing else {
+            return Ok(layers);
+        };
+        let resolved = resolve_name(&above.filename, name);
+        let layer = above.look_below((name, format), look).await;
+        let layer = layer.map_err(|why| failed(&resolved, why))?;
         let known = |other: &Layer| other.id.is_some() && other.id == layer.id;
         if layers.iter().any(known) {
-            let text = format!("Backing file '{name}' creates an infinite loop.");
+            let text = format!("Backing file '{resolved}' creates an infinite loop.");
             return Err(CommandError::new(text));
         }
-        next = layer
-            .backing()
-            .map_err(|why| CommandError::new(format!("Could not open '{name}': {why}")))?;
         layers.push(layer);
     }
-    Ok(layers)
 }

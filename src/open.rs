@@ -6,14 +6,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cowslip::Image;
-use cowslip::file::BlockFile;
 use cowslip::file::host::{
-    Aio, CreateMode, FlushPolicy, HostGate, HostOptions, PageCache, open_host_file,
+    Aio, BackingPolicy, CreateMode, FlushPolicy, HostGate, HostOptions, Locking, PageCache,
+    open_host_file,
 };
-use cowslip::image::{BackingChoice, DiscardPolicy, OpenOptions, WritePolicy};
+use cowslip::file::{BlockFile, Claim, Protection, Sharing};
+use cowslip::image::{BackingChoice, DiscardPolicy, Format, OpenOptions, WritePolicy};
 use cowslip_queue::{Backend, Queue};
 
 use crate::error::{CommandError, opening_reason};
+use crate::output;
 
 mod spec;
 
@@ -107,6 +109,41 @@ pub struct OpenHow {
     pub backing: BackingChoice,
     /// See [`OpenOptions::metadata_only`].
     pub metadata_only: bool,
+    /// What other processes may do meanwhile.
+    pub sharing: Sharing,
+    /// `--backing-policy`.
+    pub policy: BackingPolicy,
+}
+
+/// Options of every verb that opens images.
+#[derive(clap::Args, Clone, Copy, Debug, Default)]
+pub struct Trust {
+    /// Which backing files and data files images may name: any, same-directory or none
+    #[arg(
+        long,
+        value_name = "POLICY",
+        default_value = "any",
+        value_parser = parse_policy
+    )]
+    pub backing_policy: BackingPolicy,
+}
+
+/// `--backing-policy`.
+///
+/// # Errors
+/// The policies that there are.
+pub fn parse_policy(name: &str) -> Result<BackingPolicy, String> {
+    BackingPolicy::from_name(name).ok_or_else(|| {
+        format!("--backing-policy expects 'any', 'same-directory' or 'none' not '{name}'")
+    })
+}
+
+/// `-U`: the other extreme of `usual`.
+pub fn sharing(force_share: bool, usual: Sharing) -> Sharing {
+    match force_share {
+        true => Sharing::Forced,
+        false => usual,
+    }
 }
 
 impl Source {
@@ -132,6 +169,24 @@ impl Source {
             page_cache: direct.unwrap_or(how.cache.page_cache()),
             flush: flush.unwrap_or(how.cache.flush_policy()),
             aio: how.aio,
+            locking: self.locking,
+        }
+    }
+
+    /// What other processes may do meanwhile.
+    pub fn sharing(&self, how: &OpenHow) -> Sharing {
+        sharing(self.force_share, how.sharing)
+    }
+
+    /// The way to the files that the image names.
+    pub fn gate(&self, how: &OpenHow) -> HostGate {
+        HostGate {
+            options: HostOptions {
+                // `file.locking` is said of the image's file alone.
+                locking: Locking::Auto,
+                ..self.host_options(how)
+            },
+            policy: how.policy,
         }
     }
 }
@@ -142,29 +197,97 @@ impl Source {
 /// `Could not open 'x': why`.
 pub async fn open_image(spec: &ImageSpec, how: &OpenHow) -> Result<Image, CommandError> {
     let source = spec.resolve()?;
-    let host = source.host_options(how);
+    let (file, options, gate) = prepare(&source, how)?;
+    finish(&source, Image::open(file, options, &gate).await)
+}
+
+/// Closes an image and opens it in another way; nobody else gets hold of it in between. After a
+/// failure the image is closed, but not let go of before it is dropped.
+///
+/// # Errors
+/// `Could not open 'x': why`.
+pub async fn reopen_image(
+    image: &Image,
+    spec: &ImageSpec,
+    how: &OpenHow,
+) -> Result<Image, CommandError> {
+    let source = spec.resolve()?;
+    let (file, options, gate) = prepare(&source, how)?;
+    finish(&source, image.reopen(file, options, &gate).await)
+}
+
+fn prepare(
+    source: &Source,
+    how: &OpenHow,
+) -> Result<(Arc<dyn BlockFile>, OpenOptions, HostGate), CommandError> {
+    let gate = source.gate(how);
     let options = OpenOptions {
         format: source.format,
-        writable: host.writable,
+        writable: gate.options.writable,
         write_policy: how.cache.write_policy(),
         discard: source.discard.unwrap_or(how.discard),
         backing: source.backing.clone().unwrap_or(how.backing.clone()),
         metadata_only: how.metadata_only,
         cache_bytes: 0,
+        sharing: source.sharing(how),
     };
-    let file = open_file(&source, how)?;
-    let gate = HostGate { options: host };
-    let opened = Image::open(file, options, &gate).await;
-    opened.map_err(|error| source.refused(&error))
+    Ok((open_file(source, how)?, options, gate))
 }
 
-/// Opens the image's file alone.
+fn finish(source: &Source, opened: cowslip::Result<Image>) -> Result<Image, CommandError> {
+    let image = opened.map_err(|error| source.refused(&error))?;
+    for file in image.unprotected() {
+        warn_unprotected(file);
+    }
+    Ok(image)
+}
+
+/// Opens the image's file alone; claims nothing.
+fn open_file(source: &Source, how: &OpenHow) -> Result<Arc<dyn BlockFile>, CommandError> {
+    let file = open_host_file(Path::new(&source.filename), &source.host_options(how));
+    file.map_err(|error| source.refused(&error))
+}
+
+/// Opens the image's file alone, to be examined: finds out its format and claims it.
 ///
 /// # Errors
 /// `Could not open 'x': why`.
-pub fn open_file(source: &Source, how: &OpenHow) -> Result<Arc<dyn BlockFile>, CommandError> {
-    let file = open_host_file(Path::new(&source.filename), &source.host_options(how));
-    file.map_err(|error| source.refused(&error))
+pub async fn open_alone(
+    source: &Source,
+    how: &OpenHow,
+) -> Result<(Arc<dyn BlockFile>, Format), CommandError> {
+    let file = open_file(source, how)?;
+    let format = match source.format {
+        Some(format) => format,
+        None => {
+            let start = cowslip::qcow2::inspect::read_start(file.as_ref()).await;
+            cowslip::qcow2::header::probe(&start.map_err(|error| source.refused(&error))?)
+        }
+    };
+    let claim = match (source.sharing(how), format) {
+        (Sharing::Forced, _) => Claim::FORCED,
+        (_, Format::Qcow2) => Claim::qcow2(how.access == Access::Write),
+        (sharing, Format::Raw) => Claim::raw(how.access == Access::Write, sharing),
+    };
+    claim_file(&file, claim).map_err(|error| source.refused(&error))?;
+    Ok((file, format))
+}
+
+/// Claims a file, and warns if nothing protects it.
+///
+/// # Errors
+/// Another process uses it.
+pub fn claim_file(file: &Arc<dyn BlockFile>, claim: Claim) -> cowslip::Result<()> {
+    if let Protection::Unprotected(why) = file.claim(claim)? {
+        warn_unprotected(&format!("'{}' ({why})", file.name()));
+    }
+    Ok(())
+}
+
+fn warn_unprotected(file: &str) {
+    output::warn(&format!(
+        "the file system has no locks: nothing keeps other processes from {file}"
+    ));
 }
 
 /// Runs a verb's work on a queue of its own.

@@ -7,6 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use serde_json::Value;
@@ -15,6 +16,16 @@ use crate::error::CommandError;
 
 /// Status of a process that SIGPIPE ended, as shells report it.
 const BROKEN_PIPE_STATUS: i32 = 141;
+
+/// The program that this process is, for warnings from where no verb is known.
+static PROGRAM: OnceLock<Program> = OnceLock::new();
+
+/// Writes `NAME: warning: MESSAGE` to standard error.
+pub fn warn(message: &str) {
+    if let Some(program) = PROGRAM.get() {
+        program.warn(message);
+    }
+}
 
 /// The name that the process was called by; it prefixes every error.
 #[derive(Clone, Debug)]
@@ -27,9 +38,12 @@ impl Program {
     /// The program of this `argv[0]`.
     pub fn called(argv0: &OsStr) -> Program {
         let name = Path::new(argv0).file_name().unwrap_or(argv0);
-        Program {
+        let program = Program {
             name: name.to_string_lossy().into_owned(),
-        }
+        };
+        // The first one is the process's own name.
+        PROGRAM.get_or_init(|| program.clone());
+        program
     }
 
     /// Writes `NAME: MESSAGE` to standard error.

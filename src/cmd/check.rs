@@ -8,18 +8,18 @@ use std::io::Write;
 use std::sync::Arc;
 
 use cowslip::BufMut;
-use cowslip::file::BlockFile;
 use cowslip::file::host::Aio;
+use cowslip::file::{BlockFile, Sharing};
 use cowslip::image::Format;
 use cowslip::qcow2::check::{self, CheckOptions, CheckResult, Finding, Observer};
-use cowslip::qcow2::header::{self, Header};
+use cowslip::qcow2::header::Header;
 use serde_json::{Map, Value};
 
 use crate::error::CommandError;
-use crate::open::{self, CacheMode, ImageSpec, OpenHow, Source};
+use crate::open::{CacheMode, ImageSpec, OpenHow, Source, Trust, block_on, open_alone, sharing};
 use crate::output::{self, OutputFormat, Program, usage_error};
 
-/// Bytes that tell an image's format and the size of its header.
+/// Bytes that tell the size of an image's header.
 const PROBE_BYTES: u64 = 512;
 
 /// Exit code: the image's format has no checks.
@@ -51,6 +51,8 @@ pub struct Args {
     /// Open the image although another process writes to it
     #[arg(short = 'U', long)]
     force_share: bool,
+    #[command(flatten)]
+    trust: Trust,
     /// Output format: human or json
     #[arg(long, value_name = "FORMAT", default_value = "human")]
     output: String,
@@ -193,13 +195,14 @@ fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
     let source = spec.resolve()?;
     let how = OpenHow {
         cache,
+        sharing: sharing(args.force_share, Sharing::AsFormat),
+        policy: args.trust.backing_policy,
         ..OpenHow::default()
     };
     let mut reporter = Reporter {
         progress: args.progress.then_some(-1.0),
     };
-    let file = open::open_file(&source, &how)?;
-    let result = open::block_on(Aio::Auto, check_file(&source, &file, &mut reporter))?;
+    let result = block_on(Aio::Auto, check_file(&source, &how, &mut reporter))?;
     if args.progress {
         output::print("\n");
     }
@@ -224,22 +227,22 @@ fn refuse_repair(what: &str, program: &Program) -> CommandError {
 
 async fn check_file(
     source: &Source,
-    file: &Arc<dyn BlockFile>,
+    how: &OpenHow,
     reporter: &mut Reporter,
 ) -> Result<CheckResult, CommandError> {
     let name = source.filename.as_str();
-    let start = read_start(file, PROBE_BYTES, name).await?;
-    let format = source.format.unwrap_or_else(|| header::probe(&start));
+    let (file, format) = open_alone(source, how).await?;
     if format != Format::Qcow2 {
         let text = "This image format does not support checks";
         return Err(CommandError::new(text).with_exit_code(EXIT_NOT_SUPPORTED));
     }
+    let start = read_start(&file, PROBE_BYTES, name).await?;
     let wanted = Header::wanted_bytes(&start, u64::MAX);
-    let start = read_start(file, wanted, name).await?;
+    let start = read_start(&file, wanted, name).await?;
     // What lies beyond the end of the file is for the check to find, not for the parser to refuse.
     let header = Header::parse_encrypted_too(&start, u64::MAX, name)
         .map_err(|error| CommandError::opening(name, &error))?;
-    check::check(file, &header, &CheckOptions::default(), reporter)
+    check::check(&file, &header, &CheckOptions::default(), reporter)
         .await
         .map_err(|error| CommandError::new(format!("Check failed: {error}")))
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use clap::ArgAction;
 use cowslip::file::host::{Aio, CreateMode, HostOptions, open_host_file, resolve_name};
-use cowslip::file::{BlockFile, FileId};
+use cowslip::file::{BlockFile, Claim, FileId, Sharing};
 use cowslip::image::Format;
 use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create, create_raw};
 use cowslip::qcow2::header::CompressionType;
@@ -17,8 +17,8 @@ use serde_json::{Map, Value};
 
 use crate::error::CommandError;
 use crate::interrupt::RemovedOnInterrupt;
-use crate::layer::{self, Layer};
-use crate::open::{block_on, local_name, parse_format};
+use crate::layer::{self, Layer, Look};
+use crate::open::{Trust, block_on, claim_file, local_name, parse_format};
 use crate::options::{self, Kind, Known};
 use crate::output::{Program, json_text, print};
 use crate::size::{self, SIZE_MAX, SizeError};
@@ -49,6 +49,8 @@ pub struct Args {
     /// Format of the backing file
     #[arg(short = 'F', long = "backing-format", value_name = "FMT")]
     backing_format: Option<String>,
+    #[command(flatten)]
+    trust: Trust,
     /// Do not open the backing file
     #[arg(short = 'u', long = "backing-unsafe")]
     backing_unsafe: bool,
@@ -380,7 +382,7 @@ async fn look_at_backing(
                 return Err(CommandError::new(without_format));
             }
         } else {
-            let chain = open_chain(request, name, format.as_deref()).await;
+            let chain = open_chain(request, name, format.as_deref(), &args.trust).await;
             let chain = chain.map_err(|why| {
                 CommandError::new(format!("{why}\nCould not open backing image."))
             })?;
@@ -401,23 +403,23 @@ async fn look_at_backing(
     Ok(layers)
 }
 
+/// Looks at the chain, whoever else uses it: nothing is read but sizes and names.
 async fn open_chain(
     request: &Request,
     name: &str,
     format: Option<&str>,
+    trust: &Trust,
 ) -> Result<Vec<Layer>, CommandError> {
+    let look = Look {
+        sharing: Sharing::Forced,
+        policy: trust.backing_policy,
+        ..Look::default()
+    };
     let format = format.map(parse_format).transpose()?;
     let resolved = resolve_name(&request.filename, name);
-    let first = Layer::look(&resolved, format).await?;
-    let Some((next, next_format)) = first.backing()? else {
-        return Ok(vec![first]);
-    };
-    let mut layers = vec![first];
-    let rest = layer::chain(&next, next_format).await;
-    let rest =
-        rest.map_err(|why| CommandError::new(format!("Could not open backing file: {why}")))?;
-    layers.extend(rest);
-    Ok(layers)
+    let first = Layer::look(&resolved, format, &look).await?;
+    let chain = layer::chain(first, &look).await;
+    chain.map_err(|why| CommandError::new(format!("Could not open backing file: {why}")))
 }
 
 /// The name of a format on command lines and in images.
@@ -563,14 +565,20 @@ struct NewFile {
 }
 
 impl NewFile {
-    /// Makes or empties the file `name`, which must be none of `used`.
-    fn open(name: &str, used: &[FileId]) -> Result<(NewFile, Arc<dyn BlockFile>), CommandError> {
+    /// Makes or opens the file `name`, which must be none of `used`, and claims it. What it holds is
+    /// lost only when the image is written.
+    fn open(
+        name: &str,
+        used: &[FileId],
+        claim: Claim,
+    ) -> Result<(NewFile, Arc<dyn BlockFile>), CommandError> {
         let refused = |error: cowslip::Error| {
             CommandError::new(match &error {
                 cowslip::Error::Io { source, .. } => format!(
                     "Could not create '{name}': {}",
                     cowslip::error::system_words(source)
                 ),
+                cowslip::Error::Locked(_) => format!("{name}: {error}"),
                 other => format!("Could not create '{name}': {other}"),
             })
         };
@@ -584,16 +592,16 @@ impl NewFile {
         let file = match open_host_file(path, &options(CreateMode::CreateNew)) {
             Err(cowslip::Error::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {
                 is_new = false;
-                let existing = open_host_file(path, &options(CreateMode::OpenExisting));
-                let existing = existing.map_err(refused)?;
-                if existing.id().is_some_and(|id| used.contains(&id)) {
-                    return Err(same_as_backing());
-                }
-                open_host_file(path, &options(CreateMode::Truncate))
+                open_host_file(path, &options(CreateMode::OpenExisting))
             }
             other => other,
         };
         let file = file.map_err(refused)?;
+        if file.id().is_some_and(|id| used.contains(&id)) {
+            return Err(same_as_backing());
+        }
+        claim_file(&file, claim).map_err(refused)?;
+        // Removed is only what nobody else has got hold of.
         let remove = is_new.then(|| RemovedOnInterrupt::new(path));
         Ok((NewFile { remove }, file))
     }
@@ -625,19 +633,20 @@ async fn make(request: &Request, backing: Option<&[Layer]>) -> Result<(), Comman
             return Err(CommandError::new(text));
         }
         let size = request.size.unwrap_or(0);
-        let (new, file) = NewFile::open(&request.filename, &used)?;
+        let (new, file) = NewFile::open(&request.filename, &used, Claim::CREATE_RAW)?;
         create_raw(file, size, preallocation).await?;
         new.finished();
         return Ok(());
     }
     let options = qcow2_options(request)?;
-    let (new, file) = NewFile::open(&request.filename, &used)?;
+    let (new, file) = NewFile::open(&request.filename, &used, Claim::qcow2(true))?;
     let data = match &options.data_file {
         Some(name) => {
             used.extend(file.id());
             Some(NewFile::open(
                 &resolve_name(&request.filename, name),
                 &used,
+                Claim::data_file(true),
             )?)
         }
         None => None,

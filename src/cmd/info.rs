@@ -3,6 +3,7 @@
 //! Opens only the named file (and with `--backing-chain` the chain), never a data file.
 
 use clap::ArgAction;
+use cowslip::file::Sharing;
 use cowslip::file::host::{Aio, resolve_name};
 use cowslip::qcow2::header::{CryptMethod, Header};
 use cowslip::qcow2::inspect::{Inspection, SnapshotInfo};
@@ -10,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::create::format_name;
 use crate::error::CommandError;
-use crate::layer::{Layer, chain};
-use crate::open::{ImageSpec, block_on};
+use crate::layer::{Layer, Look, chain};
+use crate::open::{ImageSpec, Trust, block_on, sharing};
 use crate::output::{OutputFormat, Program, print, print_json};
 use crate::size;
 use crate::time;
@@ -28,9 +29,11 @@ pub struct Args {
     /// Also all backing files
     #[arg(short = 'b', long)]
     backing_chain: bool,
-    /// Accepted for compatibility: looking takes no lock
+    /// Open the image although another process writes to it
     #[arg(short = 'U', long)]
     force_share: bool,
+    #[command(flatten)]
+    trust: Trust,
     /// human or json
     #[arg(long, value_name = "FORMAT", default_value = "human")]
     output: String,
@@ -57,15 +60,20 @@ fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
         ("info", program),
     )?;
     let source = spec.resolve()?;
+    let look = Look {
+        sharing: sharing(args.force_share || source.force_share, Sharing::AsFormat),
+        locking: source.locking,
+        policy: args.trust.backing_policy,
+    };
     let layers = block_on(Aio::Auto, async {
-        if args.backing_chain {
-            return chain(&source.filename, source.format).await;
-        }
-        let layer = Layer::look(&source.filename, source.format).await;
+        let layer = Layer::look(&source.filename, source.format, &look).await;
         let layer = layer.map_err(|why| {
             CommandError::new(format!("Could not open '{}': {why}", source.given))
         })?;
-        Ok(vec![layer])
+        match args.backing_chain {
+            true => chain(layer, &look).await,
+            false => Ok(vec![layer]),
+        }
     })?;
     match (json, args.backing_chain) {
         (true, true) => print_json(&Value::Array(layers.iter().map(as_json).collect())),

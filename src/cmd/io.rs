@@ -66,6 +66,11 @@ const LONGS: &[Long] = &[
         letter: None,
         value: Value::None,
     },
+    Long {
+        name: "backing-policy",
+        letter: None,
+        value: Value::Required,
+    },
 ];
 
 const fn long(name: &'static str, letter: char, value: Value) -> Long {
@@ -213,6 +218,9 @@ QEMU Disk exerciser
                        specify tracing options
                        see qemu-img(1) man page for full description
   -U, --force-share    force shared permissions
+      --backing-policy=POLICY
+                       which backing files and data files images may name:
+                       any, same-directory or none
   -h, --help           display this help and exit
   -V, --version        output version information and exit
 

@@ -3,11 +3,12 @@
 //! Text, JSON and refusals are qemu-img's: neighbouring extents of one kind are one line; the table
 //! for people lists data only and gives up at data that has no place of its own in a file.
 
+use cowslip::file::Sharing;
 use cowslip::file::host::Aio;
 use cowslip::image::{Extent, Image};
 
 use crate::error::CommandError;
-use crate::open::{ImageSpec, OpenHow, block_on, open_image};
+use crate::open::{ImageSpec, OpenHow, Trust, block_on, open_image, sharing};
 use crate::output::{self, OutputFormat, Program};
 use crate::size::{self, SizeError};
 
@@ -32,6 +33,8 @@ pub struct Args {
     /// Open the image although another process writes to it
     #[arg(short = 'U', long)]
     force_share: bool,
+    #[command(flatten)]
+    trust: Trust,
     /// Output format: human or json
     #[arg(long, value_name = "FORMAT", default_value = "human")]
     output: String,
@@ -242,8 +245,13 @@ fn mapped(args: &Args, program: &Program) -> Result<(), CommandError> {
         args.image_opts,
         ("map", program),
     )?;
+    let how = OpenHow {
+        sharing: sharing(args.force_share, Sharing::AsFormat),
+        policy: args.trust.backing_policy,
+        ..OpenHow::default()
+    };
     block_on(Aio::Auto, async {
-        let image = open_image(&spec, &OpenHow::default()).await?;
+        let image = open_image(&spec, &how).await?;
         print_map(&image, start, max_length, format).await
     })
 }

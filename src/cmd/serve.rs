@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cowslip::file::Sharing;
 use cowslip_nbd::server::Lifetime;
 use cowslip_nbd::{Server, ServerEvent, ServerOptions};
 use cowslip_queue::{Backend, Listener, Queue, Termination};
 
 use crate::cmd::discard_policy;
 use crate::error::CommandError;
-use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow};
+use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow, Trust};
 use crate::output::Program;
 
 mod detach;
@@ -53,6 +54,11 @@ pub struct Args {
     /// Refuse writes
     #[arg(short, long)]
     read_only: bool,
+    /// Serve the image although another process writes to it; only with --read-only
+    #[arg(short = 'U', long, requires = "read_only")]
+    force_share: bool,
+    #[command(flatten)]
+    trust: Trust,
     /// End when the last client has left
     #[arg(long)]
     once: bool,
@@ -131,6 +137,8 @@ impl Service {
             spec,
             how: OpenHow {
                 access: Access::Write,
+                // Clients are told the size once.
+                sharing: Sharing::FixedLength,
                 ..OpenHow::default()
             },
             offset: 0,
@@ -191,6 +199,8 @@ impl Args {
         if self.read_only {
             service.how.access = Access::Read;
         }
+        service.how.sharing = open::sharing(self.force_share, service.how.sharing);
+        service.how.policy = self.trust.backing_policy;
         service.offset = self.offset;
         service.export_name = self.export_name;
         service.description = self.description;

@@ -2,6 +2,7 @@
 //!
 //! An option that is not understood is refused: silently dropping one would change what is opened.
 
+use cowslip::file::host::Locking;
 use cowslip::image::{BackingChoice, DiscardPolicy, Format};
 
 use crate::error::CommandError;
@@ -38,6 +39,10 @@ pub struct Source {
     pub direct: Option<bool>,
     /// `cache.no-flush=`.
     pub no_flush: Option<bool>,
+    /// `force-share=on`.
+    pub force_share: bool,
+    /// `file.locking=`.
+    pub locking: Locking,
 }
 
 /// The format of this name.
@@ -154,6 +159,8 @@ impl Source {
             read_only: false,
             direct: None,
             no_flush: None,
+            force_share: false,
+            locking: Locking::Auto,
         }
     }
 
@@ -181,6 +188,8 @@ impl Source {
             }
             "discard" => self.discard = Some(discard_policy(value)?),
             "read-only" => self.read_only = options::switch(name, value)?,
+            "force-share" => self.force_share = options::switch(name, value)?,
+            "locking" | "file.locking" => self.locking = locking(value)?,
             "cache.direct" => self.direct = Some(options::switch(name, value)?),
             "cache.no-flush" => self.no_flush = Some(options::switch(name, value)?),
             // These tune caches and checks that work otherwise here, or name nodes of a graph.
@@ -201,7 +210,6 @@ fn without_effect(name: &str) -> bool {
         own,
         "node-name"
             | "auto-read-only"
-            | "locking"
             | "lazy-refcounts"
             | "cache-size"
             | "l2-cache-size"
@@ -235,6 +243,17 @@ fn override_name(choice: &BackingChoice) -> Option<&str> {
     match choice {
         BackingChoice::Override { name, .. } => Some(name),
         BackingChoice::AsNamed | BackingChoice::None => None,
+    }
+}
+
+fn locking(value: &str) -> Result<Locking, CommandError> {
+    match value {
+        "auto" => Ok(Locking::Auto),
+        "on" => Ok(Locking::On),
+        "off" => Ok(Locking::Off),
+        _ => Err(CommandError::new(format!(
+            "Parameter 'locking' does not accept value '{value}'"
+        ))),
     }
 }
 

@@ -134,6 +134,7 @@ pub async fn open(path: &Path, how: &How) -> Image {
         page_cache: how.page_cache,
         flush: FlushPolicy::Honour,
         aio: how.aio,
+        ..HostOptions::default()
     };
     let file = open_host_file(path, &options).unwrap_or_else(|e| panic!("{e}"));
     let open = OpenOptions {
@@ -143,7 +144,10 @@ pub async fn open(path: &Path, how: &How) -> Image {
         backing: BackingChoice::AsNamed,
         ..OpenOptions::default()
     };
-    let gate = HostGate { options };
+    let gate = HostGate {
+        options,
+        ..HostGate::default()
+    };
     Image::open(file, open, &gate)
         .await
         .unwrap_or_else(|e| panic!("{e}"))

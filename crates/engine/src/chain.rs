@@ -11,12 +11,16 @@ use cowslip_queue::BufMut;
 use futures_util::future::join_all;
 
 use crate::Result;
-use crate::file::{Gate, HostFile};
+use crate::file::{ChosenBy, Gate, HostFile, Role};
 use crate::image::{BackingChoice, Format, OpenOptions};
 use crate::qcow2::map::{Run, Source};
 use crate::qcow2::{self, Qcow2};
 use crate::raw::Raw;
 use crate::{Error, file};
+
+mod files;
+
+pub use files::{Entry, Files};
 
 /// Layers of a chain at most: no user's chain is that long, and a hostile one ends.
 const LAYERS_MAX: usize = 1000;
@@ -45,6 +49,17 @@ impl Layer {
             Layer::Raw(raw) => Ok(raw.map(range)),
             Layer::Qcow2(image) => image.map(range).await,
         }
+    }
+
+    /// Its file, and its data file if it has one of its own.
+    pub fn files(&self) -> impl Iterator<Item = &Arc<dyn file::BlockFile>> {
+        let (file, data) = match self {
+            Layer::Raw(raw) => (raw.file(), raw.file()),
+            Layer::Qcow2(image) => (image.file(), image.data_file()),
+        };
+        let (file, data) = (file.block_file(), data.block_file());
+        let separate = (!Arc::ptr_eq(file, data)).then_some(data);
+        std::iter::once(file).chain(separate)
     }
 
     /// The file that holds the data of [`Source::Data`].
@@ -297,19 +312,22 @@ pub async fn open(
     file: Arc<dyn file::BlockFile>,
     options: &OpenOptions,
     gate: &dyn Gate,
+    files: &Files,
 ) -> Result<(Layer, Below)> {
-    let mut seen = Vec::from_iter(file.id());
     let mut layers: Vec<Layer> = Vec::new();
+    files.enter(&file, Role::Backing);
     let mut next = Some((file, options.clone()));
     while let Some((file, options)) = next.take() {
         let name = file.name().to_string();
-        let opened = open_layer(file, &options, gate, layers.is_empty()).await?;
-        let (layer, backing) = opened;
+        let is_top = layers.is_empty();
+        let (layer, backing) = open_layer(file, &options, gate, (files, is_top)).await?;
         layers.push(layer);
-        let backing = match &options.backing {
-            BackingChoice::None => None,
-            BackingChoice::AsNamed => backing,
-            BackingChoice::Override { name, format } => Some((name.clone(), *format)),
+        let (backing, chosen_by) = match &options.backing {
+            BackingChoice::None => (None, ChosenBy::Caller),
+            BackingChoice::AsNamed => (backing, ChosenBy::Image),
+            BackingChoice::Override { name, format } => {
+                (Some((name.clone(), *format)), ChosenBy::Caller)
+            }
         };
         let Some((backing_name, format)) = backing else {
             break;
@@ -325,19 +343,21 @@ pub async fn open(
         let request = file::FileRequest {
             named_by: &name,
             name: &backing_name,
-            role: file::Role::Backing,
+            role: Role::Backing,
             writable: false,
+            chosen_by,
         };
         let backing_file = match gate.open(&request) {
             Ok(file) => file,
             Err(_) if options.metadata_only => break,
             Err(error) => return Err(backing_failed(error, &backing_name)),
         };
-        if let Some(id) = backing_file.id() {
-            if seen.contains(&id) {
-                return Err(could_not("the backing chain is a loop"));
+        match files.enter(&backing_file, Role::Backing) {
+            Entry::New => {}
+            Entry::Again(Role::Backing) => return Err(could_not("the backing chain is a loop")),
+            Entry::Again(Role::Data) => {
+                return Err(could_not("it is the data file of an image of the chain"));
             }
-            seen.push(id);
         }
         let options = OpenOptions {
             format,
@@ -364,18 +384,28 @@ fn backing_failed(error: Error, name: &str) -> Error {
 
 type Backing = Option<(String, Option<Format>)>;
 
+/// The format by its magic number.
+async fn probe(file: &HostFile) -> Result<Format> {
+    Ok(qcow2::header::probe(&file.read_new(0, 8).await?))
+}
+
 async fn open_layer(
     file: Arc<dyn file::BlockFile>,
     options: &OpenOptions,
     gate: &dyn Gate,
-    is_top: bool,
+    (files, is_top): (&Files, bool),
 ) -> Result<(Layer, Backing)> {
     let file = HostFile::new(file);
-    let file_len = file.len().await?;
     let format = match options.format {
         Some(format) => format,
-        None => qcow2::header::probe(&file.read_new(0, 8).await?),
+        None => probe(&file).await?,
     };
+    files.claim_image(file.block_file(), (format, is_top, options.writable))?;
+    if options.format.is_none() && probe(&file).await? != format {
+        let text = format!("'{}' was made anew while it was being opened", file.name());
+        return Err(Error::Invalid(text));
+    }
+    let file_len = file.len().await?;
     match format {
         Format::Raw => {
             let guard = options.format.is_none() && options.writable;
@@ -387,6 +417,7 @@ async fn open_layer(
                 file_len,
                 options,
                 gate,
+                files,
                 is_top,
             };
             let image = qcow2::open(opening).await?;

@@ -7,6 +7,8 @@
 use std::fmt;
 use std::io;
 
+use crate::file::Conflict;
+
 /// A failure of an operation on an image.
 #[derive(Debug)]
 pub enum Error {
@@ -42,6 +44,10 @@ pub enum Error {
     /// An earlier failure of a metadata write or a flush makes further writes unsafe until the image
     /// is reopened (invariant D4).
     Latched(String),
+    /// The image names a file that the caller's policy keeps it from.
+    Forbidden(String),
+    /// Another process uses the file in a way that does not go together with ours.
+    Locked(Box<Conflict>),
 }
 
 impl Error {
@@ -57,14 +63,18 @@ impl Error {
     pub fn errno(&self) -> i32 {
         const EIO: i32 = 5;
         const EINVAL: i32 = 22;
-        const EROFS_AS_EACCES: i32 = 13;
+        const EACCES: i32 = 13;
+        const EROFS_AS_EACCES: i32 = EACCES;
         const ENOTSUP: i32 = 95;
+        const EAGAIN: i32 = 11;
         match self {
             Error::Io { source, .. } => source.raw_os_error().unwrap_or(EIO),
             Error::Corrupt { .. } | Error::Latched(_) => EIO,
             Error::Unsupported { .. } => ENOTSUP,
             Error::Invalid(_) => EINVAL,
             Error::ReadOnly(_) => EROFS_AS_EACCES,
+            Error::Forbidden(_) => EACCES,
+            Error::Locked(_) => EAGAIN,
         }
     }
 
@@ -101,6 +111,8 @@ impl Error {
             Error::Invalid(what) => Error::Invalid(what.clone()),
             Error::ReadOnly(what) => Error::ReadOnly(what.clone()),
             Error::Latched(what) => Error::Latched(what.clone()),
+            Error::Forbidden(what) => Error::Forbidden(what.clone()),
+            Error::Locked(conflict) => Error::Locked(conflict.clone()),
         }
     }
 }
@@ -132,8 +144,9 @@ impl fmt::Display for Error {
             Error::Unsupported { file, feature } => {
                 write!(f, "'{file}': {feature} is not supported")
             }
-            Error::Invalid(what) => f.write_str(what),
+            Error::Invalid(what) | Error::Forbidden(what) => f.write_str(what),
             Error::ReadOnly(what) => write!(f, "'{what}' is read-only"),
+            Error::Locked(conflict) => conflict.fmt(f),
             Error::Latched(what) => write!(
                 f,
                 "'{what}' takes no more writes after an earlier failure; reopen it to recover"

@@ -12,12 +12,16 @@ use std::sync::Arc;
 use cowslip_queue::{Buf, BufMut, Pending};
 
 mod aligned;
+mod claim;
 pub mod host;
 mod host_geometry;
+mod host_lock;
 mod host_name;
+mod host_policy;
 pub mod memory;
 
 pub use aligned::HostFile;
+pub use claim::{Claim, Conflict, Permission, Permissions, Protection, Sharing, Side};
 
 /// What a file can do and what it asks for; fixed once it is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +122,43 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     fn free_bytes(&self) -> Option<u64> {
         None
     }
+
+    /// Changes what is done with the file and what others may do meanwhile, and lets them know. The
+    /// claim ends with the last handle of the file. By default there are no others.
+    ///
+    /// # Errors
+    /// [`crate::Error::Locked`] if others' claims forbid it; then the claim is what it was. The
+    /// system's failure.
+    fn claim(&self, _wanted: Claim) -> crate::Result<Protection> {
+        Ok(Protection::Claimed)
+    }
+
+    /// The same for a file that is to replace `predecessor`, another handle of the same file: its
+    /// claim is no obstacle, and there is no moment at which neither is claimed.
+    ///
+    /// # Errors
+    /// As [`BlockFile::claim`]; then the claim of `predecessor` is what it was.
+    fn claim_after(
+        &self,
+        wanted: Claim,
+        _predecessor: &dyn BlockFile,
+    ) -> crate::Result<Protection> {
+        self.claim(wanted)
+    }
+
+    /// The claim as it is.
+    fn claimed(&self) -> Claim {
+        Claim::NONE
+    }
+}
+
+/// Who chose a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChosenBy {
+    /// The image, which may be a stranger's.
+    Image,
+    /// The caller, who named it when the image was opened.
+    Caller,
 }
 
 /// What another file is wanted for.
@@ -140,6 +181,8 @@ pub struct FileRequest<'a> {
     pub role: Role,
     /// Whether it will be written.
     pub writable: bool,
+    /// Who chose it.
+    pub chosen_by: ChosenBy,
 }
 
 /// The caller's say over which other files an image may open.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use cowslip_queue::{Buf, BufMut};
 
-use crate::chain::{self, Below, Layer};
-use crate::file::{BlockFile, Durability, Gate, Space};
+use crate::chain::{self, Below, Files, Layer};
+use crate::file::{BlockFile, Claim, Durability, Gate, Sharing, Space};
 use crate::qcow2::Fua;
 use crate::qcow2::header::Header;
 use crate::qcow2::probe::{Observation, Stage};
@@ -75,6 +75,8 @@ pub struct OpenOptions {
     pub metadata_only: bool,
     /// Bytes of metadata kept in memory for the whole chain; 0 chooses by the size of the disk.
     pub cache_bytes: u64,
+    /// What other processes may do with the image meanwhile.
+    pub sharing: Sharing,
 }
 
 /// Options of one write.
@@ -139,6 +141,7 @@ pub struct Image {
     writable: bool,
     write_policy: WritePolicy,
     discard: DiscardPolicy,
+    unprotected: Vec<String>,
 }
 
 impl Format {
@@ -161,20 +164,55 @@ impl Format {
 }
 
 impl Image {
-    /// Opens the image in `file`, and through `gate` the files that it names.
+    /// Opens the image in `file`, and through `gate` the files that it names. All of them are claimed
+    /// ([`BlockFile::claim`]) before anything is read of them but what tells the format.
     ///
     /// # Errors
-    /// If the file is no valid image of its format, needs what is not supported, or one of the files
-    /// that it needs cannot be opened. The image is not changed by opening it.
+    /// If the file is no valid image of its format, needs what is not supported, one of the files
+    /// that it needs cannot be opened, or another process uses one of them in a way that does not
+    /// go together with this one. The image is not changed by opening it.
     pub async fn open(
         file: Arc<dyn BlockFile>,
         options: OpenOptions,
         gate: &dyn Gate,
     ) -> Result<Image> {
+        Image::open_after(file, options, gate, Vec::new()).await
+    }
+
+    /// Closes the image and opens it anew, through another handle of its file and with other options.
+    /// Nobody else gets hold of its files in between: their claims pass on.
+    ///
+    /// # Errors
+    /// As [`Image::close`] and [`Image::open`]. The image is closed in any case, but keeps its claims,
+    /// so that it can be reopened in another way; they end with it.
+    pub async fn reopen(
+        &self,
+        file: Arc<dyn BlockFile>,
+        options: OpenOptions,
+        gate: &dyn Gate,
+    ) -> Result<Image> {
+        self.finish().await?;
+        let files = self.files().cloned().collect();
+        let image = Image::open_after(file, options, gate, files).await?;
+        self.release();
+        Ok(image)
+    }
+
+    async fn open_after(
+        file: Arc<dyn BlockFile>,
+        options: OpenOptions,
+        gate: &dyn Gate,
+        predecessors: Vec<Arc<dyn BlockFile>>,
+    ) -> Result<Image> {
+        if options.writable && options.sharing == Sharing::Forced {
+            let text = "force-share=on can only be used with read-only images";
+            return Err(Error::Invalid(text.to_string()));
+        }
         if options.writable && !file.capabilities().writable {
             return Err(Error::ReadOnly(file.name().to_string()));
         }
-        let (top, below) = chain::open(file, &options, gate).await?;
+        let files = Files::new(options.sharing, predecessors);
+        let (top, below) = chain::open(file, &options, gate, &files).await?;
         let OpenOptions {
             writable,
             write_policy,
@@ -187,7 +225,29 @@ impl Image {
             writable,
             write_policy,
             discard,
+            unprotected: files.into_unprotected(),
         })
+    }
+
+    /// The files that nothing protects from other processes, because their file systems have no
+    /// locks; each with the system's reason.
+    pub fn unprotected(&self) -> &[String] {
+        &self.unprotected
+    }
+
+    fn files(&self) -> impl Iterator<Item = &Arc<dyn BlockFile>> {
+        let below = self.below.layers().iter().map(|layer| &**layer);
+        std::iter::once(&self.top)
+            .chain(below)
+            .flat_map(Layer::files)
+    }
+
+    /// Lets others have the files.
+    fn release(&self) {
+        for file in self.files() {
+            // Giving up a claim meets no conflict; what the system still holds ends with the file.
+            drop(file.claim(Claim::NONE));
+        }
     }
 
     /// The size of the disk in bytes.
@@ -415,11 +475,17 @@ impl Image {
         }
     }
 
-    /// Flushes, gives back what was allocated ahead, and ends the session.
+    /// Flushes, gives back what was allocated ahead, ends the session, and lets others have the files.
     ///
     /// # Errors
     /// I/O. The image is closed in any case, and `check` finds no corruption.
     pub async fn close(&self) -> Result<()> {
+        let finished = self.finish().await;
+        self.release();
+        finished
+    }
+
+    async fn finish(&self) -> Result<()> {
         match &self.top {
             Layer::Raw(raw) if self.writable => raw.close().await,
             Layer::Raw(_) => Ok(()),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cowslip_queue::Buf;
 
 use crate::durable::DurableWrites;
-use crate::file::{Durability, HostFile, Space};
+use crate::file::{Claim, Durability, HostFile, Permission, Space};
 use crate::qcow2::geometry::HostOffset;
 use crate::qcow2::header;
 use crate::qcow2::map::{Run, Source};
@@ -131,6 +131,10 @@ impl Raw {
 
     /// Changes the size.
     pub async fn resize(&self, size: u64) -> Result<()> {
+        let file = self.file.block_file();
+        let claim = file.claimed();
+        let held = claim.held.with(Permission::Resize);
+        drop(file.claim(Claim { held, ..claim })?);
         self.file.set_len(size).await?;
         self.size.store(size, Ordering::Release);
         Ok(())

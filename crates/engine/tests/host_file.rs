@@ -12,7 +12,7 @@ use std::sync::Arc;
 use cowslip::file::host::{
     Aio, CreateMode, FlushPolicy, HostGate, HostOptions, PageCache, open_host_file,
 };
-use cowslip::file::{BlockFile, Durability, FileRequest, Gate, Role, Space};
+use cowslip::file::{BlockFile, ChosenBy, Durability, FileRequest, Gate, Role, Space};
 use cowslip::{Buf, BufMut, Error};
 use cowslip_queue::{Backend, Queue};
 
@@ -530,6 +530,7 @@ fn the_gate_opens_beside_the_image_and_only_files() {
             name,
             role: Role::Backing,
             writable: false,
+            chosen_by: ChosenBy::Image,
         })
     };
     let base = open("base").unwrap();

@@ -4,7 +4,7 @@
 //! has a ring it goes down the ring; on every other thread the pool takes it. Short transfers are
 //! carried on, a read beyond the end of file yields zeroes, an interrupted call is repeated.
 //!
-//! Leaves out: which requests a file allows (the engine's drivers know), locks, opening.
+//! Leaves out: which requests a file allows (the engine's drivers know), locks ([`mod@crate::lock`]), opening.
 
 use std::fmt;
 use std::io;

@@ -18,6 +18,7 @@ mod epoll;
 mod executor;
 pub mod fiemap;
 pub mod file;
+pub mod lock;
 pub mod pending;
 mod pool;
 mod scatter;

@@ -1,5 +1,5 @@
 //! Safe names for the system calls that rustix lacks, and the queue's event.
-#![allow(unsafe_code)] // Three ioctls; each says why it is sound.
+#![allow(unsafe_code)] // Two ioctls and a lock; each says why it is sound.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -55,4 +55,27 @@ pub(crate) fn discard_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::R
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// One call about locks that belong to the open file (`F_OFD_*`); `kind` is `F_RDLCK` or its kin.
+/// What the kernel answers is in the value returned.
+pub(crate) fn file_lock(
+    fd: BorrowedFd<'_>,
+    command: libc::c_int,
+    kind: libc::c_int,
+    (start, len): (u64, u64),
+) -> io::Result<libc::c_int> {
+    let out_of_range = |_| io::Error::from_raw_os_error(libc::EOVERFLOW);
+    // SAFETY: `flock` is a plain C structure, for which all zeroes is a value; `l_pid` must be 0.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = start.try_into().map_err(out_of_range)?;
+    lock.l_len = len.try_into().map_err(out_of_range)?;
+    // SAFETY: the call reads and writes the structure at the address given, which is `lock`.
+    let result = unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw mut lock) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(libc::c_int::from(lock.l_type))
 }

@@ -3,21 +3,13 @@
 use std::rc::Rc;
 
 use cowslip::Image;
+use cowslip::file::Sharing;
 use cowslip::image::{DiscardPolicy, Format};
 
 use super::shell::{Complaint, Outcome, Shell};
 use crate::cmd::discard_policy;
 use crate::getopt::{Name, Scanner};
-use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow};
-
-/// Whether other processes may write the image meanwhile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-enum Sharing {
-    #[default]
-    Usual,
-    /// `-U`: that is the user's affair.
-    Forced,
-}
+use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow, Source};
 
 /// What is to be opened, and how.
 #[derive(Clone, Debug)]
@@ -29,7 +21,6 @@ pub struct ImageRequest {
     /// `-f`.
     pub format: Option<String>,
     how: OpenHow,
-    sharing: Sharing,
     /// The engine's name as it was given.
     aio: Option<String>,
     /// What was asked for and cannot be done.
@@ -48,7 +39,6 @@ impl Default for ImageRequest {
                 discard: DiscardPolicy::Unmap,
                 ..OpenHow::default()
             },
-            sharing: Sharing::Usual,
             aio: None,
             refused: None,
         }
@@ -69,7 +59,8 @@ impl ImageRequest {
         match name {
             Name::Letter('r') => self.how.access = Access::Read,
             Name::Letter('n') => self.how.cache = CacheMode::None,
-            Name::Letter('U') => self.sharing = Sharing::Forced,
+            Name::Letter('U') => self.how.sharing = Sharing::Forced,
+            Name::Long("backing-policy") => self.how.policy = open::parse_policy(value)?,
             Name::Letter('k') => self.take(Name::Letter('i'), "native")?,
             Name::Letter('s') => self.refused = Some("Temporary snapshots are not supported"),
             Name::Letter('C') => self.refused = Some("Copy-on-read is not supported"),
@@ -113,22 +104,24 @@ impl ImageRequest {
     }
 
     /// What contradicts itself, in QEMU's words.
-    fn contradiction(&self, read_only_option: bool) -> Option<&'static str> {
+    fn contradiction(&self, source: Option<&Source>) -> Option<&'static str> {
         let writable = self.how.access == Access::Write;
         let direct = matches!(self.how.cache, CacheMode::None | CacheMode::DirectSync);
+        let option = |is_set: fn(&Source) -> bool| source.is_some_and(is_set);
+        let forced = self.how.sharing == Sharing::Forced || option(|source| source.force_share);
         if self.refused.is_some() {
             self.refused
         } else if !self.names_an_image() {
             Some("Must specify either driver or file")
         } else if self.filename.as_deref() == Some("") {
             Some("The 'file' block driver requires a file name")
-        } else if self.sharing == Sharing::Forced && writable {
+        } else if forced && writable {
             Some("force-share=on can only be used with read-only images")
         } else if self.aio.as_deref() == Some("native") && !direct {
             Some(
                 "aio=native was specified, but it requires cache.direct=on, which was not specified.",
             )
-        } else if read_only_option && writable {
+        } else if option(|source| source.read_only) && writable {
             Some("Block node is read-only")
         } else {
             None
@@ -153,17 +146,26 @@ impl Opened {
     /// # Errors
     /// The complaint.
     pub async fn open(request: ImageRequest) -> Result<Opened, String> {
+        Opened::open_in_place_of(None, request).await
+    }
+
+    /// Opens what the request names, in the place of another open image; see
+    /// [`open::reopen_image`].
+    async fn open_in_place_of(
+        before: Option<&Image>,
+        request: ImageRequest,
+    ) -> Result<Opened, String> {
         let prefix = match &request.filename {
             Some(name) => format!("can't open device {name}"),
             None => "can't open".to_string(),
         };
-        match Opened::open_plainly(request).await {
+        match Opened::open_plainly(before, request).await {
             Ok(opened) => Ok(opened),
             Err(why) => Err(format!("{prefix}: {why}")),
         }
     }
 
-    async fn open_plainly(request: ImageRequest) -> Result<Opened, String> {
+    async fn open_plainly(before: Option<&Image>, request: ImageRequest) -> Result<Opened, String> {
         let spec = request.spec();
         let without_prefix = |error: crate::error::CommandError| {
             let text = error.to_string();
@@ -171,16 +173,18 @@ impl Opened {
             text.strip_prefix(&prefix).unwrap_or(&text).to_string()
         };
         if !request.names_an_image() || request.filename.as_deref() == Some("") {
-            let why = request.contradiction(false);
+            let why = request.contradiction(None);
             return Err(why.unwrap_or("Nothing to open").to_string());
         }
         let source = spec.resolve().map_err(without_prefix)?;
-        if let Some(why) = request.contradiction(source.read_only) {
+        if let Some(why) = request.contradiction(Some(&source)) {
             return Err(why.to_string());
         }
-        let image = open::open_image(&spec, &request.how)
-            .await
-            .map_err(without_prefix)?;
+        let image = match before {
+            Some(image) => open::reopen_image(image, &spec, &request.how).await,
+            None => open::open_image(&spec, &request.how).await,
+        };
+        let image = image.map_err(without_prefix)?;
         let writable = request.how.access == Access::Write;
         let mut warnings = Vec::new();
         let is_raw = image.layers().first().map(|layer| layer.format) == Some(Format::Raw);
@@ -266,8 +270,25 @@ impl Shell {
         }
         request.how.access = access.unwrap_or(request.how.access);
         request.how.cache = cache.unwrap_or(request.how.cache);
-        self.close().await;
-        self.open(request).await
+        self.reopen(request).await
+    }
+
+    /// Opens the image anew. If that fails it stays open as it was.
+    async fn reopen(&mut self, request: ImageRequest) -> Outcome {
+        self.await_started().await;
+        let Some(before) = self.take_opened() else {
+            return Ok(());
+        };
+        let reopened = Opened::open_in_place_of(Some(&before.image), request).await;
+        let outcome = reopened.as_ref().map(|_| ()).map_err(String::clone);
+        let opened = match reopened {
+            Ok(opened) => Ok(opened),
+            Err(_) => Opened::open_in_place_of(Some(&before.image), before.request.clone()).await,
+        };
+        if let Ok(opened) = opened {
+            self.set_opened(opened);
+        }
+        outcome.map_err(Complaint::ByName)
     }
 }
 

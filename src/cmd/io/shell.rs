@@ -264,16 +264,20 @@ impl Shell {
                 "file open already, try 'help close'".to_string(),
             ));
         }
-        match Opened::open(request).await {
-            Ok(opened) => {
-                for warning in &opened.warnings {
-                    self.out.complain(warning);
-                }
-                self.opened = Some(opened);
-                Ok(())
-            }
-            Err(text) => Err(Complaint::ByName(text)),
+        let opened = Opened::open(request).await;
+        self.set_opened(opened.map_err(Complaint::ByName)?);
+        Ok(())
+    }
+
+    pub(super) fn set_opened(&mut self, opened: Opened) {
+        for warning in &opened.warnings {
+            self.out.complain(warning);
         }
+        self.opened = Some(opened);
+    }
+
+    pub(super) fn take_opened(&mut self) -> Option<Opened> {
+        self.opened.take()
     }
 
     /// Opens the image given on the program's command line.

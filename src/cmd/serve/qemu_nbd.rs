@@ -49,6 +49,7 @@ const LONGS: &[Long] = &[
     only_long("tls-hostname", Value::Required),
     only_long("tls-authz", Value::Required),
     only_long("image-opts", Value::None),
+    only_long("backing-policy", Value::Required),
     long("trace", 'T', Value::Required),
     only_long("fork", Value::None),
     only_long("pid-file", Value::Required),
@@ -230,6 +231,9 @@ impl Line {
                     .ok_or_else(|| Refusal::Complaint(format!("Invalid aio mode '{value}'")))?;
                 self.aio = Some(value);
             }
+            Name::Long("backing-policy") => {
+                how.policy = open::parse_policy(&value).map_err(Refusal::Complaint)?;
+            }
             Name::Long("discard") => {
                 how.discard = discard_policy(&value)
                     .ok_or_else(|| Refusal::Complaint(format!("Invalid discard mode `{value}'")))?;
@@ -350,6 +354,9 @@ Block device options:
       --discard=MODE        set discard mode (ignore, unmap)
       --detect-zeroes=MODE  set detect-zeroes mode (off)
       --image-opts          treat FILE as a full set of image options
+      --backing-policy=POLICY
+                            which backing files and data files images may name:
+                            'any' (default), 'same-directory' or 'none'
 "
     )
 }

@@ -5,10 +5,10 @@
 //! it comes the alignment that requests must have. Also the ordinary gate: files that images name,
 //! looked up beside the image.
 //!
-//! Leaves out: locks, character devices, anything with a protocol in its name.
+//! Leaves out: character devices, anything with a protocol in its name.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,13 +17,17 @@ use cowslip_queue::{Buf, BufMut, Pending};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
+use super::host_lock::{Ask, Claims};
+use super::host_policy::Beneath;
 use super::{
-    BlockFile, Capabilities, Durability, FileExtent, FileId, FileRequest, Gate, Space,
-    host_geometry as geometry,
+    BlockFile, Capabilities, ChosenBy, Claim, Durability, FileExtent, FileId, FileRequest, Gate,
+    Protection, Space, host_geometry as geometry,
 };
 use crate::{Error, Result};
 
+pub use super::host_lock::Locking;
 pub use super::host_name::resolve_name;
+pub use super::host_policy::BackingPolicy;
 
 /// Which driver does the I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,16 +86,22 @@ pub struct HostOptions {
     pub flush: FlushPolicy,
     /// The driver.
     pub aio: Aio,
+    /// Whether claims on the file are made known to other processes.
+    pub locking: Locking,
 }
 
 /// Opens a regular file or a block device. Blocks, but not for long.
 ///
+/// Nothing is claimed of a file that exists (see [`BlockFile::claim`]); one that is made is claimed as
+/// QEMU does, before it is cut to nothing.
+///
 /// # Errors
-/// The system's refusal; something that is neither of the two; a file system without direct I/O if
+/// The system's refusal; another process that uses a file which shall be cut; something that is neither of the two; a file system without direct I/O if
 /// that was asked for; a kernel without io_uring if that was.
 pub fn open_host_file(path: &Path, options: &HostOptions) -> Result<Arc<dyn BlockFile>> {
     let name = path.to_string_lossy().into_owned();
-    let file = HostBlockFile::open(path, name, options)?;
+    let open = |flags, mode| rustix::fs::open(path, flags, mode);
+    let file = HostBlockFile::open(&open, name, options)?;
     Ok(Arc::new(file))
 }
 
@@ -105,7 +115,8 @@ fn open_flags(options: &HostOptions) -> OFlags {
     flags |= match options.create {
         CreateMode::OpenExisting => OFlags::empty(),
         CreateMode::CreateNew => OFlags::CREATE | OFlags::EXCL,
-        CreateMode::Truncate => OFlags::CREATE | OFlags::TRUNC,
+        // It is cut when it is claimed.
+        CreateMode::Truncate => OFlags::CREATE,
     };
     if options.page_cache == PageCache::Bypass {
         flags |= OFlags::DIRECT;
@@ -113,12 +124,15 @@ fn open_flags(options: &HostOptions) -> OFlags {
     flags
 }
 
+/// A way to open a file.
+type Opener<'a> = &'a dyn Fn(OFlags, Mode) -> rustix::io::Result<OwnedFd>;
+
 /// Opens, and asks what it is.
-fn open_checked(path: &Path, options: &HostOptions) -> std::result::Result<(OwnedFd, Stat), Errno> {
+fn open_checked(open: Opener<'_>, options: &HostOptions) -> rustix::io::Result<(OwnedFd, Stat)> {
     // As every program that makes files: the user's mask takes away what it wants.
     let mode = Mode::from_raw_mode(0o644);
     let flags = open_flags(options);
-    let fd = rustix::fs::open(path, flags, mode)?;
+    let fd = open(flags, mode)?;
     let stat = rustix::fs::fstat(&fd)?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile | FileType::BlockDevice => {}
@@ -144,11 +158,12 @@ struct HostBlockFile {
     id: FileId,
     kind: Kind,
     flush: FlushPolicy,
+    claims: Claims,
     file: Arc<File>,
 }
 
 impl HostBlockFile {
-    fn open(path: &Path, name: String, options: &HostOptions) -> Result<HostBlockFile> {
+    fn open(open: Opener<'_>, name: String, options: &HostOptions) -> Result<HostBlockFile> {
         if options.aio == Aio::Uring && ring_available().is_err() {
             return Err(Error::Unsupported {
                 file: name,
@@ -160,7 +175,7 @@ impl HostBlockFile {
             CreateMode::CreateNew | CreateMode::Truncate => "create",
         };
         let failed = |error: io::Error| Error::io(format!("Could not {verb} '{name}'"), error);
-        let (fd, stat) = match open_checked(path, options) {
+        let (fd, stat) = match open_checked(open, options) {
             Ok(opened) => opened,
             // The one meaning of EINVAL here: no direct I/O on this file system.
             Err(Errno::INVAL) if options.page_cache == PageCache::Bypass => {
@@ -192,7 +207,7 @@ impl HostBlockFile {
             }
             _ => (Kind::Regular, FileId(stat.st_dev, stat.st_ino)),
         };
-        Ok(HostBlockFile {
+        let file = HostBlockFile {
             capabilities: Capabilities {
                 alignment_bytes: direct.map_or(1, |direct| direct.offset_bytes),
                 writable: options.writable,
@@ -204,8 +219,20 @@ impl HostBlockFile {
             id,
             kind,
             flush: options.flush,
+            claims: Claims::new(options.locking),
             file,
-        })
+        };
+        if options.create != CreateMode::OpenExisting {
+            // Whoever fills the file claims it again, and learns whether it is protected.
+            drop(file.claim(Claim::CREATE_RAW)?);
+        }
+        if options.create == CreateMode::Truncate && kind == Kind::Regular {
+            let cut = rustix::fs::ftruncate(&*file.file, 0);
+            cut.map_err(|error| {
+                Error::io(format!("Could not create '{}'", file.name), error.into())
+            })?;
+        }
+        Ok(file)
     }
 
     fn check_aligned(&self, offset: u64, len: u64) {
@@ -321,6 +348,26 @@ impl BlockFile for HostBlockFile {
             Kind::BlockDevice(_) => None,
         }
     }
+
+    fn claim(&self, wanted: Claim) -> Result<Protection> {
+        let wanted = (wanted, Ask::Others);
+        self.claims.change(&self.file.as_fd(), &self.name, wanted)
+    }
+
+    fn claim_after(&self, wanted: Claim, predecessor: &dyn BlockFile) -> Result<Protection> {
+        if predecessor.id() != Some(self.id) {
+            return self.claim(wanted);
+        }
+        // Others are asked through the predecessor, whose own locks are no obstacle to it.
+        let both = predecessor.claimed().joined(wanted);
+        drop(predecessor.claim(both)?);
+        let wanted = (wanted, Ask::Nobody);
+        self.claims.change(&self.file.as_fd(), &self.name, wanted)
+    }
+
+    fn claimed(&self) -> Claim {
+        self.claims.current()
+    }
 }
 
 /// Data up to the end of a device, a hole beyond it.
@@ -337,22 +384,44 @@ fn split_at_end(start: u64, end: u64, size: u64) -> Vec<FileExtent> {
 }
 
 /// The ordinary gate: opens the files that images name on the host, all with the same options but
-/// for whether they are written.
+/// for whether they are written, as far as the policy allows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostGate {
     /// How to open them; `writable` and `create` are overridden by each request.
     pub options: HostOptions,
+    /// Which of them.
+    pub policy: BackingPolicy,
 }
 
 impl Gate for HostGate {
     fn open(&self, request: &FileRequest<'_>) -> Result<Arc<dyn BlockFile>> {
+        let policy = match request.chosen_by {
+            ChosenBy::Image => self.policy,
+            ChosenBy::Caller => BackingPolicy::Any,
+        };
+        if policy == BackingPolicy::None {
+            return Err(policy.forbidden(request, ""));
+        }
         let path = super::host_name::local_path(request.named_by, request.name)?;
         let options = HostOptions {
             writable: request.writable,
             create: CreateMode::OpenExisting,
             ..self.options
         };
-        open_host_file(Path::new(&path), &options)
+        if policy == BackingPolicy::Any {
+            return open_host_file(Path::new(&path), &options);
+        }
+        let beneath = Beneath::find(request, &path)?;
+        let open = |flags, _| beneath.open(flags);
+        let file = HostBlockFile::open(&open, path.clone(), &options);
+        let file = file.map_err(|error| match error {
+            Error::Io { source, .. } => {
+                let errno = Errno::from_io_error(&source).unwrap_or(Errno::IO);
+                Beneath::refused(request, &path, errno)
+            }
+            other => other,
+        })?;
+        Ok(Arc::new(file))
     }
 }
 

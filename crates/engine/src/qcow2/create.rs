@@ -3,6 +3,8 @@
 //! The layout is QEMU's to the byte ([`placement`]). The header is written last, behind a flush: a
 //! file whose creation was cut short is no valid image. Texts of refusals are QEMU's.
 //!
+//! What is made is claimed like an image that is written, before anything in it is touched.
+//!
 //! Left out: opening or removing files, and backing files (only their names are stored).
 
 use std::sync::Arc;
@@ -14,7 +16,7 @@ use super::header::{
     CompressionType, CryptMethod, Extensions, HEADER_BYTES, HEADER_BYTES_V2, Header, L1_BYTES_MAX,
     autoclear, compatible, incompatible,
 };
-use crate::file::BlockFile;
+use crate::file::{BlockFile, Claim};
 use crate::{Error, Result};
 
 mod layout;
@@ -239,11 +241,12 @@ impl CreateOptions {
     }
 }
 
-/// Writes a fresh image to `file`, which is empty, and gives `data_file`, if the options name one,
-/// its length. Both are durable afterwards.
+/// Writes a fresh image to `file`, and gives `data_file`, if the options name one, its length. What
+/// they held is lost. Both are durable afterwards, and claimed no longer.
 ///
 /// # Errors
-/// `Invalid` options (then nothing was written), or I/O (then `file` is no valid image).
+/// `Invalid` options, or another process that uses one of the files (then nothing was written);
+/// I/O (then `file` is no valid image).
 pub async fn create(
     file: Arc<dyn BlockFile>,
     data_file: Option<Arc<dyn BlockFile>>,
@@ -259,21 +262,36 @@ pub async fn create(
     let layout = Layout::plan(geometry, options)?;
     layout.enter(&mut header);
     let header = header.encode()?;
-    let writer = write::Writer::new(file.as_ref());
+    claim_new(file.as_ref(), Claim::qcow2(true))?;
     if let Some(data_file) = &data_file {
+        claim_new(data_file.as_ref(), Claim::data_file(true))?;
+    }
+    let writer = write::Writer::new(file.as_ref());
+    write::set_len(file.as_ref(), 0).await?;
+    if let Some(data_file) = &data_file {
+        write::set_len(data_file.as_ref(), 0).await?;
         let size = round_up(options.size, SIZE_UNIT);
         write::plain_file(data_file.as_ref(), size, options.preallocation).await?;
     }
     writer.preallocate(&layout, options.preallocation).await?;
     writer.tables(&layout).await?;
-    writer.header(&header, &layout).await
+    writer.header(&header, &layout).await?;
+    for made in std::iter::once(&file).chain(&data_file) {
+        claim_new(made.as_ref(), Claim::NONE)?;
+    }
+    Ok(())
 }
 
-/// Gives `file`, which is empty, the length of a raw disk of `size` bytes (rounded up to
-/// [`SIZE_UNIT`]), allocated as `preallocation` says.
+/// Whether nothing protects the file is for the caller to ask, before.
+fn claim_new(file: &dyn BlockFile, claim: Claim) -> Result<()> {
+    file.claim(claim).map(drop)
+}
+
+/// Gives `file` the length of a raw disk of `size` bytes (rounded up to [`SIZE_UNIT`]), allocated as
+/// `preallocation` says. What it held is lost.
 ///
 /// # Errors
-/// I/O; `Invalid` for metadata, of which a raw image has none.
+/// I/O; another process that uses the file; `Invalid` for metadata, of which a raw image has none.
 pub async fn create_raw(
     file: Arc<dyn BlockFile>,
     size: u64,
@@ -283,7 +301,10 @@ pub async fn create_raw(
         let text = "Unsupported preallocation mode: metadata";
         return Err(Error::Invalid(text.to_string()));
     }
-    write::plain_file(file.as_ref(), round_up(size, SIZE_UNIT), preallocation).await
+    claim_new(file.as_ref(), Claim::CREATE_RAW)?;
+    write::set_len(file.as_ref(), 0).await?;
+    write::plain_file(file.as_ref(), round_up(size, SIZE_UNIT), preallocation).await?;
+    claim_new(file.as_ref(), Claim::NONE)
 }
 
 #[cfg(test)]

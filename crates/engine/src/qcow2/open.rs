@@ -13,8 +13,9 @@ use super::probe::Probe;
 use super::refcount::Refcounts;
 use super::tables::Tables;
 use super::{Counts, Qcow2, State};
+use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
-use crate::file::{FileRequest, Gate, HostFile, Role};
+use crate::file::{ChosenBy, FileRequest, Gate, HostFile, Role};
 use crate::image::OpenOptions;
 use crate::sync::{Turn, Waiters};
 use crate::{Error, Result};
@@ -32,6 +33,8 @@ pub struct Opening<'a> {
     pub options: &'a OpenOptions,
     /// The way to its data file.
     pub gate: &'a dyn Gate,
+    /// Where its data file is claimed.
+    pub files: &'a Files,
     /// It is no backing file.
     pub is_top: bool,
 }
@@ -129,28 +132,32 @@ fn refuse_damaged(header: &Header, name: &str) -> Result<()> {
 }
 
 fn open_data_file(opening: &Opening<'_>, header: &Header, writable: bool) -> Result<HostFile> {
-    let named = header.data_file_name().ok_or_else(|| Error::Corrupt {
+    let corrupt = |detail: &str| Error::Corrupt {
         file: opening.file.name().to_string(),
         structure: "header extension",
         offset: 0,
-        detail: "the image has a data file, but does not name it".to_string(),
-    });
+        detail: detail.to_string(),
+    };
+    let named = header.data_file_name();
+    let named = named.ok_or_else(|| corrupt("the image has a data file, but does not name it"));
     let request = FileRequest {
         named_by: opening.file.name(),
         name: named?,
         role: Role::Data,
         writable,
+        chosen_by: ChosenBy::Image,
     };
     match opening.gate.open(&request) {
         Ok(file) if file.id().is_some() && file.id() == opening.file.block_file().id() => {
-            Err(Error::Corrupt {
-                file: opening.file.name().to_string(),
-                structure: "header extension",
-                offset: 0,
-                detail: "the image names itself as its data file".to_string(),
-            })
+            Err(corrupt("the image names itself as its data file"))
         }
-        Ok(file) => Ok(HostFile::new(file)),
+        Ok(file) => match opening.files.enter(&file, Role::Data) {
+            Entry::Again(_) => Err(corrupt("its data file is in use by an image of its chain")),
+            Entry::New => {
+                opening.files.claim_data_file(&file, writable)?;
+                Ok(HostFile::new(file))
+            }
+        },
         Err(_) if opening.options.metadata_only => Ok(opening.file.clone()),
         Err(error) => Err(error),
     }

@@ -80,7 +80,7 @@ impl<'a> Writer<'a> {
 }
 
 /// Gives the file its length. A device has its own, which has to do.
-async fn set_len(file: &dyn BlockFile, len: u64) -> Result<()> {
+pub(super) async fn set_len(file: &dyn BlockFile, len: u64) -> Result<()> {
     let context = |what: &str| format!("Could not {what} '{}'", file.name());
     let now = file.len().await;
     let now = now.map_err(|error| Error::io(context("tell the length of"), error))?;

@@ -1,0 +1,353 @@
+//! What a program does with a file and what it lets others do meanwhile: QEMU's permissions.
+//!
+//! Pure. Which claim each use of a file needs is decided here; how a claim is made known to other
+//! processes is the driver's affair (for files of the host: locks on single bytes,
+//! `host_lock.rs`). The table of claims with their reasons is in `docs/locking.md`.
+
+use std::fmt;
+
+/// Something that one may do with a file, as QEMU's block layer has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permission {
+    /// Reading what makes sense: what others write is seen whole and in order.
+    ConsistentRead,
+    /// Writing.
+    Write,
+    /// Writing what is there already.
+    WriteUnchanged,
+    /// Changing the length.
+    Resize,
+}
+
+impl Permission {
+    /// All of them, in the order of their bits.
+    pub const ALL: [Permission; 4] = [
+        Permission::ConsistentRead,
+        Permission::Write,
+        Permission::WriteUnchanged,
+        Permission::Resize,
+    ];
+
+    /// Its number: that of its bit, and of its byte among those that are locked.
+    pub const fn index(self) -> u32 {
+        match self {
+            Permission::ConsistentRead => 0,
+            Permission::Write => 1,
+            Permission::WriteUnchanged => 2,
+            Permission::Resize => 3,
+        }
+    }
+
+    /// Its name in QEMU's messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Permission::ConsistentRead => "consistent read",
+            Permission::Write => "write",
+            Permission::WriteUnchanged => "write unchanged",
+            Permission::Resize => "resize",
+        }
+    }
+
+    /// What one does who has it: "write to it".
+    const fn deed(self) -> &'static str {
+        match self {
+            Permission::ConsistentRead => "read it",
+            Permission::Write => "write to it",
+            Permission::WriteUnchanged => "rewrite it",
+            Permission::Resize => "change its length",
+        }
+    }
+}
+
+/// A set of permissions.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Permissions(u8);
+
+impl Permissions {
+    /// None.
+    pub const NONE: Permissions = Permissions(0);
+    /// All.
+    pub const ALL: Permissions = Permissions(0b1111);
+
+    /// The set with `permission`.
+    #[must_use]
+    pub const fn with(self, permission: Permission) -> Permissions {
+        Permissions(self.0 | 1 << permission.index())
+    }
+
+    /// The set without `permission`.
+    #[must_use]
+    pub const fn without(self, permission: Permission) -> Permissions {
+        Permissions(self.0 & !(1 << permission.index()))
+    }
+
+    /// Whether `permission` is in the set.
+    pub const fn contains(self, permission: Permission) -> bool {
+        self.0 & 1 << permission.index() != 0
+    }
+
+    /// Those that are not in the set.
+    #[must_use]
+    pub const fn others(self) -> Permissions {
+        Permissions(Permissions::ALL.0 & !self.0)
+    }
+
+    /// Those of either set.
+    #[must_use]
+    pub const fn union(self, other: Permissions) -> Permissions {
+        Permissions(self.0 | other.0)
+    }
+
+    /// Those of both sets.
+    #[must_use]
+    pub const fn intersection(self, other: Permissions) -> Permissions {
+        Permissions(self.0 & other.0)
+    }
+
+    /// The members, in the order of their bits.
+    pub fn iter(self) -> impl Iterator<Item = Permission> {
+        let members = Permission::ALL.into_iter();
+        members.filter(move |permission| self.contains(*permission))
+    }
+}
+
+impl fmt::Debug for Permissions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+/// What the user of a file does with it, and what others may do meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// What its user does.
+    pub held: Permissions,
+    /// What others may do.
+    pub shared: Permissions,
+}
+
+/// How far the user of an image goes to meet others who want it too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Sharing {
+    /// Others may do what the format can bear: nothing but reading a qcow2 image, everything with a
+    /// raw one. QEMU's tools do so.
+    #[default]
+    AsFormat,
+    /// The same, but nobody changes the length of a raw image: for servers, whose clients were told
+    /// its size.
+    FixedLength,
+    /// Others may do everything, and what is read may be torn (QEMU: `force-share`, `-U`). Only for
+    /// reading.
+    Forced,
+}
+
+const READ: Permissions = Permissions::NONE.with(Permission::ConsistentRead);
+const CHANGE: Permissions = READ.with(Permission::Write).with(Permission::Resize);
+const ALL_BUT_RESIZE: Permissions = Permissions::ALL.without(Permission::Resize);
+const ALL_BUT_CHANGE: Permissions = ALL_BUT_RESIZE.without(Permission::Write);
+
+impl Claim {
+    /// Nothing is done, everything is allowed.
+    pub const NONE: Claim = Claim {
+        held: Permissions::NONE,
+        shared: Permissions::ALL,
+    };
+
+    /// The file is read, whatever others do with it.
+    pub const FORCED: Claim = Claim {
+        held: READ,
+        shared: Permissions::ALL,
+    };
+
+    /// Only the metadata of a qcow2 image is read.
+    pub const DESCRIBE: Claim = Claim {
+        held: Permissions::NONE,
+        shared: ALL_BUT_CHANGE,
+    };
+
+    /// The file of a qcow2 image: its metadata is in memory, so nobody else may change it.
+    pub const fn qcow2(writable: bool) -> Claim {
+        Claim {
+            held: if writable { CHANGE } else { READ },
+            shared: ALL_BUT_CHANGE,
+        }
+    }
+
+    /// The external data file of a qcow2 image: others may write what they answer for.
+    pub const fn data_file(writable: bool) -> Claim {
+        Claim {
+            held: if writable { CHANGE } else { READ },
+            shared: ALL_BUT_RESIZE,
+        }
+    }
+
+    /// A raw image.
+    pub const fn raw(writable: bool, sharing: Sharing) -> Claim {
+        Claim {
+            held: match writable {
+                true => READ.with(Permission::Write),
+                false => READ,
+            },
+            shared: match sharing {
+                Sharing::FixedLength => ALL_BUT_RESIZE,
+                Sharing::AsFormat | Sharing::Forced => Permissions::ALL,
+            },
+        }
+    }
+
+    /// A raw image that is being made.
+    pub const CREATE_RAW: Claim = Claim {
+        held: Permissions::NONE
+            .with(Permission::Write)
+            .with(Permission::Resize),
+        shared: ALL_BUT_RESIZE,
+    };
+
+    /// The claim of one who does what both do, and allows what both allow.
+    #[must_use]
+    pub const fn joined(self, other: Claim) -> Claim {
+        Claim {
+            held: self.held.union(other.held),
+            shared: self.shared.intersection(other.shared),
+        }
+    }
+}
+
+/// Whether a claim is known to others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Protection {
+    /// It is, or there are no others.
+    Claimed,
+    /// The file system has no locks, and nothing keeps others away; with the system's reason.
+    Unprotected(String),
+}
+
+/// On which side of a permission two claims met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// We want to do what they do not share.
+    Held,
+    /// They do what we do not share.
+    Shared,
+}
+
+/// Two claims on one file that cannot both be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    /// The file, as the user named it.
+    pub file: String,
+    /// What the file was opened for, with a colon behind it; empty for an image itself.
+    pub context: String,
+    /// What they are about.
+    pub permission: Permission,
+    /// Who does it.
+    pub side: Side,
+    /// The programs that hold the file, where that can be told: "qemu-nbd (pid 17)".
+    pub holders: Vec<String>,
+}
+
+impl fmt::Display for Conflict {
+    /// QEMU's two lines; then who it is.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shared = match self.side {
+            Side::Held => "",
+            Side::Shared => "shared ",
+        };
+        write!(
+            f,
+            "{}Failed to get {shared}\"{}\" lock\nIs another process using the image [{}]?",
+            self.context,
+            self.permission.name(),
+            self.file
+        )?;
+        if self.holders.is_empty() {
+            return Ok(());
+        }
+        let claim = match self.side {
+            Side::Held => "lets nobody else",
+            Side::Shared => "may",
+        };
+        let holders = self.holders.join(", ");
+        write!(
+            f,
+            "\nIt is used by {holders}, which {claim} {}",
+            self.permission.deed()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether two may use a file at the same time.
+    fn go_together(one: Claim, two: Claim) -> bool {
+        let denied = |one: Claim, two: Claim| one.held.intersection(two.shared.others());
+        denied(one, two) == Permissions::NONE && denied(two, one) == Permissions::NONE
+    }
+
+    #[test]
+    fn nobody_shares_a_qcow2_image_that_is_written() {
+        let writer = Claim::qcow2(true);
+        let claims = [
+            (Claim::qcow2(true), false),
+            (Claim::qcow2(false), false),
+            (Claim::DESCRIBE, false),
+            (Claim::CREATE_RAW, false),
+            (Claim::raw(true, Sharing::AsFormat), false),
+            (Claim::raw(false, Sharing::AsFormat), true),
+            (Claim::raw(false, Sharing::FixedLength), false),
+            (Claim::FORCED, true),
+            (Claim::NONE, true),
+        ];
+        for (claim, expected) in claims {
+            assert_eq!(go_together(writer, claim), expected, "{claim:?}");
+        }
+    }
+
+    #[test]
+    fn readers_share_with_readers_and_raw_writers_with_all_that_leave_the_length() {
+        assert!(go_together(Claim::qcow2(false), Claim::qcow2(false)));
+        assert!(!go_together(Claim::qcow2(false), Claim::CREATE_RAW));
+        let raw = Claim::raw(true, Sharing::AsFormat);
+        assert!(go_together(raw, raw));
+        assert!(go_together(raw, Claim::CREATE_RAW));
+        assert!(!go_together(
+            Claim::raw(true, Sharing::FixedLength),
+            Claim::CREATE_RAW
+        ));
+        assert!(!go_together(raw, Claim::qcow2(false)));
+        assert!(go_together(raw, Claim::data_file(true)));
+        assert!(!go_together(Claim::data_file(true), Claim::data_file(true)));
+    }
+
+    #[test]
+    fn sets_are_sets() {
+        let set = Permissions::NONE
+            .with(Permission::Write)
+            .with(Permission::Resize);
+        assert_eq!(set.without(Permission::Write).iter().count(), 1);
+        assert_eq!(format!("{set:?}"), "{Write, Resize}");
+        assert_eq!(set.union(set.others()), Permissions::ALL);
+        let joined = Claim::qcow2(false).joined(Claim::CREATE_RAW);
+        assert_eq!(joined, Claim::qcow2(true));
+    }
+
+    #[test]
+    fn a_conflict_is_told_in_qemus_words_and_names_the_holders() {
+        let mut conflict = Conflict {
+            file: "a.qcow2".to_string(),
+            context: String::new(),
+            permission: Permission::Write,
+            side: Side::Shared,
+            holders: Vec::new(),
+        };
+        let qemu =
+            "Failed to get shared \"write\" lock\nIs another process using the image [a.qcow2]?";
+        assert_eq!(conflict.to_string(), qemu);
+        conflict.holders = vec!["qemu-nbd (pid 17)".to_string(), "x (pid 3)".to_string()];
+        let more = "\nIt is used by qemu-nbd (pid 17), x (pid 3), which may write to it";
+        assert_eq!(conflict.to_string(), format!("{qemu}{more}"));
+    }
+}

@@ -1,0 +1,62 @@
+//! Locks on ranges of a file's bytes that belong to the open file, not to the process.
+//!
+//! They keep out everybody else, another open file of the same process included, and end with the
+//! last descriptor of the open file. None of the calls waits for a lock.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use crate::sys::file_lock;
+
+/// Takes a shared lock on `len` bytes from `start` on. Taking it again changes nothing.
+///
+/// # Errors
+/// `EAGAIN` if another open file has an exclusive lock there; else the system cannot lock.
+pub fn share(fd: BorrowedFd<'_>, start: u64, len: u64) -> io::Result<()> {
+    file_lock(fd, libc::F_OFD_SETLK, libc::F_RDLCK, (start, len))?;
+    Ok(())
+}
+
+/// Lets go of any lock on `len` bytes from `start` on.
+///
+/// # Errors
+/// The system cannot lock.
+pub fn release(fd: BorrowedFd<'_>, start: u64, len: u64) -> io::Result<()> {
+    file_lock(fd, libc::F_OFD_SETLK, libc::F_UNLCK, (start, len))?;
+    Ok(())
+}
+
+/// Whether another open file has any lock on one of `len` bytes from `start` on.
+///
+/// # Errors
+/// The system cannot lock.
+pub fn is_locked_by_others(fd: BorrowedFd<'_>, start: u64, len: u64) -> io::Result<bool> {
+    let found = file_lock(fd, libc::F_OFD_GETLK, libc::F_WRLCK, (start, len))?;
+    Ok(found != libc::F_UNLCK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn locks_are_seen_by_other_open_files_and_end_with_theirs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, "").unwrap();
+        let [one, two] = [(); 2].map(|()| std::fs::File::open(&path).unwrap());
+        share(one.as_fd(), 100, 2).unwrap();
+        assert!(!is_locked_by_others(one.as_fd(), 100, 2).unwrap());
+        assert!(is_locked_by_others(two.as_fd(), 101, 1).unwrap());
+        assert!(!is_locked_by_others(two.as_fd(), 102, 1).unwrap());
+        share(two.as_fd(), 101, 1).unwrap();
+        release(one.as_fd(), 101, 1).unwrap();
+        assert!(!is_locked_by_others(two.as_fd(), 101, 1).unwrap());
+        let copy = one.try_clone().unwrap();
+        drop(one);
+        assert!(is_locked_by_others(two.as_fd(), 100, 1).unwrap());
+        drop(copy);
+        assert!(!is_locked_by_others(two.as_fd(), 100, 1).unwrap());
+    }
+}
