@@ -578,7 +578,7 @@ impl NewFile {
                     "Could not create '{name}': {}",
                     cowslip::error::system_words(source)
                 ),
-                cowslip::Error::Locked(_) => format!("{name}: {error}"),
+                cowslip::Error::Locked(_) => error.to_string(),
                 other => format!("Could not create '{name}': {other}"),
             })
         };

@@ -1,0 +1,536 @@
+//! Locks between processes: ours and QEMU's programs hold images against each other.
+#![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+mod support;
+
+use support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
+
+const PEERS: &[&str] = &["qemu-img", "qemu-io", "qemu-nbd", "qemu-storage-daemon"];
+
+/// Our command under one of QEMU's names.
+fn ours(name: &str) -> Command {
+    let mut command = cowslip();
+    command.arg0(name);
+    command
+}
+
+/// `top.qcow2` on `base.qcow2`, and `r.raw`, in a directory of their own.
+fn images() -> tempfile::TempDir {
+    let dir = scratch();
+    let at = |name: &str| dir.path().join(name);
+    qemu_img(
+        &["create", "-q", "-f", "qcow2"],
+        &[&at("base.qcow2"), Path::new("4M")],
+    );
+    run(Command::new("qemu-img").current_dir(dir.path()).args([
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-b",
+        "base.qcow2",
+        "-F",
+        "qcow2",
+        "top.qcow2",
+    ]));
+    fs::write(at("r.raw"), vec![7; 1 << 20]).unwrap();
+    dir
+}
+
+/// Whether another process has locked one of the protocol's bytes.
+fn is_held(path: &Path) -> bool {
+    let file = File::open(path).unwrap();
+    let held = |start| cowslip_queue::lock::is_locked_by_others(file.as_fd(), start, 4).unwrap();
+    held(100) || held(200)
+}
+
+/// A process that has images open; killed when it is dropped.
+struct Holder(Child);
+
+impl Holder {
+    /// Starts it and waits until it holds all of `files`.
+    fn start(mut command: Command, dir: &Path, files: &[&str]) -> Holder {
+        command.current_dir(dir).stdin(Stdio::piped());
+        command.stdout(Stdio::null());
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|e| panic!("{command:?}: {e}"));
+        let begun = Instant::now();
+        while !files.iter().all(|name| is_held(&dir.join(name))) {
+            let ended = child.try_wait().unwrap();
+            assert!(ended.is_none(), "{command:?} ended: {ended:?}");
+            assert!(
+                begun.elapsed() < Duration::from_secs(30),
+                "{command:?} holds nothing"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // It may be taking its last lock.
+        std::thread::sleep(Duration::from_millis(20));
+        Holder(child)
+    }
+
+    fn say(&mut self, line: &str) {
+        use std::io::Write;
+        let stdin = self.0.stdin.as_mut().unwrap();
+        writeln!(stdin, "{line}").unwrap();
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+fn with(mut command: Command, args: &str) -> Command {
+    command.args(args.split_whitespace());
+    command
+}
+
+/// qemu-storage-daemon with the image exported.
+fn daemon(image: &str, read_only: bool) -> Command {
+    let mut command = Command::new("qemu-storage-daemon");
+    let (read_only, writable) = if read_only {
+        ("on", "off")
+    } else {
+        ("off", "on")
+    };
+    command.args([
+        "--blockdev",
+        &format!(
+            "driver=qcow2,node-name=n,read-only={read_only},file.driver=file,file.filename={image}"
+        ),
+        "--nbd-server",
+        "addr.type=unix,addr.path=qsd.sock",
+        "--export",
+        &format!("type=nbd,id=e,node-name=n,writable={writable}"),
+    ]);
+    command
+}
+
+/// Exit code and error lines.
+type Verdict = (Option<i32>, Vec<String>);
+
+fn verdict(command: &mut Command, dir: &Path) -> Verdict {
+    let output = outcome(command.current_dir(dir).stdin(Stdio::null()));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    (
+        output.status.code(),
+        errors.lines().map(str::to_string).collect(),
+    )
+}
+
+/// What is tried while somebody holds an image.
+const ATTEMPTS: &[(&str, &str)] = &[
+    ("qemu-img", "info top.qcow2"),
+    ("qemu-img", "info -U top.qcow2"),
+    ("qemu-img", "info --backing-chain top.qcow2"),
+    ("qemu-img", "info -U --backing-chain top.qcow2"),
+    ("qemu-img", "check top.qcow2"),
+    ("qemu-img", "check -U top.qcow2"),
+    ("qemu-img", "check base.qcow2"),
+    ("qemu-img", "map top.qcow2"),
+    ("qemu-img", "map -U top.qcow2"),
+    (
+        "qemu-img",
+        "map --image-opts driver=qcow2,file.filename=top.qcow2,force-share=on",
+    ),
+    (
+        "qemu-img",
+        "map --image-opts driver=qcow2,file.filename=base.qcow2,file.locking=off",
+    ),
+    (
+        "qemu-img",
+        "create -q -f qcow2 -b top.qcow2 -F qcow2 new.qcow2",
+    ),
+    ("qemu-io", "-r -c quit top.qcow2"),
+    ("qemu-io", "-c quit top.qcow2"),
+    ("qemu-io", "-U -c quit top.qcow2"),
+    ("qemu-io", "-r -U -c quit top.qcow2"),
+    ("qemu-io", "-c quit base.qcow2"),
+    ("qemu-io", "-r -c quit base.qcow2"),
+];
+
+/// Attempts that everybody must refuse while somebody holds the file, whatever for.
+const REFUSED: &[(&str, &str)] = &[
+    ("qemu-img", "create -q -f qcow2 HELD 1M"),
+    ("qemu-img", "create -q -f raw HELD 1M"),
+];
+
+/// Under one holder, our programs do as QEMU's: the same exit code, the same first two lines.
+fn compare(holder: Command, held: &str, files: &[&str]) {
+    let told = format!("{holder:?}");
+    let dir = images();
+    let dir = dir.path();
+    let mut holder = Holder::start(holder, dir, files);
+    let held_bytes = fs::read(dir.join(held)).unwrap();
+    let attempts = ATTEMPTS
+        .iter()
+        .map(|(program, args)| (*program, (*args).to_string(), false));
+    let refused = REFUSED
+        .iter()
+        .map(|(program, args)| (*program, args.replace("HELD", held), true));
+    for (program, args, must_fail) in attempts.chain(refused) {
+        let theirs = verdict(&mut with(Command::new(program), &args), dir);
+        let our = verdict(&mut with(ours(program), &args), dir);
+        let context = format!("{program} {args}\nunder {told}\n{theirs:?}\n{our:?}");
+        if args == "check top.qcow2" && held == "base.qcow2" && theirs.0 == Some(1) {
+            // Our check does not open backing files, so it does not care who writes them.
+            assert_eq!(our.0, Some(0), "{context}");
+            continue;
+        }
+        assert_eq!(our.0, theirs.0, "{context}");
+        let two = |verdict: &Verdict| verdict.1.iter().take(2).cloned().collect::<Vec<_>>();
+        assert_eq!(two(&our), two(&theirs), "{context}");
+        assert!(!must_fail || our.0 == Some(1), "{context}");
+        if our.1.iter().any(|line| line.contains("lock")) {
+            let pid = format!("(pid {})", holder.pid());
+            assert!(our.1.len() == 3 && our.1[2].contains(&pid), "{context}");
+        }
+    }
+    assert_eq!(
+        fs::read(dir.join(held)).unwrap(),
+        held_bytes,
+        "under {told}"
+    );
+    assert!(holder.0.try_wait().unwrap().is_none(), "{told} died");
+}
+
+#[test]
+fn under_qemus_writers_we_refuse_what_qemu_refuses() {
+    if !peers_are_installed(PEERS) {
+        return;
+    }
+    let both = &["top.qcow2", "base.qcow2"];
+    compare(
+        with(Command::new("qemu-io"), "top.qcow2"),
+        "top.qcow2",
+        both,
+    );
+    compare(daemon("top.qcow2", false), "top.qcow2", both);
+    compare(
+        with(Command::new("qemu-io"), "base.qcow2"),
+        "base.qcow2",
+        &["base.qcow2"],
+    );
+}
+
+#[test]
+fn under_qemus_readers_we_refuse_what_qemu_refuses() {
+    if !peers_are_installed(PEERS) {
+        return;
+    }
+    let both = &["top.qcow2", "base.qcow2"];
+    compare(
+        with(Command::new("qemu-io"), "-r top.qcow2"),
+        "top.qcow2",
+        both,
+    );
+    compare(daemon("top.qcow2", true), "top.qcow2", both);
+    compare(
+        with(Command::new("qemu-io"), "-r top.qcow2"),
+        "base.qcow2",
+        both,
+    );
+}
+
+#[test]
+fn under_our_writers_qemu_refuses_what_it_refuses_under_its_own() {
+    if !peers_are_installed(PEERS) {
+        return;
+    }
+    let both = &["top.qcow2", "base.qcow2"];
+    compare(with(cowslip(), "io top.qcow2"), "top.qcow2", both);
+    compare(with(cowslip(), "serve -k s top.qcow2"), "top.qcow2", both);
+    compare(
+        with(cowslip(), "io base.qcow2"),
+        "base.qcow2",
+        &["base.qcow2"],
+    );
+}
+
+#[test]
+fn under_our_readers_qemu_refuses_what_it_refuses_under_its_own() {
+    if !peers_are_installed(PEERS) {
+        return;
+    }
+    let both = &["top.qcow2", "base.qcow2"];
+    compare(with(cowslip(), "io -r top.qcow2"), "top.qcow2", both);
+    compare(
+        with(cowslip(), "serve -r -k s top.qcow2"),
+        "top.qcow2",
+        both,
+    );
+    compare(with(cowslip(), "io -r top.qcow2"), "base.qcow2", both);
+}
+
+/// The bytes that a program locks in a file, as QEMU's locks them.
+fn locked_bytes(path: &Path) -> Vec<u64> {
+    let file = File::open(path).unwrap();
+    let locked =
+        |byte: &u64| cowslip_queue::lock::is_locked_by_others(file.as_fd(), *byte, 1).unwrap();
+    (100..105).chain(200..205).filter(locked).collect()
+}
+
+#[test]
+fn we_lock_the_bytes_that_qemu_locks() {
+    if !peers_are_installed(PEERS) {
+        return;
+    }
+    let dir = images();
+    let dir = dir.path();
+    let create = |args: &str| {
+        run(with(
+            Command::new("qemu-img"),
+            &format!("create -q -f qcow2 {args}"),
+        )
+        .current_dir(dir));
+    };
+    create("-o data_file=d.raw ext.qcow2 4M");
+    create("-b r.raw -F raw over-raw.qcow2");
+    let files = [
+        "top.qcow2",
+        "base.qcow2",
+        "ext.qcow2",
+        "d.raw",
+        "over-raw.qcow2",
+        "r.raw",
+    ];
+    let cases: &[(&str, &str, &[&str])] = &[
+        ("qemu-io", "top.qcow2", &["top.qcow2", "base.qcow2"]),
+        ("qemu-io", "-r top.qcow2", &["top.qcow2", "base.qcow2"]),
+        ("qemu-io", "-r -U top.qcow2", &["top.qcow2", "base.qcow2"]),
+        ("qemu-io", "ext.qcow2", &["ext.qcow2", "d.raw"]),
+        ("qemu-io", "-r ext.qcow2", &["ext.qcow2", "d.raw"]),
+        ("qemu-io", "over-raw.qcow2", &["over-raw.qcow2", "r.raw"]),
+        ("qemu-io", "-f raw r.raw", &["r.raw"]),
+        ("qemu-io", "-f raw -r r.raw", &["r.raw"]),
+        (
+            "qemu-nbd",
+            "-k SOCKET top.qcow2",
+            &["top.qcow2", "base.qcow2"],
+        ),
+        (
+            "qemu-nbd",
+            "-r -e 3 -k SOCKET top.qcow2",
+            &["top.qcow2", "base.qcow2"],
+        ),
+        ("qemu-nbd", "-f raw -k SOCKET r.raw", &["r.raw"]),
+        ("qemu-nbd", "-f raw -r -k SOCKET r.raw", &["r.raw"]),
+        (
+            "qemu-nbd",
+            "-k SOCKET over-raw.qcow2",
+            &["over-raw.qcow2", "r.raw"],
+        ),
+        ("qemu-nbd", "-k SOCKET ext.qcow2", &["ext.qcow2", "d.raw"]),
+    ];
+    let socket = dir.join("s").display().to_string();
+    for (program, args, held) in cases {
+        let args = args.replace("SOCKET", &socket);
+        let locked = |command: Command| {
+            let holder = Holder::start(with(command, &args), dir, held);
+            let locked: Vec<_> = files
+                .iter()
+                .map(|name| locked_bytes(&dir.join(name)))
+                .collect();
+            drop(holder);
+            locked
+        };
+        let theirs = locked(Command::new(program));
+        assert_eq!(locked(ours(program)), theirs, "{program} {args}: {files:?}");
+    }
+}
+
+#[test]
+fn a_raw_image_that_is_written_is_not_made_anew() {
+    if !peers_are_installed(PEERS) {
+        return;
+    }
+    let dir = images();
+    let dir = dir.path();
+    let holder = Holder::start(
+        with(Command::new("qemu-io"), "-f raw r.raw"),
+        dir,
+        &["r.raw"],
+    );
+    let refused = verdict(
+        &mut with(ours("qemu-img"), "create -q -f qcow2 r.raw 1M"),
+        dir,
+    );
+    assert_eq!(refused.0, Some(1));
+    assert_eq!(
+        refused.1[0],
+        "qemu-img: r.raw: Failed to get shared \"write\" lock"
+    );
+    // QEMU's has destroyed the file when it finds out.
+    assert_eq!(fs::read(dir.join("r.raw")).unwrap(), vec![7; 1 << 20]);
+    drop(holder);
+    let server = with(cowslip(), "serve -f raw -k s r.raw");
+    let server = Holder::start(server, dir, &["r.raw"]);
+    for program in [ours("qemu-img"), Command::new("qemu-img")] {
+        let refused = verdict(&mut with(program, "create -q -f raw r.raw 2M"), dir);
+        assert_eq!(
+            refused.1[0],
+            "qemu-img: r.raw: Failed to get \"resize\" lock"
+        );
+    }
+    drop(server);
+    run(with(ours("qemu-img"), "create -q -f qcow2 r.raw 1M").current_dir(dir));
+}
+
+#[test]
+fn a_data_file_is_locked_with_its_image() {
+    if !peers_are_installed(PEERS) {
+        return;
+    }
+    let dir = images();
+    let dir = dir.path();
+    let create = "create -q -f qcow2 -o data_file=d.raw ext.qcow2 4M";
+    run(with(cowslip(), create).current_dir(dir));
+    let mut resizer = Holder::start(
+        with(Command::new("qemu-io"), "-f raw d.raw"),
+        dir,
+        &["d.raw"],
+    );
+    resizer.say("truncate 4M");
+    let begun = Instant::now();
+    while !locked_bytes(&dir.join("d.raw")).contains(&103) {
+        assert!(
+            begun.elapsed() < Duration::from_secs(30),
+            "no lock for resizing"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let [theirs, our] = [Command::new("qemu-io"), ours("qemu-io")]
+        .map(|program| verdict(&mut with(program, "-c quit ext.qcow2"), dir));
+    assert_eq!(our.0, Some(1));
+    assert_eq!(our.0, theirs.0);
+    assert_eq!(our.1[..2], theirs.1[..2]);
+    drop(resizer);
+    // The image is free, but its data file would be cut: neither is touched.
+    let holder = Holder::start(
+        with(cowslip(), "io -r ext.qcow2"),
+        dir,
+        &["ext.qcow2", "d.raw"],
+    );
+    for name in ["ext.qcow2", "d.raw"] {
+        let refused = verdict(&mut with(cowslip(), &format!("create -q {name} 1M")), dir);
+        assert_eq!(refused.0, Some(1), "{name}: {refused:?}");
+    }
+    drop(holder);
+    assert_eq!(fs::metadata(dir.join("d.raw")).unwrap().len(), 4 << 20);
+}
+
+#[test]
+fn reopening_keeps_what_is_held_and_asks_for_what_is_new() {
+    if !peers_are_installed(PEERS) {
+        return;
+    }
+    let dir = images();
+    let dir = dir.path();
+    let top = dir.join("top.qcow2");
+    let until = |bytes: &[u64]| {
+        let begun = Instant::now();
+        while locked_bytes(&top) != bytes {
+            let locked = locked_bytes(&top);
+            assert!(
+                begun.elapsed() < Duration::from_secs(30),
+                "{locked:?} must be {bytes:?}"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let both = &["top.qcow2", "base.qcow2"];
+    let mut shell = Holder::start(with(cowslip(), "io -r top.qcow2"), dir, both);
+    shell.say("reopen -w");
+    until(&[100, 101, 103, 201, 203]);
+    shell.say("write 0 64k");
+    shell.say("reopen -r");
+    until(&[100, 201, 203]);
+    // A reader beside us: what is asked for now is refused, and the image stays open for reading.
+    let reader = Holder::start(with(Command::new("qemu-io"), "-r top.qcow2"), dir, both);
+    let script = "io -r -c reopen\\ -w -c read\\ 0\\ 64k top.qcow2";
+    let mut contender = Command::new("sh");
+    contender.args([
+        "-c",
+        &format!("'{}' {script}", env!("CARGO_BIN_EXE_cowslip")),
+    ]);
+    let output = outcome(contender.current_dir(dir));
+    let (said, errors) = (
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    );
+    assert!(errors.contains("Failed to get \"write\" lock"), "{errors}");
+    assert!(said.contains("read 65536/65536 bytes"), "{said}{errors}");
+    drop(reader);
+    shell.say("close");
+    until(&[]);
+    shell.say("open top.qcow2");
+    until(&[100, 101, 103, 201, 203]);
+    // Killed, nothing is left.
+    drop(shell);
+    assert_eq!(locked_bytes(&top), []);
+    let check = verdict(&mut with(Command::new("qemu-img"), "check top.qcow2"), dir);
+    assert_ne!(check.0, Some(1), "{check:?}");
+}
+
+/// Ours and QEMU's write their own pattern, wait, and read it back; whoever found it changed was not
+/// alone.
+#[test]
+fn of_contending_processes_only_one_writes() {
+    if !peers_are_installed(PEERS) {
+        return;
+    }
+    let dir = images();
+    let dir = dir.path();
+    let contend = |program: &'static str, is_ours: bool, pattern: u8| {
+        let dir: PathBuf = dir.to_path_buf();
+        move || {
+            let mut held = 0;
+            for _ in 0..15 {
+                let mut command = if is_ours {
+                    ours(program)
+                } else {
+                    Command::new(program)
+                };
+                command.args(["-c", &format!("write -P {pattern} 0 128k"), "-c", "sleep 5"]);
+                command.args(["-c", &format!("read -P {pattern} 0 128k"), "top.qcow2"]);
+                let output = outcome(command.current_dir(&dir).stdin(Stdio::null()));
+                let said = String::from_utf8_lossy(&output.stdout).into_owned();
+                let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+                assert!(!said.contains("verification failed"), "{program}: {said}");
+                if output.status.success() {
+                    held += 1;
+                } else {
+                    assert!(errors.contains(" lock"), "{program}: {said}{errors}");
+                }
+            }
+            held
+        }
+    };
+    let contenders = [
+        std::thread::spawn(contend("qemu-io", true, 1)),
+        std::thread::spawn(contend("qemu-io", true, 2)),
+        std::thread::spawn(contend("qemu-io", false, 3)),
+    ];
+    let held: u32 = contenders
+        .into_iter()
+        .map(|thread| thread.join().unwrap())
+        .sum();
+    assert!(held > 3, "{held} were let in");
+    qemu_img(&["check", "-q"], &[&dir.join("top.qcow2")]);
+}
