@@ -256,6 +256,11 @@ pub async fn open_alone(
     source: &Source,
     how: &OpenHow,
 ) -> Result<(Arc<dyn BlockFile>, Format), CommandError> {
+    let writable = how.access == Access::Write;
+    if writable && source.sharing(how) == Sharing::Forced {
+        let text = "force-share=on can only be used with read-only images";
+        return Err(source.refused(&cowslip::Error::Invalid(text.to_string())));
+    }
     let file = open_file(source, how)?;
     let format = match source.format {
         Some(format) => format,
@@ -266,8 +271,8 @@ pub async fn open_alone(
     };
     let claim = match (source.sharing(how), format) {
         (Sharing::Forced, _) => Claim::FORCED,
-        (_, Format::Qcow2) => Claim::qcow2(how.access == Access::Write),
-        (sharing, Format::Raw) => Claim::raw(how.access == Access::Write, sharing),
+        (_, Format::Qcow2) => Claim::qcow2(writable),
+        (sharing, Format::Raw) => Claim::raw(writable, sharing),
     };
     claim_file(&file, claim).map_err(|error| source.refused(&error))?;
     Ok((file, format))
