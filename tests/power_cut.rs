@@ -202,7 +202,10 @@ impl Case {
         };
         let file = open_host_file(path, &options).unwrap();
         let gate = LoggingGate {
-            host: HostGate { options },
+            host: HostGate {
+                options,
+                ..HostGate::default()
+            },
             log: self.log.clone(),
         };
         let open = OpenOptions {
@@ -313,9 +316,11 @@ impl Case {
             writable: true,
             ..OpenOptions::default()
         };
-        let image = Image::open(file, open, &HostGate { options })
-            .await
-            .unwrap();
+        let gate = HostGate {
+            options,
+            ..HostGate::default()
+        };
+        let image = Image::open(file, open, &gate).await.unwrap();
         let len = expected.len();
         let first = image.read(0, BufMut::zeroed(len)).await.unwrap();
         assert!(first[..] == *expected, "QEMU and we read differently");
