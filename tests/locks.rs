@@ -436,6 +436,44 @@ fn a_data_file_is_locked_with_its_image() {
 }
 
 #[test]
+fn refusals_deep_in_a_chain_read_as_qemus() {
+    if !peers_are_installed(PEERS) {
+        return;
+    }
+    let dir = images();
+    let dir = dir.path();
+    for line in [
+        "create -q -f qcow2 -b top.qcow2 -F qcow2 third.qcow2",
+        "create -q -f qcow2 -o data_file=d.raw ext.qcow2 4M",
+        "create -q -f qcow2 -b ext.qcow2 -F qcow2 over-ext.qcow2",
+    ] {
+        run(with(Command::new("qemu-img"), line).current_dir(dir));
+    }
+    let base = "io base.qcow2";
+    // A raw image of ours that is being resized holds what a data file does not share.
+    let cases = [
+        (base, "base.qcow2", "third.qcow2"),
+        ("io -f raw d.raw", "d.raw", "over-ext.qcow2"),
+    ];
+    for (holder, held, image) in cases {
+        let mut holder = Holder::start(with(cowslip(), holder), dir, &[held]);
+        holder.say("truncate 4M");
+        let begun = Instant::now();
+        while !locked_bytes(&dir.join(held)).contains(&103) {
+            assert!(
+                begun.elapsed() < Duration::from_secs(30),
+                "{held} is not resized"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let [theirs, our] = [Command::new("qemu-img"), ours("qemu-img")]
+            .map(|program| verdict(&mut with(program, &format!("map {image}")), dir));
+        assert_eq!((theirs.0, our.0), (Some(1), Some(1)), "{theirs:?} {our:?}");
+        assert_eq!(our.1[..2], theirs.1[..2]);
+    }
+}
+
+#[test]
 fn reopening_keeps_what_is_held_and_asks_for_what_is_new() {
     if !peers_are_installed(PEERS) {
         return;

@@ -320,7 +320,8 @@ pub async fn open(
     while let Some((file, options)) = next.take() {
         let name = file.name().to_string();
         let is_top = layers.is_empty();
-        let (layer, backing) = open_layer(file, &options, gate, (files, is_top)).await?;
+        let opened = open_layer(file, &options, gate, (files, is_top)).await;
+        let (layer, backing) = opened.map_err(|error| in_chain(error, layers.len()))?;
         layers.push(layer);
         let (backing, chosen_by) = match &options.backing {
             BackingChoice::None => (None, ChosenBy::Caller),
@@ -370,6 +371,17 @@ pub async fn open(
     let mut layers = layers.into_iter();
     let top = layers.next().expect("the loop opened one");
     Ok((top, Below::new(layers.map(Arc::new).collect())))
+}
+
+/// A conflict over a file of the layer at this depth, in QEMU's words.
+fn in_chain(error: Error, depth: usize) -> Error {
+    match error {
+        Error::Locked(mut conflict) => {
+            conflict.context = "Could not open backing file: ".repeat(depth);
+            Error::Locked(conflict)
+        }
+        other => other,
+    }
 }
 
 fn backing_failed(error: Error, name: &str) -> Error {

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::Result;
 use crate::file::{BlockFile, Claim, FileId, Protection, Role, Sharing};
 use crate::image::Format;
 use crate::sync::lock;
-use crate::{Error, Result};
 
 /// The files that were opened so far.
 #[derive(Debug)]
@@ -65,21 +65,12 @@ impl Files {
         file: &Arc<dyn BlockFile>,
         (format, is_top, writable): (Format, bool, bool),
     ) -> Result<()> {
-        let claimed = self.claim(
-            file,
-            match format {
-                Format::Qcow2 => Claim::qcow2(writable),
-                Format::Raw if is_top => Claim::raw(writable, self.sharing),
-                Format::Raw => Claim::raw(false, Sharing::AsFormat),
-            },
-        );
-        claimed.map_err(|error| match error {
-            Error::Locked(mut conflict) if !is_top => {
-                conflict.context = "Could not open backing file: ".to_string();
-                Error::Locked(conflict)
-            }
-            other => other,
-        })
+        let claim = match format {
+            Format::Qcow2 => Claim::qcow2(writable),
+            Format::Raw if is_top => Claim::raw(writable, self.sharing),
+            Format::Raw => Claim::raw(false, Sharing::AsFormat),
+        };
+        self.claim(file, claim)
     }
 
     /// Claims an external data file.
