@@ -5,6 +5,7 @@
 //! measures overwrites), their order and places (a fixed seed, each block once), the client, the
 //! options of the image, O_DIRECT, io_uring. The order of the servers rotates with each repetition.
 //! Each run starts on a fresh image, ends with a flush, and its image is checked by qemu-img.
+//! `--check` measures checks instead ([`check`]).
 //!
 //! Needs root for the mounts; it works in a mount namespace of its own and removes the files under
 //! its mounts at once, so that whatever ends it also cleans up.
@@ -15,6 +16,7 @@ use std::process::Command;
 use std::time::Instant;
 
 mod cell;
+mod check;
 mod load;
 mod place;
 mod report;
@@ -28,6 +30,9 @@ use server::{Kind, Server};
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub struct Args {
+    /// Measure `check` beside `qemu-img check` instead
+    #[arg(long)]
+    check: bool,
     /// Fewer operations on a smaller disk, three repetitions
     #[arg(long)]
     quick: bool,
@@ -40,7 +45,7 @@ pub struct Args {
     /// File systems to mount; `here` uses the work directory as it is
     #[arg(long, value_delimiter = ',', default_value = "ext4,xfs")]
     filesystems: Vec<String>,
-    /// Cells whose name contains this text
+    /// Cells, or images of `--check`, whose name contains this text
     #[arg(long)]
     cells: Option<String>,
     /// Also an overlay on a populated qcow2 image
@@ -101,7 +106,7 @@ pub struct Measurement {
     pub host_extents: u64,
 }
 
-/// Measures all cells and writes the table and the results.
+/// Measures what the arguments ask for and writes the table and the results.
 pub fn run(args: &Args) -> Result<(), String> {
     let missing = peers::ensure();
     for needed in ["fio", "qemu-img"] {
@@ -113,16 +118,26 @@ pub fn run(args: &Args) -> Result<(), String> {
     if needs_mount && place::enter_namespace()? {
         return Ok(());
     }
-    let scale = Scale::new(args);
     let binary = match &args.binary {
         Some(binary) => binary.clone(),
         None => build()?,
     };
-    let servers = Kind::installed(&binary);
     let directory = work_directory(args)?;
+    if args.check {
+        check::run(args, &binary, &directory)?;
+    } else {
+        random_writes(args, &binary, &directory)?;
+    }
+    fs::remove_dir(&directory).map_err(|e| format!("cannot remove {}: {e}", directory.display()))
+}
+
+/// Measures random writes in all cells.
+fn random_writes(args: &Args, binary: &Path, directory: &Path) -> Result<(), String> {
+    let scale = Scale::new(args);
+    let servers = Kind::installed(binary);
     let mut report = report::Report::new(&scale, &servers);
     for filesystem in &args.filesystems {
-        let place = Place::make(filesystem, &directory, scale.filesystem_bytes)?;
+        let place = Place::make(filesystem, directory, scale.filesystem_bytes)?;
         for cell in cell::all(args.qcow2_backing) {
             if args
                 .cells
@@ -135,16 +150,14 @@ pub fn run(args: &Args) -> Result<(), String> {
                 place: &place,
                 cell: &cell,
                 scale: &scale,
-                binary: &binary,
+                binary,
             };
             bench.run(&servers, &mut report)?;
             report.print_last();
         }
     }
-    fs::remove_dir(&directory)
-        .map_err(|e| format!("cannot remove {}: {e}", directory.display()))?;
     report.print();
-    let written = report.write(&run::root().join("bench/results"))?;
+    let written = report.write()?;
     println!("results: {}", written.display());
     Ok(())
 }

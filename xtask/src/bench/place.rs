@@ -114,6 +114,15 @@ impl Drop for Place {
 
 /// Writes a file throughout with bytes that do not compress to nothing, and syncs it.
 pub fn populate(path: &Path, size: u64) -> Result<(), String> {
+    write_throughout(path, size, |noise| noise)
+}
+
+/// The same with bytes that compress well, but not to nothing.
+pub fn populate_compressible(path: &Path, size: u64) -> Result<(), String> {
+    write_throughout(path, size, |noise| noise & 0x0101_0101_0101_0101)
+}
+
+fn write_throughout(path: &Path, size: u64, word: impl Fn(u64) -> u64) -> Result<(), String> {
     let failed = |e: std::io::Error| format!("cannot write {}: {e}", path.display());
     let mut file = File::create(path).map_err(failed)?;
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
@@ -123,7 +132,7 @@ pub fn populate(path: &Path, size: u64) -> Result<(), String> {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        chunk.extend_from_slice(&state.to_le_bytes());
+        chunk.extend_from_slice(&word(state).to_le_bytes());
     }
     let mut left = size;
     while left > 0 {

@@ -1,13 +1,14 @@
 //! The table for people and the results for programs.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
 use super::server::Kind;
 use super::{Measurement, Scale};
+use crate::run;
 
 /// All measurements.
 pub struct Report {
@@ -24,14 +25,18 @@ struct Row {
 
 /// The middle and the ends of some figures.
 #[derive(Clone, Copy)]
-struct Spread {
-    median: f64,
-    least: f64,
-    greatest: f64,
+pub struct Spread {
+    /// The middle.
+    pub median: f64,
+    /// One end.
+    pub least: f64,
+    /// The other.
+    pub greatest: f64,
 }
 
 impl Spread {
-    fn of(mut values: Vec<f64>) -> Option<Spread> {
+    /// Of the figures of some runs, if there are any.
+    pub fn of(mut values: Vec<f64>) -> Option<Spread> {
         values.sort_by(f64::total_cmp);
         let middle = values.len() / 2;
         let median = if values.len() % 2 == 1 {
@@ -114,31 +119,23 @@ impl Row {
     }
 }
 
+/// A figure to show.
 #[expect(clippy::cast_precision_loss, reason = "for display")]
-fn as_f64(value: u64) -> f64 {
+pub fn as_f64(value: u64) -> f64 {
     value as f64
 }
 
 impl Report {
     /// An empty one, with what the runs have in common.
     pub fn new(scale: &Scale, servers: &[Kind]) -> Report {
-        let read = |path: &str| {
-            fs::read_to_string(path)
-                .unwrap_or_default()
-                .trim()
-                .to_string()
-        };
         Report {
-            conditions: json!({
+            conditions: conditions(json!({
                 "load": "fio nbd engine, 4 KiB random writes, each block once, queue depth 32, final flush",
                 "image": "64 KiB clusters, O_DIRECT, io_uring, fresh for each run",
                 "operations": scale.operations,
                 "repetitions": scale.repetitions,
                 "disk_bytes": scale.disk_bytes,
-                "kernel": read("/proc/sys/kernel/osrelease"),
-                "processors": std::thread::available_parallelism().map_or(0, usize::from),
-                "load_average_before": read("/proc/loadavg"),
-            }),
+            })),
             servers: servers.to_vec(),
             rows: Vec::new(),
         }
@@ -198,18 +195,37 @@ impl Report {
         println!();
     }
 
-    /// Writes the results as JSON into the directory and returns the file.
-    pub fn write(&self, directory: &Path) -> Result<PathBuf, String> {
-        let failed = |e: std::io::Error| format!("cannot write to {}: {e}", directory.display());
-        fs::create_dir_all(directory).map_err(failed)?;
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |d| d.as_secs());
-        let file = directory.join(format!("randwrite-{now}.json"));
+    /// Writes the results and returns the file.
+    pub fn write(&self) -> Result<PathBuf, String> {
         let rows = self.rows.iter().map(Row::json).collect::<Vec<_>>();
         let results = json!({ "conditions": self.conditions, "rows": rows });
-        let text = serde_json::to_string_pretty(&results).map_err(|e| e.to_string())?;
-        fs::write(&file, text + "\n").map_err(failed)?;
-        Ok(file)
+        write_results("randwrite", &results)
     }
+}
+
+/// What runs have in common: these, and the machine.
+pub fn conditions(mut conditions: Value) -> Value {
+    let read = |path: &str| {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        text.trim().to_string()
+    };
+    conditions["kernel"] = json!(read("/proc/sys/kernel/osrelease"));
+    let processors = std::thread::available_parallelism().map_or(0, usize::from);
+    conditions["processors"] = json!(processors);
+    conditions["load_average_before"] = json!(read("/proc/loadavg"));
+    conditions
+}
+
+/// Writes results as JSON to a new file and returns its path.
+pub fn write_results(kind: &str, results: &Value) -> Result<PathBuf, String> {
+    let directory = run::root().join("bench/results");
+    let failed = |e: std::io::Error| format!("cannot write to {}: {e}", directory.display());
+    fs::create_dir_all(&directory).map_err(failed)?;
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_secs());
+    let file = directory.join(format!("{kind}-{now}.json"));
+    let text = serde_json::to_string_pretty(results).map_err(|e| e.to_string())?;
+    fs::write(&file, text + "\n").map_err(failed)?;
+    Ok(file)
 }
