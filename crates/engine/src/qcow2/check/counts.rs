@@ -1,22 +1,30 @@
 //! How often each host cluster is referenced: counters in pages, only where something is.
 //!
-//! A cell holds a count and which COPIED flags the active table's references had. Cells have 8 bits
-//! until a count of the page outgrows them, then 16, then 64: an image of 8 TiB with 64 KiB clusters
-//! takes 128 MiB. What the image makes the caller ask for is charged to a [`Memory`] with a limit,
-//! so that a hostile image fails instead of filling the host.
+//! A cell holds a count and which COPIED flags the active table's references had. In most images a
+//! cluster is referenced once at most, so cells have 2 bits as long as that holds throughout their page,
+//! then 8, 16 and 64: what is looked up at random should be small. An image of 8 TiB with 64 KiB
+//! clusters takes 32 MiB, or 128 MiB with snapshots. What the image makes the caller ask for is charged
+//! to a [`Memory`] with a limit, so that a hostile image fails instead of filling the host.
 //!
 //! | bits of a cell | meaning |
 //! | --- | --- |
 //! | 0 | a reference with COPIED set was seen |
 //! | 1 | a reference with COPIED clear was seen |
 //! | 2.. | references |
+//!
+//! A cell of 2 bits is the index of one of the four cells in [`LONE`].
 
 use std::ops::Range;
 
 /// Cells of a page. Small enough that a lone reference costs little, large enough that the list of
 /// pages is small.
-const PAGE_CELLS: usize = 4096;
+const PAGE_CELLS: usize = 16384;
 const FLAG_BITS: u32 = 2;
+/// Bytes of a page with cells of 2 bits.
+const QUARTERS_BYTES: usize = PAGE_CELLS / 4;
+
+/// The cells of no reference, and of one: with COPIED set, clear, and without such a flag.
+const LONE: [u64; 4] = [0, 0b101, 0b110, 0b100];
 
 /// Memory that an image may make us use.
 #[derive(Debug)]
@@ -57,6 +65,15 @@ pub enum Copied {
 }
 
 impl Copied {
+    /// The flag of a reference, if it means something.
+    pub fn of(is_set: bool, is_meant: bool) -> Copied {
+        match (is_meant, is_set) {
+            (false, _) => Copied::Ignored,
+            (true, true) => Copied::Set,
+            (true, false) => Copied::Clear,
+        }
+    }
+
     fn bit(self) -> u64 {
         match self {
             Copied::Set => 1,
@@ -97,6 +114,7 @@ impl Cell {
 enum Page {
     #[default]
     Empty,
+    Quarters(Box<[u8; QUARTERS_BYTES]>),
     Bytes(Box<[u8]>),
     Shorts(Box<[u16]>),
     Longs(Box<[u64]>),
@@ -106,25 +124,39 @@ impl Page {
     fn get(&self, index: usize) -> u64 {
         match self {
             Page::Empty => 0,
+            Page::Quarters(cells) => LONE[usize::from(cells[index / 4] >> (index % 4 * 2) & 3)],
             Page::Bytes(cells) => u64::from(cells[index]),
             Page::Shorts(cells) => u64::from(cells[index]),
             Page::Longs(cells) => cells[index],
         }
     }
 
-    /// Bytes of a cell, and the largest value that it can hold.
-    fn width(&self) -> (u64, u64) {
+    /// Bits of a cell.
+    fn cell_bits(&self) -> u64 {
         match self {
-            Page::Empty => (0, 0),
-            Page::Bytes(_) => (1, u64::from(u8::MAX)),
-            Page::Shorts(_) => (2, u64::from(u16::MAX)),
-            Page::Longs(_) => (8, u64::MAX),
+            Page::Empty => 0,
+            Page::Quarters(_) => 2,
+            Page::Bytes(_) => 8,
+            Page::Shorts(_) => 16,
+            Page::Longs(_) => 64,
+        }
+    }
+
+    fn holds(&self, cell: u64) -> bool {
+        match self {
+            Page::Empty => cell == 0,
+            Page::Quarters(_) => LONE.contains(&cell),
+            _ => cell <= u64::MAX >> (64 - self.cell_bits()),
         }
     }
 
     fn widened(&self) -> Page {
         match self {
-            Page::Empty => Page::Bytes(vec![0; PAGE_CELLS].into()),
+            Page::Empty => Page::Quarters(Box::new([0; QUARTERS_BYTES])),
+            Page::Quarters(_) => {
+                // The four cells have 3 bits at most.
+                Page::Bytes((0..PAGE_CELLS).map(|i| self.get(i) as u8).collect())
+            }
             Page::Bytes(cells) => Page::Shorts(cells.iter().map(|&cell| cell.into()).collect()),
             Page::Shorts(cells) => Page::Longs(cells.iter().map(|&cell| cell.into()).collect()),
             Page::Longs(cells) => Page::Longs(cells.clone()),
@@ -132,15 +164,21 @@ impl Page {
     }
 
     fn set(&mut self, index: usize, cell: u64, memory: &mut Memory) -> Result<(), OutOfMemory> {
-        while cell > self.width().1 {
-            let before = self.width().0;
+        while !self.holds(cell) {
             let wider = self.widened();
-            memory.charge((wider.width().0 - before) * PAGE_CELLS as u64)?;
+            let more_bits = wider.cell_bits() - self.cell_bits();
+            memory.charge(more_bits * PAGE_CELLS as u64 / 8)?;
             *self = wider;
         }
         // The loop above made the cell wide enough, so no conversion cuts.
         match self {
             Page::Empty => debug_assert_eq!(cell, 0, "an empty page was widened"),
+            Page::Quarters(cells) => {
+                let quarter = LONE.iter().position(|&lone| lone == cell);
+                let quarter = quarter.expect("the page holds the cell") as u8;
+                let shift = index % 4 * 2;
+                cells[index / 4] = cells[index / 4] & !(3 << shift) | quarter << shift;
+            }
             Page::Bytes(cells) => cells[index] = cell as u8,
             Page::Shorts(cells) => cells[index] = cell as u16,
             Page::Longs(cells) => cells[index] = cell,
@@ -187,6 +225,40 @@ impl Counts {
         Ok(times - added)
     }
 
+    /// Adds a reference to a cluster that has none, in a page that is there. Otherwise nothing is
+    /// done, and the answer is no: [`Counts::add`] does it.
+    #[inline]
+    pub fn add_first(&mut self, cluster: u64, copied: Copied) -> bool {
+        let (page, index) = place(cluster);
+        let Some(Page::Quarters(cells)) = self.pages.get_mut(page) else {
+            return false;
+        };
+        let quarter = match copied {
+            Copied::Set => 1,
+            Copied::Clear => 2,
+            Copied::Ignored => 3,
+        };
+        let cells = &mut cells[index / 4];
+        let shift = index % 4 * 2;
+        let is_first = *cells >> shift & 3 == 0;
+        if is_first {
+            *cells |= quarter << shift;
+        }
+        is_first
+    }
+
+    /// What is known of the four clusters from `cluster` on, a multiple of four, as an index of
+    /// [`FOURS`]; none if it takes more to tell.
+    #[inline]
+    pub fn four(&self, cluster: u64) -> Option<u8> {
+        let (page, index) = place(cluster);
+        match self.pages.get(page) {
+            None | Some(Page::Empty) => Some(0),
+            Some(Page::Quarters(cells)) => Some(cells[index / 4]),
+            Some(_) => None,
+        }
+    }
+
     /// What is known of a cluster.
     pub fn get(&self, cluster: u64) -> Cell {
         let (page, index) = place(cluster);
@@ -222,6 +294,41 @@ impl Counts {
         }
         Ok((&mut self.pages[page], index))
     }
+}
+
+/// Four clusters that are referenced once at most.
+#[derive(Clone, Copy, Debug)]
+pub struct Four {
+    /// Their refcounts as four big-endian numbers of 16 bits, if they are right.
+    pub refcounts: u64,
+    /// Whether no COPIED flag contradicts these refcounts.
+    pub copied_is_right: bool,
+}
+
+/// What [`Counts::four`] tells.
+pub static FOURS: [Four; 256] = fours();
+
+const fn fours() -> [Four; 256] {
+    let none = Four {
+        refcounts: 0,
+        copied_is_right: true,
+    };
+    let mut fours = [none; 256];
+    let mut cells = 0;
+    while cells < fours.len() {
+        let mut index = 0;
+        while index < 4 {
+            let quarter = cells >> (index * 2) & 3;
+            let references = LONE[quarter] >> FLAG_BITS;
+            fours[cells].refcounts |= references << (48 - index * 16);
+            if LONE[quarter] & 0b10 != 0 {
+                fours[cells].copied_is_right = false;
+            }
+            index += 1;
+        }
+        cells += 1;
+    }
+    fours
 }
 
 fn place(cluster: u64) -> (usize, usize) {
@@ -263,7 +370,11 @@ mod tests {
                     1 => Copied::Clear,
                     _ => Copied::Ignored,
                 };
-                let overflowed = counts.add(cluster, times, copied, &mut memory).unwrap();
+                // Both ways of adding have the same effect, where the quick one has any.
+                let overflowed = match times == 1 && counts.add_first(cluster, copied) {
+                    true => 0,
+                    false => counts.add(cluster, times, copied, &mut memory).unwrap(),
+                };
                 let entry = model.entry(cluster).or_default();
                 let sum = entry.0 + times;
                 assert_eq!(overflowed, sum.saturating_sub(references_max));
@@ -286,16 +397,47 @@ mod tests {
         }
     }
 
+    /// Every four that can be, against the cells one by one.
     #[test]
-    fn eight_tebibytes_of_clusters_fit_in_a_quarter_of_a_gibibyte() {
-        let mut memory = Memory::new(256 << 20);
+    fn fours_agree_with_their_cells() {
+        let flags = [Copied::Set, Copied::Clear, Copied::Ignored];
+        for wanted in 0..=u8::MAX {
+            let mut memory = Memory::new(1 << 20);
+            let mut counts = Counts::new(65535);
+            for cluster in 0..4_u64 {
+                let quarter = usize::from(wanted >> (cluster * 2) & 3);
+                if let Some(&copied) = quarter.checked_sub(1).and_then(|at| flags.get(at)) {
+                    counts.add(8 + cluster, 1, copied, &mut memory).unwrap();
+                }
+            }
+            assert_eq!(counts.four(8), Some(wanted));
+            let cells: Vec<Cell> = (8..12).map(|cluster| counts.get(cluster)).collect();
+            let four = FOURS[usize::from(wanted)];
+            let refcounts = cells
+                .iter()
+                .fold(0, |all, cell| all << 16 | cell.references);
+            assert_eq!(four.refcounts, refcounts);
+            let wrong = |cell: &Cell| cell.contradicts_copied(cell.references);
+            assert_eq!(four.copied_is_right, !cells.iter().any(wrong));
+        }
+        let mut memory = Memory::new(1 << 20);
+        let mut counts = Counts::new(65535);
+        assert_eq!(counts.four(0), Some(0));
+        counts.add(1, 2, Copied::Ignored, &mut memory).unwrap();
+        assert_eq!(counts.four(0), None, "two references need a wider cell");
+    }
+
+    /// Cells of 8 bits, as snapshots make them, in an image of 8 TiB.
+    #[test]
+    fn eight_tebibytes_of_clusters_fit_in_an_eighth_of_a_gibibyte() {
+        let mut memory = Memory::new(129 << 20);
         let mut counts = Counts::new(65535);
         let clusters = (8u64 << 40) >> 16;
-        // One reference a page is what costs memory; the others are free.
+        // One cluster a page is what costs memory; the others are free.
         for cluster in (0..clusters).step_by(PAGE_CELLS) {
-            counts.add(cluster, 1, Copied::Set, &mut memory).unwrap();
+            counts.add(cluster, 2, Copied::Set, &mut memory).unwrap();
         }
-        assert_eq!(counts.get(clusters - PAGE_CELLS as u64).references, 1);
+        assert_eq!(counts.get(clusters - PAGE_CELLS as u64).references, 2);
     }
 
     #[test]

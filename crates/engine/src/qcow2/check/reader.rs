@@ -44,6 +44,11 @@ pub(super) fn word(bytes: &[u8]) -> u64 {
         .fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 
+/// Whether all bytes are 0.
+pub(super) fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().fold(0, |all, &byte| all | byte) == 0
+}
+
 /// The image file, read-only.
 pub(super) struct Reader<'a> {
     file: &'a Arc<dyn BlockFile>,

@@ -75,7 +75,41 @@ pub struct InspectedTable {
     pub reserved: bool,
 }
 
+/// Tells L2 entries that claim a cluster of the image and have no flaw, at little cost.
+#[derive(Clone, Copy, Debug)]
+pub struct PlainClusters {
+    /// Bits that no such entry has.
+    forbidden: u64,
+}
+
+impl PlainClusters {
+    /// The cluster's offset and the COPIED flag. None of any other entry, whatever its meaning.
+    #[inline]
+    pub fn of(self, entry: u64, bitmap: u64) -> Option<(u64, bool)> {
+        let offset = entry & OFFSET_MASK;
+        let ambiguous = bitmap >> 32 & bitmap;
+        if entry & self.forbidden != 0 || offset == 0 || ambiguous != 0 {
+            return None;
+        }
+        Some((offset, entry & COPIED != 0))
+    }
+}
+
 impl EntryFormat {
+    /// Which entries are plain in this image.
+    pub fn plain_clusters(&self) -> PlainClusters {
+        let zero = match self.version {
+            3.. if !self.geometry.extended_l2() => ZERO,
+            _ => 0,
+        };
+        let unaligned = OFFSET_MASK & (self.geometry.cluster_bytes() - 1);
+        let forbidden = match self.data_file {
+            true => u64::MAX,
+            false => !(COPIED | OFFSET_MASK | zero) | unaligned,
+        };
+        PlainClusters { forbidden }
+    }
+
     /// What an L2 entry claims and what is wrong with it; `bitmap` is 0 without extended L2.
     pub fn inspect_l2(&self, entry: u64, bitmap: u64) -> Inspected {
         if entry & COMPRESSED != 0 {
@@ -231,6 +265,15 @@ mod tests {
                     let entry = low | top;
                     let decoded = format.decode_l2(entry, bitmap);
                     let inspected = format.inspect_l2(entry, bitmap);
+                    let plain = match inspected.claim {
+                        Claim::Cluster { offset, copied }
+                            if !data_file && offset != 0 && inspected.flaws.is_empty() =>
+                        {
+                            Some((offset, copied))
+                        }
+                        _ => None,
+                    };
+                    assert_eq!(format.plain_clusters().of(entry, bitmap), plain);
                     if inspected.flaws[..] == [Flaw::CompressedWithBitmap] {
                         assert!(decoded.is_ok(), "ignored on read");
                         continue;
