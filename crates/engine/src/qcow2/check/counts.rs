@@ -247,6 +247,18 @@ impl Counts {
         is_first
     }
 
+    /// Reads the memory where a cluster's cell is, if that is one of the usual; what it holds means
+    /// nothing to others.
+    #[inline]
+    pub fn glance(&self, cluster: u64) -> u8 {
+        let (page, index) = place(cluster);
+        match self.pages.get(page) {
+            Some(Page::Quarters(cells)) => cells[index / 4],
+            Some(Page::Bytes(cells)) => cells[index],
+            _ => 0,
+        }
+    }
+
     /// What is known of the four clusters from `cluster` on, a multiple of four, as an index of
     /// [`FOURS`]; none if it takes more to tell.
     #[inline]

@@ -4,18 +4,22 @@
 //! that point there are harmless.
 
 use std::ops::{Deref, Range};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use cowslip_queue::BufMut;
 use futures_util::stream::{self, Stream, StreamExt};
 
 use crate::file::BlockFile;
+use crate::sync::lock;
 use crate::{Error, Result};
 
 /// Bytes that are in flight at once, at most, but for a single table that is larger.
 const IN_FLIGHT_BYTES: u64 = 4 << 20;
 /// Reads that are in flight at once: enough for a fast disk to work on, few enough for any driver.
 const IN_FLIGHT_READS: u64 = 32;
+
+/// Buffers that wait for their next use: one a table that is looked at would do.
+const SPARE_BUFFERS_MAX: usize = 4;
 
 /// Bytes that were read.
 pub(super) struct Bytes {
@@ -37,11 +41,16 @@ impl Bytes {
     }
 }
 
-/// A big-endian word of eight bytes.
+/// A big-endian word of eight bytes, or of fewer.
+#[inline]
 pub(super) fn word(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0, |value, &byte| value << 8 | u64::from(byte))
+    match bytes.try_into() {
+        Ok(eight) => u64::from_be_bytes(eight),
+        Err(_) => {
+            let bytes = bytes.iter();
+            bytes.fold(0, |value, &byte| value << 8 | u64::from(byte))
+        }
+    }
 }
 
 /// Whether all bytes are 0.
@@ -53,6 +62,8 @@ pub(super) fn is_zero(bytes: &[u8]) -> bool {
 pub(super) struct Reader<'a> {
     file: &'a Arc<dyn BlockFile>,
     len: u64,
+    /// Buffers to read into again: fresh ones would be zeroed first, and their memory faulted in.
+    spare: Mutex<Vec<BufMut>>,
 }
 
 impl<'a> Reader<'a> {
@@ -63,7 +74,8 @@ impl<'a> Reader<'a> {
                 error,
             )
         })?;
-        Ok(Reader { file, len })
+        let spare = Mutex::new(Vec::new());
+        Ok(Reader { file, len, spare })
     }
 
     /// Length of the file in bytes.
@@ -90,7 +102,7 @@ impl<'a> Reader<'a> {
         let first = offset / alignment * alignment;
         // Beyond the end of file there are zeroes to the last byte that is wanted.
         let last = end.div_ceil(alignment).saturating_mul(alignment);
-        let buf = BufMut::zeroed((last - first) as usize);
+        let buf = self.buffer((last - first) as usize);
         let (result, buf) = self.file.read(first, buf).await;
         result.map_err(|error| {
             let name = self.name();
@@ -102,6 +114,22 @@ impl<'a> Reader<'a> {
         let start = (offset - first) as usize;
         let range = start..start + count;
         Ok(Bytes { buf, range })
+    }
+
+    /// Takes back the memory of what was read, for the next read of that length.
+    pub(super) fn recycle(&self, bytes: Bytes) {
+        let mut spare = lock(&self.spare);
+        if spare.len() < SPARE_BUFFERS_MAX {
+            spare.push(bytes.buf);
+        }
+    }
+
+    fn buffer(&self, len: usize) -> BufMut {
+        let mut spare = lock(&self.spare);
+        match spare.pop() {
+            Some(buf) if buf.len() == len => buf,
+            _ => BufMut::zeroed(len),
+        }
     }
 
     /// Reads `len` bytes at the offset of each of `tables`, in order, several at a time. The other

@@ -115,6 +115,7 @@ impl<'a> Refcounts<'a> {
             let (index, bytes) = block?;
             self.compare_without_blocks(next_index..index, &mut comparison, state);
             self.compare_block(index, &bytes, &mut comparison, state);
+            self.reader.recycle(bytes);
             next_index = index + 1;
         }
         self.compare_without_blocks(next_index..blocks, &mut comparison, state);

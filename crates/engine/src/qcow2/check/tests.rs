@@ -190,7 +190,14 @@ fn garbage_is_survived() {
 
 /// Counts the bytes that are read.
 #[derive(Debug)]
-struct Metered(MemoryFile, AtomicU64);
+struct Metered(MemoryFile, AtomicU64, Option<Synthetic>);
+
+/// A file of which every word is computed.
+#[derive(Debug)]
+struct Synthetic {
+    len: u64,
+    word: fn(u64) -> u64,
+}
 
 impl BlockFile for Metered {
     fn name(&self) -> &str {
@@ -203,15 +210,25 @@ impl BlockFile for Metered {
         self.0.id()
     }
     fn len(&self) -> cowslip_queue::Pending<std::io::Result<u64>> {
-        self.0.len()
+        match &self.2 {
+            Some(synthetic) => cowslip_queue::Pending::ready(Ok(synthetic.len)),
+            None => self.0.len(),
+        }
     }
     fn read(
         &self,
         offset: u64,
-        buf: cowslip_queue::BufMut,
+        mut buf: cowslip_queue::BufMut,
     ) -> cowslip_queue::Pending<(std::io::Result<()>, cowslip_queue::BufMut)> {
         self.1.fetch_add(buf.len() as u64, Ordering::Relaxed);
-        self.0.read(offset, buf)
+        let Some(synthetic) = &self.2 else {
+            return self.0.read(offset, buf);
+        };
+        for (index, bytes) in buf.chunks_exact_mut(8).enumerate() {
+            let word = (synthetic.word)(offset / 8 + index as u64);
+            bytes.copy_from_slice(&word.to_be_bytes());
+        }
+        cowslip_queue::Pending::ready((Ok(()), buf))
     }
     fn write(
         &self,
@@ -267,6 +284,7 @@ fn metadata_is_read_once() {
     let metered = Arc::new(Metered(
         MemoryFile::read_only("image", image.bytes),
         AtomicU64::new(0),
+        None,
     ));
     let file: Arc<dyn BlockFile> = Arc::clone(&metered) as Arc<dyn BlockFile>;
     let mut findings = Vec::new();
@@ -275,4 +293,77 @@ fn metadata_is_read_once() {
     assert_eq!(findings, []);
     // L1, L2, refcount table, refcount block.
     assert_eq!(metered.1.load(Ordering::Relaxed), 4 * CLUSTER);
+}
+
+/// 256 GiB of clusters of 64 KiB, all of them mapped, and in disorder.
+mod large {
+    pub const CLUSTER_BITS: u64 = 16;
+    pub const DATA_CLUSTERS: u64 = 1 << 22;
+    pub const L2_TABLES: u64 = DATA_CLUSTERS / 8192;
+    pub const REFCOUNT_TABLE: u64 = 1;
+    pub const REFCOUNT_BLOCKS: u64 = 2;
+    pub const L1_TABLE: u64 = REFCOUNT_BLOCKS + 129;
+    pub const L2: u64 = L1_TABLE + 1;
+    pub const DATA: u64 = L2 + L2_TABLES;
+    pub const END: u64 = DATA + DATA_CLUSTERS;
+}
+
+/// The words of that image.
+fn large_word(index: u64) -> u64 {
+    use large::*;
+    let cluster = index >> (CLUSTER_BITS - 3);
+    let within = index & 0x1fff;
+    let entry = |cluster: u64| cluster << CLUSTER_BITS | COPIED;
+    match cluster {
+        REFCOUNT_TABLE if within < 129 => (REFCOUNT_BLOCKS + within) << CLUSTER_BITS,
+        REFCOUNT_BLOCKS..L1_TABLE => {
+            let first = ((cluster - REFCOUNT_BLOCKS) * 8192 + within) * 4;
+            (0..4).fold(0, |counts, at| counts << 16 | u64::from(first + at < END))
+        }
+        L1_TABLE if within < L2_TABLES => entry(L2 + within),
+        L2..DATA => {
+            let place = ((cluster - L2) * 8192 + within) * 0x5a_5a5b % DATA_CLUSTERS;
+            entry(DATA + place)
+        }
+        _ => 0,
+    }
+}
+
+/// A thirty-second of 8 TiB takes less than a thirty-second of 256 MiB, but for what does not grow.
+#[test]
+fn memory_is_in_proportion() {
+    let mut image = Builder::new();
+    let offset = |cluster: u64| (cluster << large::CLUSTER_BITS).to_be_bytes();
+    let fields: [(usize, &[u8]); 6] = [
+        (20, &16u32.to_be_bytes()),
+        (24, &offset(large::DATA_CLUSTERS)),
+        (36, &(large::L2_TABLES as u32).to_be_bytes()),
+        (40, &offset(large::L1_TABLE)),
+        (48, &offset(large::REFCOUNT_TABLE)),
+        (56, &1u32.to_be_bytes()),
+    ];
+    for (at, field) in fields {
+        image.bytes[at..at + field.len()].copy_from_slice(field);
+    }
+    let header = Header::parse(&image.bytes[..512], u64::MAX, "image").unwrap();
+    let metered = Arc::new(Metered(
+        MemoryFile::read_only("image", Vec::new()),
+        AtomicU64::new(0),
+        Some(Synthetic {
+            len: large::END << large::CLUSTER_BITS,
+            word: large_word,
+        }),
+    ));
+    let file: Arc<dyn BlockFile> = Arc::clone(&metered) as Arc<dyn BlockFile>;
+    let mut findings = Vec::new();
+    let options = CheckOptions {
+        memory_bytes_max: 8 << 20,
+    };
+    let result = block_on(check(&file, &header, &options, &mut findings)).unwrap();
+    assert_eq!(findings, []);
+    assert_eq!(result.allocated_clusters, large::DATA_CLUSTERS);
+    assert!(result.fragmented_clusters > large::DATA_CLUSTERS / 2);
+    let metadata = (large::DATA - 1) << large::CLUSTER_BITS;
+    let read = metered.1.load(Ordering::Relaxed);
+    assert!(read <= metadata, "{read} of {metadata} bytes");
 }

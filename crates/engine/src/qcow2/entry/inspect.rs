@@ -194,6 +194,12 @@ impl EntryFormat {
     }
 }
 
+/// Where an L2 entry points, if it is one that points to a cluster.
+#[inline]
+pub fn offset_of(entry: u64) -> u64 {
+    entry & OFFSET_MASK
+}
+
 /// What an L1 entry points to and what is wrong with it.
 pub fn inspect_l1(entry: u64) -> InspectedTable {
     InspectedTable {
