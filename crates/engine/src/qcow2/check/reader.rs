@@ -6,7 +6,7 @@
 use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex};
 
-use cowslip_queue::BufMut;
+use cowslip_queue::{BufMut, Pending, yield_now};
 use futures_util::stream::{self, Stream, StreamExt};
 
 use crate::file::BlockFile;
@@ -18,6 +18,8 @@ const IN_FLIGHT_BYTES: u64 = 4 << 20;
 /// Reads that are in flight at once: enough for a fast disk to work on, few enough for any driver.
 const IN_FLIGHT_READS: u64 = 32;
 
+/// How often the queue has its turn while all reads that are in flight at once are looked at.
+const TURNS_PER_WINDOW: usize = 4;
 /// Buffers that wait for their next use: one a table that is looked at would do.
 const SPARE_BUFFERS_MAX: usize = 4;
 
@@ -89,31 +91,36 @@ impl<'a> Reader<'a> {
 
     /// Reads `len` bytes at `offset`.
     pub(super) async fn read(&self, offset: u64, len: u64) -> Result<Bytes> {
+        self.start_read(offset, len).await
+    }
+
+    /// Begins to read `len` bytes at `offset`, now and not when it is first awaited.
+    fn start_read(&self, offset: u64, len: u64) -> impl Future<Output = Result<Bytes>> + Send + '_ {
         let count = usize::try_from(len).expect("metadata is read in pieces that fit in memory");
         let end = offset.saturating_add(len);
-        if offset >= self.len || len == 0 {
-            let buf = BufMut::zeroed(count);
-            return Ok(Bytes {
-                buf,
-                range: 0..count,
-            });
-        }
         let alignment = u64::from(self.file.capabilities().alignment_bytes);
         let first = offset / alignment * alignment;
-        // Beyond the end of file there are zeroes to the last byte that is wanted.
-        let last = end.div_ceil(alignment).saturating_mul(alignment);
-        let buf = self.buffer((last - first) as usize);
-        let (result, buf) = self.file.read(first, buf).await;
-        result.map_err(|error| {
-            let name = self.name();
-            Error::io(
-                format!("Could not read '{name}' at offset {offset:#x}"),
-                error,
-            )
-        })?;
         let start = (offset - first) as usize;
-        let range = start..start + count;
-        Ok(Bytes { buf, range })
+        let reading = if offset >= self.len || len == 0 {
+            Pending::ready((Ok(()), BufMut::zeroed(start + count)))
+        } else {
+            // Beyond the end of file there are zeroes to the last byte that is wanted.
+            let last = end.div_ceil(alignment).saturating_mul(alignment);
+            let buf = self.buffer((last - first) as usize);
+            self.file.read(first, buf)
+        };
+        async move {
+            let (result, buf) = reading.await;
+            result.map_err(|error| {
+                let name = self.name();
+                Error::io(
+                    format!("Could not read '{name}' at offset {offset:#x}"),
+                    error,
+                )
+            })?;
+            let range = start..start + count;
+            Ok(Bytes { buf, range })
+        }
     }
 
     /// Takes back the memory of what was read, for the next read of that length.
@@ -141,11 +148,20 @@ impl<'a> Reader<'a> {
     ) -> impl Stream<Item = Result<(u64, Bytes)>> + 's {
         let reads = (IN_FLIGHT_BYTES / len).clamp(2, IN_FLIGHT_READS) as usize;
         stream::iter(tables)
-            .map(move |(offset, which)| async move {
-                let bytes = self.read(offset, len).await?;
-                Ok((which, bytes))
+            .map(move |(offset, which)| {
+                let reading = self.start_read(offset, len);
+                async move { Ok((which, reading.await?)) }
             })
             .buffered(reads)
+            .enumerate()
+            .then(move |(index, table)| async move {
+                // The queue hands requests to the kernel when it has its turn. Without one, the next
+                // reads would wait until all that has been read is looked at.
+                if index.is_multiple_of((reads / TURNS_PER_WINDOW).max(1)) {
+                    yield_now().await;
+                }
+                table
+            })
     }
 
     /// Reads a long range in pieces of `piece_bytes`, in order, several at a time.
@@ -161,7 +177,7 @@ impl<'a> Reader<'a> {
             (offset.saturating_add(at), piece_bytes.min(len - at))
         });
         stream::iter(pieces)
-            .map(move |(offset, len)| self.read(offset, len))
+            .map(move |(offset, len)| self.start_read(offset, len))
             .buffered(reads)
     }
 }
