@@ -85,7 +85,7 @@ impl Design {
     }
 
     fn layout(&self, body_clusters: u64) -> Layout {
-        let counted_by_block = self.cluster_bytes() * 8 >> REFCOUNT_ORDER;
+        let counted_by_block = (self.cluster_bytes() * 8) >> REFCOUNT_ORDER;
         let l1_clusters = (self.tables() * 8).div_ceil(self.cluster_bytes());
         let mut blocks = 1_u64;
         loop {
@@ -183,7 +183,7 @@ impl Design {
             .collect();
         let table_offset = layout.refcount_table << self.cluster_bits;
         file.write_all_at(&big_endian(&table), table_offset)?;
-        let counted_by_block = self.cluster_bytes() * 8 >> REFCOUNT_ORDER;
+        let counted_by_block = (self.cluster_bytes() * 8) >> REFCOUNT_ORDER;
         let counts = 1_u16.to_be_bytes().repeat(as_len(counted_by_block));
         let mut left = layout.end;
         for block in blocks {
