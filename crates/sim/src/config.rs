@@ -76,6 +76,9 @@ pub struct Round {
     pub depth: usize,
     /// How it ends.
     pub ending: Ending,
+    /// The moment of the ending counts issues and completions of flushes only, and the end comes so
+    /// many of any operation later.
+    pub barrier: Option<u64>,
     /// Failures of the disk while requests are served.
     pub faults: Vec<Fault>,
     /// `maintain` runs beside the requests.
@@ -449,6 +452,7 @@ impl Round {
             resizes: false,
             fua_percent: rng.pick(&[0, 0, 5, 30]),
             hot_percent: rng.pick(&[0, 50, 90]),
+            barrier: None,
             whole_percent: 0,
             cache_bytes: match rng.below(3) {
                 0 => 0,

@@ -52,7 +52,7 @@ impl Pace {
             Pace::Mixed => return rng.below(8),
             Pace::Stragglers => rng.chance(8),
             Pace::SlowReads => verb == Verb::Read && rng.chance(60),
-            Pace::LateReads if verb == Verb::Read && rng.chance(50) => return rng.below(2500),
+            Pace::LateReads if verb == Verb::Read && rng.chance(50) => return rng.below(800),
             Pace::LateReads => false,
             Pace::SlowWrites => verb == Verb::Write && rng.chance(30),
         };
@@ -156,9 +156,17 @@ impl SimDisk {
         self.lock().power_left = Some(events.max(1));
     }
 
+    /// The power will fail at one of the coming issues and completions of flushes, the first of
+    /// which is 1, or `then` issues and completions later.
+    pub fn fail_power_at_flush(&self, flushes: u64, then: u64) {
+        self.lock().power_flushes = Some((flushes.max(1), then));
+    }
+
     /// The power stays on; the events that were left, if it was about to fail and has not.
     pub fn hold_power(&self) -> Option<u64> {
-        self.lock().power_left.take_if(|left| *left > 0)
+        let mut state = self.lock();
+        state.power_flushes = None;
+        state.power_left.take_if(|left| *left > 0)
     }
 
     /// Whether the power is on.
@@ -220,6 +228,11 @@ impl SimDisk {
     /// Moves one pending operation on; false if there is none.
     pub fn step(&self) -> bool {
         self.lock().step()
+    }
+
+    /// Moves one pending operation on if one is due; else time passes.
+    pub fn step_if_due(&self) -> bool {
+        self.lock().step_if_due()
     }
 
     /// Operations that have not completed.

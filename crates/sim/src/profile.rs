@@ -54,7 +54,13 @@ impl Profile {
 pub(crate) fn shape(config: &mut Config, seed: u64) {
     let rng = &mut Rng::derived(seed, "profile", 1);
     match config.profile {
-        Profile::Usual => {}
+        Profile::Usual => {
+            for round in &mut config.rounds {
+                if rng.chance(30) {
+                    at_barrier(round, rng);
+                }
+            }
+        }
         Profile::Churn => churn(config, rng),
         Profile::Crowded => crowded(config, rng),
         Profile::TightMetadata => tight_metadata(config, rng),
@@ -126,8 +132,23 @@ fn busy(config: &mut Config, rng: &mut Rng, each: impl Fn(&mut Round, &mut Rng))
             6 => Ending::Kill(rng.between(20, 1200)),
             _ => Ending::Close,
         };
+        if rng.chance(50) {
+            at_barrier(round, rng);
+        }
         each(round, rng);
     }
+}
+
+/// Lets a session end around a flush, where most is at risk and the order of writes shows.
+fn at_barrier(round: &mut Round, rng: &mut Rng) {
+    let flushes = rng.pick(&[6, 20, 60]);
+    let (moment, then) = (rng.between(1, flushes), rng.pick(&[0, 0, 1, 2, 4, 8]));
+    round.ending = match round.ending {
+        Ending::Close => return,
+        Ending::Kill(_) => Ending::Kill(moment),
+        Ending::Crash(_) => Ending::Crash(moment),
+    };
+    round.barrier = Some(then);
 }
 
 fn churn(config: &mut Config, rng: &mut Rng) {
@@ -137,9 +158,6 @@ fn churn(config: &mut Config, rng: &mut Rng) {
         false => plain_layout(rng, &[9, 9, 10, 12, 12]),
     };
     let clusters = rng.between(3, 12);
-    if rng.chance(85) {
-        config.data = Data::Inside;
-    }
     small(config, rng, layout, clusters);
     config.prepared.filled = rng.chance(80);
     config.pace = rng.pick(&[
@@ -166,9 +184,6 @@ fn crowded(config: &mut Config, rng: &mut Rng) {
         true => extended_layout(rng),
         false => plain_layout(rng, &[12, 13, 16]),
     };
-    if rng.chance(90) {
-        config.data = Data::Inside;
-    }
     let clusters = rng.between(1, 4);
     small(config, rng, layout, clusters);
     config.prepared.filled = rng.chance(30);

@@ -49,6 +49,7 @@ impl Changes {
             config.rounds.truncate(rounds.max(1));
         }
         if let (Some(moment), Some(last)) = (self.moment, config.rounds.last_mut()) {
+            last.barrier = None;
             last.ending = match last.ending {
                 Ending::Kill(_) => Ending::Kill(moment),
                 Ending::Close | Ending::Crash(_) => Ending::Crash(moment),
@@ -256,7 +257,10 @@ impl<'a> Run<'a> {
             .set(((index + 1).min(self.config.rounds.len()), 0));
         self.disk.set_faults(&round.faults);
         if let Ending::Kill(moment) | Ending::Crash(moment) = round.ending {
-            self.disk.fail_power_after(moment);
+            match round.barrier {
+                None => self.disk.fail_power_after(moment),
+                Some(then) => self.disk.fail_power_at_flush(moment, then),
+            }
         }
         let work = Work {
             round_index: index,

@@ -174,6 +174,8 @@ pub(super) struct State {
     pub caller: String,
     /// Issues and completions until the power fails; 0 when it has.
     pub power_left: Option<u64>,
+    /// Issues and completions of flushes, and of anything after them, until the power fails.
+    pub power_flushes: Option<(u64, u64)>,
     /// Operations issued after that: nobody hears of them.
     unheard: Vec<Answer>,
     clock: u64,
@@ -195,6 +197,7 @@ impl State {
             trace,
             caller: String::new(),
             power_left: None,
+            power_flushes: None,
             unheard: Vec::new(),
             clock: 0,
             moves: 0,
@@ -212,9 +215,16 @@ impl State {
     }
 
     /// An issue or a completion has happened: the power may fail now.
-    fn event(&mut self) {
+    fn event(&mut self, verb: Verb) {
         if let Some(left) = &mut self.power_left {
             *left -= 1;
+        }
+        if let (Verb::Flush, Some((flushes, then))) = (verb, &mut self.power_flushes) {
+            *flushes -= 1;
+            if *flushes == 0 {
+                self.power_left = Some(*then);
+                self.power_flushes = None;
+            }
         }
     }
 
@@ -260,8 +270,9 @@ impl State {
                 text: format!("issues {}{fault}", self.place(&op)),
             }
         });
+        let verb = op.verb;
         self.pending.push(op);
-        self.event();
+        self.event(verb);
     }
 
     /// What an operation does and where, with the name of what lies there.
@@ -315,6 +326,19 @@ impl State {
             self.complete(index);
         }
         true
+    }
+
+    /// [`State::step`], but if none is due only time passes.
+    pub fn step_if_due(&mut self) -> bool {
+        let due = self
+            .pending
+            .iter()
+            .any(|op| op.not_before <= self.moves + 1);
+        if !due {
+            self.moves += 1;
+            return false;
+        }
+        self.step()
     }
 
     /// Applies some part of the effects of an operation, and leaves it pending.
@@ -391,7 +415,7 @@ impl State {
         if op.verb == Verb::Flush || (op.durable && op.errno.is_some()) {
             self.flush(&op);
         }
-        self.event();
+        self.event(op.verb);
         let outcome = op.errno.map_or(Ok(()), |errno| {
             Err(if errno == ENOTSUP {
                 io::Error::from(io::ErrorKind::Unsupported)
@@ -546,6 +570,7 @@ impl State {
         });
         let now = self.tick();
         self.power_left = None;
+        self.power_flushes = None;
         self.unheard.clear();
         while !self.pending.is_empty() {
             let effects = std::mem::take(&mut self.pending[0].effects);
