@@ -174,6 +174,10 @@ impl Run<'_> {
             }
             self.disk.hold_power();
             self.check("after reopening")?;
+            // A flush that succeeded may still have met a failure, lowering counts.
+            if self.disk.delivered().0 > 0 {
+                return self.crash_again(Some(subject), 1);
+            }
         }
         self.disk.hold_power();
         Ok(Attempt::Open(subject))

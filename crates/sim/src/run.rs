@@ -402,7 +402,8 @@ impl<'a> Run<'a> {
         self.disk.set_faults(&[]);
         let leaks = self.leaks;
         self.check("after a close")?;
-        if self.leaks > leaks && !faulty {
+        // A crammed file counts clusters beyond its end that nobody has: growth uncovers them.
+        if self.leaks > leaks && !faulty && self.config.crammed.is_none() {
             let more = self.leaks - leaks;
             return Err(format!("{more} clusters are leaked after a close"));
         }
