@@ -18,7 +18,7 @@ usage: cowslip-sim [--seeds N] [--start S] [--jobs J] [--kind qcow2|raw|plain] [
        cowslip-sim --replay SEED [--kind K] [--salt N] [--skip ID,ID,...] [--tail LINES]
                    [--rounds N] [--moment N]
        cowslip-sim --shrink SEED [--kind K]
-       cowslip-sim --planted all|NAME,NAME,... [--budget SEEDS] [--start S] [--jobs J] [--json]
+       cowslip-sim --planted all|quick|NAME,... [--budget SEEDS] [--start S] [--jobs J] [--json]
 
 Every form takes --without PART,...: kills, faults, compressed, discards, maintenance, alignment,
 raw-data, small-caches, resizes, recoveries, dirty, crammed, growth.

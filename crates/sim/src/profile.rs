@@ -191,10 +191,10 @@ fn crowded(config: &mut Config, rng: &mut Rng) {
     busy(config, rng, |round, rng| {
         round.whole_percent = rng.pick(&[0, 5, 20]);
         round.weights = [15, 45, 15, 6, rng.pick(&[3, 10]), 0];
-        if rng.chance(35) {
+        if rng.chance(60) {
             round.faults = vec![Fault {
                 verb: rng.pick(&[Verb::Write, Verb::Write, Verb::Read]),
-                after: rng.below(150),
+                after: rng.below(80),
                 errno: rng.pick(&[EIO, EIO, ENOSPC]),
                 duration: Duration::Once,
                 file: None,

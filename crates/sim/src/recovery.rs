@@ -172,12 +172,13 @@ impl Run<'_> {
                 }
                 Some(Err(error)) => return Err(format!("flush after reopening: {error}")),
             }
-            self.disk.hold_power();
-            self.check("after reopening")?;
             // A flush that succeeded may still have met a failure, lowering counts.
             if self.disk.delivered().0 > 0 {
                 return self.crash_again(Some(subject), 1);
             }
+            self.disk.hold_power();
+            self.disk.set_faults(&[]);
+            self.check("after reopening")?;
         }
         self.disk.hold_power();
         Ok(Attempt::Open(subject))
