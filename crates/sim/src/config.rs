@@ -393,7 +393,16 @@ impl Round {
     }
 
     /// Many large writes all over, so that the file grows and allocates ahead of need.
-    fn fill(&mut self) {
+    fn fill(&mut self, rng: &mut Rng) {
+        if rng.chance(40) {
+            self.faults = vec![Fault {
+                verb: Verb::Allocate,
+                after: 0,
+                errno: rng.pick(&[EIO, ENOSPC]),
+                duration: rng.pick(&[Duration::Once, Duration::Forever]),
+                file: None,
+            }];
+        }
         self.requests = 300;
         self.depth = self.depth.max(8);
         self.hot_percent = 0;
@@ -515,7 +524,7 @@ impl Config {
                 round.crowd();
             }
             if wide {
-                round.fill();
+                round.fill(&mut Rng::derived(seed, "fill", round.requests));
             }
             let rng = &mut Rng::derived(seed, "faulty file", round.requests);
             for fault in &mut round.faults {

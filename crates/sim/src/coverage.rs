@@ -8,6 +8,7 @@ use cowslip::qcow2::probe::{Observation, Stage};
 
 use crate::config::{Config, Data, Kind};
 use crate::disk::fault::{EIO, ENOSPC, Verb};
+use crate::rng::Rng;
 
 /// What else was going on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +102,49 @@ pub fn impossible(stage: Stage, situation: Situation, feature: Feature) -> Optio
     }
 }
 
+/// A place for a crash to fall on, beside those that a number of events finds by chance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Write-back is in this stage.
+    pub stage: Stage,
+    /// And this is so.
+    pub situation: Situation,
+    /// So many issues and completions later.
+    pub events: u64,
+}
+
+impl Target {
+    /// A place that this run can reach.
+    pub fn draw(config: &Config, rng: &mut Rng) -> Target {
+        let can = |stage, situation| {
+            let fits = match situation {
+                Situation::RefcountTable => config.crammed.is_some(),
+                Situation::L1Table => config.created_bytes < config.size,
+                Situation::Recovery => false,
+                _ => true,
+            };
+            let mut features = FEATURES.iter();
+            fits && features.all(|(feature, _)| {
+                !has(config, *feature) || impossible(stage, situation, *feature).is_none()
+            })
+        };
+        let mut places = Vec::new();
+        for stage in Stage::ALL {
+            let situations = SITUATIONS.iter().map(|(situation, _)| *situation);
+            let situations: Vec<_> = situations.filter(|s| can(stage, *s)).collect();
+            if !situations.is_empty() {
+                places.push((stage, situations));
+            }
+        }
+        let (stage, situations) = rng.pick(&places);
+        Target {
+            stage,
+            situation: rng.pick(&situations),
+            events: rng.between(1, 4),
+        }
+    }
+}
+
 /// What a fault table counts by: operation, error, file.
 type FaultKey = (&'static str, &'static str, &'static str);
 
@@ -137,7 +181,8 @@ pub struct Sight {
 }
 
 impl Sight {
-    fn is(&self, situation: Situation) -> bool {
+    /// Whether something was so.
+    pub fn is(&self, situation: Situation) -> bool {
         match situation {
             Situation::Any => true,
             Situation::Quarantine => self.observed.quarantined > 0,

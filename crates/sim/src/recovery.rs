@@ -7,6 +7,7 @@ use cowslip_queue::BufMut;
 
 use crate::anatomy;
 use crate::config::{Ending, Kind, Part, Round, draw_faults};
+use crate::coverage::Target;
 use crate::disk::fault::Fault;
 use crate::drive::{Stop, attempt, block_on};
 use crate::model::Survival;
@@ -30,6 +31,8 @@ const NUMBERS: u64 = 40;
 struct Plan {
     /// The power fails after so many events.
     power: Option<u64>,
+    /// Or there.
+    target: Option<Target>,
     /// What else fails.
     faults: Vec<Fault>,
     /// Requests before the session proper.
@@ -54,18 +57,20 @@ impl Run<'_> {
             return Vec::new();
         }
         let rng = &mut Rng::derived(self.seed, "recoveries", index as u64);
-        let count = rng.pick(&[0, 0, 0, 0, 1, 1, 2, 3]);
+        let count = rng.pick(&[0, 0, 0, 0, 0, 1, 2, 3]);
         let mut plan = || Plan {
-            power: Some(match rng.below(3) {
-                0 => rng.between(1, 12),
-                1 => rng.between(1, 60),
-                _ => rng.between(1, 300),
-            }),
+            power: match rng.below(10) {
+                0 => Some(rng.between(1, 12)),
+                1 => Some(rng.between(12, 60)),
+                2 | 3 => Some(rng.between(12, 300)),
+                _ => None,
+            },
+            target: (self.config.kind == Kind::Qcow2).then(|| Target::draw(&self.config, rng)),
             faults: match rng.chance(15) && !without(Part::Faults) {
                 true => draw_faults(rng),
                 false => Vec::new(),
             },
-            requests: rng.pick(&[1, 1, 4, 16, 32]),
+            requests: rng.pick(&[1, 8, 16, 32, 40]),
         };
         (0..count).map(|_| plan()).collect()
     }
@@ -150,6 +155,7 @@ impl Run<'_> {
             round_index: index.min(rounds - 1),
             numbers: first..first + plan.requests,
             round: &round,
+            target: plan.target,
         };
         let served = self.serve(&work, &subject)?;
         let failed = self.disk.delivered().0;
@@ -186,7 +192,9 @@ impl Run<'_> {
 
     fn crash_again(&mut self, subject: Option<Subject>, busy: usize) -> Result<Attempt, String> {
         self.see(subject.as_ref(), busy, true);
-        let how = match self.rng.chance(10) {
+        // What a failed flush has lost is only seen by who looks at the medium.
+        let flush_failed = self.disk.faults().flush_failed;
+        let how = match self.rng.chance(10) && !flush_failed {
             true => Ending::Kill(0),
             false => Ending::Crash(0),
         };

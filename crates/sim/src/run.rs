@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cowslip::qcow2::probe::Stage;
 
 use crate::config::{Config, Ending, Kind, Part, Round};
-use crate::coverage::{Coverage, Sight, stage_name};
+use crate::coverage::{Coverage, Sight, Target, stage_name};
 use crate::disk::SimDisk;
 use crate::drive::{Stop, drive};
 use crate::executor::{Executor, Kind as TaskKind};
@@ -183,6 +183,8 @@ pub(crate) struct Work<'a> {
     pub numbers: std::ops::Range<u64>,
     /// The round's rules, which may be changed ones.
     pub round: &'a Round,
+    /// Where the power fails, if it has not before.
+    pub target: Option<Target>,
 }
 
 /// What serving came to.
@@ -256,7 +258,8 @@ impl<'a> Run<'a> {
         self.progress
             .set(((index + 1).min(self.config.rounds.len()), 0));
         self.disk.set_faults(&round.faults);
-        if let Ending::Kill(moment) | Ending::Crash(moment) = round.ending {
+        let target = self.target(index, round);
+        if let (None, Ending::Kill(moment) | Ending::Crash(moment)) = (target, round.ending) {
             match round.barrier {
                 None => self.disk.fail_power_after(moment),
                 Some(then) => self.disk.fail_power_at_flush(moment, then),
@@ -266,6 +269,7 @@ impl<'a> Run<'a> {
             round_index: index,
             numbers: 0..round.requests,
             round,
+            target,
         };
         let before = self.disk.counters();
         let served = self.serve(&work, &subject)?;
@@ -274,6 +278,16 @@ impl<'a> Run<'a> {
         self.progress.set((self.progress.get().0, events));
         self.totals.faults += self.disk.delivered().0;
         self.end(round, served, subject)
+    }
+
+    /// Half of the crashes of images are aimed at a place, rather than at a moment.
+    fn target(&self, index: usize, round: &Round) -> Option<Target> {
+        let rng = &mut Rng::derived(self.seed, "target", index as u64);
+        let aimed = matches!(round.ending, Ending::Crash(_))
+            && self.config.kind == Kind::Qcow2
+            && self.changes.moment.is_none()
+            && self.changes.edit.is_none();
+        (aimed && rng.chance(60)).then(|| Target::draw(&self.config, rng))
     }
 
     /// Serves requests until they have ended, or the power has.
@@ -315,6 +329,7 @@ impl<'a> Run<'a> {
         let (begun, coverage) = (Rc::clone(&self.begun), Rc::clone(&self.coverage));
         let disk = self.disk.clone();
         let mut delivered = disk.delivered().0;
+        let mut target = work.target;
         let spawn = |executor: &mut Executor, request: Request| {
             begun.borrow_mut().push(request.id);
             let name = format!("request {}", request.id);
@@ -331,6 +346,9 @@ impl<'a> Run<'a> {
                 delivered = now;
                 let file = work.round.faults.first().and_then(|fault| fault.file);
                 coverage.borrow_mut().fault(stage(subject), last, file);
+            }
+            if let Some(aim) = target.take_if(|aim| reaches(subject, &disk, aim)) {
+                disk.fail_power_after(aim.events);
             }
             while session.resizing.get() == Resizing::No
                 && alone.is_none()
@@ -362,9 +380,9 @@ impl<'a> Run<'a> {
     fn end(&mut self, round: &Round, mut served: Served, subject: Subject) -> Result<(), String> {
         let flush_failed = self.disk.faults().flush_failed;
         let mut ending = match (round.ending, served.stop) {
-            (ending, Stop::PowerOff) => ending,
             // What a failed flush has lost is only seen by who looks at the medium.
             _ if flush_failed => Ending::Crash(0),
+            (ending, Stop::PowerOff) => ending,
             _ if self.rng.chance(50) => Ending::Close,
             (ending, _) => ending,
         };
@@ -420,17 +438,9 @@ impl<'a> Run<'a> {
     pub fn see(&mut self, subject: Option<&Subject>, in_flight: usize, recovering: bool) {
         self.totals.busy_crashes += u64::from(in_flight >= 8);
         self.totals.recovery_crashes += u64::from(recovering);
-        let Some(Subject::Image(image)) = subject else {
-            return;
-        };
-        if let Some(observed) = image.observe() {
-            let sight = Sight {
-                observed,
-                hole_at_risk: self.disk.has_hole_at_risk(prepare::TOP),
-                recovering,
-            };
+        if let Some(sight) = subject.and_then(|subject| sight(subject, &self.disk, recovering)) {
             self.trace
-                .line(|| format!("the crash falls on {observed:?}"));
+                .line(|| format!("the crash falls on {:?}", sight.observed));
             self.coverage.borrow_mut().crash(&self.config, &sight);
         }
     }
@@ -502,6 +512,23 @@ impl<'a> Run<'a> {
         self.leaks = found.leaks;
         Ok(())
     }
+}
+
+fn sight(subject: &Subject, disk: &SimDisk, recovering: bool) -> Option<Sight> {
+    let Subject::Image(image) = subject else {
+        return None;
+    };
+    Some(Sight {
+        observed: image.observe()?,
+        hole_at_risk: disk.has_hole_at_risk(prepare::TOP),
+        recovering,
+    })
+}
+
+/// Whether a crash is to fall now.
+fn reaches(subject: &Subject, disk: &SimDisk, target: &Target) -> bool {
+    stage(subject) == target.stage
+        && sight(subject, disk, false).is_some_and(|sight| sight.is(target.situation))
 }
 
 fn stage(subject: &Subject) -> Stage {
