@@ -369,7 +369,8 @@ pub(crate) fn draw_faults(rng: &mut Rng) -> Vec<Fault> {
         _ => EIO,
     };
     let scale = match verb {
-        Verb::Flush | Verb::Allocate | Verb::SetLen => 8,
+        Verb::Zero => 3,
+        Verb::Flush | Verb::Allocate | Verb::SetLen | Verb::Discard => 8,
         _ => 60,
     };
     vec![Fault {

@@ -235,6 +235,10 @@ impl<'a> Run<'a> {
     }
 
     fn rounds(&mut self) -> Result<(), String> {
+        if self.config.crammed.is_some() {
+            // The clusters that were taken away are leaks from the start.
+            self.check("as prepared")?;
+        }
         for index in 0..self.config.rounds.len() {
             let round = self.config.rounds[index].clone();
             self.trace.line(|| format!("ROUND {index}: {round:?}"));
