@@ -354,7 +354,8 @@ pub(crate) enum Access {
 
 /// Leaves the image hardly any room before its refcount table must move, if the run wants that.
 pub(crate) fn cram(config: &Config, disk: &SimDisk) {
-    if let Some(spare) = config.crammed {
+    // Files that nobody may touch before the first write are compared with what they were made as.
+    if let (Some(spare), false) = (config.crammed, config.prepared.autoclear) {
         disk.edit(TOP, |content| anatomy::cram(content, spare));
     }
 }
