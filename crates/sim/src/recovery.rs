@@ -161,9 +161,10 @@ impl Run<'_> {
         let failed = self.disk.delivered().0;
         self.totals.faults += failed;
         if served.stop == Stop::PowerOff || failed > 0 {
-            let in_flight = served.in_flight;
+            // Tasks that are gone are in no stage: look before they are.
+            self.see(Some(&subject), served.in_flight, true);
             drop(served);
-            return self.crash_again(Some(subject), in_flight);
+            return self.end_attempt(Some(subject));
         }
         drop(served);
         if self.rng.chance(50) {
@@ -192,6 +193,10 @@ impl Run<'_> {
 
     fn crash_again(&mut self, subject: Option<Subject>, busy: usize) -> Result<Attempt, String> {
         self.see(subject.as_ref(), busy, true);
+        self.end_attempt(subject)
+    }
+
+    fn end_attempt(&mut self, subject: Option<Subject>) -> Result<Attempt, String> {
         // What a failed flush has lost is only seen by who looks at the medium.
         let flush_failed = self.disk.faults().flush_failed;
         let how = match self.rng.chance(10) && !flush_failed {
