@@ -1,0 +1,271 @@
+//! Several queue threads on one image: each has its own executor and ring (or threads), and all of
+//! them read, write, zero, discard and flush the same clusters. What they read is judged by a
+//! history; the image is checked by both checkers when they are done.
+//!
+//! Schedules are the kernel's, so a seed decides what is asked, not what happens. A longer run is
+//! `cargo xtask threads`, which sets `COWSLIP_THREADS_SECONDS`.
+
+#![allow(clippy::unwrap_used)] // A test fails by panicking.
+
+#[path = "threads/history.rs"]
+mod history;
+#[path = "threads/requests.rs"]
+mod requests;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cowslip::file::host::{
+    Aio, CreateMode, FlushPolicy, HostGate, HostOptions, PageCache, open_host_file,
+};
+use cowslip::image::{BackingChoice, DiscardPolicy, Format, OpenOptions, WritePolicy};
+use cowslip::qcow2::check::{CheckOptions, Finding, check};
+use cowslip::qcow2::create::{CreateOptions, create, create_raw};
+use cowslip::qcow2::header::Header;
+use cowslip::{BufMut, Image};
+use cowslip_queue::{Backend, Queue, spawn};
+
+use history::{History, Rng, SECTOR_BYTES, ZEROES, content};
+use requests::Mix;
+
+/// What the backing file is full of.
+const BELOW: u64 = 7;
+
+/// An image and those who use it.
+#[derive(Clone, Debug)]
+struct Case {
+    seed: u64,
+    backend: Backend,
+    threads: usize,
+    tasks_per_thread: usize,
+    requests_per_task: usize,
+    size: u64,
+    extended_l2: bool,
+    refcount_bits: u64,
+    page_cache: PageCache,
+    backing: bool,
+    cache_bytes: u64,
+    mix: Mix,
+}
+
+impl Case {
+    fn of_seed(seed: u64, backend: Backend) -> Case {
+        let mut rng = Rng::new(seed);
+        let extended_l2 = rng.chance(40);
+        let cluster_bytes = match extended_l2 {
+            true => rng.pick(&[16384, 65536]),
+            false => rng.pick(&[512, 512, 1024, 4096, 65536]),
+        };
+        let clusters = rng.pick(&[24, 64, 200]).max(65536 / cluster_bytes);
+        let mix = Mix {
+            cluster_bytes,
+            hot_clusters: rng.pick(&[2, 8, 40]),
+            sectors_max: rng.pick(&[2, 16, 40]),
+            discards: true,
+            compressed: rng.chance(50),
+            writethrough: rng.chance(10),
+        };
+        Case {
+            seed,
+            backend,
+            threads: 2 + rng.below(3) as usize,
+            tasks_per_thread: rng.pick(&[1, 4, 8]),
+            requests_per_task: 60,
+            size: clusters * cluster_bytes,
+            extended_l2,
+            refcount_bits: rng.pick(&[16, 16, 1, 64]),
+            page_cache: rng.pick(&[PageCache::Use, PageCache::Use, PageCache::Bypass]),
+            backing: rng.chance(40),
+            cache_bytes: rng.pick(&[1, 1, 65536]),
+            mix,
+        }
+    }
+
+    fn host_options(&self, create: CreateMode) -> HostOptions {
+        HostOptions {
+            writable: true,
+            create,
+            page_cache: self.page_cache,
+            flush: FlushPolicy::Honour,
+            aio: match self.backend {
+                Backend::Threads => Aio::Threads,
+                _ => Aio::Auto,
+            },
+        }
+    }
+
+    async fn create(&self, path: &Path) {
+        let mut options = CreateOptions::new(self.size);
+        options.cluster_size = self.mix.cluster_bytes;
+        options.extended_l2 = self.extended_l2;
+        options.refcount_bits = self.refcount_bits;
+        if self.backing {
+            let below = path.with_file_name("below.raw");
+            let host = HostOptions {
+                page_cache: PageCache::Use,
+                ..self.host_options(CreateMode::CreateNew)
+            };
+            let file = open_host_file(&below, &host).unwrap();
+            let preallocation = options.preallocation;
+            create_raw(file, self.size, preallocation).await.unwrap();
+            let sectors = self.size as usize / SECTOR_BYTES;
+            std::fs::write(below, content(BELOW, 0, sectors)).unwrap();
+            options.backing_file = Some("below.raw".to_string());
+            options.backing_format = Some("raw".to_string());
+        }
+        let host = self.host_options(CreateMode::CreateNew);
+        let file = open_host_file(path, &host).unwrap();
+        create(file, None, &options).await.unwrap();
+    }
+
+    async fn open(&self, path: &Path) -> Image {
+        let host = self.host_options(CreateMode::OpenExisting);
+        let file = open_host_file(path, &host).unwrap();
+        let write_policy = match self.mix.writethrough {
+            true => WritePolicy::Writethrough,
+            false => WritePolicy::Writeback,
+        };
+        let options = OpenOptions {
+            format: Some(Format::Qcow2),
+            writable: true,
+            write_policy,
+            discard: DiscardPolicy::Unmap,
+            backing: BackingChoice::AsNamed,
+            metadata_only: false,
+            cache_bytes: self.cache_bytes,
+        };
+        Image::open(file, options, &HostGate { options: host })
+            .await
+            .unwrap()
+    }
+}
+
+/// A queue of the backend, or nothing where the kernel gives no ring.
+fn queue(backend: Backend) -> Option<Queue> {
+    match Queue::new(backend) {
+        Ok(queue) => Some(queue),
+        Err(error) => {
+            eprintln!("SKIPPED: no io_uring here ({error})");
+            None
+        }
+    }
+}
+
+async fn read_all(image: &Image) -> Vec<u8> {
+    let buf = BufMut::zeroed(image.size() as usize);
+    image.read(0, buf).await.unwrap().to_vec()
+}
+
+/// The requests of one thread.
+fn run_thread(case: &Case, thread: usize, image: &Arc<Image>, history: &Arc<History>) {
+    let queue = Queue::new(case.backend).unwrap();
+    queue.block_on(async {
+        if thread == 0 {
+            let image = Arc::clone(image);
+            spawn(async move { image.maintain().await });
+        }
+        let mut ends = Vec::new();
+        for task in 0..case.tasks_per_thread {
+            let mut rng = Rng::new(case.seed ^ ((thread * 100 + task + 1) as u64) << 40);
+            let (image, history, case) = (Arc::clone(image), Arc::clone(history), case.clone());
+            let (completer, end) = cowslip_queue::pending();
+            ends.push(end);
+            spawn(async move {
+                for _ in 0..case.requests_per_task {
+                    requests::one(&image, &history, &mut rng, &case.mix).await;
+                }
+                completer.complete(());
+            });
+        }
+        for end in ends {
+            end.await;
+        }
+    });
+}
+
+/// Runs a case; `false` if this machine cannot.
+fn run(case: &Case) -> bool {
+    let Some(main) = queue(case.backend) else {
+        return false;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let path: PathBuf = dir.path().join("image.qcow2");
+    let image = main.block_on(async {
+        case.create(&path).await;
+        Arc::new(case.open(&path).await)
+    });
+    let initial = if case.backing { BELOW } else { ZEROES };
+    let history = Arc::new(History::new(case.size as usize / SECTOR_BYTES, initial));
+    thread::scope(|scope| {
+        for thread in 0..case.threads {
+            let (image, history) = (&image, &history);
+            scope.spawn(move || run_thread(case, thread, image, history));
+        }
+    });
+    main.block_on(async {
+        history.verify_at_rest(&read_all(&image).await).unwrap();
+        image.close().await.unwrap();
+        drop(image);
+        let image = case.open(&path).await;
+        history.verify_at_rest(&read_all(&image).await).unwrap();
+        image.close().await.unwrap();
+        drop(image);
+        check_ours(case, &path).await;
+    });
+    check_qemus(&path);
+    true
+}
+
+async fn check_ours(case: &Case, path: &Path) {
+    let bytes = std::fs::read(path).unwrap();
+    let header = Header::parse_encrypted_too(&bytes, u64::MAX, "image").unwrap();
+    let file = open_host_file(path, &case.host_options(CreateMode::OpenExisting)).unwrap();
+    let mut findings: Vec<Finding> = Vec::new();
+    let result = check(&file, &header, &CheckOptions::default(), &mut findings).await;
+    assert!(result.unwrap().is_clean(), "{findings:?}");
+}
+
+fn check_qemus(path: &Path) {
+    let Ok(output) = Command::new("qemu-img").arg("check").arg(path).output() else {
+        let required = std::env::var_os("COWSLIP_REQUIRE_PEERS").is_some();
+        assert!(!required, "qemu-img is not installed");
+        eprintln!("SKIPPED: qemu-img is not installed");
+        return;
+    };
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// Runs seeds until the time is over, at least one; says which before each.
+fn soak(backend: Backend, default_seeds: u64) {
+    let variable = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let seconds: Option<u64> = variable("COWSLIP_THREADS_SECONDS");
+    let first: u64 = variable("COWSLIP_THREADS_SEED").unwrap_or(1);
+    let end = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let mut seed = first;
+    loop {
+        let case = Case::of_seed(seed, backend);
+        println!("{case:?}");
+        if !run(&case) {
+            return;
+        }
+        seed += 1;
+        let done = end.map_or(seed >= first + default_seeds, |end| Instant::now() >= end);
+        if done {
+            println!("{} seeds", seed - first);
+            return;
+        }
+    }
+}
+
+#[test]
+fn several_rings_use_one_image() {
+    soak(Backend::Uring, 12);
+}
+
+#[test]
+fn several_threads_without_rings_use_one_image() {
+    soak(Backend::Threads, 12);
+}

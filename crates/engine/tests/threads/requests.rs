@@ -1,0 +1,122 @@
+//! Random requests to a disk that others write to as well, each judged by the history.
+#![allow(dead_code)] // Shared by tests that use parts of it.
+
+use std::ops::Range;
+
+use cowslip::image::{WriteOptions, ZeroOptions};
+use cowslip::{Buf, BufMut, Image};
+
+use super::history::{History, Rng, SECTOR_BYTES, ZEROES, content};
+
+/// What requests may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Mix {
+    /// Bytes in a cluster: what a discard frees at least.
+    pub cluster_bytes: u64,
+    /// Clusters that are written over and over.
+    pub hot_clusters: u64,
+    /// The most sectors of one request.
+    pub sectors_max: u64,
+    pub discards: bool,
+    pub compressed: bool,
+    /// Every write is durable when it completes.
+    pub writethrough: bool,
+}
+
+const SECTOR: u64 = SECTOR_BYTES as u64;
+
+fn sectors(range: &Range<u64>) -> Range<usize> {
+    (range.start / SECTOR) as usize..(range.end / SECTOR) as usize
+}
+
+/// A range in whole sectors: often in the hot part, often at the edges of clusters.
+fn range(rng: &mut Rng, mix: &Mix, size: u64) -> Range<u64> {
+    let clusters = size / mix.cluster_bytes;
+    let hot = rng.chance(70);
+    let cluster = rng.below(if hot {
+        mix.hot_clusters.min(clusters)
+    } else {
+        clusters
+    });
+    let within = match rng.below(3) {
+        0 => 0,
+        _ => rng.below(mix.cluster_bytes / SECTOR) * SECTOR,
+    };
+    let start = cluster * mix.cluster_bytes + within;
+    let len = match rng.below(4) {
+        0 => mix.cluster_bytes,
+        _ => (1 + rng.below(mix.sectors_max)) * SECTOR,
+    };
+    start..(start + len).min(size)
+}
+
+/// One request.
+///
+/// # Panics
+/// If it fails, or reads what no order of the requests explains.
+pub async fn one(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) {
+    let range = range(rng, mix, image.size());
+    let (at, len) = (range.start, range.end - range.start);
+    match rng.below(100) {
+        0..35 => write(image, history, range, rng.chance(15) || mix.writethrough).await,
+        35..65 => {
+            let reading = history.begin_read((at / SECTOR) as usize);
+            let buf = BufMut::zeroed(len as usize);
+            let bytes = image.read(at, buf).await.expect("a read succeeds");
+            let seen = history.end_read(reading, &bytes);
+            seen.unwrap_or_else(|wrong| panic!("a read of {range:#x?}: {wrong}"));
+        }
+        65..78 => {
+            let options = ZeroOptions {
+                may_unmap: rng.chance(50),
+                fua: rng.chance(10) || mix.writethrough,
+                fast_only: false,
+            };
+            let writing = history.begin_write(sectors(&range), ZEROES);
+            let zeroed = image.write_zeroes(at, len, options).await;
+            zeroed.expect("zeroing succeeds");
+            history.end_write(writing, options.fua);
+        }
+        78..88 if mix.discards => {
+            // Of a discard, what lies in whole clusters reads as zeroes; the rest stays.
+            let unit = mix.cluster_bytes;
+            let whole = at.next_multiple_of(unit)..range.end / unit * unit;
+            let whole = whole.start..whole.end.max(whole.start);
+            let writing = history.begin_write(sectors(&whole), ZEROES);
+            image.discard(at, len).await.expect("a discard succeeds");
+            history.end_write(writing, mix.writethrough);
+        }
+        88..91 if mix.compressed => {
+            let at = at / mix.cluster_bytes * mix.cluster_bytes;
+            let whole = sectors(&(at..at + mix.cluster_bytes));
+            let value = history.fresh_value();
+            let data = content(value, whole.start, whole.len());
+            let writing = history.begin_write(whole, value);
+            let written = image.write_compressed(at, Buf::from(data)).await;
+            written.expect("a compressed write succeeds");
+            history.end_write(writing, mix.writethrough);
+        }
+        91..94 => {
+            let extents = image.extents(at, len, 16).await.expect("it is mapped");
+            assert_eq!(extents.first().map(|extent| extent.start), Some(at));
+        }
+        _ => {
+            let begun = history.begin_flush();
+            image.flush().await.expect("a flush succeeds");
+            history.end_flush(begun);
+        }
+    }
+}
+
+/// One write, of a value of its own.
+pub async fn write(image: &Image, history: &History, range: Range<u64>, fua: bool) {
+    let sectors = sectors(&range);
+    let value = history.fresh_value();
+    let data = content(value, sectors.start, sectors.len());
+    let writing = history.begin_write(sectors, value);
+    let written = image
+        .write(range.start, Buf::from(data), WriteOptions { fua })
+        .await;
+    written.expect("a write succeeds");
+    history.end_write(writing, fua);
+}
