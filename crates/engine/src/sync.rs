@@ -5,8 +5,8 @@
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard};
 
+pub use cowslip_queue::primitives::{Mutex, MutexGuard};
 use cowslip_queue::{Completer, Pending, pending};
 
 /// Locks a mutex whose holders cannot leave half-made state behind by panicking.

@@ -163,10 +163,6 @@ async fn read_all(image: &Image) -> Vec<u8> {
 fn run_thread(case: &Case, thread: usize, image: &Arc<Image>, history: &Arc<History>) {
     let queue = Queue::new(case.backend).unwrap();
     queue.block_on(async {
-        if thread == 0 {
-            let image = Arc::clone(image);
-            spawn(async move { image.maintain().await });
-        }
         let mut ends = Vec::new();
         for task in 0..case.tasks_per_thread {
             let mut rng = Rng::new(case.seed ^ ((thread * 100 + task + 1) as u64) << 40);
@@ -199,6 +195,12 @@ fn run(case: &Case) -> bool {
     });
     let initial = if case.backing { BELOW } else { ZEROES };
     let history = Arc::new(History::new(case.size as usize / SECTOR_BYTES, initial));
+    let (maintained, backend) = (Arc::clone(&image), case.backend);
+    // Ends when another thread closes the image.
+    let maintenance = thread::spawn(move || {
+        let queue = Queue::new(backend).unwrap();
+        queue.block_on(maintained.maintain());
+    });
     thread::scope(|scope| {
         for thread in 0..case.threads {
             let (image, history) = (&image, &history);
@@ -208,6 +210,7 @@ fn run(case: &Case) -> bool {
     main.block_on(async {
         history.verify_at_rest(&read_all(&image).await).unwrap();
         image.close().await.unwrap();
+        maintenance.join().unwrap();
         drop(image);
         let image = case.open(&path).await;
         history.verify_at_rest(&read_all(&image).await).unwrap();

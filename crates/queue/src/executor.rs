@@ -3,9 +3,8 @@
 //! A turn of the loop polls what is ready, then goes to the driver once: one system call submits
 //! everything that the polls asked for, waits if nothing is ready, and brings back all completions.
 //!
-//! Wakes from the queue's own thread append to the ready list. Wakes from other threads append to the
-//! inbox and write the queue's eventfd only if the queue sleeps: it announces its sleep before it
-//! looks into the inbox a last time, so no wake is lost.
+//! Wakes from the queue's own thread append to the ready list. Wakes from other threads go to the
+//! queue's mailbox, and write its eventfd only if the queue sleeps.
 //!
 //! Leaves out: priorities, work stealing, join handles.
 
@@ -17,13 +16,13 @@ use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use slab::Slab;
 
 use crate::driver::{Backend, Driver, Patience};
+use crate::mailbox::{Mailbox, Scheduled};
 use crate::sys;
 use crate::timer::Timers;
 
@@ -40,24 +39,13 @@ thread_local! {
 
 /// What other threads see of a queue.
 pub(crate) struct Shared {
-    inbox: Mutex<Vec<Arc<Task>>>,
-    /// The queue is in the kernel or about to go there, and must be woken by the event.
-    asleep: AtomicBool,
+    inbox: Mailbox<Arc<Task>>,
     event: Arc<OwnedFd>,
 }
 
 impl Shared {
-    fn inbox(&self) -> MutexGuard<'_, Vec<Arc<Task>>> {
-        self.inbox
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     fn post(&self, task: Arc<Task>) {
-        self.inbox().push(task);
-        // The inbox's lock orders this against the queue's last look before its sleep: either that
-        // look finds the task, or this swap finds the queue asleep.
-        if self.asleep.swap(false, Ordering::SeqCst) {
+        if self.inbox.post(task) {
             sys::signal_event(&self.event);
         }
     }
@@ -68,12 +56,12 @@ struct Task {
     queue: Arc<Shared>,
     index: usize,
     /// It is in the ready list or in the inbox.
-    scheduled: AtomicBool,
+    scheduled: Scheduled,
 }
 
 impl Wake for Task {
     fn wake(self: Arc<Self>) {
-        if self.scheduled.swap(true, Ordering::AcqRel) {
+        if !self.scheduled.set() {
             return;
         }
         let mut task = Some(self);
@@ -88,12 +76,6 @@ impl Wake for Task {
         if let Some(task) = task {
             let queue = Arc::clone(&task.queue);
             queue.post(task);
-        }
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        if !self.scheduled.load(Ordering::Acquire) {
-            Arc::clone(self).wake();
         }
     }
 }
@@ -131,7 +113,7 @@ impl Core {
         let task = Arc::new(Task {
             queue: Arc::clone(&self.shared),
             index: entry.key(),
-            scheduled: AtomicBool::new(true),
+            scheduled: Scheduled::new(true),
         });
         entry.insert(Slot {
             task: Arc::clone(&task),
@@ -164,10 +146,8 @@ impl Core {
     }
 
     fn collect_inbox(&self) {
-        let mut inbox = self.shared.inbox();
-        if !inbox.is_empty() {
-            self.ready.borrow_mut().extend(inbox.drain(..));
-        }
+        let mut ready = self.ready.borrow_mut();
+        self.shared.inbox.collect(|task| ready.push_back(task));
     }
 
     /// Submits, sleeps if nothing is ready, and takes in what has arrived.
@@ -176,14 +156,14 @@ impl Core {
         self.timers.fire();
         let mut patience = Patience::None;
         if self.ready.borrow().is_empty() {
-            self.shared.asleep.store(true, Ordering::SeqCst);
+            self.shared.inbox.fall_asleep();
             self.collect_inbox();
             if self.ready.borrow().is_empty() {
                 patience = self.timers.patience();
             }
         }
         self.driver.turn(patience);
-        self.shared.asleep.store(false, Ordering::SeqCst);
+        self.shared.inbox.wake_up();
         self.collect_inbox();
         self.timers.fire();
     }
@@ -228,8 +208,7 @@ impl Queue {
         let event = Arc::new(sys::new_event()?);
         let core = Core {
             shared: Arc::new(Shared {
-                inbox: Mutex::new(Vec::new()),
-                asleep: AtomicBool::new(false),
+                inbox: Mailbox::new(),
                 event: Arc::clone(&event),
             }),
             ready: RefCell::new(VecDeque::new()),
@@ -264,7 +243,7 @@ impl Queue {
         let root = Arc::new(Task {
             queue: Arc::clone(&core.shared),
             index: ROOT,
-            scheduled: AtomicBool::new(true),
+            scheduled: Scheduled::new(true),
         });
         let waker = Waker::from(Arc::clone(&root));
         core.collect_inbox();
@@ -273,7 +252,7 @@ impl Queue {
             for _ in 0..POLLS_PER_TURN {
                 let Some(task) = core.next_ready() else { break };
                 // Cleared before the poll, so that a wake during the poll schedules another.
-                task.scheduled.swap(false, Ordering::AcqRel);
+                task.scheduled.clear();
                 if task.index != ROOT {
                     core.poll(task);
                 } else if Arc::ptr_eq(&task, &root) {
@@ -307,8 +286,10 @@ impl Drop for Queue {
             }
             drop(slots);
         }
-        self.core.ready.borrow_mut().clear();
         self.core.driver.drain();
+        // Tasks hold the mailbox that they lie in: a late wake would keep both, and the event, for ever.
+        self.core.shared.inbox.close();
+        self.core.ready.borrow_mut().clear();
     }
 }
 

@@ -18,13 +18,13 @@
 //! The `Completer` only enters `BUSY`, and from there `DONE` or `BROKEN`; the `Pending` does the rest.
 #![allow(unsafe_code)] // The table above is the proof; each block names its stage.
 
-use std::cell::UnsafeCell;
 use std::future::Future;
 use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, Waker};
+
+use crate::primitives::{AtomicU8, Ordering, SharedCell, spin_loop, yield_now};
 
 const IDLE: u8 = 0;
 const WAITING: u8 = 1;
@@ -35,8 +35,8 @@ const GONE: u8 = 5;
 
 struct Slot<T> {
     stage: AtomicU8,
-    waker: UnsafeCell<Option<Waker>>,
-    value: UnsafeCell<Option<T>>,
+    waker: SharedCell<Option<Waker>>,
+    value: SharedCell<Option<T>>,
 }
 
 impl<T> Slot<T> {
@@ -84,8 +84,8 @@ unsafe impl<T: Send> Sync for Completer<T> {}
 pub fn pending<T>() -> (Completer<T>, Pending<T>) {
     let slot = NonNull::from(Box::leak(Box::new(Slot {
         stage: AtomicU8::new(IDLE),
-        waker: UnsafeCell::new(None),
-        value: UnsafeCell::new(None),
+        waker: SharedCell::new(None),
+        value: SharedCell::new(None),
     })));
     (Completer { slot }, Pending(Inner::Slot(slot)))
 }
@@ -151,12 +151,12 @@ impl<T> Completer<T> {
         }
         let waker = match before {
             // SAFETY: this half took the stage from `WAITING` to `BUSY`, so the waker is its own.
-            WAITING => unsafe { (*slot.waker.get()).take() },
+            WAITING => slot.waker.with_mut(|waker| unsafe { (*waker).take() }),
             _ => None,
         };
         let after = if value.is_some() { DONE } else { BROKEN };
         // SAFETY: stage `BUSY`: the other half stays away.
-        unsafe { *slot.value.get() = value };
+        slot.value.with_mut(|place| unsafe { *place = value });
         // The slot may be freed from here on.
         slot.stage.store(after, Ordering::Release);
         if let Some(waker) = waker {
@@ -178,11 +178,11 @@ fn wait_while_busy(stage: &AtomicU8) -> u8 {
     loop {
         for _ in 0..64 {
             match stage.load(Ordering::Acquire) {
-                BUSY => std::hint::spin_loop(),
+                BUSY => spin_loop(),
                 stage => return stage,
             }
         }
-        std::thread::yield_now();
+        yield_now();
     }
 }
 
@@ -193,7 +193,8 @@ fn poll_slot<T>(slot: &Slot<T>, waker: &Waker) -> Poll<Option<T>> {
         match stage {
             IDLE => {
                 // SAFETY: stage `IDLE`: the waker's place belongs to this half.
-                unsafe { *slot.waker.get() = Some(waker.clone()) };
+                slot.waker
+                    .with_mut(|place| unsafe { *place = Some(waker.clone()) });
                 stage = match slot.step(IDLE, WAITING) {
                     Ok(_) => return Poll::Pending,
                     Err(stage) => stage,
@@ -208,7 +209,10 @@ fn poll_slot<T>(slot: &Slot<T>, waker: &Waker) -> Poll<Option<T>> {
             }
             BUSY => stage = wait_while_busy(&slot.stage),
             // SAFETY: stages `DONE` and `BROKEN`: all is this half's.
-            _ => return Poll::Ready(unsafe { (*slot.value.get()).take() }),
+            _ => {
+                let value = slot.value.with_mut(|value| unsafe { (*value).take() });
+                return Poll::Ready(value);
+            }
         }
     }
 }
@@ -259,7 +263,7 @@ fn let_go<T>(slot: NonNull<Slot<T>>) -> bool {
             WAITING => match shared.step(WAITING, IDLE) {
                 Ok(_) => {
                     // SAFETY: stage `IDLE`: the waker's place belongs to this half.
-                    unsafe { *shared.waker.get() = None };
+                    shared.waker.with_mut(|waker| unsafe { *waker = None });
                     IDLE
                 }
                 Err(stage) => stage,

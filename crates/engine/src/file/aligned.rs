@@ -7,13 +7,13 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use cowslip_queue::{Buf, BufMut, Completer, pending};
 
 use super::{BlockFile, Capabilities, Durability, FileExtent, Space};
 use crate::qcow2::geometry::{round_down, round_up};
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::{Error, Result};
 
 /// A [`BlockFile`] that takes requests of any alignment.

@@ -112,7 +112,55 @@ impl Drop for Batch<'_> {
             state.joint.spoil(step.cluster, attempted);
             self.image.leave_joint(&mut state, step.cluster);
         }
+        state.epochs.abandon();
+        // What has reached the file is to be flushed, whoever waits for it.
+        state.unflushed = true;
         self.let_go(&mut state);
+    }
+}
+
+/// A lease on a part of a slice that is pinned, and an epoch: what a request that is no [`Batch`] holds
+/// while data moves.
+pub struct Stay<'a> {
+    image: &'a Qcow2,
+    held: Option<(Ticket, u64)>,
+}
+
+impl<'a> Stay<'a> {
+    /// Takes a lease that has no obstacle, on a slice in memory.
+    pub fn new(image: &'a Qcow2, state: &mut State, (slice, want): (u64, Want)) -> Stay<'a> {
+        state.tables.pin(slice);
+        let ticket = state.leases.grant(slice, want);
+        Stay {
+            image,
+            held: Some((ticket, state.epochs.enter())),
+        }
+    }
+
+    /// Lets go of everything.
+    pub fn end(mut self, state: &mut State) {
+        if let Some(epoch) = self.let_go(state) {
+            state.epochs.leave(epoch);
+        }
+    }
+
+    fn let_go(&mut self, state: &mut State) -> Option<u64> {
+        let (ticket, epoch) = self.held.take()?;
+        state.leases.release(ticket);
+        state.tables.unpin(ticket.slice());
+        state.unflushed = true;
+        Some(epoch)
+    }
+}
+
+impl Drop for Stay<'_> {
+    /// As for a [`Batch`]: the epoch is never left.
+    fn drop(&mut self) {
+        if self.held.is_some() {
+            let mut state = self.image.lock();
+            self.let_go(&mut state);
+            state.epochs.abandon();
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 
 use cowslip_queue::Buf;
 
+use super::admit::Stay;
 use super::compress::compress;
 use super::entry::{Compressed, L2Entry, SECTOR_BYTES};
 use super::geometry::{Geometry, GuestOffset, HostCluster, HostOffset, round_up};
@@ -74,7 +75,9 @@ impl Qcow2 {
         let cluster = self.geometry().guest_cluster(GuestOffset(offset));
         let lease = self.lease_cluster(cluster, below).await?;
         let mut turn = self.turn.take().await;
-        let placed = self.place(&mut turn, packed.len() as u64).await;
+        let placed = self
+            .to_the_end(self.place(&mut turn, packed.len() as u64))
+            .await;
         let stored = match placed {
             Ok(place) => self.write_packed(place, packed).await.map(|()| place),
             Err(error) => Err(error),
@@ -155,7 +158,7 @@ impl Qcow2 {
         &self,
         cluster: super::geometry::GuestCluster,
         below: &Below,
-    ) -> Result<ClusterLease> {
+    ) -> Result<Stay<'_>> {
         let slice = self.geometry().slice_of(cluster);
         let start = self.geometry().guest_offset(cluster).0;
         let want = Want {
@@ -177,16 +180,10 @@ impl Qcow2 {
                         self.view(&mut state, cluster, below)?;
                         let wants = std::slice::from_ref(&want);
                         if state.leases.obstacle(slice, wants, place.ticket).is_none() {
-                            let ticket = state.leases.grant(slice, want);
-                            state.tables.pin(slice);
-                            let epoch = state.epochs.enter();
+                            let stay = Stay::new(self, &mut state, (slice, want));
                             drop(state);
                             drop(pinned);
-                            return Ok(ClusterLease {
-                                ticket,
-                                slice,
-                                epoch,
-                            });
+                            return Ok(stay);
                         }
                         let (ticket, waiting) =
                             state.leases.wait(slice, want.clone(), place.ticket);
@@ -197,21 +194,5 @@ impl Qcow2 {
             drop(pinned.take());
             pinned = self.satisfy(need, &mut place).await?;
         }
-    }
-}
-
-/// A held lease; ended under the lock.
-struct ClusterLease {
-    ticket: super::inflight::Ticket,
-    slice: u64,
-    epoch: u64,
-}
-
-impl ClusterLease {
-    fn end(self, state: &mut super::State) {
-        state.leases.release(self.ticket);
-        state.tables.unpin(self.slice);
-        state.epochs.leave(self.epoch);
-        state.unflushed = true;
     }
 }

@@ -6,9 +6,10 @@
 
 use std::ops::Range;
 
+use super::admit::Stay;
 use super::entry::L2Entry;
 use super::geometry::{self, GuestCluster, GuestOffset, round_down, round_up};
-use super::inflight::{Kind, Ticket, Want};
+use super::inflight::{Kind, Want};
 use super::map::Source;
 use super::plan::{self, EntryChange, EntryRequest, Freed};
 use super::{Fua, Qcow2, SlicePin, State};
@@ -18,13 +19,13 @@ use crate::image::ZeroOptions;
 use crate::{Error, Result};
 
 /// What became of a piece of such a request.
-enum Piece {
+enum Piece<'a> {
     /// Done.
     Done,
     /// Done but for these guest ranges, which have to be written.
     Write(Vec<Range<u64>>),
     /// Leased: the data file is to be zeroed first.
-    Zero(Ticket, u64),
+    Zero(Stay<'a>),
 }
 
 /// Planned changes of the entries of one slice.
@@ -155,7 +156,7 @@ impl Qcow2 {
             match self.change_piece(piece.clone(), below, request).await? {
                 Piece::Done => {}
                 Piece::Write(ranges) => writes.extend(ranges),
-                Piece::Zero(ticket, epoch) => {
+                Piece::Zero(stay) => {
                     let zeroed = self.zero_data_file(piece.clone(), request).await;
                     let mut state = self.lock();
                     let applied = zeroed.and_then(|()| {
@@ -163,9 +164,7 @@ impl Qcow2 {
                         writes.extend(self.apply(&mut state, changes));
                         Ok(())
                     });
-                    state.tables.unpin(ticket.slice());
-                    state.leases.release(ticket);
-                    state.epochs.leave(epoch);
+                    stay.end(&mut state);
                     applied?;
                 }
             }
@@ -194,7 +193,7 @@ impl Qcow2 {
         piece: Range<u64>,
         below: &Below,
         request: EntryRequest,
-    ) -> Result<Piece> {
+    ) -> Result<Piece<'_>> {
         let slice = self
             .geometry()
             .slice_of(self.geometry().guest_cluster(GuestOffset(piece.start)));
@@ -248,14 +247,13 @@ impl Qcow2 {
         state: &mut State,
         (slice, piece): (u64, Range<u64>),
         changes: Changes,
-    ) -> Piece {
+    ) -> Piece<'_> {
         if self.raw_data && !changes.entries.is_empty() {
             let want = Want {
                 range: piece,
                 kind: Kind::Exclusive,
             };
-            state.tables.pin(slice);
-            return Piece::Zero(state.leases.grant(slice, want), state.epochs.enter());
+            return Piece::Zero(Stay::new(self, state, (slice, want)));
         }
         let writes = self.apply(state, changes);
         if writes.is_empty() {

@@ -297,6 +297,8 @@ impl JointSpace {
 pub struct Epochs {
     current: u64,
     active: BTreeMap<u64, u64>,
+    /// Those among the active that nobody polls any more: they never leave.
+    abandoned: u64,
     changed: Waiters,
 }
 
@@ -318,6 +320,23 @@ impl Epochs {
             self.active.remove(&epoch);
             self.changed.wake();
         }
+    }
+
+    /// A request was dropped with I/O under way: its epoch is never left, so nothing that it could
+    /// reach is reused, but nobody has to wait for it.
+    pub fn abandon(&mut self) {
+        self.abandoned += 1;
+        self.changed.wake();
+    }
+
+    /// Whether I/O of dropped requests may be under way.
+    pub fn any_abandoned(&self) -> bool {
+        self.abandoned > 0
+    }
+
+    /// Whether nobody is under way but what was abandoned.
+    pub fn all_ended(&self) -> bool {
+        self.active.values().sum::<u64>() == self.abandoned
     }
 
     /// The epoch in which something is freed now.

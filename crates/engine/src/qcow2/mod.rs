@@ -40,7 +40,7 @@ mod writeback;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::OnceLock;
 
 use cowslip_queue::Buf;
 
@@ -59,7 +59,7 @@ use crate::durable::DurableWrites;
 use crate::file::{Durability, HostFile};
 use crate::image::{DiscardPolicy, WritePolicy};
 use crate::planted::{self, Mistake};
-use crate::sync::{Turn, Waiters, lock};
+use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
 use crate::{Error, Result};
 
 pub use self::open::{Opening, open};
@@ -219,9 +219,17 @@ impl Qcow2 {
     async fn load(&self, slice: u64) -> Result<SlicePin<'_>> {
         let cluster = GuestCluster(slice * self.geometry().slice_entries());
         loop {
+            let mut visit = None;
             let prepared = {
                 let mut state = self.lock();
                 let prepared = state.tables.prepare(slice);
+                if matches!(prepared, Ok(Prepared::Load(_))) {
+                    // Entered with the place in hand: the table is not reused while it is read.
+                    visit = Some(Visit {
+                        image: self,
+                        epoch: Some(state.epochs.enter()),
+                    });
+                }
                 if matches!(prepared, Ok(Prepared::Ready)) {
                     state.tables.pin(slice);
                     return Ok(SlicePin {
@@ -253,6 +261,7 @@ impl Qcow2 {
                     }
                     .run(offset)
                     .await;
+                    drop(visit);
                     bytes?;
                 }
             }

@@ -1,7 +1,7 @@
 //! Opening an image: the header, the roots, and what must hold before it may be written.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use super::alloc::{FreeSet, Fresh, Protected};
 use super::entry::EntryFormat;
@@ -17,7 +17,7 @@ use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
 use crate::file::{ChosenBy, FileRequest, Gate, HostFile, Role};
 use crate::image::OpenOptions;
-use crate::sync::{Turn, Waiters};
+use crate::sync::{Mutex, Turn, Waiters};
 use crate::{Error, Result};
 
 /// Bytes of L2 slices kept where the caller sets no budget.

@@ -8,7 +8,7 @@ use super::geometry::{HostCluster, round_up};
 use super::plan::{EntryRequest, Freed};
 use super::tables::{NewTable, OnDisk};
 use super::writeback::is_no_space;
-use super::{Counts, Qcow2};
+use super::{Counts, Qcow2, State};
 use crate::chain::Below;
 use crate::file::Durability;
 use crate::image::ZeroOptions;
@@ -26,6 +26,38 @@ impl Drop for Drained<'_> {
     fn drop(&mut self) {
         // Wakes those that were held back.
         self.0.lock().draining = None;
+    }
+}
+
+/// A table that is being copied.
+struct Copying<'a> {
+    image: &'a Qcow2,
+    l1_index: u64,
+    new: HostCluster,
+    ended: bool,
+}
+
+impl Copying<'_> {
+    /// Lets those go on that wait for the copy.
+    fn end(mut self, state: &mut State) {
+        self.ended = true;
+        // Dropping the waiters wakes them.
+        state.copying.remove(&self.l1_index);
+    }
+}
+
+impl Drop for Copying<'_> {
+    /// Dropped with the copy under way: the epoch is never left, so its space is not reused.
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let mut state = self.image.lock();
+        let now = state.epochs.current();
+        let freed = Freed::Cluster(self.image.geometry().host_offset(self.new));
+        state.quarantine.push((freed, now));
+        state.epochs.abandon();
+        state.copying.remove(&self.l1_index);
     }
 }
 
@@ -49,8 +81,7 @@ impl Qcow2 {
         loop {
             let waiting = {
                 let mut state = self.lock();
-                let now = state.epochs.current();
-                if state.epochs.all_left(now) {
+                if state.epochs.all_ended() {
                     return drained;
                 }
                 state.epochs.wait()
@@ -79,6 +110,12 @@ impl Qcow2 {
             state.protected.insert(new);
             state.copying.insert(l1_index, Waiters::default());
             (old.offset, new, state.epochs.enter())
+        };
+        let copying = Copying {
+            image: self,
+            l1_index,
+            new,
+            ended: false,
         };
         let offset = self.geometry().host_offset(new);
         let copied = match self
@@ -109,9 +146,7 @@ impl Qcow2 {
         state.quarantine.push((Freed::Cluster(freed), now));
         state.unflushed = true;
         state.epochs.leave(epoch);
-        if let Some(mut waiters) = state.copying.remove(&l1_index) {
-            waiters.wake();
-        }
+        copying.end(state);
         copied
     }
 
@@ -156,7 +191,7 @@ impl Qcow2 {
             _growth = Some(self.probe.l1_table_grows());
             let _drained = self.drain().await;
             let mut turn = self.turn.take().await;
-            self.move_l1(&mut turn, entries).await?;
+            self.to_the_end(self.move_l1(&mut turn, entries)).await?;
         }
         if stale.start < stale.end && !planted::is(Mistake::GrowShowsStale) {
             let options = ZeroOptions {
@@ -210,14 +245,17 @@ impl Qcow2 {
     async fn set_size(&self, size: u64) -> Result<()> {
         let _drained = self.drain().await;
         let mut turn = self.turn.take().await;
-        self.cycle(&mut turn).await?;
-        let mut header = self.header();
-        header.size = size;
-        // A raw data file is as long as the disk: never shorter, so it grows before.
-        if self.raw_data && size > self.size() {
-            self.data.set_len(size).await?;
-        }
-        self.write_header(&header).await
+        self.to_the_end(async {
+            self.cycle(&mut turn).await?;
+            let mut header = self.header();
+            header.size = size;
+            // A raw data file is as long as the disk: never shorter, so it grows before.
+            if self.raw_data && size > self.size() {
+                self.data.set_len(size).await?;
+            }
+            self.write_header(&header).await
+        })
+        .await
     }
 
     /// A longer L1 table, elsewhere; then the header; then the old one is freed.

@@ -83,7 +83,17 @@ impl Qcow2 {
                 return Ok(());
             }
         }
-        self.cycle(&mut turn).await
+        self.to_the_end(self.cycle(&mut turn)).await
+    }
+
+    /// Work of the holder of the turn. Dropped half way it leaves I/O under way, and in memory what is
+    /// neither on disk nor to be written: the image is latched then, so that no flush that follows
+    /// says that all is well.
+    pub(super) async fn to_the_end<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut unfinished = Unfinished(Some(self));
+        let outcome = work.await;
+        unfinished.0 = None;
+        outcome
     }
 
     /// One write-back cycle.
@@ -381,6 +391,11 @@ impl Qcow2 {
     /// before anything is taken.
     pub(super) async fn make_room(&self, clusters: u64) -> Result<()> {
         let mut counts = self.turn.take().await;
+        self.to_the_end(self.make_room_in_turn(&mut counts, clusters))
+            .await
+    }
+
+    async fn make_room_in_turn(&self, counts: &mut Counts, clusters: u64) -> Result<()> {
         let mut cycled = false;
         loop {
             {
@@ -390,12 +405,12 @@ impl Qcow2 {
                     return Ok(());
                 }
             }
-            match self.find_room(&mut counts, clusters).await {
+            match self.find_room(counts, clusters).await {
                 Ok(()) => {}
                 Err(error) if is_no_space(&error) && !cycled => {
                     // What is freed but not yet durable may do.
                     cycled = true;
-                    self.cycle(&mut counts).await?;
+                    self.cycle(counts).await?;
                 }
                 Err(error) => return Err(error),
             }
@@ -734,6 +749,10 @@ impl Qcow2 {
             return Ok(());
         }
         let _turn = self.turn.take().await;
+        self.to_the_end(self.ready_in_turn()).await
+    }
+
+    async fn ready_in_turn(&self) -> Result<()> {
         let mut header = {
             let state = self.lock();
             self.unlatched(&state)?;
@@ -770,15 +789,15 @@ impl Qcow2 {
                 return Ok(());
             };
             let start = first.max(state.claimed_at_open);
-            if start >= claimed || state.latch.is_some() {
+            let stays = state.latch.is_some() || state.epochs.any_abandoned();
+            if start >= claimed || stays {
                 return Ok(());
             }
             state.free.cut_at(start);
             state.claimed = start;
             start
         };
-        self.file
-            .set_len(start << self.geometry().cluster_bits())
+        self.to_the_end(self.file.set_len(start << self.geometry().cluster_bits()))
             .await
     }
 
@@ -809,6 +828,20 @@ impl Qcow2 {
             if idle {
                 waiting.await;
             }
+        }
+    }
+}
+
+/// Work in the turn that has not ended.
+struct Unfinished<'a>(Option<&'a Qcow2>);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if let Some(image) = self.0 {
+            let abandoned = std::io::Error::from(std::io::ErrorKind::Interrupted);
+            let text = format!("Writing metadata of '{}' was broken off", image.name());
+            let mut state = image.lock();
+            state.latch.get_or_insert(Error::io(text, abandoned));
         }
     }
 }

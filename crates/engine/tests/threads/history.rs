@@ -26,7 +26,7 @@ struct Record {
     durable: bool,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Inner {
     clock: u64,
     sectors: Vec<Vec<Record>>,
@@ -131,6 +131,11 @@ impl History {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As it is now, to be asked later.
+    pub fn snapshot(&self) -> History {
+        History(Mutex::new(self.lock().clone()))
     }
 
     /// A number for a write, not used before.

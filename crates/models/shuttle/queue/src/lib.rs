@@ -1,0 +1,44 @@
+//! `crates/queue`, module by module and unchanged, but for the primitives that it is built on: every
+//! lock and every atomic step is a place where another thread may go on, as a seed decides.
+
+#[path = "../../../../queue/src/buf.rs"]
+pub mod buf;
+#[path = "../../../../queue/src/driver.rs"]
+mod driver;
+#[path = "../../../../queue/src/epoll.rs"]
+mod epoll;
+#[path = "../../../../queue/src/executor.rs"]
+mod executor;
+#[path = "../../../../queue/src/fiemap.rs"]
+pub mod fiemap;
+#[path = "../../../../queue/src/file.rs"]
+pub mod file;
+#[path = "../../../../queue/src/mailbox.rs"]
+mod mailbox;
+#[path = "../../../../queue/src/pending.rs"]
+pub mod pending;
+#[path = "../../../../queue/src/pool.rs"]
+mod pool;
+pub mod primitives;
+#[path = "../../../../queue/src/scatter.rs"]
+mod scatter;
+#[path = "../../../../queue/src/signal.rs"]
+mod signal;
+#[path = "../../../../queue/src/socket.rs"]
+mod socket;
+#[path = "../../../../queue/src/sys.rs"]
+mod sys;
+#[path = "../../../../queue/src/timer.rs"]
+mod timer;
+#[path = "../../../../queue/src/uring.rs"]
+mod uring;
+
+pub use buf::{Buf, BufMut};
+pub use driver::Backend;
+pub use executor::{Queue, spawn, yield_now};
+pub use file::File;
+pub use pending::{Completer, Pending, pending};
+pub use pool::blocking;
+pub use signal::Termination;
+pub use socket::{Listener, Stream};
+pub use timer::{Sleep, sleep};

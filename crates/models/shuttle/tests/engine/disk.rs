@@ -1,0 +1,250 @@
+//! A disk in memory with a thread of its own, which takes requests in any order and forgets on a crash
+//! what no flush covered.
+
+use std::io;
+use std::sync::Arc;
+
+use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use cowslip::{Buf, BufMut};
+use cowslip_queue::{Completer, Pending, pending};
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::sync::{Condvar, Mutex, MutexGuard};
+
+/// What changes the file.
+#[derive(Clone)]
+enum Effect {
+    Write(u64, Vec<Buf>),
+    Zero(u64, u64),
+    SetLen(u64),
+    /// The end of file moves there if it was before.
+    Reach(u64),
+}
+
+impl Effect {
+    fn apply(&self, bytes: &mut Vec<u8>) {
+        let reach = |bytes: &mut Vec<u8>, end: u64| {
+            let end = bytes.len().max(end as usize);
+            bytes.resize(end, 0);
+        };
+        match self {
+            Effect::Write(offset, data) => {
+                let mut at = *offset as usize;
+                reach(
+                    bytes,
+                    *offset + data.iter().map(|b| b.len() as u64).sum::<u64>(),
+                );
+                for buf in data {
+                    bytes[at..at + buf.len()].copy_from_slice(buf);
+                    at += buf.len();
+                }
+            }
+            Effect::Zero(offset, len) => {
+                let end = bytes.len().min((offset + len) as usize);
+                if (*offset as usize) < end {
+                    bytes[*offset as usize..end].fill(0);
+                }
+            }
+            Effect::SetLen(len) => bytes.resize(*len as usize, 0),
+            Effect::Reach(end) => reach(bytes, *end),
+        }
+    }
+}
+
+enum Request {
+    Read(u64, BufMut, Completer<(io::Result<()>, BufMut)>),
+    Change(Effect, Durability, Completer<io::Result<()>>),
+    /// Covers the changes up to a number.
+    Flush(u64, Completer<io::Result<()>>),
+}
+
+struct Unflushed {
+    number: u64,
+    effect: Effect,
+    /// It is durable by itself.
+    durable: bool,
+}
+
+#[derive(Default)]
+struct Content {
+    now: Vec<u8>,
+    durable: Vec<u8>,
+    unflushed: Vec<Unflushed>,
+    changes: u64,
+    waiting: Vec<Request>,
+    ended: bool,
+}
+
+/// The disk.
+pub struct Disk {
+    capabilities: Capabilities,
+    content: Mutex<Content>,
+    work: Condvar,
+}
+
+impl std::fmt::Debug for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Disk")
+    }
+}
+
+impl Disk {
+    /// An empty one.
+    pub fn new(alignment_bytes: u32) -> Arc<Disk> {
+        Arc::new(Disk {
+            capabilities: Capabilities {
+                alignment_bytes,
+                writable: true,
+                extends_with_zeroes: true,
+                zeroes_fast: true,
+                punches_holes: true,
+            },
+            content: Mutex::new(Content::default()),
+            work: Condvar::new(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Content> {
+        self.content.lock().expect("nobody panics with it")
+    }
+
+    fn ask(&self, request: Request) {
+        self.lock().waiting.push(request);
+        self.work.notify_one();
+    }
+
+    fn change(&self, effect: Effect, durability: Durability) -> Pending<io::Result<()>> {
+        let (completer, result) = pending();
+        self.ask(Request::Change(effect, durability, completer));
+        result
+    }
+
+    /// Serves requests until [`Disk::end`].
+    pub fn serve(&self) {
+        loop {
+            let mut content = self.lock();
+            while content.waiting.is_empty() {
+                if content.ended {
+                    return;
+                }
+                content = self.work.wait(content).expect("nobody panics with it");
+            }
+            let chosen = thread_rng().gen_range(0..content.waiting.len());
+            match content.waiting.swap_remove(chosen) {
+                Request::Read(offset, mut buf, completer) => {
+                    let start = content.now.len().min(offset as usize);
+                    let present = buf.len().min(content.now.len() - start);
+                    buf[..present].copy_from_slice(&content.now[start..start + present]);
+                    buf[present..].fill(0);
+                    drop(content);
+                    completer.complete((Ok(()), buf));
+                }
+                Request::Change(effect, durability, completer) => {
+                    content.carry_out(effect, durability);
+                    drop(content);
+                    completer.complete(Ok(()));
+                }
+                Request::Flush(covers, completer) => {
+                    content.flush(covers);
+                    drop(content);
+                    completer.complete(Ok(()));
+                }
+            }
+        }
+    }
+
+    /// No more requests will come.
+    pub fn end(&self) {
+        self.lock().ended = true;
+        self.work.notify_all();
+    }
+
+    /// What a crash now might leave, and what `at_once` says of the same moment.
+    pub fn crash<T>(&self, at_once: impl FnOnce() -> T) -> (Vec<u8>, T) {
+        let content = self.lock();
+        let mut left = content.durable.clone();
+        for change in &content.unflushed {
+            if change.durable || thread_rng().gen_bool(0.5) {
+                change.effect.apply(&mut left);
+            }
+        }
+        (left, at_once())
+    }
+
+    /// The bytes now.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.lock().now.clone()
+    }
+}
+
+impl Content {
+    fn carry_out(&mut self, effect: Effect, durability: Durability) {
+        effect.apply(&mut self.now);
+        self.changes += 1;
+        self.unflushed.push(Unflushed {
+            number: self.changes,
+            effect,
+            durable: durability == Durability::Durable,
+        });
+    }
+
+    fn flush(&mut self, covers: u64) {
+        let later = self
+            .unflushed
+            .partition_point(|change| change.number <= covers);
+        for change in self.unflushed.drain(..later) {
+            change.effect.apply(&mut self.durable);
+        }
+    }
+}
+
+impl BlockFile for Disk {
+    fn name(&self) -> &str {
+        "disk"
+    }
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn id(&self) -> Option<FileId> {
+        None
+    }
+    fn len(&self) -> Pending<io::Result<u64>> {
+        Pending::ready(Ok(self.lock().now.len() as u64))
+    }
+    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+        let (completer, result) = pending();
+        self.ask(Request::Read(offset, buf, completer));
+        result
+    }
+    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
+        self.change(Effect::Write(offset, data), how)
+    }
+    fn zero(&self, offset: u64, len: u64, _: Space) -> Pending<io::Result<()>> {
+        self.change(Effect::Zero(offset, len), Durability::Cached)
+    }
+    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.change(Effect::Zero(offset, len), Durability::Cached)
+    }
+    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.change(Effect::Reach(offset + len), Durability::Cached)
+    }
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        let extent = FileExtent {
+            start: offset,
+            len,
+            hole: false,
+        };
+        Pending::ready(Ok(vec![extent]))
+    }
+    fn flush(&self) -> Pending<io::Result<()>> {
+        let (completer, result) = pending();
+        let covers = self.lock().changes;
+        self.ask(Request::Flush(covers, completer));
+        result
+    }
+    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
+        self.change(Effect::SetLen(len), Durability::Cached)
+    }
+    fn allocated_bytes(&self) -> Option<u64> {
+        None
+    }
+}

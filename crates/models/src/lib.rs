@@ -1,0 +1,18 @@
+//! The parts of Cowslip where threads meet, unchanged, but built against loom's primitives: loom runs
+//! a small program in every order of its steps, and lets each read see every value that the memory
+//! model allows. The programs are in `tests/`; the whole engine is run on threads by the crate in
+//! `shuttle/`, in some orders only.
+
+// What is included below names the queue by its crate.
+extern crate self as cowslip_queue;
+
+#[path = "../../queue/src/mailbox.rs"]
+pub mod mailbox;
+#[path = "../../queue/src/pending.rs"]
+pub mod pending;
+pub mod primitives;
+pub mod qcow2;
+#[path = "../../engine/src/sync.rs"]
+pub mod sync;
+
+pub use pending::{Completer, Pending, pending};
