@@ -12,9 +12,14 @@ mod history;
 #[path = "threads/requests.rs"]
 mod requests;
 
+use std::future::poll_fn;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,11 +27,11 @@ use cowslip::file::host::{
     Aio, CreateMode, FlushPolicy, HostGate, HostOptions, PageCache, open_host_file,
 };
 use cowslip::image::{BackingChoice, DiscardPolicy, Format, OpenOptions, WritePolicy};
-use cowslip::qcow2::check::{CheckOptions, Finding, check};
+use cowslip::qcow2::check::{CheckOptions, CheckResult, Finding, check};
 use cowslip::qcow2::create::{CreateOptions, create, create_raw};
 use cowslip::qcow2::header::Header;
 use cowslip::{BufMut, Image};
-use cowslip_queue::{Backend, Queue, spawn};
+use cowslip_queue::{Backend, Queue, sleep, spawn, yield_now};
 
 use history::{History, Rng, SECTOR_BYTES, ZEROES, content};
 use requests::Mix;
@@ -171,7 +176,8 @@ fn run_thread(case: &Case, thread: usize, image: &Arc<Image>, history: &Arc<Hist
             ends.push(end);
             spawn(async move {
                 for _ in 0..case.requests_per_task {
-                    requests::one(&image, &history, &mut rng, &case.mix).await;
+                    let done = requests::one(&image, &history, &mut rng, &case.mix).await;
+                    done.expect("a request succeeds");
                 }
                 completer.complete(());
             });
@@ -223,12 +229,19 @@ fn run(case: &Case) -> bool {
 }
 
 async fn check_ours(case: &Case, path: &Path) {
+    assert!(our_check(case, path).await.is_clean());
+}
+
+async fn our_check(case: &Case, path: &Path) -> CheckResult {
     let bytes = std::fs::read(path).unwrap();
     let header = Header::parse_encrypted_too(&bytes, u64::MAX, "image").unwrap();
     let file = open_host_file(path, &case.host_options(CreateMode::OpenExisting)).unwrap();
     let mut findings: Vec<Finding> = Vec::new();
     let result = check(&file, &header, &CheckOptions::default(), &mut findings).await;
-    assert!(result.unwrap().is_clean(), "{findings:?}");
+    if !findings.is_empty() {
+        eprintln!("{findings:?}");
+    }
+    result.unwrap()
 }
 
 fn check_qemus(path: &Path) {
@@ -259,6 +272,155 @@ fn soak(backend: Backend, default_seeds: u64) {
         if done {
             println!("{} seeds", seed - first);
             return;
+        }
+    }
+}
+
+/// The request that a future is, moved to another thread when it has begun.
+type Begun = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+#[test]
+fn a_request_begun_on_one_queue_ends_on_another() {
+    const REQUESTS: usize = 300;
+    for backend in [Backend::Uring, Backend::Threads] {
+        let case = Case {
+            threads: 2,
+            ..Case::of_seed(3, backend)
+        };
+        let Some(queue) = queue(backend) else {
+            continue;
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image.qcow2");
+        let image = queue.block_on(async {
+            case.create(&path).await;
+            Arc::new(case.open(&path).await)
+        });
+        let initial = if case.backing { BELOW } else { ZEROES };
+        let history = Arc::new(History::new(case.size as usize / SECTOR_BYTES, initial));
+        let done = Arc::new(AtomicUsize::new(0));
+        let (hand_over, begun) = std::sync::mpsc::channel::<Begun>();
+        let other = thread::spawn(move || {
+            let queue = Queue::new(backend).unwrap();
+            queue.block_on(async {
+                while let Some(request) = next_begun(&begun).await {
+                    spawn(request);
+                }
+            });
+        });
+        queue.block_on(async {
+            for number in 0..REQUESTS {
+                let (image, history, done) =
+                    (Arc::clone(&image), Arc::clone(&history), Arc::clone(&done));
+                let (mut rng, mix) = (Rng::new(number as u64), case.mix);
+                let mut request: Begun = Box::pin(async move {
+                    let outcome = requests::one(&image, &history, &mut rng, &mix).await;
+                    outcome.expect("a request succeeds");
+                    done.fetch_add(1, Ordering::SeqCst);
+                });
+                let polled = poll_fn(|cx| Poll::Ready(request.as_mut().poll(cx))).await;
+                if polled.is_pending() {
+                    hand_over.send(request).unwrap();
+                }
+                yield_now().await;
+            }
+            // What was begun here goes on here, whoever waits for it.
+            while done.load(Ordering::SeqCst) < REQUESTS {
+                sleep(Duration::from_millis(1)).await;
+            }
+            drop(hand_over);
+            history.verify_at_rest(&read_all(&image).await).unwrap();
+            image.close().await.unwrap();
+            check_ours(&case, &path).await;
+        });
+        other.join().unwrap();
+    }
+}
+
+async fn next_begun(begun: &Receiver<Begun>) -> Option<Begun> {
+    loop {
+        match begun.try_recv() {
+            Ok(request) => return Some(request),
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) => sleep(Duration::from_micros(200)).await,
+        }
+    }
+}
+
+/// A queue ends with requests half way, one of which may have the turn to write metadata: the others
+/// go on, or are told that the image is latched; nothing waits for ever and nothing is damaged.
+fn end_a_queue_half_way(seed: u64, backend: Backend) -> bool {
+    let case = Case {
+        backing: false,
+        ..Case::of_seed(seed, backend)
+    };
+    let Some(main) = queue(backend) else {
+        return false;
+    };
+    println!("{case:?}");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image.qcow2");
+    let image = main.block_on(async {
+        case.create(&path).await;
+        Arc::new(case.open(&path).await)
+    });
+    let history = Arc::new(History::new(case.size as usize / SECTOR_BYTES, ZEROES));
+    thread::scope(|scope| {
+        let (image, history, case) = (&image, &history, &case);
+        scope.spawn(move || {
+            let queue = Queue::new(backend).unwrap();
+            queue.block_on(async {
+                for task in 0..6 {
+                    let mut rng = Rng::new(case.seed << 8 | task);
+                    let (image, history, mix) = (Arc::clone(image), Arc::clone(history), case.mix);
+                    spawn(async move {
+                        while requests::doomed(&image, &history, &mut rng, &mix)
+                            .await
+                            .is_ok()
+                        {}
+                    });
+                }
+                sleep(Duration::from_micros(500 + Rng::new(seed).below(8000))).await;
+            });
+        });
+        scope.spawn(move || {
+            let queue = Queue::new(backend).unwrap();
+            let mut rng = Rng::new(case.seed ^ 1 << 50);
+            queue.block_on(async {
+                for _ in 0..150 {
+                    if requests::one(image, history, &mut rng, &case.mix)
+                        .await
+                        .is_err()
+                    {
+                        break;
+                    }
+                }
+            });
+        });
+    });
+    main.block_on(async {
+        let latched = image.close().await.is_err();
+        drop(image);
+        let image = case.open(&path).await;
+        let left = read_all(&image).await;
+        match latched {
+            true => history.verify_after_crash(&left).unwrap(),
+            false => history.verify_at_rest(&left).unwrap(),
+        }
+        drop(image);
+        let result = our_check(&case, &path).await;
+        assert_eq!((result.corruptions, result.check_errors), (0, 0));
+    });
+    true
+}
+
+#[test]
+fn a_queue_that_ends_half_way_leaves_the_others_going() {
+    for backend in [Backend::Uring, Backend::Threads] {
+        for seed in 1..=12 {
+            if !end_a_queue_half_way(seed, backend) {
+                break;
+            }
         }
     }
 }

@@ -6,7 +6,7 @@
 //! out of the question once a later one was durable.
 #![allow(dead_code)] // Shared by tests that use parts of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The unit in which writes are atomic.
@@ -32,6 +32,8 @@ struct Inner {
     sectors: Vec<Vec<Record>>,
     /// The beginnings of reads under way.
     reads: BTreeMap<u64, u32>,
+    /// Sectors that may hold anything: a write to them was dropped half way.
+    undefined: BTreeSet<usize>,
 }
 
 /// The history of a disk.
@@ -126,6 +128,7 @@ impl History {
             clock: 1,
             sectors: vec![vec![record]; sectors],
             reads: BTreeMap::new(),
+            undefined: BTreeSet::new(),
         }))
     }
 
@@ -188,6 +191,11 @@ impl History {
         }
     }
 
+    /// A write that may be dropped half way begins.
+    pub fn undefine(&self, sectors: std::ops::Range<usize>) {
+        self.lock().undefined.extend(sectors);
+    }
+
     /// A read begins.
     pub fn begin_read(&self, first: usize) -> Reading {
         let mut inner = self.lock();
@@ -206,7 +214,8 @@ impl History {
         for (index, found) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {
             let sector = reading.first + index;
             let candidates: Vec<Record> = inner.candidates(sector, reading.begun).collect();
-            if candidates.iter().any(|c| reads_as(found, sector, c.value)) {
+            let known = candidates.iter().any(|c| reads_as(found, sector, c.value));
+            if known || inner.undefined.contains(&sector) {
                 continue;
             }
             // Files of the host do not keep a read from seeing half of a write beside it.
@@ -241,6 +250,9 @@ impl History {
     pub fn verify_after_crash(&self, bytes: &[u8]) -> Result<(), String> {
         let inner = self.lock();
         for (sector, found) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {
+            if inner.undefined.contains(&sector) {
+                continue;
+            }
             let records = &inner.sectors[sector];
             let possible = records.iter().filter(|record| {
                 !records.iter().any(|later| {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use cowslip::image::{WriteOptions, ZeroOptions};
-use cowslip::{Buf, BufMut, Image};
+use cowslip::{Buf, BufMut, Image, Result};
 
 use super::history::{History, Rng, SECTOR_BYTES, ZEROES, content};
 
@@ -50,21 +50,25 @@ fn range(rng: &mut Rng, mix: &Mix, size: u64) -> Range<u64> {
     start..(start + len).min(size)
 }
 
-/// One request.
+/// One request. What fails may show or not.
 ///
 /// # Panics
-/// If it fails, or reads what no order of the requests explains.
-pub async fn one(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) {
+/// If it reads what no order of the requests explains.
+pub async fn one(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) -> Result<()> {
     let range = range(rng, mix, image.size());
     let (at, len) = (range.start, range.end - range.start);
     match rng.below(100) {
-        0..35 => write(image, history, range, rng.chance(15) || mix.writethrough).await,
+        0..35 => write(image, history, range, rng.chance(15) || mix.writethrough).await?,
         35..65 => {
             let reading = history.begin_read((at / SECTOR) as usize);
             let buf = BufMut::zeroed(len as usize);
-            let bytes = image.read(at, buf).await.expect("a read succeeds");
-            let seen = history.end_read(reading, &bytes);
+            let read = image.read(at, buf).await;
+            let seen = match &read {
+                Ok(bytes) => history.end_read(reading, bytes),
+                Err(_) => history.end_read(reading, &[]),
+            };
             seen.unwrap_or_else(|wrong| panic!("a read of {range:#x?}: {wrong}"));
+            drop(read?);
         }
         65..78 => {
             let options = ZeroOptions {
@@ -73,8 +77,7 @@ pub async fn one(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) {
                 fast_only: false,
             };
             let writing = history.begin_write(sectors(&range), ZEROES);
-            let zeroed = image.write_zeroes(at, len, options).await;
-            zeroed.expect("zeroing succeeds");
+            image.write_zeroes(at, len, options).await?;
             history.end_write(writing, options.fua);
         }
         78..88 if mix.discards => {
@@ -83,7 +86,7 @@ pub async fn one(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) {
             let whole = at.next_multiple_of(unit)..range.end / unit * unit;
             let whole = whole.start..whole.end.max(whole.start);
             let writing = history.begin_write(sectors(&whole), ZEROES);
-            image.discard(at, len).await.expect("a discard succeeds");
+            image.discard(at, len).await?;
             history.end_write(writing, mix.writethrough);
         }
         88..91 if mix.compressed => {
@@ -92,31 +95,62 @@ pub async fn one(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) {
             let value = history.fresh_value();
             let data = content(value, whole.start, whole.len());
             let writing = history.begin_write(whole, value);
-            let written = image.write_compressed(at, Buf::from(data)).await;
-            written.expect("a compressed write succeeds");
+            image.write_compressed(at, Buf::from(data)).await?;
             history.end_write(writing, mix.writethrough);
         }
         91..94 => {
-            let extents = image.extents(at, len, 16).await.expect("it is mapped");
+            let extents = image.extents(at, len, 16).await?;
             assert_eq!(extents.first().map(|extent| extent.start), Some(at));
         }
         _ => {
             let begun = history.begin_flush();
-            image.flush().await.expect("a flush succeeds");
+            image.flush().await?;
             history.end_flush(begun);
         }
+    }
+    Ok(())
+}
+
+/// A request to be dropped at any moment.
+pub async fn doomed(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) -> Result<()> {
+    let range = range(rng, mix, image.size());
+    let (at, len) = (range.start, range.end - range.start);
+    let kind = rng.below(8);
+    if kind < 5 {
+        let unit = mix.cluster_bytes;
+        let touched = at / unit * unit..range.end.next_multiple_of(unit).min(image.size());
+        history.undefine(sectors(&touched));
+    }
+    let data = |len| Buf::from(vec![0xdd; len as usize]);
+    match kind {
+        0 | 1 => {
+            let fua = rng.chance(30);
+            image.write(at, data(len), WriteOptions { fua }).await
+        }
+        2 => image.write_zeroes(at, len, ZeroOptions::default()).await,
+        3 => image.discard(at, len).await,
+        4 => {
+            let at = at / mix.cluster_bytes * mix.cluster_bytes;
+            image.write_compressed(at, data(mix.cluster_bytes)).await
+        }
+        5 => image.read(at, BufMut::zeroed(len as usize)).await.map(drop),
+        6 => {
+            image.maintain().await;
+            Ok(())
+        }
+        _ => image.flush().await,
     }
 }
 
 /// One write, of a value of its own.
-pub async fn write(image: &Image, history: &History, range: Range<u64>, fua: bool) {
+pub async fn write(image: &Image, history: &History, range: Range<u64>, fua: bool) -> Result<()> {
     let sectors = sectors(&range);
     let value = history.fresh_value();
     let data = content(value, sectors.start, sectors.len());
     let writing = history.begin_write(sectors, value);
-    let written = image
+    image
         .write(range.start, Buf::from(data), WriteOptions { fua })
-        .await;
-    written.expect("a write succeeds");
+        .await?;
     history.end_write(writing, fua);
+    Ok(())
 }
