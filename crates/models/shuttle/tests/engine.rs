@@ -15,6 +15,7 @@ mod history;
 #[path = "../../../engine/tests/threads/requests.rs"]
 mod requests;
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use cowslip::file::memory::MemoryFile;
@@ -24,7 +25,7 @@ use cowslip::qcow2::check::{CheckOptions, Finding, check};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::qcow2::header::Header;
 use cowslip::{BufMut, Error, Image};
-use futures_util::future::join_all;
+use futures_util::future::{join_all, select};
 use shuttle::future::block_on;
 use shuttle::rand::{Rng as _, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
@@ -120,12 +121,25 @@ fn read_left(case: &Case, bytes: Vec<u8>, leaks: bool) -> Vec<u8> {
     })
 }
 
+/// A new image on the disk, open.
+async fn make(case: &Case, disk: &Arc<Disk>) -> Image {
+    let mut options = CreateOptions::new(case.size);
+    options.cluster_size = case.mix.cluster_bytes;
+    options.extended_l2 = case.extended_l2;
+    let file: Arc<dyn BlockFile> = Arc::clone(disk) as _;
+    create(Arc::clone(&file), None, &options).await.unwrap();
+    Image::open(file, case.options(true), &NoFiles)
+        .await
+        .unwrap()
+}
+
 fn run_thread(case: &Case, thread: usize, image: &Image, history: &History) {
     block_on(join_all((0..case.tasks_per_thread).map(|task| {
         let mut rng = Rng::new(case.seed ^ ((thread * 100 + task + 1) as u64) << 40);
         async move {
             for _ in 0..case.requests_per_task {
-                requests::one(image, history, &mut rng, &case.mix).await;
+                let done = requests::one(image, history, &mut rng, &case.mix).await;
+                done.expect("a request succeeds");
             }
         }
     })));
@@ -135,16 +149,7 @@ fn run(case: &Case) {
     let disk = Disk::new(case.alignment_bytes);
     let server = Arc::clone(&disk);
     let server = thread::spawn(move || server.serve());
-    let image = block_on(async {
-        let mut options = CreateOptions::new(case.size);
-        options.cluster_size = case.mix.cluster_bytes;
-        options.extended_l2 = case.extended_l2;
-        create(Arc::clone(&disk) as _, None, &options)
-            .await
-            .unwrap();
-        let opened = Image::open(Arc::clone(&disk) as _, case.options(true), &NoFiles).await;
-        Arc::new(opened.unwrap())
-    });
+    let image = Arc::new(block_on(make(case, &disk)));
     let history = Arc::new(History::new(case.size as usize / SECTOR_BYTES, ZEROES));
     let maintained = Arc::clone(&image);
     let maintenance = thread::spawn(move || block_on(maintained.maintain()));
@@ -179,11 +184,59 @@ fn run(case: &Case) {
     server.join().unwrap();
 }
 
-fn run_seed(seed: u64) {
+/// One thread drops what it has begun, at any moment: the others go on, or are told that the image is
+/// latched; nobody waits for ever, and what a close says is durable is.
+fn run_with_drops(case: &Case) {
+    let disk = Disk::new(case.alignment_bytes);
+    let server = Arc::clone(&disk);
+    let server = thread::spawn(move || server.serve());
+    let image = Arc::new(block_on(make(case, &disk)));
+    let history = Arc::new(History::new(case.size as usize / SECTOR_BYTES, ZEROES));
+    let (of_dropper, dropped, dropping) = (Arc::clone(&image), Arc::clone(&history), case.clone());
+    let dropper = thread::spawn(move || {
+        let mut rng = Rng::new(dropping.seed ^ 1 << 50);
+        for _ in 0..4 {
+            let moments = rng.below(40);
+            let request = requests::doomed(&of_dropper, &dropped, &mut rng, &dropping.mix);
+            let passing = async {
+                for _ in 0..moments {
+                    shuttle::future::yield_now().await;
+                }
+            };
+            drop(block_on(select(pin!(request), pin!(passing))));
+        }
+    });
+    let (other, theirs, case_of_other) = (Arc::clone(&image), Arc::clone(&history), case.clone());
+    let worker = thread::spawn(move || {
+        let mut rng = Rng::new(case_of_other.seed ^ 1 << 51);
+        block_on(async {
+            for _ in 0..8 {
+                let done = requests::one(&other, &theirs, &mut rng, &case_of_other.mix).await;
+                if done.is_err() {
+                    break;
+                }
+            }
+        });
+    });
+    dropper.join().unwrap();
+    worker.join().unwrap();
+    let closed = block_on(image.close());
+    let (left, then) = disk.crash(|| history.snapshot());
+    then.verify_after_crash(&read_left(case, left, true))
+        .unwrap();
+    if closed.is_ok() {
+        let at_rest = read_left(case, disk.bytes(), true);
+        history.verify_at_rest(&at_rest).unwrap();
+    }
+    disk.end();
+    server.join().unwrap();
+}
+
+fn run_seed(seed: u64, run: fn(&Case)) {
     let mut config = Config::new();
     config.stack_size = 1 << 20;
     config.silence_warnings = true;
-    config.max_steps = shuttle::MaxSteps::FailAfter(5_000_000);
+    config.max_steps = shuttle::MaxSteps::FailAfter(400_000);
     let case = Case::of_seed(seed);
     // Half of the schedules change threads anywhere, half of them seldom.
     let scheduler: Box<dyn Scheduler + Send> = match seed % 2 {
@@ -195,11 +248,20 @@ fn run_seed(seed: u64) {
 
 #[test]
 fn several_threads_on_one_image_in_seeded_orders() {
+    run_seeds(run);
+}
+
+#[test]
+fn requests_dropped_at_any_moment_in_seeded_orders() {
+    run_seeds(run_with_drops);
+}
+
+fn run_seeds(run: fn(&Case)) {
     let variable = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let first: u64 = variable("COWSLIP_SHUTTLE_SEED").unwrap_or(1);
-    let seeds: u64 = variable("COWSLIP_SHUTTLE_SEEDS").unwrap_or(60);
+    let seeds: u64 = variable("COWSLIP_SHUTTLE_SEEDS").unwrap_or(300);
     for seed in first..first + seeds {
-        let outcome = std::panic::catch_unwind(|| run_seed(seed));
+        let outcome = std::panic::catch_unwind(|| run_seed(seed, run));
         assert!(
             outcome.is_ok(),
             "seed {seed}: {:?}; again with COWSLIP_SHUTTLE_SEED={seed} COWSLIP_SHUTTLE_SEEDS=1",
