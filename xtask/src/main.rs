@@ -2,7 +2,8 @@
 //!
 //! - `test` is the whole gate: peers, formatting, lints, tidy rules, doc links, tests;
 //! - `bench` is the side-by-side table against QEMU on loop-mounted file systems;
-//! - `sim` passes its arguments on to the simulator, in a release build.
+//! - `sim` passes its arguments on to the simulator, in a release build;
+//! - `models`, `threads`, `tsan` and `miri` look for races, for longer than the gate does.
 //!
 //! Leaves out whatever a user of Cowslip might want: that belongs to the command itself.
 
@@ -14,6 +15,7 @@ mod bench;
 mod peers;
 mod run;
 mod test;
+mod threads;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
@@ -34,6 +36,14 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Runs loom's models and the whole engine on threads in seeded orders
+    Models(threads::Models),
+    /// Runs several queue threads on one image for a while
+    Threads(threads::Threads),
+    /// Runs them under ThreadSanitizer (nightly, with rust-src)
+    Tsan(threads::Threads),
+    /// Runs the tests of buffers and completions under Miri (nightly, with miri)
+    Miri,
 }
 
 fn main() -> ExitCode {
@@ -41,6 +51,10 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Sim { arguments } => sim(&arguments),
+        Command::Models(args) => threads::models(&args),
+        Command::Threads(args) => threads::threads(&args),
+        Command::Tsan(args) => threads::tsan(&args),
+        Command::Miri => threads::miri(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
