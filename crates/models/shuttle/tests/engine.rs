@@ -21,6 +21,7 @@ use std::sync::Arc;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{DiscardPolicy, Format, OpenOptions, WritePolicy};
+use cowslip::planted::Mistake;
 use cowslip::qcow2::check::{CheckOptions, Finding, check};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::qcow2::header::Header;
@@ -254,6 +255,44 @@ fn several_threads_on_one_image_in_seeded_orders() {
 #[test]
 fn requests_dropped_at_any_moment_in_seeded_orders() {
     run_seeds(run_with_drops);
+}
+
+/// Mistakes that need several requests at a time, or a crash beside them, to do harm.
+const CONCURRENT: &[Mistake] = &[
+    Mistake::MappingBeforeData,
+    Mistake::NoBarrierBeforeEntries,
+    Mistake::QuarantineOpenedAtCut,
+    Mistake::EpochIgnored,
+    Mistake::ReadWithoutEpoch,
+    Mistake::LostWakeupOfLease,
+    Mistake::LostWakeupOfSlot,
+    Mistake::EvictedWhileWritten,
+    Mistake::LeaseReleasedEarly,
+    Mistake::JoinerPublishesOthers,
+    Mistake::L1BeforeTable,
+    Mistake::FuaBeforeMapping,
+    Mistake::FlushJoinsEarlierCut,
+    Mistake::LiveTableHandedOut,
+];
+
+#[test]
+fn planted_mistakes_are_noticed() {
+    const SEEDS_MAX: u64 = 1000;
+    // Hundreds of panics are wanted here.
+    let loud = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| ()));
+    let mut missed = Vec::new();
+    for &mistake in CONCURRENT {
+        cowslip::planted::plant(Some(mistake));
+        let notices = |seed: &u64| std::panic::catch_unwind(|| run_seed(*seed, run)).is_err();
+        match (1..=SEEDS_MAX).find(notices) {
+            Some(seed) => println!("{mistake:?}: noticed by seed {seed}"),
+            None => missed.push(mistake),
+        }
+    }
+    cowslip::planted::plant(None);
+    std::panic::set_hook(loud);
+    assert_eq!(missed, [], "not noticed by {SEEDS_MAX} seeds");
 }
 
 fn run_seeds(run: fn(&Case)) {
