@@ -9,6 +9,7 @@ use cowslip::{Buf, BufMut};
 use cowslip_queue::{Completer, Pending, pending};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
+use shuttle::thread;
 
 /// What changes the file.
 #[derive(Clone)]
@@ -70,7 +71,8 @@ struct Content {
     durable: Vec<u8>,
     unflushed: Vec<Unflushed>,
     changes: u64,
-    waiting: Vec<Request>,
+    /// With how many others go before each.
+    waiting: Vec<(u32, Request)>,
     ended: bool,
 }
 
@@ -108,7 +110,12 @@ impl Disk {
     }
 
     fn ask(&self, request: Request) {
-        self.lock().waiting.push(request);
+        // Some are slow enough for others to go through whole cycles meanwhile.
+        let others_first = match thread_rng().gen_range(0..10) {
+            0 | 1 => thread_rng().gen_range(1..80),
+            _ => 0,
+        };
+        self.lock().waiting.push((others_first, request));
         self.work.notify_one();
     }
 
@@ -128,8 +135,13 @@ impl Disk {
                 }
                 content = self.work.wait(content).expect("nobody panics with it");
             }
-            let chosen = thread_rng().gen_range(0..content.waiting.len());
-            match content.waiting.swap_remove(chosen) {
+            let Some(request) = content.choose() else {
+                // All are slow: time passes for whoever else has something to do.
+                drop(content);
+                thread::yield_now();
+                continue;
+            };
+            match request {
                 Request::Read(offset, mut buf, completer) => {
                     let start = content.now.len().min(offset as usize);
                     let present = buf.len().min(content.now.len() - start);
@@ -177,6 +189,20 @@ impl Disk {
 }
 
 impl Content {
+    /// One of the requests whose time has come; the others come closer.
+    fn choose(&mut self) -> Option<Request> {
+        let due = |(others_first, _): &(u32, Request)| *others_first == 0;
+        let ready: Vec<usize> = (0..self.waiting.len())
+            .filter(|&at| due(&self.waiting[at]))
+            .collect();
+        for (others_first, _) in &mut self.waiting {
+            *others_first = others_first.saturating_sub(1);
+        }
+        let chosen = thread_rng().gen_range(0..ready.len().max(1));
+        let at = *ready.get(chosen)?;
+        Some(self.waiting.swap_remove(at).1)
+    }
+
     fn carry_out(&mut self, effect: Effect, durability: Durability) {
         effect.apply(&mut self.now);
         self.changes += 1;
