@@ -431,7 +431,8 @@ impl Image {
         }
     }
 
-    /// Makes durable all writes that had completed when it was called, mapping included.
+    /// Makes durable all writes that had completed when it was called, mapping included. Dropped while
+    /// it writes metadata, it latches the image: half of that cannot be taken back.
     ///
     /// # Errors
     /// I/O. After a failed flush the image takes no more writes (invariant D4).
@@ -495,7 +496,8 @@ impl Image {
 
     /// What keeps requests from waiting: grows the file ahead of need and writes metadata back when
     /// much of it is dirty. Runs until the image is closed; a server spawns it beside its requests.
-    /// Without it the image works as well, and requests do this work when they must.
+    /// Without it the image works as well, and requests do this work when they must. To end it, close
+    /// the image: dropped while it writes metadata, it latches the image, as a flush does.
     pub async fn maintain(&self) {
         if let Layer::Qcow2(image) = &self.top
             && self.writable

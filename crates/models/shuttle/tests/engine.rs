@@ -68,8 +68,8 @@ impl Case {
         Case {
             seed,
             threads: 2 + rng.below(2) as usize,
-            tasks_per_thread: 1 + rng.below(2) as usize,
-            requests_per_task: 3 + rng.below(6) as usize,
+            tasks_per_thread: 1 + rng.below(3) as usize,
+            requests_per_task: 3 + rng.below(10) as usize,
             size: cluster_bytes * rng.pick(&[8, 150]).min(400 * 1024 / cluster_bytes),
             extended_l2,
             alignment_bytes: rng.pick(&[1, 512, 4096]),
@@ -160,13 +160,15 @@ fn run(case: &Case) {
             thread::spawn(move || run_thread(&case, thread, &image, &history))
         })
         .collect();
-    // The power fails at some moment, in another world.
-    for _ in 0..thread_rng().gen_range(0..60) {
-        thread::yield_now();
+    // The power fails at some moments, each in another world.
+    for _ in 0..6 {
+        for _ in 0..thread_rng().gen_range(0..60) {
+            thread::yield_now();
+        }
+        let (left, then) = disk.crash(|| history.snapshot());
+        let left = read_left(case, left, true);
+        then.verify_after_crash(&left).unwrap();
     }
-    let (left, then) = disk.crash(|| history.snapshot());
-    then.verify_after_crash(&read_left(case, left, true))
-        .unwrap();
     for thread in threads {
         thread.join().unwrap();
     }
@@ -277,7 +279,7 @@ const CONCURRENT: &[Mistake] = &[
 
 #[test]
 fn planted_mistakes_are_noticed() {
-    const SEEDS_MAX: u64 = 1000;
+    const SEEDS_MAX: u64 = 300;
     // Hundreds of panics are wanted here.
     let loud = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
