@@ -78,6 +78,13 @@ pub fn run_qemu_nbd(args: &[OsString], program: &Program) -> u8 {
     serve::qemu_nbd::run_args(&args[1..], program)
 }
 
+/// Runs lines of the qemu-io shell on an open image, silently. Commands that reach beyond it (other
+/// files, signals, the end of the process, waiting) are only taken apart. Returns whether all succeeded.
+/// For fuzzing; runs on a queue.
+pub async fn run_io_lines(image: cowslip::Image, lines: &[&str]) -> bool {
+    io::run_lines(image, lines).await
+}
+
 /// What a mode of discarding is called on command lines.
 fn discard_policy(mode: &str) -> Option<DiscardPolicy> {
     match mode {

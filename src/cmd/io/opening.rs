@@ -141,6 +141,16 @@ pub struct Opened {
 }
 
 impl Opened {
+    /// An image that somebody else has opened, for writing if it can be.
+    pub fn adopted(image: Image) -> Opened {
+        Opened {
+            writable: image.is_writable(),
+            image: Rc::new(image),
+            warnings: Vec::new(),
+            request: ImageRequest::default(),
+        }
+    }
+
     /// Opens what the request names.
     ///
     /// # Errors

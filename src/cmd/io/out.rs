@@ -17,7 +17,8 @@ const BLOCK_BYTES: usize = 4096;
 /// The shell's streams; clones write to the same ones.
 #[derive(Clone)]
 pub struct Out {
-    program: Program,
+    /// `None` if everything is dropped.
+    program: Option<Program>,
     waiting: Rc<RefCell<String>>,
     block_bytes: usize,
 }
@@ -30,14 +31,26 @@ impl Out {
             false => BLOCK_BYTES,
         };
         Out {
-            program: program.clone(),
+            program: Some(program.clone()),
             waiting: Rc::default(),
             block_bytes,
         }
     }
 
+    /// Streams that nobody reads.
+    pub fn nowhere() -> Out {
+        Out {
+            program: None,
+            waiting: Rc::default(),
+            block_bytes: BLOCK_BYTES,
+        }
+    }
+
     /// Writes to standard output.
     pub fn print(&self, text: &str) {
+        if self.program.is_none() {
+            return;
+        }
         let mut waiting = self.waiting.borrow_mut();
         waiting.push_str(text);
         if waiting.len() >= self.block_bytes {
@@ -53,17 +66,24 @@ impl Out {
 
     /// Writes what waits.
     pub fn flush(&self) {
+        if self.program.is_none() {
+            return;
+        }
         output::print(&std::mem::take(&mut *self.waiting.borrow_mut()));
         output::flush();
     }
 
     /// Writes to standard error.
     pub fn complain(&self, text: &str) {
-        output::print_error(text);
+        if self.program.is_some() {
+            output::print_error(text);
+        }
     }
 
     /// Writes to standard error behind the program's name.
     pub fn complain_by_name(&self, text: &str) {
-        self.program.complain(text);
+        if let Some(program) = &self.program {
+            program.complain(text);
+        }
     }
 }

@@ -280,6 +280,11 @@ impl Shell {
         self.opened.take()
     }
 
+    /// Takes an image that somebody else has opened.
+    pub(super) fn adopt(&mut self, image: Image) {
+        self.opened = Some(Opened::adopted(image));
+    }
+
     /// Opens the image given on the program's command line.
     pub async fn open_first(&mut self, request: ImageRequest) -> bool {
         match self.open(request).await {
@@ -310,6 +315,22 @@ impl Shell {
             pending.await;
         }
     }
+}
+
+/// Whether a line may do something to others than the open image, or wait, or needs much memory.
+pub(super) fn reaches_out(line: &str) -> bool {
+    const BYTES_MAX: u64 = 8 << 20;
+    let words = parse::words(line);
+    let verb = words.first().and_then(|called| table::find(called));
+    let reaches = |verb| {
+        use Verb::{Abort, Open, Reopen, Sigraise, Sleep};
+        matches!(verb, Abort | Open | Reopen | Sigraise | Sleep)
+    };
+    verb.is_some_and(|command| reaches(command.verb))
+        || words
+            .iter()
+            .filter_map(|word| parse::size(word).ok())
+            .any(|size| (BYTES_MAX..=parse::REQUEST_BYTES_MAX).contains(&size))
 }
 
 fn no_file() -> Complaint {

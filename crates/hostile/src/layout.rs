@@ -9,10 +9,15 @@ const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
 /// The structures of an image, as far as they lie within the file.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
+    /// Bytes of a cluster.
     pub cluster_bytes: u64,
+    /// L2 entries of 16 bytes.
     pub extended_l2: bool,
+    /// The active L1 table.
     pub l1: Range<usize>,
+    /// The refcount table.
     pub refcount_table: Range<usize>,
+    /// What it refers to.
     pub refcount_blocks: Vec<Range<usize>>,
     /// Of the active L1 table.
     pub l2_tables: Vec<Range<usize>>,
@@ -20,12 +25,14 @@ pub struct Layout {
     own_l2_tables: Vec<Range<usize>>,
 }
 
+/// Eight bytes as a number; 0 beyond the end.
 pub fn be64(bytes: &[u8], at: usize) -> u64 {
     bytes
         .get(at..at + 8)
         .map_or(0, |bytes| u64::from_be_bytes(bytes.try_into().unwrap()))
 }
 
+/// Four bytes as a number; 0 beyond the end.
 pub fn be32(bytes: &[u8], at: usize) -> u32 {
     (be64(bytes, at) >> 32) as u32
 }
@@ -36,6 +43,7 @@ fn within(bytes: &[u8], offset: u64, len: u64) -> Range<usize> {
 }
 
 impl Layout {
+    /// The structures of this image.
     pub fn of(bytes: &[u8]) -> Layout {
         let cluster_bits = be32(bytes, 20).clamp(9, 21);
         let cluster_bytes = 1u64 << cluster_bits;

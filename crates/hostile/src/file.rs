@@ -14,20 +14,35 @@ const READ_BYTES_MAX: usize = 32 << 20;
 /// Operations on one small image, far more than any of them needs.
 const OPERATIONS_MAX: u64 = 300_000;
 
+/// The file.
 #[derive(Debug)]
 pub struct Watched {
     file: MemoryFile,
     operations: AtomicU64,
+    bytes_read: AtomicU64,
 }
 
 impl Watched {
+    /// A writable file with these bytes.
     pub fn new(bytes: Vec<u8>) -> Watched {
         Watched {
             file: MemoryFile::new("hostile.qcow2", bytes, 1),
             operations: AtomicU64::new(0),
+            bytes_read: AtomicU64::new(0),
         }
     }
 
+    /// Operations so far.
+    pub fn operations(&self) -> u64 {
+        self.operations.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that were read so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read.load(Ordering::Relaxed)
+    }
+
+    /// All bytes.
     pub fn contents(&self) -> Vec<u8> {
         self.file.contents()
     }
@@ -65,6 +80,8 @@ impl BlockFile for Watched {
 
     fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
         self.count();
+        self.bytes_read
+            .fetch_add(buf.len() as u64, Ordering::Relaxed);
         assert!(buf.len() <= READ_BYTES_MAX, "a read of {} bytes", buf.len());
         match offset.checked_add(buf.len() as u64) {
             // As the kernel has it.

@@ -1,0 +1,252 @@
+//! What is done with an image, whatever it is like: inspected, checked, read, mapped, written.
+//! Promises that are tested: no panic, an end (invariant S1), and no guest byte in a header, L1 table,
+//! refcount table, refcount block or L2 table (invariant S3).
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use cowslip::file::memory::MemoryFile;
+use cowslip::file::{BlockFile, FileRequest, Gate, Role};
+use cowslip::image::{
+    BackingChoice, DiscardPolicy, Format, OpenOptions, WriteOptions, ZeroOptions,
+};
+use cowslip::qcow2::check::{CheckOptions, CheckResult, Finding, Observer, check};
+use cowslip::qcow2::header::Header;
+use cowslip::qcow2::inspect::{inspect, read_start};
+use cowslip::{Buf, BufMut, Error, Image};
+
+use crate::draw::Draw;
+use crate::file::Watched;
+use crate::layout::{Layout, MARK};
+
+/// Memory that a check may use here.
+pub const CHECK_BYTES_MAX: u64 = 64 << 20;
+
+/// Polls until the end. Files in memory complete at once, so whatever waits longer waits for nothing.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = std::pin::pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..10_000 {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+    }
+    panic!("a request waits for nothing");
+}
+
+/// A gate behind which there is one data file, and nothing else.
+#[derive(Debug)]
+pub struct OneDataFile(Arc<Watched>);
+
+impl OneDataFile {
+    /// An empty one.
+    pub fn new() -> OneDataFile {
+        OneDataFile(Arc::new(Watched::new(Vec::new())))
+    }
+
+    /// The file.
+    pub fn file(&self) -> Arc<dyn BlockFile> {
+        self.0.clone()
+    }
+}
+
+impl Default for OneDataFile {
+    fn default() -> OneDataFile {
+        OneDataFile::new()
+    }
+}
+
+impl Gate for OneDataFile {
+    fn open(&self, request: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
+        match request.role {
+            Role::Data => Ok(self.file()),
+            Role::Backing => Err(Error::Invalid(format!("no {}", request.name))),
+        }
+    }
+}
+
+/// Counts findings, keeps none.
+struct Ignore;
+
+impl Observer for Ignore {
+    fn finding(&mut self, finding: &Finding) {
+        // The words too must not panic.
+        std::hint::black_box(finding.to_string());
+    }
+}
+
+/// Opens an image without its backing file.
+pub fn open(
+    file: &Arc<Watched>,
+    gate: &OneDataFile,
+    writable: bool,
+    draw: &mut Draw,
+) -> cowslip::Result<Image> {
+    let options = OpenOptions {
+        format: Some(Format::Qcow2),
+        writable,
+        discard: draw.pick(&[DiscardPolicy::Unmap, DiscardPolicy::Ignore]),
+        backing: BackingChoice::None,
+        cache_bytes: 8 * 4096,
+        ..OpenOptions::default()
+    };
+    block_on(Image::open(file.clone(), options, gate))
+}
+
+/// What guests write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Anything but the mark.
+    Random,
+    /// What must never be found in metadata.
+    Mark,
+}
+
+/// One writing operation.
+pub fn exercise(image: &Image, content: Content, draw: &mut Draw) -> cowslip::Result<()> {
+    let size = image.size();
+    if size == 0 {
+        return Ok(());
+    }
+    let mut start = draw.below(size.min(2 << 20));
+    if draw.one_in(8) {
+        start = size - 1 - start;
+    }
+    let limit = if draw.one_in(3) { 150_000 } else { 3000 };
+    let len = 1 + draw.below((size - start).min(limit));
+    match draw.below(10) {
+        0..=4 => {
+            let bytes: Vec<u8> = match content {
+                Content::Mark => vec![MARK; len as usize],
+                Content::Random => {
+                    let seed = draw.number();
+                    let mut noise = Draw::from_seed(seed);
+                    (0..len).map(|_| noise.byte() & 0x7f).collect()
+                }
+            };
+            let fua = draw.one_in(4);
+            block_on(image.write(start, Buf::from(bytes), WriteOptions { fua }))
+        }
+        5 => {
+            let options = ZeroOptions {
+                may_unmap: draw.one_in(2),
+                ..ZeroOptions::default()
+            };
+            block_on(image.write_zeroes(start, len, options))
+        }
+        6 => block_on(image.discard(start, len)),
+        7 => block_on(image.flush()),
+        _ => {
+            let header = image.layers()[0].header.clone();
+            let unit = header.map_or(512, |header| 1 << header.cluster_bits);
+            let start = start / unit * unit;
+            let len = unit.min(size - start);
+            let fill = if content == Content::Mark { MARK } else { 7 };
+            block_on(image.write_compressed(start, Buf::from(vec![fill; len as usize])))
+        }
+    }
+}
+
+/// Reads, maps and describes; every failure is fine that is an error.
+pub fn look(file: &Arc<Watched>, draw: &mut Draw) {
+    let described = block_on(inspect(&(file.clone() as Arc<dyn BlockFile>)));
+    std::hint::black_box(described.map_err(|e| e.to_string()).is_ok());
+    if let Ok(result) = run_check(file) {
+        std::hint::black_box(result.is_clean());
+    }
+    let Ok(image) = open(file, &OneDataFile::new(), false, draw) else {
+        return;
+    };
+    let size = image.size();
+    for _ in 0..6 {
+        let start = draw.pick(&[0, size / 2, size.saturating_sub(100_000)]);
+        let len = (size - start).min(200_000);
+        std::hint::black_box(block_on(image.read(start, BufMut::zeroed(len as usize))).is_ok());
+        let len = (size - start).min(draw.pick(&[1 << 20, 1 << 34]));
+        if let Ok(extents) = block_on(image.extents(start, len, 1000)) {
+            let mut at = start;
+            for extent in extents {
+                assert!(
+                    extent.start == at && extent.len > 0,
+                    "{extent:?} after {at}"
+                );
+                at += extent.len;
+            }
+        }
+    }
+    block_on(image.close()).unwrap();
+}
+
+/// Checks an image.
+///
+/// # Errors
+/// As the engine's check; also where there is no header to begin with.
+pub fn run_check(file: &Arc<Watched>) -> cowslip::Result<CheckResult> {
+    let start = block_on(read_start(file.as_ref()))?;
+    let header = Header::parse(&start, u64::MAX, file.name())?;
+    let options = CheckOptions {
+        memory_bytes_max: CHECK_BYTES_MAX,
+    };
+    let file = file.clone() as Arc<dyn BlockFile>;
+    block_on(check(&file, &header, &options, &mut Ignore))
+}
+
+/// Writes, resizes, closes and opens again; what is metadata before must be metadata after.
+pub fn change(file: &Arc<Watched>, draw: &mut Draw) {
+    let before = file.contents();
+    let gate = OneDataFile::new();
+    let Ok(image) = open(file, &gate, true, draw) else {
+        assert!(
+            file.contents() == before,
+            "a refused open has changed the file"
+        );
+        return;
+    };
+    let layout = Layout::of(&before);
+    for _ in 0..8 {
+        // Every failure is fine that is an error.
+        std::hint::black_box(exercise(&image, Content::Mark, draw).is_ok());
+        layout.assert_intact(&before, &file.contents());
+    }
+    std::hint::black_box(block_on(image.close()).is_ok());
+    layout.assert_intact(&before, &file.contents());
+    resize(file, &gate, draw);
+}
+
+fn resize(file: &Arc<Watched>, gate: &OneDataFile, draw: &mut Draw) {
+    let Ok(image) = open(file, gate, true, draw) else {
+        return;
+    };
+    let size = image.size();
+    let target = draw.pick(&[
+        size.saturating_add(1 << 20),
+        size / 2,
+        size.saturating_add(512),
+        1 << 40,
+    ]);
+    std::hint::black_box(block_on(image.resize(target)).is_ok());
+    std::hint::black_box(exercise(&image, Content::Random, draw).is_ok());
+    std::hint::black_box(block_on(image.close()).is_ok());
+}
+
+/// Opens a chain, whose backing files are read from a list, and reads through it.
+pub fn read_chain(top: Vec<u8>, below: Vec<Vec<u8>>) {
+    let gate = Backings(std::sync::Mutex::new(below));
+    let file = Arc::new(Watched::new(top));
+    let opened = block_on(Image::open(file, OpenOptions::default(), &gate));
+    if let Ok(image) = opened {
+        let len = image.size().min(100_000);
+        std::hint::black_box(block_on(image.read(0, BufMut::zeroed(len as usize))).is_ok());
+        std::hint::black_box(block_on(image.extents(0, len, 100)).is_ok());
+    }
+}
+
+struct Backings(std::sync::Mutex<Vec<Vec<u8>>>);
+
+impl Gate for Backings {
+    fn open(&self, request: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
+        let mut files = self.0.lock().unwrap();
+        let bytes = files.pop().ok_or(Error::Invalid("no more".to_string()))?;
+        Ok(Arc::new(MemoryFile::new(request.name, bytes, 1)))
+    }
+}

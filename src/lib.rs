@@ -1,0 +1,153 @@
+//! The command `cowslip`, which also answers to the names `qemu-img`, `qemu-io` and `qemu-nbd`.
+//!
+//! Chooses the personality by the name that it was called by (or by its first argument), parses the
+//! command line and hands it to one verb in `cmd/`. Start-up does nothing else: scripts start
+//! hundreds of these.
+//!
+//! A library only so that tests and fuzz targets reach it; `main.rs` is the program.
+//!
+//! May not know: table entries, locks of the engine, bytes of any format.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser};
+
+mod cmd;
+mod error;
+mod getopt;
+mod interrupt;
+mod layer;
+mod open;
+mod options;
+mod output;
+mod progress;
+mod size;
+mod time;
+
+use cmd::{CowslipVerb, ImgVerb};
+use output::Program;
+
+pub use cmd::run_io_lines;
+
+/// The release, in `--version` texts.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Under QEMU's names the version begins as QEMU's does, because scripts look for it.
+const VERSION_AS_QEMU: &str = concat!("version 10.0.2 (cowslip ", env!("CARGO_PKG_VERSION"), ")");
+
+/// What the process behaves like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Personality {
+    Cowslip,
+    QemuImg,
+    QemuIo,
+    QemuNbd,
+}
+
+impl Personality {
+    fn of_name(name: &str) -> Option<Personality> {
+        Some(match name {
+            "cowslip" => Personality::Cowslip,
+            "qemu-img" => Personality::QemuImg,
+            "qemu-io" => Personality::QemuIo,
+            "qemu-nbd" => Personality::QemuNbd,
+            _ => return None,
+        })
+    }
+}
+
+/// The command line under the name `cowslip`.
+#[derive(Parser)]
+#[command(
+    name = "cowslip",
+    version,
+    about = "A qcow2 storage engine that allocates well",
+    after_help = "Also: cowslip qemu-img|qemu-io|qemu-nbd ARGS.. behaves as that program does.",
+    args_override_self = true,
+    infer_long_args = true
+)]
+struct CowslipLine {
+    #[command(subcommand)]
+    verb: CowslipVerb,
+}
+
+/// The command line under the name `qemu-img`.
+#[derive(Parser)]
+#[command(
+    name = "qemu-img",
+    version,
+    about = "Disk image utility",
+    args_override_self = true,
+    infer_long_args = true,
+    disable_help_subcommand = true
+)]
+struct QemuImgLine {
+    /// Accepted for compatibility; there are no trace points
+    #[arg(short = 'T', long, value_name = "TRACE")]
+    trace: Option<String>,
+    #[command(subcommand)]
+    verb: ImgVerb,
+}
+
+/// Runs the command line, the program's name first.
+pub fn run(mut args: Vec<OsString>) -> ExitCode {
+    if args.is_empty() {
+        args.push("cowslip".into());
+    }
+    let mut personality = named(&args[0]).unwrap_or(Personality::Cowslip);
+    if personality == Personality::Cowslip
+        && let Some(other) = args.get(1).and_then(named)
+    {
+        personality = other;
+        args.remove(0);
+    }
+    let program = Program::called(&args[0]);
+    ExitCode::from(dispatch(personality, &args, &program))
+}
+
+fn named(name: &OsString) -> Option<Personality> {
+    Path::new(name)
+        .file_name()
+        .and_then(|name| Personality::of_name(&name.to_string_lossy()))
+}
+
+fn dispatch(personality: Personality, args: &[OsString], program: &Program) -> u8 {
+    match personality {
+        Personality::Cowslip => match parse::<CowslipLine>(args, program) {
+            Ok(line) => line.verb.run(program),
+            Err(code) => code,
+        },
+        Personality::QemuImg => match parse::<QemuImgLine>(args, program) {
+            Ok(line) => line.verb.run(program),
+            Err(code) => code,
+        },
+        Personality::QemuIo => cmd::run_qemu_io(args, program),
+        Personality::QemuNbd => cmd::run_qemu_nbd(args, program),
+    }
+}
+
+/// Parses a command line, or answers `--help`, `--version` and mistakes; then the exit code.
+///
+/// # Errors
+/// The exit code to end with.
+pub(crate) fn parse<T: CommandFactory + FromArgMatches>(
+    args: &[OsString],
+    program: &Program,
+) -> Result<T, u8> {
+    let matches = T::command()
+        .bin_name(program.name.clone())
+        .version(version_text(program))
+        .try_get_matches_from(args);
+    match matches.and_then(|matches| T::from_arg_matches(&matches)) {
+        Ok(line) => Ok(line),
+        Err(error) => Err(program.answer_command_line(&error, args)),
+    }
+}
+
+fn version_text(program: &Program) -> &'static str {
+    match Personality::of_name(&program.name) {
+        None | Some(Personality::Cowslip) => VERSION,
+        Some(_) => VERSION_AS_QEMU,
+    }
+}
