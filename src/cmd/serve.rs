@@ -24,8 +24,9 @@ mod detach;
 mod export;
 mod list;
 pub mod qemu_nbd;
+mod sandbox;
 
-use detach::Role;
+use detach::{Detached, Role};
 use export::Disk;
 
 /// The port that NBD is assigned.
@@ -83,6 +84,9 @@ pub struct Args {
     /// Write the server's process number into this file
     #[arg(long, value_name = "PATH")]
     pid_file: Option<PathBuf>,
+    /// Give up what serving does not need: auto (what the system has of it), on (or do not serve), off
+    #[arg(long, default_value = "auto", value_name = "MODE")]
+    sandbox: String,
     /// Tell what happens, on standard error
     #[arg(short, long)]
     verbose: bool,
@@ -128,6 +132,7 @@ struct Service {
     talk: Talk,
     ground: Ground,
     pid_file: Option<PathBuf>,
+    sandbox: sandbox::Mode,
 }
 
 impl Service {
@@ -154,6 +159,7 @@ impl Service {
             talk: Talk::Errors,
             ground: Ground::Fore,
             pid_file: None,
+            sandbox: sandbox::Mode::Auto,
         }
     }
 }
@@ -196,6 +202,8 @@ impl Args {
         if let Some(aio) = &self.aio {
             service.how.aio = open::parse_aio(aio).ok_or_else(|| invalid("I/O engine", aio))?;
         }
+        service.sandbox = sandbox::Mode::parse(&self.sandbox)
+            .ok_or_else(|| invalid("sandbox mode", &self.sandbox))?;
         if self.read_only {
             service.how.access = Access::Read;
         }
@@ -265,6 +273,9 @@ async fn serve_image(
         write_pid_file(path)?;
     }
     let server = server(service, program, &image);
+    let detached = Detached::prepare(role).map_err(|error| CommandError::new(words(&error)))?;
+    // No client has been heard so far, and every file that will be needed is open.
+    confine(service, program, &listening)?;
     let handle = server.handle();
     cowslip_queue::spawn(async move {
         // If the signals cannot be waited for, ending early is better than never.
@@ -273,12 +284,33 @@ async fn serve_image(
     });
     let maintained = Arc::clone(&image);
     cowslip_queue::spawn(async move { maintained.maintain().await });
-    detach::tell_ready(role).map_err(|error| CommandError::new(words(&error)))?;
+    detached
+        .tell_ready()
+        .map_err(|error| CommandError::new(words(&error)))?;
     let Listening { listener, name } = listening;
     server.serve(vec![listener]).await;
     let closed = image.close().await;
     drop(name);
     closed.map_err(|error| CommandError::new(format!("Could not close the image: {error}")))
+}
+
+fn confine(
+    service: &Service,
+    program: &Program,
+    listening: &Listening,
+) -> Result<(), CommandError> {
+    if service.sandbox == sandbox::Mode::Off {
+        return Ok(());
+    }
+    let socket = listening.name.as_ref().map(|SocketName(path)| &**path);
+    let report = sandbox::enter(socket);
+    if service.sandbox == sandbox::Mode::On && !report.is_whole() {
+        return Err(CommandError::new(report.to_string()));
+    }
+    if service.talk == Talk::Everything {
+        program.complain(report);
+    }
+    Ok(())
 }
 
 async fn open_served(service: &Service) -> Result<cowslip::Image, CommandError> {

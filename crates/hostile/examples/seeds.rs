@@ -23,12 +23,22 @@ fn main() {
     for (name, shape) in shapes() {
         let image = image(&shape);
         write("image_bytes", name, &image);
-        write("tables", name, &[&[0], &image[..image.len().min(4096)]].concat());
+        write(
+            "tables",
+            name,
+            &[&[0], &image[..image.len().min(4096)]].concat(),
+        );
     }
     let lines = "write -P 5 0 64k\nread -vP 5 0 512\ndiscard 0 1k\naio_write -z 4k 8k\naio_flush\nmap\n\
                  alloc 0 1M\ninfo\nwrite -c 0 512\ntruncate 2M\nwritev 0 512 1k\nhelp read\nlength\nclose\n";
     write("io_lines", "lines", &[&[0, 0], lines.as_bytes()].concat());
-    for target in ["image_damage", "tables", "nbd_server", "nbd_client", "io_lines"] {
+    for target in [
+        "image_damage",
+        "tables",
+        "nbd_server",
+        "nbd_client",
+        "io_lines",
+    ] {
         for first in 0..6u8 {
             let mut noise = Draw::from_seed(u64::from(first));
             let mut bytes = vec![first];

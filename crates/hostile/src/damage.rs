@@ -170,8 +170,7 @@ fn extension(bytes: &mut [u8], layout: &Layout, draw: &mut Draw) {
 fn entries(bytes: &mut [u8], table: Range<usize>, layout: &Layout, draw: &mut Draw) {
     for _ in 0..1 + draw.below(4) {
         let at = some_entry(bytes, &table, 8, draw);
-        let entry =
-            offset(bytes, layout, draw) | draw.pick(&[0, 0, COPIED, COPIED, COMPRESSED, 1]);
+        let entry = offset(bytes, layout, draw) | draw.pick(&[0, 0, COPIED, COPIED, COMPRESSED, 1]);
         put(bytes, at, &entry.to_be_bytes());
     }
 }
@@ -201,11 +200,7 @@ fn l2_entries(bytes: &mut [u8], table: Range<usize>, layout: &Layout, draw: &mut
         put(bytes, at, &entry.to_be_bytes());
         if layout.extended_l2 && draw.one_in(2) {
             let bitmap = draw.pick(&[0, 1, 1 << 32, 0xffff_ffff, u64::MAX, 0xff00_0000_00ff]);
-            let bitmap = if draw.one_in(3) {
-                number(draw)
-            } else {
-                bitmap
-            };
+            let bitmap = if draw.one_in(3) { number(draw) } else { bitmap };
             put(bytes, at + 8, &bitmap.to_be_bytes());
         }
     }
@@ -298,7 +293,11 @@ fn bitmaps(bytes: &mut Vec<u8>, layout: &Layout, draw: &mut Draw) {
     let at = 112;
     put(bytes, at, &0x2385_2875u32.to_be_bytes());
     put(bytes, at + 4, &24u32.to_be_bytes());
-    put(bytes, at + 8, &u64::from(count).rotate_left(32).to_be_bytes());
+    put(
+        bytes,
+        at + 8,
+        &u64::from(count).rotate_left(32).to_be_bytes(),
+    );
     put(bytes, at + 16, &len.to_be_bytes());
     put(bytes, at + 24, &start.to_be_bytes());
     put(bytes, at + 32, &[0; 8]);
@@ -311,5 +310,9 @@ fn names(bytes: &mut [u8], draw: &mut Draw) {
     let len = draw.pick(&[1u32, 20, 0, 1023, 1024, u32::MAX]);
     put(bytes, 8, &at.to_be_bytes());
     put(bytes, 16, &len.to_be_bytes());
-    put(bytes, 300, draw.pick(&[&b"base.img"[..], b"/dev/\xff", b"json:{\"a\":1}"]));
+    put(
+        bytes,
+        300,
+        draw.pick(&[&b"base.img"[..], b"/dev/\xff", b"json:{\"a\":1}"]),
+    );
 }

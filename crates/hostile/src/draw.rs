@@ -59,7 +59,9 @@ impl<'a> Draw<'a> {
             Source::Bytes(source) => {
                 let (taken, rest) = source.split_at(bytes.min(source.len()));
                 *source = rest;
-                taken.iter().fold(0, |bits, &byte| bits << 8 | u64::from(byte))
+                taken
+                    .iter()
+                    .fold(0, |bits, &byte| bits << 8 | u64::from(byte))
             }
             Source::Seed(state) => {
                 *state = state

@@ -7,8 +7,8 @@ use cowslip_nbd::protocol::handshake::{
 };
 use cowslip_nbd::protocol::transmission::{ChunkHeader, encode_simple_reply};
 use cowslip_nbd::protocol::{
-    BASE_ALLOCATION, ChunkCode, ChunkFlags, ErrorCode, HandshakeFlags, OptionCode,
-    OptionReplyCode, TransmissionFlags,
+    BASE_ALLOCATION, ChunkCode, ChunkFlags, ErrorCode, HandshakeFlags, OptionCode, OptionReplyCode,
+    TransmissionFlags,
 };
 use cowslip_nbd::{Client, ConnectOptions};
 use cowslip_queue::{Buf, BufMut};
@@ -34,7 +34,12 @@ pub fn run(input: &[u8]) {
     pipe::queue().block_on(async {
         let stream = pipe::scripted(&script);
         if how == 1 {
-            std::hint::black_box(Client::list(stream).await.map_err(|e| e.to_string()).is_ok());
+            std::hint::black_box(
+                Client::list(stream)
+                    .await
+                    .map_err(|e| e.to_string())
+                    .is_ok(),
+            );
             return;
         }
         let connected = Client::connect(stream, &ConnectOptions::new("")).await;

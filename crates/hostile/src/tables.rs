@@ -141,7 +141,10 @@ fn messages(draw: &mut Draw) {
             if let Ok(info) = Info::decode(message)
                 && !matches!(info, Info::Unknown(_))
             {
-                assert_eq!(Info::decode(&info.encode()).expect("what was encoded"), info);
+                assert_eq!(
+                    Info::decode(&info.encode()).expect("what was encoded"),
+                    info
+                );
             }
         }
         8 => {

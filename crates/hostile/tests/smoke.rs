@@ -117,7 +117,11 @@ fn lines_of_the_shell_are_carried_out_or_complained_of() {
 fn the_corpus_stays_small_and_every_target_has_one() {
     let mut total = 0;
     for target in TARGETS {
-        let inputs = [inputs("corpus", target.name), inputs("regressions", target.name)].concat();
+        let inputs = [
+            inputs("corpus", target.name),
+            inputs("regressions", target.name),
+        ]
+        .concat();
         assert!(!inputs.is_empty(), "{}", target.name);
         total += inputs.iter().map(|(_, bytes)| bytes.len()).sum::<usize>();
     }

@@ -35,7 +35,7 @@ pub use driver::Backend;
 pub use executor::{Queue, spawn, yield_now};
 pub use file::File;
 pub use pending::{Completer, Pending, pending};
-pub use pool::blocking;
+pub use pool::{blocking, retire_idle_threads};
 pub use signal::Termination;
 pub use socket::{Listener, Stream};
 pub use timer::{Sleep, sleep};

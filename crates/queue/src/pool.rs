@@ -16,6 +16,8 @@ use crate::pending::{Pending, pending};
 const THREADS_MAX: usize = 16;
 /// Long enough that a steady trickle of jobs starts no thread, short enough to leave none behind.
 const IDLE: Duration = Duration::from_secs(10);
+/// A thread that does not end within this has work to do.
+const RETIREMENT: Duration = Duration::from_secs(1);
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -24,14 +26,18 @@ struct State {
     jobs: VecDeque<Job>,
     threads: usize,
     idle: usize,
+    /// Threads end as soon as they have no work.
+    retiring: bool,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
     jobs: VecDeque::new(),
     threads: 0,
     idle: 0,
+    retiring: false,
 });
 static WORK: Condvar = Condvar::new();
+static RETIRED: Condvar = Condvar::new();
 
 fn state() -> MutexGuard<'static, State> {
     STATE
@@ -72,6 +78,24 @@ pub(crate) fn submit(job: Job) {
     }
 }
 
+/// Waits until the pool has no thread left, if all its work is done; new ones start with new work. For
+/// whoever is about to give up rights that threads inherit.
+pub fn retire_idle_threads() {
+    let mut state = state();
+    state.retiring = true;
+    WORK.notify_all();
+    while state.threads > 0 {
+        let (guard, waited) = RETIRED
+            .wait_timeout(state, RETIREMENT)
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        state = guard;
+        if waited.timed_out() {
+            break;
+        }
+    }
+    state.retiring = false;
+}
+
 /// Keeps the count right when a job panics.
 struct Counted;
 
@@ -92,6 +116,11 @@ fn work() {
             job();
             state = self::state();
             continue;
+        }
+        if state.retiring {
+            state.threads -= 1;
+            RETIRED.notify_all();
+            return;
         }
         state.idle += 1;
         let (guard, waited) = WORK

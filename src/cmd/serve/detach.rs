@@ -72,20 +72,37 @@ fn try_start_server() -> io::Result<u8> {
         .unwrap_or(1))
 }
 
-/// Says to the parent, if there is one, that clients can connect, and leaves its session and streams.
-///
-/// # Errors
-/// The system's; then the server cannot go on.
-pub fn tell_ready(role: Role) -> io::Result<()> {
-    if role != Role::Server {
-        return Ok(());
+/// What a server in the background needs to leave its parent's session and streams; nothing in others.
+pub struct Detached {
+    null: Option<File>,
+}
+
+impl Detached {
+    /// Opens what [`Detached::tell_ready`] needs.
+    ///
+    /// # Errors
+    /// The system's; then the server cannot go on.
+    pub fn prepare(role: Role) -> io::Result<Detached> {
+        let open_null = || File::options().read(true).write(true).open("/dev/null");
+        let null = (role == Role::Server).then(open_null).transpose()?;
+        Ok(Detached { null })
     }
-    // A process that leads its group already cannot leave its session, and need not.
-    let _session = rustix::process::setsid();
-    // A parent that is gone does not wait.
-    let _written = rustix::io::write(rustix::stdio::stdout(), b"\n");
-    let null = File::options().read(true).write(true).open("/dev/null")?;
-    rustix::stdio::dup2_stdout(&null)?;
-    rustix::stdio::dup2_stderr(&null)?;
-    Ok(())
+
+    /// Says to the parent, if there is one, that clients can connect, and leaves its session and
+    /// streams.
+    ///
+    /// # Errors
+    /// The system's; then the server cannot go on.
+    pub fn tell_ready(self) -> io::Result<()> {
+        let Some(null) = self.null else {
+            return Ok(());
+        };
+        // A process that leads its group already cannot leave its session, and need not.
+        let _session = rustix::process::setsid();
+        // A parent that is gone does not wait.
+        let _written = rustix::io::write(rustix::stdio::stdout(), b"\n");
+        rustix::stdio::dup2_stdout(&null)?;
+        rustix::stdio::dup2_stderr(&null)?;
+        Ok(())
+    }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cowslip_nbd::server::Lifetime;
 
-use super::{Address, DEFAULT_PORT, Ground, Service, Talk, list, start};
+use super::{Address, DEFAULT_PORT, Ground, Service, Talk, list, sandbox, start};
 use crate::cmd::discard_policy;
 use crate::error::CommandError;
 use crate::getopt::{Long, Mistake, Name, Scanner, Value};
@@ -55,6 +55,8 @@ const LONGS: &[Long] = &[
     only_long("pid-file", Value::Required),
     only_long("selinux-label", Value::Required),
     only_long("handshake-limit", Value::Required),
+    // Not QEMU's: what keeps ours from being asked for more than it should.
+    only_long("sandbox", Value::Required),
 ];
 
 const fn long(name: &'static str, letter: char, value: Value) -> Long {
@@ -188,6 +190,10 @@ impl Line {
             Name::Letter('t') => service.lifetime = Lifetime::UntilStopped,
             Name::Letter('v') => service.talk = Talk::Everything,
             Name::Long("fork") => service.ground = Ground::Back,
+            Name::Long("sandbox") => match sandbox::Mode::parse(&value) {
+                Some(mode) => service.sandbox = mode,
+                None => return complaint(format!("Invalid sandbox mode '{value}'")),
+            },
             Name::Long("pid-file") => service.pid_file = Some(PathBuf::from(value)),
             Name::Letter('x') => service.export_name = limited("export name", value)?,
             Name::Letter('D') => service.description = limited("export description", value)?,
@@ -342,6 +348,8 @@ General purpose options:
       --fork                fork off the server process and exit the parent
                             once the server is running
       --pid-file=PATH       store the server's process ID in the given file
+      --sandbox=MODE        give up what serving does not need: auto (default),
+                            on or off
 
 Block device options:
   -f, --format=FORMAT       set image format (raw, qcow2)

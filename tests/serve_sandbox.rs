@@ -1,0 +1,182 @@
+//! The server in its sandbox: every operation works on both I/O engines, every thread is confined, the
+//! socket's name goes at the end, and `--sandbox=off` is what it says.
+#![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
+
+use std::fs;
+use std::path::Path;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use cowslip_nbd::export::{Durability, ZeroRequest};
+use cowslip_nbd::{Client, ConnectOptions};
+use cowslip_queue::{Backend, Buf, BufMut, Queue, Stream};
+
+mod support;
+
+use support::{cowslip, run, scratch};
+
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// `(Seccomp, NoNewPrivs)` of every thread.
+fn confinement(server: &Child) -> Vec<(String, String)> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", server.id())).unwrap();
+    let status = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("status")).unwrap());
+    let of = |status: &str, field: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
+        line.unwrap_or(": ?")
+            .trim_start_matches([':', '\t'])
+            .to_string()
+    };
+    status
+        .map(|status| (of(&status, "Seccomp"), of(&status, "NoNewPrivs")))
+        .collect()
+}
+
+fn start(directory: &Path, options: &[&str]) -> Child {
+    let socket = directory.join("socket");
+    let server = cowslip()
+        .current_dir(directory)
+        .args(["serve", "-k", "socket", "-f", "qcow2"])
+        .args(options)
+        .arg("top.qcow2")
+        .spawn()
+        .unwrap();
+    // The name is there before the sandbox is; a greeting comes after.
+    eventually("the socket appears", || socket.exists());
+    server
+}
+
+async fn every_operation(client: &Client, round: u64) {
+    let at = round << 20;
+    let read = client.read(at, BufMut::zeroed(65536)).await.unwrap();
+    assert_eq!(read[100], 0);
+    let data = Buf::from(vec![round as u8 + 1; 300_000]);
+    client
+        .write(at + 512, data.clone(), Durability::Cached)
+        .await
+        .unwrap();
+    client
+        .write(at + 512, data, Durability::Durable)
+        .await
+        .unwrap();
+    client.flush().await.unwrap();
+    let runs = client.block_status(at, 1 << 20).await.unwrap();
+    assert!(runs.len() > 1, "{runs:?}");
+    for (may_unmap, offset) in [(true, 0), (false, 65536)] {
+        let how = ZeroRequest {
+            may_unmap,
+            fast_only: false,
+            durability: Durability::Cached,
+        };
+        client.write_zeroes(at + offset, 65536, how).await.unwrap();
+    }
+    client
+        .trim(at + 131_072, 65536, Durability::Durable)
+        .await
+        .unwrap();
+    client.cache(at, 4096).await.unwrap();
+    let read = client.read(at, BufMut::zeroed(1 << 20)).await.unwrap();
+    assert!(read[..196_608].iter().all(|&byte| byte == 0));
+    assert!(
+        read[196_608..300_512]
+            .iter()
+            .all(|&byte| byte == round as u8 + 1)
+    );
+}
+
+fn serve_everything(options: &[&str], confined: bool) {
+    let directory = scratch();
+    let create = |args: &[&str]| {
+        run(cowslip()
+            .current_dir(directory.path())
+            .args(["create", "-q", "-f", "qcow2"])
+            .args(args));
+    };
+    create(&["base.qcow2", "64M"]);
+    create(&["-b", "base.qcow2", "-F", "qcow2", "top.qcow2"]);
+    let mut server = start(directory.path(), options);
+    let queue = Queue::new(Backend::Threads).unwrap();
+    queue.block_on(async {
+        let socket = directory.path().join("socket");
+        let mut clients = Vec::new();
+        for _ in 0..3 {
+            let stream = Stream::connect_unix(&socket).await.unwrap();
+            clients.push(
+                Client::connect(stream, &ConnectOptions::new(""))
+                    .await
+                    .unwrap(),
+            );
+        }
+        for (client, round) in clients.iter().zip(0..) {
+            every_operation(client, round).await;
+        }
+        let threads = confinement(&server);
+        let expected = if confined { ("2", "1") } else { ("0", "0") };
+        for (seccomp, no_new_privs) in &threads {
+            assert_eq!((&**seccomp, &**no_new_privs), expected, "{threads:?}");
+        }
+        for client in clients {
+            client.disconnect().await.unwrap();
+        }
+    });
+    run(std::process::Command::new("kill").arg(server.id().to_string()));
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+    assert!(
+        !directory.path().join("socket").exists(),
+        "the socket's name is left"
+    );
+    run(cowslip()
+        .current_dir(directory.path())
+        .args(["check", "-q", "top.qcow2"]));
+}
+
+#[test]
+fn a_confined_server_does_everything_on_a_ring() {
+    if Queue::new(Backend::Uring).is_err() {
+        return eprintln!("SKIPPED: no io_uring here");
+    }
+    serve_everything(&["--aio", "io_uring"], true);
+    serve_everything(&["--aio", "io_uring", "--cache", "none"], true);
+}
+
+#[test]
+fn a_confined_server_does_everything_on_threads() {
+    serve_everything(&["--aio", "threads"], true);
+}
+
+#[test]
+fn a_server_is_confined_only_if_that_is_wanted() {
+    serve_everything(&["--sandbox", "off"], false);
+}
+
+#[test]
+fn a_server_in_the_background_is_confined_too() {
+    let directory = scratch();
+    run(cowslip()
+        .current_dir(directory.path())
+        .args(["create", "-q", "-f", "qcow2", "a.qcow2", "1M"]));
+    run(cowslip().current_dir(directory.path()).args([
+        "serve",
+        "-k",
+        "socket",
+        "--fork",
+        "--pid-file",
+        "pid",
+        "-f",
+        "qcow2",
+        "a.qcow2",
+    ]));
+    let pid = fs::read_to_string(directory.path().join("pid")).unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.trim())).unwrap();
+    assert!(status.contains("Seccomp:\t2"), "{status}");
+    run(std::process::Command::new("kill").arg(pid.trim()));
+    eventually("the socket's name is gone", || {
+        !directory.path().join("socket").exists()
+    });
+}
