@@ -12,8 +12,10 @@ use crate::qcow2::map::Source;
 /// Bytes of the disk that are looked at at a time, to begin with. Where they are all of a kind it
 /// becomes twice as much, so that a disk of exbibytes with nothing on it does not take hours.
 const STEP_BYTES: u64 = 1 << 30;
-/// A step has no more clusters than this, which bounds its memory.
-const STEP_CLUSTERS_MAX: u64 = 1 << 21;
+/// Nor has the first step more clusters than this.
+const STEP_CLUSTERS: u64 = 1 << 14;
+/// A step has no more clusters than this, which bounds its memory: each may be a run of its own.
+const STEP_CLUSTERS_MAX: u64 = 1 << 18;
 /// A step of this many runs is of a kind.
 const FEW_RUNS: usize = 16;
 
@@ -27,7 +29,8 @@ pub async fn extents(
     let layers = below.layers().iter().map(|layer| &**layer);
     let unit = layers.chain([top]).filter_map(cluster_bytes).min();
     let step_max = unit.map_or(u64::MAX, |unit| unit * STEP_CLUSTERS_MAX);
-    let (mut at, mut step) = (range.start, STEP_BYTES);
+    let step_first = unit.map_or(STEP_BYTES, |unit| STEP_BYTES.min(unit * STEP_CLUSTERS));
+    let (mut at, mut step) = (range.start, step_first);
     while at < range.end {
         let end = range.end.min(at.saturating_add(step));
         let runs = decide(top, below, at..end).await?;
@@ -35,7 +38,7 @@ pub async fn extents(
         step = if runs.len() <= FEW_RUNS {
             step.saturating_mul(2).min(step_max)
         } else {
-            STEP_BYTES
+            step_first
         };
         for decided in runs {
             let layer = match decided.depth {

@@ -29,6 +29,7 @@ use super::growth::{self, Method, Situation};
 use super::header::{Header, autoclear, incompatible};
 use super::plan::Freed;
 use super::probe::Stage;
+use super::refcount::Refcounts;
 use super::tables::{Cut, OnDisk, SliceCopy};
 use super::{Counts, Fua, Qcow2, State};
 use crate::file::{Durability, HostFile};
@@ -485,9 +486,14 @@ impl Qcow2 {
             return Err(no_space());
         }
         self.refuse_growth_over_tables(growth.end)?;
-        self.extend_file(counts, claimed << bits, (growth.end << bits, step.method))
-            .await?;
-        counts.grown_bytes += (growth.end - claimed) << bits;
+        // What is stepped over becomes a hole.
+        self.extend_file(
+            counts,
+            growth.start << bits,
+            (growth.end << bits, step.method),
+        )
+        .await?;
+        counts.grown_bytes += (growth.end - growth.start) << bits;
         self.write_counts(counts, &growth).await?;
         let runs = counts
             .refcounts
@@ -574,17 +580,10 @@ impl Qcow2 {
                 table_clusters,
             };
             // Counts beyond the end of file that are not 0: somebody's leak, to be stepped over.
-            let free = counts
-                .refcounts
-                .zero_runs(start..growth.first_free().min(end))
-                .await?;
-            if free.iter().map(|run| run.end - run.start).sum::<u64>()
-                < growth.first_free().min(end) - start
-            {
-                start = free
-                    .last()
-                    .filter(|run| run.end == growth.first_free())
-                    .map_or(start + 1, |r| r.start);
+            let metadata = growth.first_free() - start;
+            let gap = gap_from(&mut counts.refcounts, start, metadata + needed).await?;
+            if gap > start {
+                start = gap;
                 end = end.max(start + needed);
                 continue;
             }
@@ -848,6 +847,32 @@ impl Drop for Unfinished<'_> {
 
 /// Growth is worth doing ahead of need once a session has grown this much.
 const GROW_AHEAD_FROM_BYTES: u64 = 1 << 20;
+
+/// Where `clusters` successive counts from `start` on are first all 0. Each is looked at once: a hostile
+/// image may have millions that are not.
+async fn gap_from(counts: &mut Refcounts, start: u64, clusters: u64) -> Result<u64> {
+    // All from `gap` to `at` are 0.
+    let (mut gap, mut at) = (start, start);
+    let mut step = clusters;
+    // Beyond what the refcount table counts all are 0, so there is an end.
+    while at - gap < clusters {
+        let end = at + step;
+        for run in counts.zero_runs(at..end).await? {
+            if run.start > at {
+                gap = run.start;
+            }
+            at = run.end;
+            if at - gap >= clusters {
+                return Ok(gap);
+            }
+        }
+        if at < end {
+            (gap, at) = (end, end);
+        }
+        step = SCAN_CLUSTERS;
+    }
+    Ok(gap)
+}
 
 /// New space and the refcount structures that count it.
 #[derive(Debug)]

@@ -4,6 +4,7 @@
 //! that point there are harmless.
 
 use std::ops::{Deref, Range};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cowslip_queue::{BufMut, Pending, yield_now};
@@ -22,6 +23,11 @@ const IN_FLIGHT_READS: u64 = 32;
 const TURNS_PER_WINDOW: usize = 4;
 /// Buffers that wait for their next use: one a table that is looked at would do.
 const SPARE_BUFFERS_MAX: usize = 4;
+/// What a check may read of a file, zeroes beyond its end included: so many times its length and so many
+/// bytes. An honest image needs about twice its metadata. Where structures lie over each other a thousandfold,
+/// a small file would otherwise keep a check busy for days.
+const READ_FACTOR: u64 = 16;
+const READ_BYTES: u64 = 64 << 20;
 
 /// Bytes that were read.
 pub(super) struct Bytes {
@@ -66,6 +72,8 @@ pub(super) struct Reader<'a> {
     len: u64,
     /// Buffers to read into again: fresh ones would be zeroed first, and their memory faulted in.
     spare: Mutex<Vec<BufMut>>,
+    /// Bytes that may still be read.
+    left_bytes: AtomicU64,
 }
 
 impl<'a> Reader<'a> {
@@ -76,8 +84,13 @@ impl<'a> Reader<'a> {
                 error,
             )
         })?;
-        let spare = Mutex::new(Vec::new());
-        Ok(Reader { file, len, spare })
+        let left_bytes = len.saturating_mul(READ_FACTOR).saturating_add(READ_BYTES);
+        Ok(Reader {
+            file,
+            len,
+            spare: Mutex::new(Vec::new()),
+            left_bytes: AtomicU64::new(left_bytes),
+        })
     }
 
     /// Length of the file in bytes.
@@ -89,6 +102,18 @@ impl<'a> Reader<'a> {
         self.file.name()
     }
 
+    fn spend(&self, bytes: u64) -> Result<()> {
+        let spent = |left: u64| left.checked_sub(bytes);
+        let order = Ordering::Relaxed;
+        match self.left_bytes.fetch_update(order, order, spent) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::Unsupported {
+                file: self.name().to_string(),
+                feature: "checking an image whose structures lie over each other many times".into(),
+            }),
+        }
+    }
+
     /// Reads `len` bytes at `offset`.
     pub(super) async fn read(&self, offset: u64, len: u64) -> Result<Bytes> {
         self.start_read(offset, len).await
@@ -96,12 +121,13 @@ impl<'a> Reader<'a> {
 
     /// Begins to read `len` bytes at `offset`, now and not when it is first awaited.
     fn start_read(&self, offset: u64, len: u64) -> impl Future<Output = Result<Bytes>> + Send + '_ {
+        let allowed = self.spend(len);
         let count = usize::try_from(len).expect("metadata is read in pieces that fit in memory");
         let end = offset.saturating_add(len);
         let alignment = u64::from(self.file.capabilities().alignment_bytes);
         let first = offset / alignment * alignment;
         let start = (offset - first) as usize;
-        let reading = if offset >= self.len || len == 0 {
+        let reading = if allowed.is_err() || offset >= self.len || len == 0 {
             Pending::ready((Ok(()), BufMut::zeroed(start + count)))
         } else {
             // Beyond the end of file there are zeroes to the last byte that is wanted.
@@ -110,6 +136,7 @@ impl<'a> Reader<'a> {
             self.file.read(first, buf)
         };
         async move {
+            allowed?;
             let (result, buf) = reading.await;
             result.map_err(|error| {
                 let name = self.name();
