@@ -12,10 +12,10 @@ use crate::qcow2::map::Source;
 /// Bytes of the disk that are looked at at a time, to begin with. Where they are all of a kind it
 /// becomes twice as much, so that a disk of exbibytes with nothing on it does not take hours.
 const STEP_BYTES: u64 = 1 << 30;
-/// Nor has the first step more clusters than this.
+/// Nor has the first step more (sub)clusters than this.
 const STEP_CLUSTERS: u64 = 1 << 14;
-/// A step has no more clusters than this, which bounds its memory: each may be a run of its own.
-const STEP_CLUSTERS_MAX: u64 = 1 << 18;
+/// A step has no more (sub)clusters than this, which bounds its memory: each may be a run of its own.
+const STEP_CLUSTERS_MAX: u64 = 1 << 17;
 /// A step of this many runs is of a kind.
 const FEW_RUNS: usize = 16;
 
@@ -27,7 +27,7 @@ pub async fn extents(
 ) -> Result<Vec<Extent>> {
     let mut found: Vec<Extent> = Vec::new();
     let layers = below.layers().iter().map(|layer| &**layer);
-    let unit = layers.chain([top]).filter_map(cluster_bytes).min();
+    let unit = layers.chain([top]).filter_map(unit_bytes).min();
     let step_max = unit.map_or(u64::MAX, |unit| unit * STEP_CLUSTERS_MAX);
     let step_first = unit.map_or(STEP_BYTES, |unit| STEP_BYTES.min(unit * STEP_CLUSTERS));
     let (mut at, mut step) = (range.start, step_first);
@@ -56,10 +56,11 @@ pub async fn extents(
     Ok(found)
 }
 
-fn cluster_bytes(layer: &Layer) -> Option<u64> {
+/// The smallest part of a layer that has a state of its own.
+fn unit_bytes(layer: &Layer) -> Option<u64> {
     match layer {
         Layer::Raw(_) => None,
-        Layer::Qcow2(image) => Some(1 << image.header().cluster_bits),
+        Layer::Qcow2(image) => Some(image.subcluster_bytes()),
     }
 }
 

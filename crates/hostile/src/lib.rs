@@ -21,6 +21,7 @@ mod pipe;
 pub mod samples;
 pub mod session;
 pub mod tables;
+pub mod worst;
 
 /// A fuzz target.
 #[derive(Clone, Copy, Debug)]

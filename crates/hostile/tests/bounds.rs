@@ -1,0 +1,139 @@
+//! What a hostile image of 1 MiB costs at most: memory, counted by the allocator, and work, counted in
+//! operations and bytes of the file. No clock is asked. docs/security.md states these bounds.
+//!
+//! One test, because the allocator counts for the whole process.
+
+#![allow(clippy::unwrap_used)] // A test fails by panicking.
+
+use std::sync::Arc;
+
+use cowslip::file::BlockFile;
+use cowslip::image::ZeroOptions;
+use cowslip::qcow2::inspect::inspect;
+use cowslip::{Buf, BufMut};
+use cowslip_hostile::draw::Draw;
+use cowslip_hostile::file::Watched;
+use cowslip_hostile::session::{CHECK_BYTES_MAX, OneDataFile, block_on, open, run_check};
+use cowslip_hostile::worst::{self, BYTES};
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+/// What one verb may cost.
+struct Bound {
+    memory_bytes: usize,
+    operations: u64,
+    bytes_read: u64,
+}
+
+const MIB: usize = 1 << 20;
+
+/// `info`: the lists of snapshots and bitmaps, as text.
+const INSPECT: Bound = Bound {
+    memory_bytes: 16 * MIB,
+    operations: 200,
+    bytes_read: 4 << 20,
+};
+/// A check reads 16 times the file and 64 MiB; what it counts has a limit that the caller sets.
+const CHECK: Bound = Bound {
+    memory_bytes: CHECK_BYTES_MAX as usize + 16 * MIB,
+    operations: 20_000,
+    bytes_read: 80 << 20,
+};
+/// Opening, and requests of 1 MiB at most.
+const READ: Bound = Bound {
+    memory_bytes: 32 * MIB,
+    operations: 20_000,
+    bytes_read: 64 << 20,
+};
+/// A map of the whole disk, or of what 1000 extents describe.
+const EXTENTS: Bound = Bound {
+    memory_bytes: 64 * MIB,
+    operations: 20_000,
+    bytes_read: 64 << 20,
+};
+const WRITE: Bound = Bound {
+    memory_bytes: 64 * MIB,
+    operations: 50_000,
+    bytes_read: 64 << 20,
+};
+
+fn measure(image: &worst::Worst, verb: &str, bound: &Bound, work: impl FnOnce(&Arc<Watched>)) {
+    let file = Arc::new(Watched::new(image.bytes.clone()));
+    MEMORY.reset_peak_usage();
+    let before = MEMORY.current_usage();
+    work(&file);
+    let memory = MEMORY.peak_usage().saturating_sub(before);
+    let (operations, read) = (file.operations(), file.bytes_read());
+    let told = format!(
+        "{verb} of '{}': {} KiB of memory, {operations} operations, {} KiB read",
+        image.name,
+        memory >> 10,
+        read >> 10
+    );
+    println!("{told}");
+    assert!(memory <= bound.memory_bytes, "{told}");
+    assert!(operations <= bound.operations, "{told}");
+    assert!(read <= bound.bytes_read, "{told}");
+}
+
+/// Every failure is fine that is an error.
+fn tolerate<T>(outcome: cowslip::Result<T>) {
+    std::hint::black_box(outcome.map_err(|error| error.to_string()).is_ok());
+}
+
+fn read(file: &Arc<Watched>) {
+    let Ok(image) = open(file, &OneDataFile::new(), false, &mut Draw::from_seed(1)) else {
+        return;
+    };
+    let size = image.size();
+    for start in [0, size / 2, size.saturating_sub(BYTES as u64)] {
+        let len = (size - start).min(BYTES as u64) as usize;
+        tolerate(block_on(image.read(start, BufMut::zeroed(len))));
+    }
+}
+
+fn map(file: &Arc<Watched>) {
+    let Ok(image) = open(file, &OneDataFile::new(), false, &mut Draw::from_seed(1)) else {
+        return;
+    };
+    for len in [image.size(), image.size().min(1 << 32)] {
+        tolerate(block_on(image.extents(0, len, 1000)));
+    }
+}
+
+fn write(file: &Arc<Watched>) {
+    let gate = OneDataFile::new();
+    let Ok(image) = open(file, &gate, true, &mut Draw::from_seed(1)) else {
+        return;
+    };
+    let size = image.size();
+    let data = |len: u64| Buf::from(vec![1; len as usize]);
+    let zero = ZeroOptions::default();
+    for start in [0, size / 2] {
+        let len = (size - start).min(200_000);
+        tolerate(block_on(image.write(start, data(len), Default::default())));
+        tolerate(block_on(image.write_zeroes(start, len, zero)));
+        tolerate(block_on(image.discard(start, len)));
+    }
+    let unit = 1 << image.layers()[0].header.as_ref().unwrap().cluster_bits;
+    tolerate(block_on(image.write_compressed(0, data(unit))));
+    tolerate(block_on(image.flush()));
+    tolerate(block_on(image.resize(size.saturating_add(1 << 20))));
+    tolerate(block_on(image.close()));
+}
+
+#[test]
+fn the_worst_images_cost_a_bounded_amount() {
+    for image in worst::all() {
+        assert_eq!(image.bytes.len(), BYTES);
+        measure(&image, "inspect", &INSPECT, |file| {
+            tolerate(block_on(inspect(&(file.clone() as Arc<dyn BlockFile>))));
+        });
+        measure(&image, "check", &CHECK, |file| tolerate(run_check(file)));
+        measure(&image, "read", &READ, read);
+        measure(&image, "map", &EXTENTS, map);
+        measure(&image, "write", &WRITE, write);
+    }
+}
