@@ -3,7 +3,8 @@
 //! - `test` is the whole gate: peers, formatting, lints, tidy rules, doc links, tests;
 //! - `bench` is the side-by-side table against QEMU on loop-mounted file systems;
 //! - `sim` passes its arguments on to the simulator, in a release build;
-//! - `models`, `threads`, `tsan` and `miri` look for races, for longer than the gate does.
+//! - `models`, `threads`, `tsan` and `miri` look for races, for longer than the gate does;
+//! - `fuzz` runs the fuzzers, which need a nightly compiler.
 //!
 //! Leaves out whatever a user of Cowslip might want: that belongs to the command itself.
 
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod fuzz;
 mod peers;
 mod run;
 mod test;
@@ -44,6 +46,8 @@ enum Command {
     Tsan(threads::Threads),
     /// Runs the tests of buffers and completions under Miri (nightly, with miri)
     Miri,
+    /// Fuzzes hostile images, NBD peers, tables and command lines
+    Fuzz(fuzz::Args),
 }
 
 fn main() -> ExitCode {
@@ -55,6 +59,7 @@ fn main() -> ExitCode {
         Command::Threads(args) => threads::threads(&args),
         Command::Tsan(args) => threads::tsan(&args),
         Command::Miri => threads::miri(),
+        Command::Fuzz(args) => fuzz::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
