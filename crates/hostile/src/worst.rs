@@ -154,25 +154,22 @@ fn endless_bitmaps() -> Worst {
     image.named("endless bitmaps")
 }
 
-/// Thousands of bitmaps whose one table fills half of the file and refers to all of it.
+/// Thousands of bitmaps with one table, as long as the largest disk allows, that refers to all of the file.
 fn bitmaps_with_one_table() -> Worst {
     let mut image = Builder::new(9);
-    image.l1(512, 64);
-    // 16 MiB with a granularity of 512 bytes: a table of eight clusters.
-    image.word(24, 1 << 60);
-    let directory = BYTES as u64 / 2;
-    let (table, count) = (8 * 512, directory / 32);
+    let (table, directory) = (8 * 512, BYTES as u64 / 2);
+    let l1_entries = (BYTES as u64 - table) / 8;
+    image.l1(table, l1_entries);
+    let disk = l1_entries * 64 * 512;
+    let table_entries = (disk / 512).div_ceil(8).div_ceil(512);
+    let count = directory / 32;
     for at in (0..count).map(|index| directory + index * 32) {
         image.word(at, table);
-        // What a disk of 2^60 bytes needs with a granularity of 2^31.
-        image.half(at + 8, (1u32 << 29) / 8 / 512);
-        image.put(at + 16, &[1, 31, 0, 1]);
+        image.half(at + 8, table_entries as u32);
+        image.put(at + 16, &[1, 9, 0, 1]);
         image.put(at + 24, b"b");
     }
-    image.fill(
-        table,
-        (0..(directory - table) / 8).map(|index| index % 2048 * 512),
-    );
+    image.fill(table, (0..table_entries).map(|index| index % 2048 * 512));
     image.bitmaps(count as u32, directory, count * 32);
     image.named("bitmaps with one table")
 }

@@ -60,3 +60,43 @@ fn damaged_images_are_errors_and_nothing_worse() {
         failed.len()
     );
 }
+
+/// Counts behind the end of the file that are not 0, as a crash leaves them: all, every second, and in ever
+/// longer gaps. What is written then is counted once, and nothing lies on it.
+#[test]
+fn growth_steps_over_counts_beyond_the_end() {
+    let sample = &samples::all()[0];
+    let layout = cowslip_hostile::layout::Layout::of(sample);
+    let clusters = sample.len().div_ceil(512);
+    // 16-bit counts: 256 in a block of 512 bytes.
+    let counts_of = |cluster: usize| {
+        let block = layout.refcount_blocks.get(cluster / 256)?;
+        Some(block.start + cluster % 256 * 2)
+    };
+    let beyond = clusters..layout.refcount_blocks.len() * 256;
+    assert!(beyond.len() > 20, "the sample has counts to spare");
+    let patterns: [fn(usize) -> bool; 3] = [|_| true, |i| i % 2 == 0, |i| i.isqrt().pow(2) == i];
+    for pattern in patterns {
+        let mut bytes = sample.clone();
+        for cluster in beyond.clone().filter(|&i| pattern(i - beyond.start)) {
+            bytes[counts_of(cluster).unwrap() + 1] = 1;
+        }
+        let file = Arc::new(Watched::new(bytes));
+        let gate = session::OneDataFile::new();
+        let mut draw = Draw::from_seed(3);
+        let image = session::open(&file, &gate, true, &mut draw).unwrap();
+        let data = cowslip::Buf::from(vec![9; 400_000]);
+        session::block_on(image.write(600_000, data, Default::default())).unwrap();
+        session::block_on(image.close()).unwrap();
+        let result = session::run_check(&file).unwrap();
+        assert_eq!(
+            (result.corruptions, result.check_errors),
+            (0, 0),
+            "{result:?}"
+        );
+        let image = session::open(&file, &gate, false, &mut draw).unwrap();
+        let read = image.read(600_000, cowslip::BufMut::zeroed(400_000));
+        let read = session::block_on(read).unwrap();
+        assert!(read.iter().all(|&byte| byte == 9));
+    }
+}
