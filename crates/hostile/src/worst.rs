@@ -94,7 +94,9 @@ impl Builder {
 /// All of them.
 pub fn all() -> Vec<Worst> {
     let mut images = vec![
-        one_l2_table_everywhere(),
+        one_l2_table_everywhere(0, "one L2 table everywhere"),
+        // A map has learnt by then to take long steps.
+        one_l2_table_everywhere(65_536, "nothing, then one L2 table everywhere"),
         subclusters_everywhere(),
         unaligned_l2_tables(),
         endless_bitmaps(),
@@ -111,8 +113,9 @@ pub fn all() -> Vec<Worst> {
     images
 }
 
-/// Gigabytes of the smallest clusters, every second one mapped, through a single table.
-fn one_l2_table_everywhere() -> Worst {
+/// Gigabytes of the smallest clusters, every second one mapped, through a single table; nothing before the
+/// L1 entry `first`.
+fn one_l2_table_everywhere(first: u64, name: &'static str) -> Worst {
     let mut image = Builder::new(9);
     let l1 = 8 * 512;
     image.l1(l1, (BYTES as u64 - l1) / 8);
@@ -121,7 +124,7 @@ fn one_l2_table_everywhere() -> Worst {
         4 * 512,
         (0..64).map(|index| (index % 2) * (5 * 512 | COPIED)),
     );
-    image.named("one L2 table everywhere")
+    image.named(name)
 }
 
 /// The same with subclusters, every second one allocated.

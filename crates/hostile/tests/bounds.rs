@@ -38,7 +38,7 @@ const INSPECT: Bound = Bound {
 /// A check reads 16 times the file and 64 MiB, and the header before.
 const CHECK: Bound = Bound {
     memory_bytes: 8 * MIB,
-    operations: 5000,
+    operations: 8000,
     bytes_read: 81 << 20,
 };
 /// Opening, and requests of 1 MiB at most.
@@ -49,9 +49,9 @@ const READ: Bound = Bound {
 };
 /// A map of the whole disk, or of what 1000 extents describe.
 const EXTENTS: Bound = Bound {
-    memory_bytes: 8 * MIB,
+    memory_bytes: 32 * MIB,
     operations: 5000,
-    bytes_read: 4 << 20,
+    bytes_read: 8 << 20,
 };
 /// Each of eight requests may look through all counts: some 1800 blocks of them.
 const WRITE: Bound = Bound {

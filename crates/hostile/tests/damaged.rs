@@ -14,8 +14,8 @@ use cowslip_hostile::draw::Draw;
 use cowslip_hostile::file::Watched;
 use cowslip_hostile::{samples, session};
 
-/// Seeds that are tried by default: about 20 seconds in a debug build.
-const SEEDS: u64 = 6000;
+/// Seeds that are tried by default: about 10 seconds in a debug build.
+const SEEDS: u64 = 3000;
 /// A generous limit for the work on one small image.
 const TIME_MAX: Duration = Duration::from_secs(10);
 
