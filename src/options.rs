@@ -1,7 +1,7 @@
 //! Option lists: `-o name=value,name=value`, as QEMU's programs read them.
 //!
 //! A comma inside a value is doubled; `name` alone switches on, `noname` off. What an option means
-//! is the verb's business; here it is only split, typed by a [`Table`] and printed again.
+//! is the verb's business; here it is only split, typed by a table and printed again.
 
 use crate::error::CommandError;
 use crate::size::{self, SizeError};

@@ -119,10 +119,10 @@ fn one_l2_table_everywhere(first: u64, name: &'static str) -> Worst {
     let mut image = Builder::new(9);
     let l1 = 8 * 512;
     image.l1(l1, (BYTES as u64 - l1) / 8);
-    image.fill(l1, std::iter::repeat(4 * 512));
+    image.fill(l1 + first * 8, std::iter::repeat(4 * 512));
     image.fill(
         4 * 512,
-        (0..64).map(|index| (index % 2) * (5 * 512 | COPIED)),
+        (0..64).map(|index| (index % 2) * ((5 * 512) | COPIED)),
     );
     image.named(name)
 }
@@ -135,7 +135,7 @@ fn subclusters_everywhere() -> Worst {
     let l1 = 8 * cluster;
     image.l1(l1, (BYTES as u64 - l1) / 8);
     image.fill(l1, std::iter::repeat(4 * cluster));
-    let entry = [5 * cluster | COPIED, 0x5555_5555];
+    let entry = [(5 * cluster) | COPIED, 0x5555_5555];
     image.fill(4 * cluster, (0..2048).map(|index| entry[index % 2]));
     image.named("subclusters everywhere")
 }
@@ -272,9 +272,9 @@ fn compressed_zeroes(kind: CompressionType) -> Worst {
     image.l1(cluster, 1);
     let stream = compress(kind, &vec![0; cluster as usize]).unwrap();
     image.put(5 * cluster, &stream);
-    image.word(cluster, 4 * cluster | COPIED);
+    image.word(cluster, (4 * cluster) | COPIED);
     // As long as an entry can say.
-    let entry = COMPRESSED | 0xff << 54 | 5 * cluster;
+    let entry = COMPRESSED | 0xff << 54 | (5 * cluster);
     image.fill(4 * cluster, std::iter::repeat_n(entry, 8192));
     match kind {
         CompressionType::Deflate => image.named("compressed zeroes, deflate"),

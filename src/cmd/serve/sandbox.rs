@@ -2,9 +2,9 @@
 //! does not need. docs/security.md says what that leaves to an attacker.
 //!
 //! Landlock takes away the file system, TCP, and signals to others; a seccomp filter takes away all system
-//! calls but those in [`ALLOWED`]. What is not allowed fails with EPERM rather than ending the server: a C library
+//! calls but those in `ALLOWED`. What is not allowed fails with EPERM rather than ending the server: a C library
 //! that tries something new must not cost the writes in flight. What only an attack would call ends it
-//! ([`FATAL`]). The ring is confined where it is made (`cowslip-queue`): seccomp does not see what it does.
+//! (`FATAL`). The ring is confined where it is made (`cowslip-queue`): seccomp does not see what it does.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -193,7 +193,7 @@ fn allowed() -> Result<Rules, seccompiler::Error> {
 /// `<linux/fiemap.h>`, `<asm-generic/ioctls.h>`.
 const IOCTLS: &[u64] = &[0xc020_660b, 0x1277, 0x8008_1272, 0x5421];
 
-/// What answering requests needs. Some have rules of their own in [`allowed`].
+/// What answering requests needs. Some have rules of their own in `allowed`.
 const ALLOWED: &[i64] = &[
     // Files that are open.
     libc::SYS_read,
