@@ -5,9 +5,8 @@
 //! Whoever flushes therefore waits for the durable writes that were under way, and for what they say.
 
 use std::collections::BTreeSet;
-use std::sync::Mutex;
 
-use crate::sync::{Waiters, lock};
+use crate::sync::{Mutex, Waiters, lock};
 
 /// The durable writes of one file that are under way.
 #[derive(Debug, Default)]

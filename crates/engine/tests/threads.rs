@@ -99,6 +99,7 @@ impl Case {
                 Backend::Threads => Aio::Threads,
                 _ => Aio::Auto,
             },
+            ..HostOptions::default()
         }
     }
 
@@ -141,10 +142,13 @@ impl Case {
             backing: BackingChoice::AsNamed,
             metadata_only: false,
             cache_bytes: self.cache_bytes,
+            ..OpenOptions::default()
         };
-        Image::open(file, options, &HostGate { options: host })
-            .await
-            .unwrap()
+        let gate = HostGate {
+            options: host,
+            ..HostGate::default()
+        };
+        Image::open(file, options, &gate).await.unwrap()
     }
 }
 

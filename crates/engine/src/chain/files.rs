@@ -1,11 +1,11 @@
 //! The files of one image that is being opened: each is used once, and claimed before it is read.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::Result;
 use crate::file::{BlockFile, Claim, FileId, Protection, Role, Sharing};
 use crate::image::Format;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// The files that were opened so far.
 #[derive(Debug)]

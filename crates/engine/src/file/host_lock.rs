@@ -11,13 +11,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Mutex;
 
 use cowslip_queue::lock;
 use rustix::io::Errno;
 
 use super::claim::{Claim, Conflict, Permissions, Protection, Side};
-use crate::sync;
+use crate::sync::{self, Mutex};
 use crate::{Error, Result};
 
 /// Whether claims are made known by locks.

@@ -18,7 +18,6 @@ use std::ops::Range;
 
 use cowslip_queue::{Completer, Pending, pending};
 
-use super::entry::L2Entry;
 use super::geometry::{GuestCluster, SubclusterMask};
 use super::plan::Space;
 use crate::planted::{self, Mistake};
@@ -246,12 +245,9 @@ impl JointSpace {
         }
     }
 
-    /// The mistake of that name.
-    pub fn publish_all_attempted(&self, cluster: GuestCluster, entry: &mut L2Entry) {
-        if let (Some(joint), L2Entry::Standard(entry)) = (self.0.get(&cluster), entry) {
-            entry.allocated |= joint.attempted;
-            entry.zeroes &= !joint.attempted;
-        }
+    /// What members have tried to write, for a planted mistake.
+    pub fn attempted(&self, cluster: GuestCluster) -> SubclusterMask {
+        self.0.get(&cluster).map_or(0, |joint| joint.attempted)
     }
 
     /// Whatever members have tried to write in these subclusters may be there, though no entry says

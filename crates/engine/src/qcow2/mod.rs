@@ -367,8 +367,12 @@ impl Qcow2 {
                     .entry(step.cluster)
                     .expect("it was decoded at admission, and leased");
                 let (mut entry, freed) = plan::publish(&self.format, &before, &step.write);
-                if planted::is(Mistake::JoinerPublishesOthers) {
-                    state.joint.publish_all_attempted(step.cluster, &mut entry);
+                if planted::is(Mistake::JoinerPublishesOthers)
+                    && let L2Entry::Standard(entry) = &mut entry
+                {
+                    let others = state.joint.attempted(step.cluster);
+                    entry.allocated |= others;
+                    entry.zeroes &= !others;
                 }
                 state.tables.set_entry(step.cluster, &entry);
                 state.joint.published(step.cluster);

@@ -4,14 +4,14 @@
 //! that point there are harmless.
 
 use std::ops::{Deref, Range};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use cowslip_queue::{BufMut, Pending, yield_now};
 use futures_util::stream::{self, Stream, StreamExt};
 
 use crate::file::BlockFile;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::{Error, Result};
 
 /// Bytes that are in flight at once, at most, but for a single table that is larger.

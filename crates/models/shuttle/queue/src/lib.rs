@@ -13,6 +13,8 @@ mod executor;
 pub mod fiemap;
 #[path = "../../../../queue/src/file.rs"]
 pub mod file;
+#[path = "../../../../queue/src/lock.rs"]
+pub mod lock;
 #[path = "../../../../queue/src/mailbox.rs"]
 mod mailbox;
 #[path = "../../../../queue/src/pending.rs"]
@@ -38,7 +40,7 @@ pub use driver::Backend;
 pub use executor::{Queue, spawn, yield_now};
 pub use file::File;
 pub use pending::{Completer, Pending, pending};
-pub use pool::blocking;
+pub use pool::{blocking, retire_idle_threads};
 pub use signal::Termination;
 pub use socket::{Listener, Stream};
 pub use timer::{Sleep, sleep};
