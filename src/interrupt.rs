@@ -1,7 +1,7 @@
-//! Files that must not survive an interrupted process.
+//! Files that must not survive an interrupted process, and what its user is told then.
 //!
-//! A thread waits for the signals that end a process; it removes what is listed and then lets the
-//! signal do what it would have done. Nothing is set up before the first file is listed.
+//! A thread waits for the signals that end a process; it removes what is listed, says what is to be
+//! said, and then lets the signal do what it would have done. Nothing is set up before that.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, Once};
@@ -10,13 +10,41 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
+use crate::output::print_error;
+
 static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+static WORDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static WATCH: Once = Once::new();
 
 fn files() -> MutexGuard<'static, Vec<PathBuf>> {
     FILES
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn words() -> MutexGuard<'static, Vec<String>> {
+    WORDS
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// What an interruption says while this value lives.
+#[derive(Debug)]
+pub struct ToldOnInterrupt;
+
+impl ToldOnInterrupt {
+    /// Says `text`, a line, to standard error.
+    pub fn new(text: String) -> ToldOnInterrupt {
+        WATCH.call_once(watch);
+        words().push(text);
+        ToldOnInterrupt
+    }
+}
+
+impl Drop for ToldOnInterrupt {
+    fn drop(&mut self) {
+        words().pop();
+    }
 }
 
 /// A file that an interruption removes while this value lives.
@@ -57,6 +85,9 @@ fn watch() {
             // A file that is finished just now goes too: whoever interrupts does not want it.
             for path in files().iter() {
                 drop(std::fs::remove_file(path));
+            }
+            for text in words().iter() {
+                print_error(&format!("{text}\n"));
             }
             if emulate_default_handler(signal).is_err() {
                 std::process::exit(1);

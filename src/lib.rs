@@ -23,6 +23,7 @@ mod open;
 mod options;
 mod output;
 mod progress;
+mod repair_text;
 mod size;
 mod time;
 

@@ -16,6 +16,7 @@ use cowslip_queue::{Backend, Queue};
 
 use crate::error::{CommandError, opening_reason};
 use crate::output;
+use crate::repair_text::repaired_when_opened;
 
 mod spec;
 
@@ -222,6 +223,7 @@ fn prepare(
 ) -> Result<(Arc<dyn BlockFile>, OpenOptions, HostGate), CommandError> {
     let gate = source.gate(how);
     let options = OpenOptions {
+        dirty: repaired_when_opened(),
         format: source.format,
         writable: gate.options.writable,
         write_policy: how.cache.write_policy(),

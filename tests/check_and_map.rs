@@ -211,20 +211,149 @@ fn check_of_a_broken_image_prints_what_qemu_img_prints() {
     }
 }
 
-/// Repair is refused in words, and the image stays as it is.
+/// Lines of QEMU's that tell of its own state, not of the image.
+fn without_own_state(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes)
+        .lines()
+        .filter(|line| !line.starts_with("qcow2: "))
+        .map(|line| format!("{line}\n"))
+        .collect()
+}
+
+/// What both repair they tell alike: text, JSON, exit code.
 #[test]
-fn repair_is_refused() {
+fn repair_prints_what_qemu_img_prints() {
+    let Some(bench) = Bench::new() else { return };
+    let path = bench.dir.path().join("broken");
+    let copy = bench.dir.path().join("copy");
+    type Change = fn(&Path);
+    let cases: [Change; 7] = [
+        |_| {},
+        // COPIED missing from an L1 and from an L2 entry.
+        |path| patch(path, word(path, 40), |entry| entry & !(1 << 63)),
+        |path| {
+            patch(path, word(path, word(path, 40)) & !(1 << 63), |entry| {
+                entry & !(1 << 63)
+            })
+        },
+        // Counts that are too high.
+        |path| {
+            patch(path, word(path, word(path, 48)) + 8, |counts| {
+                counts + 0x1_0000_0000
+            })
+        },
+        |path| {
+            patch(path, word(path, word(path, 48)) + 16, |counts| {
+                counts | 0x0001_0001
+            })
+        },
+        // One data cluster twice.
+        |path| {
+            let table = word(path, word(path, 40)) & !(1 << 63);
+            let first = word(path, table);
+            patch(path, table + 8, |_| first);
+        },
+        // The dirty mark alone.
+        |path| patch(path, 72, |bits| bits | 1),
+    ];
+    for (index, change) in cases.iter().enumerate() {
+        bench.image("broken", "NAME 4M", &["write 0 256k"]);
+        change(&path);
+        for line in [
+            "check -r all copy",
+            "check -r all --output=json copy",
+            "check -r leaks copy",
+            "check -r leaks --output=json copy",
+            "check -q -r all copy",
+        ] {
+            let words: Vec<&str> = line.split(' ').collect();
+            std::fs::copy(&path, &copy).unwrap();
+            let theirs = bench.run("qemu-img", &words);
+            let repaired = std::fs::read(&copy).unwrap();
+            std::fs::copy(&path, &copy).unwrap();
+            let ours = bench.run(bench.dir.path().join("bin/qemu-img"), &words);
+            let case = format!("case {index}: {line}");
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            assert_eq!(text(&ours.stdout), text(&theirs.stdout), "{case}");
+            // In another order: here counts fall after all else. What remains QEMU tells thrice.
+            let sorted = |told: &str| {
+                let mut lines: Vec<String> = told.lines().map(String::from).collect();
+                lines.sort();
+                lines.dedup();
+                lines
+            };
+            let theirs_told = without_own_state(&theirs.stderr);
+            assert_eq!(sorted(&text(&ours.stderr)), sorted(&theirs_told), "{case}");
+            assert_eq!(ours.status.code(), theirs.status.code(), "{case}");
+            let mut image = std::fs::read(&copy).unwrap();
+            if index == 5 {
+                // The cluster that is freed: QEMU punches a hole there, here its bytes stay.
+                let freed = 6 * 65536..7 * 65536;
+                image[freed.clone()].copy_from_slice(&repaired[freed]);
+            }
+            assert!(image == repaired, "{case}: the images differ");
+        }
+    }
+}
+
+/// A plan says what, why and where, and changes nothing; not even the time of the last change.
+#[test]
+fn a_plan_and_a_repair_of_nothing_change_nothing() {
     let Some(bench) = Bench::new() else { return };
     bench.image("image", "NAME 4M", &["write 0 256k"]);
     let path = bench.dir.path().join("image");
-    let before = std::fs::read(&path).unwrap();
-    let output = bench.run(
-        bench.dir.path().join("bin/qemu-img"),
-        &["check", "-r", "all", "image"],
+    let ours = bench.dir.path().join("bin/qemu-img");
+    let changed = |path: &Path| std::fs::metadata(path).unwrap().modified().unwrap();
+    let before = changed(&path);
+    let repair = bench.run(&ours, &["check", "-r", "all", "image"]);
+    assert_eq!(repair.status.code(), Some(0), "{repair:?}");
+    let plan = bench.run(&ours, &["check", "--plan", "image"]);
+    assert_eq!(plan.status.code(), Some(0), "{plan:?}");
+    assert_eq!(plan.stdout, b"There is nothing to repair.\n");
+    assert_eq!(changed(&path), before);
+
+    // An L2 entry beyond the end, and its cluster leaked.
+    let table = word(&path, word(&path, 40)) & !(1 << 63);
+    patch(&path, table, |_| 1 << 63 | 1 << 40);
+    let before = (changed(&path), std::fs::read(&path).unwrap());
+    let plan = bench.run(&ours, &["check", "--plan", "--output=json", "image"]);
+    assert_eq!(plan.status.code(), Some(2), "{plan:?}");
+    let steps: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+    let steps = steps.as_array().unwrap();
+    assert_eq!(steps.len(), 2, "{steps:?}");
+    for step in steps {
+        assert!(
+            step["what"].is_string() && step["why"].is_string(),
+            "{step}"
+        );
+    }
+    assert_eq!(steps[0]["where"]["offset"], table);
+    assert!(steps[0]["may_lose"].is_string() && steps[1]["may_lose"].is_null());
+    let human = bench.run(&ours, &["check", "--plan", "-r", "all", "image"]);
+    let text = String::from_utf8_lossy(&human.stdout).into_owned();
+    assert!(
+        text.contains("because: L2 entry: a data cluster beyond"),
+        "{text}"
     );
+    assert!(text.contains("may lose: "), "{text}");
+    assert!((changed(&path), std::fs::read(&path).unwrap()) == before);
+}
+
+/// What QEMU's leak repair refuses, ours refuses in the same way.
+#[test]
+fn leaks_alone_are_not_repaired_where_the_refcounts_are_lost() {
+    let Some(bench) = Bench::new() else { return };
+    bench.image("image", "NAME 4M", &["write 0 256k"]);
+    let path = bench.dir.path().join("image");
+    patch(&path, word(&path, 48), |_| 0);
+    let before = std::fs::read(&path).unwrap();
+    let ours = bench.dir.path().join("bin/qemu-img");
+    let output = bench.run(ours, &["check", "-r", "leaks", "image"]);
     assert_eq!(output.status.code(), Some(1));
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(text, "qemu-img: repair is not available yet\n");
+    let theirs = bench.run("qemu-img", &["check", "-r", "leaks", "image"]);
+    assert_eq!(theirs.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("check -r all repairs it"), "{text}");
     assert!(std::fs::read(&path).unwrap() == before);
 }
 

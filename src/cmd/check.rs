@@ -1,10 +1,11 @@
-//! `check`: every structure and every refcount of a qcow2 image, without changing it.
+//! `check`: every structure and every refcount of a qcow2 image; with `-r` they are repaired, with
+//! `--plan` it is told what a repair would do.
 //!
 //! Text, JSON and exit codes are qemu-img's: 0 sound, 1 could not check, 2 corruptions, 3 leaks only,
-//! 63 for formats without checks. Unlike qemu-img it needs neither the backing file nor the external
-//! data file nor the key of an encrypted image: none of them is looked at. Repair is refused.
+//! 63 for formats without checks; after a repair they tell what remains. Unlike qemu-img it needs
+//! neither the backing file nor the external data file nor the key of an encrypted image: none of
+//! them is looked at.
 
-use std::io::Write;
 use std::sync::Arc;
 
 use cowslip::BufMut;
@@ -13,11 +14,17 @@ use cowslip::file::{BlockFile, Sharing};
 use cowslip::image::Format;
 use cowslip::qcow2::check::{self, CheckOptions, CheckResult, Finding, Observer};
 use cowslip::qcow2::header::Header;
+use cowslip::qcow2::repair::{Scope, Summary};
 use serde_json::{Map, Value};
 
 use crate::error::CommandError;
-use crate::open::{CacheMode, ImageSpec, OpenHow, Source, Trust, block_on, open_alone, sharing};
+use crate::open::{
+    Access, CacheMode, ImageSpec, OpenHow, Source, Trust, block_on, open_alone, sharing,
+};
 use crate::output::{self, OutputFormat, Program, usage_error};
+use crate::repair_text::tell;
+
+mod repair;
 
 /// Bytes that tell the size of an image's header.
 const PROBE_BYTES: u64 = 512;
@@ -56,9 +63,12 @@ pub struct Args {
     /// Output format: human or json
     #[arg(long, value_name = "FORMAT", default_value = "human")]
     output: String,
-    /// What to repair: leaks or all (not available yet)
+    /// What to repair: leaks or all
     #[arg(short, long, value_name = "WHAT")]
     repair: Option<String>,
+    /// Tell what a repair would do, why, and what may be lost, and change nothing
+    #[arg(long)]
+    plan: bool,
     /// The image file
     #[arg(value_name = "FILENAME")]
     filenames: Vec<String>,
@@ -69,11 +79,17 @@ struct Reporter {
     progress: Option<f64>,
 }
 
+impl Reporter {
+    fn new(args: &Args) -> Reporter {
+        Reporter {
+            progress: args.progress.then_some(-1.0),
+        }
+    }
+}
+
 impl Observer for Reporter {
     fn finding(&mut self, finding: &Finding) {
-        output::flush();
-        // There is nobody left to tell if standard error fails.
-        drop(writeln!(std::io::stderr().lock(), "{finding}"));
+        tell(finding);
     }
 
     fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
@@ -134,7 +150,7 @@ fn human_text(result: &CheckResult) -> String {
 }
 
 /// The report for programs; the order of the keys is qemu-img's.
-fn json_value(result: &CheckResult, filename: &str) -> Value {
+fn json_value(result: &CheckResult, repaired: &Summary, filename: &str) -> Value {
     let mut map = Map::new();
     let mut number = |name: &str, value: u64, always: bool| {
         if always || value != 0 {
@@ -145,8 +161,10 @@ fn json_value(result: &CheckResult, filename: &str) -> Value {
     number("compressed-clusters", result.compressed_clusters, false);
     number("total-clusters", result.total_clusters, false);
     number("corruptions", result.corruptions, false);
+    number("corruptions-fixed", repaired.corruptions, false);
     number("check-errors", result.check_errors, true);
     number("leaks", result.leaks, false);
+    number("leaks-fixed", repaired.leaks, false);
     number("allocated-clusters", result.allocated_clusters, false);
     map.insert("filename".to_string(), Value::from(filename));
     map.insert("format".to_string(), Value::from("qcow2"));
@@ -181,9 +199,15 @@ pub fn run(args: Args, program: &Program) -> u8 {
 
 fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
     let format = OutputFormat::parse(&args.output, "check", program)?;
-    if let Some(what) = &args.repair {
-        return Err(refuse_repair(what, program));
-    }
+    let scope = args.repair.as_deref().map(|what| match what {
+        "leaks" => Ok(Scope::Leaks),
+        "all" => Ok(Scope::All),
+        _ => {
+            let text = format!("--repair (-r) expects 'leaks' or 'all' not '{what}'");
+            Err(usage_error(&text, "check", program))
+        }
+    });
+    let scope = scope.transpose()?;
     let cache = CacheMode::parse(&args.cache)
         .ok_or_else(|| CommandError::new(format!("Invalid source cache option: {}", args.cache)))?;
     let spec = ImageSpec::only(
@@ -194,42 +218,65 @@ fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
     )?;
     let source = spec.resolve()?;
     let how = OpenHow {
+        access: match scope {
+            Some(_) if !args.plan => Access::Write,
+            _ => Access::Read,
+        },
         cache,
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.trust.backing_policy,
         ..OpenHow::default()
     };
-    let mut reporter = Reporter {
-        progress: args.progress.then_some(-1.0),
-    };
-    let result = block_on(Aio::Auto, check_file(&source, &how, &mut reporter))?;
-    if args.progress {
-        output::print("\n");
+    if args.plan {
+        let scope = scope.unwrap_or(Scope::All);
+        return block_on(Aio::Auto, async {
+            let (file, _) = open_damaged(&source, &how).await?;
+            repair::plan(&file, scope, (args, format)).await
+        });
     }
+    let (result, repaired) = block_on(Aio::Auto, async {
+        let (file, header) = open_damaged(&source, &how).await?;
+        match scope {
+            Some(scope) => repair::run(&file, scope, (args, format)).await,
+            None => {
+                let result = check_file(&file, &header, &mut Reporter::new(args)).await?;
+                end_progress(args);
+                Ok((result, Summary::default()))
+            }
+        }
+    })?;
     if !args.quiet {
         match format {
             OutputFormat::Human => output::print(&human_text(&result)),
-            OutputFormat::Json => output::print_json(&json_value(&result, &args.filenames[0])),
+            OutputFormat::Json => {
+                output::print_json(&json_value(&result, &repaired, &args.filenames[0]));
+            }
         }
     }
     Ok(exit_code(&result, program))
 }
 
-fn refuse_repair(what: &str, program: &Program) -> CommandError {
-    match what {
-        "leaks" | "all" => CommandError::new("repair is not available yet"),
-        _ => {
-            let text = format!("--repair (-r) expects 'leaks' or 'all' not '{what}'");
-            usage_error(&text, "check", program)
-        }
+fn end_progress(args: &Args) {
+    if args.progress {
+        output::print("\n");
     }
 }
 
 async fn check_file(
-    source: &Source,
-    how: &OpenHow,
+    file: &Arc<dyn BlockFile>,
+    header: &Header,
     reporter: &mut Reporter,
 ) -> Result<CheckResult, CommandError> {
+    check::check(file, header, &CheckOptions::default(), reporter)
+        .await
+        .map_err(|error| CommandError::new(format!("Check failed: {error}")))
+}
+
+/// Opens an image that may be damaged; refuses formats without checks.
+async fn open_damaged(
+    source: &Source,
+    how: &OpenHow,
+) -> Result<(Arc<dyn BlockFile>, Header), CommandError> {
     let name = source.filename.as_str();
     let (file, format) = open_alone(source, how).await?;
     if format != Format::Qcow2 {
@@ -240,11 +287,9 @@ async fn check_file(
     let wanted = Header::wanted_bytes(&start, u64::MAX);
     let start = read_start(&file, wanted, name).await?;
     // What lies beyond the end of the file is for the check to find, not for the parser to refuse.
-    let header = Header::parse_encrypted_too(&start, u64::MAX, name)
-        .map_err(|error| CommandError::opening(name, &error))?;
-    check::check(&file, &header, &CheckOptions::default(), reporter)
-        .await
-        .map_err(|error| CommandError::new(format!("Check failed: {error}")))
+    let header =
+        Header::parse_damaged(&start, name).map_err(|error| CommandError::opening(name, &error))?;
+    Ok((file, header))
 }
 
 /// The first `len` bytes of the file, and as many more as its alignment demands.

@@ -244,6 +244,10 @@ const FLUSHERS: &[(&str, &str)] = &[
         "a new image, which nobody has open",
     ),
     (
+        "crates/engine/src/qcow2/repair/run.rs",
+        "a repair, before anybody has the image open",
+    ),
+    (
         "crates/engine/src/qcow2/resize.rs",
         "a longer L1 table, before the header names it (D6)",
     ),

@@ -9,6 +9,7 @@ use crate::file::{BlockFile, Claim, Durability, Gate, Sharing, Space};
 use crate::qcow2::Fua;
 use crate::qcow2::header::Header;
 use crate::qcow2::probe::{Observation, Stage};
+use crate::qcow2::repair;
 use crate::{Error, Result, extents};
 
 /// An image's format.
@@ -57,6 +58,51 @@ pub enum WritePolicy {
     Writethrough,
 }
 
+/// What opening an image for writing does where it was not closed cleanly: its dirty bit is set.
+#[derive(Clone, Debug)]
+pub enum DirtyImage {
+    /// Repairs it first, as QEMU does; nothing is allocated, and no guest data written, before the
+    /// repair is durable.
+    Repair(RepairAtOpen),
+    /// Refuses.
+    Refuse,
+}
+
+impl Default for DirtyImage {
+    fn default() -> DirtyImage {
+        DirtyImage::Repair(RepairAtOpen::default())
+    }
+}
+
+/// How an image is repaired when it is opened.
+#[derive(Clone, Debug)]
+pub struct RepairAtOpen {
+    /// Bytes of memory for what grows with the image, as
+    /// [`repair::RepairOptions::memory_bytes_max`].
+    pub memory_bytes_max: u64,
+    /// Who is told of it.
+    pub watch: Option<RepairWatch>,
+}
+
+impl Default for RepairAtOpen {
+    fn default() -> RepairAtOpen {
+        RepairAtOpen {
+            memory_bytes_max: repair::RepairOptions::new(repair::Scope::All).memory_bytes_max,
+            watch: None,
+        }
+    }
+}
+
+/// Called with what happens in a repair.
+#[derive(Clone)]
+pub struct RepairWatch(pub Arc<dyn Fn(repair::Event<'_>) + Send + Sync>);
+
+impl std::fmt::Debug for RepairWatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RepairWatch")
+    }
+}
+
 /// How an image is opened.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
@@ -70,6 +116,8 @@ pub struct OpenOptions {
     pub discard: DiscardPolicy,
     /// Where unallocated data comes from.
     pub backing: BackingChoice,
+    /// What is done if the image was not closed cleanly and will be written.
+    pub dirty: DirtyImage,
     /// Opens the image although its data file or backing file cannot be opened: for `info` and
     /// `check`, which need the metadata only. Guest data cannot be read then.
     pub metadata_only: bool,
@@ -169,8 +217,9 @@ impl Image {
     ///
     /// # Errors
     /// If the file is no valid image of its format, needs what is not supported, one of the files
-    /// that it needs cannot be opened, or another process uses one of them in a way that does not
-    /// go together with this one. The image is not changed by opening it.
+    /// that it needs cannot be opened, another process uses one of them in a way that does not
+    /// go together with this one, or it is marked corrupt and shall be written. The image is not
+    /// changed by opening it, but for its repair ([`OpenOptions::dirty`]).
     pub async fn open(
         file: Arc<dyn BlockFile>,
         options: OpenOptions,

@@ -13,6 +13,7 @@
 //! | refcount table | 0-8 reserved, 9-63 block offset |
 
 pub mod inspect;
+pub mod mend;
 
 use super::geometry::{Geometry, HOST_OFFSET_END, HostOffset, SubclusterMask};
 

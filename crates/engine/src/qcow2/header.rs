@@ -194,7 +194,19 @@ impl Header {
     /// # Errors
     /// As `parse`, but for encryption.
     pub fn parse_encrypted_too(bytes: &[u8], file_len: u64, file_name: &str) -> Result<Header> {
-        let parser = validate::Parser::new(bytes, file_len, file_name);
+        Header::parsed(&validate::Parser::new(bytes, file_len, file_name))
+    }
+
+    /// As [`Header::parse_encrypted_too`], for a check and its repair: the tables may lie beyond the
+    /// end of the file, and the refcount table may be missing or misplaced.
+    ///
+    /// # Errors
+    /// As `parse`, where nobody can know what is meant.
+    pub fn parse_damaged(bytes: &[u8], file_name: &str) -> Result<Header> {
+        Header::parsed(&validate::Parser::lenient(bytes, file_name))
+    }
+
+    fn parsed(parser: &validate::Parser<'_>) -> Result<Header> {
         let mut header = parser.fields()?;
         parser.first_cluster(&mut header)?;
         header.compression_type = parser.compression_type(header.header_length)?;

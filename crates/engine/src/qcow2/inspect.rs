@@ -207,7 +207,10 @@ fn snapshot_table<'a>(file: &'a dyn BlockFile, header: &Header, file_len: u64) -
         file,
         structure: SNAPSHOT_TABLE,
         next: start,
-        end: file_len.min(start.saturating_add(SNAPSHOT_TABLE_BYTES_MAX)),
+        // QEMU leaves out the padding of the last entry where the table is the end of the file.
+        end: file_len
+            .next_multiple_of(8)
+            .min(start.saturating_add(SNAPSHOT_TABLE_BYTES_MAX)),
         window: Vec::new(),
         at: 0,
     }

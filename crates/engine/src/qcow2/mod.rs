@@ -33,6 +33,7 @@ mod open;
 pub mod plan;
 pub mod probe;
 mod refcount;
+pub mod repair;
 mod resize;
 mod sparse;
 mod tables;

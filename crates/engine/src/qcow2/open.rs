@@ -11,17 +11,21 @@ use super::inflight::{Epochs, JointSpace, Leases};
 use super::inspect::snapshot_table_bytes;
 use super::probe::Probe;
 use super::refcount::Refcounts;
+use super::repair;
 use super::tables::Tables;
 use super::{Counts, Qcow2, State};
 use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
 use crate::file::{ChosenBy, FileRequest, Gate, HostFile, Role};
-use crate::image::OpenOptions;
+use crate::image::{DirtyImage, OpenOptions, RepairWatch};
 use crate::sync::{Mutex, Turn, Waiters};
 use crate::{Error, Result};
 
 /// Bytes of L2 slices kept where the caller sets no budget.
 const CACHE_BYTES_DEFAULT: u64 = 32 << 20;
+
+const EACCES: i32 = 13;
+const EIO: i32 = 5;
 
 /// An image that is about to be opened.
 pub struct Opening<'a> {
@@ -39,22 +43,28 @@ pub struct Opening<'a> {
     pub is_top: bool,
 }
 
-/// Opens an image; changes nothing.
+/// Opens an image; changes nothing, but repairs one that was not closed cleanly and will be written.
 ///
 /// # Errors
 /// As [`crate::Image::open`].
 pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
+    let mut opening = opening;
+    let mut header = read_header(&opening.file, opening.file_len).await?;
+    let writable = opening.options.writable && opening.is_top;
+    if writable {
+        refuse_corrupt(&header)?;
+    }
+    if writable && header.is_dirty() {
+        repair_dirty(&opening).await?;
+        opening.file_len = opening.file.len().await?;
+        header = read_header(&opening.file, opening.file_len).await?;
+    }
     let Opening {
         file,
         file_len,
         options,
         ..
     } = &opening;
-    let header = read_header(file, *file_len).await?;
-    let writable = options.writable && opening.is_top;
-    if writable {
-        refuse_damaged(&header, file.name())?;
-    }
     let format = header.entry_format();
     let data = match header.has_data_file() {
         true => open_data_file(&opening, &header, writable)?,
@@ -112,23 +122,53 @@ async fn read_header(file: &HostFile, file_len: u64) -> Result<Header> {
     Header::parse(&bytes, file_len, file.name())
 }
 
-/// An image that was not closed cleanly, or is marked corrupt, is not written before its repair.
-fn refuse_damaged(header: &Header, name: &str) -> Result<()> {
+/// An image that is marked corrupt is not written before its repair, which nobody but the user asks
+/// for.
+fn refuse_corrupt(header: &Header) -> Result<()> {
     if header.is_corrupt() {
         return Err(Error::Io {
-            context: "qcow2: Image is corrupt; cannot be opened read/write".to_string(),
-            source: std::io::Error::from_raw_os_error(13),
-        });
-    }
-    if header.is_dirty() {
-        return Err(Error::Unsupported {
-            file: name.to_string(),
-            feature: "writing an image that was not closed cleanly, before it is repaired \
-                      (qemu-img check -r all),"
-                .to_string(),
+            context:
+                "qcow2: Image is corrupt; cannot be opened read/write (check -r all repairs it)"
+                    .to_string(),
+            source: std::io::Error::from_raw_os_error(EACCES),
         });
     }
     Ok(())
+}
+
+/// Repairs an image that was not closed cleanly. Its counts may be behind: until they are right,
+/// what looks free may be in use.
+async fn repair_dirty(opening: &Opening<'_>) -> Result<()> {
+    struct Watched<'a>(Option<&'a RepairWatch>);
+    impl repair::Observer for Watched<'_> {
+        fn event(&mut self, event: repair::Event<'_>) {
+            if let Some(watch) = self.0 {
+                (watch.0)(event);
+            }
+        }
+    }
+    let name = opening.file.name();
+    let DirtyImage::Repair(at_open) = &opening.options.dirty else {
+        return Err(Error::Unsupported {
+            file: name.to_string(),
+            feature: "writing an image that was not closed cleanly, before it is repaired \
+                      (check -r all),"
+                .to_string(),
+        });
+    };
+    let options = repair::RepairOptions {
+        scope: repair::Scope::All,
+        memory_bytes_max: at_open.memory_bytes_max,
+    };
+    let mut watched = Watched(at_open.watch.as_ref());
+    let outcome = repair::repair(opening.file.block_file(), &options, &mut watched).await?;
+    if outcome.check.corruptions == 0 && outcome.check.check_errors == 0 {
+        return Ok(());
+    }
+    Err(Error::Io {
+        context: "Could not repair dirty image".to_string(),
+        source: std::io::Error::from_raw_os_error(EIO),
+    })
 }
 
 fn open_data_file(opening: &Opening<'_>, header: &Header, writable: bool) -> Result<HostFile> {

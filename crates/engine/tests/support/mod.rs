@@ -1,6 +1,8 @@
 //! Images made by QEMU's tools, bytes of them changed, and how to run both checkers on them.
 #![allow(dead_code, clippy::unwrap_used)] // Shared by several tests; a panic is their verdict.
 
+pub mod crash;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -46,7 +48,15 @@ pub const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
 impl Image {
     /// An image of `size` with these creation options, after these qemu-io commands.
     pub fn create(options: &str, size: &str, commands: &[&str]) -> Image {
+        let mut image = Image::create_beside(options, size, |_| {});
+        image.io(commands);
+        image
+    }
+
+    /// An empty image, in a directory in which there are other files.
+    pub fn create_beside(options: &str, size: &str, others: impl FnOnce(&Path)) -> Image {
         let dir = tempfile::tempdir().unwrap();
+        others(dir.path());
         let mut image = Image {
             dir,
             bytes: Vec::new(),
@@ -57,8 +67,17 @@ impl Image {
         }
         args.extend(["image.qcow2", size]);
         image.img(&args);
-        image.io(commands);
         image
+    }
+
+    /// The same bytes in a directory of its own, with the other files.
+    pub fn copy_beside(&self) -> Image {
+        let copy = self.copy();
+        for entry in std::fs::read_dir(self.dir()).unwrap() {
+            let path = entry.unwrap().path();
+            std::fs::copy(&path, copy.dir().join(path.file_name().unwrap())).unwrap();
+        }
+        copy
     }
 
     /// The same bytes in a directory of its own.
@@ -206,7 +225,7 @@ impl Image {
 pub fn our_check(bytes: Vec<u8>, findings: &mut Vec<Finding>) -> cowslip::Result<CheckResult> {
     // What the header points to beyond the end of the file is for the check to find.
     let start = &bytes[..bytes.len().min(1 << 21)];
-    let header = Header::parse_encrypted_too(start, u64::MAX, "image")?;
+    let header = Header::parse_damaged(start, "image")?;
     let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("image", bytes, 4096));
     block_on(check(&file, &header, &CheckOptions::default(), findings))
 }

@@ -26,6 +26,8 @@ pub enum Structure {
     L2,
     /// The refcount table.
     RefcountTable,
+    /// A refcount block.
+    RefcountBlock,
     /// The snapshot table.
     SnapshotTable,
     /// The bitmap directory or a bitmap table.
@@ -42,6 +44,7 @@ impl fmt::Display for Structure {
             Structure::SnapshotL1 => "a snapshot's L1 table",
             Structure::L2 => "an L2 table",
             Structure::RefcountTable => "the refcount table",
+            Structure::RefcountBlock => "a refcount block",
             Structure::SnapshotTable => "the snapshot table",
             Structure::Bitmaps => "the bitmap directory or a bitmap table",
             Structure::CryptoHeader => "the encryption header",

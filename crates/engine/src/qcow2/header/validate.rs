@@ -40,6 +40,16 @@ pub(super) struct Parser<'a> {
     bytes: &'a [u8],
     file_len: u64,
     file_name: &'a str,
+    refcounts: Refcounts,
+}
+
+/// What the refcount table has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refcounts {
+    /// One that can be used.
+    Usable,
+    /// Anything: a repair builds another.
+    Any,
 }
 
 /// A table that the header points to.
@@ -58,6 +68,16 @@ impl<'a> Parser<'a> {
             bytes,
             file_len,
             file_name,
+            refcounts: Refcounts::Usable,
+        }
+    }
+
+    /// A parser for a file whose tables may lie beyond its end and whose refcount table may be
+    /// anything: both are findings of a check, and repaired.
+    pub fn lenient(bytes: &'a [u8], file_name: &'a str) -> Parser<'a> {
+        Parser {
+            refcounts: Refcounts::Any,
+            ..Parser::new(bytes, u64::MAX, file_name)
         }
     }
 
@@ -279,19 +299,7 @@ impl<'a> Parser<'a> {
         if header.size > HOST_FILE_END {
             return Err(self.header(at::SIZE, "Image is too big"));
         }
-        if header.refcount_table_clusters == 0 {
-            let detail = "Image does not contain a reference count table";
-            return Err(self.header(at::REFCOUNT_TABLE_CLUSTERS, detail));
-        }
-        let refcount_table = Table {
-            name: "Reference count table",
-            offset: header.refcount_table_offset,
-            bytes: header.refcount_table_bytes(),
-            bytes_max: REFCOUNT_TABLE_BYTES_MAX,
-            offset_at: at::REFCOUNT_TABLE_OFFSET,
-            size_at: at::REFCOUNT_TABLE_CLUSTERS,
-        };
-        self.table(&refcount_table, header.cluster_bits)?;
+        self.refcount_table(header)?;
         let snapshots = Table {
             name: "Snapshot table",
             offset: header.snapshots_offset,
@@ -314,6 +322,26 @@ impl<'a> Parser<'a> {
             return Err(self.header(at::L1_SIZE, "L1 table is too small"));
         }
         Ok(())
+    }
+
+    fn refcount_table(&self, header: &Header) -> Result<()> {
+        let lenient = self.refcounts == Refcounts::Any;
+        if header.refcount_table_clusters == 0 && !lenient {
+            let detail = "Image does not contain a reference count table";
+            return Err(self.header(at::REFCOUNT_TABLE_CLUSTERS, detail));
+        }
+        let refcount_table = Table {
+            name: "Reference count table",
+            offset: header.refcount_table_offset,
+            bytes: header.refcount_table_bytes(),
+            bytes_max: REFCOUNT_TABLE_BYTES_MAX,
+            offset_at: at::REFCOUNT_TABLE_OFFSET,
+            size_at: at::REFCOUNT_TABLE_CLUSTERS,
+        };
+        if lenient && refcount_table.bytes <= refcount_table.bytes_max {
+            return Ok(());
+        }
+        self.table(&refcount_table, header.cluster_bits)
     }
 
     fn table(&self, table: &Table, cluster_bits: u32) -> Result<()> {

@@ -1,0 +1,498 @@
+//! What the header points to, but for the refcounts: L1 table, snapshot table, bitmaps.
+
+use super::super::check::counts::Copied;
+use super::super::check::{SnapshotL1Flaw, Structure};
+use super::super::geometry::pieces;
+use super::super::header::{BitmapsExtension, L1_BYTES_MAX, autoclear};
+use super::survey::{L1, Owner};
+use super::tables::word;
+use super::{Plan, SnapshotFate, Step};
+use crate::Result;
+
+/// Bytes of a snapshot table entry before its extra data; the most extra data that is accepted, and
+/// what of it is known; what version 3 demands.
+const ENTRY_BYTES: u64 = 40;
+const EXTRA_BYTES_MAX: u32 = 1024;
+const EXTRA_BYTES_KNOWN: usize = 24;
+const EXTRA_BYTES_V3: usize = 16;
+/// The largest snapshot table that QEMU accepts.
+const SNAPSHOT_TABLE_BYTES_MAX: u64 = 64 << 20;
+
+/// An entry of the snapshot table.
+#[derive(Clone, Debug)]
+pub(super) struct Snapshot {
+    pub index: u32,
+    pub at: u64,
+    fixed: [u8; ENTRY_BYTES as usize],
+    extra: Vec<u8>,
+    id: Vec<u8>,
+    name: Vec<u8>,
+    l1_offset: u64,
+    l1_size: u32,
+}
+
+impl Snapshot {
+    fn vm_state_bytes(&self) -> u64 {
+        match self.extra.get(..8) {
+            Some(large) => word(large),
+            None => number(&self.fixed[32..36]),
+        }
+    }
+
+    /// L1 entries that the disk and the VM state of the time need, as far as the entry tells.
+    fn l1_entries(&self, plan: &Plan<'_>) -> u64 {
+        let size = self.extra.get(8..16).map_or(plan.header.size, word);
+        let bytes = size.saturating_add(self.vm_state_bytes());
+        let geometry = plan.survey.geometry;
+        geometry.l1_entries_for(bytes.min(u64::MAX - geometry.cluster_bytes()))
+    }
+
+    /// The entry, padded.
+    fn encode(&self) -> Vec<u8> {
+        let mut out = self.fixed.to_vec();
+        out[..8].copy_from_slice(&self.l1_offset.to_be_bytes());
+        out[8..12].copy_from_slice(&self.l1_size.to_be_bytes());
+        out[36..40].copy_from_slice(&(self.extra.len() as u32).to_be_bytes());
+        out.extend_from_slice(&self.extra);
+        out.extend_from_slice(&self.id);
+        out.extend_from_slice(&self.name);
+        out.resize(out.len().next_multiple_of(8), 0);
+        out
+    }
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0, |n, &byte| n << 8 | u64::from(byte))
+}
+
+impl Plan<'_> {
+    pub(super) async fn survey_roots(&mut self) -> Result<()> {
+        let cluster_bytes = self.survey.geometry.cluster_bytes();
+        self.survey.structure(0, cluster_bytes, Structure::Header)?;
+        self.survey_active_l1()?;
+        self.survey_snapshots().await?;
+        if let Some(crypto) = self.header.extensions.crypto_header {
+            let (offset, len) = (crypto.offset, crypto.length);
+            if offset.saturating_add(len) <= self.survey.file_bytes {
+                self.survey
+                    .structure(offset, len, Structure::CryptoHeader)?;
+            }
+        }
+        self.survey_bitmaps().await
+    }
+
+    fn survey_active_l1(&mut self) -> Result<()> {
+        let offset = self.header.l1_table_offset;
+        let l1 = L1 {
+            offset,
+            entries: u64::from(self.header.l1_size),
+            owner: Owner::Active,
+            shared: self.survey.is_owned(offset, self.header.l1_bytes()),
+            moves: None,
+            changes: Vec::new(),
+        };
+        let bytes = l1.bytes();
+        let cut = bytes > 0 && offset.saturating_add(bytes) > self.survey.file_bytes;
+        if cut || l1.shared {
+            self.step(&Step::L1Table {
+                from: offset,
+                bytes,
+                cut,
+            });
+        }
+        self.add_l1(l1, cut, Structure::ActiveL1)
+    }
+
+    /// Notes an L1 table; one that is cut, or whose place is another's, will move.
+    fn add_l1(&mut self, mut l1: L1, cut: bool, structure: Structure) -> Result<()> {
+        if cut || l1.shared {
+            l1.moves = Some(0);
+        } else {
+            self.survey.structure(l1.offset, l1.bytes(), structure)?;
+        }
+        self.charge(2 * std::mem::size_of::<L1>() as u64)?;
+        self.survey.l1s.push(l1);
+        Ok(())
+    }
+
+    async fn survey_snapshots(&mut self) -> Result<()> {
+        let start = self.header.snapshots_offset;
+        let count = self.header.nb_snapshots;
+        if count == 0 {
+            return Ok(());
+        }
+        let mut at = start;
+        let mut steps = Vec::new();
+        let mut read = Vec::new();
+        for index in 0..count {
+            let Some(snapshot) = self.read_snapshot(index, &mut at, start).await? else {
+                // Nobody knows where the next one would be.
+                let lost = (index..count).map(|index| Step::Snapshot {
+                    index,
+                    id: String::new(),
+                    name: String::new(),
+                    fate: SnapshotFate::Removed,
+                    at,
+                });
+                steps.extend(lost);
+                break;
+            };
+            read.push(snapshot);
+        }
+        let bytes = at.min(self.survey.file_bytes) - start.min(self.survey.file_bytes);
+        // QEMU leaves out the padding of the last entry where the table is the end of the file.
+        let misplaced =
+            at > self.survey.file_bytes.next_multiple_of(8) || self.survey.is_owned(start, bytes);
+        if !misplaced {
+            self.survey.own(start, bytes, Structure::SnapshotTable)?;
+        }
+        for mut snapshot in read {
+            if let Some(fate) = self.complete(&mut snapshot) {
+                steps.push(snapshot_step(&snapshot, fate));
+            }
+            match self.place_snapshot_l1(&mut snapshot).await? {
+                Some(SnapshotFate::Removed) => {
+                    steps.push(snapshot_step(&snapshot, SnapshotFate::Removed));
+                    continue;
+                }
+                Some(fate) => steps.push(snapshot_step(&snapshot, fate)),
+                None => {}
+            }
+            self.survey.snapshots.push(snapshot);
+        }
+        for step in &steps {
+            self.step(step);
+        }
+        self.survey.snapshots_bytes = bytes;
+        if misplaced || !steps.is_empty() {
+            self.step(&Step::SnapshotTable { from: start });
+            self.survey.moves_snapshots = Some(0);
+            return Ok(());
+        }
+        self.survey.count(start, bytes, 1, Copied::Ignored)
+    }
+
+    /// Reads an entry, and moves on to the next; `None` where there can be none.
+    async fn read_snapshot(
+        &mut self,
+        index: u32,
+        at: &mut u64,
+        start: u64,
+    ) -> Result<Option<Snapshot>> {
+        let entry_at = *at;
+        if entry_at.saturating_add(ENTRY_BYTES) > self.survey.file_bytes {
+            return Ok(None);
+        }
+        let fixed = self.file.read_new(entry_at, ENTRY_BYTES).await?;
+        let fixed: [u8; ENTRY_BYTES as usize] = fixed[..].try_into().expect("as many as asked");
+        let [id_bytes, name_bytes] = [12, 14].map(|at| number(&fixed[at..at + 2]));
+        let extra_bytes = number(&fixed[36..40]) as u32;
+        let names_at = entry_at + ENTRY_BYTES + u64::from(extra_bytes);
+        let end = (names_at + id_bytes + name_bytes).next_multiple_of(8);
+        if end - start > SNAPSHOT_TABLE_BYTES_MAX {
+            return Ok(None);
+        }
+        let kept = if extra_bytes > EXTRA_BYTES_MAX {
+            EXTRA_BYTES_KNOWN as u64
+        } else {
+            u64::from(extra_bytes)
+        };
+        self.charge(2 * (ENTRY_BYTES + kept + id_bytes + name_bytes))?;
+        let extra = self.file.read_new(entry_at + ENTRY_BYTES, kept).await?;
+        let names = self.file.read_new(names_at, id_bytes + name_bytes).await?;
+        let (id, name) = names.split_at(id_bytes as usize);
+        *at = end;
+        Ok(Some(Snapshot {
+            index,
+            at: entry_at,
+            fixed,
+            extra: extra.to_vec(),
+            id: id.to_vec(),
+            name: name.to_vec(),
+            l1_offset: word(&fixed[..8]),
+            l1_size: number(&fixed[8..12]) as u32,
+        }))
+    }
+
+    /// Adds the extra data that version 3 demands, and tells of what was dropped.
+    fn complete(&self, snapshot: &mut Snapshot) -> Option<SnapshotFate> {
+        let extra_bytes = number(&snapshot.fixed[36..40]) as u32;
+        if extra_bytes > EXTRA_BYTES_MAX {
+            return Some(SnapshotFate::Cut { extra_bytes });
+        }
+        if self.header.version < 3 || snapshot.extra.len() >= EXTRA_BYTES_V3 {
+            return None;
+        }
+        let mut extra = snapshot.vm_state_bytes().to_be_bytes().to_vec();
+        extra.extend_from_slice(&self.header.size.to_be_bytes());
+        snapshot.extra = extra;
+        Some(SnapshotFate::Completed)
+    }
+
+    /// Finds a snapshot's L1 table, and what must become of it.
+    async fn place_snapshot_l1(&mut self, snapshot: &mut Snapshot) -> Result<Option<SnapshotFate>> {
+        let aligned = self.survey.geometry.is_cluster_aligned(snapshot.l1_offset);
+        let flaw = if !aligned {
+            Some(SnapshotL1Flaw::Unaligned {
+                l1_offset: snapshot.l1_offset,
+            })
+        } else if u64::from(snapshot.l1_size) * 8 > L1_BYTES_MAX {
+            Some(SnapshotL1Flaw::TooLarge {
+                l1_size: snapshot.l1_size,
+            })
+        } else {
+            None
+        };
+        let mut fate = None;
+        if let Some(flaw) = flaw {
+            let offset = snapshot.l1_offset & !(self.survey.geometry.cluster_bytes() - 1);
+            let entries = match flaw {
+                SnapshotL1Flaw::Unaligned { .. } => u64::from(snapshot.l1_size),
+                SnapshotL1Flaw::TooLarge { .. } => snapshot.l1_entries(self),
+            };
+            if !self.is_lost_l1(offset, entries).await? {
+                return Ok(Some(SnapshotFate::Removed));
+            }
+            snapshot.l1_offset = offset;
+            snapshot.l1_size = entries as u32;
+            fate = Some(SnapshotFate::Corrected { flaw });
+        }
+        let (offset, bytes) = (snapshot.l1_offset, u64::from(snapshot.l1_size) * 8);
+        if bytes > 0 && offset >= self.survey.file_bytes {
+            return Ok(Some(SnapshotFate::Removed));
+        }
+        let cut = bytes > 0 && offset.saturating_add(bytes) > self.survey.file_bytes;
+        let l1 = L1 {
+            offset,
+            entries: u64::from(snapshot.l1_size),
+            owner: Owner::Snapshot(self.survey.snapshots.len()),
+            shared: self.survey.is_owned(offset, bytes),
+            moves: None,
+            changes: Vec::new(),
+        };
+        let moves = cut || l1.shared;
+        self.add_l1(l1, cut, Structure::SnapshotL1)?;
+        Ok(fate.or(moves.then_some(SnapshotFate::Moved)))
+    }
+
+    /// Whether an L1 table of that length may be there: nobody else is, and all entries are sound.
+    async fn is_lost_l1(&mut self, offset: u64, entries: u64) -> Result<bool> {
+        let bytes = entries.saturating_mul(8);
+        let fits = bytes <= L1_BYTES_MAX
+            && offset != 0
+            && offset.saturating_add(bytes) <= self.survey.file_bytes
+            && !self.survey.is_owned(offset, bytes);
+        if !fits {
+            return Ok(false);
+        }
+        let mut mapped = 0;
+        for piece in pieces(offset, bytes, 64 << 10) {
+            let table = self
+                .file
+                .read_new(piece.start, piece.end - piece.start)
+                .await?;
+            for entry in table.chunks_exact(8).map(word).filter(|&entry| entry != 0) {
+                let format = self.survey.format;
+                if format.mend_l1(entry, self.survey.file_bytes).is_some() {
+                    return Ok(false);
+                }
+                mapped += 1;
+            }
+        }
+        Ok(mapped > 0)
+    }
+
+    /// The snapshot table as it will be.
+    pub(super) fn snapshot_table(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        for (position, snapshot) in self.survey.snapshots.iter().enumerate() {
+            let owner = Owner::Snapshot(position);
+            let l1 = self.survey.l1s.iter().find(|l1| l1.owner == owner);
+            let mut snapshot = snapshot.clone();
+            if let Some(to) = l1.and_then(|l1| l1.moves) {
+                snapshot.l1_offset = to;
+            }
+            out.extend(snapshot.encode());
+        }
+        out
+    }
+
+    /// Moves the L1 table that has a cluster which guest data has, too.
+    pub(super) fn move_l1_from(&mut self, cluster: u64) {
+        let has = |l1: &L1| {
+            l1.moves.is_none()
+                && self
+                    .survey
+                    .clusters_of(l1.offset, l1.bytes())
+                    .contains(&cluster)
+        };
+        let Some(position) = self.survey.l1s.iter().position(has) else {
+            return;
+        };
+        let l1 = &mut self.survey.l1s[position];
+        l1.shared = true;
+        l1.moves = Some(0);
+        let (from, bytes, owner) = (l1.offset, l1.bytes(), l1.owner);
+        let changes = self.survey.take_changes(from, bytes);
+        self.survey.l1s[position].changes = changes;
+        self.survey.give_up(from, bytes, 1);
+        match owner {
+            Owner::Active => self.step(&Step::L1Table {
+                from,
+                bytes,
+                cut: false,
+            }),
+            Owner::Snapshot(position) => {
+                let step = snapshot_step(&self.survey.snapshots[position], SnapshotFate::Moved);
+                self.step(&step);
+                if self.survey.moves_snapshots.is_none() {
+                    self.move_snapshot_table();
+                }
+            }
+        }
+    }
+
+    /// Moves the snapshot table, which is counted where it is.
+    pub(super) fn move_snapshot_table(&mut self) {
+        let from = self.header.snapshots_offset;
+        self.survey.moves_snapshots = Some(0);
+        self.survey.give_up(from, self.survey.snapshots_bytes, 1);
+        self.step(&Step::SnapshotTable { from });
+    }
+
+    async fn survey_bitmaps(&mut self) -> Result<()> {
+        let Some(&extension) = self.header.consistent_bitmaps() else {
+            return Ok(());
+        };
+        match self.read_bitmaps(&extension).await? {
+            Ok(bitmaps) => {
+                let directory = extension.bitmap_directory_offset;
+                let bytes = extension.bitmap_directory_size;
+                self.survey
+                    .structure(directory, bytes, Structure::Bitmaps)?;
+                for (table, clusters) in bitmaps {
+                    let (offset, bytes) = table;
+                    self.survey.structure(offset, bytes, Structure::Bitmaps)?;
+                    for offset in clusters {
+                        let len = self.survey.geometry.cluster_bytes();
+                        self.survey.count(offset, len, 1, Copied::Ignored)?;
+                    }
+                }
+            }
+            Err(what) => {
+                self.step(&Step::Bitmaps {
+                    at: extension.bitmap_directory_offset,
+                    what: format!("bitmaps: {what}"),
+                });
+                self.new_header.autoclear_features &= !autoclear::BITMAPS;
+            }
+        }
+        Ok(())
+    }
+
+    /// The table, offset and length, and the clusters of each bitmap; or what is wrong.
+    #[allow(clippy::type_complexity)] // Two lists, one in the other.
+    async fn read_bitmaps(
+        &mut self,
+        extension: &BitmapsExtension,
+    ) -> Result<std::result::Result<Vec<((u64, u64), Vec<u64>)>, String>> {
+        let directory = extension.bitmap_directory_offset;
+        let bytes = extension.bitmap_directory_size;
+        let end = directory.saturating_add(bytes);
+        let misplaced = !self.survey.geometry.is_cluster_aligned(directory)
+            || end > self.survey.file_bytes
+            || self.survey.is_owned(directory, bytes);
+        if misplaced {
+            return Ok(Err("the directory cannot be where it is".into()));
+        }
+        self.charge(2 * bytes)?;
+        let table = self.file.read_new(directory, bytes).await?;
+        let mut rest = &table[..];
+        let mut bitmaps = Vec::new();
+        for index in 0..extension.nb_bitmaps {
+            let entry = match BitmapEntry::split_from(&mut rest) {
+                Some(entry) if entry.is_valid(self) => entry,
+                _ => return Ok(Err(format!("directory entry {index} is not valid"))),
+            };
+            let table_bytes = entry.table_entries * 8;
+            if entry.table_offset.saturating_add(table_bytes) > self.survey.file_bytes
+                || self.survey.is_owned(entry.table_offset, table_bytes)
+            {
+                return Ok(Err(format!(
+                    "the table of bitmap {index} cannot be where it is"
+                )));
+            }
+            self.charge(2 * table_bytes)?;
+            let table = self.file.read_new(entry.table_offset, table_bytes).await?;
+            let mut clusters = Vec::new();
+            for word in table.chunks_exact(8).map(word).filter(|&word| word > 1) {
+                let aligned = self.survey.geometry.is_cluster_aligned(word);
+                if !aligned || word >= self.survey.file_bytes {
+                    return Ok(Err(format!("bitmap table entry {word:#x} is invalid")));
+                }
+                clusters.push(word);
+            }
+            bitmaps.push(((entry.table_offset, table_bytes), clusters));
+        }
+        if !rest.is_empty() {
+            return Ok(Err("the directory is longer than its entries".into()));
+        }
+        Ok(Ok(bitmaps))
+    }
+}
+
+fn snapshot_step(snapshot: &Snapshot, fate: SnapshotFate) -> Step {
+    Step::Snapshot {
+        index: snapshot.index,
+        id: String::from_utf8_lossy(&snapshot.id).into_owned(),
+        name: String::from_utf8_lossy(&snapshot.name).into_owned(),
+        fate,
+        at: snapshot.at,
+    }
+}
+
+/// An entry of the bitmap directory, as far as it matters here.
+struct BitmapEntry {
+    table_offset: u64,
+    table_entries: u64,
+    flags: u64,
+    kind: u8,
+    granularity_bits: u8,
+    name_bytes: u64,
+}
+
+impl BitmapEntry {
+    fn split_from(bytes: &mut &[u8]) -> Option<BitmapEntry> {
+        const FIXED: usize = 24;
+        let fixed = bytes.get(..FIXED)?;
+        let entry = BitmapEntry {
+            table_offset: word(&fixed[..8]),
+            table_entries: number(&fixed[8..12]),
+            flags: number(&fixed[12..16]),
+            kind: fixed[16],
+            granularity_bits: fixed[17],
+            name_bytes: number(&fixed[18..20]),
+        };
+        let len = FIXED as u64 + number(&fixed[20..24]) + entry.name_bytes;
+        let len = usize::try_from(len.next_multiple_of(8)).ok()?;
+        *bytes = bytes.get(len..)?;
+        Some(entry)
+    }
+
+    /// The rules of a check.
+    fn is_valid(&self, plan: &Plan<'_>) -> bool {
+        let geometry = plan.survey.geometry;
+        if !(9..=31).contains(&self.granularity_bits) {
+            return false;
+        }
+        let bits = plan.header.size.div_ceil(1 << self.granularity_bits);
+        let entries = geometry.clusters_for(bits.div_ceil(8));
+        self.table_offset != 0
+            && geometry.is_cluster_aligned(self.table_offset)
+            && self.kind == 1
+            && self.flags >> 3 == 0
+            && (1..=1023).contains(&self.name_bytes)
+            && self.table_entries == entries
+            && entries <= 0x800_0000
+    }
+}

@@ -1,0 +1,212 @@
+//! A file in memory that records what is done to it, and the states that a crash may leave.
+#![allow(dead_code, clippy::unwrap_used)] // Shared by several tests; a panic is their verdict.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use cowslip::file::memory::MemoryFile;
+use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use cowslip_queue::{Buf, BufMut, Pending};
+
+/// Something that a crash may lose.
+#[derive(Clone, Debug)]
+pub enum Op {
+    Write(u64, Vec<u8>),
+    SetLen(u64),
+    Flush,
+}
+
+impl Op {
+    /// Does it, or the first `sectors` of it.
+    fn apply(&self, bytes: &mut Vec<u8>, sectors: usize) {
+        match self {
+            Op::Write(offset, data) => {
+                // A sector is written whole or not at all.
+                let first = (512 - (*offset as usize % 512)).min(data.len());
+                let len = match sectors {
+                    usize::MAX => data.len(),
+                    0 => 0,
+                    n => (first + (n - 1) * 512).min(data.len()),
+                };
+                let end = *offset as usize + len;
+                if len > 0 && bytes.len() < end {
+                    bytes.resize(end, 0);
+                }
+                bytes[*offset as usize..][..len].copy_from_slice(&data[..len]);
+            }
+            Op::SetLen(len) if sectors > 0 => bytes.resize(*len as usize, 0),
+            Op::SetLen(_) | Op::Flush => {}
+        }
+    }
+
+    fn sectors(&self) -> usize {
+        match self {
+            Op::Write(_, data) => data.len().div_ceil(512),
+            Op::SetLen(_) | Op::Flush => 1,
+        }
+    }
+}
+
+/// The file, and what was done to it.
+#[derive(Debug)]
+pub struct Recorder {
+    file: MemoryFile,
+    capabilities: Capabilities,
+    ops: Mutex<Vec<Op>>,
+    /// Writes and flushes that succeed before all fail.
+    budget: Mutex<usize>,
+}
+
+impl Recorder {
+    pub fn new(bytes: Vec<u8>) -> Arc<Recorder> {
+        Recorder::failing_after(bytes, usize::MAX)
+    }
+
+    /// A file on which so many writes and flushes succeed.
+    pub fn failing_after(bytes: Vec<u8>, budget: usize) -> Arc<Recorder> {
+        let file = MemoryFile::new("image", bytes, 1);
+        Arc::new(Recorder {
+            capabilities: file.capabilities().clone(),
+            file,
+            ops: Mutex::default(),
+            budget: Mutex::new(budget),
+        })
+    }
+
+    /// A device: it has its length.
+    pub fn device(bytes: Vec<u8>) -> Arc<Recorder> {
+        let mut recorder = Recorder::new(bytes);
+        let device = Arc::get_mut(&mut recorder).unwrap();
+        device.capabilities.extends_with_zeroes = false;
+        recorder
+    }
+
+    pub fn contents(&self) -> Vec<u8> {
+        self.file.contents()
+    }
+
+    pub fn ops(&self) -> Vec<Op> {
+        self.ops.lock().unwrap().clone()
+    }
+
+    fn record(&self, op: Op) -> io::Result<()> {
+        let mut budget = self.budget.lock().unwrap();
+        if *budget == 0 {
+            return Err(io::Error::from_raw_os_error(28));
+        }
+        *budget -= 1;
+        self.ops.lock().unwrap().push(op);
+        Ok(())
+    }
+}
+
+impl BlockFile for Recorder {
+    fn name(&self) -> &str {
+        self.file.name()
+    }
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn id(&self) -> Option<FileId> {
+        None
+    }
+    fn len(&self) -> Pending<io::Result<u64>> {
+        self.file.len()
+    }
+    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+        self.file.read(offset, buf)
+    }
+    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
+        let bytes = data.iter().flat_map(|buf| buf.to_vec()).collect();
+        match self.record(Op::Write(offset, bytes)) {
+            Ok(()) => self.file.write(offset, data, how),
+            Err(error) => Pending::ready(Err(error)),
+        }
+    }
+    fn zero(&self, _: u64, _: u64, _: Space) -> Pending<io::Result<()>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+    fn discard(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+    fn allocate(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        self.file.extents(offset, len)
+    }
+    fn flush(&self) -> Pending<io::Result<()>> {
+        match self.record(Op::Flush) {
+            Ok(()) => self.file.flush(),
+            Err(error) => Pending::ready(Err(error)),
+        }
+    }
+    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
+        if !self.capabilities.extends_with_zeroes {
+            return Pending::ready(Err(io::ErrorKind::InvalidInput.into()));
+        }
+        match self.record(Op::SetLen(len)) {
+            Ok(()) => self.file.set_len(len),
+            Err(error) => Pending::ready(Err(error)),
+        }
+    }
+    fn allocated_bytes(&self) -> Option<u64> {
+        None
+    }
+}
+
+fn noise(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// Tells each state that a crash may leave: at every operation, with what was not flushed applied,
+/// dropped, torn, or reordered in some combinations.
+pub fn each_crash(start: &[u8], ops: &[Op], mut judge: impl FnMut(&str, &[u8])) -> usize {
+    let mut durable = start.to_vec();
+    let mut pending: Vec<&Op> = Vec::new();
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut told = 0;
+    let mut tell = |name: String, durable: &[u8], applied: &[(&Op, usize)]| {
+        let mut bytes = durable.to_vec();
+        for (op, sectors) in applied {
+            op.apply(&mut bytes, *sectors);
+        }
+        judge(&name, &bytes);
+        told += 1;
+    };
+    for (index, op) in ops.iter().enumerate() {
+        if let Op::Flush = op {
+            for op in pending.drain(..) {
+                op.apply(&mut durable, usize::MAX);
+            }
+            tell(format!("flushed at {index}"), &durable, &[]);
+            continue;
+        }
+        pending.push(op);
+        let all: Vec<(&Op, usize)> = pending.iter().map(|op| (*op, usize::MAX)).collect();
+        tell(format!("cut after {index}"), &durable, &all);
+        for torn in [1, op.sectors() / 2] {
+            if torn > 0 && torn < op.sectors() {
+                let mut some = all.clone();
+                some.last_mut().unwrap().1 = torn;
+                tell(format!("torn at {index}:{torn}"), &durable, &some);
+            }
+        }
+        if pending.len() > 1 {
+            tell(format!("only {index}"), &durable, &all[all.len() - 1..]);
+            for round in 0..2 {
+                let some: Vec<(&Op, usize)> = all
+                    .iter()
+                    .filter(|_| noise(&mut state).is_multiple_of(2))
+                    .copied()
+                    .rev()
+                    .collect();
+                tell(format!("some at {index}, {round}"), &durable, &some);
+            }
+        }
+    }
+    told
+}
