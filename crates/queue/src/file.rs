@@ -393,6 +393,8 @@ impl Read {
             }
             None => self.target,
         };
+        // Whoever is told may rely on it that nothing here keeps the file open.
+        drop(self.file);
         self.completer.complete((result, buf));
         Next::Done
     }
@@ -400,8 +402,8 @@ impl Read {
     pub(crate) fn run(mut self) {
         loop {
             let offset = self.offset();
-            let file = Arc::clone(&self.file);
-            let result = rustix::io::pread(&file.fd, self.rest(), offset);
+            let rest = &mut self.target[self.done..];
+            let result = rustix::io::pread(&self.file.fd, rest, offset);
             match self.advance(result.map_err(io::Error::from)) {
                 Next::Done => return,
                 Next::Again(read) => self = read,
@@ -461,6 +463,7 @@ impl Write {
     }
 
     fn finish(self, result: io::Result<()>) -> Next<Write> {
+        drop(self.file);
         self.completer.complete(result);
         Next::Done
     }
@@ -524,10 +527,15 @@ impl Call {
         match result.map_err(Trouble::of) {
             Err(Trouble::Repeat) => return Next::Again(self),
             Err(Trouble::Block) => return Next::Block(self),
-            Err(Trouble::Fail(error)) => self.completer.complete(Err(error)),
-            Ok(()) => self.completer.complete(Ok(())),
+            Err(Trouble::Fail(error)) => self.complete(Err(error)),
+            Ok(()) => self.complete(Ok(())),
         }
         Next::Done
+    }
+
+    fn complete(self, result: io::Result<()>) {
+        drop(self.file);
+        self.completer.complete(result);
     }
 
     pub(crate) fn run(mut self) {
@@ -542,7 +550,7 @@ impl Call {
                 Next::Again(call) => self = call,
                 Next::Block(call) => {
                     let error = io::Error::from_raw_os_error(libc::EAGAIN);
-                    call.completer.complete(Err(error));
+                    call.complete(Err(error));
                     return;
                 }
             }

@@ -112,3 +112,52 @@ fn a_failed_read_gives_the_buffer_back() {
     assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EIO));
     assert_eq!(buf.len(), 20);
 }
+
+/// Counts who holds a file when it is woken.
+struct Holders {
+    file: Arc<File>,
+    counted: std::sync::atomic::AtomicUsize,
+}
+
+impl std::task::Wake for Holders {
+    fn wake(self: Arc<Self>) {
+        let now = Arc::strong_count(&self.file);
+        self.counted.store(now, std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+/// Runs an operation that somebody waits for; how many others held its file when that one was told.
+fn holders_when_told<T>(file: Arc<File>, mut result: Pending<T>, run: impl FnOnce()) -> usize {
+    let holders = Arc::new(Holders {
+        file,
+        counted: std::sync::atomic::AtomicUsize::new(0),
+    });
+    let waker = std::task::Waker::from(Arc::clone(&holders));
+    let mut context = std::task::Context::from_waker(&waker);
+    let first = std::pin::Pin::new(&mut result).poll(&mut context);
+    assert!(first.is_pending(), "it has not run");
+    run();
+    let told = holders.counted.load(std::sync::atomic::Ordering::SeqCst);
+    assert!(told > 0, "nobody was told");
+    told - 1
+}
+
+/// Else a lock on the file would outlive its last user for a moment.
+#[test]
+fn whoever_is_told_finds_nobody_else_at_the_file() {
+    let file = scratch();
+    let (read, result) = read_of(&file, 10);
+    assert_eq!(holders_when_told(file, result, || read.run()), 0, "read");
+    let (mut write, result) = write_of(&[b"abc"]);
+    let file = scratch();
+    write.file = Arc::clone(&file);
+    assert_eq!(holders_when_told(file, result, || write.run()), 0, "write");
+    let file = scratch();
+    let (completer, result) = pending();
+    let call = Call {
+        file: Arc::clone(&file),
+        what: What::SyncData,
+        completer,
+    };
+    assert_eq!(holders_when_told(file, result, || call.run()), 0, "sync");
+}
