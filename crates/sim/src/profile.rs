@@ -192,9 +192,10 @@ fn crowded(config: &mut Config, rng: &mut Rng) {
         round.whole_percent = rng.pick(&[0, 5, 20]);
         round.weights = [15, 45, 15, 6, rng.pick(&[3, 10]), 0];
         if rng.chance(60) {
+            let verb = rng.pick(&[Verb::Write, Verb::Write, Verb::Flush, Verb::Read]);
             round.faults = vec![Fault {
-                verb: rng.pick(&[Verb::Write, Verb::Write, Verb::Read]),
-                after: rng.below(80),
+                verb,
+                after: rng.below(if verb == Verb::Flush { 8 } else { 80 }),
                 errno: rng.pick(&[EIO, EIO, ENOSPC]),
                 duration: Duration::Once,
                 file: None,
