@@ -82,7 +82,8 @@ fn small(config: &mut Config, rng: &mut Rng, layout: Layout, clusters: u64) {
     config.size = size;
     config.created_bytes = size;
     config.crammed = None;
-    config.windows = vec![0..size / SECTOR_BYTES * config.grain.per_sector()];
+    let granules = size / SECTOR_BYTES * config.grain.per_sector();
+    config.windows = std::iter::once(0..granules).collect();
     config.layout = layout;
     config.preallocation = Preallocation::Off;
     if config.layout.version == 2 {
@@ -141,6 +142,18 @@ fn busy(config: &mut Config, rng: &mut Rng, each: impl Fn(&mut Round, &mut Rng))
     }
 }
 
+/// A process that dies, and durable writes that build on what it left unflushed.
+fn built_on_sand(config: &mut Config, rng: &mut Rng) {
+    let (mut first, mut second) = (config.rounds[0].clone(), config.rounds[0].clone());
+    (first.barrier, second.barrier) = (None, None);
+    first.ending = Ending::Kill(rng.between(20, 300));
+    first.weights = [0, 40, 5, 5, 2, 0];
+    second.ending = Ending::Crash(rng.between(4, 80));
+    second.weights = [0, 40, 0, 0, 0, 0];
+    second.fua_percent = 100;
+    config.rounds = vec![first, second];
+}
+
 /// Lets a session end around a flush, where most is at risk and the order of writes shows.
 fn at_barrier(round: &mut Round, rng: &mut Rng) {
     let flushes = rng.pick(&[6, 20, 60]);
@@ -179,6 +192,9 @@ fn churn(config: &mut Config, rng: &mut Rng) {
         round.depth = if late { 32 } else { round.depth };
         round.weights = [reads, 30, 8, 22, rng.pick(&[8, 16]), 0];
     });
+    if rng.chance(15) {
+        built_on_sand(config, rng);
+    }
 }
 
 fn crowded(config: &mut Config, rng: &mut Rng) {
@@ -247,7 +263,7 @@ fn shared(config: &mut Config, rng: &mut Rng) {
     let clusters = rng.between(2, 20);
     small(config, rng, layout, clusters);
     config.prepared.filled = true;
-    config.prepared.snapshots = rng.pick(&[1, 1, 2]) as u32;
+    config.prepared.snapshots = rng.pick(&[1, 1, 2]);
     let resizes = config.layout.version == 3 && rng.chance(20);
     busy(config, rng, |round, rng| {
         round.whole_percent = rng.pick(&[0, 20, 60]);
