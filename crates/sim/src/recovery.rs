@@ -149,6 +149,8 @@ impl Run<'_> {
         let round = Round {
             faults: plan.faults.clone(),
             depth: 16,
+            // The image stays open when these requests have ended, so nothing may be cut off then.
+            maintained: false,
             ..round.clone()
         };
         let work = Work {
