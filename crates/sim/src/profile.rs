@@ -234,7 +234,7 @@ fn tight_metadata(config: &mut Config, rng: &mut Rng) {
     let tables = rng.between(5, 16);
     let clusters = tables * layout.cluster_bytes() / 8;
     small(config, rng, layout, clusters);
-    config.crammed = rng.chance(40).then(|| rng.below(40));
+    config.crammed = rng.chance(60).then(|| rng.below(40));
     config.prepared.filled = rng.chance(40);
     let resizes = rng.chance(40);
     busy(config, rng, |round, rng| {
