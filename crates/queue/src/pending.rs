@@ -208,8 +208,8 @@ fn poll_slot<T>(slot: &Slot<T>, waker: &Waker) -> Poll<Option<T>> {
                 };
             }
             BUSY => stage = wait_while_busy(&slot.stage),
-            // SAFETY: stages `DONE` and `BROKEN`: all is this half's.
             _ => {
+                // SAFETY: stages `DONE` and `BROKEN`: all is this half's.
                 let value = slot.value.with_mut(|value| unsafe { (*value).take() });
                 return Poll::Ready(value);
             }
