@@ -273,6 +273,23 @@ fn the_deciding_modules_do_no_io() {
 }
 
 #[test]
+fn the_engine_locks_through_one_module() {
+    let mut findings = Vec::new();
+    let engine = |s: &&Source| s.path.starts_with("crates/engine/src/") && !s.is_test();
+    for source in sources().iter().filter(engine) {
+        for (number, line) in source.code() {
+            if line.contains("std::sync") && has_word(&line, "Mutex") {
+                findings.push(format!("{}:{number}: {}", source.path, line.trim()));
+            }
+        }
+    }
+    expect_none(
+        "mutexes come from crate::sync, where the models put others",
+        &findings,
+    );
+}
+
+#[test]
 fn unfinished_work_names_its_issue() {
     let mut findings = Vec::new();
     for source in sources().iter().filter(|s| s.path != TIDY) {

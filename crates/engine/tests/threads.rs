@@ -24,9 +24,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cowslip::file::host::{
-    Aio, CreateMode, FlushPolicy, HostGate, HostOptions, PageCache, open_host_file,
+    Aio, CreateMode, FlushPolicy, HostGate, HostOptions, Locking, PageCache, open_host_file,
 };
-use cowslip::image::{BackingChoice, DiscardPolicy, Format, OpenOptions, WritePolicy};
+use cowslip::image::{DiscardPolicy, Format, OpenOptions, WritePolicy};
 use cowslip::qcow2::check::{CheckOptions, CheckResult, Finding, check};
 use cowslip::qcow2::create::{CreateOptions, create, create_raw};
 use cowslip::qcow2::header::Header;
@@ -99,7 +99,8 @@ impl Case {
                 Backend::Threads => Aio::Threads,
                 _ => Aio::Auto,
             },
-            ..HostOptions::default()
+            // What a dropped request has left with the kernel keeps the file open a little longer.
+            locking: Locking::Off,
         }
     }
 
@@ -139,8 +140,6 @@ impl Case {
             writable: true,
             write_policy,
             discard: DiscardPolicy::Unmap,
-            backing: BackingChoice::AsNamed,
-            metadata_only: false,
             cache_bytes: self.cache_bytes,
             ..OpenOptions::default()
         };

@@ -13,6 +13,12 @@ pub struct Mailbox<T> {
     asleep: AtomicBool,
 }
 
+impl<T> Default for Mailbox<T> {
+    fn default() -> Mailbox<T> {
+        Mailbox::new()
+    }
+}
+
 impl<T> Mailbox<T> {
     /// An empty one, of a queue that is awake.
     pub fn new() -> Mailbox<T> {

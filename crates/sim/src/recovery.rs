@@ -149,7 +149,7 @@ impl Run<'_> {
         let round = Round {
             faults: plan.faults.clone(),
             depth: 16,
-            // The image stays open when these requests have ended, so nothing may be cut off then.
+            // The image outlives these tasks: one of its cycles would be broken off, and latch it.
             maintained: false,
             ..round.clone()
         };

@@ -1,11 +1,11 @@
 //! A file in memory: for tests, benches and images that are built before they are stored.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard};
 
 use cowslip_queue::{Buf, BufMut, Pending};
 
 use super::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use crate::sync::{Mutex, MutexGuard, lock};
 
 /// Bytes in memory behind the interface of a file. Every operation completes at once.
 #[derive(Debug)]
@@ -45,9 +45,7 @@ impl MemoryFile {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.bytes
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.bytes)
     }
 
     fn check(&self, offset: u64, len: u64) {

@@ -37,6 +37,7 @@ pub mod repair;
 mod resize;
 mod sparse;
 mod tables;
+mod turn;
 mod writeback;
 
 use std::collections::{BTreeMap, BTreeSet};
