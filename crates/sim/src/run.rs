@@ -298,7 +298,7 @@ impl<'a> Run<'a> {
             return Some(Target {
                 stage: Stage::CountTable,
                 situation: Situation::Any,
-                events: rng.between(1, 3),
+                events: rng.between(1, 6),
             });
         }
         (aimed && rng.chance(60)).then(|| Target::draw(&self.config, rng))
