@@ -198,11 +198,6 @@ pub fn places(disk: &SimDisk, guest: u64) -> Vec<About> {
     places
 }
 
-/// Whether the dirty bit is set.
-pub fn is_dirty(content: &Content) -> bool {
-    content.number(4, 4) >= 3 && content.number(72, 8) & 1 != 0
-}
-
 /// Leaves the image as a program that keeps counts lazily leaves it when it dies: the dirty bit is
 /// set, and some counts are wrong.
 pub fn soil(content: &mut Content, rng: &mut Rng) {

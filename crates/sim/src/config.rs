@@ -483,6 +483,50 @@ impl Round {
     }
 }
 
+/// The rounds of a run.
+fn draw_rounds(
+    rng: &mut Rng,
+    (seed, kind, wide): (u64, Kind, bool),
+    layout: &Layout,
+    (data, below, resizes): (Data, &[Below], bool),
+) -> Vec<Round> {
+    let count = rng.between(1, 4);
+    let mut rounds: Vec<Round> = (1..=count)
+        .map(|n| Round::draw(rng, layout, n == count))
+        .collect();
+    let crowded = Rng::derived(seed, "crowded", 0).chance(25);
+    for round in &mut rounds {
+        round.resizes = resizes;
+        if crowded {
+            round.crowd();
+        }
+        if wide {
+            round.fill(&mut Rng::derived(seed, "fill", round.requests));
+        }
+        let rng = &mut Rng::derived(seed, "faulty file", round.requests);
+        for fault in &mut round.faults {
+            fault.file = draw_file(rng, data, below);
+        }
+        round.restrict(kind, data);
+    }
+    rounds
+}
+
+fn draw_preallocation(
+    rng: &mut Rng,
+    (stands_alone, size): (bool, u64),
+    allocates: Allocates,
+) -> Preallocation {
+    if !stands_alone || size > PREALLOCATED_BYTES_MAX || !rng.chance(15) {
+        return Preallocation::Off;
+    }
+    match rng.below(3) {
+        0 if allocates == Allocates::Yes => Preallocation::Falloc,
+        1 => Preallocation::Full,
+        _ => Preallocation::Metadata,
+    }
+}
+
 impl Config {
     /// The run of a seed.
     pub fn draw(seed: u64, kind: Kind) -> Config {
@@ -513,26 +557,8 @@ impl Config {
             _ => Data::Inside,
         };
         let below = draw_below(rng, size, data);
-        let count = rng.between(1, 4);
-        let mut rounds: Vec<Round> = (1..=count)
-            .map(|n| Round::draw(rng, &layout, n == count))
-            .collect();
         let plain = kind == Kind::Plain;
-        let crowded = Rng::derived(seed, "crowded", 0).chance(25);
-        for round in &mut rounds {
-            round.resizes = resizes;
-            if crowded {
-                round.crowd();
-            }
-            if wide {
-                round.fill(&mut Rng::derived(seed, "fill", round.requests));
-            }
-            let rng = &mut Rng::derived(seed, "faulty file", round.requests);
-            for fault in &mut round.faults {
-                fault.file = draw_file(rng, data, &below);
-            }
-            round.restrict(kind, data);
-        }
+        let rounds = draw_rounds(rng, (seed, kind, wide), &layout, (data, &below, resizes));
         let allocates = rng.pick(&[Allocates::Yes, Allocates::Yes, Allocates::No]);
         let mut config = Config {
             kind,
@@ -550,15 +576,7 @@ impl Config {
             } else {
                 Data::Inside
             },
-            preallocation: if below.is_empty() && size <= PREALLOCATED_BYTES_MAX && rng.chance(15) {
-                match rng.below(3) {
-                    0 if allocates == Allocates::Yes => Preallocation::Falloc,
-                    1 => Preallocation::Full,
-                    _ => Preallocation::Metadata,
-                }
-            } else {
-                Preallocation::Off
-            },
+            preallocation: draw_preallocation(rng, (below.is_empty(), size), allocates),
             below: if kind == Kind::Qcow2 {
                 below
             } else {

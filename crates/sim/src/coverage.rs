@@ -2,7 +2,6 @@
 //! kind of image it was. An empty cell is a place that nobody has looked at.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use cowslip::qcow2::probe::{Observation, Stage};
 
@@ -297,33 +296,33 @@ impl Coverage {
     pub fn describe(&self) -> String {
         let mut text = String::new();
         for (index, (feature, name)) in FEATURES.iter().enumerate() {
-            let _ = write!(text, "\n{name:<16}");
+            text += &format!("\n{name:<16}");
             for stage in Stage::ALL {
-                let _ = write!(text, "{:>12}", stage_name(stage));
+                text += &format!("{:>12}", stage_name(stage));
             }
             text.push('\n');
             for (row, (situation, name)) in SITUATIONS.iter().enumerate() {
-                let _ = write!(text, "  {name:<14}");
+                text += &format!("  {name:<14}");
                 for stage in Stage::ALL {
                     let count = self.cells[stage as usize][row][index];
                     match impossible(stage, *situation, *feature) {
                         Some(_) if count == 0 => text.push_str("           ."),
                         _ => {
-                            let _ = write!(text, "{count:>12}");
+                            text += &format!("{count:>12}");
                         }
                     }
                 }
                 text.push('\n');
             }
         }
-        let _ = write!(text, "\n{:<34}", "faults");
+        text += &format!("\n{:<34}", "faults");
         for stage in Stage::ALL {
-            let _ = write!(text, "{:>12}", stage_name(stage));
+            text += &format!("{:>12}", stage_name(stage));
         }
         for ((verb, errno, file), stages) in &self.faults {
-            let _ = write!(text, "\n  {:<32}", format!("{verb} {errno}, {file}"));
+            text += &format!("\n  {:<32}", format!("{verb} {errno}, {file}"));
             for count in stages {
-                let _ = write!(text, "{count:>12}");
+                text += &format!("{count:>12}");
             }
         }
         text.push_str("\n\ndrawn");
@@ -331,9 +330,9 @@ impl Coverage {
         for ((name, value), count) in &self.drawn {
             if axis != *name {
                 axis = name;
-                let _ = write!(text, "\n  {name}:");
+                text += &format!("\n  {name}:");
             }
-            let _ = write!(text, " {value} {count},");
+            text += &format!(" {value} {count},");
         }
         text.push('\n');
         text
@@ -344,8 +343,7 @@ impl Coverage {
         let mut text = "\"cells\":[".to_string();
         for (stage, situation, feature, count, why) in self.each() {
             let why = why.map_or(String::new(), |why| format!(",\"impossible\":\"{why}\""));
-            let _ = write!(
-                text,
+            text += &format!(
                 "{{\"stage\":\"{}\",\"situation\":\"{}\",\"feature\":\"{}\",\"crashes\":{count}{why}}},",
                 stage_name(stage),
                 SITUATIONS[situation].1,
@@ -357,8 +355,7 @@ impl Coverage {
         for ((verb, errno, file), stages) in &self.faults {
             for (stage, count) in Stage::ALL.iter().zip(stages) {
                 let stage = stage_name(*stage);
-                let _ = write!(
-                    text,
+                text += &format!(
                     "{{\"verb\":\"{verb}\",\"errno\":\"{errno}\",\"file\":\"{file}\",\"stage\":\"{stage}\",\"count\":{count}}},"
                 );
             }
@@ -366,10 +363,7 @@ impl Coverage {
         text.truncate(text.trim_end_matches(',').len());
         text.push_str("],\"drawn\":[");
         for ((axis, value), count) in &self.drawn {
-            let _ = write!(
-                text,
-                "{{\"axis\":\"{axis}\",\"value\":\"{value}\",\"runs\":{count}}},"
-            );
+            text += &format!("{{\"axis\":\"{axis}\",\"value\":\"{value}\",\"runs\":{count}}},");
         }
         text.truncate(text.trim_end_matches(',').len());
         text.push(']');

@@ -320,17 +320,15 @@ pub(crate) fn open(
     config: &Config,
     round: &Round,
     disk: &SimDisk,
-    access: Access,
 ) -> impl Future<Output = cowslip::Result<Subject>> + use<> {
-    let writable = access == Access::ReadWrite;
-    let file = disk.open(TOP, writable).expect("the run has made it");
+    let file = disk.open(TOP, true).expect("the run has made it");
     let (disk, kind) = (disk.clone(), config.kind);
     let options = OpenOptions {
         format: Some(match kind {
             Kind::Qcow2 => Format::Qcow2,
             Kind::Raw | Kind::Plain => Format::Raw,
         }),
-        writable,
+        writable: true,
         write_policy: round.write_policy,
         discard: round.discard,
         cache_bytes: round.cache_bytes,
@@ -343,13 +341,6 @@ pub(crate) fn open(
         let image = Image::open(file, options, &SimGate(disk)).await?;
         Ok(Subject::Image(Arc::new(image)))
     }
-}
-
-/// What an image is opened for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
-    ReadWrite,
-    ReadOnly,
 }
 
 /// Leaves the image hardly any room before its refcount table must move, if the run wants that.

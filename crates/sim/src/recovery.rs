@@ -2,7 +2,6 @@
 //! first requests are served, on a disk whose power may fail again at any point of it, or whose
 //! operations fail. Each of these endings is judged like any other.
 
-use cowslip::Error;
 use cowslip_queue::BufMut;
 
 use crate::anatomy;
@@ -11,15 +10,11 @@ use crate::coverage::Target;
 use crate::disk::fault::Fault;
 use crate::drive::{Stop, attempt, block_on};
 use crate::model::Survival;
-use crate::prepare::{self, Access, TOP};
+use crate::prepare::{self, TOP};
 use crate::rng::Rng;
 use crate::run::{Run, Work};
 use crate::second_reader::Layer;
 use crate::subject::Subject;
-
-/// Whether the engine refuses to write an image that was not closed cleanly. The one place to change
-/// when it repairs such images instead: then they are opened, crashed and judged like all others.
-const DIRTY_IS_REFUSED: bool = true;
 
 /// Numbers of requests from here on belong to recoveries.
 const FIRST_NUMBER: u64 = 9000;
@@ -43,8 +38,6 @@ struct Plan {
 enum Attempt {
     /// The image is open.
     Open(Subject),
-    /// It cannot be written; all that is to be known of it was read.
-    ReadOnly,
     /// It has been crashed again.
     Crashed,
 }
@@ -75,8 +68,8 @@ impl Run<'_> {
         (0..count).map(|_| plan()).collect()
     }
 
-    /// Opens the image and judges it; `None` if it cannot be written.
-    pub fn recover(&mut self, index: usize, round: &Round) -> Result<Option<Subject>, String> {
+    /// Opens the image and judges it.
+    pub fn recover(&mut self, index: usize, round: &Round) -> Result<Subject, String> {
         if self.survival == Some(Survival::Durable) {
             self.soil(index);
         }
@@ -84,14 +77,12 @@ impl Run<'_> {
         for (number, plan) in plans.iter().enumerate() {
             self.trace.line(|| format!("RECOVERY {number}: {plan:?}"));
             match self.attempt_recovery((index, number as u64), round, plan)? {
-                Attempt::Open(subject) => return Ok(Some(subject)),
-                Attempt::ReadOnly => return Ok(None),
+                Attempt::Open(subject) => return Ok(subject),
                 Attempt::Crashed => {}
             }
         }
         match self.attempt_recovery((index, plans.len() as u64), round, &Plan::default())? {
-            Attempt::Open(subject) => Ok(Some(subject)),
-            Attempt::ReadOnly => Ok(None),
+            Attempt::Open(subject) => Ok(subject),
             Attempt::Crashed => Err("the power failed, though nobody asked for it".to_string()),
         }
     }
@@ -109,7 +100,7 @@ impl Run<'_> {
         if let Some(events) = plan.power {
             self.disk.fail_power_after(events);
         }
-        let opening = prepare::open(&self.config, round, &self.disk, Access::ReadWrite);
+        let opening = prepare::open(&self.config, round, &self.disk);
         let opened = attempt(&self.disk, &mut self.rng, "open", opening)?;
         let subject = match opened {
             None => return self.crash_again(None, 0),
@@ -117,9 +108,6 @@ impl Run<'_> {
                 self.trace
                     .line(|| format!("the image does not open: {error}"));
                 return self.crash_again(None, 0);
-            }
-            Some(Err(error)) if self.is_expected_refusal(&error) => {
-                return self.read_only(round);
             }
             Some(Err(error)) => return Err(format!("the image does not open: {error}")),
             Some(Ok(subject)) => subject,
@@ -217,25 +205,6 @@ impl Run<'_> {
             self.trace.line(|| "the image is made dirty".to_string());
             self.disk.edit(TOP, |content| anatomy::soil(content, rng));
         }
-    }
-
-    fn is_expected_refusal(&self, error: &Error) -> bool {
-        let content = self.disk.content(TOP).expect("the run has made it");
-        DIRTY_IS_REFUSED
-            && matches!(error, Error::Unsupported { .. })
-            && self.config.kind == Kind::Qcow2
-            && anatomy::is_dirty(&content)
-    }
-
-    /// An image that is refused for writing must be readable all the same.
-    fn read_only(&mut self, round: &Round) -> Result<Attempt, String> {
-        self.disk.hold_power();
-        self.disk.set_faults(&[]);
-        let opening = prepare::open(&self.config, round, &self.disk, Access::ReadOnly);
-        let opened = block_on(&self.disk, &mut self.rng, "open", opening)?;
-        let subject = opened.map_err(|error| format!("it does not open read-only: {error}"))?;
-        self.verify(&subject)?;
-        Ok(Attempt::ReadOnly)
     }
 
     /// Reads everything, and holds it against what may be left.

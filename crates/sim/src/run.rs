@@ -257,9 +257,7 @@ impl<'a> Run<'a> {
     }
 
     fn session(&mut self, index: usize, round: &Round) -> Result<(), String> {
-        let Some(subject) = self.recover(index, round)? else {
-            return Ok(());
-        };
+        let subject = self.recover(index, round)?;
         self.progress
             .set(((index + 1).min(self.config.rounds.len()), 0));
         self.disk.set_faults(&round.faults);

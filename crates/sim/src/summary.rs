@@ -1,6 +1,5 @@
 //! What many runs came to, in words and as JSON.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::coverage::Coverage;
@@ -43,18 +42,16 @@ impl Summary {
             totals.operations,
             totals.operations as f64 / seconds,
         );
-        let _ = writeln!(
-            text,
+        text += &format!(
             "{} crashes ({:.1}/s; {:.0} crash-recovery checks an hour), {} % with 8 or more requests \
-             in flight, {} in a recovery",
+             in flight, {} in a recovery\n",
             totals.crashes,
             totals.crashes as f64 / seconds,
             totals.crashes as f64 / seconds * 3600.0,
             self.busy_percent(),
             totals.recovery_crashes,
         );
-        let _ = write!(
-            text,
+        text += &format!(
             "{} closes, {} faults; {} failed",
             totals.closes, totals.faults, self.failed
         );
