@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 
-use super::entry::EntryFormat;
 use super::entry::inspect::{self, Claim, Flaw};
+use super::entry::{EntryFormat, big_endian};
 use super::geometry::Geometry;
 use super::header::Header;
 use crate::file::BlockFile;
@@ -36,7 +36,7 @@ mod tests;
 pub use findings::{Finding, Severity, SnapshotL1Flaw, Structure};
 
 use counts::{Copied, Counts, Memory, OutOfMemory};
-use reader::{Reader, is_zero, word};
+use reader::{Reader, is_zero};
 
 /// More host clusters than this are not checked, nor does QEMU: it bounds the time that a sparse,
 /// hostile file can take.
@@ -407,9 +407,9 @@ impl<'a> State<'a> {
             }
             self.warm_counts::<ENTRY_BYTES>(group);
             for (index, words) in group.chunks_exact(ENTRY_BYTES).enumerate() {
-                let entry = word(&words[..8]);
+                let entry = big_endian(&words[..8]);
                 let bitmap = if ENTRY_BYTES > 8 {
-                    word(&words[8..])
+                    big_endian(&words[8..])
                 } else {
                     0
                 };
@@ -439,7 +439,7 @@ impl<'a> State<'a> {
     fn warm_counts<const ENTRY_BYTES: usize>(&self, group: &[u8]) {
         let bits = self.geometry.cluster_bits();
         let cells = group.chunks_exact(ENTRY_BYTES).fold(0, |cells, words| {
-            let offset = inspect::offset_of(word(&words[..8]));
+            let offset = inspect::offset_of(big_endian(&words[..8]));
             cells | self.counts.glance(offset >> bits)
         });
         // The loads are the point.

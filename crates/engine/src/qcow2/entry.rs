@@ -1,4 +1,5 @@
-//! L1, L2, extended L2 and refcount entries: bits on one side, values on the other.
+//! L1, L2, extended L2 and refcount entries: bits on one side, values on the other; in modules, the
+//! entries of the snapshot table and of the bitmap directory.
 //!
 //! All masks and shifts of table entries are here (qcow2.rst, "Cluster mapping", "Extended L2
 //! Entries", "Host cluster management"). Decoding refuses what the specification reserves; encoding
@@ -12,8 +13,10 @@
 //! | extended bitmap | 0-31 subcluster i is allocated, 32-63 subcluster i reads as zeroes |
 //! | refcount table | 0-8 reserved, 9-63 block offset |
 
+pub mod bitmap;
 pub mod inspect;
 pub mod mend;
+pub mod snapshot;
 
 use super::geometry::{Geometry, HOST_OFFSET_END, HostOffset, SubclusterMask};
 
@@ -24,6 +27,18 @@ const ZERO: u64 = 1;
 const REFTABLE_OFFSET_MASK: u64 = 0xffff_ffff_ffff_fe00;
 /// Unit of a compressed cluster's length.
 pub const SECTOR_BYTES: u64 = 512;
+
+/// A number of at most eight bytes, as all structures have them. Words of tables, of eight, are the fast case.
+#[inline]
+pub fn big_endian(bytes: &[u8]) -> u64 {
+    match bytes.try_into() {
+        Ok(eight) => u64::from_be_bytes(eight),
+        Err(_) => {
+            let bytes = bytes.iter();
+            bytes.fold(0, |value, &byte| value << 8 | u64::from(byte))
+        }
+    }
+}
 
 /// What an L2 entry says of its guest cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

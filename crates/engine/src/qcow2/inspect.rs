@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use cowslip_queue::BufMut;
 
+use super::entry::{bitmap, snapshot};
 use super::header::{BitmapsExtension, Header};
 use crate::file::BlockFile;
 use crate::{Error, Result};
@@ -15,18 +16,8 @@ use crate::{Error, Result};
 const FIRST_READ_BYTES: u64 = 4096;
 /// Bytes of a snapshot table or bitmap directory that are read at once.
 const WINDOW_BYTES: u64 = 64 << 10;
-/// Limits of QEMU.
-const SNAPSHOT_TABLE_BYTES_MAX: u64 = 64 << 20;
-const SNAPSHOT_EXTRA_BYTES_MAX: u32 = 1024;
-const BITMAPS_MAX: u32 = 65535;
-const BITMAP_DIRECTORY_BYTES_MAX: u64 = 64 << 20;
-const BITMAP_NAME_BYTES_MAX: usize = 1023;
-const BITMAP_GRANULARITY_BITS: std::ops::RangeInclusive<u8> = 9..=31;
-
 const SNAPSHOT_TABLE: &str = "snapshot table";
 const BITMAP_DIRECTORY: &str = "bitmap directory";
-const SNAPSHOT_ENTRY_BYTES: usize = 40;
-const BITMAP_ENTRY_BYTES: usize = 24;
 
 /// An internal snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -167,10 +158,6 @@ impl TableReader<'_> {
     }
 }
 
-fn number(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0, |n, &byte| n << 8 | u64::from(byte))
-}
-
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -183,7 +170,7 @@ async fn snapshots(
     let mut table = snapshot_table(file, header, file_len);
     let mut out = Vec::new();
     for _ in 0..header.nb_snapshots {
-        out.push(snapshot(&mut table).await?);
+        out.push(read_snapshot(&mut table).await?);
     }
     Ok(out)
 }
@@ -196,7 +183,7 @@ pub(super) async fn snapshot_table_bytes(
 ) -> Result<u64> {
     let mut table = snapshot_table(file, header, file_len);
     for _ in 0..header.nb_snapshots {
-        snapshot(&mut table).await?;
+        read_snapshot(&mut table).await?;
     }
     Ok(table.offset() - header.snapshots_offset)
 }
@@ -210,35 +197,36 @@ fn snapshot_table<'a>(file: &'a dyn BlockFile, header: &Header, file_len: u64) -
         // QEMU leaves out the padding of the last entry where the table is the end of the file.
         end: file_len
             .next_multiple_of(8)
-            .min(start.saturating_add(SNAPSHOT_TABLE_BYTES_MAX)),
+            .min(start.saturating_add(snapshot::TABLE_BYTES_MAX)),
         window: Vec::new(),
         at: 0,
     }
 }
 
-async fn snapshot(table: &mut TableReader<'_>) -> Result<SnapshotInfo> {
-    let fixed = table.take(SNAPSHOT_ENTRY_BYTES).await?;
-    let extra_len = number(&fixed[36..40]) as u32;
-    if extra_len > SNAPSHOT_EXTRA_BYTES_MAX {
-        let detail = format!("Too much extra metadata in snapshot table entry ({extra_len} bytes)");
+async fn read_snapshot(table: &mut TableReader<'_>) -> Result<SnapshotInfo> {
+    let fixed = table.take(snapshot::FIXED_BYTES).await?;
+    let fixed = snapshot::Fixed::decode(&fixed);
+    let extra_bytes = fixed.extra_bytes;
+    if extra_bytes > snapshot::EXTRA_BYTES_MAX {
+        let detail =
+            format!("Too much extra metadata in snapshot table entry ({extra_bytes} bytes)");
         return Err(table.corrupt(detail));
     }
-    let extra = table.take(extra_len as usize).await?;
-    let id = table.take(number(&fixed[12..14]) as usize).await?;
-    let name = table.take(number(&fixed[14..16]) as usize).await?;
-    let len = fixed.len() + extra.len() + id.len() + name.len();
-    table.take(len.next_multiple_of(8) - len).await?;
-    let icount = extra.get(16..24).map(number);
+    let extra = table.take(extra_bytes as usize).await?;
+    let extra = snapshot::Extra::decode(&extra);
+    let id = table.take(usize::from(fixed.id_bytes)).await?;
+    let name = table.take(usize::from(fixed.name_bytes)).await?;
+    let padding = fixed.entry_bytes() - fixed.names_start() - fixed.names_bytes();
+    table.take(padding as usize).await?;
+    let vm_state_size = extra.vm_state_bytes;
     Ok(SnapshotInfo {
         id: text(&id),
         name: text(&name),
-        vm_state_size: extra
-            .get(..8)
-            .map_or_else(|| number(&fixed[32..36]), number),
-        date_sec: number(&fixed[16..20]) as u32,
-        date_nsec: number(&fixed[20..24]) as u32,
-        vm_clock_nsec: number(&fixed[24..32]),
-        icount: icount.filter(|&count| count != u64::MAX),
+        vm_state_size: vm_state_size.unwrap_or_else(|| fixed.vm_state_bytes.into()),
+        date_sec: fixed.date_sec,
+        date_nsec: fixed.date_nsec,
+        vm_clock_nsec: fixed.vm_clock_nsec,
+        icount: extra.icount,
     })
 }
 
@@ -258,9 +246,9 @@ async fn bitmaps(
         at: 0,
     };
     let count = extension.nb_bitmaps;
-    let valid = (1..=BITMAPS_MAX).contains(&count)
+    let valid = (1..=bitmap::COUNT_MAX).contains(&count)
         && extension.reserved == 0
-        && extension.bitmap_directory_size <= BITMAP_DIRECTORY_BYTES_MAX
+        && extension.bitmap_directory_size <= bitmap::DIRECTORY_BYTES_MAX
         && header.geometry().is_cluster_aligned(start)
         && directory.end <= file_len;
     if !valid {
@@ -268,36 +256,30 @@ async fn bitmaps(
     }
     let mut out = Vec::new();
     for _ in 0..count {
-        out.push(bitmap(&mut directory).await?);
+        out.push(read_bitmap(&mut directory).await?);
     }
     Ok(out)
 }
 
-async fn bitmap(directory: &mut TableReader<'_>) -> Result<BitmapInfo> {
-    const IN_USE: u64 = 1;
-    const AUTO: u64 = 2;
-    let fixed = directory.take(BITMAP_ENTRY_BYTES).await?;
-    let flags = number(&fixed[12..16]);
-    let granularity_bits = fixed[17];
-    let name_len = number(&fixed[18..20]) as usize;
-    let extra_len = number(&fixed[20..24]);
+async fn read_bitmap(directory: &mut TableReader<'_>) -> Result<BitmapInfo> {
+    let fixed = directory.take(bitmap::FIXED_BYTES).await?;
+    let fixed = bitmap::Fixed::decode(&fixed);
     let left = directory.end - directory.offset();
-    if flags >> 3 != 0
-        || !BITMAP_GRANULARITY_BITS.contains(&granularity_bits)
-        || name_len == 0
-        || name_len > BITMAP_NAME_BYTES_MAX
-        || extra_len > left
-    {
+    let granularity = fixed.granularity().filter(|_| fixed.flaw().is_none());
+    let granularity = granularity.filter(|_| u64::from(fixed.extra_bytes) <= left);
+    let Some(granularity) = granularity else {
         return Err(directory.corrupt("a bitmap's entry is not valid"));
-    }
-    directory.take(extra_len as usize).await?;
-    let name = directory.take(name_len).await?;
-    let len = fixed.len() + extra_len as usize + name_len;
-    directory.take(len.next_multiple_of(8) - len).await?;
+    };
+    directory.take(fixed.extra_bytes as usize).await?;
+    let name = directory.take(usize::from(fixed.name_bytes)).await?;
+    let before = bitmap::FIXED_BYTES as u64 + u64::from(fixed.extra_bytes) + name.len() as u64;
+    directory
+        .take((fixed.entry_bytes() - before) as usize)
+        .await?;
     Ok(BitmapInfo {
         name: text(&name),
-        granularity: 1 << granularity_bits,
-        in_use: flags & IN_USE != 0,
-        auto: flags & AUTO != 0,
+        granularity,
+        in_use: fixed.in_use(),
+        auto: fixed.auto(),
     })
 }

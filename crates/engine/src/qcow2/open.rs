@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 use super::alloc::{FreeSet, Fresh, Protected};
-use super::entry::EntryFormat;
+use super::entry::{EntryFormat, big_endian};
 use super::geometry::{HostCluster, HostOffset, round_up};
 use super::header::Header;
 use super::inflight::{Epochs, JointSpace, Leases};
@@ -205,8 +205,7 @@ fn open_data_file(opening: &Opening<'_>, header: &Header, writable: bool) -> Res
 
 async fn read_table(file: &HostFile, offset: u64, bytes: u64) -> Result<Vec<u64>> {
     let table = file.read_new(offset, bytes).await?;
-    let entry = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().expect("eight bytes"));
-    Ok(table.chunks_exact(8).map(entry).collect())
+    Ok(table.chunks_exact(8).map(big_endian).collect())
 }
 
 fn empty_counts(file: HostFile, format: EntryFormat) -> Counts {

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use cowslip_queue::{Buf, Pending};
 
-use super::entry::{EntryError, EntryFormat, L2Entry, TableRef};
+use super::entry::{EntryError, EntryFormat, L2Entry, TableRef, big_endian};
 use super::geometry::{GuestCluster, HostOffset};
 use crate::planted::{self, Mistake};
 use crate::sync::Waiters;
@@ -332,10 +332,7 @@ impl Tables {
         let geometry = &self.format.geometry;
         let slot = self.slot(geometry.slice_of(cluster));
         let at = ((cluster.0 % geometry.slice_entries()) * geometry.l2_entry_bytes()) as usize;
-        let word = |at: usize| {
-            let bytes = slot.bytes[at..at + 8].try_into().expect("eight bytes");
-            u64::from_be_bytes(bytes)
-        };
+        let word = |at: usize| big_endian(&slot.bytes[at..at + 8]);
         let bitmap = if geometry.extended_l2() {
             word(at + 8)
         } else {

@@ -1,10 +1,11 @@
 //! COPIED: set exactly where the refcount on disk is 1. A second look, at images where counting has
 //! found that some flag may be wrong.
 
-use super::reader::{Reader, Window, word};
+use super::reader::{Reader, Window};
 use super::refcounts::Refcounts;
 use super::{Finding, L2Table, State};
 use crate::Result;
+use crate::qcow2::entry::big_endian;
 use crate::qcow2::entry::inspect::{self, Claim};
 
 /// Compares the flags of the active L1 table and its L2 tables with the refcounts.
@@ -20,7 +21,7 @@ pub(super) async fn compare(
     let mut looked_at = vec![false; state.l2_tables.list.len()];
     for l1_index in 0..u64::from(state.header.l1_size) {
         let at = state.header.l1_table_offset + l1_index * 8;
-        let entry = word(l1.get(at, 8).await?);
+        let entry = big_endian(l1.get(at, 8).await?);
         let table = inspect::inspect_l1(entry);
         if table.offset == 0 {
             continue;
@@ -56,7 +57,7 @@ async fn compare_l2_table(
 ) -> Result<()> {
     let bytes = reader.read(table.offset, state.cluster_bytes).await?;
     for words in bytes.chunks_exact(state.geometry.l2_entry_bytes() as usize) {
-        let entry = word(&words[..8]);
+        let entry = big_endian(&words[..8]);
         let Claim::Cluster { offset, copied } = state.format.inspect_l2(entry, 0).claim else {
             continue;
         };

@@ -11,6 +11,7 @@ use cowslip_queue::{BufMut, Pending, yield_now};
 use futures_util::stream::{self, Stream, StreamExt};
 
 use crate::file::BlockFile;
+use crate::qcow2::entry::big_endian;
 use crate::sync::{Mutex, lock};
 use crate::{Error, Result};
 
@@ -45,19 +46,7 @@ impl Deref for Bytes {
 impl Bytes {
     /// The bytes as big-endian words; what is left over at the end is ignored.
     pub(super) fn words(&self) -> impl Iterator<Item = u64> + '_ {
-        self.chunks_exact(8).map(word)
-    }
-}
-
-/// A big-endian word of eight bytes, or of fewer.
-#[inline]
-pub(super) fn word(bytes: &[u8]) -> u64 {
-    match bytes.try_into() {
-        Ok(eight) => u64::from_be_bytes(eight),
-        Err(_) => {
-            let bytes = bytes.iter();
-            bytes.fold(0, |value, &byte| value << 8 | u64::from(byte))
-        }
+        self.chunks_exact(8).map(big_endian)
     }
 }
 

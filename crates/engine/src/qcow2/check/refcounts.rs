@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use futures_util::StreamExt;
 
 use super::counts::{Copied, FOURS};
-use super::reader::{Bytes, Reader, word};
+use super::reader::{Bytes, Reader};
 use super::{Finding, PIECE_BYTES, State, Structure};
 use crate::Result;
-use crate::qcow2::entry::{inspect, refcount_at};
+use crate::qcow2::entry::{big_endian, inspect, refcount_at};
 use crate::qcow2::geometry::{Geometry, HostCluster, HostOffset};
 
 /// Slices of blocks that single lookups keep; only broken images need any.
@@ -137,7 +137,7 @@ impl<'a> Refcounts<'a> {
             let four_end = (cluster + 4).min(end);
             if order == ORDER_16_BITS && four_end - cluster == 4 {
                 let at = (cluster - first) as usize * 2;
-                if comparison.four(cluster, word(&bytes[at..at + 8]), state) {
+                if comparison.four(cluster, big_endian(&bytes[at..at + 8]), state) {
                     cluster = four_end;
                     continue;
                 }

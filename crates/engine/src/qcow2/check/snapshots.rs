@@ -1,23 +1,15 @@
 //! The snapshot table: where the L1 tables of snapshots are (qcow2.rst, "Snapshots").
 
-use super::reader::{Reader, Window, word};
-use super::{Finding, L1, Owner, SnapshotL1Flaw, State, count_l1};
-use crate::qcow2::header::L1_BYTES_MAX;
+use super::reader::{Reader, Window};
+use super::{Finding, L1, Owner, State, count_l1};
+use crate::qcow2::entry::snapshot::{
+    EXTRA_BYTES_MAX, EXTRA_BYTES_V3, FIXED_BYTES, Fixed, TABLE_BYTES_MAX,
+};
 use crate::{Error, Result};
-
-/// Bytes of an entry before its extra data.
-const ENTRY_BYTES: usize = 40;
-/// The most extra data that QEMU accepts.
-const EXTRA_BYTES_MAX: u32 = 1024;
-/// Extra data that version 3 demands: the size of the VM state and that of the disk.
-const EXTRA_BYTES_V3: u32 = 16;
-/// The largest snapshot table that QEMU accepts.
-const TABLE_BYTES_MAX: u64 = 64 << 20;
 
 /// A snapshot, as far as a check needs it.
 struct Snapshot {
-    l1_offset: u64,
-    l1_size: u32,
+    entry: Fixed,
     /// Id and name, kept only where a finding will need them.
     names: Option<(String, String)>,
 }
@@ -46,33 +38,26 @@ pub(super) async fn read(reader: &Reader<'_>, state: &mut State<'_>) -> Result<S
             offset: start,
             detail,
         };
-        let entry = window.get(at, ENTRY_BYTES).await?;
-        let l1_offset = word(&entry[..8]);
-        let [l1_size, extra_bytes] = [8, 36].map(|at| word(&entry[at..at + 4]) as u32);
-        let [id_bytes, name_bytes] = [12, 14].map(|at| word(&entry[at..at + 2]) as usize);
-        if extra_bytes > EXTRA_BYTES_MAX {
+        let entry = Fixed::decode(window.get(at, FIXED_BYTES).await?);
+        if entry.extra_bytes > EXTRA_BYTES_MAX {
             return Err(corrupt(format!(
                 "too much extra metadata in snapshot table entry {index}"
             )));
         }
-        if state.header.version >= 3 && extra_bytes < EXTRA_BYTES_V3 {
+        if state.header.version >= 3 && entry.extra_bytes < EXTRA_BYTES_V3 {
             incomplete.push(index);
         }
-        let names_at = at + ENTRY_BYTES as u64 + u64::from(extra_bytes);
-        let names = if l1_flaw(state, l1_offset, l1_size).is_some() {
-            let names = window.get(names_at, id_bytes + name_bytes).await?;
-            let (id, name) = names.split_at(id_bytes);
-            Some([id, name].map(|text| String::from_utf8_lossy(text).into_owned()))
-                .map(|[id, name]| (id, name))
+        let names = if entry.l1_flaw(&state.geometry).is_some() {
+            let len = entry.names_bytes() as usize;
+            let names = window.get(at + entry.names_start(), len).await?;
+            let (id, name) = names.split_at(usize::from(entry.id_bytes));
+            let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+            Some((text(id), text(name)))
         } else {
             None
         };
-        list.push(Snapshot {
-            l1_offset,
-            l1_size,
-            names,
-        });
-        at = (names_at + (id_bytes + name_bytes) as u64).next_multiple_of(8);
+        list.push(Snapshot { entry, names });
+        at += entry.entry_bytes();
         if at - start > TABLE_BYTES_MAX {
             return Err(corrupt("it is longer than 64 MiB".to_string()));
         }
@@ -84,16 +69,6 @@ pub(super) async fn read(reader: &Reader<'_>, state: &mut State<'_>) -> Result<S
     Ok(Snapshots { list, bytes })
 }
 
-fn l1_flaw(state: &State<'_>, l1_offset: u64, l1_size: u32) -> Option<SnapshotL1Flaw> {
-    if !state.geometry.is_cluster_aligned(l1_offset) {
-        Some(SnapshotL1Flaw::Unaligned { l1_offset })
-    } else if u64::from(l1_size) * 8 > L1_BYTES_MAX {
-        Some(SnapshotL1Flaw::TooLarge { l1_size })
-    } else {
-        None
-    }
-}
-
 impl Snapshots {
     /// Counts the L1 tables and notes the L2 tables that they point to.
     pub(super) async fn count(&self, reader: &Reader<'_>, state: &mut State<'_>) -> Result<()> {
@@ -102,14 +77,14 @@ impl Snapshots {
             state.emit(&Finding::SnapshotsWithDataFile { count });
         }
         for snapshot in &self.list {
-            if let Some(flaw) = l1_flaw(state, snapshot.l1_offset, snapshot.l1_size) {
+            if let Some(flaw) = snapshot.entry.l1_flaw(&state.geometry) {
                 let (id, name) = snapshot.names.clone().unwrap_or_default();
                 state.emit(&Finding::SnapshotL1 { id, name, flaw });
                 continue;
             }
             let l1 = L1 {
-                offset: snapshot.l1_offset,
-                entries: u64::from(snapshot.l1_size),
+                offset: snapshot.entry.l1_offset,
+                entries: u64::from(snapshot.entry.l1_size),
                 owner: Owner::Snapshot,
             };
             count_l1(reader, state, l1).await?;

@@ -2,10 +2,11 @@
 
 use futures_util::StreamExt;
 
+use super::super::entry::big_endian;
 use super::super::entry::inspect::{self, Claim};
 use super::super::geometry::pieces;
 use super::survey::{Owner, put};
-use super::tables::{read_each, word};
+use super::tables::read_each;
 use super::{Change, Plan, Step};
 use crate::Result;
 
@@ -81,7 +82,8 @@ impl Plan<'_> {
                 apply(&l1.changes, start, &mut bytes);
             }
             let mut steps = Vec::new();
-            for (l1_index, entry) in (piece.start / 8..).zip(bytes.chunks_exact(8).map(word)) {
+            for (l1_index, entry) in (piece.start / 8..).zip(bytes.chunks_exact(8).map(big_endian))
+            {
                 let table = inspect::inspect_l1(entry);
                 if table.offset == 0 {
                     continue;

@@ -7,11 +7,11 @@ use futures_util::StreamExt;
 
 use super::super::check::counts::Copied;
 use super::super::check::{Finding, Structure};
-use super::super::entry::{inspect, refcount_at, set_refcount};
+use super::super::entry::{big_endian, inspect, refcount_at, set_refcount};
 use super::super::geometry::{HostCluster, pieces, round_up};
 use super::super::header::REFCOUNT_TABLE_BYTES_MAX;
 use super::copied::apply;
-use super::tables::{read_each, word};
+use super::tables::read_each;
 use super::{Change, Plan, Step};
 use crate::{Error, Result};
 
@@ -77,7 +77,7 @@ impl Plan<'_> {
         }
         self.charge(2 * bytes)?;
         let table = self.file.read_new(offset, bytes).await?;
-        let entries: Vec<u64> = table.chunks_exact(8).map(word).collect();
+        let entries: Vec<u64> = table.chunks_exact(8).map(big_endian).collect();
         if !misplaced {
             self.survey.own(offset, bytes, Structure::RefcountTable)?;
         }
@@ -288,7 +288,10 @@ impl Plan<'_> {
                 self.survey.mended(start, &mut table);
             }
             apply(&l1.changes, start, &mut table);
-            for (at, entry) in (start..).step_by(8).zip(table.chunks_exact(8).map(word)) {
+            for (at, entry) in (start..)
+                .step_by(8)
+                .zip(table.chunks_exact(8).map(big_endian))
+            {
                 let from = inspect::inspect_l1(entry).offset;
                 let Some(&to) = self.survey.moved_tables.get(&from) else {
                     continue;

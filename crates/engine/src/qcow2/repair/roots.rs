@@ -2,46 +2,38 @@
 
 use super::super::check::counts::Copied;
 use super::super::check::{SnapshotL1Flaw, Structure};
+use super::super::entry::big_endian;
+use super::super::entry::bitmap::{self, TableEntry};
+use super::super::entry::snapshot::{
+    EXTRA_BYTES_KNOWN, EXTRA_BYTES_MAX, EXTRA_BYTES_V3, Extra, FIXED_BYTES, Fixed, TABLE_BYTES_MAX,
+};
 use super::super::geometry::pieces;
 use super::super::header::{BitmapsExtension, L1_BYTES_MAX, autoclear};
 use super::survey::{L1, Owner};
-use super::tables::word;
 use super::{Plan, SnapshotFate, Step};
 use crate::Result;
-
-/// Bytes of a snapshot table entry before its extra data; the most extra data that is accepted, and
-/// what of it is known; what version 3 demands.
-const ENTRY_BYTES: u64 = 40;
-const EXTRA_BYTES_MAX: u32 = 1024;
-const EXTRA_BYTES_KNOWN: usize = 24;
-const EXTRA_BYTES_V3: usize = 16;
-/// The largest snapshot table that QEMU accepts.
-const SNAPSHOT_TABLE_BYTES_MAX: u64 = 64 << 20;
 
 /// An entry of the snapshot table.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
     pub index: u32,
     pub at: u64,
-    fixed: [u8; ENTRY_BYTES as usize],
+    fixed: Fixed,
     extra: Vec<u8>,
     id: Vec<u8>,
     name: Vec<u8>,
-    l1_offset: u64,
-    l1_size: u32,
 }
 
 impl Snapshot {
     fn vm_state_bytes(&self) -> u64 {
-        match self.extra.get(..8) {
-            Some(large) => word(large),
-            None => number(&self.fixed[32..36]),
-        }
+        let large = Extra::decode(&self.extra).vm_state_bytes;
+        large.unwrap_or_else(|| self.fixed.vm_state_bytes.into())
     }
 
     /// L1 entries that the disk and the VM state of the time need, as far as the entry tells.
     fn l1_entries(&self, plan: &Plan<'_>) -> u64 {
-        let size = self.extra.get(8..16).map_or(plan.header.size, word);
+        let size = Extra::decode(&self.extra).disk_bytes;
+        let size = size.unwrap_or(plan.header.size);
         let bytes = size.saturating_add(self.vm_state_bytes());
         let geometry = plan.survey.geometry;
         geometry.l1_entries_for(bytes.min(u64::MAX - geometry.cluster_bytes()))
@@ -49,20 +41,18 @@ impl Snapshot {
 
     /// The entry, padded.
     fn encode(&self) -> Vec<u8> {
-        let mut out = self.fixed.to_vec();
-        out[..8].copy_from_slice(&self.l1_offset.to_be_bytes());
-        out[8..12].copy_from_slice(&self.l1_size.to_be_bytes());
-        out[36..40].copy_from_slice(&(self.extra.len() as u32).to_be_bytes());
+        let extra_bytes = self.extra.len() as u32;
+        let fixed = Fixed {
+            extra_bytes,
+            ..self.fixed
+        };
+        let mut out = fixed.encode().to_vec();
         out.extend_from_slice(&self.extra);
         out.extend_from_slice(&self.id);
         out.extend_from_slice(&self.name);
         out.resize(out.len().next_multiple_of(8), 0);
         out
     }
-}
-
-fn number(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0, |n, &byte| n << 8 | u64::from(byte))
 }
 
 impl Plan<'_> {
@@ -180,27 +170,27 @@ impl Plan<'_> {
         start: u64,
     ) -> Result<Option<Snapshot>> {
         let entry_at = *at;
-        if entry_at.saturating_add(ENTRY_BYTES) > self.survey.file_bytes {
+        if entry_at.saturating_add(FIXED_BYTES as u64) > self.survey.file_bytes {
             return Ok(None);
         }
-        let fixed = self.file.read_new(entry_at, ENTRY_BYTES).await?;
-        let fixed: [u8; ENTRY_BYTES as usize] = fixed[..].try_into().expect("as many as asked");
-        let [id_bytes, name_bytes] = [12, 14].map(|at| number(&fixed[at..at + 2]));
-        let extra_bytes = number(&fixed[36..40]) as u32;
-        let names_at = entry_at + ENTRY_BYTES + u64::from(extra_bytes);
-        let end = (names_at + id_bytes + name_bytes).next_multiple_of(8);
-        if end - start > SNAPSHOT_TABLE_BYTES_MAX {
+        let fixed = self.file.read_new(entry_at, FIXED_BYTES as u64).await?;
+        let fixed = Fixed::decode(&fixed);
+        let end = entry_at + fixed.entry_bytes();
+        if end - start > TABLE_BYTES_MAX {
             return Ok(None);
         }
-        let kept = if extra_bytes > EXTRA_BYTES_MAX {
-            EXTRA_BYTES_KNOWN as u64
+        let extra_bytes = if fixed.extra_bytes > EXTRA_BYTES_MAX {
+            EXTRA_BYTES_KNOWN
         } else {
-            u64::from(extra_bytes)
+            fixed.extra_bytes
         };
-        self.charge(2 * (ENTRY_BYTES + kept + id_bytes + name_bytes))?;
-        let extra = self.file.read_new(entry_at + ENTRY_BYTES, kept).await?;
-        let names = self.file.read_new(names_at, id_bytes + name_bytes).await?;
-        let (id, name) = names.split_at(id_bytes as usize);
+        let extra_bytes = u64::from(extra_bytes);
+        self.charge(2 * (FIXED_BYTES as u64 + extra_bytes + fixed.names_bytes()))?;
+        let extra_at = entry_at + FIXED_BYTES as u64;
+        let extra = self.file.read_new(extra_at, extra_bytes).await?;
+        let names_at = entry_at + fixed.names_start();
+        let names = self.file.read_new(names_at, fixed.names_bytes()).await?;
+        let (id, name) = names.split_at(usize::from(fixed.id_bytes));
         *at = end;
         Ok(Some(Snapshot {
             index,
@@ -209,18 +199,16 @@ impl Plan<'_> {
             extra: extra.to_vec(),
             id: id.to_vec(),
             name: name.to_vec(),
-            l1_offset: word(&fixed[..8]),
-            l1_size: number(&fixed[8..12]) as u32,
         }))
     }
 
     /// Adds the extra data that version 3 demands, and tells of what was dropped.
     fn complete(&self, snapshot: &mut Snapshot) -> Option<SnapshotFate> {
-        let extra_bytes = number(&snapshot.fixed[36..40]) as u32;
+        let extra_bytes = snapshot.fixed.extra_bytes;
         if extra_bytes > EXTRA_BYTES_MAX {
             return Some(SnapshotFate::Cut { extra_bytes });
         }
-        if self.header.version < 3 || snapshot.extra.len() >= EXTRA_BYTES_V3 {
+        if self.header.version < 3 || snapshot.extra.len() >= EXTRA_BYTES_V3 as usize {
             return None;
         }
         let mut extra = snapshot.vm_state_bytes().to_be_bytes().to_vec();
@@ -231,40 +219,32 @@ impl Plan<'_> {
 
     /// Finds a snapshot's L1 table, and what must become of it.
     async fn place_snapshot_l1(&mut self, snapshot: &mut Snapshot) -> Result<Option<SnapshotFate>> {
-        let aligned = self.survey.geometry.is_cluster_aligned(snapshot.l1_offset);
-        let flaw = if !aligned {
-            Some(SnapshotL1Flaw::Unaligned {
-                l1_offset: snapshot.l1_offset,
-            })
-        } else if u64::from(snapshot.l1_size) * 8 > L1_BYTES_MAX {
-            Some(SnapshotL1Flaw::TooLarge {
-                l1_size: snapshot.l1_size,
-            })
-        } else {
-            None
-        };
+        let flaw = snapshot.fixed.l1_flaw(&self.survey.geometry);
         let mut fate = None;
         if let Some(flaw) = flaw {
-            let offset = snapshot.l1_offset & !(self.survey.geometry.cluster_bytes() - 1);
+            let offset = snapshot.fixed.l1_offset & !(self.survey.geometry.cluster_bytes() - 1);
             let entries = match flaw {
-                SnapshotL1Flaw::Unaligned { .. } => u64::from(snapshot.l1_size),
+                SnapshotL1Flaw::Unaligned { .. } => u64::from(snapshot.fixed.l1_size),
                 SnapshotL1Flaw::TooLarge { .. } => snapshot.l1_entries(self),
             };
             if !self.is_lost_l1(offset, entries).await? {
                 return Ok(Some(SnapshotFate::Removed));
             }
-            snapshot.l1_offset = offset;
-            snapshot.l1_size = entries as u32;
+            snapshot.fixed.l1_offset = offset;
+            snapshot.fixed.l1_size = entries as u32;
             fate = Some(SnapshotFate::Corrected { flaw });
         }
-        let (offset, bytes) = (snapshot.l1_offset, u64::from(snapshot.l1_size) * 8);
+        let (offset, bytes) = (
+            snapshot.fixed.l1_offset,
+            u64::from(snapshot.fixed.l1_size) * 8,
+        );
         if bytes > 0 && offset >= self.survey.file_bytes {
             return Ok(Some(SnapshotFate::Removed));
         }
         let cut = bytes > 0 && offset.saturating_add(bytes) > self.survey.file_bytes;
         let l1 = L1 {
             offset,
-            entries: u64::from(snapshot.l1_size),
+            entries: u64::from(snapshot.fixed.l1_size),
             owner: Owner::Snapshot(self.survey.snapshots.len()),
             shared: self.survey.is_owned(offset, bytes),
             moves: None,
@@ -291,7 +271,11 @@ impl Plan<'_> {
                 .file
                 .read_new(piece.start, piece.end - piece.start)
                 .await?;
-            for entry in table.chunks_exact(8).map(word).filter(|&entry| entry != 0) {
+            for entry in table
+                .chunks_exact(8)
+                .map(big_endian)
+                .filter(|&entry| entry != 0)
+            {
                 let format = self.survey.format;
                 if format.mend_l1(entry, self.survey.file_bytes).is_some() {
                     return Ok(false);
@@ -310,7 +294,7 @@ impl Plan<'_> {
             let l1 = self.survey.l1s.iter().find(|l1| l1.owner == owner);
             let mut snapshot = snapshot.clone();
             if let Some(to) = l1.and_then(|l1| l1.moves) {
-                snapshot.l1_offset = to;
+                snapshot.fixed.l1_offset = to;
             }
             out.extend(snapshot.encode());
         }
@@ -409,12 +393,13 @@ impl Plan<'_> {
         let table = self.file.read_new(directory, bytes).await?;
         let mut rest = &table[..];
         let mut bitmaps = Vec::new();
+        let geometry = self.survey.geometry;
         for index in 0..extension.nb_bitmaps {
-            let entry = match BitmapEntry::split_from(&mut rest) {
-                Some(entry) if entry.is_valid(self) => entry,
+            let entry = match split_bitmap(&mut rest) {
+                Some(entry) if entry.table_flaw(&geometry, self.header.size).is_none() => entry,
                 _ => return Ok(Err(format!("directory entry {index} is not valid"))),
             };
-            let table_bytes = entry.table_entries * 8;
+            let table_bytes = entry.table_bytes();
             if entry.table_offset.saturating_add(table_bytes) > self.survey.file_bytes
                 || self.survey.is_owned(entry.table_offset, table_bytes)
             {
@@ -425,12 +410,16 @@ impl Plan<'_> {
             self.charge(2 * table_bytes)?;
             let table = self.file.read_new(entry.table_offset, table_bytes).await?;
             let mut clusters = Vec::new();
-            for word in table.chunks_exact(8).map(word).filter(|&word| word > 1) {
-                let aligned = self.survey.geometry.is_cluster_aligned(word);
-                if !aligned || word >= self.survey.file_bytes {
-                    return Ok(Err(format!("bitmap table entry {word:#x} is invalid")));
+            for raw in table.chunks_exact(8).map(big_endian) {
+                match TableEntry::decode(raw, &self.survey.geometry) {
+                    TableEntry::Uniform => {}
+                    TableEntry::At(offset) if offset < self.survey.file_bytes => {
+                        clusters.push(offset);
+                    }
+                    TableEntry::At(_) | TableEntry::Invalid => {
+                        return Ok(Err(format!("bitmap table entry {raw:#x} is invalid")));
+                    }
                 }
-                clusters.push(word);
             }
             bitmaps.push(((entry.table_offset, table_bytes), clusters));
         }
@@ -451,48 +440,10 @@ fn snapshot_step(snapshot: &Snapshot, fate: SnapshotFate) -> Step {
     }
 }
 
-/// An entry of the bitmap directory, as far as it matters here.
-struct BitmapEntry {
-    table_offset: u64,
-    table_entries: u64,
-    flags: u64,
-    kind: u8,
-    granularity_bits: u8,
-    name_bytes: u64,
-}
-
-impl BitmapEntry {
-    fn split_from(bytes: &mut &[u8]) -> Option<BitmapEntry> {
-        const FIXED: usize = 24;
-        let fixed = bytes.get(..FIXED)?;
-        let entry = BitmapEntry {
-            table_offset: word(&fixed[..8]),
-            table_entries: number(&fixed[8..12]),
-            flags: number(&fixed[12..16]),
-            kind: fixed[16],
-            granularity_bits: fixed[17],
-            name_bytes: number(&fixed[18..20]),
-        };
-        let len = FIXED as u64 + number(&fixed[20..24]) + entry.name_bytes;
-        let len = usize::try_from(len.next_multiple_of(8)).ok()?;
-        *bytes = bytes.get(len..)?;
-        Some(entry)
-    }
-
-    /// The rules of a check.
-    fn is_valid(&self, plan: &Plan<'_>) -> bool {
-        let geometry = plan.survey.geometry;
-        if !(9..=31).contains(&self.granularity_bits) {
-            return false;
-        }
-        let bits = plan.header.size.div_ceil(1 << self.granularity_bits);
-        let entries = geometry.clusters_for(bits.div_ceil(8));
-        self.table_offset != 0
-            && geometry.is_cluster_aligned(self.table_offset)
-            && self.kind == 1
-            && self.flags >> 3 == 0
-            && (1..=1023).contains(&self.name_bytes)
-            && self.table_entries == entries
-            && entries <= 0x800_0000
-    }
+/// Takes an entry off the directory.
+fn split_bitmap(directory: &mut &[u8]) -> Option<bitmap::Fixed> {
+    let entry = bitmap::Fixed::decode(directory.get(..bitmap::FIXED_BYTES)?);
+    let len = usize::try_from(entry.entry_bytes()).ok()?;
+    *directory = directory.get(len..)?;
+    Some(entry)
 }

@@ -5,6 +5,7 @@ use futures_util::stream;
 
 use super::super::check::Structure;
 use super::super::check::counts::Copied;
+use super::super::entry::big_endian;
 use super::super::entry::inspect::{self, Claim};
 use super::super::entry::mend::{Mend, Surroundings, Wrong};
 use super::super::geometry::pieces;
@@ -18,11 +19,6 @@ const PIECE_BYTES: u64 = 256 << 10;
 /// L2 tables that are read at once, within these bytes.
 const READ_AHEAD_BYTES: u64 = 4 << 20;
 const READ_AHEAD: u64 = 32;
-
-/// A big-endian word of a table.
-pub(super) fn word(bytes: &[u8]) -> u64 {
-    u64::from_be_bytes(bytes.try_into().expect("a word has eight bytes"))
-}
 
 /// Reads tables of `len` bytes, in order, several at a time.
 pub(super) fn read_each(
@@ -56,7 +52,8 @@ impl Plan<'_> {
                 }
                 let len = piece.end - piece.start;
                 let table = self.file.read_new(offset + piece.start, len).await?;
-                for (index, entry) in (piece.start / 8..).zip(table.chunks_exact(8).map(word)) {
+                for (index, entry) in (piece.start / 8..).zip(table.chunks_exact(8).map(big_endian))
+                {
                     if entry != 0 {
                         self.l1_entry(position, index, entry)?;
                     }
@@ -182,8 +179,8 @@ impl Plan<'_> {
         let words = (0..).zip(bytes.chunks_exact(len));
         words
             .map(move |(index, words)| {
-                let bitmap = if extended { word(&words[8..]) } else { 0 };
-                (index, word(&words[..8]), bitmap)
+                let bitmap = if extended { big_endian(&words[8..]) } else { 0 };
+                (index, big_endian(&words[..8]), bitmap)
             })
             .filter(|&(_, entry, bitmap)| entry != 0 || bitmap != 0)
     }
