@@ -6,6 +6,7 @@
 macro_rules! mistakes {
     ($($(#[doc = $what:literal])+ $name:ident,)+) => {
         /// A classic mistake.
+        // Without the feature, hooks name what nothing constructs or lists.
         #[cfg_attr(not(feature = "planted"), allow(dead_code))]
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Mistake {
