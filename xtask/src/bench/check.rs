@@ -23,7 +23,7 @@ mod shapes;
 use shapes::Shape;
 
 /// Space for the metadata of the largest image.
-const FILESYSTEM_BYTES: u64 = 4 * GIB;
+const FILESYSTEM_BYTES: u64 = 6 * GIB;
 
 /// Who checks.
 #[derive(Clone, Copy, PartialEq, Eq)]
