@@ -93,6 +93,12 @@ pub struct Round {
     pub hot_percent: u64,
     /// Percent of requests that cover whole clusters.
     pub whole_percent: u64,
+    /// So many successive requests go to one cluster, the next ones to another; 0 for no such rule.
+    pub companions: u64,
+    /// Clusters that a request for whole ones covers at most; 0 for a few.
+    pub span_clusters: u64,
+    /// The request of this number makes the disk as large as it is to be.
+    pub grows_at: Option<u64>,
     /// Metadata cache in bytes.
     pub cache_bytes: u64,
     /// What a discard does.
@@ -234,13 +240,13 @@ impl Layout {
     }
 
     /// Bytes of the disk that one L2 table maps.
-    fn table_coverage_bytes(&self) -> u64 {
+    pub(crate) fn table_coverage_bytes(&self) -> u64 {
         let entry_bytes = if self.extended_l2 { 16 } else { 8 };
         self.cluster_bytes() / entry_bytes * self.cluster_bytes()
     }
 
     /// Bytes of the disk that one slice of the cache maps.
-    fn slice_coverage_bytes(&self) -> u64 {
+    pub(crate) fn slice_coverage_bytes(&self) -> u64 {
         let entry_bytes = if self.extended_l2 { 16 } else { 8 };
         self.cluster_bytes().min(4096) / entry_bytes * self.cluster_bytes()
     }
@@ -464,6 +470,9 @@ impl Round {
             hot_percent: rng.pick(&[0, 50, 90]),
             barrier: None,
             whole_percent: 0,
+            companions: 0,
+            span_clusters: 0,
+            grows_at: None,
             cache_bytes: match rng.below(3) {
                 0 => 0,
                 1 => rng.between(1, 8) * layout.cluster_bytes().min(4096),
@@ -625,13 +634,16 @@ impl Config {
                 Part::Discards => round.weights[3] = 0,
                 Part::Maintenance => round.maintained = false,
                 Part::SmallCaches => round.cache_bytes = 0,
-                Part::Resizes => round.resizes = false,
+                Part::Resizes => {
+                    round.resizes = false;
+                    round.grows_at = None;
+                }
+                Part::Growth => round.grows_at = None,
                 Part::Alignment
                 | Part::RawData
                 | Part::Recoveries
                 | Part::Dirty
-                | Part::Crammed
-                | Part::Growth => {}
+                | Part::Crammed => {}
             }
         }
         match part {

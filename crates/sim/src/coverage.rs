@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use cowslip::qcow2::probe::{Observation, Stage};
 
 use crate::config::{Config, Data, Kind};
+use crate::directed::Goal;
 use crate::disk::fault::{EIO, ENOSPC, Verb};
+use crate::profile::Profile;
 use crate::rng::Rng;
 
 /// What else was going on.
@@ -47,7 +49,7 @@ pub enum Feature {
     Tiny,
 }
 
-const SITUATIONS: [(Situation, &str); 9] = [
+pub(crate) const SITUATIONS: [(Situation, &str); 9] = [
     (Situation::Any, "any"),
     (Situation::Quarantine, "quarantine"),
     (Situation::RefcountTable, "refcount table"),
@@ -59,7 +61,7 @@ const SITUATIONS: [(Situation, &str); 9] = [
     (Situation::Recovery, "recovery"),
 ];
 
-const FEATURES: [(Feature, &str); 5] = [
+pub(crate) const FEATURES: [(Feature, &str); 5] = [
     (Feature::Plain, "plain"),
     (Feature::Extended, "extended L2"),
     (Feature::Compressed, "compressed"),
@@ -108,11 +110,30 @@ pub struct Target {
     pub stage: Stage,
     /// And this is so.
     pub situation: Situation,
+    /// After so many issues and completions there.
+    pub skip: u64,
     /// So many issues and completions later.
     pub events: u64,
 }
 
 impl Target {
+    /// The place that a directed run is aimed at, and the first event there or one of the next.
+    pub fn of(config: &Config, rng: &mut Rng) -> Option<Target> {
+        let Profile::Directed(Goal::Cell(stage, situation, _)) = config.profile else {
+            return None;
+        };
+        let skip = match stage {
+            Stage::Idle => rng.below(60),
+            _ => rng.pick(&[0, 0, 0, 1, 2, 4]),
+        };
+        Some(Target {
+            stage,
+            situation,
+            skip,
+            events: 1,
+        })
+    }
+
     /// A place that this run can reach.
     pub fn draw(config: &Config, rng: &mut Rng) -> Target {
         let can = |stage, situation| {
@@ -139,6 +160,7 @@ impl Target {
         Target {
             stage,
             situation: rng.pick(&situations),
+            skip: 0,
             events: rng.between(1, 4),
         }
     }
@@ -147,16 +169,19 @@ impl Target {
 /// What a fault table counts by: operation, error, file.
 type FaultKey = (&'static str, &'static str, &'static str);
 
+/// An axis and a value of it.
+pub(crate) type Drawn = (&'static str, String);
+
 /// Where the crashes and faults of some runs fell, and what was drawn.
 #[derive(Clone, Debug, Default)]
 pub struct Coverage {
     cells: [[[u64; FEATURES.len()]; SITUATIONS.len()]; STAGES],
     faults: BTreeMap<FaultKey, [u64; STAGES]>,
-    drawn: BTreeMap<(&'static str, String), u64>,
+    drawn: BTreeMap<Drawn, u64>,
 }
 
 /// Whether a disk has the feature.
-fn has(config: &Config, feature: Feature) -> bool {
+pub(crate) fn has(config: &Config, feature: Feature) -> bool {
     let tiny = config.layout.cluster_bits == 9 && config.alignment_bytes == 4096;
     let compressed = config.rounds.iter().any(|round| round.weights[5] > 0);
     match feature {
@@ -196,7 +221,48 @@ impl Sight {
     }
 }
 
+/// What was seen though it cannot be, and why it cannot.
+pub fn contradiction(config: &Config, sight: &Sight) -> Option<String> {
+    let stage = sight.observed.stage;
+    for (situation, name) in SITUATIONS.iter().filter(|(s, _)| sight.is(*s)) {
+        for (feature, of) in FEATURES.iter().filter(|(f, _)| has(config, *f)) {
+            if let Some(why) = impossible(stage, *situation, *feature) {
+                let stage = stage_name(stage);
+                return Some(format!("{stage} x {name} x {of} was reached, but {why}"));
+            }
+        }
+    }
+    None
+}
+
 impl Coverage {
+    /// Whether a goal has been reached.
+    pub fn has_reached(&self, goal: Goal) -> bool {
+        match goal {
+            Goal::Cell(stage, situation, feature) => {
+                let situation = SITUATIONS.iter().position(|(s, _)| *s == situation);
+                let feature = FEATURES.iter().position(|(f, _)| *f == feature);
+                let places = situation.zip(feature);
+                places.is_some_and(|(s, f)| self.cells[stage as usize][s][f] > 0)
+            }
+            Goal::Fault(verb, errno) => {
+                let names = (verb_name(verb), errno_name(errno));
+                self.faults.keys().any(|key| (key.0, key.1) == names)
+            }
+        }
+    }
+
+    /// Wanted values that no run has drawn.
+    pub(crate) fn undrawn(&self) -> Vec<Drawn> {
+        let wanted = wanted_axes().into_iter();
+        wanted.filter(|value| !self.has_drawn(value)).collect()
+    }
+
+    /// Whether a run has drawn a value.
+    pub(crate) fn has_drawn(&self, value: &Drawn) -> bool {
+        self.drawn.contains_key(value)
+    }
+
     /// A crash fell here.
     pub fn crash(&mut self, config: &Config, sight: &Sight) {
         let stage = &mut self.cells[sight.observed.stage as usize];
@@ -275,20 +341,14 @@ impl Coverage {
                 _ => {}
             }
         }
-        for wanted in FAULTS {
-            let hit = |(verb, errno, _): &&FaultKey| {
-                *verb == verb_name(wanted.0) && *errno == errno_name(wanted.1)
-            };
-            if !self.faults.keys().any(|key| hit(&key)) {
-                let (verb, errno) = (verb_name(wanted.0), errno_name(wanted.1));
+        for (verb, errno) in FAULTS {
+            if !self.has_reached(Goal::Fault(verb, errno)) {
+                let (verb, errno) = (verb_name(verb), errno_name(errno));
                 gaps.push(format!("no {verb} failed with {errno}"));
             }
         }
-        for (axis, value) in wanted_axes() {
-            if !self.drawn.contains_key(&(axis, value.clone())) {
-                gaps.push(format!("no run had {axis} {value}"));
-            }
-        }
+        let undrawn = self.undrawn().into_iter();
+        gaps.extend(undrawn.map(|(axis, value)| format!("no run had {axis} {value}")));
         gaps
     }
 
@@ -372,7 +432,7 @@ impl Coverage {
 }
 
 /// Faults that a run of sufficient size must have delivered.
-const FAULTS: [(Verb, i32); 12] = [
+pub(crate) const FAULTS: [(Verb, i32); 12] = [
     (Verb::Read, EIO),
     (Verb::Write, EIO),
     (Verb::Write, ENOSPC),
@@ -409,7 +469,7 @@ fn errno_name(errno: i32) -> &'static str {
 }
 
 /// What is drawn for a run, one value of each axis.
-fn axes(config: &Config) -> Vec<(&'static str, String)> {
+fn axes(config: &Config) -> Vec<Drawn> {
     let layout = &config.layout;
     if config.kind != Kind::Qcow2 {
         return Vec::new();
@@ -455,7 +515,7 @@ fn axes(config: &Config) -> Vec<(&'static str, String)> {
 }
 
 /// Values of axes that a run of sufficient size must have drawn.
-fn wanted_axes() -> Vec<(&'static str, String)> {
+fn wanted_axes() -> Vec<Drawn> {
     let clusters = (9..=21).map(|bits| ("clusters", (1u64 << bits).to_string()));
     let extended = (14..=21).map(|bits| ("clusters, extended L2", (1u64 << bits).to_string()));
     let counts = [1, 2, 4, 8, 16, 32, 64].map(|bits| ("refcount bits", bits.to_string()));

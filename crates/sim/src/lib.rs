@@ -6,6 +6,7 @@
 mod anatomy;
 pub mod config;
 pub mod coverage;
+pub mod directed;
 pub mod disk;
 mod drive;
 pub mod executor;
@@ -23,6 +24,7 @@ pub mod second_reader;
 mod session;
 pub mod shrink;
 pub mod snapshots;
+pub mod soak;
 pub mod subject;
 pub mod summary;
 pub mod trace;

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cowslip_sim::config::{Kind, Part};
 use cowslip_sim::run::{Changes, Report, run};
 use cowslip_sim::shrink;
+use cowslip_sim::soak::Soak;
 use cowslip_sim::summary::Summary;
 use cowslip_sim::trace::Trace;
 
@@ -40,7 +39,8 @@ struct Options {
     changes: Changes,
     tail: usize,
     json: bool,
-    coverage: Wanted,
+    /// None: by the number of seeds.
+    coverage: Option<Wanted>,
     /// No run begins later than this.
     limit: Duration,
     planted: Option<String>,
@@ -56,6 +56,25 @@ enum Wanted {
     Required,
 }
 
+/// Soaks of so many seeds demand a full matrix, unless something is left out of their runs.
+const DEMANDING_SEEDS: u64 = 1000;
+
+impl Options {
+    fn wanted(&self) -> Wanted {
+        let complete = self.kind == Kind::Qcow2
+            && self.seeds >= DEMANDING_SEEDS
+            && self.limit == Duration::MAX
+            && self.changes.without.is_empty();
+        match self.coverage {
+            // What was asked for is printed; a soak demands it as well.
+            Some(Wanted::Printed) if complete => Wanted::Required,
+            Some(wanted) => wanted,
+            None if complete => Wanted::Required,
+            None => Wanted::No,
+        }
+    }
+}
+
 fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
     let mut options = Options {
         seeds: 1000,
@@ -68,7 +87,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         changes: Changes::default(),
         tail: usize::MAX,
         json: false,
-        coverage: Wanted::No,
+        coverage: None,
         limit: Duration::MAX,
         planted: None,
         trial: None,
@@ -78,8 +97,9 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         match name.as_str() {
             "--keep-going" => options.keep_going = true,
             "--json" => options.json = true,
-            "--coverage" => options.coverage = Wanted::Printed,
-            "--require-coverage" => options.coverage = Wanted::Required,
+            "--coverage" => options.coverage = Some(Wanted::Printed),
+            "--require-coverage" => options.coverage = Some(Wanted::Required),
+            "--no-coverage" => options.coverage = Some(Wanted::No),
             _ => option(&mut options, &name, args.next())?,
         }
     }
@@ -228,53 +248,33 @@ fn show(report: &Report, tail: usize) -> ExitCode {
 }
 
 fn many(options: &Options) -> ExitCode {
-    let begun = Instant::now();
-    let next = AtomicU64::new(options.start);
-    let end = options.start + options.seeds;
-    let stop = AtomicBool::new(false);
-    let summary = Mutex::new(Summary::default());
-    let work = || {
-        while !stop.load(Ordering::Relaxed) && begun.elapsed() < options.limit {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= end {
-                break;
-            }
-            let report = run(seed, options.kind, &options.changes, Trace::off());
-            summary
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .add(&report);
-            if let Some(what) = report.failure {
-                let first = what.lines().next().unwrap_or_default();
-                println!(
-                    "seed {seed} failed: {what}\n  replay: {}",
-                    shrink::command(seed, options.kind, &options.changes)
-                );
-                debug_assert!(!first.is_empty(), "a failure says what is wrong");
-                stop.fetch_or(!options.keep_going, Ordering::Relaxed);
-            }
-        }
+    let mut soak = Soak::new(options.kind, &options.changes, options.jobs);
+    soak.keep_going = options.keep_going;
+    soak.limit(options.limit);
+    let told = |seed: u64, what: &str| {
+        let command = shrink::command(seed, options.kind, &options.changes);
+        println!("seed {seed} failed: {what}\n  replay: {command}");
     };
-    std::thread::scope(|scope| {
-        for _ in 0..options.jobs {
-            scope.spawn(work);
-        }
-    });
-    let summary = summary.into_inner().unwrap_or_else(PoisonError::into_inner);
-    report(options, &summary, begun.elapsed())
+    let wanted = options.wanted();
+    if wanted == Wanted::Required {
+        soak.campaign(options.start, options.seeds > 0, told);
+    }
+    soak.range(options.start..options.start + options.seeds, told);
+    report(options, &soak.summary(), soak.elapsed())
 }
 
 /// Prints what many runs came to.
 fn report(options: &Options, summary: &Summary, took: Duration) -> ExitCode {
+    let wanted = options.wanted();
     if options.json {
         println!("{}", summary.json(took));
     } else {
-        if options.coverage != Wanted::No {
+        if options.coverage.is_some_and(|wanted| wanted != Wanted::No) {
             println!("{}", summary.coverage.describe());
         }
         println!("{}", summary.figures(took));
     }
-    let gaps = match options.coverage {
+    let gaps = match wanted {
         Wanted::Required => summary.gaps(),
         Wanted::No | Wanted::Printed => Vec::new(),
     };

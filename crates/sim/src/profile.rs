@@ -6,6 +6,7 @@ use cowslip::image::{DiscardPolicy, WritePolicy};
 use cowslip::qcow2::create::Preallocation;
 
 use crate::config::{Below, Config, Data, Ending, Layout, Round};
+use crate::directed::{self, Goal};
 use crate::disk::Pace;
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
 use crate::model::{Grain, SECTOR_BYTES};
@@ -25,6 +26,8 @@ pub enum Profile {
     TightMetadata,
     /// Snapshots share what is there.
     Shared,
+    /// A goal that the seed names.
+    Directed(Goal),
 }
 
 /// What is done to the image before the run.
@@ -40,6 +43,9 @@ pub struct Prepared {
 
 impl Profile {
     pub(crate) fn draw(seed: u64) -> Profile {
+        if let Some(goal) = Goal::of(seed) {
+            return Profile::Directed(goal);
+        }
         match Rng::derived(seed, "profile", 0).below(20) {
             0..=5 => Profile::Usual,
             6..=10 => Profile::Churn,
@@ -65,6 +71,7 @@ pub(crate) fn shape(config: &mut Config, seed: u64) {
         Profile::Crowded => crowded(config, rng),
         Profile::TightMetadata => tight_metadata(config, rng),
         Profile::Shared => shared(config, rng),
+        Profile::Directed(goal) => return directed::shape(config, goal, rng),
     }
     // Lazy ones are made dirty by somebody else, who does not keep to our rules.
     let ours = config.layout.version == 3 && !config.layout.lazy_refcounts;

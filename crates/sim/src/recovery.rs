@@ -6,11 +6,13 @@ use cowslip_queue::BufMut;
 
 use crate::anatomy;
 use crate::config::{Ending, Kind, Part, Round, draw_faults};
-use crate::coverage::Target;
+use crate::coverage::{Situation, Target};
+use crate::directed::Goal;
 use crate::disk::fault::Fault;
 use crate::drive::{Stop, attempt, block_on};
 use crate::model::Survival;
 use crate::prepare::{self, TOP};
+use crate::profile::Profile;
 use crate::rng::Rng;
 use crate::run::{Run, Work};
 use crate::second_reader::Layer;
@@ -50,6 +52,14 @@ impl Run<'_> {
             return Vec::new();
         }
         let rng = &mut Rng::derived(self.seed, "recoveries", index as u64);
+        if let Profile::Directed(Goal::Cell(_, Situation::Recovery, _)) = self.config.profile {
+            let mut plan = || Plan {
+                target: Target::of(&self.config, rng),
+                requests: NUMBERS,
+                ..Plan::default()
+            };
+            return (0..3).map(|_| plan()).collect();
+        }
         let count = rng.pick(&[0, 0, 0, 0, 0, 1, 2, 3]);
         let mut plan = || Plan {
             power: match rng.below(10) {
@@ -152,7 +162,7 @@ impl Run<'_> {
         self.totals.faults += failed;
         if served.stop == Stop::PowerOff || failed > 0 {
             // Tasks that are gone are in no stage: look before they are.
-            self.see(Some(&subject), served.in_flight, true);
+            self.see(Some(&subject), served.in_flight, true)?;
             drop(served);
             return self.end_attempt(Some(subject));
         }
@@ -182,7 +192,7 @@ impl Run<'_> {
     }
 
     fn crash_again(&mut self, subject: Option<Subject>, busy: usize) -> Result<Attempt, String> {
-        self.see(subject.as_ref(), busy, true);
+        self.see(subject.as_ref(), busy, true)?;
         self.end_attempt(subject)
     }
 

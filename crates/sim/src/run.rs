@@ -9,7 +9,8 @@ use std::sync::Arc;
 use cowslip::qcow2::probe::Stage;
 
 use crate::config::{Config, Ending, Kind, Part, Round};
-use crate::coverage::{Coverage, Sight, Situation, Target, stage_name};
+use crate::coverage::{Coverage, Sight, Situation, Target, contradiction, stage_name};
+use crate::directed::Goal;
 use crate::disk::SimDisk;
 use crate::drive::{Stop, drive};
 use crate::executor::{Executor, Kind as TaskKind};
@@ -286,6 +287,12 @@ impl<'a> Run<'a> {
     /// Half of the crashes of images are aimed at a place, rather than at a moment.
     fn target(&self, index: usize, round: &Round) -> Option<Target> {
         let rng = &mut Rng::derived(self.seed, "target", index as u64);
+        if let Profile::Directed(goal) = self.config.profile {
+            let in_recovery = matches!(goal, Goal::Cell(_, Situation::Recovery, _));
+            let crashes = matches!(round.ending, Ending::Crash(_)) && self.changes.moment.is_none();
+            let target = Target::of(&self.config, rng);
+            return target.filter(|_| crashes && !in_recovery);
+        }
         let aimed = matches!(round.ending, Ending::Crash(_))
             && self.config.kind == Kind::Qcow2
             && self.changes.moment.is_none()
@@ -296,6 +303,7 @@ impl<'a> Run<'a> {
             return Some(Target {
                 stage: Stage::CountTable,
                 situation: Situation::Any,
+                skip: 0,
                 events: rng.between(1, 6),
             });
         }
@@ -341,7 +349,8 @@ impl<'a> Run<'a> {
         let (begun, coverage) = (Rc::clone(&self.begun), Rc::clone(&self.coverage));
         let disk = self.disk.clone();
         let mut delivered = disk.delivered().0;
-        let mut target = work.target;
+        let (mut target, mut seen) = (work.target, 0);
+        let directed = matches!(config.profile, Profile::Directed(_));
         let spawn = |executor: &mut Executor, request: Request| {
             begun.borrow_mut().push(request.id);
             let name = format!("request {}", request.id);
@@ -359,8 +368,23 @@ impl<'a> Run<'a> {
                 let file = work.round.faults.first().and_then(|fault| fault.file);
                 coverage.borrow_mut().fault(stage(subject), last, file);
             }
-            if let Some(aim) = target.take_if(|aim| reaches(subject, &disk, aim)) {
-                disk.fail_power_after(aim.events);
+            if let Some(aim) = &mut target {
+                let reached = reaches(subject, &disk, aim);
+                let counters = disk.counters();
+                let events = counters.issued + counters.completed;
+                if reached && aim.skip == 0 {
+                    disk.fail_power_after(aim.events);
+                    target = None;
+                } else if reached && events != seen {
+                    aim.skip -= 1;
+                }
+                seen = events;
+            }
+            if directed
+                && let Some(sight) = sight(subject, &disk, false)
+                && let Some(what) = contradiction(config, &sight)
+            {
+                session.fail(what);
             }
             while session.resizing.get() == Resizing::No
                 && alone.is_none()
@@ -415,7 +439,7 @@ impl<'a> Run<'a> {
             }
             ending = Ending::Crash(0);
         }
-        self.see(Some(&subject), served.in_flight, false);
+        self.see(Some(&subject), served.in_flight, false)?;
         drop(served);
         self.stop(ending, Some(subject))
     }
@@ -447,14 +471,24 @@ impl<'a> Run<'a> {
     }
 
     /// Notes where a crash falls.
-    pub fn see(&mut self, subject: Option<&Subject>, in_flight: usize, recovering: bool) {
+    ///
+    /// # Errors
+    /// If nothing can fall there.
+    pub fn see(
+        &mut self,
+        subject: Option<&Subject>,
+        in_flight: usize,
+        recovering: bool,
+    ) -> Result<(), String> {
         self.totals.busy_crashes += u64::from(in_flight >= 8);
         self.totals.recovery_crashes += u64::from(recovering);
         if let Some(sight) = subject.and_then(|subject| sight(subject, &self.disk, recovering)) {
             self.trace
                 .line(|| format!("the crash falls on {:?}", sight.observed));
             self.coverage.borrow_mut().crash(&self.config, &sight);
+            return contradiction(&self.config, &sight).map_or(Ok(()), Err);
         }
+        Ok(())
     }
 
     /// The power fails, or the process dies. What is left is judged.

@@ -57,6 +57,13 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
     let round = &config.rounds[round_index];
     let id = request_id(round_index, index);
     let rng = &mut Rng::derived(seed, "request", u64::from(id));
+    if round.grows_at == Some(index) {
+        return Request {
+            id,
+            verb: Verb::Resize(config.size),
+            granules: 0..0,
+        };
+    }
     if round.resizes && rng.chance(5) {
         let sectors = config.size / SECTOR_BYTES;
         // Beyond what the disk had at first there is nothing to see, but L1 has to grow.
@@ -82,6 +89,11 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
     };
     let granules = match verb {
         Verb::Flush => 0..0,
+        _ if round.companions > 0 => {
+            let group = u64::from(id) / round.companions;
+            let place = &mut Rng::derived(seed, "companions", group);
+            draw_beside(config, place, rng)
+        }
         _ => draw_granules(seed, config, (round_index, round), rng),
     };
     if verb == Verb::Compressed {
@@ -130,6 +142,23 @@ fn draw_unit(config: &Config, rng: &mut Rng) -> u64 {
     }
 }
 
+/// A few granules of a cluster that other requests have drawn too, from a copy of `place`.
+fn draw_beside(config: &Config, place: &mut Rng, rng: &mut Rng) -> Granules {
+    let grain = &config.grain;
+    let window = place.pick(&config.windows);
+    let (start, end) = (grain.start(window.start), grain.start(window.end));
+    let cluster = config.layout.cluster_bytes();
+    let near = place.between(start, end - 1) / cluster * cluster;
+    let near = near.max(start)..(near + cluster).min(end);
+    let granules = grain.index_of(near.start)..grain.index_of(near.end - 1) + 1;
+    let first = rng.between(granules.start, granules.end - 1);
+    let last = (first + rng.below(4)).min(granules.end - 1);
+    match rng.chance(8) {
+        true => granules,
+        false => first..last + 1,
+    }
+}
+
 fn draw_granules(seed: u64, config: &Config, round: (usize, &Round), rng: &mut Rng) -> Granules {
     let window = rng.pick(&config.windows);
     let grain = &config.grain;
@@ -148,7 +177,11 @@ fn draw_granules(seed: u64, config: &Config, round: (usize, &Round), rng: &mut R
     if rng.chance(round.1.whole_percent) {
         let cluster = config.layout.cluster_bytes();
         let first = grain.index_of((near / cluster * cluster).clamp(start, end - 1));
-        let last = near / cluster * cluster + cluster * rng.pick(&[1, 1, 1, 2, 3]);
+        let clusters = match round.1.span_clusters {
+            0 => rng.pick(&[1, 1, 1, 2, 3]),
+            most => rng.between(1, most),
+        };
+        let last = near / cluster * cluster + cluster * clusters;
         let last = grain.index_of((last - 1).clamp(start, end - 1)).max(first);
         return first..(last + 1).min(window.end);
     }

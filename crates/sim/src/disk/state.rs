@@ -438,9 +438,9 @@ impl State {
                 to.complete((outcome, buf));
             }
             Answer::Done(to) | Answer::Flush(to) => to.complete(outcome),
-            Answer::Len(to) => to.complete(Ok(file.volatile.len())),
+            Answer::Len(to) => to.complete(outcome.map(|()| file.volatile.len())),
             Answer::Extents { offset, len, to } => {
-                to.complete(Ok(extents(&file.volatile, offset, len)));
+                to.complete(outcome.map(|()| extents(&file.volatile, offset, len)));
             }
         }
         op.effects = Vec::new();

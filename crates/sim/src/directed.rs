@@ -1,0 +1,406 @@
+//! Runs that are made to reach one goal: a cell of the coverage matrix, or a kind of fault. Their
+//! seeds lie beyond all others, so that no other run depends on which goals there are.
+
+use cowslip::image::{DiscardPolicy, WritePolicy};
+use cowslip::qcow2::create::Preallocation;
+use cowslip::qcow2::probe::Stage;
+
+use crate::config::{Config, Data, Ending, Layout, Round};
+use crate::coverage::{Coverage, FAULTS, FEATURES, Feature, SITUATIONS, Situation, impossible};
+use crate::disk::fault::{Duration, Fault, Verb};
+use crate::disk::{Allocates, Pace};
+use crate::model::{Grain, SECTOR_BYTES};
+use crate::profile::Prepared;
+use crate::rng::Rng;
+
+/// Seeds from here on are directed.
+pub const FIRST_SEED: u64 = 1 << 40;
+const CELLS: usize = Stage::ALL.len() * SITUATIONS.len() * FEATURES.len();
+/// Seeds between two attempts at one goal.
+const STRIDE: u64 = 512;
+const _: () = assert!(CELLS + FAULTS.len() <= STRIDE as usize);
+/// Seeds that are looked at for one that draws a wanted value.
+const LOOKED_AT: u64 = 20_000;
+
+/// What a run is made to reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// A crash falls on this cell.
+    Cell(Stage, Situation, Feature),
+    /// Such an operation fails so.
+    Fault(Verb, i32),
+}
+
+impl Goal {
+    /// All goals, by their numbers; impossible ones too.
+    pub fn all() -> Vec<Goal> {
+        let mut goals = Vec::with_capacity(CELLS + FAULTS.len());
+        for stage in Stage::ALL {
+            for (situation, _) in SITUATIONS {
+                goals.extend(FEATURES.map(|(feature, _)| Goal::Cell(stage, situation, feature)));
+            }
+        }
+        goals.extend(FAULTS.map(|(verb, errno)| Goal::Fault(verb, errno)));
+        goals
+    }
+
+    /// The goal of a directed seed; none if another run stands for it.
+    pub fn of(seed: u64) -> Option<Goal> {
+        let number = seed.checked_sub(FIRST_SEED)? % STRIDE;
+        Goal::all().get(number as usize).copied()
+    }
+
+    /// Whether a run can reach it.
+    pub fn is_possible(self) -> bool {
+        match self {
+            Goal::Cell(stage, situation, feature) => impossible(stage, situation, feature).is_none(),
+            Goal::Fault(..) => true,
+        }
+    }
+}
+
+/// The seed of an attempt at the goal of this number.
+pub fn seed(goal: usize, attempt: u64) -> u64 {
+    FIRST_SEED + attempt * STRIDE + goal as u64
+}
+
+/// Seeds for an attempt at what `coverage` lacks; in the first attempt, seeds for every goal, the
+/// impossible ones too: what is said to be impossible must withstand being aimed at.
+pub fn seeds(coverage: &Coverage, attempt: u64, all: bool) -> Vec<u64> {
+    let goals = Goal::all().into_iter().enumerate();
+    let snapshots = |goal: &Goal| matches!(goal, Goal::Cell(_, Situation::Snapshot, _));
+    let wanted = goals.filter(|(_, goal)| match all {
+        true => !snapshots(goal),
+        false => goal.is_possible() && !coverage.has_reached(*goal),
+    });
+    wanted.map(|(number, _)| seed(number, attempt)).collect()
+}
+
+/// Usual seeds whose runs have the values that `coverage` has not seen drawn.
+pub fn drawing(coverage: &Coverage, attempt: u64) -> Vec<u64> {
+    let mut lacking = coverage.undrawn();
+    let mut seeds = Vec::new();
+    for seed in attempt * LOOKED_AT..(attempt + 1) * LOOKED_AT {
+        if lacking.is_empty() {
+            break;
+        }
+        let mut probe = Coverage::default();
+        probe.draw(&Config::draw(seed, crate::config::Kind::Qcow2));
+        let before = lacking.len();
+        lacking.retain(|value| !probe.has_drawn(value));
+        if lacking.len() < before {
+            seeds.push(seed);
+        }
+    }
+    seeds
+}
+
+/// Shapes a drawn qcow2 configuration.
+pub(crate) fn shape(config: &mut Config, goal: Goal, rng: &mut Rng) {
+    config.preallocation = Preallocation::Off;
+    config.prepared = Prepared::default();
+    config.below.clear();
+    config.crammed = None;
+    config.data = Data::Inside;
+    match goal {
+        Goal::Cell(stage, situation, feature) => {
+            Shaping {
+                stage,
+                situation,
+                feature,
+                config,
+                rng,
+            }
+            .cell();
+        }
+        Goal::Fault(verb, errno) => fault(config, (verb, errno), rng),
+    }
+}
+
+/// A run that is aimed at a cell.
+struct Shaping<'a> {
+    stage: Stage,
+    situation: Situation,
+    feature: Feature,
+    config: &'a mut Config,
+    rng: &'a mut Rng,
+}
+
+impl Shaping<'_> {
+    fn cell(&mut self) {
+        self.config.layout = self.layout();
+        if self.feature == Feature::DataFile {
+            self.config.data = self.rng.pick(&[Data::External, Data::ExternalRaw]);
+        }
+        self.config.alignment_bytes = match (self.feature, self.config.layout.cluster_bits) {
+            (Feature::Tiny, _) => 4096,
+            (_, 9) => self.rng.pick(&[1, 512]),
+            _ => self.rng.pick(&[1, 512, 4096]),
+        };
+        self.windows();
+        self.config.prepared.filled = match self.situation {
+            Situation::Joiner => self.rng.chance(20),
+            Situation::Quarantine | Situation::Punch => self.rng.chance(85),
+            Situation::Eviction if self.feature == Feature::DataFile => true,
+            _ if self.frees() => self.rng.chance(85),
+            _ => self.rng.chance(40),
+        };
+        if self.counts_grow() {
+            let spare = match (self.feature, self.situation) {
+                (_, Situation::L1Table) | (Feature::DataFile, _) => 3,
+                (_, Situation::Recovery) => 5,
+                (_, Situation::Any | Situation::RefcountTable) => 8,
+                _ => 30,
+            };
+            self.config.crammed = Some(self.rng.below(spare));
+        }
+        self.config.punches_holes |= self.situation == Situation::Punch;
+        self.config.pace = match self.situation {
+            Situation::Punch if self.stage == Stage::Lower => Pace::LateReads,
+            Situation::Joiner => self.rng.pick(&[Pace::SlowWrites, Pace::Stragglers, Pace::Mixed]),
+            _ => self.rng.pick(&[
+                Pace::Mixed,
+                Pace::Stragglers,
+                Pace::SlowReads,
+                Pace::SlowWrites,
+                Pace::LateReads,
+            ]),
+        };
+        self.rounds();
+    }
+
+    /// The counts must grow for the cell to be reached.
+    fn counts_grow(&self) -> bool {
+        matches!(self.stage, Stage::CountBlocks | Stage::CountTable)
+            || self.situation == Situation::RefcountTable
+    }
+
+    /// Clusters must become free for it.
+    fn frees(&self) -> bool {
+        matches!(self.stage, Stage::Lower | Stage::Release)
+    }
+
+    /// Many tables must be in use for it.
+    fn needs_tables(&self) -> bool {
+        self.stage == Stage::Roots
+            || self.situation == Situation::L1Table
+            || (self.feature == Feature::DataFile && self.counts_grow())
+    }
+
+    fn layout(&mut self) -> Layout {
+        let (joiner, grows) = (self.situation == Situation::Joiner, self.counts_grow());
+        let rng = &mut *self.rng;
+        // All of a cluster of a data file is filled at once, unless it has subclusters.
+        let extended = match self.feature {
+            Feature::Extended => true,
+            Feature::DataFile => joiner || rng.chance(30),
+            _ => false,
+        };
+        let cluster_bits = match self.feature {
+            Feature::Tiny => 9,
+            _ if extended => 14,
+            _ if joiner => rng.pick(&[12, 12, 13]),
+            _ => rng.pick(&[9, 9, 10, 12, 12]),
+        };
+        let version = match extended || self.feature == Feature::DataFile || rng.chance(85) {
+            true => 3,
+            false => 2,
+        };
+        let refcount_bits = match version {
+            2 => 16,
+            // Else their table reaches too far for a file to be extended to its end.
+            _ if grows && extended => 64,
+            _ if grows => rng.pick(&[16, 64, 64]),
+            _ => rng.pick(&[1, 16, 16, 64]),
+        };
+        Layout {
+            cluster_bits,
+            extended_l2: extended,
+            version,
+            refcount_bits,
+            lazy_refcounts: false,
+        }
+    }
+
+    /// A sparse disk, of which a few clusters of some slices or tables are used.
+    fn windows(&mut self) {
+        let tables = self.needs_tables();
+        let layout = &self.config.layout;
+        let cluster = layout.cluster_bytes();
+        let rng = &mut *self.rng;
+        let wide = self.situation == Situation::Eviction || rng.chance(30);
+        let (step, count) = match (tables, wide) {
+            (true, _) => (layout.table_coverage_bytes(), rng.between(6, 12)),
+            (false, true) => (layout.slice_coverage_bytes(), rng.between(6, 12)),
+            (false, false) => (layout.slice_coverage_bytes(), rng.between(1, 3)),
+        };
+        let clusters = match layout.cluster_bits {
+            ..=10 => 16,
+            11..=13 => 4,
+            _ => 2,
+        };
+        let clusters = if count < 4 { clusters * 2 } else { clusters };
+        let odd = cluster > SECTOR_BYTES && rng.chance(30);
+        let size = count * step - if odd { SECTOR_BYTES } else { 0 };
+        let fine = self.situation == Situation::Joiner && cluster == SECTOR_BYTES;
+        self.config.grain = match (fine, rng.chance(80)) {
+            (true, _) => Grain::new(vec![0, 64, 128, 256]),
+            (false, true) => Grain::new(vec![0]),
+            (false, false) => Grain::new(vec![0, 255]),
+        };
+        let per_sector = self.config.grain.per_sector();
+        let windows = (0..count).map(|index| {
+            let start = match index + 1 == count && count > 1 {
+                true => size - clusters * cluster,
+                false => index * step,
+            };
+            let end = start + clusters * cluster;
+            start / SECTOR_BYTES * per_sector..end / SECTOR_BYTES * per_sector
+        });
+        self.config.windows = windows.collect();
+        self.config.size = size;
+        self.config.created_bytes = match self.situation {
+            Situation::L1Table => size / rng.between(4, 6) / SECTOR_BYTES * SECTOR_BYTES,
+            // Nothing but a larger L1 table takes space when all tables are there.
+            Situation::Eviction if tables && self.feature == Feature::DataFile => {
+                size / 10 * 6 / SECTOR_BYTES * SECTOR_BYTES
+            }
+            _ => size,
+        };
+    }
+
+    fn rounds(&mut self) {
+        let opens = self.frees();
+        let frees = opens || matches!(self.situation, Situation::Quarantine | Situation::Punch);
+        let mut round = self.config.rounds[0].clone();
+        let rng = &mut *self.rng;
+        round.requests = 300;
+        round.depth = rng.pick(&[12, 24, 32]);
+        round.hot_percent = 0;
+        round.barrier = None;
+        round.faults.clear();
+        round.discard = DiscardPolicy::Unmap;
+        round.write_policy = WritePolicy::Writeback;
+        round.fua_percent = rng.pick(&[0, 0, 10]);
+        round.ending = Ending::Crash(rng.between(200, 1500));
+        round.resizes = rng.chance(10);
+        round.maintained = rng.chance(match self.situation {
+            Situation::Punch => 0,
+            _ => 50,
+        });
+        round.cache_bytes = match self.situation {
+            Situation::Eviction => 1,
+            _ => rng.pick(&[1, 1 << 20]),
+        };
+        let compressed = if self.feature == Feature::Compressed { 12 } else { 0 };
+        round.weights = match (self.situation, self.stage) {
+            // A cycle that finds nothing new, after one that punched: only late readers have held
+            // back what it frees.
+            (Situation::Punch, Stage::Lower) => [30, 8, 0, 20, 40, compressed / 4],
+            (Situation::Joiner, _) if opens => [5, 50, 5, 15, 12, compressed / 2],
+            (Situation::Joiner, _) => [5, 60, 5, 3, 8, compressed / 2],
+            _ if frees => [10, 35, 8, 22, 12, compressed],
+            _ => [10, 45, 8, 8, 8, compressed],
+        };
+        round.whole_percent = match self.situation {
+            Situation::Joiner if opens => 20,
+            Situation::Joiner => 0,
+            _ if frees => rng.pick(&[60, 90]),
+            _ => rng.pick(&[0, 20, 50]),
+        };
+        if self.situation == Situation::Joiner {
+            round.companions = rng.between(3, 6);
+        }
+        if self.feature == Feature::Tiny && frees {
+            // Only whole blocks of the host are punched.
+            round.span_clusters = 24;
+        }
+        round.grows_at = (self.config.created_bytes < self.config.size).then(|| match self.stage {
+            Stage::CountBlocks | Stage::CountTable if self.situation == Situation::L1Table => {
+                rng.below(6)
+            }
+            Stage::Lower | Stage::Release => rng.between(20, 80),
+            _ => rng.between(10, 60),
+        });
+        self.config.rounds = vec![round];
+        if self.situation == Situation::Recovery {
+            self.before_recovery();
+        }
+    }
+
+    /// A session that ends soon, so that what is to be reached is still to come.
+    fn before_recovery(&mut self) {
+        let mut first = self.config.rounds[0].clone();
+        let grows = matches!(self.stage, Stage::CountBlocks | Stage::CountTable);
+        first.ending = Ending::Crash(match grows || self.stage == Stage::Roots {
+            true => self.rng.between(1, 12),
+            false => self.rng.between(20, 300),
+        });
+        self.config.rounds.insert(0, first);
+    }
+}
+
+/// Requests that meet this failure.
+fn fault(config: &mut Config, (verb, errno): (Verb, i32), rng: &mut Rng) {
+    config.layout.version = 3;
+    config.zeroes_fast = true;
+    config.allocates = Allocates::Yes;
+    config.punches_holes = true;
+    config.created_bytes = config.size;
+    // Only the data file of a raw image has ranges zeroed by one call.
+    if verb == Verb::Zero {
+        config.data = Data::ExternalRaw;
+    }
+    // Only a file that grows much is allocated in advance.
+    if verb == Verb::Allocate {
+        config.layout.cluster_bits = 16;
+        config.size = 4 << 20;
+        config.created_bytes = config.size;
+        config.grain = Grain::new(vec![0]);
+        config.windows = std::iter::once(0..config.size / SECTOR_BYTES).collect();
+    }
+    config.prepared.filled = matches!(verb, Verb::Discard | Verb::Read);
+    let mut round = config.rounds[0].clone();
+    round.requests = 300;
+    round.depth = 16;
+    round.barrier = None;
+    round.resizes = false;
+    round.discard = DiscardPolicy::Unmap;
+    round.hot_percent = 0;
+    round.weights = [10, 40, 20, 15, 10, 0];
+    round.ending = Ending::Crash(rng.between(500, 2000));
+    round.faults = vec![Fault {
+        verb,
+        after: rng.below(3),
+        errno,
+        duration: Duration::Once,
+        file: None,
+    }];
+    config.rounds = vec![round];
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_goal_has_seeds_of_its_own_that_say_which_it_is() {
+        for (number, goal) in Goal::all().into_iter().enumerate() {
+            for attempt in [0, 1, 77] {
+                assert_eq!(Goal::of(seed(number, attempt)), Some(goal));
+            }
+        }
+        assert_eq!(Goal::of(0), None);
+        assert_eq!(Goal::of(FIRST_SEED - 1), None);
+    }
+
+    #[test]
+    fn a_run_that_is_aimed_at_a_cell_has_its_feature() {
+        for (number, goal) in Goal::all().into_iter().enumerate() {
+            let config = Config::draw(seed(number, 3), crate::config::Kind::Qcow2);
+            if let Goal::Cell(_, _, feature) = goal {
+                assert!(crate::coverage::has(&config, feature), "{goal:?}");
+            }
+        }
+    }
+}

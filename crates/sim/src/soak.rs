@@ -1,0 +1,155 @@
+//! Many runs on several threads, and the campaign that leaves no cell of the coverage empty.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::config::Kind;
+use crate::directed;
+use crate::run::{Changes, run};
+use crate::summary::Summary;
+use crate::trace::Trace;
+
+/// Attempts at each goal of a campaign.
+const ATTEMPTS: u64 = 60;
+/// Goals that are tried before it is looked which of them are still open: few, since the runs of one
+/// goal reach others too, and the same number on every machine.
+const BATCH: usize = 16;
+
+/// Runs under way, and what they came to.
+#[derive(Debug)]
+pub struct Soak<'a> {
+    /// What is tested.
+    pub kind: Kind,
+    /// What is changed of each run.
+    pub changes: &'a Changes,
+    /// Threads.
+    pub jobs: usize,
+    /// Goes on after a run that fails.
+    pub keep_going: bool,
+    begun: Instant,
+    /// No run begins later than this after the first.
+    limit: Duration,
+    stop: AtomicBool,
+    summary: Mutex<Summary>,
+    failures: Mutex<Vec<(u64, String)>>,
+}
+
+impl<'a> Soak<'a> {
+    /// Nothing has run yet.
+    pub fn new(kind: Kind, changes: &'a Changes, jobs: usize) -> Soak<'a> {
+        Soak {
+            kind,
+            changes,
+            jobs,
+            keep_going: false,
+            begun: Instant::now(),
+            limit: Duration::MAX,
+            stop: AtomicBool::new(false),
+            summary: Mutex::default(),
+            failures: Mutex::default(),
+        }
+    }
+
+    /// Begins no run later than this after the soak has begun.
+    pub fn limit(&mut self, limit: Duration) {
+        self.limit = limit;
+    }
+
+    /// Whether no further run begins.
+    fn has_ended(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) || self.begun.elapsed() >= self.limit
+    }
+
+    /// Runs a seed; `told` hears of a failure.
+    fn one(&self, seed: u64, told: &(impl Fn(u64, &str) + Sync)) {
+        let report = run(seed, self.kind, self.changes, Trace::off());
+        let mut summary = self.summary.lock().unwrap_or_else(PoisonError::into_inner);
+        summary.add(&report);
+        if let Some(what) = report.failure {
+            told(seed, &what);
+            self.stop.fetch_or(!self.keep_going, Ordering::Relaxed);
+            let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+            failures.push((seed, what));
+        }
+    }
+
+    /// Runs successive seeds.
+    pub fn range(&self, seeds: std::ops::Range<u64>, told: impl Fn(u64, &str) + Sync) {
+        let next = AtomicU64::new(seeds.start);
+        self.on_threads(|| {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            let more = seed < seeds.end;
+            if more {
+                self.one(seed, &told);
+            }
+            more
+        });
+    }
+
+    /// Runs these seeds.
+    fn list(&self, seeds: &[u64], told: &(impl Fn(u64, &str) + Sync)) {
+        let next = AtomicUsize::new(0);
+        self.on_threads(|| {
+            let seed = seeds.get(next.fetch_add(1, Ordering::Relaxed));
+            if let Some(seed) = seed {
+                self.one(*seed, told);
+            }
+            seed.is_some()
+        });
+    }
+
+    /// Calls `work` on all threads until it says that there is no more, or the soak ends.
+    fn on_threads(&self, work: impl Fn() -> bool + Sync) {
+        std::thread::scope(|scope| {
+            for _ in 0..self.jobs {
+                scope.spawn(|| while !self.has_ended() && work() {});
+            }
+        });
+    }
+
+    /// Directed runs until nothing is left open, or each goal has had its attempts; `thorough` ones
+    /// aim at every goal once at least, whether it was reached by chance or not. What runs depends on
+    /// `start` only, not on the number of threads.
+    pub fn campaign(&self, start: u64, thorough: bool, told: impl Fn(u64, &str) + Sync) {
+        for attempt in start..start + ATTEMPTS {
+            let all = thorough && attempt == start;
+            let seeds = directed::seeds(&self.coverage(), attempt, all);
+            for batch in seeds.chunks(BATCH) {
+                let coverage = self.coverage();
+                let open = |seed: &&u64| {
+                    let goal = directed::Goal::of(**seed);
+                    all || goal.is_some_and(|goal| !coverage.has_reached(goal))
+                };
+                let open: Vec<u64> = batch.iter().filter(open).copied().collect();
+                self.list(&open, &told);
+            }
+            let drawing = directed::drawing(&self.coverage(), attempt);
+            self.list(&drawing, &told);
+            if self.has_ended() || self.summary().coverage.gaps().is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn coverage(&self) -> crate::coverage::Coverage {
+        self.summary().coverage
+    }
+
+    /// What the runs came to so far.
+    pub fn summary(&self) -> Summary {
+        let summary = self.summary.lock().unwrap_or_else(PoisonError::into_inner);
+        summary.clone()
+    }
+
+    /// The seeds of runs that failed, and why.
+    pub fn failures(&self) -> Vec<(u64, String)> {
+        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.clone()
+    }
+
+    /// Since the soak has begun.
+    pub fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
+    }
+}
