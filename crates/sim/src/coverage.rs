@@ -7,6 +7,7 @@ use cowslip::qcow2::probe::{Observation, Stage};
 
 use crate::config::{Config, Data, Kind};
 use crate::directed::Goal;
+use crate::disk::Moment;
 use crate::disk::fault::{EIO, ENOSPC, Verb};
 use crate::profile::Profile;
 use crate::rng::Rng;
@@ -122,6 +123,11 @@ impl Target {
         let Profile::Directed(Goal::Cell(stage, situation, _)) = config.profile else {
             return None;
         };
+        let situation = match situation {
+            // That is so by where the aim is taken.
+            Situation::Recovery => Situation::Any,
+            _ => situation,
+        };
         let skip = match stage {
             Stage::Idle => rng.below(60),
             _ => rng.pick(&[0, 0, 0, 1, 2, 4]),
@@ -166,6 +172,54 @@ impl Target {
     }
 }
 
+/// What a run is doing when the power fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// It opens the image.
+    Opening,
+    /// It serves the first requests after an ending, or the flush after them.
+    Recovery,
+    /// It serves requests.
+    Requests,
+    /// The disk changes its size.
+    Resize,
+    /// It closes the image.
+    Closing,
+}
+
+/// Operations that a phase is sure to have: the power must fail with an issue and a completion of each.
+const POINTS: [(Phase, Verb); 18] = [
+    (Phase::Opening, Verb::Query),
+    (Phase::Opening, Verb::Read),
+    (Phase::Recovery, Verb::Read),
+    (Phase::Recovery, Verb::Write),
+    (Phase::Recovery, Verb::SetLen),
+    (Phase::Recovery, Verb::Flush),
+    (Phase::Requests, Verb::Read),
+    (Phase::Requests, Verb::Write),
+    (Phase::Requests, Verb::Zero),
+    (Phase::Requests, Verb::Discard),
+    (Phase::Requests, Verb::Allocate),
+    (Phase::Requests, Verb::SetLen),
+    (Phase::Requests, Verb::Flush),
+    (Phase::Resize, Verb::Write),
+    (Phase::Resize, Verb::Flush),
+    (Phase::Closing, Verb::Write),
+    (Phase::Closing, Verb::SetLen),
+    (Phase::Closing, Verb::Flush),
+];
+
+/// An event with which the power fails.
+pub type Point = (Phase, Verb, Moment);
+
+/// All that must have been met.
+pub(crate) fn points() -> impl Iterator<Item = Point> {
+    let both = [Moment::Issue, Moment::Completion];
+    POINTS
+        .into_iter()
+        .flat_map(move |(phase, verb)| both.map(|moment| (phase, verb, moment)))
+}
+
 /// What a fault table counts by: operation, error, file.
 type FaultKey = (&'static str, &'static str, &'static str);
 
@@ -177,6 +231,7 @@ pub(crate) type Drawn = (&'static str, String);
 pub struct Coverage {
     cells: [[[u64; FEATURES.len()]; SITUATIONS.len()]; STAGES],
     faults: BTreeMap<FaultKey, [u64; STAGES]>,
+    points: BTreeMap<(Phase, Moment, &'static str), u64>,
     drawn: BTreeMap<Drawn, u64>,
 }
 
@@ -249,6 +304,10 @@ impl Coverage {
                 let names = (verb_name(verb), errno_name(errno));
                 self.faults.keys().any(|key| (key.0, key.1) == names)
             }
+            Goal::Point((phase, verb, moment)) => {
+                let key = (phase, moment, verb_name(verb));
+                self.points.contains_key(&key)
+            }
         }
     }
 
@@ -271,6 +330,12 @@ impl Coverage {
                 *cell += u64::from(sight.is(situation) && has(config, feature));
             }
         }
+    }
+
+    /// The power failed with this event.
+    pub fn point(&mut self, (phase, verb, moment): Point) {
+        let key = (phase, moment, verb_name(verb));
+        *self.points.entry(key).or_default() += 1;
     }
 
     /// A fault was delivered here.
@@ -302,6 +367,9 @@ impl Coverage {
             for (count, more) in counts.iter_mut().zip(stages) {
                 *count += more;
             }
+        }
+        for (key, more) in &other.points {
+            *self.points.entry(*key).or_default() += more;
         }
         for (key, more) in &other.drawn {
             *self.drawn.entry(key.clone()).or_default() += more;
@@ -347,6 +415,12 @@ impl Coverage {
                 gaps.push(format!("no {verb} failed with {errno}"));
             }
         }
+        for point in points().filter(|point| !self.has_reached(Goal::Point(*point))) {
+            let (phase, verb, moment) = (point.0, verb_name(point.1), point.2);
+            gaps.push(format!(
+                "no power failure with the {moment:?} of a {verb}, {phase:?}"
+            ));
+        }
         let undrawn = self.undrawn().into_iter();
         gaps.extend(undrawn.map(|(axis, value)| format!("no run had {axis} {value}")));
         gaps
@@ -385,6 +459,14 @@ impl Coverage {
                 text += &format!("{count:>12}");
             }
         }
+        text.push_str("\n\npower failures with");
+        let mut last = None;
+        for ((phase, moment, verb), count) in &self.points {
+            if last.replace((phase, moment)) != Some((phase, moment)) {
+                text += &format!("\n  {phase:?}, {moment:?}:");
+            }
+            text += &format!(" {verb} {count},");
+        }
         text.push_str("\n\ndrawn");
         let mut axis = "";
         for ((name, value), count) in &self.drawn {
@@ -421,6 +503,13 @@ impl Coverage {
             }
         }
         text.truncate(text.trim_end_matches(',').len());
+        text.push_str("],\"power_failures\":[");
+        for ((phase, moment, verb), count) in &self.points {
+            text += &format!(
+                "{{\"phase\":\"{phase:?}\",\"moment\":\"{moment:?}\",\"verb\":\"{verb}\",\"count\":{count}}},"
+            );
+        }
+        text.truncate(text.trim_end_matches(',').len());
         text.push_str("],\"drawn\":[");
         for ((axis, value), count) in &self.drawn {
             text += &format!("{{\"axis\":\"{axis}\",\"value\":\"{value}\",\"runs\":{count}}},");
@@ -432,7 +521,8 @@ impl Coverage {
 }
 
 /// Faults that a run of sufficient size must have delivered.
-pub(crate) const FAULTS: [(Verb, i32); 12] = [
+pub(crate) const FAULTS: [(Verb, i32); 13] = [
+    (Verb::Query, EIO),
     (Verb::Read, EIO),
     (Verb::Write, EIO),
     (Verb::Write, ENOSPC),

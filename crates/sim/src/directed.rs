@@ -5,8 +5,10 @@ use cowslip::image::{DiscardPolicy, WritePolicy};
 use cowslip::qcow2::create::Preallocation;
 use cowslip::qcow2::probe::Stage;
 
-use crate::config::{Config, Data, Ending, Layout, Round};
-use crate::coverage::{Coverage, FAULTS, FEATURES, Feature, SITUATIONS, Situation, impossible};
+use crate::config::{Config, Data, Ending, Layout};
+use crate::coverage::{
+    Coverage, FAULTS, FEATURES, Feature, Phase, Point, SITUATIONS, Situation, impossible, points,
+};
 use crate::disk::fault::{Duration, Fault, Verb};
 use crate::disk::{Allocates, Pace};
 use crate::model::{Grain, SECTOR_BYTES};
@@ -18,7 +20,6 @@ pub const FIRST_SEED: u64 = 1 << 40;
 const CELLS: usize = Stage::ALL.len() * SITUATIONS.len() * FEATURES.len();
 /// Seeds between two attempts at one goal.
 const STRIDE: u64 = 512;
-const _: () = assert!(CELLS + FAULTS.len() <= STRIDE as usize);
 /// Seeds that are looked at for one that draws a wanted value.
 const LOOKED_AT: u64 = 20_000;
 
@@ -29,6 +30,8 @@ pub enum Goal {
     Cell(Stage, Situation, Feature),
     /// Such an operation fails so.
     Fault(Verb, i32),
+    /// The power fails with this event.
+    Point(Point),
 }
 
 impl Goal {
@@ -41,6 +44,11 @@ impl Goal {
             }
         }
         goals.extend(FAULTS.map(|(verb, errno)| Goal::Fault(verb, errno)));
+        goals.extend(points().map(Goal::Point));
+        assert!(
+            goals.len() <= STRIDE as usize,
+            "each goal has seeds of its own"
+        );
         goals
     }
 
@@ -53,8 +61,10 @@ impl Goal {
     /// Whether a run can reach it.
     pub fn is_possible(self) -> bool {
         match self {
-            Goal::Cell(stage, situation, feature) => impossible(stage, situation, feature).is_none(),
-            Goal::Fault(..) => true,
+            Goal::Cell(stage, situation, feature) => {
+                impossible(stage, situation, feature).is_none()
+            }
+            Goal::Fault(..) | Goal::Point(_) => true,
         }
     }
 }
@@ -114,6 +124,7 @@ pub(crate) fn shape(config: &mut Config, goal: Goal, rng: &mut Rng) {
             .cell();
         }
         Goal::Fault(verb, errno) => fault(config, (verb, errno), rng),
+        Goal::Point(point) => power_failure(config, point),
     }
 }
 
@@ -142,22 +153,27 @@ impl Shaping<'_> {
             Situation::Joiner => self.rng.chance(20),
             Situation::Quarantine | Situation::Punch => self.rng.chance(85),
             Situation::Eviction if self.feature == Feature::DataFile => true,
+            Situation::RefcountTable if self.feature == Feature::DataFile => self.rng.chance(60),
             _ if self.frees() => self.rng.chance(85),
             _ => self.rng.chance(40),
         };
         if self.counts_grow() {
-            let spare = match (self.feature, self.situation) {
-                (_, Situation::L1Table) | (Feature::DataFile, _) => 3,
-                (_, Situation::Recovery) => 5,
-                (_, Situation::Any | Situation::RefcountTable) => 8,
-                _ => 30,
+            let (least, most) = match (self.feature, self.situation) {
+                (Feature::DataFile, _) if self.config.prepared.filled => (0, 0),
+                (Feature::DataFile, Situation::Joiner) => (1, 5),
+                (_, Situation::L1Table) | (Feature::DataFile, _) => (0, 2),
+                (_, Situation::Recovery) => (0, 4),
+                (_, Situation::Any | Situation::RefcountTable | Situation::Joiner) => (0, 8),
+                _ => (0, 30),
             };
-            self.config.crammed = Some(self.rng.below(spare));
+            self.config.crammed = Some(self.rng.between(least, most));
         }
         self.config.punches_holes |= self.situation == Situation::Punch;
         self.config.pace = match self.situation {
             Situation::Punch if self.stage == Stage::Lower => Pace::LateReads,
-            Situation::Joiner => self.rng.pick(&[Pace::SlowWrites, Pace::Stragglers, Pace::Mixed]),
+            Situation::Joiner => self
+                .rng
+                .pick(&[Pace::SlowWrites, Pace::Stragglers, Pace::Mixed]),
             _ => self.rng.pick(&[
                 Pace::Mixed,
                 Pace::Stragglers,
@@ -224,12 +240,16 @@ impl Shaping<'_> {
 
     /// A sparse disk, of which a few clusters of some slices or tables are used.
     fn windows(&mut self) {
-        let tables = self.needs_tables();
+        let (tables, moves) = (self.needs_tables(), self.situation == Situation::L1Table);
         let layout = &self.config.layout;
         let cluster = layout.cluster_bytes();
         let rng = &mut *self.rng;
         let wide = self.situation == Situation::Eviction || rng.chance(30);
         let (step, count) = match (tables, wide) {
+            // Nearly all tables are there from the start if the disk is filled, but not all.
+            (true, _) if self.feature == Feature::DataFile && !moves => {
+                (layout.table_coverage_bytes(), rng.between(14, 22))
+            }
             (true, _) => (layout.table_coverage_bytes(), rng.between(6, 12)),
             (false, true) => (layout.slice_coverage_bytes(), rng.between(6, 12)),
             (false, false) => (layout.slice_coverage_bytes(), rng.between(1, 3)),
@@ -237,11 +257,18 @@ impl Shaping<'_> {
         let clusters = match layout.cluster_bits {
             ..=10 => 16,
             11..=13 => 4,
+            _ if count > 12 => 1,
             _ => 2,
         };
         let clusters = if count < 4 { clusters * 2 } else { clusters };
         let odd = cluster > SECTOR_BYTES && rng.chance(30);
-        let size = count * step - if odd { SECTOR_BYTES } else { 0 };
+        // The last bytes of the disk are in the last window.
+        let whole = if count == 1 {
+            clusters * cluster
+        } else {
+            count * step
+        };
+        let size = whole - if odd { SECTOR_BYTES } else { 0 };
         let fine = self.situation == Situation::Joiner && cluster == SECTOR_BYTES;
         self.config.grain = match (fine, rng.chance(80)) {
             (true, _) => Grain::new(vec![0, 64, 128, 256]),
@@ -250,21 +277,17 @@ impl Shaping<'_> {
         };
         let per_sector = self.config.grain.per_sector();
         let windows = (0..count).map(|index| {
-            let start = match index + 1 == count && count > 1 {
-                true => size - clusters * cluster,
+            let start = match index + 1 == count {
+                true => size.saturating_sub(clusters * cluster),
                 false => index * step,
             };
-            let end = start + clusters * cluster;
+            let end = size.min(start + clusters * cluster);
             start / SECTOR_BYTES * per_sector..end / SECTOR_BYTES * per_sector
         });
         self.config.windows = windows.collect();
         self.config.size = size;
         self.config.created_bytes = match self.situation {
             Situation::L1Table => size / rng.between(4, 6) / SECTOR_BYTES * SECTOR_BYTES,
-            // Nothing but a larger L1 table takes space when all tables are there.
-            Situation::Eviction if tables && self.feature == Feature::DataFile => {
-                size / 10 * 6 / SECTOR_BYTES * SECTOR_BYTES
-            }
             _ => size,
         };
     }
@@ -276,6 +299,9 @@ impl Shaping<'_> {
         let rng = &mut *self.rng;
         round.requests = 300;
         round.depth = rng.pick(&[12, 24, 32]);
+        if (self.situation, self.stage) == (Situation::Punch, Stage::Lower) {
+            round.depth = 8;
+        }
         round.hot_percent = 0;
         round.barrier = None;
         round.faults.clear();
@@ -292,18 +318,22 @@ impl Shaping<'_> {
             Situation::Eviction => 1,
             _ => rng.pick(&[1, 1 << 20]),
         };
-        let compressed = if self.feature == Feature::Compressed { 12 } else { 0 };
+        let compressed = if self.feature == Feature::Compressed {
+            12
+        } else {
+            0
+        };
         round.weights = match (self.situation, self.stage) {
             // A cycle that finds nothing new, after one that punched: only late readers have held
             // back what it frees.
-            (Situation::Punch, Stage::Lower) => [30, 8, 0, 20, 40, compressed / 4],
+            (Situation::Punch, Stage::Lower) => [35, 3, 0, 12, 50, compressed / 4],
             (Situation::Joiner, _) if opens => [5, 50, 5, 15, 12, compressed / 2],
             (Situation::Joiner, _) => [5, 60, 5, 3, 8, compressed / 2],
             _ if frees => [10, 35, 8, 22, 12, compressed],
             _ => [10, 45, 8, 8, 8, compressed],
         };
         round.whole_percent = match self.situation {
-            Situation::Joiner if opens => 20,
+            Situation::Joiner if opens => 60,
             Situation::Joiner => 0,
             _ if frees => rng.pick(&[60, 90]),
             _ => rng.pick(&[0, 20, 50]),
@@ -342,6 +372,43 @@ impl Shaping<'_> {
 
 /// Requests that meet this failure.
 fn fault(config: &mut Config, (verb, errno): (Verb, i32), rng: &mut Rng) {
+    requests(config, verb);
+    config.rounds[0].ending = Ending::Crash(rng.between(500, 2000));
+    config.rounds[0].faults = vec![Fault {
+        verb,
+        after: rng.below(3),
+        errno,
+        duration: Duration::Once,
+        file: None,
+    }];
+}
+
+/// Sessions that meet this event; the power fails with it, or not before they have ended.
+fn power_failure(config: &mut Config, (phase, verb, _): Point) {
+    requests(config, verb);
+    let round = &mut config.rounds[0];
+    round.maintained = false;
+    round.ending = match phase {
+        Phase::Closing => Ending::Close,
+        _ => Ending::Crash(100_000),
+    };
+    if phase == Phase::Closing {
+        // Little of it is durable before.
+        round.weights[4] = 1;
+    }
+    if phase == Phase::Resize {
+        round.grows_at = Some(20);
+        config.created_bytes = (config.size / 2).next_multiple_of(SECTOR_BYTES);
+    }
+    if phase == Phase::Recovery {
+        let mut first = round.clone();
+        first.ending = Ending::Crash(3);
+        config.rounds.insert(0, first);
+    }
+}
+
+/// Requests that have such operations done.
+fn requests(config: &mut Config, verb: Verb) {
     config.layout.version = 3;
     config.zeroes_fast = true;
     config.allocates = Allocates::Yes;
@@ -368,14 +435,7 @@ fn fault(config: &mut Config, (verb, errno): (Verb, i32), rng: &mut Rng) {
     round.discard = DiscardPolicy::Unmap;
     round.hot_percent = 0;
     round.weights = [10, 40, 20, 15, 10, 0];
-    round.ending = Ending::Crash(rng.between(500, 2000));
-    round.faults = vec![Fault {
-        verb,
-        after: rng.below(3),
-        errno,
-        duration: Duration::Once,
-        file: None,
-    }];
+    round.faults.clear();
     config.rounds = vec![round];
 }
 

@@ -25,8 +25,8 @@ mod state;
 use content::Content;
 use effect::Effect;
 use fault::{Fault, Faults, Verb};
-pub use state::Counters;
 use state::{Answer, Asked, FileState, State};
+pub use state::{Counters, Moment};
 
 /// How operations are delayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,10 +162,21 @@ impl SimDisk {
         self.lock().power_flushes = Some((flushes.max(1), then));
     }
 
+    /// The power will fail with the issue or completion, of that number, of operations of a kind.
+    pub fn fail_power_at(&self, (verb, moment, number): (Verb, Moment, u64)) {
+        self.lock().power_at = Some((verb, moment, number.max(1)));
+    }
+
+    /// What happened last: with what the power failed, if it has.
+    pub fn last_event(&self) -> Option<(Verb, Moment)> {
+        self.lock().last_event
+    }
+
     /// The power stays on; the events that were left, if it was about to fail and has not.
     pub fn hold_power(&self) -> Option<u64> {
         let mut state = self.lock();
         state.power_flushes = None;
+        state.power_at = None;
         state.power_left.take_if(|left| *left > 0)
     }
 

@@ -2,13 +2,14 @@
 //! first requests are served, on a disk whose power may fail again at any point of it, or whose
 //! operations fail. Each of these endings is judged like any other.
 
+use cowslip::qcow2::probe::Stage;
 use cowslip_queue::BufMut;
 
 use crate::anatomy;
 use crate::config::{Ending, Kind, Part, Round, draw_faults};
-use crate::coverage::{Situation, Target};
+use crate::coverage::{Phase, Situation, Target};
 use crate::directed::Goal;
-use crate::disk::fault::Fault;
+use crate::disk::fault::{Duration, EIO, Fault, Verb};
 use crate::drive::{Stop, attempt, block_on};
 use crate::model::Survival;
 use crate::prepare::{self, TOP};
@@ -36,6 +37,23 @@ struct Plan {
     requests: u64,
 }
 
+/// A failure of something that openings do.
+fn opening_fault(rng: &mut Rng) -> Fault {
+    Fault {
+        verb: rng.pick(&[
+            Verb::Read,
+            Verb::Read,
+            Verb::Query,
+            Verb::Write,
+            Verb::Flush,
+        ]),
+        after: rng.below(6),
+        errno: EIO,
+        duration: rng.pick(&[Duration::Once, Duration::Once, Duration::Forever]),
+        file: None,
+    }
+}
+
 /// What came of an attempt.
 enum Attempt {
     /// The image is open.
@@ -48,18 +66,16 @@ impl Run<'_> {
     /// The attempts before the one that succeeds.
     fn plans(&self, index: usize) -> Vec<Plan> {
         let without = |part| self.changes.without.contains(&part);
-        if self.survival.is_none() || without(Part::Recoveries) {
+        if without(Part::Recoveries) {
             return Vec::new();
         }
-        let rng = &mut Rng::derived(self.seed, "recoveries", index as u64);
-        if let Profile::Directed(Goal::Cell(_, Situation::Recovery, _)) = self.config.profile {
-            let mut plan = || Plan {
-                target: Target::of(&self.config, rng),
-                requests: NUMBERS,
-                ..Plan::default()
-            };
-            return (0..3).map(|_| plan()).collect();
+        if let Profile::Directed(goal) = self.config.profile {
+            return self.directed_plans(goal, index);
         }
+        if self.survival.is_none() {
+            return self.first_plan().into_iter().collect();
+        }
+        let rng = &mut Rng::derived(self.seed, "recoveries", index as u64);
         let count = rng.pick(&[0, 0, 0, 0, 0, 1, 2, 3]);
         let mut plan = || Plan {
             power: match rng.below(10) {
@@ -76,6 +92,52 @@ impl Run<'_> {
             requests: rng.pick(&[1, 8, 16, 32, 40]),
         };
         (0..count).map(|_| plan()).collect()
+    }
+
+    /// The first opening of a run, which now and then meets a failure like those after an ending.
+    fn first_plan(&self) -> Option<Plan> {
+        let rng = &mut Rng::derived(self.seed, "first opening", 0);
+        let without = |part| self.changes.without.contains(&part);
+        let plan = Plan {
+            power: rng.chance(50).then(|| rng.between(1, 30)),
+            target: None,
+            faults: match rng.chance(50) && !without(Part::Faults) {
+                true => vec![opening_fault(rng)],
+                false => Vec::new(),
+            },
+            requests: rng.pick(&[1, 8, 16]),
+        };
+        (rng.chance(8) && self.changes.edit.is_none()).then_some(plan)
+    }
+
+    /// What a directed run does before a session.
+    fn directed_plans(&self, goal: Goal, index: usize) -> Vec<Plan> {
+        let rng = &mut Rng::derived(self.seed, "recoveries", index as u64);
+        let later = self.survival.is_some();
+        let mut plan = |faults: Vec<Fault>| Plan {
+            target: Target::of(&self.config, rng),
+            requests: NUMBERS,
+            faults,
+            ..Plan::default()
+        };
+        match goal {
+            Goal::Cell(_, Situation::Recovery, _) if later => {
+                (0..3).map(|_| plan(vec![])).collect()
+            }
+            Goal::Point((Phase::Recovery, ..)) if later => vec![plan(vec![])],
+            Goal::Point((Phase::Opening, ..)) => vec![plan(vec![])],
+            Goal::Fault(Verb::Query, errno) => {
+                let faults = (0..2).map(|after| Fault {
+                    verb: Verb::Query,
+                    after,
+                    errno,
+                    duration: Duration::Once,
+                    file: None,
+                });
+                faults.map(|fault| plan(vec![fault])).collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// Opens the image and judges it.
@@ -110,8 +172,14 @@ impl Run<'_> {
         if let Some(events) = plan.power {
             self.disk.fail_power_after(events);
         }
+        self.aim_at_plan(Phase::Opening, plan, index);
         let opening = prepare::open(&self.config, round, &self.disk);
         let opened = attempt(&self.disk, &mut self.rng, "open", opening)?;
+        if let Some(failed) = self.disk.delivered().1 {
+            let file = plan.faults.first().and_then(|fault| fault.file);
+            let mut coverage = self.coverage.borrow_mut();
+            coverage.fault(Stage::Idle, failed, file);
+        }
         let subject = match opened {
             None => return self.crash_again(None, 0),
             Some(Err(error)) if self.disk.delivered().0 > 0 => {
@@ -133,6 +201,13 @@ impl Run<'_> {
             self.disk.fail_power_after(left);
         }
         self.first_requests((index, number), round, plan, subject)
+    }
+
+    /// The attempt after all plans is spared.
+    fn aim_at_plan(&self, phase: Phase, plan: &Plan, index: usize) {
+        if plan.requests > 0 {
+            self.aim_at(phase, index);
+        }
     }
 
     fn first_requests(
@@ -157,12 +232,13 @@ impl Run<'_> {
             round: &round,
             target: plan.target,
         };
+        self.aim_at_plan(Phase::Recovery, plan, index);
         let served = self.serve(&work, &subject)?;
         let failed = self.disk.delivered().0;
         self.totals.faults += failed;
         if served.stop == Stop::PowerOff || failed > 0 {
             // Tasks that are gone are in no stage: look before they are.
-            self.see(Some(&subject), served.in_flight, true)?;
+            self.see(Some(&subject), served.in_flight, Phase::Recovery)?;
             drop(served);
             return self.end_attempt(Some(subject));
         }
@@ -192,7 +268,11 @@ impl Run<'_> {
     }
 
     fn crash_again(&mut self, subject: Option<Subject>, busy: usize) -> Result<Attempt, String> {
-        self.see(subject.as_ref(), busy, true)?;
+        let phase = match subject {
+            Some(_) => Phase::Recovery,
+            None => Phase::Opening,
+        };
+        self.see(subject.as_ref(), busy, phase)?;
         self.end_attempt(subject)
     }
 

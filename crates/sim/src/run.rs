@@ -9,9 +9,9 @@ use std::sync::Arc;
 use cowslip::qcow2::probe::Stage;
 
 use crate::config::{Config, Ending, Kind, Part, Round};
-use crate::coverage::{Coverage, Sight, Situation, Target, contradiction, stage_name};
+use crate::coverage::{Coverage, Phase, Sight, Situation, Target, contradiction, stage_name};
 use crate::directed::Goal;
-use crate::disk::SimDisk;
+use crate::disk::{self, SimDisk};
 use crate::drive::{Stop, drive};
 use crate::executor::{Executor, Kind as TaskKind};
 use crate::model::{Model, Survival, WriteId, ZERO};
@@ -170,12 +170,15 @@ pub(crate) struct Run<'a> {
     pub trace: Trace,
     pub totals: Totals,
     begun: Rc<RefCell<Vec<WriteId>>>,
-    coverage: Rc<RefCell<Coverage>>,
+    pub coverage: Rc<RefCell<Coverage>>,
     /// Rounds that were begun, and events of the last session.
     progress: Rc<Cell<(usize, u64)>>,
     /// What the bytes that were found after the last ending are worth.
     pub survival: Option<Survival>,
 }
+
+/// An issue or a completion, by its number among those of its kind.
+type Event = (disk::fault::Verb, disk::Moment, u64);
 
 /// Requests to be served.
 pub(crate) struct Work<'a> {
@@ -194,6 +197,8 @@ pub(crate) struct Served {
     pub stop: Stop,
     /// Foreground tasks that have not ended.
     pub in_flight: usize,
+    /// The disk was changing its size.
+    pub resizing: bool,
     executor: Executor,
 }
 
@@ -275,6 +280,7 @@ impl<'a> Run<'a> {
             round,
             target,
         };
+        self.aim_at(Phase::Requests, index);
         let before = self.disk.counters();
         let served = self.serve(&work, &subject)?;
         let after = self.disk.counters();
@@ -282,6 +288,34 @@ impl<'a> Run<'a> {
         self.progress.set((self.progress.get().0, events));
         self.totals.faults += self.disk.delivered().0;
         self.end(round, served, subject)
+    }
+
+    /// The event in this phase with which the run is made to lose power, if it is.
+    fn event_in(&self, phase: Phase, index: usize) -> Option<Event> {
+        let Profile::Directed(Goal::Point((wanted, verb, moment))) = self.config.profile else {
+            return None;
+        };
+        let rng = &mut Rng::derived(self.seed, "point", index as u64);
+        let number = match phase {
+            _ if matches!(
+                verb,
+                disk::fault::Verb::Allocate | disk::fault::Verb::SetLen
+            ) =>
+            {
+                1
+            }
+            Phase::Requests => rng.between(1, 12),
+            _ => rng.between(1, 3),
+        };
+        let wanted = phase == wanted && self.changes.moment.is_none();
+        wanted.then_some((verb, moment, number))
+    }
+
+    /// Lets the power fail with that event.
+    pub fn aim_at(&self, phase: Phase, index: usize) {
+        if let Some(event) = self.event_in(phase, index) {
+            self.disk.fail_power_at(event);
+        }
     }
 
     /// Half of the crashes of images are aimed at a place, rather than at a moment.
@@ -332,6 +366,7 @@ impl<'a> Run<'a> {
             None => Ok(Served {
                 stop,
                 in_flight: executor.unfinished(),
+                resizing: session.resizing.get() == Resizing::Yes,
                 executor,
             }),
         }
@@ -347,6 +382,7 @@ impl<'a> Run<'a> {
         let mut alone: Option<Request> = None;
         let (seed, config, changes) = (self.seed, &self.config, self.changes);
         let (begun, coverage) = (Rc::clone(&self.begun), Rc::clone(&self.coverage));
+        let mut at_resize = self.event_in(Phase::Resize, work.round_index);
         let disk = self.disk.clone();
         let mut delivered = disk.delivered().0;
         let (mut target, mut seen) = (work.target, 0);
@@ -406,6 +442,9 @@ impl<'a> Run<'a> {
                 && let Some(request) = alone.take()
             {
                 session.resizing.set(Resizing::Yes);
+                if let Some(event) = at_resize.take() {
+                    disk.fail_power_at(event);
+                }
                 spawn(executor, request);
             }
             (numbers.is_empty() && executor.unfinished() == 0).then_some(Stop::Idle)
@@ -422,8 +461,16 @@ impl<'a> Run<'a> {
             _ if self.rng.chance(50) => Ending::Close,
             (ending, _) => ending,
         };
+        let resizing = served.resizing;
+        let mut phase = if resizing {
+            Phase::Resize
+        } else {
+            Phase::Requests
+        };
         if ending == Ending::Close {
+            phase = Phase::Closing;
             self.disk.hold_power();
+            self.aim_at(Phase::Closing, 0);
             if round.ending != Ending::Close && self.rng.chance(25) {
                 let events = self.rng.between(1, 60);
                 self.disk.fail_power_after(events);
@@ -439,7 +486,7 @@ impl<'a> Run<'a> {
             }
             ending = Ending::Crash(0);
         }
-        self.see(Some(&subject), served.in_flight, false)?;
+        self.see(Some(&subject), served.in_flight, phase)?;
         drop(served);
         self.stop(ending, Some(subject))
     }
@@ -478,8 +525,12 @@ impl<'a> Run<'a> {
         &mut self,
         subject: Option<&Subject>,
         in_flight: usize,
-        recovering: bool,
+        phase: Phase,
     ) -> Result<(), String> {
+        let recovering = matches!(phase, Phase::Opening | Phase::Recovery);
+        if let (false, Some((verb, moment))) = (self.disk.has_power(), self.disk.last_event()) {
+            self.coverage.borrow_mut().point((phase, verb, moment));
+        }
         self.totals.busy_crashes += u64::from(in_flight >= 8);
         self.totals.recovery_crashes += u64::from(recovering);
         if let Some(sight) = subject.and_then(|subject| sight(subject, &self.disk, recovering)) {

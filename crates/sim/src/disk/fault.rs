@@ -17,7 +17,7 @@ pub enum Verb {
     Flush,
     /// Changes of length.
     SetLen,
-    /// Questions about length and extents; these never fail.
+    /// Questions about length and extents.
     Query,
 }
 

@@ -149,6 +149,15 @@ pub(super) struct Asked {
     pub answer: Answer,
 }
 
+/// Which of an operation's two ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Moment {
+    /// It is asked for.
+    Issue,
+    /// It is answered.
+    Completion,
+}
+
 /// How much a disk has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -176,6 +185,10 @@ pub(super) struct State {
     pub power_left: Option<u64>,
     /// Issues and completions of flushes, and of anything after them, until the power fails.
     pub power_flushes: Option<(u64, u64)>,
+    /// The power fails with so many such events.
+    pub power_at: Option<(Verb, Moment, u64)>,
+    /// What happened last.
+    pub last_event: Option<(Verb, Moment)>,
     /// Operations issued after that: nobody hears of them.
     unheard: Vec<Answer>,
     clock: u64,
@@ -198,6 +211,8 @@ impl State {
             caller: String::new(),
             power_left: None,
             power_flushes: None,
+            power_at: None,
+            last_event: None,
             unheard: Vec::new(),
             clock: 0,
             moves: 0,
@@ -215,7 +230,19 @@ impl State {
     }
 
     /// An issue or a completion has happened: the power may fail now.
-    fn event(&mut self, verb: Verb) {
+    fn event(&mut self, verb: Verb, moment: Moment) {
+        self.last_event = Some((verb, moment));
+        if let Some((_, _, left)) = self
+            .power_at
+            .as_mut()
+            .filter(|at| (at.0, at.1) == (verb, moment))
+        {
+            *left -= 1;
+            if *left == 0 {
+                self.power_left = Some(1);
+                self.power_at = None;
+            }
+        }
         if let Some(left) = &mut self.power_left {
             *left -= 1;
         }
@@ -272,7 +299,7 @@ impl State {
         });
         let verb = op.verb;
         self.pending.push(op);
-        self.event(verb);
+        self.event(verb, Moment::Issue);
     }
 
     /// What an operation does and where, with the name of what lies there.
@@ -415,7 +442,7 @@ impl State {
         if op.verb == Verb::Flush || (op.durable && op.errno.is_some()) {
             self.flush(&op);
         }
-        self.event(op.verb);
+        self.event(op.verb, Moment::Completion);
         let outcome = op.errno.map_or(Ok(()), |errno| {
             Err(if errno == ENOTSUP {
                 io::Error::from(io::ErrorKind::Unsupported)
