@@ -93,7 +93,8 @@ pub struct Round {
     pub hot_percent: u64,
     /// Percent of requests that cover whole clusters.
     pub whole_percent: u64,
-    /// So many successive requests go to one cluster, the next ones to another; 0 for no such rule.
+    /// Most writes go where others of so many successive requests go: to one cluster. 0 for no such
+    /// rule.
     pub companions: u64,
     /// Clusters that a request for whole ones covers at most; 0 for a few.
     pub span_clusters: u64,

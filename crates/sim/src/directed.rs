@@ -157,7 +157,7 @@ impl Shaping<'_> {
             _ if self.frees() => self.rng.chance(85),
             _ => self.rng.chance(40),
         };
-        if self.counts_grow() {
+        if self.counts_grow() && !self.joins_while_growing() {
             let (least, most) = match (self.feature, self.situation) {
                 (Feature::DataFile, _) if self.config.prepared.filled => (0, 0),
                 (Feature::DataFile, Situation::Joiner) => (1, 5),
@@ -171,6 +171,7 @@ impl Shaping<'_> {
         self.config.punches_holes |= self.situation == Situation::Punch;
         self.config.pace = match self.situation {
             Situation::Punch if self.stage == Stage::Lower => Pace::LateReads,
+            Situation::Joiner if self.joins_while_growing() => Pace::SlowWrites,
             Situation::Joiner => self
                 .rng
                 .pick(&[Pace::SlowWrites, Pace::Stragglers, Pace::Mixed]),
@@ -191,6 +192,14 @@ impl Shaping<'_> {
             || self.situation == Situation::RefcountTable
     }
 
+    /// Writes of parts of the smallest clusters must meet while counts grow with each step of the file.
+    /// Space that was there at opening is not known to be zeroes, so nobody joins in it.
+    fn joins_while_growing(&self) -> bool {
+        self.situation == Situation::Joiner
+            && self.counts_grow()
+            && !matches!(self.feature, Feature::Extended | Feature::DataFile)
+    }
+
     /// Clusters must become free for it.
     fn frees(&self) -> bool {
         matches!(self.stage, Stage::Lower | Stage::Release)
@@ -205,6 +214,7 @@ impl Shaping<'_> {
 
     fn layout(&mut self) -> Layout {
         let (joiner, grows) = (self.situation == Situation::Joiner, self.counts_grow());
+        let steps = self.joins_while_growing();
         let rng = &mut *self.rng;
         // All of a cluster of a data file is filled at once, unless it has subclusters.
         let extended = match self.feature {
@@ -214,11 +224,13 @@ impl Shaping<'_> {
         };
         let cluster_bits = match self.feature {
             Feature::Tiny => 9,
+            _ if steps => 9,
             _ if extended => 14,
             _ if joiner => rng.pick(&[12, 12, 13]),
             _ => rng.pick(&[9, 9, 10, 12, 12]),
         };
-        let version = match extended || self.feature == Feature::DataFile || rng.chance(85) {
+        let version = match extended || steps || self.feature == Feature::DataFile || rng.chance(85)
+        {
             true => 3,
             false => 2,
         };
@@ -226,6 +238,7 @@ impl Shaping<'_> {
             2 => 16,
             // Else their table reaches too far for a file to be extended to its end.
             _ if grows && extended => 64,
+            _ if steps => 64,
             _ if grows => rng.pick(&[16, 64, 64]),
             _ => rng.pick(&[1, 16, 16, 64]),
         };
@@ -240,6 +253,7 @@ impl Shaping<'_> {
 
     /// A sparse disk, of which a few clusters of some slices or tables are used.
     fn windows(&mut self) {
+        let steps = self.joins_while_growing();
         let (tables, moves) = (self.needs_tables(), self.situation == Situation::L1Table);
         let layout = &self.config.layout;
         let cluster = layout.cluster_bytes();
@@ -251,10 +265,12 @@ impl Shaping<'_> {
                 (layout.table_coverage_bytes(), rng.between(14, 22))
             }
             (true, _) => (layout.table_coverage_bytes(), rng.between(6, 12)),
+            _ if steps => (layout.slice_coverage_bytes(), rng.between(6, 8)),
             (false, true) => (layout.slice_coverage_bytes(), rng.between(6, 12)),
             (false, false) => (layout.slice_coverage_bytes(), rng.between(1, 3)),
         };
         let clusters = match layout.cluster_bits {
+            _ if steps => 32,
             ..=10 => 16,
             11..=13 => 4,
             _ if count > 12 => 1,
@@ -293,7 +309,7 @@ impl Shaping<'_> {
     }
 
     fn rounds(&mut self) {
-        let opens = self.frees();
+        let (opens, steps) = (self.frees(), self.joins_while_growing());
         let frees = opens || matches!(self.situation, Situation::Quarantine | Situation::Punch);
         let mut round = self.config.rounds[0].clone();
         let rng = &mut *self.rng;
@@ -327,6 +343,7 @@ impl Shaping<'_> {
             // A cycle that finds nothing new, after one that punched: only late readers have held
             // back what it frees.
             (Situation::Punch, Stage::Lower) => [35, 3, 0, 12, 50, compressed / 4],
+            (Situation::Joiner, _) if steps => [3, 70, 0, 0, 4, compressed / 2],
             (Situation::Joiner, _) if opens => [5, 50, 5, 15, 12, compressed / 2],
             (Situation::Joiner, _) => [5, 60, 5, 3, 8, compressed / 2],
             _ if frees => [10, 35, 8, 22, 12, compressed],
@@ -334,15 +351,17 @@ impl Shaping<'_> {
         };
         round.whole_percent = match self.situation {
             Situation::Joiner if opens => 60,
+            Situation::Joiner if steps => 100,
             Situation::Joiner => 0,
             _ if frees => rng.pick(&[60, 90]),
             _ => rng.pick(&[0, 20, 50]),
         };
         if self.situation == Situation::Joiner {
             round.companions = rng.between(3, 6);
+            round.requests = if steps { 900 } else { 300 };
         }
-        if self.feature == Feature::Tiny && frees {
-            // Only whole blocks of the host are punched.
+        if steps || (self.feature == Feature::Tiny && frees) {
+            // The file must grow; and only whole blocks of the host are punched.
             round.span_clusters = 24;
         }
         round.grows_at = (self.config.created_bytes < self.config.size).then(|| match self.stage {

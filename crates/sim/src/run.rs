@@ -385,7 +385,10 @@ impl<'a> Run<'a> {
         let mut at_resize = self.event_in(Phase::Resize, work.round_index);
         let disk = self.disk.clone();
         let mut delivered = disk.delivered().0;
-        let (mut target, mut seen) = (work.target, 0);
+        let mut aim = Aim {
+            target: work.target,
+            seen: 0,
+        };
         let directed = matches!(config.profile, Profile::Directed(_));
         let spawn = |executor: &mut Executor, request: Request| {
             begun.borrow_mut().push(request.id);
@@ -404,22 +407,8 @@ impl<'a> Run<'a> {
                 let file = work.round.faults.first().and_then(|fault| fault.file);
                 coverage.borrow_mut().fault(stage(subject), last, file);
             }
-            if let Some(aim) = &mut target {
-                let reached = reaches(subject, &disk, aim);
-                let counters = disk.counters();
-                let events = counters.issued + counters.completed;
-                if reached && aim.skip == 0 {
-                    disk.fail_power_after(aim.events);
-                    target = None;
-                } else if reached && events != seen {
-                    aim.skip -= 1;
-                }
-                seen = events;
-            }
-            if directed
-                && let Some(sight) = sight(subject, &disk, false)
-                && let Some(what) = contradiction(config, &sight)
-            {
+            aim.follow(subject, &disk);
+            if let Some(what) = directed.then(|| refuted(config, subject, &disk)).flatten() {
                 session.fail(what);
             }
             while session.resizing.get() == Resizing::No
@@ -620,6 +609,39 @@ fn sight(subject: &Subject, disk: &SimDisk, recovering: bool) -> Option<Sight> {
         hole_at_risk: disk.has_hole_at_risk(prepare::TOP),
         recovering,
     })
+}
+
+/// What is going on though it cannot be.
+fn refuted(config: &Config, subject: &Subject, disk: &SimDisk) -> Option<String> {
+    contradiction(config, &sight(subject, disk, false)?)
+}
+
+/// Where the power is to fail.
+struct Aim {
+    target: Option<Target>,
+    /// Issues and completions so far.
+    seen: u64,
+}
+
+impl Aim {
+    /// Arms the failure when its place is reached.
+    fn follow(&mut self, subject: &Subject, disk: &SimDisk) {
+        let Some(target) = &mut self.target else {
+            return;
+        };
+        let counters = disk.counters();
+        let events = counters.issued + counters.completed;
+        let moved = std::mem::replace(&mut self.seen, events) != events;
+        if !reaches(subject, disk, target) {
+            return;
+        }
+        if target.skip == 0 {
+            disk.fail_power_after(target.events);
+            self.target = None;
+        } else if moved {
+            target.skip -= 1;
+        }
+    }
 }
 
 /// Whether a crash is to fall now.

@@ -89,7 +89,7 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
     };
     let granules = match verb {
         Verb::Flush => 0..0,
-        Verb::Write { .. } if round.companions > 0 => {
+        Verb::Write { .. } if round.companions > 0 && !rng.chance(10) => {
             let group = u64::from(id) / round.companions;
             let place = &mut Rng::derived(seed, "companions", group);
             draw_beside(config, place, rng)
