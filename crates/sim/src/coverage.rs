@@ -130,6 +130,7 @@ impl Target {
         };
         let skip = match stage {
             Stage::Idle => rng.below(60),
+            Stage::CountBlocks | Stage::CountTable if situation == Situation::Joiner => 0,
             _ => rng.pick(&[0, 0, 0, 1, 2, 4]),
         };
         Some(Target {

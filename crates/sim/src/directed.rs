@@ -357,7 +357,7 @@ impl Shaping<'_> {
             _ => rng.pick(&[0, 20, 50]),
         };
         if self.situation == Situation::Joiner {
-            round.companions = rng.between(3, 6);
+            round.companions = rng.between(3, 8);
             round.requests = if steps { 900 } else { 300 };
         }
         if steps || (self.feature == Feature::Tiny && frees) {

@@ -152,8 +152,10 @@ fn draw_beside(config: &Config, place: &mut Rng, rng: &mut Rng) -> Granules {
     let near = near.max(start)..(near + cluster).min(end);
     let granules = grain.index_of(near.start)..grain.index_of(near.end - 1) + 1;
     let first = rng.between(granules.start, granules.end - 1);
-    let last = (first + rng.below(4)).min(granules.end - 1);
-    match rng.chance(8) {
+    // Small ones, since those that overlap wait for each other.
+    let more = if rng.chance(75) { 0 } else { rng.below(4) };
+    let last = (first + more).min(granules.end - 1);
+    match rng.chance(5) {
         true => granules,
         false => first..last + 1,
     }
