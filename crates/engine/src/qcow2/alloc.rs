@@ -203,6 +203,18 @@ mod tests {
         *state >> 33
     }
 
+    /// The longest run of neighbours with one content.
+    fn longest_run(model: &BTreeMap<u64, Content>) -> u64 {
+        let (mut longest, mut len, mut previous) = (0, 0, None);
+        for (&cluster, &content) in model {
+            let goes_on = previous == Some((cluster.wrapping_sub(1), content));
+            len = if goes_on { len + 1 } else { 1 };
+            longest = longest.max(len);
+            previous = Some((cluster, content));
+        }
+        longest
+    }
+
     #[test]
     fn the_free_set_agrees_with_a_set_of_clusters() {
         for seed in 0..50 {
@@ -224,7 +236,8 @@ mod tests {
                     free.add(HostCluster(cluster), 1, content);
                 } else {
                     let count = 1 + next(&mut state) % 5;
-                    let has_run = free.has_run(count);
+                    let has_run = longest_run(&model) >= count;
+                    assert_eq!(free.has_run(count), has_run);
                     let Some((start, len, content)) = free.take(count) else {
                         assert!(model.is_empty());
                         continue;
@@ -252,6 +265,40 @@ mod tests {
     }
 
     #[test]
+    fn a_cut_takes_all_above_it_and_nothing_below() {
+        for cut in 0..40 {
+            let mut free = FreeSet::default();
+            for (start, count) in [(3, 5), (10, 20), (33, 4)] {
+                free.add(HostCluster(start), count, Content::Zeroes);
+            }
+            free.cut_at(cut);
+            let stays = |cluster: &u64| {
+                *cluster < cut && [3..8, 10..30, 33..37].iter().any(|r| r.contains(cluster))
+            };
+            let expected: Vec<u64> = (0..40).filter(stays).collect();
+            assert_eq!(free.clusters(), expected.len() as u64, "cut at {cut}");
+            let mut left = Vec::new();
+            while let Some((start, count, content)) = free.take(1) {
+                assert_eq!((count, content), (1, Content::Zeroes));
+                left.push(start.0);
+            }
+            assert_eq!(left, expected, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn the_runs_that_are_kept_are_bounded() {
+        let mut free = FreeSet::default();
+        for run in 0..RUNS_MAX as u64 + 100 {
+            free.add(HostCluster(2 * run), 1, Content::Unknown);
+        }
+        // What is forgotten is not counted either.
+        assert_eq!(free.runs.len(), RUNS_MAX);
+        assert_eq!(free.clusters(), RUNS_MAX as u64);
+        assert_eq!(free.take(1).map(|(start, ..)| start), Some(HostCluster(0)));
+    }
+
+    #[test]
     #[should_panic(expected = "freed twice")]
     fn a_double_free_is_our_mistake() {
         let mut free = FreeSet::default();
@@ -276,5 +323,14 @@ mod tests {
         assert!(protected.contains(HostCluster(4097)) && !protected.contains(HostCluster(4096)));
         protected.remove(HostCluster(4097));
         assert!(!protected.contains(HostCluster(4097)));
+        // Clusters whose numbers differ in one bit are told apart.
+        let held = HostCluster(0x1357);
+        assert!(protected.insert(held));
+        for other in (0..20).map(|bit| HostCluster(held.0 ^ 1 << bit)) {
+            assert!(!protected.contains(other), "{other:?}");
+            assert!(protected.insert(other));
+            protected.remove(other);
+            assert!(!protected.contains(other) && protected.contains(held));
+        }
     }
 }

@@ -396,6 +396,11 @@ mod tests {
         );
         assert!(
             leases
+                .obstacle(0, &[want(0..5, Kind::Shared)], None)
+                .is_none()
+        );
+        assert!(
+            leases
                 .obstacle(1, &[want(0..6, Kind::Shared)], None)
                 .is_none()
         );
@@ -510,5 +515,39 @@ mod tests {
         assert!(!epochs.all_left(freed_in));
         epochs.leave(old);
         assert!(epochs.all_left(freed_in));
+    }
+
+    #[test]
+    fn a_request_of_the_epoch_itself_keeps_what_was_freed_in_it() {
+        let mut epochs = Epochs::default();
+        for _ in 0..3 {
+            epochs.advance();
+        }
+        let reader = epochs.enter();
+        let freed_in = epochs.current();
+        epochs.advance();
+        let later = epochs.enter();
+        assert!(!epochs.all_left(freed_in));
+        epochs.leave(reader);
+        assert!(epochs.all_left(freed_in) && !epochs.all_left(epochs.current()));
+        epochs.leave(later);
+        assert!(epochs.all_left(epochs.current()));
+    }
+
+    #[test]
+    fn what_a_dropped_request_could_reach_is_never_reused_and_nobody_waits_for_it() {
+        let mut epochs = Epochs::default();
+        assert!(epochs.all_ended() && !epochs.any_abandoned());
+        let dropped = epochs.enter();
+        let other = epochs.enter();
+        assert!(!epochs.all_ended() && !epochs.any_abandoned());
+        let mut drain = epochs.wait();
+        epochs.abandon();
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(std::pin::Pin::new(&mut drain).poll(&mut context).is_ready());
+        assert!(!epochs.all_ended() && epochs.any_abandoned());
+        epochs.advance();
+        epochs.leave(other);
+        assert!(epochs.all_ended() && !epochs.all_left(dropped));
     }
 }

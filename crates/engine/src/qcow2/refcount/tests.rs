@@ -210,7 +210,12 @@ fn counts_of_every_width_agree_with_a_vector() {
                 let (a, b) = (random.below(end + 1), random.below(end + 1));
                 let range = a.min(b)..a.max(b).min(a.min(b) + 40_000);
                 let runs = block_on(counts.zero_runs(range.clone())).unwrap();
-                assert_eq!(runs, model.zero_runs(range));
+                assert_eq!(runs, model.zero_runs(range.clone()));
+                let countable = block_on(counts.countable_zero_runs(range.clone())).unwrap();
+                let listed: Vec<u64> = countable.into_iter().flatten().collect();
+                let free = model.zero_runs(range).into_iter().flatten();
+                let expected: Vec<u64> = free.filter(|&c| model.has_block(c)).collect();
+                assert!(listed == expected, "order {order}, step {step}");
             }
             if step % 200 == 199 {
                 check_file(&file, &model);
@@ -325,4 +330,9 @@ fn a_corrupt_table_entry_is_named() {
     assert!(block_on(counts.add(cluster, 1)).is_err());
     assert!(block_on(counts.zero_runs(0..2 * cluster.0)).is_err());
     assert!(!counts.is_dirty());
+    let mut table = counts.table().to_vec();
+    table[3] = 3 * CLUSTER + 512;
+    counts.set_table(table, HostOffset(TABLE));
+    let error = counts.block(3).unwrap_err();
+    assert!(matches!(error, Error::Corrupt { offset, .. } if offset == TABLE + 3 * 8));
 }
