@@ -880,3 +880,6 @@ fn entry_writes(table: u64, entries: &[(u64, u64)]) -> Vec<(u64, Vec<Buf>)> {
         .map(|(offset, bytes)| (offset, vec![Buf::from(bytes)]))
         .collect()
 }
+
+#[cfg(test)]
+mod tests;
