@@ -4,7 +4,8 @@
 //! - `bench` is the side-by-side table against QEMU on loop-mounted file systems;
 //! - `sim` passes its arguments on to the simulator, in a release build;
 //! - `models`, `threads`, `tsan` and `miri` look for races, for longer than the gate does;
-//! - `fuzz` runs the fuzzers, which need a nightly compiler.
+//! - `fuzz` runs the fuzzers, which need a nightly compiler;
+//! - `mutants` changes the engine in many small ways and lists what nothing notices.
 //!
 //! Leaves out whatever a user of Cowslip might want: that belongs to the command itself.
 
@@ -14,6 +15,7 @@ use clap::{Parser, Subcommand};
 
 mod bench;
 mod fuzz;
+mod mutants;
 mod peers;
 mod run;
 mod test;
@@ -48,6 +50,8 @@ enum Command {
     Miri,
     /// Fuzzes hostile images, NBD peers, tables and command lines
     Fuzz(fuzz::Args),
+    /// Lists mutants of the engine that neither unit tests nor the simulator notice (cargo-mutants)
+    Mutants(mutants::Args),
 }
 
 fn main() -> ExitCode {
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
         Command::Tsan(args) => threads::tsan(&args),
         Command::Miri => threads::miri(),
         Command::Fuzz(args) => fuzz::run(&args),
+        Command::Mutants(args) => mutants::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
