@@ -113,6 +113,90 @@ mistakes! {
     GrowShowsStale,
     /// The first write of a session builds on what a dead process left unflushed.
     NoFlushBeforeFirstWrite,
+    /// An error of writes that went down as one is blamed on the first of them.
+    JoinedErrorOnFirstStep,
+    /// Slices of a cut that failed count as written.
+    FailedCutStaysClean,
+    /// The first flush of a session does not cover what a dead process left unflushed.
+    FirstFlushSkipped,
+    /// The old L1 table loses its counts before the header refers to the new one.
+    OldL1FreedEarly,
+    /// Shrinking keeps what is mapped beyond the new end.
+    ShrinkKeepsEntries,
+    /// Counts that could not be written count as written.
+    CountsForgottenAfterFailure,
+    /// L1 is written as it is in memory, with entries of tables that no barrier covers.
+    L1FromMemory,
+    /// A cycle that failed satisfies the flushes that waited for it.
+    FailedCycleIsDurable,
+    /// A write publishes the subcluster behind those that it filled, too.
+    NeighbourPublished,
+    /// A subcluster that becomes zeroes stays allocated.
+    AllocatedAndZero,
+    /// A shared cluster of which a part becomes zeroes counts as our own.
+    ZeroedSharedBecomesOwn,
+    /// A fill leases the guest's bytes only.
+    LeaseWithoutFills,
+    /// Entries go into the old refcount table after it has moved.
+    OldRefcountTableUsed,
+    /// Discards and zeroes do not wait for writes under way.
+    DiscardIgnoresLeases,
+    /// A durable write that changes the mapping does not wait for it.
+    FuaWithoutCycle,
+    /// The last cluster of a shorter backing file counts as zeroes.
+    BackingTailForgotten,
+    /// A compressed cluster claims a sector more than it has.
+    CompressedSectorTooMany,
+    /// A compressed cluster claims a sector less than it has.
+    CompressedSectorTooFew,
+    /// The header has the new size before L1 reaches so far.
+    SizeBeforeL1,
+    /// Growing shows what a shrinking that was cut short left mapped.
+    GrowShowsOldEntries,
+    /// The cluster of a copied L2 table stays free.
+    CopiedTableHandedOut,
+    /// A shared table loses its reference before L1 refers to the copy.
+    SharedTableFreedEarly,
+    /// A write of several clusters leases the first only.
+    SecondLeaseLost,
+    /// Zeroing a part of a cluster does not look at the layers below.
+    ZeroesForgetBelow,
+    /// A discard takes the rest of its last cluster along.
+    DiscardRoundsUp,
+    /// Zeroing takes the rest of its last subcluster along.
+    ZeroesRoundUp,
+    /// A cluster that loses one of two references loses both.
+    LoweredTwice,
+    /// Closing cuts one cluster too many off the file.
+    TrimCutsUsed,
+    /// A write does not say that there is something to be flushed.
+    WriteNotToBeFlushed,
+    /// What a failed cut would have freed is forgotten.
+    FreedForgottenAfterFailure,
+    /// Zeroes and discards do not reach a raw data file.
+    RawDataNotZeroed,
+    /// New refcount structures do not count themselves.
+    BlocksNotCounted,
+    /// A durable write that failed leaves no latch.
+    NoLatchAfterDurableWrite,
+    /// A flush that fails for want of space is taken for one that may be retried.
+    FlushWithoutSpaceRetried,
+    /// A flush does not ask the durable writes beside it what they have heard.
+    DurableWritesUnheard,
+    /// Writes that share a block of the host do not wait for each other.
+    BlocksNotSerialised,
+    /// The file grows over clusters that a leak has counted.
+    GrowsOverLeaks,
+    /// Changed counts are dropped from their cache.
+    DirtyCountEvicted,
+    /// Compressed clusters go on into a cluster that was freed.
+    CompressedTailKept,
+    /// A flush does not wait until the entries are durable.
+    NoBarrierAfterEntries,
+    /// A repair clears the dirty bit first.
+    DirtyClearedEarly,
+    /// A repair clears the dirty bit before its last changes are durable.
+    RepairEndsUnflushed,
 }
 
 /// Whether this mistake is planted: never.

@@ -81,6 +81,9 @@ pub struct Round {
     pub barrier: Option<u64>,
     /// Failures of the disk while requests are served.
     pub faults: Vec<Fault>,
+    /// The power fails, or the process dies, so many issues and completions after the first failure,
+    /// if it has not before.
+    pub after_fault: Option<u64>,
     /// `maintain` runs beside the requests.
     pub maintained: bool,
     /// Weights of: read, write, zeroes, discard, flush, compressed write.
@@ -464,6 +467,7 @@ impl Round {
             } else {
                 Vec::new()
             },
+            after_fault: None,
             maintained: rng.chance(40),
             weights,
             resizes: false,

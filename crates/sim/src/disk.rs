@@ -172,11 +172,17 @@ impl SimDisk {
         self.lock().last_event
     }
 
+    /// The power will fail so many issues and completions after an operation that fails.
+    pub fn fail_power_after_fault(&self, events: u64) {
+        self.lock().power_after_fault = Some(events);
+    }
+
     /// The power stays on; the events that were left, if it was about to fail and has not.
     pub fn hold_power(&self) -> Option<u64> {
         let mut state = self.lock();
         state.power_flushes = None;
         state.power_at = None;
+        state.power_after_fault = None;
         state.power_left.take_if(|left| *left > 0)
     }
 

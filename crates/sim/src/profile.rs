@@ -68,11 +68,15 @@ pub(crate) fn shape(config: &mut Config, seed: u64) {
             }
         }
         Profile::Churn => churn(config, rng),
-        Profile::Crowded => crowded(config, rng),
+        Profile::Crowded => {
+            crowded(config, rng);
+            narrow(config, seed);
+        }
         Profile::TightMetadata => tight_metadata(config, rng),
         Profile::Shared => shared(config, rng),
         Profile::Directed(goal) => return directed::shape(config, goal, rng),
     }
+    strike(config, seed);
     // Lazy ones are made dirty by somebody else, who does not keep to our rules.
     let ours = config.layout.version == 3 && !config.layout.lazy_refcounts;
     config.prepared.autoclear = ours && rng.chance(25);
@@ -149,16 +153,79 @@ fn busy(config: &mut Config, rng: &mut Rng, each: impl Fn(&mut Round, &mut Rng))
     }
 }
 
-/// A process that dies, and durable writes that build on what it left unflushed.
+/// A process that dies, and durable writes or flushes that build on what it left unflushed. It dies
+/// between the writes of a cycle's entries and their flush: the events of flushes are those of the
+/// session's first write, then four a cycle.
 fn built_on_sand(config: &mut Config, rng: &mut Rng) {
     let (mut first, mut second) = (config.rounds[0].clone(), config.rounds[0].clone());
-    (first.barrier, second.barrier) = (None, None);
-    first.ending = Ending::Kill(rng.between(20, 300));
-    first.weights = [0, 40, 5, 5, 2, 0];
-    second.ending = Ending::Crash(rng.between(4, 80));
-    second.weights = [0, 40, 0, 0, 0, 0];
-    second.fua_percent = 100;
+    let entries_flushed = 2 + 4 * rng.below(4) + 3;
+    first.barrier = Some(rng.pick(&[0, 0, 0, 1, 3]));
+    first.ending = Ending::Kill(entries_flushed);
+    first.weights = [0, 40, 5, 5, 4, 0];
+    second.barrier = None;
+    second.ending = Ending::Crash(rng.between(2, 60));
+    (second.weights, second.fua_percent) = match rng.chance(60) {
+        true => ([0, 40, 0, 0, 0, 0], 100),
+        false => ([20, 0, 0, 0, 20, 0], 0),
+    };
     config.rounds = vec![first, second];
+}
+
+/// The disk is full for some writes, here and there, and the session goes on: what a cycle that
+/// failed has forgotten shows when the next one succeeds and the power fails.
+fn strike(config: &mut Config, seed: u64) {
+    if config.profile == Profile::Usual {
+        return;
+    }
+    for (round, index) in config.rounds.iter_mut().zip(0..) {
+        let rng = &mut Rng::derived(seed, "strike", index);
+        if !round.faults.is_empty() || !rng.chance(30) {
+            continue;
+        }
+        let verb = rng.pick(&[Verb::Write, Verb::Write, Verb::Write, Verb::SetLen]);
+        let among = rng.pick(&[20, 60, 200, 600]);
+        let struck = |rng: &mut Rng| Fault {
+            verb,
+            after: rng.below(among),
+            errno: ENOSPC,
+            duration: Duration::Once,
+            file: None,
+        };
+        round.faults = (0..rng.between(1, 8)).map(|_| struck(rng)).collect();
+        round.after_fault = rng.chance(60).then(|| rng.between(1, 120));
+    }
+}
+
+/// Few subclusters of one cluster, zeroed and written again under each other, with writes that fail.
+fn narrow(config: &mut Config, seed: u64) {
+    let rng = &mut Rng::derived(seed, "narrow", 0);
+    if !config.layout.extended_l2 || config.grain.per_sector() > 1 || !rng.chance(50) {
+        return;
+    }
+    // Subclusters of several sectors, so that a part of one can be written.
+    config.layout.cluster_bits = 16;
+    let cluster = config.layout.cluster_bytes();
+    config.size = config.size.max(cluster);
+    config.created_bytes = config.size;
+    let sectors_per_subcluster = cluster / 32 / SECTOR_BYTES;
+    let first = sectors_per_subcluster * rng.below(24);
+    config.windows =
+        std::iter::once(first..first + sectors_per_subcluster * rng.between(2, 6)).collect();
+    for (round, index) in config.rounds.iter_mut().zip(0..) {
+        let rng = &mut Rng::derived(seed, "narrow round", index);
+        round.weights = [10, 40, 30, 2, 3, 0];
+        round.whole_percent = 0;
+        if rng.chance(60) {
+            let struck = |rng: &mut Rng| Fault {
+                verb: Verb::Write,
+                after: rng.below(150),
+                errno: rng.pick(&[EIO, ENOSPC, ENOSPC, ENOSPC]),
+                duration: Duration::Once,
+                file: None,
+            };
+            round.faults = (0..rng.between(2, 12)).map(|_| struck(rng)).collect();
+        }
+    }
 }
 
 /// Lets a session end around a flush, where most is at risk and the order of writes shows.
@@ -199,7 +266,7 @@ fn churn(config: &mut Config, rng: &mut Rng) {
         round.depth = if late { 32 } else { round.depth };
         round.weights = [reads, 30, 8, 22, rng.pick(&[8, 16]), 0];
     });
-    if rng.chance(15) {
+    if rng.chance(25) {
         built_on_sand(config, rng);
     }
 }

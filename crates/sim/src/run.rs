@@ -274,6 +274,11 @@ impl<'a> Run<'a> {
                 Some(then) => self.disk.fail_power_at_flush(moment, then),
             }
         }
+        if let (Some(events), Ending::Kill(_) | Ending::Crash(_)) =
+            (round.after_fault, round.ending)
+        {
+            self.disk.fail_power_after_fault(events);
+        }
         let work = Work {
             round_index: index,
             numbers: 0..round.requests,

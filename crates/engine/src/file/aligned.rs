@@ -12,6 +12,7 @@ use std::sync::Arc;
 use cowslip_queue::{Buf, BufMut, Completer, pending};
 
 use super::{BlockFile, Capabilities, Durability, FileExtent, Space};
+use crate::planted::{self, Mistake};
 use crate::qcow2::geometry::{round_down, round_up};
 use crate::sync::{Mutex, lock};
 use crate::{Error, Result};
@@ -51,7 +52,8 @@ impl std::fmt::Debug for Writes {
 }
 
 fn conflict(a: (&Range<u64>, Ends), b: (&Range<u64>, Ends)) -> bool {
-    (a.1 == Ends::ReadModifyWrite || b.1 == Ends::ReadModifyWrite)
+    !planted::is(Mistake::BlocksNotSerialised)
+        && (a.1 == Ends::ReadModifyWrite || b.1 == Ends::ReadModifyWrite)
         && a.0.start < b.0.end
         && b.0.start < a.0.end
 }

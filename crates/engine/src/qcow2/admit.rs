@@ -82,7 +82,7 @@ impl Batch<'_> {
         if let Some(epoch) = self.epoch.take() {
             state.epochs.leave(epoch);
         }
-        state.unflushed = true;
+        state.unflushed |= !planted::is(Mistake::WriteNotToBeFlushed);
     }
 
     fn let_go(&mut self, state: &mut State) {
@@ -508,10 +508,14 @@ impl Qcow2 {
             let fresh = state.fresh.of(self.host_cluster(host));
             (fresh != 0).then_some(Space { host, fresh })
         });
-        let below_end = below
+        let mut below_end = below
             .size()
             .saturating_sub(start)
             .min(self.geometry().cluster_bytes());
+        if planted::is(Mistake::BackingTailForgotten) && below_end < self.geometry().cluster_bytes()
+        {
+            below_end = 0;
+        }
         Ok(View {
             start,
             entry,
@@ -569,7 +573,7 @@ impl Qcow2 {
         taken
     }
 
-    fn give_back(&self, state: &mut State, taken: &[(HostCluster, Content)]) {
+    pub(super) fn give_back(&self, state: &mut State, taken: &[(HostCluster, Content)]) {
         for (cluster, content) in taken {
             state.free.add(*cluster, 1, *content);
         }
@@ -591,6 +595,14 @@ impl Qcow2 {
                     last.range.end = range.end;
                 }
                 _ => wants.push(Want { range, kind }),
+            }
+        }
+        if planted::is(Mistake::SecondLeaseLost) {
+            wants.truncate(1);
+            if let (Some(want), Some((cluster, _))) = (wants.first_mut(), steps.first()) {
+                let end =
+                    self.geometry().guest_offset(*cluster).0 + self.geometry().cluster_bytes();
+                want.range.end = want.range.end.min(end);
             }
         }
         wants

@@ -141,6 +141,13 @@ impl Qcow2 {
             references: references + 1,
         });
         let sectors = round_up(start % SECTOR_BYTES + len, SECTOR_BYTES) - start % SECTOR_BYTES;
+        let sectors = match () {
+            () if planted::is(Mistake::CompressedSectorTooMany) => sectors + SECTOR_BYTES,
+            () if planted::is(Mistake::CompressedSectorTooFew) => {
+                (sectors - SECTOR_BYTES).max(SECTOR_BYTES)
+            }
+            () => sectors,
+        };
         Ok(Compressed {
             start,
             len: sectors,

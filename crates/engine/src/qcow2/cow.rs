@@ -54,7 +54,11 @@ impl Qcow2 {
         }));
         for (written, steps) in done.await {
             if let Err(error) = written {
-                for step in steps {
+                let first_only = planted::is(Mistake::JoinedErrorOnFirstStep);
+                for step in steps
+                    .into_iter()
+                    .take(if first_only { 1 } else { usize::MAX })
+                {
                     outcome[step] = Err(error.duplicate());
                 }
             }

@@ -16,6 +16,7 @@ use super::{Fua, Qcow2, SlicePin, State};
 use crate::chain::{Below, decide_zero};
 use crate::file::Space;
 use crate::image::ZeroOptions;
+use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
 /// What became of a piece of such a request.
@@ -46,7 +47,7 @@ impl Qcow2 {
         self.ready_for_writes().await?;
         let unit = self.geometry().subcluster_bytes();
         // Nobody sees what is beyond the end of the disk in its last subcluster.
-        let end = if range.end == self.size() {
+        let end = if range.end == self.size() || planted::is(Mistake::ZeroesRoundUp) {
             round_up(range.end, unit)
         } else {
             range.end
@@ -88,7 +89,7 @@ impl Qcow2 {
         };
         self.ready_for_writes().await?;
         let unit = self.geometry().cluster_bytes();
-        let end = if range.end == self.size() {
+        let end = if range.end == self.size() || planted::is(Mistake::DiscardRoundsUp) {
             round_up(range.end, unit)
         } else {
             range.end
@@ -133,6 +134,7 @@ impl Qcow2 {
         for run in self.map(range).await? {
             let zero = match run.source {
                 Source::Zero(_) => true,
+                Source::Below if planted::is(Mistake::ZeroesForgetBelow) => true,
                 Source::Below => decide_zero(below, run.range).await?,
                 Source::Data(_) | Source::Compressed(..) => false,
             };
@@ -220,7 +222,11 @@ impl Qcow2 {
                     Ok(()) => {
                         let changes = self.changes(&mut state, piece.clone(), below, request)?;
                         let want = changes.lease.as_slice();
-                        match state.leases.obstacle(slice, want, place.ticket).cloned() {
+                        let obstacle = state.leases.obstacle(slice, want, place.ticket);
+                        let minded = obstacle
+                            .filter(|_| !planted::is(Mistake::DiscardIgnoresLeases))
+                            .cloned();
+                        match minded {
                             Some(want) => {
                                 let (ticket, waiting) =
                                     state.leases.wait(slice, want, place.ticket);
@@ -248,7 +254,7 @@ impl Qcow2 {
         (slice, piece): (u64, Range<u64>),
         changes: Changes,
     ) -> Piece<'_> {
-        if self.raw_data && !changes.entries.is_empty() {
+        if self.raw_data && !changes.entries.is_empty() && !planted::is(Mistake::RawDataNotZeroed) {
             let want = Want {
                 range: piece,
                 kind: Kind::Exclusive,

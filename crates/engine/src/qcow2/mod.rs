@@ -356,6 +356,7 @@ impl Qcow2 {
         let mut state = self.lock();
         let state = &mut *state;
         if batch.durability == Durability::Durable
+            && !planted::is(Mistake::NoLatchAfterDurableWrite)
             && let Some(error) = outcome.iter().find_map(|outcome| outcome.as_ref().err())
         {
             // It is a flush of the file, and one that failed: see `sync`.
@@ -416,7 +417,7 @@ impl Qcow2 {
 
     /// Step 9 for a request: durable if it asked for it, and not too much dirty in any case.
     async fn settle(&self, fua: Fua, needs_cycle: bool) -> Result<()> {
-        if fua == Fua::Yes && needs_cycle {
+        if fua == Fua::Yes && needs_cycle && !planted::is(Mistake::FuaWithoutCycle) {
             return self.write_back().await;
         }
         Ok(())

@@ -18,6 +18,7 @@ use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
 use crate::file::{ChosenBy, FileRequest, Gate, HostFile, Role};
 use crate::image::{DirtyImage, OpenOptions, RepairWatch};
+use crate::planted::{self, Mistake};
 use crate::sync::{Mutex, Turn, Waiters};
 use crate::{Error, Result};
 
@@ -98,7 +99,8 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
             format,
             table,
             HostOffset(header.refcount_table_offset),
-        );
+        )
+        .within(cache_bytes(options));
         let claimed = format.geometry.clusters_for(*file_len);
         {
             let mut state = image.lock();
@@ -218,13 +220,16 @@ fn empty_counts(file: HostFile, format: EntryFormat) -> Counts {
     }
 }
 
-fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
-    let cache_bytes = match options.cache_bytes {
+fn cache_bytes(options: &OpenOptions) -> u64 {
+    match options.cache_bytes {
         0 => CACHE_BYTES_DEFAULT,
         bytes => bytes,
-    };
+    }
+}
+
+fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
     State {
-        tables: Tables::new(header.entry_format(), l1, cache_bytes),
+        tables: Tables::new(header.entry_format(), l1, cache_bytes(options)),
         header,
         leases: Leases::default(),
         joint: JointSpace::default(),
@@ -243,7 +248,7 @@ fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
         cuts: 0,
         durable_cut: 0,
         // A process that died may have left writes that nobody has flushed: the first flush covers them.
-        unflushed: true,
+        unflushed: !planted::is(Mistake::FirstFlushSkipped),
         ready_for_writes: false,
         latch: None,
         damaged: false,

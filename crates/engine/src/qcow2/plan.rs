@@ -152,7 +152,10 @@ pub fn plan_write(
             let filled = touched & !entry.allocated;
             let fills = fills(format, view, &bytes, filled, space.fresh);
             let mut lease = bytes.clone();
-            for fill in &fills {
+            for fill in fills
+                .iter()
+                .filter(|_| !planted::is(Mistake::LeaseWithoutFills))
+            {
                 lease = lease.start.min(fill.range.start)..lease.end.max(fill.range.end);
             }
             Write {
@@ -262,10 +265,10 @@ pub fn publish(format: &EntryFormat, before: &L2Entry, write: &Write) -> (L2Entr
                 "members share one cluster"
             );
             (
-                match planted::is(Mistake::ZeroBitLeftSet) {
-                    true => standard(write.host, old.allocated | filled, old.zeroes),
-                    false => standard(write.host, old.allocated | filled, old.zeroes & !filled),
-                },
+                mistaken_fill(format, old, filled).map_or_else(
+                    || standard(write.host, old.allocated | filled, old.zeroes & !filled),
+                    |(allocated, zeroes)| standard(write.host, allocated, zeroes),
+                ),
                 None,
             )
         }
@@ -282,6 +285,22 @@ pub fn publish(format: &EntryFormat, before: &L2Entry, write: &Write) -> (L2Entr
             Some(Freed::Compressed(*place)),
         ),
     }
+}
+
+/// The bits that planted mistakes make of a fill.
+fn mistaken_fill(
+    format: &EntryFormat,
+    old: &Standard,
+    filled: SubclusterMask,
+) -> Option<(SubclusterMask, SubclusterMask)> {
+    if planted::is(Mistake::ZeroBitLeftSet) {
+        return Some((old.allocated | filled, old.zeroes));
+    }
+    if planted::is(Mistake::NeighbourPublished) {
+        let filled = (filled | filled << 1) & format.geometry.all_subclusters();
+        return Some((old.allocated | filled, old.zeroes & !filled));
+    }
+    None
 }
 
 /// A request that changes entries only.
@@ -357,11 +376,15 @@ pub fn change_entry(
             EntryChange::Write
         };
     }
-    let new = Standard {
+    let mut new = Standard {
         allocated: entry.allocated & !within,
         zeroes: entry.zeroes | within,
         ..*entry
     };
+    if planted::is(Mistake::AllocatedAndZero) && format.geometry.extended_l2() {
+        new.allocated = entry.allocated;
+    }
+    new.copied |= planted::is(Mistake::ZeroedSharedBecomesOwn) && entry.host.is_some();
     if new == *entry {
         return EntryChange::None;
     }

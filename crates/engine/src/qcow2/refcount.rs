@@ -15,8 +15,10 @@ use crate::file::{Durability, HostFile};
 use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
-/// Clean slices that are kept.
-const SLICES_MAX: usize = 512;
+/// Slices that are kept, but for those that are dirty.
+const SLICES_MAX: u64 = 512;
+/// Slices that are kept however small the budget.
+const SLICES_MIN: u64 = 4;
 
 /// What is made of clusters without a refcount block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +36,7 @@ pub struct Refcounts {
     table: Vec<u64>,
     table_offset: HostOffset,
     slices: BTreeMap<u64, Vec<u8>>,
+    slices_max: usize,
     dirty: BTreeSet<u64>,
 }
 
@@ -51,8 +54,16 @@ impl Refcounts {
             table,
             table_offset,
             slices: BTreeMap::new(),
+            slices_max: SLICES_MAX as usize,
             dirty: BTreeSet::new(),
         }
+    }
+
+    /// Keeps no more than a budget of bytes, if that is less than usual.
+    pub fn within(mut self, cache_bytes: u64) -> Refcounts {
+        let slices = cache_bytes / self.geometry().slice_bytes();
+        self.slices_max = slices.clamp(SLICES_MIN, SLICES_MAX) as usize;
+        self
     }
 
     fn geometry(&self) -> &Geometry {
@@ -76,7 +87,9 @@ impl Refcounts {
     /// Records new blocks, or a table that has moved, once they are durable.
     pub fn set_table(&mut self, table: Vec<u64>, offset: HostOffset) {
         self.table = table;
-        self.table_offset = offset;
+        if !planted::is(Mistake::OldRefcountTableUsed) {
+            self.table_offset = offset;
+        }
     }
 
     /// The block at a table index, if there is one.
@@ -112,9 +125,11 @@ impl Refcounts {
         let Some(offset) = self.slice_offset(slice)? else {
             return Ok(false);
         };
-        if self.slices.len() >= SLICES_MAX {
+        if self.slices.len() >= self.slices_max {
             let dirty = &self.dirty;
-            self.slices.retain(|slice, _| dirty.contains(slice));
+            self.slices.retain(|slice, _| {
+                dirty.contains(slice) && !planted::is(Mistake::DirtyCountEvicted)
+            });
         }
         let bytes = self
             .file
@@ -230,6 +245,9 @@ impl Refcounts {
             let bytes = Buf::copy_of(&self.slices[&slice]);
             let file = self.file.clone();
             writes.push(async move { file.write(offset.0, vec![bytes], Durability::Cached).await });
+        }
+        if planted::is(Mistake::CountsForgottenAfterFailure) {
+            self.dirty.clear();
         }
         // All of them end before anybody tries again: a sector never has two writes in flight.
         join_all(writes).await.into_iter().collect::<Result<()>>()?;

@@ -106,6 +106,9 @@ impl Qcow2 {
                 return Ok(());
             }
             let (new, _) = self.take_clusters(&mut state, 1)[0];
+            if planted::is(Mistake::CopiedTableHandedOut) {
+                self.give_back(&mut state, &[(new, super::alloc::Content::Unknown)]);
+            }
             *state.raised.entry(new).or_default() += 1;
             state.protected.insert(new);
             state.copying.insert(l1_index, Waiters::default());
@@ -143,7 +146,10 @@ impl Qcow2 {
                 },
             );
         }
-        state.quarantine.push((Freed::Cluster(freed), now));
+        match planted::is(Mistake::SharedTableFreedEarly) {
+            true => state.cleared.push((Freed::Cluster(freed), now)),
+            false => state.quarantine.push((Freed::Cluster(freed), now)),
+        }
         state.unflushed = true;
         state.epochs.leave(epoch);
         copying.end(state);
@@ -183,6 +189,9 @@ impl Qcow2 {
                 std::io::Error::from_raw_os_error(27),
             ));
         }
+        if planted::is(Mistake::SizeBeforeL1) {
+            self.set_size(added.end).await?;
+        }
         let unit = self.geometry().cluster_bytes();
         let visible = round_up(added.start.max(below.size()), unit);
         let stale = added.start..visible.min(round_up(added.end, unit));
@@ -203,7 +212,7 @@ impl Qcow2 {
         }
         // A shrinking that a crash cut short has left entries beyond the end.
         let whole = round_up(added.start, unit)..round_up(added.end, unit);
-        if whole.start < whole.end {
+        if whole.start < whole.end && !planted::is(Mistake::GrowShowsOldEntries) {
             let rest = self
                 .change_entries(whole, below, EntryRequest::Discard)
                 .await?;
@@ -219,6 +228,9 @@ impl Qcow2 {
             self.free_beyond_end(removed.clone(), below).await?;
         }
         self.set_size(removed.start).await?;
+        if planted::is(Mistake::ShrinkKeepsEntries) {
+            return Ok(());
+        }
         // The disk is smaller, durably. If its space cannot be given back for want of space, the
         // change of entries stays in memory for a later cycle, and nothing has failed.
         match self.free_beyond_end(removed, below).await {
@@ -271,6 +283,17 @@ impl Qcow2 {
         l1.resize(entries as usize, 0);
         let mut bytes: Vec<u8> = l1.iter().flat_map(|entry| entry.to_be_bytes()).collect();
         bytes.resize((clusters << geometry.cluster_bits()) as usize, 0);
+        let (old, old_clusters) = {
+            let state = self.lock();
+            let clusters = geometry.clusters_for(state.header.l1_bytes());
+            (
+                state.header.l1_table_offset >> geometry.cluster_bits(),
+                clusters,
+            )
+        };
+        if planted::is(Mistake::OldL1FreedEarly) {
+            self.free_metadata(counts, old..old + old_clusters).await?;
+        }
         counts.refcounts.write_dirty().await?;
         let offset = first << geometry.cluster_bits();
         self.file
@@ -278,8 +301,6 @@ impl Qcow2 {
             .await?;
         self.barrier().await?;
         let mut header = self.header();
-        let old = header.l1_table_offset >> geometry.cluster_bits();
-        let old_clusters = geometry.clusters_for(header.l1_bytes());
         header.l1_table_offset = offset;
         header.l1_size = entries as u32;
         self.write_header(&header).await?;
@@ -289,6 +310,9 @@ impl Qcow2 {
             for cluster in first..first + clusters {
                 state.protected.insert(HostCluster(cluster));
             }
+        }
+        if planted::is(Mistake::OldL1FreedEarly) {
+            return Ok(());
         }
         self.free_metadata(counts, old..old + old_clusters).await
     }

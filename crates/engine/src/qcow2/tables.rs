@@ -442,6 +442,9 @@ impl Tables {
         for copy in cut.slices.iter().chain(&cut.new_slices) {
             let slot = self.slot_mut(copy.slice);
             slot.writing = false;
+            if planted::is(Mistake::FailedCutStaysClean) {
+                continue;
+            }
             slot.dirty = true;
             self.dirty.insert(copy.slice);
         }

@@ -106,7 +106,12 @@ impl Qcow2 {
                         state.cleared.extend(std::mem::take(&mut state.quarantine));
                     }
                 }
-                Err(error) => self.take_back(&mut state, cycle, error),
+                Err(error) => {
+                    if planted::is(Mistake::FailedCycleIsDurable) {
+                        state.durable_cut = cycle.number;
+                    }
+                    self.take_back(&mut state, cycle, error);
+                }
             }
         }
         if written.is_ok() {
@@ -137,8 +142,10 @@ impl Qcow2 {
         for (cluster, count) in cycle.raised {
             *state.raised.entry(cluster).or_default() += count;
         }
-        let later = std::mem::replace(&mut state.quarantine, cycle.freed);
-        state.quarantine.extend(later);
+        if !planted::is(Mistake::FreedForgottenAfterFailure) {
+            let later = std::mem::replace(&mut state.quarantine, cycle.freed);
+            state.quarantine.extend(later);
+        }
         state.unflushed = true;
         if !is_no_space(error) && !planted::is(Mistake::NoLatchAfterFailedFlush) {
             state.latch.get_or_insert(error.duplicate());
@@ -184,6 +191,9 @@ impl Qcow2 {
             self.lock().cleared.append(&mut cycle.freed);
             self.open_quarantine(counts).await?;
         }
+        if planted::is(Mistake::NoBarrierAfterEntries) {
+            return Ok(());
+        }
         self.sync(&self.file).await
     }
 
@@ -199,10 +209,14 @@ impl Qcow2 {
     /// covered may be lost, and the system tells so only once (invariant D4).
     async fn sync(&self, file: &HostFile) -> Result<()> {
         let flushed = file.flush().await;
-        self.durable_writes.settle().await;
+        if !planted::is(Mistake::DurableWritesUnheard) {
+            self.durable_writes.settle().await;
+        }
         let mut state = self.lock();
         if let Err(error) = &flushed {
-            if planted::is(Mistake::NoLatchAfterFailedFlush) {
+            if planted::is(Mistake::NoLatchAfterFailedFlush)
+                || planted::is(Mistake::FlushWithoutSpaceRetried) && is_no_space(error)
+            {
                 return flushed;
             }
             state.latch.get_or_insert(error.duplicate());
@@ -262,11 +276,15 @@ impl Qcow2 {
     /// Writes single entries: L1 in memory may hold newer ones that must not go down yet.
     async fn write_l1(&self, cut: &Cut) -> Result<()> {
         let table = self.lock().header.l1_table_offset;
-        self.write_all(entry_writes(
-            table,
-            &cut.l1.iter().map(|(&i, &e)| (i, e)).collect::<Vec<_>>(),
-        ))
-        .await
+        let mut entries: Vec<_> = cut
+            .l1
+            .iter()
+            .map(|(&index, &entry)| (index, entry))
+            .collect();
+        if planted::is(Mistake::L1FromMemory) && !entries.is_empty() {
+            entries = (0..).zip(self.lock().tables.l1().to_vec()).collect();
+        }
+        self.write_all(entry_writes(table, &entries)).await
     }
 
     /// Stage C: clusters whose last reference is gone for good, and that no request can still reach,
@@ -291,6 +309,10 @@ impl Qcow2 {
             match counts.refcounts.add(cluster, -1).await {
                 Ok(0) => free.push(cluster),
                 Ok(1) if planted::is(Mistake::CompressedFreedEarly) => free.push(cluster),
+                Ok(1) if planted::is(Mistake::LoweredTwice) => {
+                    counts.refcounts.add(cluster, -1).await?;
+                    free.push(cluster);
+                }
                 Ok(_) => {}
                 Err(error) => damaged = Some(error),
             }
@@ -299,6 +321,7 @@ impl Qcow2 {
         free.dedup();
         if let Some(tail) = &counts.compressed_tail
             && free.binary_search(&tail.cluster(self.geometry())).is_ok()
+            && !planted::is(Mistake::CompressedTailKept)
         {
             counts.compressed_tail = None;
         }
@@ -572,7 +595,7 @@ impl Qcow2 {
             // Counts beyond the end of file that are not 0: somebody's leak, to be stepped over.
             let metadata = growth.first_free() - start;
             let gap = gap_from(&mut counts.refcounts, start, metadata + needed).await?;
-            if gap > start {
+            if gap > start && !planted::is(Mistake::GrowsOverLeaks) {
                 start = gap;
                 end = end.max(start + needed);
                 continue;
@@ -605,6 +628,9 @@ impl Qcow2 {
         let mut blocks: Vec<(u64, u64, Vec<u8>)> =
             growth.placed_blocks(geometry.cluster_bytes()).collect();
         for cluster in metadata.clone().map(HostCluster) {
+            if planted::is(Mistake::BlocksNotCounted) {
+                break;
+            }
             let index = geometry.refcount_block_index(cluster);
             match blocks.iter_mut().find(|(block, ..)| *block == index) {
                 Some((_, _, bytes)) => {
@@ -777,7 +803,8 @@ impl Qcow2 {
             let Some(first) = state.free.run_ending_at(claimed) else {
                 return Ok(());
             };
-            let start = first.max(state.claimed_at_open);
+            let start =
+                first.max(state.claimed_at_open) - u64::from(planted::is(Mistake::TrimCutsUsed));
             let stays = state.latch.is_some() || state.epochs.any_abandoned();
             if start >= claimed || stays {
                 return Ok(());

@@ -189,6 +189,8 @@ pub(super) struct State {
     pub power_at: Option<(Verb, Moment, u64)>,
     /// What happened last.
     pub last_event: Option<(Verb, Moment)>,
+    /// Issues and completions from the next failure on until the power fails.
+    pub power_after_fault: Option<u64>,
     /// Operations issued after that: nobody hears of them.
     unheard: Vec<Answer>,
     clock: u64,
@@ -213,6 +215,7 @@ impl State {
             power_flushes: None,
             power_at: None,
             last_event: None,
+            power_after_fault: None,
             unheard: Vec::new(),
             clock: 0,
             moves: 0,
@@ -252,6 +255,14 @@ impl State {
                 self.power_left = Some(*then);
                 self.power_flushes = None;
             }
+        }
+    }
+
+    /// An operation has failed: the power may be about to.
+    fn failed(&mut self) {
+        if let (true, Some(events)) = (self.has_power(), self.power_after_fault.take()) {
+            let sooner = self.power_left.map_or(events, |left| left.min(events));
+            self.power_left = Some(sooner.max(1));
         }
     }
 
@@ -443,6 +454,9 @@ impl State {
             self.flush(&op);
         }
         self.event(op.verb, Moment::Completion);
+        if op.errno.is_some_and(|errno| errno != ENOTSUP) {
+            self.failed();
+        }
         let outcome = op.errno.map_or(Ok(()), |errno| {
             Err(if errno == ENOTSUP {
                 io::Error::from(io::ErrorKind::Unsupported)
@@ -598,6 +612,7 @@ impl State {
         let now = self.tick();
         self.power_left = None;
         self.power_flushes = None;
+        self.power_after_fault = None;
         self.unheard.clear();
         while !self.pending.is_empty() {
             let effects = std::mem::take(&mut self.pending[0].effects);

@@ -6,6 +6,7 @@ use super::super::header::{Header, incompatible};
 use super::copied::{Walk, apply};
 use super::{Change, Outcome, Plan, Scope, Step, Summary, verify};
 use crate::file::Durability;
+use crate::planted::{self, Mistake};
 use crate::{Buf, Result};
 
 /// What is written at once of a change that is spread.
@@ -58,6 +59,9 @@ impl Plan<'_> {
         if header.version >= 3 {
             header.incompatible_features |= incompatible::DIRTY;
         }
+        if planted::is(Mistake::DirtyClearedEarly) {
+            header.incompatible_features &= !incompatible::DIRTY;
+        }
         if header != self.header {
             self.write_header(&header).await?;
         }
@@ -80,6 +84,9 @@ impl Plan<'_> {
         self.file.flush().await?;
         self.lower_counts().await?;
         self.walk_copied(Walk::Set).await?;
+        if planted::is(Mistake::RepairEndsUnflushed) {
+            return Ok(());
+        }
         self.file.flush().await
     }
 
