@@ -185,8 +185,6 @@ mistakes! {
     DurableWritesUnheard,
     /// Writes that share a block of the host do not wait for each other.
     BlocksNotSerialised,
-    /// The file grows over clusters that a leak has counted.
-    GrowsOverLeaks,
     /// Changed counts are dropped from their cache.
     DirtyCountEvicted,
     /// Compressed clusters go on into a cluster that was freed.

@@ -210,6 +210,13 @@ pub fn soil(content: &mut Content, rng: &mut Rng) {
         let wrong = rng.below(2);
         shape.set_count(content, index, wrong);
     }
+    for (_, table) in shape.tables(content).collect::<Vec<_>>() {
+        let at = table + rng.below(shape.entries()) * shape.entry_bytes;
+        let entry = content.number(at, 8);
+        if entry >> 62 & 1 == 0 && !shape.data_file && rng.chance(30) {
+            content.write(at, &(entry & !(1 << 63)).to_be_bytes());
+        }
+    }
 }
 
 /// Counts every free cluster that has a count, so that nobody can take it, and extends the file, but

@@ -103,6 +103,8 @@ pub struct Round {
     pub span_clusters: u64,
     /// The request of this number makes the disk as large as it is to be.
     pub grows_at: Option<u64>,
+    /// The others go to the first bytes of a cluster only, this many; to all of them if 0.
+    pub narrow_bytes: u64,
     /// Metadata cache in bytes.
     pub cache_bytes: u64,
     /// What a discard does.
@@ -478,6 +480,7 @@ impl Round {
             companions: 0,
             span_clusters: 0,
             grows_at: None,
+            narrow_bytes: 0,
             cache_bytes: match rng.below(3) {
                 0 => 0,
                 1 => rng.between(1, 8) * layout.cluster_bytes().min(4096),

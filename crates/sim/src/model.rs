@@ -232,10 +232,10 @@ impl Model {
         }
     }
 
-    /// The same disk, ending before its windows do.
+    /// The same disk, ending before its windows do, or behind them.
     pub fn with_size(mut self, size: u64) -> Model {
-        self.size = self.size.min(size);
-        self.sizes.0 = vec![self.size];
+        self.size = size;
+        self.sizes.0 = vec![size];
         self
     }
 

@@ -72,11 +72,20 @@ pub(crate) fn shape(config: &mut Config, seed: u64) {
             crowded(config, rng);
             narrow(config, seed);
         }
-        Profile::TightMetadata => tight_metadata(config, rng),
-        Profile::Shared => shared(config, rng),
+        Profile::TightMetadata => {
+            tight_metadata(config, rng);
+            growing(config, seed);
+        }
+        Profile::Shared => {
+            shared(config, rng);
+            quiet(config, seed);
+        }
         Profile::Directed(goal) => return directed::shape(config, goal, rng),
     }
     strike(config, seed);
+    if config.profile != Profile::Usual && config.layout.version == 3 {
+        config.layout.lazy_refcounts = Rng::derived(seed, "lazy", 0).chance(15);
+    }
     // Lazy ones are made dirty by somebody else, who does not keep to our rules.
     let ours = config.layout.version == 3 && !config.layout.lazy_refcounts;
     config.prepared.autoclear = ours && rng.chance(25);
@@ -171,59 +180,121 @@ fn built_on_sand(config: &mut Config, rng: &mut Rng) {
     config.rounds = vec![first, second];
 }
 
-/// The disk is full for some writes, here and there, and the session goes on: what a cycle that
-/// failed has forgotten shows when the next one succeeds and the power fails.
+/// Failures, after which the session goes on: what a failed cycle has forgotten shows when the next one
+/// succeeds and the power fails.
 fn strike(config: &mut Config, seed: u64) {
     if config.profile == Profile::Usual {
         return;
     }
     for (round, index) in config.rounds.iter_mut().zip(0..) {
         let rng = &mut Rng::derived(seed, "strike", index);
-        if !round.faults.is_empty() || !rng.chance(30) {
+        if !round.faults.is_empty() || !rng.chance(40) {
             continue;
         }
-        let verb = rng.pick(&[Verb::Write, Verb::Write, Verb::Write, Verb::SetLen]);
-        let among = rng.pick(&[20, 60, 200, 600]);
-        let struck = |rng: &mut Rng| Fault {
-            verb,
-            after: rng.below(among),
-            errno: ENOSPC,
-            duration: Duration::Once,
-            file: None,
-        };
-        round.faults = (0..rng.between(1, 8)).map(|_| struck(rng)).collect();
-        round.after_fault = rng.chance(60).then(|| rng.between(1, 120));
+        match rng.below(4) {
+            0 => {
+                let verb = rng.pick(&[Verb::Write, Verb::Write, Verb::Write, Verb::SetLen]);
+                let among = rng.pick(&[20, 60, 200, 600]);
+                round.faults = some_fail(rng, (verb, ENOSPC), among);
+                round.after_fault = rng.chance(60).then(|| rng.between(1, 120));
+            }
+            1 => {
+                // Few requests, so that the next cycle has little to write but what is left.
+                round.depth = rng.pick(&[1, 2, 4]);
+                round.requests = 200;
+                round.weights[..5].copy_from_slice(&[5, 40, 4, 8, 30]);
+                let among = rng.pick(&[40, 100, 200]);
+                round.faults = some_fail(rng, (Verb::Write, ENOSPC), among);
+                round.after_fault = Some(rng.between(1, 60));
+            }
+            2 => {
+                round.weights[4] += 15;
+                let errno = rng.pick(&[EIO, ENOSPC, ENOSPC]);
+                round.faults = some_fail(rng, (Verb::Flush, errno), 30);
+                round.faults.truncate(1);
+            }
+            _ => {
+                round.fua_percent = 60;
+                round.weights[..5].copy_from_slice(&[5, 50, 2, 2, 20]);
+                let errno = rng.pick(&[EIO, ENOSPC]);
+                round.faults = some_fail(rng, (Verb::Write, errno), 100);
+                round.faults.truncate(1);
+            }
+        }
     }
 }
 
-/// Few subclusters of one cluster, zeroed and written again under each other, with writes that fail.
+/// Some operations of a kind fail, each once.
+fn some_fail(rng: &mut Rng, (verb, errno): (Verb, i32), among: u64) -> Vec<Fault> {
+    let count = rng.between(1, 8);
+    let faults = (0..count).map(|_| Fault {
+        verb,
+        after: rng.below(among),
+        errno,
+        duration: Duration::Once,
+        file: None,
+    });
+    faults.collect()
+}
+
+/// A few subclusters of one or two clusters, zeroed and written under each other, some in vain.
 fn narrow(config: &mut Config, seed: u64) {
     let rng = &mut Rng::derived(seed, "narrow", 0);
-    if !config.layout.extended_l2 || config.grain.per_sector() > 1 || !rng.chance(50) {
+    if !config.layout.extended_l2 || !rng.chance(70) {
         return;
     }
     // Subclusters of several sectors, so that a part of one can be written.
-    config.layout.cluster_bits = 16;
-    let cluster = config.layout.cluster_bytes();
-    config.size = config.size.max(cluster);
-    config.created_bytes = config.size;
-    let sectors_per_subcluster = cluster / 32 / SECTOR_BYTES;
-    let first = sectors_per_subcluster * rng.below(24);
-    config.windows =
-        std::iter::once(first..first + sectors_per_subcluster * rng.between(2, 6)).collect();
-    for (round, index) in config.rounds.iter_mut().zip(0..) {
-        let rng = &mut Rng::derived(seed, "narrow round", index);
-        round.weights = [10, 40, 30, 2, 3, 0];
-        round.whole_percent = 0;
+    let clusters = rng.between(1, 2);
+    let layout = Layout {
+        cluster_bits: 16,
+        ..config.layout.clone()
+    };
+    small(config, rng, layout, clusters);
+    config.below.clear();
+    config.prepared.filled = false;
+    config.pace = rng.pick(&[Pace::SlowWrites, Pace::SlowWrites, Pace::Stragglers]);
+    for round in &mut config.rounds {
+        round.weights = [10, 40, 25, 6, rng.pick(&[2, 6]), 0];
+        round.whole_percent = rng.pick(&[4, 8]);
+        round.narrow_bytes = config.layout.cluster_bytes() / 32 * rng.between(2, 6);
         if rng.chance(60) {
-            let struck = |rng: &mut Rng| Fault {
-                verb: Verb::Write,
-                after: rng.below(150),
-                errno: rng.pick(&[EIO, ENOSPC, ENOSPC, ENOSPC]),
-                duration: Duration::Once,
-                file: None,
-            };
-            round.faults = (0..rng.between(2, 12)).map(|_| struck(rng)).collect();
+            let errno = rng.pick(&[EIO, ENOSPC, ENOSPC]);
+            round.faults = some_fail(rng, (Verb::Write, errno), 150);
+        }
+    }
+}
+
+/// Many tables that come into being one after the other, and counts that grow with them.
+fn growing(config: &mut Config, seed: u64) {
+    let rng = &mut Rng::derived(seed, "growing", 0);
+    if config.layout.version < 3 || config.data != Data::Inside || !rng.chance(40) {
+        return;
+    }
+    let layout = Layout {
+        cluster_bits: 9,
+        refcount_bits: 64,
+        ..config.layout.clone()
+    };
+    let tables = rng.between(24, 64);
+    small(config, rng, layout, tables * 64);
+    config.prepared.filled = false;
+    for round in &mut config.rounds {
+        round.weights = [5, 60, 4, 4, 12, 0];
+        if let (Ending::Crash(_), true) = (round.ending, rng.chance(60)) {
+            round.ending = Ending::Crash(rng.between(3, 20));
+            round.barrier = Some(rng.pick(&[0, 0, 1, 2, 4, 8]));
+        }
+    }
+}
+
+/// Snapshots and so few requests that none is under way now and then.
+fn quiet(config: &mut Config, seed: u64) {
+    let rng = &mut Rng::derived(seed, "quiet", 0);
+    if rng.chance(30) {
+        for round in &mut config.rounds {
+            round.depth = rng.pick(&[1, 2, 3]);
+            round.maintained = true;
+            round.weights[4] = 20;
         }
     }
 }

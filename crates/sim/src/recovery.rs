@@ -291,7 +291,7 @@ impl Run<'_> {
     fn soil(&mut self, index: usize) {
         let rng = &mut Rng::derived(self.seed, "dirty", index as u64);
         let lazy = self.config.kind == Kind::Qcow2 && self.config.layout.lazy_refcounts;
-        if lazy && !self.changes.without.contains(&Part::Dirty) && rng.chance(15) {
+        if lazy && !self.changes.without.contains(&Part::Dirty) && rng.chance(40) {
             self.trace.line(|| "the image is made dirty".to_string());
             self.disk.edit(TOP, |content| anatomy::soil(content, rng));
         }

@@ -7,9 +7,10 @@ use cowslip::image::{WriteOptions, WritePolicy, ZeroOptions};
 use cowslip_queue::BufMut;
 
 use crate::anatomy;
-use crate::config::Round;
+use crate::config::{Ending, Round};
 use crate::disk::SimDisk;
 use crate::model::{self, Model, Outcome, Until, Violation, WriteId, ZERO};
+use crate::rng::Rng;
 use crate::subject::Subject;
 use crate::trace::{About, Line, Trace};
 use crate::workload::{Request, Verb};
@@ -24,6 +25,8 @@ pub(crate) struct Session {
     pub resizing: Cell<Resizing>,
     write_policy: WritePolicy,
     discards: bool,
+    /// The power is to fail, or the process to die.
+    ends_early: bool,
 }
 
 /// Whether the disk is changing its size; a guest keeps away from it meanwhile.
@@ -43,6 +46,7 @@ impl Session {
             answered: Cell::new(0),
             resizing: Cell::new(Resizing::No),
             write_policy: round.write_policy,
+            ends_early: round.ending != Ending::Close,
             discards: round.discard == cowslip::image::DiscardPolicy::Unmap,
         }
     }
@@ -152,6 +156,11 @@ async fn flush(subject: &Subject, session: &Session, id: WriteId) {
 
 async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)) {
     session.model.borrow_mut().begin_resize(id, size);
+    // Resizes are few and have many stages: some sessions end within one.
+    let rng = &mut Rng::derived(u64::from(id), "end of a resize", size);
+    if session.ends_early && rng.chance(30) {
+        session.disk.fail_power_after(rng.between(1, 40));
+    }
     let outcome = match subject.resize(size).await {
         Ok(()) => {
             session.tell(id, 0..0, || format!("done: the disk has {size:#x} bytes"));

@@ -161,6 +161,26 @@ fn draw_beside(config: &Config, place: &mut Rng, rng: &mut Rng) -> Granules {
     }
 }
 
+/// A part of the first bytes of the cluster at `near`: whole subclusters, or sectors of one or two.
+fn draw_narrow(
+    config: &Config,
+    (window, near): (Granules, u64),
+    narrow_bytes: u64,
+    rng: &mut Rng,
+) -> Granules {
+    let (cluster, grain) = (config.layout.cluster_bytes(), &config.grain);
+    let subcluster = cluster / 32;
+    let unit = if rng.chance(40) {
+        subcluster
+    } else {
+        SECTOR_BYTES
+    };
+    let start = near / cluster * cluster + rng.below(narrow_bytes / unit) * unit;
+    let end = start + unit * rng.pick(&[1, 1, 1, 2]);
+    let (first, last) = (grain.index_of(start), grain.index_of(end - 1) + 1);
+    first.min(window.end - 1)..last.min(window.end)
+}
+
 fn draw_granules(seed: u64, config: &Config, round: (usize, &Round), rng: &mut Rng) -> Granules {
     let window = rng.pick(&config.windows);
     let grain = &config.grain;
@@ -186,6 +206,9 @@ fn draw_granules(seed: u64, config: &Config, round: (usize, &Round), rng: &mut R
         let last = near / cluster * cluster + cluster * clusters;
         let last = grain.index_of((last - 1).clamp(start, end - 1)).max(first);
         return first..(last + 1).min(window.end);
+    }
+    if round.1.narrow_bytes > 0 {
+        return draw_narrow(config, (window, near), round.1.narrow_bytes, rng);
     }
     let unaligned = rng.chance(30);
     let len = match rng.below(10) {

@@ -161,40 +161,50 @@ impl Qcow2 {
                 return Err(error);
             }
         }
-        if planted::is(Mistake::QuarantineOpenedAtCut) {
-            self.lock().cleared.append(&mut cycle.freed);
-            self.open_quarantine(counts).await?;
-        }
-        let tables = &cycle.tables;
+        self.too_early(Mistake::QuarantineOpenedAtCut, counts, cycle)
+            .await?;
         let wrote_counts = counts.refcounts.is_dirty();
         counts.refcounts.write_dirty().await?;
-        self.write_new_tables(tables).await?;
-        if planted::is(Mistake::L1BeforeTable) {
-            self.write_l1(tables).await?;
-        }
-        let has_tables = !tables.new_tables.is_empty() || !tables.slices.is_empty();
-        if (cycle.unflushed || wrote_counts || has_tables)
-            && !(has_tables && planted::is(Mistake::NoBarrierBeforeEntries))
-        {
+        self.write_new_tables(&cycle.tables).await?;
+        self.too_early(Mistake::L1BeforeTable, counts, cycle)
+            .await?;
+        let has_tables = !cycle.tables.new_tables.is_empty() || !cycle.tables.slices.is_empty();
+        let skipped = has_tables && planted::is(Mistake::NoBarrierBeforeEntries);
+        if (cycle.unflushed || wrote_counts || has_tables) && !skipped {
             self.barrier().await?;
         }
-        // Stage B.
         drop(stage);
-        if tables.slices.is_empty() && tables.l1.is_empty() {
+        // Stage B.
+        if cycle.tables.slices.is_empty() && cycle.tables.l1.is_empty() {
             return Ok(());
         }
         let _slices = self.probe.stage(Stage::Slices);
-        self.write_slices(tables.slices.iter()).await?;
-        let _roots = (!tables.l1.is_empty()).then(|| self.probe.stage(Stage::Roots));
-        self.write_l1(tables).await?;
-        if planted::is(Mistake::ReuseBeforeClearingDurable) && !cycle.freed.is_empty() {
-            self.lock().cleared.append(&mut cycle.freed);
-            self.open_quarantine(counts).await?;
-        }
+        self.write_slices(cycle.tables.slices.iter()).await?;
+        let _roots = (!cycle.tables.l1.is_empty()).then(|| self.probe.stage(Stage::Roots));
+        self.write_l1(&cycle.tables).await?;
+        self.too_early(Mistake::ReuseBeforeClearingDurable, counts, cycle)
+            .await?;
         if planted::is(Mistake::NoBarrierAfterEntries) {
             return Ok(());
         }
         self.sync(&self.file).await
+    }
+
+    /// What a planted mistake does before its time.
+    async fn too_early(
+        &self,
+        mistake: Mistake,
+        counts: &mut Counts,
+        cycle: &mut Cycle,
+    ) -> Result<()> {
+        if !planted::is(mistake) {
+            return Ok(());
+        }
+        if mistake == Mistake::L1BeforeTable {
+            return self.write_l1(&cycle.tables).await;
+        }
+        self.lock().cleared.append(&mut cycle.freed);
+        self.open_quarantine(counts).await
     }
 
     /// Flushes the data file first, so that no entry can be durable before its data.
@@ -595,7 +605,7 @@ impl Qcow2 {
             // Counts beyond the end of file that are not 0: somebody's leak, to be stepped over.
             let metadata = growth.first_free() - start;
             let gap = gap_from(&mut counts.refcounts, start, metadata + needed).await?;
-            if gap > start && !planted::is(Mistake::GrowsOverLeaks) {
+            if gap > start {
                 start = gap;
                 end = end.max(start + needed);
                 continue;
