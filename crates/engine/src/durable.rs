@@ -1,14 +1,14 @@
-//! Durable writes beside flushes of the same file.
+//! Durable writes and flushes of the same file beside each other.
 //!
 //! The system tells of bytes that it could not write back once: to a flush, or to a durable write,
 //! which flushes as it ends. Of two that are under way together one hears it and the other succeeds.
-//! Whoever flushes therefore waits for the durable writes that were under way, and for what they say.
+//! So whichever succeeds waits for the others that were under way, and for what they say.
 
 use std::collections::BTreeSet;
 
 use crate::sync::{Mutex, Waiters, lock};
 
-/// The durable writes of one file that are under way.
+/// The durable writes and flushes of an image that are under way.
 #[derive(Debug, Default)]
 pub struct DurableWrites(Mutex<Writes>);
 
@@ -19,7 +19,7 @@ struct Writes {
     ended: Waiters,
 }
 
-/// A durable write that is under way, until this is dropped: after its outcome was noted.
+/// A durable write or flush that is under way, until this is dropped: after its outcome was noted.
 #[derive(Debug)]
 pub struct DurableWrite<'a> {
     writes: &'a DurableWrites,
@@ -35,7 +35,7 @@ impl Drop for DurableWrite<'_> {
 }
 
 impl DurableWrites {
-    /// A durable write begins.
+    /// A durable write or flush begins.
     pub fn begin(&self) -> DurableWrite<'_> {
         let mut writes = lock(&self.0);
         let number = writes.next;

@@ -183,6 +183,8 @@ mistakes! {
     FlushWithoutSpaceRetried,
     /// A flush does not ask the durable writes beside it what they have heard.
     DurableWritesUnheard,
+    /// A durable write does not ask those beside it what they have heard.
+    DurableWriteHearsNobody,
     /// Writes that share a block of the host do not wait for each other.
     BlocksNotSerialised,
     /// Changed counts are dropped from their cache.

@@ -25,8 +25,8 @@ pub struct Raw {
     /// system tells only one that bytes were lost. `true` after a failure (invariant D4).
     flushes: Turn<bool>,
     durable_writes: DurableWrites,
-    /// A durable write has failed.
-    durable_write_failed: AtomicBool,
+    /// A flush or a durable write has failed.
+    lost: AtomicBool,
 }
 
 const SECTOR_BYTES: u64 = 512;
@@ -40,7 +40,7 @@ impl Raw {
             guard_first_sector,
             flushes: Turn::new(false),
             durable_writes: DurableWrites::default(),
-            durable_write_failed: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
         }
     }
 
@@ -60,13 +60,27 @@ impl Raw {
         if *failed {
             return Err(Error::Latched(self.file.name().to_string()));
         }
+        let under_way = self.durable_writes.begin();
         let flushed = self.file.flush().await;
-        self.durable_writes.settle().await;
-        *failed = flushed.is_err() || self.durable_write_failed.load(Ordering::Acquire);
-        if *failed && flushed.is_ok() {
-            return Err(Error::Latched(self.file.name().to_string()));
+        if flushed.is_err() {
+            *failed = true;
+            self.lost.store(true, Ordering::Release);
+            return flushed;
         }
-        flushed
+        drop(under_way);
+        let heard = self.hear_others().await;
+        *failed = heard.is_err();
+        heard
+    }
+
+    /// Whether nothing was lost that a flush or a durable write which has just succeeded should have
+    /// covered: those beside it may have been told instead.
+    async fn hear_others(&self) -> Result<()> {
+        self.durable_writes.settle().await;
+        match self.lost.load(Ordering::Acquire) {
+            true => Err(Error::Latched(self.file.name().to_string())),
+            false => Ok(()),
+        }
     }
 
     /// Flushes, and cuts off what direct I/O has written beyond an end that is no multiple of its
@@ -90,12 +104,14 @@ impl Raw {
         if durability == Durability::Cached {
             return self.file.write(offset, vec![data], durability).await;
         }
-        let _under_way = self.durable_writes.begin();
+        let under_way = self.durable_writes.begin();
         let written = self.file.write(offset, vec![data], durability).await;
         if written.is_err() {
-            self.durable_write_failed.store(true, Ordering::Release);
+            self.lost.store(true, Ordering::Release);
+            return written;
         }
-        written
+        drop(under_way);
+        self.hear_others().await
     }
 
     async fn check_first_sector(&self, offset: u64, data: &[u8]) -> Result<()> {

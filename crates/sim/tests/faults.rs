@@ -55,3 +55,16 @@ fn a_durable_write_that_fails_may_have_heard_of_the_loss_of_other_bytes() {
     pass_edited(Kind::Qcow2, 0..60, edit);
     pass_edited(Kind::Raw, 0..60, edit);
 }
+
+#[test]
+fn a_durable_write_is_not_acknowledged_beside_one_that_has_heard_of_its_loss() {
+    let edit = |config: &mut Config| {
+        one_round(config, Verb::Write, EIO, 90);
+        config.rounds[0].depth = 32;
+        config.rounds[0].requests = 300;
+        config.rounds[0].weights = [5, 50, 2, 2, 6, 0];
+        config.rounds[0].faults[0].after = 10 + config.size / 512 % 60;
+    };
+    pass_edited(Kind::Qcow2, 0..150, edit);
+    pass_edited(Kind::Raw, 0..60, edit);
+}

@@ -347,6 +347,9 @@ impl Qcow2 {
             self.publish(batch, &outcome); //           8
             drop(under_way);
             outcome.into_iter().collect::<Result<()>>()?;
+            if durable && !planted::is(Mistake::DurableWriteHearsNobody) {
+                self.hear_others().await?;
+            }
         }
         self.settle(fua, needs_cycle).await //          9
     }

@@ -218,22 +218,27 @@ impl Qcow2 {
     /// Flushes a file. Whatever the error of a flush that fails, no space too: what it should have
     /// covered may be lost, and the system tells so only once (invariant D4).
     async fn sync(&self, file: &HostFile) -> Result<()> {
+        let under_way = self.durable_writes.begin();
         let flushed = file.flush().await;
-        if !planted::is(Mistake::DurableWritesUnheard) {
-            self.durable_writes.settle().await;
-        }
-        let mut state = self.lock();
         if let Err(error) = &flushed {
-            if planted::is(Mistake::NoLatchAfterFailedFlush)
-                || planted::is(Mistake::FlushWithoutSpaceRetried) && is_no_space(error)
-            {
-                return flushed;
+            let retried = planted::is(Mistake::FlushWithoutSpaceRetried) && is_no_space(error);
+            if !retried && !planted::is(Mistake::NoLatchAfterFailedFlush) {
+                self.lock().latch.get_or_insert(error.duplicate());
             }
-            state.latch.get_or_insert(error.duplicate());
             return flushed;
         }
-        // A durable write beside it may have heard what the flush did not.
-        self.unlatched(&state)
+        drop(under_way);
+        if planted::is(Mistake::DurableWritesUnheard) {
+            return self.unlatched(&self.lock());
+        }
+        self.hear_others().await
+    }
+
+    /// Whether nothing was lost that a flush or a durable write which has just succeeded should have
+    /// covered: those beside it may have been told instead.
+    pub(super) async fn hear_others(&self) -> Result<()> {
+        self.durable_writes.settle().await;
+        self.unlatched(&self.lock())
     }
 
     async fn write_slices(&self, slices: impl Iterator<Item = &SliceCopy>) -> Result<()> {
