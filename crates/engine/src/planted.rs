@@ -97,6 +97,8 @@ mistakes! {
     NoLatchAfterFailedFlush,
     /// A failed write leaves freshness as it was.
     FreshAfterFailedWrite,
+    /// A failed write does not fail those that fill a subcluster with it.
+    FailsAlone,
     /// A failed write, and zeroes, leave the freshness of joint space as it was.
     FreshAfterZeroes,
     /// What was written in joint space is still fresh when its members have left.
@@ -187,6 +189,8 @@ mistakes! {
     DurableWriteHearsNobody,
     /// Writes that share a block of the host do not wait for each other.
     BlocksNotSerialised,
+    /// A compressed cluster that could not be written keeps its reference.
+    FailedCompressedLost,
     /// Changed counts are dropped from their cache.
     DirtyCountEvicted,
     /// Compressed clusters go on into a cluster that was freed.

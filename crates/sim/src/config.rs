@@ -103,7 +103,7 @@ pub struct Round {
     pub span_clusters: u64,
     /// The request of this number makes the disk as large as it is to be.
     pub grows_at: Option<u64>,
-    /// The others go to the first bytes of a cluster only, this many; to all of them if 0.
+    /// The others go to so many bytes only, a few of them to each; to all of the disk if 0.
     pub narrow_bytes: u64,
     /// Metadata cache in bytes.
     pub cache_bytes: u64,

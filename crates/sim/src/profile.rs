@@ -244,7 +244,7 @@ fn narrow(config: &mut Config, seed: u64) {
         return;
     }
     // Subclusters of several sectors, so that a part of one can be written.
-    let clusters = rng.between(1, 2);
+    let clusters = rng.between(2, 4);
     let layout = Layout {
         cluster_bits: 16,
         ..config.layout.clone()
@@ -254,9 +254,9 @@ fn narrow(config: &mut Config, seed: u64) {
     config.prepared.filled = false;
     config.pace = rng.pick(&[Pace::SlowWrites, Pace::SlowWrites, Pace::Stragglers]);
     for round in &mut config.rounds {
-        round.weights = [10, 40, 25, 6, rng.pick(&[2, 6]), 0];
-        round.whole_percent = rng.pick(&[4, 8]);
-        round.narrow_bytes = config.layout.cluster_bytes() / 32 * rng.between(2, 6);
+        round.weights = [20, 45, 20, 2, 2, 0];
+        round.whole_percent = 2;
+        round.narrow_bytes = config.layout.cluster_bytes() / 32 * rng.between(1, 3);
         if rng.chance(60) {
             let errno = rng.pick(&[EIO, ENOSPC, ENOSPC]);
             round.faults = some_fail(rng, (Verb::Write, errno), 150);

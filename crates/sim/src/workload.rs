@@ -94,7 +94,7 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
             let place = &mut Rng::derived(seed, "companions", group);
             draw_beside(config, place, rng)
         }
-        _ => draw_granules(seed, config, (round_index, round), rng),
+        _ => draw_granules(seed, config, (round_index, round), index, rng),
     };
     if verb == Verb::Compressed {
         return Request {
@@ -161,27 +161,38 @@ fn draw_beside(config: &Config, place: &mut Rng, rng: &mut Rng) -> Granules {
     }
 }
 
-/// A part of the first bytes of the cluster at `near`: whole subclusters, or sectors of one or two.
+/// Requests that one narrow place gets before the next one.
+const NARROW_REQUESTS: u64 = 8;
+
+/// Whole subclusters or sectors of a few bytes of the disk, the next ones every few requests.
 fn draw_narrow(
     config: &Config,
-    (window, near): (Granules, u64),
+    (window, index): (&Granules, u64),
     narrow_bytes: u64,
     rng: &mut Rng,
 ) -> Granules {
-    let (cluster, grain) = (config.layout.cluster_bytes(), &config.grain);
-    let subcluster = cluster / 32;
-    let unit = if rng.chance(40) {
+    let grain = &config.grain;
+    let subcluster = config.layout.cluster_bytes() / 32;
+    let unit = if rng.chance(30) {
         subcluster
     } else {
         SECTOR_BYTES
     };
-    let start = near / cluster * cluster + rng.below(narrow_bytes / unit) * unit;
+    let place = (index / NARROW_REQUESTS * narrow_bytes) % config.size / subcluster * subcluster;
+    let start = place + rng.below(narrow_bytes / unit) * unit;
     let end = start + unit * rng.pick(&[1, 1, 1, 2]);
     let (first, last) = (grain.index_of(start), grain.index_of(end - 1) + 1);
-    first.min(window.end - 1)..last.min(window.end)
+    let first = first.clamp(window.start, window.end - 1);
+    first..last.clamp(first + 1, window.end)
 }
 
-fn draw_granules(seed: u64, config: &Config, round: (usize, &Round), rng: &mut Rng) -> Granules {
+fn draw_granules(
+    seed: u64,
+    config: &Config,
+    round: (usize, &Round),
+    index: u64,
+    rng: &mut Rng,
+) -> Granules {
     let window = rng.pick(&config.windows);
     let grain = &config.grain;
     let (start, end) = (grain.start(window.start), grain.start(window.end));
@@ -208,7 +219,7 @@ fn draw_granules(seed: u64, config: &Config, round: (usize, &Round), rng: &mut R
         return first..(last + 1).min(window.end);
     }
     if round.1.narrow_bytes > 0 {
-        return draw_narrow(config, (window, near), round.1.narrow_bytes, rng);
+        return draw_narrow(config, (&window, index), round.1.narrow_bytes, rng);
     }
     let unaligned = rng.chance(30);
     let len = match rng.below(10) {

@@ -78,13 +78,20 @@ impl Qcow2 {
         let placed = self
             .to_the_end(self.place(&mut turn, packed.len() as u64))
             .await;
-        let stored = match placed {
-            Ok(place) => self.write_packed(place, packed).await.map(|()| place),
-            Err(error) => Err(error),
+        let stored = match &placed {
+            Ok(place) => self.write_packed(*place, packed).await.map(|()| *place),
+            Err(error) => Err(error.duplicate()),
         };
         drop(turn);
         let mut state = self.lock();
         let state = &mut *state;
+        if let (Ok(place), Err(_)) = (placed, &stored)
+            && !planted::is(Mistake::FailedCompressedLost)
+        {
+            // Its reference was raised, and no entry will ever be its own.
+            let epoch = state.epochs.current();
+            state.quarantine.push((Freed::Compressed(place), epoch));
+        }
         let published = stored.and_then(|place| {
             let before = state.tables.entry(cluster);
             let before =
