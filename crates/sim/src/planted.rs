@@ -45,7 +45,6 @@ pub struct Trial {
 const QUICK: &[Mistake] = &[
     Mistake::MappingBeforeData,
     Mistake::NoBarrierBeforeEntries,
-    Mistake::QuarantineOfNextCut,
     Mistake::QuarantineOpenedAtCut,
     Mistake::EpochIgnored,
     Mistake::ReadWithoutEpoch,
@@ -64,8 +63,18 @@ const QUICK: &[Mistake] = &[
     Mistake::AutoclearLeftSet,
     Mistake::DataFileNotFlushed,
     Mistake::LeaseReleasedEarly,
-    Mistake::ShrinkFreesFirst,
     Mistake::LiveTableHandedOut,
+    Mistake::DiscardIgnoresLeases,
+    Mistake::CompressedSectorTooMany,
+    Mistake::CopiedTableHandedOut,
+    Mistake::SecondLeaseLost,
+    Mistake::DiscardRoundsUp,
+    Mistake::ZeroesRoundUp,
+    Mistake::TrimCutsUsed,
+    Mistake::LoweredTwice,
+    Mistake::RawDataNotZeroed,
+    Mistake::BlocksNotSerialised,
+    Mistake::NoBarrierAfterEntries,
 ];
 
 /// The mistakes of these names, `all` of them, or the `quick` ones.
