@@ -97,8 +97,6 @@ mistakes! {
     NoLatchAfterFailedFlush,
     /// A failed write leaves freshness as it was.
     FreshAfterFailedWrite,
-    /// A failed write does not fail those that fill a subcluster with it.
-    FailsAlone,
     /// A failed write, and zeroes, leave the freshness of joint space as it was.
     FreshAfterZeroes,
     /// What was written in joint space is still fresh when its members have left.

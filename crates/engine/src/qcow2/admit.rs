@@ -109,7 +109,7 @@ impl Drop for Batch<'_> {
             .filter(|step| step.write.change != Change::None)
         {
             let attempted = self.image.attempted(&step.write);
-            state.joint.fail(step.cluster, attempted);
+            state.joint.spoil(step.cluster, attempted);
             self.image.leave_joint(&mut state, step.cluster);
         }
         state.epochs.abandon();

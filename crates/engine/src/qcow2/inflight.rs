@@ -189,9 +189,6 @@ pub struct Joint {
     pub members: u32,
     /// Subclusters that any member has tried to write: not fresh once all have left.
     pub attempted: SubclusterMask,
-    /// Subclusters in which a member has failed: those that were in them with it fail too, since what
-    /// it left there would show with theirs.
-    pub failed: SubclusterMask,
     /// An entry refers to it.
     pub published: bool,
 }
@@ -234,31 +231,11 @@ impl JointSpace {
             space,
             members: 0,
             attempted: 0,
-            failed: 0,
             published,
         });
         assert_eq!(joint.space.host, space.host, "members share one cluster");
         joint.members += 1;
         joint.attempted |= attempt;
-        // It is not fresh any more, so who joins there now makes it whole, alone.
-        joint.failed &= !attempt;
-    }
-
-    /// A member has failed: what it attempted is spoiled, and fails for those who are there with it.
-    pub fn fail(&mut self, cluster: GuestCluster, attempt: SubclusterMask) {
-        self.spoil(cluster, attempt);
-        if let Some(joint) = self.0.get_mut(&cluster) {
-            joint.failed |= attempt;
-        }
-    }
-
-    /// Whether a member has failed that was in one of these subclusters with others.
-    pub fn has_failed(&self, cluster: GuestCluster, attempt: SubclusterMask) -> bool {
-        !planted::is(Mistake::FailsAlone)
-            && self
-                .0
-                .get(&cluster)
-                .is_some_and(|joint| joint.failed & attempt != 0)
     }
 
     /// Records that an entry refers to the space.

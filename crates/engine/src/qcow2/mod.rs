@@ -343,8 +343,8 @@ impl Qcow2 {
             needs_cycle |= batch.needs_cycle();
             let durable = batch.durability == Durability::Durable;
             let under_way = durable.then(|| self.durable_writes.begin());
-            let mut outcome = self.carry_out(&batch, below).await; //    7
-            self.publish(batch, &mut outcome); //       8
+            let outcome = self.carry_out(&batch, below).await; //    7
+            self.publish(batch, &outcome); //           8
             drop(under_way);
             outcome.into_iter().collect::<Result<()>>()?;
             if durable && !planted::is(Mistake::DurableWriteHearsNobody) {
@@ -355,7 +355,7 @@ impl Qcow2 {
     }
 
     /// Step 8: what was written becomes the mapping; what failed leaves it as it was.
-    fn publish(&self, batch: Batch<'_>, outcome: &mut [Result<()>]) {
+    fn publish(&self, batch: Batch<'_>, outcome: &[Result<()>]) {
         let mut state = self.lock();
         let state = &mut *state;
         if batch.durability == Durability::Durable
@@ -366,13 +366,6 @@ impl Qcow2 {
             state.latch.get_or_insert(error.duplicate());
         }
         for (step, outcome) in batch.steps.iter().zip(outcome) {
-            if state
-                .joint
-                .has_failed(step.cluster, self.attempted(&step.write))
-                && outcome.is_ok()
-            {
-                *outcome = Err(self.failed_together());
-            }
             let published = outcome.is_ok() || planted::is(Mistake::FailedWritePublishes);
             if published && step.write.change != plan::Change::None {
                 let before = state
@@ -394,7 +387,7 @@ impl Qcow2 {
             }
             if step.write.change != plan::Change::None {
                 if outcome.is_err() && !planted::is(Mistake::FreshAfterFailedWrite) {
-                    state.joint.fail(step.cluster, self.attempted(&step.write));
+                    state.joint.spoil(step.cluster, self.attempted(&step.write));
                 }
                 self.leave_joint(state, step.cluster);
             }
@@ -403,15 +396,6 @@ impl Qcow2 {
         if state.tables.wants_writeback() {
             state.maintenance.wake();
         }
-    }
-
-    /// The error of a write to new space that another one, which failed, was filling with it.
-    fn failed_together(&self) -> Error {
-        let text = format!(
-            "Could not write '{}' beside a write that failed",
-            self.name()
-        );
-        Error::io(text, std::io::Error::from_raw_os_error(5))
     }
 
     fn leave_joint(&self, state: &mut State, cluster: GuestCluster) {

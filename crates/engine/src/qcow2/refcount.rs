@@ -16,9 +16,9 @@ use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
 /// Slices that are kept, but for those that are dirty.
-const SLICES_MAX: u64 = 512;
+const SLICES_MAX: usize = 512;
 /// Slices that are kept however small the budget.
-const SLICES_MIN: u64 = 4;
+const SLICES_MIN: usize = 4;
 
 /// What is made of clusters without a refcount block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Refcounts {
             table,
             table_offset,
             slices: BTreeMap::new(),
-            slices_max: SLICES_MAX as usize,
+            slices_max: SLICES_MAX,
             dirty: BTreeSet::new(),
         }
     }
@@ -62,7 +62,7 @@ impl Refcounts {
     /// Keeps no more than a budget of bytes, if that is less than usual.
     pub fn within(mut self, cache_bytes: u64) -> Refcounts {
         let slices = cache_bytes / self.geometry().slice_bytes();
-        self.slices_max = slices.clamp(SLICES_MIN, SLICES_MAX) as usize;
+        self.slices_max = (slices as usize).clamp(SLICES_MIN, SLICES_MAX);
         self
     }
 
