@@ -19,6 +19,7 @@ mod alloc;
 pub mod check;
 pub mod compress;
 mod compressed_write;
+mod count_growth;
 mod cow;
 pub mod create;
 mod entries;

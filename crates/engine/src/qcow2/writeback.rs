@@ -23,6 +23,7 @@
 use futures_util::future::join_all;
 
 use super::alloc::Content;
+use super::count_growth::CountGrowth;
 use super::entry::set_refcount;
 use super::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
 use super::growth::{self, Method, Situation};
@@ -860,40 +861,6 @@ async fn gap_from(counts: &mut Refcounts, start: u64, clusters: u64) -> Result<u
         step = SCAN_CLUSTERS;
     }
     Ok(gap)
-}
-
-/// New space and the refcount structures that count it.
-#[derive(Debug)]
-struct CountGrowth {
-    /// The first new cluster that is used: the metadata comes first.
-    start: u64,
-    /// The end of the new space, in clusters.
-    end: u64,
-    /// Indices of new refcount blocks.
-    blocks: Vec<u64>,
-    /// Clusters of a new refcount table; 0 if the old one does.
-    table_clusters: u64,
-}
-
-impl CountGrowth {
-    /// The first cluster after the metadata.
-    fn first_free(&self) -> u64 {
-        self.start + self.table_clusters + self.blocks.len() as u64
-    }
-
-    fn table_bytes(&self) -> u64 {
-        self.blocks.last().map_or(0, |index| (index + 1) * 8)
-    }
-
-    /// Index, cluster and empty bytes of each new block.
-    fn placed_blocks(&self, cluster_bytes: u64) -> impl Iterator<Item = (u64, u64, Vec<u8>)> {
-        let first = self.start + self.table_clusters;
-        let empty = vec![0; cluster_bytes as usize];
-        self.blocks
-            .iter()
-            .zip(first..)
-            .map(move |(&index, at)| (index, at, empty.clone()))
-    }
 }
 
 /// A cluster has lost its last reference. Those that the scan has yet to look through are left to it:
