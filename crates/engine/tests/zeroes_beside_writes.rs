@@ -206,3 +206,23 @@ fn a_failed_write_into_joint_space_does_not_show_after_the_next() {
     block_on(slow).unwrap();
     assert!(read(&image, 0, SUBCLUSTER) == expected);
 }
+
+#[test]
+fn zeroes_over_a_failed_write_stay_when_another_write_publishes_its_subcluster() {
+    let (file, image) = disk();
+    let mut slow = pin!(write(&image, 5 * SUBCLUSTER, 512, HELD));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(slow.as_mut().poll(&mut context).is_pending());
+    block_on(write(&image, 5 * SUBCLUSTER + 512, 512, FAILING)).unwrap_err();
+    // It waits for the slow write, which makes the failed one's bytes part of a mapped subcluster.
+    let options = ZeroOptions::default();
+    let mut zeroes = pin!(image.write_zeroes(5 * SUBCLUSTER + 512, 512, options));
+    let early = zeroes.as_mut().poll(&mut context).is_ready();
+    file.let_go();
+    block_on(slow).unwrap();
+    if !early {
+        block_on(zeroes).unwrap();
+    }
+    assert_eq!(read(&image, 5 * SUBCLUSTER, 512), [HELD; 512]);
+    assert!(read(&image, 5 * SUBCLUSTER + 512, 1536) == [0; 1536]);
+}

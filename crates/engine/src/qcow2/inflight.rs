@@ -260,6 +260,13 @@ impl JointSpace {
         }
     }
 
+    /// Whether one of these subclusters may hold what a member has written and no entry shows: another
+    /// member may publish it yet.
+    pub fn may_hold_more(&self, cluster: GuestCluster, subclusters: SubclusterMask) -> bool {
+        let joint = self.0.get(&cluster);
+        joint.is_some_and(|joint| joint.attempted & !joint.space.fresh & subclusters != 0)
+    }
+
     /// Leaves.
     pub fn leave(&mut self, cluster: GuestCluster) -> Left {
         let joint = self
@@ -488,7 +495,10 @@ mod tests {
         let cluster = GuestCluster(3);
         joint.spoil(cluster, 0xff);
         joint.join(cluster, space, false, 0b0110);
+        assert!(!joint.may_hold_more(cluster, 0b0110));
         joint.spoil(cluster, 0b1010);
+        assert!(joint.may_hold_more(cluster, 0b0010));
+        assert!(!joint.may_hold_more(cluster, 0b1101));
         let fresh = |joint: &JointSpace| joint.get(cluster).map(|space| space.fresh);
         assert_eq!(fresh(&joint), Some(0xfd));
         joint.join(cluster, space, false, 0b1000);
