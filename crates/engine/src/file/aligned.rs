@@ -4,12 +4,19 @@
 //! its ends, and of nothing else; while such a block is between its read and its write, no other
 //! write to it starts, and it waits for those under way. So 512-byte clusters work on a device with
 //! 4096-byte blocks, metadata and data alike.
+//!
+//! A write that nobody waits for any more keeps its blocks until it has ended: it would put old bytes
+//! beside its own over whatever the next one writes.
 
 use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker, ready};
 
-use cowslip_queue::{Buf, BufMut, Completer, pending};
+use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
 
 use super::{BlockFile, Capabilities, Durability, FileExtent, Space};
 use crate::planted::{self, Mistake};
@@ -59,14 +66,21 @@ fn conflict(a: (&Range<u64>, Ends), b: (&Range<u64>, Ends)) -> bool {
 }
 
 /// A write that is registered; leaving lets the next ones in.
-struct Admitted<'a> {
-    writes: &'a Mutex<Writes>,
+struct Admitted {
+    writes: Arc<Mutex<Writes>>,
     id: u64,
 }
 
-impl Drop for Admitted<'_> {
+impl Admitted {
+    /// Awaits an operation on the blocks, and leaves when it has ended, whoever waits then.
+    fn until(self, operation: Pending<io::Result<()>>) -> UnderWay {
+        UnderWay(Some((operation, self)))
+    }
+}
+
+impl Drop for Admitted {
     fn drop(&mut self) {
-        let mut writes = lock(self.writes);
+        let mut writes = lock(&self.writes);
         writes.active.retain(|(id, ..)| *id != self.id);
         writes
             .waiting
@@ -88,6 +102,52 @@ impl Drop for Admitted<'_> {
             }
         }
         writes.waiting = still;
+    }
+}
+
+/// An operation and its claim to the blocks that it writes.
+type Claimed = (Pending<io::Result<()>>, Admitted);
+
+/// Polls an operation; when it has ended its blocks are others'.
+fn poll_claimed(held: &mut Option<Claimed>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    let (operation, _) = held
+        .as_mut()
+        .expect("a completed future is not polled again");
+    let outcome = ready!(Pin::new(operation).poll(cx));
+    *held = None;
+    Poll::Ready(outcome)
+}
+
+/// A future of [`Admitted::until`].
+struct UnderWay(Option<Claimed>);
+
+impl Future for UnderWay {
+    type Output = io::Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        poll_claimed(&mut self.0, cx)
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        if let Some(claimed) = self.0.take() {
+            Arc::new(Abandoned(Mutex::new(Some(claimed)))).wake();
+        }
+    }
+}
+
+/// An operation that nobody waits for: whoever completes it ends its claim.
+struct Abandoned(Mutex<Option<Claimed>>);
+
+impl Wake for Abandoned {
+    fn wake(self: Arc<Self>) {
+        let waker = Waker::from(Arc::clone(&self));
+        let mut held = lock(&self.0);
+        if held.is_some() {
+            // Its range holds the old or the new bytes, as with any request that is dropped.
+            drop(poll_claimed(&mut held, &mut Context::from_waker(&waker)));
+        }
     }
 }
 
@@ -121,7 +181,7 @@ impl HostFile {
         &self.file
     }
 
-    fn failed(&self, verb: &str, source: std::io::Error) -> Error {
+    fn failed(&self, verb: &str, source: io::Error) -> Error {
         Error::io(format!("Could not {verb} '{}'", self.name()), source)
     }
 
@@ -164,28 +224,24 @@ impl HostFile {
             return Ok(());
         }
         if self.alignment == 1 {
-            return self.write_through(offset, data, durability).await;
+            let written = self.file.write(offset, data, durability).await;
+            return written.map_err(|error| self.failed("write", error));
         }
         let blocks = round_down(offset, self.alignment)..round_up(offset + len, self.alignment);
-        if self.is_aligned(offset, len) {
-            let _admitted = self.admit(blocks, Ends::Whole).await;
-            return self
-                .write_through(offset, self.fit_memory(data), durability)
-                .await;
-        }
-        let _admitted = self.admit(blocks.clone(), Ends::ReadModifyWrite).await;
-        let data = self.fill_ends(offset, data, blocks.clone()).await?;
-        self.write_through(blocks.start, vec![data], durability)
-            .await
-    }
-
-    async fn write_through(
-        &self,
-        offset: u64,
-        data: Vec<Buf>,
-        durability: Durability,
-    ) -> Result<()> {
-        let written = self.file.write(offset, data, durability).await;
+        let (admitted, start, data) = if self.is_aligned(offset, len) {
+            let admitted = self.admit(blocks, Ends::Whole).await;
+            (admitted, offset, self.fit_memory(data))
+        } else {
+            let admitted = self.admit(blocks.clone(), Ends::ReadModifyWrite).await;
+            let start = blocks.start;
+            (
+                admitted,
+                start,
+                vec![self.fill_ends(offset, data, blocks).await?],
+            )
+        };
+        let written = self.file.write(start, data, durability);
+        let written = admitted.until(written).await;
         written.map_err(|error| self.failed("write", error))
     }
 
@@ -218,14 +274,11 @@ impl HostFile {
         let inner = round_up(offset, self.alignment)..round_down(offset + len, self.alignment);
         let mut rest = [offset..offset + len, 0..0];
         if inner.start < inner.end && self.capabilities().zeroes_fast {
-            let _admitted = self.admit(inner.clone(), Ends::Whole).await;
-            match self
-                .file
-                .zero(inner.start, inner.end - inner.start, space)
-                .await
-            {
+            let admitted = self.admit(inner.clone(), Ends::Whole).await;
+            let zeroed = self.file.zero(inner.start, inner.end - inner.start, space);
+            match admitted.until(zeroed).await {
                 Ok(()) => rest = [offset..inner.start, inner.end..offset + len],
-                Err(error) if error.kind() == std::io::ErrorKind::Unsupported => {}
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
                 Err(error) => return Err(self.failed("write", error)),
             }
         }
@@ -249,11 +302,9 @@ impl HostFile {
         if inner.is_empty() {
             return Ok(inner);
         }
-        let _admitted = self.admit(inner.clone(), Ends::Whole).await;
-        let discarded = self
-            .file
-            .discard(inner.start, inner.end - inner.start)
-            .await;
+        let admitted = self.admit(inner.clone(), Ends::Whole).await;
+        let discarded = self.file.discard(inner.start, inner.end - inner.start);
+        let discarded = admitted.until(discarded).await;
         discarded
             .map(|()| inner)
             .map_err(|error| self.failed("discard", error))
@@ -323,7 +374,7 @@ impl HostFile {
         vec![joined.freeze()]
     }
 
-    async fn admit(&self, range: Range<u64>, ends: Ends) -> Admitted<'_> {
+    async fn admit(&self, range: Range<u64>, ends: Ends) -> Admitted {
         let (id, waiting) = {
             let mut writes = lock(&self.writes);
             let id = writes.next_id;
@@ -343,7 +394,7 @@ impl HostFile {
         };
         // Registered from here on: a future that is dropped while it waits leaves nothing behind.
         let admitted = Admitted {
-            writes: &self.writes,
+            writes: Arc::clone(&self.writes),
             id,
         };
         if let Some(waiting) = waiting {
@@ -352,3 +403,6 @@ impl HostFile {
         admitted
     }
 }
+
+#[cfg(test)]
+mod tests;

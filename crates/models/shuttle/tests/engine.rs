@@ -189,14 +189,7 @@ fn run(case: &Case) {
 
 /// One thread drops what it has begun, at any moment: the others go on, or are told that the image is
 /// latched; nobody waits for ever, and what a close says is durable is.
-///
-/// Not on a disk that takes whole blocks only: a dropped read-modify-write may still be under way when
-/// the next one of its block begins, and undo it (docs/testing.md).
 fn run_with_drops(case: &Case) {
-    let case = &Case {
-        alignment_bytes: 1,
-        ..case.clone()
-    };
     let disk = Disk::new(case.alignment_bytes);
     let server = Arc::clone(&disk);
     let server = thread::spawn(move || server.serve());

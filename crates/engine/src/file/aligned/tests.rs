@@ -1,0 +1,153 @@
+//! Writes of one host block whose order the test decides.
+
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+
+use super::super::memory::MemoryFile;
+use super::super::{FileId, Pending};
+use super::*;
+
+const BLOCK: u64 = 4096;
+
+/// What a write would do, and who waits for it.
+type Held = (u64, Vec<Buf>, Completer<io::Result<()>>);
+
+/// A file whose writes are carried out when the test says so.
+struct Slow {
+    file: MemoryFile,
+    held: Mutex<Vec<Held>>,
+}
+
+impl std::fmt::Debug for Slow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Slow")
+    }
+}
+
+impl Slow {
+    fn new() -> Arc<Slow> {
+        let bytes = vec![0; 2 * BLOCK as usize];
+        Arc::new(Slow {
+            file: MemoryFile::new("slow", bytes, BLOCK as u32),
+            held: Mutex::default(),
+        })
+    }
+
+    fn held(&self) -> usize {
+        lock(&self.held).len()
+    }
+
+    /// Carries out the oldest write.
+    fn go_on(&self) {
+        let (offset, data, completer) = lock(&self.held).remove(0);
+        let mut written = pin!(self.file.write(offset, data, Durability::Cached));
+        let Poll::Ready(outcome) = poll(written.as_mut()) else {
+            panic!("memory is written at once");
+        };
+        completer.complete(outcome);
+    }
+}
+
+impl BlockFile for Slow {
+    fn name(&self) -> &str {
+        "slow"
+    }
+    fn capabilities(&self) -> &Capabilities {
+        self.file.capabilities()
+    }
+    fn id(&self) -> Option<FileId> {
+        None
+    }
+    fn len(&self) -> Pending<io::Result<u64>> {
+        self.file.len()
+    }
+    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+        self.file.read(offset, buf)
+    }
+    fn write(&self, offset: u64, data: Vec<Buf>, _: Durability) -> Pending<io::Result<()>> {
+        let (completer, written) = pending();
+        lock(&self.held).push((offset, data, completer));
+        written
+    }
+    fn zero(&self, _: u64, _: u64, _: Space) -> Pending<io::Result<()>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.file.discard(offset, len)
+    }
+    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.file.allocate(offset, len)
+    }
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        self.file.extents(offset, len)
+    }
+    fn flush(&self) -> Pending<io::Result<()>> {
+        self.file.flush()
+    }
+    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
+        self.file.set_len(len)
+    }
+    fn allocated_bytes(&self) -> Option<u64> {
+        None
+    }
+}
+
+fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+fn bytes(fill: u8, len: usize) -> Vec<Buf> {
+    vec![Buf::from(vec![fill; len])]
+}
+
+/// The dropped write has read its block before the neighbour was written, and writes it late.
+#[test]
+fn a_dropped_write_keeps_its_block_until_it_has_ended() {
+    for dropped_len in [512, BLOCK as usize] {
+        let slow = Slow::new();
+        let file = HostFile::new(slow.clone());
+        let mut dropped = Box::pin(file.write(0, bytes(1, dropped_len), Durability::Cached));
+        assert!(poll(dropped.as_mut()).is_pending());
+        assert_eq!(slow.held(), 1);
+        drop(dropped);
+        let mut neighbour = pin!(file.write(512, bytes(2, 512), Durability::Durable));
+        assert!(poll(neighbour.as_mut()).is_pending());
+        assert_eq!(slow.held(), 1, "it waits for the end of the first");
+        let mut elsewhere = pin!(file.write(BLOCK, bytes(3, 512), Durability::Cached));
+        assert!(poll(elsewhere.as_mut()).is_pending());
+        assert_eq!(slow.held(), 2, "others do not");
+        slow.go_on();
+        assert!(poll(neighbour.as_mut()).is_pending());
+        assert_eq!(slow.held(), 2, "its turn has come");
+        slow.go_on();
+        slow.go_on();
+        assert!(matches!(poll(neighbour.as_mut()), Poll::Ready(Ok(()))));
+        assert!(matches!(poll(elsewhere.as_mut()), Poll::Ready(Ok(()))));
+        let now = slow.file.contents();
+        assert_eq!([now[0], now[511], now[512], now[1023]], [1, 1, 2, 2]);
+        assert_eq!(now[BLOCK as usize], 3);
+        assert!(lock(&file.writes).active.is_empty());
+    }
+}
+
+#[test]
+fn waiters_that_are_dropped_are_passed_over() {
+    let slow = Slow::new();
+    let file = HostFile::new(slow.clone());
+    let mut dropped = Box::pin(file.write(0, bytes(1, 512), Durability::Cached));
+    assert!(poll(dropped.as_mut()).is_pending());
+    drop(dropped);
+    let mut waiting = Box::pin(file.write(512, bytes(2, 512), Durability::Cached));
+    let mut last = pin!(file.write(1024, bytes(3, 512), Durability::Cached));
+    assert!(poll(waiting.as_mut()).is_pending());
+    assert!(poll(last.as_mut()).is_pending());
+    drop(waiting);
+    slow.go_on();
+    assert!(poll(last.as_mut()).is_pending());
+    slow.go_on();
+    assert!(matches!(poll(last.as_mut()), Poll::Ready(Ok(()))));
+    let now = slow.file.contents();
+    assert_eq!([now[0], now[512], now[1024]], [1, 0, 3]);
+}
