@@ -235,3 +235,85 @@ fn a_file_in_the_sockets_place_is_not_removed() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("Address already in use"));
     assert_eq!(std::fs::read(&place).unwrap(), b"data");
 }
+
+fn serve(socket: &Path, image: &Path) -> Command {
+    let mut command = cowslip();
+    command.arg("serve").arg("-k").arg(socket).arg(image);
+    command
+}
+
+#[test]
+fn a_server_that_is_refused_its_image_leaves_the_socket_to_the_other() {
+    let directory = scratch();
+    let image = make_image(directory.path());
+    let socket = directory.path().join("socket");
+    let server = Server::start(&mut serve(&socket, &image), &socket);
+    let second = outcome(&mut serve(&socket, &image));
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(1));
+    assert!(said.contains("Failed to get \"write\" lock"), "{said}");
+    let listed = run(our_nbd().arg("-L").arg("-k").arg(&socket));
+    assert!(listed.contains("exports available: 1"), "{listed}");
+    server.signal("TERM");
+    assert_eq!(server.exit_code(), Some(0));
+}
+
+/// Also where the other ends with its last client: who asks whether it is there is none.
+#[test]
+fn a_socket_on_which_a_server_answers_is_not_taken() {
+    for persistent in [&["-t"][..], &[]] {
+        let directory = scratch();
+        let image = make_image(directory.path());
+        let other = directory.path().join("b.qcow2");
+        std::fs::copy(&image, &other).unwrap();
+        let socket = directory.path().join("socket");
+        let mut command = our_nbd();
+        command.args(persistent).arg("-k").arg(&socket).arg(&image);
+        let server = Server::start(&mut command, &socket);
+        for _ in 0..3 {
+            let second = outcome(&mut serve(&socket, &other));
+            let said = String::from_utf8_lossy(&second.stderr);
+            assert_eq!(
+                said,
+                format!(
+                    "cowslip: Failed to bind socket to {}: Address already in use (a server answers there)\n",
+                    socket.display()
+                )
+            );
+            assert_eq!(second.status.code(), Some(1));
+        }
+        let listed = run(our_nbd().arg("-L").arg("-k").arg(&socket));
+        assert!(listed.contains("exports available: 1"), "{listed}");
+        server.signal("TERM");
+        assert_eq!(server.exit_code(), Some(0));
+    }
+}
+
+#[test]
+fn the_socket_of_a_server_that_was_killed_is_taken_over() {
+    let directory = scratch();
+    let image = make_image(directory.path());
+    let socket = directory.path().join("socket");
+    let server = Server::start(&mut serve(&socket, &image), &socket);
+    drop(server);
+    assert!(socket.exists(), "killed, it left its socket");
+    let server = Server::start(&mut serve(&socket, &image), &socket);
+    eventually("the new server answers", || {
+        UnixStream::connect(&socket).is_ok()
+    });
+    server.signal("TERM");
+    assert_eq!(server.exit_code(), Some(0));
+}
+
+#[test]
+fn a_server_removes_its_own_socket_only() {
+    let directory = scratch();
+    let image = make_image(directory.path());
+    let socket = directory.path().join("socket");
+    let mut server = Server::start(&mut serve(&socket, &image), &socket);
+    std::fs::remove_file(&socket).unwrap();
+    let _others = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    server.signal("TERM");
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    assert!(socket.exists(), "another server's socket is gone");
+}

@@ -5,7 +5,6 @@
 //! the socket removed. Left out, and refused in plain words: TLS, internal and temporary snapshots,
 //! dirty bitmaps and allocation depth as contexts, the kernel's NBD devices.
 
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use std::time::Duration;
 use cowslip::file::Sharing;
 use cowslip_nbd::server::Lifetime;
 use cowslip_nbd::{Server, ServerEvent, ServerOptions};
-use cowslip_queue::{Backend, Listener, Queue, Termination};
+use cowslip_queue::{Backend, Queue, Termination};
 
 use crate::cmd::discard_policy;
 use crate::error::CommandError;
@@ -23,11 +22,13 @@ use crate::output::Program;
 mod detach;
 mod export;
 mod list;
+mod listening;
 pub mod qemu_nbd;
 mod sandbox;
 
 use detach::{Detached, Role};
 use export::Disk;
+use listening::Listening;
 
 /// The port that NBD is assigned.
 const DEFAULT_PORT: u16 = 10809;
@@ -245,13 +246,7 @@ fn serve(service: &Service, program: &Program, role: Role) -> Result<(), Command
     // Before any thread exists, so that none is ended by the signals.
     let termination = Termination::take_over().map_err(failed)?;
     let queue = Queue::new(Backend::Auto).map_err(failed)?;
-    let listening = Listening::on(&service.address)?;
-    queue.block_on(serve_image(
-        service,
-        program,
-        role,
-        (listening, termination),
-    ))
+    queue.block_on(serve_image(service, program, role, termination))
 }
 
 /// Serves until the server is asked to end or has no more clients.
@@ -259,8 +254,9 @@ async fn serve_image(
     service: &Service,
     program: &Program,
     role: Role,
-    (listening, termination): (Listening, Termination),
+    termination: Termination,
 ) -> Result<(), CommandError> {
+    // The image first: whoever is refused its lock touches no socket.
     let image = Arc::new(open_served(service).await?);
     let size = image.size();
     if service.offset > size {
@@ -269,6 +265,7 @@ async fn serve_image(
             service.offset
         )));
     }
+    let listening = Listening::on(&service.address)?;
     if let Some(path) = &service.pid_file {
         write_pid_file(path)?;
     }
@@ -302,12 +299,11 @@ fn confine(
     if service.sandbox == sandbox::Mode::Off {
         return Ok(());
     }
-    let socket = listening.name.as_ref().map(|SocketName(path)| &**path);
-    let report = sandbox::enter(socket);
+    let report = sandbox::enter(listening.socket_path());
     if service.sandbox == sandbox::Mode::On && !report.is_whole() {
         return Err(CommandError::new(report.to_string()));
     }
-    if service.talk == Talk::Everything {
+    if service.talk == Talk::Everything || !report.is_whole() {
         program.complain(report);
     }
     Ok(())
@@ -366,86 +362,4 @@ fn write_pid_file(path: &Path) -> Result<(), CommandError> {
         let name = path.display();
         CommandError::new(format!("Could not create '{name}': {}", words(&error)))
     })
-}
-
-/// A socket that clients connect to, and its name, if it is one in the file system.
-struct Listening {
-    listener: Listener,
-    name: Option<SocketName>,
-}
-
-/// The name of a socket; it vanishes when the server ends.
-struct SocketName(PathBuf);
-
-impl Listening {
-    fn on(address: &Address) -> Result<Listening, CommandError> {
-        match address {
-            Address::Unix(path) => Listening::on_path(path),
-            Address::Tcp { host, port } => Listening::on_port(host, port),
-        }
-    }
-
-    fn on_path(path: &Path) -> Result<Listening, CommandError> {
-        remove_socket(path);
-        let listener = Listener::unix(path).map_err(|error| {
-            CommandError::new(format!(
-                "Failed to bind socket to {}: {}",
-                path.display(),
-                words(&error)
-            ))
-        })?;
-        Ok(Listening {
-            listener,
-            name: Some(SocketName(path.to_path_buf())),
-        })
-    }
-
-    fn on_port(host: &str, port: &str) -> Result<Listening, CommandError> {
-        let unresolved = |why: &str| {
-            CommandError::new(format!(
-                "address resolution failed for {host}:{port}: {why}"
-            ))
-        };
-        let number: u16 = port
-            .parse()
-            .map_err(|_| unresolved("Servname not supported for ai_socktype"))?;
-        let addresses: Vec<SocketAddr> = (host, number)
-            .to_socket_addrs()
-            .map_err(|_| unresolved("Name or service not known"))?
-            .collect();
-        let mut failure = None;
-        for address in addresses {
-            match Listener::tcp(address) {
-                Ok(listener) => {
-                    return Ok(Listening {
-                        listener,
-                        name: None,
-                    });
-                }
-                Err(error) => failure = Some(words(&error)),
-            }
-        }
-        Err(CommandError::new(format!(
-            "Failed to find an available port: {}",
-            failure.as_deref().unwrap_or("Name or service not known")
-        )))
-    }
-}
-
-impl Drop for SocketName {
-    fn drop(&mut self) {
-        remove_socket(&self.0);
-    }
-}
-
-/// Removes a socket's name, be it one that an ended server left behind; never another file.
-fn remove_socket(path: &Path) {
-    use std::os::unix::fs::FileTypeExt;
-    let is_socket = path
-        .symlink_metadata()
-        .is_ok_and(|metadata| metadata.file_type().is_socket());
-    if is_socket {
-        // If it cannot be removed, binding says why.
-        drop(std::fs::remove_file(path));
-    }
 }
