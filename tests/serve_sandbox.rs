@@ -1,15 +1,20 @@
 //! The server in its sandbox: every operation works on both I/O engines, every thread is confined, the
-//! socket's name goes at the end, and `--sandbox=off` is what it says.
+//! socket's name goes at the end, `--sandbox=off` is what it says, and so are `on` and `auto` where the
+//! kernel lacks something.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
+use std::env;
 use std::fs;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cowslip_nbd::export::{Durability, ZeroRequest};
 use cowslip_nbd::{Client, ConnectOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Queue, Stream};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
 mod support;
 
@@ -125,7 +130,7 @@ fn serve_everything(options: &[&str], confined: bool) {
             client.disconnect().await.unwrap();
         }
     });
-    run(std::process::Command::new("kill").arg(server.id().to_string()));
+    run(Command::new("kill").arg(server.id().to_string()));
     assert_eq!(server.wait().unwrap().code(), Some(0));
     assert!(
         !directory.path().join("socket").exists(),
@@ -175,8 +180,101 @@ fn a_server_in_the_background_is_confined_too() {
     let pid = fs::read_to_string(directory.path().join("pid")).unwrap();
     let status = fs::read_to_string(format!("/proc/{}/status", pid.trim())).unwrap();
     assert!(status.contains("Seccomp:\t2"), "{status}");
-    run(std::process::Command::new("kill").arg(pid.trim()));
+    run(Command::new("kill").arg(pid.trim()));
     eventually("the socket's name is gone", || {
         !directory.path().join("socket").exists()
     });
+}
+
+/// Set for a test that runs itself again: the call that its system is to lack, and what it becomes.
+const WITHOUT: &str = "COWSLIP_TEST_WITHOUT_CALL";
+const ARGUMENTS: &str = "COWSLIP_TEST_ARGUMENTS";
+
+/// In the test's second process: becomes `cowslip` on a kernel that lacks a call, as far as a program can
+/// tell: it gets ENOSYS. In the first process it returns.
+fn become_cowslip_without_a_call() {
+    let (Ok(call), Ok(arguments)) = (env::var(WITHOUT), env::var(ARGUMENTS)) else {
+        return;
+    };
+    let filter = SeccompFilter::new(
+        [(call.parse().unwrap(), Vec::new())].into(),
+        SeccompAction::Allow,
+        SeccompAction::Errno(libc::ENOSYS.unsigned_abs()),
+        TargetArch::try_from(env::consts::ARCH).unwrap(),
+    );
+    let program: BpfProgram = filter.unwrap().try_into().unwrap();
+    seccompiler::apply_filter(&program).unwrap();
+    let error = cowslip().args(arguments.split(' ')).exec();
+    panic!("not run: {error}");
+}
+
+/// A server on a kernel that lacks a call: with `on` it does not serve, with `auto` it does, and either
+/// way it says what is missing.
+fn serve_without(call: i64, test: &str, missing: &str) {
+    let directory = scratch();
+    run(cowslip()
+        .current_dir(directory.path())
+        .args(["create", "-q", "-f", "qcow2", "a.qcow2", "1M"]));
+    let socket = directory.path().join("socket");
+    let serve = |option: &str| {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command
+            .args(["--exact", "--nocapture", "--test-threads=1", test])
+            .env(WITHOUT, call.to_string())
+            .env(
+                ARGUMENTS,
+                format!("serve {option} -k socket -f qcow2 a.qcow2"),
+            )
+            .current_dir(directory.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        command
+    };
+    let refused = serve("--sandbox=on").output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains(missing), "{said}");
+    assert!(!socket.exists(), "it leaves its socket");
+
+    for (option, warns) in [
+        ("--discard=unmap", true),
+        ("--sandbox=auto", true),
+        ("--sandbox=off", false),
+    ] {
+        let mut server = serve(option).spawn().unwrap();
+        eventually("the socket appears", || socket.exists());
+        let queue = Queue::new(Backend::Threads).unwrap();
+        queue.block_on(async {
+            let stream = Stream::connect_unix(&socket).await.unwrap();
+            let options = ConnectOptions::new("");
+            let client = Client::connect(stream, &options).await.unwrap();
+            client.disconnect().await.unwrap();
+        });
+        run(Command::new("kill").arg(server.id().to_string()));
+        let mut said = String::new();
+        let mut errors = server.stderr.take().unwrap();
+        errors.read_to_string(&mut said).unwrap();
+        assert_eq!(server.wait().unwrap().code(), Some(0), "{said}");
+        assert_eq!(said.contains(missing), warns, "{option}: {said}");
+    }
+}
+
+#[test]
+fn a_kernel_without_landlock_is_refused_or_told() {
+    become_cowslip_without_a_call();
+    serve_without(
+        libc::SYS_landlock_create_ruleset,
+        "a_kernel_without_landlock_is_refused_or_told",
+        "cowslip: sandbox: Landlock missing in this kernel, seccomp on",
+    );
+}
+
+#[test]
+fn a_kernel_without_seccomp_is_refused_or_told() {
+    become_cowslip_without_a_call();
+    serve_without(
+        libc::SYS_seccomp,
+        "a_kernel_without_seccomp_is_refused_or_told",
+        "seccomp failed",
+    );
 }
