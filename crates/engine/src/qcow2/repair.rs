@@ -18,13 +18,14 @@
 //! | B | counts that are too low; or all counts anew, elsewhere, then the header switches | counts at least as high as the references |
 //! | C | copies of what shares its space, tables that move; then the entries and the header that refer to them | the old or the new place of each, both counted |
 //! | D | COPIED cleared where a count is not 1 | |
-//! | E | counts that are too high | entries without COPIED whose count is 1: written by copying, which is safe |
+//! | E | counts that are too high; then holes where nothing is any more, unless entries were broken | entries without COPIED whose count is 1: written by copying, which is safe |
 //! | F | COPIED set where a count is 1 | |
 //! | G | a check; if it finds no corruption, the dirty and corrupt marks are cleared | |
 //!
 //! Counts rise before COPIED is cleared: cleared first, a write in between would free a cluster that
 //! somebody else still uses. They fall after all else.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::check::counts::{Memory, OutOfMemory};
@@ -197,6 +198,8 @@ struct Plan<'a> {
     finished: Summary,
     /// COPIED of some entry is to be changed.
     copied_wrong: bool,
+    /// Clusters that are counted no more, whose space is still to be given back.
+    freed: Vec<Range<u64>>,
 }
 
 impl<'a> Plan<'a> {
@@ -223,6 +226,7 @@ impl<'a> Plan<'a> {
             structural: 0,
             finished: Summary::default(),
             copied_wrong: false,
+            freed: Vec::new(),
         };
         plan.survey_roots().await?;
         plan.survey_l1_tables().await?;

@@ -126,8 +126,12 @@ impl BlockFile for Recorder {
     fn zero(&self, _: u64, _: u64, _: Space) -> Pending<io::Result<()>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
-    fn discard(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
-        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        // A crash leaves a part of it, like a write of zeroes.
+        match self.record(Op::Write(offset, vec![0; len as usize])) {
+            Ok(()) => self.file.discard(offset, len),
+            Err(error) => Pending::ready(Err(error)),
+        }
     }
     fn allocate(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))

@@ -76,7 +76,7 @@ impl Plan<'_> {
             let len = piece.end - piece.start;
             let mut bytes = self.file.read_new(start, len).await?;
             if walk == Walk::Compare {
-                if !l1.shared {
+                if l1.moves.is_none() {
                     self.survey.mended(start, &mut bytes);
                 }
                 apply(&l1.changes, start, &mut bytes);

@@ -284,7 +284,7 @@ impl Plan<'_> {
         for piece in pieces(0, l1.bytes(), 256 << 10) {
             let start = l1.offset + piece.start;
             let mut table = self.file.read_new(start, piece.end - piece.start).await?;
-            if !l1.shared {
+            if l1.moves.is_none() {
                 self.survey.mended(start, &mut table);
             }
             apply(&l1.changes, start, &mut table);

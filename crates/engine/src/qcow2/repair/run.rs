@@ -13,6 +13,8 @@ use crate::{Buf, Result};
 const SECTOR_BYTES: usize = 512;
 /// Data is copied in pieces of this size.
 const COPY_BYTES: u64 = 1 << 20;
+/// Runs of freed clusters that are remembered before their space is given back: 1 MiB of memory.
+const FREED_RUNS_MAX: usize = 65536;
 
 /// Which counts a walk through the refcount blocks changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,11 +209,43 @@ impl Plan<'_> {
         };
         for &index in &blocks {
             self.write_block(index, which).await?;
+            if self.freed.len() >= FREED_RUNS_MAX {
+                self.give_back().await?;
+            }
         }
         if !blocks.is_empty() {
-            self.file.flush().await?;
+            self.give_back().await?;
         }
         Ok(())
+    }
+
+    /// Makes the counts durable, then gives the space of what they free back to the host. Where entries
+    /// were broken nothing is: what is free now may be what one of them meant, and somebody may yet want
+    /// to look for it.
+    async fn give_back(&mut self) -> Result<()> {
+        self.file.flush().await?;
+        let freed = std::mem::take(&mut self.freed);
+        if freed.is_empty() || self.structural > 0 {
+            return Ok(());
+        }
+        let bits = self.survey.geometry.cluster_bits();
+        for run in freed {
+            let start = run.start << bits;
+            let end = (run.end << bits).min(self.survey.file_bytes);
+            if start < end && self.file.discard(start, end - start).await.is_err() {
+                // It is free in the image all the same, and another system may do better.
+                break;
+            }
+        }
+        // The next to use the space finds no hole that comes late.
+        self.file.flush().await
+    }
+
+    fn note_freed(&mut self, cluster: u64) {
+        match self.freed.last_mut() {
+            Some(run) if run.end == cluster => run.end += 1,
+            _ => self.freed.push(cluster..cluster + 1),
+        }
     }
 
     async fn write_block(&mut self, index: u64, which: Counts) -> Result<()> {
@@ -243,6 +277,9 @@ impl Plan<'_> {
                 continue;
             }
             set_refcount(&mut new, at, order, references);
+            if references == 0 {
+                self.note_freed(cluster);
+            }
             let is_new = self.refcounts.end > 0 && cluster >= self.refcounts.first_new;
             let counts = refcount > references || !is_new;
             if counts && !self.refcounts.held.contains_key(&cluster) {
@@ -317,8 +354,16 @@ impl Plan<'_> {
             return Ok(());
         };
         for piece in pieces(0, bytes, COPY_BYTES) {
+            // Beyond the end of the file as it was there is new space by now, with anything in it.
+            let present = self.survey.file_bytes.saturating_sub(from + piece.start);
             let len = piece.end - piece.start;
-            let mut table = self.file.read_new(from + piece.start, len).await?.to_vec();
+            let present = self
+                .file
+                .read_new(from + piece.start, len.min(present))
+                .await?;
+            let mut table = present.to_vec();
+            table.resize(len as usize, 0);
+            self.survey.unmended(from + piece.start, &mut table);
             let changes = &self.survey.l1s[position].changes;
             apply(changes, from + piece.start, &mut table);
             self.write(to + piece.start, table).await?;

@@ -34,9 +34,9 @@ pub(super) struct L1 {
     pub offset: u64,
     pub entries: u64,
     pub owner: Owner,
-    /// Something else has its place, which is left to that: it is changed in its copy only.
+    /// Something else has its place, which is left to that.
     pub shared: bool,
-    /// Where it moves, once that is known.
+    /// It moves, so it is changed in its copy only; where, once that is known.
     pub moves: Option<u64>,
     /// Changes of a table that is changed in its copy only.
     pub changes: Vec<Change>,
@@ -255,7 +255,9 @@ impl Survey {
     pub fn give_up(&mut self, offset: u64, len: u64, times: u64) {
         for cluster in self.clusters_of(offset, len) {
             self.owners.remove(&cluster);
-            *self.given_up.entry(cluster).or_default() += times;
+            // No more than are counted: counts end where the image's do.
+            let given_up = times.min(self.references(cluster));
+            *self.given_up.entry(cluster).or_default() += given_up;
         }
     }
 
@@ -359,6 +361,16 @@ impl Survey {
             }
             same
         });
+    }
+
+    /// The bytes at a place whose tables may have been changed, as they were. Changes are sorted.
+    pub fn unmended(&self, offset: u64, bytes: &mut [u8]) {
+        let end = offset + bytes.len() as u64;
+        let first = self.changes.partition_point(|change| change.at < offset);
+        let changes = self.changes[first..].iter();
+        for change in changes.take_while(|change| change.at < end) {
+            put(bytes, change.at - offset, change.from);
+        }
     }
 
     /// The bytes of a table as they will be after stage C. Changes are sorted.

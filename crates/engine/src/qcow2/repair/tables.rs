@@ -107,13 +107,13 @@ impl Plan<'_> {
             from: entry,
             to: mend.entry,
         };
-        let shared = table.shared;
+        let moves = table.moves.is_some();
         self.step(&Step::L1Entry {
             change,
             wrong: mend.wrong,
             loses: mend.loses,
         });
-        if shared {
+        if moves {
             self.charge(2 * std::mem::size_of::<Change>() as u64)?;
             self.survey.l1s[l1].changes.push(change);
             return Ok(());
