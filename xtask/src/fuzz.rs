@@ -9,9 +9,11 @@ use std::process::Command;
 use crate::run;
 
 /// The targets, as in `cowslip_hostile::TARGETS`, and the longest input that is worth trying.
-const TARGETS: [(&str, u32); 6] = [
+const TARGETS: [(&str, u32); 7] = [
     ("image_bytes", 131_072),
     ("image_damage", 600),
+    // A byte, and an image or choices.
+    ("image_repair", 65_537),
     ("tables", 4096),
     ("nbd_server", 4096),
     ("nbd_client", 4096),
@@ -21,12 +23,15 @@ const TARGETS: [(&str, u32); 6] = [
 /// Options of `cargo xtask fuzz`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// This target alone: image_bytes, image_damage, tables, nbd_server, nbd_client or io_lines
+    /// This target alone: image_bytes, image_damage, image_repair, tables, nbd_server, nbd_client or io_lines
     #[arg(long, value_name = "TARGET")]
     target: Option<String>,
     /// How long each target is fuzzed
     #[arg(long, default_value_t = 60, value_name = "N")]
     seconds: u64,
+    /// Build with this sanitizer, address or none; it costs half of the executions
+    #[arg(long, default_value = "none", value_name = "NAME")]
+    sanitizer: String,
     /// Instead: makes the corpus of the repository as small as it can be with what was found
     #[arg(long)]
     minimise: bool,
@@ -46,31 +51,32 @@ pub fn run(args: &Args) -> Result<(), String> {
     require_cargo_fuzz()?;
     for (name, len_max) in chosen {
         if args.minimise {
-            minimise(name)?;
+            minimise(name, &args.sanitizer)?;
         } else {
-            fuzz(name, len_max, args.seconds)?;
+            fuzz((name, len_max), args)?;
         }
     }
     Ok(())
 }
 
-/// Without a sanitizer: the targets are safe code but for the queue's sockets, and an instrumented allocator
-/// costs half of the executions.
-fn cargo_fuzz(verb: &str, target: &str) -> Command {
+/// Without a sanitizer unless that is asked for: the targets are safe code but for the queue's sockets and the C
+/// library that decompresses zstd, which no option here instruments.
+fn cargo_fuzz(verb: &str, target: &str, sanitizer: &str) -> Command {
     let mut command = Command::new("cargo");
     // This process's own toolchain is what its variables name.
     command.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
     command.current_dir(run::root().join("fuzz"));
-    command.args(["+nightly", "fuzz", verb, "--sanitizer", "none", target]);
+    command.args(["+nightly", "fuzz", verb, "--sanitizer", sanitizer, target]);
     command
 }
 
-fn fuzz(target: &str, len_max: u32, seconds: u64) -> Result<(), String> {
+fn fuzz((target, len_max): (&str, u32), args: &Args) -> Result<(), String> {
+    let seconds = args.seconds;
     println!("xtask: fuzzing {target} for {seconds} s");
     let found = format!("found/{target}");
     let directory = run::root().join("fuzz").join(&found);
     std::fs::create_dir_all(&directory).map_err(|e| format!("cannot make {found}: {e}"))?;
-    let mut command = cargo_fuzz("run", target);
+    let mut command = cargo_fuzz("run", target, &args.sanitizer);
     command.args([&found, &format!("corpus/{target}")]);
     command.args([
         "--",
@@ -84,7 +90,7 @@ fn fuzz(target: &str, len_max: u32, seconds: u64) -> Result<(), String> {
 }
 
 /// Adds what was found, and leaves what it takes to reach the same code.
-fn minimise(target: &str) -> Result<(), String> {
+fn minimise(target: &str, sanitizer: &str) -> Result<(), String> {
     let fuzz = run::root().join("fuzz");
     let corpus = fuzz.join("corpus").join(target);
     if let Ok(found) = std::fs::read_dir(fuzz.join("found").join(target)) {
@@ -93,7 +99,7 @@ fn minimise(target: &str) -> Result<(), String> {
             copied.map_err(|e| format!("cannot copy {}: {e}", input.path().display()))?;
         }
     }
-    run::run(&mut cargo_fuzz("cmin", target))
+    run::run(&mut cargo_fuzz("cmin", target, sanitizer))
 }
 
 fn require_nightly() -> Result<(), String> {

@@ -23,6 +23,8 @@ fn main() {
     for (name, shape) in shapes() {
         let image = image(&shape);
         write("image_bytes", name, &image);
+        // The last choice of four: the bytes are an image.
+        write("image_repair", name, &[&[3], &image[..]].concat());
         write(
             "tables",
             name,
@@ -34,6 +36,7 @@ fn main() {
     write("io_lines", "lines", &[&[0, 0], lines.as_bytes()].concat());
     for target in [
         "image_damage",
+        "image_repair",
         "tables",
         "nbd_server",
         "nbd_client",

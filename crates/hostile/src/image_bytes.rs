@@ -8,7 +8,7 @@ use crate::file::Watched;
 use crate::session;
 
 /// Longer inputs find nothing that shorter ones do not.
-const BYTES_MAX: usize = 1 << 20;
+pub(crate) const BYTES_MAX: usize = 1 << 20;
 
 /// The target's body.
 pub fn run(input: &[u8]) {

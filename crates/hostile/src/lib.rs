@@ -18,6 +18,7 @@ pub mod layout;
 pub mod nbd_client;
 pub mod nbd_server;
 mod pipe;
+pub mod repair;
 pub mod samples;
 pub mod session;
 pub mod tables;
@@ -33,7 +34,7 @@ pub struct Target {
 }
 
 /// All fuzz targets.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     Target {
         name: "image_bytes",
         run: image_bytes::run,
@@ -41,6 +42,10 @@ pub const TARGETS: [Target; 6] = [
     Target {
         name: "image_damage",
         run: damage::run,
+    },
+    Target {
+        name: "image_repair",
+        run: repair::run,
     },
     Target {
         name: "tables",

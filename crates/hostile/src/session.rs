@@ -182,13 +182,24 @@ pub fn look(file: &Arc<Watched>, draw: &mut Draw) {
 /// # Errors
 /// As the engine's check; also where there is no header to begin with.
 pub fn run_check(file: &Arc<Watched>) -> cowslip::Result<CheckResult> {
+    run_check_telling(file, &mut Ignore)
+}
+
+/// The same; somebody hears of the findings.
+///
+/// # Errors
+/// As [`run_check`].
+pub fn run_check_telling(
+    file: &Arc<Watched>,
+    observer: &mut dyn Observer,
+) -> cowslip::Result<CheckResult> {
     let start = block_on(read_start(file.as_ref()))?;
     let header = Header::parse(&start, u64::MAX, file.name())?;
     let options = CheckOptions {
         memory_bytes_max: CHECK_BYTES_MAX,
     };
     let file = file.clone() as Arc<dyn BlockFile>;
-    block_on(check(&file, &header, &options, &mut Ignore))
+    block_on(check(&file, &header, &options, observer))
 }
 
 /// Writes, resizes, closes and opens again; what is metadata before must be metadata after.

@@ -10,9 +10,11 @@ use std::sync::Arc;
 use cowslip::file::BlockFile;
 use cowslip::image::ZeroOptions;
 use cowslip::qcow2::inspect::inspect;
+use cowslip::qcow2::repair::Scope;
 use cowslip::{Buf, BufMut};
 use cowslip_hostile::draw::Draw;
 use cowslip_hostile::file::Watched;
+use cowslip_hostile::repair::repair;
 use cowslip_hostile::session::{OneDataFile, block_on, open, run_check};
 use cowslip_hostile::worst::{self, BYTES};
 use peak_alloc::PeakAlloc;
@@ -58,6 +60,13 @@ const WRITE: Bound = Bound {
     memory_bytes: 16 * MIB,
     operations: 30_000,
     bytes_read: 16 << 20,
+};
+
+/// The walks of a plan, its run, and the check at the end.
+const REPAIR: Bound = Bound {
+    memory_bytes: 64 * MIB,
+    operations: 100_000,
+    bytes_read: 512 << 20,
 };
 
 /// Returns what was too much.
@@ -142,6 +151,9 @@ fn the_worst_images_cost_a_bounded_amount() {
         let checked = measure(&image, "check", &CHECK, |file| tolerate(run_check(file)));
         too_much.extend(inspected);
         too_much.extend(checked);
+        too_much.extend(measure(&image, "repair", &REPAIR, |file| {
+            tolerate(repair(file, Scope::All));
+        }));
         too_much.extend(measure(&image, "read", &READ, read));
         too_much.extend(measure(&image, "map", &EXTENTS, map));
         too_much.extend(measure(&image, "write", &WRITE, write));

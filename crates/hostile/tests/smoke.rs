@@ -94,6 +94,11 @@ fn damaged_images_cost_no_metadata() {
 }
 
 #[test]
+fn damaged_images_are_repaired_or_left_alone() {
+    smoke("image_repair", 1000);
+}
+
+#[test]
 fn tables_and_messages_decode_to_what_they_encode_to() {
     smoke("tables", 20_000);
 }
