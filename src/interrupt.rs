@@ -10,8 +10,6 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-use crate::output::print_error;
-
 static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 static WORDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static WATCH: Once = Once::new();
@@ -75,6 +73,15 @@ impl Drop for RemovedOnInterrupt {
     }
 }
 
+/// Writes to standard error past the locks of the streams: who holds one may be waiting for a reader that
+/// does not come, and the signal must end the program all the same.
+fn say(text: &str) {
+    let mut rest = text.as_bytes();
+    while let Ok(written @ 1..) = rustix::io::write(rustix::stdio::stderr(), rest) {
+        rest = &rest[written..];
+    }
+}
+
 fn watch() {
     // Without the watch an interruption leaves a file that is no valid image; no reason to stop.
     let Ok(mut signals) = Signals::new([SIGHUP, SIGINT, SIGTERM]) else {
@@ -87,7 +94,7 @@ fn watch() {
                 drop(std::fs::remove_file(path));
             }
             for text in words().iter() {
-                print_error(&format!("{text}\n"));
+                say(&format!("{text}\n"));
             }
             if emulate_default_handler(signal).is_err() {
                 std::process::exit(1);
