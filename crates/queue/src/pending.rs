@@ -412,7 +412,7 @@ mod tests {
 
     #[test]
     fn halves_on_two_threads_meet_in_any_order() {
-        const ROUNDS: usize = 20_000;
+        const ROUNDS: usize = if cfg!(miri) { 300 } else { 20_000 };
         let alive = Arc::new(());
         let (send, receive) = std::sync::mpsc::sync_channel::<Completer<(usize, Arc<()>)>>(4);
         let token = Arc::clone(&alive);
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn a_value_is_on_exactly_one_side_when_both_end_at_once() {
-        const ROUNDS: usize = 20_000;
+        const ROUNDS: usize = if cfg!(miri) { 300 } else { 20_000 };
         let (send, receive) = std::sync::mpsc::sync_channel::<Completer<()>>(1);
         let helper = thread::spawn(move || {
             let outcomes = receive.into_iter().map(|half| half.deliver(()).is_ok());
