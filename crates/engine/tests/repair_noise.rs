@@ -333,3 +333,36 @@ fn the_scope_of_leaks_is_kept() {
             .all(|step| !step.what().is_empty() && !step.why().is_empty())
     );
 }
+
+/// As `qemu-img check -r` does it; but where entries were broken, what became free may be what one meant.
+#[test]
+fn space_of_leaks_is_given_back_unless_an_entry_was_broken() {
+    let mut leaking = sound(12, false, 16);
+    let word = |at: usize| u64::from_be_bytes(leaking[at..at + 8].try_into().unwrap()) as usize;
+    let (l1, counts) = (word(40), word(word(48)));
+    let leaked = leaking.len().next_multiple_of(4096);
+    leaking.resize(leaked, 0);
+    leaking.resize(leaked + 2 * 4096, 0xee);
+    for cluster in [leaked / 4096, leaked / 4096 + 1] {
+        leaking[counts + 2 * cluster + 1] = 1;
+    }
+    let mut broken = leaking.clone();
+    broken[l1 + 7] |= 1;
+    for (image, scope, given_back) in [
+        (&leaking, Scope::Leaks, true),
+        (&leaking, Scope::All, true),
+        (&broken, Scope::All, false),
+    ] {
+        let file = Recorder::new(image.clone());
+        let shared: Arc<dyn BlockFile> = file.clone();
+        let options = RepairOptions::new(scope);
+        let outcome = block_on(repair::repair(&shared, &options, &mut ())).unwrap();
+        assert!(outcome.check.is_clean(), "{outcome:?}");
+        assert_eq!(outcome.done.leaks, 2);
+        let now = file.contents();
+        let expected = if given_back { 0 } else { 0xee };
+        let space = &now[leaked..leaked + 2 * 4096];
+        assert!(space.iter().all(|&byte| byte == expected), "{scope:?}");
+        assert!(contents(&now) == contents(&leaking));
+    }
+}
