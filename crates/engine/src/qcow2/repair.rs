@@ -193,6 +193,8 @@ struct Plan<'a> {
     summary: Summary,
     /// Steps that are no counts or flags, and how many.
     steps: Vec<Step>,
+    /// There is no memory for all of them.
+    too_many_steps: bool,
     structural: u64,
     /// What is done so far.
     finished: Summary,
@@ -223,6 +225,7 @@ impl<'a> Plan<'a> {
             survey,
             summary: Summary::default(),
             steps: Vec::new(),
+            too_many_steps: false,
             structural: 0,
             finished: Summary::default(),
             copied_wrong: false,
@@ -238,6 +241,9 @@ impl<'a> Plan<'a> {
         plan.compare_refcounts().await?;
         plan.compare_copied().await?;
         plan.mark();
+        if plan.too_many_steps {
+            return Err(out_of_memory(plan.file.name()));
+        }
         Ok(plan)
     }
 
@@ -253,7 +259,10 @@ impl<'a> Plan<'a> {
         );
         if !flag_or_count {
             self.structural += 1;
-            self.steps.push(step.clone());
+            match self.survey.memory.charge(step.memory_bytes()) {
+                Ok(()) => self.steps.push(step.clone()),
+                Err(OutOfMemory) => self.too_many_steps = true,
+            }
         }
         self.observer.event(Event::Planned(step));
     }

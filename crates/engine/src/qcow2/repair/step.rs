@@ -213,6 +213,16 @@ impl Step {
         )
     }
 
+    /// Memory that a list of steps takes for it, at most.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let texts = match self {
+            Step::Snapshot { id, name, .. } => id.len() + name.len(),
+            Step::Bitmaps { what, .. } => what.len(),
+            _ => 0,
+        };
+        (2 * std::mem::size_of::<Step>() + texts) as u64
+    }
+
     /// What is done.
     pub fn what(&self) -> String {
         match self {
