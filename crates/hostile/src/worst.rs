@@ -102,6 +102,7 @@ pub fn all() -> Vec<Worst> {
         endless_bitmaps(),
         bitmaps_with_one_table(),
         snapshots_with_one_l1_table(),
+        snapshots_of_nothing(),
         long_named_snapshots(),
         counts_beyond_the_end(0xff, "counts beyond the end, all 1"),
         counts_beyond_the_end(0x55, "counts beyond the end, every second 1"),
@@ -199,6 +200,22 @@ fn snapshots_with_one_l1_table() -> Worst {
     );
     snapshots(&mut image, table, count as u32);
     image.named("snapshots with one L1 table")
+}
+
+/// A repair gives each of them an L1 table of its own.
+fn snapshots_of_nothing() -> Worst {
+    let mut image = Builder::new(9);
+    let table = BYTES as u64 / 2;
+    let l1_entries = (table - 8 * 512) / 8;
+    image.l1(8 * 512, l1_entries);
+    let count = table / 56;
+    for at in (0..count).map(|index| table + index * 56) {
+        image.word(at, 8 * 512);
+        image.half(at + 8, l1_entries as u32);
+        image.half(at + 36, 16);
+    }
+    snapshots(&mut image, table, count as u32);
+    image.named("snapshots of nothing")
 }
 
 fn long_named_snapshots() -> Worst {

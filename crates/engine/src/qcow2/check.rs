@@ -27,7 +27,7 @@ mod bitmaps;
 mod copied;
 pub mod counts;
 mod findings;
-mod reader;
+pub(super) mod reader;
 mod refcounts;
 mod snapshots;
 #[cfg(test)]

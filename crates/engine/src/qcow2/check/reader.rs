@@ -30,6 +30,12 @@ const SPARE_BUFFERS_MAX: usize = 4;
 const READ_FACTOR: u64 = 16;
 const READ_BYTES: u64 = 64 << 20;
 
+/// What may be read of a file of this length.
+pub fn read_bytes_max(file_bytes: u64) -> u64 {
+    let times = file_bytes.saturating_mul(READ_FACTOR);
+    times.saturating_add(READ_BYTES)
+}
+
 /// Bytes that were read.
 pub(super) struct Bytes {
     buf: BufMut,
@@ -73,7 +79,7 @@ impl<'a> Reader<'a> {
                 error,
             )
         })?;
-        let left_bytes = len.saturating_mul(READ_FACTOR).saturating_add(READ_BYTES);
+        let left_bytes = read_bytes_max(len);
         Ok(Reader {
             file,
             len,

@@ -95,6 +95,7 @@ impl Plan<'_> {
 
     /// Notes an L1 table; one that is cut, or whose place is another's, will move.
     fn add_l1(&mut self, mut l1: L1, cut: bool, structure: Structure) -> Result<()> {
+        self.survey.spend_on_l1(l1.bytes())?;
         if cut || l1.shared {
             l1.moves = Some(0);
         } else {
@@ -265,6 +266,7 @@ impl Plan<'_> {
         if !fits {
             return Ok(false);
         }
+        self.survey.spend_on_l1(bytes)?;
         let mut mapped = 0;
         for piece in pieces(offset, bytes, 64 << 10) {
             let table = self

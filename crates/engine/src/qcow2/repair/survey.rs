@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::super::check::Structure;
 use super::super::check::counts::{Copied, Counts, Memory, OutOfMemory};
+use super::super::check::reader::read_bytes_max;
 use super::super::entry::EntryFormat;
 use super::super::entry::mend::Mend;
 use super::super::geometry::Geometry;
@@ -129,6 +130,8 @@ pub(super) struct Survey {
     /// Host clusters to count: those of the file, and what sticks out of it.
     pub clusters: u64,
     pub l1s: Vec<L1>,
+    /// What may still be read of L1 tables, which a hostile image lays over each other.
+    l1_bytes_left: u64,
     pub tables: Vec<L2Table>,
     by_offset: HashMap<u64, u32>,
     pub snapshots: Vec<Snapshot>,
@@ -171,6 +174,7 @@ impl Survey {
             owners: HashMap::new(),
             clusters,
             l1s: Vec::new(),
+            l1_bytes_left: read_bytes_max(file_bytes),
             tables: Vec::new(),
             by_offset: HashMap::new(),
             snapshots: Vec::new(),
@@ -191,6 +195,16 @@ impl Survey {
     pub fn charge(&mut self, bytes: u64) -> Result<()> {
         let charged = self.memory.charge(bytes);
         charged.map_err(|OutOfMemory| out_of_memory(&self.file_name))
+    }
+
+    /// Takes from what may be read of L1 tables, and written where they move.
+    pub fn spend_on_l1(&mut self, bytes: u64) -> Result<()> {
+        let left = self.l1_bytes_left.checked_sub(bytes);
+        self.l1_bytes_left = left.ok_or_else(|| Error::Unsupported {
+            file: self.file_name.clone(),
+            feature: "repairing an image whose L1 tables lie over each other many times".into(),
+        })?;
+        Ok(())
     }
 
     pub fn clusters_of(&self, offset: u64, len: u64) -> std::ops::Range<u64> {
