@@ -48,6 +48,18 @@ pub enum DiscardPolicy {
     Unmap,
 }
 
+/// How space on the host is allocated (`alloc_policy`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum AllocPolicy {
+    /// As the image says, or else by its geometry.
+    #[default]
+    Auto,
+    /// A cluster's space is allocated as a whole and kept as a whole; the file grows by allocated space.
+    Contiguous,
+    /// Only what is written takes space; what is given up goes back subcluster by subcluster.
+    Sparse,
+}
+
 /// When a write is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WritePolicy {
@@ -114,6 +126,11 @@ pub struct OpenOptions {
     pub write_policy: WritePolicy,
     /// What a discard does.
     pub discard: DiscardPolicy,
+    /// Clusters that are discarded stay allocated, without data: the image keeps its layout, and their
+    /// space on the host is given back all the same (QEMU: `discard-no-unref`). Version 3 only.
+    pub discard_no_unref: bool,
+    /// How space on the host is allocated.
+    pub alloc_policy: AllocPolicy,
     /// Where unallocated data comes from.
     pub backing: BackingChoice,
     /// What is done if the image was not closed cleanly and will be written.

@@ -361,6 +361,10 @@ impl Qcow2 {
                 return Err(error);
             }
         }
+        if let Some(punched) = self.hole_in_the_way(state, &steps) {
+            self.give_back(state, &taken);
+            return Ok(Err(Need::Other(punched)));
+        }
         for (cluster, _) in &taken {
             *state.raised.entry(*cluster).or_default() += 1;
         }
@@ -374,6 +378,18 @@ impl Qcow2 {
         batch.pins.push(slice);
         self.enlist(state, request, steps, (batch, &taken));
         Ok(Ok(()))
+    }
+
+    /// A hole that is being punched where one of the steps will write.
+    fn hole_in_the_way(
+        &self,
+        state: &mut State,
+        steps: &[(GuestCluster, plan::Write)],
+    ) -> Option<Pending<()>> {
+        steps.iter().find_map(|(_, write)| {
+            let host = self.host_cluster(write.host);
+            state.punches.obstacle(host, self.attempted(write))
+        })
     }
 
     /// Makes the steps part of the batch, and members of the space that they fill.
@@ -411,6 +427,7 @@ impl Qcow2 {
                     ),
                 };
                 state.fresh.set(host, 0);
+                state.punches.call_off(host, self.attempted(&write));
                 state
                     .joint
                     .join(cluster, space, published, self.attempted(&write));

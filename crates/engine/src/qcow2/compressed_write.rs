@@ -101,11 +101,10 @@ impl Qcow2 {
                 L2Entry::Standard(old) => old.host.map(Freed::Cluster),
             };
             state.tables.set_entry(cluster, &L2Entry::Compressed(place));
-            let epoch = state.epochs.current();
             if let Some(freed) = freed {
                 self.clusters_of(&freed)
                     .for_each(|host| state.fresh.set(host, 0));
-                state.quarantine.push((freed, epoch));
+                self.give_up(state, freed);
             }
             Ok(())
         });

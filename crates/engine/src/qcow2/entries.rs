@@ -12,7 +12,7 @@ use super::geometry::{self, GuestCluster, GuestOffset, round_down, round_up};
 use super::inflight::{Kind, Want};
 use super::map::Source;
 use super::plan::{self, EntryChange, EntryRequest, Freed};
-use super::{Fua, Qcow2, SlicePin, State};
+use super::{Fua, Qcow2, SlicePin, State, punch};
 use crate::chain::{Below, decide_zero};
 use crate::file::Space;
 use crate::image::ZeroOptions;
@@ -75,7 +75,7 @@ impl Qcow2 {
         self.settle(self.effective(fua), true).await
     }
 
-    /// Frees the whole clusters in a range.
+    /// Gives up the whole subclusters in a range.
     pub(crate) async fn discard(&self, range: Range<u64>, below: &Below) -> Result<()> {
         // A raw data file must go on showing what the tables say: it gives up the bytes first, or
         // keeps them where that would mean writing zeroes.
@@ -88,7 +88,7 @@ impl Qcow2 {
             EntryRequest::Discard
         };
         self.ready_for_writes().await?;
-        let unit = self.geometry().cluster_bytes();
+        let unit = self.geometry().subcluster_bytes();
         let end = if range.end == self.size() || planted::is(Mistake::DiscardRoundsUp) {
             round_up(range.end, unit)
         } else {
@@ -300,13 +300,20 @@ impl Qcow2 {
             let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
             let view = self.view(state, cluster, below)?;
             let bytes = part.start - view.start..part.end - view.start;
-            match plan::change_entry(&self.format, &view, &bytes, request) {
+            match plan::change_entry(&self.format, &view, &bytes, (request, self.unref)) {
                 EntryChange::None => continue,
                 EntryChange::Write => changes.writes.push(part),
                 EntryChange::Set(entry, freed) => {
+                    let part = match freed {
+                        // Nobody may be filling other subclusters of a cluster that is given up.
+                        Some(Freed::Cluster(_)) => {
+                            view.start..view.start + self.geometry().cluster_bytes()
+                        }
+                        Some(Freed::Subclusters(..) | Freed::Compressed(_)) | None => part,
+                    };
                     let range = match &mut changes.lease {
                         Some(want) => want.range.start..part.end,
-                        None => part.clone(),
+                        None => part,
                     };
                     changes.lease = Some(Want {
                         range,
@@ -326,17 +333,27 @@ impl Qcow2 {
     }
 
     fn apply(&self, state: &mut State, changes: Changes) -> Vec<Range<u64>> {
-        let epoch = state.epochs.current();
         for (cluster, entry, freed) in changes.entries {
             state.tables.set_entry(cluster, &entry);
+            let mut unused = 0;
             if let L2Entry::Standard(entry) = entry {
                 // What was written there under a mapping that is gone must not show again.
                 state.joint.spoil(cluster, entry.zeroes);
+                unused = !(entry.allocated | state.joint.attempted(cluster));
             }
-            if let Some(freed) = freed {
-                self.clusters_of(&freed)
-                    .for_each(|host| state.fresh.set(host, 0));
-                state.quarantine.push((freed, epoch));
+            match freed {
+                Some(Freed::Subclusters(..)) if !self.punches_subclusters() => {}
+                Some(Freed::Subclusters(host, given_up)) => {
+                    let geometry = self.geometry();
+                    let hole = punch::with_neighbours(geometry, given_up, unused);
+                    self.give_up(state, Freed::Subclusters(host, hole));
+                }
+                Some(freed) => {
+                    self.clusters_of(&freed)
+                        .for_each(|host| state.fresh.set(host, 0));
+                    self.give_up(state, freed);
+                }
+                None => {}
             }
             state.unflushed = true;
         }

@@ -33,6 +33,7 @@ pub mod map;
 mod open;
 pub mod plan;
 pub mod probe;
+mod punch;
 mod refcount;
 pub mod repair;
 mod resize;
@@ -54,13 +55,14 @@ use self::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffse
 use self::header::Header;
 use self::inflight::{Epochs, JointSpace, Leases, Left};
 use self::map::{Run, Source};
-use self::plan::Freed;
+use self::plan::{Freed, Unref};
+use self::punch::Punches;
 use self::refcount::Refcounts;
 use self::tables::{Prepared, Tables};
 use crate::chain::Below;
 use crate::durable::DurableWrites;
 use crate::file::{Durability, HostFile};
-use crate::image::{DiscardPolicy, WritePolicy};
+use crate::image::{AllocPolicy, DiscardPolicy, WritePolicy};
 use crate::planted::{self, Mistake};
 use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
 use crate::{Error, Result};
@@ -79,6 +81,9 @@ pub struct Qcow2 {
     format: EntryFormat,
     compression: header::CompressionType,
     discard: DiscardPolicy,
+    /// What discards leave of the clusters that they cover.
+    unref: Unref,
+    alloc_policy: AllocPolicy,
     write_policy: WritePolicy,
     writable: bool,
     /// The metadata lock: CPU work only.
@@ -130,6 +135,8 @@ struct State {
     quarantine: Vec<(Freed, u64)>,
     /// References whose clearing is durable, waiting for their epoch to leave.
     cleared: Vec<(Freed, u64)>,
+    /// Subclusters whose space is wanted back.
+    punches: Punches,
     /// Clusters of the file below which space is claimed: the file is that long.
     claimed: u64,
     /// Clusters of the file when it was opened: only what is above was grown by this session.
@@ -383,8 +390,9 @@ impl Qcow2 {
                 }
                 state.tables.set_entry(step.cluster, &entry);
                 state.joint.published(step.cluster);
-                let epoch = state.epochs.current();
-                state.quarantine.extend(freed.map(|freed| (freed, epoch)));
+                if let Some(freed) = freed {
+                    self.give_up(state, freed);
+                }
             }
             if step.write.change != plan::Change::None {
                 if outcome.is_err() && !planted::is(Mistake::FreshAfterFailedWrite) {
@@ -413,10 +421,33 @@ impl Qcow2 {
             Left::Forfeited(_) if self.format.data_file => {}
             Left::Forfeited(_) if planted::is(Mistake::ForfeitedLost) => {}
             Left::Forfeited(space) => {
-                let epoch = state.epochs.current();
-                state.quarantine.push((Freed::Cluster(space.host), epoch));
+                self.give_up(state, Freed::Cluster(space.host));
             }
         }
+    }
+
+    /// Space that no entry refers to any more goes to the quarantine.
+    fn give_up(&self, state: &mut State, freed: Freed) {
+        let epoch = state.epochs.current();
+        match &freed {
+            Freed::Subclusters(host, mask) => {
+                let cluster = self.host_cluster(*host);
+                state.punches.want(cluster, epoch, *mask);
+            }
+            Freed::Cluster(_) | Freed::Compressed(_) => {
+                let all = self.geometry().all_subclusters();
+                for cluster in self.clusters_of(&freed) {
+                    state.punches.call_off(cluster, all);
+                }
+            }
+        }
+        state.quarantine.push((freed, epoch));
+    }
+
+    /// Whether the space of single subclusters is given back.
+    fn punches_subclusters(&self) -> bool {
+        let keeps = self.alloc_policy == AllocPolicy::Contiguous && self.unref == Unref::Free;
+        self.discard == DiscardPolicy::Unmap && !keeps && self.file.capabilities().punches_holes
     }
 
     /// Step 9 for a request: durable if it asked for it, and not too much dirty in any case.

@@ -9,7 +9,9 @@ use super::geometry::{HostCluster, HostOffset, round_up};
 use super::header::Header;
 use super::inflight::{Epochs, JointSpace, Leases};
 use super::inspect::snapshot_table_bytes;
+use super::plan::Unref;
 use super::probe::Probe;
+use super::punch::Punches;
 use super::refcount::Refcounts;
 use super::repair;
 use super::tables::Tables;
@@ -78,6 +80,11 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         format,
         compression: header.compression_type,
         discard: options.discard,
+        unref: match options.discard_no_unref {
+            true => Unref::Keep,
+            false => Unref::Free,
+        },
+        alloc_policy: options.alloc_policy,
         write_policy: options.write_policy,
         writable,
         state: Mutex::new(fresh_state(header.clone(), l1, options)),
@@ -243,6 +250,7 @@ fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
         raised: BTreeMap::new(),
         quarantine: Vec::new(),
         cleared: Vec::new(),
+        punches: Punches::default(),
         claimed: 0,
         claimed_at_open: 0,
         cuts: 0,

@@ -244,6 +244,8 @@ pub enum Freed {
     Cluster(HostOffset),
     /// The clusters that a compressed cluster's bytes lie in, one reference each.
     Compressed(Compressed),
+    /// Subclusters of a cluster that stays mapped, and that only this guest cluster has.
+    Subclusters(HostOffset, SubclusterMask),
 }
 
 /// The entry after a write, and what it freed. `before` is the entry now, which may have been
@@ -308,10 +310,19 @@ fn mistaken_fill(
 pub enum EntryRequest {
     /// Read as zeroes and keep the space.
     Zero,
-    /// Read as zeroes and give the space back where the whole cluster is covered.
+    /// Read as zeroes and give the space back.
     ZeroAndUnmap,
-    /// The guest needs it no longer; only whole clusters count.
+    /// The guest needs it no longer.
     Discard,
+}
+
+/// What becomes of the space of a cluster whose data is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unref {
+    /// It is freed.
+    Free,
+    /// The cluster keeps it, without data (`discard-no-unref`).
+    Keep,
 }
 
 /// What such a request does to a cluster.
@@ -332,40 +343,43 @@ pub fn change_entry(
     format: &EntryFormat,
     view: &View,
     bytes: &Range<u64>,
-    request: EntryRequest,
+    (request, unref): (EntryRequest, Unref),
 ) -> EntryChange {
     let geometry = &format.geometry;
     let within = geometry.subclusters_within(bytes);
     let all = geometry.all_subclusters();
-    if within == 0 || (request == EntryRequest::Discard && within != all) {
+    if within == 0 {
         return EntryChange::None;
     }
     let whole = within == all;
     let shows_below = view.below_end > 0;
+    let is_discard = request == EntryRequest::Discard;
+    // What the format cannot say: a discard may leave it, zeroes have to be written.
+    let inexpressible = match request {
+        EntryRequest::Discard => EntryChange::None,
+        EntryRequest::Zero | EntryRequest::ZeroAndUnmap => EntryChange::Write,
+    };
     let entry = match &view.entry {
-        L2Entry::Compressed(_) if !whole => return EntryChange::Write,
+        L2Entry::Compressed(_) if !whole => return inexpressible,
         L2Entry::Compressed(place) => {
             return match unmapped(format, shows_below) {
                 Some(entry) => EntryChange::Set(entry, Some(Freed::Compressed(*place))),
-                None if request == EntryRequest::Discard => EntryChange::None,
-                None => EntryChange::Write,
+                None => inexpressible,
             };
         }
         L2Entry::Standard(entry) => entry,
     };
-    if request == EntryRequest::Discard
-        && entry.host.is_none()
-        && (entry.zeroes == all || !shows_below)
-    {
+    let is_gone = entry.zeroes & within == within || !shows_below;
+    if is_discard && entry.allocated & within == 0 && is_gone && !(whole && entry.host.is_some()) {
         return EntryChange::None;
     }
-    if whole && request != EntryRequest::Zero {
+    let keeps_space = unref == Unref::Keep && format.version >= 3 && entry.host.is_some();
+    if whole && request != EntryRequest::Zero && !keeps_space {
         let freed = entry.host.filter(|_| !format.data_file).map(Freed::Cluster);
         return match unmapped(format, shows_below) {
             Some(new) if new == view.entry => EntryChange::None,
             Some(new) => EntryChange::Set(new, freed),
-            None if request == EntryRequest::Discard => EntryChange::None,
-            None => EntryChange::Write,
+            None => inexpressible,
         };
     }
     if format.version < 3 {
@@ -388,7 +402,22 @@ pub fn change_entry(
     if new == *entry {
         return EntryChange::None;
     }
-    EntryChange::Set(L2Entry::Standard(new), None)
+    let given_up = entry.host.filter(|_| request != EntryRequest::Zero);
+    match given_up.filter(|_| !format.data_file) {
+        Some(host) if new.allocated == 0 && entry.allocated != 0 && !keeps_space => {
+            let new = Standard {
+                host: None,
+                copied: false,
+                ..new
+            };
+            EntryChange::Set(L2Entry::Standard(new), Some(Freed::Cluster(host)))
+        }
+        Some(host) if entry.copied => {
+            let freed = Freed::Subclusters(host, entry.allocated & within);
+            EntryChange::Set(L2Entry::Standard(new), Some(freed))
+        }
+        _ => EntryChange::Set(L2Entry::Standard(new), None),
+    }
 }
 
 /// The entry of a cluster without space that reads as zeroes.

@@ -306,22 +306,23 @@ impl Qcow2 {
     /// Stage C: clusters whose last reference is gone for good, and that no request can still reach,
     /// lose their count and become free.
     async fn open_quarantine(&self, counts: &mut Counts) -> Result<()> {
-        let ready: Vec<Freed> = {
+        let ready: Vec<(Freed, u64)> = {
             let mut state = self.lock();
             let state = &mut *state;
             let (ready, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut state.cleared)
                 .into_iter()
                 .partition(|(_, epoch)| state.epochs.all_left(*epoch));
             state.cleared = waiting;
-            ready.into_iter().map(|(freed, _)| freed).collect()
+            ready
         };
         if ready.is_empty() {
             return Ok(());
         }
+        self.punch_subclusters(counts, &ready).await;
         let lower = self.probe.stage(Stage::Lower);
         let mut free = Vec::new();
         let mut damaged = None;
-        for cluster in ready.iter().flat_map(|freed| self.clusters_of(freed)) {
+        for cluster in ready.iter().flat_map(|(freed, _)| self.clusters_of(freed)) {
             match counts.refcounts.add(cluster, -1).await {
                 Ok(0) => free.push(cluster),
                 Ok(1) if planted::is(Mistake::CompressedFreedEarly) => free.push(cluster),
@@ -413,6 +414,8 @@ impl Qcow2 {
             Freed::Compressed(place) => {
                 place.start >> bits..((place.start + place.len - 1) >> bits) + 1
             }
+            // The cluster stays mapped.
+            Freed::Subclusters(..) => 0..0,
         };
         range.map(HostCluster)
     }
