@@ -169,6 +169,7 @@ pub enum Need {
     Slice(u64),
     Lease(Ticket, Pending<()>),
     Space(u64),
+    TableSpace,
     OwnTable(u64),
     Other(Pending<()>),
 }
@@ -240,6 +241,7 @@ impl Qcow2 {
                 waiting.await;
             }
             Need::Space(clusters) => self.make_room(clusters).await?,
+            Need::TableSpace => self.make_table_space().await?,
             Need::OwnTable(l1_index) => self.unshare_table(l1_index).await?,
             Need::Other(waiting) => waiting.await,
         }
@@ -474,12 +476,14 @@ impl Qcow2 {
             }
             Some(_) => {}
             None => {
-                if state.free.clusters() == 0 {
+                if state.free.clusters() + state.table_space.clusters() == 0 {
                     return Ok(Err(Need::Space(1)));
                 }
-                let (cluster, content) = self.take_clusters(state, 1)[0];
+                let Some((cluster, content)) = self.take_table(state) else {
+                    return Ok(Err(Need::TableSpace));
+                };
                 *state.raised.entry(cluster).or_default() += 1;
-                let on_disk = if content == Content::Zeroes {
+                let on_disk = if content.is_zero() {
                     OnDisk::Zeroes
                 } else {
                     OnDisk::Unknown
@@ -559,9 +563,9 @@ impl Qcow2 {
     }
 
     fn space(&self, cluster: HostCluster, content: Content) -> Space {
-        let fresh = match content {
-            Content::Zeroes => self.geometry().all_subclusters(),
-            Content::Unknown => 0,
+        let fresh = match content.is_zero() {
+            true => self.geometry().all_subclusters(),
+            false => 0,
         };
         Space {
             host: self.geometry().host_offset(cluster),

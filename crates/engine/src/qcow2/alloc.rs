@@ -17,10 +17,24 @@ const FRESH_MAX: usize = 1 << 16;
 /// What is known of the bytes of free space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// They read as zeroes.
+    /// They read as zeroes, and may be a hole.
     Zeroes,
+    /// They read as zeroes, and have their space.
+    Reserved,
     /// Anything.
     Unknown,
+}
+
+impl Content {
+    /// They read as zeroes.
+    pub fn is_zero(self) -> bool {
+        matches!(self, Content::Zeroes | Content::Reserved)
+    }
+
+    /// The host may have no space for them yet.
+    pub fn may_be_hole(self) -> bool {
+        self != Content::Reserved
+    }
 }
 
 /// Clusters that may be taken.

@@ -13,10 +13,11 @@ use super::geometry::{
     CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, CLUSTER_BITS_MIN_EXTENDED, Geometry, round_up,
 };
 use super::header::{
-    CompressionType, CryptMethod, Extensions, HEADER_BYTES, HEADER_BYTES_V2, Header, L1_BYTES_MAX,
-    autoclear, compatible, incompatible,
+    AllocationHint, CompressionType, CryptMethod, Extensions, HEADER_BYTES, HEADER_BYTES_V2,
+    Header, L1_BYTES_MAX, autoclear, compatible, incompatible,
 };
 use crate::file::{BlockFile, Claim};
+use crate::image::AllocPolicy;
 use crate::{Error, Result};
 
 mod layout;
@@ -79,6 +80,8 @@ pub struct CreateOptions {
     pub data_file_raw: bool,
     /// Space that is allocated now.
     pub preallocation: Preallocation,
+    /// How space is to be allocated later, to be remembered in the image where it has room.
+    pub alloc_policy: AllocPolicy,
 }
 
 impl CreateOptions {
@@ -97,6 +100,7 @@ impl CreateOptions {
             data_file: None,
             data_file_raw: false,
             preallocation: Preallocation::Off,
+            alloc_policy: AllocPolicy::Auto,
         }
     }
 
@@ -208,6 +212,8 @@ impl CreateOptions {
         let mut extensions = Extensions::for_new_image(version, geometry.cluster_bytes());
         extensions.backing_format.clone_from(&self.backing_format);
         extensions.data_file.clone_from(&self.data_file);
+        let wanted = self.version == Version::V3 && self.alloc_policy != AllocPolicy::Auto;
+        extensions.allocation = wanted.then(|| AllocationHint::new(self.alloc_policy));
         Header {
             version,
             backing_file_offset: 0,
@@ -261,7 +267,7 @@ pub async fn create(
     let mut header = options.header(&geometry);
     let layout = Layout::plan(geometry, options)?;
     layout.enter(&mut header);
-    let header = header.encode()?;
+    let header = encode_header(&mut header)?;
     claim_new(file.as_ref(), Claim::qcow2(true))?;
     if let Some(data_file) = &data_file {
         claim_new(data_file.as_ref(), Claim::data_file(true))?;
@@ -280,6 +286,16 @@ pub async fn create(
         claim_new(made.as_ref(), Claim::NONE)?;
     }
     Ok(())
+}
+
+/// The header's bytes. The hint on allocation is left out where a small cluster has no room for it.
+fn encode_header(header: &mut Header) -> Result<Vec<u8>> {
+    header.encode().or_else(|error| {
+        if header.extensions.allocation.take().is_none() {
+            return Err(error);
+        }
+        header.encode()
+    })
 }
 
 /// Whether nothing protects the file is for the caller to ask, before.

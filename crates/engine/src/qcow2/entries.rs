@@ -11,13 +11,16 @@ use super::entry::L2Entry;
 use super::geometry::{self, GuestCluster, GuestOffset, round_down, round_up};
 use super::inflight::{Kind, Want};
 use super::map::Source;
-use super::plan::{self, EntryChange, EntryRequest, Freed};
+use super::plan::{self, EntryChange, EntryRequest, Freed, Unref};
 use super::{Fua, Qcow2, SlicePin, State, punch};
 use crate::chain::{Below, decide_zero};
 use crate::file::Space;
 use crate::image::ZeroOptions;
 use crate::planted::{self, Mistake};
 use crate::{Error, Result};
+
+/// What is asked for, and what becomes of the space.
+type Ask = (EntryRequest, Unref);
 
 /// What became of a piece of such a request.
 enum Piece<'a> {
@@ -66,7 +69,10 @@ impl Qcow2 {
             for part in [head, tail] {
                 self.zero_by_writing(part, below, options).await?;
             }
-            for rest in self.change_entries(inner, below, request).await? {
+            for rest in self
+                .change_entries(inner, below, (request, self.unref))
+                .await?
+            {
                 let rest = rest.start..rest.end.min(range.end);
                 self.zero_by_writing(rest, below, options).await?;
             }
@@ -96,7 +102,8 @@ impl Qcow2 {
         };
         let inner = round_up(range.start, unit)..round_down(end, unit);
         if inner.start < inner.end {
-            let rest = self.change_entries(inner, below, request).await?;
+            let ask = (request, self.unref);
+            let rest = self.change_entries(inner, below, ask).await?;
             debug_assert!(rest.is_empty(), "a discard never writes");
         }
         self.settle(self.effective(Fua::No), true).await
@@ -161,19 +168,19 @@ impl Qcow2 {
         &self,
         range: Range<u64>,
         below: &Below,
-        request: EntryRequest,
+        ask: Ask,
     ) -> Result<Vec<Range<u64>>> {
         let mut writes = Vec::new();
         let coverage = self.geometry().slice_coverage_bytes();
         for piece in geometry::pieces(range.start, range.end - range.start, coverage) {
-            match self.change_piece(piece.clone(), below, request).await? {
+            match self.change_piece(piece.clone(), below, ask).await? {
                 Piece::Done => {}
                 Piece::Write(ranges) => writes.extend(ranges),
                 Piece::Zero(stay) => {
-                    let zeroed = self.zero_data_file(piece.clone(), request).await;
+                    let zeroed = self.zero_data_file(piece.clone(), ask).await;
                     let mut state = self.lock();
                     let applied = zeroed.and_then(|()| {
-                        let changes = self.changes(&mut state, piece, below, request)?;
+                        let changes = self.changes(&mut state, piece, below, ask)?;
                         writes.extend(self.apply(&mut state, changes));
                         Ok(())
                     });
@@ -185,8 +192,8 @@ impl Qcow2 {
         Ok(writes)
     }
 
-    async fn zero_data_file(&self, range: Range<u64>, request: EntryRequest) -> Result<()> {
-        let space = if request == EntryRequest::Zero {
+    async fn zero_data_file(&self, range: Range<u64>, ask: Ask) -> Result<()> {
+        let space = if ask.0 == EntryRequest::Zero {
             Space::Keep
         } else {
             Space::Release
@@ -201,12 +208,7 @@ impl Qcow2 {
     }
 
     /// The same loop as `admit`, for one slice.
-    async fn change_piece(
-        &self,
-        piece: Range<u64>,
-        below: &Below,
-        request: EntryRequest,
-    ) -> Result<Piece<'_>> {
+    async fn change_piece(&self, piece: Range<u64>, below: &Below, ask: Ask) -> Result<Piece<'_>> {
         let slice = self
             .geometry()
             .slice_of(self.geometry().guest_cluster(GuestOffset(piece.start)));
@@ -221,7 +223,7 @@ impl Qcow2 {
                 self.unlatched(&state)?;
                 let cluster = self.geometry().guest_cluster(GuestOffset(piece.start));
                 let nothing_below = below.size() <= piece.start;
-                if request == EntryRequest::Discard
+                if ask.0 == EntryRequest::Discard
                     && nothing_below
                     && !self.has_table(&state, cluster)?
                 {
@@ -231,7 +233,7 @@ impl Qcow2 {
                 match self.own_slice_now(&mut state, slice)? {
                     Err(need) => need,
                     Ok(()) => {
-                        let changes = self.changes(&mut state, piece.clone(), below, request)?;
+                        let changes = self.changes(&mut state, piece.clone(), below, ask)?;
                         let want = changes.lease.as_slice();
                         let obstacle = state.leases.obstacle(slice, want, place.ticket);
                         let minded = obstacle
@@ -285,7 +287,7 @@ impl Qcow2 {
         state: &mut State,
         piece: Range<u64>,
         below: &Below,
-        request: EntryRequest,
+        ask: Ask,
     ) -> Result<Changes> {
         let mut changes = Changes {
             entries: Vec::new(),
@@ -300,7 +302,7 @@ impl Qcow2 {
             let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
             let view = self.view(state, cluster, below)?;
             let bytes = part.start - view.start..part.end - view.start;
-            match plan::change_entry(&self.format, &view, &bytes, (request, self.unref)) {
+            match plan::change_entry(&self.format, &view, &bytes, ask) {
                 EntryChange::None => continue,
                 EntryChange::Write => changes.writes.push(part),
                 EntryChange::Set(entry, freed) => {

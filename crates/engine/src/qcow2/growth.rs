@@ -6,6 +6,9 @@
 //! more than a sixteenth of what the file system has left. The first steps of a session only move
 //! the end of file, so that a one-shot command leaves a file like QEMU's.
 
+use super::header::AllocationHint;
+use crate::image::AllocPolicy;
+
 /// The first step.
 const STEP_MIN_BYTES: u64 = 64 << 10;
 /// Up to here the step doubles.
@@ -19,9 +22,56 @@ const ALLOCATE_FROM_BYTES: u64 = 1 << 20;
 /// A step takes at most this part of the free space.
 const FREE_FRACTION: u64 = 16;
 
+/// Closes in a row with space ahead of need after which it is left where it is: the image is one of those
+/// that are opened and closed all the time.
+const CLOSES_BEFORE_KEEPING: u8 = 2;
+
+/// How space is allocated, decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Clusters as wholes; the file grows by allocated space.
+    Contiguous,
+    /// What is written only; the file grows by holes.
+    Sparse,
+}
+
+impl Policy {
+    /// What was asked for at open, else what the image says, else the default.
+    pub fn decide(asked: AllocPolicy, hint: Option<&AllocationHint>) -> Policy {
+        let stored = hint.map_or(AllocPolicy::Auto, |hint| hint.policy);
+        let chosen = match asked {
+            AllocPolicy::Auto => stored,
+            asked => asked,
+        };
+        match chosen {
+            AllocPolicy::Sparse => Policy::Sparse,
+            AllocPolicy::Auto | AllocPolicy::Contiguous => Policy::Contiguous,
+        }
+    }
+}
+
+/// What becomes of space ahead of need when the image is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtClose {
+    /// It is given back, and this is the count of closes that stands in the image from now on.
+    Trim(u8),
+    /// It stays for the next who opens the image.
+    Keep,
+}
+
+/// `closes_ahead` is the count so far; `None` if the image has no place for it.
+pub fn at_close(closes_ahead: Option<u8>) -> AtClose {
+    match closes_ahead {
+        Some(count) if count >= CLOSES_BEFORE_KEEPING => AtClose::Keep,
+        count => AtClose::Trim(count.unwrap_or(0).saturating_add(1)),
+    }
+}
+
 /// What the policy looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Situation {
+    /// How space is allocated.
+    pub policy: Policy,
     /// Length of the file.
     pub file_bytes: u64,
     /// What this session has grown it by so far.
@@ -61,7 +111,7 @@ pub fn next_step(now: &Situation) -> Step {
         .free_bytes
         .map_or(STEP_BLIND_BYTES, |free| free / FREE_FRACTION);
     let bytes = ahead.min(limit).max(now.needed_bytes);
-    let allocate = now.grown_bytes >= ALLOCATE_FROM_BYTES;
+    let allocate = now.policy == Policy::Contiguous && now.grown_bytes >= ALLOCATE_FROM_BYTES;
     Step {
         bytes,
         method: if allocate {
@@ -79,6 +129,7 @@ mod tests {
     #[test]
     fn steps_double_and_then_follow_the_size_of_the_file() {
         let mut now = Situation {
+            policy: Policy::Contiguous,
             file_bytes: 0,
             grown_bytes: 0,
             free_bytes: Some(1 << 40),
@@ -104,6 +155,7 @@ mod tests {
     #[test]
     fn a_nearly_full_file_system_is_not_filled_ahead_of_need() {
         let mut now = Situation {
+            policy: Policy::Contiguous,
             file_bytes: 1 << 30,
             grown_bytes: 1 << 30,
             free_bytes: Some(1 << 20),
@@ -114,5 +166,41 @@ mod tests {
         assert_eq!(next_step(&now).bytes, 4096);
         now.free_bytes = None;
         assert_eq!(next_step(&now).bytes, STEP_BLIND_BYTES);
+    }
+
+    #[test]
+    fn a_sparse_image_grows_by_holes() {
+        let now = Situation {
+            policy: Policy::Sparse,
+            file_bytes: 1 << 30,
+            grown_bytes: 1 << 30,
+            free_bytes: Some(1 << 40),
+            needed_bytes: 4096,
+        };
+        assert_eq!(next_step(&now).method, Method::Extend);
+        let contiguous = Situation {
+            policy: Policy::Contiguous,
+            ..now
+        };
+        assert_eq!(next_step(&contiguous).method, Method::Allocate);
+    }
+
+    #[test]
+    fn the_third_close_in_a_row_keeps_what_is_ahead() {
+        assert_eq!(at_close(Some(0)), AtClose::Trim(1));
+        assert_eq!(at_close(Some(1)), AtClose::Trim(2));
+        assert_eq!(at_close(Some(2)), AtClose::Keep);
+        assert_eq!(at_close(None), AtClose::Trim(1));
+    }
+
+    #[test]
+    fn what_is_asked_for_goes_before_what_the_image_says() {
+        let hint = |policy| Some(AllocationHint::new(policy));
+        let decide = |asked, hint: Option<AllocationHint>| Policy::decide(asked, hint.as_ref());
+        use AllocPolicy::{Auto, Contiguous, Sparse};
+        assert_eq!(decide(Auto, None), Policy::Contiguous);
+        assert_eq!(decide(Auto, hint(Sparse)), Policy::Sparse);
+        assert_eq!(decide(Contiguous, hint(Sparse)), Policy::Contiguous);
+        assert_eq!(decide(Sparse, hint(Contiguous)), Policy::Sparse);
     }
 }

@@ -29,7 +29,8 @@ mod tests;
 mod validate;
 
 pub use extensions::{
-    BitmapsExtension, CryptoHeader, Extensions, FeatureKind, FeatureNames, UnknownExtension,
+    AllocationHint, BitmapsExtension, CryptoHeader, Extensions, FeatureKind, FeatureNames,
+    UnknownExtension,
 };
 
 /// The first four bytes of every qcow2 image.

@@ -37,6 +37,7 @@ mod punch;
 mod refcount;
 pub mod repair;
 mod resize;
+mod room;
 mod sparse;
 mod tables;
 mod turn;
@@ -62,7 +63,7 @@ use self::tables::{Prepared, Tables};
 use crate::chain::Below;
 use crate::durable::DurableWrites;
 use crate::file::{Durability, HostFile};
-use crate::image::{AllocPolicy, DiscardPolicy, WritePolicy};
+use crate::image::{DiscardPolicy, WritePolicy};
 use crate::planted::{self, Mistake};
 use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
 use crate::{Error, Result};
@@ -83,7 +84,7 @@ pub struct Qcow2 {
     discard: DiscardPolicy,
     /// What discards leave of the clusters that they cover.
     unref: Unref,
-    alloc_policy: AllocPolicy,
+    policy: growth::Policy,
     write_policy: WritePolicy,
     writable: bool,
     /// The metadata lock: CPU work only.
@@ -109,6 +110,8 @@ pub struct Counts {
     compressed_tail: Option<compressed_write::Tail>,
     /// The host file cannot allocate; extend it only.
     cannot_allocate: bool,
+    /// Clusters whose space was allocated for tables in this session.
+    tables_allocated: u64,
 }
 
 /// What the metadata lock guards.
@@ -121,6 +124,8 @@ struct State {
     joint: JointSpace,
     epochs: Epochs,
     free: FreeSet,
+    /// Free clusters that have their space on the host, for new tables.
+    table_space: FreeSet,
     fresh: Fresh,
     protected: Protected,
     /// L1 entries whose tables overlap other metadata or are beyond the end: never written through.
@@ -446,7 +451,7 @@ impl Qcow2 {
 
     /// Whether the space of single subclusters is given back.
     fn punches_subclusters(&self) -> bool {
-        let keeps = self.alloc_policy == AllocPolicy::Contiguous && self.unref == Unref::Free;
+        let keeps = self.policy == growth::Policy::Contiguous && self.unref == Unref::Free;
         self.discard == DiscardPolicy::Unmap && !keeps && self.file.capabilities().punches_holes
     }
 

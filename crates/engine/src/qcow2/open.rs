@@ -15,7 +15,7 @@ use super::punch::Punches;
 use super::refcount::Refcounts;
 use super::repair;
 use super::tables::Tables;
-use super::{Counts, Qcow2, State};
+use super::{Counts, Qcow2, State, growth};
 use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
 use crate::file::{ChosenBy, FileRequest, Gate, HostFile, Role};
@@ -84,7 +84,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
             true => Unref::Keep,
             false => Unref::Free,
         },
-        alloc_policy: options.alloc_policy,
+        policy: growth::Policy::decide(options.alloc_policy, header.extensions.allocation.as_ref()),
         write_policy: options.write_policy,
         writable,
         state: Mutex::new(fresh_state(header.clone(), l1, options)),
@@ -224,6 +224,7 @@ fn empty_counts(file: HostFile, format: EntryFormat) -> Counts {
         grown_bytes: 0,
         compressed_tail: None,
         cannot_allocate: false,
+        tables_allocated: 0,
     }
 }
 
@@ -242,6 +243,7 @@ fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
         joint: JointSpace::default(),
         epochs: Epochs::default(),
         free: FreeSet::default(),
+        table_space: FreeSet::default(),
         fresh: Fresh::default(),
         protected: Protected::default(),
         bad_tables: BTreeSet::new(),

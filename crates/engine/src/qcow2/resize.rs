@@ -5,7 +5,7 @@ use std::ops::Range;
 use cowslip_queue::Buf;
 
 use super::geometry::{HostCluster, round_up};
-use super::plan::{EntryRequest, Freed};
+use super::plan::{EntryRequest, Freed, Unref};
 use super::tables::{NewTable, OnDisk};
 use super::writeback::is_no_space;
 use super::{Counts, Qcow2, State};
@@ -214,7 +214,7 @@ impl Qcow2 {
         let whole = round_up(added.start, unit)..round_up(added.end, unit);
         if whole.start < whole.end && !planted::is(Mistake::GrowShowsOldEntries) {
             let rest = self
-                .change_entries(whole, below, EntryRequest::Discard)
+                .change_entries(whole, below, (EntryRequest::Discard, Unref::Free))
                 .await?;
             debug_assert!(rest.is_empty(), "a discard never writes");
             self.write_back().await?;
@@ -244,14 +244,22 @@ impl Qcow2 {
         let whole = round_up(removed.start, unit)..round_up(removed.end, unit);
         if whole.start < whole.end {
             let rest = self
-                .change_entries(whole, below, EntryRequest::Discard)
+                .change_entries(whole, below, (EntryRequest::Discard, Unref::Free))
                 .await?;
             debug_assert!(rest.is_empty(), "a discard never writes");
         }
         if self.raw_data {
             self.data.set_len(removed.start).await?;
         }
-        self.write_back().await
+        self.write_back().await?;
+        // Whoever shrinks an image does not want it to keep space ahead.
+        let hint = self.lock().header.extensions.allocation;
+        if let Some(hint) = hint {
+            let _turn = self.turn.take().await;
+            let written = self.write_allocation_hint(hint.with_closes(0));
+            self.to_the_end(written).await?;
+        }
+        Ok(())
     }
 
     async fn set_size(&self, size: u64) -> Result<()> {

@@ -26,8 +26,8 @@ use super::alloc::Content;
 use super::count_growth::CountGrowth;
 use super::entry::set_refcount;
 use super::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
-use super::growth::{self, Method, Situation};
-use super::header::{Header, autoclear, incompatible};
+use super::growth::{self, AtClose, Method, Situation};
+use super::header::{AllocationHint, Header, autoclear, incompatible};
 use super::plan::Freed;
 use super::probe::Stage;
 use super::refcount::Refcounts;
@@ -507,6 +507,7 @@ impl Qcow2 {
         let bits = self.geometry().cluster_bits();
         let claimed = self.lock().claimed;
         let step = growth::next_step(&Situation {
+            policy: self.policy,
             file_bytes: claimed << bits,
             grown_bytes: counts.grown_bytes,
             free_bytes: self.file.block_file().free_bytes(),
@@ -531,6 +532,10 @@ impl Qcow2 {
             .refcounts
             .zero_runs(growth.first_free()..growth.end)
             .await?;
+        let content = match step.method {
+            Method::Allocate if !counts.cannot_allocate => Content::Reserved,
+            Method::Allocate | Method::Extend => Content::Zeroes,
+        };
         let mut state = self.lock();
         state.claimed = growth.end;
         state.low_water = if counts.grown_bytes >= GROW_AHEAD_FROM_BYTES {
@@ -541,7 +546,7 @@ impl Qcow2 {
         for run in runs {
             state
                 .free
-                .add(HostCluster(run.start), run.end - run.start, Content::Zeroes);
+                .add(HostCluster(run.start), run.end - run.start, content);
         }
         Ok(())
     }
@@ -811,29 +816,6 @@ impl Qcow2 {
         }
         self.lock().ready_for_writes = true;
         Ok(())
-    }
-
-    /// Gives back what this session has grown and not used. After the last cycle.
-    pub(super) async fn trim(&self) -> Result<()> {
-        let _turn = self.turn.take().await;
-        let start = {
-            let mut state = self.lock();
-            let claimed = state.claimed;
-            let Some(first) = state.free.run_ending_at(claimed) else {
-                return Ok(());
-            };
-            let start =
-                first.max(state.claimed_at_open) - u64::from(planted::is(Mistake::TrimCutsUsed));
-            let stays = state.latch.is_some() || state.epochs.any_abandoned();
-            if start >= claimed || stays {
-                return Ok(());
-            }
-            state.free.cut_at(start);
-            state.claimed = start;
-            start
-        };
-        self.to_the_end(self.file.set_len(start << self.geometry().cluster_bits()))
-            .await
     }
 }
 

@@ -1,9 +1,10 @@
 //! Header extensions: known ones as values, unknown ones as they are.
 //!
-//! Written in QEMU's order: backing format, data file, encryption header, feature names, bitmaps,
+//! Written in QEMU's order: backing format, data file, encryption header, feature names, bitmaps, ours,
 //! then the unknown ones in the order in which they were found.
 
 use super::CompressionType;
+use crate::image::AllocPolicy;
 
 const END: u32 = 0;
 const BACKING_FORMAT: u32 = 0xe279_2aca;
@@ -11,6 +12,8 @@ const DATA_FILE: u32 = 0x4441_5441;
 const CRYPTO_HEADER: u32 = 0x0537_be77;
 const FEATURE_NAMES: u32 = 0x6803_f857;
 const BITMAPS: u32 = 0x2385_2875;
+/// Ours: "COWS".
+const ALLOCATION: u32 = 0x434f_5753;
 
 /// Bytes of an extension before its data: type and length.
 const PREFIX_BYTES: usize = 8;
@@ -21,6 +24,8 @@ const FEATURE_NAMES_CLUSTER_BYTES: u64 = 4096;
 const BACKING_FORMAT_BYTES_MAX: usize = 15;
 const BITMAPS_EXTENSION_BYTES: usize = 24;
 const CRYPTO_HEADER_BYTES: usize = 16;
+const ALLOCATION_BYTES: usize = 8;
+const ALLOCATION_VERSION: u8 = 1;
 
 /// All extensions of a header.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -35,6 +40,8 @@ pub struct Extensions {
     pub feature_names: Option<FeatureNames>,
     /// Where the bitmap directory is.
     pub bitmaps: Option<BitmapsExtension>,
+    /// How space is to be allocated.
+    pub allocation: Option<AllocationHint>,
     /// What is not known, kept.
     pub unknown: Vec<UnknownExtension>,
 }
@@ -59,6 +66,66 @@ pub struct CryptoHeader {
     pub offset: u64,
     /// Length in bytes.
     pub length: u64,
+}
+
+/// How space is to be allocated: an extension of our own, a hint. Others keep it and do not maintain it,
+/// so nothing depends on its being right (docs/format.md).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocationHint {
+    /// The policy, unless whoever opens the image is to choose.
+    pub policy: AllocPolicy,
+    /// How often in a row the image was closed with space allocated ahead of need.
+    pub closes_ahead: u8,
+    /// Where its data is in the file; 0 if it is not written yet.
+    pub data_offset: u64,
+}
+
+impl AllocationHint {
+    /// The hint of a new image.
+    pub fn new(policy: AllocPolicy) -> AllocationHint {
+        AllocationHint {
+            policy,
+            closes_ahead: 0,
+            data_offset: 0,
+        }
+    }
+
+    /// With another count of closes.
+    pub fn with_closes(self, closes_ahead: u8) -> AllocationHint {
+        AllocationHint {
+            closes_ahead,
+            ..self
+        }
+    }
+
+    /// `None` if another version wrote it.
+    fn decode(data: &[u8], data_offset: u64) -> Option<AllocationHint> {
+        let &[ALLOCATION_VERSION, policy, closes_ahead, ..] = data else {
+            return None;
+        };
+        let policy = match policy {
+            _ if data.len() != ALLOCATION_BYTES => return None,
+            0 => AllocPolicy::Auto,
+            1 => AllocPolicy::Contiguous,
+            2 => AllocPolicy::Sparse,
+            _ => return None,
+        };
+        Some(AllocationHint {
+            policy,
+            closes_ahead,
+            data_offset,
+        })
+    }
+
+    /// The extension's data.
+    pub fn encode(&self) -> [u8; ALLOCATION_BYTES] {
+        let policy = match self.policy {
+            AllocPolicy::Auto => 0,
+            AllocPolicy::Contiguous => 1,
+            AllocPolicy::Sparse => 2,
+        };
+        [ALLOCATION_VERSION, policy, self.closes_ahead, 0, 0, 0, 0, 0]
+    }
 }
 
 /// An extension of a type that is not known.
@@ -180,13 +247,14 @@ impl Extensions {
             }
             seen.push(kind);
             let data = padded(cluster, at + PREFIX_BYTES, len);
-            extensions.take(kind, data).map_err(error)?;
+            let data_offset = (at + PREFIX_BYTES) as u64;
+            extensions.take(kind, data, data_offset).map_err(error)?;
             at += PREFIX_BYTES + len.next_multiple_of(8);
         }
         Ok(extensions)
     }
 
-    fn take(&mut self, kind: u32, data: Vec<u8>) -> Result<(), String> {
+    fn take(&mut self, kind: u32, data: Vec<u8>, data_offset: u64) -> Result<(), String> {
         match kind {
             BACKING_FORMAT => {
                 if data.len() > BACKING_FORMAT_BYTES_MAX {
@@ -215,6 +283,10 @@ impl Extensions {
                     bitmap_directory_offset: be64(&data, 16),
                 });
             }
+            ALLOCATION => match AllocationHint::decode(&data, data_offset) {
+                Some(hint) => self.allocation = Some(hint),
+                None => self.unknown.push(UnknownExtension { kind, data }),
+            },
             _ => self.unknown.push(UnknownExtension { kind, data }),
         }
         Ok(())
@@ -243,6 +315,9 @@ impl Extensions {
             data.extend_from_slice(&bitmaps.bitmap_directory_size.to_be_bytes());
             data.extend_from_slice(&bitmaps.bitmap_directory_offset.to_be_bytes());
             put(&mut out, BITMAPS, &data);
+        }
+        if let Some(hint) = &self.allocation {
+            put(&mut out, ALLOCATION, &hint.encode());
         }
         for extension in &self.unknown {
             put(&mut out, extension.kind, &extension.data);
