@@ -11,7 +11,7 @@ use cowslip::file::host::{
     open_host_file,
 };
 use cowslip::file::{BlockFile, Claim, Protection, Sharing};
-use cowslip::image::{BackingChoice, DiscardPolicy, Format, OpenOptions, WritePolicy};
+use cowslip::image::{AllocPolicy, BackingChoice, DiscardPolicy, Format, OpenOptions, WritePolicy};
 use cowslip_queue::{Backend, Queue};
 
 use crate::error::{CommandError, opening_reason};
@@ -20,7 +20,7 @@ use crate::repair_text::repaired_when_opened;
 
 mod spec;
 
-pub use spec::{ImageSpec, Source, local_name, parse_format};
+pub use spec::{ImageSpec, Source, alloc_policy, local_name, parse_format};
 
 /// `--cache`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -106,6 +106,8 @@ pub struct OpenHow {
     pub aio: Aio,
     /// What discards do.
     pub discard: DiscardPolicy,
+    /// How space is allocated, unless the specification says otherwise.
+    pub alloc_policy: AllocPolicy,
     /// Where unallocated data comes from, unless the specification says otherwise.
     pub backing: BackingChoice,
     /// See [`OpenOptions::metadata_only`].
@@ -228,9 +230,11 @@ fn prepare(
         writable: gate.options.writable,
         write_policy: how.cache.write_policy(),
         discard: source.discard.unwrap_or(how.discard),
+        discard_no_unref: source.discard_no_unref,
+        alloc_policy: source.alloc_policy.unwrap_or(how.alloc_policy),
         backing: source.backing.clone().unwrap_or(how.backing.clone()),
         metadata_only: how.metadata_only,
-        cache_bytes: 0,
+        cache_bytes: source.cache_bytes.unwrap_or(0),
         sharing: source.sharing(how),
     };
     Ok((open_file(source, how)?, options, gate))

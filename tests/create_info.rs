@@ -293,6 +293,42 @@ fn what_was_made_is_described_in_json() {
 }
 
 #[test]
+fn the_allocation_policy_stays_in_an_image_that_qemu_changes() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let dir = scratch();
+    let command =
+        |mut command: Command, line: &str| run(command.current_dir(dir.path()).args(words(line)));
+    std::fs::write(dir.path().join("base"), [7; 4096]).unwrap();
+    command(cowslip(), "create -f qcow2 -o alloc_policy=sparse x 64M");
+    let policy = || {
+        let info = command(cowslip(), "info --json x");
+        let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+        info["format-specific"]["data"]["alloc-policy"].clone()
+    };
+    assert_eq!(policy(), "sparse");
+    let write = ["-c", "write 0 1M", "x"];
+    run(Command::new("qemu-io").current_dir(dir.path()).args(write));
+    // These write the header anew, with its extensions.
+    command(Command::new("qemu-img"), "rebase -u -b base -F raw x");
+    command(Command::new("qemu-img"), "amend -o lazy_refcounts=on x");
+    command(Command::new("qemu-img"), "check x");
+    assert_eq!(policy(), "sparse");
+    let text = command(cowslip(), "info x");
+    assert!(text.contains("    alloc policy: sparse\n"), "{text}");
+    let listed = command(cowslip(), "create -f qcow2 -o help");
+    assert!(listed.contains("  alloc_policy="), "{listed}");
+    let refused = outcome(
+        cowslip()
+            .current_dir(dir.path())
+            .args(words("create -f qcow2 -o alloc_policy=dense y 64M")),
+    );
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(!dir.path().join("y").exists());
+}
+
+#[test]
 fn an_image_is_not_made_over_its_own_backing_file() {
     let dir = scratch();
     let base = dir.path().join("base");

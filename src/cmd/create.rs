@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 use crate::error::CommandError;
 use crate::interrupt::RemovedOnInterrupt;
 use crate::layer::{self, Layer, Look};
-use crate::open::{Trust, block_on, claim_file, local_name, parse_format};
+use crate::open::{Trust, alloc_policy, block_on, claim_file, local_name, parse_format};
 use crate::options::{self, Kind, Known};
 use crate::output::{Program, json_text, print};
 use crate::size::{self, SIZE_MAX, SizeError};
@@ -157,6 +157,13 @@ const QCOW2_OPTIONS: &[Known] = &[
     ),
 ];
 
+/// Options that QEMU's images do not have. Links named as QEMU's programs take them, and do not list them.
+const OWN_QCOW2_OPTIONS: &[Known] = &[known(
+    "alloc_policy",
+    Kind::Text,
+    "How space is allocated later (allowed values: auto, contiguous, sparse)",
+)];
+
 const RAW_OPTIONS: &[Known] = &[known("size", Kind::Size, "Virtual disk size")];
 
 /// Options of the file that an image is in.
@@ -237,7 +244,7 @@ fn create_image(args: &Args, program: &Program) -> Result<(), CommandError> {
         .collect();
     let lists = lists.into_iter().collect::<Result<Vec<_>, _>>()?;
     if args.options.iter().any(|list| options::asks_for_help(list)) {
-        return print_help(args);
+        return print_help(args, program);
     }
     let Some(filename) = &args.filename else {
         return Err(CommandError::new(
@@ -273,14 +280,31 @@ fn disk_size(text: &str) -> Result<u64, CommandError> {
     }
 }
 
+/// The options of a format: QEMU's, and ours.
+fn options_of_format(format: Format) -> Vec<Known> {
+    match format {
+        Format::Raw => RAW_OPTIONS.to_vec(),
+        Format::Qcow2 => [QCOW2_OPTIONS, OWN_QCOW2_OPTIONS].concat(),
+    }
+}
+
+/// The options of a format and of the file that it is in.
 fn options_of(format: Format) -> Vec<Known> {
-    let own = match format {
-        Format::Raw => RAW_OPTIONS,
-        Format::Qcow2 => QCOW2_OPTIONS,
-    };
+    let own = options_of_format(format);
     let is_new = |option: &&Known| own.iter().all(|other| other.name != option.name);
     let of_file = FILE_OPTIONS.iter().filter(is_new);
-    own.iter().chain(of_file).copied().collect()
+    let of_file: Vec<_> = of_file.copied().collect();
+    [own, of_file].concat()
+}
+
+/// What a program of this name lists.
+fn listed(options: Vec<Known>, program: &Program) -> Vec<Known> {
+    let is_ours = |option: &Known| OWN_QCOW2_OPTIONS.iter().any(|own| own.name == option.name);
+    let hides = program.name.starts_with("qemu-");
+    let listed = options.into_iter();
+    listed
+        .filter(|option| !(hides && is_ours(option)))
+        .collect()
 }
 
 fn format_named(name: &str) -> Result<Format, CommandError> {
@@ -291,22 +315,19 @@ fn format_named(name: &str) -> Result<Format, CommandError> {
     }
 }
 
-fn print_help(args: &Args) -> Result<(), CommandError> {
+fn print_help(args: &Args, program: &Program) -> Result<(), CommandError> {
     let format = format_named(&args.format)?;
     if args.filename.is_some() {
-        let text = options::help_text(&options_of(format));
+        let text = options::help_text(&listed(options_of(format), program));
         print(&format!("Supported options:\n{text}"));
         return Ok(());
     }
-    let own = match format {
-        Format::Raw => RAW_OPTIONS,
-        Format::Qcow2 => QCOW2_OPTIONS,
-    };
+    let own = listed(options_of_format(format), program);
     print(&format!(
         "Supported {} options:\n{}\nThe protocol level may support further options.\nSpecify the \
          target filename to include those options.\n",
         args.format,
-        options::help_text(own)
+        options::help_text(&own)
     ));
     Ok(())
 }
@@ -554,6 +575,9 @@ fn qcow2_options(request: &Request) -> Result<CreateOptions, CommandError> {
     out.data_file = value("data_file").map(str::to_string);
     out.data_file_raw = switch("data_file_raw")?;
     out.preallocation = preallocation(request)?;
+    if let Some(policy) = value("alloc_policy") {
+        out.alloc_policy = alloc_policy("alloc_policy", policy)?;
+    }
     out.validate()?;
     Ok(out)
 }

@@ -5,6 +5,7 @@
 use clap::ArgAction;
 use cowslip::file::Sharing;
 use cowslip::file::host::{Aio, resolve_name};
+use cowslip::image::AllocPolicy;
 use cowslip::qcow2::header::{CryptMethod, Header};
 use cowslip::qcow2::inspect::{Inspection, SnapshotInfo};
 use serde_json::{Value, json};
@@ -202,6 +203,14 @@ fn specific(inspection: &Inspection) -> Value {
     if is_v3 {
         put("corrupt", header.is_corrupt().into());
         put("extended-l2", header.is_extended_l2().into());
+    }
+    if let Some(hint) = header.extensions.allocation {
+        let policy = match hint.policy {
+            AllocPolicy::Auto => "auto",
+            AllocPolicy::Contiguous => "contiguous",
+            AllocPolicy::Sparse => "sparse",
+        };
+        put("alloc-policy", policy.into());
     }
     Value::Object(out)
 }

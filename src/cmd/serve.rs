@@ -76,6 +76,10 @@ pub struct Args {
     /// What clients' discards do: unmap or ignore
     #[arg(long, default_value = "unmap")]
     discard: String,
+    /// How space is allocated: contiguous (whole clusters, ahead of need), sparse (what is written only),
+    /// or auto: as the image says
+    #[arg(long, default_value = "auto", value_name = "POLICY")]
+    alloc_policy: String,
     /// Start serving at this byte of the image
     #[arg(short, long, default_value_t = 0)]
     offset: u64,
@@ -200,6 +204,7 @@ impl Args {
             CacheMode::parse(&self.cache).ok_or_else(|| invalid("cache mode", &self.cache))?;
         service.how.discard =
             discard_policy(&self.discard).ok_or_else(|| invalid("discard mode", &self.discard))?;
+        service.how.alloc_policy = open::alloc_policy("alloc-policy", &self.alloc_policy)?;
         if let Some(aio) = &self.aio {
             service.how.aio = open::parse_aio(aio).ok_or_else(|| invalid("I/O engine", aio))?;
         }

@@ -3,7 +3,7 @@
 //! An option that is not understood is refused: silently dropping one would change what is opened.
 
 use cowslip::file::host::Locking;
-use cowslip::image::{BackingChoice, DiscardPolicy, Format};
+use cowslip::image::{AllocPolicy, BackingChoice, DiscardPolicy, Format};
 
 use crate::error::CommandError;
 use crate::options;
@@ -33,6 +33,12 @@ pub struct Source {
     pub backing: Option<BackingChoice>,
     /// `discard=`.
     pub discard: Option<DiscardPolicy>,
+    /// `discard-no-unref=on`.
+    pub discard_no_unref: bool,
+    /// `alloc-policy=`.
+    pub alloc_policy: Option<AllocPolicy>,
+    /// `l2-cache-size=`, or `cache-size=` without it.
+    pub cache_bytes: Option<u64>,
     /// `read-only=on`.
     pub read_only: bool,
     /// `cache.direct=`.
@@ -156,6 +162,9 @@ impl Source {
             format: None,
             backing: None,
             discard: None,
+            discard_no_unref: false,
+            alloc_policy: None,
+            cache_bytes: None,
             read_only: false,
             direct: None,
             no_flush: None,
@@ -187,6 +196,14 @@ impl Source {
                 self.backing = Some(BackingChoice::Override { name, format });
             }
             "discard" => self.discard = Some(discard_policy(value)?),
+            "discard-no-unref" => self.discard_no_unref = options::switch(name, value)?,
+            "alloc-policy" => self.alloc_policy = Some(alloc_policy(name, value)?),
+            "l2-cache-size" => self.cache_bytes = Some(options::size(name, value)?),
+            // QEMU divides it among two caches; there is one here.
+            "cache-size" => {
+                let bytes = options::size(name, value)?;
+                self.cache_bytes = self.cache_bytes.or(Some(bytes));
+            }
             "read-only" => self.read_only = options::switch(name, value)?,
             "force-share" => self.force_share = options::switch(name, value)?,
             "locking" | "file.locking" => self.locking = locking(value)?,
@@ -211,8 +228,6 @@ fn without_effect(name: &str) -> bool {
         "node-name"
             | "auto-read-only"
             | "lazy-refcounts"
-            | "cache-size"
-            | "l2-cache-size"
             | "l2-cache-entry-size"
             | "refcount-cache-size"
             | "cache-clean-interval"
@@ -262,6 +277,21 @@ fn discard_policy(value: &str) -> Result<DiscardPolicy, CommandError> {
         "unmap" | "on" => Ok(DiscardPolicy::Unmap),
         "ignore" | "off" => Ok(DiscardPolicy::Ignore),
         _ => Err(CommandError::new("Invalid discard option")),
+    }
+}
+
+/// How space is allocated, as options `name` have it.
+///
+/// # Errors
+/// No such policy.
+pub fn alloc_policy(name: &str, value: &str) -> Result<AllocPolicy, CommandError> {
+    match value {
+        "auto" => Ok(AllocPolicy::Auto),
+        "contiguous" => Ok(AllocPolicy::Contiguous),
+        "sparse" => Ok(AllocPolicy::Sparse),
+        _ => Err(CommandError::new(format!(
+            "Parameter '{name}' does not accept value '{value}' (auto, contiguous or sparse)"
+        ))),
     }
 }
 
