@@ -199,6 +199,10 @@ mistakes! {
     DirtyClearedEarly,
     /// A repair clears the dirty bit before its last changes are durable.
     RepairEndsUnflushed,
+    /// A write into a subcluster leaves the hole that is wanted there.
+    StaleHole,
+    /// A write does not wait for the hole that is being punched where it goes.
+    HoleNotAwaited,
 }
 
 /// Whether this mistake is planted: never.

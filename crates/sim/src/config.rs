@@ -1,6 +1,6 @@
 //! What a run is made of, drawn from its seed.
 
-use cowslip::image::{DiscardPolicy, WritePolicy};
+use cowslip::image::{AllocPolicy, DiscardPolicy, WritePolicy};
 use cowslip::qcow2::create::Preallocation;
 
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
@@ -109,6 +109,10 @@ pub struct Round {
     pub cache_bytes: u64,
     /// What a discard does.
     pub discard: DiscardPolicy,
+    /// Discarded clusters keep their space.
+    pub discard_no_unref: bool,
+    /// How space is allocated.
+    pub alloc_policy: AllocPolicy,
     /// When writes are durable.
     pub write_policy: WritePolicy,
 }
@@ -202,6 +206,8 @@ pub struct Config {
     pub pace: Pace,
     /// How the disk lies.
     pub lie: Lie,
+    /// What the image says of how space is allocated.
+    pub stored_policy: AllocPolicy,
     /// The sessions.
     pub rounds: Vec<Round>,
 }
@@ -491,6 +497,8 @@ impl Round {
                 DiscardPolicy::Unmap,
                 DiscardPolicy::Ignore,
             ]),
+            discard_no_unref: false,
+            alloc_policy: AllocPolicy::Auto,
             write_policy: if rng.chance(10) {
                 WritePolicy::Writethrough
             } else {
@@ -618,14 +626,27 @@ impl Config {
                 Pace::SlowWrites,
             ]),
             lie: Lie::None,
+            stored_policy: AllocPolicy::Auto,
             rounds,
             layout,
         };
         if kind == Kind::Qcow2 {
             config.profile = Profile::draw(seed);
             profile::shape(&mut config, seed);
+            config.draw_policies(seed);
         }
         config
+    }
+
+    /// How space is allocated, and what discards keep of it.
+    fn draw_policies(&mut self, seed: u64) {
+        use AllocPolicy::{Auto, Contiguous, Sparse};
+        let rng = &mut Rng::derived(seed, "policies", 0);
+        self.stored_policy = rng.pick(&[Auto, Auto, Contiguous, Sparse]);
+        for round in &mut self.rounds {
+            round.alloc_policy = rng.pick(&[Auto, Contiguous, Sparse, Sparse]);
+            round.discard_no_unref = rng.chance(15);
+        }
     }
 
     /// Leaves a part out.

@@ -593,6 +593,7 @@ fn axes(config: &Config) -> Vec<Drawn> {
         [
             ("cache", cache),
             ("discard", format!("{:?}", round.discard)),
+            ("allocation", format!("{:?}", round.alloc_policy)),
             ("write policy", format!("{:?}", round.write_policy)),
             ("depth", round.depth.to_string()),
             ("resizes", round.resizes.to_string()),

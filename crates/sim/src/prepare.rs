@@ -122,6 +122,7 @@ pub(crate) fn build(
     }
     let mut options = create_options(&config.layout, config.created_bytes, backing);
     options.preallocation = config.preallocation;
+    options.alloc_policy = config.stored_policy;
     let data_file = (config.data != Data::Inside).then(|| DATA.to_string());
     options.data_file_raw = config.data == Data::ExternalRaw;
     options.data_file.clone_from(&data_file);
@@ -331,6 +332,8 @@ pub(crate) fn open(
         writable: true,
         write_policy: round.write_policy,
         discard: round.discard,
+        discard_no_unref: round.discard_no_unref,
+        alloc_policy: round.alloc_policy,
         cache_bytes: round.cache_bytes,
         ..OpenOptions::default()
     };

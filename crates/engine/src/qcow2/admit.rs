@@ -429,7 +429,9 @@ impl Qcow2 {
                     ),
                 };
                 state.fresh.set(host, 0);
-                state.punches.call_off(host, self.attempted(&write));
+                if !planted::is(Mistake::StaleHole) {
+                    state.punches.call_off(host, self.attempted(&write));
+                }
                 state
                     .joint
                     .join(cluster, space, published, self.attempted(&write));

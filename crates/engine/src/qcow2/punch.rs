@@ -1,9 +1,9 @@
-//! Holes in clusters that stay mapped: the space of subclusters that were given up.
+//! Holes: the space of free clusters, and of subclusters that were given up in clusters that stay mapped.
 //!
 //! A subcluster's space goes back to the host when the clearing of its bit is durable and no request is
 //! left that may read it (invariant D2). Until then a write may fill it again, and calls the hole off;
-//! while it is being punched, a write waits. Whole clusters are punched when they are free: see
-//! `writeback.rs`.
+//! while it is being punched, a write waits. Whole clusters are punched when nothing refers to them, and
+//! before they can be taken.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,10 +11,13 @@ use std::ops::Range;
 use cowslip_queue::Pending;
 use futures_util::future::join_all;
 
+use super::alloc::Content;
 use super::geometry::{Geometry, HostCluster, SubclusterMask};
 use super::plan::Freed;
 use super::{Counts, Qcow2};
 use crate::file::HostFile;
+use crate::image::DiscardPolicy;
+use crate::planted::{self, Mistake};
 use crate::sync::Waiters;
 
 /// Holes that are punched at once.
@@ -61,6 +64,9 @@ impl Punches {
         subclusters: SubclusterMask,
     ) -> Option<Pending<()>> {
         let (mask, waiters) = self.issued.get_mut(&cluster)?;
+        if planted::is(Mistake::HoleNotAwaited) {
+            return None;
+        }
         (*mask & subclusters != 0).then(|| waiters.wait())
     }
 
@@ -154,6 +160,41 @@ impl Qcow2 {
                 state.fresh.set(cluster, fresh);
             }
         }
+    }
+
+    /// Gives the space of freed clusters back to the host, if that is wanted. They are in nobody's
+    /// hands meanwhile, so a hole never meets a new write.
+    pub(super) async fn punch_clusters(&self, free: &[HostCluster]) -> Vec<Content> {
+        let mut content = vec![Content::Unknown; free.len()];
+        if planted::is(Mistake::FreedCountsAsZeroes) {
+            content.fill(Content::Zeroes);
+        }
+        if self.discard == DiscardPolicy::Ignore {
+            return content;
+        }
+        let zeroes = self.file.capabilities().punches_holes;
+        let mut at = 0;
+        while at < free.len() {
+            let len = (1..free.len() - at)
+                .take_while(|i| free[at + i].0 == free[at].0 + *i as u64)
+                .count()
+                + 1;
+            let start = self.geometry().host_offset(free[at]).0;
+            let bytes = (len as u64) << self.geometry().cluster_bits();
+            // A discard is advice: where it fails, the space merely stays allocated.
+            if let (Ok(punched), true) = (self.file.discard(start, bytes).await, zeroes) {
+                for (i, content) in content[at..at + len].iter_mut().enumerate() {
+                    let cluster = start + ((i as u64) << self.geometry().cluster_bits());
+                    if punched.start <= cluster
+                        && cluster + self.geometry().cluster_bytes() <= punched.end
+                    {
+                        *content = Content::Zeroes;
+                    }
+                }
+            }
+            at += len;
+        }
+        content
     }
 }
 

@@ -1,4 +1,4 @@
-//! Space for new tables, allocated on the host before anybody depends on it.
+//! Space on the host beside the path of a write: for new tables before, and what is left of growth after.
 //!
 //! A flush writes tables, and finds no way out where the host is full by then; so the space of a new
 //! table is allocated when the table is (invariant D4), where it may be a hole: in a sparse image, in
@@ -10,9 +10,13 @@ use std::io::ErrorKind;
 
 use super::alloc::Content;
 use super::geometry::HostCluster;
+use super::growth::{self, AtClose};
+use super::header::AllocationHint;
 use super::writeback::is_no_space;
 use super::{Counts, Qcow2, State};
-use crate::{Error, Result};
+use crate::file::Durability;
+use crate::planted::{self, Mistake};
+use crate::{Buf, Error, Result};
 
 /// The most space for tables that is allocated at once.
 const TABLES_BYTES_MAX: u64 = 1 << 20;

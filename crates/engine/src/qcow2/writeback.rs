@@ -26,15 +26,14 @@ use super::alloc::Content;
 use super::count_growth::CountGrowth;
 use super::entry::set_refcount;
 use super::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
-use super::growth::{self, AtClose, Method, Situation};
-use super::header::{AllocationHint, Header, autoclear, incompatible};
+use super::growth::{self, Method, Situation};
+use super::header::{Header, autoclear, incompatible};
 use super::plan::Freed;
 use super::probe::Stage;
 use super::refcount::Refcounts;
 use super::tables::{Cut, OnDisk, SliceCopy};
 use super::{Counts, Fua, Qcow2, State};
 use crate::file::{Durability, HostFile};
-use crate::image::DiscardPolicy;
 use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
@@ -350,9 +349,9 @@ impl Qcow2 {
                 let freed = (*cluster, Content::Unknown);
                 set_free(&mut self.lock(), counts.scanned, freed);
             }
-            self.punch(&std::mem::take(&mut free)).await;
+            self.punch_clusters(&std::mem::take(&mut free)).await;
         }
-        let content = self.punch(&free).await;
+        let content = self.punch_clusters(&free).await;
         let mut state = self.lock();
         let state = &mut *state;
         for (cluster, content) in free.iter().zip(content) {
@@ -369,41 +368,6 @@ impl Qcow2 {
             }
         }
         Ok(())
-    }
-
-    /// Gives the space of freed clusters back to the host, if that is wanted. They are in nobody's
-    /// hands meanwhile, so a hole never meets a new write.
-    async fn punch(&self, free: &[HostCluster]) -> Vec<Content> {
-        let mut content = vec![Content::Unknown; free.len()];
-        if planted::is(Mistake::FreedCountsAsZeroes) {
-            content.fill(Content::Zeroes);
-        }
-        if self.discard == DiscardPolicy::Ignore {
-            return content;
-        }
-        let zeroes = self.file.capabilities().punches_holes;
-        let mut at = 0;
-        while at < free.len() {
-            let len = (1..free.len() - at)
-                .take_while(|i| free[at + i].0 == free[at].0 + *i as u64)
-                .count()
-                + 1;
-            let start = self.geometry().host_offset(free[at]).0;
-            let bytes = (len as u64) << self.geometry().cluster_bits();
-            // A discard is advice: where it fails, the space merely stays allocated.
-            if let (Ok(punched), true) = (self.file.discard(start, bytes).await, zeroes) {
-                for (i, content) in content[at..at + len].iter_mut().enumerate() {
-                    let cluster = start + ((i as u64) << self.geometry().cluster_bits());
-                    if punched.start <= cluster
-                        && cluster + self.geometry().cluster_bytes() <= punched.end
-                    {
-                        *content = Content::Zeroes;
-                    }
-                }
-            }
-            at += len;
-        }
-        content
     }
 
     /// The clusters that lose a reference.
