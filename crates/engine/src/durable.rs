@@ -2,7 +2,8 @@
 //!
 //! The system tells of bytes that it could not write back once: to a flush, or to a durable write,
 //! which flushes as it ends. Of two that are under way together one hears it and the other succeeds.
-//! So whichever succeeds waits for the others that were under way, and for what they say.
+//! So whichever succeeds waits for the others that were under way, and for what they say. One whose
+//! future is dropped may have been told, and tells nobody: from then on nothing counts as durable.
 
 use std::collections::BTreeSet;
 
@@ -16,20 +17,35 @@ pub struct DurableWrites(Mutex<Writes>);
 struct Writes {
     next: u64,
     under_way: BTreeSet<u64>,
+    /// One was dropped before anybody knew its outcome.
+    unheard: bool,
     ended: Waiters,
 }
 
-/// A durable write or flush that is under way, until this is dropped: after its outcome was noted.
+/// What a durable write or flush was told may be known to nobody.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Unheard;
+
+/// A durable write or flush that is under way.
 #[derive(Debug)]
 pub struct DurableWrite<'a> {
     writes: &'a DurableWrites,
     number: u64,
+    heard: bool,
+}
+
+impl DurableWrite<'_> {
+    /// It has ended, and its outcome is noted.
+    pub fn end(mut self) {
+        self.heard = true;
+    }
 }
 
 impl Drop for DurableWrite<'_> {
     fn drop(&mut self) {
         let mut writes = lock(&self.writes.0);
         writes.under_way.remove(&self.number);
+        writes.unheard |= !self.heard;
         writes.ended.wake();
     }
 }
@@ -44,17 +60,21 @@ impl DurableWrites {
         DurableWrite {
             writes: self,
             number,
+            heard: false,
         }
     }
 
     /// Waits until all that have begun by now have ended.
-    pub async fn settle(&self) {
+    ///
+    /// # Errors
+    /// One was dropped before it told.
+    pub async fn settle(&self) -> Result<(), Unheard> {
         let end = lock(&self.0).next;
         loop {
             let waiting = {
                 let mut writes = lock(&self.0);
                 if writes.under_way.range(..end).next().is_none() {
-                    return;
+                    return if writes.unheard { Err(Unheard) } else { Ok(()) };
                 }
                 writes.ended.wait()
             };
@@ -68,7 +88,7 @@ mod tests {
     use super::*;
     use std::future::Future;
     use std::pin::pin;
-    use std::task::{Context, Waker};
+    use std::task::{Context, Poll, Waker};
 
     #[test]
     fn a_flush_waits_for_the_writes_before_it_and_for_no_others() {
@@ -78,11 +98,26 @@ mod tests {
         let mut settled = pin!(writes.settle());
         assert!(settled.as_mut().poll(&mut context).is_pending());
         let later = writes.begin();
-        drop(first);
+        first.end();
         assert!(settled.as_mut().poll(&mut context).is_pending());
-        drop(second);
-        assert!(settled.as_mut().poll(&mut context).is_ready());
-        drop(later);
-        assert!(pin!(writes.settle()).poll(&mut context).is_ready());
+        second.end();
+        assert_eq!(settled.as_mut().poll(&mut context), Poll::Ready(Ok(())));
+        later.end();
+        assert_eq!(
+            pin!(writes.settle()).poll(&mut context),
+            Poll::Ready(Ok(()))
+        );
+    }
+
+    #[test]
+    fn what_a_dropped_write_was_told_is_missed_for_good() {
+        let writes = DurableWrites::default();
+        let mut context = Context::from_waker(Waker::noop());
+        drop(writes.begin());
+        for _ in 0..2 {
+            let settled = pin!(writes.settle());
+            assert_eq!(settled.poll(&mut context), Poll::Ready(Err(Unheard)));
+            writes.begin().end();
+        }
     }
 }

@@ -65,9 +65,9 @@ impl Raw {
         if flushed.is_err() {
             *failed = true;
             self.lost.store(true, Ordering::Release);
-            return flushed;
         }
-        drop(under_way);
+        under_way.end();
+        flushed?;
         let heard = self.hear_others().await;
         *failed = heard.is_err();
         heard
@@ -76,8 +76,8 @@ impl Raw {
     /// Whether nothing was lost that a flush or a durable write which has just succeeded should have
     /// covered: those beside it may have been told instead.
     async fn hear_others(&self) -> Result<()> {
-        self.durable_writes.settle().await;
-        match self.lost.load(Ordering::Acquire) {
+        let all_heard = self.durable_writes.settle().await.is_ok();
+        match self.lost.load(Ordering::Acquire) || !all_heard {
             true => Err(Error::Latched(self.file.name().to_string())),
             false => Ok(()),
         }
@@ -108,9 +108,9 @@ impl Raw {
         let written = self.file.write(offset, vec![data], durability).await;
         if written.is_err() {
             self.lost.store(true, Ordering::Release);
-            return written;
         }
-        drop(under_way);
+        under_way.end();
+        written?;
         self.hear_others().await
     }
 

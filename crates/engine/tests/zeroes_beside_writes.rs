@@ -3,136 +3,23 @@
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-use std::future::Future;
-use std::io;
-use std::pin::pin;
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+mod support;
 
-use cowslip::file::memory::MemoryFile;
-use cowslip::file::{
-    BlockFile, Capabilities, Durability, FileExtent, FileId, FileRequest, Gate, Space,
-};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
 use cowslip::image::{OpenOptions, WriteOptions, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
-use cowslip::{Buf, BufMut, Error, Image};
-use cowslip_queue::{Completer, Pending, pending};
-
-/// Writes that begin with this byte wait until they are let go.
-const HELD: u8 = 0xbb;
-/// Writes that begin with this byte fail when they have been written, for want of space.
-const FAILING: u8 = 0xee;
-
-/// A write that waits.
-type Waiting = (u64, Vec<Buf>, Completer<io::Result<()>>);
-
-/// A file in memory on which some writes take as long as the test wants.
-struct SlowFile {
-    memory: MemoryFile,
-    waiting: Mutex<Vec<Waiting>>,
-}
-
-impl std::fmt::Debug for SlowFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("SlowFile")
-    }
-}
-
-impl SlowFile {
-    fn waiting(&self) -> usize {
-        self.waiting.lock().unwrap().len()
-    }
-
-    /// Carries out the writes that wait.
-    fn let_go(&self) {
-        for (offset, data, completer) in self.waiting.lock().unwrap().drain(..) {
-            completer.complete(block_on(self.memory.write(
-                offset,
-                data,
-                Durability::Cached,
-            )));
-        }
-    }
-}
-
-impl BlockFile for SlowFile {
-    fn name(&self) -> &str {
-        self.memory.name()
-    }
-    fn capabilities(&self) -> &Capabilities {
-        self.memory.capabilities()
-    }
-    fn id(&self) -> Option<FileId> {
-        None
-    }
-    fn len(&self) -> Pending<io::Result<u64>> {
-        self.memory.len()
-    }
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
-        self.memory.read(offset, buf)
-    }
-    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
-        let first = data[0].first().copied();
-        if first != Some(HELD) {
-            let done = self.memory.write(offset, data, how);
-            return match first {
-                Some(FAILING) => Pending::ready(Err(io::Error::from_raw_os_error(28))),
-                _ => done,
-            };
-        }
-        let (completer, result) = pending();
-        self.waiting.lock().unwrap().push((offset, data, completer));
-        result
-    }
-    fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {
-        self.memory.zero(offset, len, space)
-    }
-    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
-        self.memory.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
-        self.memory.allocate(offset, len)
-    }
-    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        self.memory.extents(offset, len)
-    }
-    fn flush(&self) -> Pending<io::Result<()>> {
-        self.memory.flush()
-    }
-    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
-        self.memory.set_len(len)
-    }
-    fn allocated_bytes(&self) -> Option<u64> {
-        self.memory.allocated_bytes()
-    }
-}
-
-struct NoFiles;
-impl Gate for NoFiles {
-    fn open(&self, request: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
-        Err(Error::Invalid(format!("no {}", request.name)))
-    }
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
-    let mut context = Context::from_waker(Waker::noop());
-    for _ in 0..1000 {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
-        }
-    }
-    panic!("a request waits for nothing");
-}
+use cowslip::{Buf, BufMut, Image};
+use support::block_on;
+use support::slow::{FAILING, HELD, NoFiles, SlowFile};
 
 const SUBCLUSTER: u64 = 2048;
 
 /// An empty disk with subclusters of 2 KiB.
 fn disk() -> (Arc<SlowFile>, Image) {
-    let file = Arc::new(SlowFile {
-        memory: MemoryFile::new("a.qcow2", Vec::new(), 1),
-        waiting: Mutex::default(),
-    });
+    let file = SlowFile::new(Vec::new());
     let create_options = CreateOptions {
         extended_l2: true,
         ..CreateOptions::new(1 << 20)

@@ -358,7 +358,9 @@ impl Qcow2 {
             let under_way = durable.then(|| self.durable_writes.begin());
             let outcome = self.carry_out(&batch, below).await; //    7
             self.publish(batch, &outcome); //           8
-            drop(under_way);
+            if let Some(under_way) = under_way {
+                under_way.end();
+            }
             outcome.into_iter().collect::<Result<()>>()?;
             if durable && !planted::is(Mistake::DurableWriteHearsNobody) {
                 self.hear_others().await?;

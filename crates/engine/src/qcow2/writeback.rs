@@ -225,9 +225,9 @@ impl Qcow2 {
             if !retried && !planted::is(Mistake::NoLatchAfterFailedFlush) {
                 self.lock().latch.get_or_insert(error.duplicate());
             }
-            return flushed;
         }
-        drop(under_way);
+        under_way.end();
+        flushed?;
         if planted::is(Mistake::DurableWritesUnheard) {
             return self.unlatched(&self.lock());
         }
@@ -237,8 +237,14 @@ impl Qcow2 {
     /// Whether nothing was lost that a flush or a durable write which has just succeeded should have
     /// covered: those beside it may have been told instead.
     pub(super) async fn hear_others(&self) -> Result<()> {
-        self.durable_writes.settle().await;
-        self.unlatched(&self.lock())
+        let all_heard = self.durable_writes.settle().await;
+        let mut state = self.lock();
+        if all_heard.is_err() {
+            let abandoned = std::io::Error::from(std::io::ErrorKind::Interrupted);
+            let text = format!("A durable write to '{}' was broken off", self.name());
+            state.latch.get_or_insert(Error::io(text, abandoned));
+        }
+        self.unlatched(&state)
     }
 
     async fn write_slices(&self, slices: impl Iterator<Item = &SliceCopy>) -> Result<()> {

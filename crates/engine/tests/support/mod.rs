@@ -2,6 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used)] // Shared by several tests; a panic is their verdict.
 
 pub mod crash;
+pub mod slow;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

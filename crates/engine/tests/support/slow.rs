@@ -1,0 +1,119 @@
+//! A file in memory on which some writes take as long as the test wants, and some fail.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use cowslip::file::memory::MemoryFile;
+use cowslip::file::{
+    BlockFile, Capabilities, Durability, FileExtent, FileId, FileRequest, Gate, Space,
+};
+use cowslip::{Buf, BufMut, Error};
+use cowslip_queue::{Completer, Pending, pending};
+
+use super::block_on;
+
+/// Writes that begin with this byte wait until they are let go.
+pub const HELD: u8 = 0xbb;
+/// Writes that begin with this byte fail when they have been written, for want of space.
+pub const FAILING: u8 = 0xee;
+
+/// A write that waits.
+type Waiting = (u64, Vec<Buf>, Completer<io::Result<()>>);
+
+/// A file in memory on which some writes take as long as the test wants.
+pub struct SlowFile {
+    pub memory: MemoryFile,
+    waiting: Mutex<Vec<Waiting>>,
+}
+
+impl std::fmt::Debug for SlowFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SlowFile")
+    }
+}
+
+impl SlowFile {
+    /// A file with these bytes.
+    pub fn new(bytes: Vec<u8>) -> Arc<SlowFile> {
+        Arc::new(SlowFile {
+            memory: MemoryFile::new("a.qcow2", bytes, 1),
+            waiting: Mutex::default(),
+        })
+    }
+
+    /// Writes that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.lock().unwrap().len()
+    }
+
+    /// Carries out the writes that wait.
+    pub fn let_go(&self) {
+        for (offset, data, completer) in self.waiting.lock().unwrap().drain(..) {
+            completer.complete(block_on(self.memory.write(
+                offset,
+                data,
+                Durability::Cached,
+            )));
+        }
+    }
+}
+
+impl BlockFile for SlowFile {
+    fn name(&self) -> &str {
+        self.memory.name()
+    }
+    fn capabilities(&self) -> &Capabilities {
+        self.memory.capabilities()
+    }
+    fn id(&self) -> Option<FileId> {
+        None
+    }
+    fn len(&self) -> Pending<io::Result<u64>> {
+        self.memory.len()
+    }
+    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+        self.memory.read(offset, buf)
+    }
+    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
+        let first = data[0].first().copied();
+        if first != Some(HELD) {
+            let done = self.memory.write(offset, data, how);
+            return match first {
+                Some(FAILING) => Pending::ready(Err(io::Error::from_raw_os_error(28))),
+                _ => done,
+            };
+        }
+        let (completer, result) = pending();
+        self.waiting.lock().unwrap().push((offset, data, completer));
+        result
+    }
+    fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {
+        self.memory.zero(offset, len, space)
+    }
+    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.memory.discard(offset, len)
+    }
+    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.memory.allocate(offset, len)
+    }
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        self.memory.extents(offset, len)
+    }
+    fn flush(&self) -> Pending<io::Result<()>> {
+        self.memory.flush()
+    }
+    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
+        self.memory.set_len(len)
+    }
+    fn allocated_bytes(&self) -> Option<u64> {
+        self.memory.allocated_bytes()
+    }
+}
+
+/// No other files.
+pub struct NoFiles;
+impl Gate for NoFiles {
+    fn open(&self, request: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
+        Err(Error::Invalid(format!("no {}", request.name)))
+    }
+}
