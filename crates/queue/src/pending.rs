@@ -220,14 +220,17 @@ fn poll_slot<T>(slot: &Slot<T>, waker: &Waker) -> Poll<Option<T>> {
 // A `Pending` never holds a pinned value: it moves its result out.
 impl<T> Unpin for Pending<T> {}
 
-impl<T> Future for Pending<T> {
-    type Output = T;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+impl<T> Pending<T> {
+    /// As [`Future::poll`], for who has to go on whatever has become of the operation: `None` if its driver
+    /// went away without completing it.
+    ///
+    /// # Panics
+    /// If it was ready before.
+    pub fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<Option<T>> {
         let slot = match &mut self.0 {
             Inner::Ready(value) => {
                 let value = value.take();
-                return Poll::Ready(value.expect("a completed future is not polled again"));
+                return Poll::Ready(Some(value.expect("a completed future is not polled again")));
             }
             Inner::Slot(slot) => *slot,
         };
@@ -236,7 +239,16 @@ impl<T> Future for Pending<T> {
         self.0 = Inner::Ready(None);
         // SAFETY: stage `DONE` or `BROKEN`, and nothing refers to the slot any more.
         unsafe { free(slot) };
-        Poll::Ready(value.expect("an I/O driver dropped an operation"))
+        Poll::Ready(value)
+    }
+}
+
+impl<T> Future for Pending<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        self.poll_ended(cx)
+            .map(|value| value.expect("an I/O driver dropped an operation"))
     }
 }
 

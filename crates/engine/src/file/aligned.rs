@@ -108,16 +108,6 @@ impl Drop for Admitted {
 /// An operation and its claim to the blocks that it writes.
 type Claimed = (Pending<io::Result<()>>, Admitted);
 
-/// Polls an operation; when it has ended its blocks are others'.
-fn poll_claimed(held: &mut Option<Claimed>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-    let (operation, _) = held
-        .as_mut()
-        .expect("a completed future is not polled again");
-    let outcome = ready!(Pin::new(operation).poll(cx));
-    *held = None;
-    Poll::Ready(outcome)
-}
-
 /// A future of [`Admitted::until`].
 struct UnderWay(Option<Claimed>);
 
@@ -125,7 +115,13 @@ impl Future for UnderWay {
     type Output = io::Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        poll_claimed(&mut self.0, cx)
+        let (operation, _) = self
+            .0
+            .as_mut()
+            .expect("a completed future is not polled again");
+        let outcome = ready!(Pin::new(operation).poll(cx));
+        self.0 = None;
+        Poll::Ready(outcome)
     }
 }
 
@@ -144,9 +140,16 @@ impl Wake for Abandoned {
     fn wake(self: Arc<Self>) {
         let waker = Waker::from(Arc::clone(&self));
         let mut held = lock(&self.0);
-        if held.is_some() {
-            // Its range holds the old or the new bytes, as with any request that is dropped.
-            drop(poll_claimed(&mut held, &mut Context::from_waker(&waker)));
+        let Some((operation, _)) = held.as_mut() else {
+            return;
+        };
+        // Its range holds the old or the new bytes, as with any request that is dropped. It has ended, too,
+        // if its driver went away.
+        if operation
+            .poll_ended(&mut Context::from_waker(&waker))
+            .is_ready()
+        {
+            *held = None;
         }
     }
 }

@@ -151,3 +151,19 @@ fn waiters_that_are_dropped_are_passed_over() {
     let now = slow.file.contents();
     assert_eq!([now[0], now[512], now[1024]], [1, 0, 3]);
 }
+
+#[test]
+fn a_dropped_write_whose_driver_goes_away_has_ended() {
+    let slow = Slow::new();
+    let file = HostFile::new(slow.clone());
+    let mut dropped = Box::pin(file.write(0, bytes(1, 512), Durability::Cached));
+    assert!(poll(dropped.as_mut()).is_pending());
+    drop(dropped);
+    let mut next = pin!(file.write(512, bytes(2, 512), Durability::Cached));
+    assert!(poll(next.as_mut()).is_pending());
+    let held = std::mem::take(&mut *lock(&slow.held));
+    drop(held);
+    assert!(poll(next.as_mut()).is_pending());
+    slow.go_on();
+    assert!(matches!(poll(next.as_mut()), Poll::Ready(Ok(()))));
+}
