@@ -2,6 +2,7 @@
 
 use cowslip::image::{AllocPolicy, DiscardPolicy, WritePolicy};
 use cowslip::qcow2::create::Preallocation;
+use cowslip::qcow2::probe::Stage;
 
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
 use crate::disk::{Allocates, Lie, Pace};
@@ -81,6 +82,9 @@ pub struct Round {
     pub barrier: Option<u64>,
     /// Failures of the disk while requests are served.
     pub faults: Vec<Fault>,
+    /// The failures are counted from here only: so many issues and completions after write-back has
+    /// come into this stage.
+    pub faults_at: Option<(Stage, u64)>,
     /// The power fails, or the process dies, so many issues and completions after the first failure,
     /// if it has not before.
     pub after_fault: Option<u64>,
@@ -103,6 +107,8 @@ pub struct Round {
     pub span_clusters: u64,
     /// The request of this number makes the disk as large as it is to be.
     pub grows_at: Option<u64>,
+    /// The request of this number makes it smaller.
+    pub shrinks_at: Option<u64>,
     /// The others go to so many bytes only, a few of them to each; to all of the disk if 0.
     pub narrow_bytes: u64,
     /// Metadata cache in bytes.
@@ -486,6 +492,8 @@ impl Round {
             companions: 0,
             span_clusters: 0,
             grows_at: None,
+            shrinks_at: None,
+            faults_at: None,
             narrow_bytes: 0,
             cache_bytes: match rng.below(3) {
                 0 => 0,

@@ -542,6 +542,7 @@ fn verb_name(verb: Verb) -> &'static str {
     match verb {
         Verb::Read => "read",
         Verb::Write => "write",
+        Verb::DurableWrite => "durable write",
         Verb::Zero => "zero",
         Verb::Discard => "punch",
         Verb::Allocate => "allocate",

@@ -54,7 +54,8 @@ impl Goal {
 
     /// The goal of a directed seed; none if another run stands for it.
     pub fn of(seed: u64) -> Option<Goal> {
-        let number = seed.checked_sub(FIRST_SEED)? % STRIDE;
+        let directed = FIRST_SEED..crate::stories::FIRST_SEED;
+        let number = directed.contains(&seed).then(|| seed - FIRST_SEED)? % STRIDE;
         Goal::all().get(number as usize).copied()
     }
 
@@ -84,6 +85,17 @@ pub fn seeds(coverage: &Coverage, attempt: u64, all: bool) -> Vec<u64> {
         false => goal.is_possible() && !coverage.has_reached(*goal),
     });
     wanted.map(|(number, _)| seed(number, attempt)).collect()
+}
+
+/// The numbers of all goals that a run can reach, in an order in which neighbours differ.
+#[cfg(feature = "planted")]
+pub(crate) fn spread() -> Vec<usize> {
+    let goals = Goal::all();
+    let mut numbers: Vec<usize> = (0..goals.len())
+        .filter(|number| goals[*number].is_possible())
+        .collect();
+    Rng::derived(0, "spread", 0).shuffle(&mut numbers);
+    numbers
 }
 
 /// Usual seeds whose runs have the values that `coverage` has not seen drawn.

@@ -73,6 +73,15 @@ pub enum Lie {
     DurableWritesAreNot,
 }
 
+/// How it chooses what a power failure takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Losses {
+    /// In all the ways in which caches lose power.
+    Any,
+    /// Those that show best in which order things were done.
+    Adverse,
+}
+
 /// What a file allows beyond the engine's capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocates {
@@ -127,6 +136,11 @@ impl SimDisk {
     /// Sets how the disk lies.
     pub fn set_lie(&self, lie: Lie) {
         self.lock().lie = lie;
+    }
+
+    /// Sets what power failures take.
+    pub fn set_losses(&self, losses: Losses) {
+        self.lock().losses = losses;
     }
 
     /// Sets whether files opened from now on can allocate.

@@ -25,6 +25,7 @@ mod session;
 pub mod shrink;
 pub mod snapshots;
 pub mod soak;
+pub mod stories;
 pub mod subject;
 pub mod summary;
 pub mod trace;

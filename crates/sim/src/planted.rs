@@ -12,7 +12,9 @@ use std::time::Instant;
 use cowslip::planted::{Mistake, plant};
 
 use crate::config::Kind;
+use crate::directed;
 use crate::run::{Changes, run};
+use crate::stories;
 use crate::trace::Trace;
 
 /// How a mistake was noticed.
@@ -96,7 +98,7 @@ pub fn named(names: &str) -> Result<Vec<Mistake>, String> {
     names.split(',').map(find).collect()
 }
 
-/// Tries each mistake with these seeds, in order, until it is noticed; some at a time.
+/// Tries each mistake with these runs, in order, until it is noticed; some at a time.
 pub fn suite(mistakes: &[Mistake], seeds: Range<u64>, jobs: usize) -> Vec<Trial> {
     let next = AtomicUsize::new(0);
     let trials = Mutex::new(Vec::new());
@@ -133,7 +135,7 @@ fn attempt(mistake: Mistake, seeds: Range<u64>) -> Trial {
     command.args(["--start", &seeds.start.to_string()]);
     command.args(["--seeds", &(seeds.end - seeds.start).to_string()]);
     let output = command.output().expect("this program runs again");
-    let mut seed = seeds.start;
+    let mut seed = 0;
     for line in String::from_utf8_lossy(&output.stdout).lines() {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         match word {
@@ -163,9 +165,10 @@ fn attempt(mistake: Mistake, seeds: Range<u64>) -> Trial {
 }
 
 /// One mistake, in this process; says line by line how far it got.
-pub fn trial(mistake: Mistake, seeds: Range<u64>) {
+pub fn trial(mistake: Mistake, runs: Range<u64>) {
     plant(Some(mistake));
-    for seed in seeds {
+    let goals = directed::spread();
+    for seed in runs.map(|run| seed_of(&goals, run)) {
         println!("seed {seed}");
         let report = run(seed, Kind::Qcow2, &Changes::default(), Trace::off());
         println!("crashes {}", report.totals.crashes);
@@ -173,6 +176,18 @@ pub fn trial(mistake: Mistake, seeds: Range<u64>) {
             println!("caught {}", what.replace('\n', "; "));
             return;
         }
+    }
+}
+
+/// The seed of a run of a trial: every fourth one is directed at the next goal, every fourth tells the
+/// next story, the others are drawn.
+fn seed_of(goals: &[usize], run: u64) -> u64 {
+    let (quarter, count) = (run / 4, goals.len() as u64);
+    match run % 4 {
+        0 => 2 * quarter,
+        1 => directed::seed(goals[(quarter % count) as usize], quarter / count),
+        2 => 2 * quarter + 1,
+        _ => stories::FIRST_SEED + quarter,
     }
 }
 

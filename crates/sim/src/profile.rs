@@ -11,6 +11,7 @@ use crate::disk::Pace;
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
 use crate::model::{Grain, SECTOR_BYTES};
 use crate::rng::Rng;
+use crate::stories::{self, Story};
 
 /// What a run is made to meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub enum Profile {
     Shared,
     /// A goal that the seed names.
     Directed(Goal),
+    /// A story that the seed names.
+    Story(Story),
 }
 
 /// What is done to the image before the run.
@@ -43,6 +46,9 @@ pub struct Prepared {
 
 impl Profile {
     pub(crate) fn draw(seed: u64) -> Profile {
+        if let Some(story) = Story::of(seed) {
+            return Profile::Story(story);
+        }
         if let Some(goal) = Goal::of(seed) {
             return Profile::Directed(goal);
         }
@@ -81,6 +87,7 @@ pub(crate) fn shape(config: &mut Config, seed: u64) {
             quiet(config, seed);
         }
         Profile::Directed(goal) => return directed::shape(config, goal, rng),
+        Profile::Story(story) => return stories::shape(config, story, rng),
     }
     strike(config, seed);
     if config.profile != Profile::Usual && config.layout.version == 3 {

@@ -9,6 +9,7 @@ use crate::anatomy;
 use crate::config::{Ending, Kind, Part, Round, draw_faults};
 use crate::coverage::{Phase, Situation, Target};
 use crate::directed::Goal;
+use crate::disk::Losses;
 use crate::disk::fault::{Duration, EIO, Fault, Verb};
 use crate::drive::{Stop, attempt, block_on};
 use crate::model::Survival;
@@ -71,6 +72,13 @@ impl Run<'_> {
         }
         if let Profile::Directed(goal) = self.config.profile {
             return self.directed_plans(goal, index);
+        }
+        if let Profile::Story(story) = self.config.profile {
+            let plan = Plan {
+                requests: 1,
+                ..Plan::default()
+            };
+            return vec![plan; story.broken_openings()];
         }
         if self.survival.is_none() {
             return self.first_plan().into_iter().collect();
@@ -168,11 +176,14 @@ impl Run<'_> {
     ) -> Result<Attempt, String> {
         self.disk.set_pace(self.config.pace);
         self.disk.set_lie(self.config.lie);
+        if let Profile::Story(_) = self.config.profile {
+            self.disk.set_losses(Losses::Adverse);
+        }
         self.disk.set_faults(&plan.faults);
         if let Some(events) = plan.power {
             self.disk.fail_power_after(events);
         }
-        self.aim_at_plan(Phase::Opening, plan, index);
+        self.aim_at_plan(Phase::Opening, plan, (index, number));
         let opening = prepare::open(&self.config, round, &self.disk);
         let opened = attempt(&self.disk, &mut self.rng, "open", opening)?;
         if let Some(failed) = self.disk.delivered().1 {
@@ -204,9 +215,9 @@ impl Run<'_> {
     }
 
     /// The attempt after all plans is spared.
-    fn aim_at_plan(&self, phase: Phase, plan: &Plan, index: usize) {
+    fn aim_at_plan(&self, phase: Phase, plan: &Plan, (index, number): (usize, u64)) {
         if plan.requests > 0 {
-            self.aim_at(phase, index);
+            self.aim_at(phase, index + number as usize * 100);
         }
     }
 
@@ -232,7 +243,7 @@ impl Run<'_> {
             round: &round,
             target: plan.target,
         };
-        self.aim_at_plan(Phase::Recovery, plan, index);
+        self.aim_at_plan(Phase::Recovery, plan, (index, number));
         let served = self.serve(&work, &subject)?;
         let failed = self.disk.delivered().0;
         self.totals.faults += failed;
@@ -290,8 +301,12 @@ impl Run<'_> {
     /// Now and then somebody else has left the image, with the dirty bit and counts that lag.
     fn soil(&mut self, index: usize) {
         let rng = &mut Rng::derived(self.seed, "dirty", index as u64);
+        let percent = match self.config.profile {
+            Profile::Story(_) => 100,
+            _ => 40,
+        };
         let lazy = self.config.kind == Kind::Qcow2 && self.config.layout.lazy_refcounts;
-        if lazy && !self.changes.without.contains(&Part::Dirty) && rng.chance(40) {
+        if lazy && !self.changes.without.contains(&Part::Dirty) && rng.chance(percent) {
             self.trace.line(|| "the image is made dirty".to_string());
             self.disk.edit(TOP, |content| anatomy::soil(content, rng));
         }

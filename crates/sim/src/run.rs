@@ -11,6 +11,7 @@ use cowslip::qcow2::probe::Stage;
 use crate::config::{Config, Ending, Kind, Part, Round};
 use crate::coverage::{Coverage, Phase, Sight, Situation, Target, contradiction, stage_name};
 use crate::directed::Goal;
+use crate::disk::fault::Fault;
 use crate::disk::{self, SimDisk};
 use crate::drive::{Stop, drive};
 use crate::executor::{Executor, Kind as TaskKind};
@@ -266,7 +267,10 @@ impl<'a> Run<'a> {
         let subject = self.recover(index, round)?;
         self.progress
             .set(((index + 1).min(self.config.rounds.len()), 0));
-        self.disk.set_faults(&round.faults);
+        self.disk.set_faults(match round.faults_at {
+            None => &round.faults,
+            Some(_) => &[],
+        });
         let target = self.target(index, round);
         if let (None, Ending::Kill(moment) | Ending::Crash(moment)) = (target, round.ending) {
             match round.barrier {
@@ -297,6 +301,11 @@ impl<'a> Run<'a> {
 
     /// The event in this phase with which the run is made to lose power, if it is.
     fn event_in(&self, phase: Phase, index: usize) -> Option<Event> {
+        if let Profile::Story(story) = self.config.profile {
+            let rng = &mut Rng::derived(self.seed, "event", index as u64);
+            let event = story.event(phase, index, rng);
+            return event.filter(|_| self.changes.moment.is_none());
+        }
         let Profile::Directed(Goal::Point((wanted, verb, moment))) = self.config.profile else {
             return None;
         };
@@ -331,6 +340,10 @@ impl<'a> Run<'a> {
             let crashes = matches!(round.ending, Ending::Crash(_)) && self.changes.moment.is_none();
             let target = Target::of(&self.config, rng);
             return target.filter(|_| crashes && !in_recovery);
+        }
+        if let Profile::Story(story) = self.config.profile {
+            let crashes = matches!(round.ending, Ending::Crash(_)) && self.changes.moment.is_none();
+            return story.target(rng).filter(|_| crashes);
         }
         let aimed = matches!(round.ending, Ending::Crash(_))
             && self.config.kind == Kind::Qcow2
@@ -392,6 +405,7 @@ impl<'a> Run<'a> {
         let mut delivered = disk.delivered().0;
         let mut aim = Aim {
             target: work.target,
+            faults_at: work.round.faults_at,
             seen: 0,
         };
         let directed = matches!(config.profile, Profile::Directed(_));
@@ -412,7 +426,7 @@ impl<'a> Run<'a> {
                 let file = work.round.faults.first().and_then(|fault| fault.file);
                 coverage.borrow_mut().fault(stage(subject), last, file);
             }
-            aim.follow(subject, &disk);
+            aim.follow(subject, &disk, &work.round.faults);
             if let Some(what) = directed.then(|| refuted(config, subject, &disk)).flatten() {
                 session.fail(what);
             }
@@ -624,19 +638,31 @@ fn refuted(config: &Config, subject: &Subject, disk: &SimDisk) -> Option<String>
 /// Where the power is to fail.
 struct Aim {
     target: Option<Target>,
+    /// Where failures begin, and how many issues and completions later.
+    faults_at: Option<(Stage, u64)>,
     /// Issues and completions so far.
     seen: u64,
 }
 
 impl Aim {
-    /// Arms the failure when its place is reached.
-    fn follow(&mut self, subject: &Subject, disk: &SimDisk) {
-        let Some(target) = &mut self.target else {
-            return;
-        };
+    /// Arms what is to fail when its place is reached.
+    fn follow(&mut self, subject: &Subject, disk: &SimDisk, faults: &[Fault]) {
         let counters = disk.counters();
         let events = counters.issued + counters.completed;
         let moved = std::mem::replace(&mut self.seen, events) != events;
+        if let Some((place, left)) = &mut self.faults_at
+            && stage(subject) == *place
+        {
+            if *left == 0 {
+                disk.set_faults(faults);
+                self.faults_at = None;
+            } else {
+                *left -= u64::from(moved);
+            }
+        }
+        let Some(target) = &mut self.target else {
+            return;
+        };
         if !reaches(subject, disk, target) {
             return;
         }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::config::Kind;
 use crate::directed;
 use crate::run::{Changes, run};
+use crate::stories;
 use crate::summary::Summary;
 use crate::trace::Trace;
 
@@ -123,6 +124,9 @@ impl<'a> Soak<'a> {
                 };
                 let open: Vec<u64> = batch.iter().filter(open).copied().collect();
                 self.list(&open, &told);
+            }
+            if all {
+                self.list(&stories::seeds(attempt), &told);
             }
             let drawing = directed::drawing(&self.coverage(), attempt);
             self.list(&drawing, &told);

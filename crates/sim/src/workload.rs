@@ -64,6 +64,14 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
             granules: 0..0,
         };
     }
+    if round.shrinks_at == Some(index) {
+        let sectors = config.size / SECTOR_BYTES;
+        return Request {
+            id,
+            verb: Verb::Resize(rng.between(1, sectors * 3 / 4) * SECTOR_BYTES),
+            granules: 0..0,
+        };
+    }
     if round.resizes && rng.chance(5) {
         let sectors = config.size / SECTOR_BYTES;
         // Beyond what the disk had at first there is nothing to see, but L1 has to grow.

@@ -11,6 +11,7 @@ use std::fmt;
 
 use crate::rng::Rng;
 
+use super::Losses;
 use super::content::Content;
 use super::effect::{Effect, SPACE_ATOM_BYTES};
 
@@ -58,6 +59,8 @@ pub enum Style {
     AllButOne,
     /// One effect survives.
     OnlyOne,
+    /// So many survive that came last, and nothing else does.
+    Newest(usize),
 }
 
 impl Style {
@@ -77,6 +80,18 @@ impl Style {
             _ => Style::OnlyOne,
         }
     }
+
+    fn draw_adverse(rng: &mut Rng) -> Style {
+        match rng.below(10) {
+            0 => Style::DropAll,
+            1 => Style::ApplyAll,
+            2 => Style::Each(50),
+            3 => Style::After,
+            4 | 5 => Style::AllButOne,
+            6 => Style::OnlyOne,
+            _ => Style::Newest(rng.between(1, 4) as usize),
+        }
+    }
 }
 
 /// The choices of one crash, for all files of a disk.
@@ -87,19 +102,25 @@ pub struct Crash {
     /// The moment or the effect that the style singles out, in effects since the start.
     at: usize,
     seen: usize,
+    /// All effects.
+    effects: usize,
     salt: u64,
     rng: Rng,
 }
 
 impl Crash {
     /// The crash that this stream makes of `effects` effects that were not flushed.
-    pub fn draw(mut rng: Rng, effects: usize) -> Crash {
-        let style = Style::draw(&mut rng);
+    pub fn draw(mut rng: Rng, losses: Losses, effects: usize) -> Crash {
+        let style = match losses {
+            Losses::Any => Style::draw(&mut rng),
+            Losses::Adverse => Style::draw_adverse(&mut rng),
+        };
         Crash {
             style,
             torn_percent: rng.pick(&[0, 0, 10, 50, 100]),
             at: rng.index(effects.max(1)),
             seen: 0,
+            effects,
             salt: rng.bits(),
             rng,
         }
@@ -127,6 +148,7 @@ impl Crash {
             Style::Regions(bytes) => return self.by_region(effect, bytes, sector_bytes, content),
             Style::AllButOne => index != self.at,
             Style::OnlyOne => index == self.at,
+            Style::Newest(count) => index + count >= self.effects,
         };
         let extreme = matches!(self.style, Style::DropAll | Style::ApplyAll);
         if torn && !extreme {

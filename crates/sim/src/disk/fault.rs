@@ -7,6 +7,8 @@ pub enum Verb {
     Read,
     /// Writes, durable ones too.
     Write,
+    /// Durable writes only.
+    DurableWrite,
     /// Zeroing.
     Zero,
     /// Discards.
@@ -78,7 +80,11 @@ impl Faults {
     pub fn strike(&mut self, verb: Verb, file: &str, flushes: bool) -> Option<i32> {
         let mut errno = None;
         for (fault, seen) in &mut self.planned {
-            if fault.verb != verb || fault.file.is_some_and(|name| name != file) {
+            let is_verb = match fault.verb {
+                Verb::DurableWrite => verb == Verb::Write && flushes,
+                any => any == verb,
+            };
+            if !is_verb || fault.file.is_some_and(|name| name != file) {
                 continue;
             }
             let hit = match fault.duration {

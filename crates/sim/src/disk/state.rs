@@ -18,7 +18,7 @@ use super::content::{Content, PAGE_BYTES};
 use super::crash::{Crash, Fate};
 use super::effect::{Effect, SPACE_ATOM_BYTES};
 use super::fault::{Faults, Verb};
-use super::{Lie, Pace};
+use super::{Lie, Losses, Pace};
 
 /// One effect that is in the volatile content and that no flush has covered.
 #[derive(Debug)]
@@ -177,6 +177,7 @@ pub(super) struct State {
     pub faults: Faults,
     pub pace: Pace,
     pub lie: Lie,
+    pub losses: Losses,
     pub rng: Rng,
     pub trace: Trace,
     /// The task that runs now, for traces.
@@ -208,6 +209,7 @@ impl State {
             faults: Faults::default(),
             pace: Pace::Mixed,
             lie: Lie::None,
+            losses: Losses::Any,
             rng,
             trace,
             caller: String::new(),
@@ -553,7 +555,7 @@ impl State {
 
     /// The power fails: what is left of each file.
     pub fn crash(mut self, rng: Rng) -> Vec<FileState> {
-        let mut crash = Crash::draw(rng, self.undecided());
+        let mut crash = Crash::draw(rng, self.losses, self.undecided());
         self.trace.line(|| {
             let (effects, pending) = (self.undecided(), self.pending.len());
             format!(
@@ -651,7 +653,7 @@ impl Op {
             (Verb::Query, _) => "len",
             (Verb::Flush, _) => "flush",
             (Verb::Read, _) => "read",
-            (Verb::Write, _) => "write",
+            (Verb::Write | Verb::DurableWrite, _) => "write",
             (Verb::Zero, _) => "zero",
             (Verb::Discard, _) => "punch",
             (Verb::Allocate, _) => "allocate",

@@ -1,0 +1,293 @@
+//! Stories: situations in which a write path that has the order of its steps wrong does damage, each
+//! brought about on purpose. Their seeds lie beyond those of directed runs, and the disk that loses
+//! power in them is out for trouble: it likes to keep what came last and to lose what that builds on.
+
+use cowslip::image::{DiscardPolicy, WritePolicy};
+use cowslip::qcow2::create::Preallocation;
+use cowslip::qcow2::probe::Stage;
+
+use crate::config::{Config, Data, Ending, Layout, Round};
+use crate::coverage::{Phase, Situation, Target};
+use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
+use crate::disk::{Moment, Pace};
+use crate::model::{Grain, SECTOR_BYTES};
+use crate::profile::Prepared;
+use crate::rng::Rng;
+
+/// Seeds from here on tell stories.
+pub const FIRST_SEED: u64 = 1 << 41;
+/// Runs of each story in a soak.
+const RUNS: u64 = 10;
+
+/// What happens in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Story {
+    /// Refcount blocks are added to the table that there is, and the power fails as they become
+    /// reachable.
+    BlocksAdded,
+    /// Counts cannot be written for want of space; the next cycle has only the rest to write, and
+    /// then the power fails.
+    CountsFail,
+    /// Tables that a snapshot shares are copied beside cycles, by requests that end within them.
+    TablesCopied,
+    /// A shrinking is cut short by the power, and the disk grows again in the next session.
+    ShrinkCutShort,
+    /// A durable write fails among others that are acknowledged, and flushes.
+    DurableWriteFails,
+    /// Dirty images, whose repairs are crashed around their flushes.
+    RepairCutShort,
+    /// Compressed clusters find no space, and the image is closed in order.
+    CompressedFails,
+    /// Writes of parts of new space fail, and zeroes and writes come after them in the same subclusters.
+    PartsFail,
+}
+
+impl Story {
+    /// All of them.
+    pub const ALL: [Story; 8] = [
+        Story::BlocksAdded,
+        Story::CountsFail,
+        Story::TablesCopied,
+        Story::ShrinkCutShort,
+        Story::DurableWriteFails,
+        Story::RepairCutShort,
+        Story::CompressedFails,
+        Story::PartsFail,
+    ];
+
+    /// The story of a seed, if it tells one.
+    pub fn of(seed: u64) -> Option<Story> {
+        let number = seed.checked_sub(FIRST_SEED)? % Story::ALL.len() as u64;
+        Some(Story::ALL[number as usize])
+    }
+
+    /// Where the power fails.
+    pub(crate) fn target(self, rng: &mut Rng) -> Option<Target> {
+        let (stage, skip, events) = match self {
+            Story::BlocksAdded => (Stage::CountTable, rng.below(30), rng.between(1, 5)),
+            Story::TablesCopied => {
+                let stage = rng.pick(&[Stage::Release, Stage::Raise, Stage::Slices, Stage::Idle]);
+                (stage, rng.below(60), rng.between(1, 3))
+            }
+            _ => return None,
+        };
+        Some(Target {
+            stage,
+            situation: Situation::Any,
+            skip,
+            events,
+        })
+    }
+
+    /// The event in this phase of a session with which the power fails.
+    pub(crate) fn event(
+        self,
+        phase: Phase,
+        index: usize,
+        rng: &mut Rng,
+    ) -> Option<(Verb, Moment, u64)> {
+        let verb = rng.pick(&[Verb::Write, Verb::Flush, Verb::Flush]);
+        let moment = rng.pick(&[Moment::Issue, Moment::Completion]);
+        let most = match (self, phase, index) {
+            (Story::ShrinkCutShort, Phase::Resize, 0) => 4,
+            (Story::RepairCutShort, Phase::Opening, _) => 8,
+            _ => return None,
+        };
+        Some((verb, moment, rng.between(1, most)))
+    }
+
+    /// Openings that the power ends, before one that it does not.
+    pub(crate) fn broken_openings(self) -> usize {
+        match self {
+            Story::RepairCutShort => 3,
+            _ => 0,
+        }
+    }
+}
+
+/// Seeds for some runs of each story.
+pub(crate) fn seeds(attempt: u64) -> Vec<u64> {
+    let count = RUNS * Story::ALL.len() as u64;
+    (0..count)
+        .map(|run| FIRST_SEED + attempt * count + run)
+        .collect()
+}
+
+/// Shapes a drawn qcow2 configuration.
+pub(crate) fn shape(config: &mut Config, story: Story, rng: &mut Rng) {
+    config.preallocation = Preallocation::Off;
+    config.prepared = Prepared::default();
+    config.below.clear();
+    config.crammed = None;
+    config.data = Data::Inside;
+    config.alignment_bytes = rng.pick(&[1, 512]);
+    config.grain = Grain::new(vec![0]);
+    config.layout = Layout {
+        cluster_bits: rng.pick(&[9, 9, 10, 12]),
+        extended_l2: false,
+        version: 3,
+        refcount_bits: 16,
+        lazy_refcounts: false,
+    };
+    let mut round = config.rounds[0].clone();
+    usual(&mut round, rng);
+    let mut rounds = 1;
+    match story {
+        Story::BlocksAdded => {
+            small_counts(config, rng);
+            round.requests = 400;
+            round.span_clusters = 12;
+            round.weights = [3, 60, 4, 4, 10, 0];
+        }
+        Story::CountsFail => {
+            small_counts(config, rng);
+            round.depth = rng.pick(&[1, 1, 2, 3]);
+            round.weights = [5, 40, 4, 6, 45, 0];
+            round.faults = vec![fails(Verb::Write, ENOSPC, rng.pick(&[0, 0, 0, 1]))];
+            round.faults_at = Some((Stage::Raise, rng.below(60)));
+            round.after_fault = Some(rng.between(4, 40));
+        }
+        Story::TablesCopied => {
+            config.layout.cluster_bits = 9;
+            config.prepared.filled = true;
+            config.prepared.snapshots = 1;
+            tables(config, rng.between(6, 14));
+            config.pace = rng.pick(&[Pace::Mixed, Pace::Prompt, Pace::Stragglers]);
+            round.depth = rng.pick(&[2, 2, 3, 4]);
+            round.requests = 120;
+            round.weights = [5, 50, 3, 5, 30, 0];
+        }
+        Story::ShrinkCutShort => {
+            whole(config, rng.between(4, 24));
+            config.prepared.filled = true;
+            round.requests = 40;
+            round.weights = [35, 15, 5, 5, 10, 0];
+            rounds = 2;
+        }
+        Story::DurableWriteFails => {
+            whole(config, rng.between(16, 64));
+            config.prepared.filled = true;
+            config.data = rng.pick(&[Data::Inside, Data::Inside, Data::External]);
+            config.pace = rng.pick(&[Pace::Mixed, Pace::Prompt, Pace::SlowWrites]);
+            round.requests = 200;
+            round.whole_percent = 0;
+            round.fua_percent = rng.pick(&[15, 40]);
+            round.weights = [0, 70, 0, 0, rng.pick(&[8, 25]), 0];
+            let errno = rng.pick(&[EIO, ENOSPC]);
+            round.faults = vec![fails(Verb::DurableWrite, errno, rng.below(12))];
+        }
+        Story::RepairCutShort => {
+            whole(config, rng.between(8, 40));
+            config.layout.lazy_refcounts = true;
+            config.prepared.filled = rng.chance(50);
+            round.requests = 60;
+            round.ending = Ending::Crash(rng.between(60, 400));
+            rounds = 2;
+        }
+        Story::CompressedFails => {
+            whole(config, rng.between(8, 40));
+            round.requests = 80;
+            round.weights = [5, 15, 2, 5, 10, 60];
+            let errno = rng.pick(&[EIO, ENOSPC]);
+            let faults = (0..rng.between(1, 6)).map(|_| fails(Verb::Write, errno, rng.below(60)));
+            round.faults = faults.collect();
+            round.ending = Ending::Close;
+        }
+        Story::PartsFail => {
+            // Subclusters of several sectors, so that a part of one can be written.
+            config.layout.cluster_bits = 16;
+            config.layout.extended_l2 = true;
+            whole(config, rng.between(4, 8));
+            config.pace = rng.pick(&[Pace::SlowWrites, Pace::Stragglers, Pace::Mixed]);
+            round.requests = 400;
+            round.whole_percent = 0;
+            round.narrow_bytes = config.layout.cluster_bytes() / 32 * rng.between(1, 3);
+            round.weights = [15, 50, 25, 0, 2, 0];
+            let errno = rng.pick(&[EIO, ENOSPC]);
+            let faults = (0..40).map(|_| fails(Verb::Write, errno, rng.below(250)));
+            round.faults = faults.collect();
+        }
+    }
+    config.rounds = vec![round; rounds];
+    if story == Story::ShrinkCutShort {
+        config.rounds[0].shrinks_at = Some(rng.below(20));
+        config.rounds[1].grows_at = Some(rng.below(6));
+    }
+}
+
+/// Requests without anything special, and no end but that which the story has.
+fn usual(round: &mut Round, rng: &mut Rng) {
+    round.requests = 200;
+    round.depth = rng.pick(&[8, 16, 24]);
+    round.hot_percent = 0;
+    round.whole_percent = rng.pick(&[20, 50, 80]);
+    round.span_clusters = 0;
+    round.companions = 0;
+    round.narrow_bytes = 0;
+    round.fua_percent = 0;
+    round.weights = [10, 45, 8, 8, 12, 0];
+    round.barrier = None;
+    round.faults.clear();
+    round.faults_at = None;
+    round.after_fault = None;
+    round.discard = DiscardPolicy::Unmap;
+    round.write_policy = WritePolicy::Writeback;
+    round.resizes = false;
+    round.grows_at = None;
+    round.shrinks_at = None;
+    round.maintained = rng.chance(30);
+    round.cache_bytes = 1 << 20;
+    round.ending = Ending::Crash(100_000);
+}
+
+fn fails(verb: Verb, errno: i32, after: u64) -> Fault {
+    Fault {
+        verb,
+        after,
+        errno,
+        duration: Duration::Once,
+        file: None,
+    }
+}
+
+/// Blocks and slices that count 64 clusters each, and a disk that needs many of them.
+fn small_counts(config: &mut Config, rng: &mut Rng) {
+    config.layout.cluster_bits = 9;
+    config.layout.refcount_bits = 64;
+    whole(config, rng.between(24, 48) * 64);
+}
+
+/// A disk of so many clusters, all of it in use.
+fn whole(config: &mut Config, clusters: u64) {
+    config.size = clusters * config.layout.cluster_bytes();
+    config.created_bytes = config.size;
+    config.windows = std::iter::once(0..config.size / SECTOR_BYTES).collect();
+}
+
+/// A disk of so many tables, a few clusters of each of which are in use.
+fn tables(config: &mut Config, count: u64) {
+    let step = config.layout.table_coverage_bytes();
+    config.size = count * step;
+    config.created_bytes = config.size;
+    let used = 4 * config.layout.cluster_bytes() / SECTOR_BYTES;
+    let starts = (0..count).map(|table| table * step / SECTOR_BYTES);
+    config.windows = starts.map(|start| start..start + used).collect();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Kind;
+    use crate::profile::Profile;
+
+    #[test]
+    fn seeds_from_there_on_tell_one_story_after_the_other() {
+        assert_eq!(Story::of(FIRST_SEED - 1), None);
+        for (number, story) in (0..).zip(Story::ALL) {
+            let seed = FIRST_SEED + Story::ALL.len() as u64 + number;
+            assert_eq!(Story::of(seed), Some(story));
+            let config = Config::draw(seed, Kind::Qcow2);
+            assert_eq!(config.profile, Profile::Story(story));
+        }
+    }
+}
