@@ -211,9 +211,18 @@ pub fn soil(content: &mut Content, rng: &mut Rng) {
         shape.set_count(content, index, wrong);
     }
     for (_, table) in shape.tables(content).collect::<Vec<_>>() {
-        let at = table + rng.below(shape.entries()) * shape.entry_bytes;
-        let entry = content.number(at, 8);
-        if entry >> 62 & 1 == 0 && !shape.data_file && rng.chance(30) {
+        let places = (0..shape.entries()).map(|index| table + index * shape.entry_bytes);
+        let ours: Vec<u64> = places
+            .filter(|at| content.number(*at, 8) >> 62 == 2)
+            .collect();
+        let changed = if ours.is_empty() || shape.data_file {
+            0
+        } else {
+            rng.pick(&[0, 1, 1, 3])
+        };
+        for _ in 0..changed {
+            let at = rng.pick(&ours);
+            let entry = content.number(at, 8);
             content.write(at, &(entry & !(1 << 63)).to_be_bytes());
         }
     }

@@ -2,7 +2,6 @@
 
 use cowslip::image::{AllocPolicy, DiscardPolicy, WritePolicy};
 use cowslip::qcow2::create::Preallocation;
-use cowslip::qcow2::probe::Stage;
 
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
 use crate::disk::{Allocates, Lie, Pace};
@@ -82,12 +81,11 @@ pub struct Round {
     pub barrier: Option<u64>,
     /// Failures of the disk while requests are served.
     pub faults: Vec<Fault>,
-    /// The failures are counted from here only: so many issues and completions after write-back has
-    /// come into this stage.
-    pub faults_at: Option<(Stage, u64)>,
     /// The power fails, or the process dies, so many issues and completions after the first failure,
     /// if it has not before.
     pub after_fault: Option<u64>,
+    /// Tasks wait long for their turn, so that several answers of the disk await them.
+    pub slow_tasks: bool,
     /// `maintain` runs beside the requests.
     pub maintained: bool,
     /// Weights of: read, write, zeroes, discard, flush, compressed write.
@@ -493,7 +491,7 @@ impl Round {
             span_clusters: 0,
             grows_at: None,
             shrinks_at: None,
-            faults_at: None,
+            slow_tasks: false,
             narrow_bytes: 0,
             cache_bytes: match rng.below(3) {
                 0 => 0,

@@ -543,6 +543,7 @@ fn verb_name(verb: Verb) -> &'static str {
         Verb::Read => "read",
         Verb::Write => "write",
         Verb::DurableWrite => "durable write",
+        Verb::CountWrite => "write of counts",
         Verb::Zero => "zero",
         Verb::Discard => "punch",
         Verb::Allocate => "allocate",

@@ -39,7 +39,7 @@ pub(crate) fn drive(
         if let Some(stop) = each(executor, rng) {
             return Ok(stop);
         }
-        if rng.chance(60) {
+        if rng.chance(executor.turns_percent()) {
             if executor.poll_one(rng, |name| disk.set_caller(name)) || disk.step() {
                 continue;
             }

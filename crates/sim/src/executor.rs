@@ -53,9 +53,20 @@ pub struct Executor {
     tasks: Vec<Option<Task>>,
     ready: Ready,
     foreground: usize,
+    slow: bool,
 }
 
 impl Executor {
+    /// Sets whether the disk gets most of the turns.
+    pub fn set_slow(&mut self, slow: bool) {
+        self.slow = slow;
+    }
+
+    /// Percent of the turns that are the tasks' first.
+    pub fn turns_percent(&self) -> u64 {
+        if self.slow { 8 } else { 60 }
+    }
+
     /// Adds a task; it is polled for the first time when its turn comes.
     pub fn spawn(&mut self, name: String, kind: Kind, future: impl Future<Output = ()> + 'static) {
         let id = self.tasks.len();

@@ -207,6 +207,7 @@ const JUDGEMENTS: &[(&str, &str)] = &[
     ("raw data file", "raw data file"),
     ("the second opinion", "checks disagree"),
     ("check finds", "check"),
+    ("the check fails", "check"),
     ("corrupt:", "second check"),
     ("although the disk did not", "request failed"),
     ("without a fault", "request failed"),

@@ -11,7 +11,6 @@ use cowslip::qcow2::probe::Stage;
 use crate::config::{Config, Ending, Kind, Part, Round};
 use crate::coverage::{Coverage, Phase, Sight, Situation, Target, contradiction, stage_name};
 use crate::directed::Goal;
-use crate::disk::fault::Fault;
 use crate::disk::{self, SimDisk};
 use crate::drive::{Stop, drive};
 use crate::executor::{Executor, Kind as TaskKind};
@@ -267,10 +266,7 @@ impl<'a> Run<'a> {
         let subject = self.recover(index, round)?;
         self.progress
             .set(((index + 1).min(self.config.rounds.len()), 0));
-        self.disk.set_faults(match round.faults_at {
-            None => &round.faults,
-            Some(_) => &[],
-        });
+        self.disk.set_faults(&round.faults);
         let target = self.target(index, round);
         if let (None, Ending::Kill(moment) | Ending::Crash(moment)) = (target, round.ending) {
             match round.barrier {
@@ -367,6 +363,7 @@ impl<'a> Run<'a> {
         let session = Session::new(self.model.clone(), &self.disk, &self.trace, work.round);
         let session = Rc::new(session);
         let mut executor = Executor::default();
+        executor.set_slow(work.round.slow_tasks);
         if work.round.maintained {
             let subject = subject.clone();
             let work = async move { subject.maintain().await };
@@ -405,7 +402,6 @@ impl<'a> Run<'a> {
         let mut delivered = disk.delivered().0;
         let mut aim = Aim {
             target: work.target,
-            faults_at: work.round.faults_at,
             seen: 0,
         };
         let directed = matches!(config.profile, Profile::Directed(_));
@@ -426,7 +422,7 @@ impl<'a> Run<'a> {
                 let file = work.round.faults.first().and_then(|fault| fault.file);
                 coverage.borrow_mut().fault(stage(subject), last, file);
             }
-            aim.follow(subject, &disk, &work.round.faults);
+            aim.follow(subject, &disk);
             if let Some(what) = directed.then(|| refuted(config, subject, &disk)).flatten() {
                 session.fail(what);
             }
@@ -638,28 +634,16 @@ fn refuted(config: &Config, subject: &Subject, disk: &SimDisk) -> Option<String>
 /// Where the power is to fail.
 struct Aim {
     target: Option<Target>,
-    /// Where failures begin, and how many issues and completions later.
-    faults_at: Option<(Stage, u64)>,
     /// Issues and completions so far.
     seen: u64,
 }
 
 impl Aim {
-    /// Arms what is to fail when its place is reached.
-    fn follow(&mut self, subject: &Subject, disk: &SimDisk, faults: &[Fault]) {
+    /// Arms the failure when its place is reached.
+    fn follow(&mut self, subject: &Subject, disk: &SimDisk) {
         let counters = disk.counters();
         let events = counters.issued + counters.completed;
         let moved = std::mem::replace(&mut self.seen, events) != events;
-        if let Some((place, left)) = &mut self.faults_at
-            && stage(subject) == *place
-        {
-            if *left == 0 {
-                disk.set_faults(faults);
-                self.faults_at = None;
-            } else {
-                *left -= u64::from(moved);
-            }
-        }
         let Some(target) = &mut self.target else {
             return;
         };

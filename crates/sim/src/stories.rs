@@ -90,7 +90,9 @@ impl Story {
         let moment = rng.pick(&[Moment::Issue, Moment::Completion]);
         let most = match (self, phase, index) {
             (Story::ShrinkCutShort, Phase::Resize, 0) => 4,
-            (Story::RepairCutShort, Phase::Opening, _) => 8,
+            // The last write is that of the header.
+            (Story::RepairCutShort, Phase::Opening, _) if verb == Verb::Write => 4,
+            (Story::RepairCutShort, Phase::Opening, _) => 7,
             _ => return None,
         };
         Some((verb, moment, rng.between(1, most)))
@@ -143,8 +145,7 @@ pub(crate) fn shape(config: &mut Config, story: Story, rng: &mut Rng) {
             small_counts(config, rng);
             round.depth = rng.pick(&[1, 1, 2, 3]);
             round.weights = [5, 40, 4, 6, 45, 0];
-            round.faults = vec![fails(Verb::Write, ENOSPC, rng.pick(&[0, 0, 0, 1]))];
-            round.faults_at = Some((Stage::Raise, rng.below(60)));
+            round.faults = vec![fails(Verb::CountWrite, ENOSPC, rng.below(8))];
             round.after_fault = Some(rng.between(4, 40));
         }
         Story::TablesCopied => {
@@ -169,12 +170,14 @@ pub(crate) fn shape(config: &mut Config, story: Story, rng: &mut Rng) {
             config.prepared.filled = true;
             config.data = rng.pick(&[Data::Inside, Data::Inside, Data::External]);
             config.pace = rng.pick(&[Pace::Mixed, Pace::Prompt, Pace::SlowWrites]);
-            round.requests = 200;
+            round.requests = 150;
             round.whole_percent = 0;
             round.fua_percent = rng.pick(&[15, 40]);
+            round.slow_tasks = rng.chance(85);
             round.weights = [0, 70, 0, 0, rng.pick(&[8, 25]), 0];
             let errno = rng.pick(&[EIO, ENOSPC]);
             round.faults = vec![fails(Verb::DurableWrite, errno, rng.below(12))];
+            rounds = 5;
         }
         Story::RepairCutShort => {
             whole(config, rng.between(8, 40));
@@ -228,7 +231,7 @@ fn usual(round: &mut Round, rng: &mut Rng) {
     round.weights = [10, 45, 8, 8, 12, 0];
     round.barrier = None;
     round.faults.clear();
-    round.faults_at = None;
+    round.slow_tasks = false;
     round.after_fault = None;
     round.discard = DiscardPolicy::Unmap;
     round.write_policy = WritePolicy::Writeback;

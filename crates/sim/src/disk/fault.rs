@@ -9,6 +9,8 @@ pub enum Verb {
     Write,
     /// Durable writes only.
     DurableWrite,
+    /// Writes of counts only.
+    CountWrite,
     /// Zeroing.
     Zero,
     /// Discards.
@@ -75,16 +77,18 @@ impl Faults {
         }
     }
 
-    /// Counts an operation on a file; the error that it shall end with, if any. `flushes` if it is
-    /// durable when it completes.
-    pub fn strike(&mut self, verb: Verb, file: &str, flushes: bool) -> Option<i32> {
+    /// Whether one of these is planned.
+    pub fn has(&self, verb: Verb) -> bool {
+        self.planned.iter().any(|(fault, _)| fault.verb == verb)
+    }
+
+    /// Counts an operation on a file, which may be a special one of its kind; the error that it shall
+    /// end with, if any.
+    pub fn strike(&mut self, verb: Verb, special: Option<Verb>, file: &str) -> Option<i32> {
         let mut errno = None;
         for (fault, seen) in &mut self.planned {
-            let is_verb = match fault.verb {
-                Verb::DurableWrite => verb == Verb::Write && flushes,
-                any => any == verb,
-            };
-            if !is_verb || fault.file.is_some_and(|name| name != file) {
+            let is_meant = fault.verb == verb || Some(fault.verb) == special;
+            if !is_meant || fault.file.is_some_and(|name| name != file) {
                 continue;
             }
             let hit = match fault.duration {
@@ -98,7 +102,7 @@ impl Faults {
         }
         if let Some(errno) = errno {
             self.delivered += 1;
-            self.flush_failed |= verb == Verb::Flush || flushes;
+            self.flush_failed |= verb == Verb::Flush || special == Some(Verb::DurableWrite);
             self.last = Some((verb, errno));
         }
         errno

@@ -279,7 +279,7 @@ impl State {
             Some(ENOTSUP)
         } else {
             let file = &self.files[asked.file].name;
-            self.faults.strike(asked.verb, file, asked.durable)
+            self.faults.strike(asked.verb, self.special(&asked), file)
         };
         let not_before = self.moves + self.pace.delay(asked.verb, &mut self.rng);
         let op = Op {
@@ -313,6 +313,18 @@ impl State {
         let verb = op.verb;
         self.pending.push(op);
         self.event(verb, Moment::Issue);
+    }
+
+    /// Which of the kinds that are failed apart from others it belongs to.
+    fn special(&self, asked: &Asked) -> Option<Verb> {
+        let (start, end) = asked.range();
+        let content = &self.files[asked.file].volatile;
+        let counts = || anatomy::name(content, &(start..end)).starts_with("refcount block");
+        match asked.verb {
+            Verb::Write if asked.durable => Some(Verb::DurableWrite),
+            Verb::Write if self.faults.has(Verb::CountWrite) && counts() => Some(Verb::CountWrite),
+            _ => None,
+        }
     }
 
     /// What an operation does and where, with the name of what lies there.
@@ -653,7 +665,7 @@ impl Op {
             (Verb::Query, _) => "len",
             (Verb::Flush, _) => "flush",
             (Verb::Read, _) => "read",
-            (Verb::Write | Verb::DurableWrite, _) => "write",
+            (Verb::Write | Verb::DurableWrite | Verb::CountWrite, _) => "write",
             (Verb::Zero, _) => "zero",
             (Verb::Discard, _) => "punch",
             (Verb::Allocate, _) => "allocate",
