@@ -88,6 +88,10 @@ impl Story {
     ) -> Option<(Verb, Moment, u64)> {
         let verb = rng.pick(&[Verb::Write, Verb::Flush, Verb::Flush]);
         let moment = rng.pick(&[Moment::Issue, Moment::Completion]);
+        // Some shrinkings end in order.
+        if self == Story::ShrinkCutShort && rng.chance(30) {
+            return None;
+        }
         let most = match (self, phase, index) {
             (Story::ShrinkCutShort, Phase::Resize, 0) => 4,
             // The last write is that of the header.
@@ -133,6 +137,16 @@ pub(crate) fn shape(config: &mut Config, story: Story, rng: &mut Rng) {
     };
     let mut round = config.rounds[0].clone();
     usual(&mut round, rng);
+    let rounds = order(config, story, &mut round, rng);
+    config.rounds = vec![round; rounds];
+    if story == Story::ShrinkCutShort {
+        config.rounds[0].shrinks_at = Some(rng.below(20));
+        config.rounds[1].grows_at = Some(rng.below(6));
+    }
+}
+
+/// What shows the order of writes. How many such sessions follow one another.
+fn order(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng) -> usize {
     let mut rounds = 1;
     match story {
         Story::BlocksAdded => {
@@ -140,13 +154,6 @@ pub(crate) fn shape(config: &mut Config, story: Story, rng: &mut Rng) {
             round.requests = 400;
             round.span_clusters = 12;
             round.weights = [3, 60, 4, 4, 10, 0];
-        }
-        Story::CountsFail => {
-            small_counts(config, rng);
-            round.depth = rng.pick(&[1, 1, 2, 3]);
-            round.weights = [5, 40, 4, 6, 45, 0];
-            round.faults = vec![fails(Verb::CountWrite, ENOSPC, rng.below(8))];
-            round.after_fault = Some(rng.between(4, 40));
         }
         Story::TablesCopied => {
             config.layout.cluster_bits = 9;
@@ -161,9 +168,34 @@ pub(crate) fn shape(config: &mut Config, story: Story, rng: &mut Rng) {
         Story::ShrinkCutShort => {
             whole(config, rng.between(4, 24));
             config.prepared.filled = true;
+            config.data = rng.pick(&[Data::Inside, Data::Inside, Data::ExternalRaw]);
             round.requests = 40;
             round.weights = [35, 15, 5, 5, 10, 0];
             rounds = 2;
+        }
+        Story::RepairCutShort => {
+            whole(config, rng.between(8, 40));
+            config.layout.lazy_refcounts = true;
+            config.prepared.filled = rng.chance(50);
+            round.requests = 60;
+            round.ending = Ending::Crash(rng.between(60, 400));
+            rounds = 4;
+        }
+        _ => return failures(config, story, round, rng),
+    }
+    rounds
+}
+
+/// What a failure must not leave behind. How many such sessions follow one another.
+fn failures(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng) -> usize {
+    let mut rounds = 1;
+    match story {
+        Story::CountsFail => {
+            small_counts(config, rng);
+            round.depth = rng.pick(&[1, 1, 2, 3]);
+            round.weights = [5, 40, 4, 6, 45, 0];
+            round.faults = vec![fails(Verb::CountWrite, ENOSPC, rng.below(8))];
+            round.after_fault = Some(rng.between(4, 40));
         }
         Story::DurableWriteFails => {
             whole(config, rng.between(16, 64));
@@ -178,14 +210,6 @@ pub(crate) fn shape(config: &mut Config, story: Story, rng: &mut Rng) {
             let errno = rng.pick(&[EIO, ENOSPC]);
             round.faults = vec![fails(Verb::DurableWrite, errno, rng.below(12))];
             rounds = 5;
-        }
-        Story::RepairCutShort => {
-            whole(config, rng.between(8, 40));
-            config.layout.lazy_refcounts = true;
-            config.prepared.filled = rng.chance(50);
-            round.requests = 60;
-            round.ending = Ending::Crash(rng.between(60, 400));
-            rounds = 2;
         }
         Story::CompressedFails => {
             whole(config, rng.between(8, 40));
@@ -210,12 +234,9 @@ pub(crate) fn shape(config: &mut Config, story: Story, rng: &mut Rng) {
             let faults = (0..40).map(|_| fails(Verb::Write, errno, rng.below(250)));
             round.faults = faults.collect();
         }
+        _ => unreachable!("its story is about the order of writes"),
     }
-    config.rounds = vec![round; rounds];
-    if story == Story::ShrinkCutShort {
-        config.rounds[0].shrinks_at = Some(rng.below(20));
-        config.rounds[1].grows_at = Some(rng.below(6));
-    }
+    rounds
 }
 
 /// Requests without anything special, and no end but that which the story has.
