@@ -199,6 +199,8 @@ mistakes! {
     DirtyClearedEarly,
     /// A repair clears the dirty bit before its last changes are durable.
     RepairEndsUnflushed,
+    /// What a failed write has left in a subcluster that others fill is not erased.
+    FailedNotErased,
     /// A write into a subcluster leaves the hole that is wanted there.
     StaleHole,
     /// A write does not wait for the hole that is being punched where it goes.

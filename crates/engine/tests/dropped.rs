@@ -48,8 +48,8 @@ fn a_durable_write_that_nobody_waits_for_may_have_heard_of_a_loss() {
         for fua in [false, true] {
             let file = SlowFile::new(vec![0; 1 << 20]);
             if format == Format::Qcow2 {
-                let made = create(file.clone(), None, &CreateOptions::new(1 << 20));
-                block_on(made).unwrap();
+                let options = CreateOptions::new(1 << 20);
+                block_on(create(file.clone(), None, &options)).unwrap();
             }
             let flushed = flushes_after(&file, format, fua);
             match fua {

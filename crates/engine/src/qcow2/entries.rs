@@ -136,19 +136,8 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Whether the tables, here and below, say that a range reads as zeroes, and no write under way can
-    /// make them say otherwise.
+    /// Whether the tables, here and below, say that a range reads as zeroes.
     async fn is_zero(&self, range: Range<u64>, below: &Below) -> Result<bool> {
-        let cluster_bytes = self.geometry().cluster_bytes();
-        for part in geometry::pieces(range.start, range.end - range.start, cluster_bytes) {
-            let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
-            let start = self.geometry().guest_offset(cluster).0;
-            let part = part.start - start..part.end - start;
-            let touched = self.geometry().subclusters_touched(&part);
-            if self.lock().joint.may_hold_more(cluster, touched) {
-                return Ok(false);
-            }
-        }
         for run in self.map(range).await? {
             let zero = match run.source {
                 Source::Zero(_) => true,

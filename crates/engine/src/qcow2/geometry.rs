@@ -160,6 +160,21 @@ impl Geometry {
         if first < end { mask(first, end) } else { 0 }
     }
 
+    /// The parts of a byte range within a cluster that lie in these subclusters, neighbours joined.
+    pub fn parts_in(&self, range: &Range<u64>, subclusters: SubclusterMask) -> Vec<Range<u64>> {
+        let mut parts: Vec<Range<u64>> = Vec::new();
+        for i in (0..self.subclusters()).filter(|i| subclusters >> i & 1 != 0) {
+            let start = u64::from(i) << self.subcluster_bits();
+            let part = start.max(range.start)..(start + self.subcluster_bytes()).min(range.end);
+            match parts.last_mut() {
+                _ if part.start >= part.end => {}
+                Some(last) if last.end == part.start => last.end = part.end,
+                _ => parts.push(part),
+            }
+        }
+        parts
+    }
+
     // Guest addresses.
 
     /// The cluster that a guest byte lies in.
@@ -340,6 +355,15 @@ mod tests {
         assert_eq!(all().filter(|g| !g.extended_l2()).count(), 13);
         assert_eq!(all().filter(Geometry::extended_l2).count(), 8);
         assert!(Geometry::new(16, 7, false).is_none());
+    }
+
+    #[test]
+    fn a_range_is_cut_to_subclusters() {
+        let g = Geometry::new(16, 4, true).unwrap();
+        assert_eq!(g.parts_in(&(100..9000), 0b1_0110), [2048..6144, 8192..9000]);
+        assert!(g.parts_in(&(100..2048), 0b110).is_empty());
+        let plain = Geometry::new(16, 4, false).unwrap();
+        assert_eq!(plain.parts_in(&(100..9000), 1).len(), 1);
     }
 
     #[test]

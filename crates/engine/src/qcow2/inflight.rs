@@ -189,6 +189,8 @@ pub struct Joint {
     pub members: u32,
     /// Subclusters that any member has tried to write: not fresh once all have left.
     pub attempted: SubclusterMask,
+    /// Subclusters that hold what a failed member has left.
+    pub failed: SubclusterMask,
     /// An entry refers to it.
     pub published: bool,
 }
@@ -214,6 +216,11 @@ impl JointSpace {
         self.0.get(&cluster).map(|joint| joint.space)
     }
 
+    /// Whether several writes fill this cluster.
+    pub fn is_shared(&self, cluster: GuestCluster) -> bool {
+        self.0.get(&cluster).is_some_and(|joint| joint.members > 1)
+    }
+
     /// Clusters that several writes fill.
     pub fn shared(&self) -> usize {
         self.0.values().filter(|joint| joint.members > 1).count()
@@ -231,11 +238,14 @@ impl JointSpace {
             space,
             members: 0,
             attempted: 0,
+            failed: 0,
             published,
         });
         assert_eq!(joint.space.host, space.host, "members share one cluster");
         joint.members += 1;
         joint.attempted |= attempt;
+        // It is not fresh any more, so who joins there now makes it whole, and alone.
+        joint.failed &= !attempt;
     }
 
     /// Records that an entry refers to the space.
@@ -260,11 +270,18 @@ impl JointSpace {
         }
     }
 
-    /// Whether one of these subclusters may hold what a member has written and no entry shows: another
-    /// member may publish it yet.
-    pub fn may_hold_more(&self, cluster: GuestCluster, subclusters: SubclusterMask) -> bool {
+    /// What a failed member has left in these subclusters could not be erased: whoever is there with it
+    /// must not publish them.
+    pub fn fail(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
+        if let Some(joint) = self.0.get_mut(&cluster) {
+            joint.failed |= subclusters;
+        }
+    }
+
+    /// Whether one of these subclusters holds what must not be published.
+    pub fn has_failed(&self, cluster: GuestCluster, subclusters: SubclusterMask) -> bool {
         let joint = self.0.get(&cluster);
-        joint.is_some_and(|joint| joint.attempted & !joint.space.fresh & subclusters != 0)
+        joint.is_some_and(|joint| joint.failed & subclusters != 0)
     }
 
     /// Leaves.
@@ -486,6 +503,24 @@ mod tests {
     }
 
     #[test]
+    fn what_could_not_be_erased_is_not_published_until_somebody_makes_it_whole() {
+        let mut joint = JointSpace::default();
+        let (cluster, space) = (
+            GuestCluster(3),
+            Space {
+                host: HostOffset(0x10000),
+                fresh: 0xff,
+            },
+        );
+        joint.join(cluster, space, false, 0b0110);
+        joint.join(cluster, space, false, 0b0010);
+        joint.fail(cluster, 0b0010);
+        assert!(joint.has_failed(cluster, 0b0110) && !joint.has_failed(cluster, 0b0100));
+        joint.join(cluster, space, false, 0b0010);
+        assert!(!joint.has_failed(cluster, 0b0010));
+    }
+
+    #[test]
     fn only_subclusters_that_members_have_tried_to_write_are_spoiled() {
         let mut joint = JointSpace::default();
         let space = Space {
@@ -495,10 +530,7 @@ mod tests {
         let cluster = GuestCluster(3);
         joint.spoil(cluster, 0xff);
         joint.join(cluster, space, false, 0b0110);
-        assert!(!joint.may_hold_more(cluster, 0b0110));
         joint.spoil(cluster, 0b1010);
-        assert!(joint.may_hold_more(cluster, 0b0010));
-        assert!(!joint.may_hold_more(cluster, 0b1101));
         let fresh = |joint: &JointSpace| joint.get(cluster).map(|space| space.fresh);
         assert_eq!(fresh(&joint), Some(0xfd));
         joint.join(cluster, space, false, 0b1000);

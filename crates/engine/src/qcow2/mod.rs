@@ -62,13 +62,15 @@ use self::refcount::Refcounts;
 use self::tables::{Prepared, Tables};
 use crate::chain::Below;
 use crate::durable::DurableWrites;
-use crate::file::{Durability, HostFile};
+use crate::file::{Durability, HostFile, Space};
 use crate::image::{DiscardPolicy, WritePolicy};
 use crate::planted::{self, Mistake};
 use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
 use crate::{Error, Result};
 
 pub use self::open::{Opening, open};
+
+const EIO: i32 = 5;
 
 /// A qcow2 image, open.
 #[derive(Debug)]
@@ -356,8 +358,9 @@ impl Qcow2 {
             needs_cycle |= batch.needs_cycle();
             let durable = batch.durability == Durability::Durable;
             let under_way = durable.then(|| self.durable_writes.begin());
-            let outcome = self.carry_out(&batch, below).await; //    7
-            self.publish(batch, &outcome); //           8
+            let mut outcome = self.carry_out(&batch, below).await; // 7
+            self.erase_failed(&batch, &outcome).await;
+            self.publish(batch, &mut outcome); //       8
             if let Some(under_way) = under_way {
                 under_way.end();
             }
@@ -369,8 +372,40 @@ impl Qcow2 {
         self.settle(fua, needs_cycle).await //          9
     }
 
+    /// What a failed write has left in space that others fill too is erased before anybody hears of the
+    /// failure: they may publish the subcluster, in which the guest goes on to see zeroes there. What the write
+    /// would have changed in place stays between old and new, as always.
+    async fn erase_failed(&self, batch: &Batch<'_>, outcome: &[Result<()>]) {
+        for (step, outcome) in batch.steps.iter().zip(outcome) {
+            let plan::Change::Fill(filled) = step.write.change else {
+                continue;
+            };
+            if outcome.is_ok() {
+                continue;
+            }
+            let attempted = self.attempted(&step.write);
+            {
+                let mut state = self.lock();
+                // Whoever joins from now on makes its subclusters whole, and needs nothing erased.
+                if !planted::is(Mistake::FreshAfterFailedWrite) {
+                    state.joint.spoil(step.cluster, attempted);
+                }
+                if !state.joint.is_shared(step.cluster) || planted::is(Mistake::FailedNotErased) {
+                    continue;
+                }
+            }
+            for left in self.geometry().parts_in(&step.write.lease, filled) {
+                let start = step.write.host.0 + left.start;
+                let erased = self.data.zero(start, left.end - left.start, Space::Release);
+                if erased.await.is_err() {
+                    self.lock().joint.fail(step.cluster, attempted);
+                }
+            }
+        }
+    }
+
     /// Step 8: what was written becomes the mapping; what failed leaves it as it was.
-    fn publish(&self, batch: Batch<'_>, outcome: &[Result<()>]) {
+    fn publish(&self, batch: Batch<'_>, outcome: &mut [Result<()>]) {
         let mut state = self.lock();
         let state = &mut *state;
         if batch.durability == Durability::Durable
@@ -381,6 +416,13 @@ impl Qcow2 {
             state.latch.get_or_insert(error.duplicate());
         }
         for (step, outcome) in batch.steps.iter().zip(outcome) {
+            let attempted = self.attempted(&step.write);
+            let changes = step.write.change != plan::Change::None;
+            if changes && outcome.is_ok() && state.joint.has_failed(step.cluster, attempted) {
+                let neighbour = std::io::Error::from_raw_os_error(EIO);
+                let text = format!("A write beside this one failed in '{}'", self.name());
+                *outcome = Err(Error::io(text, neighbour));
+            }
             let published = outcome.is_ok() || planted::is(Mistake::FailedWritePublishes);
             if published && step.write.change != plan::Change::None {
                 let before = state
@@ -403,7 +445,7 @@ impl Qcow2 {
             }
             if step.write.change != plan::Change::None {
                 if outcome.is_err() && !planted::is(Mistake::FreshAfterFailedWrite) {
-                    state.joint.spoil(step.cluster, self.attempted(&step.write));
+                    state.joint.spoil(step.cluster, attempted);
                 }
                 self.leave_joint(state, step.cluster);
             }
