@@ -210,8 +210,6 @@ pub struct Config {
     pub pace: Pace,
     /// How the disk lies.
     pub lie: Lie,
-    /// What the image says of how space is allocated.
-    pub stored_policy: AllocPolicy,
     /// The sessions.
     pub rounds: Vec<Round>,
 }
@@ -632,7 +630,6 @@ impl Config {
                 Pace::SlowWrites,
             ]),
             lie: Lie::None,
-            stored_policy: AllocPolicy::Auto,
             rounds,
             layout,
         };
@@ -648,7 +645,7 @@ impl Config {
     fn draw_policies(&mut self, seed: u64) {
         use AllocPolicy::{Auto, Contiguous, Sparse};
         let rng = &mut Rng::derived(seed, "policies", 0);
-        self.stored_policy = rng.pick(&[Auto, Auto, Contiguous, Sparse]);
+        self.prepared.stored_policy = rng.pick(&[Auto, Auto, Contiguous, Sparse]);
         for round in &mut self.rounds {
             round.alloc_policy = rng.pick(&[Auto, Contiguous, Sparse, Sparse]);
             round.discard_no_unref = rng.chance(15);

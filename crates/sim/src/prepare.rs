@@ -122,7 +122,7 @@ pub(crate) fn build(
     }
     let mut options = create_options(&config.layout, config.created_bytes, backing);
     options.preallocation = config.preallocation;
-    options.alloc_policy = config.stored_policy;
+    options.alloc_policy = config.prepared.stored_policy;
     let data_file = (config.data != Data::Inside).then(|| DATA.to_string());
     options.data_file_raw = config.data == Data::ExternalRaw;
     options.data_file.clone_from(&data_file);

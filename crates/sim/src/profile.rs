@@ -2,7 +2,7 @@
 //! taken again, several writes in one cluster, tables and counts that do not fit into their cache, and
 //! clusters that snapshots share. Uniformly drawn runs almost never see these.
 
-use cowslip::image::{DiscardPolicy, WritePolicy};
+use cowslip::image::{AllocPolicy, DiscardPolicy, WritePolicy};
 use cowslip::qcow2::create::Preallocation;
 
 use crate::config::{Below, Config, Data, Ending, Layout, Round};
@@ -36,6 +36,8 @@ pub enum Profile {
 /// What is done to the image before the run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prepared {
+    /// What the image says of how space is allocated.
+    pub stored_policy: AllocPolicy,
     /// Much of the disk is written.
     pub filled: bool,
     /// Snapshots of what is written.
