@@ -280,6 +280,7 @@ mod tests {
     fn runs_are_found() {
         assert_eq!(runs(0).count(), 0);
         assert_eq!(runs(0b1011_0001).collect::<Vec<_>>(), [0..1, 4..6, 7..8]);
-        assert_eq!(runs(u32::MAX).collect::<Vec<_>>(), [0..32]);
+        assert_eq!(runs(u32::MAX).next(), Some(0..32));
+        assert_eq!(runs(u32::MAX).count(), 1);
     }
 }
