@@ -577,7 +577,9 @@ impl Qcow2 {
             let table_clusters = if last < entries {
                 0
             } else {
-                let wanted = (last + 1).max(entries + entries / 2);
+                // Half as much again, so that it moves rarely; longer than this nobody reads it.
+                let ample = (entries + entries / 2).min(REFCOUNT_TABLE_BYTES_MAX / 8);
+                let wanted = ample.max(last + 1);
                 wanted.div_ceil(geometry.refcount_table_entries_per_cluster())
             };
             let growth = CountGrowth {

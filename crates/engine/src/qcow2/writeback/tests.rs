@@ -1,6 +1,11 @@
 //! Write-back on a file of which one write, or one flush, fails: what may be tried again, what latches, and what the
 //! image holds afterwards.
 
+mod counts;
+mod disk;
+mod marks;
+mod space;
+
 use std::future::Future;
 use std::io;
 use std::pin::pin;

@@ -1,0 +1,222 @@
+//! A file that records what is asked of it, that may be full, and that may be far longer than memory.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use cowslip_queue::{Buf, BufMut, Pending};
+
+use crate::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use crate::sync::{Mutex, MutexGuard, lock};
+
+const PAGE: u64 = 4096;
+
+/// What was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    Read(Range<u64>),
+    Write(Range<u64>),
+    Discard(Range<u64>),
+    Allocate(Range<u64>),
+    SetLen(u64),
+    Flush,
+}
+
+/// Which operations fail from now on, with which error.
+type Fault = Box<dyn Fn(&Op) -> Option<io::Error> + Send>;
+
+#[derive(Default)]
+struct Inside {
+    len: u64,
+    /// Pages that are not zeroes.
+    pages: BTreeMap<u64, Vec<u8>>,
+    log: Vec<Op>,
+    fault: Option<Fault>,
+}
+
+/// The file.
+pub struct Disk {
+    capabilities: Capabilities,
+    inside: Mutex<Inside>,
+}
+
+impl std::fmt::Debug for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Disk")
+    }
+}
+
+impl Disk {
+    pub fn new(alignment_bytes: u32) -> Arc<Disk> {
+        Arc::new(Disk {
+            capabilities: Capabilities {
+                alignment_bytes,
+                writable: true,
+                extends_with_zeroes: true,
+                zeroes_fast: true,
+                punches_holes: true,
+            },
+            inside: Mutex::default(),
+        })
+    }
+
+    /// A copy of a file that is not long, its holes as other files have them.
+    pub fn contents(&self) -> Vec<u8> {
+        let inside = self.lock();
+        assert!(inside.len < 1 << 30);
+        let mut bytes = vec![0; inside.len.next_multiple_of(PAGE) as usize];
+        let pages = inside.len.div_ceil(PAGE);
+        for (page, content) in inside.pages.range(..pages) {
+            bytes[(page * PAGE) as usize..][..PAGE as usize].copy_from_slice(content);
+        }
+        bytes.truncate(inside.len as usize);
+        bytes
+    }
+
+    pub fn len_bytes(&self) -> u64 {
+        self.lock().len
+    }
+
+    /// What was asked since this was asked last.
+    pub fn take_log(&self) -> Vec<Op> {
+        std::mem::take(&mut self.lock().log)
+    }
+
+    pub fn fail(&self, fault: impl Fn(&Op) -> Option<io::Error> + Send + 'static) {
+        self.lock().fault = Some(Box::new(fault));
+    }
+
+    /// There is no more space than `len` bytes.
+    pub fn fill_up(&self, len: u64) {
+        self.fail(move |op| {
+            let end = match op {
+                Op::Write(range) | Op::Allocate(range) => range.end,
+                Op::SetLen(end) => *end,
+                Op::Read(_) | Op::Discard(_) | Op::Flush => 0,
+            };
+            (end > len).then(|| io::Error::from_raw_os_error(super::ENOSPC))
+        });
+    }
+
+    pub fn mend(&self) {
+        self.lock().fault = None;
+    }
+
+    /// Puts bytes in, without a record.
+    pub fn patch(&self, at: u64, bytes: &[u8]) {
+        self.lock().put(at, bytes);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        lock(&self.inside)
+    }
+
+    fn begin(&self, op: Op) -> io::Result<MutexGuard<'_, Inside>> {
+        let mut inside = self.lock();
+        if let Op::Read(range) | Op::Write(range) | Op::Discard(range) = &op {
+            let alignment = u64::from(self.capabilities.alignment_bytes);
+            assert!(
+                range.start.is_multiple_of(alignment) && range.end.is_multiple_of(alignment),
+                "{op:?} is not aligned"
+            );
+        }
+        let error = inside.fault.as_ref().and_then(|fault| fault(&op));
+        inside.log.push(op);
+        error.map_or(Ok(inside), Err)
+    }
+}
+
+impl Inside {
+    fn get(&self, mut at: u64, mut bytes: &mut [u8]) {
+        while !bytes.is_empty() {
+            let within = (at % PAGE) as usize;
+            let len = bytes.len().min(PAGE as usize - within);
+            let (piece, rest) = bytes.split_at_mut(len);
+            match self.pages.get(&(at / PAGE)) {
+                Some(page) => piece.copy_from_slice(&page[within..within + len]),
+                None => piece.fill(0),
+            }
+            bytes = rest;
+            at += len as u64;
+        }
+    }
+
+    fn put(&mut self, mut at: u64, mut bytes: &[u8]) {
+        self.len = self.len.max(at + bytes.len() as u64);
+        while !bytes.is_empty() {
+            let within = (at % PAGE) as usize;
+            let len = bytes.len().min(PAGE as usize - within);
+            let page = self.pages.entry(at / PAGE);
+            let page = page.or_insert_with(|| vec![0; PAGE as usize]);
+            page[within..within + len].copy_from_slice(&bytes[..len]);
+            bytes = &bytes[len..];
+            at += len as u64;
+        }
+    }
+
+    fn zero(&mut self, range: Range<u64>) {
+        for (page, bytes) in self.pages.range_mut(range.start / PAGE..=range.end / PAGE) {
+            let within = |at: u64| at.clamp(page * PAGE, (page + 1) * PAGE) - page * PAGE;
+            bytes[within(range.start) as usize..within(range.end) as usize].fill(0);
+        }
+    }
+}
+
+impl BlockFile for Disk {
+    fn name(&self) -> &str {
+        "a.qcow2"
+    }
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn id(&self) -> Option<FileId> {
+        None
+    }
+    fn len(&self) -> Pending<io::Result<u64>> {
+        Pending::ready(Ok(self.len_bytes()))
+    }
+    fn read(&self, offset: u64, mut buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+        let outcome = self.begin(Op::Read(offset..offset + buf.len() as u64));
+        let outcome = outcome.map(|inside| inside.get(offset, &mut buf));
+        Pending::ready((outcome, buf))
+    }
+    fn write(&self, offset: u64, data: Vec<Buf>, _: Durability) -> Pending<io::Result<()>> {
+        let bytes: Vec<u8> = data.iter().flat_map(|buf| buf.iter().copied()).collect();
+        let outcome = self.begin(Op::Write(offset..offset + bytes.len() as u64));
+        Pending::ready(outcome.map(|mut inside| inside.put(offset, &bytes)))
+    }
+    fn zero(&self, _: u64, _: u64, _: Space) -> Pending<io::Result<()>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        let outcome = self.begin(Op::Discard(offset..offset + len));
+        Pending::ready(outcome.map(|mut inside| inside.zero(offset..offset + len)))
+    }
+    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        let outcome = self.begin(Op::Allocate(offset..offset + len));
+        Pending::ready(outcome.map(|mut inside| inside.len = inside.len.max(offset + len)))
+    }
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        let whole = FileExtent {
+            start: offset,
+            len,
+            hole: false,
+        };
+        Pending::ready(Ok(vec![whole]))
+    }
+    fn flush(&self) -> Pending<io::Result<()>> {
+        Pending::ready(self.begin(Op::Flush).map(drop))
+    }
+    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
+        let outcome = self.begin(Op::SetLen(len));
+        Pending::ready(outcome.map(|mut inside| {
+            let end = inside.len.max(len);
+            inside.zero(len..end);
+            inside.len = len;
+        }))
+    }
+    fn allocated_bytes(&self) -> Option<u64> {
+        None
+    }
+}
