@@ -432,6 +432,28 @@ fn writes_into_subclusters_change_their_bytes_and_no_others() {
     check_writes(format(true, 3));
 }
 
+/// Fills next to each other of which one is onto zeroes and one is not are not taken for one.
+#[test]
+fn writes_into_space_that_is_fresh_in_part_change_their_bytes_and_no_others() {
+    let patterns = Patterns::new();
+    let format = format(true, 3);
+    let mut moved = 0;
+    for view in views(&format).iter().step_by(5) {
+        if !expects_space(view) {
+            continue;
+        }
+        for fresh in [1 << 1, !(1 << 1), 0x7fff_fffc, 0x8000_ffff] {
+            let taken = Some(Space { host: TAKEN, fresh });
+            let world = World::new(&patterns, format, view, taken);
+            for bytes in [600..700, 0..512, 1023..1024, 0..1, CLUSTER - 1..CLUSTER] {
+                check_write(&mut world.clone(), view, &bytes, taken);
+                moved += 1;
+            }
+        }
+    }
+    assert!(moved > 1000, "{moved} writes move");
+}
+
 #[test]
 fn writes_into_a_data_file_change_their_bytes_and_no_others() {
     for extended in [false, true] {
