@@ -2,6 +2,7 @@
 //! image holds afterwards.
 
 mod counts;
+mod cycle;
 mod disk;
 mod marks;
 mod space;

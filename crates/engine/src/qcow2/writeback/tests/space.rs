@@ -11,6 +11,7 @@ use super::{CLUSTER, EIO, ENOSPC, NoFiles, block_on, faults};
 use crate::file::{HostFile, Sharing};
 use crate::image::{DiscardPolicy, OpenOptions, WriteOptions};
 use crate::qcow2::create::{CreateOptions, create};
+use crate::qcow2::growth::{self, Situation};
 use crate::qcow2::writeback::is_no_space;
 use crate::qcow2::{Opening, Qcow2};
 use crate::{Error, Image, Result};
@@ -25,11 +26,11 @@ fn options() -> OpenOptions {
     }
 }
 
-fn image_on(disk: &Arc<Disk>) -> Image {
+pub fn image_on(disk: &Arc<Disk>) -> Image {
     block_on(Image::open(disk.clone(), options(), &NoFiles)).expect("the image is sound")
 }
 
-fn new_disk(cluster_size: u64, alignment_bytes: u32) -> Arc<Disk> {
+pub fn new_disk(cluster_size: u64, alignment_bytes: u32) -> Arc<Disk> {
     let disk = Disk::new(alignment_bytes);
     let create_options = CreateOptions {
         cluster_size,
@@ -251,15 +252,31 @@ fn the_file_is_extended_to_what_is_claimed() {
             });
         }
         disk.take_log();
-        let start = disk.len_bytes();
+        let start = image.lock().claimed * CLUSTER;
         let (mut allocations, mut end) = (0, start);
-        while end < start + (6 << 20) {
+        while end < start + (3 << 20) {
             // More than is free: what is asked for is never there already.
             let wanted = image.lock().free.clusters() + 1;
+            let step = growth::next_step(&Situation {
+                policy: image.policy,
+                file_bytes: end,
+                grown_bytes: end - start,
+                free_bytes: None,
+                needed_bytes: wanted * CLUSTER,
+            });
             block_on(image.make_room(wanted)).expect("there is room");
             assert!(image.lock().free.clusters() >= wanted);
             let claimed = image.lock().claimed * CLUSTER;
             assert_eq!(disk.len_bytes(), claimed);
+            assert_eq!(claimed, end + step.bytes, "no blocks are needed yet");
+            let grown = claimed - start;
+            assert_eq!(block_on(image.turn.take()).grown_bytes, grown);
+            let ahead = if grown < 1 << 20 {
+                0
+            } else {
+                step.bytes / CLUSTER / 2
+            };
+            assert_eq!(image.lock().low_water, ahead);
             let log = disk.take_log();
             let grown: Vec<&Op> = log
                 .iter()

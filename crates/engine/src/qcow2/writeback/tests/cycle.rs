@@ -1,0 +1,150 @@
+//! One cycle: how many writes and barriers it takes, and whom it serves.
+
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use cowslip_queue::{Buf, BufMut};
+
+use super::disk::{Disk, Op};
+use super::space::{image_on, new_disk, qcow2_on};
+use super::{CLUSTER, EIO, block_on, faults};
+use crate::Image;
+use crate::file::Durability;
+use crate::image::WriteOptions;
+use crate::qcow2::Fua;
+use crate::qcow2::create::{CreateOptions, create};
+use crate::qcow2::geometry::HostOffset;
+use crate::qcow2::tables::SliceCopy;
+use crate::qcow2::writeback::durability;
+
+fn write(image: &Image, cluster: u64, byte: u8) {
+    let data = Buf::from(vec![byte; CLUSTER as usize]);
+    block_on(image.write(cluster * CLUSTER, data, WriteOptions::default())).unwrap();
+}
+
+fn flushes_of(disk: &Disk, image: &Image) -> usize {
+    disk.take_log();
+    block_on(image.flush()).expect("nothing fails");
+    let log = disk.take_log();
+    log.iter().filter(|op| **op == Op::Flush).count()
+}
+
+#[test]
+fn a_flush_takes_the_barriers_that_it_needs_and_no_more() {
+    let disk = new_disk(CLUSTER, 1);
+    let image = image_on(&disk);
+    write(&image, 0, 1);
+    assert_eq!(
+        flushes_of(&disk, &image),
+        2,
+        "a new table, counts, an entry"
+    );
+    assert_eq!(flushes_of(&disk, &image), 0, "nothing has changed");
+    write(&image, 1, 1);
+    assert_eq!(flushes_of(&disk, &image), 2, "counts and an entry");
+    write(&image, 1, 2);
+    assert_eq!(flushes_of(&disk, &image), 1, "data alone");
+    block_on(image.discard(0, CLUSTER)).unwrap();
+    assert_eq!(flushes_of(&disk, &image), 2, "an entry alone");
+}
+
+#[test]
+fn a_cycle_serves_all_who_wait_for_it() {
+    let disk = new_disk(CLUSTER, 1);
+    let image = qcow2_on(&disk);
+    let turn = block_on(image.turn.take());
+    let (mut first, mut second) = (pin!(image.write_back()), pin!(image.write_back()));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(first.as_mut().poll(&mut context).is_pending());
+    assert!(second.as_mut().poll(&mut context).is_pending());
+    drop(turn);
+    block_on(first).expect("nothing fails");
+    assert!(matches!(
+        second.as_mut().poll(&mut context),
+        Poll::Ready(Ok(()))
+    ));
+    let state = image.lock();
+    assert_eq!((state.cuts, state.durable_cut), (1, 1));
+}
+
+#[test]
+fn a_write_is_durable_by_itself_if_its_mapping_is() {
+    assert_eq!(durability(Fua::Yes, true), Durability::Durable);
+    assert_eq!(durability(Fua::Yes, false), Durability::Cached);
+    assert_eq!(durability(Fua::No, true), Durability::Cached);
+    assert_eq!(durability(Fua::No, false), Durability::Cached);
+}
+
+/// Neighbours go down together, up to as many as a write takes, and every slice goes where it belongs: also one that
+/// lies where another's end times its length would be.
+#[test]
+fn slices_are_written_where_they_belong() {
+    const LEN: u64 = 512;
+    let disk = new_disk(CLUSTER, 1);
+    let image = qcow2_on(&disk);
+    let mut offsets: Vec<u64> = (100..400).map(|i| i * LEN).collect();
+    offsets.extend([500, 501, 503].map(|i| i * LEN));
+    offsets.extend([2, 3, 4 * LEN, 4 * LEN + 1].map(|i| (1000 + i) * LEN));
+    offsets.extend([1, 2, 3 * LEN].map(|i| i * LEN));
+    let copies: Vec<SliceCopy> = offsets
+        .iter()
+        .map(|&offset| SliceCopy {
+            slice: 0,
+            offset: HostOffset(offset),
+            bytes: Buf::from([offset.to_be_bytes(); LEN as usize / 8].concat()),
+        })
+        .collect();
+    disk.take_log();
+    block_on(image.write_slices(copies.iter())).expect("nothing fails");
+    let runs = [
+        (100, 356),
+        (356, 400),
+        (500, 502),
+        (503, 504),
+        (1002, 1004),
+        (1000 + 4 * LEN, 1002 + 4 * LEN),
+        (1, 3),
+        (3 * LEN, 3 * LEN + 1),
+    ];
+    let expected = runs.map(|(start, end)| Op::Write(start * LEN..end * LEN));
+    assert_eq!(disk.take_log(), expected);
+    let bytes = disk.contents();
+    for offset in offsets {
+        let slice = &bytes[offset as usize..][..LEN as usize];
+        assert!(slice.chunks(8).all(|word| word == offset.to_be_bytes()));
+    }
+}
+
+/// A new table where old bytes are: what no entry was written to reads as nothing.
+#[test]
+fn a_new_table_has_no_old_bytes() {
+    const TABLE: u64 = 16384;
+    let disk = Disk::new(1);
+    let options = CreateOptions {
+        cluster_size: TABLE,
+        ..CreateOptions::new(64 << 20)
+    };
+    block_on(create(disk.clone(), None, &options)).expect("there is room");
+    // Nothing can be punched, so that what is freed keeps its bytes.
+    disk.fail(|op| matches!(op, Op::Discard(_)).then(|| std::io::Error::from_raw_os_error(EIO)));
+    let image = image_on(&disk);
+    for at in 0..8 {
+        let data = Buf::from(vec![0xee; TABLE as usize]);
+        block_on(image.write(at * TABLE, data, WriteOptions::default())).unwrap();
+    }
+    block_on(image.discard(0, 8 * TABLE)).unwrap();
+    block_on(image.flush()).unwrap();
+    block_on(image.flush()).unwrap();
+    // The second table, of which one slice has an entry.
+    let second = TABLE / 8 * TABLE;
+    let data = Buf::from(vec![0xbb; 100]);
+    block_on(image.write(second + 700 * TABLE, data, WriteOptions::default())).unwrap();
+    block_on(image.close()).expect("nothing fails");
+    assert_eq!(faults(disk.contents()), (0, 0));
+    let image = image_on(&disk);
+    let mut read = block_on(image.read(second, BufMut::zeroed(second as usize))).unwrap();
+    let written = &mut read[700 * TABLE as usize..][..100];
+    assert!(written.iter().all(|&byte| byte == 0xbb));
+    written.fill(0);
+    assert!(read.iter().all(|&byte| byte == 0));
+}
