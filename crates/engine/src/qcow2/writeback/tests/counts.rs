@@ -14,7 +14,9 @@ use crate::qcow2::create::{CreateOptions, create};
 use crate::qcow2::entry::set_refcount;
 use crate::qcow2::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
 use crate::qcow2::refcount::Refcounts;
-use crate::qcow2::writeback::{REFCOUNT_TABLE_BYTES_MAX, gap_from, is_no_space, set_free};
+use crate::qcow2::writeback::{
+    REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, gap_from, is_no_space, set_free,
+};
 use crate::qcow2::{Counts, Qcow2};
 
 const CLUSTER: u64 = 512;
@@ -122,6 +124,24 @@ fn a_gap_is_the_first_one_that_is_long_enough() {
             let gap = block_on(gap_from(&mut refcounts, start, clusters)).unwrap();
             assert_eq!(gap, expected, "{clusters} from {start}");
         }
+    }
+}
+
+/// More of them than are looked at together, none of which is 0.
+#[test]
+fn a_gap_is_found_behind_many_counts() {
+    let disk = small();
+    let image = qcow2_on(&disk);
+    let mut block = vec![0; CLUSTER as usize];
+    (0..PER_BLOCK as usize).for_each(|at| set_refcount(&mut block, at, 6, 1));
+    disk.patch(1024 * CLUSTER, &block);
+    let entries = 2 * SCAN_CLUSTERS / PER_BLOCK + 1;
+    let table = vec![1024 * CLUSTER; entries as usize];
+    let offset = HostOffset(1023 * CLUSTER);
+    let mut refcounts = Refcounts::new(image.file.clone(), image.format, table, offset);
+    for (start, clusters) in [(0, 1), (5, 3), (700, 100)] {
+        let gap = block_on(gap_from(&mut refcounts, start, clusters)).unwrap();
+        assert_eq!(gap, entries * PER_BLOCK);
     }
 }
 
