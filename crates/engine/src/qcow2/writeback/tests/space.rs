@@ -319,8 +319,11 @@ fn the_file_does_not_grow_over_a_table_that_is_beyond_its_end() {
         let closed = disk.contents();
         let l1 = u64::from_be_bytes(closed[40..48].try_into().unwrap());
         // The second of the L1 entries; another one points further still.
-        disk.patch(l1 + 8, &(1 << 63 | table * CLUSTER).to_be_bytes());
-        disk.patch(l1 + 16, &(1 << 63 | (table + 50) * CLUSTER).to_be_bytes());
+        disk.patch(l1 + 8, &((1 << 63) | (table * CLUSTER)).to_be_bytes());
+        disk.patch(
+            l1 + 16,
+            &((1 << 63) | ((table + 50) * CLUSTER)).to_be_bytes(),
+        );
         let image = qcow2_on(&disk);
         let outcome = block_on(image.make_room(1));
         if table >= grown {
