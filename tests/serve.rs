@@ -2,6 +2,7 @@
 //! see is tested in nbd_peers.rs.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -289,6 +290,12 @@ fn a_socket_on_which_a_server_answers_is_not_taken() {
     }
 }
 
+/// What tells a file from another that has its name later; its inode may be the same.
+fn identity(path: &Path) -> Option<(u64, i64, i64)> {
+    let metadata = std::fs::metadata(path).ok()?;
+    Some((metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
+}
+
 #[test]
 fn the_socket_of_a_server_that_was_killed_is_taken_over() {
     let directory = scratch();
@@ -296,11 +303,13 @@ fn the_socket_of_a_server_that_was_killed_is_taken_over() {
     let socket = directory.path().join("socket");
     let server = Server::start(&mut serve(&socket, &image), &socket);
     drop(server);
-    assert!(socket.exists(), "killed, it left its socket");
+    let old = identity(&socket);
+    assert!(old.is_some(), "killed, it left its socket");
     let server = Server::start(&mut serve(&socket, &image), &socket);
-    eventually("the new server answers", || {
-        UnixStream::connect(&socket).is_ok()
+    eventually("the new server has its own", || {
+        identity(&socket).is_some_and(|new| Some(new) != old)
     });
+    eventually("it answers", || UnixStream::connect(&socket).is_ok());
     server.signal("TERM");
     assert_eq!(server.exit_code(), Some(0));
 }

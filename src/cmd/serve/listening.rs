@@ -6,6 +6,7 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use cowslip_queue::Listener;
 use rustix::io::Errno;
@@ -13,6 +14,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::{Address, words};
 use crate::error::CommandError;
+
+/// How often, and how long apart, a socket that answers is looked at before it is believed.
+const SETTLING_TRIES: u32 = 20;
+const SETTLING_PAUSE: Duration = Duration::from_millis(25);
 
 /// A socket that clients connect to, and its name, if it is one in the file system.
 pub(super) struct Listening {
@@ -43,7 +48,7 @@ impl Listening {
     }
 
     fn on_path(path: &Path) -> Result<Listening, CommandError> {
-        let place = Place::of(path);
+        let place = Place::once_settled(path);
         if place == Place::Stale {
             // If it cannot be removed, or another server was faster, binding says why.
             drop(std::fs::remove_file(path));
@@ -125,6 +130,20 @@ enum Place {
 }
 
 impl Place {
+    /// What is there when it has been the same for a while. The system closes the sockets of a server that was
+    /// killed a little later than it ends, if the server had a ring.
+    fn once_settled(path: &Path) -> Place {
+        let mut place = Place::of(path);
+        for _ in 0..SETTLING_TRIES {
+            if place != Place::Answers {
+                break;
+            }
+            std::thread::sleep(SETTLING_PAUSE);
+            place = Place::of(path);
+        }
+        place
+    }
+
     /// Connects to whoever is there, which does a server no harm: a client that leaves before it has
     /// chosen an export counts for nothing.
     fn of(path: &Path) -> Place {

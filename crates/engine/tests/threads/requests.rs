@@ -81,11 +81,17 @@ pub async fn one(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) -> 
             history.end_write(writing, options.fua);
         }
         78..88 if mix.discards => {
-            // Of a discard, what lies in whole clusters reads as zeroes; the rest stays.
+            // Of a discard, what lies in whole clusters reads as zeroes. So does the rest where there are
+            // subclusters and nothing is compressed: it may, which is a write that never ends.
             let unit = mix.cluster_bytes;
             let whole = at.next_multiple_of(unit)..range.end / unit * unit;
             let whole = whole.start..whole.end.max(whole.start);
             let writing = history.begin_write(sectors(&whole), ZEROES);
+            let head = at..whole.start.min(range.end);
+            let tail = whole.end.max(head.end)..range.end;
+            for part in [head, tail] {
+                let _shows_for_ever = history.begin_write(sectors(&part), ZEROES);
+            }
             image.discard(at, len).await?;
             history.end_write(writing, mix.writethrough);
         }
