@@ -89,8 +89,7 @@ impl Qcow2 {
             && !planted::is(Mistake::FailedCompressedLost)
         {
             // Its reference was raised, and no entry will ever be its own.
-            let epoch = state.epochs.current();
-            state.quarantine.push((Freed::Compressed(place), epoch));
+            self.give_up(state, Freed::Compressed(place));
         }
         let published = stored.and_then(|place| {
             let before = state.tables.entry(cluster);
