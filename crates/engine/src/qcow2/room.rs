@@ -11,12 +11,10 @@ use std::io::ErrorKind;
 use super::alloc::Content;
 use super::geometry::HostCluster;
 use super::growth::{self, AtClose};
-use super::header::AllocationHint;
 use super::writeback::is_no_space;
 use super::{Counts, Qcow2, State};
-use crate::file::Durability;
 use crate::planted::{self, Mistake};
-use crate::{Buf, Error, Result};
+use crate::{Error, Result};
 
 /// The most space for tables that is allocated at once.
 const TABLES_BYTES_MAX: u64 = 1 << 20;
@@ -142,20 +140,5 @@ impl Qcow2 {
             }
         })
         .await
-    }
-
-    /// Changes the hint where it is: eight bytes of one sector, which nothing depends on, so nothing is
-    /// flushed for them.
-    pub(super) async fn write_allocation_hint(&self, hint: AllocationHint) -> Result<()> {
-        let changed = self.lock().header.extensions.allocation != Some(hint);
-        let touched = self.lock().ready_for_writes;
-        if !changed || !touched || hint.data_offset == 0 {
-            return Ok(());
-        }
-        let data = Buf::from(hint.encode().to_vec());
-        let at = hint.data_offset;
-        self.file.write(at, vec![data], Durability::Cached).await?;
-        self.lock().header.extensions.allocation = Some(hint);
-        Ok(())
     }
 }

@@ -27,7 +27,7 @@ use super::count_growth::CountGrowth;
 use super::entry::set_refcount;
 use super::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
 use super::growth::{self, Method, Situation};
-use super::header::{Header, autoclear, incompatible};
+use super::header::{AllocationHint, Header, autoclear, incompatible};
 use super::plan::Freed;
 use super::probe::Stage;
 use super::refcount::Refcounts;
@@ -732,6 +732,24 @@ impl Qcow2 {
                 return Err(error);
             }
         }
+        Ok(())
+    }
+
+    /// Changes the hint where it is: eight bytes of one sector, which nothing depends on, so nothing is
+    /// flushed for them.
+    pub(super) async fn write_allocation_hint(&self, hint: AllocationHint) -> Result<()> {
+        {
+            let state = self.lock();
+            let changes = state.header.extensions.allocation != Some(hint);
+            if !changes || !state.ready_for_writes || hint.data_offset == 0 {
+                return Ok(());
+            }
+        }
+        let data = vec![Buf::from(hint.encode().to_vec())];
+        self.file
+            .write(hint.data_offset, data, Durability::Cached)
+            .await?;
+        self.lock().header.extensions.allocation = Some(hint);
         Ok(())
     }
 
