@@ -100,11 +100,10 @@ impl AllocationHint {
 
     /// `None` if another version wrote it.
     fn decode(data: &[u8], data_offset: u64) -> Option<AllocationHint> {
-        let &[ALLOCATION_VERSION, policy, closes_ahead, ..] = data else {
+        let &[ALLOCATION_VERSION, policy, closes_ahead, _, _, _, _, _] = data else {
             return None;
         };
         let policy = match policy {
-            _ if data.len() != ALLOCATION_BYTES => return None,
             0 => AllocPolicy::Auto,
             1 => AllocPolicy::Contiguous,
             2 => AllocPolicy::Sparse,
