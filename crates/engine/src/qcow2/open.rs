@@ -15,7 +15,7 @@ use super::punch::Punches;
 use super::refcount::Refcounts;
 use super::repair;
 use super::tables::Tables;
-use super::{Counts, Qcow2, State, growth};
+use super::{Counts, EIO, Qcow2, State, growth};
 use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
 use crate::file::{ChosenBy, FileRequest, Gate, HostFile, Role};
@@ -28,7 +28,6 @@ use crate::{Error, Result};
 const CACHE_BYTES_DEFAULT: u64 = 32 << 20;
 
 const EACCES: i32 = 13;
-const EIO: i32 = 5;
 
 /// An image that is about to be opened.
 pub struct Opening<'a> {
