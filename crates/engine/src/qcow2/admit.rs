@@ -526,7 +526,8 @@ impl Qcow2 {
             L2Entry::Standard(standard) if standard.copied => standard.host,
             L2Entry::Standard(_) | L2Entry::Compressed(_) => None,
         };
-        let joined = state.joint.get(cluster).or_else(|| {
+        let filled = state.joint.get(cluster);
+        let joined = filled.or_else(|| {
             let host = own.filter(|_| !self.format.data_file)?;
             let fresh = state.fresh.of(self.host_cluster(host));
             (fresh != 0).then_some(Space { host, fresh })
@@ -543,6 +544,7 @@ impl Qcow2 {
             start,
             entry,
             joined,
+            is_filled: filled.is_some(),
             below_end,
         })
     }

@@ -291,27 +291,13 @@ impl Qcow2 {
             let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
             let view = self.view(state, cluster, below)?;
             let bytes = part.start - view.start..part.end - view.start;
-            let mut ask = ask;
-            // A cluster that others fill at this moment is not given up for a part of it: nobody waits for
-            // what does not overlap (P1).
-            let whole = bytes.end - bytes.start == self.geometry().cluster_bytes();
-            if !whole && state.joint.get(cluster).is_some() {
-                ask.1 = Unref::Keep;
-            }
             match plan::change_entry(&self.format, &view, &bytes, ask) {
                 EntryChange::None => continue,
                 EntryChange::Write => changes.writes.push(part),
                 EntryChange::Set(entry, freed) => {
-                    let part = match freed {
-                        // Nobody may be filling other subclusters of a cluster that is given up.
-                        Some(Freed::Cluster(_)) => {
-                            view.start..view.start + self.geometry().cluster_bytes()
-                        }
-                        Some(Freed::Subclusters(..) | Freed::Compressed(_)) | None => part,
-                    };
                     let range = match &mut changes.lease {
                         Some(want) => want.range.start..part.end,
-                        None => part,
+                        None => part.clone(),
                     };
                     changes.lease = Some(Want {
                         range,

@@ -39,6 +39,8 @@ pub struct View {
     /// Space that other requests fill right now, published or not; or the entry's own space, if
     /// something is known of its freshness.
     pub joined: Option<Space>,
+    /// Other requests fill space of the cluster right now.
+    pub is_filled: bool,
     /// The offset in the cluster from which on the layer below has nothing: 0 without one.
     pub below_end: u64,
 }
@@ -373,7 +375,9 @@ pub fn change_entry(
     if is_discard && entry.allocated & within == 0 && is_gone && !(whole && entry.host.is_some()) {
         return EntryChange::None;
     }
-    let keeps_space = unref == Unref::Keep && format.version >= 3 && entry.host.is_some();
+    // A cluster that others fill is not given up for a part of it: nobody waits for what does not overlap.
+    let is_kept = unref == Unref::Keep || (view.is_filled && !whole);
+    let keeps_space = is_kept && format.version >= 3 && entry.host.is_some();
     if whole && request != EntryRequest::Zero && !keeps_space {
         let freed = entry.host.filter(|_| !format.data_file).map(Freed::Cluster);
         return match unmapped(format, shows_below) {

@@ -317,6 +317,7 @@ fn views(format: &EntryFormat) -> Vec<View> {
                 start: START,
                 entry,
                 joined,
+                is_filled: false,
                 below_end,
             }));
         }
@@ -476,6 +477,7 @@ fn check_members(
     let first = plan_write(&format, view, bytes, taken);
     let view = View {
         joined: view.joined.or(taken),
+        is_filled: true,
         ..view.clone()
     };
     if needs_space(&view) {
@@ -607,7 +609,8 @@ fn check_change(
             let emptied = old.allocated != 0 && old.allocated & !covered_mask == 0;
             let gives_up = whole || (emptied && !format.data_file);
             let may_go = request != EntryRequest::Zero;
-            let stays = unref == Unref::Keep && format.version >= 3;
+            let is_kept = unref == Unref::Keep || (view.is_filled && !whole);
+            let stays = is_kept && format.version >= 3;
             Some(old).filter(|_| !(gives_up && may_go && !stays))
         }
         L2Entry::Compressed(_) => None,
@@ -651,6 +654,11 @@ fn entry_changes_zero_what_they_cover_and_nothing_else() {
                 ] {
                     check_change(&world, &view, bytes, (request, Unref::Free));
                     check_change(&world, &view, bytes, (request, Unref::Keep));
+                    let filled = View {
+                        is_filled: true,
+                        ..view.clone()
+                    };
+                    check_change(&world, &filled, bytes, (request, Unref::Free));
                 }
             }
         }
