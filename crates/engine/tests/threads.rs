@@ -67,6 +67,7 @@ impl Case {
         let clusters = rng.pick(&[24, 64, 200]).max(65536 / cluster_bytes);
         let mix = Mix {
             cluster_bytes,
+            discard_bytes: cluster_bytes / if extended_l2 { 32 } else { 1 },
             hot_clusters: rng.pick(&[2, 8, 40]),
             sectors_max: rng.pick(&[2, 16, 40]),
             discards: true,

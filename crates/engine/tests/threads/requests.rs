@@ -11,8 +11,9 @@ use super::history::{History, Rng, SECTOR_BYTES, ZEROES, content};
 /// What requests may be.
 #[derive(Clone, Copy, Debug)]
 pub struct Mix {
-    /// Bytes in a cluster: what a discard frees at least.
     pub cluster_bytes: u64,
+    /// What a discard zeroes where nothing is compressed: subclusters, or clusters without them.
+    pub discard_bytes: u64,
     /// Clusters that are written over and over.
     pub hot_clusters: u64,
     /// The most sectors of one request.
@@ -27,6 +28,12 @@ const SECTOR: u64 = SECTOR_BYTES as u64;
 
 fn sectors(range: &Range<u64>) -> Range<usize> {
     (range.start / SECTOR) as usize..(range.end / SECTOR) as usize
+}
+
+/// The whole units within a range.
+fn whole_units(range: &Range<u64>, unit_bytes: u64) -> Range<u64> {
+    let start = range.start.next_multiple_of(unit_bytes);
+    start..(range.end / unit_bytes * unit_bytes).max(start)
 }
 
 /// A range in whole sectors: often in the hot part, often at the edges of clusters.
@@ -81,16 +88,20 @@ pub async fn one(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) -> 
             history.end_write(writing, options.fua);
         }
         78..88 if mix.discards => {
-            // Of a discard, what lies in whole clusters reads as zeroes. So does the rest where there are
-            // subclusters and nothing is compressed: it may, which is a write that never ends.
-            let unit = mix.cluster_bytes;
-            let whole = at.next_multiple_of(unit)..range.end / unit * unit;
-            let whole = whole.start..whole.end.max(whole.start);
-            let writing = history.begin_write(sectors(&whole), ZEROES);
-            let head = at..whole.start.min(range.end);
-            let tail = whole.end.max(head.end)..range.end;
-            for part in [head, tail] {
-                let _shows_for_ever = history.begin_write(sectors(&part), ZEROES);
+            // Whole units read as zeroes, and what is left keeps its bytes. A part of a compressed cluster may
+            // stay: that is a write that never ends.
+            let units = whole_units(&range, mix.discard_bytes);
+            let sure = match mix.compressed {
+                true => whole_units(&range, mix.cluster_bytes),
+                false => units.clone(),
+            };
+            let writing = history.begin_write(sectors(&sure), ZEROES);
+            if sure.is_empty() {
+                let _shows_for_ever = history.begin_write(sectors(&units), ZEROES);
+            } else {
+                for part in [units.start..sure.start, sure.end..units.end] {
+                    let _shows_for_ever = history.begin_write(sectors(&part), ZEROES);
+                }
             }
             image.discard(at, len).await?;
             history.end_write(writing, mix.writethrough);
@@ -135,11 +146,11 @@ pub async fn doomed(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) 
         }
         2 => image.write_zeroes(at, len, ZeroOptions::default()).await,
         3 => image.discard(at, len).await,
-        4 => {
+        4 if mix.compressed => {
             let at = at / mix.cluster_bytes * mix.cluster_bytes;
             image.write_compressed(at, data(mix.cluster_bytes)).await
         }
-        5 => image.read(at, BufMut::zeroed(len as usize)).await.map(drop),
+        4 | 5 => image.read(at, BufMut::zeroed(len as usize)).await.map(drop),
         6 => {
             image.maintain().await;
             Ok(())

@@ -75,6 +75,7 @@ impl Case {
             alignment_bytes: rng.pick(&[1, 512, 4096]),
             mix: Mix {
                 cluster_bytes,
+                discard_bytes: cluster_bytes / if extended_l2 { 32 } else { 1 },
                 hot_clusters: rng.pick(&[1, 2, 6]),
                 sectors_max: rng.pick(&[2, 6]),
                 discards: true,
