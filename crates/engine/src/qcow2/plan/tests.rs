@@ -654,11 +654,13 @@ fn entry_changes_zero_what_they_cover_and_nothing_else() {
                 ] {
                     check_change(&world, &view, bytes, (request, Unref::Free));
                     check_change(&world, &view, bytes, (request, Unref::Keep));
-                    let filled = View {
-                        is_filled: true,
-                        ..view.clone()
-                    };
-                    check_change(&world, &filled, bytes, (request, Unref::Free));
+                    if view.joined.is_some() {
+                        let filled = View {
+                            is_filled: true,
+                            ..view.clone()
+                        };
+                        check_change(&world, &filled, bytes, (request, Unref::Free));
+                    }
                 }
             }
         }
