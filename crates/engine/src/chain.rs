@@ -43,6 +43,13 @@ impl Layer {
         }
     }
 
+    fn qcow2(&self) -> Option<&Qcow2> {
+        match self {
+            Layer::Raw(_) => None,
+            Layer::Qcow2(image) => Some(image),
+        }
+    }
+
     /// The runs of a range within its size.
     pub async fn map(&self, range: Range<u64>) -> Result<Vec<Run>> {
         match self {
@@ -368,9 +375,21 @@ pub async fn open(
         };
         next = Some((backing_file, options));
     }
+    share_cache(&layers, options);
     let mut layers = layers.into_iter();
     let top = layers.next().expect("the loop opened one");
     Ok((top, Below::new(layers.map(Arc::new).collect())))
+}
+
+/// Shares the budget for L2 slices in proportion to what each image could use.
+fn share_cache(layers: &[Layer], options: &OpenOptions) {
+    let images = || layers.iter().filter_map(Layer::qcow2);
+    let all: u64 = images().map(Qcow2::cache_bytes_wanted).sum();
+    for image in images() {
+        let budget = u128::from(options.cache_bytes_or_default());
+        let share = budget * u128::from(image.cache_bytes_wanted()) / u128::from(all.max(1));
+        image.set_cache_budget(share as u64);
+    }
 }
 
 /// A conflict over a file of the layer at this depth, in QEMU's words.

@@ -12,6 +12,9 @@ use crate::qcow2::probe::{Observation, Stage};
 use crate::qcow2::repair;
 use crate::{Error, Result, extents};
 
+/// Bytes of L2 slices kept where the caller sets no budget.
+const CACHE_BYTES_DEFAULT: u64 = 32 << 20;
+
 /// An image's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
@@ -138,10 +141,54 @@ pub struct OpenOptions {
     /// Opens the image although its data file or backing file cannot be opened: for `info` and
     /// `check`, which need the metadata only. Guest data cannot be read then.
     pub metadata_only: bool,
-    /// Bytes of metadata kept in memory for the whole chain; 0 chooses by the size of the disk.
+    /// Bytes of L2 tables kept in memory for the whole chain, what it takes to find them included; 0 is
+    /// 32 MiB. A few slices are kept whatever the budget.
     pub cache_bytes: u64,
     /// What other processes may do with the image meanwhile.
     pub sharing: Sharing,
+}
+
+impl OpenOptions {
+    /// The budget for L2 slices in bytes.
+    pub(crate) fn cache_bytes_or_default(&self) -> u64 {
+        match self.cache_bytes {
+            0 => CACHE_BYTES_DEFAULT,
+            bytes => bytes,
+        }
+    }
+}
+
+/// What a cache of L2 slices did, and what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct CacheStatistics {
+    /// What slices may take, in bytes of memory.
+    pub budget_bytes: u64,
+    /// What they take.
+    pub used_bytes: u64,
+    /// Slices in memory.
+    pub slices: u64,
+    /// Those of them that are kept as runs of entries.
+    pub packed: u64,
+    /// Times that a slice was asked for and there.
+    pub hits: u64,
+    /// Times that one was brought in.
+    pub misses: u64,
+    /// Times that one was let go to make room.
+    pub evicted: u64,
+}
+
+impl CacheStatistics {
+    fn plus(self, other: CacheStatistics) -> CacheStatistics {
+        CacheStatistics {
+            budget_bytes: self.budget_bytes + other.budget_bytes,
+            used_bytes: self.used_bytes + other.used_bytes,
+            slices: self.slices + other.slices,
+            packed: self.packed + other.packed,
+            hits: self.hits + other.hits,
+            misses: self.misses + other.misses,
+            evicted: self.evicted + other.evicted,
+        }
+    }
 }
 
 /// Options of one write.
@@ -344,6 +391,16 @@ impl Image {
             Layer::Raw(_) => None,
             Layer::Qcow2(image) => Some(image.stage()),
         }
+    }
+
+    /// What the metadata caches of the chain did so far and hold, all together.
+    pub fn cache_statistics(&self) -> CacheStatistics {
+        let below = self.below.layers().iter().map(|layer| &**layer);
+        let layers = std::iter::once(&self.top).chain(below);
+        layers.fold(CacheStatistics::default(), |sum, layer| match layer {
+            Layer::Raw(_) => sum,
+            Layer::Qcow2(image) => sum.plus(image.cache_statistics()),
+        })
     }
 
     /// Whether it may be written.

@@ -63,7 +63,7 @@ use self::tables::{Prepared, Tables};
 use crate::chain::Below;
 use crate::durable::DurableWrites;
 use crate::file::{Durability, HostFile, Space};
-use crate::image::{DiscardPolicy, WritePolicy};
+use crate::image::{CacheStatistics, DiscardPolicy, WritePolicy};
 use crate::planted::{self, Mistake};
 use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
 use crate::{Error, Result};
@@ -216,6 +216,21 @@ impl Qcow2 {
     /// The unit of allocation and zeroing.
     pub fn subcluster_bytes(&self) -> u64 {
         self.geometry().subcluster_bytes()
+    }
+
+    /// Bytes that the tables take in memory if nothing is let go.
+    pub(crate) fn cache_bytes_wanted(&self) -> u64 {
+        self.lock().tables.bytes_wanted(self.writable)
+    }
+
+    /// Sets what L2 slices may take from now on.
+    pub(crate) fn set_cache_budget(&self, bytes: u64) {
+        self.lock().tables.set_budget(bytes);
+    }
+
+    /// What the cache of L2 slices did so far, and what it holds.
+    pub(crate) fn cache_statistics(&self) -> CacheStatistics {
+        self.lock().tables.statistics()
     }
 
     fn corrupt_entry(&self, tables: &Tables, cluster: GuestCluster, error: EntryError) -> Error {

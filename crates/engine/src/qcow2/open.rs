@@ -24,9 +24,6 @@ use crate::planted::{self, Mistake};
 use crate::sync::{Mutex, Turn, Waiters};
 use crate::{Error, Result};
 
-/// Bytes of L2 slices kept where the caller sets no budget.
-const CACHE_BYTES_DEFAULT: u64 = 32 << 20;
-
 const EACCES: i32 = 13;
 
 /// An image that is about to be opened.
@@ -86,7 +83,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         policy: growth::Policy::decide(options.alloc_policy, header.extensions.allocation.as_ref()),
         write_policy: options.write_policy,
         writable,
-        state: Mutex::new(fresh_state(header.clone(), l1, options)),
+        state: Mutex::new(fresh_state(header.clone(), l1)),
         turn: Turn::new(empty_counts(file.clone(), format)),
         sparse: OnceLock::new(),
         durable_writes: DurableWrites::default(),
@@ -106,7 +103,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
             table,
             HostOffset(header.refcount_table_offset),
         )
-        .within(cache_bytes(options));
+        .within(options.cache_bytes_or_default());
         let claimed = format.geometry.clusters_for(*file_len);
         {
             let mut state = image.lock();
@@ -227,16 +224,9 @@ fn empty_counts(file: HostFile, format: EntryFormat) -> Counts {
     }
 }
 
-fn cache_bytes(options: &OpenOptions) -> u64 {
-    match options.cache_bytes {
-        0 => CACHE_BYTES_DEFAULT,
-        bytes => bytes,
-    }
-}
-
-fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
+fn fresh_state(header: Header, l1: Vec<u64>) -> State {
     State {
-        tables: Tables::new(header.entry_format(), l1, cache_bytes(options)),
+        tables: Tables::new(header.entry_format(), l1),
         header,
         leases: Leases::default(),
         joint: JointSpace::default(),

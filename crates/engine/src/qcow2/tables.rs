@@ -5,14 +5,20 @@
 //! moves keeps its slices. A slot is evicted only when it is clean, unpinned and not being written.
 //! Slices of a table that is not on disk yet are zeroes where they are not cached.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use cowslip_queue::{Buf, Pending};
 
-use super::entry::{EntryError, EntryFormat, L2Entry, TableRef, big_endian};
+use super::entry::{EntryError, EntryFormat, L2Entry, TableRef};
 use super::geometry::{GuestCluster, HostOffset};
+use crate::image::CacheStatistics;
 use crate::planted::{self, Mistake};
 use crate::sync::Waiters;
+
+mod packed;
+mod slots;
+
+use slots::Slots;
 
 /// A table that L1 in memory refers to and L1 on disk does not yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,15 +38,6 @@ pub enum OnDisk {
     Unknown,
     /// The table, but for what is dirty in the cache: a copy of a shared one.
     Table,
-}
-
-struct Slot {
-    slice: u64,
-    bytes: Box<[u8]>,
-    pins: u32,
-    dirty: bool,
-    writing: bool,
-    referenced: bool,
 }
 
 /// What a slice needs before it can be looked at.
@@ -93,15 +90,10 @@ pub struct Tables {
     l1_dirty: BTreeSet<u64>,
     l1_writing: BTreeSet<u64>,
     new_tables: BTreeMap<u64, NewTable>,
-    slots: Vec<Slot>,
-    index: HashMap<u64, usize>,
+    slots: Slots,
     loading: BTreeMap<u64, Waiters>,
     dirty: BTreeSet<u64>,
-    capacity: usize,
-    hand: usize,
     freed: Waiters,
-    /// Slices evicted so far.
-    evicted: usize,
 }
 
 impl std::fmt::Debug for Tables {
@@ -120,24 +112,39 @@ impl Tables {
     /// Slices that the cache holds at least, whatever the budget.
     pub const SLOTS_MIN: usize = 4;
 
-    /// The tables of an image with this L1, within a budget of bytes.
-    pub fn new(format: EntryFormat, l1: Vec<u64>, cache_bytes: u64) -> Tables {
-        let slots = (cache_bytes / format.geometry.slice_bytes()) as usize;
+    /// The tables of an image with this L1, and a budget for a few slices.
+    pub fn new(format: EntryFormat, l1: Vec<u64>) -> Tables {
         Tables {
             format,
             l1,
             l1_dirty: BTreeSet::new(),
             l1_writing: BTreeSet::new(),
             new_tables: BTreeMap::new(),
-            slots: Vec::new(),
-            index: HashMap::new(),
+            slots: Slots::new(format.geometry, Tables::SLOTS_MIN as u64),
             loading: BTreeMap::new(),
             dirty: BTreeSet::new(),
-            capacity: slots.max(Tables::SLOTS_MIN),
-            hand: 0,
             freed: Waiters::default(),
-            evicted: 0,
         }
+    }
+
+    /// Bytes that all tables there are would take, or those of the whole disk if it may be written.
+    pub fn bytes_wanted(&self, writable: bool) -> u64 {
+        let tables = match writable {
+            true => self.l1.len(),
+            false => self.l1.iter().filter(|&&entry| entry != 0).count(),
+        };
+        let slices = tables as u64 * self.format.geometry.slices_per_table();
+        slices.saturating_mul(self.slots.whole_bytes())
+    }
+
+    /// Sets what slices may take from now on.
+    pub fn set_budget(&mut self, bytes: u64) {
+        self.slots.set_budget(bytes);
+    }
+
+    /// What the cache did so far, and what it holds.
+    pub fn statistics(&self) -> CacheStatistics {
+        self.slots.statistics()
     }
 
     fn slice_bytes(&self) -> usize {
@@ -178,8 +185,7 @@ impl Tables {
 
     /// Finds out what a slice needs, and reserves a slot if it has to be loaded.
     pub fn prepare(&mut self, slice: u64) -> Result<Prepared, EntryError> {
-        if let Some(&slot) = self.index.get(&slice) {
-            self.slots[slot].referenced = true;
+        if self.slots.look(slice) {
             return Ok(Prepared::Ready);
         }
         if let Some(waiters) = self.loading.get_mut(&slice) {
@@ -189,7 +195,7 @@ impl Tables {
         let Some(table) = self.table(l1_index)? else {
             return Ok(Prepared::NoTable);
         };
-        if !self.make_room() {
+        if !self.slots.make_room(self.loading.len() as u64 + 1) {
             let dirty = !self.dirty.is_empty();
             return Ok(Prepared::Full {
                 dirty,
@@ -202,7 +208,7 @@ impl Tables {
             .map_or(OnDisk::Table, |table| table.on_disk);
         if on_disk != OnDisk::Table {
             let bytes = vec![0; self.slice_bytes()].into_boxed_slice();
-            self.insert(slice, bytes);
+            self.slots.insert(slice, bytes);
             return Ok(Prepared::Ready);
         }
         self.loading.insert(slice, Waiters::default());
@@ -218,7 +224,7 @@ impl Tables {
 
     /// Whether a slice is in memory.
     pub fn is_cached(&self, slice: u64) -> bool {
-        self.index.contains_key(&slice)
+        self.slots.contains(slice)
     }
 
     fn slice_offset(&self, table: HostOffset, slice: u64) -> HostOffset {
@@ -229,7 +235,7 @@ impl Tables {
     /// Ends a load; `None` if it failed.
     pub fn loaded(&mut self, slice: u64, bytes: Option<&[u8]>) {
         if let Some(bytes) = bytes {
-            self.insert(slice, bytes.into());
+            self.slots.insert(slice, bytes.into());
         }
         if let Some(mut waiters) = self.loading.remove(&slice) {
             waiters.wake();
@@ -239,87 +245,19 @@ impl Tables {
         }
     }
 
-    fn insert(&mut self, slice: u64, bytes: Box<[u8]>) {
-        let slot = Slot {
-            slice,
-            bytes,
-            pins: 0,
-            dirty: false,
-            writing: false,
-            referenced: true,
-        };
-        self.index.insert(slice, self.slots.len());
-        self.slots.push(slot);
-    }
-
-    /// Makes sure that one more slice fits, evicting by the clock rule; slots being loaded count.
-    fn make_room(&mut self) -> bool {
-        if self.slots.len() + self.loading.len() < self.capacity {
-            return true;
-        }
-        // Two rounds: the first clears the reference bits.
-        for _ in 0..2 * self.slots.len() {
-            self.hand = if self.hand + 1 < self.slots.len() {
-                self.hand + 1
-            } else {
-                0
-            };
-            let slot = &mut self.slots[self.hand];
-            let dirty = slot.dirty && !planted::is(Mistake::EvictedWhileDirty);
-            let writing = slot.writing && !planted::is(Mistake::EvictedWhileWritten);
-            if slot.pins > 0 || dirty || writing {
-                continue;
-            }
-            if std::mem::take(&mut slot.referenced) {
-                continue;
-            }
-            self.remove(self.hand);
-            self.evicted += 1;
-            return true;
-        }
-        false
-    }
-
     /// Slices evicted so far.
     pub fn evicted(&self) -> usize {
-        self.evicted
-    }
-
-    fn remove(&mut self, at: usize) {
-        let gone = self.slots.swap_remove(at);
-        self.index.remove(&gone.slice);
-        if planted::is(Mistake::EvictedWhileDirty) {
-            self.dirty.remove(&gone.slice);
-        }
-        if let Some(moved) = self.slots.get(at) {
-            self.index.insert(moved.slice, at);
-        }
-    }
-
-    fn slot(&self, slice: u64) -> &Slot {
-        let at = self
-            .index
-            .get(&slice)
-            .expect("the slice was prepared under this lock or is pinned");
-        &self.slots[*at]
-    }
-
-    fn slot_mut(&mut self, slice: u64) -> &mut Slot {
-        let at = self
-            .index
-            .get(&slice)
-            .expect("the slice was prepared under this lock or is pinned");
-        &mut self.slots[*at]
+        self.slots.statistics().evicted as usize
     }
 
     /// Keeps a slice in memory until it is unpinned.
     pub fn pin(&mut self, slice: u64) {
-        self.slot_mut(slice).pins += 1;
+        self.slots.slot_mut(slice).pins += 1;
     }
 
     /// Ends a pin.
     pub fn unpin(&mut self, slice: u64) {
-        let slot = self.slot_mut(slice);
+        let slot = self.slots.slot_mut(slice);
         slot.pins -= 1;
         let silent = planted::is(Mistake::LostWakeupOfSlot);
         if slot.pins == 0 && !self.freed.is_empty() && !silent {
@@ -330,15 +268,14 @@ impl Tables {
     /// The entry of a cluster whose slice is in memory.
     pub fn entry(&self, cluster: GuestCluster) -> Result<L2Entry, EntryError> {
         let geometry = &self.format.geometry;
-        let slot = self.slot(geometry.slice_of(cluster));
-        let at = ((cluster.0 % geometry.slice_entries()) * geometry.l2_entry_bytes()) as usize;
-        let word = |at: usize| big_endian(&slot.bytes[at..at + 8]);
-        let bitmap = if geometry.extended_l2() {
-            word(at + 8)
-        } else {
-            0
+        let slice = geometry.slice_of(cluster);
+        let entry = (cluster.0 % geometry.slice_entries()) as usize;
+        let bitmap = match geometry.extended_l2() {
+            true => self.slots.word(slice, entry, 1),
+            false => 0,
         };
-        self.format.decode_l2(word(at), bitmap)
+        let word = self.slots.word(slice, entry, 0);
+        self.format.decode_l2(word, bitmap)
     }
 
     /// Changes the entry of a cluster whose slice is pinned or was prepared under this lock.
@@ -347,12 +284,12 @@ impl Tables {
         let slice = geometry.slice_of(cluster);
         let at = ((cluster.0 % geometry.slice_entries()) * geometry.l2_entry_bytes()) as usize;
         let (word, bitmap) = self.format.encode_l2(entry);
-        let slot = self.slot_mut(slice);
-        slot.bytes[at..at + 8].copy_from_slice(&word.to_be_bytes());
+        let bytes = self.slots.bytes_mut(slice);
+        bytes[at..at + 8].copy_from_slice(&word.to_be_bytes());
         if geometry.extended_l2() {
-            slot.bytes[at + 8..at + 16].copy_from_slice(&bitmap.to_be_bytes());
+            bytes[at + 8..at + 16].copy_from_slice(&bitmap.to_be_bytes());
         }
-        slot.dirty = true;
+        self.slots.slot_mut(slice).dirty = true;
         self.dirty.insert(slice);
     }
 
@@ -368,7 +305,7 @@ impl Tables {
     /// Whether all that leads to a slice's entries, and they themselves, are durable.
     pub fn is_durable(&self, slice: u64) -> bool {
         let l1_index = self.l1_index(slice);
-        let slot = self.slot(slice);
+        let slot = self.slots.slot(slice);
         !slot.dirty
             && !slot.writing
             && !self.new_tables.contains_key(&l1_index)
@@ -378,13 +315,16 @@ impl Tables {
 
     /// Whether so many slices are dirty that a cycle should clean them before they are in the way.
     pub fn wants_writeback(&self) -> bool {
-        self.dirty.len() > self.capacity / 2
+        self.dirty.len() as u64 > self.slots.capacity() / 2
     }
 
     /// Copies all that is dirty, for one write-back cycle.
     pub fn cut(&mut self) -> Cut {
         let mut cut = Cut::default();
         for slice in std::mem::take(&mut self.dirty) {
+            if planted::is(Mistake::EvictedWhileDirty) && !self.is_cached(slice) {
+                continue;
+            }
             let l1_index = self.l1_index(slice);
             let table = self
                 .table(l1_index)
@@ -393,14 +333,14 @@ impl Tables {
                 .expect("a dirty slice has a table");
             let offset = self.slice_offset(table.offset, slice);
             let is_new = self.new_tables.contains_key(&l1_index);
-            let slot = self.slot_mut(slice);
-            slot.dirty = false;
-            slot.writing = true;
             let copy = SliceCopy {
                 slice,
                 offset,
-                bytes: Buf::copy_of(&slot.bytes),
+                bytes: Buf::copy_of(self.slots.bytes_mut(slice)),
             };
+            let slot = self.slots.slot_mut(slice);
+            slot.dirty = false;
+            slot.writing = true;
             if is_new {
                 cut.new_slices.push(copy)
             } else {
@@ -427,7 +367,7 @@ impl Tables {
             if !self.is_cached(copy.slice) && planted::is(Mistake::EvictedWhileWritten) {
                 continue;
             }
-            self.slot_mut(copy.slice).writing = false;
+            self.slots.is_written(copy.slice);
         }
         for (index, _) in &cut.new_tables {
             self.new_tables.remove(index);
@@ -440,7 +380,7 @@ impl Tables {
     /// been written, the space is no longer known to be zero.
     pub fn cut_failed(&mut self, cut: &Cut) {
         for copy in cut.slices.iter().chain(&cut.new_slices) {
-            let slot = self.slot_mut(copy.slice);
+            let slot = self.slots.slot_mut(copy.slice);
             slot.writing = false;
             if planted::is(Mistake::FailedCutStaysClean) {
                 continue;

@@ -62,7 +62,7 @@ impl Model {
         let mut model = Model {
             format,
             random: Random(seed),
-            tables: Tables::new(format, Vec::new(), 0),
+            tables: Tables::new(format, Vec::new()),
             entries: BTreeMap::new(),
             // What has not been written is anything.
             disk: vec![0xa5; 64 << bits],
@@ -99,7 +99,7 @@ impl Model {
                 model.disk[at..at + bytes.len()].copy_from_slice(&bytes);
             }
         }
-        model.tables = Tables::new(format, model.disk_l1.clone(), 0);
+        model.tables = Tables::new(format, model.disk_l1.clone());
         model
     }
 
@@ -164,6 +164,12 @@ impl Model {
         self.tables.table(index).unwrap()
     }
 
+    /// What slices take, those that are on their way and so many more included.
+    fn reserved_bytes(&self, more: u64) -> u64 {
+        let whole = self.format.geometry.slice_bytes() + slots::SLOT_BYTES;
+        self.tables.statistics().used_bytes + (self.loading.len() as u64 + more) * whole
+    }
+
     fn prepare(&mut self) {
         let slice = self.any_slice();
         let before = self.cached();
@@ -192,17 +198,21 @@ impl Model {
                 self.count("wait");
             }
             Prepared::Full { dirty, freed } => {
-                assert_eq!(before.len() + self.loading.len(), Tables::SLOTS_MIN);
-                assert!(before.iter().all(|&slice| !self.may_be_evicted(slice)));
+                assert!(self.reserved_bytes(1) > self.tables.statistics().budget_bytes);
+                let left = self.cached();
+                assert!(left.iter().all(|&slice| !self.may_be_evicted(slice)));
                 assert_eq!(dirty, !self.dirty.is_empty());
                 self.wait_for_cycle.push(freed);
                 self.count("full");
             }
         }
         let after = self.cached();
-        let gone = before.iter().filter(|slice| !after.contains(slice));
-        assert!(gone.clone().count() <= 1);
-        assert!(gone.clone().all(|&slice| self.may_be_evicted(slice)));
+        let mut gone = before.iter().filter(|slice| !after.contains(slice));
+        assert!(gone.all(|&slice| self.may_be_evicted(slice)));
+        if after.len() > before.len() {
+            let statistics = self.tables.statistics();
+            assert!(self.reserved_bytes(0) <= statistics.budget_bytes);
+        }
     }
 
     /// Ends a load, well or badly.
@@ -391,7 +401,7 @@ impl Model {
     /// What is read is what was set, and what has to stay is there.
     fn assert_sound(&mut self) {
         let cached = self.cached();
-        assert!(cached.len() + self.loading.len() <= Tables::SLOTS_MIN);
+        assert_eq!(self.tables.statistics().slices, cached.len() as u64);
         for slice in 0..self.slices() {
             assert!(cached.contains(&slice) || self.may_be_evicted(slice));
         }
@@ -410,6 +420,9 @@ impl Model {
             let on_disk = self.new_tables.get(&index);
             let in_memory = on_disk.is_some_and(|&on_disk| on_disk != OnDisk::Table);
             assert_eq!(self.tables.is_in_memory(index), in_memory);
+        }
+        if self.tables.statistics().packed > 0 {
+            self.count("packed");
         }
         let wants = self.dirty.len() > Tables::SLOTS_MIN / 2;
         assert_eq!(self.tables.wants_writeback(), wants);
@@ -478,6 +491,7 @@ fn a_small_cache_agrees_with_a_map_of_all_entries() {
             "new table",
             "failed cycle",
             "durable cycle",
+            "packed",
         ] {
             assert!(
                 seen.get(what).is_some_and(|&count| count > 10),

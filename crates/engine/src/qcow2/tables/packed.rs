@@ -1,0 +1,280 @@
+//! Slices in little memory: what most entries say in a line, and what the others say besides. Pure.
+//!
+//! Where clusters were handed out in guest order, an entry is the one before plus a cluster; where
+//! nothing is mapped, all are zero. A column of words is kept as the line that most of them lie on, a
+//! mask of those that do not, and how far each of these is from it, in as few bytes as hold the
+//! farthest (frame of reference). A run that is broken once costs a mask and nothing else, since what
+//! follows the break is off the line by the same distance.
+
+use super::super::entry::big_endian;
+
+/// What an allocation costs besides its bytes, about.
+const HEAP_BYTES: usize = 16;
+
+/// A slice, packed.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Packed(Box<[Column]>);
+
+/// The words at one place of each entry.
+#[derive(Debug, PartialEq, Eq)]
+struct Column {
+    line: Line,
+    others: Option<Box<Others>>,
+}
+
+/// Word `i` is `first + i * step`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Line {
+    first: u64,
+    step: u64,
+}
+
+/// The words that are not on the line.
+#[derive(Debug, PartialEq, Eq)]
+struct Others {
+    /// Bit `i % 64` of element `i / 64`: word `i` is one.
+    mask: Box<[u64]>,
+    /// Word less line is `least + (distance << shift)`; distances are in the order of their words.
+    least: u64,
+    shift: u32,
+    /// Bytes of a distance.
+    width: usize,
+    distances: Box<[u8]>,
+}
+
+impl Packed {
+    /// Packs the big-endian words of a slice whose entries have `columns` words and whose clusters have
+    /// `step` bytes; `None` if that saves less than a quarter.
+    pub fn pack(bytes: &[u8], columns: usize, step: u64) -> Option<Packed> {
+        let packed = Packed(
+            (0..columns)
+                .map(|at| pack(bytes, columns, at, step))
+                .collect(),
+        );
+        (packed.heap_bytes() <= bytes.len() / 4 * 3).then_some(packed)
+    }
+
+    /// A word of an entry.
+    pub fn word(&self, entry: usize, column: usize) -> u64 {
+        self.0[column].word(entry)
+    }
+
+    /// The slice of so many entries as it is on disk.
+    pub fn unpack(&self, entries: usize) -> Box<[u8]> {
+        let words = (0..entries).flat_map(|entry| self.0.iter().map(move |c| c.word(entry)));
+        words.flat_map(u64::to_be_bytes).collect()
+    }
+
+    /// Bytes that it takes besides itself.
+    pub fn heap_bytes(&self) -> usize {
+        HEAP_BYTES + self.0.iter().map(Column::bytes).sum::<usize>()
+    }
+}
+
+impl Line {
+    fn at(self, entry: usize) -> u64 {
+        self.first
+            .wrapping_add(self.step.wrapping_mul(entry as u64))
+    }
+}
+
+impl Column {
+    fn word(&self, entry: usize) -> u64 {
+        let besides = self.others.as_ref().map_or(0, |others| others.at(entry));
+        self.line.at(entry).wrapping_add(besides)
+    }
+
+    fn bytes(&self) -> usize {
+        let others = self.others.as_ref().map_or(0, |others| {
+            let masks = size_of_val(&*others.mask) + HEAP_BYTES;
+            let distances = others.distances.len() + HEAP_BYTES;
+            size_of::<Others>() + HEAP_BYTES + masks + distances
+        });
+        size_of::<Column>() + others
+    }
+}
+
+impl Others {
+    /// What word `entry` is more than the line.
+    fn at(&self, entry: usize) -> u64 {
+        let (element, bit) = (entry / 64, 1 << (entry % 64));
+        if self.mask[element] & bit == 0 {
+            return 0;
+        }
+        let before = self.mask[..element].iter().map(|mask| mask.count_ones());
+        let rank = before.sum::<u32>() + (self.mask[element] & (bit - 1)).count_ones();
+        let at = rank as usize * self.width;
+        let mut distance = [0; 8];
+        distance[..self.width].copy_from_slice(&self.distances[at..at + self.width]);
+        let distance = u64::from_le_bytes(distance) << self.shift;
+        self.least.wrapping_add(distance)
+    }
+}
+
+fn pack(bytes: &[u8], columns: usize, column: usize, step: u64) -> Column {
+    let words = bytes.chunks_exact(8).skip(column).step_by(columns);
+    let words: Vec<u64> = words.map(big_endian).collect();
+    let rising = line_of_most(&words, step);
+    let level = line_of_most(&words, 0);
+    let (line, _) = std::cmp::max_by_key(level, rising, |&(_, on_it)| on_it);
+    let besides = words.iter().enumerate();
+    let besides = besides.map(|(entry, &word)| word.wrapping_sub(line.at(entry)));
+    Column {
+        line,
+        others: others(besides.collect()),
+    }
+}
+
+/// The line of this step that has more than half of the words, if there is one, and how many it has: by
+/// the majority vote of Boyer and Moore.
+fn line_of_most(words: &[u64], step: u64) -> (Line, usize) {
+    let firsts = || {
+        let each = words.iter().enumerate();
+        each.map(|(entry, &word)| word.wrapping_sub(step.wrapping_mul(entry as u64)))
+    };
+    let (mut first, mut votes) = (0, 0u32);
+    for candidate in firsts() {
+        match (votes, candidate == first) {
+            (0, _) => (first, votes) = (candidate, 1),
+            (_, true) => votes += 1,
+            (_, false) => votes -= 1,
+        }
+    }
+    let on_it = firsts().filter(|&candidate| candidate == first).count();
+    (Line { first, step }, on_it)
+}
+
+fn others(besides: Vec<u64>) -> Option<Box<Others>> {
+    let mut mask = vec![0u64; besides.len().div_ceil(64)];
+    for (entry, _) in besides.iter().enumerate().filter(|(_, b)| **b != 0) {
+        mask[entry / 64] |= 1 << (entry % 64);
+    }
+    let besides: Vec<u64> = besides.into_iter().filter(|&b| b != 0).collect();
+    // As signed numbers: words may lie below the line.
+    let least = besides.iter().map(|&b| b as i64).min()? as u64;
+    let distances: Vec<u64> = besides.iter().map(|b| b.wrapping_sub(least)).collect();
+    let all = distances.iter().fold(0, |all, distance| all | distance);
+    let shift = if all == 0 { 0 } else { all.trailing_zeros() };
+    let width = match 64 - (all >> shift).leading_zeros() {
+        0 => 0,
+        1..=8 => 1,
+        9..=16 => 2,
+        17..=32 => 4,
+        _ => 8,
+    };
+    let distances = distances.iter().map(|distance| distance >> shift);
+    let distances = distances.flat_map(|distance| distance.to_le_bytes().into_iter().take(width));
+    Some(Box::new(Others {
+        mask: mask.into(),
+        least,
+        shift,
+        width,
+        distances: distances.collect(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: u64 = 65536;
+    const ENTRIES: usize = 512;
+
+    fn bytes(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_be_bytes()).collect()
+    }
+
+    /// Packs words, and asserts that they come out again; what that takes, if it is worth it.
+    fn packs(words: &[u64], columns: usize) -> Option<usize> {
+        let bytes = bytes(words);
+        let packed = Packed::pack(&bytes, columns, STEP)?;
+        for (at, &word) in words.iter().enumerate() {
+            assert_eq!(packed.word(at / columns, at % columns), word, "word {at}");
+        }
+        assert!(packed.unpack(words.len() / columns)[..] == bytes[..]);
+        Some(packed.heap_bytes())
+    }
+
+    fn run(first: u64) -> impl Iterator<Item = u64> {
+        (0..).map(move |i| 1 << 63 | (first + i * STEP))
+    }
+
+    struct Random(u64);
+
+    impl Random {
+        fn next(&mut self) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0
+        }
+    }
+
+    #[test]
+    fn runs_and_emptiness_take_a_few_bytes() {
+        let runs: Vec<u64> = run(5 << 20).take(ENTRIES).collect();
+        assert!(packs(&runs, 1).unwrap() < 64);
+        assert!(packs(&[0; ENTRIES], 1).unwrap() < 64);
+        assert!(packs(&[0; ENTRIES], 2).unwrap() < 96);
+        let broken: Vec<u64> = run(5 << 20)
+            .take(200)
+            .chain(run(9 << 30))
+            .take(ENTRIES)
+            .collect();
+        assert!(packs(&broken, 1).unwrap() < 256);
+        // Extended entries: a run, and bitmaps that differ now and then.
+        let bitmap = |i: usize| {
+            if i.is_multiple_of(9) {
+                0xff
+            } else {
+                u64::from(u32::MAX)
+            }
+        };
+        let extended = run(1 << 30).take(256).enumerate();
+        let extended: Vec<u64> = extended.flat_map(|(i, word)| [word, bitmap(i)]).collect();
+        assert!(packs(&extended, 2).unwrap() < 400);
+    }
+
+    #[test]
+    fn a_third_scattered_takes_half() {
+        let mut random = Random(7);
+        let words: Vec<u64> = run(1 << 40)
+            .take(ENTRIES)
+            .map(|word| match random.next() % 10 {
+                0..3 => 1 << 63 | ((random.next() % (1 << 27)) * STEP),
+                _ => word,
+            })
+            .collect();
+        assert!(packs(&words, 1).unwrap() < ENTRIES * 8 / 4);
+    }
+
+    #[test]
+    fn what_saves_nothing_stays_as_it_is() {
+        let mut random = Random(3);
+        let words: Vec<u64> = (0..ENTRIES).map(|_| random.next()).collect();
+        assert_eq!(packs(&words, 1), None);
+        assert_eq!(packs(&words, 2), None);
+    }
+
+    #[test]
+    fn all_words_come_out_as_they_went_in() {
+        let mut random = Random(11);
+        let mut packed = 0;
+        for case in 0..4000 {
+            let entries = [8, 64, 256, 512][case % 4];
+            let columns = 1 + case / 4 % 2;
+            let first = random.next();
+            let scattered = random.next() % 12;
+            let spread = random.next() % 64;
+            let words: Vec<u64> = (0..entries * columns)
+                .map(|at| match random.next() % 12 < scattered {
+                    true => first.wrapping_add(random.next() >> spread),
+                    false if random.next().is_multiple_of(40) => random.next(),
+                    false => first.wrapping_add((at / columns) as u64 * STEP),
+                })
+                .collect();
+            packed += u32::from(packs(&words, columns).is_some());
+        }
+        assert!((1000..3500).contains(&packed), "{packed} of 4000");
+    }
+}
