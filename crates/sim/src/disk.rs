@@ -43,6 +43,8 @@ pub enum Pace {
     LateReads,
     /// Writes come late.
     SlowWrites,
+    /// Zeroing comes late.
+    SlowZeroes,
 }
 
 impl Pace {
@@ -55,6 +57,7 @@ impl Pace {
             Pace::LateReads if verb == Verb::Read && rng.chance(50) => return rng.below(800),
             Pace::LateReads => false,
             Pace::SlowWrites => verb == Verb::Write && rng.chance(30),
+            Pace::SlowZeroes => verb == Verb::Zero && rng.chance(70),
         };
         rng.below(if slow { 400 } else { 3 })
     }

@@ -204,7 +204,7 @@ fn failures(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng)
             config.pace = rng.pick(&[Pace::Mixed, Pace::Prompt, Pace::SlowWrites]);
             round.requests = 150;
             round.whole_percent = 0;
-            round.fua_percent = rng.pick(&[15, 40]);
+            round.fua_percent = rng.pick(&[15, 40, 80]);
             round.slow_tasks = rng.chance(85);
             round.weights = [0, 70, 0, 0, rng.pick(&[8, 25]), 0];
             let errno = rng.pick(&[EIO, ENOSPC]);
@@ -225,7 +225,13 @@ fn failures(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng)
             config.layout.cluster_bits = 16;
             config.layout.extended_l2 = true;
             whole(config, rng.between(4, 8));
-            config.pace = rng.pick(&[Pace::SlowWrites, Pace::Stragglers, Pace::Mixed]);
+            // What a failed write has left is erased beside those who fill the same subcluster.
+            config.pace = rng.pick(&[
+                Pace::SlowWrites,
+                Pace::Stragglers,
+                Pace::SlowZeroes,
+                Pace::Mixed,
+            ]);
             round.requests = 400;
             round.whole_percent = 0;
             round.narrow_bytes = config.layout.cluster_bytes() / 32 * rng.between(1, 3);
