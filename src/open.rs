@@ -108,6 +108,8 @@ pub struct OpenHow {
     pub discard: DiscardPolicy,
     /// How space is allocated, unless the specification says otherwise.
     pub alloc_policy: AllocPolicy,
+    /// Bytes of L2 tables kept in memory, unless the specification says otherwise; 0 is the default.
+    pub cache_bytes: u64,
     /// Where unallocated data comes from, unless the specification says otherwise.
     pub backing: BackingChoice,
     /// See [`OpenOptions::metadata_only`].
@@ -234,7 +236,7 @@ fn prepare(
         alloc_policy: source.alloc_policy.unwrap_or(how.alloc_policy),
         backing: source.backing.clone().unwrap_or(how.backing.clone()),
         metadata_only: how.metadata_only,
-        cache_bytes: source.cache_bytes.unwrap_or(0),
+        cache_bytes: source.cache_bytes.unwrap_or(how.cache_bytes),
         sharing: source.sharing(how),
     };
     Ok((open_file(source, how)?, options, gate))

@@ -326,3 +326,32 @@ fn a_server_removes_its_own_socket_only() {
     assert_eq!(server.child.wait().unwrap().code(), Some(0));
     assert!(socket.exists(), "another server's socket is gone");
 }
+
+#[test]
+fn a_server_says_what_its_cache_does_and_goes_on() {
+    let directory = scratch();
+    let image = make_image(directory.path());
+    let socket = directory.path().join("socket");
+    let errors = directory.path().join("errors");
+    let mut command = cowslip();
+    command
+        .args(["serve", "--cache-size", "1M", "--socket"])
+        .args([&socket, &image])
+        .stderr(std::fs::File::create(&errors).unwrap());
+    let server = Server::start(&mut command, &socket);
+    for lines in 1..=2 {
+        server.signal("USR1");
+        eventually("a line comes", || {
+            std::fs::read_to_string(&errors).unwrap().lines().count() >= lines
+        });
+    }
+    let said = std::fs::read_to_string(&errors).unwrap();
+    let line = said.lines().last().unwrap();
+    let json = line.strip_prefix("cowslip: ").unwrap_or(line);
+    let cache = &serde_json::from_str::<serde_json::Value>(json).unwrap()["cache"];
+    let budget = cache["budget-bytes"].as_u64().unwrap();
+    assert!((1_000_000..=1 << 20).contains(&budget), "{cache}");
+    assert_eq!(cache["misses"], 0, "nobody has asked for anything");
+    server.signal("TERM");
+    assert_eq!(server.exit_code(), Some(0));
+}

@@ -12,11 +12,12 @@ use std::time::Duration;
 use cowslip::file::Sharing;
 use cowslip_nbd::server::Lifetime;
 use cowslip_nbd::{Server, ServerEvent, ServerOptions};
-use cowslip_queue::{Backend, Queue, Termination};
+use cowslip_queue::{Asked, Backend, Queue, Signals};
 
 use crate::cmd::discard_policy;
 use crate::error::CommandError;
 use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow, Trust};
+use crate::options;
 use crate::output::Program;
 
 mod detach;
@@ -80,6 +81,10 @@ pub struct Args {
     /// or auto: as the image says
     #[arg(long, default_value = "auto", value_name = "POLICY")]
     alloc_policy: String,
+    /// Bytes of L2 tables kept in memory for the image and its backing chain, 32M if not given; SIGUSR1
+    /// makes the server say what it keeps, and how often that did
+    #[arg(long, value_name = "SIZE")]
+    cache_size: Option<String>,
     /// Start serving at this byte of the image
     #[arg(short, long, default_value_t = 0)]
     offset: u64,
@@ -210,6 +215,9 @@ impl Args {
         }
         service.sandbox = sandbox::Mode::parse(&self.sandbox)
             .ok_or_else(|| invalid("sandbox mode", &self.sandbox))?;
+        if let Some(size) = &self.cache_size {
+            service.how.cache_bytes = options::size("cache-size", size)?;
+        }
         if self.read_only {
             service.how.access = Access::Read;
         }
@@ -249,9 +257,9 @@ fn words(error: &std::io::Error) -> String {
 fn serve(service: &Service, program: &Program, role: Role) -> Result<(), CommandError> {
     let failed = |error: std::io::Error| CommandError::new(words(&error));
     // Before any thread exists, so that none is ended by the signals.
-    let termination = Termination::take_over().map_err(failed)?;
+    let signals = Signals::take_over().map_err(failed)?;
     let queue = Queue::new(Backend::Auto).map_err(failed)?;
-    queue.block_on(serve_image(service, program, role, termination))
+    queue.block_on(serve_image(service, program, role, signals))
 }
 
 /// Serves until the server is asked to end or has no more clients.
@@ -259,7 +267,7 @@ async fn serve_image(
     service: &Service,
     program: &Program,
     role: Role,
-    termination: Termination,
+    signals: Signals,
 ) -> Result<(), CommandError> {
     // The image first: whoever is refused its lock touches no socket.
     let image = Arc::new(open_served(service).await?);
@@ -279,9 +287,12 @@ async fn serve_image(
     // No client has been heard so far, and every file that will be needed is open.
     confine(service, program, &listening)?;
     let handle = server.handle();
+    let (watched, watching) = (Arc::downgrade(&image), program.clone());
     cowslip_queue::spawn(async move {
+        while let (Ok(Asked::Report), Some(image)) = (signals.asked().await, watched.upgrade()) {
+            watching.complain(cache_report(&image));
+        }
         // If the signals cannot be waited for, ending early is better than never.
-        drop(termination.asked().await);
         handle.stop();
     });
     let maintained = Arc::clone(&image);
@@ -294,6 +305,20 @@ async fn serve_image(
     let closed = image.close().await;
     drop(name);
     closed.map_err(|error| CommandError::new(format!("Could not close the image: {error}")))
+}
+
+/// What the metadata caches of a chain did and hold, as a line of JSON.
+fn cache_report(image: &cowslip::Image) -> serde_json::Value {
+    let cache = image.cache_statistics();
+    serde_json::json!({ "cache": {
+        "budget-bytes": cache.budget_bytes,
+        "used-bytes": cache.used_bytes,
+        "slices": cache.slices,
+        "packed-slices": cache.packed,
+        "hits": cache.hits,
+        "misses": cache.misses,
+        "evicted": cache.evicted,
+    }})
 }
 
 fn confine(

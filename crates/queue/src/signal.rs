@@ -1,4 +1,4 @@
-//! Signals that ask the process to end, as something to wait for.
+//! Signals that ask something of the process, as something to wait for.
 //!
 //! They are blocked in the calling thread and in those that it starts later, and read from a
 //! descriptor instead: no handler runs, so nothing is interrupted.
@@ -11,26 +11,35 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use crate::blocking;
 
-/// The signals that ask a process to end: SIGTERM, SIGINT, SIGHUP.
+/// What a signal asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// To end: SIGTERM, SIGINT, SIGHUP.
+    End,
+    /// To say how it stands: SIGUSR1.
+    Report,
+}
+
+/// The signals that ask something of a process, waited for.
 #[derive(Debug)]
-pub struct Termination {
+pub struct Signals {
     signals: File,
 }
 
-impl Termination {
+impl Signals {
     /// Takes the signals over. To be called before the process has other threads: those that exist
     /// already would still be ended by them.
     ///
     /// # Errors
     /// The system's refusal.
-    pub fn take_over() -> io::Result<Termination> {
+    pub fn take_over() -> io::Result<Signals> {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: `sigemptyset` initialises the whole set that it is given.
         let mut set = unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             set.assume_init()
         };
-        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1] {
             // SAFETY: the set is initialised, and the signal is a valid one.
             unsafe { libc::sigaddset(&raw mut set, signal) };
         }
@@ -47,7 +56,7 @@ impl Termination {
         }
         // SAFETY: the descriptor was just made and belongs to nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Termination {
+        Ok(Signals {
             signals: File::from(fd),
         })
     }
@@ -56,12 +65,17 @@ impl Termination {
     ///
     /// # Errors
     /// The system's.
-    pub async fn asked(&self) -> io::Result<()> {
+    pub async fn asked(&self) -> io::Result<Asked> {
         let mut signals = self.signals.try_clone()?;
         blocking(move || {
-            // One `signalfd_siginfo`; which signal it was makes no difference.
+            // One `signalfd_siginfo`, which begins with the number of the signal.
             let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
-            signals.read_exact(&mut info)
+            signals.read_exact(&mut info)?;
+            let number = i32::from_ne_bytes([info[0], info[1], info[2], info[3]]);
+            Ok(match number {
+                libc::SIGUSR1 => Asked::Report,
+                _ => Asked::End,
+            })
         })
         .await
     }

@@ -239,6 +239,11 @@ fn failures(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng)
             let errno = rng.pick(&[EIO, ENOSPC]);
             let faults = (0..40).map(|_| fails(Verb::Write, errno, rng.below(250)));
             round.faults = faults.collect();
+            // Erasing what they have left fails as well.
+            if rng.chance(50) {
+                let faults = (0..20).map(|_| fails(Verb::Zero, errno, rng.below(60)));
+                round.faults.extend(faults);
+            }
         }
         _ => unreachable!("its story is about the order of writes"),
     }

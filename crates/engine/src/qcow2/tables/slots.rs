@@ -257,11 +257,8 @@ impl Slots {
             }
         }
         let entered_max = self.budget_bytes / ENTERED_FRACTION;
-        if self.entered_bytes > entered_max || self.kept.is_empty() {
-            self.evict_entered() || self.evict_kept()
-        } else {
-            self.evict_kept() || self.evict_entered()
-        }
+        let passes = self.entered_bytes > entered_max;
+        (passes && self.evict_entered()) || self.evict_kept() || self.evict_entered()
     }
 
     fn evict_entered(&mut self) -> bool {

@@ -41,6 +41,6 @@ pub use executor::{Queue, spawn, yield_now};
 pub use file::File;
 pub use pending::{Completer, Pending, pending};
 pub use pool::{blocking, retire_idle_threads};
-pub use signal::Termination;
+pub use signal::{Asked, Signals};
 pub use socket::{Listener, Stream};
 pub use timer::{Sleep, sleep};
