@@ -8,9 +8,11 @@ use futures_util::future::{join_all, try_join_all};
 
 use super::Qcow2;
 use super::admit::{Batch, Step};
+use super::gather::PART_BYTES_MAX;
 use super::map::{Run, Source};
-use super::plan::Fill;
+use super::plan::{Change, Fill};
 use crate::chain::{Below, read_runs};
+use crate::file::Durability;
 use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
@@ -35,23 +37,26 @@ struct HostWrite {
 impl Qcow2 {
     /// Writes the batch; one outcome a step.
     pub(super) async fn carry_out(&self, batch: &Batch<'_>, below: &Below) -> Vec<Result<()>> {
-        let durability = batch.durability;
         if let [step] = &batch.steps[..]
             && step.write.fills.is_empty()
         {
             let offset = step.write.host.0 + step.write.bytes.start;
-            let data = vec![step.data.clone()];
-            return vec![self.data.write(offset, data, durability).await];
+            let write = HostWrite {
+                offset,
+                end: offset + step.data.len() as u64,
+                data: vec![step.data.clone()],
+                steps: vec![0],
+            };
+            return vec![self.write_host(batch, &write).await];
         }
         let mut outcome: Vec<Result<()>> = batch.steps.iter().map(|_| Ok(())).collect();
         let segments = self.segments(&batch.steps, below, &mut outcome).await;
         let writes = join_adjacent(segments);
-        let done = join_all(writes.into_iter().map(|write| async move {
-            (
-                self.data.write(write.offset, write.data, durability).await,
-                write.steps,
-            )
-        }));
+        let done = join_all(
+            writes
+                .into_iter()
+                .map(|write| async move { (self.write_host(batch, &write).await, write.steps) }),
+        );
         for (written, steps) in done.await {
             if let Err(error) = written {
                 let first_only = planted::is(Mistake::JoinedErrorOnFirstStep);
@@ -64,6 +69,22 @@ impl Qcow2 {
             }
         }
         outcome
+    }
+
+    /// One write to the host; together with those of other requests if all of it is small new clusters,
+    /// which lie side by side where they were taken one after the other.
+    async fn write_host(&self, batch: &Batch<'_>, write: &HostWrite) -> Result<()> {
+        let is_new = |&step: &usize| batch.steps[step].write.change != Change::None;
+        let is_whole = (write.offset | write.end) & (self.geometry().cluster_bytes() - 1) == 0;
+        let data = write.data.clone();
+        if is_whole
+            && write.end - write.offset <= PART_BYTES_MAX
+            && batch.durability == Durability::Cached
+            && write.steps.iter().all(is_new)
+        {
+            return self.write_gathered(write.offset, data).await;
+        }
+        self.data.write(write.offset, data, batch.durability).await
     }
 
     /// The guest's bytes and the fills of all steps, in the order of their host offsets.

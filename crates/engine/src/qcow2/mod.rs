@@ -24,6 +24,7 @@ mod cow;
 pub mod create;
 mod entries;
 pub mod entry;
+mod gather;
 pub mod geometry;
 mod growth;
 pub mod header;
@@ -96,6 +97,7 @@ pub struct Qcow2 {
     /// The host file had much less than was allocated when that was first asked.
     sparse: OnceLock<bool>,
     durable_writes: DurableWrites,
+    gathering: gather::Gathering,
     /// For whoever watches.
     probe: probe::Probe,
 }

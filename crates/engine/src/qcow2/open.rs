@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use super::alloc::{FreeSet, Fresh, Protected};
 use super::entry::{EntryFormat, big_endian};
+use super::gather::Gathering;
 use super::geometry::{HostCluster, HostOffset, round_up};
 use super::header::Header;
 use super::inflight::{Epochs, JointSpace, Leases};
@@ -87,6 +88,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         turn: Turn::new(empty_counts(file.clone(), format)),
         sparse: OnceLock::new(),
         durable_writes: DurableWrites::default(),
+        gathering: Gathering::default(),
         probe: Probe::default(),
         file: file.clone(),
     };

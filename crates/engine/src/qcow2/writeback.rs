@@ -248,6 +248,9 @@ impl Qcow2 {
     }
 
     async fn write_slices(&self, slices: impl Iterator<Item = &SliceCopy>) -> Result<()> {
+        // Tables lie in the order in which they were made, which is not that of what they map.
+        let mut slices: Vec<&SliceCopy> = slices.collect();
+        slices.sort_by_key(|copy| copy.offset);
         let mut writes: Vec<(u64, u64, Vec<Buf>)> = Vec::new();
         for copy in slices {
             let len = copy.bytes.len() as u64;

@@ -97,14 +97,14 @@ fn slices_are_written_where_they_belong() {
     disk.take_log();
     block_on(image.write_slices(copies.iter())).expect("nothing fails");
     let runs = [
+        (1, 3),
         (100, 356),
         (356, 400),
         (500, 502),
         (503, 504),
         (1002, 1004),
-        (1000 + 4 * LEN, 1002 + 4 * LEN),
-        (1, 3),
         (3 * LEN, 3 * LEN + 1),
+        (1000 + 4 * LEN, 1002 + 4 * LEN),
     ];
     let expected = runs.map(|(start, end)| Op::Write(start * LEN..end * LEN));
     assert_eq!(disk.take_log(), expected);

@@ -1,0 +1,171 @@
+//! Writes of whole new clusters, gathered: what different requests put side by side on the host goes
+//! down in one I/O.
+//!
+//! Requests that arrive together take neighbouring clusters, in whatever order their guest offsets are.
+//! Each lays its write down here and gives way once, so that all that are ready lay down theirs; the
+//! first to come back joins what is adjacent. So random writes into small clusters become few
+//! sequential ones, and nothing waits for a request that has yet to arrive.
+//!
+//! A joined write belongs to all its members: it goes on as long as one of them is polled, and where
+//! it fails each writes its own part again, so that a failure stays with the request that it concerns.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+
+use cowslip_queue::{Buf, Completer, pending};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+
+use super::Qcow2;
+use crate::file::{Durability, HostFile};
+use crate::planted::{self, Mistake};
+use crate::sync::{Mutex, lock};
+use crate::{Error, Result};
+
+/// Bytes of a joined write, as a rule: more gains nothing, and delays the first member.
+const JOINED_BYTES_MAX: u64 = 256 << 10;
+/// Buffers of a joined write, as a rule; the system takes 1024.
+const BUFFERS_MAX: usize = 512;
+/// Longer parts go down by themselves: they are no small writes any more.
+pub const PART_BYTES_MAX: u64 = 32 << 10;
+
+/// A write that several requests wait for.
+#[derive(Clone)]
+struct Joined {
+    members: usize,
+    outcome: Shared<BoxFuture<'static, std::result::Result<(), Arc<Error>>>>,
+}
+
+/// What one request lays down.
+struct Part {
+    offset: u64,
+    data: Vec<Buf>,
+    joined: Completer<Joined>,
+}
+
+/// Parts that nobody has begun to write.
+#[derive(Default)]
+pub struct Gathering(Mutex<Vec<Part>>);
+
+impl std::fmt::Debug for Gathering {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Gathering")
+    }
+}
+
+impl Qcow2 {
+    /// Writes to space that only this request knows of, together with what others write beside it.
+    pub(super) async fn write_gathered(&self, offset: u64, data: Vec<Buf>) -> Result<()> {
+        let (joined, joining) = pending();
+        lock(&self.gathering.0).push(Part {
+            offset,
+            data: data.clone(),
+            joined,
+        });
+        let mut gave_way = false;
+        poll_fn(|context| {
+            if std::mem::replace(&mut gave_way, true) {
+                return Poll::Ready(());
+            }
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+        // Whoever comes back first begins the writes of all.
+        begin(&self.data, std::mem::take(&mut *lock(&self.gathering.0)));
+        let joined = joining.await;
+        match joined.outcome.await {
+            Ok(()) => Ok(()),
+            Err(error) if joined.members == 1 => Err(error.duplicate()),
+            Err(_) if planted::is(Mistake::JoinedErrorUnheard) => Ok(()),
+            Err(_) => self.data.write(offset, data, Durability::Cached).await,
+        }
+    }
+}
+
+/// Joins what is adjacent, and tells each part what it is part of.
+fn begin(file: &HostFile, mut parts: Vec<Part>) {
+    let has_room = |bytes, data: &Vec<Buf>| bytes < JOINED_BYTES_MAX && data.len() < BUFFERS_MAX;
+    // What nobody waits for any more is not begun.
+    parts.retain(|part| part.joined.is_awaited());
+    parts.sort_by_key(|part| part.offset);
+    let mut parts = parts.into_iter().peekable();
+    while let Some(first) = parts.next() {
+        let offset = first.offset;
+        let mut end = offset + len(&first.data);
+        let mut data = first.data;
+        let mut members = vec![first.joined];
+        while let Some(next) =
+            parts.next_if(|next| next.offset == end && has_room(end - offset, &data))
+        {
+            end += len(&next.data);
+            data.extend(next.data);
+            members.push(next.joined);
+        }
+        let file = file.clone();
+        let write = async move {
+            let written = file.write(offset, data, Durability::Cached).await;
+            written.map_err(Arc::new)
+        };
+        let joined = Joined {
+            members: members.len(),
+            outcome: write.boxed().shared(),
+        };
+        for member in members {
+            member.complete(joined.clone());
+        }
+    }
+}
+
+fn len(data: &[Buf]) -> u64 {
+    data.iter().map(|buf| buf.len() as u64).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Waker};
+
+    use super::*;
+    use crate::file::memory::MemoryFile;
+
+    #[test]
+    fn neighbours_are_one_write_in_whatever_order_they_come() {
+        let file = HostFile::new(Arc::new(MemoryFile::new("parts", Vec::new(), 1)));
+        let mut context = Context::from_waker(Waker::noop());
+        let mut waiting = Vec::new();
+        let mut parts = Vec::new();
+        for (offset, byte) in [(8192, 3), (0, 1), (4096, 2), (16384, 4)] {
+            let (joined, joining) = pending();
+            let data = vec![Buf::copy_of(&[byte; 4096])];
+            parts.push(Part {
+                offset,
+                data,
+                joined,
+            });
+            waiting.push(joining);
+        }
+        begin(&file, parts);
+        let members: Vec<usize> = waiting
+            .into_iter()
+            .map(|mut joining| {
+                let Poll::Ready(joined) = joining.poll_unpin(&mut context) else {
+                    panic!("it has been told");
+                };
+                let mut outcome = joined.outcome;
+                assert!(matches!(
+                    outcome.poll_unpin(&mut context),
+                    Poll::Ready(Ok(()))
+                ));
+                joined.members
+            })
+            .collect();
+        assert_eq!(members, [3, 3, 3, 1]);
+        let mut read = Box::pin(file.read_new(0, 20480));
+        let Poll::Ready(Ok(bytes)) = read.poll_unpin(&mut context) else {
+            panic!("memory answers at once");
+        };
+        let block = |at: usize| bytes[at * 4096];
+        assert_eq!([0, 1, 2, 3, 4].map(block), [1, 2, 3, 0, 4]);
+    }
+}
