@@ -11,7 +11,9 @@ use cowslip::file::host::{
     open_host_file,
 };
 use cowslip::file::{BlockFile, Claim, Protection, Sharing};
-use cowslip::image::{AllocPolicy, BackingChoice, DiscardPolicy, Format, OpenOptions, WritePolicy};
+use cowslip::image::{
+    AllocPolicy, BackingChoice, DetectZeroes, DiscardPolicy, Format, OpenOptions, WritePolicy,
+};
 use cowslip_queue::{Backend, Queue};
 
 use crate::error::{CommandError, opening_reason};
@@ -20,7 +22,7 @@ use crate::repair_text::repaired_when_opened;
 
 mod spec;
 
-pub use spec::{ImageSpec, Source, alloc_policy, local_name, parse_format};
+pub use spec::{ImageSpec, Source, alloc_policy, detect_zeroes, local_name, parse_format};
 
 /// `--cache`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -106,6 +108,8 @@ pub struct OpenHow {
     pub aio: Aio,
     /// What discards do.
     pub discard: DiscardPolicy,
+    /// What writes of zeroes do, unless the specification says otherwise.
+    pub detect_zeroes: DetectZeroes,
     /// How space is allocated, unless the specification says otherwise.
     pub alloc_policy: AllocPolicy,
     /// Bytes of L2 tables kept in memory, unless the specification says otherwise; 0 is the default.
@@ -233,6 +237,7 @@ fn prepare(
         write_policy: how.cache.write_policy(),
         discard: source.discard.unwrap_or(how.discard),
         discard_no_unref: source.discard_no_unref,
+        detect_zeroes: source.detect_zeroes.unwrap_or(how.detect_zeroes),
         alloc_policy: source.alloc_policy.unwrap_or(how.alloc_policy),
         backing: source.backing.clone().unwrap_or(how.backing.clone()),
         metadata_only: how.metadata_only,

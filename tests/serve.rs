@@ -203,6 +203,14 @@ fn a_server_that_cannot_start_says_why_through_its_parent_too() {
         ),
         (&["--aio=foo", image], "Invalid aio mode 'foo'"),
         (&["--discard=foo", image], "Invalid discard mode `foo'"),
+        (
+            &["--detect-zeroes=foo", image],
+            "Failed to parse detect_zeroes mode: invalid parameter value: foo",
+        ),
+        (
+            &["--detect-zeroes=unmap", image],
+            "setting detect-zeroes to unmap is not allowed without setting discard operation to unmap",
+        ),
         (&["-L", image], "List mode is incompatible with a file name"),
         (&["--tls-creds=x", image], "TLS is not supported"),
         (&["-s", image], "Temporary snapshots (-s) are not supported"),

@@ -77,6 +77,10 @@ pub struct Args {
     /// What clients' discards do: unmap or ignore
     #[arg(long, default_value = "unmap")]
     discard: String,
+    /// What clients' writes of zeroes do: off (nothing special), on (they need no space that is not there),
+    /// or unmap (their space is given back)
+    #[arg(long, default_value = "off", value_name = "MODE")]
+    detect_zeroes: String,
     /// How space is allocated: contiguous (whole clusters, ahead of need), sparse (what is written only),
     /// or auto: as the image says
     #[arg(long, default_value = "auto", value_name = "POLICY")]
@@ -209,6 +213,7 @@ impl Args {
             CacheMode::parse(&self.cache).ok_or_else(|| invalid("cache mode", &self.cache))?;
         service.how.discard =
             discard_policy(&self.discard).ok_or_else(|| invalid("discard mode", &self.discard))?;
+        service.how.detect_zeroes = open::detect_zeroes(&self.detect_zeroes)?;
         service.how.alloc_policy = open::alloc_policy("alloc-policy", &self.alloc_policy)?;
         if let Some(aio) = &self.aio {
             service.how.aio = open::parse_aio(aio).ok_or_else(|| invalid("I/O engine", aio))?;

@@ -3,7 +3,7 @@
 //! An option that is not understood is refused: silently dropping one would change what is opened.
 
 use cowslip::file::host::Locking;
-use cowslip::image::{AllocPolicy, BackingChoice, DiscardPolicy, Format};
+use cowslip::image::{AllocPolicy, BackingChoice, DetectZeroes, DiscardPolicy, Format};
 
 use crate::error::CommandError;
 use crate::options;
@@ -35,6 +35,8 @@ pub struct Source {
     pub discard: Option<DiscardPolicy>,
     /// `discard-no-unref=on`.
     pub discard_no_unref: bool,
+    /// `detect-zeroes=`.
+    pub detect_zeroes: Option<DetectZeroes>,
     /// `alloc-policy=`.
     pub alloc_policy: Option<AllocPolicy>,
     /// `l2-cache-size=`, or `cache-size=` without it.
@@ -163,6 +165,7 @@ impl Source {
             backing: None,
             discard: None,
             discard_no_unref: false,
+            detect_zeroes: None,
             alloc_policy: None,
             cache_bytes: None,
             read_only: false,
@@ -197,6 +200,7 @@ impl Source {
             }
             "discard" => self.discard = Some(discard_policy(value)?),
             "discard-no-unref" => self.discard_no_unref = options::switch(name, value)?,
+            "detect-zeroes" => self.detect_zeroes = Some(detect_zeroes(value)?),
             "alloc-policy" => self.alloc_policy = Some(alloc_policy(name, value)?),
             "l2-cache-size" => self.cache_bytes = Some(options::size(name, value)?),
             // QEMU divides it among two caches; there is one here.
@@ -278,6 +282,18 @@ fn discard_policy(value: &str) -> Result<DiscardPolicy, CommandError> {
         "ignore" | "off" => Ok(DiscardPolicy::Ignore),
         _ => Err(CommandError::new("Invalid discard option")),
     }
+}
+
+/// What writes of zeroes do, as `detect-zeroes` has it.
+///
+/// # Errors
+/// No such mode.
+pub fn detect_zeroes(value: &str) -> Result<DetectZeroes, CommandError> {
+    DetectZeroes::from_name(value).ok_or_else(|| {
+        CommandError::new(format!(
+            "Parameter 'detect-zeroes' does not accept value '{value}'"
+        ))
+    })
 }
 
 /// How space is allocated, as options `name` have it.

@@ -51,6 +51,30 @@ pub enum DiscardPolicy {
     Unmap,
 }
 
+/// What becomes of a write whose bytes are all zero (`detect-zeroes`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum DetectZeroes {
+    /// It is a write like others.
+    #[default]
+    Off,
+    /// It is a write of zeroes that keeps its space.
+    On,
+    /// It is a write of zeroes whose space may be given back. Only with [`DiscardPolicy::Unmap`], as in QEMU.
+    Unmap,
+}
+
+impl DetectZeroes {
+    /// The mode of a name, as command lines have it.
+    pub fn from_name(name: &str) -> Option<DetectZeroes> {
+        match name {
+            "off" => Some(DetectZeroes::Off),
+            "on" => Some(DetectZeroes::On),
+            "unmap" => Some(DetectZeroes::Unmap),
+            _ => None,
+        }
+    }
+}
+
 /// How space on the host is allocated (`alloc_policy`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AllocPolicy {
@@ -132,6 +156,8 @@ pub struct OpenOptions {
     /// Clusters that are discarded stay allocated, without data: the image keeps its layout, and their
     /// space on the host is given back all the same (QEMU: `discard-no-unref`). Version 3 only.
     pub discard_no_unref: bool,
+    /// What a write of nothing but zeroes does.
+    pub detect_zeroes: DetectZeroes,
     /// How space on the host is allocated.
     pub alloc_policy: AllocPolicy,
     /// Where unallocated data comes from.
@@ -253,6 +279,7 @@ pub struct Image {
     writable: bool,
     write_policy: WritePolicy,
     discard: DiscardPolicy,
+    detect_zeroes: DetectZeroes,
     unprotected: Vec<String>,
 }
 
@@ -321,6 +348,11 @@ impl Image {
             let text = "force-share=on can only be used with read-only images";
             return Err(Error::Invalid(text.to_string()));
         }
+        if options.detect_zeroes == DetectZeroes::Unmap && options.discard != DiscardPolicy::Unmap {
+            let text = "setting detect-zeroes to unmap is not allowed without setting discard \
+                        operation to unmap";
+            return Err(Error::Invalid(text.to_string()));
+        }
         if options.writable && !file.capabilities().writable {
             return Err(Error::ReadOnly(file.name().to_string()));
         }
@@ -330,6 +362,7 @@ impl Image {
             writable,
             write_policy,
             discard,
+            detect_zeroes,
             ..
         } = options;
         Ok(Image {
@@ -338,6 +371,7 @@ impl Image {
             writable,
             write_policy,
             discard,
+            detect_zeroes,
             unprotected: files.into_unprotected(),
         })
     }
@@ -453,7 +487,7 @@ impl Image {
         chain::read(&self.top, &self.below, offset, buf).await
     }
 
-    /// Writes `data` to the disk at `offset`. The future wants to be polled to its end: what one that
+    /// Writes `data` to the disk at `offset`; zeroes as [`OpenOptions::detect_zeroes`] has it. The future wants to be polled to its end: what one that
     /// is dropped half way has written is undefined until the image is closed.
     ///
     /// # Errors
@@ -461,6 +495,14 @@ impl Image {
     /// it was before.
     pub async fn write(&self, offset: u64, data: Buf, options: WriteOptions) -> Result<()> {
         self.validate_write(offset, data.len() as u64)?;
+        if self.detect_zeroes != DetectZeroes::Off && is_zero(&data) {
+            let zeroes = ZeroOptions {
+                may_unmap: self.detect_zeroes == DetectZeroes::Unmap,
+                fua: options.fua,
+                fast_only: false,
+            };
+            return self.write_zeroes(offset, data.len() as u64, zeroes).await;
+        }
         match &self.top {
             Layer::Raw(raw) => raw.write(offset, data, self.durability(options.fua)).await,
             Layer::Qcow2(image) => {
@@ -628,6 +670,12 @@ impl Image {
             image.maintain().await;
         }
     }
+}
+
+/// Whether all bytes are zero. Data is found out after a few bytes; the rest compiles to vector instructions.
+fn is_zero(data: &[u8]) -> bool {
+    data.chunks(256)
+        .all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
 impl LayerInfo {

@@ -1,6 +1,6 @@
 //! What a run is made of, drawn from its seed.
 
-use cowslip::image::{AllocPolicy, DiscardPolicy, WritePolicy};
+use cowslip::image::{AllocPolicy, DetectZeroes, DiscardPolicy, WritePolicy};
 use cowslip::qcow2::create::Preallocation;
 
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
@@ -115,6 +115,8 @@ pub struct Round {
     pub discard: DiscardPolicy,
     /// Discarded clusters keep their space.
     pub discard_no_unref: bool,
+    /// What a write of zeroes does.
+    pub detect_zeroes: DetectZeroes,
     /// How space is allocated.
     pub alloc_policy: AllocPolicy,
     /// When writes are durable.
@@ -502,6 +504,7 @@ impl Round {
                 DiscardPolicy::Ignore,
             ]),
             discard_no_unref: false,
+            detect_zeroes: DetectZeroes::Off,
             alloc_policy: AllocPolicy::Auto,
             write_policy: if rng.chance(10) {
                 WritePolicy::Writethrough
@@ -644,11 +647,16 @@ impl Config {
     /// How space is allocated, and what discards keep of it.
     fn draw_policies(&mut self, seed: u64) {
         use AllocPolicy::{Auto, Contiguous, Sparse};
+        use DetectZeroes::{Off, On, Unmap};
         let rng = &mut Rng::derived(seed, "policies", 0);
         self.prepared.stored_policy = rng.pick(&[Auto, Auto, Contiguous, Sparse]);
         for round in &mut self.rounds {
             round.alloc_policy = rng.pick(&[Auto, Contiguous, Sparse, Sparse]);
             round.discard_no_unref = rng.chance(15);
+            round.detect_zeroes = match round.discard {
+                DiscardPolicy::Unmap => rng.pick(&[Off, On, Unmap]),
+                DiscardPolicy::Ignore => rng.pick(&[Off, On]),
+            };
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cowslip::Image;
 use cowslip::file::{BlockFile, Capabilities};
-use cowslip::image::{Format, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::image::{DetectZeroes, DiscardPolicy, Format, OpenOptions, WriteOptions, ZeroOptions};
 use cowslip::qcow2::check::{self, CheckOptions, Finding};
 use cowslip::qcow2::create::{CreateOptions, Version, create};
 use cowslip::qcow2::header::Header;
@@ -333,6 +333,11 @@ pub(crate) fn open(
         write_policy: round.write_policy,
         discard: round.discard,
         discard_no_unref: round.discard_no_unref,
+        detect_zeroes: match round.discard {
+            // Rounds that are changed after they were drawn.
+            DiscardPolicy::Ignore if round.detect_zeroes == DetectZeroes::Unmap => DetectZeroes::On,
+            _ => round.detect_zeroes,
+        },
         alloc_policy: round.alloc_policy,
         cache_bytes: round.cache_bytes,
         ..OpenOptions::default()

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use cowslip::image::{WriteOptions, WritePolicy, ZeroOptions};
+use cowslip::image::{DetectZeroes, WriteOptions, WritePolicy, ZeroOptions};
 use cowslip_queue::BufMut;
 
 use crate::anatomy;
@@ -25,6 +25,7 @@ pub(crate) struct Session {
     pub resizing: Cell<Resizing>,
     write_policy: WritePolicy,
     discards: bool,
+    detect_zeroes: DetectZeroes,
     /// The power is to fail, or the process to die.
     ends_early: bool,
 }
@@ -47,7 +48,17 @@ impl Session {
             resizing: Cell::new(Resizing::No),
             write_policy: round.write_policy,
             ends_early: round.ending != Ending::Close,
+            detect_zeroes: round.detect_zeroes,
             discards: round.discard == cowslip::image::DiscardPolicy::Unmap,
+        }
+    }
+
+    /// Whether a write of zeroes goes down as zeroes, so that the guest may as well write the bytes.
+    fn detects_zeroes(&self, may_unmap: bool) -> bool {
+        match self.detect_zeroes {
+            DetectZeroes::Off => false,
+            DetectZeroes::On => !may_unmap,
+            DetectZeroes::Unmap => may_unmap,
         }
     }
 
@@ -221,6 +232,11 @@ async fn change(subject: &Subject, session: &Session, request: &Request, range: 
             (subject.write(start, stamps(), options).await, done(fua))
         }
         Verb::Compressed => (subject.write_compressed(start, stamps()).await, done(false)),
+        Verb::Zeroes { may_unmap, fua } if session.detects_zeroes(may_unmap) => {
+            let zeroes = BufMut::zeroed(len as usize).freeze();
+            let options = WriteOptions { fua };
+            (subject.write(start, zeroes, options).await, done(fua))
+        }
         Verb::Zeroes { may_unmap, fua } => {
             let options = ZeroOptions {
                 may_unmap,

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cowslip::image::{DetectZeroes, DiscardPolicy};
 use cowslip_nbd::server::Lifetime;
 
 use super::{Address, DEFAULT_PORT, Ground, Service, Talk, list, sandbox, start};
@@ -244,23 +245,24 @@ impl Line {
                 how.discard = discard_policy(&value)
                     .ok_or_else(|| Refusal::Complaint(format!("Invalid discard mode `{value}'")))?;
             }
-            Name::Long("detect-zeroes") => match value.as_str() {
-                "off" => {}
-                "on" | "unmap" => {
-                    return complaint(format!("detect-zeroes={value} is not supported"));
-                }
-                _ => {
-                    return complaint(format!(
-                        "Failed to parse detect_zeroes mode: invalid parameter value: {value}"
-                    ));
-                }
-            },
+            Name::Long("detect-zeroes") => {
+                how.detect_zeroes = DetectZeroes::from_name(&value).ok_or_else(|| {
+                    let text = "Failed to parse detect_zeroes mode: invalid parameter value";
+                    Refusal::Complaint(format!("{text}: {value}"))
+                })?;
+            }
             _ => return refuse(name),
         }
         Ok(())
     }
 
     fn finish(mut self, operands: &[&str]) -> Result<Wish, Refusal> {
+        let how = &self.service.how;
+        if how.detect_zeroes == DetectZeroes::Unmap && how.discard != DiscardPolicy::Unmap {
+            let text = "setting detect-zeroes to unmap is not allowed without setting discard \
+                        operation to unmap";
+            return complaint(text.to_string());
+        }
         self.service.address = match self.socket {
             Some(path) => Address::Unix(PathBuf::from(path)),
             None => Address::Tcp {
@@ -360,7 +362,7 @@ Block device options:
                             'writethrough', 'directsync' and 'unsafe'
       --aio=MODE            set AIO mode (native, io_uring or threads)
       --discard=MODE        set discard mode (ignore, unmap)
-      --detect-zeroes=MODE  set detect-zeroes mode (off)
+      --detect-zeroes=MODE  set detect-zeroes mode (off, on, unmap)
       --image-opts          treat FILE as a full set of image options
       --backing-policy=POLICY
                             which backing files and data files images may name:

@@ -1,0 +1,195 @@
+//! How much space an image takes: under discards that come and go, and for writes of zeroes.
+
+#![allow(clippy::unwrap_used)] // A test fails by panicking.
+
+mod support;
+
+use std::sync::Arc;
+
+use cowslip::file::memory::MemoryFile;
+use cowslip::file::{BlockFile, FileRequest, Gate};
+use cowslip::image::{AllocPolicy, DetectZeroes, DiscardPolicy, OpenOptions, WriteOptions};
+use cowslip::qcow2::create::{CreateOptions, create};
+use cowslip::{Buf, BufMut, Error, Image};
+use support::block_on;
+
+struct NoFiles;
+impl Gate for NoFiles {
+    fn open(&self, request: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
+        Err(Error::Invalid(format!("no {}", request.name)))
+    }
+}
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+fn new_image(options: &CreateOptions) -> Arc<MemoryFile> {
+    let file = Arc::new(MemoryFile::new("a.qcow2", Vec::new(), 1));
+    block_on(create(file.clone(), None, options)).unwrap();
+    file
+}
+
+fn try_open(file: &Arc<MemoryFile>, options: OpenOptions) -> cowslip::Result<Image> {
+    let options = OpenOptions {
+        writable: true,
+        ..options
+    };
+    block_on(Image::open(file.clone(), options, &NoFiles))
+}
+
+fn write(image: &Image, offset: u64, len: u64, byte: u8) {
+    let data = Buf::copy_of(&vec![byte; len as usize]);
+    block_on(image.write(offset, data, WriteOptions::default())).unwrap();
+}
+
+/// Knuth's MMIX constants.
+fn next(state: &mut u64) -> u64 {
+    *state = state
+        .wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1_442_695_040_888_963_407);
+    *state >> 33
+}
+
+/// Bytes of blocks of the host that are not all zero: what a file with holes would occupy.
+fn occupied(file: &MemoryFile) -> u64 {
+    let contents = file.contents();
+    let blocks = contents.chunks(4096);
+    blocks.filter(|block| block.iter().any(|&b| b != 0)).count() as u64 * 4096
+}
+
+/// Whatever the guest writes and gives up, in pieces of any place: what is freed is used again, so the
+/// file stays within the disk and its metadata.
+#[test]
+fn an_image_under_discard_does_not_outgrow_its_disk() {
+    const DISK: u64 = 16 * MIB;
+    for (cluster_size, extended_l2) in [(4 * KIB, false), (64 * KIB, false), (64 * KIB, true)] {
+        for alloc_policy in [AllocPolicy::Sparse, AllocPolicy::Contiguous] {
+            let file = new_image(&CreateOptions {
+                cluster_size,
+                extended_l2,
+                ..CreateOptions::new(DISK)
+            });
+            let options = OpenOptions {
+                discard: DiscardPolicy::Unmap,
+                alloc_policy,
+                ..OpenOptions::default()
+            };
+            let image = try_open(&file, options).unwrap();
+            let state = &mut 1;
+            let piece = 64 * KIB;
+            for round in 0..6 {
+                for _ in 0..200 {
+                    let at = next(state) % (DISK / piece) * piece;
+                    write(&image, at, piece, 1 + round);
+                }
+                for _ in 0..300 {
+                    let at = next(state) % (DISK / piece) * piece;
+                    block_on(image.discard(at, piece)).unwrap();
+                }
+                block_on(image.flush()).unwrap();
+            }
+            block_on(image.close()).unwrap();
+            // Header, L1 and refcounts take a few clusters; tables one for what they map.
+            let entry = if extended_l2 { 16 } else { 8 };
+            let tables = DISK / cluster_size * entry + 8 * cluster_size;
+            let len = file.contents().len() as u64;
+            assert!(
+                len <= DISK + tables,
+                "clusters of {cluster_size}, {alloc_policy:?}: {len} bytes"
+            );
+        }
+    }
+}
+
+/// 30 % of the disk is written, half of that given up in pieces smaller than a cluster: a sparse image
+/// takes what is live.
+#[test]
+fn a_sparse_image_takes_what_is_live() {
+    const DISK: u64 = 128 * MIB;
+    let piece = 64 * KIB;
+    let file = new_image(&CreateOptions {
+        cluster_size: MIB,
+        extended_l2: true,
+        ..CreateOptions::new(DISK)
+    });
+    let options = OpenOptions {
+        discard: DiscardPolicy::Unmap,
+        alloc_policy: AllocPolicy::Sparse,
+        ..OpenOptions::default()
+    };
+    let image = try_open(&file, options).unwrap();
+    let state = &mut 7;
+    let mut live = vec![false; (DISK / piece) as usize];
+    while live.iter().filter(|&&is| is).count() * 10 < live.len() * 3 {
+        let at = next(state) % (DISK / piece);
+        write(&image, at * piece, piece, 0xaa);
+        live[at as usize] = true;
+    }
+    let written: Vec<usize> = (0..live.len()).filter(|&at| live[at]).collect();
+    for at in written {
+        if next(state) % 2 == 0 {
+            block_on(image.discard(at as u64 * piece, piece)).unwrap();
+            live[at] = false;
+        }
+    }
+    block_on(image.close()).unwrap();
+    let live = live.iter().filter(|&&is| is).count() as u64 * piece;
+    let taken = occupied(&file);
+    // Tables and counts take some blocks.
+    assert!(
+        (live..=live * 105 / 100).contains(&taken),
+        "{taken} bytes for {live}"
+    );
+}
+
+#[test]
+fn writes_of_zeroes_take_no_space_where_they_are_detected() {
+    use DetectZeroes::{Off, On, Unmap};
+    for (detect_zeroes, discard, takes, keeps) in [
+        (Off, DiscardPolicy::Unmap, true, true),
+        (On, DiscardPolicy::Ignore, false, true),
+        (Unmap, DiscardPolicy::Unmap, false, false),
+    ] {
+        let file = new_image(&CreateOptions::new(4 * MIB));
+        let options = || OpenOptions {
+            detect_zeroes,
+            discard,
+            ..OpenOptions::default()
+        };
+        let image = try_open(&file, options()).unwrap();
+        let host = |image: &Image, at| {
+            let extents = block_on(image.extents(at, 64 * KIB, 1)).unwrap();
+            (extents[0].zero, extents[0].host_offset.is_some())
+        };
+        // Where nothing was.
+        write(&image, MIB, 64 * KIB, 0);
+        assert_eq!(host(&image, MIB).1, takes, "{detect_zeroes:?}");
+        // Where data was.
+        write(&image, 0, 64 * KIB, 0xaa);
+        write(&image, 0, 64 * KIB, 0);
+        assert_eq!(host(&image, 0), (!takes, keeps), "{detect_zeroes:?}");
+        // One byte makes it data.
+        let mut data = BufMut::zeroed(64 << 10);
+        data[65535] = 1;
+        block_on(image.write(2 * MIB, data.freeze(), WriteOptions::default())).unwrap();
+        assert_eq!(host(&image, 2 * MIB), (false, true));
+        let read = block_on(image.read(0, BufMut::zeroed(4 << 20))).unwrap();
+        let set = read.iter().filter(|&&byte| byte != 0).count();
+        assert_eq!((set, read[(2 << 20) + 65535]), (1, 1));
+        block_on(image.close()).unwrap();
+    }
+}
+
+#[test]
+fn zeroes_are_unmapped_only_where_discards_are() {
+    let file = new_image(&CreateOptions::new(MIB));
+    let options = OpenOptions {
+        detect_zeroes: DetectZeroes::Unmap,
+        ..OpenOptions::default()
+    };
+    let refused = try_open(&file, options).unwrap_err().to_string();
+    assert!(
+        refused.contains("setting detect-zeroes to unmap is not allowed"),
+        "{refused}"
+    );
+}
