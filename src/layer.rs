@@ -27,6 +27,8 @@ pub struct Layer {
     pub file_len: u64,
     /// Bytes that it occupies on the host.
     pub disk_size: Option<u64>,
+    /// The unit in bytes in which the host allocates its space, if it was told one.
+    pub extent_hint_bytes: Option<u64>,
     /// Which file it is.
     pub id: Option<FileId>,
     /// What a qcow2 image says of itself.
@@ -123,6 +125,7 @@ impl Layer {
             format,
             file_len: len.next_multiple_of(SECTOR_BYTES),
             disk_size: file.allocated_bytes(),
+            extent_hint_bytes: file.extent_hint_bytes(),
             id: file.id(),
             inspection,
         })

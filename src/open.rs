@@ -238,6 +238,7 @@ fn prepare(
         discard: source.discard.unwrap_or(how.discard),
         discard_no_unref: source.discard_no_unref,
         detect_zeroes: source.detect_zeroes.unwrap_or(how.detect_zeroes),
+        zero_method: source.zero_method,
         alloc_policy: source.alloc_policy.unwrap_or(how.alloc_policy),
         backing: source.backing.clone().unwrap_or(how.backing.clone()),
         metadata_only: how.metadata_only,

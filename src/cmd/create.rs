@@ -20,7 +20,7 @@ use crate::interrupt::RemovedOnInterrupt;
 use crate::layer::{self, Layer, Look};
 use crate::open::{Trust, alloc_policy, block_on, claim_file, local_name, parse_format};
 use crate::options::{self, Kind, Known};
-use crate::output::{Program, json_text, print};
+use crate::output::{Program, json_text, print, warn};
 use crate::size::{self, SIZE_MAX, SizeError};
 
 /// Command line of `create`.
@@ -166,6 +166,9 @@ const OWN_QCOW2_OPTIONS: &[Known] = &[known(
 
 const RAW_OPTIONS: &[Known] = &[known("size", Kind::Size, "Virtual disk size")];
 
+/// The extent size hint where space is allocated ahead, as QEMU's.
+const EXTENT_HINT_BYTES: u64 = 1 << 20;
+
 /// Options of the file that an image is in.
 const FILE_OPTIONS: &[Known] = &[
     known(
@@ -262,7 +265,6 @@ fn create_image(args: &Args, program: &Program) -> Result<(), CommandError> {
     let work = async {
         let backing = look_at_backing(&mut request, args).await?;
         announce(&request, args);
-        warn_of_file_options(&request, program);
         make(&request, backing.as_deref()).await
     };
     block_on(Aio::Auto, work).map_err(prefixed)
@@ -506,15 +508,34 @@ fn announce(request: &Request, args: &Args) {
     ));
 }
 
-fn warn_of_file_options(request: &Request, program: &Program) {
+/// What the file system is told about a new file before it has any space. By default the policy says: whole
+/// extents where space is allocated ahead, and nothing where only what is written takes space.
+fn tell_file_system(request: &Request, file: &dyn BlockFile) -> Result<(), CommandError> {
     let value = |name| options::value(&request.options, name);
-    let nocow = value("nocow").is_some_and(|on| options::switch("nocow", on).unwrap_or(false));
-    let hint = value("extent_size_hint").is_some_and(|hint| hint != "0");
-    for (wanted, name) in [(nocow, "nocow"), (hint, "extent_size_hint")] {
-        if wanted {
-            program.warn(format_args!("option '{name}' has no effect"));
-        }
+    let nocow = value("nocow").map(|on| options::switch("nocow", on));
+    if nocow.transpose()? == Some(true) {
+        // As in QEMU, which does not say either where it has no effect.
+        drop(file.set_nocow());
     }
+    let asked = value("extent_size_hint");
+    let bytes = match asked {
+        Some(text) => options::size("extent_size_hint", text)?,
+        None if value("alloc_policy") == Some("sparse") => 0,
+        None => EXTENT_HINT_BYTES,
+    };
+    if bytes > u64::from(u32::MAX) {
+        return Err(CommandError::new("Extent size hint is too large"));
+    }
+    let told = if bytes > 0 {
+        file.set_extent_hint(bytes)
+    } else {
+        Ok(())
+    };
+    if let (Err(error), Some(_)) = (told, asked) {
+        let why = cowslip::error::system_words(&error);
+        warn(&format!("Failed to set extent size hint: {why}"));
+    }
+    Ok(())
 }
 
 fn preallocation(request: &Request) -> Result<Preallocation, CommandError> {
@@ -658,12 +679,14 @@ async fn make(request: &Request, backing: Option<&[Layer]>) -> Result<(), Comman
         }
         let size = request.size.unwrap_or(0);
         let (new, file) = NewFile::open(&request.filename, &used, Claim::CREATE_RAW)?;
+        tell_file_system(request, &*file)?;
         create_raw(file, size, preallocation).await?;
         new.finished();
         return Ok(());
     }
     let options = qcow2_options(request)?;
     let (new, file) = NewFile::open(&request.filename, &used, Claim::qcow2(true))?;
+    tell_file_system(request, &*file)?;
     let data = match &options.data_file {
         Some(name) => {
             used.extend(file.id());

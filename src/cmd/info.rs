@@ -112,6 +112,11 @@ fn as_text(layer: &Layer) -> String {
     lines.push("    protocol type: file".to_string());
     lines.push(format!("    file length: {}", with_bytes(layer.file_len)));
     lines.push(format!("    disk size: {}", disk_size_text(layer)));
+    if let Some(bytes) = layer.extent_hint_bytes {
+        // It cannot be changed any more: the file has space.
+        lines.push("    Format specific information:".to_string());
+        lines.push(format!("        extent size hint: {bytes}"));
+    }
     lines.push(String::new());
     lines.join("\n")
 }
@@ -315,7 +320,11 @@ fn child_json(layer: &Layer) -> Value {
     if let Some(bytes) = layer.disk_size {
         out["actual-size"] = bytes.into();
     }
-    out["format-specific"] = json!({ "type": "file", "data": {} });
+    let data = match layer.extent_hint_bytes {
+        Some(bytes) => json!({ "extent-size-hint": bytes }),
+        None => json!({}),
+    };
+    out["format-specific"] = json!({ "type": "file", "data": data });
     out["dirty-flag"] = false.into();
     out
 }

@@ -3,7 +3,7 @@
 //! An option that is not understood is refused: silently dropping one would change what is opened.
 
 use cowslip::file::host::Locking;
-use cowslip::image::{AllocPolicy, BackingChoice, DetectZeroes, DiscardPolicy, Format};
+use cowslip::image::{AllocPolicy, BackingChoice, DetectZeroes, DiscardPolicy, Format, ZeroMethod};
 
 use crate::error::CommandError;
 use crate::options;
@@ -37,6 +37,8 @@ pub struct Source {
     pub discard_no_unref: bool,
     /// `detect-zeroes=`.
     pub detect_zeroes: Option<DetectZeroes>,
+    /// `zero-method=`.
+    pub zero_method: ZeroMethod,
     /// `alloc-policy=`.
     pub alloc_policy: Option<AllocPolicy>,
     /// `l2-cache-size=`, or `cache-size=` without it.
@@ -166,6 +168,7 @@ impl Source {
             discard: None,
             discard_no_unref: false,
             detect_zeroes: None,
+            zero_method: ZeroMethod::Auto,
             alloc_policy: None,
             cache_bytes: None,
             read_only: false,
@@ -201,6 +204,13 @@ impl Source {
             "discard" => self.discard = Some(discard_policy(value)?),
             "discard-no-unref" => self.discard_no_unref = options::switch(name, value)?,
             "detect-zeroes" => self.detect_zeroes = Some(detect_zeroes(value)?),
+            "zero-method" => {
+                self.zero_method = ZeroMethod::from_name(value).ok_or_else(|| {
+                    CommandError::new(format!(
+                        "Parameter '{name}' does not accept value '{value}' (auto, fresh, zero-range or write)"
+                    ))
+                })?;
+            }
             "alloc-policy" => self.alloc_policy = Some(alloc_policy(name, value)?),
             "l2-cache-size" => self.cache_bytes = Some(options::size(name, value)?),
             // QEMU divides it among two caches; there is one here.

@@ -123,6 +123,28 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
         None
     }
 
+    /// The unit in bytes in which the file system allocates the file's space, where it has been told one.
+    fn extent_hint_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// Tells the file system that unit, or none by 0; only while the file has no space.
+    ///
+    /// # Errors
+    /// `ErrorKind::Unsupported` or the system's refusal.
+    fn set_extent_hint(&self, _bytes: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Has the file system overwrite what is there instead of copying it (btrfs); only while the file has no
+    /// data.
+    ///
+    /// # Errors
+    /// `ErrorKind::Unsupported` or the system's refusal.
+    fn set_nocow(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Changes what is done with the file and what others may do meanwhile, and lets them know. The
     /// claim ends with the last handle of the file. By default there are no others.
     ///

@@ -75,6 +75,50 @@ impl DetectZeroes {
     }
 }
 
+/// How what a write leaves of a new cluster comes to read as zeroes (`zero-method`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum ZeroMethod {
+    /// Space that is known to read so is left as it is; elsewhere the cheaper of a call and a write by their
+    /// size.
+    #[default]
+    Auto,
+    /// Space that is known to read so is left as it is; elsewhere zeroes are written.
+    Fresh,
+    /// One call of the file system a cluster, whatever is known of it.
+    ZeroRange,
+    /// Zeroes are written, whatever is known of the space.
+    Write,
+}
+
+impl ZeroMethod {
+    /// The method of a name.
+    pub fn from_name(name: &str) -> Option<ZeroMethod> {
+        Some(match name {
+            "auto" => ZeroMethod::Auto,
+            "fresh" => ZeroMethod::Fresh,
+            "zero-range" => ZeroMethod::ZeroRange,
+            "write" => ZeroMethod::Write,
+            _ => return None,
+        })
+    }
+
+    /// Whether freshness counts.
+    pub(crate) fn knows_fresh(self) -> bool {
+        matches!(self, ZeroMethod::Auto | ZeroMethod::Fresh)
+    }
+
+    /// Bytes of zeroes from which on a call takes the place of a write.
+    pub(crate) fn call_from_bytes(self) -> u64 {
+        /// A call costs as much as this many written bytes, as measured on ext4 and XFS.
+        const CALL_BYTES: u64 = 256 << 10;
+        match self {
+            ZeroMethod::Auto => CALL_BYTES,
+            ZeroMethod::ZeroRange => 0,
+            ZeroMethod::Fresh | ZeroMethod::Write => u64::MAX,
+        }
+    }
+}
+
 /// How space on the host is allocated (`alloc_policy`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AllocPolicy {
@@ -158,6 +202,8 @@ pub struct OpenOptions {
     pub discard_no_unref: bool,
     /// What a write of nothing but zeroes does.
     pub detect_zeroes: DetectZeroes,
+    /// How space that a write does not fill comes to read as zeroes.
+    pub zero_method: ZeroMethod,
     /// How space on the host is allocated.
     pub alloc_policy: AllocPolicy,
     /// Where unallocated data comes from.

@@ -127,7 +127,7 @@ fn a_sparse_image_takes_what_is_live() {
     }
     let written: Vec<usize> = (0..live.len()).filter(|&at| live[at]).collect();
     for at in written {
-        if next(state) % 2 == 0 {
+        if next(state).is_multiple_of(2) {
             block_on(image.discard(at as u64 * piece, piece)).unwrap();
             live[at] = false;
         }

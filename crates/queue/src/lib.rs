@@ -12,6 +12,7 @@
 //!
 //! May not know: any image format, any protocol, the command line.
 
+pub mod attributes;
 pub mod buf;
 mod driver;
 mod epoll;

@@ -1,6 +1,6 @@
 //! What a run is made of, drawn from its seed.
 
-use cowslip::image::{AllocPolicy, DetectZeroes, DiscardPolicy, WritePolicy};
+use cowslip::image::{AllocPolicy, DetectZeroes, DiscardPolicy, WritePolicy, ZeroMethod};
 use cowslip::qcow2::create::Preallocation;
 
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
@@ -117,6 +117,8 @@ pub struct Round {
     pub discard_no_unref: bool,
     /// What a write of zeroes does.
     pub detect_zeroes: DetectZeroes,
+    /// How new space comes to read as zeroes.
+    pub zero_method: ZeroMethod,
     /// How space is allocated.
     pub alloc_policy: AllocPolicy,
     /// When writes are durable.
@@ -505,6 +507,7 @@ impl Round {
             ]),
             discard_no_unref: false,
             detect_zeroes: DetectZeroes::Off,
+            zero_method: ZeroMethod::Auto,
             alloc_policy: AllocPolicy::Auto,
             write_policy: if rng.chance(10) {
                 WritePolicy::Writethrough
@@ -653,6 +656,13 @@ impl Config {
         for round in &mut self.rounds {
             round.alloc_policy = rng.pick(&[Auto, Contiguous, Sparse, Sparse]);
             round.discard_no_unref = rng.chance(15);
+            round.zero_method = rng.pick(&[
+                ZeroMethod::Auto,
+                ZeroMethod::Auto,
+                ZeroMethod::Fresh,
+                ZeroMethod::ZeroRange,
+                ZeroMethod::Write,
+            ]);
             round.detect_zeroes = match round.discard {
                 DiscardPolicy::Unmap => rng.pick(&[Off, On, Unmap]),
                 DiscardPolicy::Ignore => rng.pick(&[Off, On]),

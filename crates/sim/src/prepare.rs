@@ -338,6 +338,7 @@ pub(crate) fn open(
             DiscardPolicy::Ignore if round.detect_zeroes == DetectZeroes::Unmap => DetectZeroes::On,
             _ => round.detect_zeroes,
         },
+        zero_method: round.zero_method,
         alloc_policy: round.alloc_policy,
         cache_bytes: round.cache_bytes,
         ..OpenOptions::default()

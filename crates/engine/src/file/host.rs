@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cowslip_queue::file::{File, MemoryAlignment, Persistence, Route, Shape, ring_available};
-use cowslip_queue::{Buf, BufMut, Pending};
+use cowslip_queue::{Buf, BufMut, Pending, attributes};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
@@ -347,6 +347,20 @@ impl BlockFile for HostBlockFile {
             }
             Kind::BlockDevice(_) => None,
         }
+    }
+
+    fn extent_hint_bytes(&self) -> Option<u64> {
+        let told = attributes::extent_hint_bytes(&*self.file).ok()?;
+        (told > 0).then_some(u64::from(told))
+    }
+
+    fn set_extent_hint(&self, bytes: u64) -> io::Result<()> {
+        let bytes = u32::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+        attributes::set_extent_hint(&*self.file, bytes)
+    }
+
+    fn set_nocow(&self) -> io::Result<()> {
+        attributes::set_nocow(&*self.file)
     }
 
     fn claim(&self, wanted: Claim) -> Result<Protection> {

@@ -567,7 +567,7 @@ impl Qcow2 {
     }
 
     fn space(&self, cluster: HostCluster, content: Content) -> Space {
-        let fresh = match content.is_zero() {
+        let fresh = match content.is_zero() && self.zero_method.knows_fresh() {
             true => self.geometry().all_subclusters(),
             false => 0,
         };

@@ -147,25 +147,36 @@ impl FreeSet {
 
 /// Subclusters of mapped clusters that are known to read as zeroes on the host, for this session.
 #[derive(Debug, Default)]
-pub struct Fresh(BTreeMap<u64, SubclusterMask>);
+pub struct Fresh {
+    known: BTreeMap<u64, SubclusterMask>,
+    forgets: bool,
+}
 
 impl Fresh {
+    /// Nothing is known yet; nothing ever will be unless it `counts`.
+    pub fn knowing(counts: bool) -> Fresh {
+        Fresh {
+            known: BTreeMap::new(),
+            forgets: !counts,
+        }
+    }
+
     /// What is known of a cluster.
     pub fn of(&self, cluster: HostCluster) -> SubclusterMask {
-        self.0.get(&cluster.0).copied().unwrap_or(0)
+        self.known.get(&cluster.0).copied().unwrap_or(0)
     }
 
     /// Sets what is known; forgets something else where there is no room.
     pub fn set(&mut self, cluster: HostCluster, mask: SubclusterMask) {
-        if mask == 0 {
-            self.0.remove(&cluster.0);
+        if mask == 0 || self.forgets {
+            self.known.remove(&cluster.0);
             return;
         }
-        if self.0.len() >= FRESH_MAX && !self.0.contains_key(&cluster.0) {
+        if self.known.len() >= FRESH_MAX && !self.known.contains_key(&cluster.0) {
             // The lowest is the oldest as a rule, since space is taken upwards.
-            self.0.pop_first();
+            self.known.pop_first();
         }
-        self.0.insert(cluster.0, mask);
+        self.known.insert(cluster.0, mask);
     }
 }
 
@@ -326,8 +337,11 @@ mod tests {
         for cluster in 0..2 * FRESH_MAX as u64 {
             fresh.set(HostCluster(cluster), 1);
         }
-        assert_eq!(fresh.0.len(), FRESH_MAX);
+        assert_eq!(fresh.known.len(), FRESH_MAX);
         assert_eq!(fresh.of(HostCluster(2 * FRESH_MAX as u64 - 1)), 1);
+        let mut nothing = Fresh::knowing(false);
+        nothing.set(HostCluster(1), 1);
+        assert_eq!(nothing.of(HostCluster(1)), 0);
     }
 
     #[test]

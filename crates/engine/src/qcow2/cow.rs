@@ -9,10 +9,13 @@ use futures_util::future::{join_all, try_join_all};
 use super::Qcow2;
 use super::admit::{Batch, Step};
 use super::gather::PART_BYTES_MAX;
+use super::geometry::{round_down, round_up};
+use super::growth::Policy;
 use super::map::{Run, Source};
 use super::plan::{Change, Fill};
+use super::punch::HOST_BLOCK_BYTES;
 use crate::chain::{Below, read_runs};
-use crate::file::Durability;
+use crate::file::{Durability, Space};
 use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
@@ -125,6 +128,7 @@ impl Qcow2 {
         let fills = &step.write.fills;
         let contents = match &fills[..] {
             [] => return Ok(Vec::new()),
+            fills if self.zeroes_by_call(fills) => return self.zero_by_call(step).await,
             [head, tail] if let Some(run) = one_source(head, tail) => {
                 let place = (run.range.start, buffer(&run));
                 let all = read_runs(self, &[run], place, below).await?.freeze();
@@ -150,6 +154,45 @@ impl Qcow2 {
                 Some((fill.range.start, data))
             })
             .collect())
+    }
+
+    /// Whether all fills are zeroes, and so many that a call is cheaper.
+    fn zeroes_by_call(&self, fills: &[Fill]) -> bool {
+        let bytes: u64 = fills
+            .iter()
+            .map(|fill| fill.range.end - fill.range.start)
+            .sum();
+        bytes >= self.zero_method.call_from_bytes()
+            && fills.iter().all(|fill| fill.content.is_empty())
+            && self.data.capabilities().zeroes_fast
+            && !self.raw_data
+    }
+
+    /// Zeroes the fills' whole blocks of the host, before anything is written beside them; what is left is
+    /// returned, to be written.
+    async fn zero_by_call(&self, step: &Step) -> Result<Vec<(u64, Buf)>> {
+        let space = match self.policy {
+            Policy::Contiguous => Space::Keep,
+            Policy::Sparse => Space::Release,
+        };
+        let mut rest = Vec::new();
+        for Fill { range, .. } in &step.write.fills {
+            // Clusters smaller than a block have no whole ones.
+            let start =
+                round_up(step.write.host.0 + range.start, HOST_BLOCK_BYTES) - step.write.host.0;
+            let start = start.min(range.end);
+            let end = round_down(step.write.host.0 + range.end, HOST_BLOCK_BYTES);
+            let end = end.saturating_sub(step.write.host.0).max(start);
+            if start < end {
+                self.data
+                    .zero(step.write.host.0 + start, end - start, space)
+                    .await?;
+            }
+            let edges = [range.start..start, end..range.end];
+            let edges = edges.into_iter().filter(|edge| !edge.is_empty());
+            rest.extend(edges.map(|edge| (edge.start, zeroes((edge.end - edge.start) as usize))));
+        }
+        Ok(rest)
     }
 
     /// A raw data file has exactly the length of the disk: what would fill the last cluster beyond is

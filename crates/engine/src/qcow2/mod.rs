@@ -64,7 +64,7 @@ use self::tables::{Prepared, Tables};
 use crate::chain::Below;
 use crate::durable::DurableWrites;
 use crate::file::{Durability, HostFile, Space};
-use crate::image::{CacheStatistics, DiscardPolicy, WritePolicy};
+use crate::image::{CacheStatistics, DiscardPolicy, WritePolicy, ZeroMethod};
 use crate::planted::{self, Mistake};
 use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
 use crate::{Error, Result};
@@ -88,6 +88,7 @@ pub struct Qcow2 {
     /// What discards leave of the clusters that they cover.
     unref: Unref,
     policy: growth::Policy,
+    zero_method: ZeroMethod,
     write_policy: WritePolicy,
     writable: bool,
     /// The metadata lock: CPU work only.

@@ -23,7 +23,7 @@ use crate::sync::Waiters;
 /// Holes that are punched at once.
 const AT_ONCE: usize = 32;
 /// The block of the usual file systems: a hole that is smaller gives nothing back.
-const HOST_BLOCK_BYTES: u64 = 4096;
+pub const HOST_BLOCK_BYTES: u64 = 4096;
 
 /// Subclusters without data whose space is wanted back.
 #[derive(Debug, Default)]
