@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
-use cowslip::image::{AllocPolicy, DetectZeroes, DiscardPolicy, OpenOptions, WriteOptions};
+use cowslip::image::{
+    AllocPolicy, DetectZeroes, DiscardPolicy, OpenOptions, WriteOptions, ZeroMethod,
+};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image};
 use support::block_on;
@@ -35,6 +37,13 @@ fn try_open(file: &Arc<MemoryFile>, options: OpenOptions) -> cowslip::Result<Ima
         ..options
     };
     block_on(Image::open(file.clone(), options, &NoFiles))
+}
+
+fn discards() -> OpenOptions {
+    OpenOptions {
+        discard: DiscardPolicy::Unmap,
+        ..OpenOptions::default()
+    }
 }
 
 fn write(image: &Image, offset: u64, len: u64, byte: u8) {
@@ -177,6 +186,64 @@ fn writes_of_zeroes_take_no_space_where_they_are_detected() {
         let set = read.iter().filter(|&&byte| byte != 0).count();
         assert_eq!((set, read[(2 << 20) + 65535]), (1, 1));
         block_on(image.close()).unwrap();
+    }
+}
+
+/// Free space that holds old bytes: none of them shows beside a small write, whichever way it is zeroed.
+#[test]
+fn old_bytes_in_free_space_never_show() {
+    for zero_method in ["auto", "fresh", "zero-range", "write"] {
+        for (alloc_policy, cluster_size) in [
+            (AllocPolicy::Contiguous, 256 * KIB),
+            (AllocPolicy::Sparse, 256 * KIB),
+            (AllocPolicy::Contiguous, 64 * KIB),
+            (AllocPolicy::Sparse, 2 * KIB),
+        ] {
+            let file = new_image(&CreateOptions {
+                cluster_size,
+                ..CreateOptions::new(4 * MIB)
+            });
+            let image = try_open(&file, discards()).unwrap();
+            write(&image, 0, MIB, 0xee);
+            // Behind it, so that what is freed stays within the file.
+            write(&image, 3 * MIB, 256 * KIB, 0xcc);
+            block_on(image.flush()).unwrap();
+            let before = file.contents();
+            block_on(image.discard(0, MIB)).unwrap();
+            block_on(image.close()).unwrap();
+            // The holes get their old bytes back, as where a host cannot punch.
+            let mut bytes = file.contents();
+            let old = before.chunks(512).zip(bytes.chunks_mut(512));
+            let old: Vec<_> = old
+                .filter(|(was, _)| was.iter().all(|&b| b == 0xee))
+                .collect();
+            assert_eq!(old.len() as u64, MIB / 512);
+            old.into_iter()
+                .for_each(|(was, is)| is.copy_from_slice(was));
+            let file = Arc::new(MemoryFile::new("a.qcow2", bytes, 1));
+            let options = OpenOptions {
+                zero_method: ZeroMethod::from_name(zero_method).unwrap(),
+                alloc_policy,
+                ..discards()
+            };
+            let image = try_open(&file, options).unwrap();
+            let mut expected = vec![0; MIB as usize];
+            for at in [5000, 70_000, 300_000, 700_001] {
+                write(&image, at, 600, 0xbb);
+                expected[at as usize..][..600].fill(0xbb);
+            }
+            let read = |image: &Image| block_on(image.read(0, BufMut::zeroed(1 << 20))).unwrap();
+            assert!(
+                read(&image)[..] == expected[..],
+                "{zero_method}, {alloc_policy:?}"
+            );
+            block_on(image.close()).unwrap();
+            let image = try_open(&file, OpenOptions::default()).unwrap();
+            assert!(
+                read(&image)[..] == expected[..],
+                "{zero_method}, {alloc_policy:?}"
+            );
+        }
     }
 }
 
