@@ -20,11 +20,21 @@ impl CommandError {
         }
     }
 
+    /// A failure of which the user has been told.
+    pub fn told() -> CommandError {
+        CommandError::new("")
+    }
+
     /// The same with another exit code.
     #[must_use]
     pub fn with_exit_code(mut self, exit_code: u8) -> CommandError {
         self.exit_code = exit_code;
         self
+    }
+
+    /// Whether the user has been told.
+    pub fn is_told(&self) -> bool {
+        self.message.is_empty()
     }
 
     /// The process's exit code.

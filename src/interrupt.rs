@@ -2,16 +2,24 @@
 //!
 //! A thread waits for the signals that end a process; it removes what is listed, says what is to be
 //! said, and then lets the signal do what it would have done. Nothing is set up before that.
+//!
+//! A job that can take back what it has done is cancelled by the first signal instead, and the process ends by
+//! it when the job has ended; a second signal does not wait for that.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard, Once};
 
+use cowslip::Job;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
 static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 static WORDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static JOB: Mutex<Option<Job>> = Mutex::new(None);
+/// The signal that has cancelled the job; 0 is none.
+static CANCELLED_BY: AtomicI32 = AtomicI32::new(0);
 static WATCH: Once = Once::new();
 
 fn files() -> MutexGuard<'static, Vec<PathBuf>> {
@@ -24,6 +32,38 @@ fn words() -> MutexGuard<'static, Vec<String>> {
     WORDS
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn job() -> MutexGuard<'static, Option<Job>> {
+    JOB.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// While this value lives, an interruption cancels a job instead of ending the process.
+#[derive(Debug)]
+pub struct CancelledOnInterrupt;
+
+impl CancelledOnInterrupt {
+    /// There is one at a time.
+    pub fn new(cancelled: &Job) -> CancelledOnInterrupt {
+        WATCH.call_once(watch);
+        *job() = Some(cancelled.clone());
+        CancelledOnInterrupt
+    }
+
+    /// Ends the process by the signal that has cancelled the job, if one has.
+    pub fn end_by_signal(self) {
+        let signal = CANCELLED_BY.load(Ordering::Acquire);
+        if signal != 0 {
+            crate::output::flush();
+            drop(emulate_default_handler(signal));
+        }
+    }
+}
+
+impl Drop for CancelledOnInterrupt {
+    fn drop(&mut self) {
+        *job() = None;
+    }
 }
 
 /// What an interruption says while this value lives.
@@ -89,6 +129,11 @@ fn watch() {
     };
     std::thread::spawn(move || {
         for signal in signals.forever() {
+            if let Some(job) = job().take() {
+                CANCELLED_BY.store(signal, Ordering::Release);
+                job.cancel();
+                continue;
+            }
             // A file that is finished just now goes too: whoever interrupts does not want it.
             for path in files().iter() {
                 drop(std::fs::remove_file(path));

@@ -18,6 +18,7 @@ mod cmd;
 mod error;
 mod getopt;
 mod interrupt;
+mod job;
 mod layer;
 mod open;
 mod options;
@@ -103,8 +104,25 @@ pub fn run(mut args: Vec<OsString>) -> ExitCode {
         personality = other;
         args.remove(0);
     }
+    shield_size(&mut args);
     let program = Program::called(&args[0]);
     ExitCode::from(dispatch(personality, &args, &program))
+}
+
+/// The last word of `resize` is a size, and may begin with a minus.
+fn shield_size(args: &mut Vec<OsString>) {
+    let is_resize = args.iter().skip(1).any(|arg| arg == "resize");
+    let is_shielded = args.iter().any(|arg| arg == "--");
+    let less = args
+        .last()
+        .and_then(|last| last.to_str())
+        .is_some_and(|last| {
+            let digits = last.strip_prefix('-').unwrap_or_default();
+            digits.starts_with(|first: char| first.is_ascii_digit())
+        });
+    if is_resize && less && !is_shielded {
+        args.insert(args.len() - 1, "--".into());
+    }
 }
 
 fn named(name: &OsString) -> Option<Personality> {

@@ -303,6 +303,29 @@ pub fn claim_file(file: &Arc<dyn BlockFile>, claim: Claim) -> cowslip::Result<()
     Ok(())
 }
 
+/// What is said where a raw image's format was guessed, and it will be written.
+pub fn guessed_raw(filename: &str) -> String {
+    format!(
+        "WARNING: Image format was not specified for '{filename}' and probing guessed raw.
+         Automatically detecting the format is dangerous for raw images, write operations on block 0 will be restricted.
+         Specify the 'raw' format explicitly to remove the restrictions.
+"
+    )
+}
+
+/// Says so, if it is so.
+///
+/// # Errors
+/// The specification's.
+pub fn warn_of_guessed_raw(image: &Image, spec: &ImageSpec) -> Result<(), CommandError> {
+    let source = spec.resolve()?;
+    let is_raw = image.layers().first().map(|layer| layer.format) == Some(Format::Raw);
+    if is_raw && source.format.is_none() {
+        output::print_error(&guessed_raw(&source.filename));
+    }
+    Ok(())
+}
+
 fn warn_unprotected(file: &str) {
     output::warn(&format!(
         "the file system has no locks: nothing keeps other processes from {file}"

@@ -58,7 +58,9 @@ impl Program {
 
     /// Complains of `error` and returns its exit code.
     pub fn fail(&self, error: &CommandError) -> u8 {
-        self.complain(error);
+        if !error.is_told() {
+            self.complain(error);
+        }
         error.exit_code()
     }
 

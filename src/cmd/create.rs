@@ -8,15 +8,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::ArgAction;
+use cowslip::Job;
 use cowslip::file::host::{Aio, CreateMode, HostOptions, open_host_file, resolve_name};
 use cowslip::file::{BlockFile, Claim, FileId, Sharing};
 use cowslip::image::Format;
-use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create, create_raw};
+use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create_as_job, create_raw};
 use cowslip::qcow2::header::CompressionType;
 use serde_json::{Map, Value};
 
 use crate::error::CommandError;
 use crate::interrupt::RemovedOnInterrupt;
+use crate::job::JobArgs;
 use crate::layer::{self, Layer, Look};
 use crate::open::{Trust, alloc_policy, block_on, claim_file, local_name, parse_format};
 use crate::options::{self, Kind, Known};
@@ -60,6 +62,8 @@ pub struct Args {
     /// Say what was made in JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    job: JobArgs,
     /// The image file; overwritten if it exists
     filename: Option<String>,
     /// Size of the disk, with suffix b, k, M, G, T, P or E; by default the backing file's
@@ -262,12 +266,16 @@ fn create_image(args: &Args, program: &Program) -> Result<(), CommandError> {
     let size = args.size.as_deref().map(disk_size).transpose()?;
     let prefixed = |error: CommandError| CommandError::new(format!("{filename}: {error}"));
     let mut request = request(args, filename, lists.concat(), size).map_err(prefixed)?;
+    let job = args.job.job()?;
     let work = async {
         let backing = look_at_backing(&mut request, args).await?;
         announce(&request, args);
-        make(&request, backing.as_deref()).await
+        warn_of_file_options(&request, program);
+        make(&request, backing.as_deref(), &job).await
     };
-    block_on(Aio::Auto, work).map_err(prefixed)
+    block_on(Aio::Auto, work).map_err(prefixed)?;
+    args.job.end();
+    Ok(())
 }
 
 fn disk_size(text: &str) -> Result<u64, CommandError> {
@@ -542,17 +550,9 @@ fn preallocation(request: &Request) -> Result<Preallocation, CommandError> {
     let Some(value) = options::value(&request.options, "preallocation") else {
         return Ok(Preallocation::Off);
     };
-    Ok(match value {
-        "off" => Preallocation::Off,
-        "metadata" => Preallocation::Metadata,
-        "falloc" => Preallocation::Falloc,
-        "full" => Preallocation::Full,
-        _ => {
-            return Err(CommandError::new(match request.format {
-                Format::Raw => format!("invalid parameter value: {value}"),
-                Format::Qcow2 => not_accepted("preallocation", value).to_string(),
-            }));
-        }
+    Preallocation::from_name(value).ok_or_else(|| match request.format {
+        Format::Raw => CommandError::new(format!("invalid parameter value: {value}")),
+        Format::Qcow2 => not_accepted("preallocation", value),
     })
 }
 
@@ -665,7 +665,7 @@ impl Drop for NewFile {
     }
 }
 
-async fn make(request: &Request, backing: Option<&[Layer]>) -> Result<(), CommandError> {
+async fn make(request: &Request, backing: Option<&[Layer]>, job: &Job) -> Result<(), CommandError> {
     let mut used: Vec<FileId> = backing
         .unwrap_or_default()
         .iter()
@@ -680,7 +680,7 @@ async fn make(request: &Request, backing: Option<&[Layer]>) -> Result<(), Comman
         let size = request.size.unwrap_or(0);
         let (new, file) = NewFile::open(&request.filename, &used, Claim::CREATE_RAW)?;
         tell_file_system(request, &*file)?;
-        create_raw(file, size, preallocation).await?;
+        create_raw(file, size, preallocation, job).await?;
         new.finished();
         return Ok(());
     }
@@ -699,7 +699,7 @@ async fn make(request: &Request, backing: Option<&[Layer]>) -> Result<(), Comman
         None => None,
     };
     let (new_data, data_file) = data.unzip();
-    create(file, data_file, &options).await?;
+    create_as_job(file, data_file, &options, job).await?;
     new.finished();
     if let Some(new_data) = new_data {
         new_data.finished();

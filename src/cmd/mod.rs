@@ -15,6 +15,7 @@ pub mod demo;
 pub mod info;
 pub mod io;
 pub mod map;
+pub mod resize;
 pub mod serve;
 
 /// Verbs under the names `qemu-img` and `cowslip`.
@@ -28,6 +29,8 @@ pub enum ImgVerb {
     Map(map::Args),
     /// Display information about an image
     Info(info::Args),
+    /// Change the size of a disk
+    Resize(resize::Args),
 }
 
 impl ImgVerb {
@@ -38,6 +41,7 @@ impl ImgVerb {
             ImgVerb::Check(args) => check::run(args, program),
             ImgVerb::Map(args) => map::run(args, program),
             ImgVerb::Info(args) => info::run(args, program),
+            ImgVerb::Resize(args) => resize::run(args, program),
         }
     }
 }

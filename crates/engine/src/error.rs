@@ -48,6 +48,8 @@ pub enum Error {
     Forbidden(String),
     /// Another process uses the file in a way that does not go together with ours.
     Locked(Box<Conflict>),
+    /// The caller has cancelled the job; what it had done is taken back.
+    Cancelled,
 }
 
 impl Error {
@@ -67,6 +69,7 @@ impl Error {
         const EROFS_AS_EACCES: i32 = EACCES;
         const ENOTSUP: i32 = 95;
         const EAGAIN: i32 = 11;
+        const ECANCELED: i32 = 125;
         match self {
             Error::Io { source, .. } => source.raw_os_error().unwrap_or(EIO),
             Error::Corrupt { .. } | Error::Latched(_) => EIO,
@@ -75,6 +78,7 @@ impl Error {
             Error::ReadOnly(_) => EROFS_AS_EACCES,
             Error::Forbidden(_) => EACCES,
             Error::Locked(_) => EAGAIN,
+            Error::Cancelled => ECANCELED,
         }
     }
 
@@ -113,6 +117,7 @@ impl Error {
             Error::Latched(what) => Error::Latched(what.clone()),
             Error::Forbidden(what) => Error::Forbidden(what.clone()),
             Error::Locked(conflict) => Error::Locked(conflict.clone()),
+            Error::Cancelled => Error::Cancelled,
         }
     }
 }
@@ -147,6 +152,7 @@ impl fmt::Display for Error {
             Error::Invalid(what) | Error::Forbidden(what) => f.write_str(what),
             Error::ReadOnly(what) => write!(f, "'{what}' is read-only"),
             Error::Locked(conflict) => conflict.fmt(f),
+            Error::Cancelled => f.write_str("cancelled"),
             Error::Latched(what) => write!(
                 f,
                 "'{what}' takes no more writes after an earlier failure; reopen it to recover"

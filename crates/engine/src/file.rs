@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use cowslip_queue::{Buf, BufMut, Pending};
@@ -106,6 +107,13 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     /// Existing bytes stay. `ErrorKind::Unsupported` where there is no such call.
     fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>>;
 
+    /// Allocates a range as zeroes that count as written, so that later writes there change no metadata of the
+    /// file system; the end of file moves up to its end. `ErrorKind::Unsupported` where device or system cannot
+    /// do it by one call, as by default.
+    fn allocate_written(&self, _offset: u64, _len: u64) -> Pending<io::Result<()>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+
     /// Data and holes of a range, in order, covering it; whatever is beyond the end is a hole.
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>>;
 
@@ -117,6 +125,11 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
 
     /// Bytes of host storage that the file occupies, where that can be told.
     fn allocated_bytes(&self) -> Option<u64>;
+
+    /// The descriptor of a file of the host, for what only the system can do with two files.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Bytes that the file system has left, where that can be told.
     fn free_bytes(&self) -> Option<u64> {

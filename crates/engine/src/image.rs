@@ -6,7 +6,9 @@ use cowslip_queue::{Buf, BufMut};
 
 use crate::chain::{self, Below, Files, Layer};
 use crate::file::{BlockFile, Claim, Durability, Gate, Sharing, Space};
+use crate::job::Job;
 use crate::qcow2::Fua;
+use crate::qcow2::create::Preallocation;
 use crate::qcow2::header::Header;
 use crate::qcow2::probe::{Observation, Stage};
 use crate::qcow2::repair;
@@ -680,10 +682,29 @@ impl Image {
     /// # Errors
     /// As `write`; `Unsupported` where the format cannot.
     pub async fn resize(&self, size: u64) -> Result<()> {
+        self.resize_as_job(size, Preallocation::Off, &Job::default())
+            .await
+    }
+
+    /// The same as a job, which allocates the space of what it adds.
+    ///
+    /// # Errors
+    /// As [`Image::resize`]; `Invalid` if nothing is added that could be preallocated; no space for it, and
+    /// [`Error::Cancelled`]: then the disk has its old size, and what was allocated is given back.
+    pub async fn resize_as_job(
+        &self,
+        size: u64,
+        preallocation: Preallocation,
+        job: &Job,
+    ) -> Result<()> {
         self.validate_write(0, 0)?;
+        if preallocation != Preallocation::Off && size <= self.size() {
+            let text = "Preallocation can only be used for growing images";
+            return Err(Error::Invalid(text.to_string()));
+        }
         match &self.top {
-            Layer::Raw(raw) => raw.resize(size).await,
-            Layer::Qcow2(image) => image.resize(size, &self.below).await,
+            Layer::Raw(raw) => raw.resize(size, preallocation, job).await,
+            Layer::Qcow2(image) => image.resize(size, &self.below, (preallocation, job)).await,
         }
     }
 

@@ -12,17 +12,20 @@ pub mod error;
 mod extents;
 pub mod file;
 pub mod image;
+pub mod job;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
 pub mod qcow2;
 mod raw;
+pub mod space;
 mod sync;
 
 pub use cowslip_queue::{Buf, BufMut};
 pub use error::{Error, Result};
 pub use image::Image;
+pub use job::Job;
 
 /// The README's example compiles.
 #[cfg(doctest)]

@@ -7,11 +7,13 @@ use cowslip_queue::Buf;
 
 use crate::durable::DurableWrites;
 use crate::file::{Claim, Durability, HostFile, Permission, Space};
+use crate::job::Job;
+use crate::qcow2::create::Preallocation;
 use crate::qcow2::geometry::HostOffset;
 use crate::qcow2::header;
 use crate::qcow2::map::{Run, Source};
 use crate::sync::Turn;
-use crate::{Error, Result};
+use crate::{Error, Result, space};
 
 /// A raw image.
 #[derive(Debug)]
@@ -145,12 +147,25 @@ impl Raw {
         }
     }
 
-    /// Changes the size.
-    pub async fn resize(&self, size: u64) -> Result<()> {
+    /// Changes the size. What is added gets its space first; if that fails the file is cut to what it was.
+    pub async fn resize(&self, size: u64, preallocation: Preallocation, job: &Job) -> Result<()> {
+        if preallocation == Preallocation::Metadata {
+            let text = "Unsupported preallocation mode: metadata";
+            return Err(Error::Invalid(text.to_string()));
+        }
         let file = self.file.block_file();
         let claim = file.claimed();
         let held = claim.held.with(Permission::Resize);
         drop(file.claim(Claim { held, ..claim })?);
+        let old = self.size();
+        if let Some(how) = preallocation.fill().filter(|_| size > old) {
+            space::check_room(file.as_ref(), size - old)?;
+            job.expect(size - old);
+            if let Err(error) = space::fill(&self.file, old..size, how, job).await {
+                self.file.set_len(old).await?;
+                return Err(error);
+            }
+        }
         self.file.set_len(size).await?;
         self.size.store(size, Ordering::Release);
         Ok(())

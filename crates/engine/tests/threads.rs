@@ -118,7 +118,9 @@ impl Case {
             };
             let file = open_host_file(&below, &host).unwrap();
             let preallocation = options.preallocation;
-            create_raw(file, self.size, preallocation).await.unwrap();
+            create_raw(file, self.size, preallocation, &cowslip::Job::default())
+                .await
+                .unwrap();
             let sectors = self.size as usize / SECTOR_BYTES;
             std::fs::write(below, content(BELOW, 0, sectors)).unwrap();
             options.backing_file = Some("below.raw".to_string());

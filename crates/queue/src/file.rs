@@ -72,7 +72,13 @@ pub enum Shape {
     Zero,
     /// Give it back; it reads as zeroes. The end of file stays.
     Punch,
+    /// Allocate it as zeroes that count as written (Linux 6.17, where the device can zero by itself); the end
+    /// of file moves up to its end.
+    AllocateWritten,
 }
+
+/// `FALLOC_FL_WRITE_ZEROES` of linux/falloc.h, which the library does not name yet.
+const WRITE_ZEROES: u32 = 0x80;
 
 impl Shape {
     fn mode(self) -> FallocateFlags {
@@ -80,6 +86,7 @@ impl Shape {
             Shape::Allocate => FallocateFlags::empty(),
             Shape::Zero => FallocateFlags::ZERO_RANGE,
             Shape::Punch => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            Shape::AllocateWritten => FallocateFlags::from_bits_retain(WRITE_ZEROES),
         }
     }
 

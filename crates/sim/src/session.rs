@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use cowslip::image::{DetectZeroes, WriteOptions, WritePolicy, ZeroOptions};
+use cowslip::qcow2::create::Preallocation;
 use cowslip_queue::BufMut;
 
 use crate::anatomy;
@@ -172,7 +173,17 @@ async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)
     if session.ends_early && rng.chance(30) {
         session.disk.fail_power_after(rng.between(1, 40));
     }
-    let outcome = match subject.resize(size).await {
+    let how = match rng.below(8) {
+        0 => Preallocation::Metadata,
+        1 => Preallocation::Falloc,
+        2 => Preallocation::Full,
+        _ => Preallocation::Off,
+    };
+    let how = match subject.size() {
+        Some(old) if old < size => how,
+        _ => Preallocation::Off,
+    };
+    let outcome = match subject.resize(size, how).await {
         Ok(()) => {
             session.tell(id, 0..0, || format!("done: the disk has {size:#x} bytes"));
             Outcome::Done(Until::Flush)

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cowslip::file::{BlockFile, Durability, FileRequest, Gate, Role, Space};
 use cowslip::image::{WriteOptions, ZeroOptions};
-use cowslip::{Error, Image, Result};
+use cowslip::qcow2::create::Preallocation;
+use cowslip::{Error, Image, Job, Result};
 use cowslip_queue::{Buf, BufMut};
 
 use crate::disk::SimDisk;
@@ -140,13 +141,13 @@ impl Subject {
         }
     }
 
-    /// Changes the size of the disk.
+    /// Changes the size of the disk; an image allocates what is added, as asked.
     ///
     /// # Errors
     /// The subject's.
-    pub async fn resize(&self, size: u64) -> Result<()> {
+    pub async fn resize(&self, size: u64, how: Preallocation) -> Result<()> {
         match self {
-            Subject::Image(image) => image.resize(size).await,
+            Subject::Image(image) => image.resize_as_job(size, how, &Job::default()).await,
             Subject::Plain(plain) => plain.file.set_len(size).await.map_err(failed),
         }
     }

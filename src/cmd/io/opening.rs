@@ -199,7 +199,7 @@ impl Opened {
         let mut warnings = Vec::new();
         let is_raw = image.layers().first().map(|layer| layer.format) == Some(Format::Raw);
         if is_raw && source.format.is_none() && writable {
-            warnings.push(guessed_raw(&source.filename));
+            warnings.push(open::guessed_raw(&source.filename));
         }
         Ok(Opened {
             image: Rc::new(image),
@@ -208,15 +208,6 @@ impl Opened {
             request,
         })
     }
-}
-
-fn guessed_raw(filename: &str) -> String {
-    format!(
-        "WARNING: Image format was not specified for '{filename}' and probing guessed raw.
-         Automatically detecting the format is dangerous for raw images, write operations on block 0 will be restricted.
-         Specify the 'raw' format explicitly to remove the restrictions.
-"
-    )
 }
 
 impl Shell {

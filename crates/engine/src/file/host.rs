@@ -8,7 +8,7 @@
 //! Leaves out: character devices, anything with a protocol in its name.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -309,6 +309,10 @@ impl BlockFile for HostBlockFile {
         self.file.shape(offset, len, Shape::Allocate)
     }
 
+    fn allocate_written(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.file.shape(offset, len, Shape::AllocateWritten)
+    }
+
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
         let end = offset.saturating_add(len);
         match self.kind {
@@ -335,6 +339,10 @@ impl BlockFile for HostBlockFile {
             Kind::BlockDevice(size) if size == len => Pending::ready(Ok(())),
             Kind::BlockDevice(_) => Pending::ready(Err(Errno::OPNOTSUPP.into())),
         }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
     }
 
     fn allocated_bytes(&self) -> Option<u64> {
@@ -382,6 +390,20 @@ impl BlockFile for HostBlockFile {
     fn claimed(&self) -> Claim {
         self.claims.current()
     }
+}
+
+/// Bytes that may still be allocated in the file system that a file is in, where that can be told.
+pub fn room_bytes(file: &dyn BlockFile) -> Option<u64> {
+    let host = || {
+        let system = rustix::fs::fstatvfs(file.descriptor()?).ok()?;
+        let blocks = match rustix::process::geteuid().is_root() {
+            // What is reserved is reserved for root.
+            true => system.f_bfree,
+            false => system.f_bavail,
+        };
+        Some(blocks.saturating_mul(system.f_frsize))
+    };
+    file.free_bytes().or_else(host)
 }
 
 /// Data up to the end of a device, a hole beyond it.

@@ -18,6 +18,8 @@ use super::header::{
 };
 use crate::file::{BlockFile, Claim};
 use crate::image::AllocPolicy;
+use crate::job::Job;
+use crate::space::{self, Fill};
 use crate::{Error, Result};
 
 mod layout;
@@ -51,6 +53,28 @@ pub enum Preallocation {
     Falloc,
     /// Also zeroes are written to them.
     Full,
+}
+
+impl Preallocation {
+    /// The mode of this name.
+    pub fn from_name(name: &str) -> Option<Preallocation> {
+        Some(match name {
+            "off" => Preallocation::Off,
+            "metadata" => Preallocation::Metadata,
+            "falloc" => Preallocation::Falloc,
+            "full" => Preallocation::Full,
+            _ => return None,
+        })
+    }
+
+    /// How data gets its space, if it does.
+    pub(crate) fn fill(self) -> Option<Fill> {
+        match self {
+            Preallocation::Off | Preallocation::Metadata => None,
+            Preallocation::Falloc => Some(Fill::Allocate),
+            Preallocation::Full => Some(Fill::Write),
+        }
+    }
 }
 
 /// What a new image shall be like.
@@ -251,12 +275,25 @@ impl CreateOptions {
 /// they held is lost. Both are durable afterwards, and claimed no longer.
 ///
 /// # Errors
-/// `Invalid` options, or another process that uses one of the files (then nothing was written);
-/// I/O (then `file` is no valid image).
+/// `Invalid` options, another process that uses one of the files, or no space for what is to be
+/// preallocated (then nothing was written); I/O (then `file` is no valid image).
 pub async fn create(
     file: Arc<dyn BlockFile>,
     data_file: Option<Arc<dyn BlockFile>>,
     options: &CreateOptions,
+) -> Result<()> {
+    create_as_job(file, data_file, options, &Job::default()).await
+}
+
+/// The same as a job.
+///
+/// # Errors
+/// As [`create`]; [`Error::Cancelled`] (then `file` is no valid image).
+pub async fn create_as_job(
+    file: Arc<dyn BlockFile>,
+    data_file: Option<Arc<dyn BlockFile>>,
+    options: &CreateOptions,
+    job: &Job,
 ) -> Result<()> {
     let geometry = options.validate()?;
     assert_eq!(
@@ -272,12 +309,22 @@ pub async fn create(
     if let Some(data_file) = &data_file {
         claim_new(data_file.as_ref(), Claim::data_file(true))?;
     }
-    let writer = write::Writer::new(file.as_ref());
+    let size = round_up(options.size, SIZE_UNIT);
+    let (data_len, tables_len) = (layout.data_len(), layout.tables_len());
+    if options.preallocation.fill().is_some() {
+        if let Some(data_file) = &data_file {
+            check_room(data_file.as_ref(), size)?;
+            job.expect(size);
+        }
+        check_room(file.as_ref(), data_len + tables_len)?;
+        job.expect(data_len);
+    }
+    job.expect(tables_len);
+    let writer = write::Writer::new(&file, job);
     write::set_len(file.as_ref(), 0).await?;
     if let Some(data_file) = &data_file {
         write::set_len(data_file.as_ref(), 0).await?;
-        let size = round_up(options.size, SIZE_UNIT);
-        write::plain_file(data_file.as_ref(), size, options.preallocation).await?;
+        write::plain_file(data_file, size, options.preallocation, job).await?;
     }
     writer.preallocate(&layout, options.preallocation).await?;
     writer.tables(&layout).await?;
@@ -298,6 +345,15 @@ fn encode_header(header: &mut Header) -> Result<Vec<u8>> {
     })
 }
 
+/// What the file has now will be given back first.
+fn check_room(file: &dyn BlockFile, needed_bytes: u64) -> Result<()> {
+    let now = file.allocated_bytes().unwrap_or(0);
+    match file.capabilities().extends_with_zeroes {
+        true => space::check_room(file, needed_bytes.saturating_sub(now)),
+        false => Ok(()),
+    }
+}
+
 /// Whether nothing protects the file is for the caller to ask, before.
 fn claim_new(file: &dyn BlockFile, claim: Claim) -> Result<()> {
     file.claim(claim).map(drop)
@@ -307,19 +363,26 @@ fn claim_new(file: &dyn BlockFile, claim: Claim) -> Result<()> {
 /// `preallocation` says. What it held is lost.
 ///
 /// # Errors
-/// I/O; another process that uses the file; `Invalid` for metadata, of which a raw image has none.
+/// I/O; no space (then nothing was written); another process that uses the file; `Invalid` for metadata, of
+/// which a raw image has none; [`Error::Cancelled`].
 pub async fn create_raw(
     file: Arc<dyn BlockFile>,
     size: u64,
     preallocation: Preallocation,
+    job: &Job,
 ) -> Result<()> {
     if preallocation == Preallocation::Metadata {
         let text = "Unsupported preallocation mode: metadata";
         return Err(Error::Invalid(text.to_string()));
     }
+    let size = round_up(size, SIZE_UNIT);
+    if preallocation.fill().is_some() {
+        check_room(file.as_ref(), size)?;
+        job.expect(size);
+    }
     claim_new(file.as_ref(), Claim::CREATE_RAW)?;
     write::set_len(file.as_ref(), 0).await?;
-    write::plain_file(file.as_ref(), round_up(size, SIZE_UNIT), preallocation).await?;
+    write::plain_file(&file, size, preallocation, job).await?;
     claim_new(file.as_ref(), Claim::NONE)
 }
 

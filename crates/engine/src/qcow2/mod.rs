@@ -33,6 +33,7 @@ pub mod inspect;
 pub mod map;
 mod open;
 pub mod plan;
+mod preallocate;
 pub mod probe;
 mod punch;
 mod refcount;

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use cowslip_queue::Buf;
 
+use super::create::Preallocation;
 use super::geometry::{HostCluster, round_up};
 use super::plan::{EntryRequest, Freed, Unref};
 use super::tables::{NewTable, OnDisk};
@@ -12,6 +13,7 @@ use super::{Counts, Qcow2, State};
 use crate::chain::Below;
 use crate::file::Durability;
 use crate::image::ZeroOptions;
+use crate::job::Job;
 use crate::planted::{self, Mistake};
 use crate::sync::Waiters;
 use crate::{Error, Result};
@@ -156,8 +158,13 @@ impl Qcow2 {
         copied
     }
 
-    /// Changes the size of the disk.
-    pub(crate) async fn resize(&self, size: u64, below: &Below) -> Result<()> {
+    /// Changes the size of the disk; what is added gets its space as the plan says.
+    pub(crate) async fn resize(
+        &self,
+        size: u64,
+        below: &Below,
+        plan: (Preallocation, &Job),
+    ) -> Result<()> {
         if !size.is_multiple_of(512) {
             return Err(Error::Invalid(
                 "The new size must be a multiple of 512".to_string(),
@@ -166,14 +173,12 @@ impl Qcow2 {
         let old = self.size();
         let header = self.header();
         if header.nb_snapshots > 0 && header.version < 3 {
-            return Err(Error::Unsupported {
-                file: self.name().to_string(),
-                feature: "resizing a version 2 image that has snapshots".to_string(),
-            });
+            let text = "Can't resize a v2 image which has snapshots";
+            return Err(Error::Invalid(text.to_string()));
         }
         self.ready_for_writes().await?;
         if size > old {
-            self.grow_disk(old..size, below).await
+            self.grow_disk(old..size, below, plan).await
         } else {
             self.shrink_disk(size..old, below).await
         }
@@ -181,11 +186,16 @@ impl Qcow2 {
 
     /// What is beyond the old end may hold stale bytes, in the last cluster and in the layer below:
     /// it is zeroed before anybody can see it.
-    async fn grow_disk(&self, added: Range<u64>, below: &Below) -> Result<()> {
+    async fn grow_disk(
+        &self,
+        added: Range<u64>,
+        below: &Below,
+        plan: (Preallocation, &Job),
+    ) -> Result<()> {
         let entries = self.geometry().l1_entries_for(added.end);
         if entries * 8 > L1_BYTES_MAX {
             return Err(Error::io(
-                format!("Could not resize '{}'", self.name()),
+                "Failed to grow the L1 table",
                 std::io::Error::from_raw_os_error(27),
             ));
         }
@@ -218,6 +228,9 @@ impl Qcow2 {
                 .await?;
             debug_assert!(rest.is_empty(), "a discard never writes");
             self.write_back().await?;
+        }
+        if plan.0 != Preallocation::Off {
+            self.preallocate(added.clone(), below, plan).await?;
         }
         self.set_size(added.end).await
     }

@@ -432,7 +432,7 @@ impl Qcow2 {
     }
 
     /// Looks through the counts of clusters that existed at open; `false` when there are no more.
-    async fn scan(&self, counts: &mut Counts) -> Result<bool> {
+    pub(super) async fn scan(&self, counts: &mut Counts) -> Result<bool> {
         let end = self.lock().claimed_at_open;
         let from = counts.scanned;
         if from >= end {
@@ -465,8 +465,26 @@ impl Qcow2 {
         Ok(true)
     }
 
-    /// Extends the file, and the counts with it.
+    /// Extends the file, and the counts with it, as the policy says.
     async fn grow(&self, counts: &mut Counts, clusters: u64) -> Result<()> {
+        let bits = self.geometry().cluster_bits();
+        let step = growth::next_step(&Situation {
+            policy: self.policy,
+            file_bytes: self.lock().claimed << bits,
+            grown_bytes: counts.grown_bytes,
+            free_bytes: self.file.block_file().free_bytes(),
+            needed_bytes: clusters << bits,
+        });
+        self.grow_by(counts, clusters, step).await
+    }
+
+    /// Extends the file by a step that has room for so many clusters.
+    pub(super) async fn grow_by(
+        &self,
+        counts: &mut Counts,
+        clusters: u64,
+        step: growth::Step,
+    ) -> Result<()> {
         let no_space = || {
             let full = std::io::Error::from_raw_os_error(28);
             Error::io(
@@ -479,13 +497,6 @@ impl Qcow2 {
         }
         let bits = self.geometry().cluster_bits();
         let claimed = self.lock().claimed;
-        let step = growth::next_step(&Situation {
-            policy: self.policy,
-            file_bytes: claimed << bits,
-            grown_bytes: counts.grown_bytes,
-            free_bytes: self.file.block_file().free_bytes(),
-            needed_bytes: clusters << bits,
-        });
         let ahead = self.geometry().clusters_for(step.bytes).max(clusters);
         let growth = self.plan_counts(counts, claimed, (ahead, clusters)).await?;
         if growth.end > HOST_OFFSET_END >> bits || growth.table_bytes() > REFCOUNT_TABLE_BYTES_MAX {

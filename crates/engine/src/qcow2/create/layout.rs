@@ -80,6 +80,18 @@ impl Layout {
         self.format.geometry.cluster_bytes()
     }
 
+    /// Bytes of the image file that are the guest's, if they get their space now.
+    pub fn data_len(&self) -> u64 {
+        self.data_bytes.map_or(0, |(_, len)| len)
+    }
+
+    /// Bytes of all tables.
+    pub fn tables_len(&self) -> u64 {
+        let (_, bytes) = self.refcount_table();
+        let clusters = self.l2_tables.len() as u64 + self.refcount_blocks().count() as u64;
+        clusters * self.cluster_bytes() + bytes.len() as u64 + self.l1_entries * 8
+    }
+
     /// Where the file ends: behind its last cluster, of which an L1 table, or data assigned in requests,
     /// have only as much as there is of them (of data, whole subclusters).
     fn end_of_file(&self, size: u64) -> u64 {

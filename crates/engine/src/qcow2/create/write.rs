@@ -1,26 +1,38 @@
 //! Writing a planned image, header last.
 
 use std::io;
+use std::sync::Arc;
 
-use cowslip_queue::{Buf, BufMut};
+use cowslip_queue::BufMut;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::super::geometry::{pieces, round_down, round_up};
+use super::super::geometry::{round_down, round_up};
 use super::Preallocation;
 use super::layout::Layout;
-use crate::file::{BlockFile, Durability};
+use crate::file::{BlockFile, Durability, HostFile};
+use crate::job::{Job, Stage};
+use crate::space;
 use crate::{Error, Result};
 
-/// Bytes of zeroes that one write has.
-const ZEROES_BYTES: u64 = 1 << 20;
+/// Bytes of neighbouring tables that are written at once.
+const TABLES_BYTES: usize = 2 << 20;
+/// Writes of tables that are in flight together.
+const IN_FLIGHT: usize = 4;
 
 /// Writes the pieces of a layout to an empty file.
 pub(super) struct Writer<'a> {
     file: &'a dyn BlockFile,
+    host: HostFile,
+    job: &'a Job,
 }
 
 impl<'a> Writer<'a> {
-    pub fn new(file: &'a dyn BlockFile) -> Writer<'a> {
-        Writer { file }
+    pub fn new(file: &'a Arc<dyn BlockFile>, job: &'a Job) -> Writer<'a> {
+        Writer {
+            file: file.as_ref(),
+            host: HostFile::new(Arc::clone(file)),
+            job,
+        }
     }
 
     fn failed(&self, what: &str) -> impl Fn(io::Error) -> Error {
@@ -29,7 +41,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes `bytes`; where the file's blocks are larger than that, with the rest of its blocks as
-    /// they are. One write at a time, so nothing changes in between.
+    /// they are; nobody else writes to those meanwhile.
     async fn put(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let alignment = u64::from(self.file.capabilities().alignment_bytes);
         let start = round_down(offset, alignment);
@@ -49,26 +61,65 @@ impl<'a> Writer<'a> {
 
     /// Allocates the guest's clusters.
     pub async fn preallocate(&self, layout: &Layout, how: Preallocation) -> Result<()> {
-        match layout.data_bytes {
-            Some((offset, len)) => preallocate(self.file, offset, len, how).await,
-            None => Ok(()),
+        match (layout.data_bytes, how.fill()) {
+            (Some((offset, len)), Some(fill)) => {
+                space::fill(&self.host, offset..offset + len, fill, self.job).await
+            }
+            _ => Ok(()),
         }
     }
 
-    /// Writes all tables and makes them durable.
+    /// Writes all tables and makes them durable. In memory is what is in flight, whatever the size of
+    /// the disk.
     pub async fn tables(&self, layout: &Layout) -> Result<()> {
-        for (index, offset) in layout.refcount_blocks() {
-            self.put(offset, &layout.refcount_block(index)).await?;
-        }
-        let (offset, bytes) = layout.refcount_table();
-        self.put(offset, &bytes).await?;
-        let (offset, bytes) = layout.l1_table();
-        self.put(offset, &bytes).await?;
-        for index in 0..layout.l2_tables.len() as u64 {
-            let (offset, bytes) = layout.l2_table(index);
-            self.put(offset, &bytes).await?;
-        }
+        self.job.enter(Stage::Tables);
+        let blocks = layout
+            .refcount_blocks()
+            .map(|(index, offset)| (offset, layout.refcount_block(index)));
+        let roots = [layout.refcount_table(), layout.l1_table()];
+        let l2_tables = (0..layout.l2_tables.len() as u64).map(|index| layout.l2_table(index));
+        self.put_all(blocks.chain(roots).chain(l2_tables)).await?;
         self.file.flush().await.map_err(self.failed("flush"))
+    }
+
+    /// Writes tables, neighbours at once and several writes in flight.
+    async fn put_all(&self, tables: impl Iterator<Item = (u64, Vec<u8>)>) -> Result<()> {
+        let alignment = u64::from(self.file.capabilities().alignment_bytes);
+        let mut tables = tables.filter(|(_, bytes)| !bytes.is_empty()).peekable();
+        let mut in_flight = FuturesUnordered::new();
+        let mut outcome = Ok(());
+        while let Some((offset, mut bytes)) = tables.next().filter(|_| outcome.is_ok()) {
+            while bytes.len() < TABLES_BYTES
+                && let Some((_, more)) =
+                    tables.next_if(|(next, _)| *next == offset + bytes.len() as u64)
+            {
+                bytes.extend(more);
+            }
+            let len = bytes.len() as u64;
+            // A block of the file that tables share has one write at a time.
+            let shares = !offset.is_multiple_of(alignment) || !len.is_multiple_of(alignment);
+            let most = if shares { 0 } else { IN_FLIGHT - 1 };
+            while outcome.is_ok() && in_flight.len() > most {
+                outcome = in_flight.next().await.unwrap_or(Ok(()));
+            }
+            if outcome.is_ok() {
+                outcome = self.job.begin(len).await;
+            }
+            let write = async move {
+                self.put(offset, &bytes).await?;
+                self.job.done(len);
+                Ok(())
+            };
+            match outcome.is_ok() {
+                true if shares => outcome = write.await,
+                true => in_flight.push(write),
+                false => {}
+            }
+        }
+        while let Some(written) = in_flight.next().await {
+            outcome = outcome.and(written);
+        }
+        outcome
     }
 
     /// Writes the header, which makes the file an image, and makes it durable.
@@ -91,44 +142,17 @@ pub(super) async fn set_len(file: &dyn BlockFile, len: u64) -> Result<()> {
     cut.map_err(|error| Error::io(context("resize"), error))
 }
 
-/// Allocates a range of a file, and with `Full` writes zeroes to it.
-pub(super) async fn preallocate(
-    file: &dyn BlockFile,
-    offset: u64,
-    len: u64,
-    how: Preallocation,
-) -> Result<()> {
-    let failed = |error| Error::io(format!("Could not preallocate '{}'", file.name()), error);
-    match how {
-        Preallocation::Off | Preallocation::Metadata => Ok(()),
-        Preallocation::Falloc if len == 0 => Ok(()),
-        Preallocation::Falloc => file.allocate(offset, len).await.map_err(failed),
-        Preallocation::Full => {
-            let alignment = u64::from(file.capabilities().alignment_bytes);
-            let zeroes = Buf::zeroed(ZEROES_BYTES as usize);
-            // Nothing is in the file yet, so whole blocks of zeroes hurt nobody.
-            let start = round_down(offset, alignment);
-            let end = round_up(offset + len, alignment);
-            for piece in pieces(start, end - start, ZEROES_BYTES) {
-                let part = zeroes.slice(0, (piece.end - piece.start) as usize);
-                let written = file
-                    .write(piece.start, vec![part], Durability::Cached)
-                    .await;
-                written.map_err(failed)?;
-            }
-            Ok(())
-        }
-    }
-}
-
 /// Gives an empty file `len` bytes, allocated as the options say.
 pub(super) async fn plain_file(
-    file: &dyn BlockFile,
+    file: &Arc<dyn BlockFile>,
     len: u64,
     preallocation: Preallocation,
+    job: &Job,
 ) -> Result<()> {
-    preallocate(file, 0, len, preallocation).await?;
-    set_len(file, len).await?;
+    if let Some(how) = preallocation.fill() {
+        space::fill(&HostFile::new(Arc::clone(file)), 0..len, how, job).await?;
+    }
+    set_len(file.as_ref(), len).await?;
     let flushed = file.flush().await;
     flushed.map_err(|error| Error::io(format!("Could not flush '{}'", file.name()), error))
 }

@@ -1,0 +1,150 @@
+//! Space of a file, allocated as a [`Job`]: by the file system's call, or with zeroes written to it.
+//!
+//! What is done is the plain file's part of a preallocation. Which bytes belong to whom, and in what
+//! order they become part of an image, is for the caller. Nothing here takes anything back.
+
+use std::io::ErrorKind;
+use std::ops::Range;
+
+use crate::file::{BlockFile, Durability, HostFile};
+use crate::job::{Job, PIECE_BYTES, Stage};
+use crate::{Buf, Error, Result};
+
+/// Bytes that one call of the file system allocates: it holds up other I/O of the file, and cannot be
+/// cancelled.
+const CALL_BYTES: u64 = 4 << 30;
+/// Bytes that one call zeroes: the device does it, which takes its time.
+const ZERO_CALL_BYTES: u64 = 256 << 20;
+/// What file systems allocate in; finer ranges are not left to their calls.
+const BLOCK_BYTES: u64 = 4096;
+
+/// How a range gets its space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fill {
+    /// It is allocated.
+    Allocate,
+    /// Zeroes are written, so that later writes change no metadata of the file system.
+    Write,
+}
+
+/// Refuses what the file system has no room for, before anything is done.
+///
+/// # Errors
+/// `ENOSPC`, with both numbers. Where the room is not known, nothing is refused.
+pub fn check_room(file: &dyn BlockFile, needed_bytes: u64) -> Result<()> {
+    const ENOSPC: i32 = 28;
+    match crate::file::host::room_bytes(file) {
+        Some(free) if free < needed_bytes => Err(Error::io(
+            format!(
+                "Could not preallocate '{}': {needed_bytes} bytes are needed, its file system has {free} left",
+                file.name()
+            ),
+            std::io::Error::from_raw_os_error(ENOSPC),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Gives a range of a file its space; what is beyond the end of file moves it. With [`Fill::Write`] whatever
+/// is there is lost.
+///
+/// # Errors
+/// I/O, [`Error::Cancelled`]; part of the range may have its space then. All I/O has ended.
+pub async fn fill(file: &HostFile, range: Range<u64>, how: Fill, job: &Job) -> Result<()> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    job.enter(match how {
+        Fill::Allocate => Stage::Allocate,
+        Fill::Write => Stage::WriteZeroes,
+    });
+    let rest = match how {
+        Fill::Allocate => allocate(file, range, |len| job.done(len), job).await?,
+        Fill::Write => {
+            let rest = zero_by_calls(file, range, job).await?;
+            // Writes into space that is there neither wait for each other at the end of file nor run out of it.
+            allocate(file, rest.clone(), |_| {}, job).await?;
+            rest
+        }
+    };
+    write_zeroes(file, rest, job).await
+}
+
+/// Allocates by calls of the file system, as far as it has them; what is left.
+async fn allocate(
+    file: &HostFile,
+    range: Range<u64>,
+    done: impl Fn(u64),
+    job: &Job,
+) -> Result<Range<u64>> {
+    let mut at = range.start;
+    while at < range.end {
+        let len = CALL_BYTES.min(range.end - at);
+        job.begin(0).await?;
+        match file.allocate(at, len).await {
+            Ok(()) => done(len),
+            Err(error) if is_unsupported(&error) => break,
+            Err(error) => return Err(error),
+        }
+        at += len;
+    }
+    Ok(at..range.end)
+}
+
+/// Zeroes by calls that count as writing, where device and system have them; what is left.
+async fn zero_by_calls(file: &HostFile, range: Range<u64>, job: &Job) -> Result<Range<u64>> {
+    let unit = BLOCK_BYTES.max(u64::from(file.capabilities().alignment_bytes));
+    let aligned = range.start.is_multiple_of(unit) && range.end.is_multiple_of(unit);
+    let mut at = range.start;
+    while at < range.end && aligned {
+        let len = ZERO_CALL_BYTES.min(range.end - at);
+        job.begin(len).await?;
+        match file.block_file().allocate_written(at, len).await {
+            Ok(()) => job.done(len),
+            Err(error) if error.kind() == ErrorKind::Unsupported => break,
+            Err(error) => {
+                let text = format!("Could not allocate space for '{}'", file.name());
+                return Err(Error::io(text, error));
+            }
+        }
+        at += len;
+    }
+    Ok(at..range.end)
+}
+
+/// Writes zeroes over a range, in large pieces, several at a time.
+async fn write_zeroes(file: &HostFile, range: Range<u64>, job: &Job) -> Result<()> {
+    let zeroes = Buf::zeroed(PIECE_BYTES.min(range.end - range.start) as usize);
+    let write = |at, len| {
+        let part = zeroes.slice(0, len as usize);
+        file.write(at, vec![part], Durability::Cached)
+    };
+    job.run_pieces(range, write).await
+}
+
+fn is_unsupported(error: &Error) -> bool {
+    matches!(error, Error::Io { source, .. } if source.kind() == ErrorKind::Unsupported)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::memory::MemoryFile;
+    use futures_util::FutureExt;
+    use std::sync::Arc;
+
+    #[test]
+    fn zeroes_are_written_over_the_range_and_nothing_else() {
+        for alignment in [1, 4096] {
+            let file = Arc::new(MemoryFile::new("a", vec![7; 3 << 20], alignment));
+            let job = Job::default();
+            let (start, end) = (100, (2 << 20) + 5000);
+            let filled = fill(&HostFile::new(file.clone()), start..end, Fill::Write, &job);
+            filled.now_or_never().unwrap().unwrap();
+            for (at, byte) in (0..).zip(file.contents()) {
+                assert_eq!(byte == 0, (start..end).contains(&at), "{at}");
+            }
+            assert_eq!(job.progress().done_bytes, end - start);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! `resize`: changes the size of a disk, with qemu-img's words; what is added may be preallocated.
+//!
+//! Interrupted, it takes back what it has allocated, and the disk keeps its size.
+
+use cowslip::Error;
+use cowslip::file::host::Aio;
+use cowslip::image::Image;
+use cowslip::qcow2::create::Preallocation;
+
+use crate::error::CommandError;
+use crate::interrupt::CancelledOnInterrupt;
+use crate::job::JobArgs;
+use crate::open::{Access, ImageSpec, OpenHow, Trust, block_on, open_image, warn_of_guessed_raw};
+use crate::options;
+use crate::output::{Program, print, usage_error};
+
+/// Command line of `resize`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The image's format
+    #[arg(short, long, value_name = "FMT")]
+    format: Option<String>,
+    /// FILENAME is a complete image specification
+    #[arg(long)]
+    image_opts: bool,
+    /// How the space of what is added is allocated: off, metadata, falloc or full
+    #[arg(long, value_name = "PREALLOC", default_value = "off")]
+    preallocation: String,
+    /// Allow the disk to become smaller; what is beyond its new end is lost
+    #[arg(long)]
+    shrink: bool,
+    /// Print nothing
+    #[arg(short, long)]
+    quiet: bool,
+    #[command(flatten)]
+    trust: Trust,
+    #[command(flatten)]
+    job: JobArgs,
+    /// The image file, and its new size; with + or - by how much it changes
+    #[arg(value_name = "FILENAME [+-]SIZE")]
+    words: Vec<String>,
+}
+
+/// What size is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Size(u64),
+    More(u64),
+    Less(u64),
+}
+
+impl Wanted {
+    fn parse(text: &str) -> Result<Wanted, CommandError> {
+        let (make, digits): (fn(u64) -> Wanted, &str) = match text.split_at_checked(1) {
+            Some(("+", rest)) => (Wanted::More, rest),
+            Some(("-", rest)) => (Wanted::Less, rest),
+            _ => (Wanted::Size, text),
+        };
+        options::size("size", digits).map(make)
+    }
+
+    /// The new size.
+    fn of(self, now: u64) -> Result<u64, CommandError> {
+        let size = match self {
+            Wanted::Size(size) => Some(size),
+            Wanted::More(more) => now.checked_add(more),
+            Wanted::Less(less) => now.checked_sub(less),
+        };
+        size.filter(|&size| size > 0 && i64::try_from(size).is_ok())
+            .ok_or_else(|| CommandError::new("New image size must be positive"))
+    }
+}
+
+/// Resizes an image.
+pub fn run(args: Args, program: &Program) -> u8 {
+    program.exit_code(resized(&args, program))
+}
+
+fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
+    let Some(how) = Preallocation::from_name(&args.preallocation) else {
+        let text = format!("Invalid preallocation mode '{}'", args.preallocation);
+        return Err(CommandError::new(text));
+    };
+    let (filename, size) = match &args.words[..] {
+        [filename, size] => (filename, size),
+        [] | [_] => {
+            let text = "Expecting image file name and size";
+            return Err(usage_error(text, "resize", program));
+        }
+        _ => {
+            let text = "Extra argument(s) in command line";
+            return Err(usage_error(text, "resize", program));
+        }
+    };
+    let wanted = Wanted::parse(size)?;
+    let spec = ImageSpec::only(
+        std::slice::from_ref(filename),
+        args.format.as_deref(),
+        args.image_opts,
+        ("resize", program),
+    )?;
+    let open_how = OpenHow {
+        access: Access::Write,
+        policy: args.trust.backing_policy,
+        ..OpenHow::default()
+    };
+    let job = args.job.job()?;
+    let interrupted = CancelledOnInterrupt::new(&job);
+    let outcome = block_on(Aio::Auto, async {
+        let image = open_image(&spec, &open_how).await?;
+        warn_of_guessed_raw(&image, &spec)?;
+        let size = checked_size(&image, wanted, (args, how), program)?;
+        let resized = image.resize_as_job(size, how, &job).await;
+        let closed = image.close().await;
+        // The first failure is the one to tell of.
+        Ok(resized.and(closed))
+    })?;
+    match outcome {
+        Err(Error::Cancelled) => {
+            program.complain(format_args!(
+                "Cancelled: '{filename}' has its old size, and what was allocated is given back"
+            ));
+            interrupted.end_by_signal();
+            Err(CommandError::new("Cancelled"))
+        }
+        outcome => {
+            outcome?;
+            args.job.end();
+            if !args.quiet {
+                print("Image resized.\n");
+            }
+            Ok(())
+        }
+    }
+}
+
+fn checked_size(
+    image: &Image,
+    wanted: Wanted,
+    (args, how): (&Args, Preallocation),
+    program: &Program,
+) -> Result<u64, CommandError> {
+    let now = image.size();
+    let size = wanted.of(now)?;
+    if size <= now && how != Preallocation::Off {
+        let text = "Preallocation can only be used for growing images";
+        return Err(CommandError::new(text));
+    }
+    if size < now && !args.shrink {
+        program.complain("Use the --shrink option to perform a shrink operation.");
+        program.warn(
+            "Shrinking an image will delete all data beyond the shrunken image's end. Before \
+             performing such an operation, make sure there is no important data there.",
+        );
+        return Err(CommandError::told());
+    }
+    Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_absolute_or_relative() {
+        let of = |text| Wanted::parse(text).and_then(|wanted| wanted.of(1 << 20));
+        assert_eq!(of("2M").unwrap(), 2 << 20);
+        assert_eq!(of("+512").unwrap(), (1 << 20) + 512);
+        assert_eq!(of("-1k").unwrap(), (1 << 20) - 1024);
+        for bad in ["-1M", "0", "+8E", "9E", "-2M"] {
+            let error = of(bad).unwrap_err().to_string();
+            assert_eq!(error, "New image size must be positive", "{bad}");
+        }
+        assert!(of("").is_err() && of("+").is_err() && of("+-5").is_err());
+    }
+}

@@ -1,0 +1,188 @@
+//! Jobs on the command line: `-p` and `--rate-limit`, for every verb that takes its time.
+//!
+//! Progress is shown as qemu-img shows it, or as lines of JSON for programs; without either, SIGUSR1 has one
+//! line told on standard error, as qemu-img does.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use cowslip::job::{Attendant, Job, Moment, Progress};
+use serde_json::json;
+use signal_hook::consts::SIGUSR1;
+
+use crate::error::CommandError;
+use crate::options;
+use crate::output;
+
+/// The longest wait for the pace before it is asked whether the job is cancelled.
+const WAIT_MAX: Duration = Duration::from_millis(100);
+/// What may be moved at once before the pace is kept.
+const BURST: Duration = Duration::from_millis(100);
+
+/// Options of a verb that runs a job.
+#[derive(clap::Args, Clone, Debug)]
+pub struct JobArgs {
+    /// Show progress; `json` writes lines of JSON to standard error instead
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "FORMAT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "human"
+    )]
+    progress: Option<String>,
+    /// Move at most so many bytes a second
+    #[arg(long, value_name = "BYTES")]
+    rate_limit: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Show {
+    Nothing,
+    Human,
+    Json,
+}
+
+/// Shows a job's progress on the streams of the process, and keeps its pace.
+struct Shown {
+    show: Show,
+    /// What was told last, in per cent.
+    told: Mutex<f64>,
+    asked: Arc<AtomicBool>,
+    /// Bytes a second, and when the next may be moved.
+    rate: Option<(u64, Mutex<Instant>)>,
+}
+
+impl JobArgs {
+    /// The job that these options ask for.
+    ///
+    /// # Errors
+    /// An option's value.
+    pub fn job(&self) -> Result<Job, CommandError> {
+        let show = match self.progress.as_deref() {
+            None => Show::Nothing,
+            Some("human") => Show::Human,
+            Some("json") => Show::Json,
+            Some(other) => {
+                let text = format!("--progress expects 'human' or 'json' not '{other}'");
+                return Err(CommandError::new(text));
+            }
+        };
+        let rate = match &self.rate_limit {
+            None => None,
+            Some(text) => match options::size("rate-limit", text)? {
+                0 => return Err(CommandError::new("--rate-limit must be above 0")),
+                rate => Some((rate, Mutex::new(Instant::now()))),
+            },
+        };
+        let asked = Arc::new(AtomicBool::new(false));
+        // Without it a signal ends the process, as it would end any other.
+        drop(signal_hook::flag::register(SIGUSR1, Arc::clone(&asked)));
+        let job = Job::attended(Shown {
+            show,
+            told: Mutex::new(-1.0),
+            asked,
+            rate,
+        });
+        Ok(job)
+    }
+
+    /// Ends what is shown of a job that has come to its end.
+    pub fn end(&self) {
+        if self.progress.as_deref() == Some("human") {
+            output::print("    (100.00/100%)\r\n");
+            output::flush();
+        }
+    }
+}
+
+impl Attendant for Shown {
+    fn progress(&self, progress: Progress) {
+        let percent = progress.done_bytes as f64 * 100.0 / progress.total_bytes.max(1) as f64;
+        if self.asked.swap(false, Ordering::Relaxed) {
+            output::print_error(&format!("    ({percent:.2}/100%)\n"));
+        }
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        // As qemu-img: at most once for each per cent. What there is to do may become more.
+        if (percent - *told).abs() < 1.0 {
+            return;
+        }
+        *told = percent;
+        match self.show {
+            Show::Nothing => {}
+            Show::Human => {
+                output::print(&format!("    ({percent:.2}/100%)\r"));
+                output::flush();
+            }
+            Show::Json => {
+                let line = json!({
+                    "stage": progress.stage.name(),
+                    "done": progress.done_bytes,
+                    "total": progress.total_bytes,
+                });
+                // Whoever does not read on does not want to know.
+                drop(writeln!(std::io::stderr(), "{line}"));
+            }
+        }
+    }
+
+    fn pace(&self, bytes: u64) -> Option<Moment> {
+        let (rate, next) = self.rate.as_ref()?;
+        let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let early = next.saturating_duration_since(now);
+        if early > Duration::ZERO {
+            let wait = early.min(WAIT_MAX);
+            return Some(Box::pin(cowslip_queue::blocking(move || {
+                std::thread::sleep(wait);
+            })));
+        }
+        let begun = (*next).max(now.checked_sub(BURST).unwrap_or(now));
+        *next = begun + Duration::from_secs_f64(bytes as f64 / *rate as f64);
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(progress: Option<&str>, rate_limit: Option<&str>) -> JobArgs {
+        JobArgs {
+            progress: progress.map(str::to_string),
+            rate_limit: rate_limit.map(str::to_string),
+        }
+    }
+
+    #[test]
+    fn options_are_understood_or_refused() {
+        assert!(args(None, Some("10M")).job().is_ok());
+        assert!(args(Some("json"), None).job().is_ok());
+        for (bad, why) in [
+            (args(Some("xml"), None), "'human' or 'json'"),
+            (args(None, Some("0")), "above 0"),
+            (args(None, Some("fast")), "rate-limit"),
+        ] {
+            let error = bad.job().unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_pace_is_the_rate() {
+        let shown = Shown {
+            show: Show::Nothing,
+            told: Mutex::new(0.0),
+            asked: Arc::default(),
+            rate: Some((1 << 20, Mutex::new(Instant::now()))),
+        };
+        assert!(shown.pace(1 << 20).is_none());
+        // A second's worth is on its way: the next piece has to wait.
+        assert!(shown.pace(1).is_some());
+        let next = *shown.rate.as_ref().unwrap().1.lock().unwrap();
+        assert!(next.saturating_duration_since(Instant::now()) > Duration::from_millis(500));
+    }
+}
