@@ -300,11 +300,12 @@ impl Qcow2 {
         for part in geometry::pieces(piece.start, piece.end - piece.start, unit) {
             let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
             let view = self.view(state, cluster, below)?;
-            let new = match self.given(&view) {
+            let size = state.header.size;
+            let new = match self.given(&view, size) {
                 Given::Nothing => continue,
                 Given::Write => {
                     // Only the cluster that the old end of the disk is in shows anything.
-                    write = Some(self.size().max(part.start)..part.end);
+                    write = Some(size.max(part.start)..part.end);
                     continue;
                 }
                 Given::Entry(new) => new,
@@ -330,8 +331,8 @@ impl Qcow2 {
         Ok(write)
     }
 
-    /// Decides; pure.
-    fn given(&self, view: &View) -> Given {
+    /// Decides, by the size that the disk has yet; pure.
+    fn given(&self, view: &View, size: u64) -> Given {
         let L2Entry::Standard(entry) = &view.entry else {
             return Given::Nothing;
         };
@@ -343,7 +344,7 @@ impl Qcow2 {
             false if entry.zeroes != 0 => Given::Entry(*entry),
             // Where a layer below shows something, or the data file holds what nobody sees yet.
             false if view.below_end > 0 => Given::Write,
-            false if self.format.data_file && view.start < self.size() => Given::Write,
+            false if self.format.data_file && view.start < size => Given::Write,
             false => Given::Entry(Standard {
                 allocated: 1,
                 ..*entry

@@ -229,8 +229,13 @@ impl Qcow2 {
             debug_assert!(rest.is_empty(), "a discard never writes");
             self.write_back().await?;
         }
-        if plan.0 != Preallocation::Off {
-            self.preallocate(added.clone(), below, plan).await?;
+        // A raw data file is read through the tables, so they are complete, as QEMU makes them.
+        let how = match plan.0 {
+            Preallocation::Off if self.raw_data => Preallocation::Metadata,
+            how => how,
+        };
+        if how != Preallocation::Off {
+            self.preallocate(added.clone(), below, (how, plan.1)).await?;
         }
         self.set_size(added.end).await
     }
