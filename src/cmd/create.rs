@@ -62,6 +62,9 @@ pub struct Args {
     /// Say what was made in JSON
     #[arg(long)]
     json: bool,
+    /// Make the new file a clone of this image, sharing its data (see `clone`)
+    #[arg(long, value_name = "SOURCE", conflicts_with_all = ["options", "backing", "backing_format", "size"])]
+    reflink: Option<String>,
     #[command(flatten)]
     job: JobArgs,
     /// The image file; overwritten if it exists
@@ -228,6 +231,10 @@ const BACKING_FORMATS: &[&str] = &[
 
 /// Makes an image.
 pub fn run(args: Args, program: &Program) -> u8 {
+    if let (Some(source), Some(target)) = (&args.reflink, &args.filename) {
+        let clone = super::clone::Args::by_create(source.clone(), target.clone(), args.job);
+        return super::clone::run(clone, program);
+    }
     match create_image(&args, program) {
         Ok(()) => 0,
         Err(error) => program.fail(&error),
@@ -605,14 +612,14 @@ fn qcow2_options(request: &Request) -> Result<CreateOptions, CommandError> {
 
 /// A file of the host that is being made. If it was new it is removed when this is dropped, or the
 /// process interrupted, before it is finished.
-struct NewFile {
+pub(super) struct NewFile {
     remove: Option<RemovedOnInterrupt>,
 }
 
 impl NewFile {
     /// Makes or opens the file `name`, which must be none of `used`, and claims it. What it holds is
     /// lost only when the image is written.
-    fn open(
+    pub(super) fn open(
         name: &str,
         used: &[FileId],
         claim: Claim,
@@ -651,7 +658,8 @@ impl NewFile {
         Ok((NewFile { remove }, file))
     }
 
-    fn finished(mut self) {
+    /// It stays.
+    pub(super) fn finished(mut self) {
         self.remove = None;
     }
 }

@@ -10,6 +10,7 @@ use cowslip::image::DiscardPolicy;
 use crate::output::Program;
 
 pub mod check;
+pub mod clone;
 pub mod create;
 pub mod demo;
 pub mod info;
@@ -56,6 +57,8 @@ pub enum CowslipVerb {
     Io(io::Args),
     /// Serve an image over NBD
     Serve(serve::Args),
+    /// Make a file that shares its data with an image, where the file system can
+    Clone(clone::Args),
     /// Show the main job on real data: overlays on a golden image, served, written, read back, checked
     Demo(demo::Args),
 }
@@ -68,6 +71,7 @@ impl CowslipVerb {
             CowslipVerb::Io(args) => io::run(args, program),
             CowslipVerb::Serve(args) => serve::run(args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),
+            CowslipVerb::Clone(args) => clone::run(args, program),
         }
     }
 }

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use crate::file::{BlockFile, Durability, HostFile};
 use crate::job::{Job, PIECE_BYTES, Stage};
+use crate::qcow2::geometry::pieces;
 use crate::{Buf, Error, Result};
 
 /// Bytes that one call of the file system allocates: it holds up other I/O of the file, and cannot be
@@ -17,6 +18,8 @@ const CALL_BYTES: u64 = 4 << 30;
 const ZERO_CALL_BYTES: u64 = 256 << 20;
 /// What file systems allocate in; finer ranges are not left to their calls.
 const BLOCK_BYTES: u64 = 4096;
+/// Bytes of a file whose extents are asked for at once.
+const WINDOW_BYTES: u64 = 1 << 30;
 
 /// How a range gets its space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +123,50 @@ async fn write_zeroes(file: &HostFile, range: Range<u64>, job: &Job) -> Result<(
         file.write(at, vec![part], Durability::Cached)
     };
     job.run_pieces(range, write).await
+}
+
+/// Copies a file into an empty one, holes as holes; several pieces at a time.
+///
+/// # Errors
+/// I/O, [`Error::Cancelled`]; then the target holds a part.
+pub async fn copy(source: &HostFile, target: &HostFile, job: &Job) -> Result<()> {
+    let len = source.len().await?;
+    let mut data_len = 0;
+    // Asked for twice, so that a file of many extents is never listed as a whole.
+    for pass in [Pass::Count, Pass::Copy] {
+        for window in pieces(0, len, WINDOW_BYTES) {
+            let extents = source
+                .extents(window.start, window.end - window.start)
+                .await?;
+            for extent in extents.iter().filter(|extent| !extent.hole) {
+                let range = extent.start..extent.start + extent.len;
+                match pass {
+                    Pass::Count => data_len += extent.len,
+                    Pass::Copy => {
+                        let piece = |at, len| async move {
+                            let bytes = source.read_new(at, len).await?;
+                            target
+                                .write(at, vec![bytes.freeze()], Durability::Cached)
+                                .await
+                        };
+                        job.run_pieces(range, piece).await?;
+                    }
+                }
+            }
+        }
+        if pass == Pass::Count {
+            check_room(target.block_file().as_ref(), data_len)?;
+            job.expect(data_len);
+            job.enter(Stage::Copy);
+        }
+    }
+    target.set_len(len).await
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Count,
+    Copy,
 }
 
 fn is_unsupported(error: &Error) -> bool {

@@ -392,6 +392,17 @@ impl BlockFile for HostBlockFile {
     }
 }
 
+/// Makes the bytes of `target` those of `source`, shared until one of them changes. Blocks.
+///
+/// # Errors
+/// `EOPNOTSUPP` or its like where the file system has no reflinks, `EXDEV` between two file systems.
+pub fn reflink(source: &dyn BlockFile, target: &dyn BlockFile) -> io::Result<()> {
+    match (source.descriptor(), target.descriptor()) {
+        (Some(source), Some(target)) => Ok(rustix::fs::ioctl_ficlone(target, source)?),
+        _ => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
 /// Bytes that may still be allocated in the file system that a file is in, where that can be told.
 pub fn room_bytes(file: &dyn BlockFile) -> Option<u64> {
     let host = || {

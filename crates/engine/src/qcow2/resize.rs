@@ -235,7 +235,8 @@ impl Qcow2 {
             how => how,
         };
         if how != Preallocation::Off {
-            self.preallocate(added.clone(), below, (how, plan.1)).await?;
+            self.preallocate(added.clone(), below, (how, plan.1))
+                .await?;
         }
         self.set_size(added.end).await
     }

@@ -1,0 +1,279 @@
+//! `clone`: a second file that shares all its data with the first, by the file system's reflinks (XFS,
+//! btrfs): made in an instant, independent of the first from then on.
+//!
+//! Where the file system has none the refusal offers an overlay, which shares data everywhere; `--copy` copies
+//! instead. The source is claimed as backing files are, so nobody writes to it meanwhile. What a qcow2 image
+//! names keeps its meaning at the new place.
+
+use std::path::{Path, absolute};
+use std::sync::Arc;
+
+use cowslip::file::host::{Aio, reflink, resolve_name};
+use cowslip::file::{BlockFile, Claim, Durability, FileId, HostFile, Sharing};
+use cowslip::image::Format;
+use cowslip::qcow2::header::Header;
+use cowslip::qcow2::inspect::inspect;
+use cowslip::{Buf, Error, Job, space};
+
+use super::create::{NewFile, format_name};
+use crate::error::CommandError;
+use crate::job::JobArgs;
+use crate::open::{ImageSpec, OpenHow, block_on, open_alone};
+use crate::output::Program;
+
+/// Command line of `clone`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The source's format
+    #[arg(short, long, value_name = "FMT")]
+    format: Option<String>,
+    /// Name of the clone's external data file, if the source has one: it is cloned too
+    #[arg(long, value_name = "FILE")]
+    data_file: Option<String>,
+    /// Copy where the file system cannot share data
+    #[arg(long)]
+    copy: bool,
+    #[command(flatten)]
+    job: JobArgs,
+    /// The image
+    source: String,
+    /// The new file; overwritten if it exists
+    target: String,
+}
+
+impl Args {
+    /// What `create --reflink` asks for.
+    pub fn by_create(source: String, target: String, job: JobArgs) -> Args {
+        Args {
+            format: None,
+            data_file: None,
+            copy: false,
+            job,
+            source,
+            target,
+        }
+    }
+}
+
+/// Clones an image.
+pub fn run(args: Args, program: &Program) -> u8 {
+    program.exit_code(cloned(&args))
+}
+
+fn cloned(args: &Args) -> Result<(), CommandError> {
+    let job = args.job.job()?;
+    let spec = ImageSpec::named(&args.source, args.format.as_deref());
+    let source = spec.resolve()?;
+    block_on(Aio::Auto, async {
+        let how = OpenHow {
+            sharing: Sharing::AsFormat,
+            ..OpenHow::default()
+        };
+        let (file, format) = open_alone(&source, &how).await?;
+        let header = match format {
+            Format::Qcow2 => Some(usable_header(&file, args).await?),
+            Format::Raw => None,
+        };
+        let mut used: Vec<FileId> = file.id().into_iter().collect();
+        let claim = match format {
+            Format::Qcow2 => Claim::qcow2(true),
+            Format::Raw => Claim::CREATE_RAW,
+        };
+        let data = match header.as_ref().and_then(Header::data_file_name) {
+            Some(name) => Some(clone_data_file(name, &mut used, args, &job).await?),
+            None => None,
+        };
+        let (new, target) = NewFile::open(&args.target, &used, claim)?;
+        share(&file, &target, (args, format), &job).await?;
+        if let Some(header) = header {
+            rename_files(&target, header, args).await?;
+        }
+        flush(&target).await?;
+        sync_directory(&args.target)?;
+        new.finished();
+        if let Some(data) = data {
+            data.finished();
+        }
+        Ok(())
+    })?;
+    args.job.end();
+    Ok(())
+}
+
+/// The header of an image that is sound, as far as it says itself.
+async fn usable_header(file: &Arc<dyn BlockFile>, args: &Args) -> Result<Header, CommandError> {
+    let source = &args.source;
+    let refuse = |why: String| {
+        Err(CommandError::new(format!(
+            "Could not clone '{source}': {why}"
+        )))
+    };
+    let header = inspect(file).await?.header;
+    if header.is_corrupt() {
+        return refuse("it is marked corrupt (check -r all repairs it)".to_string());
+    }
+    if header.is_dirty() {
+        return refuse("it was not closed cleanly (check -r all repairs it)".to_string());
+    }
+    match (header.data_file_name(), &args.data_file) {
+        (Some(name), None) => refuse(format!(
+            "its data is in another file, '{name}', which the clone cannot share; --data-file names one for \
+             the clone, into which that is cloned"
+        )),
+        (None, Some(_)) => refuse("it has no external data file".to_string()),
+        _ => Ok(header),
+    }
+}
+
+async fn clone_data_file(
+    name: &str,
+    used: &mut Vec<FileId>,
+    args: &Args,
+    job: &Job,
+) -> Result<NewFile, CommandError> {
+    let target = args.data_file.as_deref().unwrap_or_default();
+    let spec = ImageSpec::named(&resolve_name(&args.source, name), Some("raw"));
+    let (file, _) = open_alone(&spec.resolve()?, &OpenHow::default()).await?;
+    used.extend(file.id());
+    let target = resolve_name(&args.target, target);
+    let (new, target) = NewFile::open(&target, used, Claim::data_file(true))?;
+    used.extend(target.id());
+    share(&file, &target, (args, Format::Raw), job).await?;
+    flush(&target).await?;
+    Ok(new)
+}
+
+/// Makes the target's bytes those of the source.
+async fn share(
+    source: &Arc<dyn BlockFile>,
+    target: &Arc<dyn BlockFile>,
+    (args, format): (&Args, Format),
+    job: &Job,
+) -> Result<(), CommandError> {
+    let cut = target.set_len(0).await;
+    cut.map_err(|error| failed("clear", target, error))?;
+    let Err(error) = reflink(source.as_ref(), target.as_ref()) else {
+        return Ok(());
+    };
+    let cannot = matches!(
+        error.raw_os_error(),
+        Some(libc::EOPNOTSUPP | libc::EXDEV | libc::EINVAL | libc::ENOTTY | libc::ENOSYS)
+    );
+    if !cannot {
+        return Err(failed("clone into", target, error));
+    }
+    if args.copy {
+        let (from, to) = (HostFile::new(source.clone()), HostFile::new(target.clone()));
+        return Ok(space::copy(&from, &to, job).await?);
+    }
+    let why = match error.raw_os_error() {
+        Some(libc::EXDEV) => "they are on different file systems, and data is shared within one",
+        _ => "the file system has no reflinks (XFS and btrfs have)",
+    };
+    let backing = absolute(source.name()).map_or(source.name().to_string(), |path| {
+        path.to_string_lossy().into_owned()
+    });
+    Err(CommandError::new(format!(
+        "Could not clone '{}' to '{}': {why}. An overlay shares the data of any image that is not written any \
+         more:\n    cowslip create -f qcow2 -b {} -F {} {}\nor --copy copies it.",
+        source.name(),
+        target.name(),
+        quoted(&backing),
+        format_name(format),
+        quoted(&args.target),
+    )))
+}
+
+/// A word for a shell.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,:=@".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_string(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+/// Relative names in an image are relative to it: in another directory they become absolute. Nobody uses the
+/// clone yet, so its header is simply written.
+async fn rename_files(
+    target: &Arc<dyn BlockFile>,
+    header: Header,
+    args: &Args,
+) -> Result<(), CommandError> {
+    let mut new = header.clone();
+    let moved = directory(&args.source)? != directory(&args.target)?;
+    if let Some(name) = &header.backing_file
+        && moved
+    {
+        let resolved = resolve_name(&args.source, name);
+        let is_relative = resolved != *name;
+        // In the current directory there is nothing to put before a name.
+        if is_relative || (!name.starts_with('/') && !name.contains(':')) {
+            let path = absolute(&resolved);
+            let path = path.map_err(|error| CommandError::new(error.to_string()))?;
+            new.backing_file = Some(path.to_string_lossy().into_owned());
+        }
+    }
+    if args.data_file.is_some() {
+        new.extensions.data_file.clone_from(&args.data_file);
+    }
+    if new == header {
+        return Ok(());
+    }
+    let mut bytes = new.encode()?;
+    let was = header.clone().encode()?.len();
+    // What is left of a longer header is nothing's.
+    bytes.resize(bytes.len().max(was), 0);
+    let file = HostFile::new(target.clone());
+    file.write(0, vec![Buf::from(bytes)], Durability::Cached)
+        .await?;
+    Ok(())
+}
+
+/// The directory that a file is in.
+fn directory(name: &str) -> Result<std::path::PathBuf, CommandError> {
+    let parent = Path::new(name).parent().unwrap_or(Path::new(""));
+    let parent = match parent.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => parent,
+    };
+    std::fs::canonicalize(parent).map_err(|error| {
+        let error = Error::io(format!("Could not open '{}'", parent.display()), error);
+        CommandError::from(error)
+    })
+}
+
+async fn flush(file: &Arc<dyn BlockFile>) -> Result<(), CommandError> {
+    let flushed = file.flush().await;
+    flushed.map_err(|error| failed("flush", file, error))
+}
+
+/// Makes the new name durable.
+fn sync_directory(name: &str) -> Result<(), CommandError> {
+    let path = directory(name)?;
+    let synced = std::fs::File::open(&path).and_then(|directory| directory.sync_all());
+    synced.map_err(|error| {
+        let error = Error::io(format!("Could not flush '{}'", path.display()), error);
+        CommandError::from(error)
+    })
+}
+
+fn failed(verb: &str, file: &Arc<dyn BlockFile>, error: std::io::Error) -> CommandError {
+    CommandError::from(Error::io(
+        format!("Could not {verb} '{}'", file.name()),
+        error,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_for_a_shell_where_they_must_be() {
+        assert_eq!(quoted("/a/b-1.qcow2"), "/a/b-1.qcow2");
+        assert_eq!(quoted("a b"), "'a b'");
+        assert_eq!(quoted("it's"), "'it'\\''s'");
+        assert_eq!(quoted(""), "''");
+    }
+}
