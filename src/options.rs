@@ -167,6 +167,27 @@ pub fn normalise(
     Ok(out)
 }
 
+/// As [`normalise`], for an image that exists: what only creation knows is refused as that.
+///
+/// # Errors
+/// As `normalise`.
+pub fn normalise_for_amend(
+    given: Vec<(String, String)>,
+    known: &[Known],
+    of_create: &[Known],
+) -> Result<Vec<(String, String)>, CommandError> {
+    let is_in = |table: &[Known], name: &str| table.iter().any(|option| option.name == name);
+    let wrong = given
+        .iter()
+        .find(|(name, _)| !is_in(known, name) && is_in(of_create, name));
+    match wrong {
+        Some((name, _)) => Err(CommandError::new(format!(
+            "Invalid parameter '{name}'\nThis option is only supported for image creation"
+        ))),
+        None => normalise(given, known),
+    }
+}
+
 /// The last value of a name.
 pub fn value<'a>(options: &'a [(String, String)], name: &str) -> Option<&'a str> {
     let found = options.iter().rev().find(|(given, _)| given == name);

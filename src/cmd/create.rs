@@ -80,7 +80,7 @@ const fn known(name: &'static str, kind: Kind, help: &'static str) -> Known {
 }
 
 /// The options of qcow2, in the order in which they are printed.
-const QCOW2_OPTIONS: &[Known] = &[
+pub(super) const QCOW2_OPTIONS: &[Known] = &[
     known(
         "encryption",
         Kind::Switch,
@@ -165,7 +165,7 @@ const QCOW2_OPTIONS: &[Known] = &[
 ];
 
 /// Options that QEMU's images do not have. Links named as QEMU's programs take them, and do not list them.
-const OWN_QCOW2_OPTIONS: &[Known] = &[known(
+pub(super) const OWN_QCOW2_OPTIONS: &[Known] = &[known(
     "alloc_policy",
     Kind::Text,
     "How space is allocated later (allowed values: auto, contiguous, sparse)",

@@ -9,6 +9,7 @@ use cowslip::image::DiscardPolicy;
 
 use crate::output::Program;
 
+pub mod amend;
 pub mod check;
 pub mod clone;
 pub mod create;
@@ -32,6 +33,8 @@ pub enum ImgVerb {
     Info(info::Args),
     /// Change the size of a disk
     Resize(resize::Args),
+    /// Change options of an existing image
+    Amend(amend::Args),
 }
 
 impl ImgVerb {
@@ -43,6 +46,7 @@ impl ImgVerb {
             ImgVerb::Map(args) => map::run(args, program),
             ImgVerb::Info(args) => info::run(args, program),
             ImgVerb::Resize(args) => resize::run(args, program),
+            ImgVerb::Amend(args) => amend::run(args, program),
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::chain::{self, Below, Files, Layer};
 use crate::file::{BlockFile, Claim, Durability, Gate, Sharing, Space};
 use crate::job::Job;
 use crate::qcow2::Fua;
+use crate::qcow2::amend::Amendment;
 use crate::qcow2::create::Preallocation;
 use crate::qcow2::header::Header;
 use crate::qcow2::probe::{Observation, Stage};
@@ -705,6 +706,22 @@ impl Image {
         match &self.top {
             Layer::Raw(raw) => raw.resize(size, preallocation, job).await,
             Layer::Qcow2(image) => image.resize(size, &self.below, (preallocation, job)).await,
+        }
+    }
+
+    /// Changes what the header says. The session ends with it, well or not: only [`Image::close`] may follow.
+    ///
+    /// # Errors
+    /// `Invalid` for what an image cannot become, `Unsupported` for a raw one; I/O. After a crash, too, the
+    /// header is the old or the new one.
+    pub async fn amend(&self, amendment: &Amendment, job: &Job) -> Result<()> {
+        self.validate_write(0, 0)?;
+        match &self.top {
+            Layer::Raw(_) => Err(Error::Unsupported {
+                file: self.name().to_string(),
+                feature: "amending a raw image".to_string(),
+            }),
+            Layer::Qcow2(image) => image.amend(amendment, job).await,
         }
     }
 

@@ -16,6 +16,7 @@
 
 mod admit;
 mod alloc;
+pub mod amend;
 pub mod check;
 pub mod compress;
 mod compressed_write;

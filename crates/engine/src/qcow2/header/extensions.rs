@@ -14,6 +14,8 @@ const FEATURE_NAMES: u32 = 0x6803_f857;
 const BITMAPS: u32 = 0x2385_2875;
 /// Ours: "COWS".
 const ALLOCATION: u32 = 0x434f_5753;
+/// Ours: "COWP". Nothing, up to its end; in a header that was being changed when its writer died.
+pub const PADDING: u32 = 0x434f_5750;
 
 /// Bytes of an extension before its data: type and length.
 const PREFIX_BYTES: usize = 8;
@@ -206,6 +208,21 @@ pub(super) struct ExtensionError {
     pub detail: String,
 }
 
+/// Where the extension area that begins at `start` ends, at `end` if it has no end marker: what is behind it
+/// nobody reads. The area has been decoded.
+pub(in crate::qcow2) fn area_end(cluster: &[u8], start: usize, end: usize) -> usize {
+    let mut at = start;
+    while end.saturating_sub(at) >= PREFIX_BYTES {
+        let len = be32(cluster, at + 4) as usize;
+        at += PREFIX_BYTES;
+        if be32(cluster, at - PREFIX_BYTES) == END {
+            return at;
+        }
+        at += len.next_multiple_of(8);
+    }
+    end
+}
+
 impl Extensions {
     /// The extensions of a new image: like QEMU, small clusters keep their room for other things
     /// than the feature name table.
@@ -286,6 +303,7 @@ impl Extensions {
                 Some(hint) => self.allocation = Some(hint),
                 None => self.unknown.push(UnknownExtension { kind, data }),
             },
+            PADDING => {}
             _ => self.unknown.push(UnknownExtension { kind, data }),
         }
         Ok(())

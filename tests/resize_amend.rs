@@ -1,0 +1,335 @@
+//! `resize` and `amend` beside qemu-img's: the same words, exit codes, and images that mean the same.
+//!
+//! Deliberate differences: the tail of the old last cluster of an image with subclusters is marked zero;
+//! a data file gets its space where qemu-img only gives it its length, and that length exactly; `amend` does not
+//! change the width of refcounts, nor zero clusters where version 2 has none.
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+
+use support::{cowslip, outcome, peers_are_installed, run, scratch};
+
+mod support;
+
+fn words(line: &str) -> Vec<&str> {
+    let words = line.split_whitespace();
+    words.map(|w| if w == "''" { "" } else { w }).collect()
+}
+
+/// Command lines of `resize`, run one after the other on the same files.
+const RESIZE: &str = "
+
+a.qcow2
+a.qcow2 +foo
+a.qcow2 foo
+a.qcow2 2M 3M
+a.qcow2 1M
+a.qcow2 512k
+--shrink a.qcow2 512k
+a.qcow2 -1M
+a.qcow2 -- -256k
+--shrink a.qcow2 -256k
+-q a.qcow2 +1
+-q a.qcow2 +512
+a.qcow2 +0
+a.qcow2 0
+--shrink a.qcow2 0
+a.qcow2 1000
+--preallocation=foo a.qcow2 2M
+--preallocation=falloc --shrink a.qcow2 256
+--preallocation=falloc a.qcow2 1000
+nofile 1M
+-f raw nofile 1M
+r.raw 2M
+-f raw r.raw 2M
+-f raw r.raw 3000001
+-f raw r.raw 1M
+-f raw --shrink r.raw 1M
+-f raw --preallocation=metadata r.raw 4M
+-f raw --preallocation=falloc r.raw 4M
+-f raw --preallocation=full r.raw 4M
+-f raw --preallocation=full r.raw 5M
+--image-opts driver=raw,file.filename=r.raw 6M
+-f qcow2 a.qcow2 9E
+-f qcow2 a.qcow2 +8E
+-f qcow2 a.qcow2 5E
+-f foo a.qcow2 5E
+a.qcow2 10000000000000000000000
+c.qcow2 1T
+v2.qcow2 2M
+--shrink a.qcow2 -512
+a.qcow2 +1.5M
+a.qcow2 1.5x
+a.qcow2 ''
+a.qcow2 +-5
+a.qcow2 0x300000
+";
+
+/// Command lines of `amend`.
+const AMEND: &str = "
+a.qcow2
+
+-o compat=0.10
+-o compat=0.10 a.qcow2 b.qcow2
+-f qcow2 -o compat=0.10 a.qcow2
+-f qcow2 -o compat=foo a.qcow2
+-f qcow2 -o lazy_refcounts=on a.qcow2
+-f qcow2 -o compat=v3,lazy_refcounts=on a.qcow2
+-f qcow2 -o lazy_refcounts=off a.qcow2
+-f qcow2 -o cluster_size=128k a.qcow2
+-f qcow2 -o preallocation=full a.qcow2
+-f qcow2 -o refcount_bits=7 a.qcow2
+-f qcow2 -o refcount_bits=128 a.qcow2
+-f qcow2 -o compat=0.10,refcount_bits=16 a.qcow2
+-f qcow2 -o compat=0.10,refcount_bits=8 a.qcow2
+-f qcow2 -o size=2M a.qcow2
+-f qcow2 -o size=1M a.qcow2
+-f qcow2 -o backing_file=base.qcow2 a.qcow2
+-f qcow2 -o backing_fmt=raw a.qcow2
+-f qcow2 -o backing_file= a.qcow2
+-f qcow2 -o data_file=x a.qcow2
+-f qcow2 -o data_file_raw=on a.qcow2
+-f qcow2 -o data_file=e.raw d.qcow2
+-f qcow2 -o data_file_raw=off d.qcow2
+-f qcow2 -o data_file_raw=on d.qcow2
+-f qcow2 -o compat=0.10 d.qcow2
+-f qcow2 -o data_file= d.qcow2
+-f qcow2 -o help a.qcow2
+-f qcow2 -o help
+-f raw -o help
+-f raw -o size=3M r.raw
+-f qcow2 -o foo=1 a.qcow2
+-f qcow2 -o extended_l2=on a.qcow2
+-f qcow2 -o compression_type=zstd a.qcow2
+-f qcow2 -o encryption=on a.qcow2
+-o lazy_refcounts=on a.qcow2
+-q -o lazy_refcounts=off a.qcow2
+-o compat=0.10 x.qcow2
+-o lazy_refcounts=on x.qcow2
+-o size=4M v2.qcow2
+-t foo -o size=4M v2.qcow2
+-o compat=v3 v2.qcow2
+-o backing_file=r.raw,backing_fmt=raw over.qcow2
+-o backing_file=r.raw,lazy_refcounts=on over.qcow2
+";
+
+fn prepare(dir: &Path) {
+    let qemu = |line: &str| run(Command::new("qemu-img").current_dir(dir).args(words(line)));
+    for line in [
+        "create -q -f qcow2 a.qcow2 1M",
+        "create -q -f raw r.raw 1M",
+        "create -q -f raw e.raw 1M",
+        "create -q -f qcow2 -o cluster_size=512 c.qcow2 1M",
+        "create -q -f qcow2 -o compat=0.10 v2.qcow2 1M",
+        "create -q -f qcow2 -o extended_l2=on x.qcow2 1M",
+        "create -q -f qcow2 -o data_file=d.raw,data_file_raw=on d.qcow2 1M",
+        "create -q -f qcow2 -b r.raw -F raw over.qcow2",
+        "snapshot -c x v2.qcow2",
+    ] {
+        qemu(line);
+    }
+}
+
+/// What each program says to each line, and what it makes of the files.
+fn compare(verb: &str, lines: &str, files: &[&str]) {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    let (here, there) = (scratch(), scratch());
+    prepare(here.path());
+    prepare(there.path());
+    let mut failures = String::new();
+    for line in lines[1..].trim_end_matches('\n').split('\n') {
+        let said = |mut program: Command, dir: &Path| {
+            let output = outcome(program.current_dir(dir).arg(verb).args(words(line)));
+            format!(
+                "{}{}[{}]\n",
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr),
+                output.status
+            )
+        };
+        let mut ours = cowslip();
+        ours.arg("qemu-img");
+        let ours = said(ours, here.path());
+        let theirs = said(Command::new("qemu-img"), there.path());
+        if ours != theirs {
+            failures += &format!("{verb} {line}\n--- expected\n{theirs}--- actual\n{ours}");
+        }
+        for file in files {
+            let info = |dir: &Path| {
+                let line = ["info", "-U", "--output=json", file];
+                let info = run(Command::new("qemu-img").current_dir(dir).args(line));
+                let mut info: serde_json::Value = serde_json::from_str(&info).unwrap();
+                // How much space is used is not what these verbs are about.
+                for key in ["actual-size", "children"] {
+                    info.as_object_mut().unwrap().remove(key);
+                }
+                info
+            };
+            let (ours, theirs) = (info(here.path()), info(there.path()));
+            if ours != theirs {
+                failures += &format!("{verb} {line}\n{file}: {ours}\nexpected: {theirs}\n");
+            }
+        }
+    }
+    for file in files.iter().filter(|file| file.ends_with(".qcow2")) {
+        let checked = outcome(
+            Command::new("qemu-img")
+                .current_dir(&here)
+                .args(["check", file]),
+        );
+        // One lost its data file's name.
+        if !checked.status.success() && *file != "d.qcow2" {
+            failures += &format!("{file}: {}", String::from_utf8_lossy(&checked.stdout));
+        }
+    }
+    assert!(failures.is_empty(), "{failures}");
+}
+
+#[test]
+fn resize_says_and_does_what_qemu_img_does() {
+    compare(
+        "resize",
+        RESIZE,
+        &["a.qcow2", "r.raw", "c.qcow2", "v2.qcow2"],
+    );
+}
+
+#[test]
+fn amend_says_and_does_what_qemu_img_does() {
+    let files = ["a.qcow2", "d.qcow2", "x.qcow2", "v2.qcow2", "over.qcow2"];
+    compare("amend", AMEND, &files);
+}
+
+/// Runs of a disk with what `keys` say of them, neighbours of one kind joined.
+fn mapped(dir: &Path, keys: &[&str]) -> Vec<(u64, u64, Vec<bool>)> {
+    let line = ["map", "--output=json", "-f", "qcow2", "x.qcow2"];
+    let map = run(Command::new("qemu-img").current_dir(dir).args(line));
+    let map: Vec<serde_json::Value> = serde_json::from_str(&map).unwrap();
+    let mut runs: Vec<(u64, u64, Vec<bool>)> = Vec::new();
+    for extent in map {
+        let number = |key: &str| extent[key].as_u64().unwrap();
+        let kind: Vec<bool> = keys
+            .iter()
+            .map(|key| extent[key].as_bool().unwrap())
+            .collect();
+        match runs.last_mut() {
+            Some(last) if last.2 == kind => last.1 += number("length"),
+            _ => runs.push((number("start"), number("length"), kind)),
+        }
+    }
+    runs
+}
+
+#[test]
+fn what_resize_preallocates_is_what_qemu_img_preallocates() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let kinds = [
+        "",
+        "-o extended_l2=on",
+        "-o cluster_size=4k",
+        "-o compat=0.10",
+        "-o data_file=d.raw",
+        "-o data_file=d.raw,data_file_raw=on",
+        "-b base.raw -F raw -o extended_l2=on",
+        "-b base.raw -F raw",
+    ];
+    for kind in kinds {
+        for how in ["off", "metadata", "falloc", "full"] {
+            let dirs = [scratch(), scratch()];
+            for (at, dir) in dirs.iter().enumerate() {
+                std::fs::write(dir.path().join("base.raw"), vec![5; 3 << 20]).unwrap();
+                let create = format!("create -q -f qcow2 {kind} x.qcow2 1000k");
+                run(Command::new("qemu-img")
+                    .current_dir(dir)
+                    .args(words(&create)));
+                let write = ["-f", "qcow2", "-c", "write -P 9 300k 200k", "x.qcow2"];
+                run(Command::new("qemu-io").current_dir(dir).args(write));
+                let mut program = match at {
+                    0 => cowslip(),
+                    _ => Command::new("qemu-img"),
+                };
+                let line = format!("resize --preallocation={how} x.qcow2 5001k");
+                run(program.current_dir(dir).args(words(&line)));
+            }
+            let [ours, theirs] = [dirs[0].path(), dirs[1].path()];
+            let case = format!("{kind} {how}");
+            let checked = run(Command::new("qemu-img")
+                .current_dir(ours)
+                .args(["check", "x.qcow2"]));
+            assert!(checked.starts_with("No errors"), "{case}: {checked}");
+            // Images with a data file name it, so they are compared as what they say.
+            let bytes = |dir: &Path| {
+                let line = "convert -f qcow2 -O raw x.qcow2 all.raw";
+                run(Command::new("qemu-img").current_dir(dir).args(words(line)));
+                std::fs::read(dir.join("all.raw")).unwrap()
+            };
+            assert!(bytes(ours) == bytes(theirs), "{case}: the disks differ");
+            let keys: &[&str] = match kind.contains("extended") {
+                true => &["data"],
+                false => &["present", "data"],
+            };
+            assert_eq!(mapped(ours, keys), mapped(theirs, keys), "{case}");
+            let stat = |dir: &Path, name: &str| std::fs::metadata(dir.join(name)).unwrap();
+            let holder = if kind.contains("d.raw") {
+                "d.raw"
+            } else {
+                "x.qcow2"
+            };
+            if how == "falloc" || how == "full" {
+                assert!(stat(ours, holder).blocks() * 512 >= 4 << 20, "{case}");
+            }
+            if !kind.contains("d.raw") && !kind.contains("extended") && !kind.contains("4k") {
+                let [a, b] = [stat(ours, holder), stat(theirs, holder)];
+                assert_eq!(a.len().div_ceil(65536), b.len().div_ceil(65536), "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_policy_is_amended() {
+    let dir = scratch();
+    let ours = |line: &str| run(cowslip().current_dir(&dir).args(words(line)));
+    ours("create -q -f qcow2 x 1M");
+    let policy = || {
+        let info: serde_json::Value = serde_json::from_str(&ours("info --output=json x")).unwrap();
+        info["format-specific"]["data"]["alloc-policy"].clone()
+    };
+    for wanted in ["sparse", "contiguous", "sparse"] {
+        ours(&format!("amend -o alloc_policy={wanted} x"));
+        assert_eq!(policy(), wanted);
+    }
+    ours("amend -o alloc_policy=auto x");
+    assert_ne!(policy(), "sparse");
+    let refused = outcome(
+        cowslip()
+            .current_dir(&dir)
+            .args(words("amend -o refcount_bits=8 x")),
+    );
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        text.contains("it is 16 bits") && refused.status.code() == Some(1),
+        "{text}"
+    );
+    assert!(ours("amend -o help").contains("alloc_policy="));
+}
+
+#[test]
+fn version_2_gets_no_zero_clusters() {
+    let dir = scratch();
+    let ours = |line: &str| outcome(cowslip().current_dir(&dir).args(words(line)));
+    ours("create -q -f qcow2 x 1M");
+    run(cowslip()
+        .current_dir(&dir)
+        .args(["io", "-f", "qcow2", "-c", "write -z 64k 64k", "x"]));
+    let refused = ours("amend -o compat=0.10 x");
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(text.contains("guest offset 0x10000"), "{text}");
+    assert!(ours("check x").status.success());
+}
