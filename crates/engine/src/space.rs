@@ -186,7 +186,8 @@ mod tests {
             let file = Arc::new(MemoryFile::new("a", vec![7; 3 << 20], alignment));
             let job = Job::default();
             let (start, end) = (100, (2 << 20) + 5000);
-            let filled = fill(&HostFile::new(file.clone()), start..end, Fill::Write, &job);
+            let host = HostFile::new(file.clone());
+            let filled = fill(&host, start..end, Fill::Write, &job);
             filled.now_or_never().unwrap().unwrap();
             for (at, byte) in (0..).zip(file.contents()) {
                 assert_eq!(byte == 0, (start..end).contains(&at), "{at}");
