@@ -4,11 +4,12 @@
 //! said, and then lets the signal do what it would have done. Nothing is set up before that.
 //!
 //! A job that can take back what it has done is cancelled by the first signal instead, and the process ends by
-//! it when the job has ended; a second signal does not wait for that.
+//! it when the job has ended; a second signal, a second later, does not wait for that.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard, Once};
+use std::time::{Duration, Instant};
 
 use cowslip::Job;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -20,6 +21,8 @@ static WORDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static JOB: Mutex<Option<Job>> = Mutex::new(None);
 /// The signal that has cancelled the job; 0 is none.
 static CANCELLED_BY: AtomicI32 = AtomicI32::new(0);
+/// Signals that come so soon after another are the same interruption.
+const SAME_SIGNAL: Duration = Duration::from_secs(1);
 static WATCH: Once = Once::new();
 
 fn files() -> MutexGuard<'static, Vec<PathBuf>> {
@@ -128,8 +131,14 @@ fn watch() {
         return;
     };
     std::thread::spawn(move || {
+        let mut cancelled: Option<Instant> = None;
         for signal in signals.forever() {
+            // `timeout` and its like send a signal twice.
+            if cancelled.is_some_and(|at| at.elapsed() < SAME_SIGNAL) {
+                continue;
+            }
             if let Some(job) = job().take() {
+                cancelled = Some(Instant::now());
                 CANCELLED_BY.store(signal, Ordering::Release);
                 job.cancel();
                 continue;

@@ -107,7 +107,8 @@ impl Attendant for Shown {
         }
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         // As qemu-img: at most once for each per cent. What there is to do may become more.
-        if (percent - *told).abs() < 1.0 {
+        let is_last = progress.done_bytes == progress.total_bytes && *told < 100.0;
+        if (percent - *told).abs() < 1.0 && !is_last {
             return;
         }
         *told = percent;

@@ -101,9 +101,13 @@ async fn zero_by_calls(file: &HostFile, range: Range<u64>, job: &Job) -> Result<
     let mut at = range.start;
     while at < range.end && aligned {
         let len = ZERO_CALL_BYTES.min(range.end - at);
-        job.begin(len).await?;
+        job.check()?;
         match file.block_file().allocate_written(at, len).await {
-            Ok(()) => job.done(len),
+            Ok(()) => {
+                job.done(len);
+                // Only what was done counts.
+                job.begin(len).await?;
+            }
             Err(error) if error.kind() == ErrorKind::Unsupported => break,
             Err(error) => {
                 let text = format!("Could not allocate space for '{}'", file.name());
