@@ -28,7 +28,7 @@ mod repair_text;
 mod size;
 mod time;
 
-use cmd::{CowslipVerb, ImgVerb};
+use cmd::{CowslipVerb, QemuImgVerb};
 use output::Program;
 
 pub use cmd::run_io_lines;
@@ -89,7 +89,7 @@ struct QemuImgLine {
     #[arg(short = 'T', long, value_name = "TRACE")]
     trace: Option<String>,
     #[command(subcommand)]
-    verb: ImgVerb,
+    verb: QemuImgVerb,
 }
 
 /// Runs the command line, the program's name first.

@@ -3,6 +3,8 @@
 //! A comma inside a value is doubled; `name` alone switches on, `noname` off. What an option means
 //! is the verb's business; here it is only split, typed by a table and printed again.
 
+use std::ops::RangeInclusive;
+
 use crate::error::CommandError;
 use crate::size::{self, SizeError};
 
@@ -135,6 +137,46 @@ pub fn size(name: &str, value: &str) -> Result<u64, CommandError> {
             "Value '{value}' is out of range for parameter '{name}'"
         )),
     })
+}
+
+/// Reads an argument that is a number of bytes, in qemu-img's words if it is none. `what` names it.
+///
+/// # Errors
+/// It is no size, or not within the bounds.
+pub fn bytes_within(
+    what: &str,
+    text: &str,
+    bounds: RangeInclusive<u64>,
+) -> Result<u64, CommandError> {
+    match size::parse(text) {
+        Ok(bytes) if bounds.contains(&bytes) => Ok(bytes),
+        Ok(_) | Err(SizeError::TooLarge) => Err(CommandError::new(format!(
+            "Invalid {what} specified. Must be between {} and {}.",
+            bounds.start(),
+            bounds.end()
+        ))),
+        Err(SizeError::Malformed) => Err(CommandError::new(format!(
+            "Invalid {what} specified: '{text}'."
+        ))),
+    }
+}
+
+/// As [`bytes_within`], of a whole number without a suffix.
+///
+/// # Errors
+/// It is no such number, or not within the bounds.
+pub fn number_within(
+    what: &str,
+    text: &str,
+    bounds: RangeInclusive<u64>,
+) -> Result<u64, CommandError> {
+    let hexadecimal = text.starts_with("0x") || text.starts_with("0X");
+    if !hexadecimal && !text.ends_with(|last: char| last.is_ascii_digit()) || text.contains('.') {
+        return Err(CommandError::new(format!(
+            "Invalid {what} specified: '{text}'."
+        )));
+    }
+    bytes_within(what, text, bounds)
 }
 
 /// Checks names and values against what is known, and writes sizes as plain numbers.

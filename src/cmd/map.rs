@@ -9,8 +9,9 @@ use cowslip::image::{Extent, Image};
 
 use crate::error::CommandError;
 use crate::open::{ImageSpec, OpenHow, Trust, block_on, open_image, sharing};
+use crate::options::bytes_within;
 use crate::output::{self, OutputFormat, Program};
-use crate::size::{self, SizeError};
+use crate::size;
 
 /// Extents asked for at once.
 const EXTENTS_AT_ONCE: usize = 1024;
@@ -182,23 +183,6 @@ fn goes_on(last: &Extent, next: &Extent) -> bool {
     same_kind && same_place
 }
 
-/// A number of bytes of the command line, in qemu-img's words if it is none.
-fn bytes_option(what: &str, text: &str) -> Result<u64, CommandError> {
-    let range = || {
-        CommandError::new(format!(
-            "Invalid {what} specified. Must be between 0 and {}.",
-            size::SIZE_MAX
-        ))
-    };
-    match size::parse(text) {
-        Ok(bytes) if bytes <= size::SIZE_MAX => Ok(bytes),
-        Ok(_) | Err(SizeError::TooLarge) => Err(range()),
-        Err(SizeError::Malformed) => Err(CommandError::new(format!(
-            "Invalid {what} specified: '{text}'."
-        ))),
-    }
-}
-
 async fn print_map(
     image: &Image,
     start: u64,
@@ -232,11 +216,11 @@ pub fn run(args: Args, program: &Program) -> u8 {
 fn mapped(args: &Args, program: &Program) -> Result<(), CommandError> {
     let format = OutputFormat::parse(&args.output, "map", program)?;
     let start = match &args.start_offset {
-        Some(text) => bytes_option("start offset", text)?,
+        Some(text) => bytes_within("start offset", text, 0..=size::SIZE_MAX)?,
         None => 0,
     };
     let max_length = match &args.max_length {
-        Some(text) => Some(bytes_option("max length", text)?),
+        Some(text) => Some(bytes_within("max length", text, 0..=size::SIZE_MAX)?),
         None => None,
     };
     let spec = ImageSpec::only(

@@ -10,6 +10,7 @@ use cowslip::image::DiscardPolicy;
 use crate::output::Program;
 
 pub mod amend;
+pub mod bench;
 pub mod check;
 pub mod clone;
 pub mod create;
@@ -20,7 +21,7 @@ pub mod map;
 pub mod resize;
 pub mod serve;
 
-/// Verbs under the names `qemu-img` and `cowslip`.
+/// Verbs that are the same under the names `qemu-img` and `cowslip`.
 #[derive(Subcommand)]
 pub enum ImgVerb {
     /// Create and format a new image file
@@ -51,12 +52,34 @@ impl ImgVerb {
     }
 }
 
+/// Verbs under the name `qemu-img`.
+#[derive(Subcommand)]
+pub enum QemuImgVerb {
+    /// What `cowslip` has under the same names.
+    #[command(flatten)]
+    Img(ImgVerb),
+    /// Run a simple image benchmark
+    Bench(bench::ImageArgs),
+}
+
+impl QemuImgVerb {
+    /// Does the verb's work.
+    pub fn run(self, program: &Program) -> u8 {
+        match self {
+            QemuImgVerb::Img(verb) => verb.run(program),
+            QemuImgVerb::Bench(args) => bench::run_image(&args, program),
+        }
+    }
+}
+
 /// Verbs under the name `cowslip`.
 #[derive(Subcommand)]
 pub enum CowslipVerb {
     /// What qemu-img does.
     #[command(flatten)]
     Img(ImgVerb),
+    /// Measure an image, with qemu-img's command line
+    Bench(bench::ImageArgs),
     /// Read, write and examine an image, in the manner of qemu-io
     Io(io::Args),
     /// Serve an image over NBD
@@ -72,6 +95,7 @@ impl CowslipVerb {
     pub fn run(self, program: &Program) -> u8 {
         match self {
             CowslipVerb::Img(verb) => verb.run(program),
+            CowslipVerb::Bench(args) => bench::run_image(&args, program),
             CowslipVerb::Io(args) => io::run(args, program),
             CowslipVerb::Serve(args) => serve::run(args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),
