@@ -17,6 +17,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 mod cmd;
 mod error;
 mod getopt;
+mod host_usage;
 mod interrupt;
 mod job;
 mod layer;

@@ -145,7 +145,7 @@ fn the_figures_are_told_in_json_and_the_bytes_are_there() {
         .arg("4M"));
     // 1024 blocks at a step that is coprime to them: each once.
     let told = run(cowslip()
-        .args("bench --json -w -c 1024 -d 8 -S 1564672 --pattern 7".split(' '))
+        .args("bench --json -w -c 1024 -d 8 -S 1568768 --pattern 7".split(' '))
         .args(["--flush-interval", "16"])
         .arg(&image));
     let told: serde_json::Value = serde_json::from_str(&told).unwrap();
@@ -161,4 +161,95 @@ fn the_figures_are_told_in_json_and_the_bytes_are_there() {
         .arg(&image));
     run(cowslip().args(["io", "-c", "read -P 9 0 4M"]).arg(&image));
     run(cowslip().arg("check").arg(&image));
+}
+
+fn json(command: &mut Command) -> serde_json::Value {
+    serde_json::from_str(&run(command)).unwrap()
+}
+
+/// Each contestant of each cell has run, and nothing is left behind.
+fn tiny_table(line: &str) -> serde_json::Value {
+    let dir = scratch();
+    let table = json(
+        cowslip()
+            .arg("bench")
+            .args(line.split_whitespace())
+            .args(["--json", "--repetitions=2", "--size=64M", "--dir"])
+            .arg(dir.path()),
+    );
+    let rows = table["rows"].as_array().unwrap();
+    assert!(!rows.is_empty());
+    for row in rows {
+        let runs = row["runs"].as_array().unwrap();
+        assert_eq!(runs.len(), 2, "{row}");
+        assert!(runs.iter().all(|run| run["iops"].as_f64() > Some(0.0)));
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    table
+}
+
+fn contestants<'a>(table: &'a serde_json::Value, cell: &str) -> Vec<&'a str> {
+    let rows = table["rows"].as_array().unwrap().iter();
+    let rows = rows.filter(|row| row["cell"] == cell);
+    rows.map(|row| row["contestant"].as_str().unwrap())
+        .collect()
+}
+
+#[test]
+fn the_table_of_subclusters_has_all_contestants() {
+    let table = tiny_table("subclusters --requests=64 --depths=32 --cells=64K,");
+    let mut expected = vec!["cowslip", "cowslip sparse"];
+    if peers_are_installed(&["qemu-img"]) {
+        expected.push("qemu-img");
+    }
+    expected.extend(["raw sparse", "raw allocated", "raw written"]);
+    assert_eq!(contestants(&table, "64K, empty, depth 32"), expected);
+    let backed = contestants(&table, "64K, backed, depth 32");
+    assert!(backed.starts_with(&expected), "{backed:?}");
+}
+
+#[test]
+fn the_table_of_flushes_counts_them() {
+    let table = tiny_table("flush --requests=32 --policies=auto");
+    for row in table["rows"].as_array().unwrap() {
+        let cell = row["cell"].as_str().unwrap();
+        let interval: u64 = cell.rsplit(' ').next().unwrap().parse().unwrap();
+        for run in row["runs"].as_array().unwrap() {
+            let told = &run["told"];
+            if !told.is_null() {
+                let due = told["requests"].as_u64().unwrap() / interval;
+                assert_eq!(told["flushes"], due, "{row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tables_refuse_what_they_cannot_do() {
+    for (line, words) in [
+        ("flush --depths=0", "expect numbers above 0"),
+        ("flush --requests=0", "expect numbers above 0"),
+        ("flush --size=x", "Invalid size specified: 'x'."),
+        ("flush --policies=dense", "--policies expects auto"),
+        ("flush --yardsticks=dd", "--yardsticks expects cowslip"),
+        ("flush --loop=zfs", "--loop expects ext4, xfs or btrfs"),
+        ("flush --loop=ext4 --keep", "use --dir"),
+        ("flush --cells=nothing", "No cell has a name"),
+        ("flush --dir=/nonexistent", "/nonexistent"),
+        ("flush --quick --size=1G", "cannot be used with"),
+    ] {
+        let refused = outcome(cowslip().arg("bench").args(line.split_whitespace()));
+        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(1), "{line}: {text}");
+        assert!(text.contains(words), "{line}: {text}");
+    }
+    // A file of a table's name is measured by its path.
+    let dir = scratch();
+    run(cowslip()
+        .current_dir(dir.path())
+        .args("create -q -f qcow2 flush 1M".split(' ')));
+    for line in ["bench -c 8 ./flush", "qemu-img bench -c 8 flush"] {
+        let told = run(cowslip().current_dir(dir.path()).args(line.split(' ')));
+        assert!(told.starts_with("Sending 8 read requests"), "{told}");
+    }
 }

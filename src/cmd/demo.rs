@@ -15,11 +15,12 @@ use std::process::Command;
 use cowslip_queue::{Backend, Queue};
 
 use crate::error::CommandError;
+use crate::host_usage::HostUsage;
 use crate::output::{self, Program};
 use crate::progress::Progress;
 
 mod load;
-mod server;
+pub(super) mod server;
 mod table;
 
 use load::Load;
@@ -158,7 +159,7 @@ impl Stage<'_> {
             seconds: written.as_secs_f64(),
             cpu_seconds,
             file_bytes: cost.written_bytes,
-            host: table::HostUsage::of(&overlay)?,
+            host: HostUsage::of(&overlay)?,
             own_check: check(Command::new(own_path()?).arg("check"), &overlay)?,
             qemu_check: check(Command::new("qemu-img").arg("check"), &overlay)?,
         };
@@ -168,7 +169,7 @@ impl Stage<'_> {
 }
 
 /// Where this program is: the demonstration runs it as its users do.
-fn own_path() -> Result<PathBuf, CommandError> {
+pub(super) fn own_path() -> Result<PathBuf, CommandError> {
     std::env::current_exe()
         .map_err(|e| CommandError::new(format!("Could not tell where this program is: {e}")))
 }

@@ -78,8 +78,8 @@ pub enum CowslipVerb {
     /// What qemu-img does.
     #[command(flatten)]
     Img(ImgVerb),
-    /// Measure an image, with qemu-img's command line
-    Bench(bench::ImageArgs),
+    /// Measure an image with qemu-img's command line, or make a table of measurements
+    Bench(bench::Args),
     /// Read, write and examine an image, in the manner of qemu-io
     Io(io::Args),
     /// Serve an image over NBD
@@ -95,7 +95,7 @@ impl CowslipVerb {
     pub fn run(self, program: &Program) -> u8 {
         match self {
             CowslipVerb::Img(verb) => verb.run(program),
-            CowslipVerb::Bench(args) => bench::run_image(&args, program),
+            CowslipVerb::Bench(args) => bench::run(&args, program),
             CowslipVerb::Io(args) => io::run(args, program),
             CowslipVerb::Serve(args) => serve::run(args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),

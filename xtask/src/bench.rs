@@ -18,13 +18,14 @@ use std::time::Instant;
 mod cell;
 mod check;
 mod load;
-mod place;
 mod report;
 mod server;
+mod usage;
+
+use cowslip_testbed::{Place, populate};
 
 use crate::{peers, run};
 use cell::{Backing, Cell, Creator, Subclusters};
-use place::Place;
 use server::{Kind, Server};
 
 /// Options of `cargo xtask bench`.
@@ -115,8 +116,11 @@ pub fn run(args: &Args) -> Result<(), String> {
         }
     }
     let needs_mount = args.filesystems.iter().any(|f| f != "here");
-    if needs_mount && place::enter_namespace()? {
-        return Ok(());
+    if needs_mount && let Some(status) = cowslip_testbed::enter_namespace()? {
+        return match status.success() {
+            true => Ok(()),
+            false => Err(format!("the bench in its namespace: {status}")),
+        };
     }
     let binary = match &args.binary {
         Some(binary) => binary.clone(),
@@ -137,7 +141,7 @@ fn random_writes(args: &Args, binary: &Path, directory: &Path) -> Result<(), Str
     let servers = Kind::installed(binary);
     let mut report = report::Report::new(&scale, &servers);
     for filesystem in &args.filesystems {
-        let place = Place::make(filesystem, directory, scale.filesystem_bytes)?;
+        let place = place(filesystem, directory, scale.filesystem_bytes)?;
         for cell in cell::all(args.qcow2_backing) {
             if args
                 .cells
@@ -160,6 +164,15 @@ fn random_writes(args: &Args, binary: &Path, directory: &Path) -> Result<(), Str
     let written = report.write()?;
     println!("results: {}", written.display());
     Ok(())
+}
+
+/// A new file system, or the directory as it is for `here`.
+fn place(filesystem: &str, directory: &Path, bytes: u64) -> Result<Place, String> {
+    if filesystem == "here" {
+        return Place::here(filesystem, directory);
+    }
+    println!("making {filesystem} on {} GiB, fully written", bytes >> 30);
+    Place::mount_new(filesystem, directory, bytes)
 }
 
 /// Builds the command and returns where it is.
@@ -227,10 +240,10 @@ impl CellBench<'_> {
     fn prepare_backing(&self) -> Result<(), String> {
         match self.cell.backing {
             Backing::None => Ok(()),
-            Backing::Raw => place::populate(&self.backing(), self.scale.disk_bytes),
+            Backing::Raw => populate(&self.backing(), self.scale.disk_bytes),
             Backing::Qcow2 => {
                 let raw = self.place.directory.join("source");
-                place::populate(&raw, self.scale.disk_bytes / 2)?;
+                populate(&raw, self.scale.disk_bytes / 2)?;
                 let mut convert = Command::new("qemu-img");
                 convert.args(["convert", "-f", "raw", "-O", "qcow2", "-t", "none"]);
                 run::output(convert.arg(&raw).arg(self.backing()))?;
@@ -285,7 +298,7 @@ impl CellBench<'_> {
         server.stop()?;
         let close_ms = closing.elapsed().as_secs_f64() * 1e3;
         self.check(kind)?;
-        let (host_bytes, host_extents) = place::host_usage(&self.image())?;
+        let (host_bytes, host_extents) = usage::of(&self.image())?;
         remove(&self.image())?;
         #[expect(
             clippy::cast_precision_loss,

@@ -123,7 +123,7 @@ impl Load {
             };
             figures.note(begun, start);
             in_flight -= 1;
-            if self.flush_interval == 0 || unsent % self.flush_interval != 0 {
+            if self.flush_interval == 0 || !unsent.is_multiple_of(self.flush_interval) {
                 continue;
             }
             if self.pause == Pause::Drain {

@@ -1,8 +1,7 @@
 //! The servers of the demonstration, each a process of its own, so that the system counts for each
 //! alone what it wrote and how long it computed.
 
-use std::fs::{self, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -60,21 +59,17 @@ pub struct Cost {
 impl PageCache {
     /// Whether files in this directory can be opened with O_DIRECT.
     pub fn probe(directory: &Path) -> Result<PageCache, CommandError> {
-        let path = directory.join("probe");
-        let mut options = OpenOptions::new();
-        options.write(true).create(true);
-        let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).unwrap_or(0);
-        let opened = options.custom_flags(direct).open(&path);
-        fs::remove_file(&path).map_err(|e| {
+        let direct = cowslip_testbed::supports_direct_io(directory).map_err(|e| {
             CommandError::new(format!("Could not write to '{}': {e}", directory.display()))
         })?;
-        Ok(match opened {
-            Ok(_) => PageCache::Bypass,
-            Err(_) => PageCache::Use,
+        Ok(match direct {
+            true => PageCache::Bypass,
+            false => PageCache::Use,
         })
     }
 
-    fn cache_mode(self) -> &'static str {
+    /// Its name on command lines.
+    pub fn cache_mode(self) -> &'static str {
         match self {
             PageCache::Use => "writeback",
             PageCache::Bypass => "none",

@@ -1,15 +1,13 @@
 //! The figures of the demonstration, for people and for programs.
 
 use std::fmt::Write;
-use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
 use super::load::{DEPTH, Load};
 use super::server::{Kind, PageCache};
-use crate::error::CommandError;
+use crate::host_usage::HostUsage;
 use crate::size;
 
 /// Whether an overlay has extended L2 entries.
@@ -49,32 +47,6 @@ impl Checked {
             Checked::Bad(_) => "BAD",
             Checked::NotInstalled => "-",
         }
-    }
-}
-
-/// What a file takes from its file system.
-#[derive(Clone, Copy, Debug)]
-pub struct HostUsage {
-    /// Bytes of space.
-    pub bytes: u64,
-    /// Runs of it; `None` if the file system does not tell.
-    pub extents: Option<u64>,
-}
-
-impl HostUsage {
-    /// Of this file.
-    pub fn of(path: &Path) -> Result<HostUsage, CommandError> {
-        let failed = |e: std::io::Error| {
-            let words = cowslip::error::system_words(&e);
-            CommandError::new(format!("Could not open '{}': {words}", path.display()))
-        };
-        let blocks = fs::metadata(path).map_err(failed)?.blocks();
-        let file = File::open(path).map_err(failed)?;
-        let extents = cowslip_queue::fiemap::extents(&file).ok();
-        Ok(HostUsage {
-            bytes: blocks * 512,
-            extents: extents.map(|extents| extents.len() as u64),
-        })
     }
 }
 

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use cowslip_testbed::Spread;
 use rustix::fs::{Advice, fadvise};
 use serde_json::{Value, json};
 use wait4::Wait4;
 
-use super::place::Place;
-use super::report::{self, Spread};
+use super::report;
 use super::{Args, GIB};
 
 mod image;
@@ -141,7 +141,7 @@ pub(super) fn run(args: &Args, binary: &Path, directory: &Path) -> Result<(), St
     let repetitions = args.repetitions.unwrap_or(default_repetitions).max(1);
     let mut rows = Vec::new();
     for filesystem in &args.filesystems {
-        let place = Place::make(filesystem, directory, FILESYSTEM_BYTES)?;
+        let place = super::place(filesystem, directory, FILESYSTEM_BYTES)?;
         for shape in shapes::all() {
             let wanted = args.cells.as_ref();
             if wanted.is_some_and(|part| !shape.name.contains(part)) || args.quick && shape.is_large

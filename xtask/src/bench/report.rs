@@ -6,6 +6,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
+use cowslip_testbed::Spread;
+
 use super::server::Kind;
 use super::{Measurement, Scale};
 use crate::run;
@@ -21,35 +23,6 @@ struct Row {
     filesystem: String,
     cell: String,
     measurements: Vec<(Kind, Measurement)>,
-}
-
-/// The middle and the ends of some figures.
-#[derive(Clone, Copy)]
-pub struct Spread {
-    /// The middle.
-    pub median: f64,
-    /// One end.
-    pub least: f64,
-    /// The other.
-    pub greatest: f64,
-}
-
-impl Spread {
-    /// Of the figures of some runs, if there are any.
-    pub fn of(mut values: Vec<f64>) -> Option<Spread> {
-        values.sort_by(f64::total_cmp);
-        let middle = values.len() / 2;
-        let median = if values.len() % 2 == 1 {
-            *values.get(middle)?
-        } else {
-            (values.get(middle.checked_sub(1)?)? + values.get(middle)?) / 2.0
-        };
-        Some(Spread {
-            median,
-            least: *values.first()?,
-            greatest: *values.last()?,
-        })
-    }
 }
 
 impl Row {

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use super::image::{Design, Mapping};
-use crate::bench::place;
 use crate::run;
+use cowslip_testbed::populate_compressible;
 
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
@@ -160,7 +160,7 @@ impl Shape {
             }
             Recipe::Compressed(bytes) => {
                 let source = path.with_extension("raw");
-                place::populate_compressible(&source, bytes)?;
+                populate_compressible(&source, bytes)?;
                 let mut convert = Command::new("qemu-img");
                 convert.args(["convert", "-c", "-f", "raw", "-O", "qcow2"]);
                 let converted = run::output(convert.arg(&source).arg(path));

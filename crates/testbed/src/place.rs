@@ -7,24 +7,22 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use crate::run;
+use std::process::{Command, ExitStatus};
 
 const NAMESPACE_VARIABLE: &str = "COWSLIP_BENCH_NAMESPACE";
 
-/// Runs this program again in a mount namespace of its own. Returns whether it did, so that the
-/// caller is done.
-pub fn enter_namespace() -> Result<bool, String> {
+/// Runs this program again in a mount namespace of its own, unless this is that run already. Returns
+/// how it ended, and the caller has nothing more to do.
+///
+/// # Errors
+/// The user is not root, or the namespace cannot be had.
+pub fn enter_namespace() -> Result<Option<ExitStatus>, String> {
     if std::env::var_os(NAMESPACE_VARIABLE).is_some() {
-        return Ok(false);
+        return Ok(None);
     }
     if !rustix::process::geteuid().is_root() {
-        return Err(
-            "mounting file systems needs root; --filesystems here measures without".to_string(),
-        );
+        return Err("mounting file systems needs root".to_string());
     }
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let mut command = Command::new("unshare");
@@ -34,7 +32,23 @@ pub fn enter_namespace() -> Result<bool, String> {
     command
         .args(std::env::args_os().skip(1))
         .env(NAMESPACE_VARIABLE, "1");
-    run::run(&mut command).map(|()| true)
+    let status = command.status();
+    status
+        .map(Some)
+        .map_err(|e| format!("cannot run unshare: {e}"))
+}
+
+/// Runs a program and takes its standard output.
+fn output(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .output()
+        .map_err(|e| format!("cannot run {name}: {e}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let words = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{name}: {}: {}", output.status, words.trim()))
 }
 
 /// A directory on a file system of a known kind.
@@ -44,26 +58,50 @@ pub struct Place {
     /// Where files go.
     pub directory: PathBuf,
     mounted: bool,
+    kept: bool,
 }
 
 impl Place {
-    /// Makes and mounts a file system, or takes the directory as it is for `here`.
-    pub fn make(filesystem: &str, directory: &Path, size: u64) -> Result<Place, String> {
+    /// Makes a file system of this kind, of `size` bytes, on a file in `directory`, and mounts it there.
+    ///
+    /// # Errors
+    /// What went wrong, with the program that said so.
+    pub fn mount_new(filesystem: &str, directory: &Path, size: u64) -> Result<Place, String> {
         let mount_point = directory.join(filesystem);
         fs::create_dir_all(&mount_point).map_err(|e| e.to_string())?;
         let mut place = Place {
             name: filesystem.to_string(),
             directory: mount_point,
             mounted: false,
+            kept: false,
         };
-        if filesystem != "here" {
-            println!("making {filesystem} on {} GiB, fully written", size >> 30);
-            let file = directory.join("filesystem");
-            let outcome = place.mount(&file, size);
-            fs::remove_file(&file).map_err(|e| e.to_string())?;
-            outcome?;
-        }
-        Ok(place)
+        let file = directory.join("filesystem");
+        let outcome = place.mount(&file, size);
+        fs::remove_file(&file).map_err(|e| e.to_string())?;
+        outcome.map(|()| place)
+    }
+
+    /// A new directory in `parent`, on whatever file system that is.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn here(name: &str, parent: &Path) -> Result<Place, String> {
+        let directory = parent.join(format!("cowslip-bench-{}", std::process::id()));
+        fs::create_dir(&directory)
+            .map_err(|e| format!("Could not create '{}': {e}", directory.display()))?;
+        Ok(Place {
+            name: name.to_string(),
+            directory,
+            mounted: false,
+            kept: false,
+        })
+    }
+
+    /// Leaves the directory there, with what is in it.
+    #[must_use]
+    pub fn keep(mut self) -> Place {
+        self.kept = true;
+        self
     }
 
     fn mount(&mut self, file: &Path, size: u64) -> Result<(), String> {
@@ -72,10 +110,10 @@ impl Place {
         losetup
             .args(["--find", "--show", "--direct-io=on"])
             .arg(file);
-        let device = run::output(&mut losetup)?.trim().to_string();
+        let device = output(&mut losetup)?.trim().to_string();
         let outcome = self.make_and_mount(&device);
         // Detaches now if the mount failed, else together with the mount.
-        run::output(Command::new("losetup").args(["--detach", &device]))?;
+        output(Command::new("losetup").args(["--detach", &device]))?;
         outcome
     }
 
@@ -92,8 +130,8 @@ impl Place {
             "btrfs" => mkfs.args(["-q", "-f", "-K"]),
             other => return Err(format!("no recipe for file system {other}")),
         };
-        run::output(mkfs.arg(device))?;
-        run::output(Command::new("mount").arg(device).arg(&self.directory))?;
+        output(mkfs.arg(device))?;
+        output(Command::new("mount").arg(device).arg(&self.directory))?;
         self.mounted = true;
         Ok(())
     }
@@ -102,22 +140,34 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if self.mounted
-            && let Err(message) = run::output(Command::new("umount").arg(&self.directory))
+            && let Err(message) = output(Command::new("umount").arg(&self.directory))
         {
-            eprintln!("xtask: {message}");
+            eprintln!("{message}");
         }
-        if let Err(error) = fs::remove_dir(&self.directory) {
-            eprintln!("xtask: cannot remove {}: {error}", self.directory.display());
+        // What was under the mount point has gone with the mount; elsewhere files may be left.
+        let removed = match (self.kept, self.mounted) {
+            (true, _) => Ok(()),
+            (false, true) => fs::remove_dir(&self.directory),
+            (false, false) => fs::remove_dir_all(&self.directory),
+        };
+        if let Err(error) = removed {
+            eprintln!("Could not remove {}: {error}", self.directory.display());
         }
     }
 }
 
 /// Writes a file throughout with bytes that do not compress to nothing, and syncs it.
+///
+/// # Errors
+/// The file system's, with the file's name.
 pub fn populate(path: &Path, size: u64) -> Result<(), String> {
     write_throughout(path, size, |noise| noise)
 }
 
 /// The same with bytes that compress well, but not to nothing.
+///
+/// # Errors
+/// The file system's, with the file's name.
 pub fn populate_compressible(path: &Path, size: u64) -> Result<(), String> {
     write_throughout(path, size, |noise| noise & 0x0101_0101_0101_0101)
 }
@@ -143,16 +193,20 @@ fn write_throughout(path: &Path, size: u64, word: impl Fn(u64) -> u64) -> Result
     file.sync_all().map_err(failed)
 }
 
-/// Bytes that a file occupies and the number of its extents.
-pub fn host_usage(path: &Path) -> Result<(u64, u64), String> {
-    let metadata = fs::metadata(path).map_err(|e| e.to_string())?;
-    let text = run::output(Command::new("filefrag").arg(path))?;
-    // "PATH: 12 extents found"
-    let extents = text
-        .rsplit(": ")
-        .next()
-        .and_then(|rest| rest.split(' ').next())
-        .and_then(|count| count.trim().parse().ok())
-        .ok_or_else(|| format!("filefrag says {text}"))?;
-    Ok((metadata.blocks() * 512, extents))
+/// Whether files in this directory can be opened with O_DIRECT.
+///
+/// # Errors
+/// No file can be made there.
+pub fn supports_direct_io(directory: &Path) -> std::io::Result<bool> {
+    use rustix::fs::{Mode, OFlags, open};
+    let path = directory.join(".direct-io-probe");
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+    drop(open(&path, flags, Mode::RUSR | Mode::WUSR)?);
+    let direct = open(
+        &path,
+        OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    fs::remove_file(&path)?;
+    Ok(direct.is_ok())
 }

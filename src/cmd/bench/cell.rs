@@ -1,0 +1,208 @@
+//! What is measured: a kind of image, a load, and the contestants that take it.
+
+use crate::size;
+
+/// Who takes the load, on what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contestant {
+    /// We, on an image that our `create` made with this policy.
+    Cowslip(&'static str),
+    /// `qemu-img bench`, on an image that `qemu-img create` made.
+    QemuImg,
+    /// We, on a raw file: what the file system can do.
+    Raw(RawFile),
+    /// `qemu-img bench` on such a file.
+    QemuRaw(RawFile),
+}
+
+/// The state of a raw file before the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RawFile {
+    /// One hole.
+    Sparse,
+    /// Space, never written (`fallocate`).
+    Allocated,
+    /// Written throughout.
+    Written,
+    /// A reflink clone of a file that is written throughout.
+    Clone,
+}
+
+impl Contestant {
+    /// Its name in tables.
+    pub fn name(self) -> String {
+        let raw = |file| match file {
+            RawFile::Sparse => "raw sparse",
+            RawFile::Allocated => "raw allocated",
+            RawFile::Written => "raw written",
+            RawFile::Clone => "raw clone",
+        };
+        match self {
+            Contestant::Cowslip("auto") => "cowslip".to_string(),
+            Contestant::Cowslip(policy) => format!("cowslip {policy}"),
+            Contestant::QemuImg => "qemu-img".to_string(),
+            Contestant::Raw(file) => raw(file).to_string(),
+            Contestant::QemuRaw(file) => format!("{} (qemu-img)", raw(file)),
+        }
+    }
+
+    /// Whether a first touch of its file allocates space of the file system.
+    pub fn is_raw_first_touch(self) -> bool {
+        use RawFile::{Allocated, Sparse};
+        matches!(
+            self,
+            Contestant::Raw(Sparse | Allocated) | Contestant::QemuRaw(Sparse | Allocated)
+        )
+    }
+
+    /// Whether its file is raw and written throughout.
+    pub fn is_raw_written(self) -> bool {
+        use RawFile::Written;
+        matches!(
+            self,
+            Contestant::Raw(Written) | Contestant::QemuRaw(Written)
+        )
+    }
+}
+
+/// What is below an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Nothing.
+    None,
+    /// A raw file, written throughout.
+    Raw,
+}
+
+/// Whether an image has extended L2 entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subclusters {
+    /// It has.
+    On,
+    /// It has not.
+    Off,
+}
+
+/// A kind of image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Size of a cluster in bytes.
+    pub cluster_bytes: u64,
+    /// Extended L2 entries.
+    pub subclusters: Subclusters,
+    /// What is below it.
+    pub backing: Backing,
+}
+
+impl Shape {
+    /// As `create -o` takes it.
+    pub fn options(&self) -> String {
+        let extended = match self.subclusters {
+            Subclusters::On => "on",
+            Subclusters::Off => "off",
+        };
+        format!("cluster_size={},extended_l2={extended}", self.cluster_bytes)
+    }
+
+    /// The unit that a first write copies or zeroes at least, in bytes.
+    pub fn unit_bytes(&self) -> u64 {
+        match self.subclusters {
+            Subclusters::On => self.cluster_bytes / 32,
+            Subclusters::Off => self.cluster_bytes,
+        }
+    }
+
+    /// For tables.
+    pub fn name(&self) -> String {
+        let backing = match self.backing {
+            Backing::None => "empty",
+            Backing::Raw => "backed",
+        };
+        let cluster = short_size(self.cluster_bytes);
+        match self.subclusters {
+            Subclusters::Off => format!("{cluster}, {backing}"),
+            Subclusters::On => format!("{cluster}/{}, {backing}", short_size(self.unit_bytes())),
+        }
+    }
+}
+
+/// A load, the same for each contestant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CellLoad {
+    /// How many requests.
+    pub requests: u64,
+    /// So many in flight.
+    pub depth: u64,
+    /// Size of each in bytes.
+    pub request_bytes: u64,
+    /// Writes to a flush; 0 for none but that of the close.
+    pub flush_interval: u64,
+}
+
+/// A cell of a table.
+#[derive(Clone, Debug)]
+pub struct Cell {
+    /// The image.
+    pub shape: Shape,
+    /// The load.
+    pub load: CellLoad,
+    /// Who takes it.
+    pub contestants: Vec<Contestant>,
+}
+
+impl Cell {
+    /// For tables and filters.
+    pub fn name(&self) -> String {
+        let mut name = format!("{}, depth {}", self.shape.name(), self.load.depth);
+        if self.load.flush_interval > 0 {
+            name += &format!(", flush every {}", self.load.flush_interval);
+        }
+        name
+    }
+}
+
+/// A step through a disk that visits each block once before it comes back, and scatters what follows
+/// one another: near the golden section of the disk, coprime to its blocks, and within qemu-img's limit.
+pub fn scattering_step(disk_bytes: u64, request_bytes: u64) -> u64 {
+    /// 2^64 times the golden section, the smaller part.
+    const SECTION: u128 = 0x61C8_8646_80B5_83EB;
+    let blocks = (disk_bytes / request_bytes).max(1);
+    let wanted = (u128::from(blocks) * SECTION) >> 64;
+    let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
+    let mut step = wanted.min(i32::MAX as u64 / request_bytes).max(1);
+    while step > 1 && greatest_common_divisor(step, blocks) != 1 {
+        step -= 1;
+    }
+    step * request_bytes
+}
+
+fn greatest_common_divisor(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+/// `64K`, `1M`.
+pub fn short_size(bytes: u64) -> String {
+    let text = size::human(bytes);
+    let text = text.replace(" KiB", "K").replace(" MiB", "M");
+    text.replace(" GiB", "G").replace(" B", "")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_step_scatters_and_visits_each_block_once() {
+        for (disk_bytes, request_bytes) in [(4 << 30, 4096), (8 << 40, 4096), (3 << 20, 4096)] {
+            let step = scattering_step(disk_bytes, request_bytes);
+            assert!(step <= i32::MAX as u64 && step.is_multiple_of(request_bytes));
+            let blocks = disk_bytes / request_bytes;
+            assert_eq!(greatest_common_divisor(step / request_bytes, blocks), 1);
+            assert!(step > 512 << 10, "{step} does not scatter");
+        }
+        assert_eq!(scattering_step(4096, 4096), 4096);
+    }
+}

@@ -1,0 +1,293 @@
+//! `bench FILE`: how fast an image takes requests, measured in process.
+//!
+//! It has qemu-img's command line and words, so that one command line measures both engines.
+//! The time that it prints is qemu-img's: until the last request has ended. The close is told apart
+//! (`--json`).
+
+use cowslip::Image;
+use cowslip::file::Sharing;
+use serde_json::json;
+
+use super::load::{Direction, Figures, Load, Order, Pause, SERIES_STEP_MS};
+use crate::error::CommandError;
+use crate::open::{
+    Access, CacheMode, ImageSpec, OpenHow, Trust, alloc_policy, block_on, open_image, parse_aio,
+    sharing,
+};
+use crate::options::{bytes_within, number_within};
+use crate::output::{self, Program};
+use crate::size;
+
+/// qemu-img's limit of most numbers.
+const NUMBER_MAX: u64 = i32::MAX as u64;
+
+/// Command line of `bench FILE`.
+#[derive(clap::Args)]
+pub struct ImageArgs {
+    /// Number of requests
+    #[arg(
+        short,
+        long,
+        value_name = "COUNT",
+        default_value = "75000",
+        allow_hyphen_values = true
+    )]
+    count: String,
+    /// Requests in flight
+    #[arg(
+        short,
+        long,
+        value_name = "DEPTH",
+        default_value = "64",
+        allow_hyphen_values = true
+    )]
+    depth: String,
+    /// The image's format
+    #[arg(short, long, value_name = "FMT")]
+    format: Option<String>,
+    /// FILENAME is a complete image specification
+    #[arg(long)]
+    image_opts: bool,
+    /// threads, native or io_uring
+    #[arg(short = 'i', long, value_name = "AIO")]
+    aio: Option<String>,
+    /// The same as --aio=native
+    #[arg(short, long)]
+    native: bool,
+    /// The first request's offset
+    #[arg(
+        short,
+        long,
+        value_name = "OFFSET",
+        default_value = "0",
+        allow_hyphen_values = true
+    )]
+    offset: String,
+    /// Say less; accepted for compatibility
+    #[arg(short, long)]
+    quiet: bool,
+    /// Size of a request
+    #[arg(
+        short = 's',
+        long,
+        value_name = "SIZE",
+        default_value = "4096",
+        allow_hyphen_values = true
+    )]
+    buffer_size: String,
+    /// From one request's offset to the next; 0 is the size of a request
+    #[arg(
+        short = 'S',
+        long,
+        value_name = "SIZE",
+        default_value = "0",
+        allow_hyphen_values = true
+    )]
+    step_size: String,
+    /// none, writeback, writethrough, directsync or unsafe
+    #[arg(short = 't', long, value_name = "CACHE", default_value = "writeback")]
+    cache: String,
+    /// Write; otherwise requests read
+    #[arg(short, long)]
+    write: bool,
+    /// Write this byte throughout
+    #[arg(
+        long,
+        value_name = "BYTE",
+        default_value = "0",
+        allow_hyphen_values = true
+    )]
+    pattern: String,
+    /// Flush after so many writes; 0 is never
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value = "0",
+        allow_hyphen_values = true
+    )]
+    flush_interval: String,
+    /// Flush beside requests, rather than when all have ended
+    #[arg(long)]
+    no_drain: bool,
+    /// Open the image although another process writes to it
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    /// Visit each place once, in an order that follows from this number, rather than in steps
+    #[arg(long, value_name = "SEED")]
+    random: Option<u64>,
+    /// How space is allocated: contiguous, sparse, or auto: as the image says
+    #[arg(long, default_value = "auto", value_name = "POLICY")]
+    alloc_policy: String,
+    #[command(flatten)]
+    trust: Trust,
+    /// Print the figures as JSON
+    #[arg(long)]
+    json: bool,
+    /// The image file
+    #[arg(value_name = "FILENAME")]
+    filenames: Vec<String>,
+}
+
+/// Measures an image; the exit code.
+pub fn run_image(args: &ImageArgs, program: &Program) -> u8 {
+    program.exit_code(measure(args, program))
+}
+
+fn measure(args: &ImageArgs, program: &Program) -> Result<(), CommandError> {
+    let load = args.load()?;
+    let how = args.how()?;
+    let spec = ImageSpec::only(
+        &args.filenames,
+        args.format.as_deref(),
+        args.image_opts,
+        ("bench", program),
+    )?;
+    if load.flush_interval > 0 && load.direction == Direction::Read {
+        let text = "--flush-interval is only available in write tests";
+        return Err(CommandError::new(text));
+    }
+    if load.flush_interval > 0 && load.flush_interval < load.depth as u64 {
+        let text = "Flush interval can't be smaller than depth";
+        return Err(CommandError::new(text));
+    }
+    args.refuse_native_without_direct(&spec)?;
+    block_on(how.aio, async {
+        let image = open_image(&spec, &how).await?;
+        if !args.json {
+            output::print(&announcement(&load));
+        }
+        let work = run_and_close(&image, &load, args.json);
+        // What a server runs beside its requests; it ends with the close.
+        futures_util::future::join(work, image.maintain()).await.0
+    })
+}
+
+async fn run_and_close(image: &Image, load: &Load, json: bool) -> Result<(), CommandError> {
+    let outcome = load.run(image).await;
+    if let (Ok(figures), false) = (&outcome, json) {
+        let seconds = figures.elapsed.as_secs_f64();
+        output::print(&format!("Run completed in {seconds:.3} seconds.\n"));
+    }
+    let closing = std::time::Instant::now();
+    let closed = image.close().await;
+    let figures = outcome
+        .map_err(|error| CommandError::new(format!("Failed request: {}", error.system_words())))?;
+    closed.map_err(|error| CommandError::new(format!("Could not close the image: {error}")))?;
+    if json {
+        output::print_json(&report(load, &figures, closing.elapsed().as_secs_f64()));
+    }
+    Ok(())
+}
+
+fn announcement(load: &Load) -> String {
+    let direction = match load.direction {
+        Direction::Read => "read",
+        Direction::Write(_) => "write",
+    };
+    let order = match load.order {
+        Order::Steps { start, step } => format!("starting at offset {start}, step size {step}"),
+        Order::Random(seed) => format!("each place once, in the random order {seed}"),
+    };
+    let mut text = format!(
+        "Sending {} {direction} requests, {} bytes each, {} in parallel ({order})\n",
+        load.count, load.request_bytes, load.depth
+    );
+    if load.flush_interval > 0 {
+        text += &format!("Sending flush every {} requests\n", load.flush_interval);
+    }
+    text
+}
+
+fn report(load: &Load, figures: &Figures, close_seconds: f64) -> serde_json::Value {
+    let seconds = figures.elapsed.as_secs_f64();
+    let microseconds = |of_a_million| figures.latency.percentile(of_a_million).as_secs_f64() * 1e6;
+    json!({
+        "requests": load.count,
+        "request-bytes": load.request_bytes,
+        "depth": load.depth,
+        "seconds": seconds,
+        "close-seconds": close_seconds,
+        "iops": load.count as f64 / seconds,
+        "latency-us": {
+            "p50": microseconds(500_000),
+            "p99": microseconds(990_000),
+            "p99.9": microseconds(999_000),
+        },
+        "flushes": figures.flushes,
+        "series-step-ms": SERIES_STEP_MS,
+        "series": figures.series,
+    })
+}
+
+impl ImageArgs {
+    fn load(&self) -> Result<Load, CommandError> {
+        let number = |what: &str, text: &str, least| number_within(what, text, least..=NUMBER_MAX);
+        let bytes = |what: &str, text: &str, least| bytes_within(what, text, least..=NUMBER_MAX);
+        let request_bytes = bytes("buffer size", &self.buffer_size, 1)?;
+        let start = bytes_within("offset", &self.offset, 0..=size::SIZE_MAX)?;
+        let step = match bytes("step size", &self.step_size, 0)? {
+            0 => request_bytes,
+            step => step,
+        };
+        let pattern = number_within("pattern byte", &self.pattern, 0..=u64::from(u8::MAX))?;
+        Ok(Load {
+            count: number("request count", &self.count, 1)?,
+            request_bytes: fitting(request_bytes),
+            depth: fitting(number("queue depth", &self.depth, 1)?),
+            direction: match self.write {
+                true => Direction::Write(pattern.to_le_bytes()[0]),
+                false => Direction::Read,
+            },
+            order: match self.random {
+                Some(seed) => Order::Random(seed),
+                None => Order::Steps { start, step },
+            },
+            flush_interval: number("flush interval", &self.flush_interval, 0)?,
+            pause: match self.no_drain {
+                true => Pause::None,
+                false => Pause::Drain,
+            },
+        })
+    }
+
+    fn how(&self) -> Result<OpenHow, CommandError> {
+        let aio = match &self.aio {
+            Some(name) => parse_aio(name)
+                .ok_or_else(|| CommandError::new(format!("Invalid aio option: {name}")))?,
+            None => OpenHow::default().aio,
+        };
+        let cache =
+            CacheMode::parse(&self.cache).ok_or_else(|| CommandError::new("Invalid cache mode"))?;
+        Ok(OpenHow {
+            access: match self.write {
+                true => Access::Write,
+                false => Access::Read,
+            },
+            cache,
+            aio,
+            alloc_policy: alloc_policy("alloc-policy", &self.alloc_policy)?,
+            sharing: sharing(self.force_share, Sharing::AsFormat),
+            policy: self.trust.backing_policy,
+            ..OpenHow::default()
+        })
+    }
+
+    /// The ring works without O_DIRECT too, but the peer's command line would not.
+    fn refuse_native_without_direct(&self, spec: &ImageSpec) -> Result<(), CommandError> {
+        let native = self.native || self.aio.as_deref() == Some("native");
+        let cache = matches!(self.cache.as_str(), "none" | "off" | "directsync");
+        if native && !spec.resolve()?.direct.unwrap_or(cache) {
+            return Err(CommandError::new(format!(
+                "Could not open '{}': aio=native was specified, but it requires cache.direct=on, \
+                 which was not specified.",
+                spec.filename
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// What was checked to be below 2^31.
+fn fitting(number: u64) -> usize {
+    usize::try_from(number).expect("the number was checked")
+}
