@@ -174,8 +174,9 @@ fn tiny_table(line: &str) -> serde_json::Value {
         cowslip()
             .arg("bench")
             .args(line.split_whitespace())
-            .args(["--json", "--repetitions=2", "--size=64M", "--dir"])
-            .arg(dir.path()),
+            .args(["--json", "--repetitions=2", "--dir"])
+            .arg(dir.path())
+            .args((!line.contains("--size")).then_some("--size=64M")),
     );
     let rows = table["rows"].as_array().unwrap();
     assert!(!rows.is_empty());
@@ -225,6 +226,51 @@ fn the_table_of_flushes_counts_them() {
 }
 
 #[test]
+fn the_table_of_discards_tells_space_over_live_data() {
+    let table = tiny_table("discard --policies=sparse");
+    let rows = table["rows"].as_array().unwrap();
+    assert!(rows.len() >= 4);
+    for run in rows.iter().flat_map(|row| row["runs"].as_array().unwrap()) {
+        assert!(run["over live"].as_f64() > Some(0.9), "{run}");
+    }
+}
+
+#[test]
+fn the_tables_of_allocated_images_compare_with_a_written_raw_file() {
+    let steady = tiny_table("steady --requests=64 --depths=32");
+    let cells = [
+        "64K, filled, depth 32, reads",
+        "64K/2K, filled, depth 32, overwrites",
+    ];
+    for cell in cells {
+        let contestants = contestants(&steady, cell);
+        assert_eq!(contestants.first(), Some(&"cowslip"));
+        assert_eq!(contestants.last(), Some(&"raw written"));
+    }
+    let preallocation = tiny_table("preallocation --requests=64 --depths=32");
+    let full = contestants(&preallocation, "64K, preallocation full, depth 32");
+    assert_eq!(full.last(), Some(&"raw written"));
+}
+
+#[test]
+fn the_table_of_fragmentation_reads_what_was_filled() {
+    let table = tiny_table("fragmentation --requests=64 --policies=sparse --size=4M --cells=64K,");
+    for row in table["rows"].as_array().unwrap() {
+        let runs = row["runs"].as_array().unwrap();
+        assert!(runs.iter().all(|run| run["in order MiB/s"].is_f64()));
+    }
+}
+
+#[test]
+fn the_conditions_of_a_source_are_told() {
+    let line =
+        "subclusters --conditions=seed --requests=64 --depths=32 --policies=auto --cells=32K,";
+    let table = tiny_table(line);
+    let note = table["notes"][0].as_str().unwrap();
+    assert!(note.contains("40 GiB"), "{note}");
+}
+
+#[test]
 fn tables_refuse_what_they_cannot_do() {
     for (line, words) in [
         ("flush --depths=0", "expect numbers above 0"),
@@ -237,6 +283,11 @@ fn tables_refuse_what_they_cannot_do() {
         ("flush --cells=nothing", "No cell has a name"),
         ("flush --dir=/nonexistent", "/nonexistent"),
         ("flush --quick --size=1G", "cannot be used with"),
+        ("flush --conditions=seed", "has no source"),
+        (
+            "flush --conditions=mine",
+            "--conditions expects own or seed",
+        ),
     ] {
         let refused = outcome(cowslip().arg("bench").args(line.split_whitespace()));
         let text = String::from_utf8_lossy(&refused.stderr).into_owned();

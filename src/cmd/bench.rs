@@ -8,13 +8,17 @@
 use crate::output::Program;
 
 mod cell;
+mod discard;
 mod flush;
+mod fragmentation;
 mod image;
 mod latency;
 mod load;
+mod preallocation;
 mod report;
 mod run;
 mod stage;
+mod steady;
 mod subclusters;
 mod tables;
 

@@ -79,7 +79,7 @@ pub enum CowslipVerb {
     #[command(flatten)]
     Img(ImgVerb),
     /// Measure an image with qemu-img's command line, or make a table of measurements
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
     /// Read, write and examine an image, in the manner of qemu-io
     Io(io::Args),
     /// Serve an image over NBD

@@ -5,7 +5,7 @@
 //! measures overwrites), their order and places (a fixed seed, each block once), the client, the
 //! options of the image, O_DIRECT, io_uring. The order of the servers rotates with each repetition.
 //! Each run starts on a fresh image, ends with a flush, and its image is checked by qemu-img.
-//! `--check` measures checks instead ([`check`]).
+//! `--check` measures checks instead ([`check`]), `--shown` what allocation costs ([`shown`]).
 //!
 //! Needs root for the mounts; it works in a mount namespace of its own and removes the files under
 //! its mounts at once, so that whatever ends it also cleans up.
@@ -20,6 +20,7 @@ mod check;
 mod load;
 mod report;
 mod server;
+mod shown;
 mod usage;
 
 use cowslip_testbed::{Place, populate};
@@ -34,6 +35,9 @@ pub struct Args {
     /// Measure `check` beside `qemu-img check` instead
     #[arg(long)]
     check: bool,
+    /// Hold what allocation costs against what it must reach, by the tables of `cowslip bench`
+    #[arg(long, conflicts_with = "check")]
+    shown: bool,
     /// Fewer operations on a smaller disk, three repetitions
     #[arg(long)]
     quick: bool,
@@ -129,6 +133,8 @@ pub fn run(args: &Args) -> Result<(), String> {
     let directory = work_directory(args)?;
     if args.check {
         check::run(args, &binary, &directory)?;
+    } else if args.shown {
+        shown::run(args, &binary, &directory)?;
     } else {
         random_writes(args, &binary, &directory)?;
     }

@@ -9,6 +9,8 @@ pub enum Contestant {
     Cowslip(&'static str),
     /// `qemu-img bench`, on an image that `qemu-img create` made.
     QemuImg,
+    /// QEMU's NBD server, on such an image.
+    QemuServer,
     /// We, on a raw file: what the file system can do.
     Raw(RawFile),
     /// `qemu-img bench` on such a file.
@@ -41,9 +43,15 @@ impl Contestant {
             Contestant::Cowslip("auto") => "cowslip".to_string(),
             Contestant::Cowslip(policy) => format!("cowslip {policy}"),
             Contestant::QemuImg => "qemu-img".to_string(),
+            Contestant::QemuServer => "qemu server".to_string(),
             Contestant::Raw(file) => raw(file).to_string(),
             Contestant::QemuRaw(file) => format!("{} (qemu-img)", raw(file)),
         }
+    }
+
+    /// Whether it is QEMU, on an image.
+    pub fn is_qemu_image(self) -> bool {
+        matches!(self, Contestant::QemuImg | Contestant::QemuServer)
     }
 
     /// Whether a first touch of its file allocates space of the file system.
@@ -83,6 +91,26 @@ pub enum Subclusters {
     Off,
 }
 
+/// The state of an image before the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Before {
+    /// As `create` leaves it.
+    Fresh,
+    /// As `create -o preallocation=` leaves it.
+    Preallocated(&'static str),
+    /// Written throughout, in order, by the engine that is measured.
+    Filled,
+}
+
+/// What requests do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// They read.
+    Read,
+    /// They write.
+    Write,
+}
+
 /// A kind of image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
@@ -92,16 +120,32 @@ pub struct Shape {
     pub subclusters: Subclusters,
     /// What is below it.
     pub backing: Backing,
+    /// What it holds.
+    pub before: Before,
 }
 
 impl Shape {
+    /// A fresh one.
+    pub fn new(cluster_bytes: u64, subclusters: Subclusters, backing: Backing) -> Shape {
+        Shape {
+            cluster_bytes,
+            subclusters,
+            backing,
+            before: Before::Fresh,
+        }
+    }
+
     /// As `create -o` takes it.
     pub fn options(&self) -> String {
         let extended = match self.subclusters {
             Subclusters::On => "on",
             Subclusters::Off => "off",
         };
-        format!("cluster_size={},extended_l2={extended}", self.cluster_bytes)
+        let mut options = format!("cluster_size={},extended_l2={extended}", self.cluster_bytes);
+        if let Before::Preallocated(mode) = self.before {
+            options += &format!(",preallocation={mode}");
+        }
+        options
     }
 
     /// The unit that a first write copies or zeroes at least, in bytes.
@@ -114,14 +158,16 @@ impl Shape {
 
     /// For tables.
     pub fn name(&self) -> String {
-        let backing = match self.backing {
-            Backing::None => "empty",
-            Backing::Raw => "backed",
+        let state = match (self.before, self.backing) {
+            (Before::Fresh, Backing::None) => "empty".to_string(),
+            (Before::Fresh, Backing::Raw) => "backed".to_string(),
+            (Before::Preallocated(mode), _) => format!("preallocation {mode}"),
+            (Before::Filled, _) => "filled".to_string(),
         };
         let cluster = short_size(self.cluster_bytes);
         match self.subclusters {
-            Subclusters::Off => format!("{cluster}, {backing}"),
-            Subclusters::On => format!("{cluster}/{}, {backing}", short_size(self.unit_bytes())),
+            Subclusters::Off => format!("{cluster}, {state}"),
+            Subclusters::On => format!("{cluster}/{}, {state}", short_size(self.unit_bytes())),
         }
     }
 }
@@ -137,6 +183,21 @@ pub struct CellLoad {
     pub request_bytes: u64,
     /// Writes to a flush; 0 for none but that of the close.
     pub flush_interval: u64,
+    /// What they do.
+    pub direction: Direction,
+}
+
+impl CellLoad {
+    /// Writes without flushes.
+    pub fn writes(requests: u64, depth: u64, request_bytes: u64) -> CellLoad {
+        CellLoad {
+            requests,
+            depth,
+            request_bytes,
+            flush_interval: 0,
+            direction: Direction::Write,
+        }
+    }
 }
 
 /// A cell of a table.
@@ -154,6 +215,11 @@ impl Cell {
     /// For tables and filters.
     pub fn name(&self) -> String {
         let mut name = format!("{}, depth {}", self.shape.name(), self.load.depth);
+        match (self.shape.before, self.load.direction) {
+            (_, Direction::Read) => name += ", reads",
+            (Before::Filled, Direction::Write) => name += ", overwrites",
+            (_, Direction::Write) => {}
+        }
         if self.load.flush_interval > 0 {
             name += &format!(", flush every {}", self.load.flush_interval);
         }

@@ -21,16 +21,10 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
             let flushes = (scale.requests / FULL_INTERVAL * 4).clamp(1, most / interval);
             let flushes = flushes.min((scale.requests / interval).max(1));
             cells.push(Cell {
-                shape: Shape {
-                    cluster_bytes,
-                    subclusters: Subclusters::Off,
-                    backing: Backing::None,
-                },
+                shape: Shape::new(cluster_bytes, Subclusters::Off, Backing::None),
                 load: CellLoad {
-                    requests: flushes * interval,
-                    depth: interval,
-                    request_bytes: REQUEST_BYTES,
                     flush_interval: interval,
+                    ..CellLoad::writes(flushes * interval, interval, REQUEST_BYTES)
                 },
                 contestants: scale.contestants(&[RawFile::Sparse, RawFile::Written]),
             });

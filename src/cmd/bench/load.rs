@@ -219,7 +219,7 @@ impl Places {
 
 /// Where `index` goes in a shuffle of `0..count` that follows from the seed. Rounds of a bijection on
 /// the next power of two, repeated until the result is within bounds; an expected two times at most.
-fn permuted(seed: u64, index: u64, count: u64) -> u64 {
+pub fn permuted(seed: u64, index: u64, count: u64) -> u64 {
     let bits = u64::BITS - (count - 1).leading_zeros();
     let mask = if bits == 0 {
         0

@@ -3,29 +3,56 @@
 use std::fmt::Write;
 
 use cowslip_testbed::Spread;
-use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::cell::{Cell, Contestant, Shape};
-use crate::host_usage::HostUsage;
+use super::cell::Contestant;
+
+/// What a table tells of each run, in order: a title with its unit, and decimals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// The title; also the name for programs.
+    pub title: &'static str,
+    /// Decimals that are shown.
+    pub decimals: usize,
+}
+
+/// A column.
+pub const fn column(title: &'static str, decimals: usize) -> Column {
+    Column { title, decimals }
+}
 
 /// One run of one contestant.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Measurement {
-    /// The whole process, with its start and its close.
-    pub seconds: f64,
-    /// Requests a second of that time.
+    /// Operations a second: what contestants are compared by.
     pub iops: f64,
-    /// CPU time a request, user and system, in microseconds.
-    pub cpu_us: f64,
-    /// The most memory that the process had at a time.
-    pub peak_rss_bytes: u64,
-    /// What the file takes afterwards.
-    pub host: HostUsage,
-    /// Flushes that the device completed meanwhile, where the system tells.
-    pub device_flushes: Option<u64>,
-    /// What `bench --json` told from inside.
-    pub told: Option<Value>,
+    /// What else is known, each at most once.
+    pub figures: Vec<(Column, f64)>,
+    /// What the program itself told, for programs.
+    pub told: Value,
+}
+
+impl Measurement {
+    /// Adds a figure, if it is known.
+    pub fn add(&mut self, column: Column, value: Option<f64>) {
+        self.figures.extend(value.map(|value| (column, value)));
+    }
+
+    fn figure(&self, wanted: Column) -> Option<f64> {
+        let found = self.figures.iter().find(|(column, _)| *column == wanted);
+        found.map(|(_, value)| *value)
+    }
+
+    fn json(&self) -> Value {
+        let mut run = json!({ "iops": self.iops });
+        for (column, value) in &self.figures {
+            run[column.title] = json!(value);
+        }
+        if !self.told.is_null() {
+            run["told"] = self.told.clone();
+        }
+        run
+    }
 }
 
 /// One contestant in one cell.
@@ -35,61 +62,35 @@ pub struct Row {
     pub filesystem: String,
     /// The cell's name.
     pub cell: String,
-    /// The cell's image.
-    pub shape: Shape,
-    /// Requests in flight.
-    pub depth: u64,
-    /// Requests of a run.
-    pub requests: u64,
     /// Who.
     pub contestant: Contestant,
     /// Its runs.
     pub runs: Vec<Measurement>,
-    /// System calls of one more run, which is not timed.
-    pub system_calls: Option<u64>,
-    /// It was below half of both its neighbours, and was measured again.
+    /// It was below half of both its neighbours, and stayed there when it was measured again.
     pub is_outlier: bool,
 }
 
 impl Row {
     /// Without runs.
-    pub fn new(filesystem: &str, cell: &Cell, contestant: Contestant) -> Row {
+    pub fn new(filesystem: &str, cell: &str, contestant: Contestant) -> Row {
         Row {
             filesystem: filesystem.to_string(),
-            cell: cell.name(),
-            shape: cell.shape,
-            depth: cell.load.depth,
-            requests: cell.load.requests,
+            cell: cell.to_string(),
             contestant,
             runs: Vec::new(),
-            system_calls: None,
             is_outlier: false,
         }
     }
 
-    /// Of a figure that all runs have.
-    fn spread(&self, figure: impl Fn(&Measurement) -> Option<f64>) -> Option<Spread> {
-        Spread::of(self.runs.iter().filter_map(figure).collect())
-    }
-
-    /// The median of requests a second; 0 without runs.
+    /// The median of operations a second; 0 without runs.
     pub fn iops(&self) -> f64 {
-        let spread = self.spread(|run| Some(run.iops));
+        let spread = Spread::of(self.runs.iter().map(|run| run.iops).collect());
         spread.map_or(0.0, |spread| spread.median)
     }
 
-    fn latency(&self, percentile: &str) -> Option<f64> {
-        let spread = self.spread(|run| run.told.as_ref()?["latency-us"][percentile].as_f64());
-        spread.map(|spread| spread.median)
-    }
-
-    fn median(&self, figure: impl Fn(&Measurement) -> Option<f64>) -> Option<f64> {
-        self.spread(figure).map(|spread| spread.median)
-    }
-
-    fn calls_per_request(&self) -> Option<f64> {
-        self.system_calls
-            .map(|calls| calls as f64 / self.requests as f64)
+    fn median(&self, column: Column) -> Option<f64> {
+        let values = self.runs.iter().filter_map(|run| run.figure(column));
+        Spread::of(values.collect()).map(|spread| spread.median)
     }
 }
 
@@ -100,6 +101,16 @@ struct Ratios {
     /// The better of sparse and allocated raw files.
     raw_first_touch: Option<f64>,
     raw_written: Option<f64>,
+}
+
+impl Ratios {
+    fn named(self) -> [(&'static str, Option<f64>); 3] {
+        [
+            ("x QEMU", self.qemu_img),
+            ("x first", self.raw_first_touch),
+            ("x written", self.raw_written),
+        ]
+    }
 }
 
 /// All that was measured.
@@ -126,62 +137,70 @@ impl Report {
             (is_ours && best > 0.0).then(|| row.iops() / best)
         };
         Ratios {
-            qemu_img: best(|contestant| contestant == Contestant::QemuImg),
+            qemu_img: best(Contestant::is_qemu_image),
             raw_first_touch: best(Contestant::is_raw_first_touch),
             raw_written: best(Contestant::is_raw_written),
         }
     }
 
+    /// Every column that a run has, in the order of the fullest run.
+    fn columns(&self) -> Vec<Column> {
+        let runs = self.rows.iter().flat_map(|row| &row.runs);
+        let fullest = runs.max_by_key(|run| run.figures.len());
+        let figures = fullest.iter().flat_map(|run| &run.figures);
+        figures.map(|(column, _)| *column).collect()
+    }
+
+    /// Whether no row has that ratio, so that its column would be empty.
+    fn has_ratio(&self, index: usize) -> bool {
+        let mut ratios = self.rows.iter().map(|row| self.ratios(row).named());
+        ratios.any(|ratios| ratios[index].1.is_some())
+    }
+
     /// The table, with its notes.
     pub fn text(&self) -> String {
-        let widest = self.rows.iter().map(|row| row.filesystem.len());
-        let width = widest.max().unwrap_or(0).max(5);
-        let mut text = head(width);
-        for row in &self.rows {
-            text += &self.line(row, width);
-        }
+        let mut lines = vec![self.head()];
+        lines.extend(self.rows.iter().map(|row| self.cells_of(row)));
+        let mut text = aligned(&lines);
         for note in &self.notes {
             text += &format!("\n{note}\n");
         }
         text
     }
 
-    /// One line of the table.
-    fn line(&self, row: &Row, width: usize) -> String {
-        let Some(iops) = row.spread(|run| Some(run.iops)) else {
-            return String::new();
-        };
-        let ratios = self.ratios(row);
+    fn head(&self) -> Vec<String> {
+        let mut head = vec!["fs", "cell", "contestant", "IOPS", "least-most"];
+        let ratios = Ratios::default().named();
+        let shown = (0..ratios.len()).filter(|index| self.has_ratio(*index));
+        head.extend(shown.map(|index| ratios[index].0));
+        head.extend(self.columns().iter().map(|column| column.title));
+        head.into_iter().map(str::to_string).collect()
+    }
+
+    fn cells_of(&self, row: &Row) -> Vec<String> {
+        let iops = Spread::of(row.runs.iter().map(|run| run.iops).collect());
         let mark = if row.is_outlier { "!" } else { "" };
-        let mut line = format!(
-            "{:width$} {:32} {:20} {:>8.0}{mark:1} {:>15}",
-            row.filesystem,
-            row.cell,
+        let mut cells = vec![
+            row.filesystem.clone(),
+            row.cell.clone(),
             row.contestant.name(),
-            iops.median,
-            format!("{:.0}-{:.0}", iops.least, iops.greatest),
-        );
-        let mebibytes = |run: &Measurement| Some(run.host.bytes as f64 / f64::from(1 << 20));
-        let extents = |run: &Measurement| run.host.extents.map(|extents| extents as f64);
-        let device_flushes = |run: &Measurement| run.device_flushes.map(|flushes| flushes as f64);
-        for (value, decimals) in [
-            (ratios.qemu_img, 2),
-            (ratios.raw_first_touch, 2),
-            (ratios.raw_written, 2),
-            (row.median(|run| Some(run.cpu_us)), 1),
-            (row.calls_per_request(), 2),
-            (row.latency("p50"), 0),
-            (row.latency("p99"), 0),
-            (row.latency("p99.9"), 0),
-            (row.median(mebibytes), 0),
-            (row.median(extents), 0),
-            (row.median(device_flushes), 0),
-        ] {
-            let cell = value.map_or(String::new(), |value| format!("{value:.decimals$}"));
-            // Formatting into a string cannot fail.
-            write!(line, " {cell:>8}").expect("a string takes all");
+            format!("{mark}{:.0}", row.iops()),
+            iops.map_or(String::new(), |iops| {
+                format!("{:.0}-{:.0}", iops.least, iops.greatest)
+            }),
+        ];
+        let mut push = |value: Option<f64>, decimals: usize| {
+            cells.push(value.map_or(String::new(), |value| format!("{value:.decimals$}")));
+        };
+        for (index, (_, ratio)) in self.ratios(row).named().into_iter().enumerate() {
+            if self.has_ratio(index) {
+                push(ratio, 2);
+            }
         }
-        line + "\n"
+        for column in self.columns() {
+            push(row.median(column), column.decimals);
+        }
+        cells
     }
 
     /// The results for programs.
@@ -197,8 +216,7 @@ impl Report {
                 "times-raw-first-touch": ratios.raw_first_touch,
                 "times-raw-written": ratios.raw_written,
                 "outlier": row.is_outlier,
-                "system-calls-per-request": row.calls_per_request(),
-                "runs": row.runs,
+                "runs": row.runs.iter().map(Measurement::json).collect::<Vec<_>>(),
             })
         });
         let rows: Vec<Value> = rows.collect();
@@ -206,25 +224,28 @@ impl Report {
     }
 }
 
-fn head(width: usize) -> String {
-    let mut line = format!(
-        "{:width$} {:32} {:20} {:>8}  {:>15}",
-        "fs", "cell", "contestant", "IOPS", "least-most"
-    );
-    for title in [
-        "x QEMU",
-        "x first",
-        "x written",
-        "CPU us",
-        "calls",
-        "p50 us",
-        "p99 us",
-        "p99.9 us",
-        "MiB",
-        "extents",
-        "flushes",
-    ] {
-        write!(line, " {title:>8}").expect("a string takes all");
+/// Lines of cells as a table: names to the left, numbers to the right.
+fn aligned(lines: &[Vec<String>]) -> String {
+    /// Columns that hold names.
+    const NAMES: usize = 3;
+    let columns = lines.first().map_or(0, Vec::len);
+    let width = |index: usize| {
+        let lengths = lines.iter().filter_map(|line| line.get(index));
+        lengths.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for line in lines {
+        let mut row = String::new();
+        for (index, (cell, width)) in line.iter().zip(&widths).enumerate() {
+            let written = match index < NAMES {
+                true => write!(row, "{cell:<width$}  "),
+                false => write!(row, "{cell:>width$}  "),
+            };
+            written.expect("a string takes all");
+        }
+        text += row.trim_end();
+        text.push('\n');
     }
-    line + "\n"
+    text
 }

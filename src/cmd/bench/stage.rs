@@ -8,11 +8,12 @@ use std::process::Command;
 use cowslip_testbed::Place;
 use rustix::fs::FallocateFlags;
 
-use super::cell::{Backing, Cell, Contestant, RawFile, Shape, scattering_step};
-use super::report::{Measurement, Row};
-use super::run::{Run, run, system_calls};
+use super::cell::{Backing, Before, Cell, Contestant, Direction, RawFile, Shape, scattering_step};
+use super::report::{Column, Measurement, Row, column};
+use super::run::{run, system_calls};
 use super::tables::Scale;
 use crate::cmd::demo::own_path;
+use crate::cmd::demo::server::Kind;
 use crate::error::CommandError;
 use crate::host_usage::{HostUsage, device_flushes};
 use crate::interrupt::RemovedOnInterrupt;
@@ -20,6 +21,36 @@ use crate::progress::Progress;
 
 /// Written by every load: zeroes might be treated apart.
 const PATTERN: &str = "--pattern=165";
+
+/// Requests of walks in order, with few in flight.
+const IN_ORDER_REQUEST_BYTES: u64 = 1 << 20;
+
+/// CPU time of a request, user and system.
+const CPU: Column = column("CPU us", 1);
+/// System calls of a request.
+const CALLS: Column = column("calls", 2);
+const P50: Column = column("p50 us", 0);
+const P99: Column = column("p99 us", 0);
+const P999: Column = column("p99.9 us", 0);
+/// The most memory that the process had at a time.
+const RSS: Column = column("RSS MiB", 0);
+/// What the file takes afterwards.
+const SPACE: Column = column("MiB", 0);
+const EXTENTS: Column = column("extents", 0);
+/// Flushes that the device completed meanwhile, by anyone.
+const FLUSHES: Column = column("flushes", 0);
+
+/// Whose turn it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// Who is measured.
+    pub contestant: Contestant,
+    /// The number of the repetition, from 0.
+    pub repetition: usize,
+}
+
+/// How one run is made.
+pub type Measure = fn(&Stage<'_>, &Cell, Turn) -> Result<Measurement, CommandError>;
 
 /// One place with all that its cells share.
 pub struct Stage<'a> {
@@ -79,16 +110,15 @@ impl<'a> Stage<'a> {
         self.file("written.raw")
     }
 
-    /// Measures all contestants of a cell, the order rotated with each repetition.
+    /// Measures all contestants of a cell that are here, the order rotated with each repetition.
     ///
     /// # Errors
     /// A run fails, or leaves an image that is not sound.
-    pub fn measure(&self, cell: &Cell) -> Result<Vec<Row>, CommandError> {
+    pub fn measure(&self, cell: &Cell, measure: Measure) -> Result<Vec<Row>, CommandError> {
         let contestants = cell.contestants.iter().copied();
-        let present: Vec<Contestant> = contestants.filter(|c| self.can_run(*c)).collect();
+        let present = contestants.filter(|c| self.can_run(cell, *c));
         let mut rows: Vec<Row> = present
-            .iter()
-            .map(|contestant| Row::new(&self.place.name, cell, *contestant))
+            .map(|contestant| Row::new(&self.place.name, &cell.name(), contestant))
             .collect();
         for repetition in 0..self.scale.repetitions {
             for turn in 0..rows.len() {
@@ -96,24 +126,49 @@ impl<'a> Stage<'a> {
                 let row = &mut rows[index];
                 self.progress
                     .say(&format!("{} {}", row.cell, row.contestant.name()));
-                row.runs.push(self.measure_one(cell, row.contestant)?);
+                let turn = Turn {
+                    contestant: row.contestant,
+                    repetition,
+                };
+                row.runs.push(measure(self, cell, turn)?);
                 self.progress.advance(1);
-            }
-        }
-        if self.scale.system_calls {
-            for row in &mut rows {
-                row.system_calls = Some(self.count_system_calls(cell, row.contestant)?);
             }
         }
         Ok(rows)
     }
 
-    fn can_run(&self, contestant: Contestant) -> bool {
+    /// Size of the disks in bytes.
+    pub fn disk_bytes(&self) -> u64 {
+        self.scale.disk_bytes
+    }
+
+    /// Where files go.
+    pub fn directory(&self) -> &Path {
+        &self.place.directory
+    }
+
+    fn can_run(&self, cell: &Cell, contestant: Contestant) -> bool {
         match contestant {
             Contestant::QemuImg | Contestant::QemuRaw(_) => self.has_qemu_img,
+            Contestant::QemuServer => self.has_qemu_img && Kind::installed_peer().is_some(),
             Contestant::Raw(RawFile::Clone) => self.can_clone(),
-            Contestant::Cowslip(_) | Contestant::Raw(_) => true,
+            Contestant::Raw(_) => true,
+            Contestant::Cowslip(_) => match cell.shape.before {
+                Before::Preallocated(_) => self.can_create(&cell.shape),
+                Before::Fresh | Before::Filled => true,
+            },
         }
+    }
+
+    /// Whether our `create` knows these options.
+    fn can_create(&self, shape: &Shape) -> bool {
+        let path = self.file("probe.qcow2");
+        let mut create = Command::new(&self.cowslip);
+        create.args(["create", "-q", "-f", "qcow2", "-o", &shape.options()]);
+        let outcome = run(create.arg(&path).arg("1M"));
+        // What was refused was not made.
+        drop(fs::remove_file(&path));
+        outcome.is_ok()
     }
 
     fn can_clone(&self) -> bool {
@@ -126,22 +181,6 @@ impl<'a> Stage<'a> {
         outcome.is_ok()
     }
 
-    fn measure_one(
-        &self,
-        cell: &Cell,
-        contestant: Contestant,
-    ) -> Result<Measurement, CommandError> {
-        let file = RemovedOnInterrupt::new(&self.prepare(cell, contestant)?);
-        let flushes_before = device_flushes(file.path());
-        let run = run(&mut self.command(cell, contestant, file.path()))?;
-        let flushes_after = device_flushes(file.path());
-        self.check(contestant, file.path())?;
-        let usage = HostUsage::of(file.path())?;
-        self.dispose(contestant, file.path())?;
-        let device_flushes = flushes_before.zip(flushes_after).map(|(b, a)| a - b);
-        measurement(cell, run, usage, device_flushes)
-    }
-
     fn count_system_calls(&self, cell: &Cell, contestant: Contestant) -> Result<u64, CommandError> {
         let file = RemovedOnInterrupt::new(&self.prepare(cell, contestant)?);
         let command = self.command(cell, contestant, file.path());
@@ -151,7 +190,10 @@ impl<'a> Stage<'a> {
     }
 
     /// Makes the file that is measured, and lets what that has caused come to rest.
-    fn prepare(&self, cell: &Cell, contestant: Contestant) -> Result<PathBuf, CommandError> {
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn prepare(&self, cell: &Cell, contestant: Contestant) -> Result<PathBuf, CommandError> {
         let path = match contestant {
             Contestant::Cowslip(policy) => {
                 let mut options = cell.shape.options();
@@ -160,11 +202,14 @@ impl<'a> Stage<'a> {
                 }
                 self.create(Command::new(&self.cowslip), &cell.shape, &options)?
             }
-            Contestant::QemuImg => {
+            Contestant::QemuImg | Contestant::QemuServer => {
                 self.create(Command::new("qemu-img"), &cell.shape, &cell.shape.options())?
             }
             Contestant::Raw(state) | Contestant::QemuRaw(state) => self.prepare_raw(state)?,
         };
+        if cell.shape.before == Before::Filled && !contestant.is_raw_written() {
+            run(&mut self.in_order(contestant, &path, Direction::Write))?;
+        }
         let file = File::open(&path).map_err(|e| failed("open", &path, &e))?;
         rustix::fs::syncfs(&file).map_err(|e| failed("sync", &path, &e.into()))?;
         Ok(path)
@@ -220,19 +265,43 @@ impl<'a> Stage<'a> {
         Ok(path)
     }
 
-    /// The same words for each engine but those that ask ours for its figures.
-    fn command(&self, cell: &Cell, contestant: Contestant, file: &Path) -> Command {
-        let (program, format) = match contestant {
-            Contestant::Cowslip(_) => (self.cowslip.as_path(), "qcow2"),
-            Contestant::Raw(_) => (self.cowslip.as_path(), "raw"),
-            Contestant::QemuImg => (Path::new("qemu-img"), "qcow2"),
-            Contestant::QemuRaw(_) => (Path::new("qemu-img"), "raw"),
+    /// `bench` by the contestant's engine; what it is to do is still to be said.
+    fn bench(&self, contestant: Contestant) -> Command {
+        use Contestant::{Cowslip, QemuImg, QemuRaw, QemuServer, Raw};
+        let mut command = match contestant {
+            Cowslip(_) | Raw(_) => Command::new(&self.cowslip),
+            QemuImg | QemuServer | QemuRaw(_) => Command::new("qemu-img"),
         };
+        let format = match contestant {
+            Cowslip(_) | QemuImg | QemuServer => "qcow2",
+            Raw(_) | QemuRaw(_) => "raw",
+        };
+        command.args(["bench", "-f", format, "-t", self.cache, "-i", self.aio]);
+        command
+    }
+
+    /// Reads or writes a disk throughout, in order.
+    pub fn in_order(&self, contestant: Contestant, file: &Path, direction: Direction) -> Command {
+        let request_bytes = self.scale.disk_bytes.min(IN_ORDER_REQUEST_BYTES);
+        let requests = self.scale.disk_bytes / request_bytes;
+        let mut command = self.bench(contestant);
+        if direction == Direction::Write {
+            command.args(["-w", PATTERN]);
+        }
+        command.args(["-d", "4", "-c", &requests.to_string()]);
+        command.args(["-s", &request_bytes.to_string()]);
+        command.arg(file);
+        command
+    }
+
+    /// The same words for each engine but those that ask ours for its figures.
+    pub fn command(&self, cell: &Cell, contestant: Contestant, file: &Path) -> Command {
         let load = &cell.load;
         let step = scattering_step(self.scale.disk_bytes, load.request_bytes);
-        let mut command = Command::new(program);
-        command.args(["bench", "-w", PATTERN, "-f", format]);
-        command.args(["-t", self.cache, "-i", self.aio]);
+        let mut command = self.bench(contestant);
+        if load.direction == Direction::Write {
+            command.args(["-w", PATTERN]);
+        }
         for (name, value) in [
             ("-c", load.requests),
             ("-d", load.depth),
@@ -250,7 +319,10 @@ impl<'a> Stage<'a> {
     }
 
     /// A figure counts only if the image survived. QEMU judges all images where it is installed.
-    fn check(&self, contestant: Contestant, image: &Path) -> Result<(), CommandError> {
+    ///
+    /// # Errors
+    /// The image is not sound.
+    pub fn check(&self, contestant: Contestant, image: &Path) -> Result<(), CommandError> {
         if let Contestant::Raw(_) | Contestant::QemuRaw(_) = contestant {
             return Ok(());
         }
@@ -263,7 +335,11 @@ impl<'a> Stage<'a> {
         run(&mut command).map(drop)
     }
 
-    fn dispose(&self, contestant: Contestant, file: &Path) -> Result<(), CommandError> {
+    /// Ends the use of a file: removes it, or keeps it if it was asked for.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn dispose(&self, contestant: Contestant, file: &Path) -> Result<(), CommandError> {
         let is_shared = contestant.is_raw_written();
         match (is_shared, self.scale.keep) {
             (true, _) => Ok(()),
@@ -276,34 +352,58 @@ impl<'a> Stage<'a> {
     }
 }
 
-fn measurement(
+/// The run of `bench` as a process, from its start to its end.
+///
+/// # Errors
+/// It fails, leaves an image that is not sound, or has not flushed as often as it was told to.
+pub fn bench_process(
+    stage: &Stage<'_>,
     cell: &Cell,
-    run: Run,
-    host: HostUsage,
-    device_flushes: Option<u64>,
+    turn: Turn,
 ) -> Result<Measurement, CommandError> {
+    let contestant = turn.contestant;
+    let file = RemovedOnInterrupt::new(&stage.prepare(cell, contestant)?);
+    let flushes_before = device_flushes(file.path());
+    let run = run(&mut stage.command(cell, contestant, file.path()))?;
+    let flushes_after = device_flushes(file.path());
+    stage.check(contestant, file.path())?;
+    let usage = HostUsage::of(file.path())?;
+    stage.dispose(contestant, file.path())?;
     let requests = cell.load.requests as f64;
     // QEMU tells no figures; without them the output is two lines of text.
-    let told: Option<serde_json::Value> = serde_json::from_str(&run.output).ok();
-    if let Some(told) = &told {
-        let interval = cell.load.flush_interval;
-        let due = cell.load.requests.checked_div(interval).unwrap_or(0);
-        if told["flushes"] != due {
-            let flushes = &told["flushes"];
-            return Err(CommandError::new(format!(
-                "{flushes} flushes where {due} were due"
-            )));
-        }
+    let told: serde_json::Value = serde_json::from_str(&run.output).unwrap_or_default();
+    let due = cell.load.requests.checked_div(cell.load.flush_interval);
+    if !told.is_null() && told["flushes"] != due.unwrap_or(0) {
+        let text = format!("{} flushes where {due:?} were due", told["flushes"]);
+        return Err(CommandError::new(text));
     }
-    Ok(Measurement {
-        seconds: run.seconds,
+    let latency = |name| told["latency-us"][name].as_f64();
+    let mut measurement = Measurement {
         iops: requests / run.seconds,
-        cpu_us: run.cpu_seconds * 1e6 / requests,
-        peak_rss_bytes: run.peak_rss_bytes,
-        host,
-        device_flushes,
-        told,
-    })
+        figures: Vec::new(),
+        told: serde_json::Value::Null,
+    };
+    measurement.add(CPU, Some(run.cpu_seconds * 1e6 / requests));
+    if stage.scale.system_calls && turn.repetition == 0 {
+        let calls = stage.count_system_calls(cell, contestant)?;
+        measurement.add(CALLS, Some(calls as f64 / requests));
+    }
+    measurement.add(P50, latency("p50"));
+    measurement.add(P99, latency("p99"));
+    measurement.add(P999, latency("p99.9"));
+    measurement.add(RSS, Some(mebibytes(run.peak_rss_bytes)));
+    measurement.add(SPACE, Some(mebibytes(usage.bytes)));
+    measurement.add(EXTENTS, usage.extents.map(|extents| extents as f64));
+    let flushes = flushes_before.zip(flushes_after);
+    let flushes = flushes.map(|(before, after)| (after - before) as f64);
+    measurement.add(FLUSHES, flushes);
+    measurement.told = told;
+    Ok(measurement)
+}
+
+/// In the unit of tables.
+pub fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }
 
 fn reflink(source: &Path, target: &Path) -> std::io::Result<()> {

@@ -8,16 +8,13 @@ use serde_json::json;
 
 use super::cell::{Cell, Contestant, RawFile};
 use super::report::Report;
-use super::stage::Stage;
-use super::{flush, subclusters};
+use super::stage::{Measure, Stage, bench_process};
+use super::{discard, flush, fragmentation, preallocation, steady, subclusters};
 use crate::error::CommandError;
 use crate::options::bytes_within;
 use crate::output::{self, Program};
 use crate::progress::Progress;
 
-/// The file system is so many times as large as the disk: a written raw file, a new image of the
-/// same size, and as much again so that it is not nearly full.
-const FILESYSTEM_TIMES: u64 = 3;
 /// No file system that is smaller, whatever the disk: XFS refuses to be below 300 MiB.
 const FILESYSTEM_BYTES_MIN: u64 = 512 << 20;
 /// Requests of a depth of one are fewer, because each waits for the last.
@@ -30,6 +27,14 @@ pub enum Table {
     Subclusters(Options),
     /// The same with a flush after every 1, 8 and 32 writes
     Flush(Options),
+    /// Random first writes to images and raw files of each kind of preallocation
+    Preallocation(Options),
+    /// Space and speed when half of what was written is discarded, in pieces of 64 KiB
+    Discard(Options),
+    /// Images filled by random writes: extents, and reads in order and at random
+    Fragmentation(Options),
+    /// Reads and overwrites of what is allocated
+    Steady(Options),
 }
 
 /// What all tables take.
@@ -41,12 +46,12 @@ pub struct Options {
     /// Make file systems of these kinds on fully written loop devices, and work there (root): ext4, xfs, btrfs
     #[arg(long = "loop", value_name = "KINDS", value_delimiter = ',')]
     loops: Vec<String>,
-    /// Size of the disks
-    #[arg(long, value_name = "SIZE", default_value = "4G")]
-    size: String,
-    /// Requests of a run; an eighth of it at depth 1
-    #[arg(long, value_name = "N", default_value_t = 8000)]
-    requests: u64,
+    /// Size of the disks; if not given 4G, for discard 8G, for fragmentation 1G
+    #[arg(long, value_name = "SIZE")]
+    size: Option<String>,
+    /// Requests of a run; an eighth of it at depth 1; 8000 if not given
+    #[arg(long, value_name = "N")]
+    requests: Option<u64>,
     /// Runs of each contestant in each cell
     #[arg(long, value_name = "N", default_value_t = 5)]
     repetitions: usize,
@@ -80,6 +85,14 @@ pub struct Options {
     /// One run of each cell, few requests on a small disk: a first look
     #[arg(long, conflicts_with_all = ["size", "requests", "repetitions"])]
     quick: bool,
+    /// own, or seed: disks and requests as in the mails that asked first (subclusters, preallocation)
+    #[arg(
+        long,
+        value_name = "WHOSE",
+        default_value = "own",
+        conflicts_with = "quick"
+    )]
+    conditions: String,
     /// Count system calls too, in one more run of each under strace
     #[arg(long)]
     system_calls: bool,
@@ -89,6 +102,17 @@ pub struct Options {
     /// Print the results as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// How the mails that first asked a table's question measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// Size of the disk in bytes.
+    pub disk_bytes: u64,
+    /// About what a run of 60 s did there.
+    pub requests: u64,
+    /// In words, with what is different here.
+    pub words: &'static str,
 }
 
 /// The sizes of a run, and what else cells have in common.
@@ -113,12 +137,21 @@ pub struct Scale {
 }
 
 impl Scale {
-    fn new(options: &Options) -> Result<Scale, CommandError> {
-        let (disk_bytes, requests, repetitions) = if options.quick {
-            (1 << 30, 2000, 1)
-        } else {
-            let size = bytes_within("size", &options.size, 1 << 20..=1 << 43)?;
-            (size, options.requests, options.repetitions)
+    fn new(table: &Table) -> Result<Scale, CommandError> {
+        let options = table.options();
+        let source = table.source(&options.conditions)?;
+        let disk_bytes = match (&options.size, source) {
+            (Some(size), _) => bytes_within("size", size, 1 << 20..=1 << 43)?,
+            (None, Some(source)) => source.disk_bytes,
+            (None, None) if options.quick => 1 << 30,
+            (None, None) => table.disk_bytes(),
+        };
+        let (requests, repetitions) = match options.quick {
+            true => (2000, 1),
+            false => {
+                let usual = source.map_or(8000, |source| source.requests);
+                (options.requests.unwrap_or(usual), options.repetitions)
+            }
         };
         if requests == 0 || repetitions == 0 || options.depths.contains(&0) {
             let text = "--requests, --repetitions and --depths expect numbers above 0";
@@ -180,7 +213,12 @@ fn yardstick(name: &str) -> Result<fn(RawFile) -> Contestant, CommandError> {
 impl Table {
     fn options(&self) -> &Options {
         match self {
-            Table::Subclusters(options) | Table::Flush(options) => options,
+            Table::Subclusters(options)
+            | Table::Flush(options)
+            | Table::Preallocation(options)
+            | Table::Discard(options)
+            | Table::Fragmentation(options)
+            | Table::Steady(options) => options,
         }
     }
 
@@ -188,13 +226,66 @@ impl Table {
         match self {
             Table::Subclusters(_) => "subclusters",
             Table::Flush(_) => "flush",
+            Table::Preallocation(_) => "preallocation",
+            Table::Discard(_) => "discard",
+            Table::Fragmentation(_) => "fragmentation",
+            Table::Steady(_) => "steady",
         }
+    }
+
+    /// The conditions of the source, if they are asked for.
+    fn source(&self, conditions: &str) -> Result<Option<Source>, CommandError> {
+        match (conditions, self) {
+            ("own", _) => Ok(None),
+            ("seed", Table::Subclusters(_)) => Ok(Some(subclusters::SOURCE)),
+            ("seed", Table::Preallocation(_)) => Ok(Some(preallocation::SOURCE)),
+            ("seed", _) => Err(CommandError::new(format!(
+                "--conditions=seed: '{}' has no source but this command",
+                self.name()
+            ))),
+            _ => Err(CommandError::new(format!(
+                "--conditions expects own or seed, not '{conditions}'"
+            ))),
+        }
+    }
+
+    fn disk_bytes(&self) -> u64 {
+        match self {
+            Table::Discard(_) => 8 << 30,
+            // All of it is written, block by block.
+            Table::Fragmentation(_) => 1 << 30,
+            _ => 4 << 30,
+        }
+    }
+
+    /// Space that a file system needs for disks of this size: a written raw file, a new image that may
+    /// become as large, and as much again so that it is not nearly full. Where there is no raw file,
+    /// half of that.
+    fn filesystem_bytes(&self, disk_bytes: u64) -> u64 {
+        let bytes = match self {
+            Table::Discard(_) => disk_bytes / 2 * 3,
+            _ => disk_bytes * 3,
+        };
+        bytes.max(FILESYSTEM_BYTES_MIN)
     }
 
     fn cells(&self, scale: &Scale) -> Vec<Cell> {
         match self {
             Table::Subclusters(_) => subclusters::cells(scale),
             Table::Flush(_) => flush::cells(scale),
+            Table::Preallocation(_) => preallocation::cells(scale),
+            Table::Discard(_) => discard::cells(scale),
+            Table::Fragmentation(_) => fragmentation::cells(scale),
+            Table::Steady(_) => steady::cells(scale),
+        }
+    }
+
+    /// How one run of it is made.
+    fn measure(&self) -> Measure {
+        match self {
+            Table::Discard(_) => discard::measure,
+            Table::Fragmentation(_) => fragmentation::measure,
+            _ => bench_process,
         }
     }
 }
@@ -205,7 +296,7 @@ impl Table {
 /// A place cannot be had, a run fails, or an image is not sound.
 pub fn run(table: &Table, program: &Program) -> Result<u8, CommandError> {
     let options = table.options();
-    let scale = Scale::new(options)?;
+    let scale = Scale::new(table)?;
     for kind in &options.loops {
         if !["ext4", "xfs", "btrfs"].contains(&kind.as_str()) {
             let text = format!("--loop expects ext4, xfs or btrfs, not '{kind}'");
@@ -227,6 +318,10 @@ pub fn run(table: &Table, program: &Program) -> Result<u8, CommandError> {
         conditions: conditions(table, &scale),
         ..Report::default()
     };
+    let source = table.source(&options.conditions)?;
+    report
+        .notes
+        .extend(source.map(|source| source.words.to_string()));
     let cells = table.cells(&scale).into_iter();
     let cells: Vec<Cell> = cells
         .filter(|cell| {
@@ -239,7 +334,7 @@ pub fn run(table: &Table, program: &Program) -> Result<u8, CommandError> {
             "No cell has a name with the text of --cells",
         ));
     }
-    for place in Places::new(options, &scale) {
+    for place in Places::new(table, &scale) {
         measure_at(table, &place?, (&scale, &cells), &mut report)?;
     }
     match options.json {
@@ -264,11 +359,11 @@ fn measure_at(
     let stage = Stage::new(place, scale, &progress)?;
     let first = report.rows.len();
     for cell in cells {
-        report.rows.extend(stage.measure(cell)?);
+        report.rows.extend(stage.measure(cell, table.measure())?);
     }
     if let Table::Subclusters(_) = table {
         subclusters::measure_outliers_again(&stage, cells, &mut report.rows[first..])?;
-        let note = subclusters::by_unit(&report.rows[first..]);
+        let note = subclusters::by_unit(cells, &report.rows[first..]);
         report.notes.extend(note);
     }
     if let Some(places) = report.conditions["places"].as_array_mut() {
@@ -302,10 +397,10 @@ struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    fn new(options: &'a Options, scale: &Scale) -> Places<'a> {
+    fn new(table: &'a Table, scale: &Scale) -> Places<'a> {
         Places {
-            options,
-            filesystem_bytes: (scale.disk_bytes * FILESYSTEM_TIMES).max(FILESYSTEM_BYTES_MIN),
+            options: table.options(),
+            filesystem_bytes: table.filesystem_bytes(scale.disk_bytes),
             next: 0,
         }
     }

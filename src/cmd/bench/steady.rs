@@ -1,0 +1,36 @@
+//! `bench steady`: reads and overwrites of what is allocated, where a thin image should cost what a
+//! raw file costs.
+
+use super::cell::{
+    Backing, Before, Cell, CellLoad, Contestant, Direction, RawFile, Shape, Subclusters,
+};
+use super::tables::Scale;
+
+const REQUEST_BYTES: u64 = 4096;
+/// Clusters of the image in bytes: QEMU's default.
+const CLUSTER_BYTES: u64 = 64 << 10;
+
+/// Its cells.
+pub fn cells(scale: &Scale) -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for depth in &scale.depths {
+        for subclusters in [Subclusters::Off, Subclusters::On] {
+            for direction in [Direction::Read, Direction::Write] {
+                let requests = scale.requests_at(*depth, REQUEST_BYTES);
+                let mut load = CellLoad::writes(requests, *depth, REQUEST_BYTES);
+                load.direction = direction;
+                let mut shape = Shape::new(CLUSTER_BYTES, subclusters, Backing::None);
+                shape.before = Before::Filled;
+                let mut contestants = scale.contestants(&[RawFile::Written]);
+                // The policy decides nothing here.
+                contestants.retain(|c| !matches!(c, Contestant::Cowslip(p) if *p != "auto"));
+                cells.push(Cell {
+                    shape,
+                    load,
+                    contestants,
+                });
+            }
+        }
+    }
+    cells
+}
