@@ -3,11 +3,15 @@
 //! Its pace is qemu-img's, so that both engines do the same operations: one request is begun for each
 //! that ends, and a flush falls due whenever the number of requests not yet begun is a multiple of the
 //! interval. With `Drain` nothing is begun until all that is in flight, and then the flush, has ended.
+//! Without, flushes run beside the requests, one at a time.
 
+use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use cowslip::image::WriteOptions;
 use cowslip::{Buf, BufMut, Image};
+use cowslip_queue::{Completer, pending};
+use futures_util::future::try_join;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::latency::Histogram;
@@ -79,14 +83,23 @@ pub struct Figures {
     pub series: Vec<u64>,
 }
 
-enum Done {
-    Request(Instant),
-    Flush,
-}
-
-enum Action {
-    Request(u64),
-    Flush,
+/// A run, as its workers share it. Each worker has one request in flight; they live as long as the run,
+/// so that a request costs no allocation here.
+struct Run<'a> {
+    load: &'a Load,
+    image: &'a Image,
+    data: Buf,
+    start: Instant,
+    places: RefCell<Places>,
+    figures: RefCell<Figures>,
+    /// Requests that have not begun.
+    unsent: Cell<u64>,
+    /// Requests that have begun and not ended.
+    in_flight: Cell<usize>,
+    /// Workers that wait for a flush, or whoever flushes beside them.
+    waiting: RefCell<Vec<Completer<()>>>,
+    /// Flushes that are due and have not begun, where nobody waits for them.
+    due: Cell<u64>,
 }
 
 impl Load {
@@ -103,61 +116,120 @@ impl Load {
                 data.freeze()
             }
         };
-        let mut places = Places::new(self.order, self.request_bytes as u64, image.size());
-        let act = |action| self.act(image, data.clone(), action);
-        let mut under_way = FuturesUnordered::new();
-        let mut figures = Figures::default();
-        let (mut unsent, mut in_flight) = (self.count, 0);
-        let start = Instant::now();
-        loop {
-            while in_flight < self.depth && unsent > 0 {
-                under_way.push(act(Action::Request(places.advance())));
-                unsent -= 1;
-                in_flight += 1;
+        let places = Places::new(self.order, self.request_bytes as u64, image.size());
+        let run = Run {
+            load: self,
+            image,
+            data,
+            start: Instant::now(),
+            places: RefCell::new(places),
+            figures: RefCell::default(),
+            unsent: Cell::new(self.count),
+            in_flight: Cell::new(0),
+            waiting: RefCell::default(),
+            due: Cell::new(0),
+        };
+        try_join(run.all_requests(), run.flushes_beside()).await?;
+        Ok(run.figures.into_inner())
+    }
+}
+
+impl Run<'_> {
+    async fn all_requests(&self) -> cowslip::Result<()> {
+        let workers = (self.load.depth as u64).min(self.load.count);
+        let mut workers: FuturesUnordered<_> = (0..workers).map(|_| self.work()).collect();
+        while let Some(done) = workers.next().await {
+            done?;
+        }
+        self.wake();
+        Ok(())
+    }
+
+    /// One request after the other, until none is left.
+    async fn work(&self) -> cowslip::Result<()> {
+        while let Some(unsent) = self.unsent.get().checked_sub(1) {
+            self.unsent.set(unsent);
+            self.in_flight.set(self.in_flight.get() + 1);
+            let place = self.places.borrow_mut().advance();
+            let begun = Instant::now();
+            self.request(place).await?;
+            self.in_flight.set(self.in_flight.get() - 1);
+            self.figures.borrow_mut().note(begun, self.start);
+            if self.is_flush_due() {
+                self.flush_in_turn().await?;
             }
-            let Some(done) = under_way.next().await else {
-                return Ok(figures);
-            };
-            let Done::Request(begun) = done? else {
-                continue;
-            };
-            figures.note(begun, start);
-            in_flight -= 1;
-            if self.flush_interval == 0 || !unsent.is_multiple_of(self.flush_interval) {
-                continue;
+        }
+        Ok(())
+    }
+
+    async fn request(&self, offset: u64) -> cowslip::Result<()> {
+        match self.load.direction {
+            Direction::Read => {
+                let buf = BufMut::zeroed(self.load.request_bytes);
+                self.image.read(offset, buf).await.map(drop)
             }
-            if self.pause == Pause::Drain {
-                while let Some(done) = under_way.next().await {
-                    if let Done::Request(begun) = done? {
-                        figures.note(begun, start);
-                    }
-                }
-                in_flight = 0;
-            }
-            figures.flushes += 1;
-            under_way.push(act(Action::Flush));
-            if self.pause == Pause::Drain
-                && let Some(done) = under_way.next().await
-            {
-                done?;
+            Direction::Write(_) => {
+                let data = self.data.clone();
+                let options = WriteOptions::default();
+                self.image.write(offset, data, options).await
             }
         }
     }
 
-    async fn act(&self, image: &Image, data: Buf, action: Action) -> cowslip::Result<Done> {
-        let begun = Instant::now();
-        let offset = match action {
-            Action::Request(offset) => offset,
-            Action::Flush => return image.flush().await.map(|()| Done::Flush),
-        };
-        match self.direction {
-            Direction::Read => {
-                let buf = BufMut::zeroed(self.request_bytes);
-                image.read(offset, buf).await.map(drop)?;
-            }
-            Direction::Write(_) => image.write(offset, data, WriteOptions::default()).await?,
+    fn is_flush_due(&self) -> bool {
+        let interval = self.load.flush_interval;
+        interval > 0 && self.unsent.get().is_multiple_of(interval)
+    }
+
+    /// With `Drain` the last of those in flight flushes, and the others wait for it.
+    async fn flush_in_turn(&self) -> cowslip::Result<()> {
+        if self.load.pause == Pause::None {
+            self.due.set(self.due.get() + 1);
+            self.wake();
+            return Ok(());
         }
-        Ok(Done::Request(begun))
+        if self.in_flight.get() > 0 {
+            self.sleep().await;
+            return Ok(());
+        }
+        self.flush().await?;
+        self.wake();
+        Ok(())
+    }
+
+    /// The flushes that nobody waits for, until no request is left.
+    async fn flushes_beside(&self) -> cowslip::Result<()> {
+        if self.load.pause == Pause::Drain {
+            return Ok(());
+        }
+        loop {
+            if let Some(due) = self.due.get().checked_sub(1) {
+                self.due.set(due);
+                self.flush().await?;
+            } else if self.unsent.get() > 0 || self.in_flight.get() > 0 {
+                self.sleep().await;
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn flush(&self) -> cowslip::Result<()> {
+        self.figures.borrow_mut().flushes += 1;
+        self.image.flush().await
+    }
+
+    /// Waits for the next [`Run::wake`].
+    async fn sleep(&self) {
+        let (completer, woken) = pending();
+        self.waiting.borrow_mut().push(completer);
+        woken.await;
+    }
+
+    fn wake(&self) {
+        for waiting in self.waiting.take() {
+            waiting.complete(());
+        }
     }
 }
 
