@@ -277,7 +277,6 @@ fn create_image(args: &Args, program: &Program) -> Result<(), CommandError> {
     let work = async {
         let backing = look_at_backing(&mut request, args).await?;
         announce(&request, args);
-        warn_of_file_options(&request, program);
         make(&request, backing.as_deref(), &job).await
     };
     block_on(Aio::Auto, work).map_err(prefixed)?;
