@@ -85,7 +85,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         zero_method: options.zero_method,
         write_policy: options.write_policy,
         writable,
-        state: Mutex::new(fresh_state(header.clone(), l1)),
+        state: Mutex::new(fresh_state(header.clone(), l1, options)),
         turn: Turn::new(empty_counts(file.clone(), format)),
         sparse: OnceLock::new(),
         durable_writes: DurableWrites::default(),
@@ -227,7 +227,7 @@ fn empty_counts(file: HostFile, format: EntryFormat) -> Counts {
     }
 }
 
-fn fresh_state(header: Header, l1: Vec<u64>) -> State {
+fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
     State {
         tables: Tables::new(header.entry_format(), l1),
         header,
