@@ -115,8 +115,6 @@ mistakes! {
     NoFlushBeforeFirstWrite,
     /// An error of writes that went down as one is blamed on the first of them.
     JoinedErrorOnFirstStep,
-    /// Requests whose writes went down as one do not hear of its failure.
-    JoinedErrorUnheard,
     /// Slices of a cut that failed count as written.
     FailedCutStaysClean,
     /// The first flush of a session does not cover what a dead process left unflushed.
