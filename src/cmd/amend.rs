@@ -240,8 +240,10 @@ impl Request {
         {
             return refuse("encryption is not supported");
         }
-        // Even to what they are, as qemu-img.
-        if value("backing_file").is_some() || value("backing_fmt").is_some() {
+        // To what they are, both of them, as with qemu-img.
+        let backing = (value("backing_file"), value("backing_fmt"));
+        let now = (header.backing_file.as_deref(), header.backing_format());
+        if backing != (None, None) && backing != now {
             return refuse("Cannot amend the backing file\nYou can use 'qemu-img rebase' instead.");
         }
         Ok(Amendment {

@@ -35,8 +35,8 @@ use crate::{Error, Result};
 
 /// Bytes of refcount blocks that one step of growth makes, all of them in memory.
 const COUNTS_BYTES_MAX: u64 = 16 << 20;
-/// Clusters whose counts wait to be raised before a cycle writes them.
-const RAISED_MAX: usize = 1 << 16;
+/// Clusters whose counts wait to be raised before a cycle writes them: 16 MiB of them.
+const RAISED_MAX: usize = 1 << 19;
 
 /// Host clusters that are taken, have their space, and nobody refers to yet.
 #[derive(Debug, Default)]
