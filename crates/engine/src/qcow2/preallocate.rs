@@ -84,13 +84,13 @@ impl Qcow2 {
         let mut stock = Stock::default();
         let done = async {
             let clusters = (range.end - range.start) / unit;
-            let tables_bytes = clusters * self.geometry().l2_entry_bytes();
+            // Told before the data, so that nothing looks complete before it is.
+            job.expect(clusters * self.geometry().l2_entry_bytes());
             if data_len.is_some() {
                 self.fill_data_file(added.clone(), (how, job)).await?;
             } else {
                 self.take_stock(clusters, &mut stock, (how, job)).await?;
             }
-            job.expect(tables_bytes);
             job.check()?;
             job.enter(Stage::Tables);
             for piece in geometry::pieces(
