@@ -1,6 +1,7 @@
 //! A file in memory on which some writes take as long as the test wants, and some fail.
 
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use cowslip::file::memory::MemoryFile;
@@ -24,6 +25,7 @@ type Waiting = (u64, Vec<Buf>, Completer<io::Result<()>>);
 pub struct SlowFile {
     pub memory: MemoryFile,
     waiting: Mutex<Vec<Waiting>>,
+    writes: Mutex<Vec<Range<u64>>>,
 }
 
 impl std::fmt::Debug for SlowFile {
@@ -38,12 +40,18 @@ impl SlowFile {
         Arc::new(SlowFile {
             memory: MemoryFile::new("a.qcow2", bytes, 1),
             waiting: Mutex::default(),
+            writes: Mutex::default(),
         })
     }
 
     /// Writes that wait.
     pub fn waiting(&self) -> usize {
         self.waiting.lock().unwrap().len()
+    }
+
+    /// The writes so far, in the order in which they were begun.
+    pub fn writes(&self) -> Vec<Range<u64>> {
+        self.writes.lock().unwrap().clone()
     }
 
     /// Carries out the writes that wait.
@@ -75,6 +83,9 @@ impl BlockFile for SlowFile {
         self.memory.read(offset, buf)
     }
     fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
+        let len: usize = data.iter().map(|buf| buf.len()).sum();
+        let range = offset..offset + len as u64;
+        self.writes.lock().unwrap().push(range);
         let first = data[0].first().copied();
         if first != Some(HELD) {
             let done = self.memory.write(offset, data, how);
