@@ -36,7 +36,7 @@ pub enum Fill {
 /// `ENOSPC`, with both numbers. Where the room is not known, nothing is refused.
 pub fn check_room(file: &dyn BlockFile, needed_bytes: u64) -> Result<()> {
     const ENOSPC: i32 = 28;
-    match crate::file::host::room_bytes(file) {
+    match file.free_bytes() {
         Some(free) if free < needed_bytes => Err(Error::io(
             format!(
                 "Could not preallocate '{}': {needed_bytes} bytes are needed, its file system has {free} left",

@@ -271,6 +271,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_rt_sigreturn,
     libc::SYS_tgkill,
     libc::SYS_getpid,
+    libc::SYS_geteuid,
     libc::SYS_gettid,
     libc::SYS_exit,
     libc::SYS_exit_group,

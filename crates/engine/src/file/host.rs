@@ -357,6 +357,21 @@ impl BlockFile for HostBlockFile {
         }
     }
 
+    fn free_bytes(&self) -> Option<u64> {
+        match self.kind {
+            Kind::Regular => {
+                let system = rustix::fs::fstatvfs(&*self.file).ok()?;
+                let blocks = match rustix::process::geteuid().is_root() {
+                    // What is reserved is reserved for root.
+                    true => system.f_bfree,
+                    false => system.f_bavail,
+                };
+                Some(blocks.saturating_mul(system.f_frsize))
+            }
+            Kind::BlockDevice(_) => None,
+        }
+    }
+
     fn extent_hint_bytes(&self) -> Option<u64> {
         let told = attributes::extent_hint_bytes(&*self.file).ok()?;
         (told > 0).then_some(u64::from(told))
@@ -401,20 +416,6 @@ pub fn reflink(source: &dyn BlockFile, target: &dyn BlockFile) -> io::Result<()>
         (Some(source), Some(target)) => Ok(rustix::fs::ioctl_ficlone(target, source)?),
         _ => Err(io::ErrorKind::Unsupported.into()),
     }
-}
-
-/// Bytes that may still be allocated in the file system that a file is in, where that can be told.
-pub fn room_bytes(file: &dyn BlockFile) -> Option<u64> {
-    let host = || {
-        let system = rustix::fs::fstatvfs(file.descriptor()?).ok()?;
-        let blocks = match rustix::process::geteuid().is_root() {
-            // What is reserved is reserved for root.
-            true => system.f_bfree,
-            false => system.f_bavail,
-        };
-        Some(blocks.saturating_mul(system.f_frsize))
-    };
-    file.free_bytes().or_else(host)
 }
 
 /// Data up to the end of a device, a hole beyond it.
