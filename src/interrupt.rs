@@ -88,7 +88,7 @@ impl Drop for ToldOnInterrupt {
     }
 }
 
-/// A file that an interruption removes while this value lives.
+/// A file, or an empty directory, that an interruption removes while this value lives.
 #[derive(Debug)]
 pub struct RemovedOnInterrupt {
     path: PathBuf,
@@ -144,8 +144,9 @@ fn watch() {
                 continue;
             }
             // A file that is finished just now goes too: whoever interrupts does not want it.
-            for path in files().iter() {
-                drop(std::fs::remove_file(path));
+            // What was listed last lies in what was listed first.
+            for path in files().iter().rev() {
+                drop(std::fs::remove_file(path).or_else(|_| std::fs::remove_dir(path)));
             }
             for text in words().iter() {
                 say(&format!("{text}\n"));

@@ -271,6 +271,29 @@ fn the_conditions_of_a_source_are_told() {
 }
 
 #[test]
+fn an_interrupted_table_leaves_nothing() {
+    let dir = scratch();
+    let mut table = cowslip()
+        .args("bench subclusters --size=16M --repetitions=1000 --dir".split(' '))
+        .arg(dir.path())
+        .spawn()
+        .unwrap();
+    let entries = |path: &Path| std::fs::read_dir(path).unwrap().count();
+    while entries(dir.path()) == 0 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    run(Command::new("kill").args(["-INT", &table.id().to_string()]));
+    assert!(!table.wait().unwrap().success());
+    // The run that was under way ends by itself, and may leave its image.
+    let left: Vec<_> = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|entry| entries(&entry.unwrap().path()))
+        .collect();
+    assert!(left.iter().all(|entries| *entries <= 1), "{left:?}");
+}
+
+#[test]
 fn tables_refuse_what_they_cannot_do() {
     for (line, words) in [
         ("flush --depths=0", "expect numbers above 0"),

@@ -22,6 +22,8 @@ use crate::progress::Progress;
 /// Written by every load: zeroes might be treated apart.
 const PATTERN: &str = "--pattern=165";
 
+/// The raw file that is written throughout.
+const WRITTEN: &str = "written.raw";
 /// Requests of walks in order, with few in flight.
 const IN_ORDER_REQUEST_BYTES: u64 = 1 << 20;
 
@@ -63,6 +65,8 @@ pub struct Stage<'a> {
     /// `--aio` of every run.
     aio: &'static str,
     has_qemu_img: bool,
+    /// The directory, and the file in it that lives as long.
+    _removed: [RemovedOnInterrupt; 2],
 }
 
 impl<'a> Stage<'a> {
@@ -88,6 +92,10 @@ impl<'a> Stage<'a> {
                 Err(_) => "threads",
             },
             has_qemu_img: qemu_img_is_installed(),
+            _removed: [
+                RemovedOnInterrupt::new(&place.directory),
+                RemovedOnInterrupt::new(&place.directory.join(WRITTEN)),
+            ],
         })
     }
 
@@ -107,7 +115,7 @@ impl<'a> Stage<'a> {
     /// A raw file that is written throughout: backing file, and yardstick of overwrites. What it holds
     /// is of no importance, so both may be one.
     fn written(&self) -> PathBuf {
-        self.file("written.raw")
+        self.file(WRITTEN)
     }
 
     /// Measures all contestants of a cell that are here, the order rotated with each repetition.
@@ -238,8 +246,7 @@ impl<'a> Stage<'a> {
             return Ok(());
         }
         self.progress.say("writing a raw file throughout");
-        let guarded = RemovedOnInterrupt::new(&path);
-        cowslip_testbed::populate(guarded.path(), self.scale.disk_bytes).map_err(CommandError::new)
+        cowslip_testbed::populate(&path, self.scale.disk_bytes).map_err(CommandError::new)
     }
 
     fn prepare_raw(&self, state: RawFile) -> Result<PathBuf, CommandError> {
