@@ -11,9 +11,13 @@ use super::super::entry::big_endian;
 /// What an allocation costs besides its bytes, about.
 const HEAP_BYTES: usize = 16;
 
-/// A slice, packed.
+/// A slice, packed. Nothing of a plain run is on the heap, whose larger blocks would be cut up for it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Packed(Box<[Column]>);
+pub struct Packed {
+    entries: Column,
+    /// Of extended entries.
+    bitmaps: Option<Box<Column>>,
+}
 
 /// The words at one place of each entry.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,28 +50,36 @@ impl Packed {
     /// Packs the big-endian words of a slice whose entries have `columns` words and whose clusters have
     /// `step` bytes; `None` if that saves less than a quarter.
     pub fn pack(bytes: &[u8], columns: usize, step: u64) -> Option<Packed> {
-        let packed = Packed(
-            (0..columns)
-                .map(|at| pack(bytes, columns, at, step))
-                .collect(),
-        );
+        let column = |at| pack(bytes, columns, at, step);
+        let packed = Packed {
+            entries: column(0),
+            bitmaps: (columns > 1).then(|| Box::new(column(1))),
+        };
         (packed.heap_bytes() <= bytes.len() / 4 * 3).then_some(packed)
     }
 
     /// A word of an entry.
     pub fn word(&self, entry: usize, column: usize) -> u64 {
-        self.0[column].word(entry)
+        match (column, &self.bitmaps) {
+            (1, Some(bitmaps)) => bitmaps.word(entry),
+            _ => self.entries.word(entry),
+        }
     }
 
     /// The slice of so many entries as it is on disk.
     pub fn unpack(&self, entries: usize) -> Box<[u8]> {
-        let words = (0..entries).flat_map(|entry| self.0.iter().map(move |c| c.word(entry)));
+        let words = (0..entries).flat_map(|entry| {
+            let bitmap = self.bitmaps.as_ref().map(|bitmaps| bitmaps.word(entry));
+            std::iter::once(self.entries.word(entry)).chain(bitmap)
+        });
         words.flat_map(u64::to_be_bytes).collect()
     }
 
     /// Bytes that it takes besides itself.
     pub fn heap_bytes(&self) -> usize {
-        HEAP_BYTES + self.0.iter().map(Column::bytes).sum::<usize>()
+        let bitmaps = self.bitmaps.as_ref();
+        let bitmaps = bitmaps.map_or(0, |b| HEAP_BYTES + size_of::<Column>() + b.heap_bytes());
+        self.entries.heap_bytes() + bitmaps
     }
 }
 
@@ -84,13 +96,12 @@ impl Column {
         self.line.at(entry).wrapping_add(besides)
     }
 
-    fn bytes(&self) -> usize {
-        let others = self.others.as_ref().map_or(0, |others| {
+    fn heap_bytes(&self) -> usize {
+        self.others.as_ref().map_or(0, |others| {
             let masks = size_of_val(&*others.mask) + HEAP_BYTES;
             let distances = others.distances.len() + HEAP_BYTES;
             size_of::<Others>() + HEAP_BYTES + masks + distances
-        });
-        size_of::<Column>() + others
+        })
     }
 }
 

@@ -3,8 +3,8 @@
 //! Who stays is decided by 2Q (Johnson and Shasha, 1994). A slice enters a queue, and looks at it there
 //! change nothing: a scan, however often it looks at a slice on its way, passes through a quarter of
 //! the budget. Who is asked for again after it left that queue is kept, and goes only when it has not
-//! been looked at for a round of a clock. Before anything goes all that is clean is packed; where the budget
-//! is ample, nothing is.
+//! been looked at for a round of a clock. Before anything goes all that is clean is packed; where a quarter of
+//! the budget holds all, nothing is.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -19,6 +19,9 @@ pub const SLOT_BYTES: u64 = 128;
 /// What a slice that has gone takes as long as it is remembered, and the part of the budget for these.
 const GONE_BYTES: u64 = 32;
 const GONE_FRACTION: u64 = 32;
+/// The part of the budget that slices take at most before it is tried to pack them: memory that they have
+/// left is not soon given back to the system.
+const UNPACKED_FRACTION: u64 = 4;
 /// The part of the budget that slices pass through which nobody asks for again.
 const ENTERED_FRACTION: u64 = 4;
 
@@ -241,6 +244,10 @@ impl Slots {
     /// Makes room for so many slices at once, if it can.
     pub fn make_room(&mut self, slices: u64) -> bool {
         let wanted = slices * self.whole_bytes();
+        let unpacked_max = self.budget_bytes / UNPACKED_FRACTION / self.whole_bytes();
+        while self.unpacked.len() as u64 > unpacked_max {
+            self.pack_next();
+        }
         while self.used_bytes + wanted > self.budget_bytes {
             if !self.shrink() {
                 return false;
@@ -251,14 +258,20 @@ impl Slots {
 
     /// Packs a slice or lets one go.
     fn shrink(&mut self) -> bool {
-        while let Some(slice) = self.unpacked.pop_front() {
-            if self.pack(slice) {
+        while !self.unpacked.is_empty() {
+            if self.pack_next() {
                 return true;
             }
         }
         let entered_max = self.budget_bytes / ENTERED_FRACTION;
         let passes = self.entered_bytes > entered_max;
         (passes && self.evict_entered()) || self.evict_kept() || self.evict_entered()
+    }
+
+    /// Tries the slice that has waited longest to be packed; whether it takes less now.
+    fn pack_next(&mut self) -> bool {
+        let next = self.unpacked.pop_front();
+        next.is_some_and(|slice| self.pack(slice))
     }
 
     fn evict_entered(&mut self) -> bool {
