@@ -238,7 +238,7 @@ impl Shaping<'_> {
             Feature::Tiny => 9,
             _ if steps => 9,
             _ if extended => 14,
-            _ if joiner => rng.pick(&[12, 12, 13]),
+            _ if joiner => rng.pick(&[11, 11, 14]),
             _ => rng.pick(&[9, 9, 10, 12, 12]),
         };
         let version = match extended || steps || self.feature == Feature::DataFile || rng.chance(85)
