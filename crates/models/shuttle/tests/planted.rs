@@ -27,7 +27,7 @@ const CONCURRENT: &[Mistake] = &[
 
 #[test]
 fn planted_mistakes_are_noticed() {
-    const SEEDS_MAX: u64 = 300;
+    const SEEDS_MAX: u64 = 2000;
     let loud = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
     let mut missed = Vec::new();
