@@ -43,6 +43,12 @@ fn qcow2_images_pass() {
     pass(Kind::Qcow2, 0..150);
 }
 
+/// The new L1 table of a disk that grows could not be written, and its cluster stayed counted.
+#[test]
+fn space_of_a_table_that_could_not_be_written_is_free_again() {
+    pass(Kind::Qcow2, 900_656..900_657);
+}
+
 #[test]
 fn a_seed_repeats_itself() {
     for seed in 0..8 {

@@ -303,9 +303,6 @@ impl Qcow2 {
         let geometry = *self.geometry();
         let clusters = geometry.clusters_for(entries * 8);
         let first = self.take_run(counts, clusters).await?;
-        for cluster in first..first + clusters {
-            counts.refcounts.add(HostCluster(cluster), 1).await?;
-        }
         let mut l1 = self.lock().tables.l1().to_vec();
         l1.resize(entries as usize, 0);
         let mut bytes: Vec<u8> = l1.iter().flat_map(|entry| entry.to_be_bytes()).collect();
@@ -321,12 +318,9 @@ impl Qcow2 {
         if planted::is(Mistake::OldL1FreedEarly) {
             self.free_metadata(counts, old..old + old_clusters).await?;
         }
-        counts.refcounts.write_dirty().await?;
         let offset = first << geometry.cluster_bits();
-        self.file
-            .write(offset, vec![Buf::from(bytes)], Durability::Cached)
-            .await?;
-        self.barrier().await?;
+        let written = self.write_new_l1(counts, first..first + clusters, Buf::from(bytes));
+        written.await?;
         let mut header = self.header();
         header.l1_table_offset = offset;
         header.l1_size = entries as u32;
@@ -342,6 +336,34 @@ impl Qcow2 {
             return Ok(());
         }
         self.free_metadata(counts, old..old + old_clusters).await
+    }
+
+    /// Writes a table that nothing refers to yet, and its counts. After a failure its space is free again.
+    async fn write_new_l1(
+        &self,
+        counts: &mut Counts,
+        clusters: Range<u64>,
+        table: Buf,
+    ) -> Result<()> {
+        let mut raised = clusters.start..clusters.start;
+        let written = async {
+            for cluster in clusters.clone() {
+                counts.refcounts.add(HostCluster(cluster), 1).await?;
+                raised.end += 1;
+            }
+            counts.refcounts.write_dirty().await?;
+            let offset = clusters.start << self.geometry().cluster_bits();
+            self.file
+                .write(offset, vec![table], Durability::Cached)
+                .await?;
+            self.barrier().await
+        };
+        let outcome = written.await;
+        if outcome.is_err() {
+            // A later cycle writes these counts. The failure that led here is the one to tell of.
+            drop(self.free_metadata(counts, raised).await);
+        }
+        outcome
     }
 
     /// Takes neighbouring clusters for a structure that has to be in one piece.
