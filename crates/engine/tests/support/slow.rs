@@ -2,6 +2,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cowslip::file::memory::MemoryFile;
@@ -26,6 +27,7 @@ pub struct SlowFile {
     pub memory: MemoryFile,
     waiting: Mutex<Vec<Waiting>>,
     writes: Mutex<Vec<Range<u64>>>,
+    zeroing_fails: AtomicBool,
 }
 
 impl std::fmt::Debug for SlowFile {
@@ -41,6 +43,7 @@ impl SlowFile {
             memory: MemoryFile::new("a.qcow2", bytes, 1),
             waiting: Mutex::default(),
             writes: Mutex::default(),
+            zeroing_fails: AtomicBool::new(false),
         })
     }
 
@@ -52,6 +55,11 @@ impl SlowFile {
     /// The writes so far, in the order in which they were begun.
     pub fn writes(&self) -> Vec<Range<u64>> {
         self.writes.lock().unwrap().clone()
+    }
+
+    /// Whether zeroing fails from now on.
+    pub fn let_zeroing_fail(&self, fails: bool) {
+        self.zeroing_fails.store(fails, Ordering::Relaxed);
     }
 
     /// Carries out the writes that wait.
@@ -99,7 +107,10 @@ impl BlockFile for SlowFile {
         result
     }
     fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {
-        self.memory.zero(offset, len, space)
+        match self.zeroing_fails.load(Ordering::Relaxed) {
+            true => Pending::ready(Err(io::Error::from_raw_os_error(28))),
+            false => self.memory.zero(offset, len, space),
+        }
     }
     fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
         self.memory.discard(offset, len)
