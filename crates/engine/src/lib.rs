@@ -18,6 +18,8 @@ pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
 pub mod qcow2;
+#[cfg(test)]
+mod random;
 mod raw;
 pub mod space;
 mod sync;

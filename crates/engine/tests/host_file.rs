@@ -15,23 +15,12 @@ use cowslip::file::host::{
 use cowslip::file::{BlockFile, ChosenBy, Durability, FileRequest, Gate, Role, Space};
 use cowslip::{Buf, BufMut, Error};
 use cowslip_queue::{Backend, Queue};
+use random::Random;
+
+#[path = "../src/random.rs"]
+mod random;
 
 /// Small, seeded and good enough: xorshift.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-}
-
 fn writable() -> HostOptions {
     HostOptions {
         writable: true,

@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::*;
 use crate::file::memory::MemoryFile;
+use crate::random::Random;
 
 const CLUSTER_BITS: u32 = 13;
 const CLUSTER: u64 = 1 << CLUSTER_BITS;
@@ -24,21 +25,6 @@ fn block_on<F: Future>(future: F) -> F::Output {
         }
     }
     panic!("files in memory make nobody wait");
-}
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        (self.next() >> 11) % end
-    }
 }
 
 /// The counts, one number each, and what the file holds.

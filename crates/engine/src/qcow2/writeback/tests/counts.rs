@@ -18,23 +18,13 @@ use crate::qcow2::writeback::{
     REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, gap_from, is_no_space, set_free,
 };
 use crate::qcow2::{Counts, Qcow2};
+use crate::random::Random;
 
 const CLUSTER: u64 = 512;
 /// Counts of 64 bits in a block.
 const PER_BLOCK: u64 = 64;
 /// Entries in a cluster of the refcount table.
 const PER_TABLE_CLUSTER: u64 = 64;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % end
-    }
-}
 
 /// An image of small clusters with wide counts, which soon needs blocks and tables.
 fn small() -> Arc<Disk> {
