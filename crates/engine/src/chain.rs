@@ -387,7 +387,7 @@ fn share_cache(layers: &[Layer], options: &OpenOptions) {
     let all: u64 = images().map(Qcow2::cache_bytes_wanted).sum();
     for image in images() {
         let budget = u128::from(options.cache_bytes_or_default());
-        let share = budget * u128::from(image.cache_bytes_wanted()) / u128::from(all.max(1));
+        let share = budget * u128::from(image.cache_bytes_wanted()) / u128::from(all);
         image.set_cache_budget(share as u64);
     }
 }

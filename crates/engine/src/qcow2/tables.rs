@@ -127,13 +127,14 @@ impl Tables {
         }
     }
 
-    /// Bytes that all tables there are would take, or those of the whole disk if it may be written.
+    /// Bytes that all tables there are would take, or those of the whole disk if it may be written; of one
+    /// at least, since a disk can grow.
     pub fn bytes_wanted(&self, writable: bool) -> u64 {
         let tables = match writable {
             true => self.l1.len(),
             false => self.l1.iter().filter(|&&entry| entry != 0).count(),
         };
-        let slices = tables as u64 * self.format.geometry.slices_per_table();
+        let slices = tables.max(1) as u64 * self.format.geometry.slices_per_table();
         slices.saturating_mul(self.slots.whole_bytes())
     }
 
@@ -270,11 +271,7 @@ impl Tables {
         let geometry = &self.format.geometry;
         let slice = geometry.slice_of(cluster);
         let entry = (cluster.0 % geometry.slice_entries()) as usize;
-        let bitmap = match geometry.extended_l2() {
-            true => self.slots.word(slice, entry, 1),
-            false => 0,
-        };
-        let word = self.slots.word(slice, entry, 0);
+        let (word, bitmap) = self.slots.words(slice, entry);
         self.format.decode_l2(word, bitmap)
     }
 

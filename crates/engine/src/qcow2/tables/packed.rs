@@ -58,12 +58,11 @@ impl Packed {
         (packed.heap_bytes() <= bytes.len() / 4 * 3).then_some(packed)
     }
 
-    /// A word of an entry.
-    pub fn word(&self, entry: usize, column: usize) -> u64 {
-        match (column, &self.bitmaps) {
-            (1, Some(bitmaps)) => bitmaps.word(entry),
-            _ => self.entries.word(entry),
-        }
+    /// The words of an entry: the entry, and its bitmap or 0.
+    pub fn words(&self, entry: usize) -> (u64, u64) {
+        let bitmap = self.bitmaps.as_ref();
+        let bitmap = bitmap.map_or(0, |bitmaps| bitmaps.word(entry));
+        (self.entries.word(entry), bitmap)
     }
 
     /// The slice of so many entries as it is on disk.
@@ -187,6 +186,7 @@ fn others(besides: Vec<u64>) -> Option<Box<Others>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::Random;
 
     const STEP: u64 = 65536;
     const ENTRIES: usize = 512;
@@ -200,7 +200,8 @@ mod tests {
         let bytes = bytes(words);
         let packed = Packed::pack(&bytes, columns, STEP)?;
         for (at, &word) in words.iter().enumerate() {
-            assert_eq!(packed.word(at / columns, at % columns), word, "word {at}");
+            let (entry, bitmap) = packed.words(at / columns);
+            assert_eq!([entry, bitmap][at % columns], word, "word {at}");
         }
         assert!(packed.unpack(words.len() / columns)[..] == bytes[..]);
         Some(packed.heap_bytes())
@@ -208,17 +209,6 @@ mod tests {
 
     fn run(first: u64) -> impl Iterator<Item = u64> {
         (0..).map(move |i| 1 << 63 | (first + i * STEP))
-    }
-
-    struct Random(u64);
-
-    impl Random {
-        fn next(&mut self) -> u64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            self.0
-        }
     }
 
     #[test]

@@ -34,6 +34,8 @@ pub struct Slot {
     pub writing: bool,
     /// Looked at since the clock came by.
     referenced: bool,
+    /// It waits to be packed.
+    unpacked: bool,
     queue: Queue,
 }
 
@@ -66,7 +68,7 @@ pub struct Slots {
     index: HashMap<u64, u32>,
     entered: VecDeque<u64>,
     kept: VecDeque<u64>,
-    /// Where slices are that nobody has tried to pack since they were clean; some are gone or changed.
+    /// Slices that nobody has tried to pack since they were clean, each once; some are gone or changed.
     unpacked: VecDeque<u64>,
     /// What was entered and went, the first to be forgotten in front.
     gone: VecDeque<u64>,
@@ -168,12 +170,19 @@ impl Slots {
         *at.expect("the slice was prepared under this lock or is pinned") as usize
     }
 
-    /// A word of an entry of a slice.
-    pub fn word(&self, slice: u64, entry: usize, column: usize) -> u64 {
-        let at = (entry * self.columns() + column) * 8;
+    /// The words of an entry of a slice: the entry, and its bitmap or 0.
+    pub fn words(&self, slice: u64, entry: usize) -> (u64, u64) {
+        let columns = self.columns();
         match &self.slot(slice).content {
-            Content::Bytes(bytes) | Content::Unpackable(bytes) => big_endian(&bytes[at..at + 8]),
-            Content::Packed(packed) => packed.word(entry, column),
+            Content::Bytes(bytes) | Content::Unpackable(bytes) => {
+                let at = entry * columns * 8;
+                let bitmap = match columns {
+                    1 => 0,
+                    _ => big_endian(&bytes[at + 8..at + 16]),
+                };
+                (big_endian(&bytes[at..at + 8]), bitmap)
+            }
+            Content::Packed(packed) => packed.words(entry),
         }
     }
 
@@ -210,7 +219,7 @@ impl Slots {
     pub fn is_written(&mut self, slice: u64) {
         let slot = self.slot_mut(slice);
         slot.writing = false;
-        if !slot.dirty {
+        if !slot.dirty && !std::mem::replace(&mut slot.unpacked, true) {
             self.unpacked.push_back(slice);
         }
     }
@@ -237,6 +246,7 @@ impl Slots {
             dirty: false,
             writing: false,
             referenced: true,
+            unpacked: true,
             queue,
         });
     }
@@ -310,6 +320,7 @@ impl Slots {
             return false;
         };
         let slot = &mut self.slots[at as usize];
+        slot.unpacked = false;
         if slot.dirty || slot.writing {
             return false;
         }
@@ -445,23 +456,38 @@ mod tests {
             "{:?}",
             slots.statistics()
         );
-        assert_eq!(slots.word(777, 5, 0), 1 << 63 | ((777 * 512 + 5) << 16));
+        assert_eq!(slots.words(777, 5), (1 << 63 | ((777 * 512 + 5) << 16), 0));
         // A change takes it apart, and it is packed again once it is written and room is short.
         slots.bytes_mut(777)[40..48].fill(0);
         slots.is_written(777);
-        assert_eq!(slots.word(777, 5, 0), 0);
-        assert_eq!(slots.word(777, 6, 0), 1 << 63 | ((777 * 512 + 6) << 16));
+        assert_eq!(slots.words(777, 5), (0, 0));
+        assert_eq!(slots.words(777, 6), (1 << 63 | ((777 * 512 + 6) << 16), 0));
         for slice in 1000..1100 {
             assert!(slots.make_room(1));
             slots.insert(slice, run(slice));
         }
-        assert_eq!(slots.word(777, 5, 0), 0);
+        assert_eq!(slots.words(777, 5), (0, 0));
         assert!(
             slots.statistics().packed >= 1050,
             "{:?}",
             slots.statistics()
         );
         assert_eq!(slots.statistics().evicted, 0);
+    }
+
+    #[test]
+    fn slices_that_are_written_over_and_over_wait_once_to_be_packed() {
+        let mut slots = slots(16);
+        for slice in 0..3 {
+            touch(&mut slots, slice);
+        }
+        for _ in 0..1000 {
+            for slice in 0..3 {
+                slots.bytes_mut(slice)[0] ^= 1;
+                slots.is_written(slice);
+            }
+        }
+        assert_eq!(slots.unpacked.len(), 3);
     }
 
     #[test]

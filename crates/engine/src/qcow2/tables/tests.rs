@@ -5,25 +5,11 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::qcow2::entry::Standard;
 use crate::qcow2::geometry::Geometry;
+use crate::random::Random;
 
 /// L1 entries at first, and at most.
 const TABLES: u64 = 6;
 const TABLES_MAX: u64 = 8;
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        (self.next() >> 11) % end
-    }
-}
 
 /// A cycle under way: what it took, and all entries as they were.
 struct Cycle {
@@ -499,4 +485,16 @@ fn a_small_cache_agrees_with_a_map_of_all_entries() {
             );
         }
     }
+}
+
+#[test]
+fn a_disk_of_no_bytes_has_a_share_of_the_budget() {
+    let geometry = Geometry::new(16, 4, false).unwrap();
+    let format = EntryFormat {
+        geometry,
+        version: 3,
+        data_file: false,
+    };
+    let tables = Tables::new(format, Vec::new());
+    assert!(tables.bytes_wanted(true) > 0);
 }
