@@ -162,7 +162,8 @@ impl Raw {
             space::check_room(file.as_ref(), size - old)?;
             job.expect(size - old);
             if let Err(error) = space::fill(&self.file, old..size, how, job).await {
-                self.file.set_len(old).await?;
+                // The failure that led here is the one to tell of.
+                drop(self.file.set_len(old).await);
                 return Err(error);
             }
         }

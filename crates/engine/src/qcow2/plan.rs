@@ -428,6 +428,38 @@ pub fn change_entry(
     }
 }
 
+/// What preallocation makes of a cluster.
+pub enum Preallocated {
+    /// Its entry, once it has space.
+    Entry(Standard),
+    /// It has its space.
+    Nothing,
+    /// Zeroes have to be written, beside data that it shows.
+    Write,
+}
+
+/// Decides what becomes of a cluster that gets its space before a resize shows it; the disk still has
+/// `size` bytes.
+pub fn preallocated(format: &EntryFormat, view: &View, size: u64) -> Preallocated {
+    let L2Entry::Standard(entry) = &view.entry else {
+        return Preallocated::Nothing;
+    };
+    let is_taken = entry.host.is_some() || view.is_filled;
+    match format.geometry.extended_l2() {
+        _ if is_taken => Preallocated::Nothing,
+        // The space is the cluster's; what it reads as stays.
+        true => Preallocated::Entry(*entry),
+        false if entry.zeroes != 0 => Preallocated::Entry(*entry),
+        // Where a layer below shows something, or the data file holds what nobody sees yet.
+        false if view.below_end > 0 => Preallocated::Write,
+        false if format.data_file && view.start < size => Preallocated::Write,
+        false => Preallocated::Entry(Standard {
+            allocated: 1,
+            ..*entry
+        }),
+    }
+}
+
 /// The entry of a cluster without space that reads as zeroes.
 fn unmapped(format: &EntryFormat, shows_below: bool) -> Option<L2Entry> {
     if format.version >= 3 {

@@ -25,7 +25,7 @@ use super::entry::{L2Entry, Standard};
 use super::geometry::{self, GuestOffset, HostCluster, HostOffset, round_down, round_up};
 use super::growth::{Method, Step};
 use super::inflight::{Kind, Want};
-use super::plan::{EntryRequest, Unref, View};
+use super::plan::{EntryRequest, Preallocated, Unref, preallocated};
 use super::{Fua, Qcow2, SlicePin, State};
 use crate::chain::Below;
 use crate::file::Space;
@@ -54,16 +54,6 @@ impl Stock {
         }
         Some(cluster)
     }
-}
-
-/// What becomes of a cluster of the range.
-enum Given {
-    /// Its entry, with space.
-    Entry(Standard),
-    /// It has its space.
-    Nothing,
-    /// Zeroes have to be written, beside data that a layer below shows.
-    Write,
 }
 
 impl Qcow2 {
@@ -110,10 +100,8 @@ impl Qcow2 {
         self.return_stock(&mut stock).await;
         if outcome.is_err() {
             self.take_entries_back(added, below).await;
-            if let Some(len) = data_len
-                && self.data.len().await? > len
-            {
-                self.data.set_len(len).await?;
+            if let Some(len) = data_len {
+                self.cut_data_file(len).await;
             }
         }
         outcome
@@ -301,14 +289,14 @@ impl Qcow2 {
             let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
             let view = self.view(state, cluster, below)?;
             let size = state.header.size;
-            let new = match self.given(&view, size) {
-                Given::Nothing => continue,
-                Given::Write => {
+            let new = match preallocated(&self.format, &view, size) {
+                Preallocated::Nothing => continue,
+                Preallocated::Write => {
                     // Only the cluster that the old end of the disk is in shows anything.
                     write = Some(size.max(part.start)..part.end);
                     continue;
                 }
-                Given::Entry(new) => new,
+                Preallocated::Entry(new) => new,
             };
             let host = match self.format.data_file {
                 true => HostOffset(part.start),
@@ -331,27 +319,6 @@ impl Qcow2 {
         Ok(write)
     }
 
-    /// Decides, by the size that the disk has yet; pure.
-    fn given(&self, view: &View, size: u64) -> Given {
-        let L2Entry::Standard(entry) = &view.entry else {
-            return Given::Nothing;
-        };
-        let is_taken = entry.host.is_some() || view.is_filled;
-        match self.geometry().extended_l2() {
-            _ if is_taken => Given::Nothing,
-            // The space is the cluster's; what it reads as stays.
-            true => Given::Entry(*entry),
-            false if entry.zeroes != 0 => Given::Entry(*entry),
-            // Where a layer below shows something, or the data file holds what nobody sees yet.
-            false if view.below_end > 0 => Given::Write,
-            false if self.format.data_file && view.start < size => Given::Write,
-            false => Given::Entry(Standard {
-                allocated: 1,
-                ..*entry
-            }),
-        }
-    }
-
     /// What was taken and not given is free again, without space; nothing is under way there.
     async fn return_stock(&self, stock: &mut Stock) {
         let bits = self.geometry().cluster_bits();
@@ -366,6 +333,13 @@ impl Qcow2 {
                 Content::Unknown => Content::Unknown,
             };
             self.lock().free.add(HostCluster(start), len, content);
+        }
+    }
+
+    /// Cuts the data file to what it was. The failure that led here is the one to tell of.
+    async fn cut_data_file(&self, len: u64) {
+        if self.data.len().await.is_ok_and(|now| now > len) {
+            drop(self.data.set_len(len).await);
         }
     }
 
