@@ -536,8 +536,9 @@ impl Image {
         chain::read(&self.top, &self.below, offset, buf).await
     }
 
-    /// Writes `data` to the disk at `offset`; zeroes as [`OpenOptions::detect_zeroes`] has it. The future wants to be polled to its end: what one that
-    /// is dropped half way has written is undefined until the image is closed.
+    /// Writes `data` to the disk at `offset`; zeroes as [`OpenOptions::detect_zeroes`] has it. The
+    /// future wants to be polled to its end: what one that is dropped half way has written is
+    /// undefined until the image is closed.
     ///
     /// # Errors
     /// Out of range, read-only, latched, no space, I/O, or a corrupt table entry. The mapping is as

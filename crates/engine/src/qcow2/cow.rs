@@ -50,7 +50,7 @@ impl Qcow2 {
                 data: vec![step.data.clone()],
                 steps: vec![0],
             };
-            return vec![self.write_host(batch, &write).await];
+            return vec![self.write_host(batch, write).await.1];
         }
         let mut outcome: Vec<Result<()>> = batch.steps.iter().map(|_| Ok(())).collect();
         let segments = self.segments(&batch.steps, below, &mut outcome).await;
@@ -58,9 +58,9 @@ impl Qcow2 {
         let done = join_all(
             writes
                 .into_iter()
-                .map(|write| async move { (self.write_host(batch, &write).await, write.steps) }),
+                .map(|write| self.write_host(batch, write)),
         );
-        for (written, steps) in done.await {
+        for (steps, written) in done.await {
             if let Err(error) = written {
                 let first_only = planted::is(Mistake::JoinedErrorOnFirstStep);
                 for step in steps
@@ -75,19 +75,21 @@ impl Qcow2 {
     }
 
     /// One write to the host; together with those of other requests if all of it is small new clusters,
-    /// which lie side by side where they were taken one after the other.
-    async fn write_host(&self, batch: &Batch<'_>, write: &HostWrite) -> Result<()> {
+    /// which lie side by side where they were taken one after the other. The steps that it belongs to.
+    async fn write_host(&self, batch: &Batch<'_>, write: HostWrite) -> (Vec<usize>, Result<()>) {
         let is_new = |&step: &usize| batch.steps[step].write.change != Change::None;
         let is_whole = (write.offset | write.end) & (self.geometry().cluster_bytes() - 1) == 0;
-        let data = write.data.clone();
-        if is_whole
+        let written = if is_whole
             && write.end - write.offset <= PART_BYTES_MAX
             && batch.durability == Durability::Cached
             && write.steps.iter().all(is_new)
         {
-            return self.write_gathered(write.offset, data).await;
-        }
-        self.data.write(write.offset, data, batch.durability).await
+            self.write_gathered(write.offset, write.data).await
+        } else {
+            let HostWrite { offset, data, .. } = write;
+            self.data.write(offset, data, batch.durability).await
+        };
+        (write.steps, written)
     }
 
     /// The guest's bytes and the fills of all steps, in the order of their host offsets.
