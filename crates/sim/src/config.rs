@@ -107,8 +107,12 @@ pub struct Round {
     pub grows_at: Option<u64>,
     /// The request of this number makes it smaller.
     pub shrinks_at: Option<u64>,
-    /// The others go to so many bytes only, a few of them to each; to all of the disk if 0.
+    /// The others go to so many bytes only; to all of the disk if 0.
     pub narrow_bytes: u64,
+    /// After so many requests to the same narrow place the next ones go elsewhere.
+    pub narrow_requests: u64,
+    /// Percent of them that are whole subclusters.
+    pub narrow_whole_percent: u64,
     /// Metadata cache in bytes.
     pub cache_bytes: u64,
     /// What a discard does.
@@ -225,7 +229,7 @@ const WIDE_WINDOWS_BYTES: u64 = 4 << 20;
 /// The largest disk.
 const DISK_BYTES_MAX: u64 = 8 << 30;
 /// What is allocated in advance is written, at least in part.
-const PREALLOCATED_BYTES_MAX: u64 = 64 << 20;
+pub(crate) const PREALLOCATED_BYTES_MAX: u64 = 64 << 20;
 
 impl Layout {
     fn draw(rng: &mut Rng) -> Layout {
@@ -495,6 +499,8 @@ impl Round {
             shrinks_at: None,
             slow_tasks: false,
             narrow_bytes: 0,
+            narrow_requests: 8,
+            narrow_whole_percent: 30,
             cache_bytes: match rng.below(3) {
                 0 => 0,
                 1 => rng.between(1, 8) * layout.cluster_bytes().min(4096),
@@ -644,7 +650,16 @@ impl Config {
             profile::shape(&mut config, seed);
             config.draw_policies(seed);
         }
+        if config.size > PREALLOCATED_BYTES_MAX && config.resizes_write_zeroes() {
+            config.leave_out(Part::Resizes);
+        }
         config
+    }
+
+    /// Whether what a resize adds is zeroed by writing it.
+    fn resizes_write_zeroes(&self) -> bool {
+        let by_writes = self.data == Data::ExternalRaw && !self.zeroes_fast;
+        by_writes || (self.layout.version == 2 && !self.below.is_empty())
     }
 
     /// How space is allocated, and what discards keep of it.

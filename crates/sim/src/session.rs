@@ -8,7 +8,7 @@ use cowslip::qcow2::create::Preallocation;
 use cowslip_queue::BufMut;
 
 use crate::anatomy;
-use crate::config::{Ending, Round};
+use crate::config::{Ending, PREALLOCATED_BYTES_MAX, Round};
 use crate::disk::SimDisk;
 use crate::model::{self, Model, Outcome, Until, Violation, WriteId, ZERO};
 use crate::rng::Rng;
@@ -180,7 +180,7 @@ async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)
         _ => Preallocation::Off,
     };
     let how = match subject.size() {
-        Some(old) if old < size => how,
+        Some(old) if old < size && size - old <= PREALLOCATED_BYTES_MAX => how,
         _ => Preallocation::Off,
     };
     let outcome = match subject.resize(size, how).await {

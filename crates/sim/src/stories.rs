@@ -40,11 +40,14 @@ pub enum Story {
     CompressedFails,
     /// Writes of parts of new space fail, and zeroes and writes come after them in the same subclusters.
     PartsFail,
+    /// A process dies between writes and their flush, and durable writes of the next one build on what
+    /// it left.
+    BuiltOnSand,
 }
 
 impl Story {
     /// All of them.
-    pub const ALL: [Story; 8] = [
+    pub const ALL: [Story; 9] = [
         Story::BlocksAdded,
         Story::CountsFail,
         Story::TablesCopied,
@@ -53,6 +56,7 @@ impl Story {
         Story::RepairCutShort,
         Story::CompressedFails,
         Story::PartsFail,
+        Story::BuiltOnSand,
     ];
 
     /// The story of a seed, if it tells one.
@@ -143,6 +147,18 @@ pub(crate) fn shape(config: &mut Config, story: Story, rng: &mut Rng) {
         config.rounds[0].shrinks_at = Some(rng.below(20));
         config.rounds[1].grows_at = Some(rng.below(6));
     }
+    if story == Story::BuiltOnSand {
+        config.rounds.iter_mut().step_by(2).for_each(|round| {
+            // The first write flushes, and a cycle that allocates has two flushes, each of them two
+            // events: most die as the second begins.
+            round.barrier = Some(rng.pick(&[0, 0, 0, 1, 3]));
+            let first = rng.pick(&[3, 5, 5, 4]);
+            round.ending = Ending::Kill(first + 4 * rng.below(2));
+            round.weights = [0, 40, 0, 25, 8, 0];
+            round.fua_percent = 0;
+            round.depth = 16;
+        });
+    }
 }
 
 /// What shows the order of writes. How many such sessions follow one another.
@@ -172,6 +188,19 @@ fn order(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng) ->
             round.requests = 40;
             round.weights = [35, 15, 5, 5, 10, 0];
             rounds = 2;
+        }
+        Story::BuiltOnSand => {
+            whole(config, rng.between(8, 32));
+            config.data = rng.pick(&[Data::Inside, Data::Inside, Data::External]);
+            round.requests = 40;
+            round.whole_percent = 100;
+            round.maintained = false;
+            round.weights = [5, 40, 0, 0, 0, 0];
+            round.fua_percent = 100;
+            // Few at a time, since the first that allocates flushes all of it.
+            round.depth = rng.pick(&[1, 2, 3]);
+            round.ending = Ending::Crash(rng.between(2, 16));
+            rounds = 10;
         }
         Story::RepairCutShort => {
             whole(config, rng.between(8, 40));
@@ -241,13 +270,30 @@ fn failures(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng)
             round.faults = faults.collect();
             // Erasing what they have left fails as well.
             if rng.chance(50) {
-                let faults = (0..20).map(|_| fails(Verb::Zero, errno, rng.below(60)));
-                round.faults.extend(faults);
+                erasures_fail(config, round, errno, rng);
             }
         }
         _ => unreachable!("its story is about the order of writes"),
     }
     rounds
+}
+
+/// Erasing what failed writes have left fails, too: it stays beside a slow write, is read as what was
+/// there before, and then somebody else fills the same subcluster.
+fn erasures_fail(config: &mut Config, round: &mut Round, errno: i32, rng: &mut Rng) {
+    config.pace = Pace::SlowWrites;
+    round.depth = rng.pick(&[4, 5, 6]);
+    round.requests = 1000;
+    round.narrow_bytes = config.layout.cluster_bytes() / 32;
+    round.narrow_requests = 12;
+    round.narrow_whole_percent = 0;
+    round.weights = [50, 50, 0, 0, 1, 0];
+    let faults = (0..200).map(|_| fails(Verb::Write, errno, rng.below(600)));
+    round.faults.extend(faults);
+    round.faults.push(Fault {
+        duration: Duration::Forever,
+        ..fails(Verb::Zero, errno, 0)
+    });
 }
 
 /// Requests without anything special, and no end but that which the story has.
@@ -259,6 +305,8 @@ fn usual(round: &mut Round, rng: &mut Rng) {
     round.span_clusters = 0;
     round.companions = 0;
     round.narrow_bytes = 0;
+    round.narrow_requests = 8;
+    round.narrow_whole_percent = 30;
     round.fua_percent = 0;
     round.weights = [10, 45, 8, 8, 12, 0];
     round.barrier = None;

@@ -169,25 +169,23 @@ fn draw_beside(config: &Config, place: &mut Rng, rng: &mut Rng) -> Granules {
     }
 }
 
-/// Requests that one narrow place gets before the next one.
-const NARROW_REQUESTS: u64 = 8;
-
 /// Whole subclusters or sectors of a few bytes of the disk, the next ones every few requests.
 fn draw_narrow(
     config: &Config,
     (window, index): (&Granules, u64),
-    narrow_bytes: u64,
+    round: &Round,
     rng: &mut Rng,
 ) -> Granules {
     let grain = &config.grain;
     let subcluster = config.layout.cluster_bytes() / 32;
-    let unit = if rng.chance(30) {
+    let unit = if rng.chance(round.narrow_whole_percent) {
         subcluster
     } else {
         SECTOR_BYTES
     };
-    let place = (index / NARROW_REQUESTS * narrow_bytes) % config.size / subcluster * subcluster;
-    let start = place + rng.below(narrow_bytes / unit) * unit;
+    let places = index / round.narrow_requests;
+    let place = (places * round.narrow_bytes) % config.size / subcluster * subcluster;
+    let start = place + rng.below(round.narrow_bytes / unit) * unit;
     let end = start + unit * rng.pick(&[1, 1, 1, 2]);
     let (first, last) = (grain.index_of(start), grain.index_of(end - 1) + 1);
     let first = first.clamp(window.start, window.end - 1);
@@ -227,7 +225,7 @@ fn draw_granules(
         return first..(last + 1).min(window.end);
     }
     if round.1.narrow_bytes > 0 {
-        return draw_narrow(config, (&window, index), round.1.narrow_bytes, rng);
+        return draw_narrow(config, (&window, index), round.1, rng);
     }
     let unaligned = rng.chance(30);
     let len = match rng.below(10) {

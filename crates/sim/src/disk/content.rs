@@ -16,6 +16,21 @@ pub struct Content {
     len: u64,
 }
 
+/// The same length and the same bytes; pages of zeroes may be present or not.
+impl PartialEq for Content {
+    fn eq(&self, other: &Content) -> bool {
+        let has_all_of = |a: &Content, b: &Content| {
+            b.pages
+                .iter()
+                .all(|(number, page)| match a.pages.get(number) {
+                    Some(same) => Arc::ptr_eq(same, page) || same == page,
+                    None => page.iter().all(|&byte| byte == 0),
+                })
+        };
+        self.len == other.len && has_all_of(self, other) && has_all_of(other, self)
+    }
+}
+
 /// The parts `(page, start within it, length)` of a range.
 fn parts(offset: u64, len: u64) -> impl Iterator<Item = (u64, usize, usize)> {
     let end = offset + len;
@@ -136,6 +151,19 @@ impl Content {
 mod tests {
     use super::*;
     use crate::rng::Rng;
+
+    #[test]
+    fn contents_are_the_same_whatever_pages_they_have() {
+        let mut zeroed = Content::of(&[0; 9000]);
+        let mut sparse = Content::default();
+        sparse.set_len(9000);
+        assert!(zeroed == sparse && sparse == zeroed);
+        sparse.set_len(1 << 50);
+        assert!(zeroed != sparse);
+        zeroed.set_len(1 << 50);
+        zeroed.write(1 << 40, &[1]);
+        assert!(zeroed != sparse && sparse != zeroed);
+    }
 
     #[test]
     fn content_agrees_with_a_plain_vector() {

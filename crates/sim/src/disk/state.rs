@@ -89,6 +89,14 @@ impl FileState {
         });
     }
 
+    /// Loses some of what operations other than `told` have done so far that have not completed.
+    fn forget_in_flight(&mut self, told: u64, mut lost: impl FnMut() -> bool) {
+        self.log.retain(|entry| {
+            let may_go = entry.completed.is_none() && entry.op != told;
+            !(may_go && matches!(entry.effect, Effect::Write { .. }) && lost())
+        });
+    }
+
     /// Marks the effects of a durable write; puts them on the medium at once if nothing lies under them.
     fn make_durable(&mut self, op: u64) {
         for index in 0..self.log.len() {
@@ -535,7 +543,10 @@ impl State {
             // from memory, and no later flush writes them, nor tells. A durable write that fails
             // reports, and so hides from later flushes, the failures of all pages of the file.
             let kept = rng.pick(&[0, 50, 100]);
-            return file.persist(op.issued, || !rng.chance(kept));
+            file.persist(op.issued, || !rng.chance(kept));
+            // So it goes with pages of writes that are still under way: a durable one among them then
+            // finds nothing to write, and no error.
+            return file.forget_in_flight(op.id, || !rng.chance(kept));
         }
         match self.lie {
             Lie::None | Lie::DurableWritesAreNot => file.persist(op.issued, || false),
