@@ -205,6 +205,14 @@ mistakes! {
     StaleHole,
     /// A write does not wait for the hole that is being punched where it goes.
     HoleNotAwaited,
+    /// An entry whose bytes were copied goes down beside them.
+    CopiedBytesNotPromised,
+    /// Space that reads as zeroes counts as if it did so durably.
+    UnsettledSpaceIsFresh,
+    /// A count that was raised ahead is raised again.
+    CountedAheadTwice,
+    /// Counts that were raised ahead stay so when the image is closed.
+    CountedAheadLeft,
 }
 
 /// Whether this mistake is planted: never.

@@ -645,15 +645,19 @@ impl Config {
             rounds,
             layout,
         };
-        if kind == Kind::Qcow2 {
-            config.profile = Profile::draw(seed);
-            profile::shape(&mut config, seed);
-            config.draw_policies(seed);
-        }
-        if config.size > PREALLOCATED_BYTES_MAX && config.resizes_write_zeroes() {
-            config.leave_out(Part::Resizes);
-        }
+        config.shape(seed);
         config
+    }
+
+    fn shape(&mut self, seed: u64) {
+        if self.kind == Kind::Qcow2 {
+            self.profile = Profile::draw(seed);
+            profile::shape(self, seed);
+            self.draw_policies(seed);
+        }
+        if self.size > PREALLOCATED_BYTES_MAX && self.resizes_write_zeroes() {
+            self.leave_out(Part::Resizes);
+        }
     }
 
     /// Whether what a resize adds is zeroed by writing it.

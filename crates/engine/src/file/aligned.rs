@@ -14,6 +14,7 @@ use std::io;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker, ready};
 
 use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
@@ -30,6 +31,7 @@ pub struct HostFile {
     file: Arc<dyn BlockFile>,
     alignment: u64,
     writes: Arc<Mutex<Writes>>,
+    space_changes: Arc<AtomicU64>,
 }
 
 /// How a write treats the blocks at its ends.
@@ -166,7 +168,21 @@ impl HostFile {
             file,
             alignment,
             writes: Arc::default(),
+            space_changes: Arc::default(),
         }
+    }
+
+    /// How often space was allocated, zeroed or given back, or the length changed, each time counted when it
+    /// had ended, well or not. What reads as zeroes since then need not do so after a crash, until a flush
+    /// that began later.
+    pub fn space_changes(&self) -> u64 {
+        self.space_changes.load(Ordering::Acquire)
+    }
+
+    /// Ends an operation that changes space.
+    fn space_changed<T>(&self, outcome: T) -> T {
+        self.space_changes.fetch_add(1, Ordering::AcqRel);
+        outcome
     }
 
     /// The file's name, for messages.
@@ -273,6 +289,10 @@ impl HostFile {
 
     /// Makes a range read as zeroes, by one call of the file system where it can, else by writing.
     pub async fn zero(&self, offset: u64, len: u64, space: Space) -> Result<()> {
+        self.space_changed(self.make_zero(offset, len, space).await)
+    }
+
+    async fn make_zero(&self, offset: u64, len: u64, space: Space) -> Result<()> {
         const CHUNK: u64 = 2 << 20;
         let inner = round_up(offset, self.alignment)..round_down(offset + len, self.alignment);
         let mut rest = [offset..offset + len, 0..0];
@@ -308,7 +328,7 @@ impl HostFile {
         let admitted = self.admit(inner.clone(), Ends::Whole).await;
         let discarded = self.file.discard(inner.start, inner.end - inner.start);
         let discarded = admitted.until(discarded).await;
-        discarded
+        self.space_changed(discarded)
             .map(|()| inner)
             .map_err(|error| self.failed("discard", error))
     }
@@ -318,7 +338,8 @@ impl HostFile {
         let start = round_down(offset, self.alignment);
         let end = round_up(offset + len, self.alignment);
         let allocated = self.file.allocate(start, end - start).await;
-        allocated.map_err(|error| self.failed("allocate space for", error))
+        self.space_changed(allocated)
+            .map_err(|error| self.failed("allocate space for", error))
     }
 
     /// Data and holes of a range.
@@ -337,9 +358,7 @@ impl HostFile {
 
     /// Cuts or extends the file.
     pub async fn set_len(&self, len: u64) -> Result<()> {
-        self.file
-            .set_len(len)
-            .await
+        self.space_changed(self.file.set_len(len).await)
             .map_err(|error| self.failed("resize", error))
     }
 

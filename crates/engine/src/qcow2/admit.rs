@@ -368,7 +368,7 @@ impl Qcow2 {
             return Ok(Err(Need::Other(punched)));
         }
         for (cluster, _) in &taken {
-            *state.raised.entry(*cluster).or_default() += 1;
+            state.raise(*cluster);
         }
         if !planted::is(Mistake::LeaseReleasedEarly) {
             let granted = wants
@@ -443,7 +443,7 @@ impl Qcow2 {
                         .entry(cluster)
                         .expect("it was decoded for the plan");
                     let (entry, _) = plan::publish(&self.format, &before, &write);
-                    state.tables.set_entry(cluster, &entry);
+                    state.tables.set_entry(cluster, &entry, write.promise);
                 }
             }
             batch.steps.push(Step {
@@ -484,7 +484,7 @@ impl Qcow2 {
                 let Some((cluster, content)) = self.take_table(state) else {
                     return Ok(Err(Need::TableSpace));
                 };
-                *state.raised.entry(cluster).or_default() += 1;
+                state.raise(cluster);
                 let on_disk = if content.is_zero() {
                     OnDisk::Zeroes
                 } else {

@@ -12,7 +12,7 @@ use super::compress::compress;
 use super::entry::{Compressed, L2Entry, SECTOR_BYTES};
 use super::geometry::{Geometry, GuestOffset, HostCluster, HostOffset, round_up};
 use super::inflight::{Kind, Want};
-use super::plan::Freed;
+use super::plan::{Freed, Promise};
 use super::{Counts, Fua, Qcow2};
 use crate::chain::Below;
 use crate::file::Durability;
@@ -99,7 +99,8 @@ impl Qcow2 {
                 L2Entry::Compressed(old) => Some(Freed::Compressed(old)),
                 L2Entry::Standard(old) => old.host.map(Freed::Cluster),
             };
-            state.tables.set_entry(cluster, &L2Entry::Compressed(place));
+            let entry = L2Entry::Compressed(place);
+            state.tables.set_entry(cluster, &entry, Promise::Bytes);
             if let Some(freed) = freed {
                 self.clusters_of(&freed)
                     .for_each(|host| state.fresh.set(host, 0));
@@ -138,7 +139,7 @@ impl Qcow2 {
             });
         }
         let host = self.geometry().host_cluster(HostOffset(start));
-        *self.lock().raised.entry(host).or_default() += 1;
+        self.lock().raise(host);
         let next = start + len;
         let same_cluster = self.geometry().host_cluster(HostOffset(next)) == host;
         counts.compressed_tail = same_cluster.then_some(Tail {

@@ -11,7 +11,7 @@ use super::entry::L2Entry;
 use super::geometry::{self, GuestCluster, GuestOffset, round_down, round_up};
 use super::inflight::{Kind, Want};
 use super::map::Source;
-use super::plan::{self, EntryChange, EntryRequest, Freed, Unref};
+use super::plan::{self, EntryChange, EntryRequest, Freed, Promise, Unref};
 use super::{Fua, Qcow2, SlicePin, State, punch};
 use crate::chain::{Below, decide_zero};
 use crate::file::Space;
@@ -318,7 +318,7 @@ impl Qcow2 {
 
     fn apply(&self, state: &mut State, changes: Changes) -> Vec<Range<u64>> {
         for (cluster, entry, freed) in changes.entries {
-            state.tables.set_entry(cluster, &entry);
+            state.tables.set_entry(cluster, &entry, Promise::Nothing);
             let mut unused = 0;
             if let L2Entry::Standard(entry) = entry {
                 // What was written there under a mapping that is gone must not show again.

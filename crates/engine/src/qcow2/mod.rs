@@ -15,6 +15,7 @@
 //! is not `Send` and the futures here are, so the compiler proves that it is never held across I/O.
 
 mod admit;
+mod ahead;
 mod alloc;
 pub mod amend;
 pub mod check;
@@ -119,6 +120,8 @@ pub struct Counts {
     cannot_allocate: bool,
     /// Clusters whose space was allocated for tables in this session.
     tables_allocated: u64,
+    /// Cycles so far that raised few counts.
+    small_cycles: u32,
 }
 
 /// What the metadata lock guards.
@@ -143,6 +146,8 @@ struct State {
     copying: BTreeMap<u64, Waiters>,
     /// References added since the last cut.
     raised: BTreeMap<HostCluster, u64>,
+    /// Free clusters whose count is 1 already, or will be with the next barrier.
+    counted_ahead: BTreeSet<HostCluster>,
     /// References dropped since the last cut, with the epoch in which they were.
     quarantine: Vec<(Freed, u64)>,
     /// References whose clearing is durable, waiting for their epoch to leave.
@@ -159,6 +164,8 @@ struct State {
     durable_cut: u64,
     /// Something was written since the last barrier that covers it.
     unflushed: bool,
+    /// Changes of space of the image file that a barrier covers.
+    settled_space_changes: u64,
     /// The header is fit for writes (invariant D5).
     ready_for_writes: bool,
     /// Why writes and flushes are refused (invariant D4).
@@ -457,7 +464,8 @@ impl Qcow2 {
                     entry.allocated |= others;
                     entry.zeroes &= !others;
                 }
-                state.tables.set_entry(step.cluster, &entry);
+                let promise = step.write.promise;
+                state.tables.set_entry(step.cluster, &entry, promise);
                 state.joint.published(step.cluster);
                 if let Some(freed) = freed {
                     self.give_up(state, freed);

@@ -224,6 +224,7 @@ fn empty_counts(file: HostFile, format: EntryFormat) -> Counts {
         compressed_tail: None,
         cannot_allocate: false,
         tables_allocated: 0,
+        small_cycles: 0,
     }
 }
 
@@ -242,6 +243,7 @@ fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
         table_beyond: None,
         copying: BTreeMap::new(),
         raised: BTreeMap::new(),
+        counted_ahead: BTreeSet::new(),
         quarantine: Vec::new(),
         cleared: Vec::new(),
         punches: Punches::default(),
@@ -251,6 +253,7 @@ fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
         durable_cut: 0,
         // A process that died may have left writes that nobody has flushed: the first flush covers them.
         unflushed: !planted::is(Mistake::FirstFlushSkipped),
+        settled_space_changes: 0,
         ready_for_writes: false,
         latch: None,
         damaged: false,

@@ -67,6 +67,16 @@ pub enum Change {
     Replace(SubclusterMask),
 }
 
+/// What has to be durable before a changed entry is, beside the counts and tables that lead to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// Nothing: it refers to no bytes, or to space that is fresh where it read as zeroes before, so that
+    /// it reads as zeroes or as what is being written there.
+    Nothing,
+    /// The bytes that it refers to.
+    Bytes,
+}
+
 /// A write's part in one cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
@@ -78,6 +88,8 @@ pub struct Write {
     pub fills: Vec<Fill>,
     /// What is published when all of it is written.
     pub change: Change,
+    /// What must be durable before that is.
+    pub promise: Promise,
     /// Bytes of the cluster that no other change may touch meanwhile.
     pub lease: Range<u64>,
 }
@@ -119,6 +131,7 @@ pub fn plan_write(
                 bytes,
                 fills,
                 change: Change::Replace(all),
+                promise: Promise::Bytes,
                 lease: whole,
             };
         }
@@ -130,6 +143,7 @@ pub fn plan_write(
             bytes: bytes.clone(),
             fills: Vec::new(),
             change: Change::None,
+            promise: Promise::Bytes,
             lease: bytes,
         },
         (Some(_), Some(space)) => {
@@ -143,6 +157,7 @@ pub fn plan_write(
                 bytes,
                 fills,
                 change: Change::Replace(received),
+                promise: Promise::Bytes,
                 lease: whole,
             }
         }
@@ -165,9 +180,29 @@ pub fn plan_write(
                 bytes,
                 fills,
                 change: Change::Fill(filled),
+                promise: promise(format, view, filled, space.fresh),
                 lease,
             }
         }
+    }
+}
+
+/// What the entry promises when these subclusters are filled. Where they read as zeroes and lie on fresh
+/// space, a crash that keeps the entry and loses the bytes leaves what was there before: zeroes.
+fn promise(
+    format: &EntryFormat,
+    view: &View,
+    filled: SubclusterMask,
+    fresh: SubclusterMask,
+) -> Promise {
+    let zero = match &view.entry {
+        L2Entry::Compressed(_) => 0,
+        L2Entry::Standard(entry) => reads_as_zero(format, entry, view.below_end),
+    };
+    match filled & !(zero & fresh) {
+        0 => Promise::Nothing,
+        _ if planted::is(Mistake::CopiedBytesNotPromised) => Promise::Nothing,
+        _ => Promise::Bytes,
     }
 }
 

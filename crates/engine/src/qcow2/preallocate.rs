@@ -25,7 +25,7 @@ use super::entry::{L2Entry, Standard};
 use super::geometry::{self, GuestOffset, HostCluster, HostOffset, round_down, round_up};
 use super::growth::{Method, Step};
 use super::inflight::{Kind, Want};
-use super::plan::{EntryRequest, Preallocated, Unref, preallocated};
+use super::plan::{EntryRequest, Preallocated, Promise, Unref, preallocated};
 use super::{Fua, Qcow2, SlicePin, State};
 use crate::chain::Below;
 use crate::file::Space;
@@ -304,7 +304,7 @@ impl Qcow2 {
                     let host = stock
                         .next()
                         .expect("there is a cluster for each of the range");
-                    *state.raised.entry(host).or_default() += 1;
+                    state.raise(host);
                     self.geometry().host_offset(host)
                 }
             };
@@ -313,7 +313,8 @@ impl Qcow2 {
                 copied: true,
                 ..new
             };
-            state.tables.set_entry(cluster, &L2Entry::Standard(new));
+            let entry = L2Entry::Standard(new);
+            state.tables.set_entry(cluster, &entry, Promise::Bytes);
             state.unflushed = true;
         }
         Ok(write)

@@ -38,6 +38,8 @@ pub struct Refcounts {
     slices: BTreeMap<u64, Vec<u8>>,
     slices_max: usize,
     dirty: BTreeSet<u64>,
+    /// Something was written that no barrier covers yet.
+    unsettled: bool,
 }
 
 impl Refcounts {
@@ -56,6 +58,7 @@ impl Refcounts {
             slices: BTreeMap::new(),
             slices_max: SLICES_MAX,
             dirty: BTreeSet::new(),
+            unsettled: false,
         }
     }
 
@@ -231,12 +234,23 @@ impl Refcounts {
         !self.dirty.is_empty()
     }
 
+    /// Whether all counts are durable as they are here.
+    pub fn is_settled(&self) -> bool {
+        !self.is_dirty() && !self.unsettled
+    }
+
+    /// A barrier covers all that was written.
+    pub fn settle(&mut self) {
+        self.unsettled = false;
+    }
+
     /// Writes all changed slices. Write-back calls this at its stages, nobody else. After a failure
     /// they stay dirty.
     ///
     /// # Errors
     /// I/O.
     pub async fn write_dirty(&mut self) -> Result<()> {
+        self.unsettled |= self.is_dirty();
         let mut writes = Vec::new();
         for &slice in &self.dirty {
             let offset = self

@@ -111,7 +111,7 @@ impl Qcow2 {
             if planted::is(Mistake::CopiedTableHandedOut) {
                 self.give_back(&mut state, &[(new, super::alloc::Content::Unknown)]);
             }
-            *state.raised.entry(new).or_default() += 1;
+            state.raise(new);
             state.protected.insert(new);
             state.copying.insert(l1_index, Waiters::default());
             (old.offset, new, state.epochs.enter())
@@ -368,6 +368,8 @@ impl Qcow2 {
 
     /// Takes neighbouring clusters for a structure that has to be in one piece.
     async fn take_run(&self, counts: &mut Counts, clusters: u64) -> Result<u64> {
+        // The caller counts them itself.
+        self.release_counted_ahead(counts).await?;
         loop {
             {
                 let mut state = self.lock();
@@ -399,6 +401,11 @@ impl Qcow2 {
             self.data.cut_padding(self.size()).await?;
         }
         self.write_back().await?;
+        {
+            let mut counts = self.turn.take().await;
+            let released = self.release_counted_ahead(&mut counts);
+            self.to_the_end(released).await?;
+        }
         // What the first cycle cleared has no readers left: its counts go down with the second.
         self.write_back().await?;
         self.trim().await

@@ -11,6 +11,7 @@ use cowslip_queue::{Buf, Pending};
 
 use super::entry::{EntryError, EntryFormat, L2Entry, TableRef};
 use super::geometry::{GuestCluster, HostOffset};
+use super::plan::Promise;
 use crate::image::CacheStatistics;
 use crate::planted::{self, Mistake};
 use crate::sync::Waiters;
@@ -81,6 +82,16 @@ pub struct Cut {
     pub new_tables: Vec<(u64, NewTable)>,
     /// L1 entries that change, by index.
     pub l1: BTreeMap<u64, u64>,
+    /// Some changed entry promises bytes.
+    pub promises_bytes: bool,
+}
+
+impl Cut {
+    /// Whether some entry may not be durable before what it refers to is.
+    pub fn is_ordered(&self) -> bool {
+        let mut tables = self.new_tables.iter();
+        self.promises_bytes || tables.any(|(_, table)| table.on_disk != OnDisk::Zeroes)
+    }
 }
 
 /// L1 and the cached slices of L2, of the active state of the image.
@@ -93,6 +104,8 @@ pub struct Tables {
     slots: Slots,
     loading: BTreeMap<u64, Waiters>,
     dirty: BTreeSet<u64>,
+    /// Some entry that is dirty promises bytes.
+    promises_bytes: bool,
     freed: Waiters,
 }
 
@@ -123,6 +136,7 @@ impl Tables {
             slots: Slots::new(format.geometry, Tables::SLOTS_MIN as u64),
             loading: BTreeMap::new(),
             dirty: BTreeSet::new(),
+            promises_bytes: false,
             freed: Waiters::default(),
         }
     }
@@ -276,7 +290,7 @@ impl Tables {
     }
 
     /// Changes the entry of a cluster whose slice is pinned or was prepared under this lock.
-    pub fn set_entry(&mut self, cluster: GuestCluster, entry: &L2Entry) {
+    pub fn set_entry(&mut self, cluster: GuestCluster, entry: &L2Entry, promise: Promise) {
         let geometry = self.format.geometry;
         let slice = geometry.slice_of(cluster);
         let at = ((cluster.0 % geometry.slice_entries()) * geometry.l2_entry_bytes()) as usize;
@@ -288,6 +302,7 @@ impl Tables {
         }
         self.slots.slot_mut(slice).dirty = true;
         self.dirty.insert(slice);
+        self.promises_bytes |= promise == Promise::Bytes;
     }
 
     /// Where an entry is on disk, for messages.
@@ -344,6 +359,7 @@ impl Tables {
                 cut.slices.push(copy)
             }
         }
+        cut.promises_bytes = std::mem::take(&mut self.promises_bytes);
         cut.new_tables = self
             .new_tables
             .iter()
@@ -374,8 +390,10 @@ impl Tables {
     }
 
     /// Ends a cycle that failed: what was cut is dirty again. Where slices of new tables may have
-    /// been written, the space is no longer known to be zero.
-    pub fn cut_failed(&mut self, cut: &Cut) {
+    /// been written, the space is no longer known to be zero; where entries of L1 may have been, `reached`,
+    /// the tables are no longer new, and what was not written of them is zeroes.
+    pub fn cut_failed(&mut self, cut: &Cut, reached: bool) {
+        self.promises_bytes = true;
         for copy in cut.slices.iter().chain(&cut.new_slices) {
             let slot = self.slots.slot_mut(copy.slice);
             slot.writing = false;
@@ -386,7 +404,9 @@ impl Tables {
             self.dirty.insert(copy.slice);
         }
         for (index, _) in &cut.new_tables {
-            if let Some(table) = self.new_tables.get_mut(index)
+            if reached {
+                self.new_tables.remove(index);
+            } else if let Some(table) = self.new_tables.get_mut(index)
                 && table.on_disk == OnDisk::Zeroes
             {
                 table.on_disk = OnDisk::Unknown;

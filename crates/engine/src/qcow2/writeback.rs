@@ -16,6 +16,11 @@
 //! Stage A needs one barrier for data, counts and new tables together, since a new table is reached
 //! only through its L1 entry, which is a stage-B write. Empty stages cost nothing.
 //!
+//! A cut is *unordered* if it raises no count, and no entry in it promises bytes that may not be durable yet
+//! ([`Promise`](super::plan::Promise)): each entry refers to space that reads as zeroes, durably, where the
+//! guest's disk did. Then stage A is empty, new tables, slices and L1 go down together, and there is one barrier
+//! for them and for the guest's data: whatever a crash keeps of them, each sector is old or new.
+//!
 //! The refcount table and its blocks grow ahead of need ([`Qcow2::make_room`]): blocks, barrier,
 //! table entries (or a new table, barrier, header), barrier; only then is the space they count
 //! handed out. So no cluster is taken that could not be counted.
@@ -49,6 +54,10 @@ struct Cycle {
     raised: Vec<(HostCluster, u64)>,
     freed: Vec<(Freed, u64)>,
     unflushed: bool,
+    /// Changes of space before the cut.
+    space_changes: u64,
+    /// Entries of L1 may have been written before their tables were durable.
+    unordered: bool,
 }
 
 /// How a write in place goes down: synchronously if it asks to be durable and its mapping is.
@@ -132,13 +141,15 @@ impl Qcow2 {
             raised: std::mem::take(&mut state.raised).into_iter().collect(),
             freed: std::mem::take(&mut state.quarantine),
             unflushed: std::mem::take(&mut state.unflushed),
+            space_changes: self.file.space_changes(),
+            unordered: false,
         }
     }
 
     /// After a failure nothing of the cut counts as durable. Without space it may be tried again;
     /// any other failure latches the image (invariant D4).
     fn take_back(&self, state: &mut State, cycle: Cycle, error: &Error) {
-        state.tables.cut_failed(&cycle.tables);
+        state.tables.cut_failed(&cycle.tables, cycle.unordered);
         for (cluster, count) in cycle.raised {
             *state.raised.entry(cluster).or_default() += count;
         }
@@ -155,6 +166,7 @@ impl Qcow2 {
     async fn write_stages(&self, counts: &mut Counts, cycle: &mut Cycle) -> Result<()> {
         // Stage A. What has been raised stays raised in memory if a later step fails.
         let stage = self.probe.stage(Stage::Raise);
+        let raised = cycle.raised.len() as u64;
         while let Some((cluster, count)) = cycle.raised.pop() {
             if let Err(error) = counts.refcounts.add(cluster, count as i64).await {
                 cycle.raised.push((cluster, count));
@@ -163,23 +175,35 @@ impl Qcow2 {
         }
         self.too_early(Mistake::QuarantineOpenedAtCut, counts, cycle)
             .await?;
+        self.count_ahead(counts, raised).await;
         let wrote_counts = counts.refcounts.is_dirty();
-        counts.refcounts.write_dirty().await?;
-        self.write_new_tables(&cycle.tables).await?;
-        self.too_early(Mistake::L1BeforeTable, counts, cycle)
-            .await?;
         let has_tables = !cycle.tables.new_tables.is_empty() || !cycle.tables.slices.is_empty();
-        let skipped = has_tables && planted::is(Mistake::NoBarrierBeforeEntries);
-        if (cycle.unflushed || wrote_counts || has_tables) && !skipped {
-            self.barrier().await?;
+        let has_entries = !cycle.tables.slices.is_empty() || !cycle.tables.l1.is_empty();
+        cycle.unordered = has_entries && !self.is_ordered(counts, cycle);
+        if !cycle.unordered {
+            counts.refcounts.write_dirty().await?;
+            self.write_new_tables(&cycle.tables).await?;
+            self.too_early(Mistake::L1BeforeTable, counts, cycle)
+                .await?;
+            let skipped = has_tables && planted::is(Mistake::NoBarrierBeforeEntries);
+            if (cycle.unflushed || wrote_counts || has_tables) && !skipped {
+                self.barrier().await?;
+                counts.refcounts.settle();
+                self.lock().settled_space_changes = cycle.space_changes;
+            }
         }
         drop(stage);
         // Stage B.
-        if cycle.tables.slices.is_empty() && cycle.tables.l1.is_empty() {
+        if !has_entries {
             return Ok(());
         }
         let _slices = self.probe.stage(Stage::Slices);
-        self.write_slices(cycle.tables.slices.iter()).await?;
+        let new_slices = match cycle.unordered {
+            true => &cycle.tables.new_slices[..],
+            false => &[],
+        };
+        self.write_slices(new_slices.iter().chain(&cycle.tables.slices))
+            .await?;
         let _roots = (!cycle.tables.l1.is_empty()).then(|| self.probe.stage(Stage::Roots));
         self.write_l1(&cycle.tables).await?;
         self.too_early(Mistake::ReuseBeforeClearingDurable, counts, cycle)
@@ -188,6 +212,16 @@ impl Qcow2 {
             return Ok(());
         }
         self.sync(&self.file).await
+    }
+
+    /// Whether entries of a cut have to wait until what they refer to, and its counts, are durable.
+    fn is_ordered(&self, counts: &Counts, cycle: &Cycle) -> bool {
+        let is_settled = self.lock().settled_space_changes == cycle.space_changes
+            || planted::is(Mistake::UnsettledSpaceIsFresh);
+        !counts.refcounts.is_settled()
+            || !is_settled
+            || cycle.tables.is_ordered()
+            || self.format.data_file
     }
 
     /// What a planted mistake does before its time.
