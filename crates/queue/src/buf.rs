@@ -2,49 +2,20 @@
 //!
 //! [`BufMut`] is exclusive and can be split into disjoint parts that are read into concurrently;
 //! [`Buf`] is shared and read-only, what a write takes. Both keep the whole allocation alive.
-#![allow(unsafe_code)] // Raw aligned memory: each use says why it is sound.
+#![allow(unsafe_code)] // Slices of raw memory: each use says why it is sound.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
 use std::sync::Arc;
+
+use crate::memory::Memory;
 
 /// Every buffer starts at a multiple of this many bytes: the largest block size of the direct I/O
 /// that is met in practice.
 pub const ALIGNMENT_BYTES: usize = 4096;
 
-/// One aligned, zero-initialised allocation.
-struct Memory {
-    start: NonNull<u8>,
-    layout: Layout,
-}
-
-// SAFETY: `Memory` owns its allocation; access is governed by `Buf` (shared, read-only) and
-// `BufMut` (exclusive, disjoint ranges).
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
-
-impl Memory {
-    fn zeroed(len: usize) -> Memory {
-        let layout = Layout::from_size_align(len.max(1), ALIGNMENT_BYTES)
-            .expect("a buffer's length fits the address space");
-        // SAFETY: the layout has a size of at least one byte.
-        let start = unsafe { alloc_zeroed(layout) };
-        match NonNull::new(start) {
-            Some(start) => Memory { start, layout },
-            None => handle_alloc_error(layout),
-        }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: allocated by `zeroed` with this layout, and nobody else holds it any more.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
-    }
-}
+/// In builds with assertions, what a buffer for overwriting holds: a byte that is not overwritten shows.
+const STALE: u8 = 0xA5;
 
 /// An exclusive, writable range of an aligned allocation.
 pub struct BufMut {
@@ -61,6 +32,25 @@ impl BufMut {
             start: 0,
             len,
         }
+    }
+
+    /// `len` bytes that the caller overwrites, all of them, before it uses any: until then they are
+    /// whatever an earlier buffer of the process held, which may be another guest's. Cheaper than
+    /// [`BufMut::zeroed`], since large memory is used again.
+    ///
+    /// A read fills its whole buffer or fails (beyond the end of a file with zeroes), and a buffer whose
+    /// read has failed is dropped: so what is read into this and only then passed on shows nobody what is
+    /// not his. Buffers that a read may fill in part only are no case for it.
+    pub fn for_overwrite(len: usize) -> BufMut {
+        let mut buf = BufMut {
+            memory: Arc::new(Memory::for_overwrite(len)),
+            start: 0,
+            len,
+        };
+        if cfg!(debug_assertions) {
+            buf.fill(STALE);
+        }
+        buf
     }
 
     /// A copy of `bytes`.
@@ -117,7 +107,7 @@ impl BufMut {
         let Some(memory) = Arc::get_mut(&mut self.memory) else {
             return false;
         };
-        (self.start, self.len) = (0, memory.layout.size());
+        (self.start, self.len) = (0, memory.len());
         true
     }
 
@@ -135,7 +125,7 @@ impl Deref for BufMut {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         // SAFETY: the range lies within the initialised allocation, and it is exclusively ours.
-        unsafe { std::slice::from_raw_parts(self.memory.start.as_ptr().add(self.start), self.len) }
+        unsafe { std::slice::from_raw_parts(self.memory.start().add(self.start), self.len) }
     }
 }
 
@@ -144,7 +134,7 @@ impl DerefMut for BufMut {
         // SAFETY: as in `deref`; ranges of several `BufMut` of one allocation never overlap,
         // since they only come from splitting, and a `Buf` is only made by giving one up.
         unsafe {
-            std::slice::from_raw_parts_mut(self.memory.start.as_ptr().add(self.start), self.len)
+            std::slice::from_raw_parts_mut(self.memory.start().add(self.start), self.len)
         }
     }
 }
@@ -211,7 +201,7 @@ impl Deref for Buf {
     fn deref(&self) -> &[u8] {
         // SAFETY: the range lies within the initialised allocation, and nobody writes to it: the
         // exclusive right was given up by `freeze`.
-        unsafe { std::slice::from_raw_parts(self.memory.start.as_ptr().add(self.start), self.len) }
+        unsafe { std::slice::from_raw_parts(self.memory.start().add(self.start), self.len) }
     }
 }
 
@@ -260,9 +250,39 @@ mod tests {
 
     #[test]
     fn buffers_are_aligned_for_direct_io() {
-        for len in [0, 1, 512, 4096, 70_000] {
-            assert_eq!(BufMut::zeroed(len).as_ptr() as usize % ALIGNMENT_BYTES, 0);
+        for len in [0, 1, 512, 4096, 70_000, 3 << 20] {
+            for buf in [BufMut::zeroed(len), BufMut::for_overwrite(len)] {
+                assert_eq!(buf.as_ptr() as usize % ALIGNMENT_BYTES, 0);
+                assert_eq!(buf.len(), len);
+            }
         }
+    }
+
+    #[test]
+    fn memory_for_overwriting_is_used_again_once_no_part_of_it_is_left() {
+        // No other test takes memory of this class.
+        const LEN: usize = 500_000;
+        let mut first = BufMut::for_overwrite(LEN);
+        let start = first.as_ptr();
+        let tail = first.split_off(LEN - 1).freeze();
+        drop(first);
+        let other = BufMut::for_overwrite(LEN);
+        assert_ne!(other.as_ptr(), start, "a part of the first is left");
+        drop(tail);
+        let mut again = BufMut::for_overwrite(LEN - 7);
+        assert_eq!(again.as_ptr(), start);
+        again.truncate(1);
+        assert!(again.try_reclaim());
+        assert_eq!(again.len(), LEN - 7, "not that of its class");
+    }
+
+    #[test]
+    fn zeroed_memory_is_zeroed_after_other_memory_was_used() {
+        const LEN: usize = 300_000;
+        let mut used = BufMut::for_overwrite(LEN);
+        used.fill(7);
+        drop(used);
+        assert!(BufMut::zeroed(LEN).iter().all(|&byte| byte == 0));
     }
 
     #[test]

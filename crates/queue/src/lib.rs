@@ -21,6 +21,7 @@ pub mod fiemap;
 pub mod file;
 pub mod lock;
 mod mailbox;
+mod memory;
 pub mod pending;
 mod pool;
 pub mod primitives;

@@ -214,7 +214,8 @@ impl Qcow2 {
             return Ok(zeroes(len));
         }
         let start = self.geometry().guest_offset(step.cluster).0 + fill.range.start;
-        let filled = read_runs(self, &fill.content, (start, BufMut::zeroed(len)), below).await?;
+        let place = (start, BufMut::for_overwrite(len));
+        let filled = read_runs(self, &fill.content, place, below).await?;
         Ok(filled.freeze())
     }
 
@@ -257,7 +258,7 @@ fn one_source(head: &Fill, tail: &Fill) -> Option<Run> {
 }
 
 fn buffer(run: &Run) -> BufMut {
-    BufMut::zeroed((run.range.end - run.range.start) as usize)
+    BufMut::for_overwrite((run.range.end - run.range.start) as usize)
 }
 
 /// Zeroes to write; shared up to a size that covers every cluster.
