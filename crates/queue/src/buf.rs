@@ -133,9 +133,7 @@ impl DerefMut for BufMut {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`; ranges of several `BufMut` of one allocation never overlap,
         // since they only come from splitting, and a `Buf` is only made by giving one up.
-        unsafe {
-            std::slice::from_raw_parts_mut(self.memory.start().add(self.start), self.len)
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.memory.start().add(self.start), self.len) }
     }
 }
 

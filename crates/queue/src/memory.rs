@@ -90,7 +90,10 @@ impl Memory {
     /// The first byte.
     pub(crate) fn start(&self) -> *mut u8 {
         let allocation = self.allocation.as_ref();
-        allocation.expect("it is there until the drop").start.as_ptr()
+        allocation
+            .expect("it is there until the drop")
+            .start
+            .as_ptr()
     }
 
     /// Bytes that were asked for.

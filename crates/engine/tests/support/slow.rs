@@ -28,6 +28,7 @@ pub struct SlowFile {
     waiting: Mutex<Vec<Waiting>>,
     writes: Mutex<Vec<Range<u64>>>,
     zeroing_fails: AtomicBool,
+    reading_fails: AtomicBool,
 }
 
 impl std::fmt::Debug for SlowFile {
@@ -44,6 +45,7 @@ impl SlowFile {
             waiting: Mutex::default(),
             writes: Mutex::default(),
             zeroing_fails: AtomicBool::new(false),
+            reading_fails: AtomicBool::new(false),
         })
     }
 
@@ -60,6 +62,11 @@ impl SlowFile {
     /// Whether zeroing fails from now on.
     pub fn let_zeroing_fail(&self, fails: bool) {
         self.zeroing_fails.store(fails, Ordering::Relaxed);
+    }
+
+    /// Whether reading fails from now on, with half of the buffer filled.
+    pub fn let_reading_fail(&self, fails: bool) {
+        self.reading_fails.store(fails, Ordering::Relaxed);
     }
 
     /// Carries out the writes that wait.
@@ -87,8 +94,13 @@ impl BlockFile for SlowFile {
     fn len(&self) -> Pending<io::Result<u64>> {
         self.memory.len()
     }
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
-        self.memory.read(offset, buf)
+    fn read(&self, offset: u64, mut buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+        if !self.reading_fails.load(Ordering::Relaxed) {
+            return self.memory.read(offset, buf);
+        }
+        let half = buf.len() / 2;
+        buf[..half].fill(0);
+        Pending::ready((Err(io::Error::from_raw_os_error(5)), buf))
     }
     fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
         let len: usize = data.iter().map(|buf| buf.len()).sum();
