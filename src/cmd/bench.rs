@@ -14,6 +14,7 @@ mod fragmentation;
 mod image;
 mod latency;
 mod load;
+mod metadata;
 mod preallocation;
 mod report;
 mod run;

@@ -295,7 +295,8 @@ async fn serve_image(
     let (watched, watching) = (Arc::downgrade(&image), program.clone());
     cowslip_queue::spawn(async move {
         while let (Ok(Asked::Report), Some(image)) = (signals.asked().await, watched.upgrade()) {
-            watching.complain(cache_report(&image));
+            let cache = cache_report(&image.cache_statistics());
+            watching.complain(serde_json::json!({ "cache": cache }));
         }
         // If the signals cannot be waited for, ending early is better than never.
         handle.stop();
@@ -312,10 +313,9 @@ async fn serve_image(
     closed.map_err(|error| CommandError::new(format!("Could not close the image: {error}")))
 }
 
-/// What the metadata caches of a chain did and hold, as a line of JSON.
-fn cache_report(image: &cowslip::Image) -> serde_json::Value {
-    let cache = image.cache_statistics();
-    serde_json::json!({ "cache": {
+/// What the metadata caches of a chain did and hold, for programs.
+pub(super) fn cache_report(cache: &cowslip::image::CacheStatistics) -> serde_json::Value {
+    serde_json::json!({
         "budget-bytes": cache.budget_bytes,
         "used-bytes": cache.used_bytes,
         "slices": cache.slices,
@@ -323,7 +323,7 @@ fn cache_report(image: &cowslip::Image) -> serde_json::Value {
         "hits": cache.hits,
         "misses": cache.misses,
         "evicted": cache.evicted,
-    }})
+    })
 }
 
 fn confine(

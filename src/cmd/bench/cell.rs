@@ -7,14 +7,44 @@ use crate::size;
 pub enum Contestant {
     /// We, on an image that our `create` made with this policy.
     Cowslip(&'static str),
+    /// We, with so much memory for tables.
+    CowslipCached(CacheBudget),
     /// `qemu-img bench`, on an image that `qemu-img create` made.
     QemuImg,
+    /// `qemu-img bench`, with so much memory for tables.
+    QemuImgCached(CacheBudget),
     /// QEMU's NBD server, on such an image.
     QemuServer,
     /// We, on a raw file: what the file system can do.
     Raw(RawFile),
     /// `qemu-img bench` on such a file.
     QemuRaw(RawFile),
+}
+
+/// What L2 tables may take in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheBudget {
+    /// So many MiB.
+    Mebibytes(u64),
+    /// As much as there are.
+    Unlimited,
+}
+
+impl CacheBudget {
+    /// As `l2-cache-size` takes it.
+    pub fn bytes(self) -> u64 {
+        match self {
+            CacheBudget::Mebibytes(count) => count << 20,
+            CacheBudget::Unlimited => 1 << 40,
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            CacheBudget::Mebibytes(count) => format!("{count}M"),
+            CacheBudget::Unlimited => "unlimited".to_string(),
+        }
+    }
 }
 
 /// The state of a raw file before the load.
@@ -42,16 +72,32 @@ impl Contestant {
         match self {
             Contestant::Cowslip("auto") => "cowslip".to_string(),
             Contestant::Cowslip(policy) => format!("cowslip {policy}"),
+            Contestant::CowslipCached(budget) => format!("cowslip {}", budget.name()),
             Contestant::QemuImg => "qemu-img".to_string(),
+            Contestant::QemuImgCached(budget) => format!("qemu-img {}", budget.name()),
             Contestant::QemuServer => "qemu server".to_string(),
             Contestant::Raw(file) => raw(file).to_string(),
             Contestant::QemuRaw(file) => format!("{} (qemu-img)", raw(file)),
         }
     }
 
-    /// Whether it is QEMU, on an image.
-    pub fn is_qemu_image(self) -> bool {
-        matches!(self, Contestant::QemuImg | Contestant::QemuServer)
+    /// Whether it is we, on an image.
+    pub fn is_cowslip(self) -> bool {
+        matches!(self, Contestant::Cowslip(_) | Contestant::CowslipCached(_))
+    }
+
+    /// Whether `other` is QEMU under the conditions of this one.
+    pub fn is_rivalled_by(self, other: Contestant) -> bool {
+        match (self, other) {
+            (Contestant::CowslipCached(own), Contestant::QemuImgCached(budget)) => own == budget,
+            (_, other) => matches!(other, Contestant::QemuImg | Contestant::QemuServer),
+        }
+    }
+
+    /// Whether `other` is this one with memory for all tables.
+    pub fn is_limited_form_of(self, other: Contestant) -> bool {
+        let unlimited = Contestant::CowslipCached(CacheBudget::Unlimited);
+        matches!(self, Contestant::CowslipCached(_)) && other == unlimited
     }
 
     /// Whether a first touch of its file allocates space of the file system.
@@ -100,6 +146,17 @@ pub enum Before {
     Preallocated(&'static str),
     /// Written throughout, in order, by the engine that is measured.
     Filled,
+    /// All of it has space, laid out so; little of it is written.
+    Laid(Layout),
+}
+
+/// Where on the host clusters lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// In the order of the disk.
+    Contiguous,
+    /// The same, but three of ten have changed places.
+    Scattered,
 }
 
 /// What requests do.
@@ -163,6 +220,8 @@ impl Shape {
             (Before::Fresh, Backing::Raw) => "backed".to_string(),
             (Before::Preallocated(mode), _) => format!("preallocation {mode}"),
             (Before::Filled, _) => "filled".to_string(),
+            (Before::Laid(Layout::Contiguous), _) => "contiguous".to_string(),
+            (Before::Laid(Layout::Scattered), _) => "30% scattered".to_string(),
         };
         let cluster = short_size(self.cluster_bytes);
         match self.subclusters {
@@ -217,7 +276,7 @@ impl Cell {
         let mut name = format!("{}, depth {}", self.shape.name(), self.load.depth);
         match (self.shape.before, self.load.direction) {
             (_, Direction::Read) => name += ", reads",
-            (Before::Filled, Direction::Write) => name += ", overwrites",
+            (Before::Filled | Before::Laid(_), Direction::Write) => name += ", overwrites",
             (_, Direction::Write) => {}
         }
         if self.load.flush_interval > 0 {

@@ -4,11 +4,14 @@
 //! The time that it prints is qemu-img's: until the last request has ended. The close is told apart
 //! (`--json`).
 
+use std::time::{Duration, Instant};
+
 use cowslip::Image;
 use cowslip::file::Sharing;
 use serde_json::json;
 
 use super::load::{Direction, Figures, Load, Order, Pause, SERIES_STEP_MS};
+use crate::cmd::serve::cache_report;
 use crate::error::CommandError;
 use crate::open::{
     Access, CacheMode, ImageSpec, OpenHow, Trust, alloc_policy, block_on, open_image, parse_aio,
@@ -115,6 +118,9 @@ pub struct ImageArgs {
     /// Visit each place once, in an order that follows from this number, rather than in steps
     #[arg(long, value_name = "SEED")]
     random: Option<u64>,
+    /// Read as many places, spread evenly over the disk, before the clock starts
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    warm_up: u64,
     /// How space is allocated: contiguous, sparse, or auto: as the image says
     #[arg(long, default_value = "auto", value_name = "POLICY")]
     alloc_policy: String,
@@ -152,31 +158,54 @@ fn measure(args: &ImageArgs, program: &Program) -> Result<(), CommandError> {
     }
     args.refuse_native_without_direct(&spec)?;
     block_on(how.aio, async {
+        let opening = Instant::now();
         let image = open_image(&spec, &how).await?;
+        let opened = opening.elapsed();
         if !args.json {
             output::print(&announcement(&load));
         }
-        let work = run_and_close(&image, &load, args.json);
+        let work = async {
+            args.warm_up(&load, &image).await?;
+            run_and_close(&image, &load, args.json.then_some(opened)).await
+        };
         // What a server runs beside its requests; it ends with the close.
         futures_util::future::join(work, image.maintain()).await.0
     })
 }
 
-async fn run_and_close(image: &Image, load: &Load, json: bool) -> Result<(), CommandError> {
+/// With the time that it took to open the image, the figures are told as JSON.
+async fn run_and_close(
+    image: &Image,
+    load: &Load,
+    opened: Option<Duration>,
+) -> Result<(), CommandError> {
+    let cache_before = image.cache_statistics();
     let outcome = load.run(image).await;
-    if let (Ok(figures), false) = (&outcome, json) {
+    let mut cache = image.cache_statistics();
+    cache.hits -= cache_before.hits;
+    cache.misses -= cache_before.misses;
+    cache.evicted -= cache_before.evicted;
+    if let (Ok(figures), None) = (&outcome, opened) {
         let seconds = figures.elapsed.as_secs_f64();
         output::print(&format!("Run completed in {seconds:.3} seconds.\n"));
     }
-    let closing = std::time::Instant::now();
+    let closing = Instant::now();
     let closed = image.close().await;
-    let figures = outcome
-        .map_err(|error| CommandError::new(format!("Failed request: {}", error.system_words())))?;
+    let closing = closing.elapsed();
+    let figures = outcome.map_err(|error| failed_request(&error))?;
     closed.map_err(|error| CommandError::new(format!("Could not close the image: {error}")))?;
-    if json {
-        output::print_json(&report(load, &figures, closing.elapsed().as_secs_f64()));
+    if let Some(opened) = opened {
+        let mut told = report(load, &figures);
+        told["open-seconds"] = json!(opened.as_secs_f64());
+        told["close-seconds"] = json!(closing.as_secs_f64());
+        told["cache"] = cache_report(&cache);
+        output::print_json(&told);
     }
     Ok(())
+}
+
+fn failed_request(error: &cowslip::Error) -> CommandError {
+    CommandError::new(format!("Failed request: {}", error.system_words()))
 }
 
 fn announcement(load: &Load) -> String {
@@ -198,7 +227,7 @@ fn announcement(load: &Load) -> String {
     text
 }
 
-fn report(load: &Load, figures: &Figures, close_seconds: f64) -> serde_json::Value {
+fn report(load: &Load, figures: &Figures) -> serde_json::Value {
     let seconds = figures.elapsed.as_secs_f64();
     let microseconds = |of_a_million| figures.latency.percentile(of_a_million).as_secs_f64() * 1e6;
     json!({
@@ -206,7 +235,6 @@ fn report(load: &Load, figures: &Figures, close_seconds: f64) -> serde_json::Val
         "request-bytes": load.request_bytes,
         "depth": load.depth,
         "seconds": seconds,
-        "close-seconds": close_seconds,
         "iops": load.count as f64 / seconds,
         "latency-us": {
             "p50": microseconds(500_000),
@@ -220,6 +248,26 @@ fn report(load: &Load, figures: &Figures, close_seconds: f64) -> serde_json::Val
 }
 
 impl ImageArgs {
+    async fn warm_up(&self, load: &Load, image: &Image) -> Result<(), CommandError> {
+        /// Enough for any device; it is not measured.
+        const DEPTH: usize = 32;
+        if self.warm_up == 0 {
+            return Ok(());
+        }
+        let request_bytes = load.request_bytes as u64;
+        let step = image.size() / self.warm_up / request_bytes * request_bytes;
+        let reads = Load {
+            count: self.warm_up,
+            depth: DEPTH,
+            direction: Direction::Read,
+            order: Order::Steps { start: 0, step },
+            flush_interval: 0,
+            ..*load
+        };
+        let outcome = reads.run(image).await;
+        outcome.map(drop).map_err(|error| failed_request(&error))
+    }
+
     fn load(&self) -> Result<Load, CommandError> {
         let number = |what: &str, text: &str, least| number_within(what, text, least..=NUMBER_MAX);
         let bytes = |what: &str, text: &str, least| bytes_within(what, text, least..=NUMBER_MAX);

@@ -101,14 +101,17 @@ struct Ratios {
     /// The better of sparse and allocated raw files.
     raw_first_touch: Option<f64>,
     raw_written: Option<f64>,
+    /// The same with memory for all tables.
+    unlimited: Option<f64>,
 }
 
 impl Ratios {
-    fn named(self) -> [(&'static str, Option<f64>); 3] {
+    fn named(self) -> [(&'static str, Option<f64>); 4] {
         [
             ("x QEMU", self.qemu_img),
             ("x first", self.raw_first_touch),
             ("x written", self.raw_written),
+            ("x unlimited", self.unlimited),
         ]
     }
 }
@@ -126,20 +129,21 @@ pub struct Report {
 
 impl Report {
     fn ratios(&self, row: &Row) -> Ratios {
-        let is_ours = matches!(row.contestant, Contestant::Cowslip(_));
-        let best = |wanted: fn(Contestant) -> bool| {
+        let ours = row.contestant;
+        let best = |wanted: &dyn Fn(Contestant) -> bool| {
             let others = self.rows.iter().filter(|other| {
                 other.cell == row.cell
                     && other.filesystem == row.filesystem
                     && wanted(other.contestant)
             });
             let best = others.map(Row::iops).reduce(f64::max)?;
-            (is_ours && best > 0.0).then(|| row.iops() / best)
+            (ours.is_cowslip() && best > 0.0).then(|| row.iops() / best)
         };
         Ratios {
-            qemu_img: best(Contestant::is_qemu_image),
-            raw_first_touch: best(Contestant::is_raw_first_touch),
-            raw_written: best(Contestant::is_raw_written),
+            qemu_img: best(&|other| ours.is_rivalled_by(other)),
+            raw_first_touch: best(&Contestant::is_raw_first_touch),
+            raw_written: best(&Contestant::is_raw_written),
+            unlimited: best(&|other| ours.is_limited_form_of(other)),
         }
     }
 
@@ -215,6 +219,7 @@ impl Report {
                 "times-qemu-img": ratios.qemu_img,
                 "times-raw-first-touch": ratios.raw_first_touch,
                 "times-raw-written": ratios.raw_written,
+                "times-unlimited": ratios.unlimited,
                 "outlier": row.is_outlier,
                 "runs": row.runs.iter().map(Measurement::json).collect::<Vec<_>>(),
             })

@@ -20,7 +20,7 @@ use crate::interrupt::RemovedOnInterrupt;
 use crate::progress::Progress;
 
 /// Written by every load: zeroes might be treated apart.
-const PATTERN: &str = "--pattern=165";
+pub const PATTERN: &str = "--pattern=165";
 
 /// The raw file that is written throughout.
 const WRITTEN: &str = "written.raw";
@@ -35,7 +35,7 @@ const P50: Column = column("p50 us", 0);
 const P99: Column = column("p99 us", 0);
 const P999: Column = column("p99.9 us", 0);
 /// The most memory that the process had at a time.
-const RSS: Column = column("RSS MiB", 0);
+pub const RSS: Column = column("RSS MiB", 0);
 /// What the file takes afterwards.
 const SPACE: Column = column("MiB", 0);
 const EXTENTS: Column = column("extents", 0);
@@ -108,6 +108,36 @@ impl<'a> Stage<'a> {
         })
     }
 
+    /// This program.
+    pub fn cowslip(&self) -> &Path {
+        &self.cowslip
+    }
+
+    /// `--cache` of every run.
+    pub fn cache(&self) -> &'static str {
+        self.cache
+    }
+
+    /// `--aio` of every run.
+    pub fn aio(&self) -> &'static str {
+        self.aio
+    }
+
+    /// Requests of a run at this depth.
+    pub fn requests_at(&self, depth: u64, request_bytes: u64) -> u64 {
+        self.scale.requests_at(depth, request_bytes)
+    }
+
+    /// From one request to the next where there is no other order, in bytes.
+    pub fn step_bytes(&self, request_bytes: u64) -> u64 {
+        scattering_step(self.scale.disk_bytes, request_bytes)
+    }
+
+    /// Tells the progress.
+    pub fn say(&self, what: &str) {
+        self.progress.say(what);
+    }
+
     fn file(&self, name: &str) -> PathBuf {
         self.place.directory.join(name)
     }
@@ -157,13 +187,15 @@ impl<'a> Stage<'a> {
 
     fn can_run(&self, cell: &Cell, contestant: Contestant) -> bool {
         match contestant {
-            Contestant::QemuImg | Contestant::QemuRaw(_) => self.has_qemu_img,
+            Contestant::QemuImg | Contestant::QemuImgCached(_) | Contestant::QemuRaw(_) => {
+                self.has_qemu_img
+            }
             Contestant::QemuServer => self.has_qemu_img && Kind::installed_peer().is_some(),
             Contestant::Raw(RawFile::Clone) => self.can_clone(),
-            Contestant::Raw(_) => true,
+            Contestant::Raw(_) | Contestant::CowslipCached(_) => true,
             Contestant::Cowslip(_) => match cell.shape.before {
                 Before::Preallocated(_) => self.can_create(&cell.shape),
-                Before::Fresh | Before::Filled => true,
+                Before::Fresh | Before::Filled | Before::Laid(_) => true,
             },
         }
     }
@@ -210,6 +242,8 @@ impl<'a> Stage<'a> {
                 }
                 self.create(Command::new(&self.cowslip), &cell.shape, &options)?
             }
+            // Theirs are laid out by the table that has them.
+            Contestant::CowslipCached(_) | Contestant::QemuImgCached(_) => self.file("image.qcow2"),
             Contestant::QemuImg | Contestant::QemuServer => {
                 self.create(Command::new("qemu-img"), &cell.shape, &cell.shape.options())?
             }
@@ -274,13 +308,15 @@ impl<'a> Stage<'a> {
 
     /// `bench` by the contestant's engine; what it is to do is still to be said.
     fn bench(&self, contestant: Contestant) -> Command {
-        use Contestant::{Cowslip, QemuImg, QemuRaw, QemuServer, Raw};
+        use Contestant::{
+            Cowslip, CowslipCached, QemuImg, QemuImgCached, QemuRaw, QemuServer, Raw,
+        };
         let mut command = match contestant {
-            Cowslip(_) | Raw(_) => Command::new(&self.cowslip),
-            QemuImg | QemuServer | QemuRaw(_) => Command::new("qemu-img"),
+            Cowslip(_) | CowslipCached(_) | Raw(_) => Command::new(&self.cowslip),
+            QemuImg | QemuImgCached(_) | QemuServer | QemuRaw(_) => Command::new("qemu-img"),
         };
         let format = match contestant {
-            Cowslip(_) | QemuImg | QemuServer => "qcow2",
+            Cowslip(_) | CowslipCached(_) | QemuImg | QemuImgCached(_) | QemuServer => "qcow2",
             Raw(_) | QemuRaw(_) => "raw",
         };
         command.args(["bench", "-f", format, "-t", self.cache, "-i", self.aio]);
@@ -304,7 +340,7 @@ impl<'a> Stage<'a> {
     /// The same words for each engine but those that ask ours for its figures.
     pub fn command(&self, cell: &Cell, contestant: Contestant, file: &Path) -> Command {
         let load = &cell.load;
-        let step = scattering_step(self.scale.disk_bytes, load.request_bytes);
+        let step = self.step_bytes(load.request_bytes);
         let mut command = self.bench(contestant);
         if load.direction == Direction::Write {
             command.args(["-w", PATTERN]);

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::cell::{Cell, Contestant, RawFile};
 use super::report::Report;
 use super::stage::{Measure, Stage, bench_process};
-use super::{discard, flush, fragmentation, preallocation, steady, subclusters};
+use super::{discard, flush, fragmentation, metadata, preallocation, steady, subclusters};
 use crate::error::CommandError;
 use crate::options::bytes_within;
 use crate::output::{self, Program};
@@ -35,6 +35,8 @@ pub enum Table {
     Fragmentation(Options),
     /// Reads and overwrites of what is allocated
     Steady(Options),
+    /// Random requests over 8 TiB, with 64 and 128 MiB of memory for tables and without a limit
+    Metadata(Options),
 }
 
 /// What all tables take.
@@ -46,10 +48,10 @@ pub struct Options {
     /// Make file systems of these kinds on fully written loop devices, and work there (root): ext4, xfs, btrfs
     #[arg(long = "loop", value_name = "KINDS", value_delimiter = ',')]
     loops: Vec<String>,
-    /// Size of the disks; if not given 4G, for discard 8G, for fragmentation 1G
+    /// Size of the disks; if not given 4G, for discard 8G, for fragmentation 1G, for metadata 8T
     #[arg(long, value_name = "SIZE")]
     size: Option<String>,
-    /// Requests of a run; an eighth of it at depth 1; 8000 if not given
+    /// Requests of a run; an eighth of it at depth 1; 8000 if not given, for metadata 100000
     #[arg(long, value_name = "N")]
     requests: Option<u64>,
     /// Runs of each contestant in each cell
@@ -143,13 +145,13 @@ impl Scale {
         let disk_bytes = match (&options.size, source) {
             (Some(size), _) => bytes_within("size", size, 1 << 20..=1 << 43)?,
             (None, Some(source)) => source.disk_bytes,
-            (None, None) if options.quick => 1 << 30,
+            (None, None) if options.quick => table.disk_bytes_of_a_quick_run(),
             (None, None) => table.disk_bytes(),
         };
         let (requests, repetitions) = match options.quick {
-            true => (2000, 1),
+            true => (table.requests() / 4, 1),
             false => {
-                let usual = source.map_or(8000, |source| source.requests);
+                let usual = source.map_or(table.requests(), |source| source.requests);
                 (options.requests.unwrap_or(usual), options.repetitions)
             }
         };
@@ -218,7 +220,8 @@ impl Table {
             | Table::Preallocation(options)
             | Table::Discard(options)
             | Table::Fragmentation(options)
-            | Table::Steady(options) => options,
+            | Table::Steady(options)
+            | Table::Metadata(options) => options,
         }
     }
 
@@ -230,6 +233,7 @@ impl Table {
             Table::Discard(_) => "discard",
             Table::Fragmentation(_) => "fragmentation",
             Table::Steady(_) => "steady",
+            Table::Metadata(_) => "metadata",
         }
     }
 
@@ -254,7 +258,24 @@ impl Table {
             Table::Discard(_) => 8 << 30,
             // All of it is written, block by block.
             Table::Fragmentation(_) => 1 << 30,
+            // Sparse, but for its metadata.
+            Table::Metadata(_) => 8 << 40,
             _ => 4 << 30,
+        }
+    }
+
+    fn disk_bytes_of_a_quick_run(&self) -> u64 {
+        match self {
+            Table::Metadata(_) => self.disk_bytes(),
+            _ => 1 << 30,
+        }
+    }
+
+    fn requests(&self) -> u64 {
+        match self {
+            // Fewer would find few places twice.
+            Table::Metadata(_) => 100_000,
+            _ => 8000,
         }
     }
 
@@ -264,6 +285,8 @@ impl Table {
     fn filesystem_bytes(&self, disk_bytes: u64) -> u64 {
         let bytes = match self {
             Table::Discard(_) => disk_bytes / 2 * 3,
+            // Tables and counts of the smallest clusters, and what the requests write.
+            Table::Metadata(_) => disk_bytes / 4096 + (4 << 30),
             _ => disk_bytes * 3,
         };
         bytes.max(FILESYSTEM_BYTES_MIN)
@@ -277,6 +300,7 @@ impl Table {
             Table::Discard(_) => discard::cells(scale),
             Table::Fragmentation(_) => fragmentation::cells(scale),
             Table::Steady(_) => steady::cells(scale),
+            Table::Metadata(_) => metadata::cells(scale),
         }
     }
 
@@ -285,6 +309,7 @@ impl Table {
         match self {
             Table::Discard(_) => discard::measure,
             Table::Fragmentation(_) => fragmentation::measure,
+            Table::Metadata(_) => metadata::measure,
             _ => bench_process,
         }
     }

@@ -17,7 +17,6 @@ use wait4::Wait4;
 use super::report;
 use super::{Args, GIB};
 
-mod image;
 mod shapes;
 
 use shapes::Shape;

@@ -4,9 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::image::{Design, Mapping};
-use crate::run;
+use cowslip_testbed::image::{Design, Mapping};
 use cowslip_testbed::populate_compressible;
+
+use crate::run;
 
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
