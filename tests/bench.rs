@@ -262,6 +262,48 @@ fn the_table_of_fragmentation_reads_what_was_filled() {
 }
 
 #[test]
+fn the_table_of_metadata_holds_budgets_against_none() {
+    let table = tiny_table("metadata --requests=64 --depths=8 --size=1G --cells=1M/32K,");
+    let rows = table["rows"].as_array().unwrap();
+    // Two layouts, reads and overwrites.
+    let cells = rows.iter().filter(|row| row["contestant"] == "cowslip 64M");
+    assert_eq!(cells.count(), 4);
+    for row in rows {
+        let ours = row["contestant"].as_str().unwrap().starts_with("cowslip");
+        assert_eq!(row["times-unlimited"].is_f64(), ours, "{row}");
+        for run in row["runs"].as_array().unwrap() {
+            assert!(run["RSS MiB"].as_f64() > Some(0.0));
+            assert_eq!(run["open ms"].is_f64(), ours);
+            if ours && row["cell"].as_str().unwrap().ends_with("reads") {
+                assert_eq!(
+                    (run["hits"].as_f64(), run["misses"].as_f64()),
+                    (Some(64.0), Some(0.0))
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn flushes_are_told_with_what_is_before_them() {
+    let dir = scratch();
+    let image = dir.path().join("a.qcow2");
+    run(cowslip()
+        .args(["create", "-q", "-f", "qcow2"])
+        .arg(&image)
+        .arg("1M"));
+    let told = run(cowslip()
+        .args("bench -w -c 96 -d 8 --flush-interval 32 --tell-flushes".split(' '))
+        .arg(&image));
+    let told: Vec<_> = told
+        .lines()
+        .filter(|line| line.starts_with("Flushed"))
+        .collect();
+    let expected = [32, 64, 96].map(|count| format!("Flushed after {count} requests"));
+    assert_eq!(told, expected);
+}
+
+#[test]
 fn the_conditions_of_a_source_are_told() {
     let line =
         "subclusters --conditions=seed --requests=64 --depths=32 --policies=auto --cells=32K,";

@@ -65,6 +65,7 @@ pub struct Args {
 }
 
 /// The sizes of a run.
+#[derive(Clone, Copy)]
 pub struct Scale {
     /// Size of the guest's disk in bytes.
     pub disk_bytes: u64,
@@ -74,6 +75,8 @@ pub struct Scale {
     pub operations: u64,
     /// Repetitions.
     pub repetitions: usize,
+    /// Requests in flight.
+    pub depth: u64,
 }
 
 const GIB: u64 = 1 << 30;
@@ -90,6 +93,7 @@ impl Scale {
             filesystem_bytes: filesystem,
             operations: args.operations.unwrap_or(operations),
             repetitions: args.repetitions.unwrap_or(repetitions).max(1),
+            depth: 32,
         }
     }
 }
@@ -223,7 +227,8 @@ struct CellBench<'a> {
 impl CellBench<'_> {
     fn run(&self, servers: &[Kind], report: &mut report::Report) -> Result<(), String> {
         self.prepare_backing()?;
-        report.begin(&self.place.name, &self.cell.name());
+        let name = format!("{}, depth {}", self.cell.name(), self.scale.depth);
+        report.begin(&self.place.name, &name);
         for repetition in 0..self.scale.repetitions {
             let mut order = servers.to_vec();
             order.rotate_left(repetition % servers.len());

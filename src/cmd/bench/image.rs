@@ -10,7 +10,7 @@ use cowslip::Image;
 use cowslip::file::Sharing;
 use serde_json::json;
 
-use super::load::{Direction, Figures, Load, Order, Pause, SERIES_STEP_MS};
+use super::load::{Direction, Figures, Load, Order, Pause, SERIES_STEP_MS, Told};
 use crate::cmd::serve::cache_report;
 use crate::error::CommandError;
 use crate::open::{
@@ -112,6 +112,9 @@ pub struct ImageArgs {
     /// Flush beside requests, rather than when all have ended
     #[arg(long)]
     no_drain: bool,
+    /// Print, when a flush has ended, how many requests had ended before it
+    #[arg(long, conflicts_with = "no_drain")]
+    tell_flushes: bool,
     /// Open the image although another process writes to it
     #[arg(short = 'U', long)]
     force_share: bool,
@@ -262,6 +265,7 @@ impl ImageArgs {
             direction: Direction::Read,
             order: Order::Steps { start: 0, step },
             flush_interval: 0,
+            told: Told::Nothing,
             ..*load
         };
         let outcome = reads.run(image).await;
@@ -294,6 +298,10 @@ impl ImageArgs {
             pause: match self.no_drain {
                 true => Pause::None,
                 false => Pause::Drain,
+            },
+            told: match self.tell_flushes {
+                true => Told::Flushes,
+                false => Told::Nothing,
             },
         })
     }

@@ -15,6 +15,7 @@ use futures_util::future::try_join;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::latency::Histogram;
+use crate::output;
 
 /// Width of a step of the series in milliseconds.
 pub const SERIES_STEP_MS: u64 = 100;
@@ -51,6 +52,15 @@ pub enum Pause {
     None,
 }
 
+/// What is told while requests run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Nothing.
+    Nothing,
+    /// Of each flush that has ended, how many requests had ended before it began.
+    Flushes,
+}
+
 /// Requests to one image.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
@@ -68,6 +78,8 @@ pub struct Load {
     pub flush_interval: u64,
     /// What flushes wait for.
     pub pause: Pause,
+    /// What is told meanwhile.
+    pub told: Told,
 }
 
 /// What was measured.
@@ -216,7 +228,13 @@ impl Run<'_> {
 
     async fn flush(&self) -> cowslip::Result<()> {
         self.figures.borrow_mut().flushes += 1;
-        self.image.flush().await
+        let ended = self.load.count - self.unsent.get() - self.in_flight.get() as u64;
+        self.image.flush().await?;
+        if self.load.told == Told::Flushes {
+            output::print(&format!("Flushed after {ended} requests\n"));
+            output::flush();
+        }
+        Ok(())
     }
 
     /// Waits for the next [`Run::wake`].

@@ -178,6 +178,7 @@ fn image(stage: &Stage<'_>, shape: &Shape) -> Result<PathBuf, CommandError> {
         }
     }
     stage.say(&format!("making {}", path.display()));
+    stage.share(&path);
     let design = Design {
         disk_bytes: stage.disk_bytes(),
         cluster_bits: shape.cluster_bytes.ilog2(),

@@ -1,6 +1,7 @@
 //! Where cells are measured: fresh files for each run, the same command line for each engine, order
 //! alternated, what is left behind checked.
 
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -67,6 +68,8 @@ pub struct Stage<'a> {
     has_qemu_img: bool,
     /// The directory, and the file in it that lives as long.
     _removed: [RemovedOnInterrupt; 2],
+    /// An image that serves several runs.
+    shared: RefCell<Option<RemovedOnInterrupt>>,
 }
 
 impl<'a> Stage<'a> {
@@ -96,6 +99,7 @@ impl<'a> Stage<'a> {
                 RemovedOnInterrupt::new(&place.directory),
                 RemovedOnInterrupt::new(&place.directory.join(WRITTEN)),
             ],
+            shared: RefCell::default(),
         })
     }
 
@@ -131,6 +135,11 @@ impl<'a> Stage<'a> {
     /// From one request to the next where there is no other order, in bytes.
     pub fn step_bytes(&self, request_bytes: u64) -> u64 {
         scattering_step(self.scale.disk_bytes, request_bytes)
+    }
+
+    /// From now on this is the image that several runs share: an interruption removes it.
+    pub fn share(&self, image: &Path) {
+        *self.shared.borrow_mut() = Some(RemovedOnInterrupt::new(image));
     }
 
     /// Tells the progress.

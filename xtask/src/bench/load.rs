@@ -1,4 +1,4 @@
-//! The client: fio's NBD engine, 4 KiB random writes at queue depth 32.
+//! The client: fio's NBD engine, 4 KiB random writes.
 
 use std::path::Path;
 use std::process::Command;
@@ -25,12 +25,12 @@ pub fn random_writes(socket: &Path, scale: &Scale) -> Result<Load, String> {
         &format!("--uri=nbd+unix:///?socket={}", socket.display()),
         "--rw=randwrite",
         "--bs=4k",
-        "--iodepth=32",
         "--randseed=7",
         "--refill_buffers",
         "--end_fsync=1",
         "--output-format=json",
     ]);
+    fio.arg(format!("--iodepth={}", scale.depth));
     fio.arg(format!("--size={}", scale.disk_bytes));
     fio.arg(format!("--number_ios={}", scale.operations));
     parse(&run::output(&mut fio)?)

@@ -103,11 +103,12 @@ impl Report {
     pub fn new(scale: &Scale, servers: &[Kind]) -> Report {
         Report {
             conditions: conditions(json!({
-                "load": "fio nbd engine, 4 KiB random writes, each block once, queue depth 32, final flush",
+                "load": "fio nbd engine, 4 KiB random writes, each block once, final flush",
                 "image": "64 KiB clusters, O_DIRECT, io_uring, fresh for each run",
                 "operations": scale.operations,
                 "repetitions": scale.repetitions,
                 "disk_bytes": scale.disk_bytes,
+                "depth": scale.depth,
             })),
             servers: servers.to_vec(),
             rows: Vec::new(),
@@ -158,9 +159,7 @@ impl Report {
 
     /// Prints the whole table.
     pub fn print(&self) {
-        println!(
-            "\n4 KiB random writes at queue depth 32; medians; ratio to the faster of QEMU's servers\n"
-        );
+        println!("\n4 KiB random writes; medians; ratio to the faster of QEMU's servers\n");
         Report::print_head();
         for row in &self.rows {
             row.print(&self.servers);
@@ -168,10 +167,14 @@ impl Report {
         println!();
     }
 
+    /// The rows for programs.
+    pub fn rows_json(&self) -> Vec<Value> {
+        self.rows.iter().map(Row::json).collect()
+    }
+
     /// Writes the results and returns the file.
     pub fn write(&self) -> Result<PathBuf, String> {
-        let rows = self.rows.iter().map(Row::json).collect::<Vec<_>>();
-        let results = json!({ "conditions": self.conditions, "rows": rows });
+        let results = json!({ "conditions": self.conditions, "rows": self.rows_json() });
         write_results("randwrite", &results)
     }
 }

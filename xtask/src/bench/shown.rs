@@ -1,15 +1,20 @@
 //! `cargo xtask bench --shown`: the promises of allocation, each with what it must reach, in one run.
 //!
-//! The tables are the command's own (`cowslip bench TABLE --json`); here their rows are only held
-//! against the promises. Of each promise the worst cell is told.
+//! The tables are the command's own (`cowslip bench TABLE --json`), but for the one over NBD; here their
+//! rows are only held against the promises. Of each promise the worst cell is told. Before
+//! that, the rows of first writes are run with the process killed ([`killed`]).
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use cowslip_testbed::Place;
 use serde_json::{Value, json};
 
-use super::{Args, report};
+use super::server::Kind;
+use super::{Args, CellBench, Scale, cell, place, report};
 use crate::run;
+
+mod killed;
 
 /// Figures of one contestant in one cell.
 struct Row {
@@ -139,6 +144,15 @@ fn over_sparse_raw(row: &Row, rows: &[Row]) -> Option<f64> {
     Some(row.number("median-iops")? / raw.number("median-iops")?)
 }
 
+fn times_unlimited(row: &Row, _: &[Row]) -> Option<f64> {
+    row.number("times-unlimited")
+}
+
+/// With 64 MiB for tables.
+fn laid_out(row: &Row, layout: &str) -> bool {
+    row.contestant == "cowslip 64M" && row.says(layout)
+}
+
 /// Live data over space: 1 is the best there is.
 fn live_over_space(row: &Row, _: &[Row]) -> Option<f64> {
     Some(1.0 / row.median("over live")?)
@@ -246,6 +260,30 @@ const PROMISES: &[Promise] = &[
         times_qemu,
     ),
     promise(
+        ("metadata", "8 TiB, 64 MiB for tables, contiguous"),
+        ("x unlimited", 0.95),
+        |row| laid_out(row, "contiguous"),
+        times_unlimited,
+    ),
+    promise(
+        ("metadata", "8 TiB, 64 MiB, 30% scattered"),
+        ("x unlimited", 0.7),
+        |row| laid_out(row, "30% scattered"),
+        times_unlimited,
+    ),
+    promise(
+        ("nbd", "served over NBD, depth 32"),
+        ("x qemu-storage-daemon", 1.3),
+        |row| row.says("depth 32"),
+        times_qemu,
+    ),
+    promise(
+        ("nbd", "served over NBD, depth 128"),
+        ("x qemu-storage-daemon", 2.0),
+        |row| row.says("depth 128"),
+        times_qemu,
+    ),
+    promise(
         ("discard", "half discarded, 1M clusters, sparse"),
         ("live / space", 0.952),
         |row| row.contestant == "cowslip sparse" && row.cell.starts_with("1M"),
@@ -257,8 +295,23 @@ const PROMISES: &[Promise] = &[
 pub fn run(args: &Args, binary: &Path, directory: &Path) -> Result<(), String> {
     let mut tables = Vec::new();
     let mut rows: Vec<Row> = Vec::new();
+    let mut verdicts = Vec::new();
     for filesystem in &args.filesystems {
-        for table in ["subclusters", "flush", "steady", "discard"] {
+        let scale = Scale::new(args);
+        let place = place(filesystem, directory, scale.filesystem_bytes)?;
+        println!("{filesystem}: killed writers");
+        let killed = killed::run(binary, &place)?;
+        verdicts.push(format!(
+            "{filesystem}: {} processes killed among their writes, {} writes flushed before: all there, no corruption",
+            killed.kills, killed.writes
+        ));
+        println!("{filesystem}: NBD");
+        let told = over_nbd(binary, &place, scale)?;
+        rows.extend(told.iter().map(|row| Row::new("nbd", row)));
+        tables.push(json!({ "conditions": { "table": "nbd" }, "rows": told }));
+        // The tables make file systems of their own.
+        drop(place);
+        for table in ["subclusters", "flush", "steady", "discard", "metadata"] {
             let told = measure(args, (binary, directory), (table, filesystem))?;
             let new = told["rows"].as_array().cloned().unwrap_or_default();
             rows.extend(new.iter().map(|row| Row::new(table, row)));
@@ -282,9 +335,13 @@ pub fn run(args: &Args, binary: &Path, directory: &Path) -> Result<(), String> {
             line["cell"].as_str().unwrap_or_default(),
         );
     }
+    for verdict in &verdicts {
+        println!("{verdict}");
+    }
     let results = json!({
         "conditions": report::conditions(json!({})),
         "promises": lines,
+        "killed": verdicts,
         "tables": tables,
     });
     println!(
@@ -321,6 +378,34 @@ fn lines(args: &Args, rows: &[Row]) -> Vec<Value> {
     lines
 }
 
+/// Ours and qemu-storage-daemon, with one client, at two depths; rows as the command's tables have them.
+fn over_nbd(binary: &Path, place: &Place, scale: Scale) -> Result<Vec<Value>, String> {
+    let servers = [Kind::Cowslip, Kind::StorageDaemon];
+    if run::find_program(Kind::StorageDaemon.name()).is_none() {
+        return Ok(Vec::new());
+    }
+    let mut rows = Vec::new();
+    for depth in [32, 128] {
+        let scale = Scale { depth, ..scale };
+        let mut report = report::Report::new(&scale, &servers);
+        for cell in &cell::all(false) {
+            let bench = CellBench {
+                place,
+                cell,
+                scale: &scale,
+                binary,
+            };
+            bench.run(&servers, &mut report)?;
+        }
+        rows.extend(report.rows_json().into_iter().map(|mut row| {
+            row["contestant"] = json!("cowslip");
+            row["times-qemu-img"] = row["ratio"].clone();
+            row
+        }));
+    }
+    Ok(rows)
+}
+
 fn measure(
     args: &Args,
     (binary, directory): (&Path, &Path),
@@ -331,9 +416,14 @@ fn measure(
     let mut command = Command::new(binary);
     command.args(["bench", table, "--json", "--depths=32"]);
     command.arg(format!("--repetitions={repetitions}"));
-    if args.quick {
-        command.args(["--size=1G", "--requests=2000"]);
-    }
+    match (table, args.quick) {
+        // Its disks are sparse, and smaller ones ask another question; with clusters of 64 KiB it
+        // takes minutes.
+        ("metadata", true) => command.args(["--requests=25000", "--cells=1M/32K"]),
+        ("metadata", false) => &mut command,
+        (_, true) => command.args(["--size=1G", "--requests=2000"]),
+        (_, false) => &mut command,
+    };
     if let Some(operations) = args.operations {
         command.arg(format!("--requests={operations}"));
     }
