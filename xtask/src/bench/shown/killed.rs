@@ -53,7 +53,7 @@ impl Shape {
                     shapes.push(Shape {
                         cluster_bytes,
                         extended_l2,
-                        policy: policies[shapes.len() / 2 % 2 ^ usize::from(backed)],
+                        policy: policies[(shapes.len() / 2 + usize::from(backed)) % 2],
                         backed,
                     });
                 }
@@ -224,11 +224,11 @@ fn kill_among_writes(child: &mut Child, seed: u64) -> Result<String, String> {
 /// From the last whole line.
 fn last_flush(told: &str) -> Result<u64, String> {
     let whole = told.rsplit_once('\n').map_or("", |(whole, _)| whole);
-    let numbers = whole.lines().filter_map(|line| {
+    let mut numbers = whole.lines().filter_map(|line| {
         let line = line.strip_prefix("Flushed after ")?;
         line.strip_suffix(" requests")?.parse().ok()
     });
-    let last = numbers.last();
+    let last = numbers.next_back();
     last.ok_or_else(|| format!("no flush was told of:\n{told}"))
 }
 
@@ -264,7 +264,7 @@ mod tests {
     fn each_block_is_visited_once() {
         let blocks = DISK_BYTES / BLOCK_BYTES;
         // An odd step goes round a power of two.
-        assert!(blocks.is_power_of_two() && STEP_BYTES % BLOCK_BYTES == 0);
+        assert!(blocks.is_power_of_two() && STEP_BYTES.is_multiple_of(BLOCK_BYTES));
         assert_eq!(STEP_BYTES / BLOCK_BYTES % 2, 1);
     }
 }
