@@ -378,13 +378,18 @@ impl<'a> Stage<'a> {
         if let Contestant::Raw(_) | Contestant::QemuRaw(_) = contestant {
             return Ok(());
         }
-        let checker = match self.has_qemu_img {
-            true => Path::new("qemu-img"),
-            false => &self.cowslip,
-        };
-        let mut command = Command::new(checker);
-        command.args(["check", "-q", "-f", "qcow2"]).arg(image);
-        run(&mut command).map(drop)
+        match self.has_qemu_img {
+            true => check_by(Path::new("qemu-img"), image),
+            false => self.check_ourselves(image),
+        }
+    }
+
+    /// As [`Stage::check`], but our `check` judges.
+    ///
+    /// # Errors
+    /// The image is not sound.
+    pub fn check_ourselves(&self, image: &Path) -> Result<(), CommandError> {
+        check_by(&self.cowslip, image)
     }
 
     /// Ends the use of a file: removes it, or keeps it if it was asked for.
@@ -451,6 +456,12 @@ pub fn bench_process(
     measurement.add(FLUSHES, flushes);
     measurement.told = told;
     Ok(measurement)
+}
+
+fn check_by(checker: &Path, image: &Path) -> Result<(), CommandError> {
+    let mut command = Command::new(checker);
+    command.args(["check", "-q", "-f", "qcow2"]).arg(image);
+    run(&mut command).map(drop)
 }
 
 /// In the unit of tables.

@@ -301,10 +301,12 @@ pub fn run(args: &Args, binary: &Path, directory: &Path) -> Result<(), String> {
         let place = place(filesystem, directory, scale.filesystem_bytes)?;
         println!("{filesystem}: killed writers");
         let killed = killed::run(binary, &place)?;
-        verdicts.push(format!(
+        let verdict = format!(
             "{filesystem}: {} processes killed among their writes, {} writes flushed before: all there, no corruption",
             killed.kills, killed.writes
-        ));
+        );
+        println!("{verdict}");
+        verdicts.push(verdict);
         println!("{filesystem}: NBD");
         let told = over_nbd(binary, &place, scale)?;
         rows.extend(told.iter().map(|row| Row::new("nbd", row)));
@@ -334,9 +336,6 @@ pub fn run(args: &Args, binary: &Path, directory: &Path) -> Result<(), String> {
             },
             line["cell"].as_str().unwrap_or_default(),
         );
-    }
-    for verdict in &verdicts {
-        println!("{verdict}");
     }
     let results = json!({
         "conditions": report::conditions(json!({})),
@@ -396,6 +395,7 @@ fn over_nbd(binary: &Path, place: &Place, scale: Scale) -> Result<Vec<Value>, St
                 binary,
             };
             bench.run(&servers, &mut report)?;
+            report.print_last();
         }
         rows.extend(report.rows_json().into_iter().map(|mut row| {
             row["contestant"] = json!("cowslip");
