@@ -19,6 +19,8 @@ pub mod file;
 pub mod lock;
 #[path = "../../../../queue/src/mailbox.rs"]
 mod mailbox;
+#[path = "../../../../queue/src/memory.rs"]
+mod memory;
 #[path = "../../../../queue/src/pending.rs"]
 pub mod pending;
 #[path = "../../../../queue/src/pool.rs"]
