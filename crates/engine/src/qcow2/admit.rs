@@ -501,7 +501,7 @@ impl Qcow2 {
                     .set_table(l1_index, NewTable { offset, on_disk });
             }
         }
-        if state.tables.is_cached(slice) {
+        if state.tables.look(slice) {
             return Ok(Ok(()));
         }
         let in_memory = state.tables.is_in_memory(l1_index);

@@ -237,6 +237,11 @@ impl Tables {
             .is_some_and(|table| table.on_disk != OnDisk::Table)
     }
 
+    /// Notes that a slice is looked at; whether it is in memory.
+    pub fn look(&mut self, slice: u64) -> bool {
+        self.slots.look(slice)
+    }
+
     /// Whether a slice is in memory.
     pub fn is_cached(&self, slice: u64) -> bool {
         self.slots.contains(slice)

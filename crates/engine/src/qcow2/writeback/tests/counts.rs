@@ -14,9 +14,8 @@ use crate::qcow2::create::{CreateOptions, create};
 use crate::qcow2::entry::set_refcount;
 use crate::qcow2::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
 use crate::qcow2::refcount::Refcounts;
-use crate::qcow2::writeback::{
-    REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, gap_from, is_no_space, set_free,
-};
+use crate::qcow2::writeback::grow::gap_from;
+use crate::qcow2::writeback::{REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, is_no_space, set_free};
 use crate::qcow2::{Counts, Qcow2};
 use crate::random::Random;
 

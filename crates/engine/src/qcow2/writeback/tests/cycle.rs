@@ -68,6 +68,20 @@ fn a_flush_of_new_zeroes_takes_one_barrier() {
     assert_eq!(faults(disk.contents()), (0, 0));
 }
 
+/// What is written again and again stays in memory as what is read does.
+#[test]
+fn writes_look_at_tables_as_reads_do() {
+    let disk = new_disk(CLUSTER, 1);
+    let image = image_on(&disk);
+    write(&image, 0, 1);
+    let hits = || image.cache_statistics().hits;
+    let before = hits();
+    for _ in 0..10 {
+        write(&image, 0, 2);
+    }
+    assert!(hits() >= before + 10, "{:?} after {before}", hits());
+}
+
 #[test]
 fn a_cycle_serves_all_who_wait_for_it() {
     let disk = new_disk(CLUSTER, 1);

@@ -1,0 +1,288 @@
+//! The file grows, and the counts with it: new refcount blocks, and tables, are durable before anything reaches
+//! them, and reach what they count before it is handed out.
+
+use super::{REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, entry_writes};
+use crate::planted::{self, Mistake};
+use crate::qcow2::alloc::Content;
+use crate::qcow2::count_growth::CountGrowth;
+use crate::qcow2::entry::set_refcount;
+use crate::qcow2::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
+use crate::qcow2::growth::{self, Method, Situation};
+use crate::qcow2::probe::Stage;
+use crate::qcow2::refcount::Refcounts;
+use crate::qcow2::{Counts, Qcow2};
+use crate::{Buf, Error, Result};
+
+impl Qcow2 {
+    /// Extends the file, and the counts with it, as the policy says.
+    pub(super) async fn grow(&self, counts: &mut Counts, clusters: u64) -> Result<()> {
+        let bits = self.geometry().cluster_bits();
+        let step = growth::next_step(&Situation {
+            policy: self.policy,
+            file_bytes: self.lock().claimed << bits,
+            grown_bytes: counts.grown_bytes,
+            free_bytes: self.file.block_file().free_bytes(),
+            needed_bytes: clusters << bits,
+        });
+        self.grow_by(counts, clusters, step).await
+    }
+
+    /// Extends the file by a step that has room for so many clusters.
+    pub(in crate::qcow2) async fn grow_by(
+        &self,
+        counts: &mut Counts,
+        clusters: u64,
+        step: growth::Step,
+    ) -> Result<()> {
+        let no_space = || {
+            let full = std::io::Error::from_raw_os_error(28);
+            Error::io(
+                format!("Could not allocate clusters in '{}'", self.name()),
+                full,
+            )
+        };
+        if !self.file.capabilities().extends_with_zeroes {
+            return Err(no_space());
+        }
+        let bits = self.geometry().cluster_bits();
+        let claimed = self.lock().claimed;
+        let ahead = self.geometry().clusters_for(step.bytes).max(clusters);
+        let growth = self.plan_counts(counts, claimed, (ahead, clusters)).await?;
+        if growth.end > HOST_OFFSET_END >> bits || growth.table_bytes() > REFCOUNT_TABLE_BYTES_MAX {
+            return Err(no_space());
+        }
+        self.refuse_growth_over_tables(growth.end)?;
+        // What is stepped over becomes a hole.
+        self.extend_file(
+            counts,
+            growth.start << bits,
+            (growth.end << bits, step.method),
+        )
+        .await?;
+        counts.grown_bytes += (growth.end - growth.start) << bits;
+        self.write_counts(counts, &growth).await?;
+        let runs = counts
+            .refcounts
+            .zero_runs(growth.first_free()..growth.end)
+            .await?;
+        let content = match step.method {
+            Method::Allocate if !counts.cannot_allocate => Content::Reserved,
+            Method::Allocate | Method::Extend => Content::Zeroes,
+        };
+        let mut state = self.lock();
+        state.claimed = growth.end;
+        state.low_water = if counts.grown_bytes >= GROW_AHEAD_FROM_BYTES {
+            ahead / 2
+        } else {
+            0
+        };
+        for run in runs {
+            state
+                .free
+                .add(HostCluster(run.start), run.end - run.start, content);
+        }
+        Ok(())
+    }
+
+    /// A damaged L1 table may refer to the space that the file would grow into (invariant S3).
+    fn refuse_growth_over_tables(&self, end: u64) -> Result<()> {
+        match self.lock().table_beyond {
+            Some(table) if table.0 < end => Err(Error::Corrupt {
+                file: self.name().to_string(),
+                structure: "L2 table",
+                offset: self.geometry().host_offset(table).0,
+                detail: "it is beyond the end of the file, which cannot grow over it".to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    async fn extend_file(
+        &self,
+        counts: &mut Counts,
+        from: u64,
+        (to, method): (u64, Method),
+    ) -> Result<()> {
+        if method == Method::Allocate && !counts.cannot_allocate {
+            match self.file.allocate(from, to - from).await {
+                Err(Error::Io { source, .. })
+                    if source.kind() == std::io::ErrorKind::Unsupported =>
+                {
+                    counts.cannot_allocate = true;
+                }
+                other => return other,
+            }
+        }
+        self.file.set_len(to).await
+    }
+
+    /// Which blocks, and which table, it takes to count `claimed..`, and where they go. They lie at
+    /// the beginning of the new space and count themselves.
+    pub(super) async fn plan_counts(
+        &self,
+        counts: &mut Counts,
+        claimed: u64,
+        (ahead, needed): (u64, u64),
+    ) -> Result<CountGrowth> {
+        let geometry = self.geometry();
+        let mut start = claimed;
+        let mut end = claimed + ahead;
+        loop {
+            let first = geometry.refcount_block_index(HostCluster(start));
+            let last = geometry.refcount_block_index(HostCluster(end - 1));
+            let mut blocks = Vec::new();
+            for index in first..=last {
+                if counts.refcounts.block(index)?.is_none() {
+                    blocks.push(index);
+                }
+            }
+            let entries = counts.refcounts.table().len() as u64;
+            let table_clusters = if last < entries {
+                0
+            } else {
+                // Half as much again, so that it moves rarely; longer than this nobody reads it.
+                let ample = (entries + entries / 2).min(REFCOUNT_TABLE_BYTES_MAX / 8);
+                let wanted = ample.max(last + 1);
+                wanted.div_ceil(geometry.refcount_table_entries_per_cluster())
+            };
+            let growth = CountGrowth {
+                start,
+                end,
+                blocks,
+                table_clusters,
+            };
+            // Counts beyond the end of file that are not 0: somebody's leak, to be stepped over.
+            let metadata = growth.first_free() - start;
+            let gap = gap_from(&mut counts.refcounts, start, metadata + needed).await?;
+            if gap > start {
+                start = gap;
+                end = end.max(start + needed);
+                continue;
+            }
+            if growth.first_free() + needed <= end {
+                return Ok(growth);
+            }
+            end = growth.first_free() + needed;
+        }
+    }
+
+    /// Writes new refcount blocks and makes them reachable, in order.
+    async fn write_counts(&self, counts: &mut Counts, growth: &CountGrowth) -> Result<()> {
+        if growth.blocks.is_empty() {
+            return Ok(());
+        }
+        let written = self.write_counts_in_order(counts, growth).await;
+        if let Err(error) = &written {
+            // Some blocks may be written, none reachable or all: a reopen finds out.
+            let mut state = self.lock();
+            state.latch.get_or_insert(error.duplicate());
+        }
+        written
+    }
+
+    async fn write_counts_in_order(&self, counts: &mut Counts, growth: &CountGrowth) -> Result<()> {
+        let stage = self.probe.stage(Stage::CountBlocks);
+        let geometry = *self.geometry();
+        let metadata = growth.start..growth.first_free();
+        let mut blocks: Vec<(u64, u64, Vec<u8>)> =
+            growth.placed_blocks(geometry.cluster_bytes()).collect();
+        for cluster in metadata.clone().map(HostCluster) {
+            if planted::is(Mistake::BlocksNotCounted) {
+                break;
+            }
+            let index = geometry.refcount_block_index(cluster);
+            match blocks.iter_mut().find(|(block, ..)| *block == index) {
+                Some((_, _, bytes)) => {
+                    let at = geometry.index_in_refcount_block(cluster) as usize;
+                    set_refcount(bytes, at, geometry.refcount_order(), 1);
+                }
+                None => {
+                    counts.refcounts.add(cluster, 1).await?;
+                }
+            }
+        }
+        let mut table = counts.refcounts.table().to_vec();
+        let entries = growth.table_clusters * geometry.refcount_table_entries_per_cluster();
+        table.resize(table.len().max(entries as usize), 0);
+        let mut changed = Vec::new();
+        let mut writes = Vec::new();
+        for (index, at, bytes) in blocks {
+            let offset = at << geometry.cluster_bits();
+            table[index as usize] = offset;
+            changed.push((index, offset));
+            writes.push((offset, vec![Buf::from(bytes)]));
+        }
+        let moved = growth.table_clusters > 0;
+        if moved {
+            self.probe.refcount_table_moves();
+            let bytes: Vec<u8> = table.iter().flat_map(|entry| entry.to_be_bytes()).collect();
+            writes.push((
+                growth.start << geometry.cluster_bits(),
+                vec![Buf::from(bytes)],
+            ));
+        }
+        counts.refcounts.write_dirty().await?;
+        self.write_all(writes).await?;
+        let skip = match moved {
+            true => planted::is(Mistake::RefcountTableBeforeDurable),
+            false => planted::is(Mistake::RefcountBlockBeforeDurable),
+        };
+        if !skip {
+            self.sync(&self.file).await?;
+        }
+        drop(stage);
+        let _table = self.probe.stage(Stage::CountTable);
+        let old = counts.refcounts.table_offset();
+        if moved {
+            let mut header = self.header();
+            let old_clusters = u64::from(header.refcount_table_clusters);
+            header.refcount_table_offset = growth.start << geometry.cluster_bits();
+            header.refcount_table_clusters = growth.table_clusters as u32;
+            self.write_header(&header).await?;
+            counts
+                .refcounts
+                .set_table(table, HostOffset(header.refcount_table_offset));
+            let first = geometry.host_cluster(old).0;
+            self.free_metadata(counts, first..first + old_clusters)
+                .await?;
+        } else {
+            self.write_all(entry_writes(old.0, &changed)).await?;
+            self.sync(&self.file).await?;
+            counts.refcounts.set_table(table, old);
+        }
+        let mut state = self.lock();
+        metadata.for_each(|cluster| {
+            state.protected.insert(HostCluster(cluster));
+        });
+        Ok(())
+    }
+}
+
+/// Growth is worth doing ahead of need once a session has grown this much.
+const GROW_AHEAD_FROM_BYTES: u64 = 1 << 20;
+
+/// Where `clusters` successive counts from `start` on are first all 0. Each is looked at once: a hostile
+/// image may have millions that are not.
+pub(super) async fn gap_from(counts: &mut Refcounts, start: u64, clusters: u64) -> Result<u64> {
+    // All from `gap` to `at` are 0.
+    let (mut gap, mut at) = (start, start);
+    let mut step = clusters;
+    // Beyond what the refcount table counts all are 0, so there is an end.
+    while at - gap < clusters {
+        let end = at + step;
+        for run in counts.zero_runs(at..end).await? {
+            if run.start > at {
+                gap = run.start;
+            }
+            at = run.end;
+            if at - gap >= clusters {
+                return Ok(gap);
+            }
+        }
+        if at < end {
+            (gap, at) = (end, end);
+        }
+        step = SCAN_CLUSTERS;
+    }
+    Ok(gap)
+}
