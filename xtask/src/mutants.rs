@@ -12,12 +12,14 @@ use std::process::Command;
 use crate::run;
 
 /// The modules of `crates/engine/src/qcow2` that are mutated, and whose unit tests each meets.
-const MODULES: [(&str, &[&str]); 8] = [
+const MODULES: [(&str, &[&str]); 10] = [
     ("inflight", &["inflight"]),
     ("alloc", &["alloc"]),
     ("refcount", &["refcount"]),
     ("plan", &["plan"]),
     ("writeback", &["writeback"]),
+    ("writeback/grow", &["writeback"]),
+    ("ahead", &["ahead", "writeback"]),
     ("count_growth", &["writeback"]),
     ("room", &["room", "writeback"]),
     ("punch", &["punch", "writeback"]),
@@ -26,7 +28,8 @@ const MODULES: [(&str, &[&str]); 8] = [
 /// Options of `cargo xtask mutants`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// This module alone: inflight, alloc, refcount, plan, writeback, count_growth, room or punch
+    /// This module alone: inflight, alloc, refcount, plan, writeback, writeback/grow, ahead,
+    /// count_growth, room or punch
     #[arg(long, value_name = "MODULE")]
     file: Option<String>,
     /// Only mutants whose description matches this regular expression
