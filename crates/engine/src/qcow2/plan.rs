@@ -125,7 +125,7 @@ pub fn plan_write(
         L2Entry::Compressed(_) => {
             let space = taken.expect("asserted above");
             let all = geometry.all_subclusters();
-            let fills = fills(format, view, &bytes, all, space.fresh);
+            let fills = fills(format, view, &bytes, all, (0, space.fresh));
             return Write {
                 host: space.host,
                 bytes,
@@ -137,6 +137,7 @@ pub fn plan_write(
         }
         L2Entry::Standard(entry) => entry,
     };
+    let zero = reads_as_zero(format, entry, view.below_end);
     match (entry.host, taken) {
         (Some(host), None) if touched & !entry.allocated == 0 => Write {
             host,
@@ -151,7 +152,7 @@ pub fn plan_write(
                 true => touched,
                 false => entry.allocated | touched,
             };
-            let fills = fills(format, view, &bytes, received, space.fresh);
+            let fills = fills(format, view, &bytes, received, (zero, space.fresh));
             Write {
                 host: space.host,
                 bytes,
@@ -167,7 +168,7 @@ pub fn plan_write(
                 fresh: 0,
             });
             let filled = touched & !entry.allocated;
-            let fills = fills(format, view, &bytes, filled, space.fresh);
+            let fills = fills(format, view, &bytes, filled, (zero, space.fresh));
             let mut lease = bytes.clone();
             for fill in fills
                 .iter()
@@ -180,7 +181,7 @@ pub fn plan_write(
                 bytes,
                 fills,
                 change: Change::Fill(filled),
-                promise: promise(format, view, filled, space.fresh),
+                promise: promise(filled, zero, space.fresh),
                 lease,
             }
         }
@@ -189,16 +190,7 @@ pub fn plan_write(
 
 /// What the entry promises when these subclusters are filled. Where they read as zeroes and lie on fresh
 /// space, a crash that keeps the entry and loses the bytes leaves what was there before: zeroes.
-fn promise(
-    format: &EntryFormat,
-    view: &View,
-    filled: SubclusterMask,
-    fresh: SubclusterMask,
-) -> Promise {
-    let zero = match &view.entry {
-        L2Entry::Compressed(_) => 0,
-        L2Entry::Standard(entry) => reads_as_zero(format, entry, view.below_end),
-    };
+fn promise(filled: SubclusterMask, zero: SubclusterMask, fresh: SubclusterMask) -> Promise {
     match filled & !(zero & fresh) {
         0 => Promise::Nothing,
         _ if planted::is(Mistake::CopiedBytesNotPromised) => Promise::Nothing,
@@ -210,19 +202,16 @@ fn promise(
 /// neighbours then go down in one I/O without gaps, which costs less than the bytes.
 const WRITTEN_WHOLE_BYTES: RangeInclusive<u64> = 4 << 10..=8 << 10;
 
-/// What is missing beside `bytes` to make the subclusters of `received` whole.
+/// What is missing beside `bytes` to make the subclusters of `received` whole. Those of `zero` read as
+/// zeroes now, and those of `fresh` do on the host.
 fn fills(
     format: &EntryFormat,
     view: &View,
     bytes: &Range<u64>,
     received: SubclusterMask,
-    fresh: SubclusterMask,
+    (zero, fresh): (SubclusterMask, SubclusterMask),
 ) -> Vec<Fill> {
     let geometry = &format.geometry;
-    let zero = match &view.entry {
-        L2Entry::Compressed(_) => 0,
-        L2Entry::Standard(entry) => reads_as_zero(format, entry, view.below_end),
-    };
     let mut fills: Vec<Fill> = Vec::new();
     for i in (0..geometry.subclusters()).filter(|i| received >> i & 1 != 0) {
         let sub = u64::from(i) << geometry.subcluster_bits();
