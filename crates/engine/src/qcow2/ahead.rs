@@ -2,8 +2,8 @@
 //!
 //! A guest that flushes after every few writes would wait twice for each flush: a count must be durable
 //! before the entry that it counts for (D1). So a cycle that raises a few counts raises those of the clusters
-//! that will be taken next with them, in the same sectors; what takes such a cluster raises nothing, and its cycle may have
-//! no counts to write at all.
+//! that will be taken next with them, in the same sectors; what takes such a cluster raises nothing, and
+//! its cycle may have no counts to write at all.
 //!
 //! Such a cluster is free and its count is 1: a leak, if the power fails. There are never more than
 //! [`AHEAD_BYTES_MAX`] of them, a cycle that raises many raises none ahead, and `close` lowers them.
@@ -28,16 +28,6 @@ fn wanted(cycles: u32, raised: u64, cluster_bits: u32) -> u64 {
     match cycles.checked_sub(CYCLES_BEFORE) {
         None | Some(0) => 0,
         Some(doublings) => raised.saturating_mul(1 << doublings.min(16)).min(most),
-    }
-}
-
-impl State {
-    /// A cluster gets a reference, which the next cut counts.
-    pub(super) fn raise(&mut self, cluster: HostCluster) {
-        let is_counted = self.counted_ahead.remove(&cluster);
-        if !is_counted || planted::is(Mistake::CountedAheadTwice) {
-            *self.raised.entry(cluster).or_default() += 1;
-        }
     }
 }
 
@@ -72,15 +62,27 @@ impl Qcow2 {
         if planted::is(Mistake::CountedAheadLeft) {
             return Ok(());
         }
-        let ahead = std::mem::take(&mut self.lock().counted_ahead);
-        for cluster in ahead {
+        // One by one, so that a failure leaves the others what they are.
+        while let Some(cluster) = self.next_counted_ahead() {
             counts.refcounts.add(cluster, -1).await?;
         }
         Ok(())
     }
+
+    fn next_counted_ahead(&self) -> Option<HostCluster> {
+        self.lock().counted_ahead.pop_first()
+    }
 }
 
 impl State {
+    /// A cluster gets a reference, which the next cut counts.
+    pub(super) fn raise(&mut self, cluster: HostCluster) {
+        let is_counted = self.counted_ahead.remove(&cluster);
+        if !is_counted || planted::is(Mistake::CountedAheadTwice) {
+            *self.raised.entry(cluster).or_default() += 1;
+        }
+    }
+
     /// The lowest free clusters that are not counted, for a moment not to be taken.
     fn take_uncounted(&mut self, count: u64) -> Vec<(HostCluster, Content)> {
         let mut picked = Vec::new();
