@@ -473,7 +473,7 @@ fn encoded(format: &EntryFormat, entries: &BTreeMap<u64, L2Entry>, slice: u64) -
 fn a_small_cache_agrees_with_a_map_of_all_entries() {
     for (bits, extended) in [(13, false), (14, true), (12, false)] {
         let mut seen: BTreeMap<&'static str, u32> = BTreeMap::new();
-        for seed in 1..=40 {
+        for seed in 1..=80 {
             let mut model = Model::new(bits, extended, 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(seed));
             for _ in 0..400 {
                 match model.random.below(32) {
@@ -490,7 +490,8 @@ fn a_small_cache_agrees_with_a_map_of_all_entries() {
             }
             loop {
                 model.end_cycle();
-                if model.dirty.is_empty() && model.new_tables.is_empty() {
+                let l1_is_clean = model.new_tables.is_empty() && model.reached.is_empty();
+                if model.dirty.is_empty() && l1_is_clean {
                     break;
                 }
                 model.cut();
@@ -516,7 +517,7 @@ fn a_small_cache_agrees_with_a_map_of_all_entries() {
             "packed",
         ] {
             assert!(
-                seen.get(what).is_some_and(|&count| count > 4),
+                seen.get(what).is_some_and(|&count| count > 10),
                 "{what}: {seen:?}"
             );
         }
