@@ -45,6 +45,8 @@ pub enum Pace {
     SlowWrites,
     /// Zeroing comes late.
     SlowZeroes,
+    /// Holes come late.
+    SlowHoles,
 }
 
 impl Pace {
@@ -58,6 +60,7 @@ impl Pace {
             Pace::LateReads => false,
             Pace::SlowWrites => verb == Verb::Write && rng.chance(30),
             Pace::SlowZeroes => verb == Verb::Zero && rng.chance(70),
+            Pace::SlowHoles => verb == Verb::Discard && rng.chance(70),
         };
         rng.below(if slow { 400 } else { 3 })
     }

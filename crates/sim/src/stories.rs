@@ -43,11 +43,13 @@ pub enum Story {
     /// A process dies between writes and their flush, and durable writes of the next one build on what
     /// it left.
     BuiltOnSand,
+    /// Holes in clusters that stay mapped come late, and writes want the same subclusters meanwhile.
+    HolesLate,
 }
 
 impl Story {
     /// All of them.
-    pub const ALL: [Story; 9] = [
+    pub const ALL: [Story; 10] = [
         Story::BlocksAdded,
         Story::CountsFail,
         Story::TablesCopied,
@@ -57,6 +59,7 @@ impl Story {
         Story::CompressedFails,
         Story::PartsFail,
         Story::BuiltOnSand,
+        Story::HolesLate,
     ];
 
     /// The story of a seed, if it tells one.
@@ -209,6 +212,22 @@ fn order(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng) ->
             round.requests = 60;
             round.ending = Ending::Crash(rng.between(60, 400));
             rounds = 4;
+        }
+        Story::HolesLate => {
+            config.layout.cluster_bits = rng.pick(&[14, 16]);
+            config.layout.extended_l2 = true;
+            whole(config, rng.between(2, 4));
+            config.prepared.filled = rng.chance(50);
+            config.punches_holes = rng.chance(80);
+            config.pace = Pace::SlowHoles;
+            round.requests = 400;
+            round.whole_percent = 0;
+            // The same few subclusters again and again.
+            round.narrow_bytes = config.layout.cluster_bytes() / 32 * rng.between(2, 8);
+            round.narrow_requests = rng.pick(&[40, 100, 400]);
+            round.narrow_whole_percent = 70;
+            round.weights = [15, 40, 0, 30, 15, 0];
+            round.ending = rng.pick(&[Ending::Close, Ending::Crash(100_000)]);
         }
         _ => return failures(config, story, round, rng),
     }
