@@ -213,6 +213,8 @@ mistakes! {
     CountedAheadTwice,
     /// Counts that were raised ahead stay so when the image is closed.
     CountedAheadLeft,
+    /// Tables that L1 may refer to after a failed cycle are still taken for new.
+    ReachedTablesStayNew,
 }
 
 /// Whether this mistake is planted: never.

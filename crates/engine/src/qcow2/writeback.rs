@@ -54,8 +54,10 @@ struct Cycle {
     unflushed: bool,
     /// Changes of space before the cut.
     space_changes: u64,
-    /// Entries of L1 may have been written before their tables were durable.
+    /// There is no barrier before entries.
     unordered: bool,
+    /// Entries of L1 may have been written.
+    l1_reached: bool,
 }
 
 /// How a write in place goes down: synchronously if it asks to be durable and its mapping is.
@@ -141,13 +143,15 @@ impl Qcow2 {
             unflushed: std::mem::take(&mut state.unflushed),
             space_changes: self.file.space_changes(),
             unordered: false,
+            l1_reached: false,
         }
     }
 
     /// After a failure nothing of the cut counts as durable. Without space it may be tried again;
     /// any other failure latches the image (invariant D4).
     fn take_back(&self, state: &mut State, cycle: Cycle, error: &Error) {
-        state.tables.cut_failed(&cycle.tables, cycle.unordered);
+        let reached = cycle.l1_reached && !planted::is(Mistake::ReachedTablesStayNew);
+        state.tables.cut_failed(&cycle.tables, reached);
         for (cluster, count) in cycle.raised {
             *state.raised.entry(cluster).or_default() += count;
         }
@@ -203,6 +207,7 @@ impl Qcow2 {
         self.write_slices(new_slices.iter().chain(&cycle.tables.slices))
             .await?;
         let _roots = (!cycle.tables.l1.is_empty()).then(|| self.probe.stage(Stage::Roots));
+        cycle.l1_reached = true;
         self.write_l1(&cycle.tables).await?;
         self.too_early(Mistake::ReuseBeforeClearingDurable, counts, cycle)
             .await?;

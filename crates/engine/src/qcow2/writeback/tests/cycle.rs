@@ -78,7 +78,7 @@ fn tables_that_l1_may_reach_after_a_failure_are_new_no_longer() {
     let disk = new_disk(SMALL, 1);
     let image = qcow2_on(&disk);
     let l1 = image.header().l1_table_offset;
-    let mut reached = 0;
+    let mut unordered = 0;
     for index in 0..100 {
         let data = Buf::from(vec![7; SMALL as usize]);
         block_on(image.write(index * TABLE, data, &Below::default(), Fua::No)).unwrap();
@@ -90,15 +90,15 @@ fn tables_that_l1_may_reach_after_a_failure_are_new_no_longer() {
         block_on(image.write_back()).expect_err("L1 has no space");
         let log = disk.take_log();
         let is_ordered = log.contains(&Op::Flush);
-        assert_eq!(image.lock().tables.is_in_memory(index), is_ordered);
+        assert!(!image.lock().tables.is_in_memory(index));
         disk.mend();
         block_on(image.write_back()).expect("there is space again");
         let log = disk.take_log();
         let written = log.iter().position(&is_entry).expect("it is written");
         assert!(log[..written].contains(&Op::Flush));
-        reached += u32::from(!is_ordered);
+        unordered += u32::from(!is_ordered);
     }
-    assert!(reached > 10, "{reached}");
+    assert!((10..90).contains(&unordered), "{unordered}");
     block_on(image.close()).unwrap();
     assert_eq!(faults(disk.contents()), (0, 0));
 }
