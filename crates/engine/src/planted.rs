@@ -215,6 +215,12 @@ mistakes! {
     CountedAheadLeft,
     /// Tables that L1 may refer to after a failed cycle are still taken for new.
     ReachedTablesStayNew,
+    /// A discard of a part of a subcluster leaves a hole in a cluster that others refer to.
+    HoleInSharedCluster,
+    /// The hole of a discard begins with the block that the discard begins in.
+    HoleRoundsUp,
+    /// A hole in a subcluster that stays mapped is punched without a lease and an epoch.
+    HoleHoldsNothing,
 }
 
 /// Whether this mistake is planted: never.

@@ -309,6 +309,68 @@ fn a_write_waits_for_the_hole_that_it_would_fill_and_for_no_other() {
     is_sound(&file);
 }
 
+/// A disk of plain clusters, whose first one is written and durable.
+fn plain_disk(options: OpenOptions) -> (Arc<Watched>, Image) {
+    let file = watched(&CreateOptions::new(4 << 20));
+    let image = open(&file, options);
+    block_on(write(&image, 0, CLUSTER, 0xaa)).unwrap();
+    block_on(image.flush()).unwrap();
+    file.take_calls();
+    (file, image)
+}
+
+#[test]
+fn a_part_of_a_plain_cluster_gives_its_blocks_back_at_once() {
+    let (file, image) = plain_disk(policy(AllocPolicy::Sparse));
+    let host = host_of_first_cluster(&image);
+    // From the middle of a block of the host to the middle of another.
+    block_on(image.discard(6 * KIB, 12 * KIB)).unwrap();
+    assert_eq!(file.take_discard(), host + 8 * KIB..host + 16 * KIB);
+    expect(&image, &[(8 * KIB..16 * KIB, 0)]);
+    assert_eq!(host_of_first_cluster(&image), host);
+    // The next flush is one of the file, too.
+    block_on(image.flush()).unwrap();
+    assert!(file.take_calls().contains(&Call::Flush));
+    block_on(image.discard(6 * KIB, KIB)).unwrap();
+    assert_eq!(file.take_discards(), []);
+    // From one cluster, which has no space, to the end of the first.
+    block_on(image.discard(CLUSTER - 4 * KIB, 8 * KIB)).unwrap();
+    let end = host + CLUSTER;
+    assert_eq!(file.take_discard(), end - 4 * KIB..end);
+    block_on(image.close()).unwrap();
+    is_sound(&file);
+}
+
+#[test]
+fn a_contiguous_image_keeps_the_blocks_of_plain_clusters() {
+    let (file, image) = plain_disk(policy(AllocPolicy::Contiguous));
+    block_on(image.discard(4 * KIB, 4 * KIB)).unwrap();
+    assert_eq!(file.take_discards(), []);
+    expect(&image, &[]);
+}
+
+#[test]
+fn a_cluster_with_a_hole_under_way_is_not_taken_by_another() {
+    let (file, image) = plain_disk(policy(AllocPolicy::Sparse));
+    let host = host_of_first_cluster(&image);
+    file.holds_discards.store(true, Ordering::Relaxed);
+    let mut part = pin!(image.discard(4 * KIB, 4 * KIB));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(part.as_mut().poll(&mut context).is_pending());
+    // Discarding all of it waits for the part.
+    let mut whole = pin!(image.discard(0, CLUSTER));
+    assert!(whole.as_mut().poll(&mut context).is_pending());
+    file.let_go();
+    block_on(part).unwrap();
+    block_on(whole).unwrap();
+    block_on(image.flush()).unwrap();
+    block_on(image.flush()).unwrap();
+    assert_eq!(file.take_discards().last(), Some(&(host..host + CLUSTER)));
+    assert_eq!(read(&image, 0, CLUSTER), vec![0; CLUSTER as usize]);
+    block_on(image.close()).unwrap();
+    is_sound(&file);
+}
+
 #[test]
 fn a_cluster_that_is_discarded_in_pieces_is_freed() {
     for alloc_policy in [AllocPolicy::Sparse, AllocPolicy::Contiguous] {

@@ -9,6 +9,7 @@ use crate::model::{Grain, Granules, SECTOR_BYTES};
 use crate::prepare::{BOTTOM, DATA, TOP};
 use crate::profile::{self, Prepared, Profile};
 use crate::rng::Rng;
+use crate::stories::Story;
 
 /// What is tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -674,6 +675,13 @@ impl Config {
         self.prepared.stored_policy = rng.pick(&[Auto, Auto, Contiguous, Sparse]);
         for round in &mut self.rounds {
             round.alloc_policy = rng.pick(&[Auto, Contiguous, Sparse, Sparse]);
+            if matches!(
+                self.profile,
+                Profile::Story(Story::HolesLate | Story::FlushedOften)
+            ) {
+                // The others keep what they have allocated.
+                round.alloc_policy = Sparse;
+            }
             round.discard_no_unref = rng.chance(15);
             round.zero_method = rng.pick(&[
                 ZeroMethod::Auto,

@@ -89,16 +89,20 @@ pub fn stage_name(stage: Stage) -> &'static str {
 /// Why nothing can fall there; `None` if something can.
 pub fn impossible(stage: Stage, situation: Situation, feature: Feature) -> Option<&'static str> {
     let opens = matches!(stage, Stage::Lower | Stage::Release);
+    let follows_barrier = matches!(stage, Stage::Slices | Stage::CountTable);
     match (situation, feature) {
         (Situation::Snapshot, _) => Some("snapshots are not written yet"),
-        (Situation::Quarantine | Situation::Punch, Feature::DataFile) => {
+        (Situation::Quarantine, Feature::DataFile) => {
             Some("clusters of a data file are never freed, nor are tables without snapshots")
         }
         (_, Feature::DataFile) if opens => {
             Some("clusters of a data file are never freed, so the quarantine is never opened")
         }
-        (Situation::Punch, _) if matches!(stage, Stage::Slices | Stage::CountTable) => Some(
-            "holes are punched by the holder of the turn, and a barrier comes before this stage",
+        (Situation::Punch, Feature::Tiny) if follows_barrier => Some(
+            "holes are punched by the holder of the turn, as no cluster is larger than a block of the host, and a barrier comes before this stage",
+        ),
+        (Situation::Punch, Feature::Extended) if stage == Stage::CountTable => Some(
+            "where subclusters are larger than a block of the host, the refcount table reaches further than files here",
         ),
         _ => None,
     }
@@ -544,6 +548,7 @@ fn verb_name(verb: Verb) -> &'static str {
         Verb::Write => "write",
         Verb::DurableWrite => "durable write",
         Verb::CountWrite => "write of counts",
+        Verb::L1Write => "write of L1",
         Verb::Zero => "zero",
         Verb::Discard => "punch",
         Verb::Allocate => "allocate",

@@ -212,6 +212,13 @@ impl Shaping<'_> {
             && !matches!(self.feature, Feature::Extended | Feature::DataFile)
     }
 
+    /// Holes must be punched beside the holder of the turn: in subclusters larger than a block of the host.
+    fn punches_in_place(&self) -> bool {
+        let beside = matches!(self.stage, Stage::Slices | Stage::CountTable);
+        self.situation == Situation::Punch
+            && (self.feature == Feature::DataFile || (beside && self.feature != Feature::Tiny))
+    }
+
     /// Clusters must become free for it.
     fn frees(&self) -> bool {
         matches!(self.stage, Stage::Lower | Stage::Release)
@@ -227,16 +234,19 @@ impl Shaping<'_> {
     fn layout(&mut self) -> Layout {
         let (joiner, grows) = (self.situation == Situation::Joiner, self.counts_grow());
         let steps = self.joins_while_growing();
+        let in_place = self.punches_in_place();
         let rng = &mut *self.rng;
         // All of a cluster of a data file is filled at once, unless it has subclusters.
         let extended = match self.feature {
             Feature::Extended => true,
-            Feature::DataFile => joiner || rng.chance(30),
+            Feature::DataFile => joiner || (!in_place && rng.chance(30)),
             _ => false,
         };
         let cluster_bits = match self.feature {
             Feature::Tiny => 9,
             _ if steps => 9,
+            _ if in_place && extended => 18,
+            _ if in_place => 13,
             _ if extended => 14,
             _ if joiner => rng.pick(&[11, 11, 14]),
             _ => rng.pick(&[9, 9, 10, 12, 12]),
@@ -322,6 +332,7 @@ impl Shaping<'_> {
 
     fn rounds(&mut self) {
         let (opens, steps) = (self.frees(), self.joins_while_growing());
+        let in_place = self.punches_in_place();
         let frees = opens || matches!(self.situation, Situation::Quarantine | Situation::Punch);
         let mut round = self.config.rounds[0].clone();
         let rng = &mut *self.rng;
@@ -337,7 +348,9 @@ impl Shaping<'_> {
         round.write_policy = WritePolicy::Writeback;
         round.fua_percent = rng.pick(&[0, 0, 10]);
         round.ending = Ending::Crash(rng.between(200, 1500));
-        round.resizes = rng.chance(10);
+        // In a cycle a barrier comes before L1; a resize writes it, and the header, without one.
+        let unflushed = (self.situation, self.stage) == (Situation::Punch, Stage::Roots);
+        round.resizes = rng.chance(if unflushed { 70 } else { 10 });
         round.maintained = rng.chance(match self.situation {
             Situation::Punch => 0,
             _ => 50,
@@ -365,6 +378,7 @@ impl Shaping<'_> {
             Situation::Joiner if opens => 60,
             Situation::Joiner if steps => 100,
             Situation::Joiner => 0,
+            _ if in_place => rng.pick(&[30, 50]),
             _ if frees => rng.pick(&[60, 90]),
             _ => rng.pick(&[0, 20, 50]),
         };

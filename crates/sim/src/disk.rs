@@ -60,7 +60,8 @@ impl Pace {
             Pace::LateReads => false,
             Pace::SlowWrites => verb == Verb::Write && rng.chance(30),
             Pace::SlowZeroes => verb == Verb::Zero && rng.chance(70),
-            Pace::SlowHoles => verb == Verb::Discard && rng.chance(70),
+            Pace::SlowHoles if verb == Verb::Discard && rng.chance(35) => return rng.below(900),
+            Pace::SlowHoles => false,
         };
         rng.below(if slow { 400 } else { 3 })
     }

@@ -93,7 +93,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         limit: Duration::MAX,
         planted: None,
         trial: None,
-        budget: 2000,
+        budget: 6000,
     };
     while let Some(name) = args.next() {
         match name.as_str() {

@@ -621,7 +621,9 @@ fn sight(subject: &Subject, disk: &SimDisk, recovering: bool) -> Option<Sight> {
     };
     Some(Sight {
         observed: image.observe()?,
-        hole_at_risk: disk.has_hole_at_risk(prepare::TOP),
+        hole_at_risk: [prepare::TOP, prepare::DATA]
+            .iter()
+            .any(|name| disk.has_hole_at_risk(name)),
         recovering,
     })
 }

@@ -6,7 +6,7 @@ use cowslip::image::{DiscardPolicy, WritePolicy};
 use cowslip::qcow2::create::Preallocation;
 use cowslip::qcow2::probe::Stage;
 
-use crate::config::{Config, Data, Ending, Layout, Round};
+use crate::config::{Below, Config, Data, Ending, Layout, Round};
 use crate::coverage::{Phase, Situation, Target};
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
 use crate::disk::{Moment, Pace};
@@ -25,8 +25,8 @@ pub enum Story {
     /// Refcount blocks are added to the table that there is, and the power fails as they become
     /// reachable.
     BlocksAdded,
-    /// Counts cannot be written for want of space; the next cycle has only the rest to write, and
-    /// then the power fails.
+    /// Counts or L1 entries cannot be written for want of space; the next cycle has only the rest to
+    /// write, and then the power fails.
     CountsFail,
     /// Tables that a snapshot shares are copied beside cycles, by requests that end within them.
     TablesCopied,
@@ -43,13 +43,16 @@ pub enum Story {
     /// A process dies between writes and their flush, and durable writes of the next one build on what
     /// it left.
     BuiltOnSand,
-    /// Holes in clusters that stay mapped come late, and writes want the same subclusters meanwhile.
+    /// Holes in clusters that stay mapped come late, and writes want the same subclusters, or the
+    /// cluster is given up, meanwhile.
     HolesLate,
+    /// Few writes between flushes, into space whose zeroes are young.
+    FlushedOften,
 }
 
 impl Story {
     /// All of them.
-    pub const ALL: [Story; 10] = [
+    pub const ALL: [Story; 11] = [
         Story::BlocksAdded,
         Story::CountsFail,
         Story::TablesCopied,
@@ -60,6 +63,7 @@ impl Story {
         Story::PartsFail,
         Story::BuiltOnSand,
         Story::HolesLate,
+        Story::FlushedOften,
     ];
 
     /// The story of a seed, if it tells one.
@@ -146,6 +150,11 @@ pub(crate) fn shape(config: &mut Config, story: Story, rng: &mut Rng) {
     usual(&mut round, rng);
     let rounds = order(config, story, &mut round, rng);
     config.rounds = vec![round; rounds];
+    if story == Story::FlushedOften {
+        for round in &mut config.rounds {
+            round.ending = Ending::Crash(rng.between(4, 80));
+        }
+    }
     if story == Story::ShrinkCutShort {
         config.rounds[0].shrinks_at = Some(rng.below(20));
         config.rounds[1].grows_at = Some(rng.below(6));
@@ -203,7 +212,32 @@ fn order(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng) ->
             // Few at a time, since the first that allocates flushes all of it.
             round.depth = rng.pick(&[1, 2, 3]);
             round.ending = Ending::Crash(rng.between(2, 16));
-            rounds = 10;
+            rounds = 20;
+        }
+        Story::FlushedOften => {
+            config.pace = rng.pick(&[Pace::Mixed, Pace::Prompt, Pace::Stragglers]);
+            config.prepared.filled = rng.chance(50);
+            config.layout.extended_l2 = rng.chance(70);
+            // As a flush begins, or just after.
+            round.barrier = Some(rng.pick(&[0, 0, 1]));
+            round.requests = 300;
+            rounds = 12;
+            round.depth = rng.pick(&[1, 1, 2, 3]);
+            round.whole_percent = rng.pick(&[0, 20]);
+            round.weights = [3, 45, rng.pick(&[0, 20]), 5, 40, 0];
+            if config.layout.extended_l2 {
+                // Subclusters are punched and filled again, for which no count changes.
+                config.layout.cluster_bits = 14;
+                whole(config, rng.between(2, 4));
+                round.whole_percent = 0;
+                round.narrow_bytes = config.layout.cluster_bytes() / 32 * rng.between(1, 2);
+                round.narrow_requests = 400;
+                round.narrow_whole_percent = 95;
+                round.depth = 1;
+                round.weights = [0, 30, 40, 0, 30, 0];
+            } else {
+                whole(config, rng.between(16, 96));
+            }
         }
         Story::RepairCutShort => {
             whole(config, rng.between(8, 40));
@@ -213,25 +247,41 @@ fn order(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng) ->
             round.ending = Ending::Crash(rng.between(60, 400));
             rounds = 4;
         }
-        Story::HolesLate => {
-            config.layout.cluster_bits = rng.pick(&[14, 16]);
-            config.layout.extended_l2 = true;
-            whole(config, rng.between(2, 4));
-            config.prepared.filled = rng.chance(50);
-            config.punches_holes = rng.chance(80);
-            config.pace = Pace::SlowHoles;
-            round.requests = 400;
-            round.whole_percent = 0;
-            // The same few subclusters again and again.
-            round.narrow_bytes = config.layout.cluster_bytes() / 32 * rng.between(2, 8);
-            round.narrow_requests = rng.pick(&[40, 100, 400]);
-            round.narrow_whole_percent = 70;
-            round.weights = [15, 40, 0, 30, 15, 0];
-            round.ending = rng.pick(&[Ending::Close, Ending::Crash(100_000)]);
-        }
+        Story::HolesLate => holes_late(config, round, rng),
         _ => return failures(config, story, round, rng),
     }
     rounds
+}
+
+/// Holes in clusters that stay mapped, slow ones among them.
+fn holes_late(config: &mut Config, round: &mut Round, rng: &mut Rng) {
+    config.layout.extended_l2 = rng.chance(50);
+    config.prepared.filled = rng.chance(50);
+    config.punches_holes = rng.chance(90);
+    config.pace = Pace::SlowHoles;
+    round.ending = rng.pick(&[Ending::Close, Ending::Crash(100_000)]);
+    if config.layout.extended_l2 {
+        // The same few subclusters again and again.
+        config.layout.cluster_bits = rng.pick(&[14, 16]);
+        whole(config, rng.between(2, 4));
+        round.requests = 400;
+        round.weights = [15, 40, 0, 30, 15, 0];
+        round.whole_percent = 0;
+        round.narrow_bytes = config.layout.cluster_bytes() / 32 * rng.between(2, 8);
+        round.narrow_requests = rng.pick(&[40, 100, 400]);
+        round.narrow_whole_percent = 70;
+    } else {
+        // What a snapshot has must not get holes; where there is none, clusters change hands.
+        config.layout.cluster_bits = rng.pick(&[13, 14, 15]);
+        config.prepared.filled = true;
+        config.prepared.snapshots = rng.pick(&[0, 1]);
+        let most = 5 + 5 * u64::from(config.prepared.snapshots);
+        whole(config, rng.between(2, most));
+        round.requests = 800;
+        round.depth = 24;
+        round.whole_percent = 50;
+        round.weights = [10, 35, 0, 40, 15, 0];
+    }
 }
 
 /// What a failure must not leave behind. How many such sessions follow one another.
@@ -242,8 +292,21 @@ fn failures(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng)
             small_counts(config, rng);
             round.depth = rng.pick(&[1, 1, 2, 3]);
             round.weights = [5, 40, 4, 6, 45, 0];
-            round.faults = vec![fails(Verb::CountWrite, ENOSPC, rng.below(8))];
             round.after_fault = Some(rng.between(4, 40));
+            let verb = rng.pick(&[Verb::CountWrite, Verb::L1Write]);
+            round.faults = vec![fails(verb, ENOSPC, rng.below(8))];
+            if verb == Verb::L1Write {
+                // A few tables that are new for long. Where nothing lies below, an entry without its bytes
+                // shows what was there before.
+                whole(config, rng.between(2, 6) * 64);
+                let (layout, size) = (None, config.size);
+                config.below.push(Below { layout, size });
+                // The barrier of a cycle that fails too makes durable what the first one wrote of L1.
+                round.faults = (0..3).map(|at| fails(verb, ENOSPC, at)).collect();
+                round.after_fault = Some(rng.between(8, 60));
+                round.depth = rng.pick(&[2, 3, 4]);
+                round.weights = [0, 75, 0, 0, 25, 0];
+            }
         }
         Story::DurableWriteFails => {
             whole(config, rng.between(16, 64));

@@ -1,7 +1,7 @@
 //! Zeroes and discards: requests that change entries instead of moving data.
 //!
-//! What lies in whole subclusters becomes a change of entries; the parts of others at the ends are
-//! written as zeroes, unless they read so already. With a raw data file the zeroes go to that file
+//! What lies in whole subclusters becomes a change of entries. Of the parts of others at the ends a discard
+//! gives back the blocks of the host; zeroes are written there, unless they read so already. With a raw data file the zeroes go to that file
 //! first, since it is an image of the disk by itself.
 
 use std::ops::Range;
@@ -81,7 +81,7 @@ impl Qcow2 {
         self.settle(self.effective(fua), true).await
     }
 
-    /// Gives up the whole subclusters in a range.
+    /// Gives up the whole subclusters in a range, and of the others the blocks of the host.
     pub(crate) async fn discard(&self, range: Range<u64>, below: &Below) -> Result<()> {
         // A raw data file must go on showing what the tables say: it gives up the bytes first, or
         // keeps them where that would mean writing zeroes.
@@ -103,8 +103,17 @@ impl Qcow2 {
         let inner = round_up(range.start, unit)..round_down(end, unit);
         if inner.start < inner.end {
             let ask = (request, self.unref);
-            let rest = self.change_entries(inner, below, ask).await?;
+            let rest = self.change_entries(inner.clone(), below, ask).await?;
             debug_assert!(rest.is_empty(), "a discard never writes");
+        }
+        if self.punches_in_place() {
+            let head = range.start..inner.start.min(range.end);
+            let tail = inner.end.max(head.end)..range.end;
+            for part in [head, tail] {
+                if part.start < part.end {
+                    self.punch_in_place(part, below).await?;
+                }
+            }
         }
         self.settle(self.effective(Fua::No), true).await
     }

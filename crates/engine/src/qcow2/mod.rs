@@ -527,6 +527,13 @@ impl Qcow2 {
         self.discard == DiscardPolicy::Unmap && !keeps && self.file.capabilities().punches_holes
     }
 
+    /// Whether a discard leaves holes in subclusters that stay mapped.
+    fn punches_in_place(&self) -> bool {
+        let zeroes = self.data.capabilities().punches_holes;
+        let larger = self.geometry().subcluster_bytes() > punch::HOST_BLOCK_BYTES;
+        self.punches_subclusters() && zeroes && larger
+    }
+
     /// Step 9 for a request: durable if it asked for it, and not too much dirty in any case.
     async fn settle(&self, fua: Fua, needs_cycle: bool) -> Result<()> {
         if fua == Fua::Yes && needs_cycle && !planted::is(Mistake::FuaWithoutCycle) {

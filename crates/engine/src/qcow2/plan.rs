@@ -10,13 +10,15 @@
 //!
 //! The bytes of a filled subcluster that the guest does not write come from what the guest reads
 //! there now; zeroes on fresh space need nothing at all. Zeroes and discards change entries only
-//! ([`change_entry`]); what they cannot say in an entry is written.
+//! ([`change_entry`]); of what they cannot say in an entry, zeroes are written, and discards leave a
+//! [`hole`].
 
 use std::ops::{Range, RangeInclusive};
 
 use super::entry::{Compressed, EntryFormat, L2Entry, Standard};
-use super::geometry::{HostOffset, SubclusterMask};
+use super::geometry::{HostOffset, SubclusterMask, round_down, round_up};
 use super::map::{Run, map_cluster, reads_as_zero};
+use super::punch::HOST_BLOCK_BYTES;
 use crate::planted::{self, Mistake};
 
 /// Space for a cluster, and what is known of it.
@@ -450,6 +452,30 @@ pub fn change_entry(
         }
         _ => EntryChange::Set(L2Entry::Standard(new), None),
     }
+}
+
+/// Where a discard of a part of a subcluster (`bytes`, in the cluster) leaves a hole in place: the host's
+/// first byte of the cluster, and the whole blocks of the host within. Only data that nobody else refers to
+/// may become zeroes; the entry stays.
+pub fn hole(
+    format: &EntryFormat,
+    view: &View,
+    bytes: &Range<u64>,
+) -> Option<(HostOffset, Range<u64>)> {
+    let L2Entry::Standard(entry) = &view.entry else {
+        return None;
+    };
+    let mut hole = round_up(bytes.start, HOST_BLOCK_BYTES)..round_down(bytes.end, HOST_BLOCK_BYTES);
+    if planted::is(Mistake::HoleRoundsUp) {
+        hole = round_down(bytes.start, HOST_BLOCK_BYTES)..bytes.end;
+    }
+    let is_own = entry.copied || planted::is(Mistake::HoleInSharedCluster);
+    if hole.start >= hole.end || !is_own {
+        return None;
+    }
+    let touched = format.geometry.subclusters_touched(&hole);
+    let host = entry.host.filter(|_| touched & !entry.allocated == 0);
+    host.map(|host| (host, hole))
 }
 
 /// What preallocation makes of a cluster.

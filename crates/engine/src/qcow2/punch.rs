@@ -1,9 +1,11 @@
-//! Holes: the space of free clusters, and of subclusters that were given up in clusters that stay mapped.
+//! Holes: the space of free clusters, of subclusters that were given up in clusters that stay mapped, and
+//! of parts of a subcluster.
 //!
 //! A subcluster's space goes back to the host when the clearing of its bit is durable and no request is
 //! left that may read it (invariant D2). Until then a write may fill it again, and calls the hole off;
 //! while it is being punched, a write waits. Whole clusters are punched when nothing refers to them, and
-//! before they can be taken.
+//! before they can be taken. A part of a subcluster is punched in place, at once: its entry goes on to say
+//! that there is data, so for everybody else it is as if zeroes were written there.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,10 +13,14 @@ use std::ops::Range;
 use cowslip_queue::Pending;
 use futures_util::future::join_all;
 
+use super::admit::{Need, Place, Stay};
 use super::alloc::Content;
-use super::geometry::{Geometry, HostCluster, SubclusterMask};
-use super::plan::Freed;
+use super::geometry::{Geometry, GuestOffset, HostCluster, SubclusterMask};
+use super::inflight::{Kind, Want};
+use super::plan::{self, Freed};
 use super::{Counts, Qcow2};
+use crate::Result;
+use crate::chain::Below;
 use crate::file::HostFile;
 use crate::image::DiscardPolicy;
 use crate::planted::{self, Mistake};
@@ -98,6 +104,9 @@ impl Punches {
     }
 }
 
+/// A hole in place: what is held meanwhile, and the bytes of the file.
+type Hole<'a> = (Option<Stay<'a>>, Range<u64>);
+
 /// The subclusters whose space goes with that of `given_up`: those that fill up its blocks of the host
 /// and hold no data either (`unused`).
 pub fn with_neighbours(
@@ -160,6 +169,81 @@ impl Qcow2 {
                 state.fresh.set(cluster, fresh);
             }
         }
+    }
+
+    /// Leaves a hole in a part of a subcluster, which stays mapped. It holds what a write in place holds:
+    /// a shared lease, and an epoch, without which the cluster could be freed and taken by somebody else
+    /// before the host comes to punch it.
+    pub(super) async fn punch_in_place(&self, part: Range<u64>, below: &Below) -> Result<()> {
+        let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
+        let slice = self.geometry().slice_of(cluster);
+        let mut place = Place {
+            image: self,
+            ticket: None,
+        };
+        loop {
+            let pin = self.load(slice).await?;
+            if pin.slice.is_none() {
+                return Ok(());
+            }
+            let found = self.hole_to_punch(part.clone(), below, &mut place)?;
+            drop(pin);
+            match found {
+                None => return Ok(()),
+                Some(Ok((stay, hole))) => {
+                    // A discard is advice: where it fails, the bytes merely stay.
+                    drop(self.data.discard(hole.start, hole.end - hole.start).await);
+                    if let Some(stay) = stay {
+                        stay.end(&mut self.lock());
+                    }
+                    return Ok(());
+                }
+                Some(Err(need)) => drop(self.satisfy(need, &mut place).await?),
+            }
+        }
+    }
+
+    /// The bytes of the file that a discard of this part turns into a hole, held; or what has to be waited
+    /// for. The slice is in memory.
+    fn hole_to_punch<'a>(
+        &'a self,
+        part: Range<u64>,
+        below: &Below,
+        place: &mut Place<'_>,
+    ) -> Result<Option<std::result::Result<Hole<'a>, Need>>> {
+        let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
+        let slice = self.geometry().slice_of(cluster);
+        let mut state = self.lock();
+        let state = &mut *state;
+        self.unlatched(state)?;
+        let view = self.view(state, cluster, below)?;
+        let bytes = part.start - view.start..part.end - view.start;
+        let Some((host, hole)) = plan::hole(&self.format, &view, &bytes) else {
+            return Ok(None);
+        };
+        self.protect(state, host)?;
+        if let Some(drained) = &mut state.draining {
+            return Ok(Some(Err(Need::Other(drained.wait()))));
+        }
+        let want = Want {
+            range: view.start + hole.start..view.start + hole.end,
+            kind: Kind::Shared,
+        };
+        let wants = std::slice::from_ref(&want);
+        if let Some(obstacle) = state.leases.obstacle(slice, wants, place.ticket).cloned() {
+            let (ticket, waiting) = state.leases.wait(slice, obstacle, place.ticket);
+            return Ok(Some(Err(Need::Lease(ticket, waiting))));
+        }
+        if let Some(ticket) = place.ticket.take() {
+            state.leases.release(ticket);
+        }
+        let mut stay = Some(Stay::new(self, state, (slice, want)));
+        if planted::is(Mistake::HoleHoldsNothing)
+            && let Some(stay) = stay.take()
+        {
+            stay.end(state);
+        }
+        Ok(Some(Ok((stay, host.0 + hole.start..host.0 + hole.end))))
     }
 
     /// Gives the space of freed clusters back to the host, if that is wanted. They are in nobody's

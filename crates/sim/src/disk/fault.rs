@@ -11,6 +11,8 @@ pub enum Verb {
     DurableWrite,
     /// Writes of counts only.
     CountWrite,
+    /// Writes of L1 entries only.
+    L1Write,
     /// Zeroing.
     Zero,
     /// Discards.

@@ -327,10 +327,13 @@ impl State {
     fn special(&self, asked: &Asked) -> Option<Verb> {
         let (start, end) = asked.range();
         let content = &self.files[asked.file].volatile;
-        let counts = || anatomy::name(content, &(start..end)).starts_with("refcount block");
+        let is_of = |verb, structure| {
+            self.faults.has(verb) && anatomy::name(content, &(start..end)).starts_with(structure)
+        };
         match asked.verb {
             Verb::Write if asked.durable => Some(Verb::DurableWrite),
-            Verb::Write if self.faults.has(Verb::CountWrite) && counts() => Some(Verb::CountWrite),
+            Verb::Write if is_of(Verb::CountWrite, "refcount block") => Some(Verb::CountWrite),
+            Verb::Write if is_of(Verb::L1Write, "L1 table") => Some(Verb::L1Write),
             _ => None,
         }
     }
@@ -676,7 +679,7 @@ impl Op {
             (Verb::Query, _) => "len",
             (Verb::Flush, _) => "flush",
             (Verb::Read, _) => "read",
-            (Verb::Write | Verb::DurableWrite | Verb::CountWrite, _) => "write",
+            (Verb::Write | Verb::DurableWrite | Verb::CountWrite | Verb::L1Write, _) => "write",
             (Verb::Zero, _) => "zero",
             (Verb::Discard, _) => "punch",
             (Verb::Allocate, _) => "allocate",

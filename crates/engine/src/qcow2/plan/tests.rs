@@ -666,3 +666,43 @@ fn entry_changes_zero_what_they_cover_and_nothing_else() {
         }
     }
 }
+
+#[test]
+fn holes_are_whole_blocks_of_data_that_nobody_else_has() {
+    let format = |extended| EntryFormat {
+        geometry: Geometry::new(18, 4, extended).expect("a geometry"),
+        version: 3,
+        data_file: false,
+    };
+    let hole_in = |extended, entry, bytes: Range<u64>| {
+        let view = View {
+            start: START,
+            entry,
+            joined: None,
+            is_filled: false,
+            below_end: 0,
+        };
+        hole(&format(extended), &view, &bytes)
+    };
+    let data = |allocated, copied| {
+        L2Entry::Standard(Standard {
+            host: Some(OLD),
+            copied,
+            allocated,
+            zeroes: 0,
+        })
+    };
+    let own = data(1, true);
+    assert_eq!(hole_in(false, own, 4096..8192), Some((OLD, 4096..8192)));
+    assert_eq!(hole_in(false, own, 1..12289), Some((OLD, 4096..12288)));
+    assert_eq!(hole_in(false, own, 1..8191), None);
+    assert_eq!(hole_in(false, own, 4097..8191), None);
+    assert_eq!(hole_in(false, data(1, false), 4096..8192), None);
+    assert_eq!(hole_in(false, data(0, true), 4096..8192), None);
+    assert_eq!(hole_in(false, L2Entry::Compressed(PLACE), 0..4096), None);
+    // Subclusters of 8 KiB, of which only the second one has data.
+    let second = data(2, true);
+    assert_eq!(hole_in(true, second, 8191..12300), Some((OLD, 8192..12288)));
+    assert_eq!(hole_in(true, second, 4096..8192), None);
+    assert_eq!(hole_in(true, second, 4096..12288), None);
+}
