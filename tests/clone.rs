@@ -2,61 +2,13 @@
 //! The first needs root and a loop device, and says so if it has neither.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
-use support::{cowslip, outcome, peers_are_installed, run, scratch};
+use support::mounted::Mounted;
+use support::{cowslip, outcome, run, scratch};
 
 mod support;
-
-/// A file system in a file, mounted.
-struct Mounted {
-    at: PathBuf,
-    _holder: tempfile::TempDir,
-}
-
-impl Mounted {
-    /// `None` where that is not possible here.
-    fn new(format: &[&str]) -> Option<Mounted> {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("SKIPPED: mounting needs root");
-            return None;
-        }
-        if !peers_are_installed(&[format[0]]) {
-            return None;
-        }
-        let holder = scratch();
-        let file = holder.path().join("fs");
-        std::fs::File::create(&file)
-            .unwrap()
-            .set_len(400 << 20)
-            .unwrap();
-        run(Command::new(format[0]).args(&format[1..]).arg(&file));
-        let at = holder.path().join("at");
-        std::fs::create_dir(&at).unwrap();
-        let mounted = outcome(
-            Command::new("mount")
-                .arg("-o")
-                .arg("loop")
-                .arg(&file)
-                .arg(&at),
-        );
-        if !mounted.status.success() {
-            eprintln!("SKIPPED: {}", String::from_utf8_lossy(&mounted.stderr));
-            return None;
-        }
-        Some(Mounted {
-            at,
-            _holder: holder,
-        })
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        run(Command::new("umount").arg(&self.at));
-    }
-}
 
 fn ours(dir: &Path, line: &str) -> Output {
     outcome(cowslip().current_dir(dir).args(line.split_whitespace()))

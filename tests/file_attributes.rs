@@ -1,0 +1,88 @@
+//! What a file system is told about a new image: the extent size hint of XFS, and not to copy on write, of
+//! btrfs. Needs root and a loop device.
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
+
+use std::path::Path;
+use std::process::Command;
+
+use support::mounted::Mounted;
+use support::{cowslip, peers_are_installed, run};
+
+mod support;
+
+fn create(dir: &Path, options: &[&str], image: &str) {
+    let options = options.iter().flat_map(|option| ["-o", option]);
+    let mut command = cowslip();
+    command.current_dir(dir).args(["create", "-q", "-f"]);
+    command.arg(if image.ends_with("raw") {
+        "raw"
+    } else {
+        "qcow2"
+    });
+    run(command.args(options).args([image, "16M"]));
+}
+
+/// What XFS has for this file.
+fn hint(dir: &Path, image: &str) -> u64 {
+    let told = run(Command::new("xfs_io")
+        .current_dir(dir)
+        .args(["-r", "-c", "extsize", image]));
+    let bytes = told.trim_start_matches('[').split(']').next().unwrap();
+    bytes.parse().unwrap()
+}
+
+#[test]
+fn xfs_hears_of_extents_as_the_policy_wants_them() {
+    if !peers_are_installed(&["xfs_io"]) {
+        return;
+    }
+    let Some(mounted) = Mounted::new(&["mkfs.xfs", "-q"]) else {
+        return;
+    };
+    let dir = mounted.at.as_path();
+    for (options, image, expected) in [
+        (&[][..], "auto.qcow2", 1 << 20),
+        (&["alloc_policy=contiguous"], "contiguous.qcow2", 1 << 20),
+        (&["alloc_policy=sparse"], "sparse.qcow2", 0),
+        (
+            &["alloc_policy=sparse", "extent_size_hint=64k"],
+            "own.qcow2",
+            64 << 10,
+        ),
+        (&["extent_size_hint=2M"], "large.qcow2", 2 << 20),
+        (&["extent_size_hint=0"], "none.qcow2", 0),
+        (&[], "auto.raw", 1 << 20),
+        (&["extent_size_hint=0"], "none.raw", 0),
+    ] {
+        create(dir, options, image);
+        assert_eq!(hint(dir, image), expected, "{image}");
+        let mut info = cowslip();
+        info.current_dir(dir).args(["info", "--output=json", image]);
+        let info: serde_json::Value = serde_json::from_str(&run(&mut info)).unwrap();
+        let protocol = &info["children"][0]["info"];
+        let shown = protocol["format-specific"]["data"]["extent-size-hint"].as_u64();
+        assert_eq!(shown.unwrap_or(0), expected, "{info}");
+    }
+}
+
+#[test]
+fn btrfs_hears_not_to_copy_on_write() {
+    if !peers_are_installed(&["lsattr"]) {
+        return;
+    }
+    let Some(mounted) = Mounted::new(&["mkfs.btrfs", "-q"]) else {
+        return;
+    };
+    let dir = mounted.at.as_path();
+    for (options, image, expected) in [
+        (&[][..], "usual.qcow2", false),
+        (&["nocow=on"], "nocow.qcow2", true),
+        (&["nocow=off"], "off.qcow2", false),
+        (&["nocow=on"], "nocow.raw", true),
+    ] {
+        create(dir, options, image);
+        let listed = run(Command::new("lsattr").current_dir(dir).arg(image));
+        let attributes = listed.split_whitespace().next().unwrap();
+        assert_eq!(attributes.contains('C'), expected, "{image}: {listed}");
+    }
+}
