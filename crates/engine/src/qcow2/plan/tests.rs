@@ -367,7 +367,8 @@ fn space_of(format: &EntryFormat, entry: &L2Entry) -> Option<Freed> {
 
 fn check_write(world: &mut World<'_>, view: &View, bytes: &Range<u64>, taken: Option<Space>) {
     let format = world.format;
-    let mut expected = world.read(&view.entry);
+    let before = world.read(&view.entry);
+    let mut expected = before.clone();
     put(
         &mut expected,
         bytes,
@@ -375,9 +376,17 @@ fn check_write(world: &mut World<'_>, view: &View, bytes: &Range<u64>, taken: Op
     );
     let write = plan_write(&format, view, bytes.clone(), taken);
     assert_eq!(write.bytes, *bytes);
-    world.carry_out(&write, Origin::Guest);
     let (entry, freed) = publish(&format, &view.entry, &write);
     assert_encodable(&format, &entry);
+    match write.change {
+        Change::Fill(_) => {
+            // A crash that keeps the entry and loses the bytes shows what was there before, or may not come.
+            let shows_old = world.read(&entry) == before;
+            assert_eq!(write.promise == Promise::Nothing, shows_old, "{write:?}");
+        }
+        Change::None | Change::Replace(_) => assert_eq!(write.promise, Promise::Bytes),
+    }
+    world.carry_out(&write, Origin::Guest);
     assert!(
         world.read(&entry) == expected,
         "{view:?} {bytes:?} {taken:?}: {write:?}"
