@@ -64,9 +64,15 @@ fn a_flush_of_new_zeroes_takes_one_barrier() {
     let ordered = flushes.iter().filter(|&&flushes| flushes == 2).count();
     assert!(flushes.iter().all(|flushes| (1..=2).contains(flushes)));
     assert!(ordered <= 8, "{flushes:?}");
-    // What is counted ahead is no leak when the image is closed.
+    // What is counted ahead is no leak when the image is closed, beyond the end of the file neither.
     block_on(image.close()).expect("nothing fails");
     assert_eq!(faults(disk.contents()), (0, 0));
+    let bytes = disk.contents();
+    let number = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+    let block = number(number(48));
+    let counts = bytes[block..block + CLUSTER as usize].chunks(2);
+    let beyond = counts.skip(bytes.len().div_ceil(CLUSTER as usize));
+    assert!(beyond.into_iter().all(|count| count == [0, 0]));
 }
 
 /// Where a cycle of one barrier has failed, L1 on disk may refer to its new tables: they are written like all
