@@ -1,8 +1,8 @@
 //! Zeroes and discards: requests that change entries instead of moving data.
 //!
-//! What lies in whole subclusters becomes a change of entries. Of the parts of others at the ends a discard
-//! gives back the blocks of the host; zeroes are written there, unless they read so already. With a raw data file the zeroes go to that file
-//! first, since it is an image of the disk by itself.
+//! What lies in whole subclusters becomes a change of entries. Of the parts of others at the ends a
+//! discard gives back the blocks of the host; zeroes are written there, unless they read so already.
+//! With a raw data file the zeroes go to that file first, since it is an image of the disk by itself.
 
 use std::ops::Range;
 
