@@ -581,6 +581,16 @@ fn check_change(
             let kept = request == EntryRequest::Discard
                 && (is_part_of_compressed || (format.version < 3 && view.below_end > 0));
             assert!(kept || covered.iter().all(is_zero), "{what} does nothing");
+            // What was asked to be zero says so, whatever comes to lie below it later.
+            let says_zero = match view.entry {
+                L2Entry::Standard(old) => old.zeroes & covered_mask == covered_mask,
+                L2Entry::Compressed(_) => covered_mask == 0,
+            };
+            let is_discard = request == EntryRequest::Discard;
+            assert!(
+                is_discard || format.version < 3 || says_zero,
+                "{what} does nothing"
+            );
             if request != EntryRequest::Zero
                 && whole
                 && unref == Unref::Free
@@ -605,6 +615,13 @@ fn check_change(
         EntryChange::Set(entry, freed) => (entry, freed),
     };
     assert_encodable(&format, &new);
+    assert_ne!(new, view.entry, "{what} writes what is there");
+    if let (EntryRequest::Discard, L2Entry::Standard(old)) = (request, &view.entry) {
+        let hides = view.below_end > 0 && old.zeroes & covered_mask != covered_mask;
+        let is_empty_space = whole && old.host.is_some();
+        let needed = old.allocated & covered_mask != 0 || hides || is_empty_space;
+        assert!(needed, "{what} changes an entry for nothing");
+    }
     let mut expected = before;
     for sub in &covered {
         expected[sub.start as usize..sub.end as usize].fill(0);
@@ -672,6 +689,80 @@ fn entry_changes_zero_what_they_cover_and_nothing_else() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Preallocation gives a cluster space without changing what the guest reads, now or once the disk is larger.
+#[test]
+fn preallocated_clusters_read_as_before() {
+    let patterns = Patterns::new();
+    let data_file = |extended| EntryFormat {
+        data_file: true,
+        ..format(extended, 3)
+    };
+    let formats = [
+        format(false, 2),
+        format(false, 3),
+        format(true, 3),
+        data_file(false),
+        data_file(true),
+    ];
+    for format in formats {
+        let mut views = views(&format);
+        views.retain(|view| view.joined.is_none());
+        for view in views {
+            for (is_filled, size) in [(false, START), (false, START + 1), (true, START)] {
+                let view = View {
+                    is_filled,
+                    ..view.clone()
+                };
+                check_preallocated(&patterns, format, &view, size);
+            }
+        }
+    }
+}
+
+fn check_preallocated(patterns: &Patterns, format: EntryFormat, view: &View, size: u64) {
+    let what = format!("{view:?} in a disk of {size} bytes, {format:?}");
+    // Space comes as zeroes; what a data file holds where the disk has been may be anything.
+    let host = if format.data_file {
+        HostOffset(START)
+    } else {
+        TAKEN
+    };
+    let is_zero = !format.data_file || view.start >= size;
+    let fresh = if is_zero {
+        format.geometry.all_subclusters()
+    } else {
+        0
+    };
+    let world = World::new(patterns, format, view, Some(Space { host, fresh }));
+    let has_space = match view.entry {
+        L2Entry::Standard(entry) => entry.host.is_some() || view.is_filled,
+        L2Entry::Compressed(_) => true,
+    };
+    let shows_others = view.below_end > 0 || !is_zero;
+    match preallocated(&format, view, size) {
+        Preallocated::Nothing => assert!(has_space, "{what}"),
+        Preallocated::Write => {
+            assert!(!has_space && !format.geometry.extended_l2(), "{what}");
+            assert!(shows_others, "{what}");
+            let reads_as_zero = matches!(view.entry, L2Entry::Standard(entry) if entry.zeroes != 0);
+            assert!(!reads_as_zero, "{what}");
+        }
+        Preallocated::Entry(new) => {
+            assert!(!has_space, "{what}");
+            let new = L2Entry::Standard(Standard {
+                host: Some(host),
+                copied: true,
+                ..new
+            });
+            assert_encodable(&format, &new);
+            assert!(
+                world.read(&new) == world.read(&view.entry),
+                "{what}: {new:?}"
+            );
         }
     }
 }
