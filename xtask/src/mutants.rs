@@ -75,7 +75,8 @@ pub fn run(args: &Args) -> Result<(), String> {
         println!("xtask: {module} against the simulator");
         let mut sim = place.mutants(module, args, args.sim_timeout);
         sim.args(["--iterate", "--test-package", "cowslip-sim"]);
-        sim.args(["--cargo-arg=--test=budget", "--", "--", "--ignored"]);
+        sim.args(["--cargo-arg=--test=simulator", "--", "--", "--ignored"]);
+        sim.arg("budget::");
         sim.env("COWSLIP_SIM_SEEDS", args.seeds.to_string());
         judge(&mut sim)?;
         survivors.extend(place.missed(module)?);

@@ -3,9 +3,7 @@
 //! Skips loudly where qemu-img and qemu-io are not installed.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
-mod support;
-
-use support::{COMPRESSED, COPIED, Image, peers_are_installed};
+use crate::support::{COMPRESSED, COPIED, Image, peers_are_installed};
 
 /// A sound image, before something is broken in it.
 #[derive(Clone, Copy)]

@@ -16,9 +16,7 @@ use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create};
 use cowslip::qcow2::header::Header;
 use cowslip::{Buf, BufMut, Error, Image, Job, Result};
 
-#[path = "support/crash.rs"]
-mod crash;
-use crash::{Recorder, each_crash};
+use crate::support::crash::{Recorder, each_crash};
 
 const OLD: u64 = 100 << 10;
 const NEW: u64 = 400 << 10;

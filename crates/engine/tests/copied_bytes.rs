@@ -3,17 +3,15 @@
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::block_on;
+use crate::support::slow::SlowFile;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{BackingChoice, Format, OpenOptions, WriteOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image};
-use support::block_on;
-use support::slow::SlowFile;
 
 const UNIT: u64 = 64 << 10;
 const SIZE: u64 = 8 * UNIT;

@@ -3,8 +3,6 @@
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-mod support;
-
 use std::future::Future;
 use std::io;
 use std::ops::Range;
@@ -13,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 
+use crate::support::block_on;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{
     BlockFile, Capabilities, Durability, FileExtent, FileId, FileRequest, Gate, Space,
@@ -22,7 +21,6 @@ use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::qcow2::header::Header;
 use cowslip::{Buf, BufMut, Error, Image};
 use cowslip_queue::{Completer, Pending, pending};
-use support::block_on;
 
 /// What was done with a file that concerns its space.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -222,7 +220,7 @@ fn host_of_first_cluster(image: &Image) -> u64 {
 
 fn is_sound(file: &Watched) {
     let bytes = file.memory.contents();
-    let checked = support::our_check(bytes, &mut Vec::new()).unwrap();
+    let checked = crate::support::our_check(bytes, &mut Vec::new()).unwrap();
     assert_eq!((checked.corruptions, checked.leaks), (0, 0));
 }
 

@@ -2,17 +2,15 @@
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-mod support;
-
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
+use crate::support::block_on;
+use crate::support::slow::{HELD, NoFiles, SlowFile};
 use cowslip::image::{Format, OpenOptions, WriteOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, Error, Image};
-use support::block_on;
-use support::slow::{HELD, NoFiles, SlowFile};
 
 fn write(image: &Image, byte: u8, fua: bool) -> impl Future<Output = cowslip::Result<()>> {
     image.write(0, Buf::copy_of(&[byte; 4096]), WriteOptions { fua })

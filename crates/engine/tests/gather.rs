@@ -2,16 +2,14 @@
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::block_on;
+use crate::support::slow::{FAILING, NoFiles, SlowFile};
 use cowslip::image::{OpenOptions, WriteOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Image};
 use futures_util::future::join_all;
-use support::block_on;
-use support::slow::{FAILING, NoFiles, SlowFile};
 
 const CLUSTER: u64 = 4096;
 

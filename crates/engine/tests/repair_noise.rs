@@ -2,10 +2,10 @@
 //! as much damage after a crash as before it. And images that were not closed cleanly.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::crash::{Recorder, each_crash};
+use crate::support::{block_on, our_check};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{DirtyImage, Format, OpenOptions, ZeroOptions};
@@ -13,8 +13,6 @@ use cowslip::qcow2::create::{self, CreateOptions};
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::repair::{self, Outcome, RepairOptions, Scope, Step};
 use cowslip::{Buf, BufMut, Error, Image};
-use support::crash::{Recorder, each_crash};
-use support::{block_on, our_check};
 
 const SIZE: u64 = 256 << 10;
 const BLOCK: u64 = 512;

@@ -9,21 +9,19 @@
 mod bases;
 #[path = "repair_qemu/judge.rs"]
 mod judge;
-mod support;
-
-use bases::{
+use self::bases::{
     BITMAP, Base, Breaking, CLUSTER, DATA_FILE, EXTENDED, EXTENDED_PACKED, LAZY, OLD, OLD_SNAPSHOT,
     OVERLAY, PACKED, PLAIN, SMALL, SNAPSHOT,
 };
 use std::sync::Arc;
 
+use self::judge::{Break, judge};
+use crate::support::crash::Recorder;
+use crate::support::{COMPRESSED, COPIED, block_on, peers_are_installed};
 use cowslip::Buf;
 use cowslip::file::BlockFile;
 use cowslip::qcow2::inspect::inspect;
 use cowslip::qcow2::repair::{self, RepairOptions, Scope};
-use judge::{Break, judge};
-use support::crash::Recorder;
-use support::{COMPRESSED, COPIED, block_on, peers_are_installed};
 
 #[test]
 fn refcounts() {

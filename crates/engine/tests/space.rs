@@ -2,10 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::block_on;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{
@@ -13,7 +12,6 @@ use cowslip::image::{
 };
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image};
-use support::block_on;
 
 struct NoFiles;
 impl Gate for NoFiles {

@@ -3,17 +3,15 @@
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-mod support;
-
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
+use crate::support::block_on;
+use crate::support::slow::{FAILING, HELD, NoFiles, SlowFile};
 use cowslip::image::{OpenOptions, WriteOptions, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Image};
-use support::block_on;
-use support::slow::{FAILING, HELD, NoFiles, SlowFile};
 
 const SUBCLUSTER: u64 = 2048;
 

@@ -1,20 +1,18 @@
 //! Our client against our server, on both kinds of queue.
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-mod support;
-
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::*;
 use cowslip_nbd::client::ClientError;
 use cowslip_nbd::export::{Access, Durability, ExportInfo, ZeroRequest};
 use cowslip_nbd::protocol::{AllocationFlags, ErrorCode, OptionReplyCode, TransmissionFlags};
 use cowslip_nbd::server::Lifetime;
 use cowslip_nbd::{Client, ConnectOptions, MemoryExport, Server, ServerEvent, ServerOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Listener, Stream, sleep, spawn};
-use support::*;
 
 const ZEROES: ZeroRequest = ZeroRequest {
     may_unmap: true,

@@ -1,21 +1,19 @@
 //! Clients that break the rules, each with a healthy client alongside, which must not notice.
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-mod support;
-
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::support::*;
 use cowslip_nbd::export::{Access, Durability, ExportInfo};
 use cowslip_nbd::protocol::handshake::*;
 use cowslip_nbd::protocol::transmission::*;
 use cowslip_nbd::protocol::*;
 use cowslip_nbd::{Export, MemoryExport, Server, ServerOptions};
 use cowslip_queue::{Backend, Buf, BufMut};
-use support::*;
 
 /// A client that writes, reads back and compares until it is told to stop, in the last MiB.
 struct Healthy {

@@ -1,13 +1,12 @@
 //! Servers that break the rules: our client must end with an error, never panic, hang or believe them.
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
+use crate::support::*;
 use cowslip_nbd::client::ClientError;
 use cowslip_nbd::export::Durability;
 use cowslip_nbd::protocol::ChunkCode::{
@@ -18,7 +17,6 @@ use cowslip_nbd::protocol::transmission::*;
 use cowslip_nbd::protocol::*;
 use cowslip_nbd::{Client, ConnectOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Stream};
-use support::*;
 use tempfile::TempDir;
 
 /// A server that is told what to do, for one connection.

@@ -1,16 +1,14 @@
 //! Our server against other clients, our client against other servers. Skips loudly what is not installed.
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
-mod support;
-
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
+use crate::support::*;
 use cowslip_nbd::export::{Access, Durability, ExportInfo, ZeroRequest};
 use cowslip_nbd::{Client, MemoryExport, Server, ServerOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Stream};
-use support::*;
 
 /// Runs a program that must succeed and returns what it printed.
 fn run(program: &str, arguments: &[&str]) -> String {

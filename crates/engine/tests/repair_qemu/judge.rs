@@ -13,7 +13,7 @@ use cowslip::qcow2::check::Finding;
 use cowslip::qcow2::repair::{self, Outcome, RepairOptions, Scope, Step};
 use cowslip::{BufMut, Error};
 
-use crate::bases::{BITMAP, Base};
+use super::bases::{BITMAP, Base};
 use crate::support::crash::{Recorder, each_crash};
 use crate::support::{Image, block_on, our_check, peers_are_installed};
 

@@ -1,0 +1,19 @@
+//! The engine's tests from outside, as one program: each program that uses the engine compiles its futures
+//! anew. `threads.rs` is one of its own, which sanitizers build.
+
+mod support;
+
+mod check_qemu;
+mod claims;
+mod compress_qemu;
+mod control_plane;
+mod copied_bytes;
+mod discard;
+mod dropped;
+mod gather;
+mod host_file;
+mod model;
+mod repair_noise;
+mod repair_qemu;
+mod space;
+mod zeroes_beside_writes;

@@ -1,0 +1,7 @@
+//! The simulator's tests, as one program: each program compiles the engine's futures anew.
+
+mod budget;
+mod coverage;
+mod disk;
+mod faults;
+mod smoke;
