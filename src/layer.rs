@@ -29,10 +29,26 @@ pub struct Layer {
     pub disk_size: Option<u64>,
     /// The unit in bytes in which the host allocates its space, if it was told one.
     pub extent_hint_bytes: Option<u64>,
+    /// How space comes to read as zeroes there, the cheapest first.
+    pub zero_methods: Vec<&'static str>,
     /// Which file it is.
     pub id: Option<FileId>,
     /// What a qcow2 image says of itself.
     pub inspection: Option<Inspection>,
+}
+
+/// What the file's system has for zeroes.
+fn zero_methods(file: &dyn BlockFile) -> Vec<&'static str> {
+    let has = file.capabilities();
+    [
+        ("fresh", has.extends_with_zeroes),
+        ("zero-range", has.zeroes_fast),
+        ("write-zeroes", file.allocates_written()),
+        ("write", true),
+    ]
+    .into_iter()
+    .filter_map(|(name, is_there)| is_there.then_some(name))
+    .collect()
 }
 
 /// How files are looked at.
@@ -126,6 +142,7 @@ impl Layer {
             file_len: len.next_multiple_of(SECTOR_BYTES),
             disk_size: file.allocated_bytes(),
             extent_hint_bytes: file.extent_hint_bytes(),
+            zero_methods: zero_methods(file.as_ref()),
             id: file.id(),
             inspection,
         })

@@ -76,15 +76,30 @@ fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
             false => Ok(vec![layer]),
         }
     })?;
+    // What qemu-img does not say, it does not say under its name either.
+    let detail = match program.name.starts_with("qemu-") {
+        true => Detail::AsQemu,
+        false => Detail::Ours,
+    };
+    let described = |layer: &Layer| as_json(layer, detail);
     match (json, args.backing_chain) {
-        (true, true) => print_json(&Value::Array(layers.iter().map(as_json).collect())),
-        (true, false) => print_json(&as_json(&layers[0])),
+        (true, true) => print_json(&Value::Array(layers.iter().map(described).collect())),
+        (true, false) => print_json(&described(&layers[0])),
         (false, _) => {
-            let texts: Vec<String> = layers.iter().map(as_text).collect();
+            let texts: Vec<String> = layers.iter().map(|layer| as_text(layer, detail)).collect();
             print(&texts.join("\n"));
         }
     }
     Ok(())
+}
+
+/// How much is said of the file of the host.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Detail {
+    /// What qemu-img says.
+    AsQemu,
+    /// Also what we know.
+    Ours,
 }
 
 fn with_bytes(bytes: u64) -> String {
@@ -97,7 +112,7 @@ fn disk_size_text(layer: &Layer) -> String {
         .map_or_else(|| "unavailable".to_string(), size::human)
 }
 
-fn as_text(layer: &Layer) -> String {
+fn as_text(layer: &Layer, detail: Detail) -> String {
     let mut lines = vec![
         format!("image: {}", layer.filename),
         format!("file format: {}", format_name(layer.format)),
@@ -112,10 +127,17 @@ fn as_text(layer: &Layer) -> String {
     lines.push("    protocol type: file".to_string());
     lines.push(format!("    file length: {}", with_bytes(layer.file_len)));
     lines.push(format!("    disk size: {}", disk_size_text(layer)));
+    let mut specific = Vec::new();
     if let Some(bytes) = layer.extent_hint_bytes {
         // It cannot be changed any more: the file has space.
+        specific.push(format!("extent size hint: {bytes}"));
+    }
+    if detail == Detail::Ours {
+        specific.push(format!("zero methods: {}", layer.zero_methods.join(", ")));
+    }
+    if !specific.is_empty() {
         lines.push("    Format specific information:".to_string());
-        lines.push(format!("        extent size hint: {bytes}"));
+        lines.extend(specific.iter().map(|line| format!("        {line}")));
     }
     lines.push(String::new());
     lines.join("\n")
@@ -263,14 +285,14 @@ fn specific_text(value: &Value, level: usize, lines: &mut Vec<String>) {
     }
 }
 
-fn as_json(layer: &Layer) -> Value {
+fn as_json(layer: &Layer, detail: Detail) -> Value {
     let mut out = serde_json::Map::new();
     let mut put = |name: &str, value: Value| {
         out.insert(name.to_string(), value);
     };
     put(
         "children",
-        json!([{ "name": "file", "info": child_json(layer) }]),
+        json!([{ "name": "file", "info": child_json(layer, detail) }]),
     );
     let header = layer.header();
     let backing = header.and_then(|header| header.backing_file.as_ref());
@@ -310,7 +332,7 @@ fn as_json(layer: &Layer) -> Value {
     Value::Object(out)
 }
 
-fn child_json(layer: &Layer) -> Value {
+fn child_json(layer: &Layer, detail: Detail) -> Value {
     let mut out = json!({
         "children": [],
         "virtual-size": layer.file_len,
@@ -320,10 +342,13 @@ fn child_json(layer: &Layer) -> Value {
     if let Some(bytes) = layer.disk_size {
         out["actual-size"] = bytes.into();
     }
-    let data = match layer.extent_hint_bytes {
-        Some(bytes) => json!({ "extent-size-hint": bytes }),
-        None => json!({}),
-    };
+    let mut data = json!({});
+    if let Some(bytes) = layer.extent_hint_bytes {
+        data["extent-size-hint"] = bytes.into();
+    }
+    if detail == Detail::Ours {
+        data["zero-methods"] = layer.zero_methods.clone().into();
+    }
     out["format-specific"] = json!({ "type": "file", "data": data });
     out["dirty-flag"] = false.into();
     out

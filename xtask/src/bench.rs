@@ -23,7 +23,7 @@ mod server;
 mod shown;
 mod usage;
 
-use cowslip_testbed::{Place, populate};
+use cowslip_testbed::{Place, Recipe, populate};
 
 use crate::{peers, run};
 use cell::{Backing, Cell, Creator, Subclusters};
@@ -182,7 +182,7 @@ fn place(filesystem: &str, directory: &Path, bytes: u64) -> Result<Place, String
         return Place::here(filesystem, directory);
     }
     println!("making {filesystem} on {} GiB, fully written", bytes >> 30);
-    Place::mount_new(filesystem, directory, bytes)
+    Place::mount_new(&Recipe::parse(filesystem)?, directory, bytes)
 }
 
 /// Builds the command and returns where it is.

@@ -114,6 +114,11 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
+    /// Whether `allocate_written` is a call of the device, as far as the system tells.
+    fn allocates_written(&self) -> bool {
+        false
+    }
+
     /// Data and holes of a range, in order, covering it; whatever is beyond the end is a hole.
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>>;
 

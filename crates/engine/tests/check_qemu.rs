@@ -1,7 +1,6 @@
 //! Our check against qemu-img's, on sound images of every geometry and on broken ones.
 //!
 //! Skips loudly where qemu-img and qemu-io are not installed.
-#![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use crate::support::{COMPRESSED, COPIED, Image, peers_are_installed};
 

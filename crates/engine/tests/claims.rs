@@ -1,6 +1,5 @@
 //! Claims on files of the host, as users of the library meet them: two opens of one file exclude each
 //! other within one process as they do between two.
-#![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

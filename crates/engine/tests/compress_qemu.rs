@@ -2,8 +2,6 @@
 //!
 //! Skips loudly where qemu-img and qemu-io are not installed.
 
-#![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
-
 use std::path::Path;
 use std::process::Command;
 

@@ -1,6 +1,5 @@
 //! Resizes that preallocate, and changes of the header, cut short at every write: by a crash, by the job's
 //! being cancelled, and by a full disk.
-#![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};

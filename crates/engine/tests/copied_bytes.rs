@@ -1,8 +1,6 @@
 //! A first write copies into memory that was used before: nothing of what that held may reach a disk.
 //! Where assertions are compiled in, such memory is full of a pattern that no layer here holds.
 
-#![allow(clippy::unwrap_used)] // A test fails by panicking.
-
 use std::sync::Arc;
 
 use crate::support::block_on;

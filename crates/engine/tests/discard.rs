@@ -1,8 +1,6 @@
 //! What is given up, and what the host gets back: holes in mapped clusters, their order beside writes,
 //! and how policies differ.
 
-#![allow(clippy::unwrap_used)] // A test fails by panicking.
-
 use std::future::Future;
 use std::io;
 use std::ops::Range;

@@ -1,7 +1,5 @@
 //! Requests whose futures are dropped while their I/O is under way.
 
-#![allow(clippy::unwrap_used)] // A test fails by panicking.
-
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};

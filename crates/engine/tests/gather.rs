@@ -1,7 +1,5 @@
 //! Writes of several requests that go down in one I/O: a failure stays with the request that it concerns.
 
-#![allow(clippy::unwrap_used)] // A test fails by panicking.
-
 use std::sync::Arc;
 
 use crate::support::block_on;

@@ -1,6 +1,5 @@
 //! Host files against a model in memory: both backends, every driver, with the page cache and
 //! without; and the refusals at open.
-#![allow(clippy::unwrap_used)] // The helpers are tests too.
 
 use std::fs;
 use std::io;

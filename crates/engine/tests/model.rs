@@ -1,8 +1,6 @@
 //! Random requests against a model of the disk, one at a time, on files in memory: what the guest
 //! reads, after reopening too. Concurrency, crashes and faults are the simulator's.
 
-#![allow(clippy::unwrap_used)] // A test fails by panicking.
-
 use std::future::Future;
 use std::pin::pin;
 use std::process::Command;

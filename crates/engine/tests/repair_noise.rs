@@ -1,6 +1,5 @@
 //! Repairs of images that are damaged at random: no panic, no byte lost that could be read, at most
 //! as much damage after a crash as before it. And images that were not closed cleanly.
-#![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::sync::Arc;
 

@@ -3,7 +3,6 @@
 //! repair: the image is no worse, and a second repair completes.
 //!
 //! Skips loudly where qemu-img and qemu-io are not installed.
-#![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 #[path = "repair_qemu/bases.rs"]
 mod bases;

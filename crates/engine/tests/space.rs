@@ -1,7 +1,5 @@
 //! How much space an image takes: under discards that come and go, and for writes of zeroes.
 
-#![allow(clippy::unwrap_used)] // A test fails by panicking.
-
 use std::sync::Arc;
 
 use crate::support::block_on;

@@ -1,8 +1,6 @@
 //! Zeroes and failures in a cluster whose space other writes still fill: what was written there before
 //! must not come back with the next write.
 
-#![allow(clippy::unwrap_used)] // A test fails by panicking.
-
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};

@@ -3,8 +3,6 @@
 //!
 //! `COWSLIP_SEED=n` replays one seed, `COWSLIP_SEEDS=n` tries more of them.
 
-#![allow(clippy::unwrap_used)] // A test fails by panicking.
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,8 +3,6 @@
 //!
 //! `COWSLIP_ROUNDS=n` tries more mutations.
 
-#![allow(clippy::unwrap_used)] // A test fails by panicking.
-
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};

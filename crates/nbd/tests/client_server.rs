@@ -1,5 +1,4 @@
 //! Our client against our server, on both kinds of queue.
-#![allow(clippy::unwrap_used)] // A test fails by panicking.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,5 +1,4 @@
 //! Clients that break the rules, each with a healthy client alongside, which must not notice.
-#![allow(clippy::unwrap_used)] // A test fails by panicking.
 
 use std::net::Shutdown;
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! The tests of the protocol from outside, as one program.
 
+#![allow(clippy::unwrap_used)] // A test fails by panicking.
+
 mod support;
 
 mod client_server;

@@ -1,5 +1,4 @@
 //! Our server against other clients, our client against other servers. Skips loudly what is not installed.
-#![allow(clippy::unwrap_used)] // A test fails by panicking.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

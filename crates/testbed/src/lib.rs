@@ -8,5 +8,7 @@ pub mod image;
 mod place;
 mod spread;
 
-pub use place::{Place, enter_namespace, populate, populate_compressible, supports_direct_io};
+pub use place::{
+    Place, Recipe, enter_namespace, populate, populate_compressible, supports_direct_io,
+};
 pub use spread::Spread;

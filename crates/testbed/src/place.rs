@@ -51,6 +51,64 @@ fn output(command: &mut Command) -> Result<String, String> {
     Err(format!("{name}: {}: {}", output.status, words.trim()))
 }
 
+/// What `mkfs.xfs` makes of its own will, from version 5.19 on.
+const XFS_LOG_BYTES_MIN: u64 = 64 << 20;
+
+/// A kind of file system and its conditions: `KIND[:log=SIZE][:full=PERCENT]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recipe {
+    /// As it was given.
+    pub name: String,
+    /// ext4, xfs or btrfs.
+    pub kind: String,
+    /// Size of the log in bytes (XFS); `mkfs` decides otherwise.
+    pub log_bytes: Option<u64>,
+    /// How full it is to be with what is measured, in percent.
+    pub full_percent: Option<u64>,
+}
+
+impl Recipe {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub fn parse(text: &str) -> Result<Recipe, String> {
+        let mut parts = text.split(':');
+        let kind = parts.next().unwrap_or_default();
+        if !["ext4", "xfs", "btrfs"].contains(&kind) {
+            return Err(format!("--loop expects ext4, xfs or btrfs, not '{kind}'"));
+        }
+        let mut recipe = Recipe {
+            name: text.to_string(),
+            kind: kind.to_string(),
+            log_bytes: None,
+            full_percent: None,
+        };
+        let number = |text: &str| text.parse::<u64>().ok().filter(|number| *number > 0);
+        for part in parts {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let known = match name {
+                "log" if kind == "xfs" => {
+                    let mebibytes = value.strip_suffix(['M', 'm']).and_then(number);
+                    recipe.log_bytes = mebibytes.and_then(|count| count.checked_mul(1 << 20));
+                    recipe.log_bytes
+                }
+                "full" => {
+                    recipe.full_percent = number(value).filter(|percent| *percent < 100);
+                    recipe.full_percent
+                }
+                _ => None,
+            };
+            if known.is_none() {
+                return Err(format!(
+                    "--loop: '{part}' is not log=SIZE of xfs, such as log=64M, or full=PERCENT"
+                ));
+            }
+        }
+        Ok(recipe)
+    }
+}
+
 /// A directory on a file system of a known kind.
 pub struct Place {
     /// The file system, for the table.
@@ -62,21 +120,21 @@ pub struct Place {
 }
 
 impl Place {
-    /// Makes a file system of this kind, of `size` bytes, on a file in `directory`, and mounts it there.
+    /// Makes a file system by this recipe, of `size` bytes, on a file in `directory`, and mounts it there.
     ///
     /// # Errors
     /// What went wrong, with the program that said so.
-    pub fn mount_new(filesystem: &str, directory: &Path, size: u64) -> Result<Place, String> {
-        let mount_point = directory.join(filesystem);
+    pub fn mount_new(recipe: &Recipe, directory: &Path, size: u64) -> Result<Place, String> {
+        let mount_point = directory.join(&recipe.kind);
         fs::create_dir_all(&mount_point).map_err(|e| e.to_string())?;
         let mut place = Place {
-            name: filesystem.to_string(),
+            name: recipe.name.clone(),
             directory: mount_point,
             mounted: false,
             kept: false,
         };
         let file = directory.join("filesystem");
-        let outcome = place.mount(&file, size);
+        let outcome = place.mount(recipe, &file, size);
         fs::remove_file(&file).map_err(|e| e.to_string())?;
         outcome.map(|()| place)
     }
@@ -104,22 +162,38 @@ impl Place {
         self
     }
 
-    fn mount(&mut self, file: &Path, size: u64) -> Result<(), String> {
+    /// Takes so many bytes of the file system's space by a file beside all others.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn fill(&self, bytes: u64) -> Result<(), String> {
+        let path = self.directory.join("filler");
+        let failed = |e: std::io::Error| format!("cannot fill {}: {e}", path.display());
+        let file = File::create(&path).map_err(failed)?;
+        let none = rustix::fs::FallocateFlags::empty();
+        let filled = match bytes {
+            0 => Ok(()),
+            _ => rustix::fs::fallocate(&file, none, 0, bytes),
+        };
+        filled.map_err(|e| failed(e.into()))
+    }
+
+    fn mount(&mut self, recipe: &Recipe, file: &Path, size: u64) -> Result<(), String> {
         populate(file, size)?;
         let mut losetup = Command::new("losetup");
         losetup
             .args(["--find", "--show", "--direct-io=on"])
             .arg(file);
         let device = output(&mut losetup)?.trim().to_string();
-        let outcome = self.make_and_mount(&device);
+        let outcome = self.make_and_mount(recipe, &device);
         // Detaches now if the mount failed, else together with the mount.
         output(Command::new("losetup").args(["--detach", &device]))?;
         outcome
     }
 
-    fn make_and_mount(&mut self, device: &str) -> Result<(), String> {
-        let mut mkfs = Command::new(format!("mkfs.{}", self.name));
-        match self.name.as_str() {
+    fn make_and_mount(&mut self, recipe: &Recipe, device: &str) -> Result<(), String> {
+        let mut mkfs = Command::new(format!("mkfs.{}", recipe.kind));
+        match recipe.kind.as_str() {
             "ext4" => mkfs.args([
                 "-q",
                 "-F",
@@ -130,6 +204,12 @@ impl Place {
             "btrfs" => mkfs.args(["-q", "-f", "-K"]),
             other => return Err(format!("no recipe for file system {other}")),
         };
+        if let Some(bytes) = recipe.log_bytes {
+            if bytes < XFS_LOG_BYTES_MIN {
+                mkfs.arg("--unsupported");
+            }
+            mkfs.args(["-l", &format!("size={bytes}")]);
+        }
         output(mkfs.arg(device))?;
         output(Command::new("mount").arg(device).arg(&self.directory))?;
         self.mounted = true;
@@ -209,4 +289,27 @@ pub fn supports_direct_io(directory: &Path) -> std::io::Result<bool> {
     );
     fs::remove_file(&path)?;
     Ok(direct.is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recipes_are_kinds_with_conditions() {
+        let parsed = |text| Recipe::parse(text).map(|r| (r.kind, r.log_bytes, r.full_percent));
+        assert_eq!(parsed("ext4"), Ok(("ext4".to_string(), None, None)));
+        let all = ("xfs".to_string(), Some(8 << 20), Some(95));
+        assert_eq!(parsed("xfs:log=8M:full=95"), Ok(all));
+        for wrong in [
+            "zfs",
+            "ext4:log=8M",
+            "xfs:log=8",
+            "xfs:full=100",
+            "xfs:full=95:log=",
+            "xfs:",
+        ] {
+            assert!(parsed(wrong).is_err(), "{wrong}");
+        }
+    }
 }

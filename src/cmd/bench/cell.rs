@@ -7,6 +7,8 @@ use crate::size;
 pub enum Contestant {
     /// We, on an image that our `create` made with this policy.
     Cowslip(&'static str),
+    /// We, with zeroes made in this way (`zero-method`).
+    CowslipZeroing(&'static str),
     /// We, with so much memory for tables.
     CowslipCached(CacheBudget),
     /// `qemu-img bench`, on an image that `qemu-img create` made.
@@ -52,6 +54,8 @@ impl CacheBudget {
 pub enum RawFile {
     /// One hole.
     Sparse,
+    /// One hole, in a file whose space the file system allocates in units of so many bytes (XFS).
+    Hinted(u64),
     /// Space, never written (`fallocate`).
     Allocated,
     /// Written throughout.
@@ -64,26 +68,29 @@ impl Contestant {
     /// Its name in tables.
     pub fn name(self) -> String {
         let raw = |file| match file {
-            RawFile::Sparse => "raw sparse",
-            RawFile::Allocated => "raw allocated",
-            RawFile::Written => "raw written",
-            RawFile::Clone => "raw clone",
+            RawFile::Sparse => "raw sparse".to_string(),
+            RawFile::Hinted(bytes) => format!("raw hint {}", short_size(bytes)),
+            RawFile::Allocated => "raw allocated".to_string(),
+            RawFile::Written => "raw written".to_string(),
+            RawFile::Clone => "raw clone".to_string(),
         };
         match self {
             Contestant::Cowslip("auto") => "cowslip".to_string(),
             Contestant::Cowslip(policy) => format!("cowslip {policy}"),
+            Contestant::CowslipZeroing(method) => format!("cowslip {method}"),
             Contestant::CowslipCached(budget) => format!("cowslip {}", budget.name()),
             Contestant::QemuImg => "qemu-img".to_string(),
             Contestant::QemuImgCached(budget) => format!("qemu-img {}", budget.name()),
             Contestant::QemuServer => "qemu server".to_string(),
-            Contestant::Raw(file) => raw(file).to_string(),
+            Contestant::Raw(file) => raw(file),
             Contestant::QemuRaw(file) => format!("{} (qemu-img)", raw(file)),
         }
     }
 
     /// Whether it is we, on an image.
     pub fn is_cowslip(self) -> bool {
-        matches!(self, Contestant::Cowslip(_) | Contestant::CowslipCached(_))
+        use Contestant::{Cowslip, CowslipCached, CowslipZeroing};
+        matches!(self, Cowslip(_) | CowslipZeroing(_) | CowslipCached(_))
     }
 
     /// Whether `other` is QEMU under the conditions of this one.

@@ -8,6 +8,9 @@ const REQUEST_BYTES: u64 = 4096;
 /// Clusters of the image in bytes, as the mail of 2020 that asked this had them.
 const CLUSTER_BYTES: u64 = 64 << 10;
 
+/// Units of allocation that the mails suggest for raw files on XFS.
+const HINTS: [RawFile; 2] = [RawFile::Hinted(64 << 10), RawFile::Hinted(1 << 20)];
+
 /// The mails of 2020 on preallocation and XFS.
 pub const SOURCE: Source = Source {
     disk_bytes: 25 << 30,
@@ -22,17 +25,23 @@ pub const SOURCE: Source = Source {
 pub fn cells(scale: &Scale) -> Vec<Cell> {
     let mut cells = Vec::new();
     for depth in &scale.depths {
+        let sparse = [RawFile::Sparse, HINTS[0], HINTS[1]];
         for (mode, raw) in [
-            ("off", RawFile::Sparse),
-            ("metadata", RawFile::Sparse),
-            ("falloc", RawFile::Allocated),
-            ("full", RawFile::Written),
+            ("off", &sparse[..]),
+            ("metadata", &[RawFile::Sparse]),
+            ("falloc", &[RawFile::Allocated]),
+            ("full", &[RawFile::Written]),
         ] {
             let requests = scale.requests_at(*depth, REQUEST_BYTES);
             let mut shape = Shape::new(CLUSTER_BYTES, Subclusters::Off, Backing::None);
             shape.before = Before::Preallocated(mode);
-            let mut contestants = scale.contestants(&[raw]);
-            contestants.retain(|c| !matches!(c, Contestant::Cowslip(p) if *p != "auto"));
+            let mut contestants = scale.contestants(raw);
+            contestants.retain(|c| match c {
+                Contestant::Cowslip(policy) => *policy == "auto",
+                // Elsewhere no cluster is new: nothing is left to be made zero.
+                Contestant::CowslipZeroing(_) => mode == "off",
+                _ => true,
+            });
             cells.push(Cell {
                 shape,
                 load: CellLoad::writes(requests, *depth, REQUEST_BYTES),

@@ -64,7 +64,9 @@ pub struct Stage<'a> {
     /// `--cache` of every run.
     cache: &'static str,
     /// `--aio` of every run.
-    aio: &'static str,
+    aio: String,
+    /// The place, for the table.
+    name: String,
     has_qemu_img: bool,
     /// The directory, and the file in it that lives as long.
     _removed: [RemovedOnInterrupt; 2],
@@ -81,18 +83,24 @@ impl<'a> Stage<'a> {
         place: &'a Place,
         scale: &'a Scale,
         progress: &'a Progress,
+        aio: Option<&str>,
     ) -> Result<Stage<'a>, CommandError> {
         let direct = cowslip_testbed::supports_direct_io(&place.directory);
         let direct = direct.map_err(|e| failed("write to", &place.directory, &e))?;
+        let usual_aio = match cowslip_queue::file::ring_available() {
+            Ok(()) => "io_uring",
+            Err(_) => "threads",
+        };
         Ok(Stage {
             place,
             scale,
             progress,
             cowslip: own_path()?,
             cache: if direct { "none" } else { "writeback" },
-            aio: match cowslip_queue::file::ring_available() {
-                Ok(()) => "io_uring",
-                Err(_) => "threads",
+            aio: aio.unwrap_or(usual_aio).to_string(),
+            name: match aio {
+                None => place.name.clone(),
+                Some(aio) => format!("{}, {aio}", place.name),
             },
             has_qemu_img: qemu_img_is_installed(),
             _removed: [
@@ -106,9 +114,10 @@ impl<'a> Stage<'a> {
     /// What all runs here have in common.
     pub fn conditions(&self) -> serde_json::Value {
         serde_json::json!({
-            "filesystem": self.place.name,
+            "filesystem": self.name,
             "cache": self.cache,
             "aio": self.aio,
+            "aio-of-cowslip": own_aio(&self.aio),
         })
     }
 
@@ -123,8 +132,8 @@ impl<'a> Stage<'a> {
     }
 
     /// `--aio` of every run.
-    pub fn aio(&self) -> &'static str {
-        self.aio
+    pub fn aio(&self) -> &str {
+        &self.aio
     }
 
     /// Requests of a run at this depth.
@@ -165,7 +174,7 @@ impl<'a> Stage<'a> {
         let contestants = cell.contestants.iter().copied();
         let present = contestants.filter(|c| self.can_run(cell, *c));
         let mut rows: Vec<Row> = present
-            .map(|contestant| Row::new(&self.place.name, &cell.name(), contestant))
+            .map(|contestant| Row::new(&self.name, &cell.name(), contestant))
             .collect();
         for repetition in 0..self.scale.repetitions {
             for turn in 0..rows.len() {
@@ -201,8 +210,9 @@ impl<'a> Stage<'a> {
             }
             Contestant::QemuServer => self.has_qemu_img && Kind::installed_peer().is_some(),
             Contestant::Raw(RawFile::Clone) => self.can_clone(),
+            Contestant::Raw(RawFile::Hinted(bytes)) => self.can_hint(bytes),
             Contestant::Raw(_) | Contestant::CowslipCached(_) => true,
-            Contestant::Cowslip(_) => match cell.shape.before {
+            Contestant::Cowslip(_) | Contestant::CowslipZeroing(_) => match cell.shape.before {
                 Before::Preallocated(_) => self.can_create(&cell.shape),
                 Before::Fresh | Before::Filled | Before::Laid(_) => true,
             },
@@ -218,6 +228,22 @@ impl<'a> Stage<'a> {
         // What was refused was not made.
         drop(fs::remove_file(&path));
         outcome.is_ok()
+    }
+
+    fn can_hint(&self, bytes: u64) -> bool {
+        let path = self.file("probe.raw");
+        let outcome = run(&mut self.create_hinted(&path, bytes));
+        // What was refused was not made.
+        drop(fs::remove_file(&path));
+        outcome.is_ok()
+    }
+
+    fn create_hinted(&self, path: &Path, hint_bytes: u64) -> Command {
+        let mut create = Command::new(&self.cowslip);
+        let hint = format!("extent_size_hint={hint_bytes}");
+        create.args(["create", "-q", "-f", "raw", "-o", &hint]);
+        create.arg(path).arg(self.scale.disk_bytes.to_string());
+        create
     }
 
     fn can_clone(&self) -> bool {
@@ -250,6 +276,10 @@ impl<'a> Stage<'a> {
                     options += &format!(",alloc_policy={policy}");
                 }
                 self.create(Command::new(&self.cowslip), &cell.shape, &options)?
+            }
+            Contestant::CowslipZeroing(_) => {
+                let create = Command::new(&self.cowslip);
+                self.create(create, &cell.shape, &cell.shape.options())?
             }
             // Theirs are laid out by the table that has them.
             Contestant::CowslipCached(_) | Contestant::QemuImgCached(_) => self.file("image.qcow2"),
@@ -303,6 +333,10 @@ impl<'a> Stage<'a> {
             reflink(&self.written(), &path).map_err(|e| failed("clone to", &path, &e))?;
             return Ok(path);
         }
+        if let RawFile::Hinted(bytes) = state {
+            run(&mut self.create_hinted(&path, bytes))?;
+            return Ok(path);
+        }
         let file = File::create(&path).map_err(|e| failed("create", &path, &e))?;
         let made = match state {
             RawFile::Allocated => {
@@ -315,20 +349,23 @@ impl<'a> Stage<'a> {
         Ok(path)
     }
 
-    /// `bench` by the contestant's engine; what it is to do is still to be said.
-    fn bench(&self, contestant: Contestant) -> Command {
-        use Contestant::{
-            Cowslip, CowslipCached, QemuImg, QemuImgCached, QemuRaw, QemuServer, Raw,
-        };
+    /// `bench` of this file by the contestant's engine; what it is to do is still to be said.
+    fn bench(&self, contestant: Contestant, file: &Path) -> Command {
+        use Contestant::{QemuImg, QemuImgCached, QemuRaw, QemuServer, Raw};
         let mut command = match contestant {
-            Cowslip(_) | CowslipCached(_) | Raw(_) => Command::new(&self.cowslip),
             QemuImg | QemuImgCached(_) | QemuServer | QemuRaw(_) => Command::new("qemu-img"),
+            _ => Command::new(&self.cowslip),
         };
-        let format = match contestant {
-            Cowslip(_) | CowslipCached(_) | QemuImg | QemuImgCached(_) | QemuServer => "qcow2",
-            Raw(_) | QemuRaw(_) => "raw",
-        };
-        command.args(["bench", "-f", format, "-t", self.cache, "-i", self.aio]);
+        command.args(["bench", "-t", self.cache, "-i", &self.aio]);
+        match contestant {
+            Contestant::CowslipZeroing(method) => {
+                let file = file.display().to_string().replace(',', ",,");
+                let image = format!("driver=qcow2,file.filename={file},zero-method={method}");
+                command.args(["--image-opts", &image]);
+            }
+            Raw(_) | QemuRaw(_) => drop(command.args(["-f", "raw"]).arg(file)),
+            _ => drop(command.args(["-f", "qcow2"]).arg(file)),
+        }
         command
     }
 
@@ -336,13 +373,12 @@ impl<'a> Stage<'a> {
     pub fn in_order(&self, contestant: Contestant, file: &Path, direction: Direction) -> Command {
         let request_bytes = self.scale.disk_bytes.min(IN_ORDER_REQUEST_BYTES);
         let requests = self.scale.disk_bytes / request_bytes;
-        let mut command = self.bench(contestant);
+        let mut command = self.bench(contestant, file);
         if direction == Direction::Write {
             command.args(["-w", PATTERN]);
         }
         command.args(["-d", "4", "-c", &requests.to_string()]);
         command.args(["-s", &request_bytes.to_string()]);
-        command.arg(file);
         command
     }
 
@@ -350,7 +386,7 @@ impl<'a> Stage<'a> {
     pub fn command(&self, cell: &Cell, contestant: Contestant, file: &Path) -> Command {
         let load = &cell.load;
         let step = self.step_bytes(load.request_bytes);
-        let mut command = self.bench(contestant);
+        let mut command = self.bench(contestant, file);
         if load.direction == Direction::Write {
             command.args(["-w", PATTERN]);
         }
@@ -363,10 +399,9 @@ impl<'a> Stage<'a> {
         ] {
             command.args([name, &value.to_string()]);
         }
-        if let Contestant::Cowslip(_) | Contestant::Raw(_) = contestant {
+        if contestant.is_cowslip() || matches!(contestant, Contestant::Raw(_)) {
             command.arg("--json");
         }
-        command.arg(file);
         command
     }
 
@@ -473,6 +508,15 @@ fn reflink(source: &Path, target: &Path) -> std::io::Result<()> {
     let source = File::open(source)?;
     let target = File::create(target)?;
     Ok(rustix::fs::ioctl_ficlone(&target, &source)?)
+}
+
+/// What our engine runs under a name of `--aio`.
+pub fn own_aio(name: &str) -> &'static str {
+    match name {
+        "threads" => "threads",
+        // There is no driver for libaio.
+        _ => "io_uring",
+    }
 }
 
 fn qemu_img_is_installed() -> bool {

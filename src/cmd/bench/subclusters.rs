@@ -88,7 +88,7 @@ fn is_outlier(cells: &[Cell], rows: &[Row], cell: &Cell, contestant: Contestant)
 
 fn images(cell: &Cell) -> impl Iterator<Item = Contestant> {
     let contestants = cell.contestants.iter().copied();
-    contestants.filter(|c| matches!(c, Contestant::Cowslip(_) | Contestant::QemuImg))
+    contestants.filter(|c| c.is_cowslip() || *c == Contestant::QemuImg)
 }
 
 /// Measures the cells again that are below half of both their neighbours: chance does not strike twice,

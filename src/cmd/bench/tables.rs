@@ -1,9 +1,9 @@
 //! The tables' common part: their options, their places, and who measures what.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use cowslip_testbed::{Place, enter_namespace};
+use cowslip_testbed::{Place, Recipe, enter_namespace};
 use serde_json::json;
 
 use super::cell::{Cell, Contestant, RawFile};
@@ -11,6 +11,7 @@ use super::report::Report;
 use super::stage::{Measure, Stage, bench_process};
 use super::{discard, flush, fragmentation, metadata, preallocation, steady, subclusters};
 use crate::error::CommandError;
+use crate::open::parse_aio;
 use crate::options::bytes_within;
 use crate::output::{self, Program};
 use crate::progress::Progress;
@@ -19,6 +20,10 @@ use crate::progress::Progress;
 const FILESYSTEM_BYTES_MIN: u64 = 512 << 20;
 /// Requests of a depth of one are fewer, because each waits for the last.
 const FEWER_AT_DEPTH_ONE: u64 = 8;
+
+/// Said where `--aio` asks for what only QEMU has.
+const NO_LIBAIO: &str = "native: QEMU runs libaio; Cowslip has no driver for it and runs io_uring, as its column \
+                         of raw files does.";
 
 /// The tables.
 #[derive(Subcommand)]
@@ -45,7 +50,9 @@ pub struct Options {
     /// Work in a new directory in this one; repeat it for several file systems
     #[arg(long, value_name = "PATH")]
     dir: Vec<PathBuf>,
-    /// Make file systems of these kinds on fully written loop devices, and work there (root): ext4, xfs, btrfs
+    /// Make file systems of these kinds on fully written loop devices, and work there (root): ext4, xfs, btrfs;
+    /// with conditions after colons: xfs:log=8M has a log of that size, ext4:full=95 is so many percent full with
+    /// the files of the table
     #[arg(long = "loop", value_name = "KINDS", value_delimiter = ',')]
     loops: Vec<String>,
     /// Size of the disks; if not given 4G, for discard 8G, for fragmentation 1G, for metadata 8T
@@ -73,6 +80,13 @@ pub struct Options {
         default_value = "auto,sparse"
     )]
     policies: Vec<String>,
+    /// How new clusters of ours come to read as zeroes, each a column: auto, fresh, zero-range, write; for
+    /// subclusters and preallocation auto, zero-range and write if not given
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    zero_methods: Option<Vec<String>>,
+    /// How files are driven, each a row of places: threads, native, io_uring; the best there is if not given
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    aio: Vec<String>,
     /// Who writes the raw files that images are compared with: cowslip, qemu-img
     #[arg(
         long,
@@ -130,6 +144,8 @@ pub struct Scale {
     pub repetitions: usize,
     /// Columns of ours.
     pub policies: Vec<&'static str>,
+    /// More columns of ours, by how zeroes are made.
+    pub zero_methods: Vec<&'static str>,
     /// Columns of raw files.
     pub yardsticks: Vec<fn(RawFile) -> Contestant>,
     /// Whether they are counted.
@@ -161,12 +177,21 @@ impl Scale {
         }
         let policies = options.policies.iter().map(|name| policy(name));
         let yardsticks = options.yardsticks.iter().map(|name| yardstick(name));
+        let zero_methods = match (&options.zero_methods, table) {
+            (Some(names), _) => names.iter().map(|name| zero_method(name)).collect(),
+            (None, Table::Subclusters(_) | Table::Preallocation(_)) => {
+                Ok(vec!["zero-range", "write"])
+            }
+            (None, _) => Ok(Vec::new()),
+        };
         Ok(Scale {
             disk_bytes,
             requests,
             depths: options.depths.clone(),
             repetitions,
             policies: policies.collect::<Result<_, _>>()?,
+            // The columns of the policies are that one.
+            zero_methods: zero_methods?.into_iter().filter(|m| *m != "auto").collect(),
             yardsticks: yardsticks.collect::<Result<_, _>>()?,
             system_calls: options.system_calls,
             keep: options.keep,
@@ -186,6 +211,8 @@ impl Scale {
     pub fn contestants(&self, raw: &[RawFile]) -> Vec<Contestant> {
         let ours = self.policies.iter().map(|p| Contestant::Cowslip(p));
         let yardsticks = self.yardsticks.iter();
+        let zeroing = self.zero_methods.iter();
+        let ours = ours.chain(zeroing.map(|method| Contestant::CowslipZeroing(method)));
         let raw = yardsticks.flat_map(|yardstick| raw.iter().map(|state| yardstick(*state)));
         ours.chain([Contestant::QemuImg]).chain(raw).collect()
     }
@@ -197,6 +224,17 @@ fn policy(name: &str) -> Result<&'static str, CommandError> {
     let found = known.into_iter().find(|policy| *policy == name);
     found.ok_or_else(|| {
         let text = format!("--policies expects auto, contiguous and sparse, not '{name}'");
+        CommandError::new(text)
+    })
+}
+
+/// A way to make zeroes that there is.
+fn zero_method(name: &str) -> Result<&'static str, CommandError> {
+    let known = ["auto", "fresh", "zero-range", "write"];
+    let found = known.into_iter().find(|method| *method == name);
+    found.ok_or_else(|| {
+        let text =
+            format!("--zero-methods expects auto, fresh, zero-range and write, not '{name}'");
         CommandError::new(text)
     })
 }
@@ -322,11 +360,13 @@ impl Table {
 pub fn run(table: &Table, program: &Program) -> Result<u8, CommandError> {
     let options = table.options();
     let scale = Scale::new(table)?;
-    for kind in &options.loops {
-        if !["ext4", "xfs", "btrfs"].contains(&kind.as_str()) {
-            let text = format!("--loop expects ext4, xfs or btrfs, not '{kind}'");
-            return Err(CommandError::new(text));
-        }
+    let loops = options.loops.iter().map(|text| Recipe::parse(text));
+    let loops: Result<Vec<Recipe>, String> = loops.collect();
+    let loops = loops.map_err(CommandError::new)?;
+    if let Some(aio) = options.aio.iter().find(|aio| parse_aio(aio).is_none()) {
+        return Err(CommandError::new(format!(
+            "--aio expects threads, native and io_uring, not '{aio}'"
+        )));
     }
     if !options.loops.is_empty() {
         if options.keep {
@@ -359,8 +399,18 @@ pub fn run(table: &Table, program: &Program) -> Result<u8, CommandError> {
             "No cell has a name with the text of --cells",
         ));
     }
-    for place in Places::new(table, &scale) {
-        measure_at(table, &place?, (&scale, &cells), &mut report)?;
+    if options.aio.iter().any(|aio| aio == "native") {
+        report.notes.push(NO_LIBAIO.to_string());
+    }
+    let aios: Vec<Option<&str>> = match options.aio.is_empty() {
+        true => vec![None],
+        false => options.aio.iter().map(|aio| Some(aio.as_str())).collect(),
+    };
+    for place in Places::new(table, &scale, &loops) {
+        let place = place?;
+        for aio in &aios {
+            measure_at(table, (&place, *aio), (&scale, &cells), &mut report)?;
+        }
     }
     match options.json {
         true => output::print_json(&report.json()),
@@ -374,14 +424,14 @@ pub fn run(table: &Table, program: &Program) -> Result<u8, CommandError> {
 
 fn measure_at(
     table: &Table,
-    place: &Place,
+    (place, aio): (&Place, Option<&str>),
     (scale, cells): (&Scale, &[Cell]),
     report: &mut Report,
 ) -> Result<(), CommandError> {
     let contestants = cells.iter().map(|cell| cell.contestants.len());
     let runs = contestants.sum::<usize>() * scale.repetitions;
     let progress = Progress::of(runs as u64);
-    let stage = Stage::new(place, scale, &progress)?;
+    let stage = Stage::new(place, scale, &progress, aio)?;
     let first = report.rows.len();
     for cell in cells {
         report.rows.extend(stage.measure(cell, table.measure())?);
@@ -417,29 +467,51 @@ fn conditions(table: &Table, scale: &Scale) -> serde_json::Value {
 /// The places of a run, each made when it is its turn: file systems take space.
 struct Places<'a> {
     options: &'a Options,
+    loops: &'a [Recipe],
     filesystem_bytes: u64,
+    disk_bytes: u64,
     next: usize,
 }
 
 impl<'a> Places<'a> {
-    fn new(table: &'a Table, scale: &Scale) -> Places<'a> {
+    fn new(table: &'a Table, scale: &Scale, loops: &'a [Recipe]) -> Places<'a> {
         Places {
             options: table.options(),
+            loops,
+            disk_bytes: scale.disk_bytes,
             filesystem_bytes: table.filesystem_bytes(scale.disk_bytes),
             next: 0,
         }
     }
 
+    fn make_loop(&self, recipe: &Recipe, directory: &Path) -> Result<Place, String> {
+        let Some(percent) = recipe.full_percent else {
+            return Place::mount_new(recipe, directory, self.filesystem_bytes);
+        };
+        // Twice the room: the table's files are half of it at most.
+        let bytes = self.filesystem_bytes.max(self.disk_bytes * 9 / 2);
+        let place = Place::mount_new(recipe, directory, bytes)?;
+        let files = self.disk_bytes * 2;
+        let filler = (bytes / 100 * percent).checked_sub(files).ok_or_else(|| {
+            format!(
+                "--loop {}: the files of the table alone are more",
+                recipe.name
+            )
+        })?;
+        place.fill(filler)?;
+        Ok(place)
+    }
+
     fn make(&self, index: usize) -> Option<Result<Place, String>> {
         let temporary = std::env::temp_dir();
         let dirs = &self.options.dir;
-        if let Some(kind) = self.options.loops.get(index) {
+        if let Some(recipe) = self.loops.get(index) {
             let directory = dirs.first().unwrap_or(&temporary);
             let progress = Progress::of(1);
-            progress.say(&format!("making {kind} on a fully written file"));
-            return Some(Place::mount_new(kind, directory, self.filesystem_bytes));
+            progress.say(&format!("making {} on a fully written file", recipe.name));
+            return Some(self.make_loop(recipe, directory));
         }
-        if !self.options.loops.is_empty() {
+        if !self.loops.is_empty() {
             return None;
         }
         match dirs.get(index) {

@@ -313,6 +313,10 @@ impl BlockFile for HostBlockFile {
         self.file.shape(offset, len, Shape::AllocateWritten)
     }
 
+    fn allocates_written(&self) -> bool {
+        rustix::fs::fstat(&*self.file).is_ok_and(|stat| geometry::allocates_written(&stat))
+    }
+
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
         let end = offset.saturating_add(len);
         match self.kind {

@@ -102,12 +102,24 @@ pub(super) fn space_calls(fd: &OwnedFd, stat: &Stat) -> SpaceCalls {
 
 /// Whether the device has a command for zeroes, by what the kernel tells in its file system.
 fn device_zeroes_fast(stat: &Stat) -> bool {
-    let major = rustix::fs::major(stat.st_rdev);
-    let minor = rustix::fs::minor(stat.st_rdev);
+    has_queue_limit(stat.st_rdev, "write_zeroes_max_bytes")
+}
+
+/// Whether the device below can zero blocks and keep them allocated, so that `FALLOC_FL_WRITE_ZEROES` works
+/// on its files (Documentation/ABI/stable/sysfs-block, Linux 6.17).
+pub(super) fn allocates_written(stat: &Stat) -> bool {
+    let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    let device = if is_device { stat.st_rdev } else { stat.st_dev };
+    has_queue_limit(device, "write_zeroes_unmap_max_bytes")
+}
+
+/// Whether a limit of the device's queue is more than 0.
+fn has_queue_limit(device: u64, name: &str) -> bool {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     // A partition has no queue of its own, its disk is the directory above.
     ["queue", "../queue"].iter().any(|queue| {
-        let limit = fs::read_to_string(device.join(queue).join("write_zeroes_max_bytes"));
+        let limit = fs::read_to_string(device.join(queue).join(name));
         limit.is_ok_and(|text| text.trim().parse::<u64>().is_ok_and(|bytes| bytes > 0))
     })
 }

@@ -1,5 +1,4 @@
 //! A file in memory that records what is done to it, and the states that a crash may leave.
-#![allow(dead_code, clippy::unwrap_used)] // Shared by several tests; a panic is their verdict.
 
 use std::io;
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,4 @@
 //! Images made by QEMU's tools, bytes of them changed, and how to run both checkers on them.
-#![allow(dead_code, clippy::unwrap_used)] // Shared by several tests; a panic is their verdict.
 
 pub mod crash;
 pub mod slow;

@@ -4,6 +4,7 @@
 //! read from the moment its write began, until another write that began after it had ended has ended
 //! itself before the read began. What must survive a crash is told apart in the same way: a value is
 //! out of the question once a later one was durable.
+
 #![allow(dead_code)] // Shared by tests that use parts of it.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,5 @@
 //! Random requests to a disk that others write to as well, each judged by the history.
+
 #![allow(dead_code)] // Shared by tests that use parts of it.
 
 use std::ops::Range;

@@ -1,5 +1,6 @@
 //! What the tests share: a server on a thread of its own, exports that hold requests back, a client that
 //! speaks raw bytes.
+
 #![allow(dead_code)] // Each test file uses its part of it.
 
 use std::io::{Read, Write};

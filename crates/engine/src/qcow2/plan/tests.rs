@@ -553,6 +553,47 @@ fn writes_that_fill_one_space_keep_each_others_bytes() {
     }
 }
 
+/// A request may leave an entry as it is only if that is what it asks for.
+fn assert_nothing_was_needed(
+    world: &World<'_>,
+    (view, bytes): (&View, &Range<u64>),
+    (request, unref): (EntryRequest, Unref),
+    what: &str,
+) {
+    let format = world.format;
+    let read = world.read(&view.entry);
+    let covered = world
+        .subclusters()
+        .into_iter()
+        .filter(|(_, sub)| bytes.start <= sub.start && sub.end <= bytes.end);
+    let (indices, covered): (Vec<_>, Vec<Range<u64>>) = covered.unzip();
+    let covered_mask = indices.iter().fold(0, |mask, i| mask | 1 << i);
+    let whole = *bytes == (0..CLUSTER);
+    let is_part_of_compressed = matches!(view.entry, L2Entry::Compressed(_)) && !whole;
+    let is_discard = request == EntryRequest::Discard;
+    let is_zero = |sub: &Range<u64>| {
+        let bytes = &read[sub.start as usize..sub.end as usize];
+        bytes.iter().all(|&byte| byte == 0)
+    };
+    // A discard is advice; in version 2 nothing hides the layer below.
+    let hides = format.version >= 3 || view.below_end == 0;
+    let kept = is_discard && (is_part_of_compressed || !hides);
+    assert!(kept || covered.iter().all(is_zero), "{what} does nothing");
+    // What was asked to be zero says so, whatever comes to lie below it later.
+    let says_zero = match view.entry {
+        L2Entry::Standard(old) => old.zeroes & covered_mask == covered_mask,
+        L2Entry::Compressed(_) => covered_mask == 0,
+    };
+    assert!(
+        is_discard || format.version < 3 || says_zero,
+        "{what} does nothing"
+    );
+    if request != EntryRequest::Zero && whole && unref == Unref::Free && hides {
+        let space = space_of(&format, &view.entry);
+        assert_eq!(space, None, "{what} keeps the space");
+    }
+}
+
 fn check_change(
     world: &World<'_>,
     view: &View,
@@ -572,36 +613,7 @@ fn check_change(
     let what = format!("{request:?} of {bytes:?} in {view:?}, {unref:?}");
     let (new, freed) = match change_entry(&format, view, bytes, (request, unref)) {
         EntryChange::None => {
-            let is_zero = |sub: &Range<u64>| {
-                before[sub.start as usize..sub.end as usize]
-                    .iter()
-                    .all(|&b| b == 0)
-            };
-            // A discard is advice; in version 2 nothing hides the layer below.
-            let kept = request == EntryRequest::Discard
-                && (is_part_of_compressed || (format.version < 3 && view.below_end > 0));
-            assert!(kept || covered.iter().all(is_zero), "{what} does nothing");
-            // What was asked to be zero says so, whatever comes to lie below it later.
-            let says_zero = match view.entry {
-                L2Entry::Standard(old) => old.zeroes & covered_mask == covered_mask,
-                L2Entry::Compressed(_) => covered_mask == 0,
-            };
-            let is_discard = request == EntryRequest::Discard;
-            assert!(
-                is_discard || format.version < 3 || says_zero,
-                "{what} does nothing"
-            );
-            if request != EntryRequest::Zero
-                && whole
-                && unref == Unref::Free
-                && (format.version >= 3 || view.below_end == 0)
-            {
-                assert_eq!(
-                    space_of(&format, &view.entry),
-                    None,
-                    "{what} keeps the space"
-                );
-            }
+            assert_nothing_was_needed(world, (view, bytes), (request, unref), &what);
             return;
         }
         EntryChange::Write => {
