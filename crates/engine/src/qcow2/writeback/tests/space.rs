@@ -9,7 +9,7 @@ use cowslip_queue::{Buf, BufMut};
 use super::disk::{Disk, Op};
 use super::{CLUSTER, EIO, ENOSPC, NoFiles, block_on, faults};
 use crate::file::{HostFile, Sharing};
-use crate::image::{DiscardPolicy, OpenOptions, WriteOptions};
+use crate::image::{AllocPolicy, DiscardPolicy, OpenOptions, WriteOptions};
 use crate::qcow2::create::{CreateOptions, create};
 use crate::qcow2::growth::{self, Situation};
 use crate::qcow2::writeback::is_no_space;
@@ -392,4 +392,45 @@ fn a_session_gives_back_what_it_has_grown_and_not_used() {
             stays != "nothing"
         );
     }
+}
+
+/// An image that is opened and closed all the time keeps its growth: closed twice in a row with growth
+/// outstanding, the third close does not trim. The count lives in the image's hint.
+#[test]
+fn closes_with_growth_outstanding_are_counted_in_the_image() {
+    let disk = Disk::new(1);
+    let create_options = CreateOptions {
+        cluster_size: CLUSTER,
+        alloc_policy: AllocPolicy::Contiguous,
+        ..CreateOptions::new(DISK)
+    };
+    block_on(create(disk.clone(), None, &create_options)).expect("there is room");
+    let closes = || {
+        let image = qcow2_on(&disk);
+        let hint = image.lock().header.extensions.allocation;
+        hint.expect("the policy was given").closes_ahead
+    };
+    let session = |clusters: std::ops::Range<u64>| {
+        let image = image_on(&disk);
+        clusters.for_each(|cluster| write(&image, cluster).unwrap());
+        let grown = disk.len_bytes();
+        block_on(image.close()).expect("nothing fails");
+        grown
+    };
+    assert_eq!(closes(), 0);
+    for (before, clusters) in [(0, 0..40), (1, 40..80)] {
+        assert_eq!(closes(), before);
+        let grown = session(clusters);
+        assert!(disk.len_bytes() < grown, "it is trimmed");
+    }
+    assert_eq!(closes(), 2);
+    let grown = session(80..120);
+    assert_eq!((disk.len_bytes(), closes()), (grown, 2), "it stays");
+    // A session that finds nothing ahead of its need breaks the row.
+    disk.take_log();
+    let image = image_on(&disk);
+    let end = disk.len_bytes() / CLUSTER;
+    (120..end).for_each(|cluster| write(&image, cluster).unwrap());
+    block_on(image.close()).expect("nothing fails");
+    assert_eq!(faults(disk.contents()), (0, 0));
 }
