@@ -9,7 +9,10 @@ use std::process::Command;
 use cowslip_testbed::Place;
 use rustix::fs::FallocateFlags;
 
-use super::cell::{Backing, Before, Cell, Contestant, Direction, RawFile, Shape, scattering_step};
+use super::cell::{
+    Backing, Before, Cell, CellLoad, Contestant, Direction, RawFile, Shape, scattering_step,
+};
+use super::guest::Machine;
 use super::report::{Column, Measurement, Row, column};
 use super::run::{run, system_calls};
 use super::tables::Scale;
@@ -127,6 +130,15 @@ impl<'a> Stage<'a> {
         self.aio
     }
 
+    /// Where guests run.
+    ///
+    /// # Errors
+    /// The table is none of guests.
+    pub fn machine(&self) -> Result<&Machine, CommandError> {
+        let machine = self.scale.machine.as_deref();
+        machine.ok_or_else(|| CommandError::new("There is no machine for guests"))
+    }
+
     /// Requests of a run at this depth.
     pub fn requests_at(&self, depth: u64, request_bytes: u64) -> u64 {
         self.scale.requests_at(depth, request_bytes)
@@ -153,7 +165,7 @@ impl<'a> Stage<'a> {
 
     /// A raw file that is written throughout: backing file, and yardstick of overwrites. What it holds
     /// is of no importance, so both may be one.
-    fn written(&self) -> PathBuf {
+    pub fn written(&self) -> PathBuf {
         self.file(WRITTEN)
     }
 
@@ -196,9 +208,10 @@ impl<'a> Stage<'a> {
 
     fn can_run(&self, cell: &Cell, contestant: Contestant) -> bool {
         match contestant {
-            Contestant::QemuImg | Contestant::QemuImgCached(_) | Contestant::QemuRaw(_) => {
-                self.has_qemu_img
-            }
+            Contestant::QemuImg
+            | Contestant::QemuImgCached(_)
+            | Contestant::QemuDriver
+            | Contestant::QemuRaw(_) => self.has_qemu_img,
             Contestant::QemuServer => self.has_qemu_img && Kind::installed_peer().is_some(),
             Contestant::Raw(RawFile::Clone) => self.can_clone(),
             Contestant::Raw(_) | Contestant::CowslipCached(_) => true,
@@ -253,7 +266,7 @@ impl<'a> Stage<'a> {
             }
             // Theirs are laid out by the table that has them.
             Contestant::CowslipCached(_) | Contestant::QemuImgCached(_) => self.file("image.qcow2"),
-            Contestant::QemuImg | Contestant::QemuServer => {
+            Contestant::QemuImg | Contestant::QemuServer | Contestant::QemuDriver => {
                 self.create(Command::new("qemu-img"), &cell.shape, &cell.shape.options())?
             }
             Contestant::Raw(state) | Contestant::QemuRaw(state) => self.prepare_raw(state)?,
@@ -318,14 +331,17 @@ impl<'a> Stage<'a> {
     /// `bench` by the contestant's engine; what it is to do is still to be said.
     fn bench(&self, contestant: Contestant) -> Command {
         use Contestant::{
-            Cowslip, CowslipCached, QemuImg, QemuImgCached, QemuRaw, QemuServer, Raw,
+            Cowslip, CowslipCached, QemuDriver, QemuImg, QemuImgCached, QemuRaw, QemuServer, Raw,
         };
         let mut command = match contestant {
             Cowslip(_) | CowslipCached(_) | Raw(_) => Command::new(&self.cowslip),
-            QemuImg | QemuImgCached(_) | QemuServer | QemuRaw(_) => Command::new("qemu-img"),
+            QemuImg | QemuImgCached(_) | QemuServer | QemuDriver | QemuRaw(_) => {
+                Command::new("qemu-img")
+            }
         };
         let format = match contestant {
-            Cowslip(_) | CowslipCached(_) | QemuImg | QemuImgCached(_) | QemuServer => "qcow2",
+            Cowslip(_) | CowslipCached(_) | QemuImg | QemuImgCached(_) | QemuServer
+            | QemuDriver => "qcow2",
             Raw(_) | QemuRaw(_) => "raw",
         };
         command.args(["bench", "-f", format, "-t", self.cache, "-i", self.aio]);
@@ -348,12 +364,22 @@ impl<'a> Stage<'a> {
 
     /// The same words for each engine but those that ask ours for its figures.
     pub fn command(&self, cell: &Cell, contestant: Contestant, file: &Path) -> Command {
-        let load = &cell.load;
-        let step = self.step_bytes(load.request_bytes);
         let mut command = self.bench(contestant);
-        if load.direction == Direction::Write {
-            command.args(["-w", PATTERN]);
+        command.args(self.load_words(&cell.load));
+        if let Contestant::Cowslip(_) | Contestant::Raw(_) = contestant {
+            command.arg("--json");
         }
+        command.arg(file);
+        command
+    }
+
+    /// A load, as `bench` takes it.
+    pub fn load_words(&self, load: &CellLoad) -> Vec<String> {
+        let mut words = Vec::new();
+        if load.direction == Direction::Write {
+            words.extend(["-w", PATTERN].map(str::to_string));
+        }
+        let step = self.step_bytes(load.request_bytes);
         for (name, value) in [
             ("-c", load.requests),
             ("-d", load.depth),
@@ -361,13 +387,9 @@ impl<'a> Stage<'a> {
             ("-S", step),
             ("--flush-interval", load.flush_interval),
         ] {
-            command.args([name, &value.to_string()]);
+            words.extend([name.to_string(), value.to_string()]);
         }
-        if let Contestant::Cowslip(_) | Contestant::Raw(_) = contestant {
-            command.arg("--json");
-        }
-        command.arg(file);
-        command
+        words
     }
 
     /// A figure counts only if the image survived. QEMU judges all images where it is installed.
