@@ -194,7 +194,7 @@ impl Machine {
             self.qemu_version,
         );
         if self.accelerator == Accelerator::Tcg {
-            note += "\nWithout KVM the guest itself is slow: differences are smaller than they would be with it.";
+            note += "\nWithout KVM most of the CPU time is the guest's, which is translated.";
         }
         note
     }
