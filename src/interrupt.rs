@@ -1,4 +1,4 @@
-//! Files that must not survive an interrupted process, and what its user is told then.
+//! Files and processes that must not survive an interrupted process, and what its user is told then.
 //!
 //! A thread waits for the signals that end a process; it removes what is listed, says what is to be
 //! said, and then lets the signal do what it would have done. Nothing is set up before that.
@@ -7,16 +7,19 @@
 //! it when the job has ended; a second signal, a second later, does not wait for that.
 
 use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard, Once};
 use std::time::{Duration, Instant};
 
 use cowslip::Job;
+use rustix::process::{Pid, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
 static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+static CHILDREN: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 static WORDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static JOB: Mutex<Option<Job>> = Mutex::new(None);
 /// The signal that has cancelled the job; 0 is none.
@@ -27,6 +30,12 @@ static WATCH: Once = Once::new();
 
 fn files() -> MutexGuard<'static, Vec<PathBuf>> {
     FILES
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn children() -> MutexGuard<'static, Vec<Pid>> {
+    CHILDREN
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
@@ -116,6 +125,28 @@ impl Drop for RemovedOnInterrupt {
     }
 }
 
+/// A process that an interruption kills while this value lives, which ends with the wait for the process.
+#[derive(Debug)]
+pub struct KilledOnInterrupt {
+    pid: Option<Pid>,
+}
+
+impl KilledOnInterrupt {
+    /// Lists a process.
+    pub fn new(child: &Child) -> KilledOnInterrupt {
+        WATCH.call_once(watch);
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        children().extend(pid);
+        KilledOnInterrupt { pid }
+    }
+}
+
+impl Drop for KilledOnInterrupt {
+    fn drop(&mut self) {
+        children().retain(|pid| Some(*pid) != self.pid);
+    }
+}
+
 /// Writes to standard error past the locks of the streams: who holds one may be waiting for a reader that
 /// does not come, and the signal must end the program all the same.
 fn say(text: &str) {
@@ -142,6 +173,10 @@ fn watch() {
                 CANCELLED_BY.store(signal, Ordering::Release);
                 job.cancel();
                 continue;
+            }
+            for child in children().iter() {
+                // It may have ended.
+                kill_process(*child, rustix::process::Signal::KILL).ok();
             }
             // A file that is finished just now goes too: whoever interrupts does not want it.
             // What was listed last lies in what was listed first.

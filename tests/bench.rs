@@ -1,7 +1,7 @@
 //! `bench FILE` beside qemu-img's: the same words and exit codes for the same command lines.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
@@ -284,6 +284,74 @@ fn the_table_of_metadata_holds_budgets_against_none() {
     }
 }
 
+/// A cloud kernel: one that is installed, or the one that `cargo xtask test` has unpacked.
+fn guest_kernel() -> Option<PathBuf> {
+    let unpacked = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("guest-kernel");
+    let mut found = None;
+    for directory in [Path::new("/boot"), &unpacked.join("boot")] {
+        for entry in std::fs::read_dir(directory).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if name.starts_with("vmlinuz-") && name.contains("cloud") {
+                found = Some(path);
+            }
+        }
+    }
+    assert!(
+        found.is_some() || std::env::var_os("COWSLIP_REQUIRE_PEERS").is_none(),
+        "there is no cloud kernel"
+    );
+    if found.is_none() {
+        eprintln!("SKIPPED: there is no cloud kernel for a guest");
+    }
+    found
+}
+
+/// Without KVM, which is everywhere.
+#[test]
+fn the_table_of_guests_has_equal_operations_in_each() {
+    if !cfg!(target_arch = "x86_64") {
+        eprintln!("SKIPPED: guests are for x86-64 only");
+        return;
+    }
+    if !peers_are_installed(&["qemu-system-x86_64", "qemu-img"]) {
+        return;
+    }
+    let Some(kernel) = guest_kernel() else { return };
+    let dir = scratch();
+    let table = json(
+        cowslip()
+            .args("bench guest --json --accel=tcg --repetitions=1 --size=16M".split(' '))
+            .args(["--requests=64", "--depths=32", "--cells=64K/2K, backed"])
+            .arg("--kernel")
+            .arg(kernel)
+            .arg("--dir")
+            .arg(dir.path()),
+    );
+    assert_eq!(table["conditions"]["guest"]["accelerator"], "TCG");
+    let expected = ["cowslip", "qemu driver", "raw written"];
+    assert_eq!(contestants(&table, "64K/2K, backed, depth 32"), expected);
+    for row in table["rows"].as_array().unwrap() {
+        let run = &row["runs"][0];
+        assert!(run["iops"].as_f64() > Some(0.0), "{row}");
+        assert!(run["overwrites"].as_f64() > Some(0.0), "{row}");
+        for part in ["first", "overwrites"] {
+            assert_eq!(run["told"][part]["requests"], 64, "{row}");
+        }
+    }
+    let ours = &table["rows"][0];
+    assert!(ours["times-qemu-img"].is_f64() && ours["times-raw-written"].is_f64());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn process_one_of_a_guest_is_nothing_for_a_host() {
+    let refused = outcome(cowslip().arg("guest-init"));
+    assert_eq!(refused.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(text.contains("process 1 of a guest"), "{text}");
+}
+
 #[test]
 fn flushes_are_told_with_what_is_before_them() {
     let dir = scratch();
@@ -349,6 +417,12 @@ fn tables_refuse_what_they_cannot_do() {
         ("flush --dir=/nonexistent", "/nonexistent"),
         ("flush --quick --size=1G", "cannot be used with"),
         ("flush --conditions=seed", "has no source"),
+        ("guest --accel=xen", "--accel expects kvm or tcg"),
+        (
+            "guest --kernel=/nonexistent",
+            "Could not read '/nonexistent'",
+        ),
+        ("guest --kernel=/proc/version", "is no kernel"),
         (
             "flush --conditions=mine",
             "--conditions expects own or seed",

@@ -11,6 +11,7 @@ mod cell;
 mod discard;
 mod flush;
 mod fragmentation;
+mod guest;
 mod image;
 mod latency;
 mod load;
@@ -23,6 +24,7 @@ mod steady;
 mod subclusters;
 mod tables;
 
+pub use guest::init as guest_init;
 pub use image::{ImageArgs, run_image};
 pub use tables::Table;
 

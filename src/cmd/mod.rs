@@ -88,6 +88,9 @@ pub enum CowslipVerb {
     Clone(clone::Args),
     /// Show the main job on real data: overlays on a golden image, served, written, read back, checked
     Demo(demo::Args),
+    /// Process 1 of a guest of `bench guest`
+    #[command(name = bench::guest_init::VERB, hide = true)]
+    GuestInit(bench::guest_init::Args),
 }
 
 impl CowslipVerb {
@@ -100,6 +103,7 @@ impl CowslipVerb {
             CowslipVerb::Serve(args) => serve::run(args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),
             CowslipVerb::Clone(args) => clone::run(args, program),
+            CowslipVerb::GuestInit(args) => bench::guest_init::run(&args, program),
         }
     }
 }

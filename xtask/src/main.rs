@@ -15,6 +15,7 @@ use clap::{Parser, Subcommand};
 
 mod bench;
 mod fuzz;
+mod kernel;
 mod mutants;
 mod peers;
 mod run;

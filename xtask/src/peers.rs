@@ -7,7 +7,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::run;
+use crate::{kernel, run};
 
 /// A program and the Debian packages that may hold it, in the order of trying.
 struct Peer {
@@ -65,15 +65,24 @@ const PEERS: &[Peer] = &[
         program: "filefrag",
         packages: &["e2fsprogs"],
     },
+    // Guests of other machines are not known yet.
+    #[cfg(target_arch = "x86_64")]
+    Peer {
+        program: "qemu-system-x86_64",
+        packages: &["qemu-system-x86"],
+    },
 ];
 
-/// The names of the peers that are not installed.
+/// The names of the peers that are not installed, among them the package of the guests' kernel.
 pub fn missing() -> Vec<&'static str> {
-    PEERS
+    let programs = PEERS
         .iter()
-        .filter(|peer| run::find_program(peer.program).is_none())
-        .map(|peer| peer.program)
-        .collect()
+        .filter(|peer| run::find_program(peer.program).is_none());
+    let mut missing: Vec<_> = programs.map(|peer| peer.program).collect();
+    if cfg!(target_arch = "x86_64") && !kernel::is_there() {
+        missing.push(kernel::PACKAGE);
+    }
+    missing
 }
 
 /// Installs what is missing, where that is possible, and returns what is missing still.
@@ -106,6 +115,11 @@ fn packages_of(programs: &[&str]) -> Vec<&'static str> {
             packages.push(peer.packages[0]);
         }
     }
+    packages.extend(
+        programs
+            .contains(&kernel::PACKAGE)
+            .then_some(kernel::PACKAGE),
+    );
     packages
 }
 
@@ -132,6 +146,11 @@ fn install() {
                 eprintln!("xtask: {message}");
             }
         }
+    }
+    if missing().contains(&kernel::PACKAGE)
+        && let Err(message) = kernel::unpack()
+    {
+        eprintln!("xtask: {message}");
     }
 }
 

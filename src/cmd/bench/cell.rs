@@ -17,6 +17,8 @@ pub enum Contestant {
     QemuImgCached(CacheBudget),
     /// QEMU's NBD server, on such an image.
     QemuServer,
+    /// QEMU's own driver below a guest, on such an image.
+    QemuDriver,
     /// We, on a raw file: what the file system can do.
     Raw(RawFile),
     /// `qemu-img bench` on such a file.
@@ -82,6 +84,7 @@ impl Contestant {
             Contestant::QemuImg => "qemu-img".to_string(),
             Contestant::QemuImgCached(budget) => format!("qemu-img {}", budget.name()),
             Contestant::QemuServer => "qemu server".to_string(),
+            Contestant::QemuDriver => "qemu driver".to_string(),
             Contestant::Raw(file) => raw(file),
             Contestant::QemuRaw(file) => format!("{} (qemu-img)", raw(file)),
         }
@@ -97,7 +100,10 @@ impl Contestant {
     pub fn is_rivalled_by(self, other: Contestant) -> bool {
         match (self, other) {
             (Contestant::CowslipCached(own), Contestant::QemuImgCached(budget)) => own == budget,
-            (_, other) => matches!(other, Contestant::QemuImg | Contestant::QemuServer),
+            (_, other) => matches!(
+                other,
+                Contestant::QemuImg | Contestant::QemuServer | Contestant::QemuDriver
+            ),
         }
     }
 

@@ -9,7 +9,10 @@ use std::process::Command;
 use cowslip_testbed::Place;
 use rustix::fs::FallocateFlags;
 
-use super::cell::{Backing, Before, Cell, Contestant, Direction, RawFile, Shape, scattering_step};
+use super::cell::{
+    Backing, Before, Cell, CellLoad, Contestant, Direction, RawFile, Shape, scattering_step,
+};
+use super::guest::Machine;
 use super::report::{Column, Measurement, Row, column};
 use super::run::{run, system_calls};
 use super::tables::Scale;
@@ -136,6 +139,15 @@ impl<'a> Stage<'a> {
         &self.aio
     }
 
+    /// Where guests run.
+    ///
+    /// # Errors
+    /// The table is none of guests.
+    pub fn machine(&self) -> Result<&Machine, CommandError> {
+        let machine = self.scale.machine.as_deref();
+        machine.ok_or_else(|| CommandError::new("There is no machine for guests"))
+    }
+
     /// Requests of a run at this depth.
     pub fn requests_at(&self, depth: u64, request_bytes: u64) -> u64 {
         self.scale.requests_at(depth, request_bytes)
@@ -162,7 +174,7 @@ impl<'a> Stage<'a> {
 
     /// A raw file that is written throughout: backing file, and yardstick of overwrites. What it holds
     /// is of no importance, so both may be one.
-    fn written(&self) -> PathBuf {
+    pub fn written(&self) -> PathBuf {
         self.file(WRITTEN)
     }
 
@@ -205,9 +217,10 @@ impl<'a> Stage<'a> {
 
     fn can_run(&self, cell: &Cell, contestant: Contestant) -> bool {
         match contestant {
-            Contestant::QemuImg | Contestant::QemuImgCached(_) | Contestant::QemuRaw(_) => {
-                self.has_qemu_img
-            }
+            Contestant::QemuImg
+            | Contestant::QemuImgCached(_)
+            | Contestant::QemuDriver
+            | Contestant::QemuRaw(_) => self.has_qemu_img,
             Contestant::QemuServer => self.has_qemu_img && Kind::installed_peer().is_some(),
             Contestant::Raw(RawFile::Clone) => self.can_clone(),
             Contestant::Raw(RawFile::Hinted(bytes)) => self.can_hint(bytes),
@@ -283,7 +296,7 @@ impl<'a> Stage<'a> {
             }
             // Theirs are laid out by the table that has them.
             Contestant::CowslipCached(_) | Contestant::QemuImgCached(_) => self.file("image.qcow2"),
-            Contestant::QemuImg | Contestant::QemuServer => {
+            Contestant::QemuImg | Contestant::QemuServer | Contestant::QemuDriver => {
                 self.create(Command::new("qemu-img"), &cell.shape, &cell.shape.options())?
             }
             Contestant::Raw(state) | Contestant::QemuRaw(state) => self.prepare_raw(state)?,
@@ -351,9 +364,11 @@ impl<'a> Stage<'a> {
 
     /// `bench` of this file by the contestant's engine; what it is to do is still to be said.
     fn bench(&self, contestant: Contestant, file: &Path) -> Command {
-        use Contestant::{QemuImg, QemuImgCached, QemuRaw, QemuServer, Raw};
+        use Contestant::{QemuDriver, QemuImg, QemuImgCached, QemuRaw, QemuServer, Raw};
         let mut command = match contestant {
-            QemuImg | QemuImgCached(_) | QemuServer | QemuRaw(_) => Command::new("qemu-img"),
+            QemuImg | QemuImgCached(_) | QemuServer | QemuDriver | QemuRaw(_) => {
+                Command::new("qemu-img")
+            }
             _ => Command::new(&self.cowslip),
         };
         command.args(["bench", "-t", self.cache, "-i", &self.aio]);
@@ -384,12 +399,21 @@ impl<'a> Stage<'a> {
 
     /// The same words for each engine but those that ask ours for its figures.
     pub fn command(&self, cell: &Cell, contestant: Contestant, file: &Path) -> Command {
-        let load = &cell.load;
-        let step = self.step_bytes(load.request_bytes);
         let mut command = self.bench(contestant, file);
-        if load.direction == Direction::Write {
-            command.args(["-w", PATTERN]);
+        command.args(self.load_words(&cell.load));
+        if contestant.is_cowslip() || matches!(contestant, Contestant::Raw(_)) {
+            command.arg("--json");
         }
+        command
+    }
+
+    /// A load, as `bench` takes it.
+    pub fn load_words(&self, load: &CellLoad) -> Vec<String> {
+        let mut words = Vec::new();
+        if load.direction == Direction::Write {
+            words.extend(["-w", PATTERN].map(str::to_string));
+        }
+        let step = self.step_bytes(load.request_bytes);
         for (name, value) in [
             ("-c", load.requests),
             ("-d", load.depth),
@@ -397,12 +421,9 @@ impl<'a> Stage<'a> {
             ("-S", step),
             ("--flush-interval", load.flush_interval),
         ] {
-            command.args([name, &value.to_string()]);
+            words.extend([name.to_string(), value.to_string()]);
         }
-        if contestant.is_cowslip() || matches!(contestant, Contestant::Raw(_)) {
-            command.arg("--json");
-        }
-        command
+        words
     }
 
     /// A figure counts only if the image survived. QEMU judges all images where it is installed.

@@ -1,15 +1,17 @@
 //! The tables' common part: their options, their places, and who measures what.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use clap::Subcommand;
 use cowslip_testbed::{Place, Recipe, enter_namespace};
 use serde_json::json;
 
 use super::cell::{Cell, Contestant, RawFile};
+use super::guest::{GuestOptions, Machine};
 use super::report::Report;
 use super::stage::{Measure, Stage, bench_process};
-use super::{discard, flush, fragmentation, metadata, preallocation, steady, subclusters};
+use super::{discard, flush, fragmentation, guest, metadata, preallocation, steady, subclusters};
 use crate::error::CommandError;
 use crate::open::parse_aio;
 use crate::options::bytes_within;
@@ -18,6 +20,8 @@ use crate::progress::Progress;
 
 /// No file system that is smaller, whatever the disk: XFS refuses to be below 300 MiB.
 const FILESYSTEM_BYTES_MIN: u64 = 512 << 20;
+/// Runs of each contestant, if it is not said.
+const REPETITIONS: usize = 5;
 /// Requests of a depth of one are fewer, because each waits for the last.
 const FEWER_AT_DEPTH_ONE: u64 = 8;
 
@@ -42,6 +46,8 @@ pub enum Table {
     Steady(Options),
     /// Random requests over 8 TiB, with 64 and 128 MiB of memory for tables and without a limit
     Metadata(Options),
+    /// Random first writes and overwrites in a Linux guest: our NBD export beside QEMU's own driver
+    Guest(GuestOptions),
 }
 
 /// What all tables take.
@@ -55,15 +61,15 @@ pub struct Options {
     /// the files of the table
     #[arg(long = "loop", value_name = "KINDS", value_delimiter = ',')]
     loops: Vec<String>,
-    /// Size of the disks; if not given 4G, for discard 8G, for fragmentation 1G, for metadata 8T
+    /// Size of the disks; if not given 4G, for discard 8G, for fragmentation 1G, for guest 1G, for metadata 8T
     #[arg(long, value_name = "SIZE")]
     size: Option<String>,
-    /// Requests of a run; an eighth of it at depth 1; 8000 if not given, for metadata 100000
+    /// Requests of a run; an eighth of it at depth 1; 8000 if not given, for guest 2000, for metadata 100000
     #[arg(long, value_name = "N")]
     requests: Option<u64>,
-    /// Runs of each contestant in each cell
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    repetitions: usize,
+    /// Runs of each contestant in each cell; 5 if not given, for guest 3 with KVM and 1 without
+    #[arg(long, value_name = "N")]
+    repetitions: Option<usize>,
     /// Requests in flight
     #[arg(
         long,
@@ -72,13 +78,8 @@ pub struct Options {
         default_value = "32,1"
     )]
     depths: Vec<u64>,
-    /// Allocation policies, each a column: auto, contiguous, sparse
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "auto,sparse"
-    )]
+    /// Allocation policies, each a column: auto, contiguous, sparse; auto,sparse if not given, for guest auto
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     policies: Vec<String>,
     /// How new clusters of ours come to read as zeroes, each a column: auto, fresh, zero-range, write; for
     /// subclusters and preallocation auto, zero-range and write if not given
@@ -120,6 +121,21 @@ pub struct Options {
     json: bool,
 }
 
+impl Options {
+    /// How files are driven, one after the other.
+    fn aios(&self) -> Result<Vec<Option<&str>>, CommandError> {
+        if let Some(aio) = self.aio.iter().find(|aio| parse_aio(aio).is_none()) {
+            return Err(CommandError::new(format!(
+                "--aio expects threads, native and io_uring, not '{aio}'"
+            )));
+        }
+        Ok(match self.aio.is_empty() {
+            true => vec![None],
+            false => self.aio.iter().map(|aio| Some(aio.as_str())).collect(),
+        })
+    }
+}
+
 /// How the mails that first asked a table's question measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Source {
@@ -152,6 +168,8 @@ pub struct Scale {
     pub system_calls: bool,
     /// Whether images stay.
     pub keep: bool,
+    /// Where guests run, once that is known.
+    pub machine: Option<Rc<Machine>>,
 }
 
 impl Scale {
@@ -168,14 +186,18 @@ impl Scale {
             true => (table.requests() / 4, 1),
             false => {
                 let usual = source.map_or(table.requests(), |source| source.requests);
-                (options.requests.unwrap_or(usual), options.repetitions)
+                let repetitions = options.repetitions.unwrap_or(REPETITIONS);
+                (options.requests.unwrap_or(usual), repetitions)
             }
         };
         if requests == 0 || repetitions == 0 || options.depths.contains(&0) {
             let text = "--requests, --repetitions and --depths expect numbers above 0";
             return Err(CommandError::new(text));
         }
-        let policies = options.policies.iter().map(|name| policy(name));
+        let policies = match options.policies.is_empty() {
+            true => Ok(table.policies().to_vec()),
+            false => options.policies.iter().map(|name| policy(name)).collect(),
+        };
         let yardsticks = options.yardsticks.iter().map(|name| yardstick(name));
         let zero_methods = match (&options.zero_methods, table) {
             (Some(names), _) => names.iter().map(|name| zero_method(name)).collect(),
@@ -189,12 +211,13 @@ impl Scale {
             requests,
             depths: options.depths.clone(),
             repetitions,
-            policies: policies.collect::<Result<_, _>>()?,
+            policies: policies?,
             // The columns of the policies are that one.
             zero_methods: zero_methods?.into_iter().filter(|m| *m != "auto").collect(),
             yardsticks: yardsticks.collect::<Result<_, _>>()?,
             system_calls: options.system_calls,
             keep: options.keep,
+            machine: None,
         })
     }
 
@@ -260,6 +283,7 @@ impl Table {
             | Table::Fragmentation(options)
             | Table::Steady(options)
             | Table::Metadata(options) => options,
+            Table::Guest(options) => &options.table,
         }
     }
 
@@ -272,6 +296,7 @@ impl Table {
             Table::Fragmentation(_) => "fragmentation",
             Table::Steady(_) => "steady",
             Table::Metadata(_) => "metadata",
+            Table::Guest(_) => "guest",
         }
     }
 
@@ -296,6 +321,8 @@ impl Table {
             Table::Discard(_) => 8 << 30,
             // All of it is written, block by block.
             Table::Fragmentation(_) => 1 << 30,
+            // Enough places for few requests.
+            Table::Guest(_) => 1 << 30,
             // Sparse, but for its metadata.
             Table::Metadata(_) => 8 << 40,
             _ => 4 << 30,
@@ -313,7 +340,16 @@ impl Table {
         match self {
             // Fewer would find few places twice.
             Table::Metadata(_) => 100_000,
+            // Without KVM they are slow.
+            Table::Guest(_) => 2000,
             _ => 8000,
+        }
+    }
+
+    fn policies(&self) -> &'static [&'static str] {
+        match self {
+            Table::Guest(_) => &["auto"],
+            _ => &["auto", "sparse"],
         }
     }
 
@@ -339,6 +375,7 @@ impl Table {
             Table::Fragmentation(_) => fragmentation::cells(scale),
             Table::Steady(_) => steady::cells(scale),
             Table::Metadata(_) => metadata::cells(scale),
+            Table::Guest(_) => guest::cells(scale),
         }
     }
 
@@ -348,6 +385,7 @@ impl Table {
             Table::Discard(_) => discard::measure,
             Table::Fragmentation(_) => fragmentation::measure,
             Table::Metadata(_) => metadata::measure,
+            Table::Guest(_) => guest::measure,
             _ => bench_process,
         }
     }
@@ -359,15 +397,11 @@ impl Table {
 /// A place cannot be had, a run fails, or an image is not sound.
 pub fn run(table: &Table, program: &Program) -> Result<u8, CommandError> {
     let options = table.options();
-    let scale = Scale::new(table)?;
+    let mut scale = Scale::new(table)?;
     let loops = options.loops.iter().map(|text| Recipe::parse(text));
     let loops: Result<Vec<Recipe>, String> = loops.collect();
     let loops = loops.map_err(CommandError::new)?;
-    if let Some(aio) = options.aio.iter().find(|aio| parse_aio(aio).is_none()) {
-        return Err(CommandError::new(format!(
-            "--aio expects threads, native and io_uring, not '{aio}'"
-        )));
-    }
+    let aios = options.aios()?;
     if !options.loops.is_empty() {
         if options.keep {
             let text =
@@ -402,10 +436,16 @@ pub fn run(table: &Table, program: &Program) -> Result<u8, CommandError> {
     if options.aio.iter().any(|aio| aio == "native") {
         report.notes.push(NO_LIBAIO.to_string());
     }
-    let aios: Vec<Option<&str>> = match options.aio.is_empty() {
-        true => vec![None],
-        false => options.aio.iter().map(|aio| Some(aio.as_str())).collect(),
-    };
+    if let Table::Guest(options) = table {
+        let machine = Machine::new(options, program)?;
+        report.conditions["guest"] = machine.conditions();
+        report.notes.push(machine.note());
+        if options.table.repetitions.is_none() && !options.table.quick {
+            scale.repetitions = machine.repetitions();
+            report.conditions["repetitions"] = json!(scale.repetitions);
+        }
+        scale.machine = Some(Rc::new(machine));
+    }
     for place in Places::new(table, &scale, &loops) {
         let place = place?;
         for aio in &aios {

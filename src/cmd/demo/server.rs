@@ -2,6 +2,7 @@
 //! alone what it wrote and how long it computed.
 
 use std::fs;
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -9,6 +10,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::error::CommandError;
+use crate::interrupt::KilledOnInterrupt;
 
 /// Whose server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +155,7 @@ pub struct Server {
     kind: Kind,
     child: Child,
     socket: PathBuf,
+    _killed: KilledOnInterrupt,
 }
 
 impl Server {
@@ -187,6 +190,7 @@ impl Server {
             .map_err(|e| CommandError::new(format!("Could not run {}: {e}", kind.name())))?;
         let mut server = Server {
             kind,
+            _killed: KilledOnInterrupt::new(&child),
             child,
             socket: socket.to_path_buf(),
         };
@@ -230,25 +234,11 @@ impl Server {
 
     /// What it has cost until now.
     pub fn cost_so_far(&self) -> Result<Cost, CommandError> {
-        let stat = self.proc_file("stat")?;
-        let fields = fields_after_name(&stat);
-        let ticks: u64 = fields[11..13]
-            .iter()
-            .filter_map(|f| f.parse::<u64>().ok())
-            .sum();
-        let io = self.proc_file("io").unwrap_or_default();
-        Ok(Cost {
-            cpu_seconds: ticks as f64 / rustix::param::clock_ticks_per_second() as f64,
-            written_bytes: io
-                .lines()
-                .find_map(|line| line.strip_prefix("write_bytes: "))
-                .and_then(|bytes| bytes.parse().ok()),
-        })
+        cost_of(self.child.id()).map_err(|e| self.is_silent(&e))
     }
 
-    fn proc_file(&self, name: &str) -> Result<String, CommandError> {
-        fs::read_to_string(format!("/proc/{}/{name}", self.child.id()))
-            .map_err(|e| self.failure(&format!("tells nothing about itself: {e}")))
+    fn is_silent(&self, error: &io::Error) -> CommandError {
+        self.failure(&format!("tells nothing about itself: {error}"))
     }
 
     /// Ends it and returns all that it has cost, closing included: the figures of a process outlive
@@ -261,7 +251,9 @@ impl Server {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)
             .map_err(|e| self.failure(&format!("cannot be stopped: {e}")))?;
         let start = Instant::now();
-        while !fields_after_name(&self.proc_file("stat")?)[0].starts_with('Z') {
+        let pid = self.child.id();
+        let stat = || proc_file(pid, "stat").map_err(|e| self.is_silent(&e));
+        while !fields_after_name(&stat()?)[0].starts_with('Z') {
             if start.elapsed() > Duration::from_secs(60) {
                 return Err(self.failure("does not end"));
             }
@@ -280,6 +272,31 @@ impl Server {
             _ => Ok(cost),
         }
     }
+}
+
+/// What a process has cost until now.
+///
+/// # Errors
+/// The system does not tell.
+pub fn cost_of(pid: u32) -> io::Result<Cost> {
+    let stat = proc_file(pid, "stat")?;
+    let fields = fields_after_name(&stat);
+    let ticks: u64 = fields[11..13]
+        .iter()
+        .filter_map(|f| f.parse::<u64>().ok())
+        .sum();
+    let io = proc_file(pid, "io").unwrap_or_default();
+    Ok(Cost {
+        cpu_seconds: ticks as f64 / rustix::param::clock_ticks_per_second() as f64,
+        written_bytes: io
+            .lines()
+            .find_map(|line| line.strip_prefix("write_bytes: "))
+            .and_then(|bytes| bytes.parse().ok()),
+    })
+}
+
+fn proc_file(pid: u32, name: &str) -> io::Result<String> {
+    fs::read_to_string(format!("/proc/{pid}/{name}"))
 }
 
 /// Fields of /proc/PID/stat from the third on, the state. The second, the name, may hold blanks.
