@@ -337,6 +337,30 @@ fn a_part_of_a_plain_cluster_gives_its_blocks_back_at_once() {
     is_sound(&file);
 }
 
+/// Also in clusters behind the first; discarding all of one waits for the part.
+#[test]
+fn blocks_of_any_plain_cluster_are_given_back() {
+    const START: u64 = 3 * CLUSTER;
+    let (file, image) = plain_disk(policy(AllocPolicy::Sparse));
+    block_on(write(&image, START, CLUSTER, 0xaa)).unwrap();
+    let extents = block_on(image.extents(START, CLUSTER, 1)).unwrap();
+    let host = extents[0].host_offset.unwrap();
+    file.take_calls();
+    file.holds_discards.store(true, Ordering::Relaxed);
+    let mut part = pin!(image.discard(START + 8 * KIB, 8 * KIB));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(part.as_mut().poll(&mut context).is_pending());
+    assert_eq!(file.take_discard(), host + 8 * KIB..host + 16 * KIB);
+    let mut whole = pin!(image.discard(START, CLUSTER));
+    assert!(whole.as_mut().poll(&mut context).is_pending());
+    file.let_go();
+    block_on(part).unwrap();
+    block_on(whole).unwrap();
+    assert_eq!(read(&image, START, CLUSTER), vec![0; CLUSTER as usize]);
+    block_on(image.close()).unwrap();
+    is_sound(&file);
+}
+
 #[test]
 fn a_contiguous_image_keeps_the_blocks_of_plain_clusters() {
     let (file, image) = plain_disk(policy(AllocPolicy::Contiguous));

@@ -283,7 +283,7 @@ impl Qcow2 {
 }
 
 /// Punches these subclusters; returns those that read as zeroes now.
-async fn punch(
+pub(super) async fn punch(
     file: &HostFile,
     geometry: &Geometry,
     (cluster, subclusters): (HostCluster, SubclusterMask),
@@ -355,6 +355,7 @@ mod tests {
         let small = Geometry::new(14, 4, true).expect("subclusters of 512 bytes");
         assert_eq!(with_neighbours(&small, 0b100, 0xff), 0xff);
         assert_eq!(with_neighbours(&small, 0b100, 0b1101), 0b1101);
+        assert_eq!(with_neighbours(&small, 1 << 9, 0xffff), 0xff00);
         assert_eq!(with_neighbours(&small, 0b1_1000_0000, 0xffff), 0xffff);
         let large = Geometry::new(17, 4, true).expect("subclusters of 4 KiB");
         assert_eq!(with_neighbours(&large, 0b100, 0xff), 0b100);

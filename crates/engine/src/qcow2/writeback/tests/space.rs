@@ -11,7 +11,9 @@ use super::{CLUSTER, EIO, ENOSPC, NoFiles, block_on, faults};
 use crate::file::{HostFile, Sharing};
 use crate::image::{AllocPolicy, DiscardPolicy, OpenOptions, WriteOptions};
 use crate::qcow2::create::{CreateOptions, create};
+use crate::qcow2::geometry::{Geometry, HostCluster};
 use crate::qcow2::growth::{self, Situation};
+use crate::qcow2::punch;
 use crate::qcow2::writeback::is_no_space;
 use crate::qcow2::{Opening, Qcow2};
 use crate::{Error, Image, Result};
@@ -426,11 +428,85 @@ fn closes_with_growth_outstanding_are_counted_in_the_image() {
     assert_eq!(closes(), 2);
     let grown = session(80..120);
     assert_eq!((disk.len_bytes(), closes()), (grown, 2), "it stays");
-    // A session that finds nothing ahead of its need breaks the row.
-    disk.take_log();
-    let image = image_on(&disk);
-    let end = disk.len_bytes() / CLUSTER;
-    (120..end).for_each(|cluster| write(&image, cluster).unwrap());
-    block_on(image.close()).expect("nothing fails");
     assert_eq!(faults(disk.contents()), (0, 0));
+    // A session that writes nothing leaves the image as it is, whatever it would have to say of the row.
+    for disk in [disk, new_disk(CLUSTER, 1)] {
+        let image = image_on(&disk);
+        disk.take_log();
+        block_on(image.close()).expect("nothing fails");
+        let log = disk.take_log();
+        let is_write = |op: &&Op| matches!(op, Op::Write(_));
+        assert_eq!(log.iter().find(is_write), None);
+    }
+}
+
+/// Of subclusters, too, only those count as zeroes whose bytes were punched.
+#[test]
+fn only_subclusters_that_are_punched_count_as_zeroes() {
+    const FIRST: HostCluster = HostCluster(7);
+    let geometry = Geometry::new(14, 4, true).expect("subclusters of 512 bytes");
+    // A block of the host, half of one, and the end of another with all of the next.
+    let mask = 0xfff0_0f00 | 0xff;
+    for (alignment, fails, zeroes) in [(1, false, mask), (4096, false, 0xff00_00ff), (1, true, 0)] {
+        let disk = Disk::new(alignment);
+        let end = (FIRST.0 + 1) * geometry.cluster_bytes();
+        disk.patch(0, &vec![0xaa; end as usize]);
+        if fails {
+            disk.fail(|op| matches!(op, Op::Discard(_)).then(|| io::Error::from_raw_os_error(EIO)));
+        }
+        let file = HostFile::new(disk.clone());
+        let found = block_on(punch::punch(&file, &geometry, (FIRST, mask)));
+        assert_eq!(found, zeroes, "blocks of {alignment}");
+        let bytes = disk.contents();
+        let subclusters = bytes[FIRST.0 as usize * geometry.cluster_bytes() as usize..].chunks(512);
+        for (i, bytes) in subclusters.enumerate() {
+            let byte = if zeroes >> i & 1 == 0 { 0xaa } else { 0 };
+            assert!(bytes.iter().all(|&b| b == byte), "subcluster {i}");
+        }
+    }
+}
+
+/// The space of a new table is allocated where the table is, or the write is refused, once what is freed has been
+/// tried; nothing is taken by then.
+#[test]
+fn a_table_without_space_fails_the_write_alone() {
+    let disk = new_disk(CLUSTER, 1);
+    let image = image_on(&disk);
+    disk.fail(|op| {
+        let is_allocation = matches!(op, Op::Allocate(_));
+        is_allocation.then(|| io::Error::from_raw_os_error(ENOSPC))
+    });
+    let refused = write(&image, 0).expect_err("its table has no space");
+    assert!(is_no_space(&refused), "{refused}");
+    let is_allocation = |op: &&Op| matches!(op, Op::Allocate(_));
+    let asked = disk.take_log().iter().filter(is_allocation).count();
+    assert_eq!(asked, 2, "before and after a cycle");
+    disk.mend();
+    write(&image, 0).expect("there is room now");
+    let log = disk.take_log();
+    let allocated: Vec<_> = log.iter().filter(is_allocation).collect();
+    flush(&image);
+    let bytes = disk.contents();
+    let word = |at: u64| u64::from_be_bytes(bytes[at as usize..][..8].try_into().unwrap());
+    let table = word(word(40)) & 0x00ff_ffff_ffff_fe00;
+    assert_eq!(allocated, [&Op::Allocate(table..table + CLUSTER)]);
+    block_on(image.close()).expect("nothing is latched");
+    assert_eq!(faults(disk.contents()), (0, 0));
+}
+
+/// Space that was allocated for tables and not used goes with what was grown.
+#[test]
+fn space_of_tables_that_never_came_is_given_back() {
+    let disk = new_disk(CLUSTER, 1);
+    let image = qcow2_on(&disk);
+    block_on(image.make_room(3)).expect("there is room");
+    let before = image.lock().claimed_at_open * CLUSTER;
+    block_on(image.make_table_space()).expect("there is room");
+    assert!(
+        image.lock().table_space.clusters() > 0,
+        "the test means nothing"
+    );
+    block_on(image.trim()).expect("nothing fails");
+    assert_eq!(image.lock().table_space.clusters(), 0);
+    assert_eq!(disk.len_bytes(), before);
 }
