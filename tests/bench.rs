@@ -199,7 +199,13 @@ fn contestants<'a>(table: &'a serde_json::Value, cell: &str) -> Vec<&'a str> {
 #[test]
 fn the_table_of_subclusters_has_all_contestants() {
     let table = tiny_table("subclusters --requests=64 --depths=32 --cells=64K,");
-    let mut expected = vec!["cowslip", "cowslip sparse"];
+    let ours = [
+        "cowslip",
+        "cowslip sparse",
+        "cowslip zero-range",
+        "cowslip write",
+    ];
+    let mut expected = ours.to_vec();
     if peers_are_installed(&["qemu-img"]) {
         expected.push("qemu-img");
     }
@@ -207,6 +213,22 @@ fn the_table_of_subclusters_has_all_contestants() {
     assert_eq!(contestants(&table, "64K, empty, depth 32"), expected);
     let backed = contestants(&table, "64K, backed, depth 32");
     assert!(backed.starts_with(&expected), "{backed:?}");
+}
+
+#[test]
+fn places_are_measured_with_the_driver_that_is_asked_for() {
+    let table = tiny_table(
+        "preallocation --requests=64 --depths=32 --policies=auto --cells=off --aio=threads",
+    );
+    let rows = table["rows"].as_array().unwrap();
+    assert!(rows.iter().all(|row| {
+        let place = row["filesystem"].as_str().unwrap();
+        place.ends_with(", threads")
+    }));
+    assert_eq!(
+        table["conditions"]["places"][0]["aio-of-cowslip"],
+        "threads"
+    );
 }
 
 #[test]

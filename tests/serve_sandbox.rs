@@ -20,7 +20,7 @@ mod support;
 
 use support::{cowslip, run, scratch};
 
-fn eventually(what: &str, holds: impl Fn() -> bool) {
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
         assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
@@ -242,10 +242,15 @@ fn serve_without(call: i64, test: &str, missing: &str) {
         ("--sandbox=off", false),
     ] {
         let mut server = serve(option).spawn().unwrap();
-        eventually("the socket appears", || socket.exists());
         let queue = Queue::new(Backend::Threads).unwrap();
+        // The socket is there a moment before it is listened on.
+        let mut stream = None;
+        eventually("the server listens", || {
+            stream = queue.block_on(Stream::connect_unix(&socket)).ok();
+            stream.is_some()
+        });
+        let stream = stream.unwrap();
         queue.block_on(async {
-            let stream = Stream::connect_unix(&socket).await.unwrap();
             let options = ConnectOptions::new("");
             let client = Client::connect(stream, &options).await.unwrap();
             client.disconnect().await.unwrap();
