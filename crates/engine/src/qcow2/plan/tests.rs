@@ -64,6 +64,21 @@ fn format(extended: bool, version: u32) -> EntryFormat {
     }
 }
 
+/// All kinds of formats.
+fn formats() -> [EntryFormat; 5] {
+    let data_file = |extended| EntryFormat {
+        data_file: true,
+        ..format(extended, 3)
+    };
+    [
+        format(false, 2),
+        format(false, 3),
+        format(true, 3),
+        data_file(false),
+        data_file(true),
+    ]
+}
+
 /// Host space and what lies below.
 #[derive(Clone)]
 struct World<'a> {
@@ -669,18 +684,7 @@ fn check_change(
 #[test]
 fn entry_changes_zero_what_they_cover_and_nothing_else() {
     let patterns = Patterns::new();
-    let data_file = |extended| EntryFormat {
-        data_file: true,
-        ..format(extended, 3)
-    };
-    let formats = [
-        format(false, 2),
-        format(false, 3),
-        format(true, 3),
-        data_file(false),
-        data_file(true),
-    ];
-    for format in formats {
+    for format in formats() {
         let ranges = ranges(&format);
         for view in views(&format) {
             let world = World::new(&patterns, format, &view, None);
@@ -709,18 +713,7 @@ fn entry_changes_zero_what_they_cover_and_nothing_else() {
 #[test]
 fn preallocated_clusters_read_as_before() {
     let patterns = Patterns::new();
-    let data_file = |extended| EntryFormat {
-        data_file: true,
-        ..format(extended, 3)
-    };
-    let formats = [
-        format(false, 2),
-        format(false, 3),
-        format(true, 3),
-        data_file(false),
-        data_file(true),
-    ];
-    for format in formats {
+    for format in formats() {
         let mut views = views(&format);
         views.retain(|view| view.joined.is_none());
         for view in views {
