@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use super::{outcome, peers_are_installed, run, scratch};
 
@@ -51,6 +52,13 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        run(Command::new("umount").arg(&self.at));
+        // The kernel may hold the files of a process that has ended a moment longer: its ring is taken down
+        // beside others' work.
+        let begun = Instant::now();
+        let unmount = || outcome(Command::new("umount").arg(&self.at));
+        while !unmount().status.success() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it stays busy");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
