@@ -4,7 +4,8 @@
 //! has a ring it goes down the ring; on every other thread the pool takes it. Short transfers are
 //! carried on, a read beyond the end of file yields zeroes, an interrupted call is repeated.
 //!
-//! Leaves out: which requests a file allows (the engine's drivers know), locks ([`mod@crate::lock`]), opening.
+//! Leaves out: which requests a file allows (the engine's drivers know), locks ([`mod@crate::lock`]) but that they end
+//! with the file, opening.
 
 use std::fmt;
 use std::io;
@@ -17,6 +18,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::buf::{Buf, BufMut};
 use crate::driver::Driver;
 use crate::executor::Core;
+use crate::lock;
 use crate::pending::{Completer, Pending, pending};
 use crate::pool::{self, blocking};
 use crate::scatter::Scatter;
@@ -124,6 +126,15 @@ pub struct File {
 impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "File({:?}, {:?})", self.fd, self.route)
+    }
+}
+
+/// After the last operation. The kernel may refer to the open file a moment longer, from a ring that is being
+/// taken down even after the process has ended; its locks go now, so that whoever comes next is not kept out.
+impl Drop for File {
+    fn drop(&mut self) {
+        // To the end of the file, whatever that is. Where it cannot be done, the locks go with the open file.
+        drop(lock::release(self.fd.as_fd(), 0, 0));
     }
 }
 

@@ -161,3 +161,22 @@ fn whoever_is_told_finds_nobody_else_at_the_file() {
     };
     assert_eq!(holders_when_told(file, result, || call.run()), 0, "sync");
 }
+
+/// A ring that is being taken down refers to the open file still, as a copy of the descriptor does.
+#[test]
+fn locks_end_with_the_last_operation_whoever_refers_to_the_open_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    std::fs::write(&path, "").unwrap();
+    let [own, other] = [(); 2].map(|()| std::fs::File::open(&path).unwrap());
+    let _still = own.try_clone().unwrap();
+    let file = File::new(own.into(), Route::Pool, MemoryAlignment::NONE);
+    lock::share(file.as_fd(), 100, 2).unwrap();
+    let (read, result) = read_of(&file, 1);
+    drop(file);
+    let is_locked = || lock::is_locked_by_others(other.as_fd(), 100, 2).unwrap();
+    assert!(is_locked(), "an operation is still to be done");
+    read.run();
+    assert!(!is_locked());
+    answer(result).0.unwrap();
+}
