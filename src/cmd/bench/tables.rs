@@ -509,7 +509,6 @@ struct Places<'a> {
     options: &'a Options,
     loops: &'a [Recipe],
     filesystem_bytes: u64,
-    disk_bytes: u64,
     next: usize,
 }
 
@@ -518,7 +517,6 @@ impl<'a> Places<'a> {
         Places {
             options: table.options(),
             loops,
-            disk_bytes: scale.disk_bytes,
             filesystem_bytes: table.filesystem_bytes(scale.disk_bytes),
             next: 0,
         }
@@ -528,16 +526,16 @@ impl<'a> Places<'a> {
         let Some(percent) = recipe.full_percent else {
             return Place::mount_new(recipe, directory, self.filesystem_bytes);
         };
-        // Twice the room: the table's files are half of it at most.
-        let bytes = self.filesystem_bytes.max(self.disk_bytes * 9 / 2);
-        let place = Place::mount_new(recipe, directory, bytes)?;
-        let files = self.disk_bytes * 2;
+        // A third of what a table's file system has is room to spare; with half as much again there is some at 50 %.
+        let files = self.filesystem_bytes / 3 * 2;
+        let bytes = self.filesystem_bytes / 2 * 3;
         let filler = (bytes / 100 * percent).checked_sub(files).ok_or_else(|| {
             format!(
                 "--loop {}: the files of the table alone are more",
                 recipe.name
             )
         })?;
+        let place = Place::mount_new(recipe, directory, bytes)?;
         place.fill(filler)?;
         Ok(place)
     }
