@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod apt;
 mod bench;
 mod fuzz;
 mod kernel;

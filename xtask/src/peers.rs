@@ -2,12 +2,10 @@
 //! they are installed on Debian and its relatives.
 //!
 //! Installing is a convenience for containers: it happens only for root, only where `apt-get`
-//! exists, and a failure of it is told but is no failure of the gate. What is missing in the end is
+//! exists, without removing a package for it, and a failure is told but is no failure of the gate. What is missing in the end is
 //! named, and the tests that need it say that they skip.
 
-use std::process::{Command, Stdio};
-
-use crate::{kernel, run};
+use crate::{apt, kernel, run};
 
 /// A program and the Debian packages that may hold it, in the order of trying.
 struct Peer {
@@ -125,7 +123,7 @@ fn packages_of(programs: &[&str]) -> Vec<&'static str> {
 
 fn install() {
     println!("xtask: installing peers: {}", missing().join(" "));
-    if let Err(message) = apt_get(&["update", "-qq"]) {
+    if let Err(message) = apt::update() {
         eprintln!("xtask: {message}");
     }
     // Package by package: one that the release lacks must not keep the others away.
@@ -140,9 +138,7 @@ fn install() {
                 continue;
             }
             tried.push(package);
-            if let Err(message) =
-                apt_get(&["install", "-y", "-qq", "--no-install-recommends", package])
-            {
+            if let Err(message) = apt::install(package) {
                 eprintln!("xtask: {message}");
             }
         }
@@ -152,14 +148,4 @@ fn install() {
     {
         eprintln!("xtask: {message}");
     }
-}
-
-fn apt_get(arguments: &[&str]) -> Result<(), String> {
-    let mut command = Command::new("apt-get");
-    command
-        .args(arguments)
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null());
-    run::run(&mut command)
 }
