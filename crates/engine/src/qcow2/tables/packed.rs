@@ -2,7 +2,7 @@
 //!
 //! Where clusters were handed out in guest order, an entry is the one before plus a cluster; where
 //! nothing is mapped, all are zero. A column of words is kept as the line that most of them lie on, a
-//! mask of those that do not, and how far each of these is from it, in as few bytes as hold the
+//! mask of those that do not, and how far each of these is from it, in as few bits as hold the
 //! farthest (frame of reference). A run that is broken once costs a mask and nothing else, since what
 //! follows the break is off the line by the same distance.
 
@@ -36,14 +36,16 @@ struct Line {
 /// The words that are not on the line.
 #[derive(Debug, PartialEq, Eq)]
 struct Others {
-    /// Bit `i % 64` of element `i / 64`: word `i` is one.
-    mask: Box<[u64]>,
-    /// Word less line is `least + (distance << shift)`; distances are in the order of their words.
+    /// Word less line is `least + (distance << shift)`.
     least: u64,
     shift: u32,
-    /// Bytes of a distance.
-    width: usize,
-    distances: Box<[u8]>,
+    /// Bits of a distance.
+    width: u8,
+    /// Elements of the mask.
+    masks: u16,
+    /// The mask, in which bit `i % 64` of element `i / 64` says that word `i` is one; then the distances, in the
+    /// order of their words, from the lowest bit on.
+    packed: Box<[u64]>,
 }
 
 impl Packed {
@@ -97,9 +99,8 @@ impl Column {
 
     fn heap_bytes(&self) -> usize {
         self.others.as_ref().map_or(0, |others| {
-            let masks = size_of_val(&*others.mask) + HEAP_BYTES;
-            let distances = others.distances.len() + HEAP_BYTES;
-            size_of::<Others>() + HEAP_BYTES + masks + distances
+            let packed = size_of_val(&*others.packed) + HEAP_BYTES;
+            size_of::<Others>() + HEAP_BYTES + packed
         })
     }
 }
@@ -107,17 +108,44 @@ impl Column {
 impl Others {
     /// What word `entry` is more than the line.
     fn at(&self, entry: usize) -> u64 {
+        let (mask, distances) = self.packed.split_at(usize::from(self.masks));
         let (element, bit) = (entry / 64, 1 << (entry % 64));
-        if self.mask[element] & bit == 0 {
+        if mask[element] & bit == 0 {
             return 0;
         }
-        let before = self.mask[..element].iter().map(|mask| mask.count_ones());
-        let rank = before.sum::<u32>() + (self.mask[element] & (bit - 1)).count_ones();
-        let at = rank as usize * self.width;
-        let mut distance = [0; 8];
-        distance[..self.width].copy_from_slice(&self.distances[at..at + self.width]);
-        let distance = u64::from_le_bytes(distance) << self.shift;
-        self.least.wrapping_add(distance)
+        let before = mask[..element].iter().map(|mask| mask.count_ones());
+        let rank = before.sum::<u32>() + (mask[element] & (bit - 1)).count_ones();
+        let distance = bits_at(distances, rank as usize, u32::from(self.width));
+        self.least.wrapping_add(distance << self.shift)
+    }
+}
+
+/// Number `index` of those that have `width` bits each.
+fn bits_at(numbers: &[u64], index: usize, width: u32) -> u64 {
+    if width == 0 {
+        return 0;
+    }
+    let at = index * width as usize;
+    let (element, skipped) = (at / 64, (at % 64) as u32);
+    let mut number = numbers[element] >> skipped;
+    if skipped + width > 64 {
+        number |= numbers[element + 1] << (64 - skipped);
+    }
+    number & (u64::MAX >> (64 - width))
+}
+
+/// Appends numbers of `width` bits.
+fn put_bits(target: &mut Vec<u64>, numbers: impl Iterator<Item = u64>, width: u32) {
+    let mut free = 0;
+    for number in numbers.filter(|_| width != 0) {
+        if free > 0 {
+            *target.last_mut().expect("it has free bits") |= number << (64 - free);
+        }
+        if free < width {
+            target.push(number >> free);
+            free += 64;
+        }
+        free -= width;
     }
 }
 
@@ -165,21 +193,18 @@ fn others(besides: Vec<u64>) -> Option<Box<Others>> {
     let distances: Vec<u64> = besides.iter().map(|b| b.wrapping_sub(least)).collect();
     let all = distances.iter().fold(0, |all, distance| all | distance);
     let shift = if all == 0 { 0 } else { all.trailing_zeros() };
-    let width = match 64 - (all >> shift).leading_zeros() {
-        0 => 0,
-        1..=8 => 1,
-        9..=16 => 2,
-        17..=32 => 4,
-        _ => 8,
-    };
+    let width = 64 - (all >> shift).leading_zeros();
+    let masks = u16::try_from(mask.len()).expect("a slice has a few thousand entries at most");
+    let mut packed = mask;
+    packed.reserve_exact((distances.len() * width as usize).div_ceil(64));
     let distances = distances.iter().map(|distance| distance >> shift);
-    let distances = distances.flat_map(|distance| distance.to_le_bytes().into_iter().take(width));
+    put_bits(&mut packed, distances, width);
     Some(Box::new(Others {
-        mask: mask.into(),
         least,
         shift,
-        width,
-        distances: distances.collect(),
+        width: width as u8,
+        masks,
+        packed: packed.into(),
     }))
 }
 
@@ -237,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_third_scattered_takes_half() {
+    fn a_third_scattered_takes_what_says_where_it_is() {
         let mut random = Random(7);
         let words: Vec<u64> = run(1 << 40)
             .take(ENTRIES)
@@ -246,7 +271,26 @@ mod tests {
                 _ => word,
             })
             .collect();
-        assert!(packs(&words, 1).unwrap() < ENTRIES * 8 / 4);
+        let line = run(1 << 40).take(ENTRIES);
+        let scattered = words.iter().zip(line).filter(|(word, on)| **word != *on);
+        // 27 bits say where a cluster of 2^27 is, and one more that it may lie below the line.
+        let distances = scattered.count() * 28 / 8;
+        assert!(packs(&words, 1).unwrap() < distances + ENTRIES / 8 + 96);
+    }
+
+    #[test]
+    fn numbers_of_any_width_come_out_as_they_went_in() {
+        let mut random = Random(5);
+        for width in 0..=64 {
+            let most = u64::MAX.checked_shr(64 - width).unwrap_or(0);
+            let numbers: Vec<u64> = (0..200).map(|_| random.next() & most).collect();
+            let mut packed = Vec::new();
+            put_bits(&mut packed, numbers.iter().copied(), width);
+            assert_eq!(packed.len(), (200 * width as usize).div_ceil(64));
+            for (index, &number) in numbers.iter().enumerate() {
+                assert_eq!(bits_at(&packed, index, width), number, "{width} bits");
+            }
+        }
     }
 
     #[test]
