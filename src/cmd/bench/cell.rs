@@ -179,6 +179,8 @@ pub enum Direction {
     Read,
     /// They write.
     Write,
+    /// They are what a file system asked of its disk: writes, zeroes, discards, flushes.
+    Churn,
 }
 
 /// A kind of image.
@@ -289,6 +291,7 @@ impl Cell {
         let mut name = format!("{}, depth {}", self.shape.name(), self.load.depth);
         match (self.shape.before, self.load.direction) {
             (_, Direction::Read) => name += ", reads",
+            (_, Direction::Churn) => name += ", churn",
             (Before::Filled | Before::Laid(_), Direction::Write) => name += ", overwrites",
             (_, Direction::Write) => {}
         }

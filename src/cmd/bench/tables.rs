@@ -38,7 +38,8 @@ pub enum Table {
     Flush(Options),
     /// Random first writes to images and raw files of each kind of preallocation
     Preallocation(Options),
-    /// Space and speed when half of what was written is discarded, in pieces of 64 KiB
+    /// Space and speed when half of what was written is discarded, in pieces of 64 KiB; and after what a file
+    /// system of 1 GiB asked of its disk, with fstrim
     Discard(Options),
     /// Images filled by random writes: extents, and reads in order and at random
     Fragmentation(Options),
