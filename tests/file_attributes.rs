@@ -66,6 +66,33 @@ fn xfs_hears_of_extents_as_the_policy_wants_them() {
 }
 
 #[test]
+fn a_hint_that_is_ignored_is_told() {
+    if !peers_are_installed(&["mkfs.ext4"]) {
+        return;
+    }
+    let Some(mounted) = Mounted::new(&["mkfs.ext4", "-q"]) else {
+        return;
+    };
+    for (options, expected) in [
+        (&["-o", "extent_size_hint=1M"][..], true),
+        (&["-o", "extent_size_hint=0"], false),
+        (&[], false),
+    ] {
+        let mut create = cowslip();
+        create.current_dir(&mounted.at);
+        create.args(["create", "-q", "-f", "qcow2"]).args(options);
+        let output = create.args(["hint.qcow2", "16M"]).output().unwrap();
+        assert!(output.status.success());
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            told.contains("Failed to set extent size hint: Operation not supported"),
+            expected,
+            "{options:?}: {told}"
+        );
+    }
+}
+
+#[test]
 fn btrfs_hears_not_to_copy_on_write() {
     if !peers_are_installed(&["lsattr"]) {
         return;
