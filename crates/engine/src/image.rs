@@ -109,17 +109,6 @@ impl ZeroMethod {
     pub(crate) fn knows_fresh(self) -> bool {
         matches!(self, ZeroMethod::Auto | ZeroMethod::Fresh)
     }
-
-    /// Bytes of zeroes from which on a call takes the place of a write.
-    pub(crate) fn call_from_bytes(self) -> u64 {
-        /// At 60 KiB a call is as fast as a write on ext4 and half as fast again on XFS, at 1 MiB more so.
-        const CALL_BYTES: u64 = 48 << 10;
-        match self {
-            ZeroMethod::Auto => CALL_BYTES,
-            ZeroMethod::ZeroRange => 0,
-            ZeroMethod::Fresh | ZeroMethod::Write => u64::MAX,
-        }
-    }
 }
 
 /// How space on the host is allocated (`alloc_policy`).

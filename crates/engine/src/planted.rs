@@ -47,6 +47,8 @@ mistakes! {
     PunchAfterReuse,
     /// A freed cluster counts as zeroes though no hole was punched.
     FreedCountsAsZeroes,
+    /// Free clusters that are found in the file count as holes, whatever the host has there.
+    FoundCountsAsZeroes,
     /// Head and tail are both filled with what belongs into the head.
     CowReadsWrongHalf,
     /// What lies before the guest's bytes in a subcluster is not filled.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::support::block_on;
+use crate::support::crash::{Op, Recorder};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{
@@ -240,6 +241,52 @@ fn old_bytes_in_free_space_never_show() {
                 "{zero_method}, {alloc_policy:?}"
             );
         }
+    }
+}
+
+/// What an earlier session has given back is written as space at the end of the file is: no zeroes around the
+/// guest's bytes. Where the host has data, they are.
+#[test]
+fn free_space_that_is_a_hole_reads_as_zeroes_in_the_next_session() {
+    let file = new_image(&CreateOptions::new(4 * MIB));
+    let image = try_open(&file, discards()).unwrap();
+    write(&image, 0, MIB, 0xee);
+    // Behind it, so that what is freed stays within the file.
+    write(&image, 3 * MIB, 64 * KIB, 0xcc);
+    block_on(image.discard(0, MIB)).unwrap();
+    block_on(image.close()).unwrap();
+    let punched = file.contents();
+    let free = (0..punched.len() as u64 / (64 * KIB))
+        .map(|cluster| (cluster * 64 * KIB) as usize)
+        .filter(|&at| at > 0 && punched[at..][..64 << 10].iter().all(|&byte| byte == 0))
+        .max()
+        .expect("clusters were freed");
+    // One of them is no hole to the last byte.
+    let mut touched = punched.clone();
+    touched[free + 65535] = 0xee;
+    for (bytes, clusters_written) in [(punched, 0), (touched, 1)] {
+        let file = Recorder::new(bytes);
+        let options = OpenOptions {
+            writable: true,
+            ..OpenOptions::default()
+        };
+        let image = block_on(Image::open(file.clone(), options, &NoFiles)).unwrap();
+        let mut expected = vec![0; MIB as usize];
+        for cluster in 0..MIB / (64 * KIB) {
+            let at = cluster * 64 * KIB + 8 * KIB;
+            write(&image, at, 4 * KIB, 0xbb);
+            expected[at as usize..][..4 << 10].fill(0xbb);
+        }
+        let read = block_on(image.read(0, BufMut::zeroed(1 << 20))).unwrap();
+        assert!(read[..] == expected[..]);
+        let with_guest_bytes = |op: &Op| match op {
+            Op::Write(_, data) if data.contains(&0xbb) => Some(data.len() as u64),
+            _ => None,
+        };
+        let written: u64 = file.ops().iter().filter_map(with_guest_bytes).sum();
+        let small = 16 - clusters_written;
+        assert_eq!(written, small * 4 * KIB + clusters_written * 64 * KIB);
+        block_on(image.close()).unwrap();
     }
 }
 

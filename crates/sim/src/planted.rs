@@ -51,6 +51,7 @@ const QUICK: &[Mistake] = &[
     Mistake::EpochIgnored,
     Mistake::ReadWithoutEpoch,
     Mistake::FreedCountsAsZeroes,
+    Mistake::FoundCountsAsZeroes,
     Mistake::CowReadsWrongHalf,
     Mistake::HeadNotFilled,
     Mistake::TailNotFilled,

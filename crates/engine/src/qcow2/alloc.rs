@@ -6,8 +6,10 @@
 //! images look as QEMU's do and neighbours in time are neighbours on the host.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 use super::geometry::{HostCluster, SubclusterMask};
+use crate::file::FileExtent;
 
 /// Runs of free clusters that are kept; more are forgotten until the image is reopened.
 const RUNS_MAX: usize = 1 << 17;
@@ -143,6 +145,32 @@ impl FreeSet {
             self.runs.insert(at, (start - at, content));
         }
     }
+}
+
+/// What a run of free clusters reads as, by what the host has there: those that lie in a hole as wholes read as
+/// zeroes. Joins what it appends to `found`.
+pub fn in_holes(
+    free: &Range<u64>,
+    extents: &[FileExtent],
+    cluster_bits: u32,
+    found: &mut Vec<(Range<u64>, Content)>,
+) {
+    let mut push = |run: Range<u64>, content: Content| match found.last_mut() {
+        _ if run.is_empty() => {}
+        Some((last, of)) if last.end == run.start && *of == content => last.end = run.end,
+        _ => found.push((run, content)),
+    };
+    let mut at = free.start;
+    for hole in extents.iter().filter(|extent| extent.hole) {
+        let first = (hole.start.div_ceil(1 << cluster_bits)).max(at);
+        let end = ((hole.start + hole.len) >> cluster_bits).min(free.end);
+        if first < end {
+            push(at..first, Content::Unknown);
+            push(first..end, Content::Zeroes);
+            at = end;
+        }
+    }
+    push(at..free.end, Content::Unknown);
 }
 
 /// Subclusters of mapped clusters that are known to read as zeroes on the host, for this session.
@@ -287,6 +315,47 @@ mod tests {
                 model.keys().filter(|&&c| c < 100).count() as u64
             );
         }
+    }
+
+    /// Extents by their ends: data and holes in turn, data first.
+    fn extents(ends: &[u64]) -> Vec<FileExtent> {
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let extents = starts.zip(ends).enumerate();
+        let extent = |(i, (start, end)): (usize, (u64, &u64))| FileExtent {
+            start,
+            len: end - start,
+            hole: i % 2 == 1,
+        };
+        extents
+            .map(extent)
+            .filter(|extent| extent.len > 0)
+            .collect()
+    }
+
+    #[test]
+    fn clusters_within_a_hole_read_as_zeroes() {
+        let found = |free: Range<u64>, ends: &[u64]| {
+            let mut found = Vec::new();
+            in_holes(&free, &extents(ends), 4, &mut found);
+            let zeroes = |(_, content): &&(Range<u64>, Content)| *content == Content::Zeroes;
+            let covered: Vec<u64> = found.iter().flat_map(|(run, _)| run.clone()).collect();
+            assert_eq!(covered, free.collect::<Vec<_>>());
+            found
+                .iter()
+                .filter(zeroes)
+                .map(|(run, _)| run.clone())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(found(0..8, &[128]), []);
+        assert_eq!(found(0..8, &[0, 128]), [0..8]);
+        assert_eq!(found(2..6, &[0, 128]), [2..6]);
+        // A cluster that is a hole but for its first or its last byte is none.
+        assert_eq!(found(0..8, &[17, 64]), [2..4]);
+        assert_eq!(found(0..8, &[16, 63]), [1..3]);
+        assert_eq!(found(0..8, &[16, 20]), []);
+        // Two holes that meet in a cluster, with data between them.
+        assert_eq!(found(0..8, &[0, 40, 41, 128]), [0..2, 3..8]);
+        assert_eq!(found(3..5, &[0, 40, 41, 128]), [3..5]);
     }
 
     #[test]

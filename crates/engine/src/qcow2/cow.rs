@@ -164,7 +164,7 @@ impl Qcow2 {
             .iter()
             .map(|fill| fill.range.end - fill.range.start)
             .sum();
-        bytes >= self.zero_method.call_from_bytes()
+        bytes >= self.policy.call_from_bytes(self.zero_method)
             && fills.iter().all(|fill| fill.content.is_empty())
             && self.data.capabilities().zeroes_fast
             && !self.raw_data

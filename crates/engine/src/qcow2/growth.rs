@@ -7,7 +7,7 @@
 //! the end of file, so that a one-shot command leaves a file like QEMU's.
 
 use super::header::AllocationHint;
-use crate::image::AllocPolicy;
+use crate::image::{AllocPolicy, ZeroMethod};
 
 /// The first step.
 const STEP_MIN_BYTES: u64 = 64 << 10;
@@ -21,6 +21,13 @@ const STEP_BLIND_BYTES: u64 = 64 << 20;
 const ALLOCATE_FROM_BYTES: u64 = 1 << 20;
 /// A step takes at most this part of the free space.
 const FREE_FRACTION: u64 = 16;
+
+/// A call holds up all other I/O of the file. Into space that holds data, at depth 32, a write of 64 KiB is three times as
+/// fast on ext4 and eight times on XFS, one of 256 KiB 1.5 and 3 times, one of 512 KiB 0.8 and 1.25 times, one
+/// of 1 MiB 0.5 and 0.7 times.
+const CALL_BYTES: u64 = 256 << 10;
+/// Here the call leaves a hole, and space is what counts.
+const HOLE_BYTES: u64 = 48 << 10;
 
 /// Closes in a row with space ahead of need after which it is left where it is: the image is one of those
 /// that are opened and closed all the time.
@@ -49,6 +56,17 @@ impl Policy {
     /// is found between them and elsewhere on the host later is the reason to keep the file in few extents. So it
     /// is contiguous everywhere, and a file system that cannot allocate makes holes of it.
     const AUTO: Policy = Policy::Contiguous;
+
+    /// Bytes of zeroes from which on a call of the file system takes the place of a write, where space is not
+    /// known to read as zeroes.
+    pub fn call_from_bytes(self, method: ZeroMethod) -> u64 {
+        match (method, self) {
+            (ZeroMethod::Auto, Policy::Contiguous) => CALL_BYTES,
+            (ZeroMethod::Auto, Policy::Sparse) => HOLE_BYTES,
+            (ZeroMethod::ZeroRange, _) => 0,
+            (ZeroMethod::Fresh | ZeroMethod::Write, _) => u64::MAX,
+        }
+    }
 
     /// What was asked for at open, else what the image says, else the default.
     pub fn decide(asked: AllocPolicy, hint: Option<&AllocationHint>) -> Policy {

@@ -25,9 +25,11 @@
 //! table entries (or a new table, barrier, header), barrier; only then is the space they count
 //! handed out. So no cluster is taken that could not be counted.
 
+use std::ops::Range;
+
 use futures_util::future::join_all;
 
-use super::alloc::Content;
+use super::alloc::{self, Content};
 use super::geometry::HostCluster;
 use super::header::{AllocationHint, Header, autoclear, incompatible};
 use super::plan::Freed;
@@ -42,6 +44,8 @@ mod grow;
 
 /// Clusters whose counts are looked through at a time.
 const SCAN_CLUSTERS: u64 = 1 << 15;
+/// The host is asked for the holes of so much at a time, which bounds how many it can tell of.
+const LOOK_BYTES: u64 = 256 << 20;
 /// The largest refcount table, as QEMU's.
 const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 
@@ -477,29 +481,60 @@ impl Qcow2 {
         }
         let to = end.min(from + SCAN_CLUSTERS);
         let runs = counts.refcounts.countable_zero_runs(from..to).await?;
-        let mut state = self.lock();
+        self.refuse_free_metadata(&runs)?;
+        let mut found = Vec::new();
         for run in runs {
-            if let Some(cluster) = run
-                .clone()
-                .find(|&c| state.protected.contains(HostCluster(c)))
-            {
-                let error = Error::Corrupt {
-                    file: self.name().to_string(),
-                    structure: "reference count of the cluster",
-                    offset: self.geometry().host_offset(HostCluster(cluster)).0,
-                    detail: "it is 0, but the cluster holds metadata".to_string(),
-                };
-                state.latch.get_or_insert(error.duplicate());
-                return Err(error);
-            }
-            state.free.add(
-                HostCluster(run.start),
-                run.end - run.start,
-                Content::Unknown,
-            );
+            self.look_for_holes(run, &mut found).await;
+        }
+        let mut state = self.lock();
+        for (run, content) in found {
+            let count = run.end - run.start;
+            state.free.add(HostCluster(run.start), count, content);
         }
         counts.scanned = to;
         Ok(true)
+    }
+
+    /// Metadata whose count is 0 would be handed out.
+    fn refuse_free_metadata(&self, free: &[Range<u64>]) -> Result<()> {
+        let mut state = self.lock();
+        let holds_metadata = |&c: &u64| state.protected.contains(HostCluster(c));
+        let Some(cluster) = free.iter().cloned().flatten().find(holds_metadata) else {
+            return Ok(());
+        };
+        let error = Error::Corrupt {
+            file: self.name().to_string(),
+            structure: "reference count of the cluster",
+            offset: self.geometry().host_offset(HostCluster(cluster)).0,
+            detail: "it is 0, but the cluster holds metadata".to_string(),
+        };
+        state.latch.get_or_insert(error.duplicate());
+        Err(error)
+    }
+
+    /// What free clusters read as: zeroes where the host has a hole. An earlier session has left it there, and
+    /// the flush that precedes the first write of this one has made it durable; or this one has punched it, and it
+    /// counts as a change of space.
+    async fn look_for_holes(&self, free: Range<u64>, found: &mut Vec<(Range<u64>, Content)>) {
+        if !self.zero_method.knows_fresh() {
+            return found.push((free, Content::Unknown));
+        }
+        if planted::is(Mistake::FoundCountsAsZeroes) {
+            return found.push((free, Content::Zeroes));
+        }
+        let bits = self.geometry().cluster_bits();
+        let step = (LOOK_BYTES >> bits).max(1);
+        let mut at = free.start;
+        while at < free.end {
+            let part = at..free.end.min(at + step);
+            at = part.end;
+            let bytes = (part.end - part.start) << bits;
+            match self.file.extents(part.start << bits, bytes).await {
+                Ok(extents) => alloc::in_holes(&part, &extents, bits, found),
+                // Whoever cannot tell what is there knows nothing of it.
+                Err(_) => found.push((part, Content::Unknown)),
+            }
+        }
     }
 
     /// Frees clusters of a structure that the header has, durably, ceased to refer to. Nobody but the
@@ -507,7 +542,7 @@ impl Qcow2 {
     pub(super) async fn free_metadata(
         &self,
         counts: &mut Counts,
-        clusters: std::ops::Range<u64>,
+        clusters: Range<u64>,
     ) -> Result<()> {
         for cluster in clusters.map(HostCluster) {
             if counts.refcounts.add(cluster, -1).await? == 0 {

@@ -135,8 +135,27 @@ impl BlockFile for Recorder {
     fn allocate(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
+    /// Blocks of zeroes are holes.
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        self.file.extents(offset, len)
+        let contents = self.contents();
+        let mut extents: Vec<FileExtent> = Vec::new();
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let next = end.min((at / 4096 + 1) * 4096);
+            let last = contents.len().min(next as usize);
+            let block = contents.get(at as usize..last).unwrap_or(&[]);
+            let hole = block.iter().all(|&byte| byte == 0);
+            match extents.last_mut() {
+                Some(run) if run.hole == hole => run.len += next - at,
+                _ => extents.push(FileExtent {
+                    start: at,
+                    len: next - at,
+                    hole,
+                }),
+            }
+            at = next;
+        }
+        Pending::ready(Ok(extents))
     }
     fn flush(&self) -> Pending<io::Result<()>> {
         match self.record(Op::Flush) {
