@@ -13,7 +13,7 @@ use super::geometry::{self, GuestCluster, GuestOffset, HostCluster, SubclusterMa
 use super::inflight::{Kind, Ticket, Want};
 use super::plan::{self, Change, Space, View};
 use super::tables::{NewTable, OnDisk, Prepared};
-use super::{Fua, Qcow2, SlicePin, State};
+use super::{Few, Fua, Qcow2, SlicePin, State};
 use crate::chain::Below;
 use crate::file::Durability;
 use crate::planted::{self, Mistake};
@@ -61,11 +61,11 @@ pub struct Step {
 
 /// Writes that go down together, and what they hold until they are published.
 pub struct Batch<'a> {
-    pub steps: Vec<Step>,
+    pub steps: Few<Step>,
     pub durability: Durability,
     image: &'a Qcow2,
-    leases: Vec<Ticket>,
-    pins: Vec<u64>,
+    leases: Few<Ticket>,
+    pins: Few<u64>,
     epoch: Option<u64>,
     needs_cycle: bool,
 }
@@ -268,11 +268,11 @@ impl Qcow2 {
         place: &mut Option<Ticket>,
     ) -> Result<std::result::Result<Batch<'_>, Need>> {
         let mut batch = Batch {
-            steps: Vec::new(),
+            steps: Few::new(),
             durability: Durability::Cached,
             image: self,
-            leases: Vec::new(),
-            pins: Vec::new(),
+            leases: Few::new(),
+            pins: Few::new(),
             epoch: None,
             needs_cycle: false,
         };
@@ -324,7 +324,7 @@ impl Qcow2 {
         }
         let len = end - request.at;
         let parts = geometry::pieces(request.at, len, self.geometry().cluster_bytes());
-        let mut views = Vec::new();
+        let mut views: Few<_> = Few::new();
         for part in parts {
             let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
             let view = self.view(state, cluster, below)?;
@@ -343,7 +343,7 @@ impl Qcow2 {
             taken = self.take_clusters(state, needed);
         }
         let mut spaces = taken.iter().copied();
-        let steps: Vec<(GuestCluster, plan::Write)> = views
+        let steps: Few<(GuestCluster, plan::Write)> = views
             .into_iter()
             .map(|(cluster, view, bytes)| {
                 let space = plan::needs_space(&view).then(|| self.space_for(&view, &mut spaces));
@@ -399,7 +399,7 @@ impl Qcow2 {
         &self,
         state: &mut State,
         request: &mut Request,
-        steps: Vec<(GuestCluster, plan::Write)>,
+        steps: Few<(GuestCluster, plan::Write)>,
         (batch, taken): (&mut Batch<'_>, &[(HostCluster, Content)]),
     ) {
         for (cluster, write) in steps {
@@ -605,8 +605,8 @@ impl Qcow2 {
     }
 
     /// The leases of neighbouring steps, joined where they are of one kind.
-    fn wants(&self, steps: &[(GuestCluster, plan::Write)]) -> Vec<Want> {
-        let mut wants: Vec<Want> = Vec::new();
+    fn wants(&self, steps: &[(GuestCluster, plan::Write)]) -> Few<Want> {
+        let mut wants: Few<Want> = Few::new();
         for (cluster, write) in steps {
             let start = self.geometry().guest_offset(*cluster).0;
             let range = start + write.lease.start..start + write.lease.end;

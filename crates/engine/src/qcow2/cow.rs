@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 
 use cowslip_queue::{Buf, BufMut};
 use futures_util::future::{join_all, try_join_all};
+use smallvec::smallvec;
 
-use super::Qcow2;
 use super::admit::{Batch, Step};
 use super::gather::PART_BYTES_MAX;
 use super::geometry::{round_down, round_up};
@@ -14,6 +14,7 @@ use super::growth::Policy;
 use super::map::{Run, Source};
 use super::plan::{Change, Fill};
 use super::punch::HOST_BLOCK_BYTES;
+use super::{Few, Qcow2};
 use crate::chain::{Below, read_runs};
 use crate::file::{Durability, Space};
 use crate::planted::{self, Mistake};
@@ -34,12 +35,12 @@ struct HostWrite {
     offset: u64,
     end: u64,
     data: Vec<Buf>,
-    steps: Vec<usize>,
+    steps: Few<usize>,
 }
 
 impl Qcow2 {
     /// Writes the batch; one outcome a step.
-    pub(super) async fn carry_out(&self, batch: &Batch<'_>, below: &Below) -> Vec<Result<()>> {
+    pub(super) async fn carry_out(&self, batch: &Batch<'_>, below: &Below) -> Few<Result<()>> {
         if let [step] = &batch.steps[..]
             && step.write.fills.is_empty()
         {
@@ -48,11 +49,11 @@ impl Qcow2 {
                 offset,
                 end: offset + step.data.len() as u64,
                 data: vec![step.data.clone()],
-                steps: vec![0],
+                steps: smallvec![0],
             };
-            return vec![self.write_host(batch, write).await.1];
+            return smallvec![self.write_host(batch, write).await.1];
         }
-        let mut outcome: Vec<Result<()>> = batch.steps.iter().map(|_| Ok(())).collect();
+        let mut outcome: Few<Result<()>> = batch.steps.iter().map(|_| Ok(())).collect();
         let segments = self.segments(&batch.steps, below, &mut outcome).await;
         let writes = join_adjacent(segments);
         let done = join_all(
@@ -76,7 +77,7 @@ impl Qcow2 {
 
     /// One write to the host; together with those of other requests if all of it is small new clusters,
     /// which lie side by side where they were taken one after the other. The steps that it belongs to.
-    async fn write_host(&self, batch: &Batch<'_>, write: HostWrite) -> (Vec<usize>, Result<()>) {
+    async fn write_host(&self, batch: &Batch<'_>, write: HostWrite) -> (Few<usize>, Result<()>) {
         let is_new = |&step: &usize| batch.steps[step].write.change != Change::None;
         let is_whole = (write.offset | write.end) & (self.geometry().cluster_bytes() - 1) == 0;
         let written = if is_whole
@@ -293,7 +294,7 @@ fn join_adjacent(segments: Vec<Segment>) -> Vec<HostWrite> {
                 offset: segment.offset,
                 end: segment.offset + len,
                 data: vec![segment.data],
-                steps: vec![segment.step],
+                steps: smallvec![segment.step],
             }),
         }
     }
@@ -320,7 +321,7 @@ mod tests {
         ]);
         let shape: Vec<_> = writes
             .iter()
-            .map(|w| (w.offset, w.end, w.data.len(), w.steps.clone()))
+            .map(|w| (w.offset, w.end, w.data.len(), w.steps.to_vec()))
             .collect();
         assert_eq!(shape, [(100, 124, 2, vec![0, 1]), (200, 204, 1, vec![2])]);
     }

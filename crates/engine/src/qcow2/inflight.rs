@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use cowslip_queue::{Completer, Pending, pending};
+use smallvec::SmallVec;
 
 use super::geometry::{GuestCluster, SubclusterMask};
 use super::plan::Space;
@@ -58,7 +59,7 @@ struct Claim {
 /// All leases of an image, by the slice of the tables that maps them; no lease spans two.
 #[derive(Default)]
 pub struct Leases {
-    slices: BTreeMap<u64, Vec<Claim>>,
+    slices: BTreeMap<u64, SmallVec<[Claim; 1]>>,
     next: u64,
 }
 

@@ -76,6 +76,9 @@ pub use self::open::{Opening, open};
 
 const EIO: i32 = 5;
 
+/// Things of which a small request has one: its step, its lease, its slice. That one allocates nothing.
+type Few<T> = smallvec::SmallVec<[T; 1]>;
+
 /// A qcow2 image, open.
 #[derive(Debug)]
 pub struct Qcow2 {

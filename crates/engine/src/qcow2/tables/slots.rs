@@ -6,7 +6,9 @@
 //! been looked at for a round of a clock. Before anything goes all that is clean is packed; where a quarter of
 //! the budget holds all, nothing is.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
+
+use foldhash::HashMap;
 
 use super::packed::Packed;
 use crate::image::CacheStatistics;
@@ -87,7 +89,7 @@ impl Slots {
         let mut slots = Slots {
             geometry,
             slots: Vec::new(),
-            index: HashMap::new(),
+            index: HashMap::default(),
             entered: VecDeque::new(),
             kept: VecDeque::new(),
             unpacked: VecDeque::new(),
