@@ -1,15 +1,19 @@
 //! Files and processes that must not survive an interrupted process, and what its user is told then.
 //!
-//! A thread waits for the signals that end a process; it removes what is listed, says what is to be
-//! said, and then lets the signal do what it would have done. Nothing is set up before that.
+//! A thread waits for the signals that end a process; it kills and removes what is listed, prints and says what
+//! is to be said, and then lets the signal do what it would have done. Nothing is set up before that. It never gives
+//! the lists back, so whoever fails because of it, and ends the use of something, waits there for the end.
 //!
 //! A job that can take back what it has done is cancelled by the first signal instead, and the process ends by
 //! it when the job has ended; a second signal, a second later, does not wait for that.
 
+use std::io::ErrorKind;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Mutex, MutexGuard, Once};
+use std::sync::{Mutex, MutexGuard, Once, TryLockError};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use cowslip::Job;
@@ -20,12 +24,20 @@ use signal_hook::low_level::emulate_default_handler;
 
 static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 static CHILDREN: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+/// What is printed on standard output; held while more than that is printed.
+static PRINTED: Mutex<Option<String>> = Mutex::new(None);
 static WORDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static JOB: Mutex<Option<Job>> = Mutex::new(None);
 /// The signal that has cancelled the job; 0 is none.
 static CANCELLED_BY: AtomicI32 = AtomicI32::new(0);
 /// Signals that come so soon after another are the same interruption.
 const SAME_SIGNAL: Duration = Duration::from_secs(1);
+/// The line of a terminal on which a bar may be is erased.
+const ERASE_LINE: &str = "\r\x1b[K";
+/// So long it is waited for whoever prints; he may wait for a reader that does not come.
+const PRINTING_MAX: Duration = Duration::from_secs(1);
+/// The signal of a terminal reaches every process within that time, if one has already died of it.
+const SIGNAL_WITHIN: Duration = Duration::from_millis(300);
 static WATCH: Once = Once::new();
 
 fn files() -> MutexGuard<'static, Vec<PathBuf>> {
@@ -75,6 +87,60 @@ impl CancelledOnInterrupt {
 impl Drop for CancelledOnInterrupt {
     fn drop(&mut self) {
         *job() = None;
+    }
+}
+
+/// What an interruption prints on standard output while this value lives: the end of a document that is
+/// printed piece by piece. There is one at a time.
+#[derive(Debug)]
+pub struct PrintedOnInterrupt;
+
+impl PrintedOnInterrupt {
+    /// Prints nothing so far.
+    pub fn new() -> PrintedOnInterrupt {
+        WATCH.call_once(watch);
+        PrintedOnInterrupt
+    }
+
+    /// Prints a piece, after which the end is `end`. An interruption comes before both or after both.
+    pub fn replace(&self, print: impl FnOnce(), end: String) {
+        let mut printed = printed();
+        print();
+        crate::output::flush();
+        *printed = Some(end);
+    }
+
+    /// Waits for an interruption that may have caused a failure; if there is one, it ends the process.
+    pub fn give_way(&self) {
+        sleep(SIGNAL_WITHIN);
+        drop(printed());
+    }
+}
+
+impl Drop for PrintedOnInterrupt {
+    fn drop(&mut self) {
+        *printed() = None;
+    }
+}
+
+fn printed() -> MutexGuard<'static, Option<String>> {
+    PRINTED
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// As [`printed`], but nobody is waited for in vain.
+fn printed_soon() -> Option<MutexGuard<'static, Option<String>>> {
+    let start = Instant::now();
+    loop {
+        match PRINTED.try_lock() {
+            Ok(printed) => return Some(printed),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if start.elapsed() < PRINTING_MAX => {
+                sleep(Duration::from_millis(5));
+            }
+            Err(TryLockError::WouldBlock) => return None,
+        }
     }
 }
 
@@ -147,11 +213,11 @@ impl Drop for KilledOnInterrupt {
     }
 }
 
-/// Writes to standard error past the locks of the streams: who holds one may be waiting for a reader that
-/// does not come, and the signal must end the program all the same.
-fn say(text: &str) {
+/// Writes past the locks of the streams: who holds one may be waiting for a reader that does not come, and the
+/// signal must end the program all the same.
+fn say(stream: BorrowedFd<'_>, text: &str) {
     let mut rest = text.as_bytes();
-    while let Ok(written @ 1..) = rustix::io::write(rustix::stdio::stderr(), rest) {
+    while let Ok(written @ 1..) = rustix::io::write(stream, rest) {
         rest = &rest[written..];
     }
 }
@@ -174,21 +240,44 @@ fn watch() {
                 job.cancel();
                 continue;
             }
-            for child in children().iter() {
-                // It may have ended.
-                kill_process(*child, rustix::process::Signal::KILL).ok();
-            }
-            // A file that is finished just now goes too: whoever interrupts does not want it.
-            // What was listed last lies in what was listed first.
-            for path in files().iter().rev() {
-                drop(std::fs::remove_file(path).or_else(|_| std::fs::remove_dir(path)));
-            }
-            for text in words().iter() {
-                say(&format!("{text}\n"));
-            }
-            if emulate_default_handler(signal).is_err() {
-                std::process::exit(1);
-            }
+            end_by(signal);
         }
     });
+}
+
+fn end_by(signal: i32) {
+    let printed = printed_soon();
+    let (files, children) = (files(), children());
+    for child in children.iter() {
+        // It may have ended.
+        kill_process(*child, rustix::process::Signal::KILL).ok();
+    }
+    // A file that is finished just now goes too: whoever interrupts does not want it.
+    // What was listed last lies in what was listed first.
+    for path in files.iter().rev() {
+        drop(std::fs::remove_file(path).or_else(|_| remove_directory(path)));
+    }
+    if let Some(text) = printed.as_ref().and_then(|printed| printed.as_deref()) {
+        if rustix::termios::isatty(rustix::stdio::stderr()) {
+            say(rustix::stdio::stderr(), ERASE_LINE);
+        }
+        say(rustix::stdio::stdout(), text);
+    }
+    for text in words().iter() {
+        say(rustix::stdio::stderr(), &format!("{text}\n"));
+    }
+    if emulate_default_handler(signal).is_err() {
+        std::process::exit(1);
+    }
+}
+
+/// A file system of ours may be mounted there, which a process that has just been killed keeps busy.
+fn remove_directory(path: &Path) -> std::io::Result<()> {
+    std::fs::remove_dir(path).or_else(|error| match error.kind() {
+        ErrorKind::ResourceBusy => {
+            rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH)?;
+            std::fs::remove_dir(path)
+        }
+        _ => Err(error),
+    })
 }

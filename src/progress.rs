@@ -23,6 +23,11 @@ impl Progress {
         self.0.set_message(what.to_string());
     }
 
+    /// Prints while the bar is away: on a terminal both are in the same place.
+    pub fn suspend(&self, print: impl FnOnce()) {
+        self.0.suspend(print);
+    }
+
     /// So many units more are done.
     pub fn advance(&self, units: u64) {
         self.0.inc(units);

@@ -1,6 +1,8 @@
 //! `bench FILE` beside qemu-img's: the same words and exit codes for the same command lines.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -152,8 +154,16 @@ fn the_figures_are_told_in_json_and_the_bytes_are_there() {
     assert_eq!(told["requests"], 1024);
     assert_eq!(told["flushes"], 64);
     let series = told["series"].as_array().unwrap();
-    let ended: u64 = series.iter().map(|step| step.as_u64().unwrap()).sum();
-    assert_eq!(ended, 1024);
+    let sum = |steps: &serde_json::Value| -> u64 {
+        let steps = steps.as_array().unwrap();
+        steps.iter().map(|step| step.as_u64().unwrap()).sum()
+    };
+    assert_eq!(sum(&told["series"]), 1024);
+    let allocated = &told["series-allocated"];
+    assert!(allocated["cluster"].as_array().unwrap().len() <= series.len());
+    let found = ["cluster", "subcluster", "nothing"].map(|what| sum(&allocated[what]));
+    // 64 clusters; what joined a write that had just taken one is in between.
+    assert_eq!((found[0], found.iter().sum::<u64>()), (64, 1024));
     assert!(told["latency-us"]["p50"].as_f64() <= told["latency-us"]["p99.9"].as_f64());
     run(cowslip().args(["io", "-c", "read -P 7 0 4M"]).arg(&image));
     run(cowslip()
@@ -417,12 +427,137 @@ fn an_interrupted_table_leaves_nothing() {
     std::thread::sleep(std::time::Duration::from_millis(300));
     run(Command::new("kill").args(["-INT", &table.id().to_string()]));
     assert!(!table.wait().unwrap().success());
-    // The run that was under way ends by itself, and may leave its image.
+    // What begins just then may leave its image.
     let left: Vec<_> = std::fs::read_dir(dir.path())
         .unwrap()
         .map(|entry| entries(&entry.unwrap().path()))
         .collect();
     assert!(left.iter().all(|entries| *entries <= 1), "{left:?}");
+}
+
+/// Begins a table of four cells that is told on a pipe.
+fn begin(words: &[&str], dir: &Path) -> std::process::Child {
+    let mut table = cowslip();
+    table.args(["bench", "steady", "--size=16M", "--requests=64"]);
+    table.args(["--depths=1", "--peers=none"]).args(words);
+    table.arg("--dir").arg(dir);
+    table.stdout(std::process::Stdio::piped());
+    table.spawn().unwrap()
+}
+
+fn interrupt(table: &std::process::Child) {
+    run(Command::new("kill").args(["-INT", &table.id().to_string()]));
+}
+
+/// Interrupted as soon as its first cell is there: the cell was printed before the end, and the end tells of it.
+#[test]
+fn the_cells_that_are_done_outlive_an_interruption() {
+    let dir = scratch();
+    let mut table = begin(&["--repetitions=20"], dir.path());
+    let mut lines = BufReader::new(table.stdout.take().unwrap()).lines();
+    let mut next = || lines.next().map(Result::unwrap);
+    let titles = next().unwrap();
+    let rows = [next().unwrap(), next().unwrap()];
+    interrupt(&table);
+    assert!(titles.starts_with("fs ") && titles.contains("x written"));
+    for (row, contestant) in rows.iter().zip(["  cowslip  ", "  raw written  "]) {
+        assert!(row.contains("64K, filled, depth 1, reads  "), "{row}");
+        assert!(row.contains(contestant), "{row}");
+        // Under the title of the first number, to the right.
+        let end = titles.find("IOPS").unwrap() + 4;
+        let iops: f64 = row[..end].rsplit(' ').next().unwrap().parse().unwrap();
+        assert!(iops > 0.0 && row[end..].starts_with(' '), "{row}");
+    }
+    let rest: Vec<String> = std::iter::from_fn(next).collect();
+    let end = rest.last().unwrap();
+    assert!(end.starts_with("Interrupted: ") && end.ends_with(" of 4 cells are finished."));
+    let status = table.wait().unwrap();
+    assert_eq!(status.signal(), Some(2), "{status}");
+}
+
+/// The document for programs comes once, whole, with what is done.
+#[test]
+fn an_interruption_ends_the_json_in_order() {
+    let dir = scratch();
+    let mut table = begin(&["--repetitions=20", "--json"], dir.path());
+    // The image of the last cells has extended entries: two are done then, or two and one.
+    let is_extended = |image: &Path| {
+        let mut header = [0; 80];
+        let read = std::fs::File::open(image).and_then(|mut file| file.read_exact(&mut header));
+        read.is_ok() && header[79] & 0x10 != 0
+    };
+    let image = || {
+        let place = std::fs::read_dir(dir.path()).unwrap().next()?;
+        Some(place.unwrap().path().join("image.qcow2"))
+    };
+    while !image().is_some_and(|image| is_extended(&image)) {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    interrupt(&table);
+    let mut text = String::new();
+    table
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_string(&mut text)
+        .unwrap();
+    let told: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(told["interrupted"], true);
+    assert_eq!(told["cells-planned"], 4);
+    let finished = told["cells-finished"].as_u64().unwrap();
+    assert!((2..4).contains(&finished), "{finished}");
+    let rows = told["rows"].as_array().unwrap();
+    assert_eq!(rows.len() as u64, finished * 2);
+    for row in rows.iter().filter(|row| row["contestant"] == "cowslip") {
+        let runs = row["runs"].as_array().unwrap();
+        assert_eq!(runs.len(), 20);
+        assert!(runs.iter().all(|run| run["times-raw-written"].is_f64()));
+    }
+    assert_eq!(table.wait().unwrap().signal(), Some(2));
+}
+
+#[test]
+fn peers_take_part_if_they_are_named() {
+    let without = tiny_table("steady --requests=64 --depths=32 --cells=64K, --peers=none");
+    let cell = "64K, filled, depth 32, reads";
+    assert_eq!(contestants(&without, cell), ["cowslip", "raw written"]);
+    if !peers_are_installed(&["qemu-img", "qemu-nbd"]) {
+        return;
+    }
+    let with = tiny_table("discard --policies=sparse --cells=2M/64K --peers=qemu-nbd");
+    let cell = "2M/64K, empty, depth 32";
+    assert_eq!(contestants(&with, cell), ["cowslip sparse", "qemu-nbd"]);
+    assert!(with["rows"][0]["times-qemu-img"].is_f64());
+    for run in with["rows"][0]["runs"].as_array().unwrap() {
+        assert!(run["times-qemu-img"].is_f64(), "{run}");
+    }
+}
+
+#[test]
+fn a_list_of_cells_measures_nothing() {
+    let listed = run(cowslip().args("bench steady --list --depths=32 --cells=64K,".split(' ')));
+    let expected = "64K, filled, depth 32, reads\n64K, filled, depth 32, overwrites\n";
+    assert_eq!(listed, expected);
+}
+
+#[test]
+fn requests_over_time_are_drawn_with_what_they_allocated() {
+    let dir = scratch();
+    // Enough for several steps of a tenth of a second, however fast the disk is.
+    let table = run(cowslip()
+        .args("bench preallocation --series --size=128M --requests=32000 --depths=4".split(' '))
+        .args("--cells=off --peers=none --policies=auto --zero-methods=auto".split(' '))
+        .args(["--repetitions=1", "--dir"])
+        .arg(dir.path()));
+    let drawn = |line: &&str| line.contains(" IOPS in 0.");
+    let drawn: Vec<&str> = table.lines().filter(drawn).collect();
+    assert!(!drawn.is_empty(), "{table}");
+    // What begins at the contestants' names is drawn for the image; a raw file tells nothing of clusters.
+    let ours = drawn.iter().find(|line| line.trim().starts_with("cowslip"));
+    assert!(ours.unwrap().contains("% took a cluster"), "{table}");
+    assert!(drawn[0].contains(['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']));
+    let raw = drawn.iter().filter(|line| line.contains("raw"));
+    assert!(raw.clone().all(|line| !line.contains("took")), "{table}");
 }
 
 #[test]
@@ -439,6 +574,9 @@ fn tables_refuse_what_they_cannot_do() {
         ("flush --dir=/nonexistent", "/nonexistent"),
         ("flush --quick --size=1G", "cannot be used with"),
         ("flush --conditions=seed", "has no source"),
+        ("flush --peers=qemu-nbd", "--peers: 'qemu-nbd'"),
+        ("discard --peers=none,qemu-nbd", "--peers: 'none'"),
+        ("flush --series --json", "cannot be used with"),
         ("guest --accel=xen", "--accel expects kvm or tcg"),
         (
             "guest --kernel=/nonexistent",

@@ -41,17 +41,23 @@ pub struct Args {
     /// Fewer operations on a smaller disk, three repetitions
     #[arg(long)]
     quick: bool,
-    /// Operations of each run
+    /// Operations of each run over NBD
     #[arg(long)]
     operations: Option<u64>,
-    /// Repetitions of each cell with each server
-    #[arg(long)]
+    /// Requests of each run in the tables of --shown
+    #[arg(long, value_name = "N", requires = "shown")]
+    requests: Option<u64>,
+    /// Repetitions of each cell with each server or contestant
+    #[arg(long, value_name = "N")]
     repetitions: Option<usize>,
+    /// Only these of --shown: killed, nbd, subclusters, flush, steady, discard, metadata
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "shown")]
+    tables: Vec<String>,
     /// File systems to mount; `here` uses the work directory as it is
     #[arg(long, value_delimiter = ',', default_value = "ext4,xfs")]
     filesystems: Vec<String>,
     /// Cells, or images of `--check`, whose name contains this text
-    #[arg(long)]
+    #[arg(long, value_name = "TEXT")]
     cells: Option<String>,
     /// Also an overlay on a populated qcow2 image
     #[arg(long)]
@@ -124,11 +130,8 @@ pub fn run(args: &Args) -> Result<(), String> {
         }
     }
     let needs_mount = args.filesystems.iter().any(|f| f != "here");
-    if needs_mount && let Some(status) = cowslip_testbed::enter_namespace()? {
-        return match status.success() {
-            true => Ok(()),
-            false => Err(format!("the bench in its namespace: {status}")),
-        };
+    if needs_mount {
+        cowslip_testbed::enter_namespace()?;
     }
     let binary = match &args.binary {
         Some(binary) => binary.clone(),
@@ -156,7 +159,7 @@ fn random_writes(args: &Args, binary: &Path, directory: &Path) -> Result<(), Str
             if args
                 .cells
                 .as_ref()
-                .is_some_and(|part| !cell.name().contains(part))
+                .is_some_and(|part| !cell.name_at(scale.depth).contains(part))
             {
                 continue;
             }
@@ -227,7 +230,7 @@ struct CellBench<'a> {
 impl CellBench<'_> {
     fn run(&self, servers: &[Kind], report: &mut report::Report) -> Result<(), String> {
         self.prepare_backing()?;
-        let name = format!("{}, depth {}", self.cell.name(), self.scale.depth);
+        let name = self.cell.name_at(self.scale.depth);
         report.begin(&self.place.name, &name);
         for repetition in 0..self.scale.repetitions {
             let mut order = servers.to_vec();

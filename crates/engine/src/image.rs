@@ -255,6 +255,30 @@ impl CacheStatistics {
     }
 }
 
+/// What writes of guest data found so far, each counted once in every cluster that it touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct WriteStatistics {
+    /// The cluster needed new space: it had none, or shared it, or was compressed.
+    pub new_space: u64,
+    /// The cluster had space, and parts of it became data: subclusters, or all of one that read as zeroes. So
+    /// do those that join a write in the new space of their cluster.
+    pub filled: u64,
+    /// Nothing was allocated.
+    pub in_place: u64,
+}
+
+impl WriteStatistics {
+    /// What came since `earlier`.
+    #[must_use]
+    pub fn since(self, earlier: WriteStatistics) -> WriteStatistics {
+        WriteStatistics {
+            new_space: self.new_space - earlier.new_space,
+            filled: self.filled - earlier.filled,
+            in_place: self.in_place - earlier.in_place,
+        }
+    }
+}
+
 /// Options of one write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct WriteOptions {
@@ -473,6 +497,14 @@ impl Image {
             Layer::Raw(_) => sum,
             Layer::Qcow2(image) => sum.plus(image.cache_statistics()),
         })
+    }
+
+    /// What writes to the top layer found so far, if it is qcow2; those of compressed clusters are not in it.
+    pub fn write_statistics(&self) -> Option<WriteStatistics> {
+        match &self.top {
+            Layer::Raw(_) => None,
+            Layer::Qcow2(image) => Some(image.write_statistics()),
+        }
     }
 
     /// Whether it may be written.

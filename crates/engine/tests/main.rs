@@ -18,4 +18,5 @@ mod model;
 mod repair_noise;
 mod repair_qemu;
 mod space;
+mod write_statistics;
 mod zeroes_beside_writes;

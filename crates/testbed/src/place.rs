@@ -7,19 +7,20 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::Command;
 
 const NAMESPACE_VARIABLE: &str = "COWSLIP_BENCH_NAMESPACE";
 
-/// Runs this program again in a mount namespace of its own, unless this is that run already. Returns
-/// how it ended, and the caller has nothing more to do.
+/// Makes this process the same program, from its start, in a mount namespace of its own, unless that has been
+/// done. It stays the process that it was, so a signal reaches what it is meant for.
 ///
 /// # Errors
 /// The user is not root, or the namespace cannot be had.
-pub fn enter_namespace() -> Result<Option<ExitStatus>, String> {
+pub fn enter_namespace() -> Result<(), String> {
     if std::env::var_os(NAMESPACE_VARIABLE).is_some() {
-        return Ok(None);
+        return Ok(());
     }
     if !rustix::process::geteuid().is_root() {
         return Err("mounting file systems needs root".to_string());
@@ -32,10 +33,7 @@ pub fn enter_namespace() -> Result<Option<ExitStatus>, String> {
     command
         .args(std::env::args_os().skip(1))
         .env(NAMESPACE_VARIABLE, "1");
-    let status = command.status();
-    status
-        .map(Some)
-        .map_err(|e| format!("cannot run unshare: {e}"))
+    Err(format!("cannot run unshare: {}", command.exec()))
 }
 
 /// Runs a program and takes its standard output.

@@ -1,5 +1,7 @@
 //! What is measured: a kind of image, a load, and the contestants that take it.
 
+use super::peers::Peer;
+use crate::cmd::demo::server::Kind;
 use crate::size;
 
 /// Who takes the load, on what.
@@ -15,8 +17,8 @@ pub enum Contestant {
     QemuImg,
     /// `qemu-img bench`, with so much memory for tables.
     QemuImgCached(CacheBudget),
-    /// QEMU's NBD server, on such an image.
-    QemuServer,
+    /// This NBD server of QEMU's, on such an image.
+    QemuServer(Kind),
     /// QEMU's own driver below a guest, on such an image.
     QemuDriver,
     /// We, on a raw file: what the file system can do.
@@ -83,10 +85,21 @@ impl Contestant {
             Contestant::CowslipCached(budget) => format!("cowslip {}", budget.name()),
             Contestant::QemuImg => "qemu-img".to_string(),
             Contestant::QemuImgCached(budget) => format!("qemu-img {}", budget.name()),
-            Contestant::QemuServer => "qemu server".to_string(),
+            Contestant::QemuServer(kind) => kind.name().to_string(),
             Contestant::QemuDriver => "qemu driver".to_string(),
             Contestant::Raw(file) => raw(file),
             Contestant::QemuRaw(file) => format!("{} (qemu-img)", raw(file)),
+        }
+    }
+
+    /// The program of QEMU's that it is; raw files are yardsticks, whoever drives them.
+    pub fn peer(self) -> Option<Peer> {
+        match self {
+            Contestant::QemuImg | Contestant::QemuImgCached(_) => Some(Peer::QemuImg),
+            Contestant::QemuServer(Kind::StorageDaemon) => Some(Peer::StorageDaemon),
+            Contestant::QemuServer(_) => Some(Peer::QemuNbd),
+            Contestant::QemuDriver => Some(Peer::System),
+            _ => None,
         }
     }
 
@@ -102,7 +115,7 @@ impl Contestant {
             (Contestant::CowslipCached(own), Contestant::QemuImgCached(budget)) => own == budget,
             (_, other) => matches!(
                 other,
-                Contestant::QemuImg | Contestant::QemuServer | Contestant::QemuDriver
+                Contestant::QemuImg | Contestant::QemuServer(_) | Contestant::QemuDriver
             ),
         }
     }

@@ -43,6 +43,8 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
         (1 << 20, On),
         (2 << 20, On),
     ];
+    let servers = scale.peers.iter().filter_map(|peer| peer.server());
+    let theirs: Vec<Contestant> = servers.map(Contestant::QemuServer).collect();
     let churn = (scale.disk_bytes >= CHURN_DISK_BYTES).then_some(Direction::Churn);
     let cells = [Some(Direction::Write), churn]
         .into_iter()
@@ -57,7 +59,7 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
                         direction,
                         ..CellLoad::writes(requests, DEPTH, PIECE_BYTES)
                     },
-                    contestants: ours.chain([Contestant::QemuServer]).collect(),
+                    contestants: ours.chain(theirs.iter().copied()).collect(),
                 }
             })
         });
@@ -77,8 +79,8 @@ fn trace(direction: Direction, disk_bytes: u64) -> Trace {
 /// The server fails, or the image is not sound.
 pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement, CommandError> {
     let kind = match turn.contestant {
-        Contestant::Cowslip(_) => Kind::Cowslip,
-        _ => Kind::installed_peer().unwrap_or(Kind::QemuNbd),
+        Contestant::QemuServer(kind) => kind,
+        _ => Kind::Cowslip,
     };
     let file = RemovedOnInterrupt::new(&stage.prepare(cell, turn.contestant)?);
     let page_cache = PageCache::probe(stage.directory())?;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use cowslip::Image;
 use cowslip::file::Sharing;
+use cowslip::image::WriteStatistics;
 use serde_json::json;
 
 use super::load::{Direction, Figures, Load, Order, Pause, SERIES_STEP_MS, Told};
@@ -233,7 +234,7 @@ fn announcement(load: &Load) -> String {
 fn report(load: &Load, figures: &Figures) -> serde_json::Value {
     let seconds = figures.elapsed.as_secs_f64();
     let microseconds = |of_a_million| figures.latency.percentile(of_a_million).as_secs_f64() * 1e6;
-    json!({
+    let mut told = json!({
         "requests": load.count,
         "request-bytes": load.request_bytes,
         "depth": load.depth,
@@ -247,7 +248,18 @@ fn report(load: &Load, figures: &Figures) -> serde_json::Value {
         "flushes": figures.flushes,
         "series-step-ms": SERIES_STEP_MS,
         "series": figures.series,
-    })
+    });
+    if !figures.writes.is_empty() {
+        let series = |found: fn(&WriteStatistics) -> u64| -> Vec<u64> {
+            figures.writes.iter().map(found).collect()
+        };
+        told["series-allocated"] = json!({
+            "cluster": series(|writes| writes.new_space),
+            "subcluster": series(|writes| writes.filled),
+            "nothing": series(|writes| writes.in_place),
+        });
+    }
+    told
 }
 
 impl ImageArgs {

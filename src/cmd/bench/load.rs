@@ -8,7 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
-use cowslip::image::WriteOptions;
+use cowslip::image::{WriteOptions, WriteStatistics};
 use cowslip::{Buf, BufMut, Image};
 use cowslip_queue::{Completer, pending};
 use futures_util::future::try_join;
@@ -93,6 +93,8 @@ pub struct Figures {
     pub flushes: u64,
     /// Requests that ended in each step of the run.
     pub series: Vec<u64>,
+    /// What writes found that were admitted in each step; empty where that is not known.
+    pub writes: Vec<WriteStatistics>,
 }
 
 /// A run, as its workers share it. Each worker has one request in flight; they live as long as the run,
@@ -104,6 +106,8 @@ struct Run<'a> {
     start: Instant,
     places: RefCell<Places>,
     figures: RefCell<Figures>,
+    /// What writes had found when the last step but one ended; `None` where that is not known.
+    counted: Cell<Option<WriteStatistics>>,
     /// Requests that have not begun.
     unsent: Cell<u64>,
     /// Requests that have begun and not ended.
@@ -136,12 +140,18 @@ impl Load {
             start: Instant::now(),
             places: RefCell::new(places),
             figures: RefCell::default(),
+            counted: Cell::new(match self.direction {
+                Direction::Read => None,
+                Direction::Write(_) => image.write_statistics(),
+            }),
             unsent: Cell::new(self.count),
             in_flight: Cell::new(0),
             waiting: RefCell::default(),
             due: Cell::new(0),
         };
         try_join(run.all_requests(), run.flushes_beside()).await?;
+        let steps = run.figures.borrow().series.len();
+        run.count_writes(steps);
         Ok(run.figures.into_inner())
     }
 }
@@ -166,12 +176,33 @@ impl Run<'_> {
             let begun = Instant::now();
             self.request(place).await?;
             self.in_flight.set(self.in_flight.get() - 1);
-            self.figures.borrow_mut().note(begun, self.start);
+            self.note(begun);
             if self.is_flush_due() {
                 self.flush_in_turn().await?;
             }
         }
         Ok(())
+    }
+
+    /// A request that began then has ended.
+    fn note(&self, begun: Instant) {
+        let steps = self.figures.borrow().series.len();
+        self.figures.borrow_mut().note(begun, self.start);
+        if self.figures.borrow().series.len() > steps {
+            self.count_writes(steps);
+        }
+    }
+
+    /// What writes have found since this was last asked is that of the last of so many steps.
+    fn count_writes(&self, steps: usize) {
+        let (Some(before), Some(last)) = (self.counted.get(), steps.checked_sub(1)) else {
+            return;
+        };
+        let now = self.image.write_statistics().unwrap_or(before);
+        self.counted.set(Some(now));
+        let writes = &mut self.figures.borrow_mut().writes;
+        writes.resize(last, WriteStatistics::default());
+        writes.push(now.since(before));
     }
 
     async fn request(&self, offset: u64) -> cowslip::Result<()> {

@@ -1,11 +1,11 @@
-//! The table for people and the results for programs.
-
-use std::fmt::Write;
+//! What was measured: runs, their medians and ratios, and the results for programs.
 
 use cowslip_testbed::Spread;
 use serde_json::{Value, json};
 
 use super::cell::Contestant;
+use super::load::SERIES_STEP_MS;
+use super::sparkline::Sparkline;
 
 /// What a table tells of each run, in order: a title with its unit, and decimals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,32 @@ impl Measurement {
         found.map(|(_, value)| *value)
     }
 
+    /// Its requests over time, and which share of them allocated what. `None` where the program tells nothing.
+    fn series(&self) -> Option<(Sparkline, Option<Shares>)> {
+        // A guest tells of two parts; the first are the first writes.
+        let told = [&self.told, &self.told["first"]];
+        let told = told.into_iter().find(|told| told["series"].is_array())?;
+        let numbers = |value: &Value| -> Option<Vec<u64>> {
+            value.as_array()?.iter().map(Value::as_u64).collect()
+        };
+        let step_seconds = SERIES_STEP_MS as f64 / 1e3;
+        let counts = numbers(&told["series"])?;
+        let line = Sparkline::of(&counts, step_seconds, told["seconds"].as_f64()?)?;
+        let sum = |name: &str| {
+            let counts = numbers(&told["series-allocated"][name])?;
+            Some(counts.iter().sum::<u64>() as f64)
+        };
+        let shares = || {
+            let (clusters, subclusters) = (sum("cluster")?, sum("subcluster")?);
+            let all = clusters + subclusters + sum("nothing")?;
+            (all > 0.0).then(|| Shares {
+                clusters: clusters / all,
+                subclusters: subclusters / all,
+            })
+        };
+        Some((line, shares()))
+    }
+
     fn json(&self) -> Value {
         let mut run = json!({ "iops": self.iops });
         for (column, value) in &self.figures {
@@ -53,6 +79,15 @@ impl Measurement {
         }
         run
     }
+}
+
+/// What share of writes allocated something; the others found their data's place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shares {
+    /// A cluster.
+    pub clusters: f64,
+    /// Subclusters of a cluster that was there.
+    pub subclusters: f64,
 }
 
 /// One contestant in one cell.
@@ -84,36 +119,99 @@ impl Row {
 
     /// The median of operations a second; 0 without runs.
     pub fn iops(&self) -> f64 {
-        let spread = Spread::of(self.runs.iter().map(|run| run.iops).collect());
-        spread.map_or(0.0, |spread| spread.median)
+        self.spread().map_or(0.0, |spread| spread.median)
     }
 
-    fn median(&self, column: Column) -> Option<f64> {
+    /// Operations a second of its runs.
+    pub fn spread(&self) -> Option<Spread> {
+        Spread::of(self.runs.iter().map(|run| run.iops).collect())
+    }
+
+    /// [`Measurement::series`] of the run that is nearest to the median.
+    pub fn series(&self) -> Option<(Sparkline, Option<Shares>)> {
+        let median = self.iops();
+        let distance = |run: &&Measurement| (run.iops - median).abs();
+        let runs = self.runs.iter();
+        runs.min_by(|a, b| distance(a).total_cmp(&distance(b)))?
+            .series()
+    }
+
+    /// The median of a figure.
+    pub fn median(&self, column: Column) -> Option<f64> {
         let values = self.runs.iter().filter_map(|run| run.figure(column));
         Spread::of(values.collect()).map(|spread| spread.median)
     }
 }
 
-/// How many times as fast a row is as others of its cell, by the medians.
+/// How many times as fast one is as others of its cell.
 #[derive(Clone, Copy, Debug, Default)]
-struct Ratios {
-    qemu_img: Option<f64>,
-    /// The better of sparse and allocated raw files.
-    raw_first_touch: Option<f64>,
-    raw_written: Option<f64>,
-    /// The same with memory for all tables.
-    unlimited: Option<f64>,
+pub struct Ratios([Option<f64>; RATIOS.len()]);
+
+/// A comparison with others of a cell, the best of which counts.
+struct Comparison {
+    title: &'static str,
+    /// For programs.
+    name: &'static str,
+    is_with: fn(Contestant, Contestant) -> bool,
 }
 
+const RATIOS: [Comparison; 4] = [
+    Comparison {
+        title: "x QEMU",
+        name: "times-qemu-img",
+        is_with: |ours, other| ours.is_rivalled_by(other),
+    },
+    // The better of sparse and allocated raw files.
+    Comparison {
+        title: "x first",
+        name: "times-raw-first-touch",
+        is_with: |_, other| other.is_raw_first_touch(),
+    },
+    Comparison {
+        title: "x written",
+        name: "times-raw-written",
+        is_with: |_, other| other.is_raw_written(),
+    },
+    // The same with memory for all tables.
+    Comparison {
+        title: "x unlimited",
+        name: "times-unlimited",
+        is_with: |ours, other| ours.is_limited_form_of(other),
+    },
+];
+
 impl Ratios {
-    fn named(self) -> [(&'static str, Option<f64>); 4] {
-        [
-            ("x QEMU", self.qemu_img),
-            ("x first", self.raw_first_touch),
-            ("x written", self.raw_written),
-            ("x unlimited", self.unlimited),
-        ]
+    /// With their titles.
+    pub fn titled(self) -> impl Iterator<Item = (&'static str, Option<f64>)> {
+        RATIOS.iter().map(|ratio| ratio.title).zip(self.0)
     }
+
+    fn write_to(self, object: &mut Value) {
+        for (comparison, ratio) in RATIOS.iter().zip(self.0) {
+            object[comparison.name] = json!(ratio);
+        }
+    }
+}
+
+/// The titles of those comparisons that there are among these contestants of a cell.
+pub fn comparisons(contestants: &[Contestant]) -> Vec<&'static str> {
+    let ours = || contestants.iter().filter(|c| c.is_cowslip());
+    let compared = |comparison: &&Comparison| {
+        ours().any(|ours| contestants.iter().any(|c| (comparison.is_with)(*ours, *c)))
+    };
+    let compared = RATIOS.iter().filter(compared);
+    compared.map(|comparison| comparison.title).collect()
+}
+
+/// How a report ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End<'a> {
+    /// All is measured.
+    Complete,
+    /// A signal.
+    Interrupted,
+    /// This went wrong.
+    Failed(&'a str),
 }
 
 /// All that was measured.
@@ -125,132 +223,69 @@ pub struct Report {
     pub rows: Vec<Row>,
     /// Said below the table.
     pub notes: Vec<String>,
+    /// Cells that are to be measured, at all places.
+    pub cells_planned: usize,
+    /// Those that were.
+    pub cells_finished: usize,
 }
 
 impl Report {
-    fn ratios(&self, row: &Row) -> Ratios {
+    /// Of the medians.
+    pub fn ratios(&self, row: &Row) -> Ratios {
+        self.ratios_of(row, &|row| Some(row.iops()))
+    }
+
+    /// Of the runs in one repetition, which followed one another.
+    fn ratios_of_run(&self, row: &Row, run: usize) -> Ratios {
+        self.ratios_of(row, &|row| Some(row.runs.get(run)?.iops))
+    }
+
+    fn ratios_of(&self, row: &Row, iops: &dyn Fn(&Row) -> Option<f64>) -> Ratios {
         let ours = row.contestant;
-        let best = |wanted: &dyn Fn(Contestant) -> bool| {
-            let others = self.rows.iter().filter(|other| {
-                other.cell == row.cell
-                    && other.filesystem == row.filesystem
-                    && wanted(other.contestant)
-            });
-            let best = others.map(Row::iops).reduce(f64::max)?;
-            (ours.is_cowslip() && best > 0.0).then(|| row.iops() / best)
+        let others = self
+            .rows
+            .iter()
+            .filter(|other| other.cell == row.cell && other.filesystem == row.filesystem);
+        let ratio = |comparison: &Comparison| {
+            let others = others.clone();
+            let others = others.filter(|other| (comparison.is_with)(ours, other.contestant));
+            let best = others.filter_map(iops).reduce(f64::max)?;
+            (ours.is_cowslip() && best > 0.0).then_some(iops(row)? / best)
         };
-        Ratios {
-            qemu_img: best(&|other| ours.is_rivalled_by(other)),
-            raw_first_touch: best(&Contestant::is_raw_first_touch),
-            raw_written: best(&Contestant::is_raw_written),
-            unlimited: best(&|other| ours.is_limited_form_of(other)),
-        }
-    }
-
-    /// Every column that a run has, in the order of the fullest run.
-    fn columns(&self) -> Vec<Column> {
-        let runs = self.rows.iter().flat_map(|row| &row.runs);
-        let fullest = runs.max_by_key(|run| run.figures.len());
-        let figures = fullest.iter().flat_map(|run| &run.figures);
-        figures.map(|(column, _)| *column).collect()
-    }
-
-    /// Whether no row has that ratio, so that its column would be empty.
-    fn has_ratio(&self, index: usize) -> bool {
-        let mut ratios = self.rows.iter().map(|row| self.ratios(row).named());
-        ratios.any(|ratios| ratios[index].1.is_some())
-    }
-
-    /// The table, with its notes.
-    pub fn text(&self) -> String {
-        let mut lines = vec![self.head()];
-        lines.extend(self.rows.iter().map(|row| self.cells_of(row)));
-        let mut text = aligned(&lines);
-        for note in &self.notes {
-            text += &format!("\n{note}\n");
-        }
-        text
-    }
-
-    fn head(&self) -> Vec<String> {
-        let mut head = vec!["fs", "cell", "contestant", "IOPS", "least-most"];
-        let ratios = Ratios::default().named();
-        let shown = (0..ratios.len()).filter(|index| self.has_ratio(*index));
-        head.extend(shown.map(|index| ratios[index].0));
-        head.extend(self.columns().iter().map(|column| column.title));
-        head.into_iter().map(str::to_string).collect()
-    }
-
-    fn cells_of(&self, row: &Row) -> Vec<String> {
-        let iops = Spread::of(row.runs.iter().map(|run| run.iops).collect());
-        let mark = if row.is_outlier { "!" } else { "" };
-        let mut cells = vec![
-            row.filesystem.clone(),
-            row.cell.clone(),
-            row.contestant.name(),
-            format!("{mark}{:.0}", row.iops()),
-            iops.map_or(String::new(), |iops| {
-                format!("{:.0}-{:.0}", iops.least, iops.greatest)
-            }),
-        ];
-        let mut push = |value: Option<f64>, decimals: usize| {
-            cells.push(value.map_or(String::new(), |value| format!("{value:.decimals$}")));
-        };
-        for (index, (_, ratio)) in self.ratios(row).named().into_iter().enumerate() {
-            if self.has_ratio(index) {
-                push(ratio, 2);
-            }
-        }
-        for column in self.columns() {
-            push(row.median(column), column.decimals);
-        }
-        cells
+        Ratios(RATIOS.each_ref().map(ratio))
     }
 
     /// The results for programs.
-    pub fn json(&self) -> Value {
+    pub fn json(&self, end: End<'_>) -> Value {
         let rows = self.rows.iter().map(|row| {
-            let ratios = self.ratios(row);
-            json!({
+            let runs = row.runs.iter().enumerate().map(|(index, run)| {
+                let mut run = run.json();
+                self.ratios_of_run(row, index).write_to(&mut run);
+                run
+            });
+            let mut told = json!({
                 "filesystem": row.filesystem,
                 "cell": row.cell,
                 "contestant": row.contestant.name(),
                 "median-iops": row.iops(),
-                "times-qemu-img": ratios.qemu_img,
-                "times-raw-first-touch": ratios.raw_first_touch,
-                "times-raw-written": ratios.raw_written,
-                "times-unlimited": ratios.unlimited,
-                "outlier": row.is_outlier,
-                "runs": row.runs.iter().map(Measurement::json).collect::<Vec<_>>(),
-            })
+            });
+            self.ratios(row).write_to(&mut told);
+            told["outlier"] = json!(row.is_outlier);
+            told["runs"] = runs.collect();
+            told
         });
         let rows: Vec<Value> = rows.collect();
-        json!({ "conditions": self.conditions, "rows": rows, "notes": self.notes })
+        json!({
+            "conditions": self.conditions,
+            "cells-planned": self.cells_planned,
+            "cells-finished": self.cells_finished,
+            "interrupted": end == End::Interrupted,
+            "failure": match end {
+                End::Failed(words) => Some(words),
+                End::Complete | End::Interrupted => None,
+            },
+            "rows": rows,
+            "notes": self.notes,
+        })
     }
-}
-
-/// Lines of cells as a table: names to the left, numbers to the right.
-fn aligned(lines: &[Vec<String>]) -> String {
-    /// Columns that hold names.
-    const NAMES: usize = 3;
-    let columns = lines.first().map_or(0, Vec::len);
-    let width = |index: usize| {
-        let lengths = lines.iter().filter_map(|line| line.get(index));
-        lengths.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let mut text = String::new();
-    for line in lines {
-        let mut row = String::new();
-        for (index, (cell, width)) in line.iter().zip(&widths).enumerate() {
-            let written = match index < NAMES {
-                true => write!(row, "{cell:<width$}  "),
-                false => write!(row, "{cell:>width$}  "),
-            };
-            written.expect("a string takes all");
-        }
-        text += row.trim_end();
-        text.push('\n');
-    }
-    text
 }

@@ -8,6 +8,7 @@ use std::time::Instant;
 use wait4::Wait4;
 
 use crate::error::CommandError;
+use crate::interrupt::KilledOnInterrupt;
 
 /// What a run cost, from its start to its end.
 #[derive(Clone, Debug)]
@@ -36,8 +37,10 @@ pub fn run(command: &mut Command) -> Result<Run, CommandError> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let start = Instant::now();
     let mut child = command.spawn().map_err(failed)?;
+    let killed = KilledOnInterrupt::new(&child);
     let output = read_all(&mut child).map_err(failed)?;
     let used = child.wait4().map_err(failed)?;
+    drop(killed);
     let seconds = start.elapsed().as_secs_f64();
     if !used.status.success() {
         return Err(CommandError::new(format!(

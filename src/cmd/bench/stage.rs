@@ -17,7 +17,6 @@ use super::report::{Column, Measurement, Row, column};
 use super::run::{run, system_calls};
 use super::tables::Scale;
 use crate::cmd::demo::own_path;
-use crate::cmd::demo::server::Kind;
 use crate::error::CommandError;
 use crate::host_usage::{HostUsage, device_flushes};
 use crate::interrupt::RemovedOnInterrupt;
@@ -101,10 +100,7 @@ impl<'a> Stage<'a> {
             cowslip: own_path()?,
             cache: if direct { "none" } else { "writeback" },
             aio: aio.unwrap_or(usual_aio).to_string(),
-            name: match aio {
-                None => place.name.clone(),
-                Some(aio) => format!("{}, {aio}", place.name),
-            },
+            name: name_of(&place.name, aio),
             has_qemu_img: qemu_img_is_installed(),
             _removed: [
                 RemovedOnInterrupt::new(&place.directory),
@@ -220,8 +216,9 @@ impl<'a> Stage<'a> {
             Contestant::QemuImg
             | Contestant::QemuImgCached(_)
             | Contestant::QemuDriver
+            // Its image is qemu-img's.
+            | Contestant::QemuServer(_)
             | Contestant::QemuRaw(_) => self.has_qemu_img,
-            Contestant::QemuServer => self.has_qemu_img && Kind::installed_peer().is_some(),
             Contestant::Raw(RawFile::Clone) => self.can_clone(),
             Contestant::Raw(RawFile::Hinted(bytes)) => self.can_hint(bytes),
             Contestant::Raw(_) | Contestant::CowslipCached(_) => true,
@@ -300,7 +297,7 @@ impl<'a> Stage<'a> {
             }
             // Theirs are laid out by the table that has them.
             Contestant::CowslipCached(_) | Contestant::QemuImgCached(_) => self.file("image.qcow2"),
-            Contestant::QemuImg | Contestant::QemuServer | Contestant::QemuDriver => {
+            Contestant::QemuImg | Contestant::QemuServer(_) | Contestant::QemuDriver => {
                 self.create(Command::new("qemu-img"), &cell.shape, &cell.shape.options())?
             }
             Contestant::Raw(state) | Contestant::QemuRaw(state) => self.prepare_raw(state)?,
@@ -370,7 +367,7 @@ impl<'a> Stage<'a> {
     fn bench(&self, contestant: Contestant, file: &Path) -> Command {
         use Contestant::{QemuDriver, QemuImg, QemuImgCached, QemuRaw, QemuServer, Raw};
         let mut command = match contestant {
-            QemuImg | QemuImgCached(_) | QemuServer | QemuDriver | QemuRaw(_) => {
+            QemuImg | QemuImgCached(_) | QemuServer(_) | QemuDriver | QemuRaw(_) => {
                 Command::new("qemu-img")
             }
             _ => Command::new(&self.cowslip),
@@ -533,6 +530,14 @@ fn reflink(source: &Path, target: &Path) -> std::io::Result<()> {
     let source = File::open(source)?;
     let target = File::create(target)?;
     Ok(rustix::fs::ioctl_ficlone(&target, &source)?)
+}
+
+/// A place that is driven so, for the table.
+pub fn name_of(place: &str, aio: Option<&str>) -> String {
+    match aio {
+        None => place.to_string(),
+        Some(aio) => format!("{place}, {aio}"),
+    }
 }
 
 /// What our engine runs under a name of `--aio`.

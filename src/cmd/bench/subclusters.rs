@@ -92,27 +92,35 @@ fn images(cell: &Cell) -> impl Iterator<Item = Contestant> {
 }
 
 /// Measures the cells again that are below half of both their neighbours: chance does not strike twice,
-/// a weakness does. The new runs take the place of the old ones; what stays there is marked.
+/// a weakness does. The new rows.
 ///
 /// # Errors
 /// As [`Stage::measure`].
 pub fn measure_outliers_again(
     stage: &Stage<'_>,
     cells: &[Cell],
-    rows: &mut [Row],
-) -> Result<(), CommandError> {
+    rows: &[Row],
+) -> Result<Vec<Row>, CommandError> {
     let stands_out = |cell: &&Cell| images(cell).any(|c| is_outlier(cells, rows, cell, c));
-    let found: Vec<&Cell> = cells.iter().filter(stands_out).collect();
-    for cell in &found {
-        for again in stage.measure(cell, bench_process)? {
-            let same =
-                |row: &&mut Row| row.cell == again.cell && row.contestant == again.contestant;
-            if let Some(row) = rows.iter_mut().find(same) {
-                row.runs = again.runs;
-            }
+    let mut again = Vec::new();
+    for cell in cells.iter().filter(stands_out) {
+        again.extend(stage.measure(cell, bench_process)?);
+    }
+    Ok(again)
+}
+
+/// The runs of these rows take the place of the old ones; what is an outlier still is marked. The names of their
+/// cells.
+pub fn replace(cells: &[Cell], again: Vec<Row>, rows: &mut [Row]) -> Vec<String> {
+    let mut found: Vec<String> = again.iter().map(|row| row.cell.clone()).collect();
+    found.dedup();
+    for again in again {
+        let same = |row: &&mut Row| row.cell == again.cell && row.contestant == again.contestant;
+        if let Some(row) = rows.iter_mut().find(same) {
+            row.runs = again.runs;
         }
     }
-    for cell in found {
+    for cell in cells.iter().filter(|cell| found.contains(&cell.name())) {
         for contestant in images(cell) {
             let mark = is_outlier(cells, rows, cell, contestant);
             let name = cell.name();
@@ -123,7 +131,7 @@ pub fn measure_outliers_again(
             }
         }
     }
-    Ok(())
+    found
 }
 
 /// The second table: subclusters of a size against clusters of that size, on backed images, where the
@@ -166,23 +174,32 @@ mod tests {
     use super::*;
     use crate::cmd::bench::report::Measurement;
 
-    fn outliers(iops: [f64; 4]) -> Vec<bool> {
+    fn cells() -> [Cell; 4] {
         let sizes = [64 << 10, 128 << 10, 256 << 10, 512 << 10];
-        let cells = sizes.map(|cluster_bytes| Cell {
+        sizes.map(|cluster_bytes| Cell {
             shape: Shape::new(cluster_bytes, Subclusters::Off, Backing::None),
             load: CellLoad::writes(1, 1, REQUEST_BYTES),
             contestants: vec![Contestant::QemuImg],
+        })
+    }
+
+    fn row(cell: &Cell, iops: f64) -> Row {
+        let mut row = Row::new("fs", &cell.name(), Contestant::QemuImg);
+        row.runs.push(Measurement {
+            iops,
+            figures: Vec::new(),
+            told: serde_json::Value::Null,
         });
-        let rows = cells.iter().zip(iops).map(|(cell, iops)| {
-            let mut row = Row::new("fs", &cell.name(), Contestant::QemuImg);
-            row.runs.push(Measurement {
-                iops,
-                figures: Vec::new(),
-                told: serde_json::Value::Null,
-            });
-            row
-        });
-        let rows: Vec<Row> = rows.collect();
+        row
+    }
+
+    fn rows(iops: [f64; 4]) -> Vec<Row> {
+        let rows = cells().into_iter().zip(iops);
+        rows.map(|(cell, iops)| row(&cell, iops)).collect()
+    }
+
+    fn outliers(iops: [f64; 4]) -> Vec<bool> {
+        let (cells, rows) = (cells(), rows(iops));
         let outlier = |cell| is_outlier(&cells, &rows, cell, Contestant::QemuImg);
         cells.iter().map(outlier).collect()
     }
@@ -192,5 +209,17 @@ mod tests {
         assert_eq!(outliers([9.0, 4.0, 9.0, 1.0]), [false, true, false, false]);
         assert_eq!(outliers([9.0, 5.0, 9.0, 9.0]), [false; 4]);
         assert_eq!(outliers([9.0, 1.0, 1.5, 9.0]), [false; 4]);
+    }
+
+    #[test]
+    fn what_is_measured_again_is_marked_if_it_stays_an_outlier() {
+        for (again, mark) in [(4.0, true), (8.0, false)] {
+            let mut rows = rows([9.0, 1.0, 9.0, 9.0]);
+            let new = vec![row(&cells()[1], again)];
+            assert_eq!(replace(&cells(), new, &mut rows), [cells()[1].name()]);
+            let marks: Vec<bool> = rows.iter().map(|row| row.is_outlier).collect();
+            assert_eq!(marks, [false, mark, false, false]);
+            assert!((rows[1].iops() - again).abs() < 1e-9);
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The tables' common part: their options, their places, and who measures what.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -9,8 +10,10 @@ use serde_json::json;
 
 use super::cell::{Cell, Contestant, RawFile};
 use super::guest::{GuestOptions, Machine};
-use super::report::Report;
-use super::stage::{Measure, Stage, bench_process};
+use super::peers::{self, Peer};
+use super::report::{End, Report, Row};
+use super::sheet::{Sheet, Told};
+use super::stage::{self, Measure, Stage, bench_process};
 use super::{discard, flush, fragmentation, guest, metadata, preallocation, steady, subclusters};
 use crate::error::CommandError;
 use crate::open::parse_aio;
@@ -24,6 +27,9 @@ const FILESYSTEM_BYTES_MIN: u64 = 512 << 20;
 const REPETITIONS: usize = 5;
 /// Requests of a depth of one are fewer, because each waits for the last.
 const FEWER_AT_DEPTH_ONE: u64 = 8;
+
+/// The place, if none is given.
+const HERE: &str = "here";
 
 /// Said where `--aio` asks for what only QEMU has.
 const NO_LIBAIO: &str = "native: QEMU runs libaio; Cowslip has no driver for it and runs io_uring, as its column \
@@ -117,9 +123,20 @@ pub struct Options {
     /// Leave the last image of each contestant there
     #[arg(long)]
     keep: bool,
-    /// Print the results as JSON
+    /// Print the results as JSON, at the end
     #[arg(long)]
     json: bool,
+    /// Draw requests over time below the rows; for preallocation on a terminal without being asked
+    #[arg(long, conflicts_with = "json")]
+    series: bool,
+    /// Which of QEMU's programs take part, of those that are installed; none leaves them out. All if not given, but
+    /// of two servers the faster. For discard qemu-storage-daemon and qemu-nbd, for guest qemu-system-x86_64, for
+    /// the others qemu-img
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    peers: Option<Vec<String>>,
+    /// Print the names of the cells, and measure nothing
+    #[arg(long, conflicts_with = "json")]
+    list: bool,
 }
 
 impl Options {
@@ -161,6 +178,8 @@ pub struct Scale {
     pub repetitions: usize,
     /// Columns of ours.
     pub policies: Vec<&'static str>,
+    /// Which of QEMU's programs take part.
+    pub peers: Vec<Peer>,
     /// More columns of ours, by how zeroes are made.
     pub zero_methods: Vec<&'static str>,
     /// Columns of raw files.
@@ -213,6 +232,7 @@ impl Scale {
             depths: options.depths.clone(),
             repetitions,
             policies: policies?,
+            peers: peers::chosen(table.peers(), options.peers.as_deref())?,
             // The columns of the policies are that one.
             zero_methods: zero_methods?.into_iter().filter(|m| *m != "auto").collect(),
             yardsticks: yardsticks.collect::<Result<_, _>>()?,
@@ -354,6 +374,19 @@ impl Table {
         }
     }
 
+    fn peers(&self) -> &'static [Peer] {
+        match self {
+            Table::Discard(_) => &[Peer::StorageDaemon, Peer::QemuNbd],
+            Table::Guest(_) => &[Peer::System],
+            _ => &[Peer::QemuImg],
+        }
+    }
+
+    /// Whether requests over time are what it is about.
+    fn is_about_series(&self) -> bool {
+        matches!(self, Table::Preallocation(_))
+    }
+
     /// Space that a file system needs for disks of this size: a written raw file, a new image that may
     /// become as large, and as much again so that it is not nearly full. Where there is no raw file,
     /// half of that.
@@ -367,7 +400,27 @@ impl Table {
         bytes.max(FILESYSTEM_BYTES_MIN)
     }
 
-    fn cells(&self, scale: &Scale) -> Vec<Cell> {
+    /// Its cells whose name contains the text of `--cells`, without peers that do not take part.
+    ///
+    /// # Errors
+    /// There is none.
+    fn cells(&self, scale: &Scale) -> Result<Vec<Cell>, CommandError> {
+        let part = self.options().cells.as_deref().unwrap_or_default();
+        let mut cells = self.all_cells(scale);
+        cells.retain(|cell| cell.name().contains(part));
+        for cell in &mut cells {
+            let takes_part = |peer| scale.peers.contains(&peer);
+            cell.contestants.retain(|c| c.peer().is_none_or(takes_part));
+        }
+        match cells.is_empty() {
+            true => Err(CommandError::new(
+                "No cell has a name with the text of --cells",
+            )),
+            false => Ok(cells),
+        }
+    }
+
+    fn all_cells(&self, scale: &Scale) -> Vec<Cell> {
         match self {
             Table::Subclusters(_) => subclusters::cells(scale),
             Table::Flush(_) => flush::cells(scale),
@@ -377,6 +430,18 @@ impl Table {
             Table::Steady(_) => steady::cells(scale),
             Table::Metadata(_) => metadata::cells(scale),
             Table::Guest(_) => guest::cells(scale),
+        }
+    }
+
+    /// How it is told.
+    fn told(&self) -> Told {
+        let options = self.options();
+        match options.json {
+            true => Told::Json,
+            false => Told::Rows {
+                with_series: options.series
+                    || (self.is_about_series() && std::io::stdout().is_terminal()),
+            },
         }
     }
 
@@ -392,7 +457,7 @@ impl Table {
     }
 }
 
-/// Makes a table; the exit code.
+/// Makes a table, or lists its cells; the exit code.
 ///
 /// # Errors
 /// A place cannot be had, a run fails, or an image is not sound.
@@ -403,37 +468,28 @@ pub fn run(table: &Table, program: &Program) -> Result<u8, CommandError> {
     let loops: Result<Vec<Recipe>, String> = loops.collect();
     let loops = loops.map_err(CommandError::new)?;
     let aios = options.aios()?;
+    if !options.loops.is_empty() && options.keep {
+        let text = "--keep keeps nothing on file systems that vanish with the command; use --dir";
+        return Err(CommandError::new(text));
+    }
+    let source = table.source(&options.conditions)?;
+    let cells = table.cells(&scale)?;
+    if options.list {
+        for cell in &cells {
+            output::print(&format!("{}\n", cell.name()));
+        }
+        return Ok(0);
+    }
     if !options.loops.is_empty() {
-        if options.keep {
-            let text =
-                "--keep keeps nothing on file systems that vanish with the command; use --dir";
-            return Err(CommandError::new(text));
-        }
-        if let Some(status) = enter_namespace().map_err(CommandError::new)? {
-            let code = status.code().and_then(|code| u8::try_from(code).ok());
-            return Ok(code.unwrap_or(1));
-        }
+        enter_namespace().map_err(CommandError::new)?;
     }
     let mut report = Report {
         conditions: conditions(table, &scale),
         ..Report::default()
     };
-    let source = table.source(&options.conditions)?;
     report
         .notes
         .extend(source.map(|source| source.words.to_string()));
-    let cells = table.cells(&scale).into_iter();
-    let cells: Vec<Cell> = cells
-        .filter(|cell| {
-            let wanted = options.cells.as_ref();
-            wanted.is_none_or(|part| cell.name().contains(part))
-        })
-        .collect();
-    if cells.is_empty() {
-        return Err(CommandError::new(
-            "No cell has a name with the text of --cells",
-        ));
-    }
     if options.aio.iter().any(|aio| aio == "native") {
         report.notes.push(NO_LIBAIO.to_string());
     }
@@ -447,45 +503,63 @@ pub fn run(table: &Table, program: &Program) -> Result<u8, CommandError> {
         }
         scale.machine = Some(Rc::new(machine));
     }
-    for place in Places::new(table, &scale, &loops) {
+    let names = place_names(options, &loops, &aios);
+    let mut sheet = Sheet::new(report, table.told(), (&names, &cells));
+    let outcome = Places::new(table, &scale, &loops).try_for_each(|place| {
         let place = place?;
-        for aio in &aios {
-            measure_at(table, (&place, *aio), (&scale, &cells), &mut report)?;
-        }
-    }
-    match options.json {
-        true => output::print_json(&report.json()),
-        false => output::print(&report.text()),
-    }
-    if report.rows.iter().any(|row| row.is_outlier) {
+        aios.iter()
+            .try_for_each(|aio| measure_at(table, (&place, *aio), (&scale, &cells), &mut sheet))
+    });
+    if sheet.report().rows.iter().any(|row| row.is_outlier) {
         program.warn("cells that are marked are below half of both their neighbours");
     }
-    Ok(0)
+    match &outcome {
+        Ok(()) => sheet.finish(End::Complete),
+        Err(error) => sheet.finish(End::Failed(&error.to_string())),
+    }
+    outcome.map(|()| 0)
 }
 
 fn measure_at(
     table: &Table,
     (place, aio): (&Place, Option<&str>),
     (scale, cells): (&Scale, &[Cell]),
-    report: &mut Report,
+    sheet: &mut Sheet,
 ) -> Result<(), CommandError> {
     let contestants = cells.iter().map(|cell| cell.contestants.len());
     let runs = contestants.sum::<usize>() * scale.repetitions;
     let progress = Progress::of(runs as u64);
     let stage = Stage::new(place, scale, &progress, aio)?;
-    let first = report.rows.len();
+    sheet.add_place(stage.conditions());
+    let first = sheet.report().rows.len();
     for cell in cells {
-        report.rows.extend(stage.measure(cell, table.measure())?);
+        let rows = stage.measure(cell, table.measure())?;
+        sheet.add(rows, &progress);
     }
     if let Table::Subclusters(_) = table {
-        subclusters::measure_outliers_again(&stage, cells, &mut report.rows[first..])?;
-        let note = subclusters::by_unit(cells, &report.rows[first..]);
-        report.notes.extend(note);
-    }
-    if let Some(places) = report.conditions["places"].as_array_mut() {
-        places.push(stage.conditions());
+        let rows = &sheet.report().rows[first..];
+        let again = subclusters::measure_outliers_again(&stage, cells, rows)?;
+        let replace = |rows: &mut [Row]| subclusters::replace(cells, again, rows);
+        sheet.change(first, replace, &progress);
+        if let Some(note) = subclusters::by_unit(cells, &sheet.report().rows[first..]) {
+            sheet.note(note);
+        }
     }
     Ok(())
+}
+
+/// How places will be called in rows, in their order.
+fn place_names(options: &Options, loops: &[Recipe], aios: &[Option<&str>]) -> Vec<String> {
+    let mut names: Vec<String> = loops.iter().map(|recipe| recipe.name.clone()).collect();
+    if names.is_empty() {
+        names.extend(options.dir.iter().map(|dir| dir.display().to_string()));
+    }
+    if names.is_empty() {
+        names.push(HERE.to_string());
+    }
+    let names = names.iter();
+    let names = names.flat_map(|place| aios.iter().map(|aio| stage::name_of(place, *aio)));
+    names.collect()
 }
 
 fn conditions(table: &Table, scale: &Scale) -> serde_json::Value {
@@ -555,7 +629,7 @@ impl<'a> Places<'a> {
         }
         match dirs.get(index) {
             Some(dir) => Some(Place::here(&dir.display().to_string(), dir)),
-            None if index == 0 => Some(Place::here("here", &temporary)),
+            None if index == 0 => Some(Place::here(HERE, &temporary)),
             None => None,
         }
         .map(|place| {

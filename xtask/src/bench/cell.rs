@@ -57,6 +57,11 @@ impl Cell {
         };
         format!("{backing}, {subclusters}{creator}")
     }
+
+    /// The same with so many requests in flight.
+    pub fn name_at(&self, depth: u64) -> String {
+        format!("{}, depth {depth}", self.name())
+    }
 }
 
 /// All cells, in the order of the table.

@@ -1,8 +1,8 @@
 //! `cargo xtask bench --shown`: the promises of allocation, each with what it must reach, in one run.
 //!
 //! The tables are the command's own (`cowslip bench TABLE --json`), but for the one over NBD; here their
-//! rows are only held against the promises. Of each promise the worst cell is told. Before
-//! that, the rows of first writes are run with the process killed ([`killed`]).
+//! rows are only held against the promises ([`promises`]), when each table is done and all together at the end. Of each
+//! promise the worst cell is told. Before that, the rows of first writes are run with the process killed ([`killed`]).
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,386 +10,155 @@ use std::process::{Command, Stdio};
 use cowslip_testbed::Place;
 use serde_json::{Value, json};
 
+use self::promises::{Row, Verdict, verdicts};
 use super::server::Kind;
 use super::{Args, CellBench, Scale, cell, place, report};
 use crate::run;
 
 mod killed;
+mod promises;
 
-/// Figures of one contestant in one cell.
-struct Row {
-    table: &'static str,
-    filesystem: String,
-    cell: String,
-    contestant: String,
-    json: Value,
+/// Killed writers: no table, but named like one.
+const KILLED: &str = "killed";
+/// First writes over NBD.
+const NBD: &str = "nbd";
+/// The command's own.
+const TABLES: [&str; 5] = ["subclusters", "flush", "steady", "discard", "metadata"];
+/// In flight in all of the command's tables.
+const DEPTHS: &str = "--depths=32";
+
+/// What was measured so far.
+#[derive(Default)]
+struct Shown {
+    tables: Vec<Value>,
+    rows: Vec<Row>,
+    killed: Vec<String>,
 }
 
-impl Row {
-    fn new(table: &'static str, row: &Value) -> Row {
-        let text = |name: &str| row[name].as_str().unwrap_or_default().to_string();
-        Row {
-            table,
-            filesystem: text("filesystem"),
-            cell: text("cell"),
-            contestant: text("contestant"),
-            json: row.clone(),
-        }
-    }
-
-    fn number(&self, name: &str) -> Option<f64> {
-        self.json[name].as_f64()
-    }
-
-    /// The median of a figure of its runs.
-    fn median(&self, figure: &str) -> Option<f64> {
-        let runs = self.json["runs"].as_array()?.iter();
-        let values = runs.filter_map(|run| run[figure].as_f64()).collect();
-        cowslip_testbed::Spread::of(values).map(|spread| spread.median)
-    }
-
-    /// Sizes of cluster and of subcluster, if it has them, in bytes: "64K/2K, empty, depth 32".
-    fn sizes(&self) -> Option<(u64, Option<u64>)> {
-        let sizes = self.cell.split(", ").next()?;
-        match sizes.split_once('/') {
-            Some((cluster, sub)) => Some((bytes(cluster)?, Some(bytes(sub)?))),
-            None => Some((bytes(sizes)?, None)),
-        }
-    }
-
-    fn says(&self, word: &str) -> bool {
-        self.cell.split(", ").any(|part| part == word)
-    }
-}
-
-fn bytes(text: &str) -> Option<u64> {
-    let (digits, unit) = match text.as_bytes().last()? {
-        b'K' => (&text[..text.len() - 1], 1 << 10),
-        b'M' => (&text[..text.len() - 1], 1 << 20),
-        _ => (text, 1),
-    };
-    digits.parse::<u64>().ok().map(|number| number * unit)
-}
-
-/// A promise: which cells of which table, what of them, how much.
-struct Promise {
-    table: &'static str,
-    case: &'static str,
-    figure: &'static str,
-    must_reach: f64,
-    applies: fn(&Row) -> bool,
-    value: fn(&Row, &[Row]) -> Option<f64>,
-}
-
-fn ours(row: &Row) -> bool {
-    row.contestant == "cowslip"
-}
-
-fn is_small(row: &Row) -> bool {
-    ours(row) && matches!(row.sizes(), Some((4096 | 8192, None)))
-}
-
-fn has_subclusters(row: &Row, state: &str) -> bool {
-    ours(row) && row.says(state) && matches!(row.sizes(), Some((_, Some(_))))
-}
-
-fn subclusters_empty(row: &Row) -> bool {
-    has_subclusters(row, "empty")
-}
-
-fn subclusters_backed(row: &Row) -> bool {
-    has_subclusters(row, "backed") && matches!(row.sizes(), Some((_, Some(0..=4096))))
-}
-
-fn plain(row: &Row, state: &str) -> bool {
-    ours(row) && row.says(state) && matches!(row.sizes(), Some((65536.., None)))
-}
-
-fn times_qemu(row: &Row, _: &[Row]) -> Option<f64> {
-    row.number("times-qemu-img")
-}
-
-fn times_first(row: &Row, _: &[Row]) -> Option<f64> {
-    row.number("times-raw-first-touch")
-}
-
-fn times_written(row: &Row, _: &[Row]) -> Option<f64> {
-    row.number("times-raw-written")
-}
-
-/// The row of another contestant in the same cell.
-fn beside<'a>(row: &Row, rows: &'a [Row], contestant: &str) -> Option<&'a Row> {
-    rows.iter().find(|other| {
-        (other.table, &other.filesystem, &other.cell) == (row.table, &row.filesystem, &row.cell)
-            && other.contestant == contestant
-    })
-}
-
-/// Subclusters on against off.
-fn on_against_off(row: &Row, rows: &[Row]) -> Option<f64> {
-    let (sizes, rest) = row.cell.split_once(", ")?;
-    let plain = format!("{}, {rest}", sizes.split('/').next()?);
-    let plain = rows
-        .iter()
-        .find(|other| ours(other) && other.filesystem == row.filesystem && other.cell == plain)?;
-    Some(row.number("median-iops")? / plain.number("median-iops")?)
-}
-
-fn qemus_cpu_over_ours(row: &Row, rows: &[Row]) -> Option<f64> {
-    Some(beside(row, rows, "qemu-img")?.median("CPU us")? / row.median("CPU us")?)
-}
-
-fn over_sparse_raw(row: &Row, rows: &[Row]) -> Option<f64> {
-    let raw = beside(row, rows, "raw sparse")?;
-    Some(row.number("median-iops")? / raw.number("median-iops")?)
-}
-
-fn times_unlimited(row: &Row, _: &[Row]) -> Option<f64> {
-    row.number("times-unlimited")
-}
-
-/// With 64 MiB for tables.
-fn laid_out(row: &Row, layout: &str) -> bool {
-    row.contestant == "cowslip 64M" && row.says(layout)
-}
-
-/// Live data over space: 1 is the best there is.
-fn live_over_space(row: &Row, _: &[Row]) -> Option<f64> {
-    Some(1.0 / row.median("over live")?)
-}
-
-const fn promise(
-    (table, case): (&'static str, &'static str),
-    (figure, must_reach): (&'static str, f64),
-    applies: fn(&Row) -> bool,
-    value: fn(&Row, &[Row]) -> Option<f64>,
-) -> Promise {
-    Promise {
-        table,
-        case,
-        figure,
-        must_reach,
-        applies,
-        value,
-    }
-}
-
-const PROMISES: &[Promise] = &[
-    promise(
-        ("subclusters", "4K and 8K clusters"),
-        ("x QEMU", 15.0),
-        is_small,
-        times_qemu,
-    ),
-    promise(
-        ("subclusters", "4K and 8K clusters"),
-        ("x written raw", 1.0),
-        is_small,
-        times_written,
-    ),
-    promise(
-        ("subclusters", "16K to 2M, subclusters, empty"),
-        ("x first touch of raw", 0.9),
-        subclusters_empty,
-        times_first,
-    ),
-    promise(
-        ("subclusters", "16K to 2M, subclusters, empty"),
-        ("x QEMU", 1.5),
-        subclusters_empty,
-        times_qemu,
-    ),
-    promise(
-        ("subclusters", "subclusters up to 4K, backed"),
-        ("x first touch of raw", 0.9),
-        subclusters_backed,
-        times_first,
-    ),
-    promise(
-        ("subclusters", "subclusters up to 4K, backed"),
-        ("x QEMU", 1.5),
-        subclusters_backed,
-        times_qemu,
-    ),
-    promise(
-        ("subclusters", "64K to 2M, plain, empty"),
-        ("x first touch of raw", 0.9),
-        |row| plain(row, "empty"),
-        times_first,
-    ),
-    promise(
-        ("subclusters", "64K to 2M, plain, empty"),
-        ("x QEMU", 1.5),
-        |row| plain(row, "empty"),
-        times_qemu,
-    ),
-    promise(
-        ("subclusters", "64K to 2M, plain, backed"),
-        ("x QEMU", 1.5),
-        |row| plain(row, "backed"),
-        times_qemu,
-    ),
-    promise(
-        ("subclusters", "subclusters on against off"),
-        ("on / off", 0.97),
-        subclusters_empty,
-        on_against_off,
-    ),
-    promise(
-        ("subclusters", "sparse policy, empty"),
-        ("x sparse raw", 0.9),
-        |row| row.contestant == "cowslip sparse" && row.says("empty"),
-        over_sparse_raw,
-    ),
-    promise(
-        ("steady", "overwrites and reads"),
-        ("x written raw", 0.97),
-        |row| ours(row) && row.says("filled"),
-        times_written,
-    ),
-    promise(
-        ("steady", "overwrites and reads"),
-        ("QEMU's CPU time / ours", 2.0),
-        |row| ours(row) && row.says("filled"),
-        qemus_cpu_over_ours,
-    ),
-    promise(
-        ("flush", "flush after every write"),
-        ("x QEMU", 1.5),
-        |row| ours(row) && row.says("flush every 1"),
-        times_qemu,
-    ),
-    promise(
-        ("metadata", "8 TiB, 64 MiB for tables, contiguous"),
-        ("x unlimited", 0.95),
-        |row| laid_out(row, "contiguous"),
-        times_unlimited,
-    ),
-    promise(
-        ("metadata", "8 TiB, 64 MiB, 30% scattered"),
-        ("x unlimited", 0.7),
-        |row| laid_out(row, "30% scattered"),
-        times_unlimited,
-    ),
-    promise(
-        ("nbd", "served over NBD, depth 32"),
-        ("x qemu-storage-daemon", 1.3),
-        |row| row.says("depth 32"),
-        times_qemu,
-    ),
-    promise(
-        ("nbd", "served over NBD, depth 128"),
-        ("x qemu-storage-daemon", 2.0),
-        |row| row.says("depth 128"),
-        times_qemu,
-    ),
-    promise(
-        ("discard", "half discarded, 1M clusters, sparse"),
-        ("live / space", 0.952),
-        |row| {
-            row.contestant == "cowslip sparse" && row.cell.starts_with("1M") && !row.says("churn")
-        },
-        live_over_space,
-    ),
-];
-
-/// Measures and tells of each promise the worst cell.
+/// Measures and tells of each promise the worst cell; if something fails, of what is measured.
 pub fn run(args: &Args, binary: &Path, directory: &Path) -> Result<(), String> {
-    let mut tables = Vec::new();
-    let mut rows: Vec<Row> = Vec::new();
-    let mut verdicts = Vec::new();
-    for filesystem in &args.filesystems {
-        let scale = Scale::new(args);
-        let place = place(filesystem, directory, scale.filesystem_bytes)?;
-        println!("{filesystem}: killed writers");
-        let killed = killed::run(binary, &place)?;
-        let verdict = format!(
-            "{filesystem}: {} processes killed among their writes, {} writes flushed before: all there, no corruption",
-            killed.kills, killed.writes
-        );
-        println!("{verdict}");
-        verdicts.push(verdict);
-        println!("{filesystem}: NBD");
-        let told = over_nbd(binary, &place, scale)?;
-        rows.extend(told.iter().map(|row| Row::new("nbd", row)));
-        tables.push(json!({ "conditions": { "table": "nbd" }, "rows": told }));
-        // The tables make file systems of their own.
-        drop(place);
-        for table in ["subclusters", "flush", "steady", "discard", "metadata"] {
-            let told = measure(args, (binary, directory), (table, filesystem))?;
-            let new = told["rows"].as_array().cloned().unwrap_or_default();
-            rows.extend(new.iter().map(|row| Row::new(table, row)));
-            tables.push(told);
-        }
-    }
-    let lines = lines(args, &rows);
-    for line in &lines {
-        println!(
-            "{:5} {:38} {:24} {:>7.2} {:>7.2}  {:4} {}",
-            line["filesystem"].as_str().unwrap_or_default(),
-            line["case"].as_str().unwrap_or_default(),
-            line["figure"].as_str().unwrap_or_default(),
-            line["must"].as_f64().unwrap_or_default(),
-            line["worst"].as_f64().unwrap_or_default(),
-            if line["reached"] == true {
-                "ok"
-            } else {
-                "LESS"
-            },
-            line["cell"].as_str().unwrap_or_default(),
-        );
-    }
+    let chosen = chosen(&args.tables)?;
+    let mut shown = Shown::default();
+    let outcome = args.filesystems.iter().try_for_each(|filesystem| {
+        shown.measure_on(filesystem, args, &chosen, (binary, directory))
+    });
+    let verdicts = verdicts(&args.filesystems, &shown.rows);
+    println!();
+    print(&verdicts);
     let results = json!({
         "conditions": report::conditions(json!({})),
-        "promises": lines,
-        "killed": verdicts,
-        "tables": tables,
+        "promises": verdicts.iter().map(Verdict::json).collect::<Vec<_>>(),
+        "killed": shown.killed,
+        "tables": shown.tables,
     });
     println!(
         "results: {}",
         report::write_results("shown", &results)?.display()
     );
-    Ok(())
+    outcome
 }
 
-fn lines(args: &Args, rows: &[Row]) -> Vec<Value> {
-    let mut lines = Vec::new();
-    for filesystem in &args.filesystems {
-        for promise in PROMISES {
-            let cells = rows
-                .iter()
-                .filter(|row| row.filesystem == *filesystem && row.table == promise.table);
-            let values = cells
-                .filter(|row| (promise.applies)(row))
-                .filter_map(|row| Some(((promise.value)(row, rows)?, &row.cell)));
-            let Some((worst, cell)) = values.min_by(|a, b| a.0.total_cmp(&b.0)) else {
-                continue;
-            };
-            lines.push(json!({
-                "filesystem": filesystem,
-                "case": promise.case,
-                "figure": promise.figure,
-                "must": promise.must_reach,
-                "worst": worst,
-                "reached": worst >= promise.must_reach,
-                "cell": cell,
-            }));
-        }
+/// All that there are, or those that are named, in their order here.
+fn chosen(names: &[String]) -> Result<Vec<&'static str>, String> {
+    let all = || [KILLED, NBD].into_iter().chain(TABLES);
+    if let Some(unknown) = names.iter().find(|name| !all().any(|known| known == *name)) {
+        let all: Vec<&str> = all().collect();
+        return Err(format!(
+            "--tables expects some of {}, not '{unknown}'",
+            all.join(", ")
+        ));
     }
-    lines
+    let is_chosen = |table: &&str| names.is_empty() || names.iter().any(|name| name == table);
+    Ok(all().filter(is_chosen).collect())
+}
+
+impl Shown {
+    fn measure_on(
+        &mut self,
+        filesystem: &str,
+        args: &Args,
+        chosen: &[&'static str],
+        (binary, directory): (&Path, &Path),
+    ) -> Result<(), String> {
+        let scale = Scale::new(args);
+        if chosen.contains(&KILLED) || chosen.contains(&NBD) {
+            let place = place(filesystem, directory, scale.filesystem_bytes)?;
+            if chosen.contains(&KILLED) {
+                println!("{filesystem}: killed writers");
+                let killed = killed::run(binary, &place)?;
+                let verdict = format!(
+                    "{filesystem}: {} processes killed among their writes, {} writes flushed before: all there, no \
+                     corruption",
+                    killed.kills, killed.writes
+                );
+                println!("{verdict}");
+                self.killed.push(verdict);
+            }
+            if chosen.contains(&NBD) {
+                println!("{filesystem}: NBD");
+                let told = over_nbd(args, binary, &place)?;
+                let told = json!({ "conditions": { "table": NBD }, "rows": told });
+                self.take(NBD, filesystem, told);
+            }
+        }
+        // These make file systems of their own, where that was.
+        for table in TABLES.into_iter().filter(|table| chosen.contains(table)) {
+            let mut command = command(args, binary, table);
+            if !has_cells(args, &mut command)? {
+                println!("{filesystem}: {table} has no such cell");
+                continue;
+            }
+            println!("{filesystem}: {table}");
+            command.args(["--json", "--dir"]).arg(directory);
+            if filesystem != "here" {
+                command.arg(format!("--loop={filesystem}"));
+            }
+            command.stderr(Stdio::inherit());
+            let told = run::output(&mut command)?;
+            let told = serde_json::from_str(&told).map_err(|e| e.to_string())?;
+            self.take(table, filesystem, told);
+        }
+        Ok(())
+    }
+
+    /// A table is done: takes its rows and says what they are to the promises.
+    fn take(&mut self, table: &'static str, filesystem: &str, told: Value) {
+        let rows: Vec<Row> = told["rows"].as_array().map_or(Vec::new(), |rows| {
+            rows.iter().map(|row| Row::new(table, row)).collect()
+        });
+        print(&verdicts(&[filesystem.to_string()], &rows));
+        self.rows.extend(rows);
+        self.tables.push(told);
+    }
+}
+
+fn print(verdicts: &[Verdict]) {
+    if !verdicts.is_empty() {
+        println!("{}", Verdict::titles());
+    }
+    for verdict in verdicts {
+        println!("{verdict}");
+    }
 }
 
 /// Ours and qemu-storage-daemon, with one client, at two depths; rows as the command's tables have them.
-fn over_nbd(binary: &Path, place: &Place, scale: Scale) -> Result<Vec<Value>, String> {
+fn over_nbd(args: &Args, binary: &Path, place: &Place) -> Result<Vec<Value>, String> {
     let servers = [Kind::Cowslip, Kind::StorageDaemon];
     if run::find_program(Kind::StorageDaemon.name()).is_none() {
         return Ok(Vec::new());
     }
     let mut rows = Vec::new();
     for depth in [32, 128] {
-        let scale = Scale { depth, ..scale };
+        let scale = Scale {
+            depth,
+            ..Scale::new(args)
+        };
         let mut report = report::Report::new(&scale, &servers);
         for cell in &cell::all(false) {
+            let name = cell.name_at(depth);
+            if args.cells.as_ref().is_some_and(|part| !name.contains(part)) {
+                continue;
+            }
             let bench = CellBench {
                 place,
                 cell,
@@ -399,84 +168,93 @@ fn over_nbd(binary: &Path, place: &Place, scale: Scale) -> Result<Vec<Value>, St
             bench.run(&servers, &mut report)?;
             report.print_last();
         }
-        rows.extend(report.rows_json().into_iter().map(|mut row| {
-            row["contestant"] = json!("cowslip");
-            row["times-qemu-img"] = row["ratio"].clone();
-            row
-        }));
+        rows.extend(report.rows_json().iter().map(as_row_of_a_table));
     }
     Ok(rows)
 }
 
-fn measure(
-    args: &Args,
-    (binary, directory): (&Path, &Path),
-    (table, filesystem): (&str, &str),
-) -> Result<Value, String> {
-    println!("{filesystem}: {table}");
+/// Our side of a row over NBD, with its ratios.
+fn as_row_of_a_table(row: &Value) -> Value {
+    let runs_of = |kind: Kind| row["runs"][kind.name()].as_array();
+    let ours = runs_of(Kind::Cowslip).into_iter().flatten();
+    let theirs = runs_of(Kind::StorageDaemon);
+    let runs = ours.enumerate().map(|(repetition, run)| {
+        let iops = |run: &Value| run["iops"].as_f64();
+        let theirs = theirs.and_then(|runs| iops(runs.get(repetition)?));
+        let ratio = iops(run).zip(theirs).map(|(ours, theirs)| ours / theirs);
+        let mut run = run.clone();
+        run["times-qemu-img"] = json!(ratio);
+        run
+    });
+    json!({
+        "filesystem": row["filesystem"],
+        "cell": row["cell"],
+        "contestant": "cowslip",
+        "times-qemu-img": row["ratio"],
+        "runs": runs.collect::<Vec<_>>(),
+        "runs-of-qemu-storage-daemon": theirs,
+    })
+}
+
+/// The command that makes a table; where, and how it is told, is still to be said.
+fn command(args: &Args, binary: &Path, table: &str) -> Command {
     let repetitions = args.repetitions.unwrap_or(if args.quick { 1 } else { 5 });
     let mut command = Command::new(binary);
-    command.args(["bench", table, "--json", "--depths=32"]);
+    command.args(["bench", table, DEPTHS]);
     command.arg(format!("--repetitions={repetitions}"));
-    match (table, args.quick) {
-        // Its disks are sparse, and smaller ones ask another question; with clusters of 64 KiB it
-        // takes minutes.
-        ("metadata", true) => command.args(["--requests=25000", "--cells=1M/32K"]),
-        ("metadata", false) => &mut command,
-        (_, true) => command.args(["--size=1G", "--requests=2000"]),
-        (_, false) => &mut command,
+    let (mut requests, mut cells) = (args.requests, args.cells.as_deref());
+    if args.quick && table == "metadata" {
+        // Its disks are sparse, and smaller ones ask another question; with clusters of 64 KiB it takes minutes.
+        requests = requests.or(Some(25_000));
+        cells = cells.or(Some("1M/32K"));
+    } else if args.quick {
+        requests = requests.or(Some(2000));
+        command.arg("--size=1G");
+    }
+    command.args(requests.map(|requests| format!("--requests={requests}")));
+    command.args(cells.map(|part| format!("--cells={part}")));
+    command
+}
+
+/// Whether the table has cells with the text of `--cells`. Which it has depends on its other options.
+fn has_cells(args: &Args, command: &mut Command) -> Result<bool, String> {
+    let Some(part) = &args.cells else {
+        return Ok(true);
     };
-    if let Some(operations) = args.operations {
-        command.arg(format!("--requests={operations}"));
-    }
-    command.arg("--dir").arg(directory);
-    if filesystem != "here" {
-        command.arg(format!("--loop={filesystem}"));
-    }
-    command.stderr(Stdio::inherit());
-    serde_json::from_str(&run::output(&mut command)?).map_err(|e| e.to_string())
+    let mut list = Command::new(command.get_program());
+    let words = command.get_args();
+    let words = words.filter(|word| !word.to_string_lossy().starts_with("--cells="));
+    let names = run::output(list.args(words).arg("--list"))?;
+    Ok(names.lines().any(|name| name.contains(part)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn row(cell: &str, contestant: &str, iops: f64) -> Row {
+    #[test]
+    fn tables_are_chosen_by_name() {
+        let names = |text: &str| text.split(',').map(str::to_string).collect::<Vec<_>>();
+        assert_eq!(chosen(&[]).unwrap().len(), 7);
+        assert_eq!(chosen(&names("steady,nbd")), Ok(vec!["nbd", "steady"]));
+        let refused = chosen(&names("steady,guest")).unwrap_err();
+        assert!(refused.ends_with("metadata, not 'guest'"), "{refused}");
+    }
+
+    #[test]
+    fn runs_over_nbd_are_paired_by_repetition() {
         let row = json!({
             "filesystem": "ext4",
-            "cell": cell,
-            "contestant": contestant,
-            "median-iops": iops,
-            "times-qemu-img": iops,
-            "runs": [{ "CPU us": iops }],
+            "cell": "no backing, depth 32",
+            "ratio": 2.5,
+            "runs": {
+                "cowslip": [{ "iops": 6.0 }, { "iops": 8.0 }],
+                "qemu-storage-daemon": [{ "iops": 3.0 }, { "iops": 2.0 }],
+            },
         });
-        Row::new("subclusters", &row)
-    }
-
-    #[test]
-    fn sizes_are_read_from_the_names_of_cells() {
-        let sizes = |cell| row(cell, "cowslip", 1.0).sizes();
-        assert_eq!(sizes("64K, empty, depth 32"), Some((64 << 10, None)));
-        assert_eq!(
-            sizes("16K/512, backed, depth 1"),
-            Some((16 << 10, Some(512)))
-        );
-        assert_eq!(sizes("2M/64K, empty"), Some((2 << 20, Some(64 << 10))));
-    }
-
-    #[test]
-    fn rows_are_compared_within_their_cell() {
-        let rows = [
-            row("64K, empty, depth 32", "cowslip", 8.0),
-            row("64K/2K, empty, depth 32", "cowslip", 4.0),
-            row("64K/2K, empty, depth 32", "qemu-img", 1.0),
-            row("64K/2K, empty, depth 32", "raw sparse", 2.0),
-        ];
-        assert_eq!(on_against_off(&rows[1], &rows), Some(0.5));
-        assert_eq!(qemus_cpu_over_ours(&rows[1], &rows), Some(0.25));
-        assert_eq!(over_sparse_raw(&rows[1], &rows), Some(2.0));
-        assert_eq!(over_sparse_raw(&rows[0], &rows), None);
-        assert!(plain(&rows[0], "empty") && !plain(&rows[1], "empty"));
-        assert!(subclusters_empty(&rows[1]) && !subclusters_empty(&rows[2]));
+        let row = as_row_of_a_table(&row);
+        let ratios = [0, 1].map(|run| row["runs"][run]["times-qemu-img"].as_f64());
+        assert_eq!(ratios, [Some(2.0), Some(4.0)]);
+        assert_eq!(row["times-qemu-img"], 2.5);
     }
 }

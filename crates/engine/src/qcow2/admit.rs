@@ -378,6 +378,11 @@ impl Qcow2 {
         }
         state.tables.pin(slice);
         batch.pins.push(slice);
+        let in_place = steps.iter().filter(|(_, w)| w.change == Change::None);
+        let in_place = in_place.count() as u64;
+        state.writes.new_space += needed;
+        state.writes.filled += steps.len() as u64 - needed - in_place;
+        state.writes.in_place += in_place;
         self.enlist(state, request, steps, (batch, &taken));
         Ok(Ok(()))
     }

@@ -67,7 +67,7 @@ use self::tables::{Prepared, Tables};
 use crate::chain::Below;
 use crate::durable::DurableWrites;
 use crate::file::{Durability, HostFile, Space};
-use crate::image::{CacheStatistics, DiscardPolicy, WritePolicy, ZeroMethod};
+use crate::image::{CacheStatistics, DiscardPolicy, WritePolicy, WriteStatistics, ZeroMethod};
 use crate::planted::{self, Mistake};
 use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
 use crate::{Error, Result};
@@ -165,6 +165,8 @@ struct State {
     cuts: u64,
     /// The last cut whose cycle ended well.
     durable_cut: u64,
+    /// What admitted writes found.
+    writes: WriteStatistics,
     /// Something was written since the last barrier that covers it.
     unflushed: bool,
     /// Changes of space of the image file that a barrier covers.
@@ -246,6 +248,11 @@ impl Qcow2 {
     /// What the cache of L2 slices did so far, and what it holds.
     pub(crate) fn cache_statistics(&self) -> CacheStatistics {
         self.lock().tables.statistics()
+    }
+
+    /// What writes of guest data found so far.
+    pub(crate) fn write_statistics(&self) -> WriteStatistics {
+        self.lock().writes
     }
 
     fn corrupt_entry(&self, tables: &Tables, cluster: GuestCluster, error: EntryError) -> Error {

@@ -20,7 +20,7 @@ use super::{Counts, EIO, Qcow2, State, growth};
 use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
 use crate::file::{ChosenBy, FileRequest, Gate, HostFile, Role};
-use crate::image::{DirtyImage, OpenOptions, RepairWatch};
+use crate::image::{DirtyImage, OpenOptions, RepairWatch, WriteStatistics};
 use crate::planted::{self, Mistake};
 use crate::sync::{Mutex, Turn, Waiters};
 use crate::{Error, Result};
@@ -252,6 +252,7 @@ fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
         cuts: 0,
         durable_cut: 0,
         // A process that died may have left writes that nobody has flushed: the first flush covers them.
+        writes: WriteStatistics::default(),
         unflushed: !planted::is(Mistake::FirstFlushSkipped),
         settled_space_changes: 0,
         ready_for_writes: false,
