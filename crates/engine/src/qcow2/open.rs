@@ -251,8 +251,8 @@ fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
         claimed_at_open: 0,
         cuts: 0,
         durable_cut: 0,
-        // A process that died may have left writes that nobody has flushed: the first flush covers them.
         writes: WriteStatistics::default(),
+        // A process that died may have left writes that nobody has flushed: the first flush covers them.
         unflushed: !planted::is(Mistake::FirstFlushSkipped),
         settled_space_changes: 0,
         ready_for_writes: false,
