@@ -274,6 +274,8 @@ fn the_tables_of_allocated_images_compare_with_a_written_raw_file() {
         "64K, filled, depth 32, reads",
         "64K/2K, filled, depth 32, overwrites",
     ];
+    let trimmed = contestants(&steady, "64K, trimmed, depth 32");
+    assert_eq!(trimmed[trimmed.len() - 2..], ["raw sparse", "raw written"]);
     for cell in cells {
         let contestants = contestants(&steady, cell);
         assert_eq!(contestants.first(), Some(&"cowslip"));
@@ -435,7 +437,7 @@ fn an_interrupted_table_leaves_nothing() {
     assert!(left.iter().all(|entries| *entries <= 1), "{left:?}");
 }
 
-/// Begins a table of four cells that is told on a pipe.
+/// Begins a table of six cells that is told on a pipe.
 fn begin(words: &[&str], dir: &Path) -> std::process::Child {
     let mut table = cowslip();
     table.args(["bench", "steady", "--size=16M", "--requests=64"]);
@@ -470,7 +472,7 @@ fn the_cells_that_are_done_outlive_an_interruption() {
     }
     let rest: Vec<String> = std::iter::from_fn(next).collect();
     let end = rest.last().unwrap();
-    assert!(end.starts_with("Interrupted: ") && end.ends_with(" of 4 cells are finished."));
+    assert!(end.starts_with("Interrupted: ") && end.ends_with(" of 6 cells are finished."));
     let status = table.wait().unwrap();
     assert_eq!(status.signal(), Some(2), "{status}");
 }
@@ -480,7 +482,7 @@ fn the_cells_that_are_done_outlive_an_interruption() {
 fn an_interruption_ends_the_json_in_order() {
     let dir = scratch();
     let mut table = begin(&["--repetitions=20", "--json"], dir.path());
-    // The image of the last cells has extended entries: two are done then, or two and one.
+    // The image of the last three cells has extended entries: three are done then, or a few more.
     let is_extended = |image: &Path| {
         let mut header = [0; 80];
         let read = std::fs::File::open(image).and_then(|mut file| file.read_exact(&mut header));
@@ -503,11 +505,12 @@ fn an_interruption_ends_the_json_in_order() {
         .unwrap();
     let told: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(told["interrupted"], true);
-    assert_eq!(told["cells-planned"], 4);
+    assert_eq!(told["cells-planned"], 6);
     let finished = told["cells-finished"].as_u64().unwrap();
-    assert!((2..4).contains(&finished), "{finished}");
+    assert!((3..6).contains(&finished), "{finished}");
     let rows = told["rows"].as_array().unwrap();
-    assert_eq!(rows.len() as u64, finished * 2);
+    // The third cell has a sparse file too.
+    assert_eq!(rows.len() as u64, finished * 2 + 1);
     for row in rows.iter().filter(|row| row["contestant"] == "cowslip") {
         let runs = row["runs"].as_array().unwrap();
         assert_eq!(runs.len(), 20);
@@ -536,8 +539,12 @@ fn peers_take_part_if_they_are_named() {
 #[test]
 fn a_list_of_cells_measures_nothing() {
     let listed = run(cowslip().args("bench steady --list --depths=32 --cells=64K,".split(' ')));
-    let expected = "64K, filled, depth 32, reads\n64K, filled, depth 32, overwrites\n";
-    assert_eq!(listed, expected);
+    let expected = [
+        "64K, filled, depth 32, reads",
+        "64K, filled, depth 32, overwrites",
+        "64K, trimmed, depth 32",
+    ];
+    assert_eq!(listed.lines().collect::<Vec<_>>(), expected);
 }
 
 #[test]

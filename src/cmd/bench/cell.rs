@@ -135,6 +135,11 @@ impl Contestant {
         )
     }
 
+    /// Whether its file is raw.
+    pub fn is_raw(self) -> bool {
+        matches!(self, Contestant::Raw(_) | Contestant::QemuRaw(_))
+    }
+
     /// Whether its file is raw and written throughout.
     pub fn is_raw_written(self) -> bool {
         use RawFile::Written;
@@ -172,6 +177,8 @@ pub enum Before {
     Preallocated(&'static str),
     /// Written throughout, in order, by the engine that is measured.
     Filled,
+    /// The same, then discarded throughout, with its space given back to the host.
+    Trimmed,
     /// All of it has space, laid out so; little of it is written.
     Laid(Layout),
 }
@@ -248,6 +255,7 @@ impl Shape {
             (Before::Fresh, Backing::Raw) => "backed".to_string(),
             (Before::Preallocated(mode), _) => format!("preallocation {mode}"),
             (Before::Filled, _) => "filled".to_string(),
+            (Before::Trimmed, _) => "trimmed".to_string(),
             (Before::Laid(Layout::Contiguous), _) => "contiguous".to_string(),
             (Before::Laid(Layout::Scattered), _) => "30% scattered".to_string(),
         };

@@ -29,6 +29,8 @@ pub const PATTERN: &str = "--pattern=165";
 const WRITTEN: &str = "written.raw";
 /// Requests of walks in order, with few in flight.
 const IN_ORDER_REQUEST_BYTES: u64 = 1 << 20;
+/// The most that one discard asks for: qemu-io takes less than 2 GiB.
+const TRIM_BYTES: u64 = 1 << 30;
 
 /// CPU time of a request, user and system.
 const CPU: Column = column("CPU us", 1);
@@ -224,7 +226,7 @@ impl<'a> Stage<'a> {
             Contestant::Raw(_) | Contestant::CowslipCached(_) => true,
             Contestant::Cowslip(_) | Contestant::CowslipZeroing(_) => match cell.shape.before {
                 Before::Preallocated(_) => self.can_create(&cell.shape),
-                Before::Fresh | Before::Filled | Before::Laid(_) => true,
+                Before::Fresh | Before::Filled | Before::Trimmed | Before::Laid(_) => true,
             },
         }
     }
@@ -302,8 +304,17 @@ impl<'a> Stage<'a> {
             }
             Contestant::Raw(state) | Contestant::QemuRaw(state) => self.prepare_raw(state)?,
         };
-        if cell.shape.before == Before::Filled && !contestant.is_raw_written() {
+        let filled = match cell.shape.before {
+            Before::Filled => !contestant.is_raw_written(),
+            // A raw file that was trimmed is a sparse one.
+            Before::Trimmed => !contestant.is_raw(),
+            Before::Fresh | Before::Preallocated(_) | Before::Laid(_) => false,
+        };
+        if filled {
             run(&mut self.in_order(contestant, &path, Direction::Write))?;
+        }
+        if filled && cell.shape.before == Before::Trimmed {
+            run(&mut self.trim(contestant, &path))?;
         }
         let file = File::open(&path).map_err(|e| failed("open", &path, &e))?;
         rustix::fs::syncfs(&file).map_err(|e| failed("sync", &path, &e.into()))?;
@@ -395,6 +406,26 @@ impl<'a> Stage<'a> {
         }
         command.args(["-d", "4", "-c", &requests.to_string()]);
         command.args(["-s", &request_bytes.to_string()]);
+        command
+    }
+
+    /// Discards a disk throughout, and gives its space back, by the contestant's engine.
+    fn trim(&self, contestant: Contestant, file: &Path) -> Command {
+        let mut command = if contestant.is_cowslip() {
+            let mut own = Command::new(&self.cowslip);
+            own.arg("io");
+            own
+        } else {
+            Command::new("qemu-io")
+        };
+        command.args(["-f", "qcow2", "-t", self.cache, "-d", "unmap"]);
+        let mut start = 0;
+        while start < self.scale.disk_bytes {
+            let len = TRIM_BYTES.min(self.scale.disk_bytes - start);
+            command.args(["-c", &format!("discard -q {start} {len}")]);
+            start += len;
+        }
+        command.arg(file);
         command
     }
 

@@ -1,5 +1,6 @@
 //! `bench steady`: reads and overwrites of what is allocated, where a thin image should cost what a
-//! raw file costs.
+//! raw file costs; and first writes into an image that was filled and trimmed before, as a disk is that has been in
+//! use.
 
 use super::cell::{
     Backing, Before, Cell, CellLoad, Contestant, Direction, RawFile, Shape, Subclusters,
@@ -15,13 +16,21 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
     let mut cells = Vec::new();
     for depth in &scale.depths {
         for subclusters in [Subclusters::Off, Subclusters::On] {
-            for direction in [Direction::Read, Direction::Write] {
+            for (before, direction) in [
+                (Before::Filled, Direction::Read),
+                (Before::Filled, Direction::Write),
+                (Before::Trimmed, Direction::Write),
+            ] {
                 let requests = scale.requests_at(*depth, REQUEST_BYTES);
                 let mut load = CellLoad::writes(requests, *depth, REQUEST_BYTES);
                 load.direction = direction;
                 let mut shape = Shape::new(CLUSTER_BYTES, subclusters, Backing::None);
-                shape.before = Before::Filled;
-                let mut contestants = scale.contestants(&[RawFile::Written]);
+                shape.before = before;
+                let yardsticks: &[RawFile] = match before {
+                    Before::Trimmed => &[RawFile::Sparse, RawFile::Written],
+                    _ => &[RawFile::Written],
+                };
+                let mut contestants = scale.contestants(yardsticks);
                 // The policy decides nothing here.
                 contestants.retain(|c| !matches!(c, Contestant::Cowslip(p) if *p != "auto"));
                 cells.push(Cell {
