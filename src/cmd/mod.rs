@@ -15,6 +15,7 @@ pub mod check;
 pub mod clone;
 pub mod create;
 pub mod demo;
+pub mod extents;
 pub mod info;
 pub mod io;
 pub mod map;
@@ -86,6 +87,8 @@ pub enum CowslipVerb {
     Serve(serve::Args),
     /// Make a file that shares its data with an image, where the file system can
     Clone(clone::Args),
+    /// Tell where files are on their devices, and a guest's disk in them
+    Extents(Box<extents::Args>),
     /// Show the main job on real data: overlays on a golden image, served, written, read back, checked
     Demo(demo::Args),
     /// Process 1 of a guest of `bench guest`
@@ -103,6 +106,7 @@ impl CowslipVerb {
             CowslipVerb::Serve(args) => serve::run(args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),
             CowslipVerb::Clone(args) => clone::run(args, program),
+            CowslipVerb::Extents(args) => extents::run(&args, program),
             CowslipVerb::GuestInit(args) => bench::guest_init::run(&args, program),
         }
     }

@@ -14,6 +14,7 @@ mod discard;
 mod dropped;
 mod gather;
 mod host_file;
+mod layout;
 mod model;
 mod repair_noise;
 mod repair_qemu;

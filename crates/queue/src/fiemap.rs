@@ -1,11 +1,12 @@
 //! Where the host's file system has put a file: its extents, as `FS_IOC_FIEMAP` tells them.
 //!
-//! For reports on fragmentation. Leaves out what each extent's flags mean but for the one that ends
-//! the list.
+//! [`records`] goes through them batch by batch and keeps one batch in memory. It ends whatever happens to the
+//! file meanwhile: each record begins where the one before it ended or later, and what the kernel tells again is
+//! cut off.
 #![allow(unsafe_code)] // One system call that rustix lacks.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// A run of a file in one place of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,85 @@ impl HostExtent {
     }
 }
 
+/// What a record says beside its place (`FIEMAP_EXTENT_*` of linux/fiemap.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash, PartialOrd, Ord)]
+pub struct Flags(u32);
+
+impl Flags {
+    /// The file's last extent.
+    pub const LAST: Flags = Flags(0x1);
+    /// Its place is not known yet.
+    pub const UNKNOWN: Flags = Flags(0x2);
+    /// Space is promised, not yet chosen.
+    pub const DELAYED: Flags = Flags(0x4);
+    /// Stored in another form than it reads: compressed, as a rule.
+    pub const ENCODED: Flags = Flags(0x8);
+    /// Encrypted by the file system.
+    pub const ENCRYPTED: Flags = Flags(0x80);
+    /// It begins or ends within a block.
+    pub const NOT_ALIGNED: Flags = Flags(0x100);
+    /// Stored beside metadata.
+    pub const INLINE: Flags = Flags(0x200);
+    /// Stored together with other files' ends.
+    pub const TAIL: Flags = Flags(0x400);
+    /// Space that reads as zeroes until it is written.
+    pub const UNWRITTEN: Flags = Flags(0x800);
+    /// Joined by the kernel for a file system that knows only blocks.
+    pub const MERGED: Flags = Flags(0x1000);
+    /// The space belongs to another file, too.
+    pub const SHARED: Flags = Flags(0x2000);
+
+    /// The flags of these bits.
+    pub const fn from_bits(bits: u32) -> Flags {
+        Flags(bits)
+    }
+
+    /// The kernel's bits.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// Whether one of `others` is set.
+    pub const fn has(self, others: Flags) -> bool {
+        self.0 & others.0 != 0
+    }
+
+    /// Both.
+    #[must_use]
+    pub const fn with(self, others: Flags) -> Flags {
+        Flags(self.0 | others.0)
+    }
+
+    /// These without `others`.
+    #[must_use]
+    pub const fn without(self, others: Flags) -> Flags {
+        Flags(self.0 & !others.0)
+    }
+}
+
+/// One mapping record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Offset in the file in bytes.
+    pub logical: u64,
+    /// Offset on the device in bytes, where it has one.
+    pub physical: u64,
+    /// Length in the file in bytes.
+    pub len: u64,
+    /// What else is known.
+    pub flags: Flags,
+}
+
+/// Whether data that has not been written back is written back first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Sync {
+    /// No: what has no place yet is told as such.
+    #[default]
+    No,
+    /// Yes, with the first batch (`FIEMAP_FLAG_SYNC`).
+    First,
+}
+
 /// `struct fiemap_extent` of linux/fiemap.h.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -37,8 +117,8 @@ struct RawExtent {
     reserved: [u32; 3],
 }
 
-/// Extents asked for with one call.
-const BATCH: usize = 128;
+/// Extents asked for with one call: 56 KiB, so that a million cost a thousand calls.
+const BATCH: usize = 1000;
 
 /// `struct fiemap` of linux/fiemap.h with room for a batch.
 #[repr(C)]
@@ -56,61 +136,139 @@ struct Request {
 const FS_IOC_FIEMAP: u32 = 0xC020_660B;
 /// Write dirty pages out first, so that delayed allocation has happened.
 const FIEMAP_FLAG_SYNC: u32 = 1;
-/// The file's last extent.
-const FIEMAP_EXTENT_LAST: u32 = 1;
 
-/// The extents of a file, those that follow on from another joined with it, whatever their state:
-/// the boundary between written and unwritten space costs no seek.
-///
-/// # Errors
-/// `Unsupported` (`EOPNOTSUPP`) where the file system cannot tell, or the system's failure.
-pub fn extents(file: impl AsFd) -> io::Result<Vec<HostExtent>> {
-    let mut found: Vec<HostExtent> = Vec::new();
-    let mut start = 0;
-    loop {
-        let mut request = Request {
-            start,
-            length: u64::MAX - start,
-            flags: FIEMAP_FLAG_SYNC,
-            mapped_extents: 0,
-            extent_count: BATCH as u32,
-            reserved: 0,
-            extents: [RawExtent::default(); BATCH],
-        };
+/// The records of a file in the order of the file, read in batches.
+pub struct Records<'a> {
+    file: BorrowedFd<'a>,
+    request: Box<Request>,
+    /// The next record of the batch.
+    next: usize,
+    /// Records in the batch.
+    count: usize,
+    /// Where the records that were told end.
+    at: u64,
+    /// There is no further batch.
+    ended: bool,
+}
+
+/// The mapping records of a file.
+pub fn records(file: &impl AsFd, sync: Sync) -> Records<'_> {
+    let request = Box::new(Request {
+        start: 0,
+        length: 0,
+        flags: match sync {
+            Sync::No => 0,
+            Sync::First => FIEMAP_FLAG_SYNC,
+        },
+        mapped_extents: 0,
+        extent_count: BATCH as u32,
+        reserved: 0,
+        extents: [RawExtent::default(); BATCH],
+    });
+    Records {
+        file: file.as_fd(),
+        request,
+        next: 0,
+        count: 0,
+        at: 0,
+        ended: false,
+    }
+}
+
+impl Records<'_> {
+    fn fill(&mut self) -> io::Result<()> {
+        let request = &mut *self.request;
+        request.start = self.at;
+        request.length = u64::MAX - self.at;
+        request.mapped_extents = 0;
         // SAFETY: the request is laid out as the kernel's structure and has room for as many extents
         // as it says; the kernel writes nowhere else.
         let result = unsafe {
             libc::ioctl(
-                file.as_fd().as_raw_fd(),
+                self.file.as_raw_fd(),
                 FS_IOC_FIEMAP as libc::Ioctl,
-                &raw mut request,
+                std::ptr::from_mut(request),
             )
         };
         if result != 0 {
             return Err(io::Error::last_os_error());
         }
-        let count = (request.mapped_extents as usize).min(BATCH);
-        for raw in &request.extents[..count] {
-            let extent = HostExtent {
+        request.flags = 0;
+        self.next = 0;
+        self.count = (request.mapped_extents as usize).min(BATCH);
+        self.ended = self.count == 0;
+        Ok(())
+    }
+}
+
+/// What of a record lies at `at` or behind it.
+fn behind(record: Record, at: u64) -> Option<Record> {
+    let end = record.logical.saturating_add(record.len);
+    let cut = at.saturating_sub(record.logical);
+    (end > at).then(|| Record {
+        logical: record.logical + cut,
+        physical: record.physical.saturating_add(cut),
+        len: end - record.logical - cut,
+        ..record
+    })
+}
+
+impl Iterator for Records<'_> {
+    type Item = io::Result<Record>;
+
+    fn next(&mut self) -> Option<io::Result<Record>> {
+        loop {
+            if self.ended {
+                return None;
+            }
+            if self.next == self.count {
+                if let Err(error) = self.fill() {
+                    self.ended = true;
+                    return Some(Err(error));
+                }
+                continue;
+            }
+            let raw = self.request.extents[self.next];
+            self.next += 1;
+            let record = Record {
                 logical: raw.logical,
                 physical: raw.physical,
                 len: raw.length,
+                flags: Flags(raw.flags),
             };
-            match found.last_mut() {
-                Some(last) if last.continues_in(&extent) => last.len += extent.len,
-                _ => found.push(extent),
+            self.ended = record.flags.has(Flags::LAST);
+            if let Some(record) = behind(record, self.at) {
+                self.at = record.logical + record.len;
+                return Some(Ok(record));
+            }
+            // A whole batch of what was told before: the file changes, and nothing says that this ends.
+            if self.next == self.count && self.request.start == self.at {
+                self.ended = true;
             }
         }
-        let Some(last) = request.extents[..count].last() else {
-            return Ok(found);
-        };
-        let next = last.logical.saturating_add(last.length);
-        // A file system that answers with what was before would keep us here for ever.
-        if last.flags & FIEMAP_EXTENT_LAST != 0 || next <= start {
-            return Ok(found);
-        }
-        start = next;
     }
+}
+
+/// The extents of a file, those that follow on from another joined with it, whatever their state:
+/// the boundary between written and unwritten space costs no seek. What was not yet written back is first.
+///
+/// # Errors
+/// `Unsupported` (`EOPNOTSUPP`) where the file system cannot tell, or the system's failure.
+pub fn extents(file: impl AsFd) -> io::Result<Vec<HostExtent>> {
+    let mut found: Vec<HostExtent> = Vec::new();
+    for record in records(&file, Sync::First) {
+        let record = record?;
+        let extent = HostExtent {
+            logical: record.logical,
+            physical: record.physical,
+            len: record.len,
+        };
+        match found.last_mut() {
+            Some(last) if last.continues_in(&extent) => last.len += extent.len,
+            _ => found.push(extent),
+        }
+    }
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -162,5 +320,41 @@ mod tests {
             assert_eq!(starts, expected);
         }
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn records_are_in_order_and_apart() {
+        let (path, file) = scratch("records");
+        for (index, len) in [(9_u64, 3_usize), (2, 1), (5, 2)] {
+            file.write_all_at(&vec![1; len << 16], index << 20).unwrap();
+        }
+        let mut end = 0;
+        for record in records(&file, Sync::First) {
+            let Ok(record) = record else { break };
+            assert!(record.logical >= end && record.len > 0);
+            end = record.logical + record.len;
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn what_was_told_before_is_cut_off() {
+        let record = Record {
+            logical: 100,
+            physical: 1000,
+            len: 50,
+            flags: Flags::SHARED,
+        };
+        assert_eq!(behind(record, 100), Some(record));
+        assert_eq!(behind(record, 40), Some(record));
+        let rest = Record {
+            logical: 120,
+            physical: 1020,
+            len: 30,
+            ..record
+        };
+        assert_eq!(behind(record, 120), Some(rest));
+        assert_eq!(behind(record, 150), None);
+        assert_eq!(behind(Record { len: 0, ..record }, 100), None);
     }
 }

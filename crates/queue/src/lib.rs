@@ -17,6 +17,7 @@ pub mod buf;
 mod driver;
 mod epoll;
 mod executor;
+pub mod fibmap;
 pub mod fiemap;
 pub mod file;
 pub mod lock;

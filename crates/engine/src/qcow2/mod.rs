@@ -32,6 +32,7 @@ mod growth;
 pub mod header;
 mod inflight;
 pub mod inspect;
+pub mod layout;
 pub mod map;
 mod open;
 pub mod plan;

@@ -37,7 +37,7 @@ pub fn read_bytes_max(file_bytes: u64) -> u64 {
 }
 
 /// Bytes that were read.
-pub(super) struct Bytes {
+pub(in crate::qcow2) struct Bytes {
     buf: BufMut,
     range: Range<usize>,
 }
@@ -51,18 +51,18 @@ impl Deref for Bytes {
 
 impl Bytes {
     /// The bytes as big-endian words; what is left over at the end is ignored.
-    pub(super) fn words(&self) -> impl Iterator<Item = u64> + '_ {
+    pub(in crate::qcow2) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         self.chunks_exact(8).map(big_endian)
     }
 }
 
 /// Whether all bytes are 0.
-pub(super) fn is_zero(bytes: &[u8]) -> bool {
+pub(in crate::qcow2) fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().fold(0, |all, &byte| all | byte) == 0
 }
 
 /// The image file, read-only.
-pub(super) struct Reader<'a> {
+pub(in crate::qcow2) struct Reader<'a> {
     file: &'a Arc<dyn BlockFile>,
     len: u64,
     /// Buffers to read into again: fresh ones would be zeroed first, and their memory faulted in.
@@ -72,7 +72,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) async fn new(file: &'a Arc<dyn BlockFile>) -> Result<Reader<'a>> {
+    pub(in crate::qcow2) async fn new(file: &'a Arc<dyn BlockFile>) -> Result<Reader<'a>> {
         let len = file.len().await.map_err(|error| {
             Error::io(
                 format!("Could not get the length of '{}'", file.name()),
@@ -89,11 +89,11 @@ impl<'a> Reader<'a> {
     }
 
     /// Length of the file in bytes.
-    pub(super) fn len(&self) -> u64 {
+    pub(in crate::qcow2) fn len(&self) -> u64 {
         self.len
     }
 
-    pub(super) fn name(&self) -> &str {
+    pub(in crate::qcow2) fn name(&self) -> &str {
         self.file.name()
     }
 
@@ -110,7 +110,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads `len` bytes at `offset`.
-    pub(super) async fn read(&self, offset: u64, len: u64) -> Result<Bytes> {
+    pub(in crate::qcow2) async fn read(&self, offset: u64, len: u64) -> Result<Bytes> {
         self.start_read(offset, len).await
     }
 
@@ -146,7 +146,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Takes back the memory of what was read, for the next read of that length.
-    pub(super) fn recycle(&self, bytes: Bytes) {
+    pub(in crate::qcow2) fn recycle(&self, bytes: Bytes) {
         let mut spare = lock(&self.spare);
         if spare.len() < SPARE_BUFFERS_MAX {
             spare.push(bytes.buf);
@@ -163,7 +163,7 @@ impl<'a> Reader<'a> {
 
     /// Reads `len` bytes at the offset of each of `tables`, in order, several at a time. The other
     /// number says which table it is.
-    pub(super) fn tables<'s>(
+    pub(in crate::qcow2) fn tables<'s>(
         &'s self,
         tables: impl Iterator<Item = (u64, u64)> + 's,
         len: u64,
@@ -187,7 +187,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a long range in pieces of `piece_bytes`, in order, several at a time.
-    pub(super) fn pieces(
+    pub(in crate::qcow2) fn pieces(
         &self,
         offset: u64,
         len: u64,
@@ -205,7 +205,7 @@ impl<'a> Reader<'a> {
 }
 
 /// Small reads that go on from each other, through a window.
-pub(super) struct Window<'a> {
+pub(in crate::qcow2) struct Window<'a> {
     reader: &'a Reader<'a>,
     start: u64,
     bytes: Option<Bytes>,
@@ -214,7 +214,7 @@ pub(super) struct Window<'a> {
 impl<'a> Window<'a> {
     const BYTES: u64 = 64 << 10;
 
-    pub(super) fn new(reader: &'a Reader<'a>) -> Window<'a> {
+    pub(in crate::qcow2) fn new(reader: &'a Reader<'a>) -> Window<'a> {
         Window {
             reader,
             start: 0,
@@ -223,7 +223,7 @@ impl<'a> Window<'a> {
     }
 
     /// The `len` bytes at `offset`.
-    pub(super) async fn get(&mut self, offset: u64, len: usize) -> Result<&[u8]> {
+    pub(in crate::qcow2) async fn get(&mut self, offset: u64, len: usize) -> Result<&[u8]> {
         let fits = self.bytes.as_ref().is_some_and(|bytes| {
             offset >= self.start
                 && offset.saturating_add(len as u64)

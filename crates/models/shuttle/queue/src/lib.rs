@@ -11,6 +11,8 @@ mod driver;
 mod epoll;
 #[path = "../../../../queue/src/executor.rs"]
 mod executor;
+#[path = "../../../../queue/src/fibmap.rs"]
+pub mod fibmap;
 #[path = "../../../../queue/src/fiemap.rs"]
 pub mod fiemap;
 #[path = "../../../../queue/src/file.rs"]
