@@ -53,9 +53,11 @@ pub fn filefrag(files: &[PathBuf]) -> Vec<Vec<Extent>> {
     out
 }
 
-/// `xfs_bmap -vvp`, which counts in sectors.
+/// `xfs_bmap -vvp`, which counts in sectors. Without a number of extents xfs_bmap 6.1.0 stops at the 31st line of
+/// a file that has 32.
 pub fn xfs_bmap(file: &Path) -> Vec<Extent> {
-    let text = run(Command::new("xfs_bmap").arg("-vvp").arg(file));
+    let mut command = Command::new("xfs_bmap");
+    let text = run(command.args(["-vvp", "-n", "100000"]).arg(file));
     let mut out = Vec::new();
     for line in text.lines() {
         // `   0: [0..7]:  96..103  0 (96..103)  8 000000`
