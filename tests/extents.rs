@@ -154,7 +154,7 @@ fn extents_on_ext4_are_those_of_filefrag() {
     let Some(mounted) = Mounted::new(&["mkfs.ext4", "-q"]) else {
         return;
     };
-    let (report, files) = same_as_filefrag(&mounted, Abilities::FALLOCATE);
+    let (report, files) = same_as_filefrag(&mounted, Abilities::Fallocate);
     none_is_better_than_perfect(&report);
     let longest = &report["files"][0]["file-system"]["longest-extent"];
     assert_eq!(
@@ -242,7 +242,7 @@ fn extents_of_files_without_extents_are_those_of_filefrag() {
         let Some(mounted) = Mounted::new(format) else {
             return;
         };
-        let (report, _) = same_as_filefrag(&mounted, Abilities::WRITES);
+        let (report, _) = same_as_filefrag(&mounted, Abilities::Writes);
         none_is_better_than_perfect(&report);
         let on = &report["files"][0]["file-system"];
         assert_eq!(on["mapped-block-by-block"], true);
@@ -259,7 +259,7 @@ fn extents_on_xfs_are_those_of_filefrag_and_xfs_bmap() {
     let Some(mounted) = Mounted::new(&["mkfs.xfs", "-q", "-m", "reflink=1"]) else {
         return;
     };
-    let (report, files) = same_as_filefrag(&mounted, Abilities::REFLINK);
+    let (report, files) = same_as_filefrag(&mounted, Abilities::Reflink);
     none_is_better_than_perfect(&report);
     let told = report["files"].as_array().unwrap();
     let mut mismatches = Vec::new();
@@ -291,7 +291,7 @@ fn extents_on_btrfs_are_those_of_filefrag_and_of_its_tree() {
     let Some(mounted) = Mounted::new(&["mkfs.btrfs", "-q"]) else {
         return;
     };
-    let (report, files) = same_as_filefrag(&mounted, Abilities::COMPRESSION);
+    let (report, files) = same_as_filefrag(&mounted, Abilities::Compression);
     let tree = peers::btrfs_tree(&mounted.at.parent().unwrap().join("fs"));
     let told = report["files"].as_array().unwrap();
     let mut mismatches = Vec::new();
@@ -475,6 +475,40 @@ fn memory_file_systems_tell_holes_alone_and_say_so() {
     assert_eq!(number(&told["holes"]["count"]), 2);
     assert_eq!(number(&told["map"][0]["offset"]), 1 << 20);
     assert!(told["map"][0]["physical"].is_null());
+}
+
+/// Appended to, cut and punched meanwhile: the walk ends, and its records are in order.
+#[test]
+fn files_that_change_meanwhile_are_told_to_an_end() {
+    let dir = scratch();
+    let path = dir.path().join("busy");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let ended = StopAtEnd(&stop);
+        scope.spawn(|| layouts::change_until(&path, &stop));
+        while !path.exists() {
+            std::thread::yield_now();
+        }
+        for round in 0..40 {
+            let words: &[&str] = if round % 2 == 0 { &[] } else { &["--sync"] };
+            let told = report(dir.path(), std::slice::from_ref(&path), words);
+            let mut end = 0;
+            for extent in records(&told["files"][0]) {
+                assert!(extent.logical >= end, "{extent:?} begins before {end}");
+                end = extent.logical + extent.len;
+            }
+        }
+        drop(ended);
+    });
+}
+
+/// Ends the writer, however the test ends.
+struct StopAtEnd<'a>(&'a std::sync::atomic::AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
 }
 
 #[test]

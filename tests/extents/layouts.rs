@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -14,13 +15,13 @@ use crate::support::{number_from_environment, run};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Abilities {
     /// Writes and truncation.
-    WRITES,
+    Writes,
     /// Also space ahead, and holes.
-    FALLOCATE,
+    Fallocate,
     /// Also sharing.
-    REFLINK,
+    Reflink,
     /// Also compression.
-    COMPRESSION,
+    Compression,
 }
 
 /// Files that are written at the same time.
@@ -43,7 +44,7 @@ pub fn make(dir: &Path, count: usize, abilities: Abilities) -> Vec<PathBuf> {
         for index in first..(first + WRITERS).min(count) {
             let path = dir.join(format!("file-{index}"));
             files.push(open(&path));
-            if abilities == Abilities::COMPRESSION && index % 4 == 0 {
+            if abilities == Abilities::Compression && index % 4 == 0 {
                 let mut set = Command::new("btrfs");
                 run(set
                     .args(["property", "set"])
@@ -90,9 +91,9 @@ fn step(rng: &mut Rng, file: &File, (other, differs): (&File, bool), abilities: 
     let at = rng.below(FILE_BYTES / block) * block;
     let len = (rng.below(12) + 1) * block;
     let kinds = match abilities {
-        Abilities::WRITES => 5,
-        Abilities::FALLOCATE => 9,
-        Abilities::REFLINK | Abilities::COMPRESSION => 11,
+        Abilities::Writes => 5,
+        Abilities::Fallocate => 9,
+        Abilities::Reflink | Abilities::Compression => 11,
     };
     match rng.below(kinds) {
         0..=2 => write(file, at + rng.below(block), &rng.bytes(len as usize)),
@@ -125,6 +126,28 @@ fn share(from: &File, to: &File, at: u64, len: u64) {
     let (mut from_at, mut to_at) = (at, at);
     rustix::fs::copy_file_range(from, Some(&mut from_at), to, Some(&mut to_at), len as usize)
         .expect("ranges can be copied");
+}
+
+/// Changes a file at random, until it is told to stop.
+pub fn change_until(path: &Path, stop: &AtomicBool) {
+    let mut rng = Rng::named(seed(), "busy");
+    let file = open(path);
+    let mut end = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let at = rng.below(64) << 16;
+        match rng.below(20) {
+            0 => {
+                file.set_len(0).expect("a file can be cut");
+                end = 0;
+            }
+            1..4 => step(&mut rng, &file, (&file, false), Abilities::Writes),
+            4..12 => write(&file, at, &[1; 1 << 12]),
+            _ => {
+                write(&file, end, &[2; 1 << 13]);
+                end = (end + (1 << 14)) % (32 << 20);
+            }
+        }
+    }
 }
 
 /// Two files or more that grow in turns, each piece flushed, so that they lie between each other.

@@ -4,7 +4,8 @@
 //! Each half is a grid of cells of as many bytes each. The shade of a cell tells where its bytes are in the
 //! *other* half: where both halves go smoothly from the first shade to the last, the disk keeps the guest's
 //! order; where they are motley it does not. A cell shows the state of most of its bytes, and the shade of its
-//! largest piece. On the device, what lies between is drawn one cell wide at most, however wide it is.
+//! largest piece. On the device, what lies between is drawn one cell wide at most, however wide it is, and all of
+//! it together no wider than the pieces.
 
 use super::interleave::Neighbours;
 
@@ -133,7 +134,7 @@ impl Tally {
             .zip(self.bytes)
             .max_by_key(|(_, bytes)| *bytes);
         match most {
-            Some((state, bytes)) if bytes > 0 => match state {
+            Some((state, bytes)) if bytes > 0 && bytes >= self.other => match state {
                 State::Data => Cell::Data(self.shade),
                 State::Unwritten => Cell::Unwritten(self.shade),
                 State::Metadata => Cell::Metadata,
@@ -205,13 +206,13 @@ fn shade(at: u64, of: u64) -> u8 {
     (shade as u8).min(SHADES as u8 - 1)
 }
 
-/// Draws the pieces of a disk or file of `above_bytes` in so many cells a half. Other files show where
-/// `neighbours` knows of some.
+/// Draws the pieces of a disk or file of `above_bytes` in so many cells a half. Where there are `neighbours`, other
+/// files show than the one of this number.
 pub fn picture(
     pieces: &Pieces,
     above_bytes: u64,
     cells: usize,
-    neighbours: Option<&Neighbours>,
+    neighbours: Option<(&Neighbours, usize)>,
 ) -> Picture {
     let list = &pieces.list;
     let mut order: Vec<u32> = (0..list.len() as u32).collect();
@@ -219,7 +220,8 @@ pub fn picture(
     order.sort_by_key(|&at| list[at as usize].physical);
     let place = |at: u32| list[at as usize].physical.unwrap_or_default();
     let total: u64 = order.iter().map(|&at| list[at as usize].len).sum();
-    let gap_max = (total / cells as u64).max(1);
+    let divisor = (cells as u64).max(order.len() as u64);
+    let gap_max = (total / divisor).max(1);
 
     // Places below, gaps made narrow: of each piece in the device's order.
     let mut positions = vec![0_u64; list.len()];
@@ -230,7 +232,8 @@ pub fn picture(
         let last_end = end.unwrap_or(start);
         let gap = start.saturating_sub(last_end);
         if gap > 0 {
-            let is_other = neighbours.is_some_and(|known| known.is_used(last_end, start));
+            let is_other =
+                neighbours.is_some_and(|(known, own)| known.has_other((last_end, start), own));
             let width = gap.min(gap_max);
             gaps.push((position, width, is_other));
             position += width;
@@ -366,7 +369,7 @@ mod tests {
             flags: Default::default(),
         }];
         let neighbours = Neighbours::of([(1, &other[..])]);
-        let picture = super::picture(&all, 800, 12, Some(&neighbours));
+        let picture = super::picture(&all, 800, 12, Some((&neighbours, 0)));
         assert!(picture.below.contains(&Cell::Other));
     }
 
@@ -388,6 +391,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn gaps_are_together_no_wider_than_the_pieces() {
+        let pieces: Vec<Piece> = (0..10_000).map(|i| data(i * 4096, i << 30, 4096)).collect();
+        let picture = drawn(&pieces, 10_000 * 4096, 16);
+        assert!(picture.below_bytes <= 2 * picture.above_bytes);
+        assert!(picture.below.iter().all(|cell| *cell != Cell::Empty));
     }
 
     #[test]

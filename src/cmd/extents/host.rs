@@ -80,6 +80,13 @@ pub struct FileSystem {
     pub limits: Limits,
 }
 
+impl FileSystem {
+    /// Whether what it calls a place is one in an address space of its own, not on a device.
+    pub fn has_own_addresses(&self) -> bool {
+        self.kind == "btrfs"
+    }
+}
+
 /// A file whose extents are wanted.
 #[derive(Debug)]
 pub struct HostFile {

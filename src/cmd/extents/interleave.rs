@@ -96,9 +96,17 @@ impl Neighbours {
     }
 
     /// Whether something lies in this range.
-    pub fn is_used(&self, start: u64, end: u64) -> bool {
+    fn is_used(&self, start: u64, end: u64) -> bool {
         let before = self.runs.partition_point(|run| run.start < end);
         before > 0 && self.reach[before - 1] > start
+    }
+
+    /// Whether something of another file than this lies in this range.
+    pub fn has_other(&self, (start, end): (u64, u64), file: usize) -> bool {
+        let first = self.runs.partition_point(|run| run.start <= start);
+        let within = self.runs[first..].iter().take_while(|run| run.start < end);
+        let is_other = |run: &&Run| run.file as usize != file;
+        self.other_at(start, file).is_some() || within.into_iter().any(|run| is_other(&run))
     }
 
     /// The file, but for `file`, that has the byte at `at`.
@@ -151,6 +159,14 @@ mod tests {
         assert_eq!(neighbours.other_at(10, 0), Some(1));
         assert_eq!(neighbours.other_at(10, 1), None);
         assert_eq!(neighbours.other_at(10_000, 0), None);
+        for (range, other) in [
+            ((10, 20), true),
+            ((5, 8), false),
+            ((0, 11), true),
+            ((20, 30), false),
+        ] {
+            assert_eq!(neighbours.has_other(range, 0), other, "{range:?}");
+        }
     }
 
     #[test]

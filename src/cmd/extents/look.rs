@@ -116,7 +116,9 @@ impl Beside<'_> {
         out.file_sums(&self.file_report(subject, &read));
         match (&subject.image, subject.data) {
             (Some(image), Some(data)) => self.image(image, (subject, &subjects[data]), out, data),
-            _ => Ok(self.is_pictured.then(|| Scene::of_file(subject, &read))),
+            _ => Ok(self
+                .is_pictured
+                .then(|| Scene::of_file(subject, self.number, &read))),
         }
     }
 
@@ -191,7 +193,9 @@ impl Beside<'_> {
         let around = Around {
             host: HostMap(data.records.as_deref().unwrap_or_default()),
             areas: if is_own { &areas } else { &[] },
-            neighbours: self.neighbours.filter(|_| is_own),
+            neighbours: self
+                .neighbours
+                .filter(|_| data.host.device == subject.host.device),
             number,
         };
         let join = image.join(around, (&areas, own), &mut telling);
@@ -213,6 +217,7 @@ impl Beside<'_> {
             pieces,
             caption: caption(subject, &join.read, "guest"),
             bytes: image.header.size,
+            number,
         });
         Ok(scene)
     }
@@ -300,6 +305,8 @@ pub struct Scene {
     caption: Caption,
     /// Bytes of the upper half.
     bytes: u64,
+    /// The number of the file in the lower half.
+    number: usize,
 }
 
 fn caption(subject: &Subject, read: &Sequential, order: &'static str) -> Caption {
@@ -321,7 +328,7 @@ fn caption(subject: &Subject, read: &Sequential, order: &'static str) -> Caption
 
 impl Scene {
     /// Of a file that is no image.
-    fn of_file(subject: &Subject, read: &Sequential) -> Scene {
+    fn of_file(subject: &Subject, number: usize, read: &Sequential) -> Scene {
         let mut pieces = Pieces::default();
         let mut end = subject.host.size;
         for record in subject.records.iter().flatten() {
@@ -338,12 +345,16 @@ impl Scene {
             pieces,
             caption: caption(subject, read, "file"),
             bytes: end,
+            number,
         }
     }
 
     fn picture(&self, cells: usize, beside: Option<&Neighbours>) -> Result<Picture, CommandError> {
         match self.pieces.overflowed {
-            false => Ok(draw::picture(&self.pieces, self.bytes, cells, beside)),
+            false => {
+                let beside = beside.map(|known| (known, self.number));
+                Ok(draw::picture(&self.pieces, self.bytes, cells, beside))
+            }
             true => Err(CommandError::new(format!(
                 "'{}' has more than {PIECES_MAX} pieces, too many to draw (--draw=never)",
                 self.caption.name

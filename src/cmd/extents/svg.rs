@@ -1,7 +1,5 @@
 //! The picture as SVG, light and dark as the reader has it, and as lines of a terminal. Pure.
 
-use std::fmt::Write;
-
 use super::draw::{Cell, Picture, SHADES};
 use crate::size;
 
@@ -91,7 +89,7 @@ fn style() -> String {
     );
     for shade in 0..SHADES {
         let (r, g, b) = hue(shade);
-        let _ = write!(style, ".s{shade}{{fill:#{r:02x}{g:02x}{b:02x}}}");
+        style += &format!(".s{shade}{{fill:#{r:02x}{g:02x}{b:02x}}}");
     }
     style
 }
@@ -106,9 +104,8 @@ fn half(cells: &[Cell], top: usize, out: &mut String) {
             let width = alike.len() * CELL_WIDTH;
             let height = CELL_HEIGHT - 1;
             let class = class(alike[0]);
-            let _ = writeln!(
-                out,
-                "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"/>"
+            *out += &format!(
+                "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"/>\n"
             );
             column += alike.len();
         }
@@ -127,10 +124,7 @@ pub fn svg(picture: &Picture, caption: &Caption) -> String {
         style()
     );
     let mut text = |class: &str, x: usize, y: usize, words: &str| {
-        let _ = writeln!(
-            out,
-            "<text class=\"{class}\" x=\"{x}\" y=\"{y}\">{words}</text>"
-        );
+        out += &format!("<text class=\"{class}\" x=\"{x}\" y=\"{y}\">{words}</text>\n");
     };
     text("t", MARGIN, 28, &name);
     text("d", MARGIN, 48, &escaped(&caption.figures));
@@ -154,16 +148,15 @@ pub fn svg(picture: &Picture, caption: &Caption) -> String {
 
 fn legend(caption: &Caption, out: &mut String) {
     let top = LEGEND_TOP;
-    let _ = writeln!(out, "<text x=\"{MARGIN}\" y=\"{}\">first</text>", top + 12);
+    *out += &format!("<text x=\"{MARGIN}\" y=\"{}\">first</text>\n", top + 12);
     for shade in 0..SHADES {
         let x = MARGIN + 40 + shade * 14;
-        let _ = writeln!(
-            out,
-            "<rect class=\"s{shade}\" x=\"{x}\" y=\"{top}\" width=\"14\" height=\"14\"/>"
+        *out += &format!(
+            "<rect class=\"s{shade}\" x=\"{x}\" y=\"{top}\" width=\"14\" height=\"14\"/>\n"
         );
     }
     let x = MARGIN + 48 + SHADES * 14;
-    let _ = writeln!(out, "<text x=\"{x}\" y=\"{}\">last</text>", top + 12);
+    *out += &format!("<text x=\"{x}\" y=\"{}\">last</text>\n", top + 12);
     let mut keys = vec![
         ("e", "hole, or nobody's that was named"),
         ("s5 u", "unwritten, zeroes"),
@@ -177,10 +170,9 @@ fn legend(caption: &Caption, out: &mut String) {
     let mut x = MARGIN;
     for (class, words) in keys {
         let (text_x, text_y) = (x + 20, top + 12);
-        let _ = writeln!(
-            out,
+        *out += &format!(
             "<rect class=\"{class}\" x=\"{x}\" y=\"{top}\" width=\"14\" height=\"14\"/>\
-             <text x=\"{text_x}\" y=\"{text_y}\">{words}</text>"
+             <text x=\"{text_x}\" y=\"{text_y}\">{words}</text>\n"
         );
         x += 44 + words.len() * 7;
     }
@@ -231,7 +223,7 @@ fn terminal_half(cells: &[Cell], ink: Ink, out: &mut String) {
             match (shade, ink) {
                 (Some(shade), Ink::Colours) => {
                     let colour = terminal_colour(hue(shade));
-                    let _ = write!(out, "\x1b[38;5;{colour}m{drawn}\x1b[0m");
+                    *out += &format!("\x1b[38;5;{colour}m{drawn}\x1b[0m");
                 }
                 _ => *out += &drawn,
             }

@@ -110,6 +110,12 @@ pub fn head(report: &FileReport<'_>) -> String {
     if let Some(shortcoming) = host.method.shortcoming() {
         lines.push(format!("    ({shortcoming})"));
     }
+    if on.has_own_addresses() {
+        let kind = &on.kind;
+        lines.push(format!(
+            "    (places are addresses of {kind}'s own, which it lays on its devices in chunks)"
+        ));
+    }
     lines.push(format!("size: {}", with_bytes(host.size)));
     lines.push(format!("allocated: {}", with_bytes(host.allocated)));
     lines.join("\n") + "\n"
@@ -162,6 +168,12 @@ fn perfect_line(report: &FileReport<'_>, summary: &Summary) -> String {
     let indirect = match on.indirect {
         true => ", mapped block by block",
         false => "",
+    };
+    let limit = match (on.limits.written, on.limits.encoded) {
+        (written, Some(encoded)) if written != Some(encoded) => {
+            format!("{limit}, {} encoded", size::human(encoded))
+        }
+        _ => limit,
     };
     let times = match perfect {
         0 => String::new(),
