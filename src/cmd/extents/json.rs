@@ -1,6 +1,6 @@
 //! The report for programs. Lists are written as they come, the rest of a file's members behind them.
 
-use cowslip_queue::fiemap::Record;
+use cowslip_queue::fiemap::{Flags, Record};
 use serde_json::{Map, Value, json};
 
 use super::interleave::Interleaving;
@@ -11,35 +11,81 @@ use super::summary::{MARKS, Marked};
 use super::text::{flag_names, reason_text};
 use crate::output::json_text;
 
-fn flags(flags: cowslip_queue::fiemap::Flags) -> Value {
-    let names = flag_names(flags);
-    let names = names.split(',').filter(|name| !name.is_empty());
-    Value::Array(names.map(Value::from).collect())
+/// One line of a list, written in place: there may be millions. Names and words need no escapes.
+struct Line<'a> {
+    out: &'a mut String,
+    is_begun: bool,
+}
+
+impl<'a> Line<'a> {
+    fn new(out: &'a mut String) -> Line<'a> {
+        Line {
+            out,
+            is_begun: false,
+        }
+    }
+
+    fn name(&mut self, name: &str) {
+        self.out
+            .push_str(if self.is_begun { ", \"" } else { "{ \"" });
+        self.out.push_str(name);
+        self.out.push_str("\": ");
+        self.is_begun = true;
+    }
+
+    fn number(&mut self, name: &str, number: Option<u64>) {
+        self.name(name);
+        match number {
+            Some(number) => {
+                let mut digits = [0; 20];
+                let mut at = digits.len();
+                let mut left = number;
+                while left > 0 || at == digits.len() {
+                    at -= 1;
+                    digits[at] = b'0' + (left % 10) as u8;
+                    left /= 10;
+                }
+                let digits = std::str::from_utf8(&digits[at..]);
+                self.out.push_str(digits.unwrap_or("null"));
+            }
+            None => self.out.push_str("null"),
+        }
+    }
+
+    fn end(mut self, flags: Flags) {
+        self.name("flags");
+        self.out.push('[');
+        for (index, name) in flag_names(flags).enumerate() {
+            self.out.push_str(if index > 0 { ", \"" } else { "\"" });
+            self.out.push_str(name);
+            self.out.push('"');
+        }
+        self.out.push_str("] }");
+    }
 }
 
 /// A record in its list.
-pub fn map_line(record: &Record, physical: Option<u64>) -> String {
-    let line = json!({
-        "offset": record.logical,
-        "length": record.len,
-        "physical": physical,
-        "flags": flags(record.flags),
-    });
-    line.to_string()
+pub fn map_line(record: &Record, physical: Option<u64>, out: &mut String) {
+    let mut line = Line::new(out);
+    line.number("offset", Some(record.logical));
+    line.number("length", Some(record.len));
+    line.number("physical", physical);
+    line.end(record.flags);
 }
 
 /// A piece of an image in its list.
-pub fn guest_map_line(piece: &Joined) -> String {
-    let line = json!({
-        "guest-offset": piece.guest,
-        "length": piece.guest.map(|_| piece.guest_len),
-        "what": piece.what.name(),
-        "file-offset": piece.file,
-        "file-length": piece.file.map(|_| piece.file_len),
-        "physical": piece.physical,
-        "flags": flags(piece.flags),
-    });
-    line.to_string()
+pub fn guest_map_line(piece: &Joined, out: &mut String) {
+    let mut line = Line::new(out);
+    line.number("guest-offset", piece.guest);
+    line.number("length", piece.guest.map(|_| piece.guest_len));
+    line.name("what");
+    line.out.push('"');
+    line.out.push_str(piece.what.name());
+    line.out.push('"');
+    line.number("file-offset", piece.file);
+    line.number("file-length", piece.file.map(|_| piece.file_len));
+    line.number("physical", piece.physical);
+    line.end(piece.flags);
 }
 
 /// Members of an object at a depth, each with a comma behind it but for the last.
@@ -211,5 +257,26 @@ mod tests {
         );
         let whole: Value = serde_json::from_str(&format!("{{{text}}}")).unwrap();
         assert_eq!(whole, Value::Object(object));
+    }
+
+    #[test]
+    fn lines_of_lists_are_json() {
+        let mut out = String::new();
+        let piece = Joined {
+            guest: Some(0),
+            guest_len: u64::MAX,
+            what: crate::cmd::extents::join::What::Data,
+            file: Some(7),
+            file_len: 10,
+            physical: None,
+            flags: Flags::SHARED.with(Flags::DELAYED),
+        };
+        guest_map_line(&piece, &mut out);
+        let read: Value = serde_json::from_str(&out).unwrap();
+        let expected = json!({
+            "guest-offset": 0, "length": u64::MAX, "what": "data", "file-offset": 7,
+            "file-length": 10, "physical": null, "flags": ["shared", "delayed"],
+        });
+        assert_eq!(read, expected);
     }
 }

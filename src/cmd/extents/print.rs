@@ -183,12 +183,13 @@ impl Out {
 }
 
 impl List {
-    fn push(&mut self, human: impl FnOnce() -> String, json: impl FnOnce() -> String) {
+    fn push(&mut self, human: impl FnOnce(&mut String), json: impl FnOnce(&mut String)) {
         match self.format {
-            OutputFormat::Human => self.text += &human(),
+            OutputFormat::Human => human(&mut self.text),
             OutputFormat::Json => {
-                self.text += if self.count > 0 { ",\n" } else { "\n" };
-                self.text += &json();
+                self.text
+                    .push_str(if self.count > 0 { ",\n" } else { "\n" });
+                json(&mut self.text);
             }
         }
         self.count += 1;
@@ -202,16 +203,16 @@ impl List {
     pub fn record(&mut self, record: &Record) {
         let physical = is_placed(record).then_some(record.physical);
         self.push(
-            || text::map_line(record, physical),
-            || as_json::map_line(record, physical),
+            |out| text::map_line(record, physical, out),
+            |out| as_json::map_line(record, physical, out),
         );
     }
 
     /// The next piece of an image.
     pub fn piece(&mut self, piece: &Joined) {
         self.push(
-            || text::guest_map_line(piece),
-            || as_json::guest_map_line(piece),
+            |out| text::guest_map_line(piece, out),
+            |out| as_json::guest_map_line(piece, out),
         );
     }
 

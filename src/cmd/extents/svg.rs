@@ -77,21 +77,31 @@ fn escaped(text: &str) -> String {
         .collect()
 }
 
+/// Classes and their colours on light and on dark ground. Without variables, which not all viewers know.
+const COLOURS: [(&str, &str, &str); 7] = [
+    ("text", "#1b1f24", "#e6edf3"),
+    (".d", "#57606a", "#9aa4af"),
+    (".b", "#ffffff", "#0d1117"),
+    (".e", "#e9ecef", "#1c222a"),
+    (".o", "#b4bac2", "#4d5661"),
+    (".m", "#1b1f24", "#f5f7fa"),
+    (".n", "#d63384", "#ff7eb6"),
+];
+
 fn style() -> String {
     let mut style = String::from(
-        "svg{--back:#fff;--ink:#1b1f24;--dim:#57606a;--empty:#eef0f2;--other:#b4bac2;--meta:#1b1f24;\
-         --none:#d63384;color-scheme:light dark;background:var(--back)}\n\
-         @media(prefers-color-scheme:dark){svg{--back:#0d1117;--ink:#e6edf3;--dim:#9aa4af;\
-         --empty:#1c222a;--other:#4d5661;--meta:#f5f7fa;--none:#ff7eb6}}\n\
-         text{font:13px system-ui,sans-serif;fill:var(--ink)}.t{font-size:17px;font-weight:600}\
-         .d{fill:var(--dim)}.b{fill:var(--back)}.e{fill:var(--empty)}.o{fill:var(--other)}\
-         .m{fill:var(--meta)}.n{fill:var(--none)}.u{opacity:.4}\n",
+        "text{font:13px system-ui,sans-serif}.t{font-size:17px;font-weight:600}.u{opacity:.4}\n",
     );
+    let mut dark = String::new();
+    for (class, on_light, on_dark) in COLOURS {
+        style += &format!("{class}{{fill:{on_light}}}");
+        dark += &format!("{class}{{fill:{on_dark}}}");
+    }
     for shade in 0..SHADES {
         let (r, g, b) = hue(shade);
         style += &format!(".s{shade}{{fill:#{r:02x}{g:02x}{b:02x}}}");
     }
-    style
+    style + "\n@media(prefers-color-scheme:dark){" + &dark + "}\n"
 }
 
 /// Rows of cells, neighbours that look alike in one rectangle.

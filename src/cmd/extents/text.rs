@@ -35,62 +35,109 @@ fn counted(count: u64, of: &str) -> String {
 }
 
 /// The names of flags, for lists.
-pub fn flag_names(flags: Flags) -> String {
+pub fn flag_names(flags: Flags) -> impl Iterator<Item = &'static str> {
     let all = [(Flags::LAST, "last"), (Flags::MERGED, "merged")];
-    let marks = MARKS.iter().copied().chain(all);
-    let names = marks.filter(|(flag, _)| flags.has(*flag));
-    let names: Vec<&str> = names.map(|(_, name)| name).collect();
-    names.join(",")
+    let marks = MARKS.into_iter().chain(all);
+    marks.filter_map(move |(flag, name)| flags.has(flag).then_some(name))
+}
+
+/// Characters of a column of a list.
+const COLUMN: usize = 16;
+
+/// One line of a list, written in place: there may be millions.
+struct Line<'a> {
+    out: &'a mut String,
+    /// Blanks that a further column wants before it.
+    owed: usize,
+}
+
+impl<'a> Line<'a> {
+    fn new(out: &'a mut String) -> Line<'a> {
+        Line { out, owed: 0 }
+    }
+
+    fn text(&mut self, text: &str) {
+        self.out.extend(std::iter::repeat_n(' ', self.owed));
+        self.out.push_str(text);
+        // Whatever a column has in it, the next begins apart.
+        self.owed = COLUMN.saturating_sub(text.len()).max(1);
+    }
+
+    /// A number in hexadecimal, or a dash.
+    fn number(&mut self, number: Option<u64>) {
+        let Some(mut left) = number else {
+            return self.text("-");
+        };
+        let mut digits = [b'0'; 18];
+        let mut at = digits.len();
+        while left > 0 || at == digits.len() {
+            at -= 1;
+            digits[at] = b"0123456789abcdef"[(left & 15) as usize];
+            left >>= 4;
+        }
+        at -= 2;
+        digits[at + 1] = b'x';
+        self.text(std::str::from_utf8(&digits[at..]).unwrap_or("-"));
+    }
+
+    fn end(mut self, flags: Flags) {
+        if flags != Flags::default() {
+            for (index, name) in flag_names(flags).enumerate() {
+                match index {
+                    0 => self.text(name),
+                    _ => *self.out += &format!(",{name}"),
+                }
+            }
+        }
+        self.out.push('\n');
+    }
+}
+
+fn head_of_list(names: &[&str]) -> String {
+    let mut out = String::new();
+    let mut line = Line::new(&mut out);
+    names.iter().for_each(|name| line.text(name));
+    line.end(Flags::default());
+    out
 }
 
 /// The head of the list of records.
 pub fn map_head() -> String {
-    let [offset, length, physical] = ["Offset", "Length", "Physical"];
-    format!("{offset:<16}{length:<16}{physical:<16}Flags\n")
-}
-
-fn hexadecimal(number: Option<u64>) -> String {
-    number.map_or("-".to_string(), |number| format!("{number:#x}"))
-}
-
-fn line(columns: &[String], last: &str) -> String {
-    let columns: String = columns
-        .iter()
-        .map(|column| format!("{column:<16}"))
-        .collect();
-    format!("{}\n", format!("{columns}{last}").trim_end())
+    head_of_list(&["Offset", "Length", "Physical", "Flags"])
 }
 
 /// A record in its list.
-pub fn map_line(record: &Record, physical: Option<u64>) -> String {
-    let columns = [Some(record.logical), Some(record.len), physical].map(hexadecimal);
-    line(&columns, &flag_names(record.flags))
+pub fn map_line(record: &Record, physical: Option<u64>, out: &mut String) {
+    let mut line = Line::new(out);
+    line.number(Some(record.logical));
+    line.number(Some(record.len));
+    line.number(physical);
+    line.end(record.flags);
 }
 
 /// The head of the list of an image's pieces.
 pub fn guest_map_head() -> String {
-    let names = [
+    head_of_list(&[
         "Guest offset",
         "Length",
         "What",
         "File offset",
         "File length",
         "Physical",
-    ];
-    line(&names.map(str::to_string), "Flags")
+        "Flags",
+    ])
 }
 
 /// A piece in its list.
-pub fn guest_map_line(piece: &Joined) -> String {
-    let columns = [
-        hexadecimal(piece.guest),
-        hexadecimal(piece.guest.map(|_| piece.guest_len)),
-        piece.what.name().to_string(),
-        hexadecimal(piece.file),
-        hexadecimal(piece.file.map(|_| piece.file_len)),
-        hexadecimal(piece.physical),
-    ];
-    line(&columns, &flag_names(piece.flags))
+pub fn guest_map_line(piece: &Joined, out: &mut String) {
+    let mut line = Line::new(out);
+    line.number(piece.guest);
+    line.number(piece.guest.map(|_| piece.guest_len));
+    line.text(piece.what.name());
+    line.number(piece.file);
+    line.number(piece.file.map(|_| piece.file_len));
+    line.number(piece.physical);
+    line.end(piece.flags);
 }
 
 /// The lines on a file before its list.
@@ -353,9 +400,26 @@ mod tests {
     }
 
     #[test]
-    fn flags_have_names() {
-        let flags = Flags::UNWRITTEN.with(Flags::SHARED).with(Flags::LAST);
-        assert_eq!(flag_names(flags), "unwritten,shared,last");
-        assert_eq!(flag_names(Flags::default()), "");
+    fn lines_are_columns_of_hexadecimal_numbers() {
+        let mut out = String::new();
+        let record = Record {
+            logical: 0,
+            physical: 0xdead_beef_0000,
+            len: u64::MAX,
+            flags: Flags::UNWRITTEN.with(Flags::SHARED).with(Flags::LAST),
+        };
+        map_line(&record, Some(record.physical), &mut out);
+        let rest = Record {
+            flags: Flags::default(),
+            len: 0x1000,
+            ..record
+        };
+        map_line(&rest, None, &mut out);
+        assert_eq!(
+            out,
+            "0x0             0xffffffffffffffff 0xdeadbeef0000  unwritten,shared,last\n\
+             0x0             0x1000          -\n"
+        );
+        assert!(map_head().starts_with("Offset          Length          Physical"));
     }
 }
