@@ -252,3 +252,46 @@ fn entries_that_cannot_be_right_are_named_by_their_place() {
     });
     assert!(unaligned.contains("L2 table"), "{unaligned}");
 }
+
+/// Bytes of metadata that are anything: an answer or an error, never a panic, and parts that cover the disk.
+#[test]
+fn hostile_tables_are_an_answer_or_an_error() {
+    let (bytes, _) = scribbled(512, false, 5);
+    let (_, areas, _) = layout(bytes.clone()).unwrap();
+    let mut state = 99;
+    let (mut answers, mut errors) = (0, 0);
+    for _ in 0..1500 {
+        let mut changed = bytes.clone();
+        for _ in 0..noise(&mut state) % 4 + 1 {
+            let area = areas[(noise(&mut state) % areas.len() as u64) as usize];
+            let at = (area.offset + noise(&mut state) % area.len) as usize;
+            if let Some(byte) = changed.get_mut(at) {
+                *byte = noise(&mut state) as u8;
+            }
+        }
+        match layout(changed) {
+            Ok((parts, _, header)) => {
+                answers += 1;
+                assert_eq!(parts.iter().map(|part| part.len).sum::<u64>(), header.size);
+            }
+            Err(_) => errors += 1,
+        }
+    }
+    assert!(
+        answers > 50 && errors > 50,
+        "{answers} answers, {errors} errors"
+    );
+}
+
+#[test]
+fn a_snapshot_whose_table_is_nowhere_is_an_error() {
+    if !support::peers_are_installed() {
+        return;
+    }
+    let mut image = support::Image::create("cluster_size=4k", "16M", &["write 1M 4M"]);
+    image.img(&["snapshot", "-c", "one", "image.qcow2"]);
+    let at = image.snapshots();
+    image.set_word(at, u64::MAX << 12);
+    let error = layout(image.bytes.clone()).unwrap_err().to_string();
+    assert!(error.contains("snapshot's L1 table"), "{error}");
+}

@@ -171,27 +171,29 @@ impl Grid {
         start as u64
     }
 
-    /// Calls `each` for the cells of a range with the bytes of it that each has.
-    fn fill(&mut self, start: u64, len: u64, mut each: impl FnMut(&mut Tally, u64)) {
+    /// Calls `each` for the cells of a range with how far into the range they begin and the bytes of it that each
+    /// has.
+    fn fill(&mut self, start: u64, len: u64, mut each: impl FnMut(&mut Tally, u64, u64)) {
         let end = start.saturating_add(len).min(self.bytes);
         let mut at = start;
         while at < end {
             let index = self.index(at);
             let next = self.start(index + 1).clamp(at + 1, end);
-            each(&mut self.cells[index], next - at);
+            each(&mut self.cells[index], at - start, next - at);
             at = next;
         }
     }
 
-    fn fill_piece(&mut self, (start, len): (u64, u64), state: State, shade: u8) {
+    /// Fills a piece in; its shades are its places in the other half, from `other` on.
+    fn fill_piece(&mut self, (start, len): (u64, u64), state: State, other: &Other) {
         let slot = STATES.iter().position(|&known| known == state);
-        self.fill(start, len, |tally, bytes| {
+        self.fill(start, len, |tally, into, bytes| {
             if let Some(slot) = slot {
                 tally.bytes[slot] += bytes;
             }
             if bytes > tally.largest && state != State::Metadata {
                 tally.largest = bytes;
-                tally.shade = shade;
+                tally.shade = other.shade(into, len);
             }
         });
     }
@@ -201,9 +203,22 @@ impl Grid {
     }
 }
 
-fn shade(at: u64, of: u64) -> u8 {
-    let shade = u128::from(at) * SHADES as u128 / u128::from(of.max(1));
-    (shade as u8).min(SHADES as u8 - 1)
+/// Where a piece is in the other half.
+struct Other {
+    start: u64,
+    len: u64,
+    /// Bytes of that half.
+    bytes: u64,
+}
+
+impl Other {
+    /// The shade of what begins so far into a piece of `len` bytes.
+    fn shade(&self, into: u64, len: u64) -> u8 {
+        let into = u128::from(into) * u128::from(self.len) / u128::from(len.max(1));
+        let at = u128::from(self.start) + into;
+        let shade = at * SHADES as u128 / u128::from(self.bytes.max(1));
+        shade.min(SHADES as u128 - 1) as u8
+    }
 }
 
 /// Draws the pieces of a disk or file of `above_bytes` in so many cells a half. Where there are `neighbours`, other
@@ -248,18 +263,26 @@ pub fn picture(
     let mut above = Grid::new(cells, above_bytes);
     let mut below = Grid::new(cells, below_bytes);
     for (piece, &position) in list.iter().zip(&positions) {
-        let shade_above = shade(position, below_bytes);
         if let Some(at) = piece.above {
-            above.fill_piece((at, piece.above_len), piece.state, shade_above);
+            let other = Other {
+                start: position,
+                len: piece.len,
+                bytes: below_bytes,
+            };
+            above.fill_piece((at, piece.above_len), piece.state, &other);
         }
         if piece.physical.is_some() {
-            let shade_below = shade(piece.above.unwrap_or_default(), above_bytes);
-            below.fill_piece((position, piece.len), piece.state, shade_below);
+            let other = Other {
+                start: piece.above.unwrap_or_default(),
+                len: piece.above_len,
+                bytes: above_bytes,
+            };
+            below.fill_piece((position, piece.len), piece.state, &other);
         }
     }
     for (position, width, is_other) in gaps {
         if is_other {
-            below.fill(position, width, |tally, bytes| tally.other += bytes);
+            below.fill(position, width, |tally, _, bytes| tally.other += bytes);
         }
     }
     Picture {
@@ -299,8 +322,9 @@ mod tests {
     #[test]
     fn a_file_in_order_is_smooth_in_both_halves() {
         let picture = drawn(&[data(0, 5000, 1600)], 1600, 16);
-        let smooth: Vec<Cell> = vec![Cell::Data(0); 16];
-        assert_eq!(picture.above, smooth, "one piece has one place");
+        let smooth: Vec<Cell> = (0..16).map(Cell::Data).collect();
+        assert_eq!(picture.above, smooth);
+        assert_eq!(picture.below, smooth);
         let pieces: Vec<Piece> = (0..16)
             .map(|i| data(i * 100, 5000 + i * 101, 100))
             .collect();
@@ -379,7 +403,7 @@ mod tests {
         for bytes in 1..60_u64 {
             for cells in 1..20_usize {
                 let mut grid = Grid::new(cells, bytes);
-                grid.fill(0, bytes, |tally, bytes| tally.other += bytes);
+                grid.fill(0, bytes, |tally, _, bytes| tally.other += bytes);
                 assert_eq!(
                     grid.cells.iter().map(|tally| tally.other).sum::<u64>(),
                     bytes

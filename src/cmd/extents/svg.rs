@@ -144,9 +144,9 @@ pub fn svg(picture: &Picture, caption: &Caption) -> String {
     );
     text("", MARGIN, ABOVE_TOP - 8, &above);
     let below = format!(
-        "In the device's order, {} to {}, wide gaps narrowed; the colour is the place in the {order}'s order",
-        size::human(picture.device.0),
-        size::human(picture.device.1)
+        "In the device's order, {} from {:#x} on, wide gaps narrowed; the colour is the place in the {order}'s order",
+        size::human(picture.device.1 - picture.device.0),
+        picture.device.0
     );
     text("", MARGIN, BELOW_TOP - 8, &below);
     half(&picture.above, ABOVE_TOP, &mut out);

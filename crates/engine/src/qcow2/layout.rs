@@ -24,6 +24,9 @@ use crate::{Error, Result};
 /// Long tables are read in pieces of this size.
 const PIECE_BYTES: u64 = 256 << 10;
 
+/// No file has an offset beyond this.
+const OFFSET_END: u64 = i64::MAX as u64;
+
 /// What a part of the disk is in this image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartKind {
@@ -229,30 +232,57 @@ impl<'a> Layout<'a> {
     pub async fn areas(&self) -> Result<Vec<Area>> {
         let header = self.header;
         let mut areas = Areas {
-            geometry: self.geometry,
             list: Vec::new(),
             l2_tables: HashSet::new(),
         };
-        areas.add(0, self.geometry.cluster_bytes(), Structure::Header);
+        self.add(
+            &mut areas,
+            0,
+            self.geometry.cluster_bytes(),
+            Structure::Header,
+        )?;
         let (l1_offset, l1_bytes) = (header.l1_table_offset, header.l1_bytes());
-        areas.add(l1_offset, l1_bytes, Structure::ActiveL1);
+        self.add(&mut areas, l1_offset, l1_bytes, Structure::ActiveL1)?;
         self.l2_areas(l1_offset, &self.l1, &mut areas)?;
         let (offset, len) = (header.refcount_table_offset, header.refcount_table_bytes());
-        areas.add(offset, len, Structure::RefcountTable);
+        self.add(&mut areas, offset, len, Structure::RefcountTable)?;
         for (index, &entry) in words(&self.reader, offset, len).await?.iter().enumerate() {
             let block = self.format.decode_refcount_table(entry);
             let failed = |error| self.corrupt("refcount table", offset + index as u64 * 8, error);
             if let Some(block) = block.map_err(failed)? {
                 let len = self.geometry.cluster_bytes();
-                areas.add(block.0, len, Structure::RefcountBlock);
+                self.add(&mut areas, block.0, len, Structure::RefcountBlock)?;
             }
         }
         self.snapshot_areas(&mut areas).await?;
         if let Some(crypto) = header.extensions.crypto_header {
-            areas.add(crypto.offset, crypto.length, Structure::CryptoHeader);
+            self.add(
+                &mut areas,
+                crypto.offset,
+                crypto.length,
+                Structure::CryptoHeader,
+            )?;
         }
         self.bitmap_areas(&mut areas).await?;
         Ok(areas.joined())
+    }
+
+    /// Notes a structure, whole clusters of it.
+    fn add(&self, areas: &mut Areas, offset: u64, len: u64, structure: Structure) -> Result<()> {
+        let clusters = self.geometry.clusters_for(len);
+        let len = clusters.saturating_mul(self.geometry.cluster_bytes());
+        if offset.checked_add(len).is_none_or(|end| end > OFFSET_END) {
+            let why = "it is where no file has anything";
+            return Err(self.corrupt(structure_name(structure), offset, why));
+        }
+        if len > 0 {
+            areas.list.push(Area {
+                offset,
+                len,
+                structure,
+            });
+        }
+        Ok(())
     }
 
     fn l2_areas(&self, l1_offset: u64, l1: &[u64], areas: &mut Areas) -> Result<()> {
@@ -260,7 +290,7 @@ impl<'a> Layout<'a> {
             if let Some(offset) = self.l2_offset(l1_offset, index, entry)?
                 && areas.l2_tables.insert(offset)
             {
-                areas.add(offset, self.geometry.cluster_bytes(), Structure::L2);
+                self.add(areas, offset, self.geometry.cluster_bytes(), Structure::L2)?;
             }
         }
         Ok(())
@@ -282,12 +312,12 @@ impl<'a> Layout<'a> {
                 return Err(self.corrupt("snapshot table", at, "an L1 table of no valid place"));
             }
             let (l1_offset, l1_bytes) = (entry.l1_offset, u64::from(entry.l1_size) * 8);
-            areas.add(l1_offset, l1_bytes, Structure::SnapshotL1);
+            self.add(areas, l1_offset, l1_bytes, Structure::SnapshotL1)?;
             let l1 = words(&self.reader, l1_offset, l1_bytes).await?;
             self.l2_areas(l1_offset, &l1, areas)?;
             at += entry.entry_bytes();
         }
-        areas.add(start, at - start, Structure::SnapshotTable);
+        self.add(areas, start, at - start, Structure::SnapshotTable)?;
         Ok(())
     }
 
@@ -297,7 +327,11 @@ impl<'a> Layout<'a> {
         };
         let directory = extension.bitmap_directory_offset;
         let bytes = extension.bitmap_directory_size;
-        areas.add(directory, bytes, Structure::Bitmaps);
+        let end = directory.checked_add(bytes);
+        if end.is_none_or(|end| end > self.reader.len()) {
+            return Err(self.corrupt("bitmap directory", directory, "it is beyond the end"));
+        }
+        self.add(areas, directory, bytes, Structure::Bitmaps)?;
         let mut window = Window::new(&self.reader);
         let mut at = 0;
         for _ in 0..extension.nb_bitmaps {
@@ -312,17 +346,37 @@ impl<'a> Layout<'a> {
             }
             at += entry.entry_bytes();
             let (table, len) = (entry.table_offset, entry.table_bytes());
-            areas.add(table, len, Structure::Bitmaps);
+            self.add(areas, table, len, Structure::Bitmaps)?;
             let mut pieces = std::pin::pin!(self.reader.pieces(table, len, PIECE_BYTES));
             while let Some(piece) = pieces.next().await {
                 for entry in piece?.words() {
                     if let TableEntry::At(offset) = TableEntry::decode(entry, &self.geometry) {
-                        areas.add(offset, self.geometry.cluster_bytes(), Structure::Bitmaps);
+                        self.add(
+                            areas,
+                            offset,
+                            self.geometry.cluster_bytes(),
+                            Structure::Bitmaps,
+                        )?;
                     }
                 }
             }
         }
         Ok(())
+    }
+}
+
+/// As errors name it.
+fn structure_name(structure: Structure) -> &'static str {
+    match structure {
+        Structure::Header => "header",
+        Structure::ActiveL1 => "L1 table",
+        Structure::SnapshotL1 => "snapshot's L1 table",
+        Structure::L2 => "L2 table",
+        Structure::RefcountTable => "refcount table",
+        Structure::RefcountBlock => "refcount block",
+        Structure::SnapshotTable => "snapshot table",
+        Structure::Bitmaps => "bitmap",
+        Structure::CryptoHeader => "encryption header",
     }
 }
 
@@ -404,24 +458,12 @@ impl Joined<'_> {
 
 /// Metadata as it is found.
 struct Areas {
-    geometry: Geometry,
     list: Vec<Area>,
     /// Tables that are shared are metadata once.
     l2_tables: HashSet<u64>,
 }
 
 impl Areas {
-    fn add(&mut self, offset: u64, len: u64, structure: Structure) {
-        if len > 0 {
-            let len = self.geometry.clusters_for(len) * self.geometry.cluster_bytes();
-            self.list.push(Area {
-                offset,
-                len,
-                structure,
-            });
-        }
-    }
-
     fn joined(mut self) -> Vec<Area> {
         self.list.sort_by_key(|area| (area.offset, area.len));
         self.list.dedup_by(|next, last| {
