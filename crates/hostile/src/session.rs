@@ -13,6 +13,7 @@ use cowslip::image::{
 use cowslip::qcow2::check::{CheckOptions, CheckResult, Finding, Observer, check};
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::inspect::{inspect, read_start};
+use cowslip::qcow2::layout;
 use cowslip::{Buf, BufMut, Error, Image};
 
 use crate::draw::Draw;
@@ -21,6 +22,9 @@ use crate::layout::{Layout, MARK};
 
 /// Memory that a check may use here.
 pub const CHECK_BYTES_MAX: u64 = 64 << 20;
+
+/// Tables that a layout may read here.
+const LAYOUT_BYTES_MAX: u64 = 64 << 20;
 
 /// Polls until the end. Files in memory complete at once, so whatever waits longer waits for nothing.
 pub fn block_on<F: Future>(future: F) -> F::Output {
@@ -154,6 +158,7 @@ pub fn look(file: &Arc<Watched>, draw: &mut Draw) {
     if let Ok(result) = run_check(file) {
         std::hint::black_box(result.is_clean());
     }
+    walk_layout(file);
     let Ok(image) = open(file, &OneDataFile::new(), false, draw) else {
         return;
     };
@@ -175,6 +180,47 @@ pub fn look(file: &Arc<Watched>, draw: &mut Draw) {
         }
     }
     block_on(image.close()).unwrap();
+}
+
+/// Where everything is, for reports. If it is told to the end, the parts cover the disk.
+fn walk_layout(file: &Arc<Watched>) {
+    struct Parts(u64);
+
+    impl layout::Observer for Parts {
+        fn part(&mut self, part: layout::Part) -> cowslip::Result<()> {
+            assert!(
+                part.start == self.0 && part.len > 0,
+                "{part:?} after {}",
+                self.0
+            );
+            self.0 += part.len;
+            Ok(())
+        }
+    }
+
+    let Ok(start) = block_on(read_start(file.as_ref())) else {
+        return;
+    };
+    let len = file.contents().len() as u64;
+    let Ok(header) = Header::parse_encrypted_too(&start, len, file.name()) else {
+        return;
+    };
+    // Each L1 entry costs a table, even if all are the same one.
+    if u64::from(header.l1_size) << header.cluster_bits > LAYOUT_BYTES_MAX {
+        return;
+    }
+    let shared = file.clone() as Arc<dyn BlockFile>;
+    let Ok(layout) = block_on(layout::Layout::read(&shared, &header)) else {
+        return;
+    };
+    let mut parts = Parts(0);
+    if block_on(layout.parts(&mut parts)).is_ok() {
+        assert_eq!(parts.0, header.size, "the parts do not cover the disk");
+    }
+    if let Ok(areas) = block_on(layout.areas()) {
+        let ends = areas.iter().map(|area| area.offset.checked_add(area.len));
+        assert!(ends.into_iter().all(|end| end.is_some()));
+    }
 }
 
 /// Checks an image.
