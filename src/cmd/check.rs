@@ -13,7 +13,7 @@ use cowslip::file::host::Aio;
 use cowslip::file::{BlockFile, Sharing};
 use cowslip::image::Format;
 use cowslip::qcow2::check::{self, CheckOptions, CheckResult, Finding, Observer};
-use cowslip::qcow2::header::Header;
+use cowslip::qcow2::header::{Header, PREFIX_BYTES};
 use cowslip::qcow2::repair::{Scope, Summary};
 use serde_json::{Map, Value};
 
@@ -25,9 +25,6 @@ use crate::output::{self, OutputFormat, Program, usage_error};
 use crate::repair_text::tell;
 
 mod repair;
-
-/// Bytes that tell the size of an image's header.
-const PROBE_BYTES: u64 = 512;
 
 /// Exit code: the image's format has no checks.
 const EXIT_NOT_SUPPORTED: u8 = 63;
@@ -283,7 +280,7 @@ async fn open_damaged(
         let text = "This image format does not support checks";
         return Err(CommandError::new(text).with_exit_code(EXIT_NOT_SUPPORTED));
     }
-    let start = read_start(&file, PROBE_BYTES, name).await?;
+    let start = read_start(&file, PREFIX_BYTES, name).await?;
     let wanted = Header::wanted_bytes(&start, u64::MAX);
     let start = read_start(&file, wanted, name).await?;
     // What lies beyond the end of the file is for the check to find, not for the parser to refuse.

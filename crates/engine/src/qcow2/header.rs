@@ -159,16 +159,25 @@ pub struct Header {
     pub extensions: Extensions,
 }
 
+/// Bytes of a file in which what [`Header::parse`] wants nearly always lies as a whole.
+pub const PREFIX_BYTES: u64 = 4096;
+
 impl Header {
     /// Bytes that [`Header::parse`] wants to see of a file that begins with `prefix` (24 bytes or
-    /// more) and has `file_len` bytes: the first cluster, or what there is of it.
+    /// more) and has `file_len` bytes: up to the end of the extensions and of the backing file's name, if
+    /// `prefix` shows where that is ([`PREFIX_BYTES`] nearly always do), else the first cluster; or what there is
+    /// of it.
     pub fn wanted_bytes(prefix: &[u8], file_len: u64) -> u64 {
         let cluster_bits = match prefix.get(20..24) {
             Some(field) => u32::from_be_bytes([field[0], field[1], field[2], field[3]]),
             None => CLUSTER_BITS_MIN,
         };
         let cluster_bits = cluster_bits.clamp(CLUSTER_BITS_MIN, CLUSTER_BITS_MAX);
-        file_len.min(1 << cluster_bits)
+        let wanted = match validate::shown_end(prefix) {
+            Some(end) => end.min(1 << cluster_bits),
+            None => 1 << cluster_bits,
+        };
+        file_len.min(wanted)
     }
 
     /// The header of an image that can be used. `bytes` is the beginning of the file,

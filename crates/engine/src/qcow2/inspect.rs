@@ -8,12 +8,10 @@ use std::sync::Arc;
 use cowslip_queue::BufMut;
 
 use super::entry::{bitmap, snapshot};
-use super::header::{BitmapsExtension, Header};
+use super::header::{BitmapsExtension, Header, PREFIX_BYTES};
 use crate::file::BlockFile;
 use crate::{Error, Result};
 
-/// Bytes that are read first: most headers need no more.
-const FIRST_READ_BYTES: u64 = 4096;
 /// Bytes of a snapshot table or bitmap directory that are read at once.
 const WINDOW_BYTES: u64 = 64 << 10;
 const SNAPSHOT_TABLE: &str = "snapshot table";
@@ -68,7 +66,7 @@ pub struct Inspection {
 /// I/O.
 pub async fn read_start(file: &dyn BlockFile) -> Result<Vec<u8>> {
     let len = file_len(file).await?;
-    let start = read(file, 0, len.min(FIRST_READ_BYTES)).await?;
+    let start = read(file, 0, len.min(PREFIX_BYTES)).await?;
     let wanted = Header::wanted_bytes(&start, len);
     if super::header::probe(&start) == crate::image::Format::Raw || wanted <= start.len() as u64 {
         return Ok(start);

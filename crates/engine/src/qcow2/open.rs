@@ -7,7 +7,7 @@ use super::alloc::{FreeSet, Fresh, Protected};
 use super::entry::{EntryFormat, big_endian};
 use super::gather::Gathering;
 use super::geometry::{HostCluster, HostOffset, round_up};
-use super::header::Header;
+use super::header::{Header, PREFIX_BYTES};
 use super::inflight::{Epochs, JointSpace, Leases};
 use super::inspect::snapshot_table_bytes;
 use super::plan::Unref;
@@ -124,9 +124,11 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
 }
 
 async fn read_header(file: &HostFile, file_len: u64) -> Result<Header> {
-    let prefix = file.read_new(0, 512.min(file_len)).await?;
-    let wanted = Header::wanted_bytes(&prefix, file_len).min(file_len);
-    let bytes = file.read_new(0, wanted).await?;
+    let mut bytes = file.read_new(0, PREFIX_BYTES.min(file_len)).await?;
+    let wanted = Header::wanted_bytes(&bytes, file_len);
+    if wanted > bytes.len() as u64 {
+        bytes = file.read_new(0, wanted).await?;
+    }
     Header::parse(&bytes, file_len, file.name())
 }
 

@@ -3,6 +3,8 @@
 //! Written in QEMU's order: backing format, data file, encryption header, feature names, bitmaps, ours,
 //! then the unknown ones in the order in which they were found.
 
+use std::collections::HashSet;
+
 use super::CompressionType;
 use crate::image::AllocPolicy;
 
@@ -223,6 +225,24 @@ pub(in crate::qcow2) fn area_end(cluster: &[u8], start: usize, end: usize) -> us
     end
 }
 
+/// Where the extension area between `start` and `limit` ends; `None` if `prefix`, the beginning of the file, does
+/// not show it.
+pub(super) fn shown_area_end(prefix: &[u8], start: u64, limit: u64) -> Option<u64> {
+    let mut at = start;
+    while limit.saturating_sub(at) >= PREFIX_BYTES as u64 {
+        let data_at = at + PREFIX_BYTES as u64;
+        let shown = prefix.get(at as usize..data_at as usize)?;
+        if be32(shown, 0) == END {
+            return Some(data_at);
+        }
+        at = data_at + u64::from(be32(shown, 4)).next_multiple_of(8);
+        if at > prefix.len() as u64 {
+            return None;
+        }
+    }
+    Some(at.min(limit))
+}
+
 impl Extensions {
     /// The extensions of a new image: like QEMU, small clusters keep their room for other things
     /// than the feature name table.
@@ -241,7 +261,7 @@ impl Extensions {
         end: usize,
     ) -> Result<Extensions, ExtensionError> {
         let mut extensions = Extensions::default();
-        let mut seen: Vec<u32> = Vec::new();
+        let mut seen = HashSet::new();
         let mut at = start;
         while end.saturating_sub(at) >= PREFIX_BYTES {
             let kind = be32(cluster, at);
@@ -258,10 +278,9 @@ impl Extensions {
                     "extension {kind:#010x} of {len} bytes does not fit"
                 )));
             }
-            if seen.contains(&kind) {
+            if !seen.insert(kind) {
                 return Err(error(format!("extension {kind:#010x} appears twice")));
             }
-            seen.push(kind);
             let data = padded(cluster, at + PREFIX_BYTES, len);
             let data_offset = (at + PREFIX_BYTES) as u64;
             extensions.take(kind, data, data_offset).map_err(error)?;

@@ -223,7 +223,16 @@ fn no_mutation_of_a_header_causes_a_panic() {
         } else {
             random()
         };
-        assert!(Header::wanted_bytes(&bytes, file_len) <= 2 << 20);
+        let prefix = &bytes[..(24 + random() as usize % 1000).min(bytes.len())];
+        let wanted = Header::wanted_bytes(prefix, file_len);
+        assert!(wanted <= 2 << 20);
+        let whole = Header::parse_encrypted_too(&bytes, file_len, "m");
+        let seen = &bytes[..(wanted as usize).min(bytes.len())];
+        let seen = Header::parse_encrypted_too(seen, file_len, "m");
+        let told = |parsed: Result<Header>| parsed.map_err(|error| error.to_string());
+        if file_len >= bytes.len() as u64 {
+            assert_eq!(told(seen), told(whole), "{prefix:02x?}");
+        }
         if let Ok(mut header) = Header::parse_encrypted_too(&bytes, file_len, "m") {
             accepted += 1;
             let again = header.encode().expect("what was read fits");
