@@ -123,15 +123,16 @@ impl Place {
     /// # Errors
     /// What went wrong, with the program that said so.
     pub fn mount_new(recipe: &Recipe, directory: &Path, size: u64) -> Result<Place, String> {
-        let mount_point = directory.join(&recipe.kind);
-        fs::create_dir_all(&mount_point).map_err(|e| e.to_string())?;
+        let mount_point = own(directory, &recipe.kind);
+        fs::create_dir_all(directory).map_err(|e| e.to_string())?;
+        create(&mount_point)?;
         let mut place = Place {
             name: recipe.name.clone(),
             directory: mount_point,
             mounted: false,
             kept: false,
         };
-        let file = directory.join("filesystem");
+        let file = own(directory, "filesystem");
         let outcome = place.mount(recipe, &file, size);
         fs::remove_file(&file).map_err(|e| e.to_string())?;
         outcome.map(|()| place)
@@ -142,9 +143,8 @@ impl Place {
     /// # Errors
     /// It cannot be made.
     pub fn here(name: &str, parent: &Path) -> Result<Place, String> {
-        let directory = parent.join(format!("cowslip-bench-{}", std::process::id()));
-        fs::create_dir(&directory)
-            .map_err(|e| format!("Could not create '{}': {e}", directory.display()))?;
+        let directory = own(parent, "files");
+        create(&directory)?;
         Ok(Place {
             name: name.to_string(),
             directory,
@@ -232,6 +232,17 @@ impl Drop for Place {
             eprintln!("Could not remove {}: {error}", self.directory.display());
         }
     }
+}
+
+/// What is this process's alone: another that measures in the same directory must not mount over it.
+fn own(directory: &Path, what: &str) -> PathBuf {
+    directory.join(format!("cowslip-bench-{}-{what}", std::process::id()))
+}
+
+/// Makes a directory that was not there.
+fn create(directory: &Path) -> Result<(), String> {
+    fs::create_dir(directory)
+        .map_err(|e| format!("Could not create '{}': {e}", directory.display()))
 }
 
 /// Writes a file throughout with bytes that do not compress to nothing, and syncs it.
