@@ -275,12 +275,18 @@ fn holes_late(config: &mut Config, round: &mut Round, rng: &mut Rng) {
         config.layout.cluster_bits = rng.pick(&[13, 14, 15]);
         config.prepared.filled = true;
         config.prepared.snapshots = rng.pick(&[0, 1]);
-        let most = 5 + 5 * u64::from(config.prepared.snapshots);
-        whole(config, rng.between(2, most));
         round.requests = 800;
         round.depth = 24;
         round.whole_percent = 50;
         round.weights = [10, 35, 0, 40, 15, 0];
+        if config.prepared.snapshots == 0 {
+            // So few that one which is given up, while a hole in it is on its way, is another's at once.
+            whole(config, 2);
+            round.depth = rng.pick(&[4, 8]);
+            round.weights = [0, 40, 0, 35, 25, 0];
+        } else {
+            whole(config, rng.between(2, 10));
+        }
     }
 }
 
