@@ -1,7 +1,8 @@
 //! Jobs on the command line: `-p` and `--rate-limit`, for every verb that takes its time.
 //!
 //! Progress is shown as qemu-img shows it, or as lines of JSON for programs; without either, SIGUSR1 has one
-//! line told on standard error, as qemu-img does.
+//! line told on standard error, as qemu-img does. Under our own name the rate and the time that is left stand beside
+//! it.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,11 +16,16 @@ use signal_hook::consts::SIGUSR1;
 use crate::error::CommandError;
 use crate::options;
 use crate::output;
+use crate::size;
 
 /// The longest wait for the pace before it is asked whether the job is cancelled.
 const WAIT_MAX: Duration = Duration::from_millis(100);
 /// What may be moved at once before the pace is kept.
 const BURST: Duration = Duration::from_millis(100);
+/// As in "999 MiB/s, 100000 s left".
+const BESIDE_WIDTH: usize = 24;
+/// As in "    (100.00/100%)".
+const PERCENT_WIDTH: usize = 17;
 
 /// Options of a verb that runs a job.
 #[derive(clap::Args, Clone, Debug)]
@@ -54,6 +60,43 @@ struct Shown {
     asked: Arc<AtomicBool>,
     /// Bytes a second, and when the next may be moved.
     rate: Option<(u64, Mutex<Instant>)>,
+    begun: Instant,
+}
+
+/// How fast a job has been so far, and when it will end if that goes on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Speed {
+    bytes_per_second: f64,
+    seconds_left: f64,
+}
+
+impl Speed {
+    /// `None` until something is known.
+    fn of(progress: Progress, seconds: f64) -> Option<Speed> {
+        if progress.done_bytes == 0 || seconds <= 0.0 {
+            return None;
+        }
+        let bytes_per_second = progress.done_bytes as f64 / seconds;
+        let left = progress.total_bytes.saturating_sub(progress.done_bytes);
+        Some(Speed {
+            bytes_per_second,
+            seconds_left: left as f64 / bytes_per_second,
+        })
+    }
+
+    fn words(self) -> String {
+        let rate = size::human(self.bytes_per_second as u64);
+        format!("{rate}/s, {:.0} s left", self.seconds_left.ceil())
+    }
+}
+
+/// What is shown beside the percentage, always as wide, so that it covers what was there before.
+fn beside(speed: Option<Speed>) -> String {
+    match speed {
+        _ if output::is_called_as_qemu() => String::new(),
+        Some(speed) => format!("  {:<BESIDE_WIDTH$}", speed.words()),
+        None => format!("  {:<BESIDE_WIDTH$}", ""),
+    }
 }
 
 impl JobArgs {
@@ -86,6 +129,7 @@ impl JobArgs {
             told: Mutex::new(-1.0),
             asked,
             rate,
+            begun: Instant::now(),
         });
         Ok(job)
     }
@@ -93,6 +137,10 @@ impl JobArgs {
     /// Ends what is shown of a job that has come to its end.
     pub fn end(&self) {
         if self.progress.as_deref() == Some("human") {
+            let width = beside(None).len();
+            if width > 0 {
+                output::print(&format!("{:1$}\r", "", PERCENT_WIDTH + width));
+            }
             output::print("    (100.00/100%)\r\n");
             output::flush();
         }
@@ -102,8 +150,10 @@ impl JobArgs {
 impl Attendant for Shown {
     fn progress(&self, progress: Progress) {
         let percent = progress.done_bytes as f64 * 100.0 / progress.total_bytes.max(1) as f64;
+        let speed = Speed::of(progress, self.begun.elapsed().as_secs_f64());
         if self.asked.swap(false, Ordering::Relaxed) {
-            output::print_error(&format!("    ({percent:.2}/100%)\n"));
+            let line = format!("    ({percent:.2}/100%){}", beside(speed));
+            output::print_error(&format!("{}\n", line.trim_end()));
         }
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         // As qemu-img: at most once for each per cent. What there is to do may become more.
@@ -115,7 +165,7 @@ impl Attendant for Shown {
         match self.show {
             Show::Nothing => {}
             Show::Human => {
-                output::print(&format!("    ({percent:.2}/100%)\r"));
+                output::print(&format!("    ({percent:.2}/100%){}\r", beside(speed)));
                 output::flush();
             }
             Show::Json => {
@@ -123,6 +173,8 @@ impl Attendant for Shown {
                     "stage": progress.stage.name(),
                     "done": progress.done_bytes,
                     "total": progress.total_bytes,
+                    "bytes-per-second": speed.map(|speed| speed.bytes_per_second),
+                    "seconds-left": speed.map(|speed| speed.seconds_left),
                 });
                 // Whoever does not read on does not want to know.
                 drop(writeln!(std::io::stderr(), "{line}"));
@@ -173,12 +225,26 @@ mod tests {
     }
 
     #[test]
+    fn the_rate_tells_when_it_will_end() {
+        let progress = |done_bytes| Progress {
+            stage: cowslip::job::Stage::Allocate,
+            done_bytes,
+            total_bytes: 30 << 20,
+        };
+        assert_eq!(Speed::of(progress(0), 1.0), None);
+        let speed = Speed::of(progress(10 << 20), 2.0).unwrap();
+        assert_eq!(speed.seconds_left, 4.0);
+        assert_eq!(speed.words(), "5 MiB/s, 4 s left");
+    }
+
+    #[test]
     fn the_pace_is_the_rate() {
         let shown = Shown {
             show: Show::Nothing,
             told: Mutex::new(0.0),
             asked: Arc::default(),
             rate: Some((1 << 20, Mutex::new(Instant::now()))),
+            begun: Instant::now(),
         };
         assert!(shown.pace(1 << 20).is_none());
         // A second's worth is on its way: the next piece has to wait.

@@ -20,6 +20,11 @@ const BROKEN_PIPE_STATUS: i32 = 141;
 /// The program that this process is, for warnings from where no verb is known.
 static PROGRAM: OnceLock<Program> = OnceLock::new();
 
+/// Whether the process was called by a name of QEMU's, whose scripts read what it prints.
+pub fn is_called_as_qemu() -> bool {
+    PROGRAM.get().is_some_and(|program| program.name.starts_with("qemu-"))
+}
+
 /// Writes `NAME: warning: MESSAGE` to standard error.
 pub fn warn(message: &str) {
     if let Some(program) = PROGRAM.get() {

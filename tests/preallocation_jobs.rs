@@ -164,7 +164,7 @@ fn progress_is_told_for_people_for_programs_and_on_a_signal() {
     assert!(output.status.success());
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(
-        text.starts_with("    (") && text.ends_with("/100%)\n"),
+        text.starts_with("    (") && text.contains("/100%)  ") && text.ends_with(" s left\n"),
         "{text:?}"
     );
     // 48 MiB at 16 MiB a second, but for the first pieces.

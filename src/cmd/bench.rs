@@ -5,8 +5,11 @@
 //! a process of its own that is timed from its start to its end ([`stage`]). A file that is called as
 //! a table is measured as `./NAME`.
 
+use clap::Subcommand;
+
 use crate::output::Program;
 
+mod allocate;
 mod cell;
 mod discard;
 mod flush;
@@ -36,15 +39,30 @@ pub use tables::Table;
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
     #[command(subcommand)]
-    table: Option<Table>,
+    what: Option<What>,
     #[command(flatten)]
     image: ImageArgs,
 }
 
+/// What is measured beside an image.
+#[derive(Subcommand)]
+enum What {
+    /// Of images, beside QEMU's.
+    #[command(flatten)]
+    Table(Table),
+    /// Files of any kind that are given their space: each method on each file system
+    Allocate(allocate::Args),
+}
+
 /// Measures an image or makes a table; the exit code.
 pub fn run(args: &Args, program: &Program) -> u8 {
-    match &args.table {
+    match &args.what {
         None => run_image(&args.image, program),
-        Some(table) => tables::run(table, program).unwrap_or_else(|error| program.fail(&error)),
+        Some(What::Table(table)) => {
+            tables::run(table, program).unwrap_or_else(|error| program.fail(&error))
+        }
+        Some(What::Allocate(args)) => {
+            allocate::run(args).unwrap_or_else(|error| program.fail(&error))
+        }
     }
 }

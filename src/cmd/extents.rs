@@ -10,7 +10,7 @@
 
 use cowslip::file::Sharing;
 use cowslip::file::host::Aio;
-use cowslip_queue::fiemap;
+use cowslip_queue::fiemap::{self, Flags};
 
 use crate::error::CommandError;
 use crate::open::{ImageSpec, OpenHow, Trust, block_on, sharing};
@@ -31,6 +31,7 @@ mod summary;
 mod svg;
 mod text;
 
+pub use host::other_than_file;
 use host::{HostFile, Method};
 use interleave::Interleaving;
 use look::{Beside, Subject};
@@ -151,6 +152,41 @@ fn reported(args: &Args, program: &Program) -> Result<(), CommandError> {
         0 => Ok(()),
         _ => Err(CommandError::told()),
     }
+}
+
+/// What one file has, in short.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Figures {
+    /// `xfs`, `ext4` …
+    pub file_system: String,
+    /// Mapping records; `None` where the file system does not tell places.
+    pub extents: Option<u64>,
+    /// The fewest that there could be.
+    pub perfect: u64,
+    /// Bytes that were never written.
+    pub unwritten_bytes: u64,
+    /// Bytes that are stored in another form than they read.
+    pub encoded_bytes: u64,
+}
+
+/// Sums up one file, once what is dirty has been written back.
+///
+/// # Errors
+/// It is no regular file, or the system's.
+pub fn figures(name: &str) -> Result<Figures, CommandError> {
+    let mut subject = Subject::new(HostFile::open(name, None)?, None, None);
+    let summary = subject.sum_up(fiemap::Sync::First)?;
+    let bytes_of = |wanted: Flags| {
+        let at = summary::MARKS.iter().position(|(flag, _)| *flag == wanted);
+        at.map_or(0, |at| summary.marked[at].bytes)
+    };
+    Ok(Figures {
+        extents: subject.host.has_places().then_some(summary.records),
+        perfect: summary.perfect(),
+        unwritten_bytes: bytes_of(Flags::UNWRITTEN),
+        encoded_bytes: bytes_of(Flags::ENCODED),
+        file_system: subject.host.on.kind,
+    })
 }
 
 fn sync(args: &Args) -> fiemap::Sync {

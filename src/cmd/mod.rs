@@ -9,6 +9,7 @@ use cowslip::image::DiscardPolicy;
 
 use crate::output::Program;
 
+pub mod allocate;
 pub mod amend;
 pub mod bench;
 pub mod check;
@@ -87,6 +88,8 @@ pub enum CowslipVerb {
     Serve(serve::Args),
     /// Make a file that shares its data with an image, where the file system can
     Clone(clone::Args),
+    /// Give a file of any kind its space, as a job that can be interrupted
+    Allocate(allocate::Args),
     /// Tell where files are on their devices, and a guest's disk in them
     Extents(Box<extents::Args>),
     /// Show the main job on real data: overlays on a golden image, served, written, read back, checked
@@ -106,6 +109,7 @@ impl CowslipVerb {
             CowslipVerb::Serve(args) => serve::run(args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),
             CowslipVerb::Clone(args) => clone::run(args, program),
+            CowslipVerb::Allocate(args) => allocate::run(&args, program),
             CowslipVerb::Extents(args) => extents::run(&args, program),
             CowslipVerb::GuestInit(args) => bench::guest_init::run(&args, program),
         }

@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -19,9 +20,12 @@ mod host_geometry;
 mod host_lock;
 mod host_name;
 mod host_policy;
+mod host_probe;
 pub mod memory;
 
 pub use aligned::HostFile;
+pub use cowslip_queue::space::{Calls, Holes, HolesBy, Way};
+
 pub use claim::{Claim, Conflict, Permission, Permissions, Protection, Sharing, Side};
 
 /// What a file can do and what it asks for; fixed once it is open.
@@ -106,6 +110,22 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     /// Allocates space for a range and moves the end of file up to its end if it was before.
     /// Existing bytes stay. `ErrorKind::Unsupported` where there is no such call.
     fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>>;
+
+    /// The same, but the end of file stays. `ErrorKind::Unsupported` where there is no such call, as by default.
+    fn allocate_keeping_end(&self, _offset: u64, _len: u64) -> Pending<io::Result<()>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+
+    /// Gives a hole its space by other means. `ErrorKind::Unsupported` where there are none, as by default.
+    fn give_space(&self, _range: Range<u64>, _way: Way) -> Pending<io::Result<Calls>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+
+    /// The first `most` parts of a range that have no space, in order. `ErrorKind::Unsupported` where they are not
+    /// known, as by default.
+    fn holes(&self, _range: Range<u64>, _most: usize) -> Pending<io::Result<Holes>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
 
     /// Allocates a range as zeroes that count as written, so that later writes there change no metadata of the
     /// file system; the end of file moves up to its end. `ErrorKind::Unsupported` where device or system cannot

@@ -38,18 +38,21 @@ pub enum Stage {
     Counts,
     /// Data is copied.
     Copy,
+    /// What was done becomes durable.
+    Flush,
     /// What was done is taken back.
     Undo,
 }
 
 impl Stage {
-    const ALL: [Stage; 7] = [
+    const ALL: [Stage; 8] = [
         Stage::Begin,
         Stage::Allocate,
         Stage::WriteZeroes,
         Stage::Tables,
         Stage::Counts,
         Stage::Copy,
+        Stage::Flush,
         Stage::Undo,
     ];
 
@@ -62,6 +65,7 @@ impl Stage {
             Stage::Tables => "tables",
             Stage::Counts => "refcounts",
             Stage::Copy => "copy",
+            Stage::Flush => "flush",
             Stage::Undo => "undo",
         }
     }

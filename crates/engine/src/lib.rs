@@ -6,6 +6,7 @@
 //!
 //! May not know: NBD, command lines, printing, sockets, time.
 
+pub mod allocate;
 mod chain;
 mod durable;
 pub mod error;

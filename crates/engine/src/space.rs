@@ -3,6 +3,7 @@
 //! What is done is the plain file's part of a preallocation. Which bytes belong to whom, and in what
 //! order they become part of an image, is for the caller. Nothing here takes anything back.
 
+use std::future::Future;
 use std::io::ErrorKind;
 use std::ops::Range;
 
@@ -13,7 +14,7 @@ use crate::{Buf, Error, Result};
 
 /// Bytes that one call of the file system allocates: it holds up other I/O of the file, and cannot be
 /// cancelled.
-const CALL_BYTES: u64 = 4 << 30;
+pub(crate) const CALL_BYTES: u64 = 1 << 30;
 /// Bytes that one call zeroes: the device does it, which takes its time.
 const ZERO_CALL_BYTES: u64 = 256 << 20;
 /// What file systems allocate in; finer ranges are not left to their calls.
@@ -62,61 +63,83 @@ pub async fn fill(file: &HostFile, range: Range<u64>, how: Fill, job: &Job) -> R
         Fill::Write => Stage::WriteZeroes,
     });
     let rest = match how {
-        Fill::Allocate => allocate(file, range, |len| job.done(len), job).await?,
+        Fill::Allocate => allocate(file, range, (Account::Told, job)).await?,
         Fill::Write => {
             let rest = zero_by_calls(file, range, job).await?;
             // Writes into space that is there neither wait for each other at the end of file nor run out of it.
-            allocate(file, rest.clone(), |_| {}, job).await?;
+            allocate(file, rest.clone(), (Account::Silent, job)).await?;
             rest
         }
     };
     write_zeroes(file, rest, job).await
 }
 
-/// Allocates by calls of the file system, as far as it has them; what is left.
-async fn allocate(
-    file: &HostFile,
+/// What a job hears of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Account {
+    /// Nothing: the same range is filled again.
+    Silent,
+    /// That it is done.
+    Told,
+    /// That too, and its bytes count for the pace.
+    Paced,
+}
+
+/// Makes a call for each piece of a range, one after the other; what is left where it turns out to be
+/// unsupported.
+///
+/// # Errors
+/// The call's, [`Error::Cancelled`].
+pub(crate) async fn by_calls<F: Future<Output = Result<()>>>(
     range: Range<u64>,
-    done: impl Fn(u64),
-    job: &Job,
+    call_bytes: u64,
+    (account, job): (Account, &Job),
+    call: impl Fn(u64, u64) -> F,
 ) -> Result<Range<u64>> {
     let mut at = range.start;
     while at < range.end {
-        let len = CALL_BYTES.min(range.end - at);
+        let len = call_bytes.min(range.end - at);
         job.begin(0).await?;
-        match file.allocate(at, len).await {
-            Ok(()) => done(len),
+        match call(at, len).await {
+            Ok(()) => {}
             Err(error) if is_unsupported(&error) => break,
             Err(error) => return Err(error),
+        }
+        if account != Account::Silent {
+            job.done(len);
+        }
+        if account == Account::Paced {
+            // Only what was done counts.
+            job.begin(len).await?;
         }
         at += len;
     }
     Ok(at..range.end)
 }
 
+/// Allocates by calls of the file system, as far as it has them; what is left.
+async fn allocate(
+    file: &HostFile,
+    range: Range<u64>,
+    to: (Account, &Job),
+) -> Result<Range<u64>> {
+    by_calls(range, CALL_BYTES, to, |at, len| file.allocate(at, len)).await
+}
+
 /// Zeroes by calls that count as writing, where device and system have them; what is left.
 async fn zero_by_calls(file: &HostFile, range: Range<u64>, job: &Job) -> Result<Range<u64>> {
     let unit = BLOCK_BYTES.max(u64::from(file.capabilities().alignment_bytes));
-    let aligned = range.start.is_multiple_of(unit) && range.end.is_multiple_of(unit);
-    let mut at = range.start;
-    while at < range.end && aligned {
-        let len = ZERO_CALL_BYTES.min(range.end - at);
-        job.check()?;
-        match file.block_file().allocate_written(at, len).await {
-            Ok(()) => {
-                job.done(len);
-                // Only what was done counts.
-                job.begin(len).await?;
-            }
-            Err(error) if error.kind() == ErrorKind::Unsupported => break,
-            Err(error) => {
-                let text = format!("Could not allocate space for '{}'", file.name());
-                return Err(Error::io(text, error));
-            }
-        }
-        at += len;
+    if !range.start.is_multiple_of(unit) || !range.end.is_multiple_of(unit) {
+        return Ok(range);
     }
-    Ok(at..range.end)
+    let call = |at, len| {
+        let outcome = file.block_file().allocate_written(at, len);
+        async move {
+            let text = || format!("Could not allocate space for '{}'", file.name());
+            outcome.await.map_err(|error| Error::io(text(), error))
+        }
+    };
+    by_calls(range, ZERO_CALL_BYTES, (Account::Paced, job), call).await
 }
 
 /// Writes zeroes over a range, in large pieces, several at a time.
@@ -173,7 +196,7 @@ enum Pass {
     Copy,
 }
 
-fn is_unsupported(error: &Error) -> bool {
+pub(crate) fn is_unsupported(error: &Error) -> bool {
     matches!(error, Error::Io { source, .. } if source.kind() == ErrorKind::Unsupported)
 }
 

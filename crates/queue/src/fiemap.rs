@@ -153,6 +153,11 @@ pub struct Records<'a> {
 
 /// The mapping records of a file.
 pub fn records(file: &impl AsFd, sync: Sync) -> Records<'_> {
+    records_from(file, 0, sync)
+}
+
+/// The mapping records of what lies at `start` or behind it; the first is cut to that.
+pub fn records_from(file: &impl AsFd, start: u64, sync: Sync) -> Records<'_> {
     let request = Box::new(Request {
         start: 0,
         length: 0,
@@ -170,7 +175,7 @@ pub fn records(file: &impl AsFd, sync: Sync) -> Records<'_> {
         request,
         next: 0,
         count: 0,
-        at: 0,
+        at: start,
         ended: false,
     }
 }

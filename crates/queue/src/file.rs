@@ -9,6 +9,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
@@ -22,6 +23,7 @@ use crate::lock;
 use crate::pending::{Completer, Pending, pending};
 use crate::pool::{self, blocking};
 use crate::scatter::Scatter;
+use crate::space;
 use crate::sys;
 use crate::uring::Uring;
 
@@ -70,6 +72,8 @@ pub enum Persistence {
 pub enum Shape {
     /// Allocate it; the end of file moves up to its end.
     Allocate,
+    /// Allocate it; the end of file stays.
+    AllocateKeepingEnd,
     /// Make it read as zeroes and keep it allocated; the end of file moves up to its end.
     Zero,
     /// Give it back; it reads as zeroes. The end of file stays.
@@ -86,6 +90,7 @@ impl Shape {
     fn mode(self) -> FallocateFlags {
         match self {
             Shape::Allocate => FallocateFlags::empty(),
+            Shape::AllocateKeepingEnd => FallocateFlags::KEEP_SIZE,
             Shape::Zero => FallocateFlags::ZERO_RANGE,
             Shape::Punch => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
             Shape::AllocateWritten => FallocateFlags::from_bits_retain(WRITE_ZEROES),
@@ -255,6 +260,26 @@ impl File {
                 .map(tell)
                 .collect())
         })
+    }
+
+    /// Gives a hole its space by other means than `fallocate`.
+    pub fn give_space(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        way: space::Way,
+    ) -> Pending<io::Result<space::Calls>> {
+        let file = Arc::clone(self);
+        blocking(move || space::give(file.as_fd(), range, way))
+    }
+
+    /// The first `most` holes of a range; see [`space::holes`].
+    pub fn holes(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        most: usize,
+    ) -> Pending<io::Result<space::Holes>> {
+        let file = Arc::clone(self);
+        blocking(move || space::holes(file.as_fd(), range, most))
     }
 
     /// Copies what direct I/O would refuse into one buffer that it takes.

@@ -29,6 +29,7 @@ pub mod primitives;
 mod scatter;
 mod signal;
 mod socket;
+pub mod space;
 mod sys;
 mod timer;
 mod uring;

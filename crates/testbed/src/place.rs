@@ -52,13 +52,15 @@ fn output(command: &mut Command) -> Result<String, String> {
 /// What `mkfs.xfs` makes of its own will, from version 5.19 on.
 const XFS_LOG_BYTES_MIN: u64 = 64 << 20;
 
-/// A kind of file system and its conditions: `KIND[:log=SIZE][:full=PERCENT]`.
+/// A kind of file system and its conditions: `KIND[:log=SIZE][:extents=off][:full=PERCENT]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
     /// As it was given.
     pub name: String,
-    /// ext4, xfs or btrfs.
+    /// ext2, ext3, ext4, xfs or btrfs.
     pub kind: String,
+    /// ext4 that finds blocks as ext3 does.
+    pub without_extents: bool,
     /// Size of the log in bytes (XFS); `mkfs` decides otherwise.
     pub log_bytes: Option<u64>,
     /// How full it is to be with what is measured, in percent.
@@ -73,12 +75,15 @@ impl Recipe {
     pub fn parse(text: &str) -> Result<Recipe, String> {
         let mut parts = text.split(':');
         let kind = parts.next().unwrap_or_default();
-        if !["ext4", "xfs", "btrfs"].contains(&kind) {
-            return Err(format!("--loop expects ext4, xfs or btrfs, not '{kind}'"));
+        if !["ext4", "xfs", "btrfs", "ext2", "ext3"].contains(&kind) {
+            return Err(format!(
+                "--loop expects ext4, xfs, btrfs, ext2 or ext3, not '{kind}'"
+            ));
         }
         let mut recipe = Recipe {
             name: text.to_string(),
             kind: kind.to_string(),
+            without_extents: false,
             log_bytes: None,
             full_percent: None,
         };
@@ -91,6 +96,10 @@ impl Recipe {
                     recipe.log_bytes = mebibytes.and_then(|count| count.checked_mul(1 << 20));
                     recipe.log_bytes
                 }
+                "extents" if kind == "ext4" && value == "off" => {
+                    recipe.without_extents = true;
+                    Some(0)
+                }
                 "full" => {
                     recipe.full_percent = number(value).filter(|percent| *percent < 100);
                     recipe.full_percent
@@ -99,7 +108,7 @@ impl Recipe {
             };
             if known.is_none() {
                 return Err(format!(
-                    "--loop: '{part}' is not log=SIZE of xfs, such as log=64M, or full=PERCENT"
+                    "--loop: '{part}' is not log=SIZE of xfs, such as log=64M, extents=off of ext4, or full=PERCENT"
                 ));
             }
         }
@@ -115,6 +124,8 @@ pub struct Place {
     pub directory: PathBuf,
     mounted: bool,
     kept: bool,
+    /// The loop device.
+    device: Option<String>,
 }
 
 impl Place {
@@ -131,11 +142,30 @@ impl Place {
             directory: mount_point,
             mounted: false,
             kept: false,
+            device: None,
         };
         let file = own(directory, "filesystem");
         let outcome = place.mount(recipe, &file, size);
         fs::remove_file(&file).map_err(|e| e.to_string())?;
         outcome.map(|()| place)
+    }
+
+    /// Makes the file system of this place anew, on the same device: nothing is left of what it had.
+    ///
+    /// # Errors
+    /// It is a directory of somebody else's file system, or is in use; what went wrong.
+    pub fn make_anew(&mut self, recipe: &Recipe) -> Result<(), String> {
+        let device = self
+            .device
+            .clone()
+            .ok_or("only a file system of its own can be made anew")?;
+        // While the device is open it does not detach itself.
+        let open = File::open(&device).map_err(|e| format!("cannot open {device}: {e}"))?;
+        output(Command::new("umount").arg(&self.directory))?;
+        self.mounted = false;
+        self.make_and_mount(recipe, &device)?;
+        drop(open);
+        Ok(())
     }
 
     /// A new directory in `parent`, on whatever file system that is.
@@ -150,6 +180,7 @@ impl Place {
             directory,
             mounted: false,
             kept: false,
+            device: None,
         })
     }
 
@@ -184,6 +215,7 @@ impl Place {
             .arg(file);
         let device = output(&mut losetup)?.trim().to_string();
         let outcome = self.make_and_mount(recipe, &device);
+        self.device = Some(device.clone());
         // Detaches now if the mount failed, else together with the mount.
         output(Command::new("losetup").args(["--detach", &device]))?;
         outcome
@@ -192,7 +224,7 @@ impl Place {
     fn make_and_mount(&mut self, recipe: &Recipe, device: &str) -> Result<(), String> {
         let mut mkfs = Command::new(format!("mkfs.{}", recipe.kind));
         match recipe.kind.as_str() {
-            "ext4" => mkfs.args([
+            "ext2" | "ext3" | "ext4" => mkfs.args([
                 "-q",
                 "-F",
                 "-E",
@@ -202,6 +234,9 @@ impl Place {
             "btrfs" => mkfs.args(["-q", "-f", "-K"]),
             other => return Err(format!("no recipe for file system {other}")),
         };
+        if recipe.without_extents {
+            mkfs.args(["-O", "^extent,^64bit"]);
+        }
         if let Some(bytes) = recipe.log_bytes {
             if bytes < XFS_LOG_BYTES_MIN {
                 mkfs.arg("--unsupported");
@@ -310,8 +345,12 @@ mod tests {
         assert_eq!(parsed("ext4"), Ok(("ext4".to_string(), None, None)));
         let all = ("xfs".to_string(), Some(8 << 20), Some(95));
         assert_eq!(parsed("xfs:log=8M:full=95"), Ok(all));
+        let indirect = Recipe::parse("ext4:extents=off").map(|r| (r.kind, r.without_extents));
+        assert_eq!(indirect, Ok(("ext4".to_string(), true)));
         for wrong in [
             "zfs",
+            "ext4:extents=on",
+            "xfs:extents=off",
             "ext4:log=8M",
             "xfs:log=8",
             "xfs:full=100",

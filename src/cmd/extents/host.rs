@@ -314,7 +314,8 @@ impl Run<'_> {
     }
 }
 
-fn other_than_file(found: &Metadata) -> Option<&'static str> {
+/// What it is instead, in words.
+pub fn other_than_file(found: &Metadata) -> Option<&'static str> {
     let kind = found.file_type();
     if kind.is_file() {
         None

@@ -70,6 +70,22 @@ impl Subject {
     }
 }
 
+impl Subject {
+    /// Walks the file and keeps nothing but the sums.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn sum_up(&mut self, sync: fiemap::Sync) -> Result<Summary, CommandError> {
+        let summary = &mut self.summary;
+        self.steadiness = self.host.walk(sync, &mut |record| {
+            summary.push(&record);
+            Ok(())
+        })?;
+        summary.finish();
+        Ok(summary.clone())
+    }
+}
+
 /// The files on the device of this one, if there are others.
 pub fn neighbours(subjects: &[Subject], number: usize) -> Option<Neighbours> {
     let device = &subjects[number].host.device;

@@ -19,7 +19,7 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 
 use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
 
-use super::{BlockFile, Capabilities, Durability, FileExtent, Space};
+use super::{BlockFile, Capabilities, Durability, FileExtent, Holes, Space, Way};
 use crate::planted::{self, Mistake};
 use crate::qcow2::geometry::{round_down, round_up};
 use crate::sync::{Mutex, lock};
@@ -340,6 +340,27 @@ impl HostFile {
         let allocated = self.file.allocate(start, end - start).await;
         self.space_changed(allocated)
             .map_err(|error| self.failed("allocate space for", error))
+    }
+
+    /// Allocates space for a range; the end of file stays.
+    pub async fn allocate_keeping_end(&self, offset: u64, len: u64) -> Result<()> {
+        let allocated = self.file.allocate_keeping_end(offset, len).await;
+        self.space_changed(allocated)
+            .map_err(|error| self.failed("allocate space for", error))
+    }
+
+    /// Gives a hole its space by other means than the file system's call.
+    pub async fn give_space(&self, range: Range<u64>, way: Way) -> Result<()> {
+        let given = self.file.give_space(range, way).await;
+        self.space_changed(given)
+            .map(drop)
+            .map_err(|error| self.failed("allocate space for", error))
+    }
+
+    /// The first `most` holes of a range.
+    pub async fn holes(&self, range: Range<u64>, most: usize) -> Result<Holes> {
+        let holes = self.file.holes(range, most).await;
+        holes.map_err(|error| self.failed("map", error))
     }
 
     /// Data and holes of a range.

@@ -8,6 +8,7 @@
 //! Leaves out: character devices, anything with a protocol in its name.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -20,14 +21,15 @@ use rustix::io::Errno;
 use super::host_lock::{Ask, Claims};
 use super::host_policy::Beneath;
 use super::{
-    BlockFile, Capabilities, ChosenBy, Claim, Durability, FileExtent, FileId, FileRequest, Gate,
-    Protection, Space, host_geometry as geometry,
+    BlockFile, Calls, Capabilities, ChosenBy, Claim, Durability, FileExtent, FileId, FileRequest,
+    Gate, Holes, Protection, Space, Way, host_geometry as geometry,
 };
 use crate::{Error, Result};
 
 pub use super::host_lock::Locking;
 pub use super::host_name::resolve_name;
 pub use super::host_policy::BackingPolicy;
+pub use super::host_probe::{probe_space, takes_length};
 
 /// Which driver does the I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -307,6 +309,18 @@ impl BlockFile for HostBlockFile {
 
     fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
         self.file.shape(offset, len, Shape::Allocate)
+    }
+
+    fn allocate_keeping_end(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.file.shape(offset, len, Shape::AllocateKeepingEnd)
+    }
+
+    fn give_space(&self, range: Range<u64>, way: Way) -> Pending<io::Result<Calls>> {
+        self.file.give_space(range, way)
+    }
+
+    fn holes(&self, range: Range<u64>, most: usize) -> Pending<io::Result<Holes>> {
+        self.file.holes(range, most)
     }
 
     fn allocate_written(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {

@@ -1,0 +1,374 @@
+//! Space for a file of any kind, allocated as a [`Job`]: its holes get space, what it holds stays.
+//!
+//! A [`Plan`] looks at the file first: where its holes are, how much space they need, whether there is so much.
+//! [`Plan::carry_out`] fills them, by a [`Method`] that the caller names or that [`choose`] takes from what the
+//! directory's file system can do ([`probe_space`](crate::file::host::probe_space)). Then it looks whether the space
+//! is really there.
+//!
+//! Fails the job, or is it cancelled, then the file has the length and the holes that it had: holes are punched again, what
+//! lies beyond the old end is cut off. Holes that nobody has come to are not touched, and neither is data. A process that is
+//! killed leaves a file that is partly allocated; a plan made of that one goes on where it ended, because what has
+//! space is no hole.
+//!
+//! Leaves out: others that write into the holes meanwhile (what they wrote there would be punched with the hole), the
+//! time stamps of the file, and space below the file system, as on a thin device.
+//!
+//! ```no_run
+//! use cowslip::allocate::{End, Plan, choose};
+//! use cowslip::file::HostFile;
+//! use cowslip::file::host::{HostOptions, open_host_file, probe_space};
+//! use cowslip::job::Job;
+//!
+//! # async fn example() -> cowslip::Result<()> {
+//! let options = HostOptions { writable: true, ..HostOptions::default() };
+//! let file = HostFile::new(open_host_file("/srv/film.mkv".as_ref(), &options)?);
+//! let plan = Plan::new(&file, 40 << 30, End::Moves).await?;
+//! let chosen = choose(&probe_space("/srv".as_ref())?, &plan)?;
+//! let job = Job::default(); // shared with whoever may cancel it
+//! let outcome = plan.carry_out(chosen.method, &job).await?;
+//! assert_eq!(outcome.missing_bytes, 0);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::file::{HolesBy, HostFile, Way};
+use crate::job::{Job, PIECE_BYTES, Stage};
+use crate::qcow2::geometry::round_up;
+use crate::space::{self, Account, CALL_BYTES};
+use crate::{Error, Result};
+
+mod method;
+mod ranges;
+
+pub use method::{Abilities, Chosen, LibraryMakes, Method, ZeroesTake, choose};
+use ranges::{RANGES_BYTES_MAX, Ranges};
+
+/// Bytes between two looks at whether the job is cancelled, where libc writes a byte a block.
+const LIBRARY_PIECE_BYTES: u64 = 16 << 20;
+/// Holes that are asked for at once.
+const BATCH: usize = 4096;
+/// What a hole next to one that was filled may have got with it, since mappings are filled by pages.
+const NEIGHBOURHOOD_BYTES: u64 = 1 << 20;
+/// No file is longer.
+const LEN_MAX: u64 = i64::MAX as u64;
+/// Blocks of file systems, as a rule.
+const BLOCK_BYTES: u64 = 4096;
+
+/// What becomes of the end of file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It moves up to the end of what is allocated.
+    Moves,
+    /// It stays; what is allocated beyond it waits for the file to grow.
+    Stays,
+}
+
+/// A file as it was found, and what it needs.
+#[derive(Debug)]
+pub struct Plan {
+    file: HostFile,
+    size: u64,
+    end: End,
+    len: u64,
+    allocated_bytes: Option<u64>,
+    holes: Ranges,
+    /// Space beyond the end of file.
+    beyond: Ranges,
+    by: HolesBy,
+}
+
+/// What an allocation has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Bytes of the file, from its beginning, that were to have space.
+    pub size_bytes: u64,
+    /// Bytes of them that had space before.
+    pub already_bytes: u64,
+    /// Bytes of holes that were filled.
+    pub filled_bytes: u64,
+    /// Holes that were filled.
+    pub holes: u64,
+    /// Bytes that have no space after all.
+    pub missing_bytes: u64,
+    /// Bytes that the file has in all, as `st_blocks` says.
+    pub allocated_bytes: Option<u64>,
+    /// How that was found out.
+    pub by: HolesBy,
+}
+
+impl Plan {
+    /// Looks at the first `size` bytes of a file. Changes nothing, but has dirty data of the file written out.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a size of 0, one beyond what files can have, one below the file's length, and for more
+    /// holes than can be remembered; `ENOSPC` with both numbers where there is less room than the holes need; I/O.
+    pub async fn new(file: &HostFile, size: u64, end: End) -> Result<Plan> {
+        let name = file.name();
+        let len = file.len().await?;
+        let invalid = |text: String| Err(Error::Invalid(text));
+        if size == 0 || size > LEN_MAX {
+            return invalid(format!(
+                "'{name}': the size must be from 1 to {LEN_MAX} bytes"
+            ));
+        }
+        if size < len {
+            return invalid(format!(
+                "'{name}' is {len} bytes long: nothing is cut off, so the size must be at least that"
+            ));
+        }
+        let mut plan = Plan {
+            file: file.clone(),
+            size,
+            end,
+            len,
+            allocated_bytes: file.block_file().allocated_bytes(),
+            holes: Ranges::default(),
+            beyond: Ranges::default(),
+            by: HolesBy::Extents,
+        };
+        plan.by = each_hole(file, 0..size, |hole| plan.holes.push(hole)).await?;
+        // The rest of the block that the file ends in is no space of its own.
+        let mut at = round_up(len, BLOCK_BYTES);
+        each_hole(file, at..LEN_MAX, |hole| {
+            let pushed = plan.beyond.push(at..hole.start);
+            at = hole.end;
+            pushed
+        })
+        .await?;
+        space::check_room(file.block_file().as_ref(), plan.needed_bytes())?;
+        Ok(plan)
+    }
+
+    /// Bytes of holes that are to be filled.
+    pub fn needed_bytes(&self) -> u64 {
+        self.holes.bytes()
+    }
+
+    /// Whether the file has all of it already.
+    pub fn is_done(&self) -> bool {
+        self.needed_bytes() == 0 && (self.end == End::Stays || self.len == self.size)
+    }
+
+    /// Whether there is something to be allocated beyond an end of file that stays.
+    pub fn reaches_beyond_end(&self) -> bool {
+        self.end == End::Stays && self.size > self.len
+    }
+
+    /// Fills the holes, makes that durable, and looks whether the space is there.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`], `ENOSPC` and other I/O errors; then the file is what it was. If that could not be brought
+    /// about, the error says so. [`Error::Unsupported`] for a method that the file system does not have or that
+    /// cannot do without moving the end of file.
+    pub async fn carry_out(self, method: Method, job: &Job) -> Result<Outcome> {
+        if self.reaches_beyond_end() && method != Method::Fallocate {
+            return Err(self.unsupported(&format!(
+                "space beyond the end of file by {}; fallocate alone keeps the length",
+                method.name()
+            )));
+        }
+        job.expect(self.needed_bytes());
+        let reached = AtomicU64::new(0);
+        match self.fill(method, job, &reached).await {
+            Ok(outcome) => Ok(outcome),
+            Err(error) => {
+                job.enter(Stage::Undo);
+                let undone = self.take_back(reached.into_inner()).await;
+                undone.map_err(|why| not_undone(&error, &why))?;
+                Err(error)
+            }
+        }
+    }
+
+    fn unsupported(&self, feature: &str) -> Error {
+        Error::Unsupported {
+            file: self.file.name().to_string(),
+            feature: feature.to_string(),
+        }
+    }
+
+    async fn fill(&self, method: Method, job: &Job, reached: &AtomicU64) -> Result<Outcome> {
+        job.enter(match method {
+            Method::Fallocate | Method::PosixFallocate(_) => Stage::Allocate,
+            Method::Mmap | Method::Write { .. } => Stage::WriteZeroes,
+        });
+        let moves = self.end == End::Moves && self.size > self.len;
+        if method == Method::Mmap && moves && self.needed_bytes() > 0 {
+            self.file.set_len(self.size).await?;
+        }
+        for hole in self.holes.iter() {
+            let call = |at, len| {
+                // Before the call: when it fails, part of its range may have space.
+                reached.fetch_max(at + len, Ordering::AcqRel);
+                self.give(at..at + len, method)
+            };
+            let piece = self.piece_bytes(method);
+            let rest = space::by_calls(hole, piece, (Account::Paced, job), call).await?;
+            if !rest.is_empty() {
+                return Err(self.unsupported(&format!("{} on this file system", method.name())));
+            }
+        }
+        if moves && self.file.len().await? < self.size {
+            self.file.set_len(self.size).await?;
+        }
+        job.check()?;
+        // What is only promised so far, as by NFS and by delayed allocation, is settled now.
+        job.enter(Stage::Flush);
+        self.file.flush().await?;
+        let outcome = self.verify().await?;
+        job.check()?;
+        Ok(outcome)
+    }
+
+    fn piece_bytes(&self, method: Method) -> u64 {
+        match method {
+            Method::Fallocate | Method::PosixFallocate(LibraryMakes::KernelCall) => CALL_BYTES,
+            Method::PosixFallocate(_) => LIBRARY_PIECE_BYTES,
+            Method::Mmap => PIECE_BYTES,
+            Method::Write { chunk_bytes } => {
+                let chunk = chunk_bytes.max(1) as u64;
+                PIECE_BYTES.next_multiple_of(chunk)
+            }
+        }
+    }
+
+    async fn give(&self, range: Range<u64>, method: Method) -> Result<()> {
+        let len = range.end - range.start;
+        let way = match (method, self.end) {
+            (Method::Fallocate, End::Moves) => return self.file.allocate(range.start, len).await,
+            (Method::Fallocate, End::Stays) => {
+                return self.file.allocate_keeping_end(range.start, len).await;
+            }
+            (Method::PosixFallocate(_), _) => Way::Library,
+            (Method::Mmap, _) => Way::Mapping,
+            (Method::Write { chunk_bytes }, _) => Way::Writes {
+                chunk_bytes: chunk_bytes.max(1),
+            },
+        };
+        self.file.give_space(range, way).await
+    }
+
+    /// Looks at the file as it is now.
+    async fn verify(&self) -> Result<Outcome> {
+        let allocated_bytes = self.file.block_file().allocated_bytes();
+        let mut missing_bytes = 0;
+        let by = each_hole(&self.file, 0..self.size, |hole| {
+            missing_bytes += hole.end - hole.start;
+            Ok(())
+        })
+        .await?;
+        if by == HolesBy::Seeking {
+            // Space that was never written looks like a hole: the count of blocks is all that there is.
+            missing_bytes = allocated_bytes.map_or(0, |bytes| self.size.saturating_sub(bytes));
+        }
+        Ok(Outcome {
+            size_bytes: self.size,
+            already_bytes: self.size - self.needed_bytes(),
+            filled_bytes: self.needed_bytes(),
+            holes: self.holes.count(),
+            missing_bytes,
+            allocated_bytes,
+            by,
+        })
+    }
+
+    /// Makes the file what it was, where it was filled up to `reached`. Not cancelled itself.
+    async fn take_back(&self, reached: u64) -> Result<()> {
+        let until = reached.saturating_add(NEIGHBOURHOOD_BYTES);
+        let within = until.min(self.len);
+        let has_filled_within = self.holes.iter().next().is_some_and(|h| h.start < within);
+        let knows_holes = !self.has_space_unseen();
+        if reached > 0 && knows_holes {
+            let holes = self.holes.iter().take_while(|hole| hole.start < within);
+            for hole in holes {
+                let len = hole.end.min(within) - hole.start;
+                self.file.discard(hole.start, len).await?;
+            }
+        }
+        let now = self.file.len().await?;
+        if now > self.size.max(self.len) {
+            return Err(self.unsupported("cutting what somebody else has appended meanwhile"));
+        }
+        if reached > self.len || now != self.len {
+            self.cut(now).await?;
+            for space in self.beyond.iter() {
+                let len = space.end - space.start;
+                match self.file.allocate_keeping_end(space.start, len).await {
+                    // Then nobody had asked for it: it was the file system's own foresight.
+                    Err(error) if !space::is_unsupported(&error) => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        match reached == 0 || knows_holes || !has_filled_within {
+            true => Ok(()),
+            false => Err(self.unsupported("telling holes from space that was never written")),
+        }
+    }
+
+    /// Cuts off all beyond the old end.
+    async fn cut(&self, now: u64) -> Result<()> {
+        if now == self.len && self.len < LEN_MAX {
+            // Not every file system looks beyond an end that stays where it is.
+            self.file.set_len(self.len + 1).await?;
+        }
+        self.file.set_len(self.len).await
+    }
+
+    /// Whether the file had space that looked like holes: punching those would take it.
+    fn has_space_unseen(&self) -> bool {
+        if self.by == HolesBy::Extents {
+            return false;
+        }
+        let holes = self.holes.iter().take_while(|hole| hole.start < self.len);
+        let holes: u64 = holes.map(|hole| hole.end.min(self.len) - hole.start).sum();
+        let seen = self.len - holes;
+        // Ends of blocks, and what a file system needs to find them.
+        let slack = (self.holes.count() + 16) * 4096 + seen / 64;
+        self.allocated_bytes.is_some_and(|bytes| bytes > seen + slack)
+    }
+}
+
+/// The failure of a job, and that it could not be undone.
+fn not_undone(error: &Error, why: &Error) -> Error {
+    let words = format!("{error}; and it could not all be taken back: {why}");
+    match error {
+        Error::Io { source, .. } => {
+            let kind = source.raw_os_error().map(io::Error::from_raw_os_error);
+            Error::io(words, kind.unwrap_or_else(|| io::ErrorKind::Other.into()))
+        }
+        _ => Error::Invalid(words),
+    }
+}
+
+/// Tells each hole of a range in the order of the file.
+async fn each_hole(
+    file: &HostFile,
+    range: Range<u64>,
+    mut tell: impl FnMut(Range<u64>) -> std::result::Result<(), ranges::Full>,
+) -> Result<HolesBy> {
+    let mut at = range.start;
+    let mut by = HolesBy::Extents;
+    while at < range.end {
+        let found = file.holes(at..range.end, BATCH).await?;
+        by = found.by;
+        for hole in found.ranges {
+            tell(hole).map_err(|ranges::Full| {
+                Error::Invalid(format!(
+                    "'{}' has so many holes that remembering them would take more than {} MiB",
+                    file.name(),
+                    RANGES_BYTES_MAX >> 20
+                ))
+            })?;
+        }
+        if found.looked_until <= at {
+            break;
+        }
+        at = found.looked_until;
+    }
+    Ok(by)
+}

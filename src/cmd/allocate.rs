@@ -1,0 +1,426 @@
+//! `allocate`: space for a file of any kind, allocated as a job: what the file holds stays, its holes get space.
+//!
+//! Interrupted or failed, it takes back what it has allocated; a file that it has made is removed. What is chosen is
+//! said before it is done, with the reason, and what it has come to afterwards: extents beside the fewest
+//! that there could be.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use cowslip::Error;
+use cowslip::allocate::{Abilities, Chosen, End, LibraryMakes, Method, Outcome, Plan, ZeroesTake};
+use cowslip::file::host::{Aio, probe_space, takes_length};
+use cowslip::file::{Claim, HolesBy, HostFile};
+use rustix::io::Errno;
+use serde_json::{Value, json};
+use signal_hook::consts::SIGXFSZ;
+
+use super::create::NewFile;
+use super::extents::{self, Figures};
+use crate::error::CommandError;
+use crate::interrupt::CancelledOnInterrupt;
+use crate::job::JobArgs;
+use crate::open::{block_on, local_name};
+use crate::options;
+use crate::output::{Program, print, print_json};
+use crate::size;
+
+/// Bytes of one write, within reason.
+const CHUNK_BYTES: std::ops::RangeInclusive<u64> = 512..=64 << 20;
+
+/// Command line of `allocate`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+auto tries what the directory's file system does with each call, on a scratch file that vanishes, and takes \
+fallocate where it takes space, or else writes zeroes. Only holes are filled: data and space that are there stay. \
+Interrupted or failed, the file is what it was; killed and started again, it goes on. Others must not write into the \
+file's holes meanwhile. See docs/allocation.md.")]
+pub struct Args {
+    /// So much of the file, from its beginning, shall have space; with suffix b, k, M, G, T, P or E
+    #[arg(long, value_name = "SIZE")]
+    size: String,
+    /// auto, fallocate, posix_fallocate (libc's), mmap (mapped and filled) or write
+    #[arg(long, value_name = "METHOD", default_value = "auto")]
+    method: String,
+    /// Bytes of one write; 2M if not given
+    #[arg(long, value_name = "SIZE")]
+    chunk: Option<String>,
+    /// The file keeps its length: space beyond its end waits for it to grow
+    #[arg(long)]
+    keep_size: bool,
+    /// Print nothing
+    #[arg(short, long)]
+    quiet: bool,
+    /// Tell what was done in JSON
+    #[arg(long, conflicts_with = "quiet")]
+    json: bool,
+    #[command(flatten)]
+    job: JobArgs,
+    /// The file; made if it does not exist
+    #[arg(value_name = "FILE")]
+    filename: String,
+}
+
+/// What the command line asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Auto,
+    /// What libc makes of it is found out.
+    PosixFallocate,
+    This(Method),
+}
+
+/// A request that is understood, and a file that may be tried.
+struct Request<'a> {
+    args: &'a Args,
+    /// As the system knows it.
+    path: &'a str,
+    directory: PathBuf,
+    size: u64,
+    wanted: Wanted,
+}
+
+/// Allocates; the exit code.
+pub fn run(args: &Args, program: &Program) -> u8 {
+    program.exit_code(allocated(args, program))
+}
+
+fn allocated(args: &Args, program: &Program) -> Result<(), CommandError> {
+    // A limit of the process on lengths is an error, not the end of the process.
+    drop(signal_hook::flag::register(
+        SIGXFSZ,
+        Arc::new(AtomicBool::new(false)),
+    ));
+    let request = Request::new(args)?;
+    let job = args.job.job()?;
+    let interrupted = CancelledOnInterrupt::new(&job);
+    let start = Instant::now();
+    let outcome = block_on(Aio::Auto, async {
+        Ok(request.carry_out(&job).await)
+    })?;
+    match outcome {
+        Err(Failure::Engine(Error::Cancelled)) => {
+            program.complain(format_args!(
+                "Cancelled: what was allocated for '{}' is given back",
+                args.filename
+            ));
+            interrupted.end_by_signal();
+            Err(CommandError::new("Cancelled"))
+        }
+        Err(Failure::Engine(error)) => Err(error.into()),
+        Err(Failure::Told(error)) => Err(error),
+        Ok(done) => {
+            args.job.end();
+            let figures = extents::figures(request.path)?;
+            request.tell(&done, &figures, start.elapsed().as_secs_f64())
+        }
+    }
+}
+
+/// Why it was not done.
+enum Failure {
+    Engine(Error),
+    Told(CommandError),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Engine(error)
+    }
+}
+
+/// What was done, and by which means.
+struct Done {
+    outcome: Outcome,
+    /// `None` if there was nothing to do.
+    chosen: Option<Chosen>,
+    /// If something was tried.
+    abilities: Option<Abilities>,
+}
+
+impl Request<'_> {
+    fn new(args: &Args) -> Result<Request<'_>, CommandError> {
+        let wanted = wanted(args)?;
+        let size = options::bytes_within("size", &args.size, 1..=size::SIZE_MAX)?;
+        let path = local_name(&args.filename)?;
+        let directory = directory_of(path)?;
+        // Where no file can be made, the attempt itself will tell.
+        if let Ok(false) = takes_length(&directory, size) {
+            return Err(CommandError::new(format!(
+                "Could not allocate space for '{path}': its file system takes no files of {size} bytes"
+            )));
+        }
+        Ok(Request {
+            args,
+            path,
+            directory,
+            size,
+            wanted,
+        })
+    }
+
+    async fn carry_out(&self, job: &cowslip::Job) -> Result<Done, Failure> {
+        let claim = Claim::CREATE_RAW;
+        let (new, file) = NewFile::open(self.path, &[], claim).map_err(Failure::Told)?;
+        let file = HostFile::new(file);
+        let plan = self.plan(&file).await?;
+        let (abilities, chosen) = match plan.is_done() {
+            true => (None, None),
+            false => self.choose(&plan)?,
+        };
+        let method = chosen.map_or(Method::Fallocate, |chosen| chosen.method);
+        if let Some(chosen) = &chosen {
+            self.announce(&plan, chosen);
+        }
+        let outcome = match plan.carry_out(method, job).await {
+            // Nothing could be tried beforehand; nothing is done yet.
+            Err(Error::Unsupported { .. })
+                if abilities.is_none() && self.wanted == Wanted::Auto && !self.args.keep_size =>
+            {
+                self.plan(&file).await?.carry_out(Method::WRITE, job).await
+            }
+            outcome => outcome,
+        }?;
+        new.finished();
+        Ok(Done {
+            outcome,
+            chosen,
+            abilities,
+        })
+    }
+
+    async fn plan(&self, file: &HostFile) -> Result<Plan, Error> {
+        let end = match self.args.keep_size {
+            true => End::Stays,
+            false => End::Moves,
+        };
+        Plan::new(file, self.size, end).await
+    }
+
+    fn choose(&self, plan: &Plan) -> Result<(Option<Abilities>, Option<Chosen>), Error> {
+        let asked = |method| Chosen {
+            method,
+            because: "asked for",
+        };
+        let abilities = match (self.wanted, probe_space(&self.directory)) {
+            (Wanted::This(method), probed) => return Ok((probed.ok(), Some(asked(method)))),
+            (Wanted::Auto, Err(error)) if is_forbidden(&error) => {
+                let because = "nothing may be tried in its directory, so the call is tried on the file";
+                let method = Method::Fallocate;
+                return Ok((None, Some(Chosen { method, because })));
+            }
+            (_, probed) => probed?,
+        };
+        let chosen = match self.wanted {
+            Wanted::PosixFallocate => asked(Method::PosixFallocate(abilities.library)),
+            _ => cowslip::allocate::choose(&abilities, plan)?,
+        };
+        Ok((Some(abilities), Some(chosen)))
+    }
+
+    /// Says what is about to be done.
+    fn announce(&self, plan: &Plan, chosen: &Chosen) {
+        if self.args.quiet || self.args.json {
+            return;
+        }
+        let makes = match chosen.method {
+            Method::PosixFallocate(makes) => format!("; {}", words_of(makes)),
+            _ => String::new(),
+        };
+        print(&format!(
+            "Allocating {} for '{}' by {}: {}{makes}\n",
+            size::human(plan.needed_bytes()),
+            self.args.filename,
+            named(chosen.method),
+            chosen.because,
+        ));
+        crate::output::flush();
+    }
+
+    /// Says what it has come to; space that is not there is an error.
+    fn tell(&self, done: &Done, figures: &Figures, seconds: f64) -> Result<(), CommandError> {
+        let notes = notes(done, figures);
+        if self.args.json {
+            print_json(&self.json(done, figures, seconds, &notes));
+        } else if !self.args.quiet {
+            print(&self.text(done, figures, seconds));
+            for note in &notes {
+                print(&format!("Note: {note}\n"));
+            }
+        }
+        let outcome = &done.outcome;
+        match outcome.missing_bytes {
+            0 => Ok(()),
+            missing => Err(CommandError::new(format!(
+                "'{}': {missing} of {} bytes have no space, although all calls succeeded",
+                self.args.filename, outcome.size_bytes
+            ))),
+        }
+    }
+
+    fn text(&self, done: &Done, figures: &Figures, seconds: f64) -> String {
+        let Outcome {
+            already_bytes,
+            filled_bytes,
+            holes,
+            ..
+        } = done.outcome;
+        let filled = match filled_bytes {
+            0 => "nothing was missing".to_string(),
+            _ => format!(
+                "{} allocated in {holes} hole{} in {seconds:.2} s, {} had space before",
+                size::human(filled_bytes),
+                if holes == 1 { "" } else { "s" },
+                size::human(already_bytes)
+            ),
+        };
+        let space = done.outcome.allocated_bytes;
+        let space = space.map_or(String::new(), |bytes| {
+            format!("; it takes {} in all", size::human(bytes))
+        });
+        let extents = match figures.extents {
+            Some(extents) => format!(
+                "; {extents} extent{}, {} would do",
+                if extents == 1 { "" } else { "s" },
+                figures.perfect
+            ),
+            None => format!("; {} does not tell extents", figures.file_system),
+        };
+        format!("{}: {filled}{space}{extents}\n", self.args.filename)
+    }
+
+    fn json(&self, done: &Done, figures: &Figures, seconds: f64, notes: &[String]) -> Value {
+        let outcome = &done.outcome;
+        let library = match done.chosen.map(|chosen| chosen.method) {
+            Some(Method::PosixFallocate(makes)) => Some(words_of(makes)),
+            _ => None,
+        };
+        json!({
+            "filename": self.args.filename,
+            "size": outcome.size_bytes,
+            "file-system": figures.file_system,
+            "method": done.chosen.map(|chosen| chosen.method.name()),
+            "because": done.chosen.map(|chosen| chosen.because),
+            "library": library,
+            "allocated-before": outcome.already_bytes,
+            "allocated": outcome.filled_bytes,
+            "holes": outcome.holes,
+            "missing": outcome.missing_bytes,
+            "space": outcome.allocated_bytes,
+            "verified-by": match outcome.by {
+                HolesBy::Extents => "extents",
+                HolesBy::Seeking => "blocks",
+            },
+            "extents": figures.extents,
+            "perfect": figures.perfect,
+            "unwritten": figures.unwritten_bytes,
+            "seconds": seconds,
+            "notes": notes,
+        })
+    }
+}
+
+/// Whether the user may not make files there.
+fn is_forbidden(error: &Error) -> bool {
+    let Error::Io { source, .. } = error else {
+        return false;
+    };
+    let number = Errno::from_io_error(source);
+    matches!(
+        number,
+        Some(Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::NOENT)
+    )
+}
+
+fn wanted(args: &Args) -> Result<Wanted, CommandError> {
+    let chunk = args.chunk.as_deref();
+    let chunk = chunk.map(|text| options::bytes_within("chunk", text, CHUNK_BYTES));
+    let wanted = match args.method.as_str() {
+        "auto" => Wanted::Auto,
+        "fallocate" => Wanted::This(Method::Fallocate),
+        "posix_fallocate" => Wanted::PosixFallocate,
+        "mmap" => Wanted::This(Method::Mmap),
+        "write" => Wanted::This(Method::WRITE),
+        other => {
+            return Err(CommandError::new(format!(
+                "--method expects 'auto', 'fallocate', 'posix_fallocate', 'mmap' or 'write' not '{other}'"
+            )));
+        }
+    };
+    match (chunk.transpose()?, wanted) {
+        (None, wanted) => Ok(wanted),
+        (Some(bytes), Wanted::This(Method::Write { .. })) => Ok(Wanted::This(Method::Write {
+            chunk_bytes: bytes as usize,
+        })),
+        (Some(_), _) => Err(CommandError::new("--chunk is for --method=write")),
+    }
+}
+
+/// The directory that a file is in, or will be; refuses what is no regular file.
+fn directory_of(path: &str) -> Result<PathBuf, CommandError> {
+    let refused =
+        |why: String| CommandError::new(format!("Could not allocate space for '{path}': {why}"));
+    let failed = |error: std::io::Error| refused(cowslip::error::system_words(&error));
+    let real = match std::fs::metadata(path) {
+        Ok(found) => match extents::other_than_file(&found) {
+            None => std::fs::canonicalize(path).map_err(failed)?,
+            Some("a block device") => {
+                let why = "it is a block device, all of whose space is its own; blkdiscard --zeroout fills it with \
+                           zeroes";
+                return Err(refused(why.to_string()));
+            }
+            Some(other) => {
+                let why = format!("it is {other}; only regular files have space to allocate");
+                return Err(refused(why));
+            }
+        },
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => PathBuf::from(path),
+        Err(error) => return Err(failed(error)),
+    };
+    Ok(match real.parent() {
+        Some(parent) if parent != Path::new("") => parent.to_path_buf(),
+        _ => PathBuf::from("."),
+    })
+}
+
+fn named(method: Method) -> String {
+    match method {
+        Method::Write { chunk_bytes } => {
+            format!("writes of {}", size::human(chunk_bytes as u64))
+        }
+        other => other.name().to_string(),
+    }
+}
+
+fn words_of(makes: LibraryMakes) -> &'static str {
+    match makes {
+        LibraryMakes::KernelCall => "libc makes the kernel's call of it here",
+        LibraryMakes::Writes => "libc writes one byte a block here, because the kernel has no call",
+        LibraryMakes::Nothing => "libc has no answer to it here",
+    }
+}
+
+/// What is known of the space that was allocated, beside that it is there.
+fn notes(done: &Done, figures: &Figures) -> Vec<String> {
+    let mut notes = Vec::new();
+    if figures.file_system == "btrfs" {
+        let text = "btrfs copies on write: what is written a second time takes new space, unless the file is nocow";
+        notes.push(text.to_string());
+    }
+    let compresses = done.abilities.is_some_and(|a| a.zeroes == ZeroesTake::Less);
+    if compresses || figures.encoded_bytes > 0 {
+        notes.push(
+            "the file system compresses: data that is written later may be stored elsewhere than in this space"
+                .to_string(),
+        );
+    }
+    if done.outcome.by == HolesBy::Seeking {
+        notes.push(format!(
+            "{} tells no extents: that the space is there is known from the count of blocks only",
+            figures.file_system
+        ));
+    }
+    notes
+}

@@ -1,0 +1,310 @@
+//! What is tried on every file system.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use cowslip_queue::space::{Way, give};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::layout::{self, State};
+use super::library;
+use crate::support::rng::Rng;
+use crate::support::{cowslip, number_from_environment, run};
+
+/// What random files are allocated to.
+const SIZE: u64 = 30 << 20;
+/// The time within which everything here gets somewhere.
+const LONG: Duration = Duration::from_secs(30);
+
+/// A directory of a file system of some kind.
+pub struct Battery<'a> {
+    dir: &'a Path,
+    /// What `auto` comes to.
+    chosen: &'static str,
+    /// All that work.
+    methods: &'static [&'static str],
+    /// Space that was never written is told apart from holes.
+    unwritten: bool,
+    seed: u64,
+}
+
+/// The one line of a failure.
+pub fn complaint(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let lines = text.lines().filter(|line| !line.starts_with("Try '"));
+    assert_eq!(lines.count(), 1, "one line: {text}");
+    text
+}
+
+fn number(value: &Value) -> u64 {
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+impl<'a> Battery<'a> {
+    pub fn new(dir: &'a Path, chosen: &'static str, methods: &'static [&'static str]) -> Self {
+        let seed = number_from_environment("COWSLIP_SEED").unwrap_or(0x5eed_a110);
+        eprintln!("COWSLIP_SEED={seed:#x}");
+        Battery {
+            dir,
+            chosen,
+            methods,
+            unwritten: true,
+            seed,
+        }
+    }
+
+    pub fn without_unwritten(mut self) -> Self {
+        self.unwritten = false;
+        self
+    }
+
+    pub fn run_all(&self) {
+        self.run_on_new_files();
+        self.holes_get_space_and_data_stays();
+        self.a_signal_at_any_moment_leaves_what_was();
+        library::each_piece_can_be_the_last(self.dir, self.methods, self.unwritten);
+        self.a_disk_that_fills_up_meanwhile_leaves_what_was();
+        self.a_full_disk_is_an_error_of_a_mapping();
+    }
+
+    /// All that needs to know nothing about holes.
+    pub fn run_on_new_files(&self) {
+        self.the_right_method_is_chosen();
+        self.each_method_makes_a_file();
+        self.a_full_disk_is_predicted();
+        self.a_killed_one_is_resumed();
+        self.an_interrupted_one_leaves_no_file();
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn rng(&self, name: &str) -> Rng {
+        Rng::named(self.seed, &format!("{name} {}", self.chosen))
+    }
+
+    fn told(&self, line: &str) -> Value {
+        let words = line.split_whitespace();
+        let mut command = cowslip();
+        command.current_dir(self.dir).args(["allocate", "--json"]);
+        serde_json::from_str(&run(command.args(words))).unwrap()
+    }
+
+    fn start(&self, line: &str) -> Child {
+        let mut command = cowslip();
+        command.current_dir(self.dir).arg("allocate");
+        command.args(line.split_whitespace());
+        let streams = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        streams.spawn().unwrap()
+    }
+
+    fn remove(&self, name: &str) {
+        std::fs::remove_file(self.path(name)).unwrap();
+    }
+
+    fn the_right_method_is_chosen(&self) {
+        let told = self.told("--size 24M new");
+        assert_eq!(told["method"], self.chosen, "{told}");
+        self.is_whole("new", 24 << 20, &told);
+        let again = self.told("--size 24M new");
+        assert_eq!(number(&again["allocated"]), 0, "{again}");
+        assert_eq!(number(&again["allocated-before"]), 24 << 20, "{again}");
+        self.remove("new");
+    }
+
+    /// The space is there, by every account.
+    fn is_whole(&self, name: &str, size: u64, told: &Value) {
+        let found = self.path(name).metadata().unwrap();
+        assert_eq!(found.len(), size, "{told}");
+        assert!(found.blocks() * 512 >= size, "{} {told}", found.blocks());
+        assert_eq!(number(&told["missing"]), 0, "{told}");
+        if let Some(extents) = told["extents"].as_u64() {
+            assert!(extents >= number(&told["perfect"]), "{told}");
+        }
+    }
+
+    fn each_method_makes_a_file(&self) {
+        for method in self.methods {
+            let told = self.told(&format!("--size 9000001 --method {method} new"));
+            assert_eq!(told["method"], *method);
+            self.is_whole("new", 9_000_001, &told);
+            let bytes = std::fs::read(self.path("new")).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == 0), "{method}");
+            self.remove("new");
+        }
+    }
+
+    /// libc's call is not the kernel's here, and it is said beforehand.
+    pub fn the_library_writes(&self) {
+        let mut command = cowslip();
+        command.current_dir(self.dir);
+        let said = run(command.args(
+            "allocate --size 1M --method posix_fallocate new".split_whitespace(),
+        ));
+        assert!(said.contains("writes one byte a block"), "{said}");
+        self.remove("new");
+        let refused = self.start("--size 1M --method fallocate new");
+        let text = complaint(&refused.wait_with_output().unwrap());
+        assert!(text.contains("fallocate on this file system is not supported"), "{text}");
+        assert!(!self.path("new").exists());
+    }
+
+    fn free_bytes(&self) -> u64 {
+        let system = rustix::fs::statvfs(self.dir).unwrap();
+        system.f_bfree * system.f_frsize
+    }
+
+    fn a_full_disk_is_predicted(&self) {
+        let wanted = self.free_bytes() * 2;
+        for method in self.methods {
+            let child = self.start(&format!("--size {wanted} --method {method} new"));
+            let text = complaint(&child.wait_with_output().unwrap());
+            assert!(text.contains(&format!("{wanted} bytes are needed")), "{text}");
+            assert!(text.contains("No space left on device"), "{text}");
+            assert!(!self.path("new").exists());
+        }
+    }
+
+    fn wait_for_space(&self, name: &str, bytes: u64) {
+        let begun = Instant::now();
+        let space = || self.path(name).metadata().map_or(0, |found| found.blocks() * 512);
+        while space() < bytes {
+            assert!(begun.elapsed() < LONG, "it does not get far");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn a_killed_one_is_resumed(&self) {
+        let line = "--size 20M --method write new";
+        let mut child = self.start(&format!("{line} --rate-limit 30M"));
+        self.wait_for_space("new", 5 << 20);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let told = self.told(line);
+        assert!(number(&told["allocated-before"]) >= 4 << 20, "{told}");
+        assert!(number(&told["allocated"]) > 0, "{told}");
+        self.is_whole("new", 20 << 20, &told);
+        self.remove("new");
+    }
+
+    fn an_interrupted_one_leaves_no_file(&self) {
+        let child = self.start("--size 20M --method write --rate-limit 30M new");
+        self.wait_for_space("new", 5 << 20);
+        let output = interrupted(child, Signal::TERM);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.contains("is given back"), "{text}");
+        assert!(!self.path("new").exists());
+    }
+
+    fn holes_get_space_and_data_stays(&self) {
+        let mut rng = self.rng("holes");
+        for method in self.methods {
+            layout::make(&self.path("file"), &mut rng, self.unwritten);
+            let before = State::of(&self.path("file"), SIZE);
+            let told = self.told(&format!("--size {SIZE} --method {method} file"));
+            self.is_whole("file", SIZE, &told);
+            let holes: u64 = before.holes.iter().map(|hole| hole.end - hole.start).sum();
+            assert_eq!(number(&told["allocated"]), holes, "{told}");
+            assert_eq!(number(&told["holes"]), before.holes.len() as u64, "{told}");
+            let after = State::of(&self.path("file"), SIZE);
+            assert!(after.extends(&before), "{method}: the bytes are others");
+            self.remove("file");
+        }
+    }
+
+    fn a_signal_at_any_moment_leaves_what_was(&self) {
+        let mut rng = self.rng("signal");
+        for method in self.methods {
+            layout::make(&self.path("file"), &mut rng, self.unwritten);
+            let before = State::of(&self.path("file"), SIZE);
+            let child = self.start(&format!(
+                "--size {SIZE} --method {method} --rate-limit 40M file"
+            ));
+            let moment = Duration::from_millis(rng.below(200));
+            std::thread::sleep(moment);
+            let signal = *rng.pick(&[Signal::INT, Signal::TERM, Signal::HUP]);
+            interrupted(child, signal);
+            let after = State::of(&self.path("file"), SIZE);
+            assert_eq!(after, before, "{method}, {signal:?} after {moment:?}");
+            self.remove("file");
+        }
+    }
+
+    /// There is room when it begins, but somebody else is faster.
+    fn a_disk_that_fills_up_meanwhile_leaves_what_was(&self) {
+        let mut rng = self.rng("full");
+        for method in self.methods {
+            layout::make(&self.path("file"), &mut rng, self.unwritten);
+            let before = State::of(&self.path("file"), SIZE);
+            self.leave("filler", 48 << 20);
+            let child = self.start(&format!(
+                "--size {SIZE} --method {method} --rate-limit 60M file"
+            ));
+            self.wait_for_space("file", before.blocks * 512 + (2 << 20));
+            self.leave("rest", 0);
+            let text = complaint(&child.wait_with_output().unwrap());
+            assert!(text.contains("No space left on device"), "{method}: {text}");
+            let after = State::of(&self.path("file"), SIZE);
+            assert_eq!(after, before, "{method}");
+            for name in ["file", "filler", "rest"] {
+                self.remove(name);
+            }
+        }
+    }
+
+    /// Fills the file system with a file of this name until so much is left.
+    fn leave(&self, name: &str, free: u64) {
+        let mut file = File::create(self.path(name)).unwrap();
+        let zeroes = vec![0; 1 << 20];
+        while free == 0 || self.free_bytes() > free {
+            if let Err(error) = file.write_all(&zeroes) {
+                assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "{error}");
+                break;
+            }
+        }
+        if free > 0 {
+            file.sync_all().unwrap();
+        }
+    }
+
+    /// A store into such a mapping would be answered by SIGBUS.
+    fn a_full_disk_is_an_error_of_a_mapping(&self) {
+        let sparse = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(self.path("sparse"))
+            .unwrap();
+        sparse.set_len(16 << 20).unwrap();
+        self.leave("filler", 1 << 20);
+        self.leave("rest", 0);
+        let refused = give(&sparse, 0..16 << 20, Way::Mapping).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::StorageFull, "{refused}");
+        let child = self.start("--size 16M --method mmap sparse");
+        let text = complaint(&child.wait_with_output().unwrap());
+        assert!(text.contains("No space left on device"), "{text}");
+        for name in ["sparse", "filler", "rest"] {
+            self.remove(name);
+        }
+    }
+}
+
+/// Sends a signal, by which the process must have ended.
+fn interrupted(child: Child, signal: Signal) -> Output {
+    let id = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
+    kill_process(id, signal).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.signal(), Some(signal.as_raw()), "{output:?}");
+    output
+}
