@@ -82,7 +82,9 @@ fn on_fuse() {
     let Some(mounted) = Mounted::fuse(128 << 20) else {
         return;
     };
-    Battery::new(&mounted.at, "fallocate", ALL).run_on_new_files();
+    let battery = Battery::new(&mounted.at, "fallocate", ALL);
+    battery.run_on_new_files();
+    battery.hidden_holes_get_space();
 }
 
 #[test]

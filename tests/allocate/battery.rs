@@ -159,6 +159,23 @@ impl<'a> Battery<'a> {
         assert!(!self.path("new").exists());
     }
 
+    /// Where nobody tells holes, what looks for itself fills them, and what does not is refused.
+    pub fn hidden_holes_get_space(&self) {
+        let mut rng = self.rng("hidden");
+        layout::make(&self.path("file"), &mut rng, false);
+        let bytes = std::fs::read(self.path("file")).unwrap();
+        let child = self.start(&format!("--size {SIZE} --method write file"));
+        let text = complaint(&child.wait_with_output().unwrap());
+        assert!(text.contains("telling holes from data"), "{text}");
+        assert_eq!(std::fs::read(self.path("file")).unwrap(), bytes);
+        let told = self.told(&format!("--size {SIZE} file"));
+        self.is_whole("file", SIZE, &told);
+        let after = std::fs::read(self.path("file")).unwrap();
+        assert_eq!(after[..bytes.len()], bytes);
+        assert!(after[bytes.len()..].iter().all(|byte| *byte == 0));
+        self.remove("file");
+    }
+
     fn free_bytes(&self) -> u64 {
         let system = rustix::fs::statvfs(self.dir).unwrap();
         system.f_bfree * system.f_frsize

@@ -65,9 +65,6 @@ fn allocate(path: &Path, (method, end): (Method, End), most: u64) -> (cowslip::R
 /// Whatever piece is the last, the file is what it was.
 pub fn each_piece_can_be_the_last(dir: &Path, methods: &[&str], unwritten: bool) {
     let path = dir.join("file");
-    let mut rng = Rng::named(7, "each piece");
-    layout::make(&path, &mut rng, unwritten);
-    let before = State::of(&path, SIZE);
     let mut ways: Vec<(Method, End)> = Vec::new();
     for name in methods {
         let method = match *name {
@@ -82,6 +79,8 @@ pub fn each_piece_can_be_the_last(dir: &Path, methods: &[&str], unwritten: bool)
         }
     }
     for way in ways {
+        layout::make(&path, &mut Rng::named(7, "each piece"), unwritten);
+        let before = State::of(&path, SIZE);
         let mut most = 0;
         loop {
             let (outcome, pieces) = allocate(&path, way, most);
@@ -109,7 +108,5 @@ pub fn each_piece_can_be_the_last(dir: &Path, methods: &[&str], unwritten: bool)
         assert_eq!(whole.len, len, "{way:?}");
         assert!(whole.extends(&before), "{way:?}");
         std::fs::remove_file(&path).unwrap();
-        layout::make(&path, &mut Rng::named(7, "each piece"), unwritten);
     }
-    std::fs::remove_file(&path).unwrap();
 }

@@ -60,6 +60,10 @@ const PEERS: &[Peer] = &[
         packages: &["btrfs-progs"],
     },
     Peer {
+        program: "fuse2fs",
+        packages: &["fuse2fs"],
+    },
+    Peer {
         program: "filefrag",
         packages: &["e2fsprogs"],
     },

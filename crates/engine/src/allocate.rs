@@ -79,6 +79,8 @@ pub struct Plan {
     /// Space beyond the end of file.
     beyond: Ranges,
     by: HolesBy,
+    /// The file has holes, but nobody tells where: all of it is taken for one.
+    hides_holes: bool,
 }
 
 /// What an allocation has come to.
@@ -129,9 +131,13 @@ impl Plan {
             holes: Ranges::default(),
             beyond: Ranges::default(),
             by: HolesBy::Extents,
+            hides_holes: false,
         };
         plan.by = each_hole(file, 0..size, |hole| plan.holes.push(hole)).await?;
         // The rest of the block that the file ends in is no space of its own.
+        if plan.by == HolesBy::Seeking {
+            plan.look_for_hidden_holes();
+        }
         let mut at = round_up(len, BLOCK_BYTES);
         each_hole(file, at..LEN_MAX, |hole| {
             let pushed = plan.beyond.push(at..hole.start);
@@ -143,9 +149,29 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Where a file system calls all of a file data that has less space than data, as FUSE does.
+    fn look_for_hidden_holes(&mut self) {
+        let told = self.holes.iter().next();
+        let has_none = self.len > 0 && told.is_none_or(|hole| hole.start >= self.len);
+        let is_short = |bytes: u64| bytes < round_up(self.len, BLOCK_BYTES);
+        if has_none && self.allocated_bytes.is_some_and(is_short) {
+            self.hides_holes = true;
+            self.holes = Ranges::of(0..self.size);
+        }
+    }
+
     /// Bytes of holes that are to be filled.
     pub fn needed_bytes(&self) -> u64 {
-        self.holes.bytes()
+        match (self.hides_holes, self.allocated_bytes) {
+            (true, Some(bytes)) => self.size.saturating_sub(bytes),
+            _ => self.holes.bytes(),
+        }
+    }
+
+    /// Whether the file has holes whose places are not known, so that nothing may be written into them but by calls that
+    /// look for themselves.
+    pub fn hides_holes(&self) -> bool {
+        self.hides_holes
     }
 
     /// Whether the file has all of it already.
@@ -171,7 +197,12 @@ impl Plan {
                 method.name()
             )));
         }
-        job.expect(self.needed_bytes());
+        if self.hides_holes && matches!(method, Method::Mmap | Method::Write { .. }) {
+            return Err(self.unsupported(
+                "telling holes from data, so that zeroes could be written between them,",
+            ));
+        }
+        job.expect(self.holes.bytes());
         let reached = AtomicU64::new(0);
         match self.fill(method, job, &reached).await {
             Ok(outcome) => Ok(outcome),
@@ -321,8 +352,8 @@ impl Plan {
 
     /// Whether the file had space that looked like holes: punching those would take it.
     fn has_space_unseen(&self) -> bool {
-        if self.by == HolesBy::Extents {
-            return false;
+        if self.by == HolesBy::Extents || self.hides_holes {
+            return self.hides_holes;
         }
         let holes = self.holes.iter().take_while(|hole| hole.start < self.len);
         let holes: u64 = holes.map(|hole| hole.end.min(self.len) - hole.start).sum();

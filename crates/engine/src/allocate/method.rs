@@ -99,7 +99,15 @@ pub fn choose(abilities: &Abilities, plan: &Plan) -> Result<Chosen> {
             feature: "allocating beyond an end of file that stays".to_string(),
         });
     }
-    Ok(chosen(abilities, plan.reaches_beyond_end()))
+    let chosen = chosen(abilities, plan.reaches_beyond_end());
+    let writes = matches!(chosen.method, Method::Write { .. });
+    Ok(match plan.hides_holes() && writes {
+        true => Chosen {
+            method: Method::PosixFallocate(abilities.library),
+            because: "the file system does not tell the file's holes, and libc's call looks for itself",
+        },
+        false => chosen,
+    })
 }
 
 fn chosen(abilities: &Abilities, end_stays: bool) -> Chosen {

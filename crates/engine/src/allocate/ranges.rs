@@ -24,6 +24,13 @@ pub struct Ranges {
 }
 
 impl Ranges {
+    /// One.
+    pub fn of(range: Range<u64>) -> Ranges {
+        let mut ranges = Ranges::default();
+        ranges.push(range).expect("there is room for one");
+        ranges
+    }
+
     /// Adds the next range; an empty one is none.
     ///
     /// # Errors
