@@ -22,7 +22,9 @@ static PROGRAM: OnceLock<Program> = OnceLock::new();
 
 /// Whether the process was called by a name of QEMU's, whose scripts read what it prints.
 pub fn is_called_as_qemu() -> bool {
-    PROGRAM.get().is_some_and(|program| program.name.starts_with("qemu-"))
+    PROGRAM
+        .get()
+        .is_some_and(|program| program.name.starts_with("qemu-"))
 }
 
 /// Writes `NAME: warning: MESSAGE` to standard error.

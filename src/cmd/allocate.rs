@@ -97,9 +97,7 @@ fn allocated(args: &Args, program: &Program) -> Result<(), CommandError> {
     let job = args.job.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
     let start = Instant::now();
-    let outcome = block_on(Aio::Auto, async {
-        Ok(request.carry_out(&job).await)
-    })?;
+    let outcome = block_on(Aio::Auto, async { Ok(request.carry_out(&job).await) })?;
     match outcome {
         Err(Failure::Engine(Error::Cancelled)) => {
             program.complain(format_args!(
@@ -207,7 +205,8 @@ impl Request<'_> {
         let abilities = match (self.wanted, probe_space(&self.directory)) {
             (Wanted::This(method), probed) => return Ok((probed.ok(), Some(asked(method)))),
             (Wanted::Auto, Err(error)) if is_forbidden(&error) => {
-                let because = "nothing may be tried in its directory, so the call is tried on the file";
+                let because =
+                    "nothing may be tried in its directory, so the call is tried on the file";
                 let method = Method::Fallocate;
                 return Ok((None, Some(Chosen { method, because })));
             }

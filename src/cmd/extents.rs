@@ -155,7 +155,7 @@ fn reported(args: &Args, program: &Program) -> Result<(), CommandError> {
 }
 
 /// What one file has, in short.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug)]
 pub struct Figures {
     /// `xfs`, `ext4` …
     pub file_system: String,

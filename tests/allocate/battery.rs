@@ -148,14 +148,16 @@ impl<'a> Battery<'a> {
     pub fn the_library_writes(&self) {
         let mut command = cowslip();
         command.current_dir(self.dir);
-        let said = run(command.args(
-            "allocate --size 1M --method posix_fallocate new".split_whitespace(),
-        ));
+        let said =
+            run(command.args("allocate --size 1M --method posix_fallocate new".split_whitespace()));
         assert!(said.contains("writes one byte a block"), "{said}");
         self.remove("new");
         let refused = self.start("--size 1M --method fallocate new");
         let text = complaint(&refused.wait_with_output().unwrap());
-        assert!(text.contains("fallocate on this file system is not supported"), "{text}");
+        assert!(
+            text.contains("fallocate on this file system is not supported"),
+            "{text}"
+        );
         assert!(!self.path("new").exists());
     }
 
@@ -186,7 +188,10 @@ impl<'a> Battery<'a> {
         for method in self.methods {
             let child = self.start(&format!("--size {wanted} --method {method} new"));
             let text = complaint(&child.wait_with_output().unwrap());
-            assert!(text.contains(&format!("{wanted} bytes are needed")), "{text}");
+            assert!(
+                text.contains(&format!("{wanted} bytes are needed")),
+                "{text}"
+            );
             assert!(text.contains("No space left on device"), "{text}");
             assert!(!self.path("new").exists());
         }
@@ -194,7 +199,11 @@ impl<'a> Battery<'a> {
 
     fn wait_for_space(&self, name: &str, bytes: u64) {
         let begun = Instant::now();
-        let space = || self.path(name).metadata().map_or(0, |found| found.blocks() * 512);
+        let space = || {
+            self.path(name)
+                .metadata()
+                .map_or(0, |found| found.blocks() * 512)
+        };
         while space() < bytes {
             assert!(begun.elapsed() < LONG, "it does not get far");
             std::thread::sleep(Duration::from_millis(2));

@@ -39,7 +39,11 @@ impl Attendant for Canceller {
 }
 
 /// Allocates, and cancels after so many pieces; how many there were.
-fn allocate(path: &Path, (method, end): (Method, End), most: u64) -> (cowslip::Result<Outcome>, u64) {
+fn allocate(
+    path: &Path,
+    (method, end): (Method, End),
+    most: u64,
+) -> (cowslip::Result<Outcome>, u64) {
     let canceller = Canceller(Arc::new(Shared {
         most,
         ..Shared::default()

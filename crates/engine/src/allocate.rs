@@ -360,7 +360,8 @@ impl Plan {
         let seen = self.len - holes;
         // Ends of blocks, and what a file system needs to find them.
         let slack = (self.holes.count() + 16) * 4096 + seen / 64;
-        self.allocated_bytes.is_some_and(|bytes| bytes > seen + slack)
+        self.allocated_bytes
+            .is_some_and(|bytes| bytes > seen + slack)
     }
 }
 

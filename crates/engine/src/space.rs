@@ -118,11 +118,7 @@ pub(crate) async fn by_calls<F: Future<Output = Result<()>>>(
 }
 
 /// Allocates by calls of the file system, as far as it has them; what is left.
-async fn allocate(
-    file: &HostFile,
-    range: Range<u64>,
-    to: (Account, &Job),
-) -> Result<Range<u64>> {
+async fn allocate(file: &HostFile, range: Range<u64>, to: (Account, &Job)) -> Result<Range<u64>> {
     by_calls(range, CALL_BYTES, to, |at, len| file.allocate(at, len)).await
 }
 

@@ -191,7 +191,10 @@ impl Plan {
                 anew(&mut place, recipe)?;
                 age::age(&place.directory, self.size + self.size / 4)?;
             }
-            let named = self.methods.iter().map(|m| Row::new(&place.name, state, *m));
+            let named = self
+                .methods
+                .iter()
+                .map(|m| Row::new(&place.name, state, *m));
             let mut rows: Vec<Row> = named.collect();
             for repetition in 0..self.repetitions_in(state) {
                 for turn in 0..rows.len() {
@@ -204,7 +207,8 @@ impl Plan {
                         anew(&mut place, recipe)?;
                     }
                     let file = place.directory.join("file");
-                    row.runs.push(settled(&file, self.methods[index], self.size)?);
+                    row.runs
+                        .push(settled(&file, self.methods[index], self.size)?);
                     bench.progress.advance(1);
                 }
             }

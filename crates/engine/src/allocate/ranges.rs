@@ -115,8 +115,9 @@ mod tests {
             let mut at = 0;
             for _ in 0..random.below(200) {
                 let unit = [1, 512, 4096][random.below(3) as usize];
-                let start = at + random.below(1 << random.below(40)) * unit;
-                let end = start + (1 + random.below(1 << random.below(30))) * unit;
+                let (apart, long) = (1 << random.below(40), 1 << random.below(30));
+                let start = at + random.below(apart) * unit;
+                let end = start + (1 + random.below(long)) * unit;
                 at = end;
                 ranges.push(start..end).unwrap();
                 expected.push(start..end);

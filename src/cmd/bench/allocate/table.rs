@@ -38,7 +38,14 @@ impl Table {
             self.is_titled = true;
             text += &self.line(
                 ["fs", "state", "method"],
-                ["call s", "durable s", "CPU s", "extents", "perfect", "system calls"],
+                [
+                    "call s",
+                    "durable s",
+                    "CPU s",
+                    "extents",
+                    "perfect",
+                    "system calls",
+                ],
             );
         }
         for row in rows {
@@ -74,7 +81,14 @@ impl Table {
         let written = write!(
             line,
             "{place:<0$}  {state:<STATE$}  {method:<1$}  {2:>22}  {3:>22}  {4:>22}  {5:>12}  {6:>7}  {7}",
-            self.place, self.method, fields[0], fields[1], fields[2], fields[3], fields[4], fields[5]
+            self.place,
+            self.method,
+            fields[0],
+            fields[1],
+            fields[2],
+            fields[3],
+            fields[4],
+            fields[5]
         );
         written.expect("a string takes all");
         line.trim_end().to_string() + "\n"
@@ -165,7 +179,10 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].contains("2.00 (1.00-4.00)  "), "{text}");
         assert!(lines[1].contains("4.00 (2.00-8.00)"), "{text}");
-        assert!(lines[1].ends_with("9        8  1 fallocate, 262144 writes"), "{text}");
+        assert!(
+            lines[1].ends_with("9        8  1 fallocate, 262144 writes"),
+            "{text}"
+        );
         assert!(lines[2].ends_with("Operation not supported"), "{text}");
         let at = |line: &str, word: &str| line.find(word).unwrap();
         assert_eq!(at(lines[0], "system calls"), at(lines[1], "1 fallocate"));

@@ -34,6 +34,8 @@ mod scatter;
 mod signal;
 #[path = "../../../../queue/src/socket.rs"]
 mod socket;
+#[path = "../../../../queue/src/space.rs"]
+pub mod space;
 #[path = "../../../../queue/src/sys.rs"]
 mod sys;
 #[path = "../../../../queue/src/timer.rs"]
