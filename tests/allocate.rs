@@ -35,26 +35,26 @@ fn without_call(mounted: Option<Mounted>) {
 
 #[test]
 fn on_ext2() {
-    without_call(Mounted::of_size(&["mkfs.ext2", "-q"], 160 << 20));
+    without_call(Mounted::of_size(&["mkfs.ext2", "-q"], 96 << 20));
 }
 
 #[test]
 fn on_ext3_with_small_blocks() {
     without_call(Mounted::of_size(
         &["mkfs.ext3", "-q", "-b", "1024"],
-        160 << 20,
+        96 << 20,
     ));
 }
 
 #[test]
 fn on_ext4() {
-    with_call(Mounted::of_size(&["mkfs.ext4", "-q"], 160 << 20));
+    with_call(Mounted::of_size(&["mkfs.ext4", "-q"], 96 << 20));
 }
 
 #[test]
 fn on_ext4_without_extents() {
     let format = ["mkfs.ext4", "-q", "-O", "^extent,^64bit"];
-    without_call(Mounted::of_size(&format, 160 << 20));
+    without_call(Mounted::of_size(&format, 96 << 20));
 }
 
 #[test]
@@ -100,6 +100,10 @@ fn compressing_file_systems_are_told_of() {
         .args(["allocate", "--size", "16M", "x"]));
     assert!(said.contains("by fallocate"), "{said}");
     assert!(said.contains("Note: the file system compresses"), "{said}");
+    // A file that was never allocated so is what the note is about.
+    let zeroes = "allocate --size 16M --method write --json y".split_whitespace();
+    let told = run(cowslip().current_dir(&mounted.at).args(zeroes));
+    assert!(told.contains("\"missing\": 0"), "{told}");
 }
 
 fn refused(dir: &Path, line: &str) -> String {

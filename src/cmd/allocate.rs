@@ -39,7 +39,7 @@ Interrupted or failed, the file is what it was; killed and started again, it goe
 file's holes meanwhile. See docs/allocation.md.")]
 pub struct Args {
     /// So much of the file, from its beginning, shall have space; with suffix b, k, M, G, T, P or E
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     size: String,
     /// auto, fallocate, posix_fallocate (libc's), mmap (mapped and filled) or write
     #[arg(long, value_name = "METHOD", default_value = "auto")]

@@ -50,7 +50,7 @@ impl State {
 /// Makes a file of random data and holes, some of it allocated and never written if the file system can.
 pub fn make(path: &Path, rng: &mut Rng, unwritten: bool) {
     let file = File::create(path).unwrap();
-    let pieces = 24;
+    let pieces = 14;
     for piece in 0..pieces {
         let at = piece * (1 << 20) + rng.below(64) * 4096;
         let len = 1 + rng.below(200_000);

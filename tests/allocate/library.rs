@@ -14,7 +14,7 @@ use cowslip_queue::{Backend, Queue};
 use super::layout::{self, State};
 use crate::support::rng::Rng;
 
-const SIZE: u64 = 26 << 20;
+const SIZE: u64 = 16 << 20;
 
 /// Cancels a job after so many pieces.
 #[derive(Clone, Default)]

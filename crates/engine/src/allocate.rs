@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::file::{HolesBy, HostFile, Way};
 use crate::job::{Job, PIECE_BYTES, Stage};
-use crate::qcow2::geometry::round_up;
+use crate::qcow2::geometry::{round_down, round_up};
 use crate::space::{self, Account, CALL_BYTES};
 use crate::{Error, Result};
 
@@ -162,9 +162,11 @@ impl Plan {
 
     /// Bytes of holes that are to be filled.
     pub fn needed_bytes(&self) -> u64 {
-        match (self.hides_holes, self.allocated_bytes) {
-            (true, Some(bytes)) => self.size.saturating_sub(bytes),
-            _ => self.holes.bytes(),
+        let bytes = self.holes.bytes();
+        match (self.by, self.allocated_bytes) {
+            // Some of what looks like a hole may have space.
+            (HolesBy::Seeking, Some(has)) => bytes.min(self.size.saturating_sub(has)),
+            _ => bytes,
         }
     }
 
@@ -176,7 +178,7 @@ impl Plan {
 
     /// Whether the file has all of it already.
     pub fn is_done(&self) -> bool {
-        self.needed_bytes() == 0 && (self.end == End::Stays || self.len == self.size)
+        self.holes.bytes() == 0 && (self.end == End::Stays || self.len == self.size)
     }
 
     /// Whether there is something to be allocated beyond an end of file that stays.
@@ -228,7 +230,7 @@ impl Plan {
             Method::Mmap | Method::Write { .. } => Stage::WriteZeroes,
         });
         let moves = self.end == End::Moves && self.size > self.len;
-        if method == Method::Mmap && moves && self.needed_bytes() > 0 {
+        if method == Method::Mmap && moves {
             self.file.set_len(self.size).await?;
         }
         for hole in self.holes.iter() {
@@ -314,9 +316,11 @@ impl Plan {
         let has_filled_within = self.holes.iter().next().is_some_and(|h| h.start < within);
         let knows_holes = !self.has_space_unseen();
         if reached > 0 && knows_holes {
+            // The block that the file ends in may be a hole; what is cut off later leaves it whole.
+            let end = round_up(within, NEIGHBOURHOOD_BYTES);
             let holes = self.holes.iter().take_while(|hole| hole.start < within);
             for hole in holes {
-                let len = hole.end.min(within) - hole.start;
+                let len = hole.end.min(end) - hole.start;
                 self.file.discard(hole.start, len).await?;
             }
         }
@@ -326,6 +330,9 @@ impl Plan {
         }
         if reached > self.len || now != self.len {
             self.cut(now).await?;
+            if knows_holes {
+                self.punch_last_block().await?;
+            }
             for space in self.beyond.iter() {
                 let len = space.end - space.start;
                 match self.file.allocate_keeping_end(space.start, len).await {
@@ -348,6 +355,18 @@ impl Plan {
             self.file.set_len(self.len + 1).await?;
         }
         self.file.set_len(self.len).await
+    }
+
+    /// btrfs gives the block that a file ends in space when the end moves, were it a hole or not.
+    async fn punch_last_block(&self) -> Result<()> {
+        let around = round_down(self.len, NEIGHBOURHOOD_BYTES)..round_up(self.len, BLOCK_BYTES);
+        let ends_in = |hole: &Range<u64>| hole.start < self.len && self.len < hole.end;
+        let Some(hole) = self.holes.iter().find(ends_in) else {
+            return Ok(());
+        };
+        let start = hole.start.max(around.start);
+        let end = hole.end.min(around.end);
+        self.file.discard(start, end - start).await.map(drop)
     }
 
     /// Whether the file had space that looked like holes: punching those would take it.

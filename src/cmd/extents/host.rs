@@ -393,7 +393,7 @@ fn file_system(file: &File, found: &Metadata) -> (FileSystem, String) {
         "xfs" => Kind::Xfs {
             group_bytes: fibmap::xfs_group_bytes(file.as_fd()).ok(),
         },
-        "ext2" | "ext3" | "ext4" => Kind::Ext(ext_mapping(file)),
+        "ext2" | "ext3" | "ext4" => Kind::Ext(ext_mapping(file, kind)),
         "btrfs" => Kind::Btrfs,
         _ => Kind::Other,
     };
@@ -405,14 +405,17 @@ fn file_system(file: &File, found: &Metadata) -> (FileSystem, String) {
         kind: kind.to_string(),
         source: mount.as_ref().map(|mount| mount.source.clone()),
         block_bytes,
-        indirect: limiting == Kind::Ext(ExtMapping::Indirect),
+        indirect: matches!(limiting, Kind::Ext(mapping) if mapping != ExtMapping::Extents),
         limits: Limits::of(limiting, block_bytes),
     };
     (on, device)
 }
 
-fn ext_mapping(file: &File) -> ExtMapping {
+fn ext_mapping(file: &File, kind: &str) -> ExtMapping {
     match rustix::fs::ioctl_getflags(file) {
+        Ok(flags) if flags.bits() & EXTENT_FLAG == 0 && kind == "ext4" => {
+            ExtMapping::IndirectAcrossGroups
+        }
         Ok(flags) if flags.bits() & EXTENT_FLAG == 0 => ExtMapping::Indirect,
         _ => ExtMapping::Extents,
     }

@@ -8,6 +8,7 @@
 //! | XFS | 2^21 - 1 blocks, and no more than an allocation group has |
 //! | ext4, ext2 and ext3 with extents | 32 768 blocks written, 32 767 unwritten |
 //! | ext2, ext3, ext4 with indirect blocks | one block group: as many blocks as a bitmap of one block counts |
+//! | the same with groups that keep their tables together (ext4's flex_bg) | no limit that is known |
 //! | btrfs | 128 MiB; 128 KiB compressed |
 
 use cowslip_queue::fiemap::{Flags, Record};
@@ -28,6 +29,8 @@ pub enum ExtMapping {
     Extents,
     /// Block by block.
     Indirect,
+    /// Block by block, and runs go on from one group to the next.
+    IndirectAcrossGroups,
 }
 
 /// The kind of a file system, as far as it decides how long an extent may be.
@@ -92,7 +95,7 @@ impl Limits {
                 unwritten: Some(BTRFS_BYTES),
                 encoded: Some(BTRFS_ENCODED_BYTES),
             },
-            Kind::Other => Limits {
+            Kind::Ext(ExtMapping::IndirectAcrossGroups) | Kind::Other => Limits {
                 written: None,
                 unwritten: None,
                 encoded: None,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use cowslip_queue::file::{File, MemoryAlignment, Persistence, Route, Shape, ring_available};
 use cowslip_queue::{Buf, BufMut, Pending, attributes};
-use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use super::host_lock::{Ask, Claims};
@@ -368,8 +368,14 @@ impl BlockFile for HostBlockFile {
         const STAT_BLOCK_BYTES: u64 = 512;
         match self.kind {
             Kind::Regular => {
-                let stat = rustix::fs::fstat(&*self.file).ok()?;
-                Some(stat.st_blocks as u64 * STAT_BLOCK_BYTES)
+                // FUSE and NFS would tell what they knew a second ago.
+                let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+                let told = rustix::fs::statx(&*self.file, "", flags, StatxFlags::BLOCKS);
+                let blocks = match told {
+                    Ok(told) => told.stx_blocks,
+                    Err(_) => rustix::fs::fstat(&*self.file).ok()?.st_blocks as u64,
+                };
+                Some(blocks * STAT_BLOCK_BYTES)
             }
             Kind::BlockDevice(_) => None,
         }

@@ -29,8 +29,9 @@ pub fn probe_space(directory: &Path) -> Result<Abilities> {
         let text = format!("Could not try a file in '{}'", directory.display());
         Error::io(text, error)
     };
-    let scratch = scratch(directory).map_err(failed)?;
-    abilities(&scratch).map_err(failed)
+    let file = scratch(directory).map_err(failed)?;
+    let written = scratch(directory).map_err(failed)?;
+    abilities(&file, &written).map_err(failed)
 }
 
 /// Whether a file of `directory` can have this length. Blocks, not for long.
@@ -81,7 +82,8 @@ fn works(result: rustix::io::Result<()>) -> io::Result<bool> {
     }
 }
 
-fn abilities(file: &OwnedFd) -> io::Result<Abilities> {
+/// Tries one file with each call, and another, which btrfs may still compress, with written zeroes.
+fn abilities(file: &OwnedFd, written: &OwnedFd) -> io::Result<Abilities> {
     let call = |flags, offset| {
         let result = rustix::fs::fallocate(file, flags, offset, TRIAL_BYTES);
         works(result)
@@ -105,7 +107,7 @@ fn abilities(file: &OwnedFd) -> io::Result<Abilities> {
         punches_holes,
         library,
         maps,
-        zeroes: zeroes_take(file)?,
+        zeroes: zeroes_take(written)?,
     })
 }
 
