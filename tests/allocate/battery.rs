@@ -68,18 +68,19 @@ impl<'a> Battery<'a> {
     }
 
     pub fn run_all(&self) {
-        let t = Instant::now();
         self.run_on_new_files();
-        eprintln!("new {:?}", t.elapsed());
         self.holes_get_space_and_data_stays();
-        eprintln!("holes {:?}", t.elapsed());
         self.a_signal_at_any_moment_leaves_what_was();
-        eprintln!("signal {:?}", t.elapsed());
         library::each_piece_can_be_the_last(self.dir, self.methods, self.unwritten);
-        eprintln!("lib {:?}", t.elapsed());
         self.a_disk_that_fills_up_meanwhile_leaves_what_was();
-        eprintln!("fill {:?}", t.elapsed());
         self.a_full_disk_is_an_error_of_a_mapping();
+    }
+
+    /// Enough where the same code of the kernel has passed all of it elsewhere.
+    pub fn run_some(&self) {
+        self.the_right_method_is_chosen();
+        self.each_method_makes_a_file();
+        self.a_signal_at_any_moment_leaves_what_was();
     }
 
     /// All that needs to know nothing about holes.
@@ -203,35 +204,35 @@ impl<'a> Battery<'a> {
         }
     }
 
-    fn wait_for_space(&self, name: &str, bytes: u64) {
+    /// Waits until the file has so much space, or nobody works on it any more.
+    fn wait_for_space(&self, child: &mut Child, name: &str, bytes: u64) {
         let begun = Instant::now();
         let space = || {
-            self.path(name)
-                .metadata()
-                .map_or(0, |found| found.blocks() * 512)
+            let found = self.path(name).metadata();
+            found.map_or(0, |found| found.blocks() * 512)
         };
-        while space() < bytes {
+        while space() < bytes && child.try_wait().unwrap().is_none() {
             assert!(begun.elapsed() < LONG, "it does not get far");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
     fn a_killed_one_is_resumed(&self) {
-        let line = "--size 20M --method write new";
-        let mut child = self.start(&format!("{line} --rate-limit 30M"));
-        self.wait_for_space("new", 5 << 20);
+        let line = "--size 12M --method write new";
+        let mut child = self.start(&format!("{line} --rate-limit 20M"));
+        self.wait_for_space(&mut child, "new", 3 << 20);
         child.kill().unwrap();
         child.wait().unwrap();
         let told = self.told(line);
-        assert!(number(&told["allocated-before"]) >= 4 << 20, "{told}");
+        assert!(number(&told["allocated-before"]) >= 2 << 20, "{told}");
         assert!(number(&told["allocated"]) > 0, "{told}");
-        self.is_whole("new", 20 << 20, &told);
+        self.is_whole("new", 12 << 20, &told);
         self.remove("new");
     }
 
     fn an_interrupted_one_leaves_no_file(&self) {
-        let child = self.start("--size 20M --method write --rate-limit 30M new");
-        self.wait_for_space("new", 5 << 20);
+        let mut child = self.start("--size 12M --method write --rate-limit 20M new");
+        self.wait_for_space(&mut child, "new", 3 << 20);
         let output = interrupted(child, Signal::TERM);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(text.contains("is given back"), "{text}");
@@ -282,10 +283,11 @@ impl<'a> Battery<'a> {
             layout::make(&self.path("file"), &mut rng, self.unwritten);
             let before = State::of(&self.path("file"), SIZE);
             self.leave("filler", 32 << 20);
-            let child = self.start(&format!(
+            let mut child = self.start(&format!(
                 "--size {SIZE} --method {method} --rate-limit 16M file"
             ));
-            self.wait_for_space("file", before.blocks * 512 + (1 << 20));
+            let some = before.blocks * 512 + (1 << 20);
+            self.wait_for_space(&mut child, "file", some);
             self.leave("rest", 0);
             let text = complaint(&child.wait_with_output().unwrap());
             assert!(text.contains("No space left on device"), "{method}: {text}");

@@ -53,6 +53,8 @@ const LIBRARY_PIECE_BYTES: u64 = 16 << 20;
 const BATCH: usize = 4096;
 /// What a hole next to one that was filled may have got with it, since mappings are filled by pages.
 const NEIGHBOURHOOD_BYTES: u64 = 1 << 20;
+/// What a server that was interrupted may have written and not counted yet.
+const UNCOUNTED_BYTES: u64 = 256 << 10;
 /// No file is longer.
 const LEN_MAX: u64 = i64::MAX as u64;
 /// Blocks of file systems, as a rule.
@@ -136,6 +138,9 @@ impl Plan {
         plan.by = each_hole(file, 0..size, |hole| plan.holes.push(hole)).await?;
         // The rest of the block that the file ends in is no space of its own.
         if plan.by == HolesBy::Seeking {
+            // Blocks are counted when they are on disk.
+            file.flush().await?;
+            plan.allocated_bytes = file.block_file().allocated_bytes();
             plan.look_for_hidden_holes();
         }
         let mut at = round_up(len, BLOCK_BYTES);
@@ -192,7 +197,7 @@ impl Plan {
     /// [`Error::Cancelled`], `ENOSPC` and other I/O errors; then the file is what it was. If that could not be brought
     /// about, the error says so. [`Error::Unsupported`] for a method that the file system does not have or that
     /// cannot do without moving the end of file.
-    pub async fn carry_out(self, method: Method, job: &Job) -> Result<Outcome> {
+    pub async fn carry_out(mut self, method: Method, job: &Job) -> Result<Outcome> {
         if self.reaches_beyond_end() && method != Method::Fallocate {
             return Err(self.unsupported(&format!(
                 "space beyond the end of file by {}; fallocate alone keeps the length",
@@ -200,9 +205,7 @@ impl Plan {
             )));
         }
         if self.hides_holes && matches!(method, Method::Mmap | Method::Write { .. }) {
-            return Err(self.unsupported(
-                "telling holes from data, so that zeroes could be written between them,",
-            ));
+            self.leave_hidden_holes()?;
         }
         job.expect(self.holes.bytes());
         let reached = AtomicU64::new(0);
@@ -215,6 +218,17 @@ impl Plan {
                 Err(error)
             }
         }
+    }
+
+    /// For methods that would write over data: only what is beyond the end is filled.
+    fn leave_hidden_holes(&mut self) -> Result<()> {
+        let has = self.allocated_bytes.unwrap_or(0);
+        if self.len.saturating_sub(has) > UNCOUNTED_BYTES {
+            let feature = "telling holes from data, so that zeroes could be written between them,";
+            return Err(self.unsupported(feature));
+        }
+        self.holes = Ranges::of(self.len..self.size);
+        Ok(())
     }
 
     fn unsupported(&self, feature: &str) -> Error {

@@ -107,6 +107,9 @@ fn seconds(spread: Spread) -> String {
         least,
         greatest,
     } = spread;
+    if least == greatest {
+        return format!("{median:.decimals$}");
+    }
     format!("{median:.decimals$} ({least:.decimals$}-{greatest:.decimals$})")
 }
 
