@@ -159,6 +159,12 @@ impl<'a> Battery<'a> {
             run(command.args("allocate --size 1M --method posix_fallocate new".split_whitespace()));
         assert!(said.contains("writes one byte a block"), "{said}");
         self.remove("new");
+        let file = File::create(self.path("new")).unwrap();
+        let calls = give(&file, 0..1 << 20, Way::Library).unwrap();
+        let block = rustix::fs::statvfs(self.dir).unwrap().f_bsize;
+        assert_eq!(calls.writes, Some((1 << 20) / block), "blocks of {block}");
+        assert_eq!(calls.fallocate, 1);
+        self.remove("new");
         let refused = self.start("--size 1M --method fallocate new");
         let text = complaint(&refused.wait_with_output().unwrap());
         assert!(
