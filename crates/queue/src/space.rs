@@ -419,7 +419,8 @@ mod tests {
         };
         let told = holes(&file, 0..2 << 20, usize::MAX).unwrap();
         if told.by == HolesBy::Extents {
-            assert_eq!(told.ranges, [1 << 20..2 << 20]);
+            assert_eq!(told.ranges.len(), 1);
+            assert_eq!(told.ranges[0], 1 << 20..2 << 20);
         }
     }
 }
