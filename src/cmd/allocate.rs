@@ -44,7 +44,7 @@ pub struct Args {
     /// auto, fallocate, posix_fallocate (libc's), mmap (mapped and filled) or write
     #[arg(long, value_name = "METHOD", default_value = "auto")]
     method: String,
-    /// Bytes of one write; 2M if not given
+    /// Bytes of one write; 1M if not given
     #[arg(long, value_name = "SIZE")]
     chunk: Option<String>,
     /// The file keeps its length: space beyond its end waits for it to grow
