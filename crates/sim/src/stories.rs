@@ -247,14 +247,14 @@ fn order(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng) ->
             round.ending = Ending::Crash(rng.between(60, 400));
             rounds = 4;
         }
-        Story::HolesLate => holes_late(config, round, rng),
+        Story::HolesLate => rounds = holes_late(config, round, rng),
         _ => return failures(config, story, round, rng),
     }
     rounds
 }
 
-/// Holes in clusters that stay mapped, slow ones among them.
-fn holes_late(config: &mut Config, round: &mut Round, rng: &mut Rng) {
+/// Holes in clusters that stay mapped, slow ones among them. How many such sessions follow one another.
+fn holes_late(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
     config.layout.extended_l2 = rng.chance(50);
     config.prepared.filled = rng.chance(50);
     config.punches_holes = rng.chance(90);
@@ -274,7 +274,7 @@ fn holes_late(config: &mut Config, round: &mut Round, rng: &mut Rng) {
         // What a snapshot has must not get holes; where there is none, clusters change hands.
         config.layout.cluster_bits = rng.pick(&[13, 14, 15]);
         config.prepared.filled = true;
-        config.prepared.snapshots = rng.pick(&[0, 1]);
+        config.prepared.snapshots = rng.pick(&[0, 0, 1]);
         round.requests = 800;
         round.depth = 24;
         round.whole_percent = 50;
@@ -282,12 +282,15 @@ fn holes_late(config: &mut Config, round: &mut Round, rng: &mut Rng) {
         if config.prepared.snapshots == 0 {
             // So few that one which is given up, while a hole in it is on its way, is another's at once.
             whole(config, 2);
+            config.punches_holes = true;
             round.depth = rng.pick(&[4, 8]);
             round.weights = [0, 40, 0, 35, 25, 0];
-        } else {
-            whole(config, rng.between(2, 10));
+            round.ending = Ending::Close;
+            return 10;
         }
+        whole(config, rng.between(2, 10));
     }
+    1
 }
 
 /// What a failure must not leave behind. How many such sessions follow one another.
