@@ -9,6 +9,7 @@
 
 use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -27,6 +28,8 @@ static CHILDREN: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 /// What is printed on standard output; held while more than that is printed.
 static PRINTED: Mutex<Option<String>> = Mutex::new(None);
 static WORDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// What is done before the process ends.
+static ACT: Mutex<Option<Act>> = Mutex::new(None);
 static JOB: Mutex<Option<Job>> = Mutex::new(None);
 /// The signal that has cancelled the job; 0 is none.
 static CANCELLED_BY: AtomicI32 = AtomicI32::new(0);
@@ -39,6 +42,12 @@ const PRINTING_MAX: Duration = Duration::from_secs(1);
 /// The signal of a terminal reaches every process within that time, if one has already died of it.
 const SIGNAL_WITHIN: Duration = Duration::from_millis(300);
 static WATCH: Once = Once::new();
+
+type Act = Box<dyn FnOnce() + Send>;
+
+fn act() -> MutexGuard<'static, Option<Act>> {
+    ACT.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
 
 fn files() -> MutexGuard<'static, Vec<PathBuf>> {
     FILES
@@ -141,6 +150,30 @@ fn printed_soon() -> Option<MutexGuard<'static, Option<String>>> {
             }
             Err(TryLockError::WouldBlock) => return None,
         }
+    }
+}
+
+/// What an interruption does while this value lives, such as writing a file that tells what is known. There is one
+/// at a time.
+#[derive(Debug)]
+pub struct DoneOnInterrupt;
+
+impl DoneOnInterrupt {
+    /// Nothing so far.
+    pub fn new() -> DoneOnInterrupt {
+        WATCH.call_once(watch);
+        DoneOnInterrupt
+    }
+
+    /// From now on it is this. It may not use the lists of this module, which are held then.
+    pub fn replace(&self, done: impl FnOnce() + Send + 'static) {
+        *act() = Some(Box::new(done));
+    }
+}
+
+impl Drop for DoneOnInterrupt {
+    fn drop(&mut self) {
+        *act() = None;
     }
 }
 
@@ -256,6 +289,10 @@ fn end_by(signal: i32) {
     // What was listed last lies in what was listed first.
     for path in files.iter().rev() {
         drop(std::fs::remove_file(path).or_else(|_| remove_directory(path)));
+    }
+    if let Some(done) = act().take() {
+        // Whatever goes wrong there, the signal ends the process.
+        drop(catch_unwind(AssertUnwindSafe(done)));
     }
     if let Some(text) = printed.as_ref().and_then(|printed| printed.as_deref()) {
         if rustix::termios::isatty(rustix::stdio::stderr()) {

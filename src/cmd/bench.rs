@@ -2,15 +2,15 @@
 //!
 //! `bench FILE` measures one image in process, with qemu-img's command line ([`image`]). `bench TABLE`
 //! makes a whole table: its own images, several engines in turn with that same command line, each run
-//! a process of its own that is timed from its start to its end ([`stage`]). A file that is called as
-//! a table is measured as `./NAME`.
-
-use clap::Subcommand;
+//! a process of its own that is timed from its start to its end ([`stage`]). `bench all` makes all tables, and
+//! `bench report` a page of results that were made before. A file that is called as a table is measured as `./NAME`.
 
 use crate::output::Program;
 
+mod all;
 mod allocate;
 mod cell;
+mod conditions;
 mod discard;
 mod flush;
 mod fragmentation;
@@ -19,50 +19,57 @@ mod image;
 mod latency;
 mod load;
 mod metadata;
+mod page;
+mod pages;
 mod peers;
 mod preallocation;
 mod report;
 mod run;
+mod section;
 mod sheet;
+mod sources;
 mod sparkline;
 mod stage;
 mod steady;
 mod subclusters;
 mod tables;
+mod told;
 
 pub use guest::init as guest_init;
 pub use image::{ImageArgs, run_image};
-pub use tables::Table;
 
 /// Command line of `bench`.
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
     #[command(subcommand)]
-    what: Option<What>,
+    verb: Option<Verb>,
     #[command(flatten)]
     image: ImageArgs,
 }
 
-/// What is measured beside an image.
-#[derive(Subcommand)]
-enum What {
-    /// Of images, beside QEMU's.
+/// What `bench` does beside measuring an image.
+#[derive(clap::Subcommand)]
+enum Verb {
+    /// Of images, beside QEMU's
     #[command(flatten)]
-    Table(Table),
+    Table(tables::Table),
     /// Files of any kind that are given their space: each method on each file system
     Allocate(allocate::Args),
+    /// All tables one after the other, on one page, within a given time
+    All(all::AllOptions),
+    /// A page of results that --json has printed
+    Report(all::ReportOptions),
 }
 
-/// Measures an image or makes a table; the exit code.
-pub fn run(args: &Args, program: &Program) -> u8 {
-    match &args.what {
-        None => run_image(&args.image, program),
-        Some(What::Table(table)) => {
-            tables::run(table, program).unwrap_or_else(|error| program.fail(&error))
-        }
-        Some(What::Allocate(args)) => {
-            allocate::run(args).unwrap_or_else(|error| program.fail(&error))
-        }
-    }
+/// Measures an image, makes tables or a page; the exit code.
+pub fn run(args: Args, program: &Program) -> u8 {
+    let outcome = match args.verb {
+        None => return run_image(&args.image, program),
+        Some(Verb::Table(table)) => tables::run(table, program),
+        Some(Verb::Allocate(args)) => allocate::run(&args),
+        Some(Verb::All(options)) => all::run(&options, program),
+        Some(Verb::Report(options)) => all::report(&options),
+    };
+    outcome.unwrap_or_else(|error| program.fail(&error))
 }

@@ -104,7 +104,7 @@ impl CowslipVerb {
     pub fn run(self, program: &Program) -> u8 {
         match self {
             CowslipVerb::Img(verb) => verb.run(program),
-            CowslipVerb::Bench(args) => bench::run(&args, program),
+            CowslipVerb::Bench(args) => bench::run(*args, program),
             CowslipVerb::Io(args) => io::run(args, program),
             CowslipVerb::Serve(args) => serve::run(args, program),
             CowslipVerb::Demo(args) => demo::run(args, program),

@@ -67,6 +67,11 @@ const PEERS: &[Peer] = &[
         program: "filefrag",
         packages: &["e2fsprogs"],
     },
+    // A real engine for pages: Chromium's, without the parts that draw on a desktop.
+    Peer {
+        program: "chromium-headless-shell",
+        packages: &["chromium-headless-shell", "chromium-shell"],
+    },
     // Guests of other machines are not known yet.
     #[cfg(target_arch = "x86_64")]
     Peer {

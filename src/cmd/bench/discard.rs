@@ -105,6 +105,7 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
         iops: timed as f64 / (taken.rest + close).as_secs_f64(),
         figures: Vec::new(),
         told: serde_json::Value::Null,
+        command: None,
     };
     let writes = trace.count(Verb::Write) as f64;
     let writes_a_second = taken.writing.map(|time| writes / time.as_secs_f64());

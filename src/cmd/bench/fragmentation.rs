@@ -3,6 +3,7 @@
 //! arrival is read out of order: this is what that costs. A raw file that was written in order is beside it.
 
 use super::cell::{Backing, Cell, CellLoad, Contestant, Direction, RawFile, Shape, Subclusters};
+use super::conditions::line_of;
 use super::report::{Column, Measurement, column};
 use super::run::run;
 use super::stage::{Stage, Turn, mebibytes};
@@ -68,12 +69,14 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
     stage.check(contestant, file.path())?;
     let usage = HostUsage::of(file.path())?;
     let in_order = run(&mut stage.in_order(contestant, file.path(), Direction::Read))?;
-    let at_random = run(&mut stage.command(cell, contestant, file.path()))?;
+    let mut reading = stage.command(cell, contestant, file.path());
+    let at_random = run(&mut reading)?;
     stage.dispose(contestant, file.path())?;
     let mut measurement = Measurement {
         iops: cell.load.requests as f64 / at_random.seconds,
         figures: Vec::new(),
         told: serde_json::from_str(&at_random.output).unwrap_or_default(),
+        command: Some(line_of(&reading)),
     };
     measurement.add(FILLED, filled);
     measurement.add(

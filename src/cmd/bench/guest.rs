@@ -278,6 +278,7 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
         iops: first.iops(),
         figures: Vec::new(),
         told: json!({ "first": first.all, "overwrites": again.all }),
+        command: None,
     };
     measurement.add(OVERWRITES, Some(again.iops()));
     measurement.add(CPU, Some(cpu * 1e6 / requests as f64));

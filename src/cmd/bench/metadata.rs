@@ -17,6 +17,7 @@ use serde_json::Value;
 use super::cell::{
     Backing, Before, CacheBudget, Cell, CellLoad, Contestant, Direction, Layout, Shape, Subclusters,
 };
+use super::conditions::line_of;
 use super::report::{Column, Measurement, column};
 use super::run::run;
 use super::stage::{PATTERN, RSS, Stage, Turn, failed, mebibytes};
@@ -92,6 +93,7 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
         command.arg(format!("--warm-up={}", slices.max(1)));
         command.arg("--json");
     }
+    let line = line_of(&command);
     let run = run(&mut command)?;
     if cell.load.direction == Direction::Write {
         stage.check_ourselves(&path)?;
@@ -103,6 +105,7 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
         iops: told["iops"].as_f64().unwrap_or(requests / run.seconds),
         figures: Vec::new(),
         told: Value::Null,
+        command: Some(line),
     };
     let milliseconds = |name: &str| told[name].as_f64().map(|seconds| seconds * 1e3);
     let cache = |name: &str| told["cache"][name].as_f64();

@@ -30,6 +30,8 @@ pub struct Measurement {
     pub figures: Vec<(Column, f64)>,
     /// What the program itself told, for programs.
     pub told: Value,
+    /// How it was started, as a shell takes it, where that is one command.
+    pub command: Option<String>,
 }
 
 impl Measurement {
@@ -180,6 +182,17 @@ const RATIOS: [Comparison; 4] = [
     },
 ];
 
+/// What ratios are called for programs, and in tables.
+pub const RATIOS_TOLD: [(&str, &str); RATIOS.len()] = {
+    let mut told = [("", ""); RATIOS.len()];
+    let mut index = 0;
+    while index < RATIOS.len() {
+        told[index] = (RATIOS[index].name, RATIOS[index].title);
+        index += 1;
+    }
+    told
+};
+
 impl Ratios {
     /// With their titles.
     pub fn titled(self) -> impl Iterator<Item = (&'static str, Option<f64>)> {
@@ -210,6 +223,8 @@ pub enum End<'a> {
     Complete,
     /// A signal.
     Interrupted,
+    /// The time was over that it was given.
+    OutOfTime,
     /// This went wrong.
     Failed(&'a str),
 }
@@ -271,6 +286,8 @@ impl Report {
             });
             self.ratios(row).write_to(&mut told);
             told["outlier"] = json!(row.is_outlier);
+            let command = row.runs.first().and_then(|run| run.command.as_deref());
+            told["command"] = json!(command);
             told["runs"] = runs.collect();
             told
         });
@@ -280,9 +297,10 @@ impl Report {
             "cells-planned": self.cells_planned,
             "cells-finished": self.cells_finished,
             "interrupted": end == End::Interrupted,
+            "out-of-time": end == End::OutOfTime,
             "failure": match end {
                 End::Failed(words) => Some(words),
-                End::Complete | End::Interrupted => None,
+                End::Complete | End::Interrupted | End::OutOfTime => None,
             },
             "rows": rows,
             "notes": self.notes,

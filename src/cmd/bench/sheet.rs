@@ -7,9 +7,15 @@
 
 use std::fmt::Write;
 
+use serde_json::Value;
+
 use super::cell::Cell;
+use super::page::PageFile;
+use super::pages;
 use super::report::{Column, End, Report, Row, comparisons};
-use crate::interrupt::PrintedOnInterrupt;
+use super::told::Told as Document;
+use crate::error::CommandError;
+use crate::interrupt::{DoneOnInterrupt, PrintedOnInterrupt};
 use crate::output;
 use crate::progress::Progress;
 
@@ -32,6 +38,19 @@ pub enum Told {
     },
     /// As one document for programs, at the end.
     Json,
+    /// With the tables before it, by whoever makes them all; after an interruption as their summary.
+    Together,
+}
+
+/// Where a table goes.
+#[derive(Debug)]
+pub struct Outlet {
+    /// To standard output, so.
+    pub told: Told,
+    /// Also as a page.
+    pub page: Option<PageFile>,
+    /// Results of tables before it, which are on the same page.
+    pub earlier: Vec<Value>,
 }
 
 /// Where columns are.
@@ -188,23 +207,25 @@ impl Layout {
 #[derive(Debug)]
 pub struct Sheet {
     report: Report,
-    told: Told,
+    outlet: Outlet,
     layout: Layout,
     printed: PrintedOnInterrupt,
+    page_written: DoneOnInterrupt,
 }
 
 impl Sheet {
     /// Nothing is printed so far. The names of all places and all cells are known; each cell is measured at each
     /// place.
-    pub fn new(report: Report, told: Told, (places, cells): (&[String], &[Cell])) -> Sheet {
+    pub fn new(report: Report, outlet: Outlet, (places, cells): (&[String], &[Cell])) -> Sheet {
         Sheet {
             report: Report {
                 cells_planned: places.len() * cells.len(),
                 ..report
             },
-            told,
+            outlet,
             layout: Layout::new(places, cells),
             printed: PrintedOnInterrupt::new(),
+            page_written: DoneOnInterrupt::new(),
         }
     }
 
@@ -254,50 +275,75 @@ impl Sheet {
         let rows = report.rows[first..].chunk_by(|a, b| a.cell == b.cell);
         let rows = rows.into_iter().next().unwrap_or_default();
         let mut text = String::new();
-        if let Told::Rows { with_series } = self.told {
+        if let Told::Rows { with_series } = self.outlet.told {
             text += &layout.rows(report, rows, word);
             if with_series {
                 text += &layout.series(rows);
             }
         }
-        let end = self.end(End::Interrupted);
+        let document = self.report.json(End::Interrupted);
+        let end = self.end(End::Interrupted, &document);
         let print = || progress.suspend(|| output::print(&text));
         self.printed.replace(print, end);
+        if let Some(page) = self.outlet.page.clone() {
+            let documents = self.documents(document);
+            self.page_written.replace(move || {
+                // There is nobody left to tell.
+                drop(pages::page(&documents).map(|made| page.write_at_last(&made)));
+            });
+        }
+    }
+
+    /// All results, this one's last.
+    fn documents(&self, document: Value) -> Vec<Value> {
+        let earlier = self.outlet.earlier.iter().cloned();
+        earlier.chain([document]).collect()
     }
 
     /// What comes last.
-    fn end(&self, end: End<'_>) -> String {
+    fn end(&self, end: End<'_>, document: &Value) -> String {
         let report = &self.report;
-        if self.told == Told::Json {
-            return output::json_text(&report.json(end)) + "\n";
+        match self.outlet.told {
+            Told::Json => return output::json_text(document) + "\n",
+            Told::Together => {
+                let all = self.outlet.earlier.iter().chain([document]);
+                return all.map(|document| Document(document).summary()).collect();
+            }
+            Told::Rows { .. } => {}
         }
         let mut text = String::new();
         for note in &report.notes {
             text += &format!("\n{note}\n");
         }
-        let ended = match end {
-            End::Complete => return text,
-            End::Interrupted => "Interrupted",
-            End::Failed(_) => "Stopped by a failure",
-        };
-        text += &format!(
-            "\n{ended}: {} of {} cells are finished.\n",
-            report.cells_finished, report.cells_planned
-        );
+        if end != End::Complete
+            && let Some(shortfall) = Document(document).shortfall_in_short()
+        {
+            text += &format!("\n{shortfall}\n");
+        }
         text
     }
 
-    /// Prints what comes last. After a failure that is nothing if no cell is finished; one that an
-    /// interruption has caused is left to that.
-    pub fn finish(self, end: End<'_>) {
+    /// Prints what comes last and writes the page; the results. After a failure that is nothing if no cell is finished; one
+    /// that an interruption has caused is left to that.
+    ///
+    /// # Errors
+    /// The page cannot be written.
+    pub fn finish(self, end: End<'_>) -> Result<Value, CommandError> {
+        let document = self.report.json(end);
         if let End::Failed(_) = end {
             self.printed.give_way();
             if self.report.cells_finished == 0 {
-                return;
+                return Ok(document);
             }
         }
-        let text = self.end(end);
-        self.printed.replace(|| output::print(&text), String::new());
+        if self.outlet.told != Told::Together {
+            let text = self.end(end, &document);
+            self.printed.replace(|| output::print(&text), String::new());
+        }
+        if let Some(page) = &self.outlet.page {
+            page.write(&pages::page(&self.documents(document.clone()))?)?;
+        }
+        Ok(document)
     }
 }
 
@@ -329,6 +375,7 @@ mod tests {
                 iops: *iops,
                 figures: vec![(column("CPU us", 1), 1.25)],
                 told: serde_json::Value::Null,
+                command: None,
             })
             .collect();
         row

@@ -19,30 +19,9 @@ pub struct Sparkline {
 }
 
 impl Sparkline {
-    /// Of what was counted in steps of `step_seconds`, the last of which ended after `seconds` in all, early as a
-    /// rule. `None` if there are less than two pieces, which show nothing.
+    /// Of what was counted in steps, as [`rates`] has it. `None` if there are less than two pieces, which show nothing.
     pub fn of(counts: &[u64], step_seconds: f64, seconds: f64) -> Option<Sparkline> {
-        let mut steps: Vec<(f64, f64)> = counts.iter().map(|c| (*c as f64, step_seconds)).collect();
-        let last = seconds - step_seconds * steps.len().checked_sub(1)? as f64;
-        steps.last_mut()?.1 = last.clamp(0.0, step_seconds);
-        // What is left of a step says little about a rate.
-        if let [.., before, last] = &mut steps[..]
-            && last.1 * 2.0 < step_seconds
-        {
-            *before = (before.0 + last.0, before.1 + last.1);
-            steps.pop();
-        }
-        let pieces = steps.len().min(BLOCKS_MAX);
-        if pieces < 2 {
-            return None;
-        }
-        let sums: Vec<(f64, f64)> = (0..pieces)
-            .map(|piece| {
-                let part = steps.len() * piece / pieces..steps.len() * (piece + 1) / pieces;
-                let parts = steps[part].iter();
-                parts.fold((0.0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1))
-            })
-            .collect();
+        let sums = rates(counts, step_seconds, seconds, BLOCKS_MAX)?;
         let rates: Vec<f64> = sums.iter().map(|(count, time)| count / time).collect();
         let most = rates.iter().copied().fold(0.0, f64::max);
         let block = |rate: &f64| match most > 0.0 {
@@ -56,6 +35,33 @@ impl Sparkline {
             piece_seconds: sums[0].1,
         })
     }
+}
+
+/// Of what was counted in steps of `step_seconds`, the last of which ended after `seconds` in all, early as a
+/// rule: counts and lengths of at most so many pieces. `None` if there are less than two.
+pub fn rates(
+    counts: &[u64],
+    step_seconds: f64,
+    seconds: f64,
+    pieces_max: usize,
+) -> Option<Vec<(f64, f64)>> {
+    let mut steps: Vec<(f64, f64)> = counts.iter().map(|c| (*c as f64, step_seconds)).collect();
+    let last = seconds - step_seconds * steps.len().checked_sub(1)? as f64;
+    steps.last_mut()?.1 = last.clamp(0.0, step_seconds);
+    // What is left of a step says little about a rate.
+    if let [.., before, last] = &mut steps[..]
+        && last.1 * 2.0 < step_seconds
+    {
+        *before = (before.0 + last.0, before.1 + last.1);
+        steps.pop();
+    }
+    let pieces = steps.len().min(pieces_max);
+    let sum = |piece: usize| {
+        let part = steps.len() * piece / pieces..steps.len() * (piece + 1) / pieces;
+        let parts = steps[part].iter();
+        parts.fold((0.0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1))
+    };
+    (pieces >= 2).then(|| (0..pieces).map(sum).collect())
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use rustix::fs::FallocateFlags;
 use super::cell::{
     Backing, Before, Cell, CellLoad, Contestant, Direction, RawFile, Shape, scattering_step,
 };
+use super::conditions::{self, line_of};
 use super::guest::Machine;
 use super::report::{Column, Measurement, Row, column};
 use super::run::{run, system_calls};
@@ -114,12 +115,19 @@ impl<'a> Stage<'a> {
 
     /// What all runs here have in common.
     pub fn conditions(&self) -> serde_json::Value {
-        serde_json::json!({
+        let mut conditions = serde_json::json!({
             "filesystem": self.name,
             "cache": self.cache,
             "aio": self.aio,
             "aio-of-cowslip": own_aio(&self.aio),
-        })
+        });
+        let under = conditions::of_directory(&self.place.directory);
+        if let (Some(conditions), serde_json::Value::Object(under)) =
+            (conditions.as_object_mut(), under)
+        {
+            conditions.extend(under);
+        }
+        conditions
     }
 
     /// This program.
@@ -509,7 +517,8 @@ pub fn bench_process(
     let contestant = turn.contestant;
     let file = RemovedOnInterrupt::new(&stage.prepare(cell, contestant)?);
     let flushes_before = device_flushes(file.path());
-    let run = run(&mut stage.command(cell, contestant, file.path()))?;
+    let mut command = stage.command(cell, contestant, file.path());
+    let run = run(&mut command)?;
     let flushes_after = device_flushes(file.path());
     stage.check(contestant, file.path())?;
     let usage = HostUsage::of(file.path())?;
@@ -527,6 +536,7 @@ pub fn bench_process(
         iops: requests / run.seconds,
         figures: Vec::new(),
         told: serde_json::Value::Null,
+        command: Some(line_of(&command)),
     };
     measurement.add(CPU, Some(run.cpu_seconds * 1e6 / requests));
     if stage.scale.system_calls && turn.repetition == 0 {

@@ -189,6 +189,7 @@ mod tests {
             iops,
             figures: Vec::new(),
             told: serde_json::Value::Null,
+            command: None,
         });
         row
     }

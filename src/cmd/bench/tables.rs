@@ -3,16 +3,19 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Instant;
 
-use clap::Subcommand;
+use clap::{Parser, Subcommand};
 use cowslip_testbed::{Place, Recipe, enter_namespace};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::cell::{Cell, Contestant, RawFile};
+use super::conditions;
 use super::guest::{GuestOptions, Machine};
+use super::page::PageFile;
 use super::peers::{self, Peer};
 use super::report::{End, Report, Row};
-use super::sheet::{Sheet, Told};
+use super::sheet::{Outlet, Sheet, Told};
 use super::stage::{self, Measure, Stage, bench_process};
 use super::{discard, flush, fragmentation, guest, metadata, preallocation, steady, subclusters};
 use crate::error::CommandError;
@@ -126,6 +129,10 @@ pub struct Options {
     /// Print the results as JSON, at the end
     #[arg(long)]
     json: bool,
+    /// Write the results as a page too: tables, charts, the machine and its disks, in one file. After an interruption
+    /// it has what is finished
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Draw requests over time below the rows; for preallocation on a terminal without being asked
     #[arg(long, conflicts_with = "json")]
     series: bool,
@@ -190,6 +197,8 @@ pub struct Scale {
     pub keep: bool,
     /// Where guests run, once that is known.
     pub machine: Option<Rc<Machine>>,
+    /// No cell is begun later.
+    pub deadline: Option<Instant>,
 }
 
 impl Scale {
@@ -239,6 +248,7 @@ impl Scale {
             system_calls: options.system_calls,
             keep: options.keep,
             machine: None,
+            deadline: None,
         })
     }
 
@@ -457,66 +467,167 @@ impl Table {
     }
 }
 
+/// A table that is asked for, with all that its options say.
+pub struct Plan {
+    table: Table,
+    scale: Scale,
+    loops: Vec<Recipe>,
+    cells: Vec<Cell>,
+}
+
+/// The words of a table.
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct Words {
+    #[command(subcommand)]
+    table: Table,
+}
+
+impl Plan {
+    /// Of a table that was asked for on the command line.
+    ///
+    /// # Errors
+    /// Its options contradict each other, or what is here.
+    pub fn new(table: Table) -> Result<Plan, CommandError> {
+        let options = table.options();
+        let scale = Scale::new(&table)?;
+        let loops = options.loops.iter().map(|text| Recipe::parse(text));
+        let loops: Result<Vec<Recipe>, String> = loops.collect();
+        let loops = loops.map_err(CommandError::new)?;
+        options.aios()?;
+        if !options.loops.is_empty() && options.keep {
+            let text =
+                "--keep keeps nothing on file systems that vanish with the command; use --dir";
+            return Err(CommandError::new(text));
+        }
+        table.source(&options.conditions)?;
+        let cells = table.cells(&scale)?;
+        Ok(Plan {
+            table,
+            scale,
+            loops,
+            cells,
+        })
+    }
+
+    /// Of a table that these words ask for.
+    ///
+    /// # Errors
+    /// As [`Plan::new`], or there are no such options.
+    pub fn of_words(words: &[String]) -> Result<Plan, CommandError> {
+        let parsed = Words::try_parse_from(words);
+        Plan::new(parsed.map_err(|e| CommandError::new(e.to_string()))?.table)
+    }
+
+    /// Its command line was this.
+    fn report(
+        &mut self,
+        command: Option<String>,
+        program: &Program,
+    ) -> Result<Report, CommandError> {
+        let Plan { table, scale, .. } = self;
+        let options = table.options();
+        let mut report = Report {
+            conditions: conditions(table, scale),
+            ..Report::default()
+        };
+        if let Some(command) = command {
+            report.conditions["command"] = json!(command);
+        }
+        let source = table.source(&options.conditions)?;
+        let source = source.map(|source| source.words.to_string());
+        report.notes.extend(source);
+        if options.aio.iter().any(|aio| aio == "native") {
+            report.notes.push(NO_LIBAIO.to_string());
+        }
+        if let Table::Guest(options) = table {
+            let machine = Machine::new(options, program)?;
+            report.conditions["guest"] = machine.conditions();
+            report.notes.push(machine.note());
+            if options.table.repetitions.is_none() && !options.table.quick {
+                scale.repetitions = machine.repetitions();
+                report.conditions["repetitions"] = json!(scale.repetitions);
+            }
+            scale.machine = Some(Rc::new(machine));
+        }
+        Ok(report)
+    }
+
+    /// Measures it. No cell is begun after the deadline, if there is one; each place has its share of the time until
+    /// then. `command` is the command line that would make it alone.
+    ///
+    /// # Errors
+    /// Nothing could be measured at all. What went wrong later is told with the results.
+    pub fn make(
+        mut self,
+        outlet: Outlet,
+        (deadline, command): (Option<Instant>, Option<String>),
+        program: &Program,
+    ) -> Result<(Value, Result<(), CommandError>), CommandError> {
+        let report = self.report(command, program)?;
+        let Plan {
+            table,
+            mut scale,
+            loops,
+            cells,
+        } = self;
+        let options = table.options();
+        let aios = options.aios()?;
+        let names = place_names(options, &loops, &aios);
+        let mut sheet = Sheet::new(report, outlet, (&names, &cells));
+        let mut left = names.len() as u32;
+        let filesystem_bytes = table.filesystem_bytes(scale.disk_bytes);
+        let outcome = Places::new(options, &loops, filesystem_bytes).try_for_each(|place| {
+            let place = place?;
+            for aio in &aios {
+                let now = Instant::now();
+                scale.deadline =
+                    deadline.map(|end| now + end.saturating_duration_since(now) / left);
+                left -= 1;
+                measure_at(&table, (&place, *aio), (&scale, &cells), &mut sheet)?;
+            }
+            Ok(())
+        });
+        if sheet.report().rows.iter().any(|row| row.is_outlier) {
+            program.warn("cells that are marked are below half of both their neighbours");
+        }
+        let is_short = sheet.report().cells_finished < sheet.report().cells_planned;
+        let document = match &outcome {
+            Ok(()) if is_short => sheet.finish(End::OutOfTime),
+            Ok(()) => sheet.finish(End::Complete),
+            Err(error) => sheet.finish(End::Failed(&error.to_string())),
+        };
+        match (document, outcome) {
+            (Ok(document), outcome) => Ok((document, outcome)),
+            // What went wrong first is said.
+            (Err(_), Err(error)) | (Err(error), Ok(())) => Err(error),
+        }
+    }
+}
+
 /// Makes a table, or lists its cells; the exit code.
 ///
 /// # Errors
-/// A place cannot be had, a run fails, or an image is not sound.
-pub fn run(table: &Table, program: &Program) -> Result<u8, CommandError> {
-    let options = table.options();
-    let mut scale = Scale::new(table)?;
-    let loops = options.loops.iter().map(|text| Recipe::parse(text));
-    let loops: Result<Vec<Recipe>, String> = loops.collect();
-    let loops = loops.map_err(CommandError::new)?;
-    let aios = options.aios()?;
-    if !options.loops.is_empty() && options.keep {
-        let text = "--keep keeps nothing on file systems that vanish with the command; use --dir";
-        return Err(CommandError::new(text));
-    }
-    let source = table.source(&options.conditions)?;
-    let cells = table.cells(&scale)?;
+/// A place cannot be had, a run fails, an image is not sound, or the page cannot be written.
+pub fn run(table: Table, program: &Program) -> Result<u8, CommandError> {
+    let plan = Plan::new(table)?;
+    let options = plan.table.options();
     if options.list {
-        for cell in &cells {
+        for cell in &plan.cells {
             output::print(&format!("{}\n", cell.name()));
         }
         return Ok(0);
     }
+    let page = options.html.as_deref().map(PageFile::new).transpose()?;
     if !options.loops.is_empty() {
         enter_namespace().map_err(CommandError::new)?;
     }
-    let mut report = Report {
-        conditions: conditions(table, &scale),
-        ..Report::default()
+    let outlet = Outlet {
+        told: plan.table.told(),
+        page,
+        earlier: Vec::new(),
     };
-    report
-        .notes
-        .extend(source.map(|source| source.words.to_string()));
-    if options.aio.iter().any(|aio| aio == "native") {
-        report.notes.push(NO_LIBAIO.to_string());
-    }
-    if let Table::Guest(options) = table {
-        let machine = Machine::new(options, program)?;
-        report.conditions["guest"] = machine.conditions();
-        report.notes.push(machine.note());
-        if options.table.repetitions.is_none() && !options.table.quick {
-            scale.repetitions = machine.repetitions();
-            report.conditions["repetitions"] = json!(scale.repetitions);
-        }
-        scale.machine = Some(Rc::new(machine));
-    }
-    let names = place_names(options, &loops, &aios);
-    let mut sheet = Sheet::new(report, table.told(), (&names, &cells));
-    let outcome = Places::new(table, &scale, &loops).try_for_each(|place| {
-        let place = place?;
-        aios.iter()
-            .try_for_each(|aio| measure_at(table, (&place, *aio), (&scale, &cells), &mut sheet))
-    });
-    if sheet.report().rows.iter().any(|row| row.is_outlier) {
-        program.warn("cells that are marked are below half of both their neighbours");
-    }
-    match &outcome {
-        Ok(()) => sheet.finish(End::Complete),
-        Err(error) => sheet.finish(End::Failed(&error.to_string())),
-    }
+    let (_, outcome) = plan.make(outlet, (None, None), program)?;
     outcome.map(|()| 0)
 }
 
@@ -532,11 +643,21 @@ fn measure_at(
     let stage = Stage::new(place, scale, &progress, aio)?;
     sheet.add_place(stage.conditions());
     let first = sheet.report().rows.len();
+    let is_late = || {
+        scale
+            .deadline
+            .is_some_and(|deadline| Instant::now() >= deadline)
+    };
     for cell in cells {
+        if is_late() {
+            break;
+        }
         let rows = stage.measure(cell, table.measure())?;
         sheet.add(rows, &progress);
     }
-    if let Table::Subclusters(_) = table {
+    if let Table::Subclusters(_) = table
+        && !is_late()
+    {
         let rows = &sheet.report().rows[first..];
         let again = subclusters::measure_outliers_again(&stage, cells, rows)?;
         let replace = |rows: &mut [Row]| subclusters::replace(cells, again, rows);
@@ -562,21 +683,28 @@ fn place_names(options: &Options, loops: &[Recipe], aios: &[Option<&str>]) -> Ve
     names.collect()
 }
 
-fn conditions(table: &Table, scale: &Scale) -> serde_json::Value {
-    let read = |path: &str| {
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        text.trim().to_string()
-    };
-    json!({
+fn conditions(table: &Table, scale: &Scale) -> Value {
+    let mut conditions = json!({
         "table": table.name(),
         "disk-bytes": scale.disk_bytes,
         "requests": scale.requests,
         "repetitions": scale.repetitions,
-        "kernel": read("/proc/sys/kernel/osrelease"),
-        "processors": std::thread::available_parallelism().map_or(0, usize::from),
-        "load-average-before": read("/proc/loadavg"),
-        "places": [],
-    })
+    });
+    if let (Some(conditions), Value::Object(run)) =
+        (conditions.as_object_mut(), conditions::of_run())
+    {
+        conditions.extend(run);
+        conditions.insert("places".to_string(), json!([]));
+    }
+    conditions
+}
+
+/// The names of the cells that a table of this name has by default; `None` if there is none.
+#[cfg(test)]
+pub fn cell_names(table: &str) -> Option<Vec<String>> {
+    let parsed = Words::try_parse_from([table]).ok()?;
+    let plan = Plan::new(parsed.table).ok()?;
+    Some(plan.cells.iter().map(Cell::name).collect())
 }
 
 /// The places of a run, each made when it is its turn: file systems take space.
@@ -588,11 +716,11 @@ struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    fn new(table: &'a Table, scale: &Scale, loops: &'a [Recipe]) -> Places<'a> {
+    fn new(options: &'a Options, loops: &'a [Recipe], filesystem_bytes: u64) -> Places<'a> {
         Places {
-            options: table.options(),
+            options,
             loops,
-            filesystem_bytes: table.filesystem_bytes(scale.disk_bytes),
+            filesystem_bytes,
             next: 0,
         }
     }

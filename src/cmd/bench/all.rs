@@ -1,0 +1,346 @@
+//! `bench all`: every table, within a time that is given, as one page and a summary for a mail; and
+//! `bench report`: a page of results that were made before, here or elsewhere.
+//!
+//! Each table has a share of the time. What it leaves goes to those after it; what does not fit is left out by whole
+//! cells, and the page says so. So the command ends in the time that it was given, but for the cell that it is in.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use cowslip_testbed::enter_namespace;
+use serde_json::{Value, json};
+
+use super::conditions::{command_line, quoted};
+use super::page::PageFile;
+use super::pages;
+use super::sheet::{Outlet, Told};
+use super::tables::Plan;
+use super::told::Told as Document;
+use crate::error::CommandError;
+use crate::output::{self, Program};
+
+/// Minutes, if it is not said.
+const MINUTES: f64 = 40.0;
+/// The same for a first look.
+const MINUTES_QUICK: f64 = 10.0;
+const MINUTES_MAX: f64 = 1440.0;
+/// No result is so large; a file that is, is none.
+const RESULT_BYTES_MAX: u64 = 256 << 20;
+
+/// A table, what it is asked for, and its part of the time.
+struct Share {
+    /// For a first look.
+    quick: &'static str,
+    /// Otherwise.
+    words: &'static str,
+    /// Against that of the others.
+    weight: u32,
+}
+
+/// The shortest first, so that most tables are there if the last one is short of time.
+const SHARES: [Share; 7] = [
+    Share {
+        quick: "preallocation --quick --depths=32 --policies=auto",
+        words: "preallocation --depths=32 --policies=auto --repetitions=3",
+        weight: 3,
+    },
+    Share {
+        quick: "steady --quick --depths=32 --policies=auto",
+        words: "steady --depths=32,1 --policies=auto --repetitions=3",
+        weight: 3,
+    },
+    Share {
+        quick: "flush --quick --policies=auto",
+        words: "flush --policies=auto --repetitions=3",
+        weight: 3,
+    },
+    Share {
+        quick: "discard --quick --policies=sparse",
+        words: "discard --size=2G --policies=auto,sparse --repetitions=3",
+        weight: 3,
+    },
+    Share {
+        quick: "metadata --size=1T --requests=10000 --repetitions=1 --depths=32",
+        words: "metadata --size=8T --requests=50000 --repetitions=1 --depths=32",
+        weight: 3,
+    },
+    Share {
+        quick: "fragmentation --size=128M --requests=2000 --repetitions=1 --policies=auto",
+        words: "fragmentation --size=512M --requests=8000 --repetitions=1",
+        weight: 4,
+    },
+    Share {
+        quick: "subclusters --quick --depths=32 --policies=auto --zero-methods=auto",
+        words: "subclusters --depths=32 --policies=auto --zero-methods=auto --requests=4000 --size=2G --repetitions=3",
+        weight: 8,
+    },
+];
+
+/// What `bench all` takes.
+#[derive(clap::Args)]
+pub struct AllOptions {
+    /// Write the results as a page: what one would attach to a mail. After an interruption it has what is finished
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Print all results as JSON at the end, for `bench report`, instead of the summary
+    #[arg(long)]
+    json: bool,
+    /// Work in a new directory in this one; repeat it for several file systems
+    #[arg(long, value_name = "PATH")]
+    dir: Vec<PathBuf>,
+    /// Make file systems of these kinds on fully written loop devices, as the tables do (root)
+    #[arg(long = "loop", value_name = "KINDS", value_delimiter = ',')]
+    loops: Vec<String>,
+    /// Fewer requests, smaller disks, one run of each: a first look
+    #[arg(long)]
+    quick: bool,
+    /// End after so many minutes: cells that do not fit are left out; 40 if not given, with --quick 10
+    #[arg(long, value_name = "N")]
+    minutes: Option<f64>,
+    /// Only these tables, with the time of all
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    tables: Vec<String>,
+}
+
+/// What `bench report` takes.
+#[derive(clap::Args)]
+pub struct ReportOptions {
+    /// What --json printed; `-` is standard input
+    #[arg(required = true, value_name = "RESULTS")]
+    results: Vec<PathBuf>,
+    /// Write the page here
+    #[arg(long, value_name = "FILE")]
+    html: PathBuf,
+}
+
+impl AllOptions {
+    /// The words of a table.
+    fn words_of(&self, share: &Share) -> Vec<String> {
+        let words = if self.quick { share.quick } else { share.words };
+        let mut words: Vec<String> = words.split(' ').map(str::to_string).collect();
+        for directory in &self.dir {
+            words.push(format!("--dir={}", directory.display()));
+        }
+        if !self.loops.is_empty() {
+            words.push(format!("--loop={}", self.loops.join(",")));
+        }
+        words
+    }
+
+    /// Those that are asked for, each with the words that ask for it.
+    fn shares(&self) -> Result<Vec<(Vec<String>, u32)>, CommandError> {
+        let all: Vec<_> = SHARES
+            .iter()
+            .map(|share| (self.words_of(share), share.weight))
+            .collect();
+        if self.tables.is_empty() {
+            return Ok(all);
+        }
+        let is_known = |name: &&String| !all.iter().any(|(words, _)| words[0] == **name);
+        if let Some(name) = self.tables.iter().find(is_known) {
+            let known: Vec<&str> = all.iter().map(|(words, _)| words[0].as_str()).collect();
+            return Err(CommandError::new(format!(
+                "--tables expects {}, not '{name}'",
+                known.join(", ")
+            )));
+        }
+        let wanted = all
+            .into_iter()
+            .filter(|(words, _)| self.tables.contains(&words[0]));
+        Ok(wanted.collect())
+    }
+}
+
+/// Makes all tables; the exit code.
+///
+/// # Errors
+/// The page cannot be written, no table can be made, or options are wrong. What goes wrong in a table is told there.
+pub fn run(options: &AllOptions, program: &Program) -> Result<u8, CommandError> {
+    let usual = if options.quick {
+        MINUTES_QUICK
+    } else {
+        MINUTES
+    };
+    let minutes = options.minutes.unwrap_or(usual);
+    if !(minutes > 0.0 && minutes <= MINUTES_MAX) {
+        let text = format!("--minutes expects a number above 0, up to {MINUTES_MAX}");
+        return Err(CommandError::new(text));
+    }
+    let mut plans = Vec::new();
+    for (words, weight) in options.shares()? {
+        plans.push((Plan::of_words(&words)?, words, weight));
+    }
+    let page = options.html.as_deref().map(PageFile::new).transpose()?;
+    if !options.loops.is_empty() {
+        enter_namespace().map_err(CommandError::new)?;
+    }
+    let end = Instant::now() + Duration::from_secs_f64(minutes * 60.0);
+    let mut results: Vec<Value> = Vec::new();
+    let mut failures = 0;
+    let mut weights: u32 = plans.iter().map(|(_, _, weight)| weight).sum();
+    for (plan, words, weight) in plans {
+        let outlet = Outlet {
+            told: Told::Together,
+            page: page.clone(),
+            earlier: results.clone(),
+        };
+        let now = Instant::now();
+        let share = end.saturating_duration_since(now) * weight / weights;
+        weights -= weight;
+        let name = std::env::args_os().next().unwrap_or_default();
+        let line = words.iter().map(AsRef::as_ref);
+        let line = format!("{} bench {}", quoted(&name), command_line(line));
+        let made = plan.make(outlet, (Some(now + share), Some(line)), program);
+        let (document, outcome) =
+            made.unwrap_or_else(|error| (nothing(&words[0], &error), Err(error)));
+        if let Err(error) = outcome {
+            failures += 1;
+            program.fail(&error);
+        }
+        results.push(document);
+    }
+    if let Some(page) = &page {
+        page.write(&pages::page(&results)?)?;
+    }
+    match options.json {
+        true => output::print_json(&Value::from(results)),
+        false => output::print(&summary(
+            &results,
+            page.is_some()
+                .then_some(&options.html)
+                .and_then(Option::as_deref),
+        )),
+    }
+    Ok(if failures == 0 { 0 } else { 1 })
+}
+
+/// The result of a table that could not be begun.
+fn nothing(table: &str, error: &CommandError) -> Value {
+    json!({
+        "conditions": { "table": table },
+        "failure": error.to_string(),
+        "rows": [],
+    })
+}
+
+/// For the mail that the page is attached to.
+fn summary(results: &[Value], page: Option<&Path>) -> String {
+    let told = results.iter().map(|document| Document(document).summary());
+    let conditions = results.iter().map(|document| &document["conditions"]);
+    let mut machines = conditions.filter(|conditions| conditions["machine"].is_object());
+    let mut text = String::new();
+    if let Some(conditions) = machines.next() {
+        let word = |value: &Value| match value {
+            Value::String(text) => text.clone(),
+            Value::Null => "unknown".to_string(),
+            other => other.to_string(),
+        };
+        let machine = &conditions["machine"];
+        text += &format!(
+            "{}, {}; {} x {}, Linux {}\n",
+            word(&conditions["versions"]["cowslip"]),
+            conditions["versions"]["qemu-img"]
+                .as_str()
+                .unwrap_or("no qemu-img"),
+            word(&machine["processors"]),
+            word(&machine["processor"]),
+            word(&machine["kernel"]),
+        );
+        for warning in conditions["warnings"].as_array().into_iter().flatten() {
+            text += &format!("Note: {}\n", word(warning));
+        }
+        text += "Ratios of medians: x QEMU is how many times as fast as QEMU, x first as the first touch of a raw file,\n\
+                 x written as a raw file that is written throughout, x unlimited as with memory for all tables.\n\n";
+    }
+    text += &told.collect::<String>();
+    if let Some(page) = page {
+        text += &format!("\nThe page: {}\n", page.display());
+    }
+    text
+}
+
+/// Makes a page of results that were printed as JSON; the exit code.
+///
+/// # Errors
+/// A file cannot be read, is no such result, or the page cannot be written.
+pub fn report(options: &ReportOptions) -> Result<u8, CommandError> {
+    let page = PageFile::new(&options.html)?;
+    let mut documents = Vec::new();
+    for path in &options.results {
+        match results_of(path)? {
+            // What `bench all` prints.
+            Value::Array(several) => documents.extend(several),
+            one => documents.push(one),
+        }
+    }
+    page.write(&pages::page(&documents)?)?;
+    Ok(0)
+}
+
+fn results_of(path: &Path) -> Result<Value, CommandError> {
+    let failed =
+        |words: String| CommandError::new(format!("Could not read '{}': {words}", path.display()));
+    let mut bytes = Vec::new();
+    let read = match path.to_str() {
+        Some("-") => std::io::stdin()
+            .take(RESULT_BYTES_MAX)
+            .read_to_end(&mut bytes),
+        _ => std::fs::File::open(path)
+            .and_then(|file| file.take(RESULT_BYTES_MAX).read_to_end(&mut bytes)),
+    };
+    read.map_err(|e| failed(cowslip::error::system_words(&e)))?;
+    serde_json::from_slice(&bytes).map_err(|e| failed(format!("it is no JSON ({e})")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(quick: bool, tables: &[&str]) -> AllOptions {
+        AllOptions {
+            html: None,
+            json: false,
+            dir: vec![PathBuf::from("/a b")],
+            loops: Vec::new(),
+            quick,
+            minutes: None,
+            tables: tables.iter().map(|table| table.to_string()).collect(),
+        }
+    }
+
+    #[test]
+    fn each_table_can_be_asked_for_with_its_words() {
+        for quick in [true, false] {
+            let shares = options(quick, &[]).shares().unwrap();
+            assert_eq!(shares.len(), SHARES.len());
+            for (words, _) in shares {
+                Plan::of_words(&words).map(drop).unwrap();
+                assert_eq!(words.last().unwrap(), "--dir=/a b");
+            }
+        }
+    }
+
+    #[test]
+    fn tables_are_chosen_by_name() {
+        let shares = options(true, &["flush"]).shares().unwrap();
+        assert_eq!(shares.len(), 1);
+        let refused = options(true, &["flush", "x"])
+            .shares()
+            .unwrap_err()
+            .to_string();
+        assert!(
+            refused.contains("steady") && refused.contains("not 'x'"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn a_table_that_failed_is_a_section_all_the_same() {
+        let failed = nothing("guest", &CommandError::new("no <kernel>"));
+        let html = pages::page(&[failed]).unwrap().html();
+        assert!(
+            html.contains("Stopped by a failure: 0 of 0 cells are finished. no &lt;kernel&gt;")
+        );
+    }
+}
