@@ -53,7 +53,7 @@ pub struct Args {
 enum Verb {
     /// Of images, beside QEMU's
     #[command(flatten)]
-    Table(tables::Table),
+    Table(Box<tables::Table>),
     /// Files of any kind that are given their space: each method on each file system
     Allocate(allocate::Args),
     /// All tables one after the other, on one page, within a given time
@@ -66,7 +66,7 @@ enum Verb {
 pub fn run(args: Args, program: &Program) -> u8 {
     let outcome = match args.verb {
         None => return run_image(&args.image, program),
-        Some(Verb::Table(table)) => tables::run(table, program),
+        Some(Verb::Table(table)) => tables::run(*table, program),
         Some(Verb::Allocate(args)) => allocate::run(&args),
         Some(Verb::All(options)) => all::run(&options, program),
         Some(Verb::Report(options)) => all::report(&options),

@@ -5,7 +5,6 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-pub mod browser;
 pub mod engine;
 pub mod model;
 pub mod mounted;

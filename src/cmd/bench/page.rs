@@ -28,6 +28,8 @@ pub struct Page {
     pub title: String,
     /// Said below the title: when, where, by what.
     pub subtitle: String,
+    /// What the reader must not overlook, before all else.
+    pub warnings: Vec<String>,
     /// In their order; with more than one there is a table of contents.
     pub sections: Vec<Section>,
 }
@@ -38,6 +40,7 @@ impl Page {
         Page {
             title: title.to_string(),
             subtitle: String::new(),
+            warnings: Vec::new(),
             sections,
         }
     }

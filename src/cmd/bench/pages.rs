@@ -36,11 +36,7 @@ pub fn page(documents: &[Value]) -> Result<Page, CommandError> {
         .flatten()
         .collect::<Vec<_>>()
         .join(" · ");
-    let warnings = warnings(documents);
-    if let Some(section) = page.sections.first_mut() {
-        let warnings = warnings.into_iter().map(Block::Warning);
-        section.blocks.splice(0..0, warnings);
-    }
+    page.warnings = warnings(documents);
     Ok(page)
 }
 
@@ -105,8 +101,11 @@ fn bytes(value: &Value) -> Option<String> {
     Some(size::human(value.as_u64()?))
 }
 
+/// Names and what they are.
+type Known = Vec<(String, String)>;
+
 /// Names with what they are; those of which nothing is known are left out.
-fn facts<const N: usize>(facts: [(&str, Option<String>); N]) -> Vec<(String, String)> {
+fn facts<const N: usize>(facts: [(&str, Option<String>); N]) -> Known {
     let known = facts
         .into_iter()
         .filter_map(|(name, value)| Some((name.to_string(), value?)));
@@ -116,7 +115,7 @@ fn facts<const N: usize>(facts: [(&str, Option<String>); N]) -> Vec<(String, Str
 /// The machine, versions, and how each table was asked for.
 fn machine(documents: &[Value]) -> Section {
     let mut section = Section::new("Machine, versions, commands");
-    let mut machines: Vec<(Vec<(String, String)>, Vec<&str>)> = Vec::new();
+    let mut machines: Vec<(Known, Vec<&str>)> = Vec::new();
     for document in documents {
         let told = Told(document);
         let (machine, versions) = (

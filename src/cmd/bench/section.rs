@@ -261,16 +261,17 @@ fn series_charts(rows: &[ToldRow<'_>], section: &mut Section) {
     section.blocks.extend(charts);
 }
 
+/// Who it is, what his writes allocated in each step, and how long they took.
+fn allocated(row: ToldRow<'_>) -> Option<(&str, &Value, f64)> {
+    let (told, seconds) = series_told(row.median_run()?)?;
+    let allocated = &told["series-allocated"];
+    let is_told = allocated.is_object();
+    is_told.then_some((row.contestant(), allocated, seconds))
+}
+
 /// What writes of the first of ours allocated, over time.
 fn shares(cell: &str, rows: &[ToldRow<'_>]) -> Option<Block> {
-    let told = |row: &ToldRow<'_>| {
-        let (told, seconds) = series_told(row.median_run()?)?;
-        let allocated = &told["series-allocated"];
-        allocated
-            .is_object()
-            .then_some((row.contestant(), allocated, seconds))
-    };
-    let (contestant, allocated, seconds) = rows.iter().find_map(told)?;
+    let (contestant, allocated, seconds) = rows.iter().copied().find_map(allocated)?;
     let parts = [
         ("cluster", "allocated a cluster"),
         ("subcluster", "allocated subclusters"),

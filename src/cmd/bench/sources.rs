@@ -337,6 +337,9 @@ pub const SOURCES: &[Source] = &[
     },
 ];
 
+/// From here on figures differ by orders of magnitude.
+const WIDE: f64 = 50.0;
+
 const LIMITED: &[&str] = &["cowslip 128M", "cowslip unlimited"];
 
 /// Adds what sources there are of a table to its section: of those whose cells were measured, and of those that have
@@ -438,6 +441,21 @@ impl Source {
         }
     }
 
+    /// Where a row is a hundred times another, an even axis shows nothing of the lesser.
+    fn scale(&self) -> Scale {
+        let columns = 0..self.columns.len();
+        let rows = self.rows.iter();
+        let figures: Vec<f64> = rows
+            .flat_map(|row| columns.clone().filter_map(|column| row.figure(column)))
+            .collect();
+        let least = figures.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = figures.iter().copied().fold(0.0, f64::max);
+        match most > WIDE * least {
+            true => Scale::Logarithmic,
+            false => Scale::Linear,
+        }
+    }
+
     /// The same as bars, where its figures are numbers and ours are beside them.
     fn chart(&self, told: Told<'_>) -> Option<Bars> {
         let filesystems = told.filesystems();
@@ -476,7 +494,7 @@ impl Source {
         is_drawn.then(|| Bars {
             title: self.title.to_string(),
             unit: "operations a second, more is better".to_string(),
-            scale: Scale::Linear,
+            scale: self.scale(),
             series: Series::numbered(there.chain(here)),
             groups: self.rows.iter().map(group).collect(),
         })

@@ -577,7 +577,8 @@ impl Plan {
         let mut sheet = Sheet::new(report, outlet, (&names, &cells));
         let mut left = names.len() as u32;
         let filesystem_bytes = table.filesystem_bytes(scale.disk_bytes);
-        let outcome = Places::new(options, &loops, filesystem_bytes).try_for_each(|place| {
+        let mut places = Places::new(options, &loops, filesystem_bytes);
+        let outcome = places.try_for_each(|place| -> Result<(), CommandError> {
             let place = place?;
             for aio in &aios {
                 let now = Instant::now();

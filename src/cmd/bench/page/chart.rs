@@ -12,7 +12,8 @@ use super::{Bar, BarGroup, Bars, Curves, Scale, grouped, palette};
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-const BAR_WIDTH: usize = 9;
+/// By how many stand side by side at most.
+const BAR_WIDTHS: [(usize, usize); 3] = [(3, 18), (5, 13), (usize::MAX, 9)];
 const GROUP_GAP: usize = 18;
 /// Of the bars of a drawing; more go on in the next.
 const BARS_WIDTH_MAX: usize = 1180;
@@ -96,8 +97,8 @@ struct Placed<'a> {
 }
 
 impl<'a> Placed<'a> {
-    fn new(group: &'a BarGroup) -> Placed<'a> {
-        let bars = group.bars.iter().flatten().count() * BAR_WIDTH;
+    fn new(group: &'a BarGroup, bar_width: usize) -> Placed<'a> {
+        let bars = group.bars.iter().flatten().count() * bar_width;
         let room = (bars as f64 / CHARACTER_WIDTH) as usize;
         let lines = wrapped(&group.name, room.max(LINE_CHARACTERS));
         let longest = lines.iter().map(|line| line.chars().count()).max();
@@ -111,11 +112,21 @@ impl<'a> Placed<'a> {
     }
 }
 
+/// The width of each bar of a chart.
+fn bar_width(groups: &[BarGroup]) -> usize {
+    let counts = groups
+        .iter()
+        .map(|group| group.bars.iter().flatten().count());
+    let most = counts.max().unwrap_or(0);
+    let mut widths = BAR_WIDTHS.iter().filter(|(count, _)| most <= *count);
+    widths.next().map_or(1, |(_, width)| *width)
+}
+
 /// Groups by drawing, each where it is to be.
-fn placed(groups: &[BarGroup]) -> Vec<Vec<Placed<'_>>> {
+fn placed(groups: &[BarGroup], bar_width: usize) -> Vec<Vec<Placed<'_>>> {
     let mut drawings: Vec<Vec<Placed<'_>>> = Vec::new();
     let mut end = 0;
-    for mut group in groups.iter().map(Placed::new) {
+    for mut group in groups.iter().map(|group| Placed::new(group, bar_width)) {
         match drawings.last_mut() {
             Some(drawing) if end + group.width <= BARS_WIDTH_MAX => {
                 group.left = end;
@@ -175,7 +186,9 @@ pub fn bars(bars: &Bars) -> Vec<String> {
             }
         })
     };
-    placed(&bars.groups).into_iter().map(draw).collect()
+    let bar_width = bar_width(&bars.groups);
+    let drawings = placed(&bars.groups, bar_width);
+    drawings.into_iter().map(draw).collect()
 }
 
 fn draw_bars<Y>(
@@ -190,6 +203,7 @@ where
     Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
     let most = shown(bars).map(|bar| bar.most).fold(0.0, f64::max);
+    let bar_width = bar_width(&bars.groups);
     let mut chart = ChartBuilder::on(area)
         .margin_top(MARGIN as i32)
         .margin_right(MARGIN as i32)
@@ -211,11 +225,17 @@ where
         .draw()?;
     for placed in groups {
         let count = placed.group.bars.iter().flatten().count();
-        let mut left = placed.left as f64 + (placed.width - count * BAR_WIDTH) as f64 / 2.0;
+        let mut left = placed.left as f64 + (placed.width - count * bar_width) as f64 / 2.0;
         for (series, bar) in bars.series.iter().zip(&placed.group.bars) {
             let Some(bar) = bar else { continue };
-            draw_bar(&mut chart, bar, (left, bottom), palette::colour(series.key))?;
-            left += BAR_WIDTH as f64;
+            let right = left + bar_width as f64;
+            draw_bar(
+                &mut chart,
+                bar,
+                (left..right, bottom),
+                palette::colour(series.key),
+            )?;
+            left = right;
         }
         let middle = MARGIN + NUMBERS_WIDTH + placed.left + placed.width / 2;
         let style = label_style().pos(Pos::new(HPos::Center, VPos::Top));
@@ -230,7 +250,7 @@ where
 fn draw_bar<X, Y>(
     chart: &mut ChartContext<'_, SVGBackend<'_>, Cartesian2d<X, Y>>,
     bar: &Bar,
-    (left, bottom): (f64, f64),
+    (across, bottom): (std::ops::Range<f64>, f64),
     colour: RGBColor,
 ) -> Drawn
 where
@@ -242,11 +262,12 @@ where
         return Ok(());
     }
     let at_least = |value: f64| value.max(bottom);
-    let right = left + BAR_WIDTH as f64 - 1.0;
-    let corners = [(left, at_least(value)), (right, bottom)];
+    // A pixel is between it and the next.
+    let right = across.end - 1.0;
+    let corners = [(across.start, at_least(value)), (right, bottom)];
     chart.draw_series([Rectangle::new(corners, colour.filled())])?;
     if least < most {
-        let middle = left + (BAR_WIDTH - 1) as f64 / 2.0;
+        let middle = (across.start + right) / 2.0;
         let ends = [at_least(least), at_least(most)];
         let stem = vec![(middle, ends[0]), (middle, ends[1])];
         let cap = |value| vec![(middle - 2.0, value), (middle + 2.0, value)];
@@ -374,7 +395,8 @@ mod tests {
 
     /// The values of an attribute of all elements of a name.
     fn attributes(svg: &str, element: &str, name: &str) -> Vec<f64> {
-        let elements = svg.split(&format!("<{element} ")).skip(1);
+        let begin = format!("<{element} ");
+        let elements = svg.split(&begin).skip(1);
         let value = |text: &str| {
             let text = text.split_once(&format!(" {name}=\""))?.1;
             text.split('"').next()?.parse().ok()
@@ -409,7 +431,8 @@ mod tests {
                 assert!(width <= (BARS_WIDTH_MAX + NUMBERS_WIDTH + 2 * MARGIN) as f64);
                 let ends = attributes(svg, "rect", "x");
                 bars += ends.len();
-                assert!(ends.iter().all(|x| x + BAR_WIDTH as f64 <= width));
+                let bar = attributes(svg, "rect", "width");
+                assert!(ends.iter().zip(bar).all(|(x, bar)| x + bar <= width));
             }
             assert_eq!(bars, 2 * groups);
         }

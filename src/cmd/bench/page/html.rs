@@ -62,6 +62,9 @@ impl Page {
             document.element("p", "subtitle", &self.subtitle);
         }
         document.push("</header>\n");
+        for warning in &self.warnings {
+            document.warning(warning);
+        }
         if self.sections.len() > 1 {
             document.contents(&self.sections);
         }
@@ -124,12 +127,7 @@ impl Document {
         match block {
             Block::Heading(text) => self.element("h3", "", text),
             Block::Prose(text) => self.element("p", "prose", text),
-            Block::Warning(text) => {
-                let text = escaped(text);
-                self.push(&format!(
-                    "<p class=\"warning\"><strong>Note:</strong> {text}</p>\n"
-                ));
-            }
+            Block::Warning(text) => self.warning(text),
             Block::Facts(facts) => self.facts(facts),
             Block::Table(table) => self.table(table),
             Block::Bars(bars) => self.bars(bars),
@@ -143,6 +141,13 @@ impl Document {
                 self.push(&format!("\n{}</pre>\n</details>\n", escaped(text)));
             }
         }
+    }
+
+    fn warning(&mut self, text: &str) {
+        let text = escaped(text);
+        self.push(&format!(
+            "<p class=\"warning\"><strong>Note:</strong> {text}</p>\n"
+        ));
     }
 
     fn facts(&mut self, facts: &[(String, String)]) {
@@ -357,6 +362,7 @@ mod tests {
         });
         let mut page = Page::new(HOSTILE, vec![section.clone(), section]);
         page.subtitle = HOSTILE.to_string();
+        page.warnings = vec![HOSTILE.to_string()];
         page
     }
 
@@ -374,11 +380,8 @@ mod tests {
         let html = hostile().html();
         let body = &html[html.find("<html").unwrap()..];
         let mut open: Vec<&str> = Vec::new();
-        let style = body.find("<style>").unwrap()..body.find("</style>").unwrap();
-        for (index, tag) in body
-            .match_indices('<')
-            .filter(|(i, _)| !style.contains(&(i - 1)))
-        {
+        let style = body.find("<style>").unwrap() + 1..body.find("</style>").unwrap();
+        for (index, tag) in body.match_indices('<').filter(|(i, _)| !style.contains(i)) {
             let tag = &body[index + tag.len()..];
             let tag = &tag[..tag.find('>').unwrap()];
             if let Some(name) = tag.strip_prefix('/') {

@@ -61,9 +61,10 @@ const YARDSTICKS: [Ink; 4] = [
     ink("yard2", 0xa6acb3, 0x767d86, SOLID),
     ink("yard3", 0xccd1d6, 0x565d66, "9 3 2 3"),
 ];
-const SOURCES: [Ink; 2] = [
-    ink("source0", 0x00795c, 0x3fc29d, SOLID),
-    ink("source1", 0x6fbfa6, 0xa8e6d3, "7 3"),
+const SOURCES: [Ink; 3] = [
+    ink("source0", 0x00664e, 0x3fc29d, SOLID),
+    ink("source1", 0x35a384, 0xa8e6d3, "7 3"),
+    ink("source2", 0x8fd6c2, 0x1f7d63, "2 2"),
 ];
 const TEXT: Ink = ink("ink", 0x1b1f24, 0xe6edf3, SOLID);
 const AXIS: Ink = ink("axis", 0x8a929b, 0x7b848e, SOLID);

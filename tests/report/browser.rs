@@ -41,10 +41,10 @@ pub struct Browser {
 impl Browser {
     /// Starts it.
     pub fn start() -> Browser {
-        let directory = super::scratch();
+        let directory = crate::support::scratch();
         let pipe = |name: &str| {
             let path = directory.path().join(name);
-            super::run(Command::new("mkfifo").arg(&path));
+            crate::support::run(Command::new("mkfifo").arg(&path));
             path
         };
         let (to, from) = (pipe("to"), pipe("from"));
