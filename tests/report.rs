@@ -311,16 +311,15 @@ fn large_and_hostile(dir: &Path) -> PathBuf {
 const CHECK: &str = r#"(() => {
   const found = [];
   const name = e => `${e.tagName}.${e.getAttribute('class')} "${e.textContent.slice(0, 40)}"`;
+  const scrolls = e => ['auto', 'scroll'].includes(getComputedStyle(e).overflowX);
   const width = document.documentElement.clientWidth;
   if (document.documentElement.scrollWidth > width)
     found.push(`the page is ${document.documentElement.scrollWidth} wide in ${width}`);
   for (const e of document.body.querySelectorAll('*')) {
-    if (e.closest('svg') && e.tagName !== 'svg') continue;
+    const around = e.parentElement;
+    if (around.closest('svg,table') || scrolls(around)) continue;
     const box = e.getBoundingClientRect();
     if (box.width === 0) continue;
-    const scrolls = x => ['auto', 'scroll'].includes(getComputedStyle(x).overflowX);
-    const around = e.parentElement;
-    if (scrolls(around) || around.closest('.scroll') && scrolls(around.closest('.scroll'))) continue;
     const outer = around.getBoundingClientRect();
     if (box.right > outer.right + 1 || box.left < outer.left - 1)
       found.push(`${name(e)} ${box.left}-${box.right} in ${name(around)} ${outer.left}-${outer.right}`);

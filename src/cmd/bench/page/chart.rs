@@ -7,7 +7,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::html::visible;
-use super::{Bar, BarGroup, Bars, Curves, Scale, grouped, palette};
+use super::{Bar, BarGroup, Bars, Curves, Scale, grouped, palette, rounded};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
@@ -280,6 +280,16 @@ where
 
 /// A number beside an axis that goes to `most`.
 fn axis_number(value: f64, most: f64) -> String {
+    // What would not fit.
+    let units = [(1e13, 1.0, ""), (1e10, 1e9, " G"), (1e7, 1e6, " M")];
+    if let Some((least, unit, name)) = units.into_iter().find(|(least, ..)| most >= *least) {
+        return match (least > 1e12, value < 1e3) {
+            (true, _) => format!("{value:.0e}"),
+            // The lower end of a logarithmic axis.
+            (false, true) => grouped(value, 0),
+            (false, false) => rounded(value / unit) + name,
+        };
+    }
     let decimals = match most {
         most if most > 8.0 => 0,
         most if most > 0.8 => 1,
@@ -455,6 +465,15 @@ mod tests {
         for number in ["\n100\n", "\n1\u{202f}000\n"] {
             assert!(svg.contains(&format!(">{number}")), "{svg}");
         }
+    }
+
+    #[test]
+    fn numbers_beside_an_axis_stay_short() {
+        assert_eq!(axis_number(2e8, 1e9), "200 M");
+        assert_eq!(axis_number(2e10, 1e11), "20 G");
+        assert_eq!(axis_number(2e14, 1e15), "2e14");
+        assert_eq!(axis_number(10.0, 1e9), "10");
+        assert_eq!(axis_number(0.5, 0.9), "0.5");
     }
 
     #[test]
