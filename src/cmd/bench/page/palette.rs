@@ -45,10 +45,10 @@ const fn ink(name: &'static str, light: u32, dark: u32, dashes: &'static str) ->
 const SOLID: &str = "none";
 
 const OURS: [Ink; 4] = [
-    ink("ours0", 0x0a4b8c, 0x4f9fe8, SOLID),
-    ink("ours1", 0x2e86d1, 0x9bcbf7, "7 3"),
-    ink("ours2", 0x7cb8ea, 0x2c6fb3, "2 2"),
-    ink("ours3", 0xb0d5f3, 0xcfe6fc, "9 3 2 3"),
+    ink("ours0", 0x1463b5, 0x4f9fe8, SOLID),
+    ink("ours1", 0x4c9be3, 0x9bcbf7, "7 3"),
+    ink("ours2", 0x84bbec, 0x2c6fb3, "2 2"),
+    ink("ours3", 0xc9e2f9, 0xcfe6fc, "9 3 2 3"),
 ];
 const PEERS: [Ink; 3] = [
     ink("peer0", 0xc75000, 0xf0822f, SOLID),
@@ -56,13 +56,13 @@ const PEERS: [Ink; 3] = [
     ink("peer2", 0xf6cf8a, 0xa65a12, "2 2"),
 ];
 const YARDSTICKS: [Ink; 4] = [
-    ink("yard0", 0x4a4f55, 0xd5dae0, "7 3"),
-    ink("yard1", 0x7a8087, 0xa3aab2, "2 2"),
-    ink("yard2", 0xa6acb3, 0x767d86, SOLID),
-    ink("yard3", 0xccd1d6, 0x565d66, "9 3 2 3"),
+    ink("yard0", 0x646a71, 0xd5dae0, "7 3"),
+    ink("yard1", 0x8d939a, 0xa3aab2, "2 2"),
+    ink("yard2", 0xb1b7bd, 0x767d86, SOLID),
+    ink("yard3", 0xd5d9dd, 0x565d66, "9 3 2 3"),
 ];
 const SOURCES: [Ink; 3] = [
-    ink("source0", 0x00664e, 0x3fc29d, SOLID),
+    ink("source0", 0x007a5d, 0x3fc29d, SOLID),
     ink("source1", 0x35a384, 0xa8e6d3, "7 3"),
     ink("source2", 0x8fd6c2, 0x1f7d63, "2 2"),
 ];
@@ -186,6 +186,7 @@ mod tests {
         assert!(contrast(TEXT.dark, 0x11151a) > 7.0);
         for first in [OURS[0], PEERS[0], YARDSTICKS[0], SOURCES[0]] {
             assert!(contrast(first.light, 0xffffff) > 3.0, "{first:?}");
+            assert!(contrast(first.light, WHISKER.light) > 2.5, "{first:?}");
             assert!(contrast(first.dark, 0x11151a) > 3.0, "{first:?}");
         }
     }
