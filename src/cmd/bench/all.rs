@@ -8,17 +8,19 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cowslip_testbed::enter_namespace;
+use cowslip_testbed::{Place, Recipe, enter_namespace};
 use serde_json::{Value, json};
 
 use super::conditions::{command_line, quoted};
 use super::page::PageFile;
 use super::pages;
 use super::sheet::{Outlet, Told};
-use super::tables::Plan;
+use super::tables::{Plan, make_loop};
 use super::told::Told as Document;
 use crate::error::CommandError;
+use crate::interrupt::RemovedOnInterrupt;
 use crate::output::{self, Program};
+use crate::progress::Progress;
 
 /// Minutes, if it is not said.
 const MINUTES: f64 = 40.0;
@@ -42,17 +44,17 @@ struct Share {
 const SHARES: [Share; 7] = [
     Share {
         quick: "preallocation --quick --depths=32 --policies=auto",
-        words: "preallocation --depths=32 --policies=auto --repetitions=3",
+        words: "preallocation --size=2G --depths=32 --policies=auto --repetitions=3",
         weight: 3,
     },
     Share {
         quick: "steady --quick --depths=32 --policies=auto",
-        words: "steady --depths=32,1 --policies=auto --repetitions=3",
+        words: "steady --size=2G --depths=32,1 --policies=auto --repetitions=3",
         weight: 3,
     },
     Share {
         quick: "flush --quick --policies=auto",
-        words: "flush --policies=auto --repetitions=3",
+        words: "flush --size=2G --policies=auto --repetitions=3",
         weight: 3,
     },
     Share {
@@ -114,41 +116,104 @@ pub struct ReportOptions {
     html: PathBuf,
 }
 
+/// A table that is to be made.
+struct Planned {
+    plan: Plan,
+    /// What would make it alone.
+    words: Vec<String>,
+    weight: u32,
+}
+
 impl AllOptions {
-    /// The words of a table.
+    /// What a table is asked for.
     fn words_of(&self, share: &Share) -> Vec<String> {
         let words = if self.quick { share.quick } else { share.words };
-        let mut words: Vec<String> = words.split(' ').map(str::to_string).collect();
-        for directory in &self.dir {
-            words.push(format!("--dir={}", directory.display()));
-        }
+        words.split(' ').map(str::to_string).collect()
+    }
+
+    /// Where a table that is made alone would go.
+    fn places(&self) -> Vec<String> {
+        let directories = self.dir.iter();
+        let mut words: Vec<String> = directories
+            .map(|d| format!("--dir={}", d.display()))
+            .collect();
         if !self.loops.is_empty() {
             words.push(format!("--loop={}", self.loops.join(",")));
         }
         words
     }
 
-    /// Those that are asked for, each with the words that ask for it.
-    fn shares(&self) -> Result<Vec<(Vec<String>, u32)>, CommandError> {
-        let all: Vec<_> = SHARES
-            .iter()
-            .map(|share| (self.words_of(share), share.weight))
-            .collect();
-        if self.tables.is_empty() {
-            return Ok(all);
-        }
-        let is_known = |name: &&String| !all.iter().any(|(words, _)| words[0] == **name);
-        if let Some(name) = self.tables.iter().find(is_known) {
-            let known: Vec<&str> = all.iter().map(|(words, _)| words[0].as_str()).collect();
+    /// Those that are asked for, made on these grounds if there are any.
+    fn planned(&self, grounds: Option<&Grounds>) -> Result<Vec<Planned>, CommandError> {
+        let known: Vec<Vec<String>> = SHARES.iter().map(|share| self.words_of(share)).collect();
+        let is_unknown = |name: &&String| !known.iter().any(|words| words[0] == **name);
+        if let Some(name) = self.tables.iter().find(is_unknown) {
+            let known: Vec<&str> = known.iter().map(|words| words[0].as_str()).collect();
             return Err(CommandError::new(format!(
                 "--tables expects {}, not '{name}'",
                 known.join(", ")
             )));
         }
-        let wanted = all
-            .into_iter()
-            .filter(|(words, _)| self.tables.contains(&words[0]));
-        Ok(wanted.collect())
+        let mut planned = Vec::new();
+        for (words, share) in known.into_iter().zip(&SHARES) {
+            if !self.tables.is_empty() && !self.tables.contains(&words[0]) {
+                continue;
+            }
+            let alone = [&words[..], &self.places()].concat();
+            let plan = match grounds {
+                None => Plan::of_words(&alone, &[])?,
+                Some(grounds) => {
+                    Plan::of_words(&[&words[..], &grounds.words()].concat(), &self.loops)?
+                }
+            };
+            planned.push(Planned {
+                plan,
+                words: alone,
+                weight: share.weight,
+            });
+        }
+        Ok(planned)
+    }
+}
+
+/// File systems on which all tables are made: to write their files throughout for each table would take longer than
+/// most tables. They go before the directory that they are in.
+struct Grounds {
+    mounted: Vec<Place>,
+    _removed: Vec<RemovedOnInterrupt>,
+    _holder: Place,
+}
+
+impl Grounds {
+    fn make(options: &AllOptions, filesystem_bytes: u64) -> Result<Grounds, CommandError> {
+        let temporary = std::env::temp_dir();
+        let parent = options.dir.first().unwrap_or(&temporary);
+        let holder = Place::here("", parent).map_err(CommandError::new)?;
+        let mut removed = vec![RemovedOnInterrupt::new(&holder.directory)];
+        let mut mounted = Vec::new();
+        for (index, text) in options.loops.iter().enumerate() {
+            let recipe = Recipe::parse(text).map_err(CommandError::new)?;
+            let directory = holder.directory.join(index.to_string());
+            removed.push(RemovedOnInterrupt::new(&directory));
+            removed.push(RemovedOnInterrupt::new(&directory.join(&recipe.kind)));
+            removed.push(RemovedOnInterrupt::new(&directory.join("filesystem")));
+            let progress = Progress::of(1);
+            progress.say(&format!("making {text} on a fully written file"));
+            let place = make_loop(&recipe, &directory, filesystem_bytes);
+            mounted.push(place.map_err(CommandError::new)?);
+        }
+        Ok(Grounds {
+            mounted,
+            _removed: removed,
+            _holder: holder,
+        })
+    }
+
+    fn words(&self) -> Vec<String> {
+        let directories = self.mounted.iter().map(|place| &place.directory);
+        directories
+            .map(|d| format!("--dir={}", d.display()))
+            .collect()
     }
 }
 
@@ -167,22 +232,49 @@ pub fn run(options: &AllOptions, program: &Program) -> Result<u8, CommandError> 
         let text = format!("--minutes expects a number above 0, up to {MINUTES_MAX}");
         return Err(CommandError::new(text));
     }
-    let mut plans = Vec::new();
-    for (words, weight) in options.shares()? {
-        plans.push((Plan::of_words(&words)?, words, weight));
-    }
+    let mut planned = options.planned(None)?;
     let page = options.html.as_deref().map(PageFile::new).transpose()?;
+    let mut grounds = None;
     if !options.loops.is_empty() {
         enter_namespace().map_err(CommandError::new)?;
+        let bytes = planned
+            .iter()
+            .map(|planned| planned.plan.filesystem_bytes());
+        let made = Grounds::make(options, bytes.max().unwrap_or(0))?;
+        planned = options.planned(Some(&made))?;
+        grounds = Some(made);
     }
     let end = Instant::now() + Duration::from_secs_f64(minutes * 60.0);
+    let (results, failures) = make(planned, (page.as_ref(), end), program);
+    drop(grounds);
+    if let Some(page) = &page {
+        page.write(&pages::page(&results)?)?;
+    }
+    match options.json {
+        true => output::print_json(&Value::from(results)),
+        false => output::print(&summary(&results, options.html.as_deref())),
+    }
+    Ok(if failures == 0 { 0 } else { 1 })
+}
+
+/// Makes tables one after the other: their results, and how many failed.
+fn make(
+    planned: Vec<Planned>,
+    (page, end): (Option<&PageFile>, Instant),
+    program: &Program,
+) -> (Vec<Value>, usize) {
     let mut results: Vec<Value> = Vec::new();
     let mut failures = 0;
-    let mut weights: u32 = plans.iter().map(|(_, _, weight)| weight).sum();
-    for (plan, words, weight) in plans {
+    let mut weights: u32 = planned.iter().map(|planned| planned.weight).sum();
+    for Planned {
+        plan,
+        words,
+        weight,
+    } in planned
+    {
         let outlet = Outlet {
             told: Told::Together,
-            page: page.clone(),
+            page: page.cloned(),
             earlier: results.clone(),
         };
         let now = Instant::now();
@@ -200,19 +292,7 @@ pub fn run(options: &AllOptions, program: &Program) -> Result<u8, CommandError> 
         }
         results.push(document);
     }
-    if let Some(page) = &page {
-        page.write(&pages::page(&results)?)?;
-    }
-    match options.json {
-        true => output::print_json(&Value::from(results)),
-        false => output::print(&summary(
-            &results,
-            page.is_some()
-                .then_some(&options.html)
-                .and_then(Option::as_deref),
-        )),
-    }
-    Ok(if failures == 0 { 0 } else { 1 })
+    (results, failures)
 }
 
 /// The result of a table that could not be begun.
@@ -312,10 +392,9 @@ mod tests {
     #[test]
     fn each_table_can_be_asked_for_with_its_words() {
         for quick in [true, false] {
-            let shares = options(quick, &[]).shares().unwrap();
-            assert_eq!(shares.len(), SHARES.len());
-            for (words, _) in shares {
-                Plan::of_words(&words).map(drop).unwrap();
+            let planned = options(quick, &[]).planned(None).unwrap();
+            assert_eq!(planned.len(), SHARES.len());
+            for Planned { words, .. } in planned {
                 assert_eq!(words.last().unwrap(), "--dir=/a b");
             }
         }
@@ -323,12 +402,10 @@ mod tests {
 
     #[test]
     fn tables_are_chosen_by_name() {
-        let shares = options(true, &["flush"]).shares().unwrap();
-        assert_eq!(shares.len(), 1);
-        let refused = options(true, &["flush", "x"])
-            .shares()
-            .unwrap_err()
-            .to_string();
+        let planned = options(true, &["flush"]).planned(None).unwrap();
+        assert_eq!(planned.len(), 1);
+        let refused = options(true, &["flush", "x"]).planned(None).map(drop);
+        let refused = refused.unwrap_err().to_string();
         assert!(
             refused.contains("steady") && refused.contains("not 'x'"),
             "{refused}"

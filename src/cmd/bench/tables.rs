@@ -144,9 +144,18 @@ pub struct Options {
     /// Print the names of the cells, and measure nothing
     #[arg(long, conflicts_with = "json")]
     list: bool,
+    /// How directories are called in rows, if not by their names
+    #[arg(skip)]
+    names: Vec<String>,
 }
 
 impl Options {
+    /// How the directory of this number is called in rows.
+    fn name_of(&self, index: usize, dir: &Path) -> String {
+        let given = self.names.get(index).cloned();
+        given.unwrap_or_else(|| dir.display().to_string())
+    }
+
     /// How files are driven, one after the other.
     fn aios(&self) -> Result<Vec<Option<&str>>, CommandError> {
         if let Some(aio) = self.aio.iter().find(|aio| parse_aio(aio).is_none()) {
@@ -305,6 +314,19 @@ fn yardstick(name: &str) -> Result<fn(RawFile) -> Contestant, CommandError> {
 }
 
 impl Table {
+    fn options_mut(&mut self) -> &mut Options {
+        match self {
+            Table::Subclusters(options)
+            | Table::Flush(options)
+            | Table::Preallocation(options)
+            | Table::Discard(options)
+            | Table::Fragmentation(options)
+            | Table::Steady(options)
+            | Table::Metadata(options) => options,
+            Table::Guest(options) => &mut options.table,
+        }
+    }
+
     fn options(&self) -> &Options {
         match self {
             Table::Subclusters(options)
@@ -510,13 +532,20 @@ impl Plan {
         })
     }
 
-    /// Of a table that these words ask for.
+    /// Of a table that these words ask for, whose directories are called so in rows.
     ///
     /// # Errors
     /// As [`Plan::new`], or there are no such options.
-    pub fn of_words(words: &[String]) -> Result<Plan, CommandError> {
+    pub fn of_words(words: &[String], names: &[String]) -> Result<Plan, CommandError> {
         let parsed = Words::try_parse_from(words);
-        Plan::new(parsed.map_err(|e| CommandError::new(e.to_string()))?.table)
+        let mut table = parsed.map_err(|e| CommandError::new(e.to_string()))?.table;
+        table.options_mut().names = names.to_vec();
+        Plan::new(table)
+    }
+
+    /// Space that a file system needs for it.
+    pub fn filesystem_bytes(&self) -> u64 {
+        self.table.filesystem_bytes(self.scale.disk_bytes)
     }
 
     /// Its command line was this.
@@ -565,6 +594,7 @@ impl Plan {
         program: &Program,
     ) -> Result<(Value, Result<(), CommandError>), CommandError> {
         let report = self.report(command, program)?;
+        let filesystem_bytes = self.filesystem_bytes();
         let Plan {
             table,
             mut scale,
@@ -576,7 +606,6 @@ impl Plan {
         let names = place_names(options, &loops, &aios);
         let mut sheet = Sheet::new(report, outlet, (&names, &cells));
         let mut left = names.len() as u32;
-        let filesystem_bytes = table.filesystem_bytes(scale.disk_bytes);
         let mut places = Places::new(options, &loops, filesystem_bytes);
         let outcome = places.try_for_each(|place| -> Result<(), CommandError> {
             let place = place?;
@@ -674,7 +703,8 @@ fn measure_at(
 fn place_names(options: &Options, loops: &[Recipe], aios: &[Option<&str>]) -> Vec<String> {
     let mut names: Vec<String> = loops.iter().map(|recipe| recipe.name.clone()).collect();
     if names.is_empty() {
-        names.extend(options.dir.iter().map(|dir| dir.display().to_string()));
+        let dirs = options.dir.iter().enumerate();
+        names.extend(dirs.map(|(index, dir)| options.name_of(index, dir)));
     }
     if names.is_empty() {
         names.push(HERE.to_string());
@@ -700,12 +730,31 @@ fn conditions(table: &Table, scale: &Scale) -> Value {
     conditions
 }
 
-/// The names of the cells that a table of this name has by default; `None` if there is none.
-#[cfg(test)]
-pub fn cell_names(table: &str) -> Option<Vec<String>> {
-    let parsed = Words::try_parse_from([table]).ok()?;
-    let plan = Plan::new(parsed.table).ok()?;
-    Some(plan.cells.iter().map(Cell::name).collect())
+/// Makes a file system by a recipe in this directory, for tables whose files take no more than two thirds of so many
+/// bytes.
+///
+/// # Errors
+/// What went wrong, with the program that said so.
+pub fn make_loop(
+    recipe: &Recipe,
+    directory: &Path,
+    filesystem_bytes: u64,
+) -> Result<Place, String> {
+    let Some(percent) = recipe.full_percent else {
+        return Place::mount_new(recipe, directory, filesystem_bytes);
+    };
+    // A third of what a table's file system has is room to spare; with half as much again there is some at 50 %.
+    let files = filesystem_bytes / 3 * 2;
+    let bytes = filesystem_bytes / 2 * 3;
+    let filler = (bytes / 100 * percent).checked_sub(files).ok_or_else(|| {
+        format!(
+            "--loop {}: the files of the table alone are more",
+            recipe.name
+        )
+    })?;
+    let place = Place::mount_new(recipe, directory, bytes)?;
+    place.fill(filler)?;
+    Ok(place)
 }
 
 /// The places of a run, each made when it is its turn: file systems take space.
@@ -726,24 +775,6 @@ impl<'a> Places<'a> {
         }
     }
 
-    fn make_loop(&self, recipe: &Recipe, directory: &Path) -> Result<Place, String> {
-        let Some(percent) = recipe.full_percent else {
-            return Place::mount_new(recipe, directory, self.filesystem_bytes);
-        };
-        // A third of what a table's file system has is room to spare; with half as much again there is some at 50 %.
-        let files = self.filesystem_bytes / 3 * 2;
-        let bytes = self.filesystem_bytes / 2 * 3;
-        let filler = (bytes / 100 * percent).checked_sub(files).ok_or_else(|| {
-            format!(
-                "--loop {}: the files of the table alone are more",
-                recipe.name
-            )
-        })?;
-        let place = Place::mount_new(recipe, directory, bytes)?;
-        place.fill(filler)?;
-        Ok(place)
-    }
-
     fn make(&self, index: usize) -> Option<Result<Place, String>> {
         let temporary = std::env::temp_dir();
         let dirs = &self.options.dir;
@@ -751,13 +782,13 @@ impl<'a> Places<'a> {
             let directory = dirs.first().unwrap_or(&temporary);
             let progress = Progress::of(1);
             progress.say(&format!("making {} on a fully written file", recipe.name));
-            return Some(self.make_loop(recipe, directory));
+            return Some(make_loop(recipe, directory, self.filesystem_bytes));
         }
         if !self.loops.is_empty() {
             return None;
         }
         match dirs.get(index) {
-            Some(dir) => Some(Place::here(&dir.display().to_string(), dir)),
+            Some(dir) => Some(Place::here(&self.options.name_of(index, dir), dir)),
             None if index == 0 => Some(Place::here(HERE, &temporary)),
             None => None,
         }
@@ -778,4 +809,12 @@ impl Iterator for Places<'_> {
         self.next += 1;
         Some(place.map_err(CommandError::new))
     }
+}
+
+/// The names of the cells that a table of this name has by default; `None` if there is none.
+#[cfg(test)]
+pub fn cell_names(table: &str) -> Option<Vec<String>> {
+    let parsed = Words::try_parse_from([table]).ok()?;
+    let plan = Plan::new(parsed.table).ok()?;
+    Some(plan.cells.iter().map(Cell::name).collect())
 }
