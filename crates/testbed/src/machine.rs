@@ -9,6 +9,10 @@ use serde::Serialize;
 /// Of a file of the kernel's, so much is read.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 
+/// Warns of a load that was there before.
+pub const BUSY: &str = "Other programs were running before the measurement: the load average was above half of the \
+                        processors.";
+
 /// A machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -120,11 +124,8 @@ impl Machine {
             ));
         }
         let load: Option<f64> = self.load.as_ref().and_then(|load| load.parse().ok());
-        if let Some(load) = load.filter(|load| *load > self.processors as f64 / 2.0) {
-            warnings.push(format!(
-                "Other programs were running before the measurement (load average {load} on {} processors).",
-                self.processors
-            ));
+        if load.is_some_and(|load| load > self.processors as f64 / 2.0) {
+            warnings.push(BUSY.to_string());
         }
         warnings
     }

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use clap::{Parser, Subcommand};
+use cowslip_testbed::machine::BUSY;
 use cowslip_testbed::{Place, Recipe, enter_namespace};
 use serde_json::{Value, json};
 
@@ -548,10 +549,10 @@ impl Plan {
         self.table.filesystem_bytes(self.scale.disk_bytes)
     }
 
-    /// Its command line was this.
+    /// Its command line was this; it follows other tables of one command.
     fn report(
         &mut self,
-        command: Option<String>,
+        (command, is_later): (Option<String>, bool),
         program: &Program,
     ) -> Result<Report, CommandError> {
         let Plan { table, scale, .. } = self;
@@ -562,6 +563,10 @@ impl Plan {
         };
         if let Some(command) = command {
             report.conditions["command"] = json!(command);
+        }
+        if is_later && let Some(warnings) = report.conditions["warnings"].as_array_mut() {
+            // That was this command itself.
+            warnings.retain(|warning| warning != BUSY);
         }
         let source = table.source(&options.conditions)?;
         let source = source.map(|source| source.words.to_string());
@@ -593,7 +598,7 @@ impl Plan {
         (deadline, command): (Option<Instant>, Option<String>),
         program: &Program,
     ) -> Result<(Value, Result<(), CommandError>), CommandError> {
-        let report = self.report(command, program)?;
+        let report = self.report((command, !outlet.earlier.is_empty()), program)?;
         let filesystem_bytes = self.filesystem_bytes();
         let Plan {
             table,

@@ -62,9 +62,7 @@ impl Page {
             document.element("p", "subtitle", &self.subtitle);
         }
         document.push("</header>\n");
-        for warning in &self.warnings {
-            document.warning(warning);
-        }
+        document.warnings(&self.warnings);
         if self.sections.len() > 1 {
             document.contents(&self.sections);
         }
@@ -148,6 +146,18 @@ impl Document {
         self.push(&format!(
             "<p class=\"warning\"><strong>Note:</strong> {text}</p>\n"
         ));
+    }
+
+    fn warnings(&mut self, warnings: &[String]) {
+        if let [only] = warnings {
+            self.warning(only);
+        } else if !warnings.is_empty() {
+            self.push("<div class=\"warning\">\n<strong>Note:</strong>\n<ul>\n");
+            for warning in warnings {
+                self.element("li", "", warning);
+            }
+            self.push("</ul>\n</div>\n");
+        }
     }
 
     fn facts(&mut self, facts: &[(String, String)]) {
