@@ -55,11 +55,12 @@ const PEERS: [Ink; 3] = [
     ink("peer1", 0xeb9b1e, 0xffc46b, "7 3"),
     ink("peer2", 0xf6cf8a, 0xa65a12, "2 2"),
 ];
-const YARDSTICKS: [Ink; 4] = [
+const YARDSTICKS: [Ink; 5] = [
     ink("yard0", 0x646a71, 0xd5dae0, "7 3"),
     ink("yard1", 0x8d939a, 0xa3aab2, "2 2"),
     ink("yard2", 0xb1b7bd, 0x767d86, SOLID),
     ink("yard3", 0xd5d9dd, 0x565d66, "9 3 2 3"),
+    ink("yard4", 0x7d5a8c, 0xc39bd3, "4 2 1 2"),
 ];
 const SOURCES: [Ink; 3] = [
     ink("source0", 0x007a5d, 0x3fc29d, SOLID),
