@@ -68,6 +68,13 @@ fn on_xfs() {
 }
 
 #[test]
+fn room_on_xfs_is_what_there_will_be() {
+    if let Some(mounted) = Mounted::of_size(&["mkfs.xfs", "-q"], 320 << 20) {
+        allocate::library::what_was_just_removed_is_free(&mounted.at);
+    }
+}
+
+#[test]
 fn on_btrfs() {
     with_call(Mounted::of_size(&["mkfs.btrfs", "-q"], 256 << 20));
 }

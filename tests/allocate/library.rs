@@ -114,3 +114,25 @@ pub fn each_piece_can_be_the_last(dir: &Path, methods: &[&str], unwritten: bool)
         std::fs::remove_file(&path).unwrap();
     }
 }
+
+/// The space of a file that has just been removed counts as free, although the file system may not say so yet.
+pub fn what_was_just_removed_is_free(dir: &Path) {
+    let options = HostOptions {
+        writable: true,
+        ..HostOptions::default()
+    };
+    let space = rustix::fs::statvfs(dir).unwrap();
+    let most = space.f_bfree * space.f_frsize / 10 * 9;
+    std::fs::write(dir.join("new"), "").unwrap();
+    let queue = Queue::new(Backend::Auto).unwrap();
+    for _ in 0..5 {
+        let old = std::fs::File::create(dir.join("old")).unwrap();
+        let none = rustix::fs::FallocateFlags::empty();
+        rustix::fs::fallocate(&old, none, 0, most).unwrap();
+        let new = HostFile::new(open_host_file(&dir.join("new"), &options).unwrap());
+        drop(old);
+        std::fs::remove_file(dir.join("old")).unwrap();
+        let planned = queue.block_on(Plan::new(&new, most, End::Moves));
+        assert_eq!(planned.unwrap().needed_bytes(), most);
+    }
+}

@@ -150,7 +150,7 @@ impl Plan {
             pushed
         })
         .await?;
-        space::check_room(file.block_file().as_ref(), plan.needed_bytes())?;
+        space::check_room(file.block_file().as_ref(), plan.needed_bytes()).await?;
         Ok(plan)
     }
 

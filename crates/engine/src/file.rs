@@ -21,6 +21,7 @@ mod host_lock;
 mod host_name;
 mod host_policy;
 mod host_probe;
+mod host_room;
 pub mod memory;
 
 pub use aligned::HostFile;
@@ -159,6 +160,12 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     /// Bytes that the file system has left, where that can be told.
     fn free_bytes(&self) -> Option<u64> {
         None
+    }
+
+    /// The same; if that is less than `needed_bytes`, asked again for a while, since a file system may give back the
+    /// space of removed files after their removal has returned, as XFS does. At once by default.
+    fn free_bytes_in_the_end(&self, _needed_bytes: u64) -> Pending<Option<u64>> {
+        Pending::ready(self.free_bytes())
     }
 
     /// The unit in bytes in which the file system allocates the file's space, where it has been told one.

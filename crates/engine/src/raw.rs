@@ -159,7 +159,7 @@ impl Raw {
         drop(file.claim(Claim { held, ..claim })?);
         let old = self.size();
         if let Some(how) = preallocation.fill().filter(|_| size > old) {
-            space::check_room(file.as_ref(), size - old)?;
+            space::check_room(file.as_ref(), size - old).await?;
             job.expect(size - old);
             if let Err(error) = space::fill(&self.file, old..size, how, job).await {
                 // The failure that led here is the one to tell of.

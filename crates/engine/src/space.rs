@@ -35,9 +35,9 @@ pub enum Fill {
 ///
 /// # Errors
 /// `ENOSPC`, with both numbers. Where the room is not known, nothing is refused.
-pub fn check_room(file: &dyn BlockFile, needed_bytes: u64) -> Result<()> {
+pub async fn check_room(file: &dyn BlockFile, needed_bytes: u64) -> Result<()> {
     const ENOSPC: i32 = 28;
-    match file.free_bytes() {
+    match file.free_bytes_in_the_end(needed_bytes).await {
         Some(free) if free < needed_bytes => Err(Error::io(
             format!(
                 "Could not preallocate '{}': {needed_bytes} bytes are needed, its file system has {free} left",
@@ -178,7 +178,7 @@ pub async fn copy(source: &HostFile, target: &HostFile, job: &Job) -> Result<()>
             }
         }
         if pass == Pass::Count {
-            check_room(target.block_file().as_ref(), data_len)?;
+            check_room(target.block_file().as_ref(), data_len).await?;
             job.expect(data_len);
             job.enter(Stage::Copy);
         }

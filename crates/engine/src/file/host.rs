@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cowslip_queue::file::{File, MemoryAlignment, Persistence, Route, Shape, ring_available};
-use cowslip_queue::{Buf, BufMut, Pending, attributes};
+use cowslip_queue::{Buf, BufMut, Pending, attributes, blocking};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
@@ -22,7 +22,7 @@ use super::host_lock::{Ask, Claims};
 use super::host_policy::Beneath;
 use super::{
     BlockFile, Calls, Capabilities, ChosenBy, Claim, Durability, FileExtent, FileId, FileRequest,
-    Gate, Holes, Protection, Space, Way, host_geometry as geometry,
+    Gate, Holes, Protection, Space, Way, host_geometry as geometry, host_room as room,
 };
 use crate::{Error, Result};
 
@@ -383,16 +383,18 @@ impl BlockFile for HostBlockFile {
 
     fn free_bytes(&self) -> Option<u64> {
         match self.kind {
-            Kind::Regular => {
-                let system = rustix::fs::fstatvfs(&*self.file).ok()?;
-                let blocks = match rustix::process::geteuid().is_root() {
-                    // What is reserved is reserved for root.
-                    true => system.f_bfree,
-                    false => system.f_bavail,
-                };
-                Some(blocks.saturating_mul(system.f_frsize))
-            }
+            Kind::Regular => room::free_bytes(&*self.file),
             Kind::BlockDevice(_) => None,
+        }
+    }
+
+    fn free_bytes_in_the_end(&self, needed_bytes: u64) -> Pending<Option<u64>> {
+        match self.free_bytes() {
+            Some(free) if free < needed_bytes => {
+                let file = Arc::clone(&self.file);
+                blocking(move || room::wait_for_free_bytes(&*file, needed_bytes))
+            }
+            known => Pending::ready(known),
         }
     }
 

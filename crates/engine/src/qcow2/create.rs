@@ -313,10 +313,10 @@ pub async fn create_as_job(
     let (data_len, tables_len) = (layout.data_len(), layout.tables_len());
     if options.preallocation.fill().is_some() {
         if let Some(data_file) = &data_file {
-            check_room(data_file.as_ref(), size)?;
+            check_room(data_file.as_ref(), size).await?;
             job.expect(size);
         }
-        check_room(file.as_ref(), data_len + tables_len)?;
+        check_room(file.as_ref(), data_len + tables_len).await?;
         job.expect(data_len);
     }
     job.expect(tables_len);
@@ -346,10 +346,10 @@ fn encode_header(header: &mut Header) -> Result<Vec<u8>> {
 }
 
 /// What the file has now will be given back first.
-fn check_room(file: &dyn BlockFile, needed_bytes: u64) -> Result<()> {
+async fn check_room(file: &dyn BlockFile, needed_bytes: u64) -> Result<()> {
     let now = file.allocated_bytes().unwrap_or(0);
     match file.capabilities().extends_with_zeroes {
-        true => space::check_room(file, needed_bytes.saturating_sub(now)),
+        true => space::check_room(file, needed_bytes.saturating_sub(now)).await,
         false => Ok(()),
     }
 }
@@ -377,7 +377,7 @@ pub async fn create_raw(
     }
     let size = round_up(size, SIZE_UNIT);
     if preallocation.fill().is_some() {
-        check_room(file.as_ref(), size)?;
+        check_room(file.as_ref(), size).await?;
         job.expect(size);
     }
     claim_new(file.as_ref(), Claim::CREATE_RAW)?;

@@ -145,7 +145,7 @@ impl Qcow2 {
         let tables = clusters.div_ceil(self.geometry().l2_entries());
         let missing = (clusters + tables).saturating_sub(free);
         let bits = self.geometry().cluster_bits();
-        space::check_room(self.file.block_file().as_ref(), missing << bits)
+        space::check_room(self.file.block_file().as_ref(), missing << bits).await
     }
 
     /// Takes neighbouring clusters: some that are free, or so many behind the end of the file, where there
@@ -217,7 +217,7 @@ impl Qcow2 {
                 false => Ok(()),
             };
         };
-        space::check_room(self.data.block_file().as_ref(), len)?;
+        space::check_room(self.data.block_file().as_ref(), len).await?;
         job.expect(len);
         let end = self.data.len().await?.clamp(start, added.end);
         if start < end && fill == Fill::Allocate {
