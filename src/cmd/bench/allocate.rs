@@ -4,26 +4,31 @@
 //!
 //! On file systems that it makes itself each method finds a new one, the order rotated with each repetition, and
 //! then once one that was filled and half freed again (`age.rs`). `trial.rs` makes one run, `results.rs` holds what
-//! was measured, plain data for programs and pages, `table.rs` puts it in words.
+//! was measured, plain data for programs and pages, `table.rs` puts it in words, `section.rs` on a page.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use cowslip_testbed::{Place, Recipe, enter_namespace};
+use serde_json::Value;
 
 use crate::error::CommandError;
-use crate::interrupt::{PrintedOnInterrupt, RemovedOnInterrupt};
+use crate::interrupt::{DoneOnInterrupt, PrintedOnInterrupt, RemovedOnInterrupt};
 use crate::options::bytes_within;
 use crate::output;
 use crate::progress::Progress;
 
 mod age;
 mod results;
+pub mod section;
 mod table;
 mod trial;
 
-use results::{Conditions, Results, Row, State};
+use results::{Results, Row, State};
 use trial::Method;
+
+use super::page::PageFile;
+use super::{conditions, pages};
 
 /// Made where none are named and the user may.
 const LOOPS: [&str; 6] = ["ext2", "ext3", "ext4", "ext4:extents=off", "xfs", "btrfs"];
@@ -60,6 +65,9 @@ pub struct Args {
     /// Print the results as JSON, at the end
     #[arg(long)]
     json: bool,
+    /// Also write the results to this file, as a page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 /// Measures; the exit code.
@@ -68,20 +76,18 @@ pub struct Args {
 /// An option's value, a file system that cannot be made, or a run that cannot be judged.
 pub fn run(args: &Args) -> Result<u8, CommandError> {
     let plan = Plan::new(args)?;
+    let page = args.html.as_deref().map(PageFile::new).transpose()?;
     if !plan.loops.is_empty() {
         enter_namespace().map_err(CommandError::new)?;
     }
-    let mut bench = Bench::new(&plan);
-    match plan.measure(&mut bench) {
-        Ok(()) => bench.finish(),
-        Err(error) => {
-            bench.results.failure = Some(error.to_string());
-            bench.printed.give_way();
-            bench.finish();
-            return Err(error);
-        }
+    let mut bench = Bench::new(&plan, page);
+    let outcome = plan.measure(&mut bench);
+    if let Err(error) = &outcome {
+        bench.results.failure = Some(error.to_string());
+        bench.printed.give_way();
     }
-    Ok(0)
+    let finished = bench.finish();
+    outcome.and(finished).map(|()| 0)
 }
 
 /// What is to be measured.
@@ -185,6 +191,7 @@ impl Plan {
         bench: &mut Bench,
     ) -> Result<(), CommandError> {
         let _removed = RemovedOnInterrupt::new(&place.directory);
+        bench.add_place(&place);
         for state in self.states() {
             if state == State::Aged {
                 bench.progress.say(&format!("ageing {}", place.name));
@@ -244,12 +251,14 @@ struct Bench {
     results: Results,
     table: table::Table,
     json: bool,
+    page: Option<PageFile>,
     progress: Progress,
     printed: PrintedOnInterrupt,
+    page_written: DoneOnInterrupt,
 }
 
 impl Bench {
-    fn new(plan: &Plan) -> Bench {
+    fn new(plan: &Plan, page: Option<PageFile>) -> Bench {
         let states = plan.states();
         let runs = states.iter().map(|state| plan.repetitions_in(*state));
         let runs = runs.sum::<usize>() * plan.methods.len() * plan.places();
@@ -258,14 +267,25 @@ impl Bench {
         let names: Vec<String> = names.chain(dirs).collect();
         Bench {
             results: Results {
-                conditions: Conditions::of(plan.size, plan.repetitions),
+                conditions: results::conditions(plan.size, plan.repetitions),
                 rows_planned: states.len() * plan.methods.len() * plan.places(),
                 ..Results::default()
             },
             table: table::Table::new(&names, &plan.methods),
             json: plan.json,
+            page,
             progress: Progress::of(runs as u64),
             printed: PrintedOnInterrupt::new(),
+            page_written: DoneOnInterrupt::new(),
+        }
+    }
+
+    /// A place has these conditions.
+    fn add_place(&mut self, place: &Place) {
+        let mut told = conditions::of_directory(&place.directory);
+        told["filesystem"] = place.name.clone().into();
+        if let Some(places) = self.results.conditions["places"].as_array_mut() {
+            places.push(told);
         }
     }
 
@@ -279,16 +299,28 @@ impl Bench {
         let end = self.end(true);
         let print = || self.progress.suspend(|| output::print(&text));
         self.printed.replace(print, end);
+        if let Some(page) = self.page.clone() {
+            let document = self.document(true);
+            self.page_written.replace(move || {
+                // There is nobody left to tell.
+                drop(pages::page(&[document]).map(|made| page.write_at_last(&made)));
+            });
+        }
+    }
+
+    /// All of it, for programs.
+    fn document(&self, interrupted: bool) -> Value {
+        let results = Results {
+            interrupted,
+            ..self.results.clone()
+        };
+        results.json()
     }
 
     /// What comes last.
     fn end(&self, interrupted: bool) -> String {
         if self.json {
-            let results = Results {
-                interrupted,
-                ..self.results.clone()
-            };
-            return output::json_text(&results.json()) + "\n";
+            return output::json_text(&self.document(interrupted)) + "\n";
         }
         let ended = match (interrupted, &self.results.failure) {
             (true, _) => "Interrupted",
@@ -303,11 +335,16 @@ impl Bench {
         )
     }
 
-    fn finish(self) {
+    /// Prints what comes last and writes the page.
+    fn finish(self) -> Result<(), CommandError> {
         if self.results.failure.is_some() && self.results.rows.is_empty() {
-            return;
+            return Ok(());
         }
         let text = self.end(false);
         self.printed.replace(|| output::print(&text), String::new());
+        match &self.page {
+            Some(page) => page.write(&pages::page(&[self.document(false)])?),
+            None => Ok(()),
+        }
     }
 }

@@ -249,7 +249,8 @@ pub fn rounded(value: f64) -> String {
         size if size >= 100.0 || (size.fract() == 0.0 && size > 0.0) => 0,
         size if size >= 10.0 => 1,
         0.0 => 0,
-        _ => 2,
+        size if size >= 0.01 => 2,
+        size => (-size.log10()).ceil().min(12.0) as usize,
     };
     grouped(value, decimals)
 }

@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 
+use super::allocate;
 use super::page::{Align, Block, Page, RowGroup, Section, Table, TableRow};
 use super::section::section;
 use super::told::{Told, distinct};
@@ -47,6 +48,7 @@ fn section_of(document: &Value) -> Result<Section, CommandError> {
         ("", _) | (_, false) => Err(CommandError::new(
             "This is no result of a table of bench, as --json prints it",
         )),
+        ("allocate", true) => Ok(allocate::section::section(told)),
         _ => Ok(section(told)),
     }
 }
@@ -156,7 +158,9 @@ fn machine(documents: &[Value]) -> Section {
         let fields = vec![
             figure("table"),
             figure("date"),
-            bytes(&conditions["disk-bytes"]).unwrap_or_default(),
+            bytes(&conditions["disk-bytes"])
+                .or_else(|| bytes(&conditions["size-bytes"]))
+                .unwrap_or_default(),
             figure("requests"),
             figure("repetitions"),
             words(&conditions["machine"]["load"]).unwrap_or_default(),
@@ -170,7 +174,7 @@ fn machine(documents: &[Value]) -> Section {
     let titles = [
         ("table", Align::Words),
         ("begun", Align::Words),
-        ("disk", Align::Numbers),
+        ("disk or file", Align::Numbers),
         ("requests", Align::Numbers),
         ("runs", Align::Numbers),
         ("load before", Align::Numbers),

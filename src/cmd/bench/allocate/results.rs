@@ -4,11 +4,11 @@ use cowslip_testbed::Spread;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::table::calls;
 use super::trial::Method;
 
 /// The state of a file system before a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Somebody else's, whatever is in it.
     AsItIs,
@@ -124,57 +124,42 @@ impl Row {
     fn json(&self) -> Value {
         let median = |figure: fn(&Measured) -> Option<f64>| self.spread(figure).map(|s| s.median);
         json!({
-            "place": self.place,
-            "state": self.state,
+            "filesystem": self.place,
+            "state": self.state.name(),
             "method": self.method,
             "median-call-seconds": median(|run| Some(run.call_seconds)),
             "median-durable-seconds": median(|run| Some(run.durable_seconds)),
             "median-cpu-seconds": median(|run| Some(run.cpu_seconds)),
             "median-extents": median(|run| run.extents.map(|count| count as f64)),
             "perfect": self.measured().map(|run| run.perfect).max(),
+            "called": self.measured().last().map(|run| calls(&run.calls, run.faults)),
             "runs": self.runs,
         })
     }
 }
 
-/// What was asked for, and on what machine.
-#[derive(Clone, Debug, Default, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct Conditions {
-    /// Bytes to allocate.
-    pub size: u64,
-    /// Runs of each method.
-    pub repetitions: usize,
-    /// The kernel's release.
-    pub kernel: String,
-    /// Processors.
-    pub processors: usize,
-    /// Load of the machine when it began.
-    pub load_average_before: String,
-}
-
-impl Conditions {
-    /// Of this machine, now.
-    pub fn of(size: u64, repetitions: usize) -> Conditions {
-        let read = |path: &str| {
-            let text = std::fs::read_to_string(path).unwrap_or_default();
-            text.trim().to_string()
-        };
-        Conditions {
-            size,
-            repetitions,
-            kernel: read("/proc/sys/kernel/osrelease"),
-            processors: std::thread::available_parallelism().map_or(0, usize::from),
-            load_average_before: read("/proc/loadavg"),
-        }
+/// What was asked for, when, and on what machine.
+pub fn conditions(size: u64, repetitions: usize) -> Value {
+    let mut conditions = json!({
+        "table": "allocate",
+        "size-bytes": size,
+        "repetitions": repetitions,
+    });
+    if let (Some(conditions), Value::Object(run)) = (
+        conditions.as_object_mut(),
+        super::super::conditions::of_run(),
+    ) {
+        conditions.extend(run);
+        conditions.insert("places".to_string(), json!([]));
     }
+    conditions
 }
 
 /// All of it.
 #[derive(Clone, Debug, Default)]
 pub struct Results {
     /// Under which conditions.
-    pub conditions: Conditions,
+    pub conditions: Value,
     /// In the order of measurement.
     pub rows: Vec<Row>,
     /// Rows that are to be measured.
@@ -190,8 +175,8 @@ impl Results {
     pub fn json(&self) -> Value {
         json!({
             "conditions": self.conditions,
-            "rows-planned": self.rows_planned,
-            "rows-finished": self.rows.len(),
+            "cells-planned": self.rows_planned,
+            "cells-finished": self.rows.len(),
             "interrupted": self.interrupted,
             "failure": self.failure,
             "rows": self.rows.iter().map(Row::json).collect::<Vec<_>>(),

@@ -125,7 +125,7 @@ fn counts(spread: Option<Spread>) -> String {
 }
 
 /// Those that were made, in words.
-fn calls(calls: &SystemCalls, faults: Option<u64>) -> String {
+pub fn calls(calls: &SystemCalls, faults: Option<u64>) -> String {
     let named = [
         (Some(calls.ftruncate), "ftruncate"),
         (Some(calls.fallocate), "fallocate"),
