@@ -34,6 +34,7 @@ mod steady;
 mod subclusters;
 mod tables;
 mod told;
+mod writers;
 
 pub use guest::init as guest_init;
 pub use image::{ImageArgs, run_image};
@@ -56,6 +57,8 @@ enum Verb {
     Table(Box<tables::Table>),
     /// Files of any kind that are given their space: each method on each file system
     Allocate(allocate::Args),
+    /// Files that grow side by side: extents, throughput, space ahead; --model simulates large ones
+    Writers(writers::Args),
     /// All tables one after the other, on one page, within a given time
     All(all::AllOptions),
     /// A page of results that --json has printed
@@ -68,6 +71,7 @@ pub fn run(args: Args, program: &Program) -> u8 {
         None => return run_image(&args.image, program),
         Some(Verb::Table(table)) => tables::run(*table, program),
         Some(Verb::Allocate(args)) => allocate::run(&args),
+        Some(Verb::Writers(args)) => writers::run(&args).map(|()| 0),
         Some(Verb::All(options)) => all::run(&options, program),
         Some(Verb::Report(options)) => all::report(&options),
     };

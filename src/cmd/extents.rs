@@ -18,12 +18,12 @@ use crate::output::{OutputFormat, Program};
 
 mod draw;
 mod guest;
-mod host;
+pub(super) mod host;
 mod interleave;
 mod join;
 mod json;
 mod look;
-mod perfect;
+pub(super) mod perfect;
 mod print;
 mod report;
 mod sequential;

@@ -17,6 +17,7 @@ pub mod clone;
 pub mod create;
 pub mod demo;
 pub mod extents;
+pub mod grow;
 pub mod info;
 pub mod io;
 pub mod map;
@@ -92,6 +93,8 @@ pub enum CowslipVerb {
     Allocate(allocate::Args),
     /// Tell where files are on their devices, and a guest's disk in them
     Extents(Box<extents::Args>),
+    /// Keep space allocated ahead of the ends of files that other programs write
+    Grow(grow::Args),
     /// Show the main job on real data: overlays on a golden image, served, written, read back, checked
     Demo(demo::Args),
     /// Process 1 of a guest of `bench guest`
@@ -111,6 +114,7 @@ impl CowslipVerb {
             CowslipVerb::Clone(args) => clone::run(args, program),
             CowslipVerb::Allocate(args) => allocate::run(&args, program),
             CowslipVerb::Extents(args) => extents::run(&args, program),
+            CowslipVerb::Grow(args) => grow::run(&args, program),
             CowslipVerb::GuestInit(args) => bench::guest_init::run(&args, program),
         }
     }

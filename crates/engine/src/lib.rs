@@ -12,6 +12,7 @@ mod durable;
 pub mod error;
 mod extents;
 pub mod file;
+pub mod growth;
 pub mod image;
 pub mod job;
 #[cfg(feature = "planted")]

@@ -20,6 +20,7 @@ mod executor;
 pub mod fibmap;
 pub mod fiemap;
 pub mod file;
+pub mod lease;
 pub mod lock;
 mod mailbox;
 mod memory;

@@ -52,7 +52,7 @@ fn output(command: &mut Command) -> Result<String, String> {
 /// What `mkfs.xfs` makes of its own will, from version 5.19 on.
 const XFS_LOG_BYTES_MIN: u64 = 64 << 20;
 
-/// A kind of file system and its conditions: `KIND[:log=SIZE][:extents=off][:full=PERCENT]`.
+/// A kind of file system and its conditions: `KIND[:log=SIZE][:allocsize=SIZE][:extents=off][:full=PERCENT]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
     /// As it was given.
@@ -63,6 +63,8 @@ pub struct Recipe {
     pub without_extents: bool,
     /// Size of the log in bytes (XFS); `mkfs` decides otherwise.
     pub log_bytes: Option<u64>,
+    /// The mount option of that name (XFS), as it was given.
+    pub allocsize: Option<String>,
     /// How full it is to be with what is measured, in percent.
     pub full_percent: Option<u64>,
 }
@@ -85,30 +87,37 @@ impl Recipe {
             kind: kind.to_string(),
             without_extents: false,
             log_bytes: None,
+            allocsize: None,
             full_percent: None,
         };
         let number = |text: &str| text.parse::<u64>().ok().filter(|number| *number > 0);
         for part in parts {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            let known = match name {
+            let is_known = match name {
                 "log" if kind == "xfs" => {
                     let mebibytes = value.strip_suffix(['M', 'm']).and_then(number);
                     recipe.log_bytes = mebibytes.and_then(|count| count.checked_mul(1 << 20));
-                    recipe.log_bytes
+                    recipe.log_bytes.is_some()
+                }
+                "allocsize" if kind == "xfs" => {
+                    let size = value.strip_suffix(['k', 'm', 'g']).and_then(number);
+                    recipe.allocsize = size.map(|_| value.to_string());
+                    recipe.allocsize.is_some()
                 }
                 "extents" if kind == "ext4" && value == "off" => {
                     recipe.without_extents = true;
-                    Some(0)
+                    true
                 }
                 "full" => {
                     recipe.full_percent = number(value).filter(|percent| *percent < 100);
-                    recipe.full_percent
+                    recipe.full_percent.is_some()
                 }
-                _ => None,
+                _ => false,
             };
-            if known.is_none() {
+            if !is_known {
                 return Err(format!(
-                    "--loop: '{part}' is not log=SIZE of xfs, such as log=64M, extents=off of ext4, or full=PERCENT"
+                    "--loop: '{part}' is not log=SIZE or allocsize=SIZE of xfs, such as log=64M or allocsize=64k, \
+                     extents=off of ext4, or full=PERCENT"
                 ));
             }
         }
@@ -244,7 +253,11 @@ impl Place {
             mkfs.args(["-l", &format!("size={bytes}")]);
         }
         output(mkfs.arg(device))?;
-        output(Command::new("mount").arg(device).arg(&self.directory))?;
+        let mut mount = Command::new("mount");
+        if let Some(size) = &recipe.allocsize {
+            mount.args(["-o", &format!("allocsize={size}")]);
+        }
+        output(mount.arg(device).arg(&self.directory))?;
         self.mounted = true;
         Ok(())
     }
@@ -347,12 +360,16 @@ mod tests {
         assert_eq!(parsed("xfs:log=8M:full=95"), Ok(all));
         let indirect = Recipe::parse("ext4:extents=off").map(|r| (r.kind, r.without_extents));
         assert_eq!(indirect, Ok(("ext4".to_string(), true)));
+        let allocsize = Recipe::parse("xfs:allocsize=64k").map(|r| r.allocsize);
+        assert_eq!(allocsize, Ok(Some("64k".to_string())));
         for wrong in [
             "zfs",
             "ext4:extents=on",
             "xfs:extents=off",
             "ext4:log=8M",
             "xfs:log=8",
+            "ext4:allocsize=64k",
+            "xfs:allocsize=k",
             "xfs:full=100",
             "xfs:full=95:log=",
             "xfs:",

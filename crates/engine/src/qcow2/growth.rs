@@ -1,26 +1,15 @@
-//! How far ahead of need the image file is extended. Pure policy.
+//! How far ahead of need the image file is extended, and how. Pure policy.
 //!
-//! Direct writes beyond the end of file serialise, and each allocation is a barrier for all I/O of
-//! the file in XFS, so the file is extended rarely and in big steps, as XFS's dynamic speculative
-//! preallocation does: doubling from 64 KiB to 4 MiB, then half of the file up to 8 GiB, but never
-//! more than a sixteenth of what the file system has left. The first steps of a session only move
-//! the end of file, so that a one-shot command leaves a file like QEMU's.
+//! The steps are those of any file ([`crate::growth`]). What an image adds: direct writes beyond the end of file serialise,
+//! so the end moves with the space; each allocation is a barrier for all I/O of the file in XFS, so the first steps of
+//! a session only move the end of file, and a one-shot command leaves a file like QEMU's.
 
 use super::header::AllocationHint;
+use crate::growth::{Situation, Steps};
 use crate::image::{AllocPolicy, ZeroMethod};
 
-/// The first step.
-const STEP_MIN_BYTES: u64 = 64 << 10;
-/// Up to here the step doubles.
-const STEP_DOUBLING_BYTES: u64 = 4 << 20;
-/// The largest step: XFS's largest extent.
-const STEP_MAX_BYTES: u64 = 8 << 30;
-/// The largest step where the free space is not known.
-const STEP_BLIND_BYTES: u64 = 64 << 20;
 /// A session that has grown less than this does not allocate.
 const ALLOCATE_FROM_BYTES: u64 = 1 << 20;
-/// A step takes at most this part of the free space.
-const FREE_FRACTION: u64 = 16;
 
 /// A call holds up all other I/O of the file. Into space that holds data, at depth 32, a write of 64 KiB is three times as
 /// fast on ext4 and eight times on XFS, one of 256 KiB 1.5 and 3 times, one of 512 KiB 0.8 and 1.25 times, one
@@ -28,10 +17,6 @@ const FREE_FRACTION: u64 = 16;
 const CALL_BYTES: u64 = 256 << 10;
 /// Here the call leaves a hole, and space is what counts.
 const HOLE_BYTES: u64 = 48 << 10;
-
-/// Closes in a row with space ahead of need after which it is left where it is: the image is one of those
-/// that are opened and closed all the time.
-const CLOSES_BEFORE_KEEPING: u8 = 2;
 
 /// How space is allocated, decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,38 +68,6 @@ impl Policy {
     }
 }
 
-/// What becomes of space ahead of need when the image is closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtClose {
-    /// It is given back, and this is the count of closes that stands in the image from now on.
-    Trim(u8),
-    /// It stays for the next who opens the image.
-    Keep,
-}
-
-/// `closes_ahead` is the count so far; `None` if the image has no place for it.
-pub fn at_close(closes_ahead: Option<u8>) -> AtClose {
-    match closes_ahead {
-        Some(count) if count >= CLOSES_BEFORE_KEEPING => AtClose::Keep,
-        count => AtClose::Trim(count.unwrap_or(0).saturating_add(1)),
-    }
-}
-
-/// What the policy looks at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Situation {
-    /// How space is allocated.
-    pub policy: Policy,
-    /// Length of the file.
-    pub file_bytes: u64,
-    /// What this session has grown it by so far.
-    pub grown_bytes: u64,
-    /// Free space of the file system, if known.
-    pub free_bytes: Option<u64>,
-    /// What is needed now.
-    pub needed_bytes: u64,
-}
-
 /// How space is claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
@@ -133,20 +86,11 @@ pub struct Step {
     pub method: Method,
 }
 
-/// The next step.
-pub fn next_step(now: &Situation) -> Step {
-    let ahead = if now.grown_bytes < STEP_DOUBLING_BYTES {
-        now.grown_bytes.max(STEP_MIN_BYTES)
-    } else {
-        (now.file_bytes / 2).clamp(STEP_DOUBLING_BYTES, STEP_MAX_BYTES)
-    };
-    let limit = now
-        .free_bytes
-        .map_or(STEP_BLIND_BYTES, |free| free / FREE_FRACTION);
-    let bytes = ahead.min(limit).max(now.needed_bytes);
-    let allocate = now.policy == Policy::Contiguous && now.grown_bytes >= ALLOCATE_FROM_BYTES;
+/// The next step of an image file.
+pub fn next_step(policy: Policy, now: &Situation) -> Step {
+    let allocate = policy == Policy::Contiguous && now.grown_bytes >= ALLOCATE_FROM_BYTES;
     Step {
-        bytes,
+        bytes: Steps::DYNAMIC.next_bytes(now),
         method: if allocate {
             Method::Allocate
         } else {
@@ -160,70 +104,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_double_and_then_follow_the_size_of_the_file() {
-        let mut now = Situation {
-            policy: Policy::Contiguous,
-            file_bytes: 0,
-            grown_bytes: 0,
-            free_bytes: Some(1 << 40),
-            needed_bytes: 4096,
-        };
-        let mut steps = Vec::new();
-        for _ in 0..12 {
-            let step = next_step(&now);
-            now.grown_bytes += step.bytes;
-            now.file_bytes += step.bytes;
-            steps.push(step.bytes >> 10);
-        }
-        assert_eq!(
-            steps,
-            [
-                64, 64, 128, 256, 512, 1024, 2048, 4096, 4096, 6144, 9216, 13824
-            ]
-        );
-        now.file_bytes = 1 << 50;
-        assert_eq!(next_step(&now).bytes, STEP_MAX_BYTES);
-    }
-
-    #[test]
-    fn a_nearly_full_file_system_is_not_filled_ahead_of_need() {
-        let mut now = Situation {
-            policy: Policy::Contiguous,
-            file_bytes: 1 << 30,
-            grown_bytes: 1 << 30,
-            free_bytes: Some(1 << 20),
-            needed_bytes: 4096,
-        };
-        assert_eq!(next_step(&now).bytes, 65536);
-        now.free_bytes = Some(0);
-        assert_eq!(next_step(&now).bytes, 4096);
-        now.free_bytes = None;
-        assert_eq!(next_step(&now).bytes, STEP_BLIND_BYTES);
-    }
-
-    #[test]
     fn a_sparse_image_grows_by_holes() {
-        let now = Situation {
-            policy: Policy::Sparse,
+        let mut now = Situation {
             file_bytes: 1 << 30,
             grown_bytes: 1 << 30,
             free_bytes: Some(1 << 40),
             needed_bytes: 4096,
         };
-        assert_eq!(next_step(&now).method, Method::Extend);
-        let contiguous = Situation {
-            policy: Policy::Contiguous,
-            ..now
-        };
-        assert_eq!(next_step(&contiguous).method, Method::Allocate);
-    }
-
-    #[test]
-    fn the_third_close_in_a_row_keeps_what_is_ahead() {
-        assert_eq!(at_close(Some(0)), AtClose::Trim(1));
-        assert_eq!(at_close(Some(1)), AtClose::Trim(2));
-        assert_eq!(at_close(Some(2)), AtClose::Keep);
-        assert_eq!(at_close(None), AtClose::Trim(1));
+        let method = |policy, now: &Situation| next_step(policy, now).method;
+        assert_eq!(method(Policy::Sparse, &now), Method::Extend);
+        assert_eq!(method(Policy::Contiguous, &now), Method::Allocate);
+        now.grown_bytes = ALLOCATE_FROM_BYTES - 1;
+        assert_eq!(method(Policy::Contiguous, &now), Method::Extend);
     }
 
     #[test]

@@ -10,9 +10,9 @@ use std::io::ErrorKind;
 
 use super::alloc::Content;
 use super::geometry::HostCluster;
-use super::growth::{self, AtClose};
 use super::writeback::is_no_space;
 use super::{Counts, Qcow2, State};
+use crate::growth::{self, AtClose};
 use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 

@@ -2,12 +2,13 @@
 //! them, and reach what they count before it is handed out.
 
 use super::{REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, entry_writes};
+use crate::growth::Situation;
 use crate::planted::{self, Mistake};
 use crate::qcow2::alloc::Content;
 use crate::qcow2::count_growth::CountGrowth;
 use crate::qcow2::entry::set_refcount;
 use crate::qcow2::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
-use crate::qcow2::growth::{self, Method, Situation};
+use crate::qcow2::growth::{self, Method};
 use crate::qcow2::probe::Stage;
 use crate::qcow2::refcount::Refcounts;
 use crate::qcow2::{Counts, Qcow2};
@@ -17,13 +18,13 @@ impl Qcow2 {
     /// Extends the file, and the counts with it, as the policy says.
     pub(super) async fn grow(&self, counts: &mut Counts, clusters: u64) -> Result<()> {
         let bits = self.geometry().cluster_bits();
-        let step = growth::next_step(&Situation {
-            policy: self.policy,
+        let now = Situation {
             file_bytes: self.lock().claimed << bits,
             grown_bytes: counts.grown_bytes,
             free_bytes: self.file.block_file().free_bytes(),
             needed_bytes: clusters << bits,
-        });
+        };
+        let step = growth::next_step(self.policy, &now);
         self.grow_by(counts, clusters, step).await
     }
 

@@ -9,10 +9,11 @@ use cowslip_queue::{Buf, BufMut};
 use super::disk::{Disk, Op};
 use super::{CLUSTER, EIO, ENOSPC, NoFiles, block_on, faults};
 use crate::file::{HostFile, Sharing};
+use crate::growth::Situation;
 use crate::image::{AllocPolicy, DiscardPolicy, OpenOptions, WriteOptions};
 use crate::qcow2::create::{CreateOptions, create};
 use crate::qcow2::geometry::{Geometry, HostCluster};
-use crate::qcow2::growth::{self, Situation};
+use crate::qcow2::growth;
 use crate::qcow2::punch;
 use crate::qcow2::writeback::is_no_space;
 use crate::qcow2::{Opening, Qcow2};
@@ -259,13 +260,13 @@ fn the_file_is_extended_to_what_is_claimed() {
         while end < start + (3 << 20) {
             // More than is free: what is asked for is never there already.
             let wanted = image.lock().free.clusters() + 1;
-            let step = growth::next_step(&Situation {
-                policy: image.policy,
+            let now = Situation {
                 file_bytes: end,
                 grown_bytes: end - start,
                 free_bytes: None,
                 needed_bytes: wanted * CLUSTER,
-            });
+            };
+            let step = growth::next_step(image.policy, &now);
             block_on(image.make_room(wanted)).expect("there is room");
             assert!(image.lock().free.clusters() >= wanted);
             let claimed = image.lock().claimed * CLUSTER;

@@ -1,0 +1,307 @@
+//! One run: files are written side by side in a directory of their own, synced, looked at, read back, and removed.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use cowslip_queue::fiemap;
+use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate};
+
+use super::cell::{Cell, Help, Pattern, Target, WRITE_BYTES};
+use super::stream::{Shared, Writers, watch_unused};
+use crate::cmd::extents::host::HostFile;
+use crate::cmd::extents::perfect::Perfect;
+use crate::cmd::grow::target::beyond_end_bytes;
+use crate::error::CommandError;
+use crate::interrupt::{KilledOnInterrupt, RemovedOnInterrupt};
+
+/// Reads of the way back.
+const READ_BYTES: usize = 1 << 20;
+/// Room of a nearly full file system, in per cent of what is written.
+const FULL_ROOM_PERCENT: u64 = 125;
+
+/// One file of a run.
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Layout {
+    /// Length in bytes.
+    pub size: u64,
+    /// Mapping records.
+    pub extents: u64,
+    /// The fewest there could be.
+    pub perfect: u64,
+}
+
+/// One run.
+#[derive(Clone, Debug, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Measured {
+    /// In order of names.
+    pub files: Vec<Layout>,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Until all was written, closed and durable.
+    pub write_seconds: f64,
+    /// One file after the other, from the device.
+    pub read_seconds: f64,
+    /// The most that was allocated and not used at a time, as seen every 20 ms.
+    pub peak_unused: u64,
+    /// Space behind ends after all files were closed.
+    pub lost: u64,
+    /// Writes that found no space while some lay ahead of other files' ends.
+    pub short_of_space: u64,
+    /// Allocation groups with data, where groups are known.
+    pub groups: Option<u64>,
+}
+
+/// Where runs are made.
+pub struct Bench<'a> {
+    /// A directory of their file system.
+    pub directory: &'a Path,
+    /// This program.
+    pub cowslip: &'a Path,
+    /// What all writers of a cell write.
+    pub bytes: u64,
+}
+
+fn failed(what: &str, error: &io::Error) -> CommandError {
+    let words = cowslip::error::system_words(error);
+    CommandError::new(format!("Could not {what}: {words}"))
+}
+
+impl Bench<'_> {
+    /// Whether the file system takes the cell's extent size hint.
+    pub fn can(&self, cell: &Cell) -> bool {
+        let Help::Hint(bytes) = cell.help else {
+            return true;
+        };
+        let path = self.directory.join("hint-probe");
+        let taken = File::create(&path)
+            .and_then(|file| cowslip_queue::attributes::set_extent_hint(&file, bytes));
+        drop(fs::remove_file(&path));
+        taken.is_ok()
+    }
+
+    /// Makes a run.
+    ///
+    /// # Errors
+    /// A write or a program fails.
+    pub fn measure(&self, cell: &Cell, seed: u64) -> Result<Measured, CommandError> {
+        let directory = self.directory.join("files");
+        fs::create_dir(&directory).map_err(|e| failed("make a directory", &e))?;
+        let removed = RemovedOnInterrupt::new(&directory);
+        let filler = match cell.pattern {
+            Pattern::Full => Some(self.fill()?),
+            _ => None,
+        };
+        let outcome = self.measure_in(&directory, cell, seed);
+        drop(removed);
+        fs::remove_dir_all(&directory).map_err(|e| failed("remove files", &e))?;
+        if let Some(filler) = filler {
+            fs::remove_file(filler.path()).map_err(|e| failed("remove a file", &e))?;
+        }
+        sync(self.directory)?;
+        outcome
+    }
+
+    /// Leaves a little more room than what is written needs.
+    fn fill(&self) -> Result<RemovedOnInterrupt, CommandError> {
+        let filler = RemovedOnInterrupt::new(&self.directory.join("filler"));
+        let fill = || {
+            let file = File::create(filler.path())?;
+            let told = rustix::fs::fstatvfs(&file)?;
+            let free = told.f_bavail.saturating_mul(told.f_frsize);
+            let room = self.bytes / 100 * FULL_ROOM_PERCENT;
+            let bytes = free.saturating_sub(room).max(1);
+            Ok(fallocate(&file, FallocateFlags::empty(), 0, bytes)?)
+        };
+        fill().map_err(|e: io::Error| failed("fill the file system", &e))?;
+        Ok(filler)
+    }
+
+    fn measure_in(
+        &self,
+        directory: &Path,
+        cell: &Cell,
+        seed: u64,
+    ) -> Result<Measured, CommandError> {
+        let grow = match cell.help {
+            Help::Grow => Some(self.start_grow(directory)?),
+            _ => None,
+        };
+        let stop = Arc::new(AtomicU64::new(0));
+        let unused = watch_unused(directory.to_path_buf(), Arc::clone(&stop));
+        let shared = Arc::new(Shared::default());
+        let begun = Instant::now();
+        let written = match cell.target {
+            Target::Qcow2 => self.write_images(directory, cell),
+            Target::Direct | Target::Buffered => {
+                let writers = Writers {
+                    cell,
+                    directory,
+                    bytes: self.bytes / cell.writers as u64 / WRITE_BYTES * WRITE_BYTES,
+                    seed,
+                };
+                let files = writers.run(&shared);
+                files.map_err(|e| failed(&format!("write '{}'", cell.name()), &e))
+            }
+        };
+        let synced = sync(directory);
+        let write_seconds = begun.elapsed().as_secs_f64();
+        stop.store(1, Ordering::Relaxed);
+        let peak_unused = unused.join().unwrap_or(0);
+        if let Some((child, killed)) = grow {
+            end_grow(child)?;
+            drop(killed);
+        }
+        let mut files = written?;
+        synced?;
+        files.sort();
+        let mut measured = Measured {
+            files: Vec::new(),
+            bytes: 0,
+            write_seconds,
+            read_seconds: 0.0,
+            peak_unused,
+            lost: 0,
+            short_of_space: shared.short_of_space.load(Ordering::Relaxed),
+            groups: None,
+        };
+        look(&files, &mut measured)?;
+        measured.read_seconds = read_all(&files).map_err(|e| failed("read back", &e))?;
+        Ok(measured)
+    }
+
+    fn start_grow(&self, directory: &Path) -> Result<(Child, KilledOnInterrupt), CommandError> {
+        let mut command = Command::new(self.cowslip);
+        command.args(["grow", "--idle", "0.2"]).arg(directory);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|e| failed("run grow", &e))?;
+        let killed = KilledOnInterrupt::new(&child);
+        // Its first line says that it watches; nobody reads the others, which fit into the pipe.
+        let mut first = [0];
+        let told = child
+            .stdout
+            .as_mut()
+            .map(|told| told.read_exact(&mut first));
+        match told {
+            Some(Ok(())) => Ok((child, killed)),
+            _ => Err(CommandError::new("grow says nothing")),
+        }
+    }
+
+    /// A process for each image, all at once.
+    fn write_images(&self, directory: &Path, cell: &Cell) -> Result<Vec<PathBuf>, CommandError> {
+        let bytes = self.bytes / cell.writers as u64 / WRITE_BYTES * WRITE_BYTES;
+        let policy = match cell.help {
+            Help::None => "alloc_policy=sparse",
+            _ => "alloc_policy=contiguous",
+        };
+        let images: Vec<PathBuf> = (0..cell.writers)
+            .map(|number| directory.join(format!("{number}.qcow2")))
+            .collect();
+        for image in &images {
+            let mut create = Command::new(self.cowslip);
+            create.args(["create", "-q", "-f", "qcow2", "-o", policy]);
+            super::super::run::run(create.arg(image).arg(bytes.to_string()))?;
+        }
+        let mut children = Vec::new();
+        for image in &images {
+            let mut bench = Command::new(self.cowslip);
+            let count = (bytes / WRITE_BYTES).to_string();
+            let cache = match cowslip_testbed::supports_direct_io(self.directory) {
+                Ok(true) => "none",
+                _ => "writeback",
+            };
+            bench.args(["bench", "-w", "-q", "-f", "qcow2", "-d", "1", "-s", "64k"]);
+            bench.args(["-t", cache, "-c", &count]).arg(image);
+            bench.stdin(Stdio::null()).stdout(Stdio::null());
+            let child = bench.spawn().map_err(|e| failed("run bench", &e))?;
+            let killed = KilledOnInterrupt::new(&child);
+            children.push((child, killed));
+        }
+        for (mut child, killed) in children {
+            let status = child.wait().map_err(|e| failed("wait for bench", &e))?;
+            drop(killed);
+            if !status.success() {
+                return Err(CommandError::new(format!("bench ends with {status}")));
+            }
+        }
+        Ok(images)
+    }
+}
+
+fn end_grow(mut child: Child) -> Result<(), CommandError> {
+    let pid = i32::try_from(child.id()).ok();
+    let pid = pid.and_then(rustix::process::Pid::from_raw);
+    if let Some(pid) = pid {
+        // It may have ended.
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
+    }
+    let status = child.wait().map_err(|e| failed("wait for grow", &e))?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(CommandError::new(format!("grow ends with {status}"))),
+    }
+}
+
+fn sync(directory: &Path) -> Result<(), CommandError> {
+    let synced = File::open(directory).and_then(|file| Ok(rustix::fs::syncfs(&file)?));
+    synced.map_err(|e| failed("sync", &e))
+}
+
+/// Layouts, and what lies behind ends.
+fn look(files: &[PathBuf], measured: &mut Measured) -> Result<(), CommandError> {
+    let mut groups = HashSet::new();
+    let mut group_bytes = None;
+    for path in files {
+        let host = HostFile::open(&path.display().to_string(), None)?;
+        if host.on.kind == "xfs" || host.on.kind == "ext4" {
+            group_bytes = host.on.limits.written;
+        }
+        let mut perfect = Perfect::new(host.on.limits);
+        let mut extents = 0;
+        host.walk(fiemap::Sync::First, &mut |record| {
+            extents += 1;
+            perfect.push(&record);
+            if let Some(group_bytes) = group_bytes {
+                groups.insert(record.physical / group_bytes);
+            }
+            Ok(())
+        })?;
+        measured.files.push(Layout {
+            size: host.size,
+            extents,
+            perfect: perfect.count(),
+        });
+        measured.bytes += host.size;
+        let file = File::open(path).map_err(|e| failed("open", &e))?;
+        let beyond = beyond_end_bytes(&file).map_err(|e| failed("map", &e))?;
+        measured.lost += beyond.unwrap_or(0);
+    }
+    measured.groups = group_bytes.map(|_| groups.len() as u64);
+    Ok(())
+}
+
+/// Reads all files from the device, one after the other; the time it took.
+fn read_all(files: &[PathBuf]) -> io::Result<f64> {
+    let open = |path: &PathBuf| {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, rustix::fs::Mode::empty())
+    };
+    for path in files {
+        fadvise(open(path)?, 0, None, Advice::DontNeed)?;
+    }
+    let mut buffer = vec![0; READ_BYTES];
+    let begun = Instant::now();
+    for path in files {
+        let mut file = File::from(open(path)?);
+        while file.read(&mut buffer)? > 0 {}
+    }
+    Ok(begun.elapsed().as_secs_f64())
+}

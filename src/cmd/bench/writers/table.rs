@@ -1,0 +1,202 @@
+//! What came out: rows of figures over the runs of a cell, as a table and for programs.
+
+use cowslip_testbed::Spread;
+use serde::Serialize;
+
+use super::measure::Measured;
+
+/// The least, the middle and the most.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Range {
+    /// The least.
+    pub min: f64,
+    /// The middle.
+    pub median: f64,
+    /// The most.
+    pub max: f64,
+}
+
+impl Range {
+    fn of(values: Vec<f64>) -> Range {
+        let spread = Spread::of(values);
+        Range {
+            min: spread.map_or(0.0, |spread| spread.least),
+            median: spread.map_or(0.0, |spread| spread.median),
+            max: spread.map_or(0.0, |spread| spread.greatest),
+        }
+    }
+}
+
+/// A cell at a place: figures over all its runs, and the runs.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Row {
+    /// The file system.
+    pub place: String,
+    /// The cell.
+    pub cell: String,
+    /// Files of all runs.
+    pub files: u64,
+    /// Extents of a file.
+    pub extents: Range,
+    /// The fewest that a file could have.
+    pub perfect: Range,
+    /// Extents over the fewest, of a file.
+    pub over_perfect: Range,
+    /// The average extent of all files, in MiB.
+    pub mean_extent_mib: f64,
+    /// MiB/s until all is durable.
+    pub write_mib_s: Range,
+    /// MiB/s, one file after the other.
+    pub read_mib_s: Range,
+    /// MiB that were allocated and not used, at the worst moment of a run.
+    pub peak_unused_mib: Range,
+    /// KiB behind ends after the close, in all.
+    pub lost_kib: f64,
+    /// Writes that found no space while some was held.
+    pub short_of_space: u64,
+    /// Allocation groups with data.
+    pub groups: Option<u64>,
+    /// All runs.
+    pub runs: Vec<Measured>,
+}
+
+const MIB: f64 = (1_u64 << 20) as f64;
+
+impl Row {
+    /// Of these runs.
+    pub fn new(place: &str, cell: &str, runs: Vec<Measured>) -> Row {
+        let files = || runs.iter().flat_map(|run| &run.files);
+        let of_runs = |value: fn(&Measured) -> f64| Range::of(runs.iter().map(value).collect());
+        let extents: u64 = files().map(|file| file.extents).sum();
+        let bytes: u64 = files().map(|file| file.size).sum();
+        Row {
+            place: place.to_string(),
+            cell: cell.to_string(),
+            files: files().count() as u64,
+            extents: Range::of(files().map(|file| file.extents as f64).collect()),
+            perfect: Range::of(files().map(|file| file.perfect as f64).collect()),
+            over_perfect: Range::of(
+                files()
+                    .map(|file| file.extents as f64 / file.perfect.max(1) as f64)
+                    .collect(),
+            ),
+            mean_extent_mib: bytes as f64 / extents.max(1) as f64 / MIB,
+            write_mib_s: of_runs(|run| run.bytes as f64 / MIB / run.write_seconds),
+            read_mib_s: of_runs(|run| run.bytes as f64 / MIB / run.read_seconds),
+            peak_unused_mib: of_runs(|run| run.peak_unused as f64 / MIB),
+            lost_kib: runs.iter().map(|run| run.lost).sum::<u64>() as f64 / 1024.0,
+            short_of_space: runs.iter().map(|run| run.short_of_space).sum(),
+            groups: runs.iter().filter_map(|run| run.groups).max(),
+            runs,
+        }
+    }
+}
+
+/// Widths of the columns of names.
+pub struct Layout {
+    place: usize,
+    cell: usize,
+}
+
+const COLUMNS: [(&str, usize); 10] = [
+    ("files", 5),
+    ("extents min/med/max", 20),
+    ("perfect", 7),
+    ("x med/max", 11),
+    ("MiB/extent", 10),
+    ("write MiB/s", 11),
+    ("read MiB/s", 10),
+    ("peak MiB", 8),
+    ("lost KiB", 8),
+    ("short", 5),
+];
+
+impl Layout {
+    /// For these names.
+    pub fn new<'a>(
+        places: impl Iterator<Item = &'a str>,
+        cells: impl Iterator<Item = &'a str>,
+    ) -> Layout {
+        Layout {
+            place: places.map(str::len).max().unwrap_or(0).max(2),
+            cell: cells.map(str::len).max().unwrap_or(0).max(4),
+        }
+    }
+
+    /// The titles.
+    pub fn titles(&self) -> String {
+        let titles = COLUMNS.map(|(title, _)| title.to_string());
+        self.line("fs", "cell", &titles)
+    }
+
+    /// A row.
+    pub fn row(&self, row: &Row) -> String {
+        let Row {
+            extents,
+            perfect,
+            over_perfect,
+            ..
+        } = row;
+        let fields = [
+            row.files.to_string(),
+            format!(
+                "{:.0}/{:.0}/{:.0}",
+                extents.min, extents.median, extents.max
+            ),
+            format!("{:.0}", perfect.median),
+            format!("{:.1}/{:.1}", over_perfect.median, over_perfect.max),
+            format!("{:.2}", row.mean_extent_mib),
+            format!("{:.0}", row.write_mib_s.median),
+            format!("{:.0}", row.read_mib_s.median),
+            format!("{:.1}", row.peak_unused_mib.max),
+            format!("{:.0}", row.lost_kib),
+            row.short_of_space.to_string(),
+        ];
+        self.line(&row.place, &row.cell, &fields)
+    }
+
+    fn line(&self, place: &str, cell: &str, fields: &[String]) -> String {
+        let mut line = format!("{place:0$}  {cell:1$}", self.place, self.cell);
+        for (field, (_, width)) in fields.iter().zip(COLUMNS) {
+            line += &format!("  {field:>width$}");
+        }
+        line.push('\n');
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::measure::Layout as FileLayout;
+    use super::*;
+
+    #[test]
+    fn figures_are_over_all_files_of_all_runs() {
+        let run = |extents: [u64; 2], seconds| Measured {
+            files: extents
+                .map(|extents| FileLayout {
+                    size: 3 << 20,
+                    extents,
+                    perfect: 2,
+                })
+                .to_vec(),
+            bytes: 6 << 20,
+            write_seconds: seconds,
+            read_seconds: 1.0,
+            peak_unused: 1 << 20,
+            lost: 4096,
+            short_of_space: 1,
+            groups: Some(3),
+        };
+        let row = Row::new("xfs", "a", vec![run([2, 3], 1.0), run([4, 9], 3.0)]);
+        assert_eq!((row.files, row.short_of_space, row.groups), (4, 2, Some(3)));
+        assert_eq!((row.extents.min, row.extents.median), (2.0, 3.5));
+        assert_eq!((row.over_perfect.max, row.lost_kib), (4.5, 8.0));
+        assert_eq!((row.write_mib_s.min, row.write_mib_s.max), (2.0, 6.0));
+        let layout = Layout::new(["xfs"].into_iter(), ["a"].into_iter());
+        let (titles, line) = (layout.titles(), layout.row(&row));
+        assert_eq!(titles.len(), line.len(), "{titles}{line}");
+        assert!(line.contains("2/4/9") || line.contains("2/3/9"), "{line}");
+    }
+}

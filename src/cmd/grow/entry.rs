@@ -1,0 +1,308 @@
+//! One file that is being written, or was: what is known of it, and what is done next.
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use cowslip::growth::{Ahead, AtClose, Cut, Refill, Rule, at_close};
+use rustix::fs::fstat;
+
+use super::target::{self, Allocated, Handle, Id, Refused, Trimmed, Use};
+use super::tell::Event;
+
+/// The first wait for a file that somebody has open when it is to be cut: a close is told a moment before it has
+/// happened.
+const WAIT_FIRST: Duration = Duration::from_millis(10);
+const WAIT_MAX: Duration = Duration::from_secs(5);
+/// After the file system was full.
+const FULL_WAIT: Duration = Duration::from_secs(5);
+
+/// A file.
+#[derive(Debug)]
+pub struct Entry {
+    /// Which.
+    pub id: Id,
+    handle: Option<Handle>,
+    /// Open only while somebody else may have it open, too: programs cannot be run that are open for writing.
+    file: Option<File>,
+    ahead: Ahead,
+    size: u64,
+    /// In a row, with growth between them.
+    closes: u8,
+    has_grown_since_close: bool,
+    steps: u64,
+    /// Something was allocated since it was last cut.
+    owes: bool,
+    is_kept: bool,
+    is_refused: bool,
+    changed_at: Instant,
+    trim_at: Option<Instant>,
+    tries: u32,
+    /// Nothing is allocated before.
+    full_until: Option<Instant>,
+}
+
+impl Entry {
+    /// A file of this length, of which nothing else is known.
+    pub fn new(id: Id, size: u64, rule: Rule, now: Instant) -> Entry {
+        Entry {
+            id,
+            handle: None,
+            file: None,
+            ahead: Ahead::new(rule, size),
+            size,
+            closes: 0,
+            has_grown_since_close: true,
+            steps: 0,
+            owes: false,
+            is_kept: false,
+            is_refused: false,
+            changed_at: now,
+            trim_at: None,
+            tries: 0,
+            full_until: None,
+        }
+    }
+
+    /// Bytes behind its end that are due.
+    pub fn held_bytes(&self) -> u64 {
+        match self.owes {
+            true => self.ahead.held_bytes(self.size),
+            false => 0,
+        }
+    }
+
+    /// Something was allocated, and may lie behind its end.
+    pub fn owes(&self) -> bool {
+        self.owes
+    }
+
+    /// It takes a descriptor.
+    pub fn is_held(&self) -> bool {
+        self.handle.is_some()
+    }
+
+    /// Allocations so far.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// It has no name any more, in any directory.
+    pub fn is_deleted(&self) -> bool {
+        let stat = self.handle.as_ref().map(Handle::stat);
+        stat.is_none_or(|stat| stat.map_or(true, |stat| stat.st_nlink == 0))
+    }
+
+    /// When something is to be done, or when it can be forgotten.
+    pub fn deadline(&self, idle: Duration) -> Option<Instant> {
+        let forgotten = (!self.owes).then_some(self.changed_at + idle);
+        self.trim_at.or(forgotten)
+    }
+
+    /// Nothing has happened to it for so long, and nothing is due.
+    pub fn is_forgotten(&self, idle: Duration, now: Instant) -> bool {
+        !self.owes && self.changed_at + idle <= now
+    }
+
+    /// Its length now; how much it has grown.
+    pub fn take_size(&mut self, size: u64, now: Instant) -> u64 {
+        let grown = size.saturating_sub(self.size);
+        if size < self.size {
+            // Whoever has cut it has given back what lay behind, too.
+            self.ahead.trimmed(size, Cut::Shorter);
+            self.closes = 0;
+            self.is_kept = false;
+        }
+        if size != self.size {
+            self.changed_at = now;
+        }
+        self.has_grown_since_close |= grown > 0;
+        self.size = size;
+        grown
+    }
+
+    /// Whether space is wanted for it at all.
+    pub fn wants_space(&self, is_closed: bool, now: Instant) -> bool {
+        let is_open = !is_closed || at_close(Some(self.closes)) == AtClose::Keep;
+        let has_room = self.full_until.is_none_or(|until| until <= now);
+        is_open && has_room && !self.is_refused
+    }
+
+    /// Allocates the next step if it is due, for a file that has grown by so much since it was looked at.
+    pub fn allocate(
+        &mut self,
+        grown: u64,
+        free_bytes: Option<u64>,
+        find: impl FnOnce() -> Result<Handle, Refused>,
+        now: Instant,
+    ) -> Option<Event> {
+        // As much again will have come when it is looked at next, and then as much until there is an answer.
+        let needed = grown.saturating_mul(2);
+        let due = |entry: &Entry| {
+            let ahead = &entry.ahead;
+            ahead.next(entry.size, needed, Refill::WhenHalfUsed, free_bytes)
+        };
+        due(self)?;
+        if let Err(refused) = self.open(find) {
+            return self.refused(refused);
+        }
+        let file = self.file.as_ref()?;
+        // It may be longer by now.
+        self.size = fstat(file).map_or(self.size, |stat| target::size(&stat));
+        let range = due(self)?;
+        let allocated = target::allocate(file, &range);
+        match allocated {
+            Allocated::All => {
+                self.owes = true;
+                self.steps += 1;
+                self.ahead.granted(&range);
+                Some(Event::Allocated {
+                    start: range.start,
+                    bytes: range.end - range.start,
+                    size: self.size,
+                })
+            }
+            Allocated::Full => {
+                // Some file systems leave a part of it there.
+                self.owes = true;
+                self.full_until = Some(now + FULL_WAIT);
+                None
+            }
+            Allocated::Never(why) => self.refused(Refused::For(why)),
+        }
+    }
+
+    fn open(&mut self, find: impl FnOnce() -> Result<Handle, Refused>) -> Result<(), Refused> {
+        let handle = match self.handle.take() {
+            Some(handle) => handle,
+            None => find()?,
+        };
+        let opened = match self.file.take() {
+            Some(file) => Ok((file, Use::Somebody)),
+            None => handle.open(),
+        };
+        if handle.stat().map(|stat| target::id(&stat)) != Ok(self.id) {
+            return Err(Refused::Gone);
+        }
+        self.handle = Some(handle);
+        let (file, used) = opened?;
+        // Nobody is going to write, but for those who come back each time.
+        if used == Use::Somebody || at_close(Some(self.closes)) == AtClose::Keep {
+            self.file = Some(file);
+        }
+        Ok(())
+    }
+
+    fn refused(&mut self, refused: Refused) -> Option<Event> {
+        match refused {
+            Refused::Gone | Refused::NotRegular | Refused::Busy => None,
+            Refused::For(why) => {
+                self.is_refused = true;
+                Some(Event::LeftAlone { why })
+            }
+        }
+    }
+
+    /// Somebody who could write has closed it.
+    pub fn closed(&mut self, idle: Duration, now: Instant) -> Option<Event> {
+        let mut event = None;
+        if std::mem::take(&mut self.has_grown_since_close) {
+            match at_close(Some(self.closes)) {
+                AtClose::Trim(closes) => self.closes = closes,
+                AtClose::Keep => {
+                    if self.owes && !std::mem::replace(&mut self.is_kept, true) {
+                        event = Some(Event::Kept {
+                            bytes: self.held_bytes(),
+                            size: self.size,
+                        });
+                    }
+                }
+            }
+        }
+        self.tries = 0;
+        if self.is_kept {
+            self.file = None;
+            self.trim_at = Some(now + idle);
+        } else if self.owes {
+            self.trim_at = Some(now);
+        } else {
+            self.let_go();
+        }
+        event
+    }
+
+    /// It has no name that is watched: nothing more will be heard of it.
+    pub fn orphaned(&mut self, now: Instant) {
+        self.is_kept = false;
+        self.wait(now);
+    }
+
+    fn let_go(&mut self) {
+        self.file = None;
+        self.handle = None;
+        self.trim_at = None;
+    }
+
+    /// Whether it is time to give back what lies behind its end.
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.trim_at.is_some_and(|at| at <= now)
+    }
+
+    /// Gives it back, if nobody has the file open.
+    pub fn give_back(&mut self, now: Instant) -> Option<Event> {
+        let held = self.held_bytes();
+        let left = |why: String| Event::Left { bytes: held, why };
+        let Some(handle) = &self.handle else {
+            self.let_go();
+            return None;
+        };
+        let opened = match self.file.take() {
+            Some(file) => Ok(file),
+            None => handle.open().map(|(file, _)| file),
+        };
+        let outcome = opened.map(|file| (target::trim(&file), file));
+        match outcome {
+            Ok((Ok(Trimmed::Done { size, given_back }), _)) => {
+                self.ahead.trimmed(size, Cut::AtEnd);
+                self.size = size;
+                self.owes = false;
+                // Who was kept for has stopped coming.
+                if std::mem::take(&mut self.is_kept) {
+                    self.closes = 0;
+                }
+                self.let_go();
+                Some(Event::GivenBack {
+                    bytes: given_back,
+                    size,
+                    steps: self.steps,
+                })
+            }
+            Ok((Ok(Trimmed::InUse), file)) => {
+                self.file = Some(file);
+                self.wait(now);
+                None
+            }
+            Err(Refused::Busy) => {
+                self.wait(now);
+                None
+            }
+            Ok((Err(error), _)) => {
+                self.owes = false;
+                self.let_go();
+                Some(left(cowslip::error::system_words(&error)))
+            }
+            Err(refused) => {
+                self.owes = false;
+                self.let_go();
+                match refused {
+                    Refused::For(why) => Some(left(why)),
+                    _ => None,
+                }
+            }
+        }
+    }
+
+    fn wait(&mut self, now: Instant) {
+        self.tries = (self.tries + 1).min(16);
+        self.trim_at = Some(now + (WAIT_FIRST * (1 << self.tries)).min(WAIT_MAX));
+    }
+}

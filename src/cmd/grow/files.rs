@@ -1,0 +1,250 @@
+//! The files that are being written, and what is done for each.
+//!
+//! A file is remembered from its first growth on until nothing has happened to it for a while: bounded in number, and
+//! in descriptors. What we do to a file shows up as events of it, too: allocating and cutting as a modification, closing
+//! as a close. So nothing here relies on who did something, only on what the file is like now: a length that has
+//! not changed needs nothing, and only growth since the last close makes another close count.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use cowslip::growth::{Rule, Steps};
+use rustix::fs::{AtFlags, fstatvfs, statat};
+use rustix::process::{Resource, getrlimit};
+
+use super::entry::Entry;
+use super::target::{self, Handle, Id};
+use super::tell::{Event, Teller};
+use super::watch::{Batch, Change, Key, Watch};
+
+/// Files that are remembered.
+const FILES_MAX: usize = 4096;
+/// Files that are given space at a time.
+const HELD_MAX: u64 = 1024;
+/// Descriptors for each of these: one that does not count as open, one that does.
+const DESCRIPTORS: u64 = 2;
+/// What a file is taken to have grown by when it is first seen, if it is that long.
+const FIRST_GROWTH_BYTES: u64 = 1 << 20;
+/// So long it is tried at the end.
+const END_MAX: Duration = Duration::from_secs(2);
+
+/// What is done with all files.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// How much is allocated.
+    pub rule: Rule,
+    /// A file that nothing has happened to for so long is forgotten, and what was kept for it given back.
+    pub idle: Duration,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub struct Files {
+    settings: Settings,
+    entries: HashMap<Key, Entry>,
+    /// Those that have lost their name and owe something, and what they were called.
+    orphans: Vec<(String, Entry)>,
+    held_max: usize,
+    has_warned: bool,
+    has_seen_any: bool,
+}
+
+fn name(watch: &Watch, key: &Key) -> String {
+    let path = watch.directory(key.0).path.join(&key.1);
+    path.display().to_string()
+}
+
+impl Files {
+    /// None so far.
+    pub fn new(settings: Settings) -> Files {
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let held = (descriptors / 2 / DESCRIPTORS).clamp(1, HELD_MAX);
+        Files {
+            settings,
+            entries: HashMap::new(),
+            orphans: Vec::new(),
+            held_max: usize::try_from(held).unwrap_or(1),
+            has_warned: false,
+            has_seen_any: false,
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Entry> {
+        let orphans = self.orphans.iter().map(|(_, entry)| entry);
+        self.entries.values().chain(orphans)
+    }
+
+    /// Whether there was a file, and all is settled and quiet.
+    pub fn are_done(&self) -> bool {
+        self.has_seen_any && self.all().next().is_none()
+    }
+
+    /// Bytes behind the ends of all files.
+    fn held_bytes(&self) -> u64 {
+        self.all().map(Entry::held_bytes).sum()
+    }
+
+    /// When something is to be done although nothing happens.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let idle = self.settings.idle;
+        self.all().filter_map(|entry| entry.deadline(idle)).min()
+    }
+
+    /// Does what follows from a batch.
+    pub fn take(&mut self, watch: &Watch, batch: &Batch, teller: &mut Teller) {
+        let now = Instant::now();
+        for (key, change) in &batch.changes {
+            self.look(watch, key, *change, (now, teller));
+        }
+        if batch.has_lost {
+            let anything = Change {
+                is_modified: true,
+                is_closed: true,
+            };
+            let keys: Vec<Key> = self.entries.keys().cloned().collect();
+            for key in keys {
+                self.look(watch, &key, anything, (now, teller));
+            }
+        }
+    }
+
+    fn look(
+        &mut self,
+        watch: &Watch,
+        key: &Key,
+        change: Change,
+        (now, teller): (Instant, &mut Teller),
+    ) {
+        let directory = watch.directory(key.0).handle();
+        let found = statat(directory, &key.1, AtFlags::SYMLINK_NOFOLLOW);
+        let Some(stat) = found.ok().filter(target::is_regular) else {
+            return self.detach(watch, key, now);
+        };
+        let (id, size) = (target::id(&stat), target::size(&stat));
+        if self.entries.get(key).is_some_and(|known| known.id != id) {
+            self.detach(watch, key, now);
+        }
+        if !self.admit(key, (id, size), change, now) {
+            return;
+        }
+        let may_hold = self.all().filter(|entry| entry.is_held()).count() < self.held_max;
+        let held = self.held_bytes();
+        let Some(entry) = self.entries.get_mut(key) else {
+            return;
+        };
+        let grown = entry.take_size(size, now);
+        let mut events = Vec::new();
+        if grown > 0 && entry.wants_space(change.is_closed, now) {
+            if may_hold || entry.is_held() {
+                // What is ahead of need is not free, and not taken either: both count, so that all files
+                // together leave room.
+                let free = fstatvfs(directory).ok();
+                let free = free.map(|free| free.f_bavail.saturating_mul(free.f_frsize));
+                let free = free.map(|free| free.saturating_sub(held));
+                let find = || Handle::find(directory, &key.1);
+                let first = entry.steps() == 0;
+                events.extend(entry.allocate(grown, free, find, now));
+                teller.summary.files += u64::from(first && entry.steps() > 0);
+            } else if !std::mem::replace(&mut self.has_warned, true) {
+                let why = format!("{} others are given space already", self.held_max);
+                events.push(Event::LeftAlone { why });
+            }
+        }
+        if change.is_closed {
+            events.extend(entry.closed(self.settings.idle, now));
+        }
+        for event in events {
+            teller.tell(&name(watch, key), &event);
+        }
+        teller.summary.held_max = teller.summary.held_max.max(self.held_bytes());
+    }
+
+    /// Whether the file is one of ours, from now on if need be.
+    fn admit(&mut self, key: &Key, (id, size): (Id, u64), change: Change, now: Instant) -> bool {
+        if self.entries.contains_key(key) {
+            return true;
+        }
+        // It has come back by another name.
+        if let Some(at) = self.orphans.iter().position(|(_, entry)| entry.id == id) {
+            let (_, entry) = self.orphans.swap_remove(at);
+            self.entries.insert(key.clone(), entry);
+            return true;
+        }
+        // What is that small is written at once, as a rule.
+        if !change.is_modified || size < Steps::DYNAMIC.first_bytes {
+            return false;
+        }
+        if self.entries.len() >= FILES_MAX {
+            self.entries.retain(|_, entry| entry.owes());
+        }
+        if self.entries.len() >= FILES_MAX {
+            return false;
+        }
+        self.has_seen_any = true;
+        // How fast it grows is not known; that it does, is.
+        let before = size.saturating_sub(FIRST_GROWTH_BYTES);
+        let entry = Entry::new(id, before, self.settings.rule, now);
+        self.entries.insert(key.clone(), entry);
+        true
+    }
+
+    /// The file has another name now, or none.
+    fn detach(&mut self, watch: &Watch, key: &Key, now: Instant) {
+        if let Some(mut entry) = self.entries.remove(key)
+            && entry.owes()
+            && !entry.is_deleted()
+        {
+            entry.orphaned(now);
+            self.orphans.push((name(watch, key), entry));
+        }
+    }
+
+    /// Does what is due, and forgets what is quiet.
+    pub fn tick(&mut self, watch: &Watch, teller: &mut Teller) {
+        let now = Instant::now();
+        let named = self.entries.iter_mut();
+        for (key, entry) in named.filter(|(_, entry)| entry.is_due(now)) {
+            if let Some(event) = entry.give_back(now) {
+                teller.tell(&name(watch, key), &event);
+            }
+        }
+        for (name, entry) in self.orphans.iter_mut().filter(|(_, e)| e.is_due(now)) {
+            if let Some(event) = entry.give_back(now) {
+                teller.tell(name, &event);
+            }
+        }
+        let idle = self.settings.idle;
+        self.entries
+            .retain(|_, entry| !entry.is_forgotten(idle, now));
+        self.orphans.retain(|(_, e)| e.owes() && !e.is_deleted());
+    }
+
+    /// Gives back everything that nobody has open, and tells of the rest.
+    pub fn end(mut self, watch: &Watch, teller: &mut Teller) {
+        let named = self.entries.drain();
+        let mut rest: Vec<(String, Entry)> = named
+            .map(|(key, entry)| (name(watch, &key), entry))
+            .chain(self.orphans)
+            .filter(|(_, entry)| entry.owes())
+            .collect();
+        let begun = Instant::now();
+        while !rest.is_empty() && begun.elapsed() < END_MAX {
+            for (name, entry) in &mut rest {
+                if let Some(event) = entry.give_back(Instant::now()) {
+                    teller.tell(name, &event);
+                }
+            }
+            rest.retain(|(_, entry)| entry.owes() && !entry.is_deleted());
+            if !rest.is_empty() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+        for (name, entry) in &rest {
+            let event = Event::Left {
+                bytes: entry.held_bytes(),
+                why: "somebody has it open; 'cowslip grow --trim' gives it back later".to_string(),
+            };
+            teller.tell(name, &event);
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! One file that others write: opened without being led elsewhere, given space behind its end, and cut at its end
+//! when nobody has it open.
+//!
+//! No byte and no length that a program sees is ever changed. Space is allocated with `FALLOC_FL_KEEP_SIZE`, which
+//! touches neither. Giving it back is the dangerous part: a length that was read is old the moment somebody appends,
+//! and both `ftruncate` and a punched hole would then cut off what was written. So it is done under a lease
+//! ([`cowslip_queue::lease`]), which the kernel grants only while nobody else has the file open, and which holds
+//! up whoever opens it meanwhile.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use cowslip_queue::fiemap::{self, Flags};
+use cowslip_queue::lease;
+use rustix::fs::{
+    FallocateFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fallocate, fstat,
+    ftruncate, futimens, openat,
+};
+use rustix::io::Errno;
+
+/// Why a file is left alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// It is not there, or not any more.
+    Gone,
+    /// A directory, a symbolic link, a device …
+    NotRegular,
+    /// Somebody holds a lease on it, or runs it: for now.
+    Busy,
+    /// In words.
+    For(String),
+}
+
+/// What became of a request for space.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Allocated {
+    /// It is there.
+    All,
+    /// The file system, or a quota, is full; a part of it may be there.
+    Full,
+    /// In words: it will not be there the next time either.
+    Never(String),
+}
+
+/// What became of space behind the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trimmed {
+    /// The file ends where its space does.
+    Done {
+        /// The file's length.
+        size: u64,
+        /// What was given back.
+        given_back: u64,
+    },
+    /// Somebody has the file open.
+    InUse,
+}
+
+/// Which file it is, whatever its name.
+pub type Id = (u64, u64);
+
+/// Of this status.
+pub fn id(stat: &Stat) -> Id {
+    (stat.st_dev, stat.st_ino)
+}
+
+/// Its length in bytes.
+pub fn size(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_size).unwrap_or(0)
+}
+
+/// Whether it is a regular file.
+pub fn is_regular(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
+fn words(error: Errno) -> String {
+    cowslip::error::system_words(&io::Error::from(error))
+}
+
+/// A file by which it is known that it is the same, whatever its name, and that does not count as open.
+#[derive(Debug)]
+pub struct Handle(OwnedFd);
+
+/// Whether anybody else has a file open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Nobody.
+    Nobody,
+    /// Somebody.
+    Somebody,
+}
+
+fn refused(error: Errno) -> Refused {
+    match error {
+        Errno::NOENT | Errno::NXIO => Refused::Gone,
+        // NONBLOCK and somebody's lease; a program that runs.
+        Errno::AGAIN | Errno::TXTBSY => Refused::Busy,
+        error => Refused::For(words(error)),
+    }
+}
+
+impl Handle {
+    /// Of a regular file of a directory, not through a symbolic link. Has no effect on what it finds: opening a device
+    /// or a FIFO would have one.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find(directory: impl AsFd, name: &OsStr) -> Result<Handle, Refused> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let handle = openat(directory, name, flags, Mode::empty()).map_err(refused)?;
+        let handle = Handle(handle);
+        match is_regular(&handle.stat().map_err(refused)?) {
+            true => Ok(handle),
+            false => Err(Refused::NotRegular),
+        }
+    }
+
+    /// Its status.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn stat(&self) -> rustix::io::Result<Stat> {
+        fstat(&self.0)
+    }
+
+    /// Opens it for allocating, if space could be given back, too.
+    ///
+    /// # Errors
+    /// Why it is left alone.
+    pub fn open(&self) -> Result<(File, Use), Refused> {
+        let name = format!("/proc/self/fd/{}", self.0.as_raw_fd());
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let file = rustix::fs::open(name, flags, Mode::empty()).map_err(refused)?;
+        let file = File::from(file);
+        let used = match lease::take_alone(&file) {
+            Ok(Some(_)) => Use::Nobody,
+            Ok(None) => Use::Somebody,
+            Err(error) => {
+                let why = match error.raw_os_error() {
+                    Some(libc::EINVAL) => "its file system has no leases".to_string(),
+                    Some(libc::EACCES) => "it is another user's".to_string(),
+                    _ => cowslip::error::system_words(&error),
+                };
+                return Err(Refused::For(format!(
+                    "{why}, so that space could not be given back safely"
+                )));
+            }
+        };
+        Ok((file, used))
+    }
+}
+
+/// Allocates a range behind a file's end. Its length stays.
+pub fn allocate(file: &File, range: &Range<u64>) -> Allocated {
+    loop {
+        let len = range.end - range.start;
+        return match fallocate(file, FallocateFlags::KEEP_SIZE, range.start, len) {
+            Ok(()) => Allocated::All,
+            Err(Errno::INTR) => continue,
+            Err(Errno::NOSPC | Errno::DQUOT) => Allocated::Full,
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                Allocated::Never("its file system allocates nothing behind the end".to_string())
+            }
+            Err(error) => Allocated::Never(words(error)),
+        };
+    }
+}
+
+/// Gives back what lies behind the end, if nobody else has the file open.
+///
+/// # Errors
+/// The file system's.
+pub fn trim(file: &File) -> io::Result<Trimmed> {
+    let Some(lease) = lease::take_alone(file)? else {
+        return Ok(Trimmed::InUse);
+    };
+    // From here on nobody can be writing: the length stays what it is.
+    let before = fstat(file)?;
+    ftruncate(file, size(&before))?;
+    let after = fstat(file)?;
+    let time = |seconds, nanoseconds: u64| Timespec {
+        tv_sec: seconds,
+        tv_nsec: nanoseconds.cast_signed(),
+    };
+    let times = Timestamps {
+        last_access: time(before.st_atime, before.st_atime_nsec),
+        last_modification: time(before.st_mtime, before.st_mtime_nsec),
+    };
+    // Nothing of what the file holds was modified. Who may not set times still may give back space.
+    futimens(file, &times).ok();
+    drop(lease);
+    let blocks = u64::try_from(before.st_blocks - after.st_blocks).unwrap_or(0);
+    Ok(Trimmed::Done {
+        size: size(&before),
+        given_back: blocks * 512,
+    })
+}
+
+/// Bytes of space behind the block that the file ends in; `None` where the file system does not tell.
+pub fn beyond_end_bytes(file: &File) -> io::Result<Option<u64>> {
+    let stat = fstat(file)?;
+    let block = u64::try_from(stat.st_blksize).unwrap_or(4096).max(1);
+    let end = size(&stat).next_multiple_of(block);
+    let mut beyond = 0;
+    for record in fiemap::records(file, fiemap::Sync::No) {
+        let record = match record {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(None),
+            record => record?,
+        };
+        if !record.flags.has(Flags::INLINE) {
+            let until = record.logical + record.len;
+            beyond += until.saturating_sub(record.logical.max(end));
+        }
+    }
+    Ok(Some(beyond))
+}

@@ -1,0 +1,194 @@
+//! What `grow` says: a line for each file when its space is settled, or everything as lines of JSON.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use serde_json::json;
+
+use crate::output;
+use crate::size::human;
+
+/// How much is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Lines for people.
+    Lines,
+    /// A line of JSON for each event.
+    Json,
+    /// Nothing but what goes wrong.
+    Nothing,
+}
+
+/// What happens to a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Event {
+    /// Space was allocated behind its end.
+    #[serde(rename_all = "kebab-case")]
+    Allocated {
+        /// Offset of the space.
+        start: u64,
+        /// How much.
+        bytes: u64,
+        /// The file's length then.
+        size: u64,
+    },
+    /// What was left behind its end is free again.
+    #[serde(rename_all = "kebab-case")]
+    GivenBack {
+        /// How much.
+        bytes: u64,
+        /// The file's length.
+        size: u64,
+        /// Steps since it was first seen.
+        steps: u64,
+    },
+    /// It is opened and closed all the time: its space stays for now.
+    #[serde(rename_all = "kebab-case")]
+    Kept {
+        /// How much.
+        bytes: u64,
+        /// The file's length.
+        size: u64,
+    },
+    /// It gets no space.
+    #[serde(rename_all = "kebab-case")]
+    LeftAlone {
+        /// In words.
+        why: String,
+    },
+    /// What lies behind its end could not be given back.
+    #[serde(rename_all = "kebab-case")]
+    Left {
+        /// How much.
+        bytes: u64,
+        /// In words.
+        why: String,
+    },
+}
+
+/// What came of all of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Summary {
+    /// Files that were given space.
+    pub files: u64,
+    /// Allocations.
+    pub steps: u64,
+    /// What was allocated.
+    pub allocated: u64,
+    /// What was given back.
+    pub given_back: u64,
+    /// What still lies behind ends.
+    pub left: u64,
+    /// The most that lay behind all ends at a time.
+    pub held_max: u64,
+}
+
+/// Says it.
+#[derive(Debug)]
+pub struct Teller {
+    told: Told,
+    /// So far.
+    pub summary: Summary,
+}
+
+impl Teller {
+    /// Nothing is said so far.
+    pub fn new(told: Told) -> Teller {
+        Teller {
+            told,
+            summary: Summary::default(),
+        }
+    }
+
+    /// From now on nothing is missed.
+    pub fn begin(&self, paths: &[PathBuf]) {
+        let paths = paths.iter().map(|path| path.display().to_string());
+        let paths: Vec<String> = paths.collect();
+        match self.told {
+            Told::Json => output::print(&format!("{}\n", json!({ "watching": paths }))),
+            Told::Lines => output::print(&format!("watching {}\n", paths.join(", "))),
+            Told::Nothing => return,
+        }
+        output::flush();
+    }
+
+    /// Something has happened to the file of this name.
+    pub fn tell(&mut self, name: &str, event: &Event) {
+        match event {
+            Event::Allocated { bytes, .. } => {
+                self.summary.steps += 1;
+                self.summary.allocated += bytes;
+            }
+            Event::GivenBack { bytes, .. } => self.summary.given_back += bytes,
+            Event::Left { bytes, .. } => self.summary.left += bytes,
+            Event::Kept { .. } | Event::LeftAlone { .. } => {}
+        }
+        match self.told {
+            Told::Json => {
+                let mut line = json!({ "file": name });
+                if let (Some(line), Ok(event)) = (line.as_object_mut(), serde_json::to_value(event))
+                    && let Some(event) = event.as_object()
+                {
+                    line.extend(event.clone());
+                }
+                output::print(&format!("{line}\n"));
+                output::flush();
+            }
+            Told::Lines => {
+                if let Some(line) = line(event) {
+                    output::print(&format!("{name}: {line}\n"));
+                    output::flush();
+                }
+            }
+            Told::Nothing => {}
+        }
+        if let (Event::Left { .. }, Told::Json | Told::Nothing) = (event, self.told)
+            && let Some(line) = line(event)
+        {
+            output::warn(&format!("{name}: {line}"));
+        }
+    }
+
+    /// The end.
+    pub fn end(&self) {
+        let Summary {
+            files,
+            steps,
+            allocated,
+            given_back,
+            left,
+            held_max,
+        } = self.summary;
+        match self.told {
+            Told::Json => output::print(&format!("{}\n", json!({ "summary": self.summary }))),
+            Told::Lines => output::print(&format!(
+                "{files} files, {steps} steps, {} allocated ahead, {} at most at a time, {} given back, {} left\n",
+                human(allocated),
+                human(held_max),
+                human(given_back),
+                human(left)
+            )),
+            Told::Nothing => {}
+        }
+    }
+}
+
+fn line(event: &Event) -> Option<String> {
+    Some(match event {
+        Event::Allocated { .. } => return None,
+        Event::GivenBack { bytes, size, steps } => format!(
+            "{} long, {steps} steps, {} given back",
+            human(*size),
+            human(*bytes)
+        ),
+        Event::Kept { bytes, size } => format!(
+            "{} long, opened and closed all the time: {} stay behind its end for now",
+            human(*size),
+            human(*bytes)
+        ),
+        Event::LeftAlone { why } => format!("left alone: {why}"),
+        Event::Left { bytes, why } => format!("{} stay behind its end: {why}", human(*bytes)),
+    })
+}

@@ -1,0 +1,99 @@
+//! `grow --trim`: what lies behind the ends of files is given back once, whoever has allocated it.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+
+use super::shown;
+use super::target::{self, Handle, Refused, Trimmed};
+use super::tell::{Event, Teller};
+use crate::error::CommandError;
+
+/// Of named files, and of all regular files of directories.
+///
+/// # Errors
+/// What was named is not there, or is neither.
+pub fn run(paths: &[PathBuf], teller: &mut Teller) -> Result<(), CommandError> {
+    for path in paths {
+        let failed = |error: std::io::Error| {
+            let words = cowslip::error::system_words(&error);
+            CommandError::new(format!("Could not open '{}': {words}", path.display()))
+        };
+        let parent = path
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty());
+        if std::fs::symlink_metadata(path).map_err(failed)?.is_dir() {
+            let directory = open_directory(path).map_err(failed)?;
+            for found in std::fs::read_dir(path).map_err(failed)? {
+                let name = found.map_err(failed)?.file_name();
+                let shown = shown(&path.join(&name));
+                match trim(&directory, &name, &shown, teller) {
+                    Ok(()) | Err(Refused::Gone | Refused::NotRegular) => {}
+                    Err(refused) => teller.tell(&shown, &left_alone(refused)),
+                }
+            }
+        } else {
+            let directory = open_directory(parent.unwrap_or(Path::new("."))).map_err(failed)?;
+            let name = path.file_name().unwrap_or(OsStr::new("."));
+            trim(&directory, name, &shown(path), teller).map_err(|refused| {
+                let why = match refused {
+                    Refused::NotRegular => "it is not a regular file".to_string(),
+                    refused => words(refused),
+                };
+                CommandError::new(format!("Could not trim '{}': {why}", path.display()))
+            })?;
+        }
+    }
+    teller.end();
+    Ok(())
+}
+
+fn open_directory(path: &Path) -> std::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+}
+
+fn words(refused: Refused) -> String {
+    match refused {
+        Refused::Gone => "it is gone".to_string(),
+        Refused::NotRegular => "it is not a regular file".to_string(),
+        Refused::Busy => "it is busy".to_string(),
+        Refused::For(why) => why,
+    }
+}
+
+fn left_alone(refused: Refused) -> Event {
+    Event::LeftAlone {
+        why: words(refused),
+    }
+}
+
+fn trim(
+    directory: impl AsFd,
+    name: &OsStr,
+    shown: &str,
+    teller: &mut Teller,
+) -> Result<(), Refused> {
+    let handle = Handle::find(directory, name)?;
+    let (file, _) = handle.open()?;
+    let failed = |error: std::io::Error| Refused::For(cowslip::error::system_words(&error));
+    let beyond = target::beyond_end_bytes(&file).map_err(failed)?;
+    if beyond == Some(0) {
+        return Ok(());
+    }
+    let event = match target::trim(&file).map_err(failed)? {
+        Trimmed::Done { size, given_back } => Event::GivenBack {
+            bytes: given_back,
+            size,
+            steps: 0,
+        },
+        Trimmed::InUse => Event::Left {
+            bytes: beyond.unwrap_or(0),
+            why: "somebody has it open".to_string(),
+        },
+    };
+    teller.tell(shown, &event);
+    Ok(())
+}
