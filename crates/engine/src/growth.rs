@@ -65,10 +65,11 @@ pub struct Steps {
     pub doubling_bytes: u64,
     /// From there on it is this part of the file's length: 2 for a half.
     pub file_fraction: u64,
-    /// Whoever has grown by so much gets at least a part of the free space that nobody misses.
-    pub ample_from_bytes: u64,
-    /// That part: 1024 for a thousandth; `u64::MAX` for none.
+    /// A step is longer than that where space is ample: this part of what is free, which nobody misses. `u64::MAX`
+    /// for none.
     pub ample_fraction: u64,
+    /// But no more than so many times what all steps before it have come to.
+    pub leap_times: u64,
     /// The largest step.
     pub max_bytes: u64,
     /// The largest step where the free space is not known.
@@ -78,15 +79,17 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Doubling from 64 KiB to 4 MiB, then half of the file up to 8 GiB, XFS's largest extent; at most a sixteenth
-    /// of the free space. docs/writers.md tells what other steps come to.
+    /// Doubling from 64 KiB to 4 MiB, then half of the file; a thousandth of the free space where that is more, in leaps of
+    /// 64 times; up to 8 GiB, and a little less: XFS's largest extent is one block shorter, and a step of 8 GiB would
+    /// make two. At most a sixteenth of the free space. docs/writers.md tells how these were found, and what others
+    /// come to.
     pub const DYNAMIC: Steps = Steps {
         first_bytes: 64 << 10,
         doubling_bytes: 4 << 20,
         file_fraction: 2,
-        ample_from_bytes: 0,
-        ample_fraction: u64::MAX,
-        max_bytes: 8 << 30,
+        ample_fraction: 1024,
+        leap_times: 64,
+        max_bytes: (8 << 30) - (2 << 20),
         blind_bytes: 64 << 20,
         free_fraction: 16,
     };
@@ -104,10 +107,8 @@ impl Steps {
         } else {
             (now.file_bytes / self.file_fraction).max(self.doubling_bytes)
         };
-        let ample = match now.free_bytes {
-            Some(free) if now.grown_bytes >= self.ample_from_bytes => free / self.ample_fraction,
-            _ => 0,
-        };
+        let ample = now.free_bytes.unwrap_or(0) / self.ample_fraction;
+        let ample = ample.min(now.grown_bytes.saturating_mul(self.leap_times));
         by_size.max(ample).min(self.max_bytes)
     }
 
@@ -257,19 +258,29 @@ mod tests {
 
     #[test]
     fn steps_double_and_then_follow_the_size_of_the_file() {
-        assert_eq!(
-            steps(Rule::DYNAMIC, 32 << 20, AMPLE),
-            [
-                64, 64, 128, 256, 512, 1024, 2048, 4096, 4096, 6144, 9216, 13824
-            ]
-        );
+        let doubled = [
+            64, 64, 128, 256, 512, 1024, 2048, 4096, 4096, 6144, 9216, 13824,
+        ];
+        assert_eq!(steps(Rule::DYNAMIC, 32 << 20, None), doubled);
+        // Where a thousandth of the free space is less.
+        assert_eq!(steps(Rule::DYNAMIC, 1 << 20, Some(64 << 20)), doubled[..5]);
         let now = Situation {
             file_bytes: 1 << 50,
             grown_bytes: 1 << 50,
             free_bytes: AMPLE,
             needed_bytes: 4096,
         };
-        assert_eq!(Steps::DYNAMIC.next_bytes(&now), 8 << 30);
+        assert_eq!(Steps::DYNAMIC.next_bytes(&now), (8 << 30) - (2 << 20));
+    }
+
+    #[test]
+    fn where_space_is_ample_steps_leap() {
+        const GIB: u64 = 1 << 20;
+        let told = steps(Rule::DYNAMIC, 4 << 30, AMPLE);
+        assert_eq!(told, [64, 4096, 65 * 4096, GIB, GIB, 1_191_968, 1_787_952]);
+        // The rule, so that nobody has to trust the numbers.
+        let huge = steps(Rule::DYNAMIC, 1 << 30, Some(16 << 40));
+        assert_eq!(huge, [64, 4096, 65 * 4096, 8 * GIB - 2048]);
     }
 
     #[test]
@@ -304,10 +315,10 @@ mod tests {
     #[test]
     fn whoever_looks_from_time_to_time_is_ahead_of_what_came_since() {
         let mut ahead = Ahead::new(Rule::DYNAMIC, 10 << 20);
-        let step = ahead.next(10 << 20, 3 << 20, Refill::WhenHalfUsed, AMPLE);
+        let step = ahead.next(10 << 20, 3 << 20, Refill::WhenHalfUsed, None);
         assert_eq!(step, Some(10 << 20..13 << 20));
         ahead.granted(&step.unwrap());
-        let next = |ahead: &Ahead, at: u64| ahead.next(at, 0, Refill::WhenHalfUsed, AMPLE);
+        let next = |ahead: &Ahead, at: u64| ahead.next(at, 0, Refill::WhenHalfUsed, None);
         assert_eq!(next(&ahead, 11 << 20), None);
         assert_eq!(next(&ahead, 12 << 20), Some(13 << 20..16 << 20));
         assert_eq!(ahead.held_bytes(12 << 20), 1 << 20);
@@ -315,7 +326,7 @@ mod tests {
         assert_eq!(next(&ahead, 20 << 20), Some(20 << 20..27 << 20));
         ahead.trimmed(1 << 20, Cut::Shorter);
         assert_eq!(ahead.held_bytes(1 << 20), 0);
-        let first = ahead.next(1 << 20, 4096, Refill::WhenUsedUp, AMPLE);
+        let first = ahead.next(1 << 20, 4096, Refill::WhenUsedUp, None);
         assert_eq!(first, Some(1 << 20..(1 << 20) + (64 << 10)));
     }
 

@@ -192,10 +192,15 @@ fn candidates() -> Vec<Candidate> {
         ..Steps::DYNAMIC
     };
     let steps = |steps| Allocation::Direct(Rule::Dynamic(steps));
-    let ample = |part| {
+    // What XFS's longest extent is not.
+    let steps_of_8_gib = steps(Steps {
+        max_bytes: 8 << 30,
+        ..Steps::DYNAMIC
+    });
+    let ample = |ample_fraction, leap_times| {
         steps(Steps {
-            ample_from_bytes: 256 << 10,
-            ample_fraction: part,
+            ample_fraction,
+            leap_times,
             ..plain
         })
     };
@@ -218,10 +223,11 @@ fn candidates() -> Vec<Candidate> {
             }),
         ),
         ("both", steps(plain)),
-        ("both, free/4096", ample(4096)),
-        ("both, free/1024", ample(1024)),
-        ("both, free/256", ample(256)),
-        ("ours", Allocation::Direct(Rule::DYNAMIC)),
+        ("leaps, free/4096", ample(4096, 64)),
+        ("leaps, free/1024", ample(1024, 64)),
+        ("leaps, free/256", ample(256, 64)),
+        ("leaps of 16", ample(1024, 16)),
+        ("leaps of 8 GiB", steps_of_8_gib),
         ("XFS, delayed", Allocation::Xfs),
     ];
     let all = all.map(|(name, allocation)| Candidate { name, allocation });
@@ -478,6 +484,6 @@ mod tests {
         assert_eq!(of("fixed 1 GiB").extents_median, 64.0);
         assert!(of("none").extents_median > 10_000.0);
         assert!(of("both").extents_max < 48.0);
-        assert!(of("both, free/1024").over_perfect <= 1.5);
+        assert!(of("leaps, free/1024").over_perfect <= 1.5);
     }
 }

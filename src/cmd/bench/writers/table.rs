@@ -99,7 +99,7 @@ pub struct Layout {
     cell: usize,
 }
 
-const COLUMNS: [(&str, usize); 10] = [
+const COLUMNS: [(&str, usize); 11] = [
     ("files", 5),
     ("extents min/med/max", 20),
     ("perfect", 7),
@@ -110,6 +110,7 @@ const COLUMNS: [(&str, usize); 10] = [
     ("peak MiB", 8),
     ("lost KiB", 8),
     ("short", 5),
+    ("groups", 6),
 ];
 
 impl Layout {
@@ -152,6 +153,8 @@ impl Layout {
             format!("{:.1}", row.peak_unused_mib.max),
             format!("{:.0}", row.lost_kib),
             row.short_of_space.to_string(),
+            row.groups
+                .map_or("-".to_string(), |groups| groups.to_string()),
         ];
         self.line(&row.place, &row.cell, &fields)
     }
