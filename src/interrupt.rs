@@ -24,6 +24,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
 static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+static TREES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 static CHILDREN: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 /// What is printed on standard output; held while more than that is printed.
 static PRINTED: Mutex<Option<String>> = Mutex::new(None);
@@ -41,6 +42,8 @@ const ERASE_LINE: &str = "\r\x1b[K";
 const PRINTING_MAX: Duration = Duration::from_secs(1);
 /// The signal of a terminal reaches every process within that time, if one has already died of it.
 const SIGNAL_WITHIN: Duration = Duration::from_millis(300);
+/// A tree in which somebody makes files is tried to be removed so often.
+const TREE_TRIES: usize = 100;
 static WATCH: Once = Once::new();
 
 type Act = Box<dyn FnOnce() + Send>;
@@ -51,6 +54,12 @@ fn act() -> MutexGuard<'static, Option<Act>> {
 
 fn files() -> MutexGuard<'static, Vec<PathBuf>> {
     FILES
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn trees() -> MutexGuard<'static, Vec<PathBuf>> {
+    TREES
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
@@ -224,6 +233,29 @@ impl Drop for RemovedOnInterrupt {
     }
 }
 
+/// A directory of ours that an interruption removes with all that is in it while this value lives.
+#[derive(Debug)]
+pub struct TreeRemovedOnInterrupt {
+    path: PathBuf,
+}
+
+impl TreeRemovedOnInterrupt {
+    /// Lists a directory.
+    pub fn new(path: &Path) -> TreeRemovedOnInterrupt {
+        WATCH.call_once(watch);
+        trees().push(path.to_path_buf());
+        TreeRemovedOnInterrupt {
+            path: path.to_path_buf(),
+        }
+    }
+}
+
+impl Drop for TreeRemovedOnInterrupt {
+    fn drop(&mut self) {
+        trees().retain(|path| *path != self.path);
+    }
+}
+
 /// A process that an interruption kills while this value lives, which ends with the wait for the process.
 #[derive(Debug)]
 pub struct KilledOnInterrupt {
@@ -284,6 +316,14 @@ fn end_by(signal: i32) {
     for child in children.iter() {
         // It may have ended.
         kill_process(*child, rustix::process::Signal::KILL).ok();
+    }
+    for tree in trees().iter() {
+        // Whoever writes there goes on until the process ends.
+        for _ in 0..TREE_TRIES {
+            if std::fs::remove_dir_all(tree).is_ok() {
+                break;
+            }
+        }
     }
     // A file that is finished just now goes too: whoever interrupts does not want it.
     // What was listed last lies in what was listed first.

@@ -520,6 +520,71 @@ fn an_interruption_ends_the_json_in_order() {
 }
 
 #[test]
+fn the_table_of_writers_tells_extents_and_space() {
+    let dir = scratch();
+    let mut command = cowslip();
+    command.args("bench writers --json --size 64M --runs 1 --cells".split(' '));
+    let table = json(command.arg("stream direct 4 ").arg("--dir").arg(dir.path()));
+    assert_eq!(table["interrupted"], false);
+    let rows = table["rows"].as_array().unwrap();
+    let of = |help: &str| {
+        let cell = format!("stream direct 4 {help}");
+        let row = rows.iter().find(|row| row["cell"] == cell.as_str());
+        row.unwrap_or_else(|| panic!("{help}: {table}"))
+    };
+    for help in ["none", "fixed=1M", "dynamic", "grow"] {
+        let row = of(help);
+        assert_eq!(row["files"], 4);
+        assert_eq!(row["lost-kib"], 0.0, "{row}");
+        assert_eq!(row["short-of-space"], 0);
+        let extents = row["extents"]["median"].as_f64().unwrap();
+        assert!((1.0..=256.0).contains(&extents), "{row}");
+        assert_eq!(row["runs"][0]["bytes"], 64 << 20);
+    }
+    assert!(of("dynamic")["peak-unused-mib"]["max"].as_f64().unwrap() > 0.0);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn interrupted_writers_leave_nothing() {
+    let dir = scratch();
+    let words = [
+        "writers", "--runs", "1", "--size", "4G", "--cells", "stream",
+    ];
+    let mut table = begin(&words, dir.path());
+    let found = |at: &Path| std::fs::read_dir(at).unwrap().next().is_some();
+    while !found(dir.path()) {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    interrupt(&table);
+    let status = table.wait().unwrap();
+    assert!(status.signal().is_some(), "{status}");
+    assert!(!found(dir.path()));
+}
+
+#[test]
+fn the_model_of_writers_tells_its_error() {
+    let told = json(cowslip().args("bench writers --model --json".split(' ')));
+    let error = told["fit"]["error"].as_f64().unwrap();
+    assert_eq!(told["fit"]["is-sketch"], error > 0.25);
+    let rows = told["rows"].as_array().unwrap();
+    // The sizes of the mail that asked first: near what is possible, where its own rule is not.
+    for writers in [4, 16, 64] {
+        let over_perfect = |rule: &str| {
+            let scene = format!("{writers} x 64 GiB, 15 TiB");
+            let row = rows
+                .iter()
+                .find(|r| r["scene"] == scene.as_str() && r["rule"] == rule);
+            row.unwrap_or_else(|| panic!("{scene} {rule}"))["over-perfect"]
+                .as_f64()
+                .unwrap()
+        };
+        assert!(over_perfect("ours") <= 1.5);
+        assert!(over_perfect("seed: both") > 1.5);
+    }
+}
+
+#[test]
 fn peers_take_part_if_they_are_named() {
     let without = tiny_table("steady --requests=64 --depths=32 --cells=64K, --peers=none");
     let cell = "64K, filled, depth 32, reads";
@@ -580,6 +645,12 @@ fn tables_refuse_what_they_cannot_do() {
         ("flush --cells=nothing", "No cell has a name"),
         ("flush --dir=/nonexistent", "/nonexistent"),
         ("flush --quick --size=1G", "cannot be used with"),
+        ("writers --runs=0", "--runs expects a number above 0"),
+        ("writers --size=1k", "Invalid size"),
+        ("writers --cells=none-such", "No cell"),
+        ("writers --loop=zfs", "--loop expects"),
+        ("writers --model --fit=/nonexistent", "Could not read"),
+        ("writers --model --fit=/proc/version", "These are no rows"),
         ("flush --conditions=seed", "has no source"),
         ("flush --peers=qemu-nbd", "--peers: 'qemu-nbd'"),
         ("discard --peers=none,qemu-nbd", "--peers: 'none'"),

@@ -125,6 +125,15 @@ impl Recipe {
     }
 }
 
+/// The file that a file system is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Below {
+    /// Written throughout.
+    Written,
+    /// A hole.
+    Sparse,
+}
+
 /// A directory on a file system of a known kind.
 pub struct Place {
     /// The file system, for the table.
@@ -143,6 +152,23 @@ impl Place {
     /// # Errors
     /// What went wrong, with the program that said so.
     pub fn mount_new(recipe: &Recipe, directory: &Path, size: u64) -> Result<Place, String> {
+        Place::mount_on(recipe, directory, (size, Below::Written))
+    }
+
+    /// The same on a sparse file: for what is about layout, not about time. The size may be more than there is; what
+    /// is written has to fit.
+    ///
+    /// # Errors
+    /// What went wrong, with the program that said so.
+    pub fn mount_sparse(recipe: &Recipe, directory: &Path, size: u64) -> Result<Place, String> {
+        Place::mount_on(recipe, directory, (size, Below::Sparse))
+    }
+
+    fn mount_on(
+        recipe: &Recipe,
+        directory: &Path,
+        (size, below): (u64, Below),
+    ) -> Result<Place, String> {
         let mount_point = own(directory, &recipe.kind);
         fs::create_dir_all(directory).map_err(|e| e.to_string())?;
         create(&mount_point)?;
@@ -154,7 +180,11 @@ impl Place {
             device: None,
         };
         let file = own(directory, "filesystem");
-        let outcome = place.mount(recipe, &file, size);
+        let made = match below {
+            Below::Written => populate(&file, size),
+            Below::Sparse => make_sparse(&file, size),
+        };
+        let outcome = made.and_then(|()| place.mount(recipe, &file, below));
         fs::remove_file(&file).map_err(|e| e.to_string())?;
         outcome.map(|()| place)
     }
@@ -216,32 +246,37 @@ impl Place {
         filled.map_err(|e| failed(e.into()))
     }
 
-    fn mount(&mut self, recipe: &Recipe, file: &Path, size: u64) -> Result<(), String> {
-        populate(file, size)?;
+    fn mount(&mut self, recipe: &Recipe, file: &Path, below: Below) -> Result<(), String> {
         let mut losetup = Command::new("losetup");
         losetup
             .args(["--find", "--show", "--direct-io=on"])
             .arg(file);
         let device = output(&mut losetup)?.trim().to_string();
-        let outcome = self.make_and_mount(recipe, &device);
+        let outcome = self.make_and_mount(recipe, &device, below);
         self.device = Some(device.clone());
         // Detaches now if the mount failed, else together with the mount.
         output(Command::new("losetup").args(["--detach", &device]))?;
         outcome
     }
 
-    fn make_and_mount(&mut self, recipe: &Recipe, device: &str) -> Result<(), String> {
+    fn make_and_mount(
+        &mut self,
+        recipe: &Recipe,
+        device: &str,
+        below: Below,
+    ) -> Result<(), String> {
         let mut mkfs = Command::new(format!("mkfs.{}", recipe.kind));
-        match recipe.kind.as_str() {
-            "ext2" | "ext3" | "ext4" => mkfs.args([
+        match (recipe.kind.as_str(), below) {
+            // All inode tables of a large one would be hundreds of gigabytes.
+            ("ext2" | "ext3" | "ext4", Below::Sparse) => mkfs.args(["-q", "-F", "-E", "nodiscard"]),
+            ("ext2" | "ext3" | "ext4", Below::Written) => mkfs.args([
                 "-q",
                 "-F",
                 "-E",
                 "nodiscard,lazy_itable_init=0,lazy_journal_init=0",
             ]),
-            "xfs" => mkfs.args(["-q", "-f", "-K"]),
-            "btrfs" => mkfs.args(["-q", "-f", "-K"]),
-            other => return Err(format!("no recipe for file system {other}")),
+            ("xfs" | "btrfs", _) => mkfs.args(["-q", "-f", "-K"]),
+            (other, _) => return Err(format!("no recipe for file system {other}")),
         };
         if recipe.without_extents {
             mkfs.args(["-O", "^extent,^64bit"]);
@@ -254,6 +289,9 @@ impl Place {
         }
         output(mkfs.arg(device))?;
         let mut mount = Command::new("mount");
+        if below == Below::Sparse && recipe.kind == "ext4" {
+            mount.args(["-o", "noinit_itable"]);
+        }
         if let Some(size) = &recipe.allocsize {
             mount.args(["-o", &format!("allocsize={size}")]);
         }
@@ -291,6 +329,11 @@ fn own(directory: &Path, what: &str) -> PathBuf {
 fn create(directory: &Path) -> Result<(), String> {
     fs::create_dir(directory)
         .map_err(|e| format!("Could not create '{}': {e}", directory.display()))
+}
+
+fn make_sparse(path: &Path, size: u64) -> Result<(), String> {
+    let made = File::create(path).and_then(|file| file.set_len(size));
+    made.map_err(|e| format!("cannot make {}: {e}", path.display()))
 }
 
 /// Writes a file throughout with bytes that do not compress to nothing, and syncs it.

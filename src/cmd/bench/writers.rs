@@ -1,6 +1,6 @@
 //! `bench writers`: files that grow side by side in one directory, and how many pieces they end up in.
 //!
-//! `cell.rs` says what is measured, `stream.rs` writes raw files, `measure.rs` makes a run and looks at its files,
+//! `cell.rs` says what is measured, `stream.rs` writes raw files, `space.rs` only allocates, `measure.rs` makes a run and looks at its files,
 //! `table.rs` puts it in words. [`mod@model`] simulates what no machine here holds. The story is in docs/writers.md.
 
 use std::path::{Path, PathBuf};
@@ -19,6 +19,7 @@ use crate::progress::Progress;
 mod cell;
 mod measure;
 mod model;
+mod space;
 mod stream;
 mod table;
 
@@ -58,6 +59,9 @@ pub struct Args {
     /// Fit the model to the rows of this file, as --json has printed them, instead of those that it comes with
     #[arg(long, value_name = "FILE", requires = "model")]
     fit: Option<PathBuf>,
+    /// Allocate what 4, 16 and 64 writers of 64 GiB would, on sparse file systems of 15 TiB, and write nothing
+    #[arg(long, conflicts_with_all = ["size", "model"], requires = "loops")]
+    space: bool,
     /// Print the results as JSON, at the end
     #[arg(long)]
     json: bool,
@@ -76,7 +80,10 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
 
 fn measured(args: &Args) -> Result<(), CommandError> {
     let part = args.cells.as_deref().unwrap_or_default();
-    let mut cells = cell::all();
+    let mut cells = match args.space {
+        true => cell::of_space(),
+        false => cell::all(),
+    };
     cells.retain(|cell| cell.name().contains(part));
     if cells.is_empty() {
         let text = "No cell has a name with the text of --cells";
@@ -90,7 +97,10 @@ fn measured(args: &Args) -> Result<(), CommandError> {
     if args.runs == 0 {
         return Err(CommandError::new("--runs expects a number above 0"));
     }
-    let bytes = bytes_within("size", &args.size, 64 << 20..=1 << 42)?;
+    let bytes = match args.space {
+        true => space::FILE_BYTES,
+        false => bytes_within("size", &args.size, 64 << 20..=1 << 42)?,
+    };
     let recipes = args.loops.iter().map(|text| Recipe::parse(text));
     let recipes: Result<Vec<Recipe>, String> = recipes.collect();
     let recipes = recipes.map_err(CommandError::new)?;
@@ -127,7 +137,11 @@ fn places<'a>(
                     .dir
                     .first()
                     .map_or(temporary.as_path(), PathBuf::as_path);
-                Place::mount_new(recipe, parent, (bytes * FILESYSTEM_TIMES).max(1 << 30))
+                let size = (bytes * FILESYSTEM_TIMES).max(1 << 30);
+                match args.space {
+                    true => Place::mount_sparse(recipe, parent, space::FILESYSTEM_BYTES),
+                    false => Place::mount_new(recipe, parent, size),
+                }
             }
             (None, Some(dir)) => Place::here(&dir.display().to_string(), dir),
             (None, None) => Place::here("here", &temporary),

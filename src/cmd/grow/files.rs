@@ -45,6 +45,9 @@ pub struct Files {
     /// Those that have lost their name and owe something, and what they were called.
     orphans: Vec<(String, Entry)>,
     held_max: usize,
+    /// Of all files: bytes behind ends, and how many are held. Counted anew for each batch, and kept up within it.
+    held_bytes: u64,
+    held_files: usize,
     has_warned: bool,
     has_seen_any: bool,
 }
@@ -64,6 +67,8 @@ impl Files {
             entries: HashMap::new(),
             orphans: Vec::new(),
             held_max: usize::try_from(held).unwrap_or(1),
+            held_bytes: 0,
+            held_files: 0,
             has_warned: false,
             has_seen_any: false,
         }
@@ -79,11 +84,6 @@ impl Files {
         self.has_seen_any && self.all().next().is_none()
     }
 
-    /// Bytes behind the ends of all files.
-    fn held_bytes(&self) -> u64 {
-        self.all().map(Entry::held_bytes).sum()
-    }
-
     /// When something is to be done although nothing happens.
     pub fn next_deadline(&self) -> Option<Instant> {
         let idle = self.settings.idle;
@@ -93,6 +93,8 @@ impl Files {
     /// Does what follows from a batch.
     pub fn take(&mut self, watch: &Watch, batch: &Batch, teller: &mut Teller) {
         let now = Instant::now();
+        self.held_bytes = self.all().map(Entry::held_bytes).sum();
+        self.held_files = self.all().filter(|entry| entry.is_held()).count();
         for (key, change) in &batch.changes {
             self.look(watch, key, *change, (now, teller));
         }
@@ -127,8 +129,7 @@ impl Files {
         if !self.admit(key, (id, size), change, now) {
             return;
         }
-        let may_hold = self.all().filter(|entry| entry.is_held()).count() < self.held_max;
-        let held = self.held_bytes();
+        let may_hold = self.held_files < self.held_max;
         let Some(entry) = self.entries.get_mut(key) else {
             return;
         };
@@ -140,10 +141,13 @@ impl Files {
                 // together leave room.
                 let free = fstatvfs(directory).ok();
                 let free = free.map(|free| free.f_bavail.saturating_mul(free.f_frsize));
-                let free = free.map(|free| free.saturating_sub(held));
+                let free = free.map(|free| free.saturating_sub(self.held_bytes));
                 let find = || Handle::find(directory, &key.1);
-                let first = entry.steps() == 0;
+                let (first, was_held) = (entry.steps() == 0, entry.is_held());
+                let before = entry.held_bytes();
                 events.extend(entry.allocate(grown, free, find, now));
+                self.held_bytes += entry.held_bytes().saturating_sub(before);
+                self.held_files += usize::from(entry.is_held() && !was_held);
                 teller.summary.files += u64::from(first && entry.steps() > 0);
             } else if !std::mem::replace(&mut self.has_warned, true) {
                 let why = format!("{} others are given space already", self.held_max);
@@ -156,7 +160,7 @@ impl Files {
         for event in events {
             teller.tell(&name(watch, key), &event);
         }
-        teller.summary.held_max = teller.summary.held_max.max(self.held_bytes());
+        teller.summary.held_max = teller.summary.held_max.max(self.held_bytes);
     }
 
     /// Whether the file is one of ours, from now on if need be.

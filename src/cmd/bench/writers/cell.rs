@@ -1,6 +1,6 @@
 //! What is measured: patterns of writing, and what is done about the files' layout.
 
-use cowslip::growth::Rule;
+use cowslip::growth::{Rule, Steps};
 
 use crate::size;
 
@@ -10,6 +10,13 @@ pub const WRITE_BYTES: u64 = 64 << 10;
 pub const TORRENT_BYTES: u64 = 256 << 10;
 /// What 2 x 16 files of NFS clients got each in the mail that asked first, in bytes a second.
 const NFS_PACE: u64 = 3 << 20;
+
+/// The steps that were proposed in that mail: doubling to 4 MiB, then half of the file up to 8 GiB.
+pub const SEED_STEPS: Steps = Steps {
+    ample_fraction: u64::MAX,
+    max_bytes: 8 << 30,
+    ..Steps::DYNAMIC
+};
 
 /// How files are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +57,8 @@ pub enum Target {
     Buffered,
     /// qcow2 images, by this engine, directly.
     Qcow2,
+    /// Nothing: space is allocated, and no data written.
+    Space,
 }
 
 impl Target {
@@ -58,6 +67,7 @@ impl Target {
             Target::Direct => "direct",
             Target::Buffered => "buffered",
             Target::Qcow2 => "qcow2",
+            Target::Space => "space",
         }
     }
 }
@@ -82,6 +92,7 @@ impl Help {
         match self {
             Help::None | Help::Rule(Rule::None) => "none".to_string(),
             Help::Rule(Rule::Fixed(bytes)) => format!("fixed={}", short(bytes)),
+            Help::Rule(rule) if rule == Rule::Dynamic(SEED_STEPS) => "seed".to_string(),
             Help::Rule(Rule::Dynamic(_)) => "dynamic".to_string(),
             Help::Hint(bytes) => format!("hint={}", short(u64::from(bytes))),
             Help::Grow => "grow".to_string(),
@@ -190,13 +201,28 @@ pub fn all() -> Vec<Cell> {
     cells
 }
 
+/// Those that write nothing.
+pub fn of_space() -> Vec<Cell> {
+    let rules = [
+        Rule::Fixed(1 << 30),
+        Rule::Dynamic(SEED_STEPS),
+        Rule::DYNAMIC,
+    ];
+    let cells = [4, 16, 64].into_iter().flat_map(|writers| {
+        let cell = move |rule| Cell::new(Pattern::Stream, Target::Space, writers, Help::Rule(rule));
+        rules.map(cell)
+    });
+    cells.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn no_two_cells_have_one_name() {
-        let mut names: Vec<String> = all().iter().map(Cell::name).collect();
+        let cells = all().into_iter().chain(of_space());
+        let mut names: Vec<String> = cells.map(|cell| cell.name()).collect();
         assert!(names.contains(&"stream direct 4 dynamic".to_string()));
         assert!(names.contains(&"stream direct 64 fixed=1M".to_string()));
         assert!(names.contains(&"reopen buffered 32 none at 3MB/s".to_string()));

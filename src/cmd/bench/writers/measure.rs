@@ -13,12 +13,13 @@ use cowslip_queue::fiemap;
 use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate};
 
 use super::cell::{Cell, Help, Pattern, Target, WRITE_BYTES};
+use super::space;
 use super::stream::{Shared, Writers, watch_unused};
 use crate::cmd::extents::host::HostFile;
 use crate::cmd::extents::perfect::Perfect;
 use crate::cmd::grow::target::beyond_end_bytes;
 use crate::error::CommandError;
-use crate::interrupt::{KilledOnInterrupt, RemovedOnInterrupt};
+use crate::interrupt::{KilledOnInterrupt, RemovedOnInterrupt, TreeRemovedOnInterrupt};
 
 /// Reads of the way back.
 const READ_BYTES: usize = 1 << 20;
@@ -47,7 +48,7 @@ pub struct Measured {
     pub bytes: u64,
     /// Until all was written, closed and durable.
     pub write_seconds: f64,
-    /// One file after the other, from the device.
+    /// One file after the other, from the device; 0 if there is no data.
     pub read_seconds: f64,
     /// The most that was allocated and not used at a time, as seen every 20 ms.
     pub peak_unused: u64,
@@ -94,14 +95,14 @@ impl Bench<'_> {
     pub fn measure(&self, cell: &Cell, seed: u64) -> Result<Measured, CommandError> {
         let directory = self.directory.join("files");
         fs::create_dir(&directory).map_err(|e| failed("make a directory", &e))?;
-        let removed = RemovedOnInterrupt::new(&directory);
+        let removed = TreeRemovedOnInterrupt::new(&directory);
         let filler = match cell.pattern {
             Pattern::Full => Some(self.fill()?),
             _ => None,
         };
         let outcome = self.measure_in(&directory, cell, seed);
-        drop(removed);
         fs::remove_dir_all(&directory).map_err(|e| failed("remove files", &e))?;
+        drop(removed);
         if let Some(filler) = filler {
             fs::remove_file(filler.path()).map_err(|e| failed("remove a file", &e))?;
         }
@@ -140,6 +141,8 @@ impl Bench<'_> {
         let begun = Instant::now();
         let written = match cell.target {
             Target::Qcow2 => self.write_images(directory, cell),
+            Target::Space => space::allocate(cell, directory, seed)
+                .map_err(|e| failed(&format!("allocate '{}'", cell.name()), &e)),
             Target::Direct | Target::Buffered => {
                 let writers = Writers {
                     cell,
@@ -173,7 +176,9 @@ impl Bench<'_> {
             groups: None,
         };
         look(&files, &mut measured)?;
-        measured.read_seconds = read_all(&files).map_err(|e| failed("read back", &e))?;
+        if cell.target != Target::Space {
+            measured.read_seconds = read_all(&files).map_err(|e| failed("read back", &e))?;
+        }
         Ok(measured)
     }
 

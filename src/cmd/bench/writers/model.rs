@@ -187,21 +187,18 @@ struct Candidate {
 }
 
 fn candidates() -> Vec<Candidate> {
-    let plain = Steps {
-        ample_fraction: u64::MAX,
-        ..Steps::DYNAMIC
-    };
+    let plain = cell::SEED_STEPS;
     let steps = |steps| Allocation::Direct(Rule::Dynamic(steps));
     // What XFS's longest extent is not.
     let steps_of_8_gib = steps(Steps {
-        max_bytes: 8 << 30,
+        max_bytes: plain.max_bytes,
         ..Steps::DYNAMIC
     });
     let ample = |ample_fraction, leap_times| {
         steps(Steps {
             ample_fraction,
             leap_times,
-            ..plain
+            ..Steps::DYNAMIC
         })
     };
     let all = [
@@ -222,9 +219,9 @@ fn candidates() -> Vec<Candidate> {
                 ..plain
             }),
         ),
-        ("both", steps(plain)),
+        ("seed: both", steps(plain)),
         ("leaps, free/4096", ample(4096, 64)),
-        ("leaps, free/1024", ample(1024, 64)),
+        ("ours", Allocation::Direct(Rule::DYNAMIC)),
         ("leaps, free/256", ample(256, 64)),
         ("leaps of 16", ample(1024, 16)),
         ("leaps of 8 GiB", steps_of_8_gib),
@@ -268,8 +265,12 @@ fn scenes() -> Vec<(String, Scene)> {
     };
     let mut scenes = Vec::new();
     for writers in [4, 16, 64] {
-        let name = format!("{writers} x 64 GiB, 16 TiB");
-        scenes.push((name, scene(writers, 64 * GIB, 1 << 44, Pattern::Stream)));
+        let name = format!("{writers} x 64 GiB, 15 TiB");
+        let volume_bytes = super::space::FILESYSTEM_BYTES;
+        scenes.push((
+            name,
+            scene(writers, 64 * GIB, volume_bytes, Pattern::Stream),
+        ));
     }
     let more = [
         (
@@ -480,10 +481,11 @@ mod tests {
             let candidate = all.iter().find(|c| c.name == rule).unwrap();
             row(name, scene, candidate, &constants)
         };
+        assert_eq!(of("ours").scene, *name);
         // 4 x 64 GiB: 64 extents with allocsize=1g, 9 with dynamic steps, hundreds without.
         assert_eq!(of("fixed 1 GiB").extents_median, 64.0);
         assert!(of("none").extents_median > 10_000.0);
-        assert!(of("both").extents_max < 48.0);
-        assert!(of("leaps, free/1024").over_perfect <= 1.5);
+        assert!(of("seed: both").extents_max < 48.0);
+        assert!(of("ours").over_perfect <= 1.5);
     }
 }

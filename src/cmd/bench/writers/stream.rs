@@ -73,7 +73,7 @@ impl Writers<'_> {
     fn write_all(&self, number: usize, shared: &Shared) -> io::Result<Vec<PathBuf>> {
         let mut files = Vec::new();
         let mut left = self.bytes;
-        let mut draw = Draw(self.seed ^ (number as u64) << 32);
+        let mut draw = Draw::new(self.seed ^ (number as u64) << 32);
         while left > 0 {
             let bytes = match self.cell.pattern {
                 Pattern::Small => draw.small_file().min(left),
@@ -99,10 +99,16 @@ impl Writers<'_> {
 }
 
 /// SplitMix64.
-struct Draw(u64);
+pub struct Draw(u64);
 
 impl Draw {
-    fn next(&mut self) -> u64 {
+    /// From a seed.
+    pub fn new(seed: u64) -> Draw {
+        Draw(seed)
+    }
+
+    /// 64 random bits.
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -135,7 +141,7 @@ struct Writer<'a> {
 fn open(path: &Path, target: Target) -> io::Result<File> {
     let flags = match target {
         Target::Direct => OFlags::DIRECT,
-        Target::Buffered | Target::Qcow2 => OFlags::empty(),
+        Target::Buffered | Target::Qcow2 | Target::Space => OFlags::empty(),
     };
     let mut options = OpenOptions::new();
     options.create(true).truncate(false).write(true);
@@ -309,7 +315,11 @@ impl<'a> Writer<'a> {
     }
 }
 
-fn free_bytes(file: &File) -> io::Result<u64> {
+/// Free space of the file system.
+///
+/// # Errors
+/// Its.
+pub fn free_bytes(file: &File) -> io::Result<u64> {
     let told = rustix::fs::fstatvfs(file)?;
     Ok(told.f_bavail.saturating_mul(told.f_frsize))
 }

@@ -83,7 +83,10 @@ impl Row {
             ),
             mean_extent_mib: bytes as f64 / extents.max(1) as f64 / MIB,
             write_mib_s: of_runs(|run| run.bytes as f64 / MIB / run.write_seconds),
-            read_mib_s: of_runs(|run| run.bytes as f64 / MIB / run.read_seconds),
+            read_mib_s: of_runs(|run| match run.read_seconds > 0.0 {
+                true => run.bytes as f64 / MIB / run.read_seconds,
+                false => 0.0,
+            }),
             peak_unused_mib: of_runs(|run| run.peak_unused as f64 / MIB),
             lost_kib: runs.iter().map(|run| run.lost).sum::<u64>() as f64 / 1024.0,
             short_of_space: runs.iter().map(|run| run.short_of_space).sum(),
