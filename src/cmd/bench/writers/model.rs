@@ -92,7 +92,8 @@ fn scene_of(row: &RunRow, bytes: u64) -> Option<Scene> {
         _ => return None,
     };
     let allocation = match (cell.target, cell.help) {
-        (Target::Direct, Help::None) => Allocation::Direct(Rule::None),
+        (Target::Direct, Help::None) if is_xfs => Allocation::Direct(Rule::None),
+        (Target::Direct, Help::None) => Allocation::Ext4,
         (Target::Direct, Help::Rule(rule)) => Allocation::Direct(rule),
         (Target::Buffered, Help::None) if is_xfs => Allocation::Xfs,
         (Target::Buffered, Help::None) => Allocation::Delayed,
@@ -142,9 +143,9 @@ fn fit(runs: &Runs) -> Option<Fit> {
             .map(|(_, (row, scene))| median(&simulate(scene, constants, 1)) / row.extents.median);
         ratios.map(|ratio| ratio.ln().powi(2)).sum()
     };
-    let turns = [1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0];
+    let turns = [1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0];
     let candidates = turns.into_iter().flat_map(|writes_in_a_row| {
-        (18..27).map(move |shift| Constants {
+        (18..30).map(move |shift| Constants {
             writes_in_a_row,
             writeback_bytes: 1 << shift,
         })
@@ -303,6 +304,7 @@ fn row(name: &str, scene: &Scene, candidate: &Candidate, constants: &Constants) 
         Allocation::Direct(Rule::None) => false,
         Allocation::Direct(Rule::Fixed(bytes)) => bytes >= SAMPLE_BYTES,
         Allocation::Direct(Rule::Dynamic(_)) | Allocation::Delayed | Allocation::Xfs => true,
+        Allocation::Ext4 => false,
     };
     let is_extrapolated = !has_large_steps && scene.pattern != Pattern::Small;
     let bytes = match is_extrapolated {

@@ -23,6 +23,8 @@ pub struct Constants {
 pub enum Allocation {
     /// The writer, by a rule of the library, writing directly.
     Direct(Rule),
+    /// ext4, for direct writes: a window around each write that grows with the file.
+    Ext4,
     /// The file system, delayed until data is written back, with nothing ahead.
     Delayed,
     /// XFS, delayed and with its dynamic speculative preallocation.
@@ -197,6 +199,19 @@ fn xfs_ahead(file: &File, free_bytes: u64, volume_bytes: u64) -> u64 {
     ahead.max(LEAST)
 }
 
+/// `ext4_mb_normalize_request` of Linux 6.18: up to which offset a write to this one is given space. Powers of two up to
+/// 1 MiB, then aligned windows of 2, 4 and 8 MiB.
+fn ext4_window(end: u64) -> u64 {
+    const MIB: u64 = 1 << 20;
+    let window = match end {
+        0..=MIB => return end.next_power_of_two().max(16 << 10),
+        _ if end <= 4 * MIB => 2 * MIB,
+        _ if end <= 8 * MIB => 4 * MIB,
+        _ => 8 * MIB,
+    };
+    end.next_multiple_of(window)
+}
+
 struct Run<'a> {
     scene: &'a Scene,
     constants: &'a Constants,
@@ -210,7 +225,7 @@ impl Run<'_> {
     fn rule(&self) -> Rule {
         match self.scene.allocation {
             Allocation::Direct(rule) => rule,
-            Allocation::Delayed | Allocation::Xfs => Rule::None,
+            Allocation::Ext4 | Allocation::Delayed | Allocation::Xfs => Rule::None,
         }
     }
 
@@ -252,6 +267,10 @@ impl Run<'_> {
                     self.outcome.short_of_space += u64::from(self.unused > 0);
                 }
                 file.size = to;
+            }
+            Allocation::Ext4 => {
+                file.size = to;
+                file.grow(&mut self.space, ext4_window(to));
             }
             allocation => {
                 file.size = to;
@@ -296,6 +315,10 @@ impl Run<'_> {
             Pattern::Restart if !file.has_restarted && file.size * 2 >= file.goal => {
                 file.has_restarted = true;
                 self.cut(file, 0);
+            }
+            Pattern::Reopen if self.scene.allocation == Allocation::Ext4 => {
+                let size = file.size;
+                self.cut(file, size);
             }
             Pattern::Reopen if file.unused() > 0 => {
                 if let AtClose::Trim(closes) = at_close(Some(file.closes)) {
@@ -436,6 +459,22 @@ mod tests {
         assert_eq!(xfs_ahead(&file, volume, volume), 1 << 30);
         file.size = 32 << 10;
         assert_eq!(xfs_ahead(&file, volume, volume), 0);
+    }
+
+    #[test]
+    fn ext4_gives_a_direct_file_windows() {
+        // What real files of 8, 32 and 128 MiB have beside others: 8, 11 and 23 extents.
+        for (mebibytes, extents) in [(8, 8), (32, 11), (128, 23)] {
+            let scene = Scene {
+                bytes: mebibytes << 20,
+                ..scene(16, Allocation::Ext4, Pattern::Stream)
+            };
+            let mut constants = CONSTANTS;
+            constants.writes_in_a_row = 1.0;
+            let outcome = simulate(&scene, &constants, 1);
+            let most = outcome.files.iter().map(|(_, extents)| *extents).max();
+            assert_eq!(most, Some(extents), "{mebibytes}");
+        }
     }
 
     #[test]
