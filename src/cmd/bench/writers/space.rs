@@ -43,7 +43,9 @@ pub fn allocate(cell: &Cell, directory: &Path, seed: u64) -> io::Result<Vec<Path
         // All that was ahead of him is written by now, and a write more is due.
         held -= ahead.held_bytes(*at);
         *at += ahead.held_bytes(*at);
+        file.set_len((*at).min(FILE_BYTES))?;
         if *at >= FILE_BYTES {
+            // What lies behind goes when a file is cut at the length that it has.
             file.set_len(FILE_BYTES)?;
             drop(writers.swap_remove(turn));
             continue;

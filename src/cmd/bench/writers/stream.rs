@@ -129,7 +129,8 @@ struct Writer<'a> {
     cell: &'a Cell,
     path: &'a Path,
     shared: &'a Shared,
-    file: File,
+    /// Closed for a moment between two writes, perhaps.
+    file: Option<File>,
     data: Buf,
     at: u64,
     ahead: Ahead,
@@ -166,7 +167,7 @@ impl<'a> Writer<'a> {
             cell,
             path,
             shared,
-            file,
+            file: Some(file),
             data: Buf::copy_of(&vec![0xA5; usize::try_from(piece).unwrap_or(0)]),
             at: 0,
             ahead: Ahead::new(rule, 0),
@@ -198,8 +199,8 @@ impl<'a> Writer<'a> {
     /// All pieces, in random order.
     fn torrent(&mut self, bytes: u64, draw: &mut Draw) -> io::Result<()> {
         match self.cell.help {
-            Help::Whole => fallocate(&self.file, FallocateFlags::empty(), 0, bytes)?,
-            _ => self.file.set_len(bytes)?,
+            Help::Whole => fallocate(self.file()?, FallocateFlags::empty(), 0, bytes)?,
+            _ => self.file()?.set_len(bytes)?,
         }
         let mut pieces: Vec<u64> = (0..bytes / TORRENT_BYTES).collect();
         for last in (1..pieces.len()).rev() {
@@ -226,12 +227,12 @@ impl<'a> Writer<'a> {
         }
         // All files together: what is held is neither free nor taken, and both count.
         let held = self.shared.held.load(Ordering::Relaxed);
-        let free = free_bytes(&self.file)?.saturating_sub(held);
+        let free = free_bytes(self.file()?)?.saturating_sub(held);
         let Some(step) = next(&self.ahead, self.at, Some(free)) else {
             return Ok(());
         };
         match fallocate(
-            &self.file,
+            self.file()?,
             FallocateFlags::KEEP_SIZE,
             step.start,
             step.end - step.start,
@@ -243,7 +244,7 @@ impl<'a> Writer<'a> {
                 self.shared.held.fetch_add(more, Ordering::Relaxed);
             }
             // The write finds out.
-            Err(Errno::NOSPC) => self.file.set_len(self.at)?,
+            Err(Errno::NOSPC) => self.file()?.set_len(self.at)?,
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -252,7 +253,7 @@ impl<'a> Writer<'a> {
     fn write(&self, data: &[u8], at: u64) -> io::Result<()> {
         let mut tries = 0;
         loop {
-            match self.file.write_all_at(data, at) {
+            match self.file()?.write_all_at(data, at) {
                 Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && tries < FULL_TRIES => {
                     if tries == 0 && self.shared.held.load(Ordering::Relaxed) > 0 {
                         self.shared.short_of_space.fetch_add(1, Ordering::Relaxed);
@@ -270,7 +271,7 @@ impl<'a> Writer<'a> {
     fn trim(&mut self) -> io::Result<()> {
         let held = self.ahead.held_bytes(self.at);
         if held > 0 {
-            self.file.set_len(self.at)?;
+            self.file()?.set_len(self.at)?;
             self.shared.held.fetch_sub(held, Ordering::Relaxed);
         }
         self.ahead.trimmed(self.at, Cut::AtEnd);
@@ -287,14 +288,22 @@ impl<'a> Writer<'a> {
                 AtClose::Keep => {}
             }
         }
-        self.file = open(self.path, self.cell.target)?;
+        // First it is closed: whoever is the last to have it open is treated apart.
+        self.file = None;
+        self.file = Some(open(self.path, self.cell.target)?);
         Ok(())
+    }
+
+    fn file(&self) -> io::Result<&File> {
+        self.file
+            .as_ref()
+            .ok_or_else(|| io::Error::other("it is closed"))
     }
 
     fn restart(&mut self) -> io::Result<()> {
         let held = self.ahead.held_bytes(self.at);
         self.shared.held.fetch_sub(held, Ordering::Relaxed);
-        self.file.set_len(0)?;
+        self.file()?.set_len(0)?;
         self.at = 0;
         self.ahead.trimmed(0, Cut::Shorter);
         Ok(())
