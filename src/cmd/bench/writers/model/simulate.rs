@@ -316,10 +316,8 @@ impl Run<'_> {
                 file.has_restarted = true;
                 self.cut(file, 0);
             }
-            Pattern::Reopen if self.scene.allocation == Allocation::Ext4 => {
-                let size = file.size;
-                self.cut(file, size);
-            }
+            // Its windows are found again, as real files show.
+            Pattern::Reopen if self.scene.allocation == Allocation::Ext4 => {}
             Pattern::Reopen if file.unused() > 0 => {
                 if let AtClose::Trim(closes) = at_close(Some(file.closes)) {
                     file.closes = closes;
