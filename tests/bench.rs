@@ -548,12 +548,11 @@ fn the_table_of_writers_tells_extents_and_space() {
 #[test]
 fn interrupted_writers_leave_nothing() {
     let dir = scratch();
-    let words = [
-        "writers", "--runs", "1", "--size", "4G", "--cells", "stream",
-    ];
-    let mut table = begin(&words, dir.path());
+    let mut command = cowslip();
+    command.args("bench writers --runs 1 --size 4G --cells stream --dir".split(' '));
+    let mut table = command.arg(dir.path()).spawn().unwrap();
     let found = |at: &Path| std::fs::read_dir(at).unwrap().next().is_some();
-    while !found(dir.path()) {
+    while !found(dir.path()) && table.try_wait().unwrap().is_none() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     interrupt(&table);

@@ -174,6 +174,15 @@ impl Files {
             self.entries.insert(key.clone(), entry);
             return true;
         }
+        // The other name of a rename, which is told of later, or another link. Two entries would each have the file open,
+        // and keep each other from being alone with it.
+        let known = self.entries.iter().find(|(_, entry)| entry.id == id);
+        if let Some(old) = known.map(|(key, _)| key.clone()) {
+            if let Some(entry) = self.entries.remove(&old) {
+                self.entries.insert(key.clone(), entry);
+            }
+            return true;
+        }
         // What is that small is written at once, as a rule.
         if !change.is_modified || size < Steps::DYNAMIC.first_bytes {
             return false;
