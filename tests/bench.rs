@@ -639,7 +639,7 @@ fn tables_refuse_what_they_cannot_do() {
         ("flush --size=x", "Invalid size specified: 'x'."),
         ("flush --policies=dense", "--policies expects auto"),
         ("flush --yardsticks=dd", "--yardsticks expects cowslip"),
-        ("flush --loop=zfs", "--loop expects ext4, xfs or btrfs"),
+        ("flush --loop=zfs", "--loop expects ext4, xfs"),
         ("flush --loop=ext4 --keep", "use --dir"),
         ("flush --cells=nothing", "No cell has a name"),
         ("flush --dir=/nonexistent", "/nonexistent"),

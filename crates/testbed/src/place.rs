@@ -143,7 +143,7 @@ pub struct Place {
     mounted: bool,
     kept: bool,
     /// The loop device.
-    device: Option<String>,
+    device: Option<(String, Below)>,
 }
 
 impl Place {
@@ -194,7 +194,7 @@ impl Place {
     /// # Errors
     /// It is a directory of somebody else's file system, or is in use; what went wrong.
     pub fn make_anew(&mut self, recipe: &Recipe) -> Result<(), String> {
-        let device = self
+        let (device, below) = self
             .device
             .clone()
             .ok_or("only a file system of its own can be made anew")?;
@@ -202,7 +202,7 @@ impl Place {
         let open = File::open(&device).map_err(|e| format!("cannot open {device}: {e}"))?;
         output(Command::new("umount").arg(&self.directory))?;
         self.mounted = false;
-        self.make_and_mount(recipe, &device)?;
+        self.make_and_mount(recipe, &device, below)?;
         drop(open);
         Ok(())
     }
@@ -253,7 +253,7 @@ impl Place {
             .arg(file);
         let device = output(&mut losetup)?.trim().to_string();
         let outcome = self.make_and_mount(recipe, &device, below);
-        self.device = Some(device.clone());
+        self.device = Some((device.clone(), below));
         // Detaches now if the mount failed, else together with the mount.
         output(Command::new("losetup").args(["--detach", &device]))?;
         outcome

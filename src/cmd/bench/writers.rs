@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use cowslip_testbed::{Place, Recipe, enter_namespace};
 use serde_json::json;
 
-use super::report::End;
 use crate::cmd::demo::own_path;
 use crate::error::CommandError;
 use crate::interrupt::{PrintedOnInterrupt, RemovedOnInterrupt};
@@ -183,6 +182,17 @@ fn measure_at(
         sheet.add(Row::new(&place.name, &name, runs), &progress);
     }
     Ok(())
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End<'a> {
+    /// All is measured.
+    Complete,
+    /// A signal.
+    Interrupted,
+    /// This went wrong.
+    Failed(&'a str),
 }
 
 /// What is told while it is measured.
