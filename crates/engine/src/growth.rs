@@ -94,6 +94,14 @@ impl Steps {
         free_fraction: 16,
     };
 
+    /// Those of thin images: no leaps. Many of them stay open beside each other for months, and a thousandth of the free
+    /// space for each would leave a thousand of them hardly anything. What is ahead is at most what the session has
+    /// added, or half of the file.
+    pub const IMAGE: Steps = Steps {
+        leap_times: 1,
+        ..Steps::DYNAMIC
+    };
+
     /// The next step in bytes: at least what is needed.
     pub fn next_bytes(&self, now: &Situation) -> u64 {
         self.wanted_bytes(now)
@@ -282,6 +290,18 @@ mod tests {
         assert_eq!(told, [64, 4096, 65 * 4096, GIB, GIB, half, half / 2 * 3]);
         let huge = steps(Rule::DYNAMIC, 1 << 30, Some(16 << 40));
         assert_eq!(huge, [64, 4096, 65 * 4096, 8 * GIB - 2048]);
+    }
+
+    #[test]
+    fn an_image_holds_no_more_ahead_than_it_has_grown_by_or_half_of_itself() {
+        let mut ahead = Ahead::new(Rule::Dynamic(Steps::IMAGE), 0);
+        for at in (0..8u64 << 30).step_by(64 << 10) {
+            let step = ahead.next(at, 64 << 10, Refill::WhenUsedUp, Some(1 << 50));
+            if let Some(step) = step {
+                ahead.granted(&step);
+                assert!(ahead.held_bytes(at) <= at.max(64 << 10), "{step:?}");
+            }
+        }
     }
 
     #[test]

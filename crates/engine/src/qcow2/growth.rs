@@ -1,6 +1,6 @@
 //! How far ahead of need the image file is extended, and how. Pure policy.
 //!
-//! The steps are those of any file ([`crate::growth`]). What an image adds: direct writes beyond the end of file serialise,
+//! The steps are those of any file, without leaps ([`Steps::IMAGE`]). What an image adds: direct writes beyond the end of file serialise,
 //! so the end moves with the space; each allocation is a barrier for all I/O of the file in XFS, so the first steps of
 //! a session only move the end of file, and a one-shot command leaves a file like QEMU's.
 
@@ -90,7 +90,7 @@ pub struct Step {
 pub fn next_step(policy: Policy, now: &Situation) -> Step {
     let allocate = policy == Policy::Contiguous && now.grown_bytes >= ALLOCATE_FROM_BYTES;
     Step {
-        bytes: Steps::DYNAMIC.next_bytes(now),
+        bytes: Steps::IMAGE.next_bytes(now),
         method: if allocate {
             Method::Allocate
         } else {
