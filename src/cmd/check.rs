@@ -13,7 +13,7 @@ use cowslip::file::host::Aio;
 use cowslip::file::{BlockFile, Sharing};
 use cowslip::image::Format;
 use cowslip::qcow2::check::{self, CheckOptions, CheckResult, Finding, Observer};
-use cowslip::qcow2::header::{Header, PREFIX_BYTES};
+use cowslip::qcow2::header::{FIRST_READ_BYTES, Header};
 use cowslip::qcow2::repair::{Scope, Summary};
 use serde_json::{Map, Value};
 
@@ -280,7 +280,7 @@ async fn open_damaged(
         let text = "This image format does not support checks";
         return Err(CommandError::new(text).with_exit_code(EXIT_NOT_SUPPORTED));
     }
-    let start = read_start(&file, PREFIX_BYTES, name).await?;
+    let start = read_start(&file, FIRST_READ_BYTES, name).await?;
     let wanted = Header::wanted_bytes(&start, u64::MAX);
     let start = read_start(&file, wanted, name).await?;
     // What lies beyond the end of the file is for the check to find, not for the parser to refuse.

@@ -34,7 +34,7 @@ use crate::{Error, Result};
 /// What is written whole or not at all.
 const SECTOR_BYTES: usize = 512;
 /// Bytes of an extension before its data.
-const PREFIX_BYTES: usize = 8;
+const FIRST_READ_BYTES: usize = 8;
 
 /// What shall change; `None` stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -159,7 +159,7 @@ fn stages(cluster: &[u8], old: &Header, new: &mut Header) -> Result<Stages> {
     let copy_at = round_up(used.max(bytes.len()).max(SECTOR_BYTES) as u64, 8) as usize;
     let copy = bytes[start..].to_vec();
     let copy_end = copy_at + copy.len();
-    if copy_end > cluster.len() || start + PREFIX_BYTES > SECTOR_BYTES {
+    if copy_end > cluster.len() || start + FIRST_READ_BYTES > SECTOR_BYTES {
         return Err(Error::Invalid(format!(
             "a cluster of {} bytes has no room to change the header so that a crash does no harm",
             cluster.len()
@@ -171,7 +171,7 @@ fn stages(cluster: &[u8], old: &Header, new: &mut Header) -> Result<Stages> {
     }
     let mut sector = skipping.fixed_part();
     sector.extend(PADDING.to_be_bytes());
-    sector.extend(((copy_at - start - PREFIX_BYTES) as u32).to_be_bytes());
+    sector.extend(((copy_at - start - FIRST_READ_BYTES) as u32).to_be_bytes());
     sector.resize(SECTOR_BYTES, 0);
     // What is left of the old header and of the copy is nothing's.
     bytes.resize(copy_at, 0);
@@ -193,8 +193,9 @@ fn used_bytes(cluster: &[u8], header: &Header) -> usize {
         0 => 0,
         offset => offset as usize + name_len,
     };
-    let area = area_end(cluster, header.header_length as usize, cluster.len());
-    area.max(name_end)
+    let start = u64::from(header.header_length);
+    let area = area_end(cluster, start, cluster.len() as u64);
+    area.map_or(cluster.len(), |end| end as usize).max(name_end)
 }
 
 impl Qcow2 {

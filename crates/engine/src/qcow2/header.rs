@@ -160,12 +160,12 @@ pub struct Header {
 }
 
 /// Bytes of a file in which what [`Header::parse`] wants nearly always lies as a whole.
-pub const PREFIX_BYTES: u64 = 4096;
+pub const FIRST_READ_BYTES: u64 = 4096;
 
 impl Header {
     /// Bytes that [`Header::parse`] wants to see of a file that begins with `prefix` (24 bytes or
     /// more) and has `file_len` bytes: up to the end of the extensions and of the backing file's name, if
-    /// `prefix` shows where that is ([`PREFIX_BYTES`] nearly always do), else the first cluster; or what there is
+    /// `prefix` shows where that is ([`FIRST_READ_BYTES`] nearly always do), else the first cluster; or what there is
     /// of it.
     pub fn wanted_bytes(prefix: &[u8], file_len: u64) -> u64 {
         let cluster_bits = match prefix.get(20..24) {

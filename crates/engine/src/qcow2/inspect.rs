@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cowslip_queue::BufMut;
 
 use super::entry::{bitmap, snapshot};
-use super::header::{BitmapsExtension, Header, PREFIX_BYTES};
+use super::header::{BitmapsExtension, FIRST_READ_BYTES, Header};
 use crate::file::BlockFile;
 use crate::{Error, Result};
 
@@ -66,7 +66,7 @@ pub struct Inspection {
 /// I/O.
 pub async fn read_start(file: &dyn BlockFile) -> Result<Vec<u8>> {
     let len = file_len(file).await?;
-    let start = read(file, 0, len.min(PREFIX_BYTES)).await?;
+    let start = read(file, 0, len.min(FIRST_READ_BYTES)).await?;
     let wanted = Header::wanted_bytes(&start, len);
     if super::header::probe(&start) == crate::image::Format::Raw || wanted <= start.len() as u64 {
         return Ok(start);

@@ -7,7 +7,7 @@ use super::alloc::{FreeSet, Fresh, Protected};
 use super::entry::{EntryFormat, big_endian};
 use super::gather::Gathering;
 use super::geometry::{HostCluster, HostOffset, round_up};
-use super::header::{Header, PREFIX_BYTES};
+use super::header::{FIRST_READ_BYTES, Header};
 use super::inflight::{Epochs, JointSpace, Leases};
 use super::inspect::snapshot_table_bytes;
 use super::plan::Unref;
@@ -124,7 +124,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
 }
 
 async fn read_header(file: &HostFile, file_len: u64) -> Result<Header> {
-    let mut bytes = file.read_new(0, PREFIX_BYTES.min(file_len)).await?;
+    let mut bytes = file.read_new(0, FIRST_READ_BYTES.min(file_len)).await?;
     let wanted = Header::wanted_bytes(&bytes, file_len);
     if wanted > bytes.len() as u64 {
         bytes = file.read_new(0, wanted).await?;

@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use super::check::counts::{Memory, OutOfMemory};
 use super::check::{self, CheckOptions, CheckResult, Finding};
-use super::header::{Header, PREFIX_BYTES, autoclear};
+use super::header::{FIRST_READ_BYTES, Header, autoclear};
 use crate::file::{BlockFile, HostFile};
 use crate::{Error, Result};
 
@@ -317,7 +317,7 @@ fn out_of_memory(name: &str) -> Error {
 
 /// The header of an image that may be damaged.
 async fn read_header(file: &HostFile) -> Result<Header> {
-    let prefix = file.read_new(0, PREFIX_BYTES).await?;
+    let prefix = file.read_new(0, FIRST_READ_BYTES).await?;
     let wanted = Header::wanted_bytes(&prefix, u64::MAX);
     let bytes = file.read_new(0, wanted).await?;
     Header::parse_damaged(&bytes, file.name())

@@ -210,24 +210,9 @@ pub(super) struct ExtensionError {
     pub detail: String,
 }
 
-/// Where the extension area that begins at `start` ends, at `end` if it has no end marker: what is behind it
-/// nobody reads. The area has been decoded.
-pub(in crate::qcow2) fn area_end(cluster: &[u8], start: usize, end: usize) -> usize {
-    let mut at = start;
-    while end.saturating_sub(at) >= PREFIX_BYTES {
-        let len = be32(cluster, at + 4) as usize;
-        at += PREFIX_BYTES;
-        if be32(cluster, at - PREFIX_BYTES) == END {
-            return at;
-        }
-        at += len.next_multiple_of(8);
-    }
-    end
-}
-
-/// Where the extension area between `start` and `limit` ends; `None` if `prefix`, the beginning of the file, does
-/// not show it.
-pub(super) fn shown_area_end(prefix: &[u8], start: u64, limit: u64) -> Option<u64> {
+/// Where the extension area between `start` and `limit` ends: what is behind it nobody reads. `None` if `prefix`, the
+/// beginning of the file, does not show it.
+pub(in crate::qcow2) fn area_end(prefix: &[u8], start: u64, limit: u64) -> Option<u64> {
     let mut at = start;
     while limit.saturating_sub(at) >= PREFIX_BYTES as u64 {
         let data_at = at + PREFIX_BYTES as u64;

@@ -3,7 +3,7 @@
 //! Texts follow QEMU's where it has one, since scripts compare them.
 
 use super::super::geometry::{CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, CLUSTER_BITS_MIN_EXTENDED};
-use super::extensions::{Extensions, be32, be64, compression_type, shown_area_end, text};
+use super::extensions::{Extensions, area_end, be32, be64, compression_type, text};
 use super::{
     BACKING_NAME_BYTES_MAX, CompressionType, CryptMethod, FeatureKind, HEADER_BYTES_V2,
     HEADER_BYTES_V3_MIN, Header, L1_BYTES_MAX, MAGIC, REFCOUNT_TABLE_BYTES_MAX, SNAPSHOTS_MAX,
@@ -51,12 +51,12 @@ pub(super) fn shown_end(prefix: &[u8]) -> Option<u64> {
         u64::from(be32(prefix, at::BACKING_LEN as usize)),
     );
     let area_limit = if name_at == 0 { u64::MAX } else { name_at };
-    let area_end = shown_area_end(prefix, u64::from(fields_end), area_limit)?;
+    let extensions_end = area_end(prefix, u64::from(fields_end), area_limit)?;
     let name_end = match name_at {
         0 => 0,
         at => at.saturating_add(name_len),
     };
-    Some(u64::from(fields_end).max(area_end).max(name_end))
+    Some(u64::from(fields_end).max(extensions_end).max(name_end))
 }
 
 pub(super) struct Parser<'a> {
