@@ -10,6 +10,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use crate::random::mix;
+
 /// The low bit of the seed of every order.
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 const COPIED: u64 = 1 << 63;
@@ -280,13 +282,6 @@ fn big_endian(words: &[u64]) -> Vec<u8> {
 
 fn as_len(value: u64) -> usize {
     usize::try_from(value).expect("a 64-bit machine")
-}
-
-/// The finaliser of splitmix64.
-fn mix(value: u64) -> u64 {
-    let value = (value ^ value >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let value = (value ^ value >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    value ^ value >> 31
 }
 
 /// A pseudo-random permutation of `0..len`: a Feistel network over the next power of four, walked

@@ -8,6 +8,7 @@
 pub mod image;
 pub mod machine;
 mod place;
+mod random;
 mod spread;
 pub mod stack;
 mod tools;
@@ -15,5 +16,6 @@ mod tools;
 pub use place::{
     Place, Recipe, enter_namespace, populate, populate_compressible, supports_direct_io,
 };
+pub use random::Random;
 pub use spread::Spread;
 pub use tools::told_by;

@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cowslip_queue::space::{Way, give};
+use cowslip_testbed::Random;
 
 use crate::cmd::bench::stage::failed;
 use crate::error::CommandError;
@@ -24,7 +25,7 @@ pub fn age(directory: &Path, free_bytes: u64) -> Result<(), CommandError> {
     let home = directory.join("aged");
     let failed = |error: io::Error| failed("age", &home, &error);
     fs::create_dir(&home).map_err(failed)?;
-    let mut random = Random(SEED);
+    let mut random = Random::new(SEED);
     let mut files = fill(&home, &mut random).map_err(failed)?;
     let sync = || -> io::Result<()> { Ok(rustix::fs::syncfs(File::open(&home)?)?) };
     sync().map_err(failed)?;
@@ -72,17 +73,5 @@ fn fill(home: &Path, random: &mut Random) -> io::Result<Vec<PathBuf>> {
             Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(files),
             Err(error) => return Err(error),
         }
-    }
-}
-
-/// xorshift64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % end
     }
 }

@@ -9,10 +9,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cowslip::growth::{Ahead, Refill, Rule};
+use cowslip_testbed::Random;
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::cell::{Cell, Help, WRITE_BYTES};
-use super::stream::{Draw, free_bytes};
+use super::stream::free_bytes;
 
 /// What each writer would write.
 pub const FILE_BYTES: u64 = 64 << 30;
@@ -34,11 +35,11 @@ pub fn allocate(cell: &Cell, directory: &Path, seed: u64) -> io::Result<Vec<Path
     for path in &paths {
         writers.push((File::create_new(path)?, Ahead::new(rule, 0), 0));
     }
-    let mut draw = Draw::new(seed);
+    let mut random = Random::new(seed);
     // What is ahead of all files at the moment.
     let mut held = 0;
     while !writers.is_empty() {
-        let turn = usize::try_from(draw.next() % writers.len() as u64).unwrap_or(0);
+        let turn = usize::try_from(random.below(writers.len() as u64)).unwrap_or(0);
         let (file, ahead, at) = &mut writers[turn];
         // All that was ahead of him is written by now, and a write more is due.
         held -= ahead.held_bytes(*at);

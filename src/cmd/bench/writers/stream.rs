@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use cowslip::Buf;
 use cowslip::growth::{Ahead, AtClose, Cut, Refill, Rule, at_close};
+use cowslip_testbed::Random;
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
 
@@ -73,17 +74,17 @@ impl Writers<'_> {
     fn write_all(&self, number: usize, shared: &Shared) -> io::Result<Vec<PathBuf>> {
         let mut files = Vec::new();
         let mut left = self.bytes;
-        let mut draw = Draw::new(self.seed ^ (number as u64) << 32);
+        let mut random = Random::new(self.seed ^ (number as u64) << 32);
         while left > 0 {
             let bytes = match self.cell.pattern {
-                Pattern::Small => draw.small_file().min(left),
+                Pattern::Small => small_file(&mut random).min(left),
                 _ => left,
             };
             left -= bytes;
             let path = self.directory.join(format!("{number}-{}", files.len()));
             let mut writer = Writer::new(self.cell, &path, shared)?;
             match self.cell.pattern {
-                Pattern::Torrent => writer.torrent(bytes, &mut draw)?,
+                Pattern::Torrent => writer.torrent(bytes, &mut random)?,
                 Pattern::Restart => {
                     writer.stream(bytes / 2)?;
                     writer.restart()?;
@@ -98,30 +99,10 @@ impl Writers<'_> {
     }
 }
 
-/// SplitMix64.
-pub struct Draw(u64);
-
-impl Draw {
-    /// From a seed.
-    pub fn new(seed: u64) -> Draw {
-        Draw(seed)
-    }
-
-    /// 64 random bits.
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// 1 to 64 MiB, as many of each power of two, in whole writes.
-    fn small_file(&mut self) -> u64 {
-        let share = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
-        let bytes = (1_u64 << 20) as f64 * 64_f64.powf(share);
-        (bytes as u64).next_multiple_of(WRITE_BYTES)
-    }
+/// 1 to 64 MiB, as many of each power of two, in whole writes.
+fn small_file(random: &mut Random) -> u64 {
+    let bytes = (1_u64 << 20) as f64 * 64_f64.powf(random.share());
+    (bytes as u64).next_multiple_of(WRITE_BYTES)
 }
 
 /// Whoever writes one file.
@@ -197,14 +178,14 @@ impl<'a> Writer<'a> {
     }
 
     /// All pieces, in random order.
-    fn torrent(&mut self, bytes: u64, draw: &mut Draw) -> io::Result<()> {
+    fn torrent(&mut self, bytes: u64, random: &mut Random) -> io::Result<()> {
         match self.cell.help {
             Help::Whole => fallocate(self.file()?, FallocateFlags::empty(), 0, bytes)?,
             _ => self.file()?.set_len(bytes)?,
         }
         let mut pieces: Vec<u64> = (0..bytes / TORRENT_BYTES).collect();
         for last in (1..pieces.len()).rev() {
-            let other = draw.next() % (last as u64 + 1);
+            let other = random.below(last as u64 + 1);
             pieces.swap(last, usize::try_from(other).unwrap_or(0));
         }
         for piece in pieces {

@@ -5,6 +5,7 @@
 //! constant, and are given space for all of it, with what the kernel adds.
 
 use cowslip::growth::{Ahead, AtClose, Cut, Refill, Rule, at_close};
+use cowslip_testbed::Random;
 
 use super::space::Space;
 
@@ -79,24 +80,6 @@ pub struct Outcome {
 /// From so much unused space on a turn is several writes.
 const COARSE_FROM: u64 = 64 << 20;
 const COARSE_BYTES: u64 = 4 << 20;
-
-/// SplitMix64.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// From 0 to 1.
-    fn share(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-}
 
 /// One file.
 struct File {
@@ -216,7 +199,7 @@ struct Run<'a> {
     scene: &'a Scene,
     constants: &'a Constants,
     space: Space,
-    rng: Rng,
+    random: Random,
     outcome: Outcome,
     unused: u64,
 }
@@ -233,7 +216,7 @@ impl Run<'_> {
         let goal = match self.scene.pattern {
             Pattern::Small => {
                 // Log-uniform, whole writes.
-                let bytes = (1_u64 << 20) as f64 * 64_f64.powf(self.rng.share());
+                let bytes = (1_u64 << 20) as f64 * 64_f64.powf(self.random.share());
                 (bytes as u64)
                     .next_multiple_of(self.scene.write_bytes)
                     .min(left)
@@ -276,7 +259,7 @@ impl Run<'_> {
                 file.size = to;
                 let dirty = to.saturating_sub(file.allocated);
                 // Files do not come to their turn together.
-                let turn = self.constants.writeback_bytes as f64 * (0.5 + self.rng.share());
+                let turn = self.constants.writeback_bytes as f64 * (0.5 + self.random.share());
                 if dirty as f64 >= turn || (to == file.goal && dirty > 0) {
                     let free = self.space.free_bytes();
                     let more = match allocation {
@@ -342,7 +325,7 @@ pub fn simulate(scene: &Scene, constants: &Constants, seed: u64) -> Outcome {
         scene,
         constants,
         space: Space::new(scene.volume_bytes, scene.group_bytes),
-        rng: Rng(seed),
+        random: Random::new(seed),
         outcome: Outcome::default(),
         unused: 0,
     };
@@ -355,8 +338,8 @@ pub fn simulate(scene: &Scene, constants: &Constants, seed: u64) -> Outcome {
     let goes_on = 1.0 - 1.0 / constants.writes_in_a_row.max(1.0);
     let mut turn = 0;
     while !writers.is_empty() {
-        if turn >= writers.len() || run.rng.share() >= goes_on {
-            turn = (run.rng.next() % writers.len() as u64) as usize;
+        if turn >= writers.len() || run.random.share() >= goes_on {
+            turn = run.random.below(writers.len() as u64) as usize;
         }
         let (left, file) = &mut writers[turn];
         run.write(file);
