@@ -509,8 +509,8 @@ fn an_interruption_ends_the_json_in_order() {
     let finished = told["cells-finished"].as_u64().unwrap();
     assert!((3..6).contains(&finished), "{finished}");
     let rows = told["rows"].as_array().unwrap();
-    // The third cell has a sparse file too.
-    assert_eq!(rows.len() as u64, finished * 2 + 1);
+    // The third cell has a sparse file and both policies too.
+    assert_eq!(rows.len() as u64, finished * 2 + 2);
     for row in rows.iter().filter(|row| row["contestant"] == "cowslip") {
         let runs = row["runs"].as_array().unwrap();
         assert_eq!(runs.len(), 20);
@@ -561,11 +561,49 @@ fn interrupted_writers_leave_nothing() {
     assert!(!found(dir.path()));
 }
 
+/// The longest part of making a file system is to write the file that it is on.
+#[test]
+fn an_interruption_while_a_file_system_is_made_leaves_nothing() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root may mount");
+        return;
+    }
+    for line in ["steady --quick", "allocate --size=1G", "writers", "all"] {
+        let dir = scratch();
+        let mut command = cowslip();
+        command.arg("bench").args(line.split(' '));
+        command.arg("--loop=ext4").arg("--dir").arg(dir.path());
+        let mut table = command.spawn().unwrap();
+        let is_written = || -> bool {
+            let mut directories = vec![dir.path().to_path_buf()];
+            while let Some(directory) = directories.pop() {
+                for entry in std::fs::read_dir(directory).unwrap().flatten() {
+                    match entry.file_type() {
+                        Ok(kind) if kind.is_dir() => directories.push(entry.path()),
+                        _ if entry.file_name().to_string_lossy().ends_with("-filesystem") => {
+                            return true;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            false
+        };
+        while !is_written() && table.try_wait().unwrap().is_none() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        interrupt(&table);
+        let status = table.wait().unwrap();
+        assert_eq!(status.signal(), Some(2), "{line}: {status}");
+        let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();
+        assert!(left.is_empty(), "{line}: {left:?}");
+    }
+}
+
 #[test]
 fn the_model_of_writers_tells_its_error() {
     let told = json(cowslip().args("bench writers --model --json".split(' ')));
-    let error = told["fit"]["error"].as_f64().unwrap();
-    assert_eq!(told["fit"]["is-sketch"], error > 0.25);
+    assert_eq!(told["fit"]["is-sketch"], true);
     let rows = told["rows"].as_array().unwrap();
     // The sizes of the mail that asked first: near what is possible, where its own rule is not.
     for writers in [4, 16, 64] {

@@ -200,6 +200,8 @@ fn all_tables_are_one_page_and_end_in_their_time() {
         .arg("--dir")
         .arg(dir.path()));
     let tables = [
+        "allocate",
+        "writers",
         "preallocation",
         "steady",
         "flush",

@@ -11,6 +11,7 @@ mod all;
 mod allocate;
 mod cell;
 mod conditions;
+mod deadline;
 mod discard;
 mod flush;
 mod fragmentation;
@@ -22,6 +23,7 @@ mod metadata;
 mod page;
 mod pages;
 mod peers;
+mod places;
 mod preallocation;
 mod report;
 mod run;
@@ -33,6 +35,7 @@ mod stage;
 mod steady;
 mod subclusters;
 mod tables;
+mod telling;
 mod told;
 mod writers;
 
@@ -70,7 +73,7 @@ pub fn run(args: Args, program: &Program) -> u8 {
     let outcome = match args.verb {
         None => return run_image(&args.image, program),
         Some(Verb::Table(table)) => tables::run(*table, program),
-        Some(Verb::Allocate(args)) => allocate::run(&args),
+        Some(Verb::Allocate(args)) => allocate::run(args),
         Some(Verb::Writers(args)) => writers::run(&args).map(|()| 0),
         Some(Verb::All(options)) => all::run(&options, program),
         Some(Verb::Report(options)) => all::report(&options),

@@ -164,12 +164,18 @@ impl Place {
         Place::mount_on(recipe, directory, (size, Below::Sparse))
     }
 
+    /// What making a file system by this recipe in `directory` puts there: the file that it is on, for as long as it
+    /// is made, and the directory that it is mounted on.
+    pub fn paths(recipe: &Recipe, directory: &Path) -> [PathBuf; 2] {
+        [own(directory, "filesystem"), own(directory, &recipe.kind)]
+    }
+
     fn mount_on(
         recipe: &Recipe,
         directory: &Path,
         (size, below): (u64, Below),
     ) -> Result<Place, String> {
-        let mount_point = own(directory, &recipe.kind);
+        let [file, mount_point] = Place::paths(recipe, directory);
         fs::create_dir_all(directory).map_err(|e| e.to_string())?;
         create(&mount_point)?;
         let mut place = Place {
@@ -179,7 +185,6 @@ impl Place {
             kept: false,
             device: None,
         };
-        let file = own(directory, "filesystem");
         let made = match below {
             Below::Written => populate(&file, size),
             Below::Sparse => make_sparse(&file, size),

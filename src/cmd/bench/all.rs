@@ -8,19 +8,19 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cowslip_testbed::{Place, Recipe, enter_namespace};
+use cowslip_testbed::{Recipe, enter_namespace};
 use serde_json::{Value, json};
 
 use super::conditions::{command_line, quoted};
+use super::deadline::Shares;
 use super::page::PageFile;
-use super::pages;
-use super::sheet::{Outlet, Told};
-use super::tables::{Plan, make_loop};
-use super::told::Told as Document;
+use super::places::{Held, make_loop};
+use super::tables::Plan;
+use super::telling::{Made, Outlet, Told};
+use super::{allocate, pages, writers};
 use crate::error::CommandError;
 use crate::interrupt::RemovedOnInterrupt;
 use crate::output::{self, Program};
-use crate::progress::Progress;
 
 /// Minutes, if it is not said.
 const MINUTES: f64 = 40.0;
@@ -41,7 +41,17 @@ struct Share {
 }
 
 /// The shortest first, so that most tables are there if the last one is short of time.
-const SHARES: [Share; 7] = [
+const SHARES: [Share; 9] = [
+    Share {
+        quick: "allocate --size=64M --repetitions=1 --no-aged",
+        words: "allocate --size=1G --repetitions=1",
+        weight: 2,
+    },
+    Share {
+        quick: "writers --size=64M --runs=1 --cells=direct",
+        words: "writers --size=512M --runs=1",
+        weight: 6,
+    },
     Share {
         quick: "preallocation --quick --depths=32 --policies=auto",
         words: "preallocation --size=2G --depths=32 --policies=auto --repetitions=3",
@@ -116,9 +126,41 @@ pub struct ReportOptions {
     html: PathBuf,
 }
 
+/// What makes a table.
+enum Maker {
+    /// Of images.
+    Table(Box<Plan>),
+    Allocate(allocate::Plan),
+    Writers(writers::Plan),
+}
+
+impl Maker {
+    /// Space that a file system needs for it; `None` if it makes its own.
+    fn filesystem_bytes(&self) -> Option<u64> {
+        match self {
+            Maker::Table(plan) => Some(plan.filesystem_bytes()),
+            Maker::Writers(plan) => Some(plan.filesystem_bytes()),
+            Maker::Allocate(_) => None,
+        }
+    }
+
+    fn make(
+        self,
+        outlet: Outlet,
+        deadline: Option<Instant>,
+        program: &Program,
+    ) -> Result<Made, CommandError> {
+        match self {
+            Maker::Table(plan) => plan.make(outlet, deadline, program),
+            Maker::Allocate(plan) => plan.make(outlet, deadline),
+            Maker::Writers(plan) => plan.make(outlet, deadline),
+        }
+    }
+}
+
 /// A table that is to be made.
 struct Planned {
-    plan: Plan,
+    maker: Maker,
     /// What would make it alone.
     words: Vec<String>,
     weight: u32,
@@ -140,6 +182,10 @@ impl AllOptions {
         if !self.loops.is_empty() {
             words.push(format!("--loop={}", self.loops.join(",")));
         }
+        if words.is_empty() {
+            // Without a word some would make file systems of their own choice.
+            words.push(format!("--dir={}", std::env::temp_dir().display()));
+        }
         words
     }
 
@@ -160,14 +206,18 @@ impl AllOptions {
                 continue;
             }
             let alone = [&words[..], &self.places()].concat();
-            let plan = match grounds {
-                None => Plan::of_words(&alone, &[])?,
-                Some(grounds) => {
-                    Plan::of_words(&[&words[..], &grounds.words()].concat(), &self.loops)?
-                }
+            let (on_grounds, names) = match grounds {
+                None => (alone.clone(), &[][..]),
+                Some(grounds) => ([&words[..], &grounds.words()].concat(), &self.loops[..]),
+            };
+            let maker = match words[0].as_str() {
+                // Each of its runs is on a file system that was just made.
+                "allocate" => Maker::Allocate(allocate::Plan::of_words(&alone[1..])?),
+                "writers" => Maker::Writers(writers::Plan::of_words(&on_grounds[1..], names)?),
+                _ => Maker::Table(Box::new(Plan::of_words(&on_grounds, names)?)),
             };
             planned.push(Planned {
-                plan,
+                maker,
                 words: alone,
                 weight: share.weight,
             });
@@ -179,28 +229,25 @@ impl AllOptions {
 /// File systems on which all tables are made: to write their files throughout for each table would take longer than
 /// most tables. They go before the directory that they are in.
 struct Grounds {
-    mounted: Vec<Place>,
+    mounted: Vec<Held>,
     _removed: Vec<RemovedOnInterrupt>,
-    _holder: Place,
+    _holder: Held,
 }
 
 impl Grounds {
     fn make(options: &AllOptions, filesystem_bytes: u64) -> Result<Grounds, CommandError> {
         let temporary = std::env::temp_dir();
         let parent = options.dir.first().unwrap_or(&temporary);
-        let holder = Place::here("", parent).map_err(CommandError::new)?;
-        let mut removed = vec![RemovedOnInterrupt::new(&holder.directory)];
+        let holder = Held::here("", parent)?;
+        let mut removed = Vec::new();
         let mut mounted = Vec::new();
         for (index, text) in options.loops.iter().enumerate() {
             let recipe = Recipe::parse(text).map_err(CommandError::new)?;
-            let directory = holder.directory.join(index.to_string());
+            let directory = holder.place.directory.join(index.to_string());
             removed.push(RemovedOnInterrupt::new(&directory));
-            removed.push(RemovedOnInterrupt::new(&directory.join(&recipe.kind)));
-            removed.push(RemovedOnInterrupt::new(&directory.join("filesystem")));
-            let progress = Progress::of(1);
-            progress.say(&format!("making {text} on a fully written file"));
-            let place = make_loop(&recipe, &directory, filesystem_bytes);
-            mounted.push(place.map_err(CommandError::new)?);
+            mounted.push(Held::made(&recipe, &directory, |recipe, directory| {
+                make_loop(recipe, directory, filesystem_bytes)
+            })?);
         }
         Ok(Grounds {
             mounted,
@@ -210,7 +257,7 @@ impl Grounds {
     }
 
     fn words(&self) -> Vec<String> {
-        let directories = self.mounted.iter().map(|place| &place.directory);
+        let directories = self.mounted.iter().map(|held| &held.place.directory);
         directories
             .map(|d| format!("--dir={}", d.display()))
             .collect()
@@ -239,13 +286,14 @@ pub fn run(options: &AllOptions, program: &Program) -> Result<u8, CommandError> 
         enter_namespace().map_err(CommandError::new)?;
         let bytes = planned
             .iter()
-            .map(|planned| planned.plan.filesystem_bytes());
+            .filter_map(|planned| planned.maker.filesystem_bytes());
         let made = Grounds::make(options, bytes.max().unwrap_or(0))?;
         planned = options.planned(Some(&made))?;
         grounds = Some(made);
     }
     let end = Instant::now() + Duration::from_secs_f64(minutes * 60.0);
-    let (results, failures) = make(planned, (page.as_ref(), end), program);
+    let told = Told::Together { json: options.json };
+    let (results, failures) = make(planned, (told, page.as_ref(), end), program);
     drop(grounds);
     if let Some(page) = &page {
         page.write(&pages::page(&results)?)?;
@@ -260,30 +308,28 @@ pub fn run(options: &AllOptions, program: &Program) -> Result<u8, CommandError> 
 /// Makes tables one after the other: their results, and how many failed.
 fn make(
     planned: Vec<Planned>,
-    (page, end): (Option<&PageFile>, Instant),
+    (told, page, end): (Told, Option<&PageFile>, Instant),
     program: &Program,
 ) -> (Vec<Value>, usize) {
     let mut results: Vec<Value> = Vec::new();
     let mut failures = 0;
-    let mut weights: u32 = planned.iter().map(|planned| planned.weight).sum();
+    let weights = planned.iter().map(|planned| planned.weight).sum();
+    let mut shares = Shares::new(Some(end), weights);
     for Planned {
-        plan,
+        maker,
         words,
         weight,
     } in planned
     {
-        let outlet = Outlet {
-            told: Told::Together,
-            page: page.cloned(),
-            earlier: results.clone(),
-        };
-        let now = Instant::now();
-        let share = end.saturating_duration_since(now) * weight / weights;
-        weights -= weight;
         let name = std::env::args_os().next().unwrap_or_default();
         let line = words.iter().map(AsRef::as_ref);
-        let line = format!("{} bench {}", quoted(&name), command_line(line));
-        let made = plan.make(outlet, (Some(now + share), Some(line)), program);
+        let outlet = Outlet {
+            told,
+            page: page.cloned(),
+            earlier: results.clone(),
+            command: Some(format!("{} bench {}", quoted(&name), command_line(line))),
+        };
+        let made = maker.make(outlet, shares.next(weight), program);
         let (document, outcome) =
             made.unwrap_or_else(|error| (nothing(&words[0], &error), Err(error)));
         if let Err(error) = outcome {
@@ -306,7 +352,7 @@ fn nothing(table: &str, error: &CommandError) -> Value {
 
 /// For the mail that the page is attached to.
 fn summary(results: &[Value], page: Option<&Path>) -> String {
-    let told = results.iter().map(|document| Document(document).summary());
+    let told = results.iter().map(pages::summary);
     let conditions = results.iter().map(|document| &document["conditions"]);
     let mut machines = conditions.filter(|conditions| conditions["machine"].is_object());
     let mut text = String::new();
@@ -414,7 +460,7 @@ mod tests {
 
     #[test]
     fn a_table_that_failed_is_a_section_all_the_same() {
-        let failed = nothing("guest", &CommandError::new("no <kernel>"));
+        let failed = nothing("flush", &CommandError::new("no <kernel>"));
         let html = pages::page(&[failed]).unwrap().html();
         assert!(
             html.contains("Stopped by a failure: 0 of 0 cells are finished. no &lt;kernel&gt;")

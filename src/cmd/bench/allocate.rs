@@ -8,14 +8,20 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use cowslip_testbed::{Place, Recipe, enter_namespace};
-use serde_json::Value;
+use clap::Parser;
+use cowslip_testbed::{Place, Recipe};
+use serde_json::json;
 
+use super::conditions;
+use super::deadline::{Shares, is_over};
+use super::places::PlaceOptions;
+use super::report::{Cells, End, document};
+use super::telling::{Made, Outlet, Telling, made};
 use crate::error::CommandError;
-use crate::interrupt::{DoneOnInterrupt, PrintedOnInterrupt, RemovedOnInterrupt};
+use crate::interrupt::RemovedOnInterrupt;
 use crate::options::bytes_within;
-use crate::output;
 use crate::progress::Progress;
 
 mod age;
@@ -24,11 +30,8 @@ pub mod section;
 mod table;
 mod trial;
 
-use results::{Results, Row, State};
+use results::{Row, State};
 use trial::Method;
-
-use super::page::PageFile;
-use super::{conditions, pages};
 
 /// Made where none are named and the user may.
 const LOOPS: [&str; 6] = ["ext2", "ext3", "ext4", "ext4:extents=off", "xfs", "btrfs"];
@@ -36,17 +39,15 @@ const LOOPS: [&str; 6] = ["ext2", "ext3", "ext4", "ext4:extents=off", "xfs", "bt
 const FILESYSTEM_BYTES_MIN: u64 = 512 << 20;
 const PIECES: &str = "4K,8K,64K,1M,2M";
 
+/// Below that ageing leaves free space that is in one piece.
+const AGED_BYTES_MIN: u64 = 64 << 20;
+
 /// Command line of `bench allocate`.
-#[derive(clap::Args)]
+#[derive(Parser)]
+#[command(no_binary_name = true)]
 pub struct Args {
-    /// Measure in a new directory in this one, on its file system as it is; repeat it for several. With --loop, where
-    /// those are made
-    #[arg(long, value_name = "PATH")]
-    dir: Vec<PathBuf>,
-    /// Make these file systems on fully written loop devices (root): ext2, ext3, ext4, ext4:extents=off, xfs, btrfs.
-    /// All of them if neither --dir nor --loop is given
-    #[arg(long = "loop", value_name = "KINDS", value_delimiter = ',')]
-    loops: Vec<String>,
+    #[command(flatten)]
+    places: PlaceOptions,
     /// Bytes to allocate
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     size: String,
@@ -74,31 +75,26 @@ pub struct Args {
 ///
 /// # Errors
 /// An option's value, a file system that cannot be made, or a run that cannot be judged.
-pub fn run(args: &Args) -> Result<u8, CommandError> {
-    let plan = Plan::new(args)?;
-    let page = args.html.as_deref().map(PageFile::new).transpose()?;
-    if !plan.loops.is_empty() {
-        enter_namespace().map_err(CommandError::new)?;
+pub fn run(mut args: Args) -> Result<u8, CommandError> {
+    let is_root = rustix::process::geteuid().is_root();
+    if is_root && args.places.loops.is_empty() && args.places.dir.is_empty() {
+        args.places.loops = LOOPS.map(str::to_string).to_vec();
     }
-    let mut bench = Bench::new(&plan, page);
-    let outcome = plan.measure(&mut bench);
-    if let Err(error) = &outcome {
-        bench.results.failure = Some(error.to_string());
-        bench.printed.give_way();
-    }
-    let finished = bench.finish();
-    outcome.and(finished).map(|()| 0)
+    let plan = Plan::new(&args)?;
+    let outlet = Outlet::alone(args.json, args.html.as_deref())?;
+    plan.places.enter()?;
+    let (_, outcome) = plan.make(outlet, None)?;
+    outcome.map(|()| 0)
 }
 
 /// What is to be measured.
-struct Plan {
-    dirs: Vec<PathBuf>,
-    loops: Vec<Recipe>,
+pub struct Plan {
+    places: PlaceOptions,
+    recipes: Vec<Recipe>,
     methods: Vec<Method>,
     size: u64,
     repetitions: usize,
     aged: bool,
-    json: bool,
 }
 
 impl Plan {
@@ -107,16 +103,18 @@ impl Plan {
         if args.repetitions == 0 {
             return Err(CommandError::new("--repetitions expects a number above 0"));
         }
-        let is_root = rustix::process::geteuid().is_root();
-        let loops = match (args.loops.is_empty(), args.dir.is_empty()) {
-            (true, true) if is_root => LOOPS.map(str::to_string).to_vec(),
-            _ => args.loops.clone(),
-        };
-        let loops = loops.iter().map(|text| Recipe::parse(text));
-        let loops: Vec<Recipe> = loops.collect::<Result<_, _>>().map_err(CommandError::new)?;
-        let mut dirs = args.dir.clone();
-        if dirs.is_empty() {
-            dirs.push(std::env::temp_dir());
+        let places = args.places.clone();
+        let recipes = places.recipes()?;
+        if let Some(recipe) = recipes.iter().find(|recipe| recipe.full_percent.is_some()) {
+            return Err(CommandError::new(format!(
+                "--loop {}: this table makes file systems anew, it fills none; use --dir on one that is full",
+                recipe.name
+            )));
+        }
+        let aged = !args.no_aged && !recipes.is_empty();
+        if aged && size < AGED_BYTES_MIN {
+            let text = "--size below 64M needs --no-aged: space of an aged file system is not in such small pieces";
+            return Err(CommandError::new(text));
         }
         let chunks = args.chunks.iter();
         let chunks = chunks.map(|text| bytes_within("chunk", text, 512..=64 << 20));
@@ -129,19 +127,27 @@ impl Plan {
             return Err(CommandError::new(text));
         }
         Ok(Plan {
-            dirs,
-            aged: !args.no_aged && !loops.is_empty(),
-            loops,
+            places,
+            aged,
+            recipes,
             methods,
             size,
             repetitions: args.repetitions,
-            json: args.json,
         })
+    }
+
+    /// Of the words that ask for it.
+    ///
+    /// # Errors
+    /// They contradict each other.
+    pub fn of_words(words: &[String]) -> Result<Plan, CommandError> {
+        let parsed = Args::try_parse_from(words);
+        Plan::new(&parsed.map_err(|e| CommandError::new(e.to_string()))?)
     }
 
     /// States of each place that are measured.
     fn states(&self) -> Vec<State> {
-        match (self.loops.is_empty(), self.aged) {
+        match (self.recipes.is_empty(), self.aged) {
             (true, _) => vec![State::AsItIs],
             (false, true) => vec![State::Fresh, State::Aged],
             (false, false) => vec![State::Fresh],
@@ -155,73 +161,78 @@ impl Plan {
         }
     }
 
-    fn places(&self) -> usize {
-        match self.loops.is_empty() {
-            true => self.dirs.len(),
-            false => self.loops.len(),
-        }
-    }
-
     /// Room for the file three times over: once for the file, and an aged file system is not nearly full of it.
     fn filesystem_bytes(&self) -> u64 {
         (self.size * 3).max(FILESYSTEM_BYTES_MIN)
     }
 
-    fn measure(&self, bench: &mut Bench) -> Result<(), CommandError> {
-        if self.loops.is_empty() {
-            for directory in &self.dirs {
-                let name = directory.display().to_string();
-                let place = Place::here(&name, directory).map_err(CommandError::new)?;
-                self.measure_at(place, None, bench)?;
+    /// Measures it. No repetition is begun after the deadline, if there is one.
+    ///
+    /// # Errors
+    /// What was measured cannot be told. What went wrong before is told with the results.
+    pub fn make(&self, outlet: Outlet, deadline: Option<Instant>) -> Result<Made, CommandError> {
+        let mut bench = Bench::new(self, outlet);
+        let outcome = self.measure(&mut bench, deadline);
+        let failure = outcome.as_ref().err().map(CommandError::to_string);
+        made(bench.finish(failure.as_deref()), outcome)
+    }
+
+    fn measure(&self, bench: &mut Bench, deadline: Option<Instant>) -> Result<(), CommandError> {
+        let states = self.states();
+        let count = self.places.names().len() * states.len();
+        let mut shares = Shares::new(deadline, u32::try_from(count).unwrap_or(u32::MAX));
+        let make =
+            |recipe: &Recipe, dir: &Path| Place::mount_new(recipe, dir, self.filesystem_bytes());
+        for (index, held) in self.places.each(&self.recipes, make).enumerate() {
+            let mut held = held?;
+            bench.add_place(&held.place);
+            let recipe = self.recipes.get(index);
+            for state in &states {
+                let rows =
+                    self.measure_in(&mut held.place, (recipe, *state), (bench, shares.next(1)))?;
+                bench.add(rows);
             }
-            return Ok(());
-        }
-        for recipe in &self.loops {
-            bench.progress.say(&format!("making {}", recipe.name));
-            let place = Place::mount_new(recipe, &self.dirs[0], self.filesystem_bytes());
-            self.measure_at(place.map_err(CommandError::new)?, Some(recipe), bench)?;
         }
         Ok(())
     }
 
-    fn measure_at(
+    /// All methods in one state of a place; those that have a run.
+    fn measure_in(
         &self,
-        mut place: Place,
-        recipe: Option<&Recipe>,
-        bench: &mut Bench,
-    ) -> Result<(), CommandError> {
-        let _removed = RemovedOnInterrupt::new(&place.directory);
-        bench.add_place(&place);
-        for state in self.states() {
-            if state == State::Aged {
-                bench.progress.say(&format!("ageing {}", place.name));
-                anew(&mut place, recipe)?;
-                age::age(&place.directory, self.size + self.size / 4)?;
-            }
-            let named = self
-                .methods
-                .iter()
-                .map(|m| Row::new(&place.name, state, *m));
-            let mut rows: Vec<Row> = named.collect();
-            for repetition in 0..self.repetitions_in(state) {
-                for turn in 0..rows.len() {
-                    let index = (turn + repetition) % rows.len();
-                    let row = &mut rows[index];
-                    bench
-                        .progress
-                        .say(&format!("{} {} {}", row.place, state.name(), row.method));
-                    if state == State::Fresh {
-                        anew(&mut place, recipe)?;
-                    }
-                    let file = place.directory.join("file");
-                    row.runs
-                        .push(settled(&file, self.methods[index], self.size)?);
-                    bench.progress.advance(1);
-                }
-            }
-            bench.add(rows);
+        place: &mut Place,
+        (recipe, state): (Option<&Recipe>, State),
+        (bench, deadline): (&Bench, Option<Instant>),
+    ) -> Result<Vec<Row>, CommandError> {
+        if is_over(deadline) {
+            return Ok(Vec::new());
         }
-        Ok(())
+        if state == State::Aged {
+            bench.progress.say(&format!("ageing {}", place.name));
+            anew(place, recipe)?;
+            age::age(&place.directory, self.size + self.size / 4)?;
+        }
+        let methods = self.methods.iter();
+        let mut rows: Vec<Row> = methods.map(|m| Row::new(&place.name, state, *m)).collect();
+        for repetition in 0..self.repetitions_in(state) {
+            for turn in 0..rows.len() {
+                if is_over(deadline) {
+                    rows.retain(|row| !row.runs.is_empty());
+                    return Ok(rows);
+                }
+                let index = (turn + repetition) % rows.len();
+                let row = &mut rows[index];
+                let what = format!("{} {} {}", row.place, state.name(), row.method);
+                bench.progress.say(&what);
+                if state == State::Fresh {
+                    anew(place, recipe)?;
+                }
+                let file = place.directory.join("file");
+                row.runs
+                    .push(settled(&file, self.methods[index], self.size)?);
+                bench.progress.advance(1);
+            }
+        }
+        Ok(rows)
     }
 }
 
@@ -248,35 +259,31 @@ fn settled(path: &Path, method: Method, size: u64) -> Result<results::Run, Comma
 
 /// What was measured so far, and how it is told.
 struct Bench {
-    results: Results,
+    conditions: serde_json::Value,
+    rows: Vec<Row>,
+    planned: usize,
     table: table::Table,
-    json: bool,
-    page: Option<PageFile>,
+    telling: Telling,
     progress: Progress,
-    printed: PrintedOnInterrupt,
-    page_written: DoneOnInterrupt,
 }
 
 impl Bench {
-    fn new(plan: &Plan, page: Option<PageFile>) -> Bench {
-        let states = plan.states();
+    fn new(plan: &Plan, outlet: Outlet) -> Bench {
+        let (states, names) = (plan.states(), plan.places.names());
         let runs = states.iter().map(|state| plan.repetitions_in(*state));
-        let runs = runs.sum::<usize>() * plan.methods.len() * plan.places();
-        let names = plan.loops.iter().map(|recipe| recipe.name.clone());
-        let dirs = plan.dirs.iter().map(|dir| dir.display().to_string());
-        let names: Vec<String> = names.chain(dirs).collect();
+        let runs = runs.sum::<usize>() * plan.methods.len() * names.len();
+        let asked = json!({
+            "table": "allocate",
+            "size-bytes": plan.size,
+            "repetitions": plan.repetitions,
+        });
         Bench {
-            results: Results {
-                conditions: results::conditions(plan.size, plan.repetitions),
-                rows_planned: states.len() * plan.methods.len() * plan.places(),
-                ..Results::default()
-            },
+            conditions: conditions::of_table(asked, &outlet),
+            rows: Vec::new(),
+            planned: states.len() * plan.methods.len() * names.len(),
             table: table::Table::new(&names, &plan.methods),
-            json: plan.json,
-            page,
+            telling: Telling::new(outlet),
             progress: Progress::of(runs as u64),
-            printed: PrintedOnInterrupt::new(),
-            page_written: DoneOnInterrupt::new(),
         }
     }
 
@@ -284,67 +291,36 @@ impl Bench {
     fn add_place(&mut self, place: &Place) {
         let mut told = conditions::of_directory(&place.directory);
         told["filesystem"] = place.name.clone().into();
-        if let Some(places) = self.results.conditions["places"].as_array_mut() {
-            places.push(told);
-        }
+        conditions::add_place(&mut self.conditions, told);
     }
 
-    /// All methods of a place in one state are done.
+    /// Methods of a place in one state are done.
     fn add(&mut self, rows: Vec<Row>) {
-        let text = match self.json {
-            true => String::new(),
-            false => self.table.rows(&rows),
+        let text = match self.telling.wants_rows() {
+            true => self.table.rows(&rows),
+            false => String::new(),
         };
-        self.results.rows.extend(rows);
-        let end = self.end(true);
-        let print = || self.progress.suspend(|| output::print(&text));
-        self.printed.replace(print, end);
-        if let Some(page) = self.page.clone() {
-            let document = self.document(true);
-            self.page_written.replace(move || {
-                // There is nobody left to tell.
-                drop(pages::page(&[document]).map(|made| page.write_at_last(&made)));
-            });
+        self.rows.extend(rows);
+        let interrupted = self.document(End::Interrupted);
+        self.telling.add(&text, interrupted, &self.progress);
+    }
+
+    fn cells(&self) -> Cells {
+        Cells {
+            planned: self.planned,
+            finished: self.rows.len(),
         }
     }
 
-    /// All of it, for programs.
-    fn document(&self, interrupted: bool) -> Value {
-        let results = Results {
-            interrupted,
-            ..self.results.clone()
-        };
-        results.json()
+    fn document(&self, end: End<'_>) -> serde_json::Value {
+        let rows = self.rows.iter().map(Row::json).collect();
+        let notes = [table::NOTE.to_string()];
+        document(&self.conditions, self.cells(), end, rows, &notes)
     }
 
-    /// What comes last.
-    fn end(&self, interrupted: bool) -> String {
-        if self.json {
-            return output::json_text(&self.document(interrupted)) + "\n";
-        }
-        let ended = match (interrupted, &self.results.failure) {
-            (true, _) => "Interrupted",
-            (false, Some(_)) => "Stopped by a failure",
-            (false, None) => return table::NOTES.to_string(),
-        };
-        format!(
-            "{}\n{ended}: {} of {} rows are finished.\n",
-            table::NOTES,
-            self.results.rows.len(),
-            self.results.rows_planned
-        )
-    }
-
-    /// Prints what comes last and writes the page.
-    fn finish(self) -> Result<(), CommandError> {
-        if self.results.failure.is_some() && self.results.rows.is_empty() {
-            return Ok(());
-        }
-        let text = self.end(false);
-        self.printed.replace(|| output::print(&text), String::new());
-        match &self.page {
-            Some(page) => page.write(&pages::page(&[self.document(false)])?),
-            None => Ok(()),
-        }
+    /// Tells the end.
+    fn finish(self, failure: Option<&str>) -> Result<serde_json::Value, CommandError> {
+        let document = self.document(End::of(failure, self.cells()));
+        self.telling.finish(document)
     }
 }

@@ -7,11 +7,12 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cowslip_testbed::machine::{Machine, Root};
+use cowslip_testbed::machine::{BUSY, Machine, Root};
 use cowslip_testbed::stack::Stack;
 use cowslip_testbed::told_by;
 use serde_json::{Map, Value, json};
 
+use super::telling::Outlet;
 use crate::time::date_and_time;
 
 /// Programs that take part or make file systems, and how they are asked for their versions.
@@ -47,8 +48,35 @@ pub fn line_of(command: &std::process::Command) -> String {
     command_line(std::iter::once(command.get_program()).chain(command.get_args()))
 }
 
+/// What a table was asked for, and under which conditions it goes to this outlet. Places are added to that.
+pub fn of_table(asked: Value, outlet: &Outlet) -> Value {
+    let mut conditions = asked;
+    let mut run = of_run();
+    if let Some(command) = &outlet.command {
+        run["command"] = json!(command);
+    }
+    if !outlet.earlier.is_empty()
+        && let Some(warnings) = run["warnings"].as_array_mut()
+    {
+        // That was this command itself.
+        warnings.retain(|warning| warning != BUSY);
+    }
+    if let (Some(conditions), Value::Object(run)) = (conditions.as_object_mut(), run) {
+        conditions.extend(run);
+        conditions.insert("places".to_string(), json!([]));
+    }
+    conditions
+}
+
+/// A place of that table has these conditions.
+pub fn add_place(conditions: &mut Value, place: Value) {
+    if let Some(places) = conditions["places"].as_array_mut() {
+        places.push(place);
+    }
+}
+
 /// The machine, the versions, the time, this process's command line.
-pub fn of_run() -> Value {
+fn of_run() -> Value {
     let machine = Machine::look(&Root::default());
     let mut warnings = machine.warnings();
     if cfg!(debug_assertions) {

@@ -2,7 +2,7 @@
 //! extents they have, and how fast they are read in order and at random. What is written in the order of
 //! arrival is read out of order: this is what that costs. A raw file that was written in order is beside it.
 
-use super::cell::{Backing, Cell, CellLoad, Contestant, Direction, RawFile, Shape, Subclusters};
+use super::cell::{Backing, Cell, CellLoad, Direction, RawFile, Shape, Subclusters};
 use super::conditions::line_of;
 use super::report::{Column, Measurement, column};
 use super::run::run;
@@ -54,7 +54,7 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
     let file = RemovedOnInterrupt::new(&stage.prepare(cell, contestant)?);
     let blocks = stage.disk_bytes() / BLOCK_BYTES;
     let mut filled = None;
-    if contestant != Contestant::Raw(RawFile::Written) {
+    if !contestant.is_raw_written() {
         let load = CellLoad::writes(blocks, DEPTH, BLOCK_BYTES);
         let filling = stage.command(
             &Cell {

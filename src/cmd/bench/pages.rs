@@ -3,10 +3,10 @@
 
 use serde_json::Value;
 
-use super::allocate;
 use super::page::{Align, Block, Page, RowGroup, Section, Table, TableRow};
-use super::section::section;
+use super::section::{section, title_of};
 use super::told::{Told, distinct};
+use super::{allocate, writers};
 use crate::error::CommandError;
 use crate::size;
 
@@ -49,8 +49,29 @@ fn section_of(document: &Value) -> Result<Section, CommandError> {
             "This is no result of a table of bench, as --json prints it",
         )),
         ("allocate", true) => Ok(allocate::section::section(told)),
-        _ => Ok(section(told)),
+        ("writers", true) => Ok(writers::section::section(told)),
+        (table, true) => match title_of(table) {
+            Some(title) => Ok(section(title, told)),
+            None => Err(CommandError::new(format!(
+                "This is the result of a table that is not known here: '{table}'"
+            ))),
+        },
     }
+}
+
+/// What a table found, in a few lines of plain text.
+pub fn summary(document: &Value) -> String {
+    let told = Told(document);
+    let lines = match told.table() {
+        "allocate" => allocate::section::summary(told),
+        "writers" => writers::section::summary(told),
+        _ => told.ratios_in_lines(),
+    };
+    let mut out = format!("{}\n{lines}", told.table());
+    if let Some(shortfall) = told.shortfall() {
+        out += &format!("  {shortfall}\n");
+    }
+    out
 }
 
 fn first<'a>(documents: &'a [Value], of: &str, name: &str) -> Option<&'a str> {
@@ -199,12 +220,13 @@ fn stacks(documents: &[Value]) -> Section {
     let mut seen: Vec<(&Value, &Value, &Value)> = Vec::new();
     for place in places(documents) {
         let stack = &place["stack"];
+        // The same directory is measured again with another driver, or for another table; one of the same name may have
+        // been on another file system.
         let known = (
             &stack["directory"],
-            &stack["source"],
             &stack["mount-options"],
+            &place["filesystem-told"],
         );
-        // The same directory is measured again with another driver, or for another table.
         if seen.contains(&known) {
             continue;
         }

@@ -35,13 +35,11 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
             let requests = scale.requests_at(*depth, REQUEST_BYTES);
             let mut shape = Shape::new(CLUSTER_BYTES, Subclusters::Off, Backing::None);
             shape.before = Before::Preallocated(mode);
-            let mut contestants = scale.contestants(raw);
-            contestants.retain(|c| match c {
-                Contestant::Cowslip(policy) => *policy == "auto",
-                // Elsewhere no cluster is new: nothing is left to be made zero.
-                Contestant::CowslipZeroing(_) => mode == "off",
-                _ => true,
-            });
+            let mut contestants = scale.contestants_of_one_policy(raw);
+            if mode != "off" {
+                // No cluster is new: nothing is left to be made zero.
+                contestants.retain(|c| !matches!(c, Contestant::CowslipZeroing(_)));
+            }
             cells.push(Cell {
                 shape,
                 load: CellLoad::writes(requests, *depth, REQUEST_BYTES),

@@ -161,7 +161,7 @@ const RATIOS: [Comparison; 4] = [
     Comparison {
         title: "x QEMU",
         name: "times-qemu-img",
-        is_with: |ours, other| ours.is_rivalled_by(other),
+        is_with: |_, other| other.is_rival(),
     },
     // The better of sparse and allocated raw files.
     Comparison {
@@ -216,7 +216,7 @@ pub fn comparisons(contestants: &[Contestant]) -> Vec<&'static str> {
     compared.map(|comparison| comparison.title).collect()
 }
 
-/// How a report ended.
+/// How a table ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End<'a> {
     /// All is measured.
@@ -229,6 +229,17 @@ pub enum End<'a> {
     Failed(&'a str),
 }
 
+impl End<'_> {
+    /// Of measurements with this outcome, whose failure is said in these words.
+    pub fn of(words: Option<&str>, cells: Cells) -> End<'_> {
+        match words {
+            Some(words) => End::Failed(words),
+            None if cells.finished < cells.planned => End::OutOfTime,
+            None => End::Complete,
+        }
+    }
+}
+
 /// All that was measured.
 #[derive(Debug, Default)]
 pub struct Report {
@@ -238,10 +249,8 @@ pub struct Report {
     pub rows: Vec<Row>,
     /// Said below the table.
     pub notes: Vec<String>,
-    /// Cells that are to be measured, at all places.
-    pub cells_planned: usize,
-    /// Those that were.
-    pub cells_finished: usize,
+    /// How many of its cells are measured.
+    pub cells: Cells,
 }
 
 impl Report {
@@ -291,19 +300,44 @@ impl Report {
             told["runs"] = runs.collect();
             told
         });
-        let rows: Vec<Value> = rows.collect();
-        json!({
-            "conditions": self.conditions,
-            "cells-planned": self.cells_planned,
-            "cells-finished": self.cells_finished,
-            "interrupted": end == End::Interrupted,
-            "out-of-time": end == End::OutOfTime,
-            "failure": match end {
-                End::Failed(words) => Some(words),
-                End::Complete | End::Interrupted | End::OutOfTime => None,
-            },
-            "rows": rows,
-            "notes": self.notes,
-        })
+        document(
+            &self.conditions,
+            self.cells,
+            end,
+            rows.collect(),
+            &self.notes,
+        )
     }
+}
+
+/// How many of a table's cells there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cells {
+    /// That are to be measured, at all places.
+    pub planned: usize,
+    /// That were.
+    pub finished: usize,
+}
+
+/// The document of a table, whatever its rows are: for programs, and for pages that are made from it.
+pub fn document(
+    conditions: &Value,
+    cells: Cells,
+    end: End<'_>,
+    rows: Vec<Value>,
+    notes: &[String],
+) -> Value {
+    json!({
+        "conditions": conditions,
+        "cells-planned": cells.planned,
+        "cells-finished": cells.finished,
+        "interrupted": end == End::Interrupted,
+        "out-of-time": end == End::OutOfTime,
+        "failure": match end {
+            End::Failed(words) => Some(words),
+            End::Complete | End::Interrupted | End::OutOfTime => None,
+        },
+        "rows": rows,
+        "notes": notes,
+    })
 }

@@ -21,8 +21,8 @@ const SERIES_CHARTS_MAX: usize = 24;
 const GROUPS_IN_ONE: usize = 12;
 
 /// What a table is about, for its section.
-pub fn title_of(table: &str) -> &'static str {
-    match table {
+pub fn title_of(table: &str) -> Option<&'static str> {
+    Some(match table {
         "subclusters" => "Random first writes, by cluster size (subclusters)",
         "flush" => "First writes with flushes (flush)",
         "preallocation" => "First writes, by preallocation (preallocation)",
@@ -31,13 +31,13 @@ pub fn title_of(table: &str) -> &'static str {
         "steady" => "Reads and overwrites of what is allocated (steady)",
         "metadata" => "Random requests over a large disk, little memory for tables (metadata)",
         "guest" => "Inside a Linux guest (guest)",
-        _ => "Measurements",
-    }
+        _ => return None,
+    })
 }
 
-/// The section of a table.
-pub fn section(told: Told<'_>) -> Section {
-    let mut section = Section::new(title_of(told.table()));
+/// The section of a table of this title.
+pub fn section(title: &str, told: Told<'_>) -> Section {
+    let mut section = Section::new(title);
     if let Some(shortfall) = told.shortfall() {
         section.add(Block::Warning(shortfall));
     }
@@ -417,7 +417,7 @@ mod tests {
             "interrupted": true, "cells-finished": 1, "cells-planned": 7,
             "notes": ["a remark"],
         });
-        let section = section(Told(&document));
+        let section = section("x", Told(&document));
         let warning = "Interrupted: 1 of 7 cells are finished.".to_string();
         assert_eq!(section.blocks[0], Block::Warning(warning));
         assert_eq!(section.blocks[1], Block::Prose("a remark".to_string()));
@@ -454,7 +454,7 @@ mod tests {
             json!({ "rows": 3, "conditions": 4 }),
         ] {
             let html =
-                crate::cmd::bench::page::Page::new("x", vec![section(Told(&document))]).html();
+                crate::cmd::bench::page::Page::new("x", vec![section("x", Told(&document))]).html();
             assert!(html.ends_with("</html>\n"));
         }
     }

@@ -1,5 +1,4 @@
-//! The table as it grows: the rows of a cell are printed when the cell is done, so that a run that is
-//! interrupted or killed has told what it knows.
+//! The table as it grows: the rows of a cell are printed when the cell is done.
 //!
 //! Widths are therefore chosen before the rows are known: those of names from all names that may come, those
 //! of numbers from their titles and a usual size. Where a number needs more, its column is wider from then on. Which
@@ -10,13 +9,10 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::cell::Cell;
-use super::page::PageFile;
-use super::pages;
-use super::report::{Column, End, Report, Row, comparisons};
-use super::told::Told as Document;
+use super::conditions;
+use super::report::{Cells, Column, End, Report, Row, comparisons};
+use super::telling::{Outlet, Telling};
 use crate::error::CommandError;
-use crate::interrupt::{DoneOnInterrupt, PrintedOnInterrupt};
-use crate::output;
 use crate::progress::Progress;
 
 /// Columns that hold names; all others hold numbers, written to the right.
@@ -27,31 +23,6 @@ const IOPS: [(&str, usize); 2] = [("IOPS", 7), ("least-most", 13)];
 const NUMBER_WIDTH: usize = 7;
 /// After the rows of a cell that was measured again.
 const AGAIN: &str = "(again)";
-
-/// How a table is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
-    /// As rows for people.
-    Rows {
-        /// With a line below each row that has a series.
-        with_series: bool,
-    },
-    /// As one document for programs, at the end.
-    Json,
-    /// With the tables before it, by whoever makes them all; after an interruption as their summary.
-    Together,
-}
-
-/// Where a table goes.
-#[derive(Debug)]
-pub struct Outlet {
-    /// To standard output, so.
-    pub told: Told,
-    /// Also as a page.
-    pub page: Option<PageFile>,
-    /// Results of tables before it, which are on the same page.
-    pub earlier: Vec<Value>,
-}
 
 /// Where columns are.
 #[derive(Debug)]
@@ -207,25 +178,31 @@ impl Layout {
 #[derive(Debug)]
 pub struct Sheet {
     report: Report,
-    outlet: Outlet,
+    telling: Telling,
     layout: Layout,
-    printed: PrintedOnInterrupt,
-    page_written: DoneOnInterrupt,
+    /// Whether a line below each row shows its series, where it has one.
+    with_series: bool,
 }
 
 impl Sheet {
     /// Nothing is printed so far. The names of all places and all cells are known; each cell is measured at each
     /// place.
-    pub fn new(report: Report, outlet: Outlet, (places, cells): (&[String], &[Cell])) -> Sheet {
+    pub fn new(
+        report: Report,
+        (outlet, with_series): (Outlet, bool),
+        (places, cells): (&[String], &[Cell]),
+    ) -> Sheet {
         Sheet {
             report: Report {
-                cells_planned: places.len() * cells.len(),
+                cells: Cells {
+                    planned: places.len() * cells.len(),
+                    finished: 0,
+                },
                 ..report
             },
-            outlet,
+            telling: Telling::new(outlet),
             layout: Layout::new(places, cells),
-            printed: PrintedOnInterrupt::new(),
-            page_written: DoneOnInterrupt::new(),
+            with_series,
         }
     }
 
@@ -238,7 +215,7 @@ impl Sheet {
     pub fn add(&mut self, rows: Vec<Row>, progress: &Progress) {
         let first = self.report.rows.len();
         self.report.rows.extend(rows);
-        self.report.cells_finished += 1;
+        self.report.cells.finished += 1;
         self.print_rows(first, "", progress);
     }
 
@@ -264,9 +241,7 @@ impl Sheet {
 
     /// A place has these conditions.
     pub fn add_place(&mut self, conditions: serde_json::Value) {
-        if let Some(places) = self.report.conditions["places"].as_array_mut() {
-            places.push(conditions);
-        }
+        conditions::add_place(&mut self.report.conditions, conditions);
     }
 
     /// Prints the rows of one cell, the first of which has this number.
@@ -275,75 +250,23 @@ impl Sheet {
         let rows = report.rows[first..].chunk_by(|a, b| a.cell == b.cell);
         let rows = rows.into_iter().next().unwrap_or_default();
         let mut text = String::new();
-        if let Told::Rows { with_series } = self.outlet.told {
+        if self.telling.wants_rows() {
             text += &layout.rows(report, rows, word);
-            if with_series {
+            if self.with_series {
                 text += &layout.series(rows);
             }
         }
-        let document = self.report.json(End::Interrupted);
-        let end = self.end(End::Interrupted, &document);
-        let print = || progress.suspend(|| output::print(&text));
-        self.printed.replace(print, end);
-        if let Some(page) = self.outlet.page.clone() {
-            let documents = self.documents(document);
-            self.page_written.replace(move || {
-                // There is nobody left to tell.
-                drop(pages::page(&documents).map(|made| page.write_at_last(&made)));
-            });
-        }
+        let interrupted = self.report.json(End::Interrupted);
+        self.telling.add(&text, interrupted, progress);
     }
 
-    /// All results, this one's last.
-    fn documents(&self, document: Value) -> Vec<Value> {
-        let earlier = self.outlet.earlier.iter().cloned();
-        earlier.chain([document]).collect()
-    }
-
-    /// What comes last.
-    fn end(&self, end: End<'_>, document: &Value) -> String {
-        let report = &self.report;
-        match self.outlet.told {
-            Told::Json => return output::json_text(document) + "\n",
-            Told::Together => {
-                let all = self.outlet.earlier.iter().chain([document]);
-                return all.map(|document| Document(document).summary()).collect();
-            }
-            Told::Rows { .. } => {}
-        }
-        let mut text = String::new();
-        for note in &report.notes {
-            text += &format!("\n{note}\n");
-        }
-        if end != End::Complete
-            && let Some(shortfall) = Document(document).shortfall_in_short()
-        {
-            text += &format!("\n{shortfall}\n");
-        }
-        text
-    }
-
-    /// Prints what comes last and writes the page; the results. After a failure that is nothing if no cell is finished; one
-    /// that an interruption has caused is left to that.
+    /// Tells the end, and what went wrong if something did; the results.
     ///
     /// # Errors
     /// The page cannot be written.
-    pub fn finish(self, end: End<'_>) -> Result<Value, CommandError> {
-        let document = self.report.json(end);
-        if let End::Failed(_) = end {
-            self.printed.give_way();
-            if self.report.cells_finished == 0 {
-                return Ok(document);
-            }
-        }
-        if self.outlet.told != Told::Together {
-            let text = self.end(end, &document);
-            self.printed.replace(|| output::print(&text), String::new());
-        }
-        if let Some(page) = &self.outlet.page {
-            page.write(&pages::page(&self.documents(document.clone()))?)?;
-        }
-        Ok(document)
+    pub fn finish(self, failure: Option<&str>) -> Result<Value, CommandError> {
+        let end = End::of(failure, self.report.cells);
+        self.telling.finish(self.report.json(end))
     }
 }
 

@@ -373,9 +373,15 @@ pub fn add(told: Told<'_>, section: &mut Section) {
 }
 
 impl SourceRow {
+    /// Whether a cell of this name measures the same. All sources that tell a depth tell 32; without that they are held
+    /// against it too.
     fn measures(&self, cell: &str) -> bool {
         let rest = cell.strip_prefix(self.cell);
-        !self.cell.is_empty() && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
+        let mut parts = cell.split(", ");
+        let is_of_depth = parts.all(|part| !part.starts_with("depth ") || part == "depth 32");
+        !self.cell.is_empty()
+            && is_of_depth
+            && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
     }
 
     /// The median of ours in that column on a file system, in its first cell that measures this.
@@ -556,9 +562,9 @@ mod tests {
         let document = json!({
             "conditions": { "table": "subclusters" },
             "rows": [
+                of("64K, backed, depth 1", "cowslip", 7.0),
                 of("64K, backed, depth 32", "cowslip", 5000.0),
                 of("64K, backed, depth 32", "qemu-img", 2000.0),
-                of("64K, backed, depth 1", "cowslip", 7.0),
             ],
         });
         let mut section = Section::new("x");

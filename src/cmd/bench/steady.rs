@@ -2,9 +2,7 @@
 //! raw file costs; and first writes into an image that was filled and trimmed before, as a disk is that has been in
 //! use.
 
-use super::cell::{
-    Backing, Before, Cell, CellLoad, Contestant, Direction, RawFile, Shape, Subclusters,
-};
+use super::cell::{Backing, Before, Cell, CellLoad, Direction, RawFile, Shape, Subclusters};
 use super::tables::Scale;
 
 const REQUEST_BYTES: u64 = 4096;
@@ -30,9 +28,10 @@ pub fn cells(scale: &Scale) -> Vec<Cell> {
                     Before::Trimmed => &[RawFile::Sparse, RawFile::Written],
                     _ => &[RawFile::Written],
                 };
-                let mut contestants = scale.contestants(yardsticks);
-                // The policy decides nothing here.
-                contestants.retain(|c| !matches!(c, Contestant::Cowslip(p) if *p != "auto"));
+                let contestants = match before {
+                    Before::Trimmed => scale.contestants(yardsticks),
+                    _ => scale.contestants_of_one_policy(yardsticks),
+                };
                 cells.push(Cell {
                     shape,
                     load,

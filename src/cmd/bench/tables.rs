@@ -6,18 +6,19 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use clap::{Parser, Subcommand};
-use cowslip_testbed::machine::BUSY;
-use cowslip_testbed::{Place, Recipe, enter_namespace};
+use cowslip_testbed::{Place, Recipe};
 use serde_json::{Value, json};
 
 use super::cell::{Cell, Contestant, RawFile};
 use super::conditions;
+use super::deadline::{Shares, is_over};
 use super::guest::{GuestOptions, Machine};
-use super::page::PageFile;
 use super::peers::{self, Peer};
-use super::report::{End, Report, Row};
-use super::sheet::{Outlet, Sheet, Told};
+use super::places::{PlaceOptions, make_loop};
+use super::report::{Report, Row};
+use super::sheet::Sheet;
 use super::stage::{self, Measure, Stage, bench_process};
+use super::telling::{Made, Outlet, made};
 use super::{discard, flush, fragmentation, guest, metadata, preallocation, steady, subclusters};
 use crate::error::CommandError;
 use crate::open::parse_aio;
@@ -31,9 +32,6 @@ const FILESYSTEM_BYTES_MIN: u64 = 512 << 20;
 const REPETITIONS: usize = 5;
 /// Requests of a depth of one are fewer, because each waits for the last.
 const FEWER_AT_DEPTH_ONE: u64 = 8;
-
-/// The place, if none is given.
-const HERE: &str = "here";
 
 /// Said where `--aio` asks for what only QEMU has.
 const NO_LIBAIO: &str = "native: QEMU runs libaio; Cowslip has no driver for it and runs io_uring, as its column \
@@ -64,14 +62,8 @@ pub enum Table {
 /// What all tables take.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Work in a new directory in this one; repeat it for several file systems
-    #[arg(long, value_name = "PATH")]
-    dir: Vec<PathBuf>,
-    /// Make file systems of these kinds on fully written loop devices, and work there (root): ext4, xfs, btrfs;
-    /// with conditions after colons: xfs:log=8M has a log of that size, ext4:full=95 is so many percent full with
-    /// the files of the table
-    #[arg(long = "loop", value_name = "KINDS", value_delimiter = ',')]
-    loops: Vec<String>,
+    #[command(flatten)]
+    places: PlaceOptions,
     /// Size of the disks; if not given 4G, for discard 8G, for fragmentation 1G, for guest 1G, for metadata 8T
     #[arg(long, value_name = "SIZE")]
     size: Option<String>,
@@ -145,18 +137,9 @@ pub struct Options {
     /// Print the names of the cells, and measure nothing
     #[arg(long, conflicts_with = "json")]
     list: bool,
-    /// How directories are called in rows, if not by their names
-    #[arg(skip)]
-    names: Vec<String>,
 }
 
 impl Options {
-    /// How the directory of this number is called in rows.
-    fn name_of(&self, index: usize, dir: &Path) -> String {
-        let given = self.names.get(index).cloned();
-        given.unwrap_or_else(|| dir.display().to_string())
-    }
-
     /// How files are driven, one after the other.
     fn aios(&self) -> Result<Vec<Option<&str>>, CommandError> {
         if let Some(aio) = self.aio.iter().find(|aio| parse_aio(aio).is_none()) {
@@ -271,6 +254,14 @@ impl Scale {
         wanted.clamp(1, self.disk_bytes / request_bytes)
     }
 
+    /// The same with one column of ours where all policies would do the same: the first that was asked for.
+    pub fn contestants_of_one_policy(&self, raw: &[RawFile]) -> Vec<Contestant> {
+        let mut contestants = self.contestants(raw);
+        let first = self.policies.first();
+        contestants.retain(|c| !matches!(c, Contestant::Cowslip(policy) if Some(policy) != first));
+        contestants
+    }
+
     /// Ours, QEMU's, and raw files of these states.
     pub fn contestants(&self, raw: &[RawFile]) -> Vec<Contestant> {
         let ours = self.policies.iter().map(|p| Contestant::Cowslip(p));
@@ -315,19 +306,6 @@ fn yardstick(name: &str) -> Result<fn(RawFile) -> Contestant, CommandError> {
 }
 
 impl Table {
-    fn options_mut(&mut self) -> &mut Options {
-        match self {
-            Table::Subclusters(options)
-            | Table::Flush(options)
-            | Table::Preallocation(options)
-            | Table::Discard(options)
-            | Table::Fragmentation(options)
-            | Table::Steady(options)
-            | Table::Metadata(options) => options,
-            Table::Guest(options) => &mut options.table,
-        }
-    }
-
     fn options(&self) -> &Options {
         match self {
             Table::Subclusters(options)
@@ -466,16 +444,9 @@ impl Table {
         }
     }
 
-    /// How it is told.
-    fn told(&self) -> Told {
-        let options = self.options();
-        match options.json {
-            true => Told::Json,
-            false => Told::Rows {
-                with_series: options.series
-                    || (self.is_about_series() && std::io::stdout().is_terminal()),
-            },
-        }
+    /// Whether requests over time are drawn below the rows.
+    fn draws_series(&self) -> bool {
+        self.options().series || (self.is_about_series() && std::io::stdout().is_terminal())
     }
 
     /// How one run of it is made.
@@ -494,7 +465,8 @@ impl Table {
 pub struct Plan {
     table: Table,
     scale: Scale,
-    loops: Vec<Recipe>,
+    places: PlaceOptions,
+    recipes: Vec<Recipe>,
     cells: Vec<Cell>,
 }
 
@@ -514,11 +486,10 @@ impl Plan {
     pub fn new(table: Table) -> Result<Plan, CommandError> {
         let options = table.options();
         let scale = Scale::new(&table)?;
-        let loops = options.loops.iter().map(|text| Recipe::parse(text));
-        let loops: Result<Vec<Recipe>, String> = loops.collect();
-        let loops = loops.map_err(CommandError::new)?;
+        let places = options.places.clone();
+        let recipes = places.recipes()?;
         options.aios()?;
-        if !options.loops.is_empty() && options.keep {
+        if !recipes.is_empty() && options.keep {
             let text =
                 "--keep keeps nothing on file systems that vanish with the command; use --dir";
             return Err(CommandError::new(text));
@@ -528,7 +499,8 @@ impl Plan {
         Ok(Plan {
             table,
             scale,
-            loops,
+            places,
+            recipes,
             cells,
         })
     }
@@ -539,9 +511,10 @@ impl Plan {
     /// As [`Plan::new`], or there are no such options.
     pub fn of_words(words: &[String], names: &[String]) -> Result<Plan, CommandError> {
         let parsed = Words::try_parse_from(words);
-        let mut table = parsed.map_err(|e| CommandError::new(e.to_string()))?.table;
-        table.options_mut().names = names.to_vec();
-        Plan::new(table)
+        let table = parsed.map_err(|e| CommandError::new(e.to_string()))?.table;
+        let mut plan = Plan::new(table)?;
+        plan.places.names = names.to_vec();
+        Ok(plan)
     }
 
     /// Space that a file system needs for it.
@@ -549,28 +522,20 @@ impl Plan {
         self.table.filesystem_bytes(self.scale.disk_bytes)
     }
 
-    /// Its command line was this; it follows other tables of one command.
-    fn report(
-        &mut self,
-        (command, is_later): (Option<String>, bool),
-        program: &Program,
-    ) -> Result<Report, CommandError> {
+    /// What is known before anything is measured.
+    fn report(&mut self, outlet: &Outlet, program: &Program) -> Result<Report, CommandError> {
         let Plan { table, scale, .. } = self;
         let options = table.options();
         let mut report = Report {
-            conditions: conditions(table, scale),
+            conditions: conditions(table, scale, outlet),
             ..Report::default()
         };
-        if let Some(command) = command {
-            report.conditions["command"] = json!(command);
-        }
-        if is_later && let Some(warnings) = report.conditions["warnings"].as_array_mut() {
-            // That was this command itself.
-            warnings.retain(|warning| warning != BUSY);
-        }
         let source = table.source(&options.conditions)?;
         let source = source.map(|source| source.words.to_string());
         report.notes.extend(source);
+        if let Table::Metadata(_) = table {
+            report.notes.push(metadata::NOTE.to_string());
+        }
         if options.aio.iter().any(|aio| aio == "native") {
             report.notes.push(NO_LIBAIO.to_string());
         }
@@ -588,55 +553,51 @@ impl Plan {
     }
 
     /// Measures it. No cell is begun after the deadline, if there is one; each place has its share of the time until
-    /// then. `command` is the command line that would make it alone.
+    /// then.
     ///
     /// # Errors
     /// Nothing could be measured at all. What went wrong later is told with the results.
     pub fn make(
         mut self,
         outlet: Outlet,
-        (deadline, command): (Option<Instant>, Option<String>),
+        deadline: Option<Instant>,
         program: &Program,
-    ) -> Result<(Value, Result<(), CommandError>), CommandError> {
-        let report = self.report((command, !outlet.earlier.is_empty()), program)?;
+    ) -> Result<Made, CommandError> {
+        let report = self.report(&outlet, program)?;
         let filesystem_bytes = self.filesystem_bytes();
         let Plan {
             table,
             mut scale,
-            loops,
+            places,
+            recipes,
             cells,
         } = self;
         let options = table.options();
         let aios = options.aios()?;
-        let names = place_names(options, &loops, &aios);
-        let mut sheet = Sheet::new(report, outlet, (&names, &cells));
-        let mut left = names.len() as u32;
-        let mut places = Places::new(options, &loops, filesystem_bytes);
-        let outcome = places.try_for_each(|place| -> Result<(), CommandError> {
-            let place = place?;
+        let names = places.names();
+        let names = names.iter();
+        let names = names.flat_map(|place| aios.iter().map(|aio| stage::name_of(place, *aio)));
+        let names: Vec<String> = names.collect();
+        let with_series = table.draws_series();
+        let mut sheet = Sheet::new(report, (outlet, with_series), (&names, &cells));
+        let mut shares = Shares::new(deadline, names.len() as u32);
+        let make = |recipe: &Recipe, dir: &Path| make_loop(recipe, dir, filesystem_bytes);
+        let outcome = places.each(&recipes, make).try_for_each(|held| {
+            let mut held = held?;
+            if options.keep {
+                held.place = held.place.keep();
+            }
             for aio in &aios {
-                let now = Instant::now();
-                scale.deadline =
-                    deadline.map(|end| now + end.saturating_duration_since(now) / left);
-                left -= 1;
-                measure_at(&table, (&place, *aio), (&scale, &cells), &mut sheet)?;
+                scale.deadline = shares.next(1);
+                measure_at(&table, (&held.place, *aio), (&scale, &cells), &mut sheet)?;
             }
             Ok(())
         });
         if sheet.report().rows.iter().any(|row| row.is_outlier) {
             program.warn("cells that are marked are below half of both their neighbours");
         }
-        let is_short = sheet.report().cells_finished < sheet.report().cells_planned;
-        let document = match &outcome {
-            Ok(()) if is_short => sheet.finish(End::OutOfTime),
-            Ok(()) => sheet.finish(End::Complete),
-            Err(error) => sheet.finish(End::Failed(&error.to_string())),
-        };
-        match (document, outcome) {
-            (Ok(document), outcome) => Ok((document, outcome)),
-            // What went wrong first is said.
-            (Err(_), Err(error)) | (Err(error), Ok(())) => Err(error),
-        }
+        let failure = outcome.as_ref().err().map(CommandError::to_string);
+        made(sheet.finish(failure.as_deref()), outcome)
     }
 }
 
@@ -653,16 +614,9 @@ pub fn run(table: Table, program: &Program) -> Result<u8, CommandError> {
         }
         return Ok(0);
     }
-    let page = options.html.as_deref().map(PageFile::new).transpose()?;
-    if !options.loops.is_empty() {
-        enter_namespace().map_err(CommandError::new)?;
-    }
-    let outlet = Outlet {
-        told: plan.table.told(),
-        page,
-        earlier: Vec::new(),
-    };
-    let (_, outcome) = plan.make(outlet, (None, None), program)?;
+    let outlet = Outlet::alone(options.json, options.html.as_deref())?;
+    plan.places.enter()?;
+    let (_, outcome) = plan.make(outlet, None, program)?;
     outcome.map(|()| 0)
 }
 
@@ -678,20 +632,15 @@ fn measure_at(
     let stage = Stage::new(place, scale, &progress, aio)?;
     sheet.add_place(stage.conditions());
     let first = sheet.report().rows.len();
-    let is_late = || {
-        scale
-            .deadline
-            .is_some_and(|deadline| Instant::now() >= deadline)
-    };
     for cell in cells {
-        if is_late() {
+        if is_over(scale.deadline) {
             break;
         }
         let rows = stage.measure(cell, table.measure())?;
         sheet.add(rows, &progress);
     }
     if let Table::Subclusters(_) = table
-        && !is_late()
+        && !is_over(scale.deadline)
     {
         let rows = &sheet.report().rows[first..];
         let again = subclusters::measure_outliers_again(&stage, cells, rows)?;
@@ -704,116 +653,14 @@ fn measure_at(
     Ok(())
 }
 
-/// How places will be called in rows, in their order.
-fn place_names(options: &Options, loops: &[Recipe], aios: &[Option<&str>]) -> Vec<String> {
-    let mut names: Vec<String> = loops.iter().map(|recipe| recipe.name.clone()).collect();
-    if names.is_empty() {
-        let dirs = options.dir.iter().enumerate();
-        names.extend(dirs.map(|(index, dir)| options.name_of(index, dir)));
-    }
-    if names.is_empty() {
-        names.push(HERE.to_string());
-    }
-    let names = names.iter();
-    let names = names.flat_map(|place| aios.iter().map(|aio| stage::name_of(place, *aio)));
-    names.collect()
-}
-
-fn conditions(table: &Table, scale: &Scale) -> Value {
-    let mut conditions = json!({
+fn conditions(table: &Table, scale: &Scale, outlet: &Outlet) -> Value {
+    let asked = json!({
         "table": table.name(),
         "disk-bytes": scale.disk_bytes,
         "requests": scale.requests,
         "repetitions": scale.repetitions,
     });
-    if let (Some(conditions), Value::Object(run)) =
-        (conditions.as_object_mut(), conditions::of_run())
-    {
-        conditions.extend(run);
-        conditions.insert("places".to_string(), json!([]));
-    }
-    conditions
-}
-
-/// Makes a file system by a recipe in this directory, for tables whose files take no more than two thirds of so many
-/// bytes.
-///
-/// # Errors
-/// What went wrong, with the program that said so.
-pub fn make_loop(
-    recipe: &Recipe,
-    directory: &Path,
-    filesystem_bytes: u64,
-) -> Result<Place, String> {
-    let Some(percent) = recipe.full_percent else {
-        return Place::mount_new(recipe, directory, filesystem_bytes);
-    };
-    // A third of what a table's file system has is room to spare; with half as much again there is some at 50 %.
-    let files = filesystem_bytes / 3 * 2;
-    let bytes = filesystem_bytes / 2 * 3;
-    let filler = (bytes / 100 * percent).checked_sub(files).ok_or_else(|| {
-        format!(
-            "--loop {}: the files of the table alone are more",
-            recipe.name
-        )
-    })?;
-    let place = Place::mount_new(recipe, directory, bytes)?;
-    place.fill(filler)?;
-    Ok(place)
-}
-
-/// The places of a run, each made when it is its turn: file systems take space.
-struct Places<'a> {
-    options: &'a Options,
-    loops: &'a [Recipe],
-    filesystem_bytes: u64,
-    next: usize,
-}
-
-impl<'a> Places<'a> {
-    fn new(options: &'a Options, loops: &'a [Recipe], filesystem_bytes: u64) -> Places<'a> {
-        Places {
-            options,
-            loops,
-            filesystem_bytes,
-            next: 0,
-        }
-    }
-
-    fn make(&self, index: usize) -> Option<Result<Place, String>> {
-        let temporary = std::env::temp_dir();
-        let dirs = &self.options.dir;
-        if let Some(recipe) = self.loops.get(index) {
-            let directory = dirs.first().unwrap_or(&temporary);
-            let progress = Progress::of(1);
-            progress.say(&format!("making {} on a fully written file", recipe.name));
-            return Some(make_loop(recipe, directory, self.filesystem_bytes));
-        }
-        if !self.loops.is_empty() {
-            return None;
-        }
-        match dirs.get(index) {
-            Some(dir) => Some(Place::here(&self.options.name_of(index, dir), dir)),
-            None if index == 0 => Some(Place::here(HERE, &temporary)),
-            None => None,
-        }
-        .map(|place| {
-            place.map(|place| match self.options.keep {
-                true => place.keep(),
-                false => place,
-            })
-        })
-    }
-}
-
-impl Iterator for Places<'_> {
-    type Item = Result<Place, CommandError>;
-
-    fn next(&mut self) -> Option<Result<Place, CommandError>> {
-        let place = self.make(self.next)?;
-        self.next += 1;
-        Some(place.map_err(CommandError::new))
-    }
+    conditions::of_table(asked, outlet)
 }
 
 /// The names of the cells that a table of this name has by default; `None` if there is none.

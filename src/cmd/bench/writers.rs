@@ -1,16 +1,23 @@
 //! `bench writers`: files that grow side by side in one directory, and how many pieces they end up in.
 //!
 //! `cell.rs` says what is measured, `stream.rs` writes raw files, `space.rs` only allocates, `measure.rs` makes a run and looks at its files,
-//! `table.rs` puts it in words. [`mod@model`] simulates what no machine here holds. The story is in docs/writers.md.
+//! `table.rs` puts it in words, `section.rs` on a page. [`mod@model`] simulates what no machine here holds. The story is in docs/writers.md.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use cowslip_testbed::{Place, Recipe, enter_namespace};
-use serde_json::json;
+use clap::Parser;
+use cowslip_testbed::{Place, Recipe};
+use serde_json::{Value, json};
 
+use super::conditions;
+use super::deadline::{Shares, is_over};
+use super::places::{PlaceOptions, make_loop};
+use super::report::{Cells, End, document};
+use super::telling::{Made, Outlet, Telling, made};
 use crate::cmd::demo::own_path;
 use crate::error::CommandError;
-use crate::interrupt::{PrintedOnInterrupt, RemovedOnInterrupt};
 use crate::options::bytes_within;
 use crate::output;
 use crate::progress::Progress;
@@ -18,6 +25,7 @@ use crate::progress::Progress;
 mod cell;
 mod measure;
 mod model;
+pub mod section;
 mod space;
 mod stream;
 mod table;
@@ -29,17 +37,17 @@ use table::{Layout, Row};
 /// File systems are so many times as large as what is written: it is to fit into one allocation group of XFS, of
 /// which there are four, and images and space ahead are to have room.
 const FILESYSTEM_TIMES: u64 = 6;
+/// XFS refuses to be below 300 MiB, and its groups are to be larger than what is written in all rows.
+const FILESYSTEM_BYTES_MIN: u64 = 1 << 30;
+/// What writers of a cell may write together.
+const BYTES_OF_A_CELL: RangeInclusive<u64> = 64 << 20..=1 << 42;
 
 /// Command line of `bench writers`.
-#[derive(clap::Args)]
+#[derive(Parser)]
+#[command(no_binary_name = true)]
 pub struct Args {
-    /// Work in a new directory in this one; repeat it for several file systems
-    #[arg(long, value_name = "PATH")]
-    dir: Vec<PathBuf>,
-    /// Make file systems of these kinds on fully written loop devices, and work there (root): ext4, xfs, btrfs;
-    /// xfs:allocsize=64k is mounted with that option
-    #[arg(long = "loop", value_name = "KINDS", value_delimiter = ',')]
-    loops: Vec<String>,
+    #[command(flatten)]
+    places: PlaceOptions,
     /// What the writers of a cell write together
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     size: String,
@@ -64,6 +72,9 @@ pub struct Args {
     /// Print the results as JSON, at the end
     #[arg(long)]
     json: bool,
+    /// Also write the results to this file, as a page
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    html: Option<PathBuf>,
 }
 
 /// Measures, or simulates.
@@ -78,227 +89,214 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
 }
 
 fn measured(args: &Args) -> Result<(), CommandError> {
-    let part = args.cells.as_deref().unwrap_or_default();
-    let mut cells = match args.space {
-        true => cell::of_space(),
-        false => cell::all(),
-    };
-    cells.retain(|cell| cell.name().contains(part));
-    if cells.is_empty() {
-        let text = "No cell has a name with the text of --cells";
-        return Err(CommandError::new(text));
-    }
+    let plan = Plan::new(args)?;
     if args.list {
-        let names = cells.iter().map(|cell| cell.name() + "\n");
+        let names = plan.cells.iter().map(|cell| cell.name() + "\n");
         output::print(&names.collect::<String>());
         return Ok(());
     }
-    if args.runs == 0 {
-        return Err(CommandError::new("--runs expects a number above 0"));
-    }
-    let bytes = match args.space {
-        true => space::FILE_BYTES,
-        false => bytes_within("size", &args.size, 64 << 20..=1 << 42)?,
-    };
-    let recipes = args.loops.iter().map(|text| Recipe::parse(text));
-    let recipes: Result<Vec<Recipe>, String> = recipes.collect();
-    let recipes = recipes.map_err(CommandError::new)?;
-    if !recipes.is_empty() {
-        enter_namespace().map_err(CommandError::new)?;
-    }
-    let mut sheet = Sheet::new(args, bytes, (&recipes, &cells));
-    let outcome = places(args, &recipes, bytes)
-        .try_for_each(|place| measure_at(&place?, args, (bytes, &cells), &mut sheet));
-    match &outcome {
-        Ok(()) => sheet.finish(End::Complete),
-        Err(error) => sheet.finish(End::Failed(&error.to_string())),
-    }
+    let outlet = Outlet::alone(args.json, args.html.as_deref())?;
+    plan.places.enter()?;
+    let (_, outcome) = plan.make(outlet, None)?;
     outcome
 }
 
-/// Each made when it is its turn: file systems take space.
-fn places<'a>(
-    args: &'a Args,
-    recipes: &'a [Recipe],
+/// How large the file systems are that are made, of cells that write so many bytes.
+fn filesystem_bytes(bytes: u64) -> u64 {
+    (bytes * FILESYSTEM_TIMES).max(FILESYSTEM_BYTES_MIN)
+}
+
+/// What is to be measured.
+pub struct Plan {
+    places: PlaceOptions,
+    recipes: Vec<Recipe>,
+    cells: Vec<Cell>,
     bytes: u64,
-) -> impl Iterator<Item = Result<Place, CommandError>> + 'a {
-    let temporary = std::env::temp_dir();
-    let count = match recipes.len() {
-        0 => args.dir.len().max(1),
-        count => count,
-    };
-    (0..count).map(move |index| {
-        let place = match (recipes.get(index), args.dir.get(index)) {
-            (Some(recipe), _) => {
-                let progress = Progress::of(1);
-                progress.say(&format!("making {} on a fully written file", recipe.name));
-                let parent = args
-                    .dir
-                    .first()
-                    .map_or(temporary.as_path(), PathBuf::as_path);
-                let size = (bytes * FILESYSTEM_TIMES).max(1 << 30);
-                match args.space {
-                    true => Place::mount_sparse(recipe, parent, space::FILESYSTEM_BYTES),
-                    false => Place::mount_new(recipe, parent, size),
-                }
-            }
-            (None, Some(dir)) => Place::here(&dir.display().to_string(), dir),
-            (None, None) => Place::here("here", &temporary),
+    runs: u64,
+    /// Nothing is written, on file systems that hold more than there is.
+    is_space: bool,
+}
+
+impl Plan {
+    fn new(args: &Args) -> Result<Plan, CommandError> {
+        let part = args.cells.as_deref().unwrap_or_default();
+        let mut cells = match args.space {
+            true => cell::of_space(),
+            false => cell::all(),
         };
-        place.map_err(CommandError::new)
-    })
-}
-
-fn measure_at(
-    place: &Place,
-    args: &Args,
-    (bytes, cells): (u64, &[Cell]),
-    sheet: &mut Sheet,
-) -> Result<(), CommandError> {
-    let _removed = RemovedOnInterrupt::new(&place.directory);
-    let progress = Progress::of(cells.len() as u64 * args.runs);
-    let cowslip = own_path()?;
-    let bench = Bench {
-        directory: Path::new(&place.directory),
-        cowslip: &cowslip,
-        bytes,
-    };
-    for cell in cells {
-        let name = cell.name();
-        if !bench.can(cell) {
-            sheet.note(format!(
-                "{} has no {name}: it takes no extent size hint",
-                place.name
-            ));
-            progress.advance(args.runs);
-            continue;
+        cells.retain(|cell| cell.name().contains(part));
+        if cells.is_empty() {
+            let text = "No cell has a name with the text of --cells";
+            return Err(CommandError::new(text));
         }
-        let mut runs = Vec::new();
-        for seed in 0..args.runs {
-            progress.say(&format!("{} {name}", place.name));
-            runs.push(bench.measure(cell, seed)?);
-            progress.advance(1);
+        if args.runs == 0 {
+            return Err(CommandError::new("--runs expects a number above 0"));
         }
-        sheet.add(Row::new(&place.name, &name, runs), &progress);
+        let bytes = match args.space {
+            true => space::FILE_BYTES,
+            false => bytes_within("size", &args.size, BYTES_OF_A_CELL)?,
+        };
+        let places = args.places.clone();
+        Ok(Plan {
+            recipes: places.recipes()?,
+            places,
+            cells,
+            bytes,
+            runs: args.runs,
+            is_space: args.space,
+        })
     }
-    Ok(())
-}
 
-/// How a run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End<'a> {
-    /// All is measured.
-    Complete,
-    /// A signal.
-    Interrupted,
-    /// This went wrong.
-    Failed(&'a str),
+    /// Of the words that ask for it; directories are called by these names in rows.
+    ///
+    /// # Errors
+    /// They contradict each other.
+    pub fn of_words(words: &[String], names: &[String]) -> Result<Plan, CommandError> {
+        let parsed = Args::try_parse_from(words);
+        let mut plan = Plan::new(&parsed.map_err(|e| CommandError::new(e.to_string()))?)?;
+        plan.places.names = names.to_vec();
+        Ok(plan)
+    }
+
+    /// Space that a file system needs for it.
+    pub fn filesystem_bytes(&self) -> u64 {
+        filesystem_bytes(self.bytes)
+    }
+
+    /// Measures it. No cell is begun after the deadline, if there is one; each place has its share of the time until
+    /// then.
+    ///
+    /// # Errors
+    /// What was measured cannot be told. What went wrong before is told with the results.
+    pub fn make(&self, outlet: Outlet, deadline: Option<Instant>) -> Result<Made, CommandError> {
+        let mut sheet = Sheet::new(self, outlet);
+        let names = self.places.names();
+        let mut shares = Shares::new(deadline, u32::try_from(names.len()).unwrap_or(u32::MAX));
+        let make = |recipe: &Recipe, directory: &Path| match self.is_space {
+            true => Place::mount_sparse(recipe, directory, space::FILESYSTEM_BYTES),
+            false => make_loop(recipe, directory, self.filesystem_bytes()),
+        };
+        let mut places = self.places.each(&self.recipes, make);
+        let outcome =
+            places.try_for_each(|held| self.measure_at(&held?.place, shares.next(1), &mut sheet));
+        let failure = outcome.as_ref().err().map(CommandError::to_string);
+        made(sheet.finish(failure.as_deref()), outcome)
+    }
+
+    fn measure_at(
+        &self,
+        place: &Place,
+        deadline: Option<Instant>,
+        sheet: &mut Sheet,
+    ) -> Result<(), CommandError> {
+        sheet.add_place(place);
+        let progress = Progress::of(self.cells.len() as u64 * self.runs);
+        let cowslip = own_path()?;
+        let bench = Bench {
+            directory: Path::new(&place.directory),
+            cowslip: &cowslip,
+            bytes: self.bytes,
+        };
+        for cell in &self.cells {
+            if is_over(deadline) {
+                break;
+            }
+            let name = cell.name();
+            if !bench.can(cell) {
+                sheet.leave_out(format!(
+                    "{} has no {name}: it takes no extent size hint",
+                    place.name
+                ));
+                progress.advance(self.runs);
+                continue;
+            }
+            let mut runs = Vec::new();
+            for seed in 0..self.runs {
+                progress.say(&format!("{} {name}", place.name));
+                runs.push(bench.measure(cell, seed)?);
+                progress.advance(1);
+            }
+            sheet.add(Row::new(&place.name, &name, runs), &progress);
+        }
+        Ok(())
+    }
 }
 
 /// What is told while it is measured.
 struct Sheet {
-    conditions: serde_json::Value,
+    conditions: Value,
     rows: Vec<Row>,
     notes: Vec<String>,
+    planned: usize,
     layout: Layout,
-    is_json: bool,
-    cells_planned: usize,
-    printed: PrintedOnInterrupt,
+    telling: Telling,
 }
 
 impl Sheet {
-    fn new(args: &Args, bytes: u64, (recipes, cells): (&[Recipe], &[Cell])) -> Sheet {
-        let read = |path: &str| {
-            let text = std::fs::read_to_string(path).unwrap_or_default();
-            text.trim().to_string()
-        };
-        let names: Vec<String> = cells.iter().map(Cell::name).collect();
-        let dirs: Vec<String> = args
-            .dir
-            .iter()
-            .map(|dir| dir.display().to_string())
-            .collect();
-        let loops = recipes.iter().map(|recipe| recipe.name.as_str());
-        let places: Vec<&str> = match recipes.is_empty() {
-            true => dirs.iter().map(String::as_str).chain(["here"]).collect(),
-            false => loops.collect(),
-        };
-        let count = match (recipes.len(), dirs.len()) {
-            (0, dirs) => dirs.max(1),
-            (recipes, _) => recipes,
-        };
+    fn new(plan: &Plan, outlet: Outlet) -> Sheet {
+        let asked = json!({
+            "table": "writers",
+            "bytes-of-a-cell": plan.bytes,
+            "size-bytes": plan.bytes,
+            "repetitions": plan.runs,
+            "write-bytes": cell::WRITE_BYTES,
+        });
+        let places = plan.places.names();
+        let cells: Vec<String> = plan.cells.iter().map(Cell::name).collect();
         Sheet {
-            conditions: json!({
-                "table": "writers",
-                "bytes-of-a-cell": bytes,
-                "runs": args.runs,
-                "write-bytes": cell::WRITE_BYTES,
-                "kernel": read("/proc/sys/kernel/osrelease"),
-                "processors": std::thread::available_parallelism().map_or(0, usize::from),
-                "load-average-before": read("/proc/loadavg"),
-            }),
+            conditions: conditions::of_table(asked, &outlet),
             rows: Vec::new(),
             notes: Vec::new(),
-            layout: Layout::new(places.into_iter(), names.iter().map(String::as_str)),
-            is_json: args.json,
-            cells_planned: cells.len() * count,
-            printed: PrintedOnInterrupt::new(),
+            planned: places.len() * cells.len(),
+            layout: Layout::new(
+                places.iter().map(String::as_str),
+                cells.iter().map(String::as_str),
+            ),
+            telling: Telling::new(outlet),
         }
+    }
+
+    /// A place has these conditions.
+    fn add_place(&mut self, place: &Place) {
+        let mut told = conditions::of_directory(&place.directory);
+        told["filesystem"] = place.name.clone().into();
+        conditions::add_place(&mut self.conditions, told);
     }
 
     fn add(&mut self, row: Row, progress: &Progress) {
         let mut text = String::new();
-        if !self.is_json {
+        if self.telling.wants_rows() {
             if self.rows.is_empty() {
                 text += &self.layout.titles();
             }
             text += &self.layout.row(&row);
         }
         self.rows.push(row);
-        let end = self.end(End::Interrupted);
-        let print = || progress.suspend(|| output::print(&text));
-        self.printed.replace(print, end);
+        let interrupted = self.document(End::Interrupted);
+        self.telling.add(&text, interrupted, progress);
     }
 
-    fn note(&mut self, note: String) {
+    /// A cell cannot be measured here, for the reason that this note has.
+    fn leave_out(&mut self, note: String) {
+        self.planned -= 1;
         self.notes.push(note);
     }
 
-    fn end(&self, end: End<'_>) -> String {
-        if self.is_json {
-            let failure = match end {
-                End::Failed(words) => Some(words),
-                End::Complete | End::Interrupted => None,
-            };
-            let value = json!({
-                "conditions": self.conditions,
-                "cells-planned": self.cells_planned,
-                "interrupted": end == End::Interrupted,
-                "failure": failure,
-                "rows": self.rows,
-                "notes": self.notes,
-            });
-            return output::json_text(&value) + "\n";
+    fn cells(&self) -> Cells {
+        Cells {
+            planned: self.planned,
+            finished: self.rows.len(),
         }
-        let notes = self.notes.iter().map(|note| format!("{note}\n"));
-        let notes: String = notes.collect();
-        let ended = match end {
-            End::Complete => return notes,
-            End::Interrupted => "Interrupted",
-            End::Failed(_) => "Stopped by a failure",
-        };
-        let (done, planned) = (self.rows.len(), self.cells_planned);
-        format!("{notes}{ended}: {done} of {planned} cells are finished.\n")
     }
 
-    fn finish(self, end: End<'_>) {
-        if let End::Failed(_) = end {
-            self.printed.give_way();
-            if self.rows.is_empty() {
-                return;
-            }
-        }
-        let text = self.end(end);
-        self.printed.replace(|| output::print(&text), String::new());
+    fn document(&self, end: End<'_>) -> Value {
+        let rows = self.rows.iter().map(|row| json!(row)).collect();
+        document(&self.conditions, self.cells(), end, rows, &self.notes)
+    }
+
+    /// Tells the end.
+    fn finish(self, failure: Option<&str>) -> Result<Value, CommandError> {
+        let document = self.document(End::of(failure, self.cells()));
+        self.telling.finish(document)
     }
 }

@@ -121,7 +121,8 @@ impl Row {
         Spread::of(self.measured().filter_map(figure).collect())
     }
 
-    fn json(&self) -> Value {
+    /// For programs.
+    pub fn json(&self) -> Value {
         let median = |figure: fn(&Measured) -> Option<f64>| self.spread(figure).map(|s| s.median);
         json!({
             "filesystem": self.place,
@@ -134,52 +135,6 @@ impl Row {
             "perfect": self.measured().map(|run| run.perfect).max(),
             "called": self.measured().last().map(|run| calls(&run.calls, run.faults)),
             "runs": self.runs,
-        })
-    }
-}
-
-/// What was asked for, when, and on what machine.
-pub fn conditions(size: u64, repetitions: usize) -> Value {
-    let mut conditions = json!({
-        "table": "allocate",
-        "size-bytes": size,
-        "repetitions": repetitions,
-    });
-    if let (Some(conditions), Value::Object(run)) = (
-        conditions.as_object_mut(),
-        super::super::conditions::of_run(),
-    ) {
-        conditions.extend(run);
-        conditions.insert("places".to_string(), json!([]));
-    }
-    conditions
-}
-
-/// All of it.
-#[derive(Clone, Debug, Default)]
-pub struct Results {
-    /// Under which conditions.
-    pub conditions: Value,
-    /// In the order of measurement.
-    pub rows: Vec<Row>,
-    /// Rows that are to be measured.
-    pub rows_planned: usize,
-    /// A signal has ended it.
-    pub interrupted: bool,
-    /// What went wrong.
-    pub failure: Option<String>,
-}
-
-impl Results {
-    /// For programs.
-    pub fn json(&self) -> Value {
-        json!({
-            "conditions": self.conditions,
-            "cells-planned": self.rows_planned,
-            "cells-finished": self.rows.len(),
-            "interrupted": self.interrupted,
-            "failure": self.failure,
-            "rows": self.rows.iter().map(Row::json).collect::<Vec<_>>(),
         })
     }
 }

@@ -41,6 +41,33 @@ pub fn section(told: Told<'_>) -> Section {
     section
 }
 
+/// What it found, in lines of plain text: on each file system the method whose space is durable first, and the last.
+pub fn summary(told: Told<'_>) -> String {
+    let mut out = String::new();
+    let states = distinct(told.rows().map(|row| Row(row.0).text("state")));
+    for filesystem in told.filesystems() {
+        for state in &states {
+            let rows = told
+                .rows()
+                .map(|row| Row(row.0))
+                .filter(|row| row.text("filesystem") == filesystem && row.text("state") == *state);
+            let timed = rows.filter_map(|row| {
+                let durable = row.spread("durable-seconds")?.median;
+                // It gives no space.
+                (row.text("method") != "ftruncate").then_some((durable, row.text("method")))
+            });
+            let mut timed: Vec<(f64, &str)> = timed.collect();
+            timed.sort_by(|a, b| a.0.total_cmp(&b.0));
+            if let (Some((least, first)), Some((most, last))) = (timed.first(), timed.last()) {
+                out += &format!(
+                    "  {filesystem:<12} {state:<8} durable after {least:.3} s by {first}, {most:.3} s by {last}\n"
+                );
+            }
+        }
+    }
+    out
+}
+
 /// One method in one state of a file system.
 #[derive(Clone, Copy)]
 struct Row<'a>(&'a Value);
@@ -210,6 +237,11 @@ mod tests {
         let bar = bars.groups[0].bars[1].unwrap();
         assert_eq!((bar.value, bar.least, bar.most), (4.0, 2.0, 8.0));
         assert!(bars.groups[1].bars.iter().all(Option::is_none));
+        let lines = summary(Told(&document));
+        assert_eq!(
+            lines,
+            "  ext3         fresh    durable after 4.000 s by mmap, 4.000 s by mmap\n"
+        );
         let text = format!("{made:?}");
         assert!(
             text.contains("not <supported>") && text.contains("1 mmap"),

@@ -8,8 +8,8 @@ use super::results::{Row, SystemCalls};
 use super::trial::Method;
 
 /// Said below.
-pub const NOTES: &str = "\nTimes are medians, least and most in brackets. 'call' ends when the last call returns, 'durable' when fsync \
-     after it does. CPU is the calling thread's. 'perfect' is the fewest extents that the file system can express.\n";
+pub const NOTE: &str = "Times are medians, least and most in brackets. 'call' ends when the last call returns, 'durable' when fsync \
+     after it does. CPU is the calling thread's. 'perfect' is the fewest extents that the file system can express.";
 
 /// Widths: of places, states, methods.
 pub struct Table {
@@ -34,7 +34,7 @@ impl Table {
     /// These rows, with the titles above the first.
     pub fn rows(&mut self, rows: &[Row]) -> String {
         let mut text = String::new();
-        if !self.is_titled {
+        if !self.is_titled && !rows.is_empty() {
             self.is_titled = true;
             text += &self.line(
                 ["fs", "state", "method"],

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use cowslip_queue::fiemap;
 use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::cell::{Cell, Help, Pattern, Target, WRITE_BYTES};
 use super::space;
@@ -46,12 +47,15 @@ pub struct Measured {
     pub files: Vec<Layout>,
     /// Bytes of all files.
     pub bytes: u64,
+    /// Bytes that were written, those of files that were cut and begun again included.
+    pub written_bytes: u64,
     /// Until all was written, closed and durable.
     pub write_seconds: f64,
     /// One file after the other, from the device; 0 if there is no data.
     pub read_seconds: f64,
-    /// The most that was allocated and not used at a time, as seen every 20 ms.
-    pub peak_unused: u64,
+    /// The most that was allocated behind ends at a time, as seen every 20 ms; `None` of images, whose length is that
+    /// of their space.
+    pub peak_unused: Option<u64>,
     /// Space behind ends after all files were closed.
     pub lost: u64,
     /// Writes that found no space while some lay ahead of other files' ends.
@@ -138,16 +142,20 @@ impl Bench<'_> {
         let stop = Arc::new(AtomicU64::new(0));
         let unused = watch_unused(directory.to_path_buf(), Arc::clone(&stop));
         let shared = Arc::new(Shared::default());
+        let images = match cell.target {
+            Target::Qcow2 => self.make_images(directory, cell)?,
+            _ => Vec::new(),
+        };
         let begun = Instant::now();
         let written = match cell.target {
-            Target::Qcow2 => self.write_images(directory, cell),
+            Target::Qcow2 => self.write_images(images),
             Target::Space => space::allocate(cell, directory, seed)
                 .map_err(|e| failed(&format!("allocate '{}'", cell.name()), &e)),
             Target::Direct | Target::Buffered => {
                 let writers = Writers {
                     cell,
                     directory,
-                    bytes: self.bytes / cell.writers as u64 / WRITE_BYTES * WRITE_BYTES,
+                    bytes: self.bytes_of_each(cell),
                     seed,
                 };
                 let files = writers.run(&shared);
@@ -158,9 +166,8 @@ impl Bench<'_> {
         let write_seconds = begun.elapsed().as_secs_f64();
         stop.store(1, Ordering::Relaxed);
         let peak_unused = unused.join().unwrap_or(0);
-        if let Some((child, killed)) = grow {
-            end_grow(child)?;
-            drop(killed);
+        if let Some(grow) = grow {
+            grow.end(Signal::TERM)?;
         }
         let mut files = written?;
         synced?;
@@ -168,90 +175,132 @@ impl Bench<'_> {
         let mut measured = Measured {
             files: Vec::new(),
             bytes: 0,
+            written_bytes: 0,
             write_seconds,
             read_seconds: 0.0,
-            peak_unused,
+            peak_unused: (cell.target != Target::Qcow2).then_some(peak_unused),
             lost: 0,
             short_of_space: shared.short_of_space.load(Ordering::Relaxed),
             groups: None,
         };
         look(&files, &mut measured)?;
+        measured.written_bytes = match (cell.target, cell.pattern) {
+            (Target::Space, _) => 0,
+            // Half of it twice.
+            (_, Pattern::Restart) => measured.bytes + measured.bytes / 2,
+            _ => measured.bytes,
+        };
         if cell.target != Target::Space {
             measured.read_seconds = read_all(&files).map_err(|e| failed("read back", &e))?;
         }
         Ok(measured)
     }
 
-    fn start_grow(&self, directory: &Path) -> Result<(Child, KilledOnInterrupt), CommandError> {
+    fn bytes_of_each(&self, cell: &Cell) -> u64 {
+        self.bytes / cell.writers as u64 / WRITE_BYTES * WRITE_BYTES
+    }
+
+    fn start_grow(&self, directory: &Path) -> Result<Running, CommandError> {
         let mut command = Command::new(self.cowslip);
         command.args(["grow", "--idle", "0.2"]).arg(directory);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut child = command.spawn().map_err(|e| failed("run grow", &e))?;
-        let killed = KilledOnInterrupt::new(&child);
+        let mut grow = Running::start("grow", &mut command)?;
         // Its first line says that it watches; nobody reads the others, which fit into the pipe.
         let mut first = [0];
-        let told = child
-            .stdout
-            .as_mut()
-            .map(|told| told.read_exact(&mut first));
+        let mut told = grow.child.stdout.as_mut();
+        let told = told.as_mut().map(|told| told.read_exact(&mut first));
         match told {
-            Some(Ok(())) => Ok((child, killed)),
+            Some(Ok(())) => Ok(grow),
             _ => Err(CommandError::new("grow says nothing")),
         }
     }
 
-    /// A process for each image, all at once.
-    fn write_images(&self, directory: &Path, cell: &Cell) -> Result<Vec<PathBuf>, CommandError> {
-        let bytes = self.bytes / cell.writers as u64 / WRITE_BYTES * WRITE_BYTES;
+    /// Empty images of what each writer will write.
+    fn make_images(&self, directory: &Path, cell: &Cell) -> Result<Vec<PathBuf>, CommandError> {
         let policy = match cell.help {
             Help::None => "alloc_policy=sparse",
             _ => "alloc_policy=contiguous",
         };
+        let size = self.bytes_of_each(cell).to_string();
         let images: Vec<PathBuf> = (0..cell.writers)
             .map(|number| directory.join(format!("{number}.qcow2")))
             .collect();
         for image in &images {
             let mut create = Command::new(self.cowslip);
             create.args(["create", "-q", "-f", "qcow2", "-o", policy]);
-            super::super::run::run(create.arg(image).arg(bytes.to_string()))?;
+            super::super::run::run(create.arg(image).arg(&size))?;
         }
-        let mut children = Vec::new();
+        Ok(images)
+    }
+
+    /// A process for each image, all at once.
+    fn write_images(&self, images: Vec<PathBuf>) -> Result<Vec<PathBuf>, CommandError> {
+        let bytes = self.bytes / images.len().max(1) as u64 / WRITE_BYTES * WRITE_BYTES;
+        let count = (bytes / WRITE_BYTES).to_string();
+        let cache = match cowslip_testbed::supports_direct_io(self.directory) {
+            Ok(true) => "none",
+            _ => "writeback",
+        };
+        let mut all = Vec::new();
         for image in &images {
             let mut bench = Command::new(self.cowslip);
-            let count = (bytes / WRITE_BYTES).to_string();
-            let cache = match cowslip_testbed::supports_direct_io(self.directory) {
-                Ok(true) => "none",
-                _ => "writeback",
-            };
             bench.args(["bench", "-w", "-q", "-f", "qcow2", "-d", "1", "-s", "64k"]);
             bench.args(["-t", cache, "-c", &count]).arg(image);
             bench.stdin(Stdio::null()).stdout(Stdio::null());
-            let child = bench.spawn().map_err(|e| failed("run bench", &e))?;
-            let killed = KilledOnInterrupt::new(&child);
-            children.push((child, killed));
+            all.push(Running::start("bench", &mut bench)?);
         }
-        for (mut child, killed) in children {
-            let status = child.wait().map_err(|e| failed("wait for bench", &e))?;
-            drop(killed);
-            if !status.success() {
-                return Err(CommandError::new(format!("bench ends with {status}")));
-            }
+        for bench in all {
+            bench.wait()?;
         }
         Ok(images)
     }
 }
 
-fn end_grow(mut child: Child) -> Result<(), CommandError> {
-    let pid = i32::try_from(child.id()).ok();
-    let pid = pid.and_then(rustix::process::Pid::from_raw);
-    if let Some(pid) = pid {
-        // It may have ended.
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
+/// A process that does not outlive this value, however that ends.
+struct Running {
+    name: &'static str,
+    child: Child,
+    _killed: KilledOnInterrupt,
+}
+
+impl Running {
+    fn start(name: &'static str, command: &mut Command) -> Result<Running, CommandError> {
+        let child = command.spawn();
+        let child = child.map_err(|e| failed(&format!("run {name}"), &e))?;
+        let killed = KilledOnInterrupt::new(&child);
+        Ok(Running {
+            name,
+            child,
+            _killed: killed,
+        })
     }
-    let status = child.wait().map_err(|e| failed("wait for grow", &e))?;
-    match status.success() {
-        true => Ok(()),
-        false => Err(CommandError::new(format!("grow ends with {status}"))),
+
+    fn wait(mut self) -> Result<(), CommandError> {
+        let name = self.name;
+        let status = self.child.wait();
+        let status = status.map_err(|e| failed(&format!("wait for {name}"), &e))?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(CommandError::new(format!("{name} ends with {status}"))),
+        }
+    }
+
+    /// Tells it to end, and waits.
+    fn end(self, signal: Signal) -> Result<(), CommandError> {
+        let pid = i32::try_from(self.child.id()).ok();
+        if let Some(pid) = pid.and_then(Pid::from_raw) {
+            // It may have ended.
+            kill_process(pid, signal).ok();
+        }
+        self.wait()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Whoever was waited for has ended.
+        self.child.kill().ok();
+        self.child.wait().ok();
     }
 }
 
@@ -266,12 +315,15 @@ fn look(files: &[PathBuf], measured: &mut Measured) -> Result<(), CommandError> 
     let mut group_bytes = None;
     for path in files {
         let host = HostFile::open(&path.display().to_string(), None)?;
-        if host.on.kind == "xfs" || host.on.kind == "ext4" {
-            group_bytes = host.on.limits.written;
-        }
+        let file = File::open(path).map_err(|e| failed("open", &e))?;
+        group_bytes = group_bytes.or_else(|| group_bytes_of(&host.on.kind, &file));
         let mut perfect = Perfect::new(host.on.limits);
         let mut extents = 0;
         host.walk(fiemap::Sync::First, &mut |record| {
+            // What lies behind the end is told by itself.
+            if record.logical >= host.size {
+                return Ok(());
+            }
             extents += 1;
             perfect.push(&record);
             if let Some(group_bytes) = group_bytes {
@@ -285,12 +337,24 @@ fn look(files: &[PathBuf], measured: &mut Measured) -> Result<(), CommandError> 
             perfect: perfect.count(),
         });
         measured.bytes += host.size;
-        let file = File::open(path).map_err(|e| failed("open", &e))?;
         let beyond = beyond_end_bytes(&file).map_err(|e| failed("map", &e))?;
         measured.lost += beyond.unwrap_or(0);
     }
     measured.groups = group_bytes.map(|_| groups.len() as u64);
     Ok(())
+}
+
+/// Bytes of an allocation group, or of a block group, which one block of bits describes.
+fn group_bytes_of(kind: &str, file: &File) -> Option<u64> {
+    match kind {
+        "xfs" => cowslip_queue::fibmap::xfs_group_bytes(file).ok(),
+        "ext4" => {
+            let block_bytes = rustix::fs::fstatvfs(file).ok()?.f_bsize;
+            Some(block_bytes * 8 * block_bytes)
+        }
+        _ => None,
+    }
+    .filter(|bytes| *bytes > 0)
 }
 
 /// Reads all files from the device, one after the other; the time it took.

@@ -17,13 +17,22 @@ pub struct Range {
 }
 
 impl Range {
+    /// `None` without values.
+    fn known(values: Vec<f64>) -> Option<Range> {
+        Spread::of(values).map(|spread| Range {
+            min: spread.least,
+            median: spread.median,
+            max: spread.greatest,
+        })
+    }
+
     fn of(values: Vec<f64>) -> Range {
-        let spread = Spread::of(values);
-        Range {
-            min: spread.map_or(0.0, |spread| spread.least),
-            median: spread.map_or(0.0, |spread| spread.median),
-            max: spread.map_or(0.0, |spread| spread.greatest),
-        }
+        let zero = Range {
+            min: 0.0,
+            median: 0.0,
+            max: 0.0,
+        };
+        Range::known(values).unwrap_or(zero)
     }
 }
 
@@ -32,7 +41,7 @@ impl Range {
 #[serde(rename_all = "kebab-case")]
 pub struct Row {
     /// The file system.
-    pub place: String,
+    pub filesystem: String,
     /// The cell.
     pub cell: String,
     /// Files of all runs.
@@ -45,12 +54,13 @@ pub struct Row {
     pub over_perfect: Range,
     /// The average extent of all files, in MiB.
     pub mean_extent_mib: f64,
-    /// MiB/s until all is durable.
-    pub write_mib_s: Range,
-    /// MiB/s, one file after the other.
-    pub read_mib_s: Range,
-    /// MiB that were allocated and not used, at the worst moment of a run.
-    pub peak_unused_mib: Range,
+    /// MiB/s until all is durable; `None` if nothing is written.
+    pub write_mib_s: Option<Range>,
+    /// MiB/s, one file after the other; `None` if there is nothing to read.
+    pub read_mib_s: Option<Range>,
+    /// MiB that were allocated behind ends, at the worst moment of a run; `None` of images, whose length is that of their
+    /// space.
+    pub peak_unused_mib: Option<Range>,
     /// KiB behind ends after the close, in all.
     pub lost_kib: f64,
     /// Writes that found no space while some was held.
@@ -61,17 +71,24 @@ pub struct Row {
     pub runs: Vec<Measured>,
 }
 
+/// MiB/s; `None` of nothing.
+fn rate(bytes: u64, seconds: f64) -> Option<f64> {
+    (bytes > 0 && seconds > 0.0).then(|| bytes as f64 / MIB / seconds)
+}
+
 const MIB: f64 = (1_u64 << 20) as f64;
 
 impl Row {
     /// Of these runs.
     pub fn new(place: &str, cell: &str, runs: Vec<Measured>) -> Row {
         let files = || runs.iter().flat_map(|run| &run.files);
-        let of_runs = |value: fn(&Measured) -> f64| Range::of(runs.iter().map(value).collect());
+        let of_runs = |value: fn(&Measured) -> Option<f64>| {
+            Range::known(runs.iter().filter_map(value).collect())
+        };
         let extents: u64 = files().map(|file| file.extents).sum();
         let bytes: u64 = files().map(|file| file.size).sum();
         Row {
-            place: place.to_string(),
+            filesystem: place.to_string(),
             cell: cell.to_string(),
             files: files().count() as u64,
             extents: Range::of(files().map(|file| file.extents as f64).collect()),
@@ -82,18 +99,20 @@ impl Row {
                     .collect(),
             ),
             mean_extent_mib: bytes as f64 / extents.max(1) as f64 / MIB,
-            write_mib_s: of_runs(|run| run.bytes as f64 / MIB / run.write_seconds),
-            read_mib_s: of_runs(|run| match run.read_seconds > 0.0 {
-                true => run.bytes as f64 / MIB / run.read_seconds,
-                false => 0.0,
-            }),
-            peak_unused_mib: of_runs(|run| run.peak_unused as f64 / MIB),
+            write_mib_s: of_runs(|run| rate(run.written_bytes, run.write_seconds)),
+            read_mib_s: of_runs(|run| rate(run.bytes, run.read_seconds)),
+            peak_unused_mib: of_runs(|run| run.peak_unused.map(|bytes| bytes as f64 / MIB)),
             lost_kib: runs.iter().map(|run| run.lost).sum::<u64>() as f64 / 1024.0,
             short_of_space: runs.iter().map(|run| run.short_of_space).sum(),
             groups: runs.iter().filter_map(|run| run.groups).max(),
             runs,
         }
     }
+}
+
+/// A figure, or a stroke where there is none.
+fn known(figure: Option<f64>, decimals: usize) -> String {
+    figure.map_or("-".to_string(), |figure| format!("{figure:.decimals$}"))
 }
 
 /// Widths of the columns of names.
@@ -151,15 +170,14 @@ impl Layout {
             format!("{:.0}", perfect.median),
             format!("{:.1}/{:.1}", over_perfect.median, over_perfect.max),
             format!("{:.2}", row.mean_extent_mib),
-            format!("{:.0}", row.write_mib_s.median),
-            format!("{:.0}", row.read_mib_s.median),
-            format!("{:.1}", row.peak_unused_mib.max),
+            known(row.write_mib_s.map(|range| range.median), 0),
+            known(row.read_mib_s.map(|range| range.median), 0),
+            known(row.peak_unused_mib.map(|range| range.max), 1),
             format!("{:.0}", row.lost_kib),
             row.short_of_space.to_string(),
-            row.groups
-                .map_or("-".to_string(), |groups| groups.to_string()),
+            known(row.groups.map(|groups| groups as f64), 0),
         ];
-        self.line(&row.place, &row.cell, &fields)
+        self.line(&row.filesystem, &row.cell, &fields)
     }
 
     fn line(&self, place: &str, cell: &str, fields: &[String]) -> String {
@@ -188,9 +206,10 @@ mod tests {
                 })
                 .to_vec(),
             bytes: 6 << 20,
+            written_bytes: 6 << 20,
             write_seconds: seconds,
-            read_seconds: 1.0,
-            peak_unused: 1 << 20,
+            read_seconds: 0.0,
+            peak_unused: Some(1 << 20),
             lost: 4096,
             short_of_space: 1,
             groups: Some(3),
@@ -199,10 +218,13 @@ mod tests {
         assert_eq!((row.files, row.short_of_space, row.groups), (4, 2, Some(3)));
         assert_eq!((row.extents.min, row.extents.median), (2.0, 3.5));
         assert_eq!((row.over_perfect.max, row.lost_kib), (4.5, 8.0));
-        assert_eq!((row.write_mib_s.min, row.write_mib_s.max), (2.0, 6.0));
+        let rate = row.write_mib_s.unwrap();
+        assert_eq!((rate.min, rate.max), (2.0, 6.0));
+        assert!(row.read_mib_s.is_none());
         let layout = Layout::new(["xfs"].into_iter(), ["a"].into_iter());
         let (titles, line) = (layout.titles(), layout.row(&row));
         assert_eq!(titles.len(), line.len(), "{titles}{line}");
         assert!(line.contains("2/4/9") || line.contains("2/3/9"), "{line}");
+        assert!(line.contains("  -  "), "{line}");
     }
 }
