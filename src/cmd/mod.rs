@@ -17,6 +17,7 @@ pub mod clone;
 pub mod create;
 pub mod demo;
 pub mod extents;
+pub mod generate;
 pub mod grow;
 pub mod info;
 pub mod io;
@@ -97,6 +98,10 @@ pub enum CowslipVerb {
     Grow(grow::Args),
     /// Show the main job on real data: overlays on a golden image, served, written, read back, checked
     Demo(demo::Args),
+    /// Print completions for a shell
+    Completions(generate::CompletionsArgs),
+    /// Write manual pages into a directory
+    Manual(generate::ManualArgs),
     /// Process 1 of a guest of `bench guest`
     #[command(name = bench::guest_init::VERB, hide = true)]
     GuestInit(bench::guest_init::Args),
@@ -115,6 +120,8 @@ impl CowslipVerb {
             CowslipVerb::Allocate(args) => allocate::run(&args, program),
             CowslipVerb::Extents(args) => extents::run(&args, program),
             CowslipVerb::Grow(args) => grow::run(&args, program),
+            CowslipVerb::Completions(args) => generate::completions(&args),
+            CowslipVerb::Manual(args) => generate::manual(&args, program),
             CowslipVerb::GuestInit(args) => bench::guest_init::run(&args, program),
         }
     }

@@ -1,0 +1,72 @@
+//! `completions` and `manual`: what shells and `man` know of the command lines, made from their declarations.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Command, CommandFactory, ValueEnum};
+use clap_complete::Shell;
+
+use crate::error::CommandError;
+use crate::output::{self, Program};
+use crate::{CowslipLine, QemuImgLine};
+
+/// A program whose command line is declared here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Declared {
+    Cowslip,
+    QemuImg,
+}
+
+impl Declared {
+    fn command(self) -> Command {
+        match self {
+            Declared::Cowslip => CowslipLine::command(),
+            Declared::QemuImg => QemuImgLine::command(),
+        }
+    }
+}
+
+/// Command line of `completions`.
+#[derive(clap::Args)]
+pub struct CompletionsArgs {
+    /// The program that is to be completed
+    #[arg(long, value_enum, default_value = "cowslip")]
+    program: Declared,
+    /// The shell: what is printed goes where it looks for completions
+    shell: Shell,
+}
+
+/// Command line of `manual`.
+#[derive(clap::Args)]
+pub struct ManualArgs {
+    /// A directory, such as /usr/local/share/man/man1: one page for each program and each verb is written there
+    directory: PathBuf,
+}
+
+/// Prints completions; the exit code.
+pub fn completions(args: &CompletionsArgs) -> u8 {
+    let mut command = args.program.command();
+    let name = command.get_name().to_string();
+    let mut text = Vec::new();
+    clap_complete::generate(args.shell, &mut command, name, &mut text);
+    output::print(&String::from_utf8_lossy(&text));
+    0
+}
+
+/// Writes manual pages; the exit code.
+pub fn manual(args: &ManualArgs, program: &Program) -> u8 {
+    program.exit_code(write_pages(&args.directory))
+}
+
+fn write_pages(directory: &Path) -> Result<(), CommandError> {
+    for declared in Declared::value_variants() {
+        let written = clap_mangen::generate_to(declared.command(), directory);
+        written.map_err(|error| {
+            let words = cowslip::error::system_words(&error);
+            let directory = directory.display();
+            CommandError::new(format!(
+                "Could not write manual pages into '{directory}': {words}"
+            ))
+        })?;
+    }
+    Ok(())
+}

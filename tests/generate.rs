@@ -1,0 +1,71 @@
+//! Completions and manual pages know all verbs.
+
+use std::collections::BTreeSet;
+
+use support::{cowslip, outcome, run, scratch};
+
+mod support;
+
+/// The verbs of a program, as its help lists them.
+fn verbs(program: &str) -> BTreeSet<String> {
+    let help = run(cowslip().args([program, "--help"]));
+    let (_, commands) = help.split_once("Commands:\n").unwrap();
+    let (commands, _) = commands.split_once("\n\n").unwrap();
+    let names = commands
+        .lines()
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    let names = names.filter_map(|line| line.split_whitespace().next());
+    names
+        .filter(|name| *name != "help")
+        .map(str::to_string)
+        .collect()
+}
+
+#[test]
+fn each_verb_has_a_manual_page() {
+    let dir = scratch();
+    run(cowslip().arg("manual").arg(dir.path()));
+    for program in ["cowslip", "qemu-img"] {
+        let verbs = verbs(program);
+        assert!(
+            verbs.contains("create") && verbs.contains("check"),
+            "{verbs:?}"
+        );
+        let overview = std::fs::read_to_string(dir.path().join(format!("{program}.1"))).unwrap();
+        for verb in verbs {
+            let page = dir.path().join(format!("{program}-{verb}.1"));
+            let page = std::fs::read_to_string(&page).unwrap_or_else(|e| panic!("{page:?}: {e}"));
+            assert!(
+                page.contains(".SH SYNOPSIS") && page.contains(".SH OPTIONS"),
+                "{verb}"
+            );
+            let named = format!("{program}-{verb}(1)").replace('-', "\\-");
+            assert!(overview.contains(&named), "{named}");
+        }
+    }
+    let nowhere = outcome(cowslip().args(["manual", "/nonexistent"]));
+    assert_eq!(nowhere.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&nowhere.stderr).into_owned();
+    assert!(
+        text.contains("'/nonexistent': No such file or directory"),
+        "{text}"
+    );
+}
+
+#[test]
+fn shells_complete_verbs_and_options() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        for program in ["cowslip", "qemu-img"] {
+            let script = run(cowslip().args(["completions", "--program", program, shell]));
+            for word in ["resize", "preallocation", program] {
+                assert!(script.contains(word), "{shell}: {word}");
+            }
+        }
+    }
+    let script = run(cowslip().args(["completions", "bash"]));
+    let asked = format!(
+        "{script}\nCOMP_WORDS=(cowslip resi) COMP_CWORD=1; _cowslip cowslip resi cowslip; echo \"${{COMPREPLY[@]}}\""
+    );
+    let told = run(std::process::Command::new("bash").args(["-c", &asked]));
+    assert_eq!(told, "resize\n");
+}
