@@ -12,7 +12,7 @@ use cowslip::qcow2::header::{Header, probe};
 use cowslip::qcow2::inspect::{Inspection, inspect, read_start};
 
 use crate::error::{CommandError, opening_reason};
-use crate::open::{claim_file, local_name, parse_format};
+use crate::open::{Source, claim_file, local_name, parse_format};
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -79,6 +79,21 @@ impl Layer {
         };
         let file = open_host_file(name.as_ref(), &options);
         Layer::look_at(file, name, format, look).await
+    }
+
+    /// Looks at what the command line names.
+    ///
+    /// # Errors
+    /// As [`Layer::look`].
+    pub async fn look_source(source: &Source, look: &Look) -> Result<Layer, CommandError> {
+        let (name, format) = (&source.filename, source.format);
+        match &source.remote {
+            Some(export) => {
+                let file = crate::nbd::open(export, name, false).await?;
+                Layer::look_at(Ok(file), name, format, look).await
+            }
+            None => Layer::look(name, format, look).await,
+        }
     }
 
     /// Looks at the backing file that `self` names.

@@ -21,6 +21,7 @@ mod host_usage;
 mod interrupt;
 mod job;
 mod layer;
+mod nbd;
 mod open;
 mod options;
 mod output;

@@ -206,7 +206,7 @@ impl Source {
 /// `Could not open 'x': why`.
 pub async fn open_image(spec: &ImageSpec, how: &OpenHow) -> Result<Image, CommandError> {
     let source = spec.resolve()?;
-    let (file, options, gate) = prepare(&source, how)?;
+    let (file, options, gate) = prepare(&source, how).await?;
     finish(&source, Image::open(file, options, &gate).await)
 }
 
@@ -221,11 +221,11 @@ pub async fn reopen_image(
     how: &OpenHow,
 ) -> Result<Image, CommandError> {
     let source = spec.resolve()?;
-    let (file, options, gate) = prepare(&source, how)?;
+    let (file, options, gate) = prepare(&source, how).await?;
     finish(&source, image.reopen(file, options, &gate).await)
 }
 
-fn prepare(
+async fn prepare(
     source: &Source,
     how: &OpenHow,
 ) -> Result<(Arc<dyn BlockFile>, OpenOptions, HostGate), CommandError> {
@@ -245,7 +245,7 @@ fn prepare(
         cache_bytes: source.cache_bytes.unwrap_or(how.cache_bytes),
         sharing: source.sharing(how),
     };
-    Ok((open_file(source, how)?, options, gate))
+    Ok((open_file(source, how).await?, options, gate))
 }
 
 fn finish(source: &Source, opened: cowslip::Result<Image>) -> Result<Image, CommandError> {
@@ -257,7 +257,13 @@ fn finish(source: &Source, opened: cowslip::Result<Image>) -> Result<Image, Comm
 }
 
 /// Opens the image's file alone; claims nothing.
-fn open_file(source: &Source, how: &OpenHow) -> Result<Arc<dyn BlockFile>, CommandError> {
+async fn open_file(source: &Source, how: &OpenHow) -> Result<Arc<dyn BlockFile>, CommandError> {
+    if let Some(export) = &source.remote {
+        let writable = source.host_options(how).writable;
+        let opened = crate::nbd::open(export, &source.filename, writable).await;
+        return opened
+            .map_err(|why| CommandError::new(format!("Could not open '{}': {why}", source.given)));
+    }
     let file = open_host_file(Path::new(&source.filename), &source.host_options(how));
     file.map_err(|error| source.refused(&error))
 }
@@ -275,7 +281,7 @@ pub async fn open_alone(
         let text = "force-share=on can only be used with read-only images";
         return Err(source.refused(&cowslip::Error::Invalid(text.to_string())));
     }
-    let file = open_file(source, how)?;
+    let file = open_file(source, how).await?;
     let format = match source.format {
         Some(format) => format,
         None => {

@@ -67,7 +67,7 @@ fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
         policy: args.trust.backing_policy,
     };
     let layers = block_on(Aio::Auto, async {
-        let layer = Layer::look(&source.filename, source.format, &look).await;
+        let layer = Layer::look_source(&source, &look).await;
         let layer = layer.map_err(|why| {
             CommandError::new(format!("Could not open '{}': {why}", source.given))
         })?;

@@ -16,6 +16,7 @@ use cowslip_queue::{Asked, Backend, Queue, Signals};
 
 use crate::cmd::discard_policy;
 use crate::error::CommandError;
+use crate::nbd::Address;
 use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow, Trust};
 use crate::options;
 use crate::output::Program;
@@ -104,13 +105,6 @@ pub struct Args {
     /// Tell what happens, on standard error
     #[arg(short, long)]
     verbose: bool,
-}
-
-/// Where clients connect.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Address {
-    Unix(PathBuf),
-    Tcp { host: String, port: String },
 }
 
 /// Whether the server says what happens.

@@ -6,6 +6,7 @@ use cowslip::file::host::Locking;
 use cowslip::image::{AllocPolicy, BackingChoice, DetectZeroes, DiscardPolicy, Format, ZeroMethod};
 
 use crate::error::CommandError;
+use crate::nbd::ExportName;
 use crate::options;
 use crate::output::{Program, usage_error};
 
@@ -27,6 +28,8 @@ pub struct Source {
     pub given: String,
     /// The file.
     pub filename: String,
+    /// The file is this export of an NBD server.
+    pub remote: Option<ExportName>,
     /// The format, if it is fixed.
     pub format: Option<Format>,
     /// `backing=` or `backing.file.filename=`.
@@ -136,19 +139,33 @@ impl ImageSpec {
             json_pairs(json)?
         } else {
             let format = self.format.as_deref().map(parse_format).transpose()?;
-            return Ok(Source {
+            let mut source = Source {
                 given: self.filename.clone(),
-                filename: local_name(&self.filename)?.to_string(),
                 format,
                 ..Source::empty()
-            });
+            };
+            source.name(&self.filename)?;
+            return Ok(source);
         };
         let mut source = Source {
             given: self.filename.clone(),
             ..Source::empty()
         };
+        let names_nbd = |(name, value): &(String, String)| {
+            matches!(name.as_str(), "driver" | "file.driver") && value == "nbd"
+        };
+        let is_remote = pairs.iter().any(names_nbd);
+        let mut place = Vec::new();
         for (name, value) in &pairs {
-            source.apply(name, value)?;
+            let own = name.strip_prefix("file.").unwrap_or(name);
+            match is_remote && ExportName::is_option(own) {
+                true => place.push((own.to_string(), value.clone())),
+                false => source.apply(name, value)?,
+            }
+        }
+        if is_remote && source.remote.is_none() {
+            source.remote = Some(ExportName::of_options(&place)?);
+            source.filename.clone_from(&self.filename);
         }
         if source.filename.is_empty() {
             let text = "A block device must be specified for \"file\"";
@@ -163,6 +180,7 @@ impl Source {
         Source {
             given: String::new(),
             filename: String::new(),
+            remote: None,
             format: None,
             backing: None,
             discard: None,
@@ -179,16 +197,25 @@ impl Source {
         }
     }
 
+    /// Takes a file's name.
+    fn name(&mut self, filename: &str) -> Result<(), CommandError> {
+        self.remote = ExportName::of_file_name(filename).transpose()?;
+        self.filename = match self.remote {
+            Some(_) => filename.to_string(),
+            None => local_name(filename)?.to_string(),
+        };
+        Ok(())
+    }
+
     fn apply(&mut self, name: &str, value: &str) -> Result<(), CommandError> {
         match name {
+            "driver" if value == "nbd" => self.format = Some(Format::Raw),
             "driver" => self.format = Some(parse_format(value)?),
-            "file.driver" if value == "file" || value == "host_device" => {}
+            "file.driver" if ["file", "host_device", "nbd"].contains(&value) => {}
             "file.driver" => {
                 return Err(CommandError::new(format!("Unknown driver '{value}'")));
             }
-            "filename" | "file.filename" | "file" => {
-                self.filename = local_name(value)?.to_string();
-            }
+            "filename" | "file.filename" | "file" => self.name(value)?,
             "backing" => self.backing = Some(backing_choice(value)),
             "backing.file.filename" | "backing.filename" => {
                 let format = self.backing.as_ref().and_then(override_format);
@@ -381,11 +408,45 @@ mod tests {
     }
 
     #[test]
+    fn an_export_is_a_file() {
+        let remote = |filename, image_opts| {
+            let source = resolve(filename, image_opts).unwrap();
+            (source.remote.map(|remote| remote.export), source.format)
+        };
+        let raw = Some(Format::Raw);
+        let export = |name: &str| Some(name.to_string());
+        assert_eq!(
+            remote("nbd:unix:/s:exportname=e", false),
+            (export("e"), None)
+        );
+        assert_eq!(
+            remote("driver=nbd,path=/s,export=e", true),
+            (export("e"), raw)
+        );
+        let json = r#"json:{"driver":"qcow2","file":{"driver":"nbd","export":"e","server":{"type":"unix","path":"/s"}}}"#;
+        assert_eq!(remote(json, false), (export("e"), Some(Format::Qcow2)));
+        assert_eq!(
+            remote("driver=raw,file.filename=nbd://h/e", true),
+            (export("e"), raw)
+        );
+        assert!(
+            resolve("driver=nbd,export=e", true)
+                .unwrap_err()
+                .contains("address missing")
+        );
+        assert!(
+            resolve("driver=raw,file.filename=a,host=h", true)
+                .unwrap_err()
+                .contains("'host' is not supported")
+        );
+    }
+
+    #[test]
     fn what_is_not_understood_is_refused() {
         let refused = |filename, image_opts| resolve(filename, image_opts).unwrap_err();
         assert_eq!(
-            refused("nbd:x", false),
-            "Could not open 'nbd:x': Unknown protocol 'nbd'"
+            refused("rbd:x", false),
+            "Could not open 'rbd:x': Unknown protocol 'rbd'"
         );
         assert!(refused("driver=vmdk,file.filename=a", true).ends_with("Unknown driver 'vmdk'"));
         assert!(refused("driver=qcow2,file.filename=a,x=1", true).contains("'x' is not supported"));

@@ -1,14 +1,14 @@
 //! `qemu-nbd --list`: what another server offers.
 
 use std::fmt::Write as _;
-use std::net::ToSocketAddrs;
 
 use cowslip_nbd::protocol::TransmissionFlags;
 use cowslip_nbd::{Client, ExportDescription};
-use cowslip_queue::{Backend, Queue, Stream};
+use cowslip_queue::{Backend, Queue};
 
-use super::{Address, words};
+use super::words;
 use crate::error::CommandError;
+use crate::nbd::Address;
 use crate::output;
 
 /// Flags in the order of their bits, with qemu-nbd's names.
@@ -37,39 +37,13 @@ const FLAGS: &[(TransmissionFlags, &str)] = &[
 pub(super) fn list(address: &Address) -> Result<(), CommandError> {
     let queue = Queue::new(Backend::Auto).map_err(|error| CommandError::new(words(&error)))?;
     let exports = queue.block_on(async {
-        let stream = connect(address).await?;
+        let stream = address.connect().await?;
         Client::list(stream)
             .await
             .map_err(|error| CommandError::new(error.to_string()))
     })?;
     output::print(&text(&exports));
     Ok(())
-}
-
-async fn connect(address: &Address) -> Result<Stream, CommandError> {
-    let (name, connected) = match address {
-        Address::Unix(path) => (
-            path.display().to_string(),
-            Stream::connect_unix(path).await.map_err(|e| words(&e)),
-        ),
-        Address::Tcp { host, port } => {
-            let name = format!("{host}:{port}");
-            let resolved = name.to_socket_addrs().map_err(|_| {
-                CommandError::new(format!(
-                    "address resolution failed for {name}: Name or service not known"
-                ))
-            })?;
-            let mut connected = Err("Name or service not known".to_string());
-            for address in resolved {
-                connected = Stream::connect_tcp(address).await.map_err(|e| words(&e));
-                if connected.is_ok() {
-                    break;
-                }
-            }
-            (name, connected)
-        }
-    };
-    connected.map_err(|why| CommandError::new(format!("Failed to connect to '{name}': {why}")))
 }
 
 fn text(exports: &[ExportDescription]) -> String {

@@ -1,0 +1,333 @@
+//! NBD servers, as command lines name them, and the way to one.
+//!
+//! | written | |
+//! | --- | --- |
+//! | `nbd://HOST[:PORT]/EXPORT`, `nbd+tcp://…` | over TCP |
+//! | `nbd+unix:///EXPORT?socket=PATH` | over a Unix socket |
+//! | `nbd:HOST:PORT[:exportname=EXPORT]`, `nbd:unix:PATH[:exportname=EXPORT]` | QEMU's older form |
+//! | `driver=nbd,server.type=…`, `driver=nbd,host=…`, `driver=nbd,path=…` | as options |
+//!
+//! Sources: `doc/uri.md` of the NetworkBlockDevice project; qemu(1), "nbd".
+
+use std::net::ToSocketAddrs;
+use std::path::PathBuf;
+
+use cowslip_queue::Stream;
+
+use crate::error::CommandError;
+
+mod file;
+
+pub use file::open;
+
+/// The port that servers have by default (IANA).
+const PORT: &str = "10809";
+
+/// Where a server is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// A port of a host.
+    Tcp {
+        /// Name or address.
+        host: String,
+        /// Number, or name of a service.
+        port: String,
+    },
+}
+
+impl Address {
+    /// Connects to the server.
+    ///
+    /// # Errors
+    /// `Failed to connect to 'x': why`.
+    pub async fn connect(&self) -> Result<Stream, CommandError> {
+        let words = |error: &std::io::Error| cowslip::error::system_words(error);
+        let (name, connected) = match self {
+            Address::Unix(path) => (
+                path.display().to_string(),
+                Stream::connect_unix(path).await.map_err(|e| words(&e)),
+            ),
+            Address::Tcp { host, port } => {
+                let name = format!("{host}:{port}");
+                let resolved = (host.as_str(), port.parse().unwrap_or(0)).to_socket_addrs();
+                let resolved = resolved.map_err(|_| {
+                    CommandError::new(format!(
+                        "address resolution failed for {name}: Name or service not known"
+                    ))
+                })?;
+                let mut connected = Err("Name or service not known".to_string());
+                for address in resolved {
+                    connected = Stream::connect_tcp(address).await.map_err(|e| words(&e));
+                    if connected.is_ok() {
+                        break;
+                    }
+                }
+                (name, connected)
+            }
+        };
+        connected.map_err(|why| CommandError::new(format!("Failed to connect to '{name}': {why}")))
+    }
+}
+
+/// An export of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportName {
+    /// The server.
+    pub server: Address,
+    /// The export; empty for the default one.
+    pub export: String,
+}
+
+impl ExportName {
+    /// Reads a file name that begins with `nbd:`, `nbd://`, `nbd+tcp://` or `nbd+unix://`; `None` of others.
+    ///
+    /// # Errors
+    /// It is not what it begins as.
+    pub fn of_file_name(name: &str) -> Option<Result<ExportName, CommandError>> {
+        for scheme in ["nbd://", "nbd+tcp://"] {
+            if let Some(rest) = name.strip_prefix(scheme) {
+                return Some(over_tcp(rest));
+            }
+        }
+        if let Some(rest) = name.strip_prefix("nbd+unix://") {
+            return Some(over_unix(rest));
+        }
+        let rest = name.strip_prefix("nbd:")?;
+        Some(older(rest))
+    }
+
+    /// What of the server's place options have said, if that is one.
+    ///
+    /// # Errors
+    /// Something is missing, or said twice.
+    pub fn of_options(pairs: &[(String, String)]) -> Result<ExportName, CommandError> {
+        let of = |name: &str| {
+            let found = pairs.iter().rev().find(|(given, _)| given == name);
+            found.map(|(_, value)| value.clone())
+        };
+        let kind = of("server.type");
+        let path = of("server.path").or(of("path"));
+        let host = of("server.host").or(of("host"));
+        let port = of("server.port").or(of("port"));
+        let server = match (kind.as_deref(), path, host) {
+            (None | Some("unix"), Some(path), None) => Address::Unix(PathBuf::from(path)),
+            (None | Some("inet"), None, Some(host)) => Address::Tcp {
+                host,
+                port: port.unwrap_or(PORT.to_string()),
+            },
+            (None, None, None) => return Err(CommandError::new("NBD server address missing")),
+            (None, Some(_), Some(_)) => {
+                let text = "path and host may not be used at the same time";
+                return Err(CommandError::new(text));
+            }
+            (Some("unix"), ..) => {
+                return Err(CommandError::new("Parameter 'server.path' is missing"));
+            }
+            (Some("inet"), ..) => {
+                return Err(CommandError::new("Parameter 'server.host' is missing"));
+            }
+            (Some(other), ..) => {
+                let text = format!("Parameter 'server.type' does not accept value '{other}'");
+                return Err(CommandError::new(text));
+            }
+        };
+        let export = of("export").unwrap_or_default();
+        Ok(ExportName { server, export })
+    }
+
+    /// Whether an option of this name says where a server is.
+    pub fn is_option(name: &str) -> bool {
+        matches!(name, "host" | "port" | "path" | "export") || name.starts_with("server.")
+    }
+}
+
+fn malformed(rest: &str) -> CommandError {
+    CommandError::new(format!("'{rest}' names no NBD export"))
+}
+
+/// `HOST[:PORT]/EXPORT`; a host may be in brackets.
+fn over_tcp(rest: &str) -> Result<ExportName, CommandError> {
+    let rest = without_query(rest)?;
+    let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
+    let (host, port) = host_and_port(authority).ok_or_else(|| malformed(rest))?;
+    Ok(ExportName {
+        server: Address::Tcp {
+            host: decoded(host)?,
+            port: port.unwrap_or(PORT).to_string(),
+        },
+        export: decoded(export)?,
+    })
+}
+
+/// `/EXPORT?socket=PATH`.
+fn over_unix(rest: &str) -> Result<ExportName, CommandError> {
+    let (export, query) = rest.split_once('?').ok_or_else(|| malformed(rest))?;
+    let export = export.strip_prefix('/').unwrap_or(export);
+    let path = query
+        .split('&')
+        .find_map(|part| part.strip_prefix("socket="));
+    let path = path.ok_or_else(|| malformed(rest))?;
+    Ok(ExportName {
+        server: Address::Unix(PathBuf::from(decoded(path)?)),
+        export: decoded(export)?,
+    })
+}
+
+/// `HOST:PORT[:exportname=EXPORT]` or `unix:PATH[:exportname=EXPORT]`; not encoded in any way.
+fn older(rest: &str) -> Result<ExportName, CommandError> {
+    let (place, export) = match rest.split_once(":exportname=") {
+        Some((place, export)) => (place, export.to_string()),
+        None => (rest, String::new()),
+    };
+    let server = match place.strip_prefix("unix:") {
+        Some("") => return Err(malformed(rest)),
+        Some(path) => Address::Unix(PathBuf::from(path)),
+        None => match host_and_port(place) {
+            Some((host, Some(port))) => Address::Tcp {
+                host: host.to_string(),
+                port: port.to_string(),
+            },
+            _ => return Err(malformed(rest)),
+        },
+    };
+    Ok(ExportName { server, export })
+}
+
+fn host_and_port(text: &str) -> Option<(&str, Option<&str>)> {
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (host, rest) = rest.split_once(']')?;
+            match rest.strip_prefix(':') {
+                Some(port) => (host, Some(port)),
+                None if rest.is_empty() => (host, None),
+                None => return None,
+            }
+        }
+        None => match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        },
+    };
+    let is_port = |port: &str| port.parse::<u16>().is_ok_and(|number| number > 0);
+    (!host.is_empty() && port.is_none_or(is_port)).then_some((host, port))
+}
+
+/// A query says how to encrypt, which is not supported over this way.
+fn without_query(rest: &str) -> Result<&str, CommandError> {
+    match rest.split_once('?') {
+        None | Some((_, "")) => Ok(rest.trim_end_matches('?')),
+        Some((_, query)) => Err(CommandError::new(format!(
+            "The part '?{query}' of an NBD URI is not supported"
+        ))),
+    }
+}
+
+/// A part of a URI without its escapes.
+fn decoded(text: &str) -> Result<String, CommandError> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let digits = after
+            .get(..2)
+            .filter(|two| two.iter().all(u8::is_ascii_hexdigit));
+        let digits = digits.and_then(|two| std::str::from_utf8(two).ok());
+        let code = digits.and_then(|two| u8::from_str_radix(two, 16).ok());
+        bytes.push(
+            code.filter(|code| *code != 0)
+                .ok_or_else(|| malformed(text))?,
+        );
+        rest = &after[2..];
+    }
+    String::from_utf8(bytes).map_err(|_| malformed(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(host: &str, port: &str, export: &str) -> ExportName {
+        ExportName {
+            server: Address::Tcp {
+                host: host.to_string(),
+                port: port.to_string(),
+            },
+            export: export.to_string(),
+        }
+    }
+
+    fn unix(path: &str, export: &str) -> ExportName {
+        ExportName {
+            server: Address::Unix(PathBuf::from(path)),
+            export: export.to_string(),
+        }
+    }
+
+    #[test]
+    fn exports_are_named_in_three_ways() {
+        let of = |name: &str| ExportName::of_file_name(name).unwrap().unwrap();
+        assert_eq!(of("nbd://localhost"), tcp("localhost", "10809", ""));
+        assert_eq!(of("nbd://[::1]:7/a%20b%2f"), tcp("::1", "7", "a b/"));
+        assert_eq!(of("nbd+tcp://h:1/x/y"), tcp("h", "1", "x/y"));
+        assert_eq!(of("nbd+unix:///x?socket=/tmp/a%25"), unix("/tmp/a%", "x"));
+        assert_eq!(of("nbd+unix://?socket=s"), unix("s", ""));
+        assert_eq!(
+            of("nbd:localhost:10:exportname=a:b"),
+            tcp("localhost", "10", "a:b")
+        );
+        assert_eq!(of("nbd:unix:/tmp/s"), unix("/tmp/s", ""));
+        for other in ["nbd", "file:nbd:x", "./nbd://x", "nbdx:y"] {
+            assert!(ExportName::of_file_name(other).is_none(), "{other}");
+        }
+        for wrong in [
+            "nbd:",
+            "nbd:x",
+            "nbd:x:y",
+            "nbd:x:0",
+            "nbd:unix:",
+            "nbd://",
+            "nbd://h:99999/",
+            "nbd://h/%4",
+            "nbd://h/%zz",
+            "nbd://h/%00",
+            "nbd://[::1/x",
+            "nbd://h/x?tls-certificates=y",
+            "nbd+unix:///x",
+            "nbd+unix:///x?path=y",
+        ] {
+            assert!(ExportName::of_file_name(wrong).unwrap().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn options_say_where_a_server_is() {
+        let of = |text: &str| {
+            let pairs = crate::options::split(text).unwrap();
+            ExportName::of_options(&pairs).map_err(|error| error.to_string())
+        };
+        assert_eq!(
+            of("server.type=unix,server.path=/s,export=e"),
+            Ok(unix("/s", "e"))
+        );
+        assert_eq!(of("path=/s"), Ok(unix("/s", "")));
+        assert_eq!(of("host=h,port=5"), Ok(tcp("h", "5", "")));
+        assert_eq!(
+            of("server.type=inet,server.host=h"),
+            Ok(tcp("h", "10809", ""))
+        );
+        assert_eq!(of("export=e").unwrap_err(), "NBD server address missing");
+        assert!(
+            of("path=/s,host=h")
+                .unwrap_err()
+                .contains("at the same time")
+        );
+        assert!(of("server.type=vsock").unwrap_err().contains("'vsock'"));
+        assert!(of("server.type=unix").unwrap_err().contains("server.path"));
+    }
+}

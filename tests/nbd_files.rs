@@ -1,0 +1,207 @@
+//! Exports of NBD servers as files of the commands: QEMU's server and ours, beside QEMU's own programs.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use support::{cowslip, outcome, peers_are_installed, run, scratch};
+
+mod support;
+
+/// A server; ends with this value.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(command: &mut Command, socket: &Path) -> Server {
+        let child = command.stdout(Stdio::null()).spawn().unwrap();
+        let begun = Instant::now();
+        while !socket.exists() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "no socket");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Server {
+            child,
+            address: format!("nbd:unix:{}", socket.display()),
+        }
+    }
+
+    /// QEMU's server of the bytes of a file.
+    fn theirs(file: &Path, words: &[&str]) -> Server {
+        let socket = file.with_extension("theirs");
+        let mut command = Command::new("qemu-nbd");
+        command.args(["-t", "-f", "raw", "-k"]).arg(&socket);
+        Server::start(command.args(words).arg(file), &socket)
+    }
+
+    /// Ours of an image.
+    fn ours(file: &Path, words: &[&str]) -> Server {
+        let socket = file.with_extension("ours");
+        let mut command = cowslip();
+        command.args(["serve", "--socket"]).arg(&socket);
+        Server::start(command.args(words).arg(file), &socket)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn raw_file(dir: &Path, len: u64) -> PathBuf {
+    let path = dir.join("disk");
+    std::fs::File::create(&path).unwrap().set_len(len).unwrap();
+    path
+}
+
+/// What the shell prints but for times.
+fn io(address: &str, words: &[&str], commands: &[&str]) -> String {
+    let mut shell = cowslip();
+    shell.arg("io").args(words);
+    for command in commands {
+        shell.args(["-c", command]);
+    }
+    run(shell.arg(address))
+}
+
+#[test]
+fn a_disk_is_written_and_read_back_over_either_server() {
+    if !peers_are_installed(&["qemu-nbd", "qemu-io"]) {
+        return;
+    }
+    for start in [Server::theirs, Server::ours] {
+        let dir = scratch();
+        let disk = raw_file(dir.path(), 128 << 20);
+        let words: &[&str] = &["--cache", "writeback", "--discard", "unmap"];
+        let server = start(&disk, &[words, &["-f", "raw"]].concat());
+        let address = server.address.as_str();
+        let told = io(
+            address,
+            &["-f", "raw"],
+            &[
+                "write -P 7 1M 80M",
+                "write -z 3M 1M",
+                "write -P 9 1000 700",
+                "flush",
+                "read -P 7 1M 2M",
+                "read -P 0 3M 1M",
+                "read -P 7 4M 77M",
+                "discard 20M 10M",
+                "length",
+            ],
+        );
+        assert!(
+            told.contains("wrote 83886080/83886080 bytes at offset 1048576"),
+            "{told}"
+        );
+        assert!(
+            told.contains("128 MiB") && !told.contains("failed"),
+            "{told}"
+        );
+        drop(server);
+        let checks = [
+            "read -P 7 1M 2M",
+            "read -P 0 3M 1M",
+            "read -P 9 1000 700",
+            "read -P 7 30M 51M",
+        ];
+        let mut theirs = Command::new("qemu-io");
+        theirs.args(["-f", "raw"]).arg(&disk);
+        for check in checks {
+            theirs.args(["-c", check]);
+        }
+        let told = run(&mut theirs);
+        assert!(!told.contains("failed"), "{told}");
+    }
+}
+
+/// An image whose file is somewhere else: everything that reads it works, and says what QEMU's program says.
+#[test]
+fn an_image_in_an_export_is_mapped_checked_and_described() {
+    if !peers_are_installed(&["qemu-nbd", "qemu-img", "qemu-io"]) {
+        return;
+    }
+    let dir = scratch();
+    let image = dir.path().join("image.qcow2");
+    run(Command::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2"])
+        .arg(&image)
+        .arg("64M"));
+    let write = [
+        "-c",
+        "write -P 5 3M 300k",
+        "-c",
+        "write -z 10M 5M",
+        "-c",
+        "write -P 6 40M 64k",
+    ];
+    run(Command::new("qemu-io").args(write).arg(&image));
+    let server = Server::theirs(&image, &["-r", "--shared=4"]);
+    let options = format!(
+        "driver=qcow2,file.driver=nbd,file.server.type=unix,file.server.path={}",
+        &server.address["nbd:unix:".len()..]
+    );
+    let url = format!(
+        "nbd+unix:///?socket={}",
+        &server.address["nbd:unix:".len()..]
+    );
+    for words in [
+        vec!["map", "-U", "--output=json", "-f", "qcow2", &server.address],
+        vec!["map", "-U", "--output=json", "-f", "raw", &url],
+        vec!["map", "-U", "--output=json", "--image-opts", &options],
+        vec!["check", "-U", "-f", "qcow2", &server.address],
+        vec!["check", "-U", "--output=json", "-f", "qcow2", &url],
+    ] {
+        let theirs = run(Command::new("qemu-img").args(&words));
+        let ours = run(cowslip().arg("qemu-img").args(&words));
+        assert_eq!(ours, theirs, "{words:?}");
+    }
+    let told = run(cowslip().args(["info", "-U", &server.address]));
+    assert!(
+        told.contains("file format: qcow2") && told.contains("virtual size: 64 MiB"),
+        "{told}"
+    );
+    assert!(told.contains("disk size: unavailable"), "{told}");
+    let told = io(
+        &server.address,
+        &["-U", "-r", "-f", "qcow2"],
+        &["read -P 5 3M 300k", "read -P 0 11M 2M"],
+    );
+    assert!(!told.contains("failed"), "{told}");
+}
+
+#[test]
+fn what_a_server_does_not_offer_is_said() {
+    let dir = scratch();
+    let disk = raw_file(dir.path(), 1 << 20);
+    let refused = |words: &[&str]| {
+        let output = outcome(cowslip().args(words));
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let nobody = format!("nbd:unix:{}", dir.path().join("nobody").display());
+    let told = refused(&["map", &nobody]);
+    assert!(
+        told.contains(&format!("Could not open '{nobody}': Failed to connect to ")),
+        "{told}"
+    );
+    assert!(told.contains("No such file or directory"), "{told}");
+    let told = refused(&["map", "nbd://localhost:1/"]);
+    assert!(
+        told.contains("Failed to connect to 'localhost:1': Connection refused"),
+        "{told}"
+    );
+    assert!(refused(&["map", "nbd:x"]).contains("names no NBD export"));
+    let server = Server::ours(&disk, &["-f", "raw", "-r"]);
+    let told = refused(&["map", &format!("{}:exportname=other", server.address)]);
+    assert!(told.contains("Requested export not available"), "{told}");
+    let told = refused(&["io", "-f", "raw", "-c", "write 0 4k", &server.address]);
+    assert!(
+        told.contains("request on write denied without write permission"),
+        "{told}"
+    );
+}
