@@ -9,8 +9,8 @@ mod support;
 /// The verbs of a program, as its help lists them.
 fn verbs(program: &str) -> BTreeSet<String> {
     let help = run(cowslip().args([program, "--help"]));
-    let (_, commands) = help.split_once("Commands:\n").unwrap();
-    let (commands, _) = commands.split_once("\n\n").unwrap();
+    let (_, commands) = help.split_once("Commands:\n").expect("a list of verbs");
+    let (commands, _) = commands.split_once("\n\n").expect("an end of it");
     let names = commands
         .lines()
         .filter(|line| line.starts_with("  ") && !line.starts_with("   "));
