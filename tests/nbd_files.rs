@@ -1,4 +1,5 @@
 //! Exports of NBD servers as files of the commands: QEMU's server and ours, beside QEMU's own programs.
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
