@@ -198,13 +198,7 @@ fn walk_layout(file: &Arc<Watched>) {
         }
     }
 
-    let Ok(start) = block_on(read_start(file.as_ref())) else {
-        return;
-    };
-    let len = file.contents().len() as u64;
-    let Ok(header) = Header::parse_encrypted_too(&start, len, file.name()) else {
-        return;
-    };
+    let Ok(header) = header(file) else { return };
     // Each L1 entry costs a table, even if all are the same one.
     if u64::from(header.l1_size) << header.cluster_bits > LAYOUT_BYTES_MAX {
         return;
@@ -221,6 +215,16 @@ fn walk_layout(file: &Arc<Watched>) {
         let ends = areas.iter().map(|area| area.offset.checked_add(area.len));
         assert!(ends.into_iter().all(|end| end.is_some()));
     }
+}
+
+/// The header of an image, encrypted or not.
+///
+/// # Errors
+/// As the engine's.
+pub fn header(file: &Arc<Watched>) -> cowslip::Result<Header> {
+    let start = block_on(read_start(file.as_ref()))?;
+    let len = file.contents().len() as u64;
+    Header::parse_encrypted_too(&start, len, file.name())
 }
 
 /// Checks an image.

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use cowslip::file::BlockFile;
 use cowslip::image::ZeroOptions;
 use cowslip::qcow2::inspect::inspect;
+use cowslip::qcow2::layout::Layout;
 use cowslip::qcow2::repair::Scope;
 use cowslip::{Buf, BufMut};
 use cowslip_hostile::draw::Draw;
 use cowslip_hostile::file::Watched;
 use cowslip_hostile::repair::repair;
-use cowslip_hostile::session::{OneDataFile, block_on, open, run_check};
+use cowslip_hostile::session::{OneDataFile, block_on, header, open, run_check};
 use cowslip_hostile::worst::{self, BYTES};
 use peak_alloc::PeakAlloc;
 
@@ -54,6 +55,12 @@ const EXTENTS: Bound = Bound {
     memory_bytes: 32 * MIB,
     operations: 5000,
     bytes_read: 8 << 20,
+};
+/// Where the metadata is, each place once; reads what a check may.
+const LAYOUT: Bound = Bound {
+    memory_bytes: 16 * MIB,
+    operations: 10_000,
+    bytes_read: 81 << 20,
 };
 /// Each of eight requests may look through all counts: some 1800 blocks of them.
 const WRITE: Bound = Bound {
@@ -119,6 +126,15 @@ fn map(file: &Arc<Watched>) {
     }
 }
 
+fn metadata_areas(file: &Arc<Watched>) {
+    let Ok(header) = header(file) else { return };
+    let shared = file.clone() as Arc<dyn BlockFile>;
+    let Ok(layout) = block_on(Layout::read(&shared, &header)) else {
+        return;
+    };
+    tolerate(block_on(layout.areas()));
+}
+
 fn write(file: &Arc<Watched>) {
     let gate = OneDataFile::new();
     let Ok(image) = open(file, &gate, true, &mut Draw::from_seed(1)) else {
@@ -157,6 +173,7 @@ fn the_worst_images_cost_a_bounded_amount() {
         }));
         too_much.extend(measure(&image, "read", &READ, read));
         too_much.extend(measure(&image, "map", &EXTENTS, map));
+        too_much.extend(measure(&image, "layout", &LAYOUT, metadata_areas));
         too_much.extend(measure(&image, "write", &WRITE, write));
     }
     assert!(too_much.is_empty(), "{}", too_much.join("\n"));

@@ -234,6 +234,7 @@ impl<'a> Layout<'a> {
         let mut areas = Areas {
             list: Vec::new(),
             l2_tables: HashSet::new(),
+            bitmap_clusters: HashSet::new(),
         };
         self.add(
             &mut areas,
@@ -350,13 +351,11 @@ impl<'a> Layout<'a> {
             let mut pieces = std::pin::pin!(self.reader.pieces(table, len, PIECE_BYTES));
             while let Some(piece) = pieces.next().await {
                 for entry in piece?.words() {
-                    if let TableEntry::At(offset) = TableEntry::decode(entry, &self.geometry) {
-                        self.add(
-                            areas,
-                            offset,
-                            self.geometry.cluster_bytes(),
-                            Structure::Bitmaps,
-                        )?;
+                    if let TableEntry::At(offset) = TableEntry::decode(entry, &self.geometry)
+                        && areas.bitmap_clusters.insert(offset)
+                    {
+                        let len = self.geometry.cluster_bytes();
+                        self.add(areas, offset, len, Structure::Bitmaps)?;
                     }
                 }
             }
@@ -461,6 +460,8 @@ struct Areas {
     list: Vec<Area>,
     /// Tables that are shared are metadata once.
     l2_tables: HashSet<u64>,
+    /// So are clusters of bitmaps: any number of bitmaps can name one table.
+    bitmap_clusters: HashSet<u64>,
 }
 
 impl Areas {
