@@ -20,7 +20,7 @@ use cowslip_queue::Buf;
 use super::Qcow2;
 use super::create::Version;
 use super::geometry::round_up;
-use super::header::extensions::{PADDING, area_end};
+use super::header::extensions::{PADDING, PREFIX_BYTES, area_end};
 use super::header::{
     AllocationHint, CompressionType, Extensions, HEADER_BYTES, HEADER_BYTES_V2, Header, autoclear,
     compatible, incompatible,
@@ -33,8 +33,6 @@ use crate::{Error, Result};
 
 /// What is written whole or not at all.
 const SECTOR_BYTES: usize = 512;
-/// Bytes of an extension before its data.
-const FIRST_READ_BYTES: usize = 8;
 
 /// What shall change; `None` stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -159,7 +157,7 @@ fn stages(cluster: &[u8], old: &Header, new: &mut Header) -> Result<Stages> {
     let copy_at = round_up(used.max(bytes.len()).max(SECTOR_BYTES) as u64, 8) as usize;
     let copy = bytes[start..].to_vec();
     let copy_end = copy_at + copy.len();
-    if copy_end > cluster.len() || start + FIRST_READ_BYTES > SECTOR_BYTES {
+    if copy_end > cluster.len() || start + PREFIX_BYTES > SECTOR_BYTES {
         return Err(Error::Invalid(format!(
             "a cluster of {} bytes has no room to change the header so that a crash does no harm",
             cluster.len()
@@ -171,7 +169,7 @@ fn stages(cluster: &[u8], old: &Header, new: &mut Header) -> Result<Stages> {
     }
     let mut sector = skipping.fixed_part();
     sector.extend(PADDING.to_be_bytes());
-    sector.extend(((copy_at - start - FIRST_READ_BYTES) as u32).to_be_bytes());
+    sector.extend(((copy_at - start - PREFIX_BYTES) as u32).to_be_bytes());
     sector.resize(SECTOR_BYTES, 0);
     // What is left of the old header and of the copy is nothing's.
     bytes.resize(copy_at, 0);

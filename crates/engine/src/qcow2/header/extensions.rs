@@ -20,7 +20,7 @@ const ALLOCATION: u32 = 0x434f_5753;
 pub const PADDING: u32 = 0x434f_5750;
 
 /// Bytes of an extension before its data: type and length.
-const PREFIX_BYTES: usize = 8;
+pub(in crate::qcow2) const PREFIX_BYTES: usize = 8;
 const FEATURE_NAME_BYTES: usize = 48;
 /// New images with clusters of this size or less have no feature name table.
 const FEATURE_NAMES_CLUSTER_BYTES: u64 = 4096;
