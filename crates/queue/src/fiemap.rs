@@ -246,9 +246,11 @@ impl Iterator for Records<'_> {
                 self.at = record.logical + record.len;
                 return Some(Ok(record));
             }
-            // A whole batch of what was told before: the file changes, and nothing says that this ends.
+            // A whole batch of what was told before: nothing says that this ends, or that there is no more.
             if self.next == self.count && self.request.start == self.at {
                 self.ended = true;
+                let why = "the file system tells the same extents again";
+                return Some(Err(io::Error::new(io::ErrorKind::InvalidData, why)));
             }
         }
     }
@@ -339,6 +341,22 @@ mod tests {
             assert!(record.logical >= end && record.len > 0);
             end = record.logical + record.len;
         }
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_batch_of_what_was_told_before_is_an_error_and_no_end() {
+        let (path, file) = scratch("again");
+        let mut records = records_from(&file, 150, Sync::No);
+        (records.request.start, records.count) = (150, 1);
+        records.request.extents[0] = RawExtent {
+            logical: 100,
+            length: 50,
+            ..RawExtent::default()
+        };
+        let error = records.next().unwrap().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert!(records.next().is_none());
         std::fs::remove_file(path).unwrap();
     }
 

@@ -225,14 +225,19 @@ pub struct Holes {
 }
 
 /// The holes of a range of a file, the first `most` of them; beyond the end of file too, unless the space there is
-/// told. What is dirty is written out first, so that all places are known.
+/// told. What is dirty is written out first, so that all places are known: FUSE with a cache for writes calls it a hole
+/// before.
 ///
 /// # Errors
-/// The system's.
+/// The system's; [`io::ErrorKind::InvalidData`] if what it tells leads nowhere, since what is not told may be data.
 pub fn holes(file: impl AsFd, range: Range<u64>, most: usize) -> io::Result<Holes> {
     let file = file.as_fd();
     match holes_by_extents(file, range.clone(), most) {
-        Err(error) if lacks_extents(&error) => holes_by_seeking(file, range, most),
+        Err(error) if lacks_extents(&error) => {
+            rustix::fs::fdatasync(file)?;
+            let ask = |from| Ok(rustix::fs::seek(file, from)?);
+            holes_by_seeking(ask, range, most)
+        }
         result => result,
     }
 }
@@ -295,26 +300,33 @@ fn holes_by_extents(file: BorrowedFd<'_>, range: Range<u64>, most: usize) -> io:
     Ok(found.finish(HolesBy::Extents))
 }
 
-fn holes_by_seeking(file: BorrowedFd<'_>, range: Range<u64>, most: usize) -> io::Result<Holes> {
+/// As `ask` tells, which is `lseek` of the file.
+fn holes_by_seeking(
+    ask: impl Fn(SeekFrom) -> io::Result<u64>,
+    range: Range<u64>,
+    most: usize,
+) -> io::Result<Holes> {
     let mut found = Found {
         ranges: Vec::new(),
         at: range.start,
         end: range.end,
         most,
     };
+    // `None`: there is nothing more, or the file was cut meanwhile.
+    let next = |from| match ask(from) {
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+        result => result.map(Some),
+    };
     let mut at = range.start;
-    loop {
-        let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
-            // No data from here on.
-            Err(Errno::NXIO) => break,
-            result => result?,
+    while let Some(data) = next(SeekFrom::Data(at))? {
+        let Some(hole) = next(SeekFrom::Hole(data))? else {
+            break;
         };
-        let hole = match rustix::fs::seek(file, SeekFrom::Hole(data)) {
-            // The file was cut meanwhile.
-            Err(Errno::NXIO) => break,
-            result => result?,
-        };
-        if hole <= at || !found.space(data, hole) {
+        if data < at || hole < data || hole <= at {
+            let why = "the file system tells data and holes that lead nowhere";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        if !found.space(data, hole) {
             break;
         }
         at = hole;
@@ -407,6 +419,26 @@ mod tests {
             at = part.looked_until;
         }
         assert_eq!(parts, all.ranges);
+    }
+
+    #[test]
+    fn a_walk_that_leads_nowhere_is_an_error_and_no_hole() {
+        let told = |data: u64, hole: u64| {
+            let ask = move |from| match from {
+                SeekFrom::Data(0) => Ok(0),
+                SeekFrom::Hole(0) => Ok(4096),
+                SeekFrom::Data(_) => Ok(data),
+                _ => Ok(hole),
+            };
+            holes_by_seeking(ask, 0..1 << 20, usize::MAX)
+        };
+        for (data, hole) in [(0, 4096), (8192, 8192), (8192, 4096), (4096, 4096)] {
+            let error = told(data, hole).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{data} {hole}");
+        }
+        let whole = told(8192, 1 << 20).unwrap();
+        assert_eq!(whole.ranges.len(), 1);
+        assert_eq!(whole.ranges[0], 4096..8192);
     }
 
     #[test]
