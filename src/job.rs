@@ -2,7 +2,7 @@
 //!
 //! Progress is shown as qemu-img shows it, or as lines of JSON for programs; without either, SIGUSR1 has one
 //! line told on standard error, as qemu-img does. Under our own name the rate and the time that is left stand beside
-//! it.
+//! it. A standard output that fails cancels the job, as an interruption does.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -131,6 +131,8 @@ impl JobArgs {
             rate,
             begun: Instant::now(),
         });
+        let cancelled = job.clone();
+        output::brings_to_an_end(move || cancelled.cancel());
         Ok(job)
     }
 

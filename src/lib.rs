@@ -108,7 +108,10 @@ pub fn run(mut args: Vec<OsString>) -> ExitCode {
     }
     shield_size(&mut args);
     let program = Program::called(&args[0]);
-    ExitCode::from(dispatch(personality, &args, &program))
+    let code = dispatch(personality, &args, &program);
+    // What is still buffered may fail, too.
+    output::flush();
+    ExitCode::from(output::exit_code(code))
 }
 
 /// The last word of `resize` is a size, and may begin with a minus.

@@ -1,13 +1,16 @@
 //! Text for people and scripts: standard output, errors in the style of QEMU's programs.
 //!
 //! Both streams often end in one pipe, so standard output is flushed before anything is written to
-//! standard error. A reader that went away ends the process, as it ends other programs.
+//! standard error. A reader that went away ends the process, as it ends other programs; but while something is under way
+//! that has to be brought to an end first ([`brings_to_an_end`]), it is told of the failure instead, and the
+//! exit code says it afterwards.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use serde_json::Value;
@@ -15,10 +18,39 @@ use serde_json::Value;
 use crate::error::CommandError;
 
 /// Status of a process that SIGPIPE ended, as shells report it.
-const BROKEN_PIPE_STATUS: i32 = 141;
+const BROKEN_PIPE_STATUS: u8 = 141;
+/// Of one whose standard output has failed otherwise: the exit code must not say that all went well.
+const FAILED_STATUS: u8 = 1;
 
 /// The program that this process is, for warnings from where no verb is known.
 static PROGRAM: OnceLock<Program> = OnceLock::new();
+
+/// What is told of a failure, in place of the end of the process.
+static TOLD_OF_FAILURE: Mutex<Option<Box<dyn Fn() + Send>>> = Mutex::new(None);
+/// The exit code that a failure asks for; 0 if there was none.
+static FAILURE: AtomicU8 = AtomicU8::new(0);
+
+/// From now on a standard output that fails does not end the process, since something is under way that must not be left
+/// as it is; `tell` is called instead, which must not print. Nothing more is printed then.
+pub fn brings_to_an_end(tell: impl Fn() + Send + 'static) {
+    let mut told = TOLD_OF_FAILURE
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    *told = Some(Box::new(tell));
+}
+
+/// Whether standard output has failed.
+pub fn has_failed() -> bool {
+    FAILURE.load(Ordering::Acquire) != 0
+}
+
+/// The exit code of the process whose verb has come to `code`.
+pub fn exit_code(code: u8) -> u8 {
+    match FAILURE.load(Ordering::Acquire) {
+        0 => code,
+        failure => failure,
+    }
+}
 
 /// Whether the process was called by a name of QEMU's, whose scripts read what it prints.
 pub fn is_called_as_qemu() -> bool {
@@ -140,6 +172,9 @@ fn plain_words(error: &clap::Error) -> String {
 
 /// Writes to standard output.
 pub fn print(text: &str) {
+    if has_failed() {
+        return;
+    }
     check(io::stdout().lock().write_all(text.as_bytes()));
 }
 
@@ -195,17 +230,31 @@ fn write_json(value: &Value, level: usize, out: &mut String) {
 
 /// Flushes standard output.
 pub fn flush() {
+    if has_failed() {
+        return;
+    }
     check(io::stdout().lock().flush());
 }
 
 fn check(result: io::Result<()>) {
-    match result {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-            std::process::exit(BROKEN_PIPE_STATUS)
-        }
-        // A full disk behind standard output: the exit code must not say that all went well.
-        Err(_) => std::process::exit(1),
+    let Err(error) = result else { return };
+    let status = match error.kind() {
+        io::ErrorKind::BrokenPipe => BROKEN_PIPE_STATUS,
+        _ => FAILED_STATUS,
+    };
+    let told = TOLD_OF_FAILURE
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let Some(tell) = &*told else {
+        drop(told);
+        std::process::exit(status.into());
+    };
+    // The first failure is the reason.
+    if FAILURE
+        .compare_exchange(0, status, Ordering::AcqRel, Ordering::Acquire)
+        .is_ok()
+    {
+        tell();
     }
 }
 

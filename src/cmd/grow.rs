@@ -14,7 +14,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::error::CommandError;
 use crate::options::bytes_within;
-use crate::output::Program;
+use crate::output::{self, Program};
 
 mod entry;
 mod files;
@@ -124,28 +124,41 @@ fn watched(args: &Args, teller: &mut Teller) -> Result<(), CommandError> {
         rule: args.policy,
         idle: args.idle,
     });
+    // Whatever ends it, what was allocated is given back first; a standard output that fails is looked for below.
+    output::brings_to_an_end(|| {});
     teller.begin(&args.paths);
+    let outcome = attended(args, (&mut watch, &signals), &mut files, teller);
+    if !args.keep {
+        files.end(&watch, teller);
+    }
+    teller.end();
+    outcome
+}
+
+/// Allocates and gives back until it is to end.
+fn attended(
+    args: &Args,
+    (watch, signals): (&mut Watch, &UnixStream),
+    files: &mut Files,
+    teller: &mut Teller,
+) -> Result<(), CommandError> {
     let end = args.time.map(|time| Instant::now() + time);
-    loop {
+    while !output::has_failed() {
         let deadlines = [end, files.next_deadline()];
         let deadline = deadlines.into_iter().flatten().min();
-        if wait(&watch, &signals, deadline)? {
+        if wait(watch, signals, deadline)? {
             break;
         }
         std::thread::sleep(PAUSE);
         let mut batch = Batch::default();
         watch.read(&mut batch)?;
-        files.take(&watch, &batch, teller);
-        files.tick(&watch, teller);
+        files.take(watch, &batch, teller);
+        files.tick(watch, teller);
         let is_over = end.is_some_and(|end| end <= Instant::now());
         if is_over || !watch.is_alive() || (args.once && files.are_done()) {
             break;
         }
     }
-    if !args.keep {
-        files.end(&watch, teller);
-    }
-    teller.end();
     Ok(())
 }
 
