@@ -402,6 +402,137 @@ fn what_is_open_at_the_end_is_named_and_given_back_later() {
 }
 
 #[test]
+fn an_end_that_only_moves_is_no_growth() {
+    on_both(|at| {
+        let path = at.join("a");
+        let mut grow = Grow::start(&[], &path);
+        let open = [direct(&path)];
+        write_pieces(&open, 0..16);
+        grow.until("allocated", &path);
+        std::thread::sleep(Duration::from_millis(100));
+        let leap = 200 << 20;
+        open[0].set_len(leap).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        // Written again, it is given space as before.
+        write_pieces(&open, 3200..3216);
+        std::thread::sleep(Duration::from_millis(100));
+        drop(open);
+        let (events, _) = grow.end();
+        let at_leap = |event: &&Value| event["event"] == "allocated" && event["size"] == leap;
+        let allocated: Vec<_> = events.iter().filter(at_leap).collect();
+        assert!(allocated.is_empty(), "{allocated:?}");
+    });
+}
+
+#[test]
+fn files_with_rights_that_a_change_takes_away_are_left_alone() {
+    on_both(|at| {
+        let space_behind = |path: &Path| {
+            let file = direct(path);
+            write_pieces(std::slice::from_ref(&file), 0..16);
+            let flags = rustix::fs::FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&file, flags, 1 << 20, 1 << 20).unwrap();
+        };
+        let name = "security.capability";
+        let capable = at.join("capable");
+        space_behind(&capable);
+        // Version 2, effective: CAP_NET_RAW may be had.
+        let mut capability = [0; 20];
+        capability[..8].copy_from_slice(&[1, 0, 0, 2, 0, 0x20, 0, 0]);
+        let none = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(&capable, name, &capability, none).unwrap();
+        let modes = [("user", 0o4755), ("group", 0o2755)];
+        for (name, mode) in modes {
+            space_behind(&at.join(name));
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            fs::set_permissions(at.join(name), mode).unwrap();
+        }
+        let told = outcome(cowslip().args(["grow", "--trim"]).arg(at));
+        let said = String::from_utf8_lossy(&told.stdout).into_owned();
+        for why in ["capabilities", "set-user-ID", "set-group-ID"] {
+            let why = format!("left alone: it has {}", why_words(why));
+            assert!(said.contains(&why), "{said}");
+        }
+        let mut found = [0; 20];
+        let len = rustix::fs::getxattr(&capable, name, &mut found).unwrap();
+        assert_eq!((len, found), (20, capability));
+        for (name, mode) in modes {
+            assert_eq!(fs::metadata(at.join(name)).unwrap().mode() & 0o7777, mode);
+            assert!(excess(&at.join(name)) > 0);
+        }
+    });
+}
+
+fn why_words(rights: &str) -> String {
+    match rights {
+        "capabilities" => rights.to_string(),
+        bit => format!("the bit {bit}"),
+    }
+}
+
+#[test]
+fn space_that_the_file_system_keeps_is_told_and_not_asked_for_again() {
+    let Some(mounted) = Mounted::fuse(128 << 20) else {
+        return;
+    };
+    let at = &mounted.at;
+    let path = at.join("a");
+    let write = |from: u64, to: u64| {
+        let mut file = OpenOptions::new();
+        let mut file = file.create(true).append(true).open(&path).unwrap();
+        for piece in from..to {
+            let bytes = bytes(0, piece * PIECE as u64, PIECE);
+            file.write_all(&bytes).unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let mut grow = Grow::start(&[], at);
+    write(0, 32);
+    let left = grow.until("left", &path);
+    assert!(number(&left["bytes"]) > 0, "{left}");
+    write(32, 64);
+    std::thread::sleep(Duration::from_millis(100));
+    let told = grow.lines.len();
+    let (events, summary) = grow.end();
+    let again = events[told..].iter().filter(|e| e["event"] == "allocated");
+    assert_eq!(again.count(), 0, "{events:?}");
+    assert_eq!(left["bytes"], summary["left"]);
+    expect_content(&path, 0, 64 * PIECE as u64);
+    let other = at.join("b");
+    let file = File::create(&other).unwrap();
+    let flags = rustix::fs::FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&file, flags, 0, 2 << 20).unwrap();
+    drop(file);
+    let told = outcome(cowslip().args(["grow", "--trim", "--json"]).arg(&other));
+    let said = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert!(said.contains("\"event\":\"left\""), "{said}");
+}
+
+#[test]
+fn a_standard_output_that_fails_ends_it_and_leaves_nothing() {
+    on_both(|at| {
+        let path = at.join("a");
+        let mut command = cowslip();
+        command.args(["grow", "--json"]).arg(&path);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut told = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        told.read_line(&mut line).unwrap();
+        let open = [direct(&path)];
+        write_pieces(&open, 0..16);
+        line.clear();
+        told.read_line(&mut line).unwrap();
+        assert!(line.contains("allocated"), "{line}");
+        drop(told);
+        write_pieces(&open, 16..200);
+        drop(open);
+        assert_eq!(child.wait().unwrap().code(), Some(141));
+        expect_no_excess(std::slice::from_ref(&path));
+        expect_content(&path, 0, 200 * PIECE as u64);
+    });
+}
+
+#[test]
 fn only_regular_files_of_the_directory_itself_are_touched() {
     on_both(|at| {
         let (dir, outside) = (at.join("dir"), at.join("outside"));

@@ -147,7 +147,8 @@ impl Rule {
             Rule::Fixed(bytes) => (*bytes, &Steps::DYNAMIC),
             Rule::Dynamic(steps) => (steps.wanted_bytes(now), steps),
         };
-        let bytes = wanted.max(now.needed_bytes);
+        // A length that leaps does not make a step longer than the longest.
+        let bytes = wanted.max(now.needed_bytes.min(steps.max_bytes));
         let bytes = bytes.min(steps.limit_bytes(now.free_bytes));
         // What is needed is allocated by the writes themselves.
         (bytes >= steps.first_bytes.min(wanted) && bytes > 0).then_some(bytes)
@@ -349,6 +350,16 @@ mod tests {
         assert_eq!(ahead.held_bytes(1 << 20), 0);
         let first = ahead.next(1 << 20, 4096, Refill::WhenUsedUp, None);
         assert_eq!(first, Some(1 << 20..(1 << 20) + (64 << 10)));
+    }
+
+    #[test]
+    fn no_need_makes_a_step_longer_than_the_longest() {
+        let ahead = Ahead::new(Rule::DYNAMIC, 0);
+        let step = ahead.next(4096, 1 << 40, Refill::WhenHalfUsed, Some(1 << 50));
+        assert_eq!(step, Some(4096..4096 + Steps::DYNAMIC.max_bytes));
+        let fixed = Ahead::new(Rule::Fixed(16 << 30), 0);
+        let step = fixed.next(0, 1 << 40, Refill::WhenHalfUsed, Some(1 << 50));
+        assert_eq!(step, Some(0..16 << 30));
     }
 
     #[test]

@@ -13,6 +13,8 @@ use super::tell::Event;
 /// happened.
 const WAIT_FIRST: Duration = Duration::from_millis(10);
 const WAIT_MAX: Duration = Duration::from_secs(5);
+/// The largest blocks of file systems, as a rule: what a step has allocated ends with one.
+const BLOCK_MAX_BYTES: u64 = 64 << 10;
 /// After the file system was full.
 const FULL_WAIT: Duration = Duration::from_secs(5);
 
@@ -26,6 +28,8 @@ pub struct Entry {
     file: Option<File>,
     ahead: Ahead,
     size: u64,
+    /// What it takes, in bytes, with what lies ahead.
+    space: u64,
     /// In a row, with growth between them.
     closes: u8,
     has_grown_since_close: bool,
@@ -42,14 +46,15 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A file of this length, of which nothing else is known.
-    pub fn new(id: Id, size: u64, rule: Rule, now: Instant) -> Entry {
+    /// A file of this length with this space, of which nothing else is known.
+    pub fn new(id: Id, (size, space): (u64, u64), rule: Rule, now: Instant) -> Entry {
         Entry {
             id,
             handle: None,
             file: None,
             ahead: Ahead::new(rule, size),
             size,
+            space,
             closes: 0,
             has_grown_since_close: true,
             steps: 0,
@@ -103,9 +108,18 @@ impl Entry {
         !self.owes && self.changed_at + idle <= now
     }
 
-    /// Its length now; how much it has grown.
-    pub fn take_size(&mut self, size: u64, now: Instant) -> u64 {
-        let grown = size.saturating_sub(self.size);
+    /// Its length now, and its space; by how much it has grown that was written: an end that was only moved is no
+    /// growth.
+    pub fn take_size(&mut self, (size, space): (u64, u64), now: Instant) -> u64 {
+        let mut grown = size.saturating_sub(self.size);
+        let spaced = space.saturating_sub(self.space);
+        // What lies ahead was counted when it was allocated.
+        let ahead_end = self.size + self.held_bytes();
+        let needs_space = size.saturating_sub(ahead_end.next_multiple_of(BLOCK_MAX_BYTES));
+        if spaced < needs_space {
+            grown = grown.min(spaced);
+        }
+        self.space = space;
         if size < self.size {
             // Whoever has cut it has given back what lay behind, too.
             self.ahead.trimmed(size, Cut::Shorter);
@@ -136,20 +150,22 @@ impl Entry {
         now: Instant,
     ) -> Option<Event> {
         // As much again will have come when it is looked at next, and then as much until there is an answer.
-        let needed = grown.saturating_mul(2);
-        let due = |entry: &Entry| {
+        let due = |entry: &Entry, grown: u64| {
+            let needed = grown.saturating_mul(2);
             let ahead = &entry.ahead;
             ahead.next(entry.size, needed, Refill::WhenHalfUsed, free_bytes)
         };
-        due(self)?;
+        due(self, grown)?;
         if let Err(refused) = self.open(find) {
             return self.refused(refused);
         }
+        // It may be longer by now, or shorter.
+        let found = fstat(self.file.as_ref()?).ok()?;
+        let more = self.take_size((target::size(&found), target::space(&found)), now);
+        let range = due(self, grown + more)?;
         let file = self.file.as_ref()?;
-        // It may be longer by now.
-        self.size = fstat(file).map_or(self.size, |stat| target::size(&stat));
-        let range = due(self)?;
         let allocated = target::allocate(file, &range);
+        self.space = fstat(file).map_or(self.space, |stat| target::space(&stat));
         match allocated {
             Allocated::All => {
                 self.owes = true;
@@ -261,10 +277,26 @@ impl Entry {
         };
         let outcome = opened.map(|file| (target::trim(&file), file));
         match outcome {
-            Ok((Ok(Trimmed::Done { size, given_back }), _)) => {
+            Ok((
+                Ok(Trimmed::Done {
+                    size,
+                    given_back,
+                    left: kept,
+                }),
+                _,
+            )) => {
                 self.ahead.trimmed(size, Cut::AtEnd);
                 self.size = size;
+                self.space = self.space.saturating_sub(given_back);
                 self.owes = false;
+                if kept > 0 {
+                    self.is_refused = true;
+                    self.let_go();
+                    return Some(Event::Left {
+                        bytes: kept,
+                        why: target::KEPT_BY_SYSTEM.to_string(),
+                    });
+                }
                 // Who was kept for has stopped coming.
                 if std::mem::take(&mut self.is_kept) {
                     self.closes = 0;

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use cowslip::growth::{Rule, Steps};
-use rustix::fs::{AtFlags, fstatvfs, statat};
+use rustix::fs::{AtFlags, Stat, fstatvfs, statat};
 use rustix::process::{Resource, getrlimit};
 
 use super::entry::Entry;
@@ -123,17 +123,18 @@ impl Files {
             return self.detach(watch, key, now);
         };
         let (id, size) = (target::id(&stat), target::size(&stat));
+        let space = target::space(&stat);
         if self.entries.get(key).is_some_and(|known| known.id != id) {
             self.detach(watch, key, now);
         }
-        if !self.admit(key, (id, size), change, now) {
+        if !self.admit(key, (id, &stat), change, now) {
             return;
         }
         let may_hold = self.held_files < self.held_max;
         let Some(entry) = self.entries.get_mut(key) else {
             return;
         };
-        let grown = entry.take_size(size, now);
+        let grown = entry.take_size((size, space), now);
         let mut events = Vec::new();
         if grown > 0 && entry.wants_space(change.is_closed, now) {
             if may_hold || entry.is_held() {
@@ -164,7 +165,8 @@ impl Files {
     }
 
     /// Whether the file is one of ours, from now on if need be.
-    fn admit(&mut self, key: &Key, (id, size): (Id, u64), change: Change, now: Instant) -> bool {
+    fn admit(&mut self, key: &Key, (id, stat): (Id, &Stat), change: Change, now: Instant) -> bool {
+        let (size, space) = (target::size(stat), target::space(stat));
         if self.entries.contains_key(key) {
             return true;
         }
@@ -195,7 +197,10 @@ impl Files {
         }
         self.has_seen_any = true;
         // How fast it grows is not known; that it does, is.
-        let before = size.saturating_sub(FIRST_GROWTH_BYTES);
+        let before = (
+            size.saturating_sub(FIRST_GROWTH_BYTES),
+            space.saturating_sub(FIRST_GROWTH_BYTES),
+        );
         let entry = Entry::new(id, before, self.settings.rule, now);
         self.entries.insert(key.clone(), entry);
         true

@@ -16,8 +16,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use cowslip_queue::fiemap::{self, Flags};
 use cowslip_queue::lease;
 use rustix::fs::{
-    FallocateFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fallocate, fstat,
-    ftruncate, futimens, openat,
+    FallocateFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fallocate, fgetxattr,
+    fstat, ftruncate, futimens, openat,
 };
 use rustix::io::Errno;
 
@@ -54,10 +54,15 @@ pub enum Trimmed {
         size: u64,
         /// What was given back.
         given_back: u64,
+        /// What the file system keeps all the same.
+        left: u64,
     },
     /// Somebody has the file open.
     InUse,
 }
+
+/// Why space stays behind an end that was cut.
+pub const KEPT_BY_SYSTEM: &str = "its file system keeps what lies behind an end that does not move";
 
 /// Which file it is, whatever its name.
 pub type Id = (u64, u64);
@@ -70,6 +75,40 @@ pub fn id(stat: &Stat) -> Id {
 /// Its length in bytes.
 pub fn size(stat: &Stat) -> u64 {
     u64::try_from(stat.st_size).unwrap_or(0)
+}
+
+/// The space that it has, in bytes.
+pub fn space(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_blocks).unwrap_or(0) * 512
+}
+
+/// What allocating for a file, or cutting it, would take from it: the kernel strips the rights of a program whose file
+/// is changed, whoever changes it.
+fn rights_at_stake(file: &File) -> Result<Option<&'static str>, Errno> {
+    let mode = Mode::from_raw_mode(fstat(file)?.st_mode);
+    if mode.contains(Mode::SUID) {
+        return Ok(Some("the bit set-user-ID"));
+    }
+    if mode.contains(Mode::SGID | Mode::XGRP) {
+        return Ok(Some("the bit set-group-ID"));
+    }
+    let mut nothing = [0_u8; 0];
+    match fgetxattr(file, "security.capability", &mut nothing) {
+        Ok(_) => Ok(Some("capabilities")),
+        Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS | Errno::ACCESS | Errno::PERM) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Why a file is not touched at all.
+fn protected(file: &File) -> Option<String> {
+    match rights_at_stake(file) {
+        Ok(None) => None,
+        Ok(Some(rights)) => Some(format!("it has {rights}, which a change would take away")),
+        Err(error) => Some(words(error)),
+    }
 }
 
 /// Whether it is a regular file.
@@ -136,6 +175,9 @@ impl Handle {
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = rustix::fs::open(name, flags, Mode::empty()).map_err(refused)?;
         let file = File::from(file);
+        if let Some(why) = protected(&file) {
+            return Err(Refused::For(why));
+        }
         let used = match lease::take_alone(&file) {
             Ok(Some(_)) => Use::Nobody,
             Ok(None) => Use::Somebody,
@@ -156,6 +198,9 @@ impl Handle {
 
 /// Allocates a range behind a file's end. Its length stays.
 pub fn allocate(file: &File, range: &Range<u64>) -> Allocated {
+    if let Some(why) = protected(file) {
+        return Allocated::Never(why);
+    }
     loop {
         let len = range.end - range.start;
         return match fallocate(file, FallocateFlags::KEEP_SIZE, range.start, len) {
@@ -179,6 +224,9 @@ pub fn trim(file: &File) -> io::Result<Trimmed> {
         return Ok(Trimmed::InUse);
     };
     // From here on nobody can be writing: the length stays what it is.
+    if let Some(why) = protected(file) {
+        return Err(io::Error::other(why));
+    }
     let before = fstat(file)?;
     ftruncate(file, size(&before))?;
     let after = fstat(file)?;
@@ -193,11 +241,25 @@ pub fn trim(file: &File) -> io::Result<Trimmed> {
     // Nothing of what the file holds was modified. Who may not set times still may give back space.
     futimens(file, &times).ok();
     drop(lease);
-    let blocks = u64::try_from(before.st_blocks - after.st_blocks).unwrap_or(0);
+    // Not every file system looks beyond an end that stays where it is.
+    let left = match beyond_end_bytes(file)? {
+        Some(left) => left,
+        None => beyond_end_by_blocks(&after),
+    };
     Ok(Trimmed::Done {
         size: size(&before),
-        given_back: blocks * 512,
+        given_back: space(&before).saturating_sub(space(&after)),
+        left,
     })
+}
+
+/// What a file has beyond what its length needs, where extents are not told; less is what a file system needs for its own
+/// records.
+fn beyond_end_by_blocks(stat: &Stat) -> u64 {
+    const RECORDS_BYTES: u64 = 64 << 10;
+    let block = u64::try_from(stat.st_blksize).unwrap_or(4096).max(1);
+    let beyond = space(stat).saturating_sub(size(stat).next_multiple_of(block));
+    if beyond > RECORDS_BYTES { beyond } else { 0 }
 }
 
 /// Bytes of space behind the block that the file ends in; `None` where the file system does not tell.
@@ -206,14 +268,13 @@ pub fn beyond_end_bytes(file: &File) -> io::Result<Option<u64>> {
     let block = u64::try_from(stat.st_blksize).unwrap_or(4096).max(1);
     let end = size(&stat).next_multiple_of(block);
     let mut beyond = 0;
-    for record in fiemap::records(file, fiemap::Sync::No) {
+    for record in fiemap::records_from(file, end, fiemap::Sync::No) {
         let record = match record {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(None),
             record => record?,
         };
         if !record.flags.has(Flags::INLINE) {
-            let until = record.logical + record.len;
-            beyond += until.saturating_sub(record.logical.max(end));
+            beyond += record.len;
         }
     }
     Ok(Some(beyond))

@@ -84,7 +84,13 @@ fn trim(
         return Ok(());
     }
     let event = match target::trim(&file).map_err(failed)? {
-        Trimmed::Done { size, given_back } => Event::GivenBack {
+        Trimmed::Done { left, .. } if left > 0 => Event::Left {
+            bytes: left,
+            why: target::KEPT_BY_SYSTEM.to_string(),
+        },
+        Trimmed::Done {
+            size, given_back, ..
+        } => Event::GivenBack {
             bytes: given_back,
             size,
             steps: 0,
