@@ -5,13 +5,17 @@
 //! directory's file system can do ([`probe_space`](crate::file::host::probe_space)). Then it looks whether the space
 //! is really there.
 //!
-//! Fails the job, or is it cancelled, then the file has the length and the holes that it had: holes are punched again, what
+//! Fails a call, or is the job cancelled, then the file has the length and the holes that it had: holes are punched again, what
 //! lies beyond the old end is cut off. Holes that nobody has come to are not touched, and neither is data. A process that is
 //! killed leaves a file that is partly allocated; a plan made of that one goes on where it ended, because what has
 //! space is no hole.
 //!
-//! Leaves out: others that write into the holes meanwhile (what they wrote there would be punched with the hole), the
-//! time stamps of the file, and space below the file system, as on a thin device.
+//! What others append meanwhile is not cut off: where the file cannot be had alone, or its end is not where it was left,
+//! what lies beyond the old end stays, and the error says so (`undo.rs`).
+//!
+//! Leaves out: others that write into the holes meanwhile. All methods but `fallocate` put zeroes over what has come there
+//! since the plan, also where all goes well, and undoing punches it with the hole. Also the time stamps of the file, and
+//! space below the file system, as on a thin device.
 //!
 //! ```no_run
 //! use cowslip::allocate::{End, Plan, choose};
@@ -33,26 +37,25 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::file::{HolesBy, HostFile, Way};
 use crate::job::{Job, PIECE_BYTES, Stage};
-use crate::qcow2::geometry::{round_down, round_up};
+use crate::qcow2::geometry::round_up;
 use crate::space::{self, Account, CALL_BYTES};
 use crate::{Error, Result};
 
 mod method;
 mod ranges;
+mod undo;
 
 pub use method::{Abilities, Chosen, LibraryMakes, Method, ZeroesTake, choose};
 use ranges::{RANGES_BYTES_MAX, Ranges};
+use undo::Reach;
 
 /// Bytes between two looks at whether the job is cancelled, where libc writes a byte a block.
 const LIBRARY_PIECE_BYTES: u64 = 16 << 20;
 /// Holes that are asked for at once.
 const BATCH: usize = 4096;
-/// What a hole next to one that was filled may have got with it, since mappings are filled by pages.
-const NEIGHBOURHOOD_BYTES: u64 = 1 << 20;
 /// What a server that was interrupted may have written and not counted yet.
 const UNCOUNTED_BYTES: u64 = 256 << 10;
 /// No file is longer.
@@ -109,9 +112,17 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a size of 0, one beyond what files can have, one below the file's length, and for more
-    /// holes than can be remembered; `ENOSPC` with both numbers where there is less room than the holes need; I/O.
+    /// holes than can be remembered; [`Error::Unsupported`] for a file that is open for direct I/O;
+    /// `ENOSPC` with both numbers where there is less room than the holes need; I/O.
     pub async fn new(file: &HostFile, size: u64, end: End) -> Result<Plan> {
         let name = file.name();
+        if file.capabilities().alignment_bytes > 1 {
+            // Lengths and holes would be rounded, and libc's and our writes have buffers of any address.
+            return Err(Error::Unsupported {
+                file: name.to_string(),
+                feature: "allocating space through a handle for direct I/O (O_DIRECT)".to_string(),
+            });
+        }
         let len = file.len().await?;
         let invalid = |text: String| Err(Error::Invalid(text));
         if size == 0 || size > LEN_MAX {
@@ -138,8 +149,6 @@ impl Plan {
         plan.by = each_hole(file, 0..size, |hole| plan.holes.push(hole)).await?;
         // The rest of the block that the file ends in is no space of its own.
         if plan.by == HolesBy::Seeking {
-            // Blocks are counted when they are on disk.
-            file.flush().await?;
             plan.allocated_bytes = file.block_file().allocated_bytes();
             plan.look_for_hidden_holes();
         }
@@ -208,12 +217,12 @@ impl Plan {
             self.leave_hidden_holes()?;
         }
         job.expect(self.holes.bytes());
-        let reached = AtomicU64::new(0);
-        match self.fill(method, job, &reached).await {
+        let reach = Reach::new(self.len);
+        match self.fill(method, job, &reach).await {
             Ok(outcome) => Ok(outcome),
             Err(error) => {
                 job.enter(Stage::Undo);
-                let undone = self.take_back(reached.into_inner()).await;
+                let undone = self.take_back(method, &reach).await;
                 undone.map_err(|why| not_undone(&error, &why))?;
                 Err(error)
             }
@@ -238,21 +247,18 @@ impl Plan {
         }
     }
 
-    async fn fill(&self, method: Method, job: &Job, reached: &AtomicU64) -> Result<Outcome> {
+    async fn fill(&self, method: Method, job: &Job, reach: &Reach) -> Result<Outcome> {
         job.enter(match method {
             Method::Fallocate | Method::PosixFallocate(_) => Stage::Allocate,
             Method::Mmap | Method::Write { .. } => Stage::WriteZeroes,
         });
         let moves = self.end == End::Moves && self.size > self.len;
         if method == Method::Mmap && moves {
-            self.file.set_len(self.size).await?;
+            self.look_at_end(method, reach).await?;
+            self.move_end(reach).await?;
         }
         for hole in self.holes.iter() {
-            let call = |at, len| {
-                // Before the call: when it fails, part of its range may have space.
-                reached.fetch_max(at + len, Ordering::AcqRel);
-                self.give(at..at + len, method)
-            };
+            let call = |at, len| self.step(at..at + len, method, reach);
             let piece = self.piece_bytes(method);
             let rest = space::by_calls(hole, piece, (Account::Paced, job), call).await?;
             if !rest.is_empty() {
@@ -260,7 +266,7 @@ impl Plan {
             }
         }
         if moves && self.file.len().await? < self.size {
-            self.file.set_len(self.size).await?;
+            self.move_end(reach).await?;
         }
         job.check()?;
         // What is only promised so far, as by NFS and by delayed allocation, is settled now.
@@ -269,6 +275,47 @@ impl Plan {
         let outcome = self.verify().await?;
         job.check()?;
         Ok(outcome)
+    }
+
+    /// Gives one piece its space.
+    async fn step(&self, piece: Range<u64>, method: Method, reach: &Reach) -> Result<()> {
+        // A file that is mapped has its length already.
+        let moves = self.end == End::Moves && piece.end > self.len && method != Method::Mmap;
+        if moves {
+            self.look_at_end(method, reach).await?;
+        }
+        let end = piece.end;
+        let before = reach.begins(end);
+        let given = self.give(piece, method).await;
+        match &given {
+            Ok(()) if moves => reach.has_moved_end(end),
+            Err(error) if space::is_unsupported(error) => reach.was_refused(before),
+            _ => {}
+        }
+        given
+    }
+
+    /// Looks whether somebody else moves the end of file, before we move it.
+    async fn look_at_end(&self, method: Method, reach: &Reach) -> Result<()> {
+        let is_as_left = reach.is_as_left(self.file.len().await?);
+        let writes_over = match method {
+            Method::Fallocate | Method::PosixFallocate(_) => false,
+            Method::Mmap | Method::Write { .. } => true,
+        };
+        match is_as_left || !writes_over {
+            true => Ok(()),
+            false => Err(Error::Invalid(format!(
+                "'{}' is written by somebody else, whose bytes {} would overwrite",
+                self.file.name(),
+                method.name()
+            ))),
+        }
+    }
+
+    async fn move_end(&self, reach: &Reach) -> Result<()> {
+        self.file.set_len(self.size).await?;
+        reach.has_moved_end(self.size);
+        Ok(())
     }
 
     fn piece_bytes(&self, method: Method) -> u64 {
@@ -321,80 +368,6 @@ impl Plan {
             allocated_bytes,
             by,
         })
-    }
-
-    /// Makes the file what it was, where it was filled up to `reached`. Not cancelled itself.
-    async fn take_back(&self, reached: u64) -> Result<()> {
-        let until = reached.saturating_add(NEIGHBOURHOOD_BYTES);
-        let within = until.min(self.len);
-        let has_filled_within = self.holes.iter().next().is_some_and(|h| h.start < within);
-        let knows_holes = !self.has_space_unseen();
-        if reached > 0 && knows_holes {
-            // The block that the file ends in may be a hole; what is cut off later leaves it whole.
-            let end = round_up(within, NEIGHBOURHOOD_BYTES);
-            let holes = self.holes.iter().take_while(|hole| hole.start < within);
-            for hole in holes {
-                let len = hole.end.min(end) - hole.start;
-                self.file.discard(hole.start, len).await?;
-            }
-        }
-        let now = self.file.len().await?;
-        if now > self.size.max(self.len) {
-            return Err(self.unsupported("cutting what somebody else has appended meanwhile"));
-        }
-        if reached > self.len || now != self.len {
-            self.cut(now).await?;
-            if knows_holes {
-                self.punch_last_block().await?;
-            }
-            for space in self.beyond.iter() {
-                let len = space.end - space.start;
-                match self.file.allocate_keeping_end(space.start, len).await {
-                    // Then nobody had asked for it: it was the file system's own foresight.
-                    Err(error) if !space::is_unsupported(&error) => return Err(error),
-                    _ => {}
-                }
-            }
-        }
-        match reached == 0 || knows_holes || !has_filled_within {
-            true => Ok(()),
-            false => Err(self.unsupported("telling holes from space that was never written")),
-        }
-    }
-
-    /// Cuts off all beyond the old end.
-    async fn cut(&self, now: u64) -> Result<()> {
-        if now == self.len && self.len < LEN_MAX {
-            // Not every file system looks beyond an end that stays where it is.
-            self.file.set_len(self.len + 1).await?;
-        }
-        self.file.set_len(self.len).await
-    }
-
-    /// btrfs gives the block that a file ends in space when the end moves, were it a hole or not.
-    async fn punch_last_block(&self) -> Result<()> {
-        let around = round_down(self.len, NEIGHBOURHOOD_BYTES)..round_up(self.len, BLOCK_BYTES);
-        let ends_in = |hole: &Range<u64>| hole.start < self.len && self.len < hole.end;
-        let Some(hole) = self.holes.iter().find(ends_in) else {
-            return Ok(());
-        };
-        let start = hole.start.max(around.start);
-        let end = hole.end.min(around.end);
-        self.file.discard(start, end - start).await.map(drop)
-    }
-
-    /// Whether the file had space that looked like holes: punching those would take it.
-    fn has_space_unseen(&self) -> bool {
-        if self.by == HolesBy::Extents || self.hides_holes {
-            return self.hides_holes;
-        }
-        let holes = self.holes.iter().take_while(|hole| hole.start < self.len);
-        let holes: u64 = holes.map(|hole| hole.end.min(self.len) - hole.start).sum();
-        let seen = self.len - holes;
-        // Ends of blocks, and what a file system needs to find them.
-        let slack = (self.holes.count() + 16) * 4096 + seen / 64;
-        self.allocated_bytes
-            .is_some_and(|bytes| bytes > seen + slack)
     }
 }
 

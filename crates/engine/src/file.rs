@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use cowslip_queue::cut::{self, Cut};
 use cowslip_queue::{Buf, BufMut, Pending};
 
 mod aligned;
@@ -148,6 +149,11 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
 
     /// Cuts or extends the file; what it adds reads as zeroes.
     fn set_len(&self, len: u64) -> Pending<io::Result<()>>;
+
+    /// Cuts the file if nobody else has it open. `ErrorKind::Unsupported` where that is not known, as by default.
+    fn cut_alone(&self, _cut: Cut) -> Pending<io::Result<cut::Outcome>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
 
     /// Bytes of host storage that the file occupies, where that can be told.
     fn allocated_bytes(&self) -> Option<u64>;

@@ -17,6 +17,7 @@ use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::buf::{Buf, BufMut};
+use crate::cut;
 use crate::driver::Driver;
 use crate::executor::Core;
 use crate::lock;
@@ -229,6 +230,12 @@ impl File {
     pub fn set_len(self: &Arc<Self>, len: u64) -> Pending<io::Result<()>> {
         let file = Arc::clone(self);
         blocking(move || Ok(rustix::fs::ftruncate(&file.fd, len)?))
+    }
+
+    /// Cuts the file if nobody else has it open; see [`cut::cut_alone`].
+    pub fn cut_alone(self: &Arc<Self>, cut: cut::Cut) -> Pending<io::Result<cut::Outcome>> {
+        let file = Arc::clone(self);
+        blocking(move || cut::cut_alone(file.as_fd(), &cut))
     }
 
     /// Tells a block device that a range is not needed any more.

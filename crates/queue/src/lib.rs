@@ -14,6 +14,7 @@
 
 pub mod attributes;
 pub mod buf;
+pub mod cut;
 mod driver;
 mod epoll;
 mod executor;

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker, ready};
 
+use cowslip_queue::cut::{self, Cut};
 use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
 
 use super::{BlockFile, Capabilities, Durability, FileExtent, Holes, Space, Way};
@@ -381,6 +382,12 @@ impl HostFile {
     pub async fn set_len(&self, len: u64) -> Result<()> {
         self.space_changed(self.file.set_len(len).await)
             .map_err(|error| self.failed("resize", error))
+    }
+
+    /// Cuts the file if nobody else has it open.
+    pub(crate) async fn cut_alone(&self, cut: Cut) -> Result<cut::Outcome> {
+        self.space_changed(self.file.cut_alone(cut).await)
+            .map_err(|error| self.failed("cut", error))
     }
 
     /// Cuts a file that should have `len` bytes and has more, but no more than whole blocks at its

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use cowslip_queue::cut::{self, Cut};
 use cowslip_queue::file::{File, MemoryAlignment, Persistence, Route, Shape, ring_available};
 use cowslip_queue::{Buf, BufMut, Pending, attributes, blocking};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
@@ -355,6 +356,13 @@ impl BlockFile for HostBlockFile {
         match self.kind {
             Kind::Regular => self.file.set_len(len),
             Kind::BlockDevice(size) if size == len => Pending::ready(Ok(())),
+            Kind::BlockDevice(_) => Pending::ready(Err(Errno::OPNOTSUPP.into())),
+        }
+    }
+
+    fn cut_alone(&self, cut: Cut) -> Pending<io::Result<cut::Outcome>> {
+        match self.kind {
+            Kind::Regular => self.file.cut_alone(cut),
             Kind::BlockDevice(_) => Pending::ready(Err(Errno::OPNOTSUPP.into())),
         }
     }

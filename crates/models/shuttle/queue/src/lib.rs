@@ -5,6 +5,8 @@
 pub mod attributes;
 #[path = "../../../../queue/src/buf.rs"]
 pub mod buf;
+#[path = "../../../../queue/src/cut.rs"]
+pub mod cut;
 #[path = "../../../../queue/src/driver.rs"]
 mod driver;
 #[path = "../../../../queue/src/epoll.rs"]
@@ -17,6 +19,8 @@ pub mod fibmap;
 pub mod fiemap;
 #[path = "../../../../queue/src/file.rs"]
 pub mod file;
+#[path = "../../../../queue/src/lease.rs"]
+pub mod lease;
 #[path = "../../../../queue/src/lock.rs"]
 pub mod lock;
 #[path = "../../../../queue/src/mailbox.rs"]

@@ -1,0 +1,191 @@
+//! A file cut to the length that it had, without cutting off what somebody else has written meanwhile.
+//!
+//! A length that was read is old the moment somebody appends. So the file is looked at and cut under a lease
+//! ([`crate::lease`]), which the kernel grants only while nobody else has it open, and which holds up whoever opens it.
+
+use std::io;
+use std::ops::{Range, RangeInclusive};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstat, ftruncate, seek};
+use rustix::io::Errno;
+
+use crate::lease;
+
+/// So often the file is tried, so long apart: a process that forks beside us has our descriptors for a moment, and a
+/// program that looks at new files has them open no longer.
+const TRIES: usize = 20;
+const APART: Duration = Duration::from_millis(10);
+/// Bytes that are read at once where somebody may have written.
+const READ_BYTES: usize = 256 << 10;
+
+/// What is cut off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Lengths that the file can have by our own doing.
+    pub expected: RangeInclusive<u64>,
+    /// Its length afterwards. Space beyond it goes too, if the file has this length already.
+    pub to: u64,
+    /// Becomes a hole afterwards, where the file system has holes: blocks that moving the end has given space.
+    pub punch: Range<u64>,
+    /// What is done with data that is cut off.
+    pub data: Data,
+}
+
+/// What may lie between the length that a file had and the one that it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// Zeroes that were written; nobody looks.
+    Ours,
+    /// Nothing was written there: whatever is not zero is somebody else's.
+    Others,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The file has the length.
+    Cut,
+    /// Untouched: somebody else has it open.
+    InUse,
+    /// Untouched: it has another length, or holds data that is not ours.
+    Changed,
+}
+
+/// Cuts a file that is open for writing, and for reading if it is looked for data.
+///
+/// # Errors
+/// `EINVAL` where the file system has no leases, `EACCES` if the file is another user's and the process lacks
+/// `CAP_LEASE`; then it is untouched. The system's.
+pub fn cut_alone(file: impl AsFd, cut: &Cut) -> io::Result<Outcome> {
+    let file = file.as_fd();
+    for _ in 0..TRIES {
+        if let Some(lease) = lease::take_alone(&file)? {
+            let outcome = cut_under_lease(file, cut);
+            drop(lease);
+            return outcome;
+        }
+        std::thread::sleep(APART);
+    }
+    Ok(Outcome::InUse)
+}
+
+/// From here on nobody else can be writing: what is found stays.
+fn cut_under_lease(file: BorrowedFd<'_>, cut: &Cut) -> io::Result<Outcome> {
+    let now = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
+    if !cut.expected.contains(&now) {
+        return Ok(Outcome::Changed);
+    }
+    if cut.data == Data::Others && !is_zero(file, cut.to..now)? {
+        return Ok(Outcome::Changed);
+    }
+    if now == cut.to && i64::try_from(cut.to).is_ok_and(|to| to < i64::MAX) {
+        // Not every file system looks beyond an end that stays where it is.
+        ftruncate(file, cut.to + 1)?;
+    }
+    ftruncate(file, cut.to)?;
+    let Range { start, end } = cut.punch;
+    if start < end {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match fallocate(file, flags, start, end - start) {
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(Outcome::Cut)
+}
+
+/// Whether a range of a file reads as zeroes; holes and space that was never written are not read.
+fn is_zero(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<bool> {
+    let mut buffer = vec![0; READ_BYTES];
+    let mut at = range.start;
+    while at < range.end {
+        at = match seek(file, SeekFrom::Data(at)) {
+            Err(Errno::NXIO) => break,
+            data => data?,
+        };
+        let hole = seek(file, SeekFrom::Hole(at))?.min(range.end);
+        while at < hole {
+            let len = usize::try_from(hole - at).map_or(READ_BYTES, |len| len.min(READ_BYTES));
+            match rustix::io::pread(file, &mut buffer[..len], at) {
+                Ok(0) => return Ok(true),
+                Ok(read) if buffer[..read].iter().any(|byte| *byte != 0) => return Ok(false),
+                Ok(read) => at += read as u64,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{File, OpenOptions};
+    use std::os::unix::fs::FileExt;
+    use std::path::Path;
+
+    fn file(path: &Path, len: u64) -> File {
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(true);
+        let file = options.open(path).unwrap();
+        file.write_all_at(&[1; 100], 0).unwrap();
+        file.set_len(len).unwrap();
+        file
+    }
+
+    fn cut(expected: u64, data: Data) -> Cut {
+        Cut {
+            expected: expected..=expected,
+            to: 100,
+            punch: 0..0,
+            data,
+        }
+    }
+
+    #[test]
+    fn only_the_expected_length_is_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let file = file(&path, 9000);
+        let len = || file.metadata().unwrap().len();
+        for wrong in [8999, 9001] {
+            let outcome = cut_alone(&file, &cut(wrong, Data::Ours)).unwrap();
+            assert_eq!((outcome, len()), (Outcome::Changed, 9000));
+        }
+        let outcome = cut_alone(&file, &cut(9000, Data::Ours)).unwrap();
+        assert_eq!((outcome, len()), (Outcome::Cut, 100));
+        let outcome = cut_alone(&file, &cut(100, Data::Ours)).unwrap();
+        assert_eq!((outcome, len()), (Outcome::Cut, 100));
+        assert_eq!(std::fs::read(&path).unwrap(), [1; 100]);
+    }
+
+    #[test]
+    fn what_others_have_written_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let file = file(&path, 3 << 20);
+        file.write_all_at(&[0; 5000], 50_000).unwrap();
+        let whole = cut(3 << 20, Data::Others);
+        file.write_all_at(b"x", (2 << 20) + 77).unwrap();
+        assert_eq!(cut_alone(&file, &whole).unwrap(), Outcome::Changed);
+        assert_eq!(file.metadata().unwrap().len(), 3 << 20);
+        file.write_all_at(b"\0", (2 << 20) + 77).unwrap();
+        assert_eq!(cut_alone(&file, &whole).unwrap(), Outcome::Cut);
+    }
+
+    #[test]
+    fn a_file_that_is_open_elsewhere_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let file = file(&path, 9000);
+        let reader = File::open(&path).unwrap();
+        let request = cut(9000, Data::Ours);
+        assert_eq!(cut_alone(&file, &request).unwrap(), Outcome::InUse);
+        assert_eq!(file.metadata().unwrap().len(), 9000);
+        drop(reader);
+        assert_eq!(cut_alone(&file, &request).unwrap(), Outcome::Cut);
+    }
+}
