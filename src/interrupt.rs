@@ -92,6 +92,11 @@ impl CancelledOnInterrupt {
         CancelledOnInterrupt
     }
 
+    /// Whether a signal has cancelled the job.
+    pub fn has_come(&self) -> bool {
+        CANCELLED_BY.load(Ordering::Acquire) != 0
+    }
+
     /// Ends the process by the signal that has cancelled the job, if one has.
     pub fn end_by_signal(self) {
         let signal = CANCELLED_BY.load(Ordering::Acquire);

@@ -13,6 +13,7 @@ mod allocate {
     pub mod battery;
     pub mod layout;
     pub mod library;
+    pub mod others;
 }
 mod support;
 
@@ -118,6 +119,17 @@ fn compressing_file_systems_are_told_of() {
     assert!(told.contains("\"missing\": 0"), "{told}");
 }
 
+#[test]
+fn what_others_write_meanwhile_survives_an_interruption() {
+    let dir = scratch();
+    let dir = dir.path();
+    allocate::others::alone_it_is_cut(dir);
+    allocate::others::what_is_appended_beyond_an_end_that_stays_is_kept(dir);
+    allocate::others::what_is_appended_to_an_end_that_moves_is_kept(dir);
+    allocate::others::what_is_written_behind_the_old_end_is_kept(dir);
+    allocate::others::a_file_that_somebody_has_open_is_not_cut(dir);
+}
+
 fn refused(dir: &Path, line: &str) -> String {
     let words = line.split_whitespace();
     complaint(&outcome(
@@ -176,8 +188,69 @@ fn a_limit_on_lengths_is_an_error_and_no_signal() {
             .args(["-c", &line])
             .current_dir(&dir),
     );
-    complaint(&output);
+    let text = complaint(&output);
+    let expected = "no file beyond 1048576 bytes (RLIMIT_FSIZE, 'ulimit -f')";
+    assert!(text.contains(expected), "{text}");
     assert!(!dir.path().join("x").exists());
+}
+
+#[test]
+fn a_handle_for_direct_io_is_refused() {
+    allocate::library::direct_handles_are_refused(scratch().path());
+}
+
+#[test]
+fn what_fits_is_allocated_where_a_trial_does_not() {
+    let Some(mounted) = Mounted::tmpfs(4 << 20) else {
+        return;
+    };
+    let free = || {
+        let space = rustix::fs::statvfs(&mounted.at).unwrap();
+        space.f_bfree * space.f_frsize
+    };
+    let filler = std::fs::File::create(mounted.at.join("filler")).unwrap();
+    let none = rustix::fs::FallocateFlags::empty();
+    rustix::fs::fallocate(&filler, none, 0, free() - (700 << 10)).unwrap();
+    for method in ["auto", "posix_fallocate"] {
+        let mut command = cowslip();
+        command.current_dir(&mounted.at).arg("allocate");
+        let line = format!("--json --size 64K --method {method} x");
+        let told = run(command.args(line.split_whitespace()));
+        assert!(told.contains("\"missing\": 0"), "{told}");
+        std::fs::remove_file(mounted.at.join("x")).unwrap();
+    }
+}
+
+#[test]
+fn where_nothing_may_be_tried_and_the_call_is_refused_zeroes_are_written_and_told() {
+    let format = ["mkfs.ext3", "-q", "-b", "4096"];
+    let Some(mounted) = Mounted::of_size(&format, 96 << 20) else {
+        return;
+    };
+    let dir = mounted.at.join("dir");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("file"), "text").unwrap();
+    let immutable = |sign: &str| {
+        run(std::process::Command::new("chattr")
+            .arg(format!("{sign}i"))
+            .arg(&dir))
+    };
+    immutable("+");
+    let line = "allocate --progress=json --size 8M file".split_whitespace();
+    let output = outcome(cowslip().current_dir(&dir).args(line));
+    immutable("-");
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let by: Vec<&str> = said.lines().filter(|l| l.contains(" by ")).collect();
+    assert_eq!(by.len(), 2, "{said}");
+    assert!(by[0].contains("by fallocate"), "{said}");
+    assert!(
+        by[1].contains("by writes of 1 MiB: the file system has no call"),
+        "{said}"
+    );
+    let shown = String::from_utf8_lossy(&output.stderr);
+    let last: serde_json::Value = serde_json::from_str(shown.lines().last().unwrap()).unwrap();
+    assert_eq!(last["done"], last["total"], "{shown}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use cowslip::allocate::{Abilities, Chosen, End, LibraryMakes, Method, Outcome, P
 use cowslip::file::host::{Aio, probe_space, takes_length};
 use cowslip::file::{Claim, HolesBy, HostFile};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 use signal_hook::consts::SIGXFSZ;
 
@@ -35,8 +36,10 @@ const CHUNK_BYTES: std::ops::RangeInclusive<u64> = 512..=64 << 20;
 #[command(after_help = "\
 auto tries what the directory's file system does with each call, on a scratch file that vanishes, and takes \
 fallocate where it takes space, or else writes zeroes. Only holes are filled: data and space that are there stay. \
-Interrupted or failed, the file is what it was; killed and started again, it goes on. Others must not write into the \
-file's holes meanwhile. See docs/allocation.md.")]
+Interrupted or failed, the file is what it was, but for what others have appended and for space that they may be using; \
+killed and started again, it goes on. If at the end space is missing although all calls succeeded, that is an error, and the \
+file stays as it is. Others must not write into the file's holes meanwhile: all methods but fallocate may put zeroes over \
+it. See docs/allocation.md.")]
 pub struct Args {
     /// So much of the file, from its beginning, shall have space; with suffix b, k, M, G, T, P or E
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
@@ -107,12 +110,22 @@ fn allocated(args: &Args, program: &Program) -> Result<(), CommandError> {
             interrupted.end_by_signal();
             Err(CommandError::new("Cancelled"))
         }
-        Err(Failure::Engine(error)) => Err(error.into()),
-        Err(Failure::Told(error)) => Err(error),
+        Err(failure) => {
+            let error = match failure {
+                Failure::Engine(error) => error.into(),
+                Failure::Told(error) => error,
+            };
+            if interrupted.has_come() {
+                program.fail(&error);
+                interrupted.end_by_signal();
+            }
+            Err(error)
+        }
         Ok(done) => {
             args.job.end();
-            let figures = extents::figures(request.path)?;
-            request.tell(&done, &figures, start.elapsed().as_secs_f64())
+            // The space is there, whatever can be told of it.
+            let figures = extents::figures(request.path);
+            request.tell(&done, figures, start.elapsed().as_secs_f64())
         }
     }
 }
@@ -146,8 +159,14 @@ impl Request<'_> {
         let directory = directory_of(path)?;
         // Where no file can be made, the attempt itself will tell.
         if let Ok(false) = takes_length(&directory, size) {
+            let why = match getrlimit(Resource::Fsize).current {
+                Some(most) if most < size => format!(
+                    "this process may write no file beyond {most} bytes (RLIMIT_FSIZE, 'ulimit -f')"
+                ),
+                _ => format!("its file system takes no files of {size} bytes"),
+            };
             return Err(CommandError::new(format!(
-                "Could not allocate space for '{path}': its file system takes no files of {size} bytes"
+                "Could not allocate space for '{path}': {why}"
             )));
         }
         Ok(Request {
@@ -164,7 +183,7 @@ impl Request<'_> {
         let (new, file) = NewFile::open(self.path, &[], claim).map_err(Failure::Told)?;
         let file = HostFile::new(file);
         let plan = self.plan(&file).await?;
-        let (abilities, chosen) = match plan.is_done() {
+        let (abilities, mut chosen) = match plan.is_done() {
             true => (None, None),
             false => self.choose(&plan)?,
         };
@@ -177,16 +196,36 @@ impl Request<'_> {
             Err(Error::Unsupported { .. })
                 if abilities.is_none() && self.wanted == Wanted::Auto && !self.args.keep_size =>
             {
-                self.plan(&file).await?.carry_out(Method::WRITE, job).await
+                let plan = self.plan(&file).await?;
+                let writes = Chosen {
+                    method: Method::WRITE,
+                    because: "the file system has no call for it",
+                };
+                self.announce(&plan, &writes);
+                chosen = Some(writes);
+                job.forget();
+                plan.carry_out(writes.method, job).await
             }
             outcome => outcome,
-        }?;
-        new.finished();
+        };
+        if outcome.is_ok() || self.is_others(&file).await {
+            new.finished();
+        }
+        let outcome = outcome?;
         Ok(Done {
             outcome,
             chosen,
             abilities,
         })
+    }
+
+    /// Whether a file that was made for this has been written by somebody else since.
+    async fn is_others(&self, file: &HostFile) -> bool {
+        let ours = match self.args.keep_size {
+            true => 0,
+            false => self.size,
+        };
+        file.len().await.map_or(true, |len| len > ours)
     }
 
     async fn plan(&self, file: &HostFile) -> Result<Plan, Error> {
@@ -204,13 +243,18 @@ impl Request<'_> {
         };
         let abilities = match (self.wanted, probe_space(&self.directory)) {
             (Wanted::This(method), probed) => return Ok((probed.ok(), Some(asked(method)))),
-            (Wanted::Auto, Err(error)) if is_forbidden(&error) => {
+            (_, Ok(abilities)) => abilities,
+            (_, Err(error)) if !is_no_trial(&error) => return Err(error),
+            (Wanted::PosixFallocate, Err(_)) => {
+                let method = Method::PosixFallocate(LibraryMakes::Unknown);
+                return Ok((None, Some(asked(method))));
+            }
+            (Wanted::Auto, Err(_)) => {
                 let because =
-                    "nothing may be tried in its directory, so the call is tried on the file";
+                    "nothing can be tried in its directory, so the call is tried on the file";
                 let method = Method::Fallocate;
                 return Ok((None, Some(Chosen { method, because })));
             }
-            (_, probed) => probed?,
         };
         let chosen = match self.wanted {
             Wanted::PosixFallocate => asked(Method::PosixFallocate(abilities.library)),
@@ -239,12 +283,18 @@ impl Request<'_> {
     }
 
     /// Says what it has come to; space that is not there is an error.
-    fn tell(&self, done: &Done, figures: &Figures, seconds: f64) -> Result<(), CommandError> {
-        let notes = notes(done, figures);
+    fn tell(
+        &self,
+        done: &Done,
+        figures: Result<Figures, CommandError>,
+        seconds: f64,
+    ) -> Result<(), CommandError> {
+        let notes = notes(done, &figures);
+        let figures = figures.ok();
         if self.args.json {
-            print_json(&self.json(done, figures, seconds, &notes));
+            print_json(&self.json(done, figures.as_ref(), seconds, &notes));
         } else if !self.args.quiet {
-            print(&self.text(done, figures, seconds));
+            print(&self.text(done, figures.as_ref(), seconds));
             for note in &notes {
                 print(&format!("Note: {note}\n"));
             }
@@ -253,13 +303,13 @@ impl Request<'_> {
         match outcome.missing_bytes {
             0 => Ok(()),
             missing => Err(CommandError::new(format!(
-                "'{}': {missing} of {} bytes have no space, although all calls succeeded",
+                "'{}': {missing} of {} bytes have no space, although all calls succeeded; the file stays as it is now",
                 self.args.filename, outcome.size_bytes
             ))),
         }
     }
 
-    fn text(&self, done: &Done, figures: &Figures, seconds: f64) -> String {
+    fn text(&self, done: &Done, figures: Option<&Figures>, seconds: f64) -> String {
         let Outcome {
             already_bytes,
             filled_bytes,
@@ -279,18 +329,24 @@ impl Request<'_> {
         let space = space.map_or(String::new(), |bytes| {
             format!("; it takes {} in all", size::human(bytes))
         });
-        let extents = match figures.extents {
+        let extents = figures.map_or(String::new(), |figures| match figures.extents {
             Some(extents) => format!(
                 "; {extents} extent{}, {} would do",
                 if extents == 1 { "" } else { "s" },
                 figures.perfect
             ),
             None => format!("; {} does not tell extents", figures.file_system),
-        };
+        });
         format!("{}: {filled}{space}{extents}\n", self.args.filename)
     }
 
-    fn json(&self, done: &Done, figures: &Figures, seconds: f64, notes: &[String]) -> Value {
+    fn json(
+        &self,
+        done: &Done,
+        figures: Option<&Figures>,
+        seconds: f64,
+        notes: &[String],
+    ) -> Value {
         let outcome = &done.outcome;
         let library = match done.chosen.map(|chosen| chosen.method) {
             Some(Method::PosixFallocate(makes)) => Some(words_of(makes)),
@@ -299,7 +355,7 @@ impl Request<'_> {
         json!({
             "filename": self.args.filename,
             "size": outcome.size_bytes,
-            "file-system": figures.file_system,
+            "file-system": figures.map(|figures| &figures.file_system),
             "method": done.chosen.map(|chosen| chosen.method.name()),
             "because": done.chosen.map(|chosen| chosen.because),
             "library": library,
@@ -312,24 +368,27 @@ impl Request<'_> {
                 HolesBy::Extents => "extents",
                 HolesBy::Seeking => "blocks",
             },
-            "extents": figures.extents,
-            "perfect": figures.perfect,
-            "unwritten": figures.unwritten_bytes,
+            "extents": figures.and_then(|figures| figures.extents),
+            "perfect": figures.map(|figures| figures.perfect),
+            "unwritten": figures.map(|figures| figures.unwritten_bytes),
             "seconds": seconds,
             "notes": notes,
         })
     }
 }
 
-/// Whether the user may not make files there.
-fn is_forbidden(error: &Error) -> bool {
+/// Whether a trial is not to be had: the user may not make files there, or there is less room than it needs, which may be
+/// enough for the file.
+fn is_no_trial(error: &Error) -> bool {
     let Error::Io { source, .. } = error else {
         return false;
     };
     let number = Errno::from_io_error(source);
     matches!(
         number,
-        Some(Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::NOENT)
+        Some(
+            Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::NOENT | Errno::NOSPC | Errno::DQUOT
+        )
     )
 }
 
@@ -398,18 +457,26 @@ fn words_of(makes: LibraryMakes) -> &'static str {
         LibraryMakes::KernelCall => "libc makes the kernel's call of it here",
         LibraryMakes::Writes => "libc writes one byte a block here, because the kernel has no call",
         LibraryMakes::Nothing => "libc has no answer to it here",
+        LibraryMakes::Unknown => "what libc makes of it could not be tried",
     }
 }
 
 /// What is known of the space that was allocated, beside that it is there.
-fn notes(done: &Done, figures: &Figures) -> Vec<String> {
+fn notes(done: &Done, figures: &Result<Figures, CommandError>) -> Vec<String> {
     let mut notes = Vec::new();
-    if figures.file_system == "btrfs" {
+    let (system, encoded_bytes) = match figures {
+        Ok(figures) => (figures.file_system.as_str(), figures.encoded_bytes),
+        Err(error) => {
+            notes.push(format!("its extents are not known: {error}"));
+            ("its file system", 0)
+        }
+    };
+    if system == "btrfs" {
         let text = "btrfs copies on write: what is written a second time takes new space, unless the file is nocow";
         notes.push(text.to_string());
     }
     let compresses = done.abilities.is_some_and(|a| a.zeroes == ZeroesTake::Less);
-    if compresses || figures.encoded_bytes > 0 {
+    if compresses || encoded_bytes > 0 {
         notes.push(
             "the file system compresses: data that is written later may be stored elsewhere than in this space"
                 .to_string(),
@@ -417,8 +484,7 @@ fn notes(done: &Done, figures: &Figures) -> Vec<String> {
     }
     if done.outcome.by == HolesBy::Seeking {
         notes.push(format!(
-            "{} tells no extents: that the space is there is known from the count of blocks only",
-            figures.file_system
+            "{system} tells no extents: that the space is there is known from the count of blocks only"
         ));
     }
     notes

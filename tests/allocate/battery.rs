@@ -344,7 +344,7 @@ impl<'a> Battery<'a> {
 }
 
 /// Sends a signal, by which the process must have ended.
-fn interrupted(child: Child, signal: Signal) -> Output {
+pub fn interrupted(child: Child, signal: Signal) -> Output {
     let id = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
     kill_process(id, signal).unwrap();
     let output = child.wait_with_output().unwrap();

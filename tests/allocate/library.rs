@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use cowslip::Error;
 use cowslip::allocate::{End, LibraryMakes, Method, Outcome, Plan};
 use cowslip::file::HostFile;
-use cowslip::file::host::{HostOptions, open_host_file};
+use cowslip::file::host::{HostOptions, PageCache, open_host_file};
 use cowslip::job::{Attendant, Job, Progress};
 use cowslip_queue::{Backend, Queue};
 
@@ -113,6 +113,27 @@ pub fn each_piece_can_be_the_last(dir: &Path, methods: &[&str], unwritten: bool)
         assert!(whole.extends(&before), "{way:?}");
         std::fs::remove_file(&path).unwrap();
     }
+}
+
+/// Their lengths and holes would be rounded.
+pub fn direct_handles_are_refused(dir: &Path) {
+    let path = dir.join("direct");
+    std::fs::write(&path, "text").unwrap();
+    let options = HostOptions {
+        writable: true,
+        page_cache: PageCache::Bypass,
+        ..HostOptions::default()
+    };
+    let file = match open_host_file(&path, &options) {
+        Ok(file) => HostFile::new(file),
+        Err(error) => return eprintln!("SKIPPED: no direct I/O: {error}"),
+    };
+    let queue = Queue::new(Backend::Auto).unwrap();
+    let error = queue
+        .block_on(Plan::new(&file, SIZE, End::Moves))
+        .unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    assert!(error.to_string().contains("O_DIRECT"), "{error}");
 }
 
 /// The space of a file that has just been removed counts as free, although the file system may not say so yet.

@@ -156,6 +156,12 @@ impl Job {
         self.0.total_bytes.fetch_add(bytes, Ordering::AcqRel);
     }
 
+    /// For whoever goes about the work in another way: what was expected and done so far counts no more.
+    pub fn forget(&self) {
+        self.0.total_bytes.store(0, Ordering::Release);
+        self.0.done_bytes.store(0, Ordering::Release);
+    }
+
     /// For the operation: this is done from now on.
     pub fn enter(&self, stage: Stage) {
         self.0.stage.store(stage as u8, Ordering::Release);

@@ -49,6 +49,8 @@ pub enum LibraryMakes {
     Writes,
     /// An error: there is no such call, and this libc does not write in its place.
     Nothing,
+    /// It could not be tried.
+    Unknown,
 }
 
 /// Whether written zeroes have space of their own.
@@ -69,12 +71,8 @@ pub struct Abilities {
     pub fallocate_takes_space: bool,
     /// `fallocate` works beyond an end of file that stays.
     pub keeps_end: bool,
-    /// Holes can be punched, so that what was allocated in one can be taken back.
-    pub punches_holes: bool,
     /// What `posix_fallocate` comes to.
     pub library: LibraryMakes,
-    /// Files can be mapped and filled.
-    pub maps: bool,
     /// What written zeroes take.
     pub zeroes: ZeroesTake,
 }
@@ -149,9 +147,7 @@ mod tests {
         fallocate: true,
         fallocate_takes_space: true,
         keeps_end: true,
-        punches_holes: true,
         library: LibraryMakes::KernelCall,
-        maps: true,
         zeroes: ZeroesTake::Space,
     };
     const EXT3: Abilities = Abilities {

@@ -91,22 +91,14 @@ fn abilities(file: &OwnedFd, written: &OwnedFd) -> io::Result<Abilities> {
     let fallocate = call(FallocateFlags::empty(), 0)?;
     let fallocate_takes_space = fallocate && space_of(file)? >= TRIAL_BYTES;
     let keeps_end = call(FallocateFlags::KEEP_SIZE, TRIAL_BYTES)?;
-    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    rustix::fs::ftruncate(file, TRIAL_BYTES)?;
-    let punches_holes = call(punch, 0)?;
     rustix::fs::ftruncate(file, 0)?;
     let library = library_makes(file, fallocate)?;
-    rustix::fs::ftruncate(file, 0)?;
-    rustix::fs::ftruncate(file, TRIAL_BYTES)?;
-    let maps = works_mapped(file)?;
     rustix::fs::ftruncate(file, 0)?;
     Ok(Abilities {
         fallocate,
         fallocate_takes_space,
         keeps_end,
-        punches_holes,
         library,
-        maps,
         zeroes: zeroes_take(written)?,
     })
 }
@@ -121,14 +113,6 @@ fn library_makes(file: &OwnedFd, fallocate: bool) -> io::Result<LibraryMakes> {
         (Some(0), _) | (None, true) => LibraryMakes::KernelCall,
         (Some(_), _) | (None, false) => LibraryMakes::Writes,
     })
-}
-
-fn works_mapped(file: &OwnedFd) -> io::Result<bool> {
-    match give(file, 0..LIBRARY_BYTES, Way::Mapping) {
-        Ok(_) => Ok(true),
-        Err(error) if is_full(&error) => Err(error),
-        Err(_) => Ok(false),
-    }
 }
 
 fn is_full(error: &io::Error) -> bool {
