@@ -42,7 +42,8 @@ no byte changes that a program sees. The space is given back when a file is clos
 on it stays until nothing has been written for --idle seconds. At most a sixteenth of the free space is asked for \
 at a time. A signal ends it; what it has allocated is given back, unless --keep.
 
-Limits: files have to be writable, and the caller's own unless he has CAP_LEASE. What is written before the notice of \
+Limits: files have to be writable, and the caller's own unless he has CAP_LEASE. Programs with set-user-ID, set-group-ID or \
+capabilities are left alone. What is written before the notice of \
 it arrives is laid out without help. Space is given back only when nobody has the file open, not even for reading: \
 what is open when the command ends stays allocated and is named; 'cowslip grow --trim' gives it back later. While a file \
 is cut, for some microseconds, whoever opens it waits, and with O_NONBLOCK is refused. A program that was just written \

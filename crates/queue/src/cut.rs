@@ -19,6 +19,8 @@ const TRIES: usize = 20;
 const APART: Duration = Duration::from_millis(10);
 /// Bytes that are read at once where somebody may have written.
 const READ_BYTES: usize = 256 << 10;
+/// So much is read in all: whoever wants the file waits meanwhile, and not for longer than leases last.
+const LOOK_BYTES_MAX: u64 = 1 << 30;
 
 /// What is cut off.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +53,16 @@ pub enum Outcome {
     InUse,
     /// Untouched: it has another length, or holds data that is not ours.
     Changed,
+    /// Untouched: it has so much data beyond the length that nobody knows in time whose it is.
+    Unknown,
+}
+
+/// Whose the data beyond the length is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Zeroes,
+    Data,
+    TooMuch,
 }
 
 /// Cuts a file that is open for writing, and for reading if it is looked for data.
@@ -77,8 +89,12 @@ fn cut_under_lease(file: BorrowedFd<'_>, cut: &Cut) -> io::Result<Outcome> {
     if !cut.expected.contains(&now) {
         return Ok(Outcome::Changed);
     }
-    if cut.data == Data::Others && !is_zero(file, cut.to..now)? {
-        return Ok(Outcome::Changed);
+    if cut.data == Data::Others {
+        match look(file, cut.to..now, LOOK_BYTES_MAX)? {
+            Found::Zeroes => {}
+            Found::Data => return Ok(Outcome::Changed),
+            Found::TooMuch => return Ok(Outcome::Unknown),
+        }
     }
     if now == cut.to && i64::try_from(cut.to).is_ok_and(|to| to < i64::MAX) {
         // Not every file system looks beyond an end that stays where it is.
@@ -96,10 +112,12 @@ fn cut_under_lease(file: BorrowedFd<'_>, cut: &Cut) -> io::Result<Outcome> {
     Ok(Outcome::Cut)
 }
 
-/// Whether a range of a file reads as zeroes; holes and space that was never written are not read.
-fn is_zero(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<bool> {
+/// What a range of a file reads as; holes and space that was never written are not read, as far as the file system
+/// tells.
+fn look(file: BorrowedFd<'_>, range: Range<u64>, most: u64) -> io::Result<Found> {
     let mut buffer = vec![0; READ_BYTES];
     let mut at = range.start;
+    let mut left = most;
     while at < range.end {
         at = match seek(file, SeekFrom::Data(at)) {
             Err(Errno::NXIO) => break,
@@ -108,16 +126,24 @@ fn is_zero(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<bool> {
         let hole = seek(file, SeekFrom::Hole(at))?.min(range.end);
         while at < hole {
             let len = usize::try_from(hole - at).map_or(READ_BYTES, |len| len.min(READ_BYTES));
+            if left < len as u64 {
+                return Ok(Found::TooMuch);
+            }
             match rustix::io::pread(file, &mut buffer[..len], at) {
-                Ok(0) => return Ok(true),
-                Ok(read) if buffer[..read].iter().any(|byte| *byte != 0) => return Ok(false),
-                Ok(read) => at += read as u64,
+                Ok(0) => return Ok(Found::Zeroes),
+                Ok(read) if buffer[..read].iter().any(|byte| *byte != 0) => {
+                    return Ok(Found::Data);
+                }
+                Ok(read) => {
+                    at += read as u64;
+                    left -= read as u64;
+                }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
     }
-    Ok(true)
+    Ok(Found::Zeroes)
 }
 
 #[cfg(test)]
@@ -174,6 +200,16 @@ mod tests {
         assert_eq!(file.metadata().unwrap().len(), 3 << 20);
         file.write_all_at(b"\0", (2 << 20) + 77).unwrap();
         assert_eq!(cut_alone(&file, &whole).unwrap(), Outcome::Cut);
+    }
+
+    #[test]
+    fn no_more_is_read_than_there_is_time_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = file(&dir.path().join("a"), 0);
+        file.write_all_at(&[0; 1 << 20], 0).unwrap();
+        let look = |most| look(file.as_fd(), 0..1 << 20, most).unwrap();
+        assert_eq!(look((1 << 20) - 1), Found::TooMuch);
+        assert_eq!(look(1 << 20), Found::Zeroes);
     }
 
     #[test]

@@ -135,6 +135,10 @@ impl Plan {
         match self.file.cut_alone(cut).await {
             Ok(Outcome::Cut) => self.allocate_beyond_again().await,
             Ok(Outcome::Changed) => Err(self.left_as_changed()),
+            Ok(Outcome::Unknown) => {
+                Err(self
+                    .left("its file system does not tell what was written there from what was not"))
+            }
             Ok(Outcome::InUse) => Err(self.left("another program has the file open")),
             Err(error) => {
                 let why = match &error {
