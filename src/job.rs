@@ -136,13 +136,41 @@ impl JobArgs {
         Ok(job)
     }
 
+    /// The same with another rate.
+    pub fn with_rate(&self, rate_limit: Option<String>) -> JobArgs {
+        JobArgs {
+            rate_limit,
+            ..self.clone()
+        }
+    }
+
+    /// The same without progress.
+    pub fn silent(&self) -> JobArgs {
+        JobArgs {
+            progress: None,
+            ..self.clone()
+        }
+    }
+
+    /// Makes room for a line of text in the place of the progress.
+    pub fn clear(&self) {
+        let width = beside(None).len();
+        if self.progress.as_deref() == Some("human") && width > 0 {
+            output::print(&format!("{:1$}\r", "", PERCENT_WIDTH + width));
+        }
+    }
+
+    /// Ends the line of the progress, whatever stands in it.
+    pub fn end_line(&self) {
+        if self.progress.as_deref() == Some("human") {
+            output::print("\n");
+        }
+    }
+
     /// Ends what is shown of a job that has come to its end.
     pub fn end(&self) {
+        self.clear();
         if self.progress.as_deref() == Some("human") {
-            let width = beside(None).len();
-            if width > 0 {
-                output::print(&format!("{:1$}\r", "", PERCENT_WIDTH + width));
-            }
             output::print("    (100.00/100%)\r\n");
             output::flush();
         }

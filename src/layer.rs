@@ -191,6 +191,17 @@ impl Layer {
     }
 }
 
+/// The layer below one, if it names one.
+///
+/// # Errors
+/// It cannot be looked at.
+pub async fn below(above: &Layer, look: &Look) -> Result<Option<Layer>, CommandError> {
+    match above.backing()? {
+        None => Ok(None),
+        Some(named) => above.look_below(named, look).await.map(Some),
+    }
+}
+
 /// A layer and those below it.
 ///
 /// # Errors

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -157,6 +157,10 @@ const ATTEMPTS: &[(&str, &str)] = &[
         "qemu-img",
         "create -q -f qcow2 -b top.qcow2 -F qcow2 new.qcow2",
     ),
+    ("qemu-img", "compare top.qcow2 base.qcow2"),
+    ("qemu-img", "compare -U top.qcow2 base.qcow2"),
+    ("qemu-img", "rebase -b base.qcow2 -F qcow2 top.qcow2"),
+    ("qemu-img", "commit top.qcow2"),
     ("qemu-io", "-r -c quit top.qcow2"),
     ("qemu-io", "-c quit top.qcow2"),
     ("qemu-io", "-U -c quit top.qcow2"),
@@ -246,6 +250,56 @@ fn under_qemus_readers_we_refuse_what_qemu_refuses() {
         "base.qcow2",
         both,
     );
+    compare(
+        with(Command::new("qemu-io"), "-r base.qcow2"),
+        "base.qcow2",
+        &["base.qcow2"],
+    );
+}
+
+#[test]
+fn while_we_commit_nobody_gets_hold_of_the_base() {
+    if !peers_are_installed(PEERS) {
+        return;
+    }
+    let dir = images();
+    let dir = dir.path();
+    let io = |args: &[&str], name: &str| {
+        let mut command = Command::new("qemu-io");
+        outcome(command.current_dir(dir).args(args).arg(name))
+    };
+    assert!(io(&["-c", "write -P 5 0 4M"], "top.qcow2").status.success());
+    let before = fs::read(dir.join("top.qcow2")).unwrap();
+    let commit = with(ours("qemu-img"), "commit --rate-limit 512k top.qcow2");
+    let mut commit = Holder::start(commit, dir, &["top.qcow2", "base.qcow2"]);
+    // As a reader it shares the base with others; as its writer it does not.
+    let begun = Instant::now();
+    while io(&["-r", "-c", "quit"], "base.qcow2").status.success() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(30),
+            "it writes nothing"
+        );
+    }
+    for (how, name) in [
+        ("-r", "base.qcow2"),
+        ("-r", "top.qcow2"),
+        ("-n", "base.qcow2"),
+    ] {
+        let refused = io(&[how, "-c", "quit"], name);
+        assert_eq!(refused.status.code(), Some(1), "{how} {name}");
+    }
+    assert!(commit.0.try_wait().unwrap().is_none(), "it has ended");
+    run(Command::new("kill").args(["-s", "INT", &commit.pid().to_string()]));
+    let status = commit.0.wait().unwrap();
+    assert_eq!(status.signal(), Some(2));
+    // The image is what it was, and the disk.
+    assert!(fs::read(dir.join("top.qcow2")).unwrap() == before);
+    assert!(io(&["-c", "read -P 5 0 4M"], "top.qcow2").status.success());
+    run(ours("qemu-img")
+        .current_dir(dir)
+        .args(["commit", "-q", "top.qcow2"]));
+    assert!(io(&["-c", "read -P 5 0 4M"], "base.qcow2").status.success());
+    qemu_img(&["check", "-q"], &[&dir.join("top.qcow2")]);
 }
 
 #[test]

@@ -12,6 +12,8 @@ use std::process::Command;
 
 use support::{cowslip, outcome, peers_are_installed, run, scratch};
 
+#[path = "resize_amend/chains.rs"]
+mod chains;
 mod support;
 
 fn words(line: &str) -> Vec<&str> {

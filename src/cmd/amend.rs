@@ -254,6 +254,7 @@ impl Request {
             alloc_policy: value("alloc_policy")
                 .map(|policy| alloc_policy("alloc_policy", policy))
                 .transpose()?,
+            backing: None,
         })
     }
 

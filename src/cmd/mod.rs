@@ -14,6 +14,8 @@ pub mod amend;
 pub mod bench;
 pub mod check;
 pub mod clone;
+pub mod commit;
+pub mod compare;
 pub mod create;
 pub mod demo;
 pub mod extents;
@@ -22,6 +24,7 @@ pub mod grow;
 pub mod info;
 pub mod io;
 pub mod map;
+pub mod rebase;
 pub mod resize;
 pub mod serve;
 
@@ -40,6 +43,12 @@ pub enum ImgVerb {
     Resize(resize::Args),
     /// Change options of an existing image
     Amend(amend::Args),
+    /// Tell whether two images hold the same
+    Compare(compare::Args),
+    /// Give an image another backing file
+    Rebase(rebase::Args),
+    /// Write what an image holds into its backing file
+    Commit(commit::Args),
 }
 
 impl ImgVerb {
@@ -52,6 +61,9 @@ impl ImgVerb {
             ImgVerb::Info(args) => info::run(args, program),
             ImgVerb::Resize(args) => resize::run(args, program),
             ImgVerb::Amend(args) => amend::run(args, program),
+            ImgVerb::Compare(args) => compare::run(args, program),
+            ImgVerb::Rebase(args) => rebase::run(args, program),
+            ImgVerb::Commit(args) => commit::run(args, program),
         }
     }
 }

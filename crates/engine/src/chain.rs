@@ -35,6 +35,14 @@ pub enum Layer {
 }
 
 impl Layer {
+    /// Its format.
+    pub fn format(&self) -> Format {
+        match self {
+            Layer::Raw(_) => Format::Raw,
+            Layer::Qcow2(_) => Format::Qcow2,
+        }
+    }
+
     /// Bytes of the disk that it holds.
     pub fn size(&self) -> u64 {
         match self {
@@ -91,6 +99,11 @@ impl Below {
     /// The layers.
     pub fn layers(&self) -> &[Arc<Layer>] {
         &self.0
+    }
+
+    /// The uppermost so many.
+    pub fn uppermost(&self, count: usize) -> Below {
+        Below(self.0[..count].into())
     }
 
     /// Bytes that the layer next below has; beyond, all reads as zeroes.
@@ -312,7 +325,31 @@ pub async fn decide_zero(below: &Below, range: Range<u64>) -> Result<bool> {
         .all(|d| matches!(d.run.source, Source::Zero(_) | Source::Below)))
 }
 
-/// Opens an image and all that it needs.
+/// How a backing file was named.
+#[derive(Clone, Debug)]
+pub struct Naming {
+    /// The name of the image that it is the backing file of.
+    pub named_by: String,
+    /// Its name there, or in the caller's override.
+    pub name: String,
+    /// Who chose it.
+    pub chosen_by: ChosenBy,
+}
+
+impl Naming {
+    /// Asks for the file.
+    pub fn request(&self, writable: bool) -> file::FileRequest<'_> {
+        file::FileRequest {
+            named_by: &self.named_by,
+            name: &self.name,
+            role: Role::Backing,
+            writable,
+            chosen_by: self.chosen_by,
+        }
+    }
+}
+
+/// Opens an image and all that it needs; also tells how those below were named.
 ///
 /// # Errors
 /// As [`crate::Image::open`].
@@ -321,8 +358,9 @@ pub async fn open(
     options: &OpenOptions,
     gate: &dyn Gate,
     files: &Files,
-) -> Result<(Layer, Below)> {
+) -> Result<(Layer, Below, Vec<Naming>)> {
     let mut layers: Vec<Layer> = Vec::new();
+    let mut namings = Vec::new();
     files.enter(&file, Role::Backing);
     let mut next = Some((file, options.clone()));
     while let Some((file, options)) = next.take() {
@@ -349,14 +387,12 @@ pub async fn open(
         if layers.len() > LAYERS_MAX {
             return Err(could_not("the chain is too long"));
         }
-        let request = file::FileRequest {
-            named_by: &name,
-            name: &backing_name,
-            role: Role::Backing,
-            writable: false,
+        let naming = Naming {
+            named_by: name.clone(),
+            name: backing_name.clone(),
             chosen_by,
         };
-        let backing_file = match gate.open(&request) {
+        let backing_file = match gate.open(&naming.request(false)) {
             Ok(file) => file,
             Err(_) if options.metadata_only => break,
             Err(error) => return Err(backing_failed(error, &backing_name)),
@@ -374,12 +410,14 @@ pub async fn open(
             backing: BackingChoice::AsNamed,
             ..options
         };
+        namings.push(naming);
         next = Some((backing_file, options));
     }
     share_cache(&layers, options);
     let mut layers = layers.into_iter();
     let top = layers.next().expect("the loop opened one");
-    Ok((top, Below::new(layers.map(Arc::new).collect())))
+    let below = Below::new(layers.map(Arc::new).collect());
+    Ok((top, below, namings))
 }
 
 /// Shares the budget for L2 slices in proportion to what each image could use.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use cowslip_queue::{Buf, BufMut};
 
-use crate::chain::{self, Below, Files, Layer};
-use crate::file::{BlockFile, Claim, Durability, Gate, Sharing, Space};
+use crate::chain::{self, Below, Files, Layer, Naming};
+use crate::file::{BlockFile, Claim, Durability, FileId, Gate, Sharing, Space};
 use crate::job::Job;
 use crate::qcow2::Fua;
 use crate::qcow2::amend::Amendment;
@@ -331,13 +331,21 @@ pub struct LayerInfo {
     pub header: Option<Arc<Header>>,
     /// The file that guest data is in: the image's own, or its external data file.
     pub data_name: String,
+    /// Which file it is, where that can be told.
+    pub id: Option<FileId>,
 }
+
+/// See [`Image::origin`].
+#[derive(PartialEq, Eq)]
+pub(crate) struct Origin(Format, Vec<FileId>);
 
 /// A disk, open.
 #[derive(Debug)]
 pub struct Image {
-    top: Layer,
-    below: Below,
+    pub(crate) top: Layer,
+    pub(crate) below: Below,
+    /// How the layers below were named, the uppermost first.
+    pub(crate) namings: Vec<Naming>,
     writable: bool,
     write_policy: WritePolicy,
     discard: DiscardPolicy,
@@ -400,7 +408,7 @@ impl Image {
         Ok(image)
     }
 
-    async fn open_after(
+    pub(crate) async fn open_after(
         file: Arc<dyn BlockFile>,
         options: OpenOptions,
         gate: &dyn Gate,
@@ -419,7 +427,7 @@ impl Image {
             return Err(Error::ReadOnly(file.name().to_string()));
         }
         let files = Files::new(options.sharing, predecessors);
-        let (top, below) = chain::open(file, &options, gate, &files).await?;
+        let (top, below, namings) = chain::open(file, &options, gate, &files).await?;
         let OpenOptions {
             writable,
             write_policy,
@@ -430,6 +438,7 @@ impl Image {
         Ok(Image {
             top,
             below,
+            namings,
             writable,
             write_policy,
             discard,
@@ -444,7 +453,7 @@ impl Image {
         &self.unprotected
     }
 
-    fn files(&self) -> impl Iterator<Item = &Arc<dyn BlockFile>> {
+    pub(crate) fn files(&self) -> impl Iterator<Item = &Arc<dyn BlockFile>> {
         let below = self.below.layers().iter().map(|layer| &**layer);
         std::iter::once(&self.top)
             .chain(below)
@@ -471,6 +480,16 @@ impl Image {
             .chain(below)
             .map(LayerInfo::of)
             .collect()
+    }
+
+    /// What the layer at this depth is, whatever its name, where that can be told: equal ones hold the same.
+    pub(crate) fn origin(&self, depth: u32) -> Option<Origin> {
+        let layer = match depth {
+            0 => &self.top,
+            depth => self.below.layers().get(depth as usize - 1)?,
+        };
+        let ids: Option<Vec<FileId>> = layer.files().map(|file| file.id()).collect();
+        Some(Origin(layer.format(), ids?))
     }
 
     /// What the top layer is doing at this moment, if it is qcow2: for whoever watches.
@@ -537,7 +556,7 @@ impl Image {
         self.validate(offset, len)
     }
 
-    fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         match &self.top {
             Layer::Raw(raw) => raw.file().name(),
             Layer::Qcow2(image) => image.name(),
@@ -779,7 +798,7 @@ impl Image {
 }
 
 /// Whether all bytes are zero. Data is found out after a few bytes; the rest compiles to vector instructions.
-fn is_zero(data: &[u8]) -> bool {
+pub(crate) fn is_zero(data: &[u8]) -> bool {
     data.chunks(256)
         .all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }
@@ -796,6 +815,7 @@ impl LayerInfo {
             size: layer.size(),
             header,
             data_name: layer.data_file().name().to_string(),
+            id: layer.files().next().and_then(|file| file.id()),
         }
     }
 }

@@ -9,6 +9,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -199,6 +200,40 @@ impl Job {
         self.tell();
     }
 
+    /// Runs a piece of work for each that is found, several at a time. All that has begun has ended when it
+    /// returns.
+    ///
+    /// # Errors
+    /// The first one of a piece or of finding them, [`Error::Cancelled`].
+    pub(crate) async fn run_each<P: Pieces, F: Future<Output = Result<()>>>(
+        &self,
+        pieces: &mut P,
+        work: impl Fn(P::Piece) -> F,
+    ) -> Result<()> {
+        let mut in_flight = FuturesUnordered::new();
+        let (mut outcome, mut is_more) = (Ok(()), true);
+        loop {
+            while outcome.is_ok() && is_more && in_flight.len() < IN_FLIGHT {
+                match pieces.next().await {
+                    Ok(None) => is_more = false,
+                    Ok(Some((piece, cost))) => {
+                        outcome = self.begin(cost.moved_bytes).await;
+                        if outcome.is_ok() {
+                            let work = work(piece);
+                            in_flight.push(async move { (work.await, cost) });
+                        }
+                    }
+                    Err(error) => outcome = Err(error),
+                }
+            }
+            match in_flight.next().await {
+                None => return outcome,
+                Some((Ok(()), cost)) => self.done(cost.done_bytes),
+                Some((Err(error), _)) => outcome = outcome.and(Err(error)),
+            }
+        }
+    }
+
     /// Runs a piece of work for each [`PIECE_BYTES`] of a range, several at a time. All that has begun
     /// has ended when it returns.
     ///
@@ -206,29 +241,53 @@ impl Job {
     /// The first one of a piece, [`Error::Cancelled`].
     pub async fn run_pieces<F: Future<Output = Result<()>>>(
         &self,
-        range: std::ops::Range<u64>,
+        range: Range<u64>,
         piece: impl Fn(u64, u64) -> F,
     ) -> Result<()> {
-        let mut in_flight = FuturesUnordered::new();
-        let (mut at, mut outcome) = (range.start, Ok(()));
-        loop {
-            while outcome.is_ok() && at < range.end && in_flight.len() < IN_FLIGHT {
-                let len = PIECE_BYTES.min(range.end - at);
-                outcome = self.begin(len).await;
-                if outcome.is_ok() {
-                    let work = piece(at, len);
-                    in_flight.push(async move { (work.await, len) });
-                    at += len;
-                }
-            }
-            match in_flight.next().await {
-                None => return outcome,
-                Some((Ok(()), len)) => self.done(len),
-                Some((Err(error), _)) => {
-                    outcome = outcome.and(Err(error));
-                }
-            }
+        let mut pieces = Equal(range);
+        self.run_each(&mut pieces, |(at, len)| piece(at, len)).await
+    }
+}
+
+/// What a piece of work comes to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cost {
+    /// Bytes that it moves, which the pace goes by.
+    pub moved_bytes: u64,
+    /// Bytes that are done with it.
+    pub done_bytes: u64,
+}
+
+impl Cost {
+    /// That of moving so many bytes.
+    pub fn moving(bytes: u64) -> Cost {
+        Cost {
+            moved_bytes: bytes,
+            done_bytes: bytes,
         }
+    }
+}
+
+/// Pieces of work that are found one after the other.
+pub(crate) trait Pieces {
+    /// What a piece is.
+    type Piece;
+
+    /// The next one.
+    fn next(&mut self) -> impl Future<Output = Result<Option<(Self::Piece, Cost)>>> + Send;
+}
+
+/// A range in pieces of [`PIECE_BYTES`].
+struct Equal(Range<u64>);
+
+impl Pieces for Equal {
+    type Piece = (u64, u64);
+
+    async fn next(&mut self) -> Result<Option<((u64, u64), Cost)>> {
+        let at = self.0.start;
+        let len = PIECE_BYTES.min(self.0.end.saturating_sub(at));
+        self.0.start += len;
+        Ok((len > 0).then_some(((at, len), Cost::moving(len))))
     }
 }
 

@@ -8,6 +8,8 @@
 
 pub mod allocate;
 mod chain;
+pub mod commit;
+pub mod compare;
 mod durable;
 pub mod error;
 mod extents;
@@ -15,6 +17,7 @@ pub mod file;
 pub mod growth;
 pub mod image;
 pub mod job;
+mod pairs;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
@@ -23,6 +26,7 @@ pub mod qcow2;
 #[cfg(test)]
 mod random;
 mod raw;
+pub mod rebase;
 pub mod space;
 mod sync;
 

@@ -223,6 +223,12 @@ mistakes! {
     HoleRoundsUp,
     /// A hole in a subcluster that stays mapped is punched without a lease and an epoch.
     HoleHoldsNothing,
+    /// A rebase changes the header before what it has written is durable.
+    HeaderBeforeMapping,
+    /// A commit empties the image before the base is flushed.
+    CommitNotFlushed,
+    /// An image that becomes empty gives its space back before the header refers to its empty table.
+    EmptiedBeforeHeader,
 }
 
 /// Whether this mistake is planted: never.

@@ -5,6 +5,7 @@
 
 mod support;
 
+mod chains;
 mod check_qemu;
 mod claims;
 mod compress_qemu;

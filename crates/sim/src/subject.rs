@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cowslip::file::{BlockFile, Durability, FileRequest, Gate, Role, Space};
+use cowslip::file::{BlockFile, Durability, FileRequest, Gate, Space};
 use cowslip::image::{WriteOptions, ZeroOptions};
 use cowslip::qcow2::create::Preallocation;
 use cowslip::{Error, Image, Job, Result};
@@ -185,8 +185,7 @@ pub struct SimGate(pub SimDisk);
 
 impl Gate for SimGate {
     fn open(&self, request: &FileRequest<'_>) -> Result<Arc<dyn BlockFile>> {
-        let writable = request.writable && request.role == Role::Data;
-        match self.0.open(request.name, writable) {
+        match self.0.open(request.name, request.writable) {
             Some(file) => Ok(file),
             None => Err(Error::io(
                 format!("Could not open '{}'", request.name),

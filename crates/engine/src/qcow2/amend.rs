@@ -1,5 +1,5 @@
-//! Changing what the header of an existing image says: version, flags, the data file's name, the hint on
-//! allocation.
+//! Changing what the header of an existing image says: version, flags, the names of the data file and of the backing
+//! file, the hint on allocation.
 //!
 //! One write of sector 0 is the moment of change, whatever the length of the header. Extensions and the
 //! backing file's name may lie beyond that sector, so where they do the new ones are first written elsewhere
@@ -15,20 +15,21 @@
 //!
 //! The session ends with it: its tables were read under the old header.
 
-use cowslip_queue::Buf;
+use cowslip_queue::{Buf, BufMut};
 
 use super::Qcow2;
 use super::create::Version;
 use super::geometry::round_up;
 use super::header::extensions::{PADDING, PREFIX_BYTES, area_end};
 use super::header::{
-    AllocationHint, CompressionType, Extensions, HEADER_BYTES, HEADER_BYTES_V2, Header, autoclear,
-    compatible, incompatible,
+    AllocationHint, BACKING_NAME_BYTES_MAX, CompressionType, Extensions, HEADER_BYTES,
+    HEADER_BYTES_V2, Header, autoclear, compatible, incompatible,
 };
 use super::map::Source;
 use crate::file::Durability;
-use crate::image::AllocPolicy;
+use crate::image::{AllocPolicy, Format};
 use crate::job::Job;
+use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
 /// What is written whole or not at all.
@@ -47,9 +48,33 @@ pub struct Amendment {
     pub data_file_raw: Option<bool>,
     /// How space is to be allocated.
     pub alloc_policy: Option<AllocPolicy>,
+    /// What lies below. Nobody looks whether the guest goes on to see what it saw: [`crate::rebase`] does.
+    pub backing: Option<Backing>,
+}
+
+/// What lies below an image, as its header says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Nothing.
+    None,
+    /// A file.
+    File {
+        /// Its name; a relative one is relative to the image.
+        name: String,
+        /// Its format.
+        format: Format,
+    },
 }
 
 impl Amendment {
+    /// The change to another backing file, or to none.
+    pub fn of_backing(backing: Backing) -> Amendment {
+        Amendment {
+            backing: Some(backing),
+            ..Amendment::default()
+        }
+    }
+
     /// The header as it shall be. Texts are QEMU's.
     fn apply(&self, old: &Header) -> Result<Header> {
         let refuse = |text: String| Err(Error::Invalid(text));
@@ -96,8 +121,30 @@ impl Amendment {
                 new.extensions.allocation = Some(AllocationHint { policy, ..hint });
             }
         }
+        if let Some(backing) = &self.backing {
+            set_backing(&mut new, backing)?;
+        }
         Ok(new)
     }
+}
+
+fn set_backing(new: &mut Header, backing: &Backing) -> Result<()> {
+    let (name, format) = match backing {
+        Backing::None => (None, None),
+        Backing::File { .. } if new.is_data_file_raw() => {
+            let text = "an image whose data file is a raw image of the disk has no backing file";
+            return Err(Error::Invalid(text.to_string()));
+        }
+        Backing::File { name, .. } if name.len() > BACKING_NAME_BYTES_MAX as usize => {
+            return Err(Error::Invalid(format!(
+                "the name of a backing file has {BACKING_NAME_BYTES_MAX} bytes at most"
+            )));
+        }
+        Backing::File { name, format } => (Some(name.clone()), Some(format.name().to_string())),
+    };
+    new.backing_file = name;
+    new.extensions.backing_format = format;
+    Ok(())
 }
 
 fn upgrade(new: &mut Header) {
@@ -205,12 +252,29 @@ impl Qcow2 {
         if new.version < old.version {
             self.refuse_zero_clusters(job).await?;
         }
-        self.close().await?;
+        if !planted::is(Mistake::HeaderBeforeMapping) {
+            self.close().await?;
+        }
         if new == old {
             return Ok(());
         }
         let _turn = self.turn.take().await;
         self.to_the_end(self.change_header(&old, new)).await
+    }
+
+    /// Refuses what [`Qcow2::amend`] would refuse of this header, before anything is done.
+    ///
+    /// # Errors
+    /// As `amend`.
+    pub(crate) async fn may_amend(&self, amendment: &Amendment) -> Result<()> {
+        let old = self.header();
+        let mut new = amendment.apply(&old)?;
+        let cluster = self.first_cluster().await?;
+        stages(&cluster, &old, &mut new).map(drop)
+    }
+
+    async fn first_cluster(&self) -> Result<BufMut> {
+        self.file.read_new(0, self.geometry().cluster_bytes()).await
     }
 
     async fn change_header(&self, old: &Header, mut new: Header) -> Result<()> {
@@ -222,8 +286,7 @@ impl Qcow2 {
         ) {
             hint.closes_ahead = now.closes_ahead;
         }
-        let unit = self.geometry().cluster_bytes();
-        let cluster = self.file.read_new(0, unit).await?;
+        let cluster = self.first_cluster().await?;
         for stage in stages(&cluster, old, &mut new)? {
             for (at, bytes) in stage {
                 let data = vec![Buf::from(bytes)];
@@ -344,6 +407,11 @@ mod tests {
                 version: Some(Version::V2),
                 ..Amendment::default()
             },
+            Amendment::of_backing(Backing::None),
+            Amendment::of_backing(Backing::File {
+                name: "new".repeat(50),
+                format: Format::Qcow2,
+            }),
         ];
         for options in [&with_backing, &small, &plain] {
             amendments

@@ -24,6 +24,7 @@ mod compressed_write;
 mod count_growth;
 mod cow;
 pub mod create;
+mod empty;
 mod entries;
 pub mod entry;
 mod gather;

@@ -234,6 +234,11 @@ impl Refcounts {
         !self.dirty.is_empty()
     }
 
+    /// Slices that are to be written.
+    pub fn dirty_slices(&self) -> usize {
+        self.dirty.len()
+    }
+
     /// Whether all counts are durable as they are here.
     pub fn is_settled(&self) -> bool {
         !self.is_dirty() && !self.unsettled

@@ -339,7 +339,7 @@ impl Qcow2 {
     }
 
     /// Writes a table that nothing refers to yet, and its counts. After a failure its space is free again.
-    async fn write_new_l1(
+    pub(super) async fn write_new_l1(
         &self,
         counts: &mut Counts,
         clusters: Range<u64>,
@@ -367,7 +367,7 @@ impl Qcow2 {
     }
 
     /// Takes neighbouring clusters for a structure that has to be in one piece.
-    async fn take_run(&self, counts: &mut Counts, clusters: u64) -> Result<u64> {
+    pub(super) async fn take_run(&self, counts: &mut Counts, clusters: u64) -> Result<u64> {
         // The caller counts them itself.
         self.release_counted_ahead(counts).await?;
         loop {

@@ -1,0 +1,185 @@
+//! Whether two disks hold the same, as a job that reads as little as possible.
+//!
+//! The tables are asked first: what both say is zero, or have from one image, is not read (`pairs.rs`).
+//! The rest is read in pieces, of both disks at once and several pieces ahead, and judged in order, so that the
+//! difference that is told is the first one. Memory is 1 MiB of each disk for each of 8 pieces in flight.
+
+use cowslip_queue::BufMut;
+use futures_util::future::try_join;
+use futures_util::stream::{FuturesOrdered, StreamExt};
+
+use crate::image::{Image, is_zero};
+use crate::job::Job;
+pub use crate::pairs::Side;
+use crate::pairs::{Known, Span, Spans};
+use crate::{Error, Result};
+
+/// Bytes of each disk that are compared at a time.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Pieces in flight.
+const IN_FLIGHT: usize = 8;
+/// Differences are told by the sector, counted from where the looking began, as qemu-img does.
+const SECTOR_BYTES: u64 = 512;
+
+/// What has to be equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strictness {
+    /// What is read.
+    Content,
+    /// Also how it is stored: whether there is something, zeroes, data, compressed data. Where it is does not
+    /// matter.
+    Storage,
+}
+
+/// How two disks compare. What the shorter one lacks reads as zeroes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// They are equal.
+    Identical,
+    /// They are not; with the first sector that differs, in bytes.
+    ContentDiffers(u64),
+    /// They are stored differently from this byte on.
+    StorageDiffers(u64),
+}
+
+/// What came of a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Comparison {
+    /// Whether the disks are equal.
+    pub verdict: Verdict,
+    /// Bytes of the disks that had to be looked at to find out.
+    pub looked_at_bytes: u64,
+}
+
+/// Why disks could not be compared.
+#[derive(Debug)]
+pub enum Failure {
+    /// What is where on this one could not be told.
+    Extents(Side, Error),
+    /// This one could not be read at this offset.
+    Read(Side, u64, Error),
+    /// The job was cancelled.
+    Cancelled,
+}
+
+/// Compares two disks.
+///
+/// # Errors
+/// Which one of them failed, and how.
+pub async fn compare(
+    images: [&Image; 2],
+    strictness: Strictness,
+    job: &Job,
+) -> std::result::Result<Comparison, Failure> {
+    let size = images.map(Image::size).into_iter().max().unwrap_or(0);
+    job.expect(size);
+    let matters = match strictness {
+        Strictness::Content => |known| Known {
+            stored_alike: true,
+            held_by_first: false,
+            ..known
+        },
+        Strictness::Storage => |known| Known {
+            held_by_first: false,
+            ..known
+        },
+    };
+    let mut spans = Spans::new(images.map(Some), 0..size, matters);
+    let mut pieces = FuturesOrdered::new();
+    let mut looked_at_bytes = 0;
+    let mut outcome = None;
+    let verdict = loop {
+        while outcome.is_none() && pieces.len() < IN_FLIGHT {
+            match spans.next(PIECE_BYTES).await {
+                Err((side, error)) => outcome = Some(Err(Failure::Extents(side, error))),
+                Ok(None) => outcome = Some(Ok(Verdict::Identical)),
+                Ok(Some(span)) if !span.known.stored_alike => {
+                    outcome = Some(Ok(Verdict::StorageDiffers(span.range.start)));
+                }
+                Ok(Some(span)) if span.known.same => {
+                    job.check().map_err(|_| Failure::Cancelled)?;
+                    job.done(span.len());
+                }
+                Ok(Some(span)) => {
+                    job.begin(span.len())
+                        .await
+                        .map_err(|_| Failure::Cancelled)?;
+                    pieces.push_back(async move { (differs(images, &span).await, span.len()) });
+                }
+            }
+        }
+        match pieces.next().await {
+            None => break outcome.expect("without pieces the spans have ended")?,
+            Some((Ok(None), len)) => {
+                looked_at_bytes += len;
+                job.done(len);
+            }
+            Some((Ok(Some(at)), len)) => {
+                looked_at_bytes += len;
+                break Verdict::ContentDiffers(at);
+            }
+            Some((Err(failure), _)) => return Err(failure),
+        }
+    };
+    Ok(Comparison {
+        verdict,
+        looked_at_bytes,
+    })
+}
+
+/// The first sector in which a span differs.
+async fn differs(images: [&Image; 2], span: &Span) -> std::result::Result<Option<u64>, Failure> {
+    let start = span.range.start;
+    let read = |index: usize| async move {
+        if span.known.zero[index] {
+            return Ok(None);
+        }
+        let buf = BufMut::for_overwrite(span.len() as usize);
+        let read: Result<BufMut> = images[index].read(start, buf).await;
+        let failed = |error| Failure::Read(Side::BOTH[index], start, error);
+        read.map(Some).map_err(failed)
+    };
+    let at = match try_join(read(0), read(1)).await? {
+        (Some(first), Some(second)) => first_difference(&first, &second),
+        (Some(one), None) | (None, Some(one)) => first_data(&one),
+        (None, None) => None,
+    };
+    Ok(at.map(|at| start + at))
+}
+
+/// Where two buffers of one length differ, to the sector.
+fn first_difference(first: &[u8], second: &[u8]) -> Option<u64> {
+    if first == second {
+        return None;
+    }
+    let sectors = |buf| <[u8]>::chunks(buf, SECTOR_BYTES as usize);
+    let mut pairs = sectors(first).zip(sectors(second));
+    let sector = pairs.position(|(first, second)| first != second)?;
+    Some(sector as u64 * SECTOR_BYTES)
+}
+
+/// Where a buffer is not zero, to the sector.
+fn first_data(buf: &[u8]) -> Option<u64> {
+    let mut sectors = buf.chunks(SECTOR_BYTES as usize);
+    let sector = sectors.position(|sector| !is_zero(sector))?;
+    Some(sector as u64 * SECTOR_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_found_by_the_sector() {
+        let zeroes = vec![0; 5000];
+        assert_eq!(first_difference(&zeroes, &zeroes), None);
+        assert_eq!(first_data(&zeroes), None);
+        for at in [0, 1, 511, 512, 4607, 4608, 4999] {
+            let mut data = zeroes.clone();
+            data[at] = 1;
+            let sector = Some(at as u64 / 512 * 512);
+            assert_eq!(first_difference(&zeroes, &data), sector);
+            assert_eq!(first_data(&data), sector);
+        }
+    }
+}

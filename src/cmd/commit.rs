@@ -1,0 +1,164 @@
+//! `commit`: writes what an image holds into its backing file, or into one further down, with qemu-img's options
+//! and words.
+
+use cowslip::Error;
+use cowslip::commit::{Afterwards, Commit};
+use cowslip::file::FileId;
+use cowslip::file::host::{Aio, HostOptions, open_host_file, resolve_name};
+use cowslip::image::{DiscardPolicy, Image, OpenOptions};
+
+use crate::error::CommandError;
+use crate::interrupt::CancelledOnInterrupt;
+use crate::job::JobArgs;
+use crate::open::{
+    Access, CacheMode, ImageSpec, OpenHow, Source, Trust, block_on, open_image, warn_of_guessed_raw,
+};
+use crate::options::bytes_within;
+use crate::output::{Program, print};
+use crate::repair_text::repaired_when_opened;
+use crate::size::SIZE_MAX;
+
+/// Command line of `commit`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The image's format
+    #[arg(short, long, value_name = "FMT")]
+    format: Option<String>,
+    /// FILENAME is a complete image specification
+    #[arg(long)]
+    image_opts: bool,
+    /// Cache mode
+    #[arg(
+        short = 't',
+        long,
+        value_name = "CACHE_MODE",
+        default_value = "writeback"
+    )]
+    cache: String,
+    /// The image of the backing chain that receives, instead of the first one; implies --drop
+    #[arg(short, long, value_name = "BASE_IMG")]
+    base: Option<String>,
+    /// Leave the image as it is, instead of emptying it
+    #[arg(short, long)]
+    drop: bool,
+    /// Move at most so many bytes a second; 0 is no limit
+    #[arg(short, long, value_name = "RATE", allow_hyphen_values = true)]
+    rate: Option<String>,
+    /// Print nothing
+    #[arg(short, long)]
+    quiet: bool,
+    #[command(flatten)]
+    trust: Trust,
+    #[command(flatten)]
+    job: JobArgs,
+    /// The image file
+    #[arg(value_name = "FILENAME")]
+    filenames: Vec<String>,
+}
+
+/// Commits an image.
+pub fn run(args: Args, program: &Program) -> u8 {
+    program.exit_code(committed(&args, program))
+}
+
+impl Args {
+    /// How the job is shown and paced: `-r` is `--rate-limit`, in qemu-img's words.
+    fn shown(&self) -> Result<JobArgs, CommandError> {
+        let shown = match self.quiet {
+            true => self.job.silent(),
+            false => self.job.clone(),
+        };
+        let Some(rate) = &self.rate else {
+            return Ok(shown);
+        };
+        let limit = match bytes_within("rate limit", rate, 0..=SIZE_MAX)? {
+            0 => None,
+            _ => Some(rate.clone()),
+        };
+        Ok(shown.with_rate(limit))
+    }
+}
+
+fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
+    let cache = CacheMode::parse(&args.cache)
+        .ok_or_else(|| CommandError::new(format!("Invalid cache option: {}", args.cache)));
+    let spec = ImageSpec::only(
+        &args.filenames,
+        args.format.as_deref(),
+        args.image_opts,
+        ("commit", program),
+    )?;
+    let how = OpenHow {
+        access: Access::Write,
+        cache: cache?,
+        discard: DiscardPolicy::Unmap,
+        policy: args.trust.backing_policy,
+        ..OpenHow::default()
+    };
+    let shown = args.shown()?;
+    let job = shown.job()?;
+    let interrupted = CancelledOnInterrupt::new(&job);
+    let outcome = block_on(Aio::Auto, async {
+        let image = open_image(&spec, &how).await?;
+        warn_of_guessed_raw(&image, &spec)?;
+        let source = spec.resolve()?;
+        let commit = Commit {
+            depth: depth(args, &image, &source)?,
+            afterwards: match args.drop || args.base.is_some() {
+                true => Afterwards::Kept,
+                false => Afterwards::Empty,
+            },
+            base: OpenOptions {
+                write_policy: how.cache.write_policy(),
+                discard: DiscardPolicy::Unmap,
+                dirty: repaired_when_opened(),
+                ..OpenOptions::default()
+            },
+        };
+        let committed = image.commit(&commit, &source.gate(&how), &job).await;
+        let closed = image.close().await;
+        // The first failure is the one to tell of.
+        Ok(committed.and(closed))
+    })?;
+    if let Err(Error::Cancelled) = outcome {
+        program.complain("Cancelled: the image is what it was");
+        interrupted.end_by_signal();
+    }
+    outcome?;
+    shown.end();
+    if !args.quiet {
+        print("Image committed.\n");
+    }
+    Ok(())
+}
+
+/// Which layer receives.
+fn depth(args: &Args, image: &Image, source: &Source) -> Result<usize, CommandError> {
+    let layers = image.layers();
+    if layers.len() < 2 {
+        return Err(CommandError::new("Image does not have a backing file"));
+    }
+    let Some(base) = &args.base else {
+        return Ok(1);
+    };
+    // As it is named there, or as a file: from here, or from where the image is.
+    let wanted = [base.clone(), resolve_name(&source.filename, base)].map(|name| file_id(&name));
+    let is_base = |id: Option<FileId>| id.is_some() && wanted.contains(&id);
+    let found = (1..layers.len()).find(|&depth| {
+        let named = layers[depth - 1].header.as_ref();
+        let named = named.and_then(|header| header.backing_file.as_deref());
+        named == Some(base) || is_base(layers[depth].id)
+    });
+    found.ok_or_else(|| {
+        let text = format!(
+            "Did not find '{base}' in the backing chain of '{}'",
+            source.given
+        );
+        CommandError::new(text)
+    })
+}
+
+fn file_id(name: &str) -> Option<FileId> {
+    let file = open_host_file(name.as_ref(), &HostOptions::default());
+    file.ok().and_then(|file| file.id())
+}

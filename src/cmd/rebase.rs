@@ -1,0 +1,237 @@
+//! `rebase`: gives an image another backing file, with qemu-img's options and words.
+//!
+//! Safe, which is the default, the disk stays what it is: what the new backing file shows differently is written into
+//! the image first. Unsafe (`-u`), only the header changes. A chain that would be a loop is refused either way, which
+//! qemu-img does only by its locks.
+
+use cowslip::Error;
+use cowslip::file::Sharing;
+use cowslip::file::host::{Aio, resolve_name};
+use cowslip::image::{BackingChoice, Format, Image};
+use cowslip::qcow2::amend::{Amendment, Backing};
+use cowslip::rebase::Storage;
+
+use crate::error::CommandError;
+use crate::interrupt::CancelledOnInterrupt;
+use crate::job::JobArgs;
+use crate::layer::{self, Layer, Look};
+use crate::open::{
+    Access, CacheMode, ImageSpec, OpenHow, Source, Trust, block_on, open_image, sharing,
+    warn_of_guessed_raw,
+};
+use crate::output::{Program, usage_error};
+
+/// Command line of `rebase`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The image's format
+    #[arg(short, long, value_name = "FMT")]
+    format: Option<String>,
+    /// FILENAME is a complete image specification
+    #[arg(long)]
+    image_opts: bool,
+    /// The new backing file, relative to the image; empty for none
+    #[arg(short, long, value_name = "BACKING_FILENAME")]
+    backing: Option<String>,
+    /// The new backing file's format
+    #[arg(short = 'F', long, value_name = "BACKING_FMT")]
+    backing_format: Option<String>,
+    /// Change the header only; what the disk shows may change
+    #[arg(short = 'u', long)]
+    backing_unsafe: bool,
+    /// Compress what has to be written
+    #[arg(short, long)]
+    compress: bool,
+    /// Cache mode of the image
+    #[arg(short = 't', long, value_name = "CACHE", default_value = "writeback")]
+    cache: String,
+    /// Cache mode of the new backing file
+    #[arg(
+        short = 'T',
+        long,
+        value_name = "BACKING_CACHE",
+        default_value = "writeback"
+    )]
+    backing_cache: String,
+    /// Open the new backing file although another process writes to it
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    /// Print nothing
+    #[arg(short, long)]
+    quiet: bool,
+    #[command(flatten)]
+    trust: Trust,
+    #[command(flatten)]
+    job: JobArgs,
+    /// The image file
+    #[arg(value_name = "FILENAME")]
+    filenames: Vec<String>,
+}
+
+/// Rebases an image.
+pub fn run(args: Args, program: &Program) -> u8 {
+    program.exit_code(rebased(&args, program))
+}
+
+impl Args {
+    /// The name in the header; empty for none.
+    fn name(&self) -> &str {
+        self.backing.as_deref().unwrap_or_default()
+    }
+
+    fn could_not_change(&self, why: impl std::fmt::Display) -> CommandError {
+        let name = self.name();
+        CommandError::new(format!(
+            "Could not change the backing file to '{name}': {why}"
+        ))
+    }
+
+    /// What the header is to say.
+    fn header(&self, format: Option<Format>) -> Result<Backing, CommandError> {
+        match (self.name(), format) {
+            ("", _) => Ok(Backing::None),
+            (_, None) => Err(self.could_not_change("backing format must be specified")),
+            (name, Some(format)) => Ok(Backing::File {
+                name: name.to_string(),
+                format,
+            }),
+        }
+    }
+
+    fn backing_format(&self) -> Result<Option<Format>, CommandError> {
+        let parse = |name: &str| {
+            Format::from_name(name)
+                .ok_or_else(|| CommandError::new(format!("Invalid format name: '{name}'")))
+        };
+        self.backing_format.as_deref().map(parse).transpose()
+    }
+}
+
+fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
+    let spec = ImageSpec::only(
+        &args.filenames,
+        args.format.as_deref(),
+        args.image_opts,
+        ("rebase", program),
+    )?;
+    if !args.backing_unsafe && args.backing.is_none() {
+        let text = "Must specify backing file (-b) or use unsafe mode (-u)";
+        return Err(usage_error(text, "rebase", program));
+    }
+    let parse = |name: &str, what: &str| {
+        CacheMode::parse(name).ok_or_else(|| CommandError::new(format!("Invalid {what}: {name}")))
+    };
+    let how = OpenHow {
+        access: Access::Write,
+        cache: parse(&args.cache, "cache option")?,
+        backing: match args.backing_unsafe {
+            true => BackingChoice::None,
+            false => BackingChoice::AsNamed,
+        },
+        policy: args.trust.backing_policy,
+        ..OpenHow::default()
+    };
+    let backing_how = OpenHow {
+        cache: parse(&args.backing_cache, "source cache option")?,
+        sharing: sharing(args.force_share, Sharing::AsFormat),
+        policy: args.trust.backing_policy,
+        ..OpenHow::default()
+    };
+    let shown = match args.quiet {
+        true => args.job.silent(),
+        false => args.job.clone(),
+    };
+    let job = shown.job()?;
+    let interrupted = CancelledOnInterrupt::new(&job);
+    let outcome = block_on(Aio::Auto, async {
+        let image = open_image(&spec, &how).await?;
+        warn_of_guessed_raw(&image, &spec)?;
+        let asked = (args, &spec.resolve()?);
+        let changed = change(&image, asked, &backing_how, &job).await;
+        let closed = image.close().await;
+        // The first failure is the one to tell of.
+        Ok(changed?.and(closed))
+    })?;
+    if let Err(Error::Cancelled) = outcome {
+        program.complain("Cancelled: the backing file is what it was, and so is the disk");
+        interrupted.end_by_signal();
+    }
+    outcome.map_err(|error| args.could_not_change(error))?;
+    shown.end();
+    Ok(())
+}
+
+/// Changes the backing file. What is refused by us is the outer error, what the engine says the inner one.
+async fn change(
+    image: &Image,
+    (args, source): (&Args, &Source),
+    how: &OpenHow,
+    job: &cowslip::Job,
+) -> Result<cowslip::Result<()>, CommandError> {
+    let format = args.backing_format()?;
+    let is_raw = image.layers().first().map(|layer| layer.format) == Some(Format::Raw);
+    if is_raw {
+        return Err(args.could_not_change("Operation not supported"));
+    }
+    let resolved = resolve_name(&source.filename, args.name());
+    if !args.name().is_empty() {
+        refuse_loop(image, (args, &resolved), format, how).await?;
+    }
+    if args.backing_unsafe {
+        let amendment = Amendment::of_backing(args.header(format)?);
+        return Ok(image.amend(&amendment, job).await);
+    }
+    let new = match args.name() {
+        "" => None,
+        name => {
+            let spec = ImageSpec::named(&resolved, args.backing_format.as_deref());
+            let opened = open_image(&spec, how).await;
+            Some(opened.map_err(|error| {
+                let text = error.to_string();
+                let opening = format!("Could not open '{resolved}': ");
+                let why = text.strip_prefix(&opening).unwrap_or(&text);
+                CommandError::new(format!("Could not open new backing file '{name}': {why}"))
+            })?)
+        }
+    };
+    let storage = match args.compress {
+        true => Storage::Compressed,
+        false => Storage::Plain,
+    };
+    let backing = args.header(format)?;
+    let rebased = image.rebase(new.as_ref(), (backing, storage), job).await;
+    if let Some(new) = new {
+        new.close().await?;
+    }
+    Ok(rebased)
+}
+
+/// Refuses a backing file that is, or whose chain has, the image itself. What cannot be looked at is no loop; whether
+/// it has to be there is for others to say.
+async fn refuse_loop(
+    image: &Image,
+    (args, resolved): (&Args, &str),
+    format: Option<Format>,
+    how: &OpenHow,
+) -> Result<(), CommandError> {
+    let look = Look {
+        sharing: Sharing::Forced,
+        policy: how.policy,
+        ..Look::default()
+    };
+    let own = image.layers().first().and_then(|layer| layer.id);
+    let mut next = Layer::look(resolved, format, &look).await.ok();
+    let mut seen = Vec::new();
+    while let Some(found) = next {
+        if found.id.is_some() && found.id == own {
+            return Err(args.could_not_change("the backing chain would be a loop"));
+        }
+        // Another loop is none of ours.
+        if seen.contains(&found.id) {
+            break;
+        }
+        seen.push(found.id);
+        next = layer::below(&found, &look).await.unwrap_or_default();
+    }
+    Ok(())
+}
