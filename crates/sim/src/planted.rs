@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use cowslip::planted::{Mistake, plant};
 
+use crate::chains;
 use crate::config::Kind;
 use crate::directed;
 use crate::run::{Changes, run};
@@ -169,7 +170,7 @@ fn attempt(mistake: Mistake, seeds: Range<u64>) -> Trial {
 pub fn trial(mistake: Mistake, runs: Range<u64>) {
     plant(Some(mistake));
     let goals = directed::spread();
-    for seed in runs.map(|run| seed_of(&goals, run)) {
+    for seed in runs.flat_map(|run| seeds_of(&goals, run)) {
         println!("seed {seed}");
         let report = run(seed, Kind::Qcow2, &Changes::default(), Trace::off());
         println!("crashes {}", report.totals.crashes);
@@ -186,6 +187,12 @@ pub fn trial(mistake: Mistake, runs: Range<u64>) {
             return;
         }
     }
+}
+
+/// The seeds of a run of a trial: after every sixteenth comes one about chains.
+fn seeds_of(goals: &[usize], run: u64) -> impl Iterator<Item = u64> + use<> {
+    let of_chains = (run % 16 == 15).then_some(chains::FIRST_SEED + run / 16);
+    std::iter::once(seed_of(goals, run)).chain(of_chains)
 }
 
 /// The seed of a run of a trial: every fourth one is directed at the next goal, every fourth tells the
@@ -214,6 +221,7 @@ const JUDGEMENTS: &[(&str, &str)] = &[
     ("are leaked after", "lost space"),
     ("autoclear", "header bits"),
     ("raw data file", "raw data file"),
+    ("what was committed into it", "bytes of a base"),
     ("the second opinion", "checks disagree"),
     ("check finds", "check"),
     ("the check fails", "check"),

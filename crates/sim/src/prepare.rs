@@ -16,7 +16,7 @@ use crate::config::{Config, Data, Kind, Layout, Round};
 use crate::disk::content::Content;
 use crate::disk::{SimDisk, regular};
 use crate::drive::block_on;
-use crate::inspect::inspect;
+use crate::inspect::{Findings, inspect};
 use crate::model::{self, Granules, Model, WriteId, ZERO};
 use crate::profile::Prepared;
 use crate::rng::Rng;
@@ -373,7 +373,26 @@ pub(crate) fn check(
     if config.kind != Kind::Qcow2 {
         return Ok(Found::default());
     }
-    let content = disk.content(TOP).expect("the run has made it");
+    let (findings, found) = examine(TOP, disk, rng)?;
+    if findings.snapshots != baseline.snapshots {
+        return Err("what snapshots reach has changed".to_string());
+    }
+    if findings.autoclear & UNKNOWN_AUTOCLEAR != 0 {
+        baseline.judge_untouched(disk)?;
+    }
+    Ok(found)
+}
+
+/// What two checks that share nothing find in an image.
+///
+/// # Errors
+/// Corruptions.
+pub(crate) fn examine(
+    name: &str,
+    disk: &SimDisk,
+    rng: &mut Rng,
+) -> Result<(Findings, Found), String> {
+    let content = disk.content(name).expect("the run has made it");
     let findings = inspect(&content);
     if !findings.corruptions.is_empty() {
         return Err(format!("corrupt: {}", findings.corruptions.join("; ")));
@@ -381,22 +400,16 @@ pub(crate) fn check(
     if findings.corrupt_bit {
         return Err("the image is marked corrupt".to_string());
     }
-    if findings.snapshots != baseline.snapshots {
-        return Err("what snapshots reach has changed".to_string());
-    }
-    if findings.autoclear & UNKNOWN_AUTOCLEAR != 0 {
-        baseline.judge_untouched(disk)?;
-    }
     let found = Found {
         leaks: findings.leaks,
         dirty: findings.dirty,
     };
     if findings.dirty {
-        return Ok(found);
+        return Ok((findings, found));
     }
-    let file: Arc<dyn BlockFile> = disk.open(TOP, false).expect("the run has made it");
+    let file: Arc<dyn BlockFile> = disk.open(name, false).expect("the run has made it");
     let head = content.bytes(0, content.len().min(1 << 16) as usize);
-    let header = Header::parse(&head, content.len(), TOP);
+    let header = Header::parse(&head, content.len(), name);
     let header = header.map_err(|error| format!("the header is refused: {error}"))?;
     let checking = async move {
         let mut findings: Vec<Finding> = Vec::new();
@@ -415,7 +428,7 @@ pub(crate) fn check(
             "check finds {check} leaks, the second opinion {inspect}: {list:x?}"
         ));
     }
-    Ok(found)
+    Ok((findings, found))
 }
 
 /// What is not wrong, but told.

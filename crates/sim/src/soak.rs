@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::chains;
 use crate::config::Kind;
 use crate::directed;
 use crate::run::{Changes, run};
@@ -127,6 +128,7 @@ impl<'a> Soak<'a> {
             }
             if all {
                 self.list(&stories::seeds(attempt), &told);
+                self.list(&chains::seeds(attempt), &told);
             }
             let drawing = directed::drawing(&self.coverage(), attempt);
             self.list(&drawing, &told);

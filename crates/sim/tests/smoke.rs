@@ -1,5 +1,6 @@
 //! A small budget of seeds, the same ones every time, and the proof that the suite can fail.
 
+use cowslip_sim::chains;
 use cowslip_sim::config::{Config, Ending, Kind};
 use cowslip_sim::disk::Lie;
 use cowslip_sim::run::{Changes, run};
@@ -41,6 +42,12 @@ fn raw_images_pass() {
 #[test]
 fn qcow2_images_pass() {
     pass(Kind::Qcow2, 0..150);
+}
+
+/// Overlays that are rebased and committed, with power failures in between.
+#[test]
+fn chains_pass() {
+    pass(Kind::Qcow2, chains::FIRST_SEED..chains::FIRST_SEED + 40);
 }
 
 /// The new L1 table of a disk that grows could not be written, and its cluster stayed counted.

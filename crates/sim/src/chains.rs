@@ -1,0 +1,484 @@
+//! Chains of images: an overlay is rebased and committed, and the power fails meanwhile.
+//!
+//! Runs of their own, with seeds from 2^42 on. There are two chains of one to three images each, and an overlay on the
+//! first. Deed follows deed: the overlay is written to, is given another backing file, safely or not, or is committed into an
+//! image below it, and emptied or not. The power fails at a drawn moment, or the job is cancelled, or neither. Whatever
+//! happens, the overlay reads as it did, through whichever chain its header names; after an unsafe rebase as one
+//! of the two chains has it. What has succeeded stays so: the power may fail right after it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use cowslip::commit::{Afterwards, Commit};
+use cowslip::image::{BackingChoice, Format, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::job::{Attendant, Moment};
+use cowslip::qcow2::amend::{Amendment, Backing};
+use cowslip::qcow2::create::{CreateOptions, Version, create};
+use cowslip::rebase::Storage;
+use cowslip::{Buf, BufMut, Error, Image, Job};
+
+use crate::disk::content::Content;
+use crate::disk::{Losses, Pace, SimDisk, regular};
+use crate::drive::{attempt, block_on};
+use crate::prepare::{self, TOP};
+use crate::rng::Rng;
+use crate::run::Totals;
+use crate::subject::SimGate;
+use crate::trace::Trace;
+
+/// Seeds from here on are about chains.
+pub const FIRST_SEED: u64 = 1 << 42;
+/// Runs in a soak that demands coverage.
+const RUNS: u64 = 100;
+
+/// An image below the overlay.
+#[derive(Clone, Debug)]
+struct File {
+    name: String,
+    format: Format,
+    size: u64,
+}
+
+/// What is done to the overlay.
+#[derive(Clone, Debug)]
+enum Deed {
+    /// Some writes, closed in order.
+    Write,
+    /// Another backing file, or none.
+    Rebase(Option<File>, Storage),
+    /// The same in the header alone.
+    Unsafe(File),
+    /// Into the layer of this depth.
+    Commit(usize, Afterwards),
+}
+
+/// How a deed is disturbed.
+#[derive(Clone, Copy, Debug)]
+enum Disturbance {
+    None,
+    /// The power fails after so many issues and completions.
+    Power(u64),
+    /// It fails as a flush of this number begins or ends, or so many of them later.
+    PowerAtFlush(u64, u64),
+    /// The job is cancelled when it asks for this piece.
+    Cancelled(u64),
+}
+
+/// Cancels its job when so many pieces have been asked for.
+struct Cancels {
+    left: AtomicU64,
+    job: Arc<OnceLock<Job>>,
+}
+
+impl Attendant for Cancels {
+    fn pace(&self, _: u64) -> Option<Moment> {
+        if self.left.fetch_sub(1, Ordering::Relaxed) == 0
+            && let Some(job) = self.job.get()
+        {
+            job.cancel();
+        }
+        None
+    }
+}
+
+/// Seeds for some runs.
+pub(crate) fn seeds(attempt: u64) -> Vec<u64> {
+    (0..RUNS)
+        .map(|run| FIRST_SEED + attempt * RUNS + run)
+        .collect()
+}
+
+/// Performs the run of a seed; `totals` tells what it did.
+///
+/// # Errors
+/// What went wrong.
+pub(crate) fn run(seed: u64, trace: &Trace, totals: &mut Totals) -> Result<(), String> {
+    let mut run = Run {
+        disk: SimDisk::new(Rng::derived(seed, "disk", 0), trace.clone()),
+        rng: Rng::derived(seed, "chains", 0),
+        trace: trace.clone(),
+        chains: Default::default(),
+        size: 0,
+        view: Vec::new(),
+        is_clean: true,
+    };
+    run.build()?;
+    for _ in 0..run.rng.between(2, 6) {
+        let deed = run.draw_deed()?;
+        run.perform(&deed, totals)?;
+    }
+    Ok(())
+}
+
+struct Run {
+    disk: SimDisk,
+    rng: Rng,
+    trace: Trace,
+    /// The lowest image first.
+    chains: [Vec<File>; 2],
+    /// Bytes of the overlay's disk.
+    size: u64,
+    /// What the overlay reads as.
+    view: Vec<u8>,
+    /// The power has not failed yet.
+    is_clean: bool,
+}
+
+fn below(name: &str) -> BackingChoice {
+    BackingChoice::Override {
+        name: name.to_string(),
+        format: None,
+    }
+}
+
+impl Run {
+    fn build(&mut self) -> Result<(), String> {
+        self.disk.set_pace(
+            self.rng
+                .pick(&[Pace::Prompt, Pace::Mixed, Pace::Stragglers]),
+        );
+        let about = self.rng.between(24, 400) << 10;
+        for chain in 0..2 {
+            let mut backing = None;
+            for depth in 0..self.rng.between(1, 3) {
+                let file = File {
+                    name: format!("chain{chain}-{depth}.img"),
+                    format: match depth == 0 && self.rng.chance(35) {
+                        true => Format::Raw,
+                        false => Format::Qcow2,
+                    },
+                    size: self.draw_size(about),
+                };
+                self.make(&file, backing.take())?;
+                self.chains[chain].push(file.clone());
+                self.fill(&file)?;
+                backing = Some(file);
+            }
+        }
+        self.size = self.draw_size(about);
+        let top = File {
+            name: TOP.to_string(),
+            format: Format::Qcow2,
+            size: self.size,
+        };
+        self.make(&top, self.chains[0].last().cloned())?;
+        self.fill(&top)?;
+        self.disk.persist_all();
+        self.view = self.read(TOP, BackingChoice::AsNamed)?;
+        Ok(())
+    }
+
+    fn draw_size(&mut self, about: u64) -> u64 {
+        let factor = self.rng.between(30, 150);
+        (about * factor / 100).next_multiple_of(512)
+    }
+
+    fn make(&mut self, file: &File, backing: Option<File>) -> Result<(), String> {
+        let mut content = Content::default();
+        if file.format == Format::Raw {
+            content.set_len(file.size);
+        }
+        self.disk.add_file(&file.name, regular(1), content);
+        if file.format == Format::Raw {
+            return Ok(());
+        }
+        let mut options = CreateOptions::new(file.size);
+        options.extended_l2 = self.rng.chance(35);
+        options.cluster_size = match options.extended_l2 {
+            true => 1 << self.rng.pick(&[14, 15, 16]),
+            false => 1 << self.rng.pick(&[9, 10, 12, 13, 16]),
+        };
+        if !options.extended_l2 && self.rng.chance(20) {
+            options.version = Version::V2;
+        }
+        if let Some(backing) = backing {
+            options.backing_format = Some(backing.format.name().to_string());
+            options.backing_file = Some(backing.name);
+        }
+        let handle = self.disk.open(&file.name, true).expect("it was added");
+        let making = async move { create(handle, None, &options).await };
+        let made = block_on(&self.disk, &mut self.rng, "create", making)?;
+        made.map_err(|error| format!("creating {}: {error}", file.name))
+    }
+
+    fn open(
+        &self,
+        name: &str,
+        (writable, backing): (bool, BackingChoice),
+    ) -> impl Future<Output = cowslip::Result<Image>> + 'static {
+        let file = self.disk.open(name, writable).expect("the run has made it");
+        let mut files = self.chains.iter().flatten();
+        let format = files.find(|file| file.name == name);
+        let format = format.map_or(Format::Qcow2, |file| file.format);
+        let options = OpenOptions {
+            format: Some(format),
+            writable,
+            backing,
+            cache_bytes: 1 << 20,
+            ..OpenOptions::default()
+        };
+        let gate = SimGate(self.disk.clone());
+        async move { Image::open(file, options, &gate).await }
+    }
+
+    /// Random writes, zeroes and compressed clusters, and a close.
+    fn fill(&mut self, file: &File) -> Result<(), String> {
+        let (rng, mut deeds) = (&mut self.rng, Vec::new());
+        for _ in 0..rng.between(1, 8) {
+            let start = rng.below(file.size / 512) * 512;
+            let most = (file.size - start).min(rng.pick(&[512, 4096, 20_000, 100_000]));
+            let len = rng.between(1, most.div_ceil(512)) * 512;
+            let value = rng.chance(70).then(|| rng.between(1, 255) as u8);
+            deeds.push((start, len.min(file.size - start), value));
+        }
+        let opening = self.open(&file.name, (true, BackingChoice::AsNamed));
+        let work = async move {
+            let image = opening.await?;
+            for (start, len, value) in deeds {
+                match value {
+                    Some(value) => {
+                        let data = Buf::copy_of(&vec![value; len as usize]);
+                        image.write(start, data, WriteOptions::default()).await?;
+                    }
+                    None => {
+                        let options = ZeroOptions::default();
+                        image.write_zeroes(start, len, options).await?;
+                    }
+                }
+            }
+            image.close().await
+        };
+        let filled = block_on(&self.disk, &mut self.rng, "fill", work)?;
+        filled.map_err(|error| format!("filling {}: {error}", file.name))
+    }
+
+    /// All that an image reads as, through its chain or another.
+    fn read(&mut self, name: &str, backing: BackingChoice) -> Result<Vec<u8>, String> {
+        let opening = self.open(name, (false, backing));
+        let work = async move {
+            let image = opening.await?;
+            let read = image.read(0, BufMut::zeroed(image.size() as usize)).await?;
+            image.close().await?;
+            Ok::<_, Error>(read.to_vec())
+        };
+        let read = block_on(&self.disk, &mut self.rng, "read", work)?;
+        read.map_err(|error| format!("{name} does not open or cannot be read: {error}"))
+    }
+
+    /// The images below the overlay now, the uppermost first.
+    fn layers(&mut self) -> Result<Vec<String>, String> {
+        let opening = self.open(TOP, (false, BackingChoice::AsNamed));
+        let work = async move {
+            let image = opening.await?;
+            let layers = image.layers().into_iter().skip(1);
+            let names: Vec<String> = layers.map(|layer| layer.name).collect();
+            image.close().await?;
+            Ok::<_, Error>(names)
+        };
+        let names = block_on(&self.disk, &mut self.rng, "open", work)?;
+        names.map_err(|error| format!("the overlay does not open: {error}"))
+    }
+
+    fn draw_deed(&mut self) -> Result<Deed, String> {
+        let depths = self.layers()?.len() as u64;
+        let chain = self.rng.index(2);
+        let files = &self.chains[chain];
+        let file = self.rng.pick(files);
+        Ok(match self.rng.below(10) {
+            0 | 1 => Deed::Write,
+            2 => Deed::Unsafe(file),
+            3 => Deed::Rebase(None, Storage::Plain),
+            4..6 => Deed::Rebase(
+                Some(file),
+                self.rng.pick(&[Storage::Plain, Storage::Compressed]),
+            ),
+            _ if depths == 0 => Deed::Rebase(Some(file), Storage::Plain),
+            6..9 => Deed::Commit(1, Afterwards::Empty),
+            _ => Deed::Commit(self.rng.between(1, depths) as usize, Afterwards::Kept),
+        })
+    }
+
+    fn draw_disturbance(&mut self) -> Disturbance {
+        match self.rng.below(10) {
+            0 | 1 => Disturbance::None,
+            2 => Disturbance::Cancelled(self.rng.below(4)),
+            3..7 => Disturbance::PowerAtFlush(self.rng.between(1, 20), self.rng.below(5)),
+            _ => {
+                let most = self.rng.pick(&[20, 60, 200, 800]);
+                Disturbance::Power(self.rng.between(1, most))
+            }
+        }
+    }
+
+    /// One deed, and the judgement.
+    fn perform(&mut self, deed: &Deed, totals: &mut Totals) -> Result<(), String> {
+        if let Deed::Write = deed {
+            let top = File {
+                name: TOP.to_string(),
+                format: Format::Qcow2,
+                size: self.size,
+            };
+            self.fill(&top)?;
+            self.view = self.read(TOP, BackingChoice::AsNamed)?;
+            self.disk.persist_all();
+            return self.judge("after writes", std::slice::from_ref(&self.view.clone()));
+        }
+        let disturbance = self.draw_disturbance();
+        self.trace.line(|| format!("{deed:?} {disturbance:?}"));
+        let mut views = vec![self.view.clone()];
+        if let Deed::Unsafe(file) = deed {
+            views.push(self.read(TOP, below(&file.name))?);
+        }
+        let bases = self.layers()?;
+        match disturbance {
+            Disturbance::Power(events) => self.disk.fail_power_after(events),
+            Disturbance::PowerAtFlush(flushes, then) => {
+                self.disk.fail_power_at_flush(flushes, then);
+            }
+            Disturbance::None | Disturbance::Cancelled(_) => {}
+        }
+        let work = self.work(deed, disturbance);
+        let outcome = attempt(&self.disk, &mut self.rng, "deed", work)?;
+        totals.requests += 1;
+        let mut when = "after a deed";
+        let has_power = self.disk.has_power();
+        self.disk.hold_power();
+        let crashes = !has_power || outcome.is_none() || self.rng.chance(30);
+        if crashes {
+            when = "after a crash";
+            totals.crashes += 1;
+            self.disk
+                .set_losses(self.rng.pick(&[Losses::Any, Losses::Adverse]));
+            let rngs = [Rng::new(self.rng.bits()), Rng::new(self.rng.bits())];
+            let [rng, next] = rngs;
+            self.disk = self.disk.crash(rng, next);
+        }
+        self.is_clean &= !crashes;
+        match &outcome {
+            Some(Ok(()) | Err(Error::Cancelled)) | None => {}
+            Some(Err(_)) if !has_power => {}
+            Some(Err(error)) => return Err(format!("{deed:?} failed without a fault: {error}")),
+        }
+        self.judge(when, &views)?;
+        match outcome {
+            Some(Ok(())) => self.judge_success(deed, &bases),
+            _ => Ok(()),
+        }
+    }
+
+    fn work(
+        &self,
+        deed: &Deed,
+        disturbance: Disturbance,
+    ) -> impl Future<Output = cowslip::Result<()>> + 'static {
+        let backing = match deed {
+            Deed::Unsafe(_) => BackingChoice::None,
+            _ => BackingChoice::AsNamed,
+        };
+        let opening = self.open(TOP, (true, backing));
+        let new = match deed {
+            Deed::Rebase(Some(file), _) => {
+                Some(self.open(&file.name, (false, BackingChoice::AsNamed)))
+            }
+            _ => None,
+        };
+        let (deed, gate) = (deed.clone(), SimGate(self.disk.clone()));
+        let job = match disturbance {
+            Disturbance::Cancelled(left) => {
+                let slot = Arc::new(OnceLock::new());
+                let job = Job::attended(Cancels {
+                    left: AtomicU64::new(left),
+                    job: Arc::clone(&slot),
+                });
+                drop(slot.set(job.clone()));
+                job
+            }
+            _ => Job::default(),
+        };
+        async move {
+            let image = opening.await?;
+            let done = match deed {
+                Deed::Write => Ok(()),
+                Deed::Unsafe(file) => {
+                    let amendment = Amendment::of_backing(named(&file));
+                    image.amend(&amendment, &job).await
+                }
+                Deed::Rebase(file, storage) => {
+                    let new = match new {
+                        Some(opening) => Some(opening.await?),
+                        None => None,
+                    };
+                    let backing = file.as_ref().map_or(Backing::None, named);
+                    image.rebase(new.as_ref(), (backing, storage), &job).await
+                }
+                Deed::Commit(depth, afterwards) => {
+                    let commit = Commit {
+                        depth,
+                        afterwards,
+                        base: OpenOptions::default(),
+                    };
+                    image.commit(&commit, &gate, &job).await
+                }
+            };
+            let closed = image.close().await;
+            done.and(closed)
+        }
+    }
+
+    /// What must hold whatever has happened.
+    fn judge(&mut self, when: &str, views: &[Vec<u8>]) -> Result<(), String> {
+        let qcow2 = self.chains.iter().flatten();
+        let qcow2 = qcow2.filter(|file| file.format == Format::Qcow2);
+        let mut names: Vec<String> = qcow2.map(|file| file.name.clone()).collect();
+        names.push(TOP.to_string());
+        for name in names {
+            let found = prepare::examine(&name, &self.disk, &mut self.rng);
+            let (_, found) = found.map_err(|what| format!("{when}: {name}: {what}"))?;
+            if self.is_clean && found.leaks > 0 {
+                let leaks = found.leaks;
+                return Err(format!("{leaks} clusters of {name} are leaked {when}"));
+            }
+        }
+        let found = self.read(TOP, BackingChoice::AsNamed)?;
+        if views.contains(&found) {
+            self.view = found;
+            return Ok(());
+        }
+        let at = found.iter().zip(&views[0]).position(|(a, b)| a != b);
+        Err(format!(
+            "{when}: other bytes were found after reopening, the first at {at:x?} of {:#x}",
+            found.len()
+        ))
+    }
+
+    /// What must hold after a deed that has succeeded, though the power may have failed since.
+    fn judge_success(&mut self, deed: &Deed, bases: &[String]) -> Result<(), String> {
+        let layers = self.layers()?;
+        match deed {
+            Deed::Write => Ok(()),
+            Deed::Rebase(None, _) if layers.is_empty() => Ok(()),
+            Deed::Rebase(Some(file), _) | Deed::Unsafe(file)
+                if layers.first() == Some(&file.name) =>
+            {
+                Ok(())
+            }
+            Deed::Rebase(..) | Deed::Unsafe(_) => Err(format!(
+                "after reopening {layers:?} are below, not what was asked for"
+            )),
+            Deed::Commit(depth, _) => {
+                let base = self.read(&bases[depth - 1], BackingChoice::AsNamed)?;
+                match base.get(..self.view.len()) == Some(&self.view[..]) {
+                    true => Ok(()),
+                    false => Err("the base has not what was committed into it".to_string()),
+                }
+            }
+        }
+    }
+}
+
+fn named(file: &File) -> Backing {
+    Backing::File {
+        name: file.name.clone(),
+        format: file.format,
+    }
+}
