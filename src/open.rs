@@ -5,7 +5,6 @@ use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 
-use cowslip::Image;
 use cowslip::file::host::{
     Aio, BackingPolicy, CreateMode, FlushPolicy, HostGate, HostOptions, Locking, PageCache,
     open_host_file,
@@ -14,6 +13,7 @@ use cowslip::file::{BlockFile, Claim, Protection, Sharing};
 use cowslip::image::{
     AllocPolicy, BackingChoice, DetectZeroes, DiscardPolicy, Format, OpenOptions, WritePolicy,
 };
+use cowslip::{Image, Workers};
 use cowslip_queue::{Backend, Queue};
 
 use crate::error::{CommandError, opening_reason};
@@ -122,6 +122,13 @@ pub struct OpenHow {
     pub sharing: Sharing,
     /// `--backing-policy`.
     pub policy: BackingPolicy,
+    /// Who packs and unpacks compressed clusters.
+    pub workers: Workers,
+}
+
+/// The queue's threads for blocking calls, which pack and unpack clusters too: for verbs that move much data.
+pub fn workers() -> Workers {
+    Workers::new(|work| drop(cowslip_queue::blocking(work)))
 }
 
 /// Options of every verb that opens images.
@@ -244,6 +251,7 @@ async fn prepare(
         metadata_only: how.metadata_only,
         cache_bytes: source.cache_bytes.unwrap_or(how.cache_bytes),
         sharing: source.sharing(how),
+        workers: how.workers.clone(),
     };
     Ok((open_file(source, how).await?, options, gate))
 }

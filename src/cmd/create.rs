@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use clap::ArgAction;
 use cowslip::Job;
-use cowslip::file::host::{Aio, CreateMode, HostOptions, open_host_file, resolve_name};
+use cowslip::file::host::{
+    Aio, CreateMode, FlushPolicy, HostOptions, open_host_file, resolve_name,
+};
 use cowslip::file::{BlockFile, Claim, FileId, Sharing};
 use cowslip::image::Format;
 use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create_as_job, create_raw};
@@ -243,11 +245,17 @@ pub fn run(args: Args, program: &Program) -> u8 {
 
 /// An image that is to be made, everything known and checked but what the files say.
 #[derive(Debug)]
-struct Request {
-    filename: String,
-    format: Format,
-    options: Vec<(String, String)>,
-    size: Option<u64>,
+pub(super) struct Request {
+    /// The file, without `file:`.
+    pub(super) filename: String,
+    /// Its format.
+    pub(super) format: Format,
+    /// Names and values, checked one by one.
+    pub(super) options: Vec<(String, String)>,
+    /// The size of its disk.
+    pub(super) size: Option<u64>,
+    /// Whether it is durable once it is made.
+    pub(super) flush: FlushPolicy,
 }
 
 fn create_image(args: &Args, program: &Program) -> Result<(), CommandError> {
@@ -258,7 +266,7 @@ fn create_image(args: &Args, program: &Program) -> Result<(), CommandError> {
         .collect();
     let lists = lists.into_iter().collect::<Result<Vec<_>, _>>()?;
     if args.options.iter().any(|list| options::asks_for_help(list)) {
-        return print_help(args, program);
+        return print_help(&args.format, args.filename.is_some(), program);
     }
     let Some(filename) = &args.filename else {
         return Err(CommandError::new(
@@ -305,7 +313,7 @@ fn options_of_format(format: Format) -> Vec<Known> {
 }
 
 /// The options of a format and of the file that it is in.
-fn options_of(format: Format) -> Vec<Known> {
+pub(super) fn options_of(format: Format) -> Vec<Known> {
     let own = options_of_format(format);
     let is_new = |option: &&Known| own.iter().all(|other| other.name != option.name);
     let of_file = FILE_OPTIONS.iter().filter(is_new);
@@ -323,7 +331,7 @@ fn listed(options: Vec<Known>, program: &Program) -> Vec<Known> {
         .collect()
 }
 
-fn format_named(name: &str) -> Result<Format, CommandError> {
+pub(super) fn format_named(name: &str) -> Result<Format, CommandError> {
     match name {
         "raw" | "file" => Ok(Format::Raw),
         "qcow2" => Ok(Format::Qcow2),
@@ -331,18 +339,22 @@ fn format_named(name: &str) -> Result<Format, CommandError> {
     }
 }
 
-fn print_help(args: &Args, program: &Program) -> Result<(), CommandError> {
-    let format = format_named(&args.format)?;
-    if args.filename.is_some() {
+/// Lists the options of a format; with a file, those of files too.
+pub(super) fn print_help(
+    name: &str,
+    has_file: bool,
+    program: &Program,
+) -> Result<(), CommandError> {
+    let format = format_named(name)?;
+    if has_file {
         let text = options::help_text(&listed(options_of(format), program));
         print(&format!("Supported options:\n{text}"));
         return Ok(());
     }
     let own = listed(options_of_format(format), program);
     print(&format!(
-        "Supported {} options:\n{}\nThe protocol level may support further options.\nSpecify the \
+        "Supported {name} options:\n{}\nThe protocol level may support further options.\nSpecify the \
          target filename to include those options.\n",
-        args.format,
         options::help_text(&own)
     ));
     Ok(())
@@ -397,6 +409,7 @@ fn request(
         format,
         options: given,
         size,
+        flush: FlushPolicy::Honour,
     })
 }
 
@@ -552,7 +565,7 @@ fn tell_file_system(request: &Request, file: &dyn BlockFile) -> Result<(), Comma
     Ok(())
 }
 
-fn preallocation(request: &Request) -> Result<Preallocation, CommandError> {
+pub(super) fn preallocation(request: &Request) -> Result<Preallocation, CommandError> {
     let Some(value) = options::value(&request.options, "preallocation") else {
         return Ok(Preallocation::Off);
     };
@@ -568,7 +581,7 @@ fn not_accepted(name: &str, value: &str) -> CommandError {
     ))
 }
 
-fn qcow2_options(request: &Request) -> Result<CreateOptions, CommandError> {
+pub(super) fn qcow2_options(request: &Request) -> Result<CreateOptions, CommandError> {
     let value = |name| options::value(&request.options, name);
     let switch = |name| value(name).map_or(Ok(false), |text| options::switch(name, text));
     if switch("encryption")? || value("encrypt.format").is_some() {
@@ -623,6 +636,16 @@ impl NewFile {
         used: &[FileId],
         claim: Claim,
     ) -> Result<(NewFile, Arc<dyn BlockFile>), CommandError> {
+        NewFile::open_with(name, used, claim, FlushPolicy::Honour)
+    }
+
+    /// The same, with a say about whether flushes count.
+    fn open_with(
+        name: &str,
+        used: &[FileId],
+        claim: Claim,
+        flush: FlushPolicy,
+    ) -> Result<(NewFile, Arc<dyn BlockFile>), CommandError> {
         let refused = |error: cowslip::Error| {
             CommandError::new(match &error {
                 cowslip::Error::Io { source, .. } => format!(
@@ -637,6 +660,7 @@ impl NewFile {
         let options = |create| HostOptions {
             writable: true,
             create,
+            flush,
             ..HostOptions::default()
         };
         let mut is_new = true;
@@ -673,11 +697,22 @@ impl Drop for NewFile {
 }
 
 async fn make(request: &Request, backing: Option<&[Layer]>, job: &Job) -> Result<(), CommandError> {
-    let mut used: Vec<FileId> = backing
-        .unwrap_or_default()
-        .iter()
-        .filter_map(|l| l.id)
-        .collect();
+    let backing = backing.unwrap_or_default();
+    let used: Vec<FileId> = backing.iter().filter_map(|layer| layer.id).collect();
+    for file in make_files(request, used, job).await? {
+        file.finished();
+    }
+    Ok(())
+}
+
+/// Makes the image's file, and its data file if it has one; none of them may be one of `used`.
+pub(super) async fn make_files(
+    request: &Request,
+    mut used: Vec<FileId>,
+    job: &Job,
+) -> Result<Vec<NewFile>, CommandError> {
+    let open =
+        |name: &str, used: &[FileId], claim| NewFile::open_with(name, used, claim, request.flush);
     if request.format == Format::Raw {
         let preallocation = preallocation(request)?;
         if preallocation == Preallocation::Metadata {
@@ -685,31 +720,23 @@ async fn make(request: &Request, backing: Option<&[Layer]>, job: &Job) -> Result
             return Err(CommandError::new(text));
         }
         let size = request.size.unwrap_or(0);
-        let (new, file) = NewFile::open(&request.filename, &used, Claim::CREATE_RAW)?;
+        let (new, file) = open(&request.filename, &used, Claim::CREATE_RAW)?;
         tell_file_system(request, &*file)?;
         create_raw(file, size, preallocation, job).await?;
-        new.finished();
-        return Ok(());
+        return Ok(vec![new]);
     }
     let options = qcow2_options(request)?;
-    let (new, file) = NewFile::open(&request.filename, &used, Claim::qcow2(true))?;
+    let (new, file) = open(&request.filename, &used, Claim::qcow2(true))?;
     tell_file_system(request, &*file)?;
     let data = match &options.data_file {
         Some(name) => {
             used.extend(file.id());
-            Some(NewFile::open(
-                &resolve_name(&request.filename, name),
-                &used,
-                Claim::data_file(true),
-            )?)
+            let name = resolve_name(&request.filename, name);
+            Some(open(&name, &used, Claim::data_file(true))?)
         }
         None => None,
     };
     let (new_data, data_file) = data.unzip();
     create_as_job(file, data_file, &options, job).await?;
-    new.finished();
-    if let Some(new_data) = new_data {
-        new_data.finished();
-    }
-    Ok(())
+    Ok(std::iter::once(new).chain(new_data).collect())
 }

@@ -16,7 +16,9 @@ pub mod check;
 pub mod clone;
 pub mod commit;
 pub mod compare;
+pub mod convert;
 pub mod create;
+pub mod dd;
 pub mod demo;
 pub mod extents;
 pub mod generate;
@@ -25,6 +27,7 @@ pub mod info;
 pub mod io;
 pub mod map;
 pub mod rebase;
+pub mod measure;
 pub mod resize;
 pub mod serve;
 
@@ -35,6 +38,12 @@ pub enum ImgVerb {
     Create(create::Args),
     /// Check an image's structures and refcounts
     Check(check::Args),
+    /// Copy images into another one, of another format if wanted
+    Convert(Box<convert::Args>),
+    /// Copy a part of an image into a new one
+    Dd(Box<dd::Args>),
+    /// Tell how large the file of a new image will be
+    Measure(Box<measure::Args>),
     /// Tell where the data of an image is
     Map(map::Args),
     /// Display information about an image
@@ -57,6 +66,9 @@ impl ImgVerb {
         match self {
             ImgVerb::Create(args) => create::run(args, program),
             ImgVerb::Check(args) => check::run(args, program),
+            ImgVerb::Convert(args) => convert::run(&args, program),
+            ImgVerb::Dd(args) => dd::run(&args, program),
+            ImgVerb::Measure(args) => measure::run(&args, program),
             ImgVerb::Map(args) => map::run(args, program),
             ImgVerb::Info(args) => info::run(args, program),
             ImgVerb::Resize(args) => resize::run(args, program),

@@ -5,7 +5,8 @@
 //! measures overwrites), their order and places (a fixed seed, each block once), the client, the
 //! options of the image, O_DIRECT, io_uring. The order of the servers rotates with each repetition.
 //! Each run starts on a fresh image, ends with a flush, and its image is checked by qemu-img.
-//! `--check` measures checks instead ([`check`]), `--shown` what allocation costs ([`shown`]).
+//! `convert` measures conversions instead ([`convert`]), `--check` checks ([`check`]), `--shown` what allocation
+//! costs ([`shown`]).
 //!
 //! Needs root for the mounts; it works in a mount namespace of its own and removes the files under
 //! its mounts at once, so that whatever ends it also cleans up.
@@ -17,6 +18,7 @@ use std::time::Instant;
 
 mod cell;
 mod check;
+mod convert;
 mod load;
 mod report;
 mod server;
@@ -32,6 +34,9 @@ use server::{Kind, Server};
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub struct Args {
+    /// What is measured: random writes over NBD, unless it is `convert` (beside qemu-img and nbdcopy)
+    #[arg(conflicts_with_all = ["check", "shown"])]
+    table: Option<Table>,
     /// Measure `check` beside `qemu-img check` instead
     #[arg(long)]
     check: bool,
@@ -47,6 +52,9 @@ pub struct Args {
     /// Requests of each run in the tables of --shown
     #[arg(long, value_name = "N", requires = "shown")]
     requests: Option<u64>,
+    /// MiB of data of each source of `convert`; 1024, or 256 with --quick
+    #[arg(long, value_name = "MIB", requires = "table")]
+    data_mib: Option<u64>,
     /// Repetitions of each cell with each server or contestant
     #[arg(long, value_name = "N")]
     repetitions: Option<usize>,
@@ -68,6 +76,13 @@ pub struct Args {
     /// The Cowslip binary to measure, rather than building one
     #[arg(long)]
     binary: Option<PathBuf>,
+}
+
+/// Tables that have a name.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Table {
+    /// `convert` beside qemu-img and nbdcopy.
+    Convert,
 }
 
 /// The sizes of a run.
@@ -138,7 +153,9 @@ pub fn run(args: &Args) -> Result<(), String> {
         None => build()?,
     };
     let directory = work_directory(args)?;
-    if args.check {
+    if args.table == Some(Table::Convert) {
+        convert::run(args, &binary, &directory)?;
+    } else if args.check {
         check::run(args, &binary, &directory)?;
     } else if args.shown {
         shown::run(args, &binary, &directory)?;

@@ -8,13 +8,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cowslip_queue::BufMut;
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 
 use crate::Result;
 use crate::file::{ChosenBy, Gate, HostFile, Role};
 use crate::image::{BackingChoice, Format, OpenOptions};
 use crate::qcow2::map::{Run, Source};
-use crate::qcow2::{self, Qcow2};
+use crate::qcow2::{self, Qcow2, Wanted};
 use crate::raw::Raw;
 use crate::{Error, file};
 
@@ -142,27 +142,18 @@ pub async fn read_runs(
     {
         return image.data_file().read(host.0, buf).await;
     }
-    let mut jobs = Vec::new();
+    let mut jobs = Jobs::default();
     let mut deeper = Vec::new();
-    sort_out(
-        (start, buf),
-        runs,
-        |part_start, source, part| match source {
-            Source::Below => deeper.push((0, part_start, part)),
-            _ => jobs.push((part_start, source, part)),
-        },
-    );
-    let ours = join_all(jobs.into_iter().map(|(at, source, part)| async move {
-        fetch(image.data_file(), Some(image), source, part)
-            .await
-            .map(|part| (at, part))
-    }));
+    sort_out((start, buf), runs, |at, source, part| match source {
+        Source::Below => deeper.push((0, at, part)),
+        _ => jobs.add(at, source, part),
+    });
+    let ours = jobs.run(image.data_file(), Some(image));
     let mut done = Vec::new();
     if deeper.is_empty() {
         done.extend(ours.await);
     } else {
-        let (ours, theirs) =
-            futures_util::future::join(ours, read_each(below.layers(), deeper)).await;
+        let (ours, theirs) = join(ours, read_each(below.layers(), deeper)).await;
         done.extend(ours);
         done.extend(theirs);
     }
@@ -195,31 +186,57 @@ fn assemble(parts: Vec<Result<(u64, BufMut)>>) -> Result<BufMut> {
     Ok(whole)
 }
 
-async fn fetch(
-    file: &HostFile,
-    image: Option<&Qcow2>,
-    source: Source,
-    mut part: BufMut,
-) -> Result<BufMut> {
-    match (source, image) {
-        (Source::Data(host), _) => file.read(host.0, part).await,
-        (Source::Compressed(place, from), Some(image)) => {
-            let cluster = image.decompress(place).await?;
-            let from = from as usize;
-            let len = part.len();
-            part.copy_from_slice(&cluster[from..from + len]);
-            Ok(part)
+/// Parts of a read that one layer decides.
+#[derive(Default)]
+struct Jobs {
+    plain: Vec<(u64, Source, BufMut)>,
+    compressed: Vec<Wanted>,
+}
+
+impl Jobs {
+    fn add(&mut self, at: u64, source: Source, part: BufMut) {
+        match source {
+            Source::Compressed(place, from) => self.compressed.push(Wanted {
+                at,
+                place,
+                from,
+                part,
+            }),
+            Source::Data(_) | Source::Zero(_) | Source::Below => {
+                self.plain.push((at, source, part));
+            }
         }
-        (Source::Zero(_) | Source::Below | Source::Compressed(..), _) => {
-            part.fill(0);
-            Ok(part)
+    }
+
+    /// Reads them from the layer's data file; compressed ones from the image.
+    async fn run(self, file: &HostFile, image: Option<&Qcow2>) -> Vec<Result<(u64, BufMut)>> {
+        let plain = self.plain.into_iter().map(|(at, source, part)| async move {
+            let part = fetch(file, source, part).await;
+            part.map(|part| (at, part))
+        });
+        let plain = join_all(plain);
+        match image.filter(|_| !self.compressed.is_empty()) {
+            None => plain.await,
+            Some(image) => {
+                let (mut done, packed) = join(plain, image.read_compressed(self.compressed)).await;
+                done.extend(packed);
+                done
+            }
         }
     }
 }
 
+async fn fetch(file: &HostFile, source: Source, mut part: BufMut) -> Result<BufMut> {
+    if let Source::Data(host) = source {
+        return file.read(host.0, part).await;
+    }
+    part.fill(0);
+    Ok(part)
+}
+
 /// Reads parts through layers, without recursion: what a layer does not hold is asked of the next.
 async fn read_each(layers: &[Arc<Layer>], mut work: Vec<Part>) -> Vec<Result<(u64, BufMut)>> {
-    let mut jobs = Vec::new();
+    let mut jobs: Vec<Jobs> = layers.iter().map(|_| Jobs::default()).collect();
     let mut done = Vec::new();
     while let Some((index, at, mut part)) = work.pop() {
         let Some(layer) = layers.get(index) else {
@@ -239,24 +256,16 @@ async fn read_each(layers: &[Arc<Layer>], mut work: Vec<Part>) -> Vec<Result<(u6
         match layer.map(at..at + present).await {
             Ok(runs) => sort_out((at, part), &runs, |at, source, part| match source {
                 Source::Below => work.push((index + 1, at, part)),
-                _ => jobs.push((layer, at, source, part)),
+                _ => jobs[index].add(at, source, part),
             }),
             Err(error) => done.push(Err(error)),
         }
     }
-    let fetched = join_all(
-        jobs.into_iter()
-            .map(|(layer, at, source, part)| async move {
-                let image = match &**layer {
-                    Layer::Qcow2(image) => Some(&**image),
-                    Layer::Raw(_) => None,
-                };
-                fetch(layer.data_file(), image, source, part)
-                    .await
-                    .map(|part| (at, part))
-            }),
-    );
-    done.extend(fetched.await);
+    let fetched = layers
+        .iter()
+        .zip(jobs)
+        .map(|(layer, jobs)| jobs.run(layer.data_file(), layer.qcow2()));
+    done.extend(join_all(fetched).await.into_iter().flatten());
     done
 }
 

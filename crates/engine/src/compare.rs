@@ -8,10 +8,11 @@ use cowslip_queue::BufMut;
 use futures_util::future::try_join;
 use futures_util::stream::{FuturesOrdered, StreamExt};
 
-use crate::image::{Image, is_zero};
+use crate::image::Image;
 use crate::job::Job;
 pub use crate::pairs::Side;
 use crate::pairs::{Known, Span, Spans};
+use crate::zero::is_zero;
 use crate::{Error, Result};
 
 /// Bytes of each disk that are compared at a time.

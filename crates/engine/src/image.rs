@@ -5,15 +5,16 @@ use std::sync::Arc;
 use cowslip_queue::{Buf, BufMut};
 
 use crate::chain::{self, Below, Files, Layer, Naming};
-use crate::file::{BlockFile, Claim, Durability, FileId, Gate, Sharing, Space};
+use crate::file::{BlockFile, Claim, Durability, FileId, Gate, HostFile, Sharing, Space};
 use crate::job::Job;
-use crate::qcow2::Fua;
 use crate::qcow2::amend::Amendment;
 use crate::qcow2::create::Preallocation;
 use crate::qcow2::header::Header;
 use crate::qcow2::probe::{Observation, Stage};
 use crate::qcow2::repair;
-use crate::{Error, Result, extents};
+use crate::qcow2::{Fua, Packed};
+use crate::zero::is_zero;
+use crate::{Error, Result, Workers, extents};
 
 /// Bytes of L2 slices kept where the caller sets no budget.
 const CACHE_BYTES_DEFAULT: u64 = 32 << 20;
@@ -210,6 +211,8 @@ pub struct OpenOptions {
     pub cache_bytes: u64,
     /// What other processes may do with the image meanwhile.
     pub sharing: Sharing,
+    /// Who packs and unpacks compressed clusters.
+    pub workers: Workers,
 }
 
 impl OpenOptions {
@@ -539,6 +542,57 @@ impl Image {
         }
     }
 
+    /// The cluster, or the block of a raw file.
+    pub(crate) fn cluster_bytes(&self) -> u64 {
+        match &self.top {
+            Layer::Raw(_) => self.preferred_block_bytes(),
+            Layer::Qcow2(image) => image.cluster_bytes(),
+        }
+    }
+
+    /// The file of a raw image.
+    pub(crate) fn raw_file(&self) -> Option<&HostFile> {
+        match &self.top {
+            Layer::Raw(raw) => Some(raw.file()),
+            Layer::Qcow2(_) => None,
+        }
+    }
+
+    /// The file that holds the data of a layer; 0 is the image itself.
+    pub(crate) fn data_file(&self, depth: usize) -> &HostFile {
+        match depth {
+            0 => self.top.data_file(),
+            depth => self.below.layers()[depth - 1].data_file(),
+        }
+    }
+
+    /// Compresses whole clusters, to be written by [`Image::write_packed`]. Changes nothing.
+    pub(crate) async fn pack(&self, offset: u64, data: Buf) -> Result<Vec<Packed>> {
+        self.validate_write(offset, data.len() as u64)?;
+        match &self.top {
+            Layer::Raw(_) => Err(self.cannot_compress()),
+            Layer::Qcow2(image) => image.pack(offset, data).await,
+        }
+    }
+
+    /// Stores compressed clusters.
+    pub(crate) async fn write_packed(&self, packed: Vec<Packed>) -> Result<()> {
+        match &self.top {
+            Layer::Raw(_) => Err(self.cannot_compress()),
+            Layer::Qcow2(image) => {
+                let written = image.write_packed(packed, &self.below).await;
+                image.concluded(written).await
+            }
+        }
+    }
+
+    fn cannot_compress(&self) -> Error {
+        Error::Unsupported {
+            file: self.name().to_string(),
+            feature: "compression of a raw image".to_string(),
+        }
+    }
+
     fn validate(&self, offset: u64, len: u64) -> Result<()> {
         match offset.checked_add(len) {
             Some(end) if end <= self.size() => Ok(()),
@@ -612,17 +666,14 @@ impl Image {
         }
     }
 
-    /// Compresses `data`, a whole cluster (or what the disk's last one holds), and stores it so.
+    /// Compresses `data`, whole clusters (or what the disk's last one holds), and stores them so.
     ///
     /// # Errors
     /// As `write`; also where the format cannot.
     pub async fn write_compressed(&self, offset: u64, data: Buf) -> Result<()> {
         self.validate_write(offset, data.len() as u64)?;
         match &self.top {
-            Layer::Raw(_) => Err(Error::Unsupported {
-                file: self.name().to_string(),
-                feature: "compression of a raw image".to_string(),
-            }),
+            Layer::Raw(_) => Err(self.cannot_compress()),
             Layer::Qcow2(image) => {
                 image
                     .concluded(image.write_compressed(offset, data, &self.below).await)
@@ -795,12 +846,6 @@ impl Image {
             image.maintain().await;
         }
     }
-}
-
-/// Whether all bytes are zero. Data is found out after a few bytes; the rest compiles to vector instructions.
-pub(crate) fn is_zero(data: &[u8]) -> bool {
-    data.chunks(256)
-        .all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
 impl LayerInfo {

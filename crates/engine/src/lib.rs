@@ -10,6 +10,7 @@ pub mod allocate;
 mod chain;
 pub mod commit;
 pub mod compare;
+pub mod convert;
 mod durable;
 pub mod error;
 mod extents;
@@ -18,6 +19,7 @@ pub mod growth;
 pub mod image;
 pub mod job;
 mod pairs;
+pub mod measure;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
@@ -29,11 +31,14 @@ mod raw;
 pub mod rebase;
 pub mod space;
 mod sync;
+pub mod workers;
+mod zero;
 
 pub use cowslip_queue::{Buf, BufMut};
 pub use error::{Error, Result};
 pub use image::Image;
 pub use job::Job;
+pub use workers::Workers;
 
 /// The README's example compiles.
 #[cfg(doctest)]

@@ -17,12 +17,13 @@ use cowslip_queue::{Buf, BufMut};
 use futures_util::future::{try_join, try_join_all};
 
 use crate::chain::Layer;
-use crate::image::{Image, ZeroOptions, is_zero};
+use crate::image::{Image, ZeroOptions};
 use crate::job::{Cost, Job, PIECE_BYTES, Pieces, Stage};
 use crate::pairs::{Known, Spans};
 use crate::qcow2::amend::{Amendment, Backing};
 use crate::qcow2::geometry::{round_down, round_up};
 use crate::qcow2::{Fua, Qcow2};
+use crate::zero::is_zero;
 use crate::{Error, Result};
 
 /// How what differs is stored.

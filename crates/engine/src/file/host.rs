@@ -452,6 +452,38 @@ pub fn reflink(source: &dyn BlockFile, target: &dyn BlockFile) -> io::Result<()>
     }
 }
 
+/// Has the system copy bytes from file to file; it may share them, where the file system can.
+///
+/// `ErrorKind::Unsupported` where it cannot; part of it may be copied then. A source that ends too early is
+/// followed by zeroes, which the target has to have there already.
+pub fn copy_range(
+    (source, source_offset): (&Arc<dyn BlockFile>, u64),
+    (target, target_offset): (&Arc<dyn BlockFile>, u64),
+    len: u64,
+) -> Pending<io::Result<()>> {
+    let (source, target) = (Arc::clone(source), Arc::clone(target));
+    blocking(move || {
+        let (Some(from), Some(to)) = (source.descriptor(), target.descriptor()) else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let (mut from_at, mut to_at, mut rest) = (source_offset, target_offset, len);
+        while rest > 0 {
+            let most = usize::try_from(rest).unwrap_or(usize::MAX);
+            match rustix::fs::copy_file_range(from, Some(&mut from_at), to, Some(&mut to_at), most)
+            {
+                Ok(0) => return Ok(()),
+                Ok(copied) => rest -= copied as u64,
+                Err(Errno::INTR) => {}
+                Err(Errno::XDEV | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::BADF) => {
+                    return Err(io::ErrorKind::Unsupported.into());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    })
+}
+
 /// Data up to the end of a device, a hole beyond it.
 fn split_at_end(start: u64, end: u64, size: u64) -> Vec<FileExtent> {
     let split = size.clamp(start, end);

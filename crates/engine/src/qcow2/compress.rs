@@ -60,15 +60,44 @@ pub fn decompress(
 
 /// The compressed form of a cluster, or `None` if it is not smaller than the cluster.
 pub fn compress(kind: CompressionType, cluster: &[u8]) -> Option<Vec<u8>> {
-    let mut output = vec![0; cluster.len().checked_sub(1)?];
-    let len = match kind {
-        CompressionType::Deflate => deflate(cluster, &mut output)?,
-        CompressionType::Zstd => {
-            zstd::bulk::compress_to_buffer(cluster, &mut output[..], ZSTD_LEVEL).ok()?
-        }
-    };
-    output.truncate(len);
-    Some(output)
+    Compressor::new(kind).compress(cluster)
+}
+
+/// Compresses clusters, one after the other: what it takes to begin, up to a megabyte of tables, is done once.
+pub struct Compressor(Codec);
+
+enum Codec {
+    Deflate(Compress),
+    /// `None` if there is no memory for it.
+    Zstd(Option<zstd::bulk::Compressor<'static>>),
+}
+
+impl Compressor {
+    /// A compressor of this kind.
+    pub fn new(kind: CompressionType) -> Compressor {
+        Compressor(match kind {
+            CompressionType::Deflate => Codec::Deflate(Compress::new_with_window_bits(
+                Compression::default(),
+                false,
+                DEFLATE_WINDOW_BITS,
+            )),
+            CompressionType::Zstd => Codec::Zstd(zstd::bulk::Compressor::new(ZSTD_LEVEL).ok()),
+        })
+    }
+
+    /// The compressed form of a cluster, or `None` if it is not smaller than the cluster.
+    pub fn compress(&mut self, cluster: &[u8]) -> Option<Vec<u8>> {
+        let mut output = vec![0; cluster.len().checked_sub(1)?];
+        let len = match &mut self.0 {
+            Codec::Deflate(stream) => deflate(stream, cluster, &mut output)?,
+            Codec::Zstd(zstd) => {
+                let zstd = zstd.as_mut()?;
+                zstd.compress_to_buffer(cluster, &mut output[..]).ok()?
+            }
+        };
+        output.truncate(len);
+        Some(output)
+    }
 }
 
 fn inflate(input: &[u8], cluster: &mut [u8]) -> Result<(), DecompressError> {
@@ -111,9 +140,8 @@ fn decompress_zstd(input: &[u8], cluster: &mut [u8]) -> Result<(), DecompressErr
     Ok(())
 }
 
-fn deflate(cluster: &[u8], output: &mut [u8]) -> Option<usize> {
-    let mut stream =
-        Compress::new_with_window_bits(Compression::default(), false, DEFLATE_WINDOW_BITS);
+fn deflate(stream: &mut Compress, cluster: &[u8], output: &mut [u8]) -> Option<usize> {
+    stream.reset();
     let status = stream
         .compress(cluster, output, FlushCompress::Finish)
         .ok()?;

@@ -1,23 +1,34 @@
 //! Writing compressed clusters: packed one after the other, byte by byte, as QEMU's are.
 //!
-//! The writer has the write-back turn, so there is one at a time. A host cluster has one reference
-//! for each compressed cluster that has bytes in it; at the count's maximum a new one is begun. The
+//! Compressing is work for processors and is done by the workers, in any order; storing is done in the order of the
+//! calls, several clusters at a time. The writer has the write-back turn, so there is one at a time. A host cluster has one
+//! reference for each compressed cluster that has bytes in it; at the count's maximum a new one is begun. The
 //! space after the last one, up to the end of its host cluster, is the *tail*: ours alone, since its
-//! cluster's count is not 0 while anything in it is referenced.
+//! cluster's count is not 0 while anything in it is referenced. What does not fit there goes on into the
+//! next cluster of the host if that is free, as QEMU's does.
+
+use std::ops::Range;
 
 use cowslip_queue::Buf;
+use futures_util::future::join_all;
 
 use super::admit::Stay;
-use super::compress::compress;
+use super::compress::Compressor;
 use super::entry::{Compressed, L2Entry, SECTOR_BYTES};
-use super::geometry::{Geometry, GuestOffset, HostCluster, HostOffset, round_up};
+use super::geometry::{
+    Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset, pieces, round_up,
+};
 use super::inflight::{Kind, Want};
 use super::plan::{Freed, Promise};
-use super::{Counts, Fua, Qcow2};
+use super::{Counts, Fua, Qcow2, State};
 use crate::chain::Below;
 use crate::file::Durability;
 use crate::planted::{self, Mistake};
+use crate::workers::GROUP_BYTES;
 use crate::{Error, Result};
+
+/// Buffers that go down in one write; the system takes 1024.
+const BUFFERS_PER_WRITE: usize = 512;
 
 /// Where the next compressed cluster begins.
 #[derive(Clone, Copy, Debug)]
@@ -34,14 +45,52 @@ impl Tail {
     }
 }
 
+/// A cluster on its way into the image.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    offset: u64,
+    data: Form,
+}
+
+#[derive(Debug)]
+enum Form {
+    Compressed(Vec<u8>),
+    /// It would not become smaller.
+    Plain(Buf),
+}
+
+impl Packed {
+    /// Where it is on the disk.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Bytes that it takes on the host, as far as its own go.
+    pub(crate) fn len(&self) -> u64 {
+        match &self.data {
+            Form::Compressed(bytes) => bytes.len() as u64,
+            Form::Plain(data) => data.len() as u64,
+        }
+    }
+}
+
+/// Clusters that are stored together: neighbours in one slice, in order.
+type Together = Vec<(GuestCluster, Vec<u8>)>;
+
 impl Qcow2 {
-    /// Compresses a cluster and stores it so; as plain data if that is not smaller.
+    /// Compresses clusters and stores them so; as plain data where that is not smaller.
     pub(crate) async fn write_compressed(
         &self,
         offset: u64,
         data: Buf,
         below: &Below,
     ) -> Result<()> {
+        let packed = self.pack(offset, data).await?;
+        self.write_packed(packed, below).await
+    }
+
+    /// Compresses clusters. Changes nothing.
+    pub(crate) async fn pack(&self, offset: u64, data: Buf) -> Result<Vec<Packed>> {
         if self.format.data_file {
             return Err(Error::Unsupported {
                 file: self.name().to_string(),
@@ -51,85 +100,155 @@ impl Qcow2 {
         let cluster_bytes = self.geometry().cluster_bytes();
         let len = data.len() as u64;
         let at_end = offset + len == self.size();
-        let whole = len == cluster_bytes || (at_end && len < cluster_bytes);
+        let whole = len > 0 && (len.is_multiple_of(cluster_bytes) || at_end);
         if !self.geometry().is_cluster_aligned(offset) || !whole {
             return Err(Error::Invalid(
-                "a compressed write covers exactly a cluster".to_string(),
+                "a compressed write covers whole clusters".to_string(),
             ));
         }
+        let groups = pieces(offset, len, GROUP_BYTES.max(cluster_bytes)).map(|group| {
+            let kind = self.compression;
+            let part = data.slice(
+                (group.start - offset) as usize,
+                (group.end - group.start) as usize,
+            );
+            self.workers.run(move || {
+                let mut compressor = Compressor::new(kind);
+                let clusters = pieces(group.start, part.len() as u64, cluster_bytes);
+                let pack = |cluster: Range<u64>| {
+                    let at = (cluster.start - group.start) as usize;
+                    let data = part.slice(at, (cluster.end - cluster.start) as usize);
+                    pack_cluster(&mut compressor, (cluster.start, data), cluster_bytes)
+                };
+                clusters.map(pack).collect::<Vec<_>>()
+            })
+        });
+        Ok(join_all(groups).await.into_iter().flatten().collect())
+    }
+
+    /// Stores clusters, one after the other. Those of one call lie side by side, unless the free space does not.
+    pub(crate) async fn write_packed(&self, packed: Vec<Packed>, below: &Below) -> Result<()> {
         self.ready_for_writes().await?;
-        let mut padded = vec![0; cluster_bytes as usize];
-        padded[..data.len()].copy_from_slice(&data);
-        let Some(packed) = compress(self.compression, &padded) else {
-            return self.write(offset, data, below, Fua::No).await;
-        };
-        self.store(offset, packed, below).await?;
+        let mut together = Together::new();
+        for Packed { offset, data } in packed {
+            let cluster = self.geometry().guest_cluster(GuestOffset(offset));
+            let slice = |cluster| self.geometry().slice_of(cluster);
+            let ends = match (together.last(), &data) {
+                (None, _) => false,
+                (Some(_), Form::Plain(_)) => true,
+                (Some((last, _)), Form::Compressed(_)) => {
+                    cluster <= *last || slice(cluster) != slice(*last)
+                }
+            };
+            if ends {
+                self.store(std::mem::take(&mut together), below).await?;
+            }
+            match data {
+                Form::Compressed(bytes) => together.push((cluster, bytes)),
+                Form::Plain(data) => self.write(offset, data, below, Fua::No).await?,
+            }
+        }
+        if !together.is_empty() {
+            self.store(together, below).await?;
+        }
         self.settle(self.effective(Fua::No), true).await
     }
 
-    /// Places, writes and publishes one compressed cluster.
-    async fn store(&self, offset: u64, packed: Vec<u8>, below: &Below) -> Result<()> {
-        // Space for it wherever it goes, before anything is taken.
-        self.make_room(2).await?;
-        // The lease keeps others away from the guest cluster; it is waited for without the turn.
-        let cluster = self.geometry().guest_cluster(GuestOffset(offset));
-        let lease = self.lease_cluster(cluster, below).await?;
+    /// Places, writes and publishes compressed clusters.
+    async fn store(&self, together: Together, below: &Below) -> Result<()> {
+        let bytes: u64 = together.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        // Space for them wherever they go, before anything is taken.
+        self.make_room(self.geometry().clusters_for(bytes) + 1)
+            .await?;
+        // The lease keeps others away from the guest clusters; it is waited for without the turn.
+        let clusters: Vec<GuestCluster> = together.iter().map(|(cluster, _)| *cluster).collect();
+        let lease = self.lease_clusters(&clusters, below).await?;
         let mut turn = self.turn.take().await;
-        let placed = self
-            .to_the_end(self.place(&mut turn, packed.len() as u64))
-            .await;
-        let stored = match &placed {
-            Ok(place) => self.write_packed(*place, packed).await.map(|()| *place),
-            Err(error) => Err(error.duplicate()),
+        let lens: Vec<u64> = together
+            .iter()
+            .map(|(_, bytes)| bytes.len() as u64)
+            .collect();
+        let (places, outcome) = self.to_the_end(self.place_all(&mut turn, &lens)).await;
+        let stored = match outcome {
+            Ok(()) => self.write_places(&places, together).await,
+            failed => failed,
         };
         drop(turn);
         let mut state = self.lock();
         let state = &mut *state;
-        if let (Ok(place), Err(_)) = (placed, &stored)
-            && !planted::is(Mistake::FailedCompressedLost)
-        {
-            // Its reference was raised, and no entry will ever be its own.
-            self.give_up(state, Freed::Compressed(place));
+        let published = stored.and_then(|()| self.publish_packed(state, &clusters, &places));
+        if published.is_err() && !planted::is(Mistake::FailedCompressedLost) {
+            for place in places {
+                // Its reference was raised, and no entry will ever be its own.
+                self.give_up(state, Freed::Compressed(place));
+            }
         }
-        let published = stored.and_then(|place| {
-            let before = state.tables.entry(cluster);
-            let before =
-                before.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))?;
+        lease.end(state);
+        published
+    }
+
+    /// Makes the entries refer to compressed clusters that are written: all of them or none.
+    fn publish_packed(
+        &self,
+        state: &mut State,
+        clusters: &[GuestCluster],
+        places: &[Compressed],
+    ) -> Result<()> {
+        let before = clusters.iter().map(|&cluster| {
+            let entry = state.tables.entry(cluster);
+            entry.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))
+        });
+        let before = before.collect::<Result<Vec<L2Entry>>>()?;
+        for ((cluster, place), before) in clusters.iter().zip(places).zip(before) {
             let freed = match before {
                 L2Entry::Compressed(old) => Some(Freed::Compressed(old)),
                 L2Entry::Standard(old) => old.host.map(Freed::Cluster),
             };
-            let entry = L2Entry::Compressed(place);
-            state.tables.set_entry(cluster, &entry, Promise::Bytes);
+            let entry = L2Entry::Compressed(*place);
+            state.tables.set_entry(*cluster, &entry, Promise::Bytes);
             if let Some(freed) = freed {
                 self.clusters_of(&freed)
                     .for_each(|host| state.fresh.set(host, 0));
                 self.give_up(state, freed);
             }
-            Ok(())
-        });
-        lease.end(state);
-        published
+        }
+        Ok(())
+    }
+
+    /// Bytes for compressed clusters, and why they ended before all had theirs.
+    async fn place_all(&self, counts: &mut Counts, lens: &[u64]) -> (Vec<Compressed>, Result<()>) {
+        let mut places = Vec::with_capacity(lens.len());
+        for &len in lens {
+            match self.place(counts, len).await {
+                Ok(place) => places.push(place),
+                Err(error) => return (places, Err(error)),
+            }
+        }
+        (places, Ok(()))
     }
 
     /// Bytes for a compressed cluster, with a reference raised for each host cluster they lie in.
     async fn place(&self, counts: &mut Counts, len: u64) -> Result<Compressed> {
         let cluster_bytes = self.geometry().cluster_bytes();
         let max = self.geometry().refcount_max();
-        let tail = counts.compressed_tail.filter(|tail| {
-            let room = round_up(tail.next, cluster_bytes) - tail.next;
-            (tail.references < max || planted::is(Mistake::RefcountWraps)) && room >= len
-        });
+        let tail = counts
+            .compressed_tail
+            .filter(|tail| tail.references < max || planted::is(Mistake::RefcountWraps));
+        let room = |tail: &Tail| round_up(tail.next, cluster_bytes) - tail.next;
         let (start, references) = match tail {
-            Some(tail) => (tail.next, tail.references),
-            None => {
+            Some(tail) if room(&tail) >= len => (tail.next, tail.references),
+            tail => {
                 // Others may have taken what there was: with the turn in hand, more is found here.
                 while self.lock().free.clusters() == 0 {
                     self.find_room(counts, 1).await?;
                 }
                 let mut state = self.lock();
                 let (cluster, _) = self.take_clusters(&mut state, 1)[0];
-                (self.geometry().host_offset(cluster).0, 0)
+                let taken = self.geometry().host_offset(cluster).0;
+                match tail {
+                    Some(tail) if tail.next + room(&tail) == taken => (tail.next, tail.references),
+                    _ => (taken, 0),
+                }
             }
         };
         if start + len > self.format.compressed_offset_end() {
@@ -138,14 +257,14 @@ impl Qcow2 {
                 feature: "a compressed cluster at so high an offset".to_string(),
             });
         }
-        let host = self.geometry().host_cluster(HostOffset(start));
-        self.lock().raise(host);
-        let next = start + len;
-        let same_cluster = self.geometry().host_cluster(HostOffset(next)) == host;
-        counts.compressed_tail = same_cluster.then_some(Tail {
-            next,
-            references: references + 1,
-        });
+        let host = |at: u64| self.geometry().host_cluster(HostOffset(at));
+        let (first, last, next) = (host(start), host(start + len - 1), start + len);
+        {
+            let mut state = self.lock();
+            (first.0..=last.0).for_each(|cluster| state.raise(HostCluster(cluster)));
+        }
+        let references = if first == last { references + 1 } else { 1 };
+        counts.compressed_tail = (host(next) == last).then_some(Tail { next, references });
         let sectors = round_up(start % SECTOR_BYTES + len, SECTOR_BYTES) - start % SECTOR_BYTES;
         let sectors = match () {
             () if planted::is(Mistake::CompressedSectorTooMany) => sectors + SECTOR_BYTES,
@@ -160,22 +279,34 @@ impl Qcow2 {
         })
     }
 
-    async fn write_packed(&self, place: Compressed, packed: Vec<u8>) -> Result<()> {
-        self.file
-            .write(place.start, vec![Buf::from(packed)], Durability::Cached)
-            .await
+    /// Writes packed clusters to their places; neighbours together.
+    async fn write_places(&self, places: &[Compressed], together: Together) -> Result<()> {
+        let mut writes: Vec<(u64, u64, Vec<Buf>)> = Vec::new();
+        for (place, (_, bytes)) in places.iter().zip(together) {
+            let end = place.start + bytes.len() as u64;
+            match writes.last_mut() {
+                Some((_, last, data)) if *last == place.start && data.len() < BUFFERS_PER_WRITE => {
+                    *last = end;
+                    data.push(Buf::from(bytes));
+                }
+                _ => writes.push((place.start, end, vec![Buf::from(bytes)])),
+            }
+        }
+        let writes = writes
+            .into_iter()
+            .map(|(start, _, data)| self.file.write(start, data, Durability::Cached));
+        join_all(writes).await.into_iter().collect()
     }
 
-    /// An exclusive lease on a whole guest cluster whose slice is in memory.
-    async fn lease_cluster(
-        &self,
-        cluster: super::geometry::GuestCluster,
-        below: &Below,
-    ) -> Result<Stay<'_>> {
-        let slice = self.geometry().slice_of(cluster);
-        let start = self.geometry().guest_offset(cluster).0;
+    /// An exclusive lease on guest clusters of one slice, and on what lies between them; the slice is in memory.
+    async fn lease_clusters(&self, clusters: &[GuestCluster], below: &Below) -> Result<Stay<'_>> {
+        let (first, last) = (clusters[0], clusters[clusters.len() - 1]);
+        let slice = self.geometry().slice_of(first);
+        debug_assert_eq!(slice, self.geometry().slice_of(last), "of one slice");
+        let start = self.geometry().guest_offset(first).0;
+        let end = self.geometry().guest_offset(last).0 + self.geometry().cluster_bytes();
         let want = Want {
-            range: start..start + self.geometry().cluster_bytes(),
+            range: start..end,
             kind: Kind::Exclusive,
         };
         let mut place = super::admit::Place {
@@ -190,7 +321,9 @@ impl Qcow2 {
                 match self.own_slice_now(&mut state, slice)? {
                     Err(need) => need,
                     Ok(()) => {
-                        self.view(&mut state, cluster, below)?;
+                        for cluster in clusters {
+                            self.view(&mut state, *cluster, below)?;
+                        }
                         let wants = std::slice::from_ref(&want);
                         if state.leases.obstacle(slice, wants, place.ticket).is_none() {
                             let stay = Stay::new(self, &mut state, (slice, want));
@@ -208,4 +341,24 @@ impl Qcow2 {
             pinned = self.satisfy(need, &mut place).await?;
         }
     }
+}
+
+/// Compresses one cluster; the disk's last one is padded.
+fn pack_cluster(
+    compressor: &mut Compressor,
+    (offset, data): (u64, Buf),
+    cluster_bytes: u64,
+) -> Packed {
+    let packed = if data.len() as u64 == cluster_bytes {
+        compressor.compress(&data)
+    } else {
+        let mut padded = vec![0; cluster_bytes as usize];
+        padded[..data.len()].copy_from_slice(&data);
+        compressor.compress(&padded)
+    };
+    let data = match packed {
+        Some(bytes) => Form::Compressed(bytes),
+        None => Form::Plain(data),
+    };
+    Packed { offset, data }
 }

@@ -15,10 +15,10 @@ use super::map::{Run, Source};
 use super::plan::{Change, Fill};
 use super::punch::HOST_BLOCK_BYTES;
 use super::{Few, Qcow2};
+use crate::Result;
 use crate::chain::{Below, read_runs};
 use crate::file::{Durability, Space};
 use crate::planted::{self, Mistake};
-use crate::{Error, Result};
 
 /// Buffers that go down in one write; the system takes 1024.
 const BUFFERS_PER_WRITE: usize = 512;
@@ -218,21 +218,6 @@ impl Qcow2 {
         let place = (start, BufMut::for_overwrite(len));
         let filled = read_runs(self, &fill.content, place, below).await?;
         Ok(filled.freeze())
-    }
-
-    /// Decompresses a cluster.
-    pub(crate) async fn decompress(&self, place: super::entry::Compressed) -> Result<Vec<u8>> {
-        let input = self.file.read_new(place.start, place.len).await?;
-        let mut cluster = vec![0; self.geometry().cluster_bytes() as usize];
-        super::compress::decompress(self.compression, &input, &mut cluster).map_err(|error| {
-            Error::Corrupt {
-                file: self.name().to_string(),
-                structure: "compressed cluster",
-                offset: place.start,
-                detail: error.to_string(),
-            }
-        })?;
-        Ok(cluster)
     }
 }
 

@@ -20,6 +20,7 @@ mod alloc;
 pub mod amend;
 pub mod check;
 pub mod compress;
+mod compressed_read;
 mod compressed_write;
 mod count_growth;
 mod cow;
@@ -72,8 +73,10 @@ use crate::file::{Durability, HostFile, Space};
 use crate::image::{CacheStatistics, DiscardPolicy, WritePolicy, WriteStatistics, ZeroMethod};
 use crate::planted::{self, Mistake};
 use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
-use crate::{Error, Result};
+use crate::{Error, Result, Workers};
 
+pub(crate) use self::compressed_read::Wanted;
+pub(crate) use self::compressed_write::Packed;
 pub use self::open::{Opening, open};
 
 const EIO: i32 = 5;
@@ -107,6 +110,8 @@ pub struct Qcow2 {
     sparse: OnceLock<bool>,
     durable_writes: DurableWrites,
     gathering: gather::Gathering,
+    /// Who packs and unpacks compressed clusters.
+    workers: Workers,
     /// For whoever watches.
     probe: probe::Probe,
 }
@@ -235,6 +240,11 @@ impl Qcow2 {
     /// The unit of allocation and zeroing.
     pub fn subcluster_bytes(&self) -> u64 {
         self.geometry().subcluster_bytes()
+    }
+
+    /// Bytes in a cluster.
+    pub(crate) fn cluster_bytes(&self) -> u64 {
+        self.geometry().cluster_bytes()
     }
 
     /// Bytes that the tables take in memory if nothing is let go.

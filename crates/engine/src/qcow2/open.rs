@@ -90,6 +90,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         sparse: OnceLock::new(),
         durable_writes: DurableWrites::default(),
         gathering: Gathering::default(),
+        workers: options.workers.clone(),
         probe: Probe::default(),
         file: file.clone(),
     };

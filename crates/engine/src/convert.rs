@@ -1,0 +1,333 @@
+//! Converting: the disk of an image, or of several one after the other, copied into another image, as a [`Job`].
+//!
+//! What is where is asked ahead ([`survey`]), what is to be done is decided from that alone ([`pieces`], pure), and it is
+//! done in the order of the guest ([`run`]): so many pieces at a time are read and, in their order, written. Holes and what
+//! the tables call zero are never read; what is read and turns out to be zero is not written ([`zeroes`], pure).
+//! A chain is flattened by the way: what is asked of the image on top is answered by all layers at once.
+//!
+//! Promises: the target's disk reads as the sources' do; of a failure it is told where it was. Memory is
+//! [`Options::in_flight`] pieces of [`PIECE_BYTES`], what it takes to hold a piece compressed, and the list of
+//! extents within [`survey::SPANS_MAX`].
+//!
+//! Leaves out: making, cutting and removing the target; what a half-made one means is the caller's to say.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::image::{Image, ZeroOptions};
+use crate::job::{Job, Stage};
+use crate::qcow2::geometry::round_up;
+use crate::{Error, Result};
+
+mod pieces;
+mod run;
+mod survey;
+mod zeroes;
+
+pub use survey::{Found, touched_bytes};
+
+/// Bytes of the disk that are read and written together: a cluster of the largest size, and enough for a device to be
+/// busy with.
+pub const PIECE_BYTES: u64 = 2 << 20;
+/// Pieces that are under way together, by default: as many as qemu-img's coroutines.
+pub const IN_FLIGHT: usize = 8;
+/// The unit of a disk's size.
+const SECTOR_BYTES: u64 = 512;
+
+/// In what order the target is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Order {
+    /// In that of the guest, so that the target's clusters lie in it.
+    #[default]
+    Guest,
+    /// As the data comes.
+    Any,
+}
+
+/// How clusters are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Form {
+    /// As they are.
+    #[default]
+    Plain,
+    /// Compressed.
+    Compressed,
+}
+
+/// What the target reads as where nothing is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Unwritten {
+    /// Zeroes: it is new.
+    #[default]
+    Zeroes,
+    /// Anything.
+    Unknown,
+    /// What the source's backing file has there; the target's is of this length in bytes. Only what the source's own
+    /// image holds is copied.
+    Backing(u64),
+}
+
+/// What is done where the source cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Unreadable {
+    /// The conversion fails.
+    #[default]
+    Fails,
+    /// Those sectors become zeroes, and [`Watch`] is told.
+    BecomesZero,
+}
+
+/// By what means data moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Means {
+    /// It is read, looked at and written.
+    #[default]
+    Copy,
+    /// The system copies it from file to file, and shares it where the file system can; where that does not work it is
+    /// copied. Nobody looks whether it is zero.
+    Offload,
+}
+
+/// How a conversion is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Pieces that are under way together.
+    pub in_flight: usize,
+    /// In what order the target is written.
+    pub order: Order,
+    /// How clusters are stored.
+    pub form: Form,
+    /// Zeroes of at least so many bytes are not written as data; 0: all that reads as something is, zeroes too.
+    pub sparse_bytes: u64,
+    /// What the target reads as where nothing is written.
+    pub unwritten: Unwritten,
+    /// What is done where the source cannot be read.
+    pub unreadable: Unreadable,
+    /// By what means data moves.
+    pub means: Means,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            in_flight: IN_FLIGHT,
+            order: Order::Guest,
+            form: Form::Plain,
+            sparse_bytes: 4096,
+            unwritten: Unwritten::Zeroes,
+            unreadable: Unreadable::Fails,
+            means: Means::Copy,
+        }
+    }
+}
+
+/// Where a conversion failed.
+#[derive(Debug)]
+pub enum Failure {
+    /// It was not known what is at this offset of the source.
+    Extents(u64, Error),
+    /// The source could not be read at this offset.
+    Reading(u64, Error),
+    /// The target could not be written at this offset.
+    Writing(u64, Error),
+    /// It was cancelled.
+    Cancelled,
+}
+
+impl Failure {
+    /// What failed.
+    pub fn into_error(self) -> Error {
+        match self {
+            Failure::Extents(_, error)
+            | Failure::Reading(_, error)
+            | Failure::Writing(_, error) => error,
+            Failure::Cancelled => Error::Cancelled,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Extents(at, error) => {
+                write!(
+                    f,
+                    "error while reading block status at offset {at}: {error}"
+                )
+            }
+            Failure::Reading(at, error) => write!(f, "error while reading at byte {at}: {error}"),
+            Failure::Writing(at, error) => write!(f, "error while writing at byte {at}: {error}"),
+            Failure::Cancelled => Error::Cancelled.fmt(f),
+        }
+    }
+}
+
+/// Called with what could not be read and became zeroes.
+pub type Watch<'a> = dyn Fn(&Failure) + Send + Sync + 'a;
+
+/// What a conversion did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Converted {
+    /// Bytes of the disk.
+    pub size: u64,
+    /// Bytes that were read.
+    pub read_bytes: u64,
+    /// Bytes of data that were written, before compression.
+    pub written_bytes: u64,
+    /// Bytes that clusters took which were compressed.
+    pub compressed_bytes: u64,
+    /// Bytes that were written as zeroes.
+    pub zeroed_bytes: u64,
+    /// Bytes that the system copied.
+    pub offloaded_bytes: u64,
+    /// Bytes that could not be read and became zeroes.
+    pub lost_bytes: u64,
+}
+
+/// What is converted: the disks of images, or parts of them, one after the other, each in whole sectors.
+#[derive(Clone, Debug, Default)]
+pub struct Sources<'a>(Vec<Part<'a>>);
+
+/// A part of a source's disk.
+#[derive(Clone, Debug)]
+struct Part<'a> {
+    image: &'a Image,
+    /// Which part of its disk.
+    range: Range<u64>,
+    /// Where that is among all.
+    start: u64,
+}
+
+impl Part<'_> {
+    /// Bytes that it takes: whole sectors.
+    fn len(&self) -> u64 {
+        round_up(self.range.end - self.range.start, SECTOR_BYTES)
+    }
+}
+
+impl<'a> Sources<'a> {
+    /// The whole disks of these images.
+    pub fn new(images: &'a [Image]) -> Sources<'a> {
+        let mut sources = Sources::default();
+        for image in images {
+            sources.add(image, 0..image.size());
+        }
+        sources
+    }
+
+    /// One more, at the end.
+    ///
+    /// # Panics
+    /// If the range is not within the disk.
+    pub fn add(&mut self, image: &'a Image, range: Range<u64>) {
+        assert!(
+            range.start <= range.end && range.end <= image.size(),
+            "a part of the disk"
+        );
+        let start = self.size();
+        self.0.push(Part {
+            image,
+            range,
+            start,
+        });
+    }
+
+    /// Bytes of all.
+    pub fn size(&self) -> u64 {
+        self.0.last().map_or(0, |part| part.start + part.len())
+    }
+}
+
+/// A conversion that is known, and not begun.
+pub struct Plan<'a> {
+    sources: &'a Sources<'a>,
+    options: Options,
+    found: Found,
+    feed: survey::Feed<'a>,
+    watch: &'a Watch<'a>,
+}
+
+impl<'a> Plan<'a> {
+    /// Looks what there is to do.
+    ///
+    /// # Errors
+    /// The tables of a source cannot be read; cancelled.
+    pub async fn new(
+        sources: &'a Sources<'a>,
+        options: Options,
+        (job, watch): (&Job, &'a Watch<'a>),
+    ) -> Outcome<Plan<'a>> {
+        assert!(options.in_flight > 0, "nothing would be done");
+        let (found, feed) = survey::survey(sources, options, (job, watch)).await?;
+        Ok(Plan {
+            sources,
+            options,
+            found,
+            feed,
+            watch,
+        })
+    }
+
+    /// How much there is.
+    pub fn found(&self) -> Found {
+        self.found
+    }
+
+    /// Copies the sources to the disk of `target`, which is at least as long. Does not flush.
+    ///
+    /// # Errors
+    /// The first failure, when all I/O has ended; part of the target is written then.
+    pub async fn run(self, target: &Image, job: &Job) -> Outcome<Converted> {
+        let Plan {
+            sources,
+            mut options,
+            mut found,
+            mut feed,
+            watch,
+        } = self;
+        let size = sources.size();
+        assert!(
+            size <= target.size(),
+            "the caller has checked that the target is long enough"
+        );
+        if options.unwritten == Unwritten::Unknown && options.sparse_bytes > 0 {
+            options.unwritten = clear(target, size).await?;
+            if options.unwritten == Unwritten::Zeroes {
+                feed.forget_zeroes();
+                found.zero_bytes = 0;
+            }
+        }
+        job.expect(found.data_bytes + found.zero_bytes);
+        job.enter(Stage::Copy);
+        job.done(0);
+        let run = run::Run::new((sources, target), options, (job, watch));
+        run.run(feed).await
+    }
+}
+
+/// Makes a target zero in one go, if it can without writing zeroes.
+async fn clear(target: &Image, len: u64) -> Outcome<Unwritten> {
+    let zeroes = ZeroOptions {
+        may_unmap: true,
+        fua: false,
+        fast_only: true,
+    };
+    match target.write_zeroes(0, len, zeroes).await {
+        Ok(()) => Ok(Unwritten::Zeroes),
+        Err(error) if is_refusal(&error) => Ok(Unwritten::Unknown),
+        Err(error) => Err(Failure::Writing(0, error)),
+    }
+}
+
+fn is_refusal(error: &Error) -> bool {
+    matches!(error, Error::Unsupported { .. }) || crate::space::is_unsupported(error)
+}
+
+/// The outcome of a conversion, or of a part of one.
+pub type Outcome<T> = std::result::Result<T, Failure>;
+
+/// Whether a job goes on.
+fn go_on(outcome: Result<()>) -> Outcome<()> {
+    // A job has no other error.
+    outcome.map_err(|_| Failure::Cancelled)
+}

@@ -1,0 +1,341 @@
+//! What the sources have, asked in their order.
+//!
+//! It is looked through once before anything is copied, because progress and room want to know how much there is. A list that
+//! is not too long is kept for the copying; else it is asked again, some extents ahead of what is being copied.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::{
+    Failure, Means, Options, Outcome, SECTOR_BYTES, Sources, Unreadable, Unwritten, Watch, go_on,
+};
+use crate::image::{Extent, Image};
+use crate::job::Job;
+use crate::qcow2::geometry::{round_down, round_up};
+
+/// Extents that are asked for at once.
+const ASKED: usize = 4096;
+/// Extents that are kept: 3 MiB. A disk of 4 GiB in pieces of 64 KiB has as many.
+pub const SPANS_MAX: usize = 1 << 16;
+/// Where the tables cannot be read, so much is taken for data, to be read sector by sector.
+const UNKNOWN_BYTES: u64 = 64 << 10;
+
+/// Where a source keeps data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which source.
+    pub source: usize,
+    /// Which layer of it; 0 is the image itself.
+    pub depth: usize,
+    /// Where in that layer's file.
+    pub offset: u64,
+}
+
+impl Place {
+    /// So many bytes further on.
+    pub fn plus(self, bytes: u64) -> Place {
+        Place {
+            offset: self.offset + bytes,
+            ..self
+        }
+    }
+}
+
+/// What is done with an extent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    /// The target reads as it should already.
+    Nothing,
+    /// Zeroes are written.
+    Zero,
+    /// Data is copied; by the system, if it lies at a place.
+    Data(Option<Place>),
+}
+
+/// An extent of all sources together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// First byte.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// What is done with it.
+    pub what: What,
+}
+
+/// What there is, in numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Found {
+    /// Bytes of data.
+    pub data_bytes: u64,
+    /// Bytes of zeroes that have to be written.
+    pub zero_bytes: u64,
+}
+
+/// The extents to copy, in order.
+pub struct Feed<'a> {
+    asker: Asker<'a>,
+    spans: VecDeque<Span>,
+    /// Where it goes on with asking.
+    asked_to: u64,
+    /// The target reads as zeroes by now.
+    no_zeroes: bool,
+}
+
+impl<'a> Feed<'a> {
+    /// The next extent that is known.
+    pub fn next_known(&mut self) -> Option<Span> {
+        loop {
+            let span = self.spans.pop_front()?;
+            if !self.no_zeroes || span.what != What::Zero {
+                return Some(span);
+            }
+        }
+    }
+
+    /// Zeroes need not be written any more.
+    pub fn forget_zeroes(&mut self) {
+        self.no_zeroes = true;
+    }
+
+    /// Extents that are known and not used yet.
+    pub fn known(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// Whether more have to be asked for; then by what, and from where on.
+    pub fn to_ask(&self) -> Option<(Asker<'a>, u64)> {
+        let more = self.asked_to < self.asker.sources.size();
+        more.then(|| (self.asker, self.asked_to))
+    }
+
+    /// What was asked for has come.
+    pub fn add(&mut self, (spans, asked_to): (Vec<Span>, u64)) {
+        self.spans.extend(spans);
+        self.asked_to = asked_to;
+    }
+}
+
+/// Looks through all sources.
+pub async fn survey<'a>(
+    sources: &'a Sources<'a>,
+    options: Options,
+    (job, watch): (&Job, &'a Watch<'a>),
+) -> Outcome<(Found, Feed<'a>)> {
+    let asker = Asker {
+        sources,
+        options,
+        watch,
+    };
+    let mut found = Found::default();
+    let mut kept = Some(Vec::new());
+    let mut at = 0;
+    while at < sources.size() {
+        go_on(job.check())?;
+        let (spans, end) = asker.ask(at).await?;
+        at = end;
+        for span in &spans {
+            match span.what {
+                What::Nothing => {}
+                What::Zero => found.zero_bytes += span.len,
+                What::Data(_) => found.data_bytes += span.len,
+            }
+        }
+        kept = kept.filter(|kept: &Vec<Span>| kept.len() + spans.len() <= SPANS_MAX);
+        if let Some(kept) = &mut kept {
+            kept.extend(spans);
+        }
+    }
+    let asked_to = if kept.is_some() { at } else { 0 };
+    let feed = Feed {
+        asker,
+        spans: kept.unwrap_or_default().into(),
+        asked_to,
+        no_zeroes: false,
+    };
+    Ok((found, feed))
+}
+
+/// Bytes of the units of so many bytes that have data in them.
+///
+/// # Errors
+/// The tables of a source cannot be read.
+pub async fn touched_bytes(sources: &Sources<'_>, unit_bytes: u64) -> Outcome<u64> {
+    let asker = Asker {
+        sources,
+        options: Options::default(),
+        watch: &|_| {},
+    };
+    let (mut at, mut counted_to, mut touched) = (0, 0, 0);
+    while at < sources.size() {
+        let (spans, end) = asker.ask(at).await?;
+        at = end;
+        for span in &spans {
+            let start = round_down(span.start, unit_bytes).max(counted_to);
+            counted_to = round_up(span.start + span.len, unit_bytes).max(counted_to);
+            touched += counted_to - start.min(counted_to);
+        }
+    }
+    Ok(touched)
+}
+
+/// Asks the sources what is where.
+#[derive(Clone, Copy)]
+pub struct Asker<'a> {
+    sources: &'a Sources<'a>,
+    options: Options,
+    watch: &'a Watch<'a>,
+}
+
+impl Asker<'_> {
+    /// Some extents from `at` on, and where they end.
+    pub async fn ask(&self, at: u64) -> Outcome<(Vec<Span>, u64)> {
+        let parts = &self.sources.0;
+        let index = parts.partition_point(|part| part.start + part.len() <= at);
+        let part = &parts[index];
+        let local = part.range.start + (at - part.start);
+        if local >= part.range.end {
+            // What is missing in its last sector.
+            return Ok((Vec::new(), part.start + part.len()));
+        }
+        let extents = self.extents(part.image, local..part.range.end, at).await?;
+        let end = extents.last().map_or(local, |last| last.start + last.len);
+        let in_all = |local: u64| local - part.range.start + part.start;
+        let spans = extents.iter().filter_map(|extent| {
+            let start = in_all(extent.start);
+            let what = what(extent, (index, start), &self.options);
+            let len = extent.len;
+            (what != What::Nothing).then_some(Span { start, len, what })
+        });
+        Ok((spans.collect(), in_all(end)))
+    }
+
+    /// Some extents of a range of an image, which begins at `at` of all.
+    async fn extents(&self, image: &Image, range: Range<u64>, at: u64) -> Outcome<Vec<Extent>> {
+        let (local, rest) = (range.start, range.end - range.start);
+        let error = match image.extents(local, rest, ASKED).await {
+            Ok(extents) => return Ok(extents),
+            Err(error) => error,
+        };
+        if self.options.unreadable == Unreadable::Fails {
+            return Err(Failure::Extents(at, error));
+        }
+        let len = (round_down(local, UNKNOWN_BYTES) + UNKNOWN_BYTES - local).min(rest);
+        match image.extents(local, len, ASKED).await {
+            Ok(extents) => Ok(extents),
+            Err(error) => {
+                (self.watch)(&Failure::Extents(at, error));
+                Ok(vec![Extent {
+                    start: local,
+                    len,
+                    depth: 0,
+                    present: true,
+                    zero: false,
+                    data: true,
+                    compressed: false,
+                    host_offset: None,
+                }])
+            }
+        }
+    }
+}
+
+/// What is done with an extent of a source, which begins at `start` of all. Pure.
+fn what(extent: &Extent, (source, start): (usize, u64), options: &Options) -> What {
+    let writes_all = options.sparse_bytes == 0;
+    if let Unwritten::Backing(backing_bytes) = options.unwritten {
+        if extent.depth > 0 || !extent.present {
+            return What::Nothing;
+        }
+        // Beyond the end of its backing file the target reads as zeroes.
+        if extent.zero && !writes_all && start >= round_up(backing_bytes, SECTOR_BYTES) {
+            return What::Nothing;
+        }
+    }
+    match extent.zero {
+        true if writes_all => What::Data(None),
+        true if options.unwritten == Unwritten::Zeroes => What::Nothing,
+        true => What::Zero,
+        false if options.means == Means::Offload && !extent.compressed => {
+            What::Data(extent.host_offset.map(|offset| Place {
+                source,
+                depth: extent.depth as usize,
+                offset,
+            }))
+        }
+        false => What::Data(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DATA: Extent = Extent {
+        start: 1 << 20,
+        len: 4096,
+        depth: 0,
+        present: true,
+        zero: false,
+        data: true,
+        compressed: false,
+        host_offset: Some(512),
+    };
+    const ZERO: Extent = Extent {
+        zero: true,
+        data: false,
+        ..DATA
+    };
+    const NOTHING: Extent = Extent {
+        present: false,
+        ..ZERO
+    };
+
+    fn of(extent: Extent, change: impl Fn(&mut Options)) -> What {
+        let mut options = Options::default();
+        change(&mut options);
+        what(&extent, (3, 2 << 20), &options)
+    }
+
+    #[test]
+    fn zeroes_are_written_where_the_target_does_not_read_so() {
+        assert_eq!(of(DATA, |_| {}), What::Data(None));
+        assert_eq!(of(ZERO, |_| {}), What::Nothing);
+        let unknown = |o: &mut Options| o.unwritten = Unwritten::Unknown;
+        assert_eq!(of(ZERO, unknown), What::Zero);
+        assert_eq!(of(NOTHING, unknown), What::Zero);
+        let all = |o: &mut Options| o.sparse_bytes = 0;
+        assert_eq!(of(NOTHING, all), What::Data(None));
+    }
+
+    #[test]
+    fn on_a_backing_file_only_the_image_itself_is_copied() {
+        let long = |o: &mut Options| o.unwritten = Unwritten::Backing(1 << 30);
+        assert_eq!(of(DATA, long), What::Data(None));
+        assert_eq!(of(Extent { depth: 1, ..DATA }, long), What::Nothing);
+        assert_eq!(of(ZERO, long), What::Zero);
+        assert_eq!(of(NOTHING, long), What::Nothing);
+        // The extent begins at 2 MiB of all.
+        let short = |o: &mut Options| o.unwritten = Unwritten::Backing((2 << 20) - 100);
+        assert_eq!(of(ZERO, short), What::Nothing);
+        let longer = |o: &mut Options| o.unwritten = Unwritten::Backing((2 << 20) + 1);
+        assert_eq!(of(ZERO, longer), What::Zero);
+    }
+
+    #[test]
+    fn the_system_copies_what_has_a_place() {
+        let offload = |o: &mut Options| o.means = Means::Offload;
+        let place = Place {
+            source: 3,
+            depth: 0,
+            offset: 512,
+        };
+        assert_eq!(of(DATA, offload), What::Data(Some(place)));
+        let packed = Extent {
+            compressed: true,
+            host_offset: None,
+            ..DATA
+        };
+        assert_eq!(of(packed, offload), What::Data(None));
+    }
+}

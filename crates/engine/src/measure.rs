@@ -1,0 +1,155 @@
+//! How large the file of a qcow2 image will be, to the byte, as `qemu-img measure` tells it.
+//!
+//! That is a promise of room, made before a volume is cut for the image: metadata as it is for a disk whose clusters
+//! are all there, and as many clusters as hold data. The refcount structures count themselves, hence the loop.
+
+use crate::convert::{Outcome, Sources, touched_bytes};
+use crate::qcow2::create::{CreateOptions, Preallocation};
+use crate::qcow2::geometry::{Geometry, round_up};
+use crate::qcow2::inspect::BitmapInfo;
+use crate::{Error, Result};
+
+/// Bytes of an entry of the L1 table, the refcount table, or a bitmap's table.
+const ENTRY_BYTES: u64 = 8;
+/// Bytes of a bitmap's directory entry before its name (qcow2.rst, "Bitmap directory").
+const BITMAP_ENTRY_BYTES: u64 = 24;
+
+/// Sizes of an image's file in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// With the data that there is.
+    pub required: u64,
+    /// With data everywhere.
+    pub fully_allocated: u64,
+}
+
+/// The sizes for an image of these options; with `sources`, as it will be when they are converted into it.
+///
+/// # Errors
+/// The tables of a source cannot be read.
+pub async fn measure(
+    options: &CreateOptions,
+    geometry: &Geometry,
+    sources: Option<&Sources<'_>>,
+) -> Outcome<Sizes> {
+    let disk = round_up(options.size, geometry.cluster_bytes());
+    let tables = metadata_bytes(geometry, disk);
+    let all = options.preallocation == Preallocation::Falloc
+        || options.preallocation == Preallocation::Full
+        // How much the image shares with it is not known: nothing, at worst.
+        || (sources.is_some() && options.backing_file.is_some());
+    let data = match sources {
+        _ if all => disk,
+        None => 0,
+        Some(sources) => touched_bytes(sources, geometry.cluster_bytes()).await?,
+    };
+    Ok(Sizes {
+        required: tables + data,
+        fully_allocated: tables + disk,
+    })
+}
+
+/// The header, the tables and the counts of an image whose disk has so many bytes in whole clusters.
+fn metadata_bytes(geometry: &Geometry, disk: u64) -> u64 {
+    let cluster = geometry.cluster_bytes();
+    let clusters = disk / cluster;
+    let l2_bytes = round_up(clusters * geometry.l2_entry_bytes(), cluster);
+    let l1_bytes = round_up(l2_bytes / cluster * ENTRY_BYTES, cluster);
+    let tables = cluster + l2_bytes + l1_bytes;
+    tables + counts_bytes(geometry, (tables + disk) / cluster)
+}
+
+/// Refcount blocks and the refcount table for so many clusters and for themselves.
+fn counts_bytes(geometry: &Geometry, clusters: u64) -> u64 {
+    let entries = geometry.refcount_table_entries_per_cluster();
+    let (mut blocks, mut table) = (0, 0);
+    loop {
+        let counted = clusters + blocks + table;
+        let more_blocks = counted.div_ceil(geometry.refcounts_per_block());
+        let more_table = more_blocks.div_ceil(entries);
+        if (more_blocks, more_table) == (blocks, table) {
+            return (blocks + table) * geometry.cluster_bytes();
+        }
+        // Both only grow, and slower than what they count.
+        (blocks, table) = (more_blocks, more_table);
+    }
+}
+
+/// The room that a source's persistent bitmaps take in the image, if all of their bits are stored. Those that were not
+/// closed cleanly are not copied.
+pub fn bitmaps_bytes(bitmaps: &[BitmapInfo], disk_bytes: u64, cluster_bytes: u64) -> u64 {
+    let mut directory = 0;
+    let mut stored = 0;
+    for bitmap in bitmaps.iter().filter(|bitmap| !bitmap.in_use) {
+        let bytes = disk_bytes.div_ceil(bitmap.granularity).div_ceil(8);
+        let clusters = bytes.div_ceil(cluster_bytes);
+        stored += clusters * cluster_bytes + round_up(clusters * ENTRY_BYTES, cluster_bytes);
+        directory += round_up(BITMAP_ENTRY_BYTES + bitmap.name.len() as u64, ENTRY_BYTES);
+    }
+    stored + round_up(directory, cluster_bytes)
+}
+
+/// The geometry of an image of these options, in the words of `qemu-img measure` where there is none.
+///
+/// # Errors
+/// `Invalid`.
+pub fn geometry(options: &CreateOptions) -> Result<Geometry> {
+    // Of all that `create` refuses, measuring only looks at what changes the sizes.
+    let bare = CreateOptions {
+        cluster_size: options.cluster_size,
+        extended_l2: options.extended_l2,
+        refcount_bits: options.refcount_bits,
+        ..CreateOptions::new(options.size)
+    };
+    bare.validate().map_err(|error| match error {
+        Error::Invalid(text) if text.starts_with("The image size is too large") => {
+            let text = "The image size is too large (try using a larger cluster size)";
+            Error::Invalid(text.to_string())
+        }
+        other => other,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    fn sizes(size: u64, change: impl Fn(&mut CreateOptions)) -> (u64, u64) {
+        let mut options = CreateOptions::new(size);
+        change(&mut options);
+        let geometry = geometry(&options).unwrap();
+        let sizes = measure(&options, &geometry, None).now_or_never().unwrap();
+        let sizes = sizes.unwrap();
+        (sizes.required, sizes.fully_allocated)
+    }
+
+    #[test]
+    fn sizes_are_those_that_qemu_tells() {
+        assert_eq!(sizes(0, |_| {}), (196_608, 196_608));
+        assert_eq!(sizes(1000, |_| {}), (327_680, 393_216));
+        assert_eq!(sizes(1 << 30, |_| {}), (393_216, 1_074_135_040));
+        let large = sizes(1 << 40, |options| {
+            options.cluster_size = 2 << 20;
+            options.refcount_bits = 1;
+        });
+        assert_eq!(large, (12_582_912, 1_099_524_210_688));
+        let full = sizes(1 << 30, |options| {
+            options.preallocation = Preallocation::Falloc
+        });
+        assert_eq!(full, (1_074_135_040, 1_074_135_040));
+    }
+
+    #[test]
+    fn bitmaps_take_bits_tables_and_a_directory() {
+        let bitmap = |name: &str, in_use| BitmapInfo {
+            name: name.to_string(),
+            granularity: 65536,
+            in_use,
+            auto: true,
+        };
+        assert_eq!(bitmaps_bytes(&[], 1 << 30, 65536), 0);
+        let two = [bitmap("a", false), bitmap("broken", true)];
+        assert_eq!(bitmaps_bytes(&two, 1 << 30, 65536), 3 * 65536);
+    }
+}

@@ -1,0 +1,499 @@
+//! `convert`: copies the disk of an image, or of several one after the other, into another image.
+//!
+//! Command line, refusals and exit codes are qemu-img's, and so is what becomes of zeroes, holes and backing files. Whatever
+//! ends it early leaves nothing that passes for an image: a new target is removed, one that was there before is
+//! emptied; one that `-n` has filled in part stays, and it is said.
+
+use std::time::Instant;
+
+use clap::ArgAction;
+use cowslip::convert::{
+    Converted, Failure, Form, Means, Options, Order, Plan, Sources, Unreadable, Unwritten,
+};
+use cowslip::file::Sharing;
+use cowslip::file::host::Aio;
+use cowslip::image::Format;
+use cowslip::{Error, Image, Job};
+use serde_json::{Value, json};
+
+use super::create;
+use crate::error::CommandError;
+use crate::interrupt::CancelledOnInterrupt;
+use crate::job::JobArgs;
+use crate::open::{CacheMode, ImageSpec, OpenHow, Trust, block_on, open_image, sharing, workers};
+use crate::options::{self, bytes_within, number_within};
+use crate::output::{Program, is_called_as_qemu, print_json};
+
+mod share;
+mod target;
+
+use target::Target;
+pub use target::refuse_source;
+
+/// Command line of `convert`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Format of the sources
+    #[arg(
+        short = 'f',
+        long = "source-format",
+        visible_alias = "format",
+        value_name = "FMT"
+    )]
+    format: Option<String>,
+    /// The sources are complete image specifications
+    #[arg(long = "source-image-opts", visible_alias = "image-opts")]
+    image_opts: bool,
+    /// Snapshot of the source that is converted
+    #[arg(
+        short = 'l',
+        long = "source-snapshot",
+        visible_alias = "snapshot",
+        value_name = "SNAPSHOT"
+    )]
+    snapshot: Option<String>,
+    /// Cache mode of the sources
+    #[arg(
+        short = 'T',
+        long = "source-cache",
+        value_name = "CACHE",
+        default_value = "writeback"
+    )]
+    source_cache: String,
+    /// Format of the target; raw by default
+    #[arg(short = 'O', long = "target-format", value_name = "FMT")]
+    target_format: Option<String>,
+    /// The target is a complete image specification
+    #[arg(long)]
+    target_image_opts: bool,
+    /// Options of the target's format, as name=value,name=value; `help` lists them
+    #[arg(
+        short = 'o',
+        long = "target-options",
+        visible_alias = "options",
+        value_name = "OPTIONS",
+        action = ArgAction::Append,
+        allow_hyphen_values = true
+    )]
+    options: Vec<String>,
+    /// Compress the target's clusters
+    #[arg(short = 'c', long)]
+    compress: bool,
+    /// Cache mode of the target
+    #[arg(
+        short = 't',
+        long = "target-cache",
+        value_name = "CACHE",
+        default_value = "unsafe"
+    )]
+    target_cache: String,
+    /// Backing file of the target: only what the source's own image holds is copied
+    #[arg(short = 'B', long = "backing", value_name = "FILE")]
+    backing: Option<String>,
+    /// Format of the backing file
+    #[arg(short = 'F', long = "backing-format", value_name = "FMT")]
+    backing_format: Option<String>,
+    /// The target exists, and is written as it is
+    #[arg(short = 'n', long)]
+    no_create: bool,
+    /// The target of -n reads as zeroes
+    #[arg(long)]
+    target_is_zero: bool,
+    /// Zeroes of at least so many bytes become holes; 0 writes all of them
+    #[arg(short = 'S', long, value_name = "SIZE")]
+    sparse_size: Option<String>,
+    /// Copy persistent bitmaps too
+    #[arg(long)]
+    bitmaps: bool,
+    /// Leave out bitmaps that are broken
+    #[arg(long)]
+    skip_broken_bitmaps: bool,
+    /// Open the sources although another process writes to them
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    /// Move at most so many bytes a second
+    #[arg(short = 'r', long, value_name = "RATE", allow_hyphen_values = true)]
+    rate: Option<String>,
+    /// How many pieces are under way together, 1 to 16; each takes up to 2 MiB of memory
+    #[arg(
+        short = 'm',
+        long,
+        value_name = "NUMBER",
+        default_value = "8",
+        allow_hyphen_values = true
+    )]
+    parallel: String,
+    /// Have the system copy, and share data where the file system can
+    #[arg(short = 'C', long)]
+    copy_range_offloading: bool,
+    /// Where the source cannot be read, go on with zeroes
+    #[arg(long)]
+    salvage: bool,
+    /// Write the target in any order
+    #[arg(short = 'W', long)]
+    oob_writes: bool,
+    /// Print nothing
+    #[arg(short = 'q', long)]
+    quiet: bool,
+    /// Say what was done in JSON
+    #[arg(long)]
+    json: bool,
+    /// Begin although the data may not fit on the target's file system
+    #[arg(long)]
+    no_space_check: bool,
+    #[command(flatten)]
+    trust: Trust,
+    #[command(flatten)]
+    job: JobArgs,
+    /// The images that are converted, and the target
+    #[arg(value_name = "SOURCE.. TARGET")]
+    names: Vec<String>,
+}
+
+/// A command line that makes sense, as far as no file has to be looked at.
+struct Request<'a> {
+    args: &'a Args,
+    sources: &'a [String],
+    target: &'a str,
+    /// The target's format; `None` if it is a specification.
+    format: Option<Format>,
+    format_name: &'a str,
+    /// Options of creation.
+    created: Vec<(String, String)>,
+    source_cache: CacheMode,
+    target_cache: CacheMode,
+    options: Options,
+}
+
+/// Converts.
+pub fn run(args: &Args, program: &Program) -> u8 {
+    program.exit_code(converted(args, program))
+}
+
+fn converted(args: &Args, program: &Program) -> Result<(), CommandError> {
+    if args.options.iter().any(|list| options::asks_for_help(list)) {
+        let name = args.target_format.as_deref().unwrap_or("raw");
+        return create::print_help(name, args.names.len() > 1, program);
+    }
+    let request = Request::new(args)?;
+    let mut job_args = args.job.clone();
+    if let Some(rate) = rate(args)? {
+        job_args = job_args.with_rate(Some(rate));
+    }
+    if args.quiet {
+        job_args = job_args.silent();
+    }
+    let job = job_args.job()?;
+    let interrupted = CancelledOnInterrupt::new(&job);
+    let begun = Instant::now();
+    // Threads copy from and to the page cache side by side; a ring would do so in one.
+    let done = block_on(Aio::Threads, request.convert(&job, program));
+    if job.is_cancelled() && done.is_err() {
+        program.complain(request.what_is_left());
+        interrupted.end_by_signal();
+        return Err(CommandError::told());
+    }
+    let done = done?;
+    job_args.end();
+    if args.json {
+        print_json(&request.told(done, begun.elapsed().as_secs_f64()));
+    }
+    Ok(())
+}
+
+/// `-r`; 0 is no limit.
+fn rate(args: &Args) -> Result<Option<String>, CommandError> {
+    let Some(text) = &args.rate else {
+        return Ok(None);
+    };
+    let rate = bytes_within("rate limit", text, 0..=i64::MAX as u64)?;
+    Ok((rate > 0).then(|| rate.to_string()))
+}
+
+/// `-S`.
+fn sparse_bytes(args: &Args) -> Result<u64, CommandError> {
+    const BYTES_MAX: u64 = 16 << 20;
+    let Some(text) = &args.sparse_size else {
+        return Ok(Options::default().sparse_bytes);
+    };
+    let what = "buffer size for sparse output";
+    match bytes_within(what, text, 0..=u64::MAX) {
+        Ok(bytes) if bytes.is_multiple_of(512) && bytes <= BYTES_MAX => Ok(bytes),
+        Err(error) if error.to_string().ends_with("'.") => Err(error),
+        Ok(_) | Err(_) => Err(CommandError::new(format!(
+            "Invalid {what} specified. Valid sizes are multiples of 512 up to {BYTES_MAX}. Select 0 to disable \
+             sparse detection (fully allocates output)."
+        ))),
+    }
+}
+
+impl<'a> Request<'a> {
+    fn new(args: &'a Args) -> Result<Request<'a>, CommandError> {
+        let sparse_bytes = sparse_bytes(args)?;
+        let in_flight = number_within("number of coroutines", &args.parallel, 1..=16)?;
+        refuse_contradictions(args)?;
+        let (target, sources) = match &args.names[..] {
+            [sources @ .., target] if !sources.is_empty() => (target, sources),
+            _ => return Err(CommandError::new("Must specify image file name")),
+        };
+        let format_name = args.target_format.as_deref().unwrap_or("raw");
+        let format = match args.target_image_opts {
+            true => None,
+            false => Some(create::format_named(format_name)?),
+        };
+        if args.target_image_opts && !args.no_create {
+            let text = "--target-image-opts requires use of -n flag";
+            return Err(CommandError::new(text));
+        }
+        let cache = |name: &str, what: &str| {
+            CacheMode::parse(name)
+                .ok_or_else(|| CommandError::new(format!("Invalid {what}cache option: {name}")))
+        };
+        let mut request = Request {
+            args,
+            sources,
+            target,
+            format,
+            format_name,
+            created: Vec::new(),
+            target_cache: cache(&args.target_cache, "")?,
+            source_cache: cache(&args.source_cache, "source ")?,
+            options: Options {
+                in_flight: in_flight as usize,
+                order: if args.oob_writes {
+                    Order::Any
+                } else {
+                    Order::Guest
+                },
+                form: if args.compress {
+                    Form::Compressed
+                } else {
+                    Form::Plain
+                },
+                sparse_bytes,
+                unwritten: Unwritten::Zeroes,
+                unreadable: match args.salvage {
+                    true => Unreadable::BecomesZero,
+                    false => Unreadable::Fails,
+                },
+                means: match args.copy_range_offloading {
+                    true => Means::Offload,
+                    false => Means::Copy,
+                },
+            },
+        };
+        request.created = request.options_of_creation()?;
+        Ok(request)
+    }
+
+    /// What `-o`, `-B` and `-F` ask of a new target.
+    fn options_of_creation(&self) -> Result<Vec<(String, String)>, CommandError> {
+        let Request {
+            args,
+            format: Some(format),
+            ..
+        } = *self
+        else {
+            return Ok(Vec::new());
+        };
+        let lists = args.options.iter().map(|list| options::split(list));
+        let given = lists.collect::<Result<Vec<_>, _>>()?.concat();
+        let mut given = options::normalise(given, &create::options_of(format))?;
+        let of_arguments = [
+            ("backing_file", &args.backing),
+            ("backing_fmt", &args.backing_format),
+        ];
+        for (name, value) in of_arguments {
+            let Some(value) = value else { continue };
+            if format == Format::Raw && !args.no_create {
+                let what = name.strip_prefix("backing_").map(|what| match what {
+                    "fmt" => "format",
+                    other => other,
+                });
+                let what = what.unwrap_or_default();
+                return Err(CommandError::new(format!(
+                    "Backing {what} not supported for file format '{}'",
+                    self.format_name
+                )));
+            }
+            given.push((name.to_string(), value.clone()));
+        }
+        let value = |name| options::value(&given, name);
+        if value("backing_file") == Some("") {
+            let text = "Expected backing file name, got empty string";
+            return Err(CommandError::new(text));
+        }
+        if !args.no_create && value("backing_file").is_some() && value("backing_fmt").is_none() {
+            let text = "Use of backing file requires explicit backing format";
+            return Err(CommandError::new(text));
+        }
+        if args.compress && format == Format::Raw {
+            let text = "Compression not supported for this file format";
+            return Err(CommandError::new(text));
+        }
+        Ok(given)
+    }
+
+    fn has_backing(&self) -> bool {
+        options::value(&self.created, "backing_file").is_some()
+    }
+
+    async fn convert(&self, job: &Job, program: &Program) -> Result<Converted, CommandError> {
+        let sources = self.open_sources().await?;
+        if self.may_share(&sources)
+            && let Some(done) = share::share(&sources[0], self.target, job).await?
+        {
+            return Ok(done);
+        }
+        let disks = Sources::new(&sources);
+        let warn = |failure: &Failure| {
+            if !self.args.quiet {
+                program.warn(words(failure));
+            }
+        };
+        let existing = match self.args.no_create {
+            true => Some(Target::open(self, disks.size()).await?),
+            false => None,
+        };
+        let mut options = self.options;
+        options.unwritten = match &existing {
+            Some(target) => target.unwritten(self),
+            None => target::unwritten_when_made(self).await?,
+        };
+        let plan = Plan::new(&disks, options, (job, &warn)).await;
+        let plan = plan.map_err(failed)?;
+        let target = match existing {
+            Some(target) => target,
+            None => Target::make(self, (&sources, disks.size()), (plan.found(), job)).await?,
+        };
+        let done = plan.run(target.image(), job).await.map_err(failed);
+        target.end(done).await
+    }
+
+    async fn open_sources(&self) -> Result<Vec<Image>, CommandError> {
+        let how = OpenHow {
+            cache: self.source_cache,
+            aio: Aio::Threads,
+            sharing: sharing(self.args.force_share, Sharing::default()),
+            policy: self.args.trust.backing_policy,
+            workers: workers(),
+            ..OpenHow::default()
+        };
+        let mut images = Vec::new();
+        for name in self.sources {
+            let spec = ImageSpec {
+                image_opts: self.args.image_opts,
+                ..ImageSpec::named(name, self.args.format.as_deref())
+            };
+            images.push(open_image(&spec, &how).await?);
+        }
+        Ok(images)
+    }
+
+    /// Whether the target may simply share the source's data: a copy of a raw file, and nothing else asked for. Not under
+    /// QEMU's name, since scripts use that copy to make holes of zeroes.
+    fn may_share(&self, sources: &[Image]) -> bool {
+        let args = self.args;
+        let [source] = sources else { return false };
+        let asks = args.no_create
+            || args.sparse_size.is_some()
+            || args.salvage
+            || args.rate.is_some()
+            || !self.created.is_empty();
+        let is_raw = source.layers()[0].format == Format::Raw;
+        !is_called_as_qemu() && !asks && is_raw && self.format == Some(Format::Raw)
+    }
+
+    /// What a cancelled conversion leaves.
+    fn what_is_left(&self) -> String {
+        let target = self.target;
+        match self.args.no_create {
+            true => format!("Cancelled: '{target}' is written in part, and is no copy"),
+            false => format!("Cancelled: '{target}' is gone, or empty if it was there before"),
+        }
+    }
+
+    fn told(&self, done: Converted, seconds: f64) -> Value {
+        json!({
+            "sources": self.sources,
+            "target": self.target,
+            "format": self.format.map(create::format_name),
+            "virtual-size": done.size,
+            "bytes-read": done.read_bytes,
+            "bytes-written": done.written_bytes,
+            "bytes-compressed": done.compressed_bytes,
+            "bytes-zeroed": done.zeroed_bytes,
+            "bytes-offloaded": done.offloaded_bytes,
+            "bytes-lost": done.lost_bytes,
+            "seconds": seconds,
+        })
+    }
+}
+
+/// Options that do not go together, and those that are not there.
+fn refuse_contradictions(args: &Args) -> Result<(), CommandError> {
+    let both = "--image-opts and --format are mutually exclusive";
+    let of_formats = [
+        (args.image_opts && args.format.is_some(), both),
+        (args.target_image_opts && args.target_format.is_some(), both),
+        (
+            args.skip_broken_bitmaps && !args.bitmaps,
+            "Use of --skip-broken-bitmaps requires --bitmaps",
+        ),
+        (args.bitmaps, "--bitmaps is not supported"),
+        (
+            args.snapshot.is_some(),
+            "-l (snapshots as sources) is not supported",
+        ),
+        (
+            args.compress && args.copy_range_offloading,
+            "Cannot enable copy offloading when -c is used",
+        ),
+        (
+            args.sparse_size.is_some() && args.copy_range_offloading,
+            "Cannot enable copy offloading when -S is used",
+        ),
+        (
+            args.salvage && args.copy_range_offloading,
+            "Cannot use copy offloading in salvaging mode",
+        ),
+        (
+            args.target_is_zero && !args.no_create,
+            "--target-is-zero requires use of -n flag",
+        ),
+        (
+            args.no_create && !args.options.is_empty(),
+            "-o has no effect when skipping image creation",
+        ),
+    ];
+    match of_formats.iter().find(|(refused, _)| *refused) {
+        Some((_, text)) => Err(CommandError::new(*text)),
+        None => Ok(()),
+    }
+}
+
+/// A failure in qemu-img's words; under our own name with what the engine knows of it.
+fn words(failure: &Failure) -> String {
+    let (what, error) = match failure {
+        Failure::Extents(at, error) => (
+            format!("error while reading block status at offset {at}"),
+            error,
+        ),
+        Failure::Reading(at, error) => (format!("error while reading at byte {at}"), error),
+        Failure::Writing(at, error) => (format!("error while writing at byte {at}"), error),
+        Failure::Cancelled => return Error::Cancelled.to_string(),
+    };
+    match is_called_as_qemu() {
+        true => format!("{what}: {}", error.system_words()),
+        false => format!("{what}: {error}"),
+    }
+}
+
+fn failed(failure: Failure) -> CommandError {
+    CommandError::new(words(&failure))
+}
+
+/// A command line's mistake that only the files show.
+fn too_small() -> CommandError {
+    CommandError::new("output file is smaller than input file")
+}

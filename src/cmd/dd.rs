@@ -1,0 +1,224 @@
+//! `dd`: copies a part of an image's disk into a new image, all of it as data, as `qemu-img dd` does.
+//!
+//! `count` is counted from the beginning of the input, also where blocks are skipped: that is what qemu-img does.
+
+use cowslip::convert::{Options, Plan, Sources, Unwritten};
+use cowslip::file::Sharing;
+use cowslip::file::host::{Aio, FlushPolicy};
+use cowslip::image::Format;
+
+use super::convert::refuse_source;
+use super::create::{self, NewFile, format_name};
+use crate::error::CommandError;
+use crate::interrupt::CancelledOnInterrupt;
+use crate::job::JobArgs;
+use crate::open::{
+    Access, ImageSpec, OpenHow, Trust, block_on, local_name, open_image, sharing, workers,
+};
+use crate::options::{bytes_within, number_within};
+use crate::output::Program;
+
+/// Bytes of a block where none are named.
+const BLOCK_BYTES: u64 = 512;
+/// The largest block.
+const BLOCK_BYTES_MAX: u64 = i32::MAX as u64;
+
+/// Command line of `dd`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Format of the input
+    #[arg(short = 'f', long, value_name = "FMT")]
+    format: Option<String>,
+    /// The input is a complete image specification
+    #[arg(long)]
+    image_opts: bool,
+    /// Format of the output
+    #[arg(
+        short = 'O',
+        long = "output-format",
+        value_name = "FMT",
+        default_value = "raw"
+    )]
+    output_format: String,
+    /// Open the input although another process writes to it
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    #[command(flatten)]
+    trust: Trust,
+    #[command(flatten)]
+    job: JobArgs,
+    /// if=INPUT of=OUTPUT, bs=BYTES of a block, count=BLOCKS, skip=BLOCKS of the input
+    #[arg(value_name = "OPERAND")]
+    operands: Vec<String>,
+}
+
+/// What the operands say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Operands {
+    input: Option<String>,
+    output: Option<String>,
+    block_bytes: Option<u64>,
+    count: Option<u64>,
+    skip: u64,
+}
+
+impl Operands {
+    fn parse(words: &[String]) -> Result<Operands, CommandError> {
+        let mut out = Operands::default();
+        for word in words {
+            let (name, value) = word.split_once('=').unwrap_or((word, ""));
+            let blocks = |what| number_within(what, value, 0..=i64::MAX as u64);
+            match name {
+                "if" => out.input = Some(value.to_string()),
+                "of" => out.output = Some(value.to_string()),
+                "bs" => out.block_bytes = Some(bytes_within("bs", value, 1..=BLOCK_BYTES_MAX)?),
+                "count" => out.count = Some(blocks("count")?),
+                "skip" => out.skip = blocks("skip")?,
+                _ => {
+                    let text = format!("unrecognized operand {name}");
+                    return Err(CommandError::new(text));
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// What of a disk of `size` bytes is copied; `None` if what is skipped is not there.
+    fn range(&self, size: u64) -> Option<std::ops::Range<u64>> {
+        let block_bytes = self.block_bytes.unwrap_or(BLOCK_BYTES);
+        let end = match self.count {
+            Some(count) => size.min(count.saturating_mul(block_bytes)),
+            None => size,
+        };
+        let start = self.skip.saturating_mul(block_bytes);
+        (start <= end).then_some(start..end)
+    }
+}
+
+/// Copies.
+pub fn run(args: &Args, program: &Program) -> u8 {
+    program.exit_code(copied(args, program))
+}
+
+fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
+    let operands = Operands::parse(&args.operands)?;
+    let (Some(input), Some(output)) = (&operands.input, &operands.output) else {
+        let text = "Must specify both input and output files";
+        return Err(CommandError::new(text));
+    };
+    if args.image_opts && args.format.is_some() {
+        let text = "--image-opts and --format are mutually exclusive";
+        return Err(CommandError::new(text));
+    }
+    let format = create::format_named(&args.output_format);
+    let format = format.map_err(|_| CommandError::new("Unknown file format"))?;
+    let job = args.job.job()?;
+    let interrupted = CancelledOnInterrupt::new(&job);
+    let work = async {
+        let how = OpenHow {
+            aio: Aio::Threads,
+            sharing: sharing(args.force_share, Sharing::default()),
+            policy: args.trust.backing_policy,
+            workers: workers(),
+            ..OpenHow::default()
+        };
+        let spec = ImageSpec {
+            image_opts: args.image_opts,
+            ..ImageSpec::named(input, args.format.as_deref())
+        };
+        let image = open_image(&spec, &how).await?;
+        let range = operands.range(image.size()).unwrap_or_else(|| {
+            program.complain(format_args!("{input}: cannot skip to specified offset"));
+            0..0
+        });
+        let mut sources = Sources::default();
+        sources.add(&image, range);
+        refuse_source(local_name(output)?, std::slice::from_ref(&image))
+            .map_err(|error| refused(output, &error))?;
+        copy(args, (&sources, output, format), &job).await
+    };
+    let done = block_on(Aio::Threads, work);
+    if done.is_err() && job.is_cancelled() {
+        interrupted.end_by_signal();
+    }
+    done?;
+    args.job.end();
+    Ok(())
+}
+
+async fn copy(
+    args: &Args,
+    (sources, output, format): (&Sources<'_>, &str, Format),
+    job: &cowslip::Job,
+) -> Result<(), CommandError> {
+    let wanted = create::Request {
+        filename: local_name(output)?.to_string(),
+        format,
+        options: Vec::new(),
+        size: Some(sources.size()),
+        flush: FlushPolicy::Honour,
+    };
+    let made = create::make_files(&wanted, Vec::new(), job).await;
+    let files = made.map_err(|error| refused(output, &error))?;
+    let how = OpenHow {
+        access: Access::Write,
+        aio: Aio::Threads,
+        policy: args.trust.backing_policy,
+        ..OpenHow::default()
+    };
+    let target = open_image(&ImageSpec::named(output, Some(format_name(format))), &how).await?;
+    let options = Options {
+        sparse_bytes: 0,
+        unwritten: Unwritten::Zeroes,
+        ..Options::default()
+    };
+    let failed = |failure: cowslip::convert::Failure| match failure {
+        cowslip::convert::Failure::Writing(_, error) => {
+            CommandError::new(format!("error while writing to output image file: {error}"))
+        }
+        other => CommandError::new(other.to_string()),
+    };
+    let plan = Plan::new(sources, options, (job, &|_| {})).await;
+    let done = match plan {
+        Ok(plan) => plan.run(&target, job).await,
+        Err(failure) => Err(failure),
+    };
+    let closed = target.close().await;
+    done.map_err(failed)?;
+    closed?;
+    files.into_iter().for_each(NewFile::finished);
+    Ok(())
+}
+
+fn refused(output: &str, error: &CommandError) -> CommandError {
+    CommandError::new(format!(
+        "{output}: error while creating output image: {error}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(words: &[&str], size: u64) -> Option<(u64, u64)> {
+        let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+        let range = Operands::parse(&words).unwrap().range(size);
+        range.map(|range| (range.start, range.end))
+    }
+
+    #[test]
+    fn operands_name_a_part_of_the_disk() {
+        assert_eq!(range(&[], 1000), Some((0, 1000)));
+        assert_eq!(range(&["bs=3", "count=5", "skip=1"], 512), Some((3, 15)));
+        assert_eq!(range(&["bs=4k", "count=3", "skip=10"], 1 << 20), None);
+        assert_eq!(range(&["skip=2"], 1024), Some((1024, 1024)));
+        assert_eq!(range(&["skip=9223372036854775807"], 1024), None);
+        assert_eq!(
+            range(&["bs=1k", "bs=2k", "count=1"], 1 << 20),
+            Some((0, 2048))
+        );
+        for bad in ["bs=0", "bs=2G", "count=1k", "skip=-1", "seek=1", "foo"] {
+            assert!(Operands::parse(&[bad.to_string()]).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! `measure`: how large the file of a new image will be, empty or with the data of another.
+
+use clap::ArgAction;
+use cowslip::convert::Sources;
+use cowslip::file::Sharing;
+use cowslip::file::host::Aio;
+use cowslip::image::Format;
+use cowslip::measure::{bitmaps_bytes, geometry, measure};
+use cowslip::qcow2::create::{CreateOptions, Preallocation, Version};
+use cowslip::qcow2::inspect::BitmapInfo;
+use serde_json::json;
+
+use super::create::{format_named, options_of};
+use crate::error::CommandError;
+use crate::layer::{Layer, Look};
+use crate::open::{ImageSpec, OpenHow, Trust, block_on, open_image, sharing};
+use crate::options::{self, bytes_within};
+use crate::output::{OutputFormat, Program, print, print_json};
+use crate::size::SIZE_MAX;
+
+/// What disks are a multiple of.
+const SECTOR_BYTES: u64 = 512;
+
+/// Command line of `measure`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Format of the new image
+    #[arg(
+        short = 'O',
+        long = "target-format",
+        value_name = "FMT",
+        default_value = "raw"
+    )]
+    target_format: String,
+    /// Options of that format, as for `create`
+    #[arg(short = 'o', long = "options", value_name = "OPTIONS", action = ArgAction::Append, allow_hyphen_values = true)]
+    options: Vec<String>,
+    /// Size of its disk, where there is no image to take it from
+    #[arg(short = 's', long, value_name = "SIZE", allow_hyphen_values = true)]
+    size: Option<String>,
+    /// Format of the image that is to be converted
+    #[arg(short = 'f', long, value_name = "FMT")]
+    format: Option<String>,
+    /// FILENAME is a complete image specification
+    #[arg(long)]
+    image_opts: bool,
+    /// Snapshot of the image that is to be converted
+    #[arg(short = 'l', long, value_name = "SNAPSHOT")]
+    snapshot: Option<String>,
+    /// Open the image although another process writes to it
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    /// Output format: human or json
+    #[arg(long, value_name = "FORMAT", default_value = "human")]
+    output: String,
+    #[command(flatten)]
+    trust: Trust,
+    /// The image that is to be converted
+    #[arg(value_name = "FILENAME")]
+    filenames: Vec<String>,
+}
+
+/// What is told.
+struct Told {
+    required: u64,
+    fully_allocated: u64,
+    bitmaps: Option<u64>,
+}
+
+/// Measures.
+pub fn run(args: &Args, program: &Program) -> u8 {
+    program.exit_code(measured(args, program))
+}
+
+fn measured(args: &Args, program: &Program) -> Result<(), CommandError> {
+    let output = OutputFormat::parse(&args.output, "measure", program)?;
+    let size = args.size.as_deref();
+    let size = size.map(|text| bytes_within("image size", text, 0..=SIZE_MAX));
+    let size = size.transpose()?;
+    let refuse = |text: &str| Err(CommandError::new(text));
+    if args.filenames.len() > 1 {
+        return refuse("At most one filename argument is allowed.");
+    }
+    let asks_of_file = args.image_opts || args.format.is_some() || args.snapshot.is_some();
+    if args.filenames.is_empty() && asks_of_file {
+        return refuse("--image-opts, -f, and -l require a filename argument.");
+    }
+    if args.filenames.is_empty() && size.is_none() {
+        return refuse("Either --size N or one filename must be specified.");
+    }
+    if !args.filenames.is_empty() && size.is_some() {
+        return refuse("--size N cannot be used together with a filename.");
+    }
+    if args.snapshot.is_some() {
+        return refuse("-l (snapshots as sources) is not supported");
+    }
+    let told = block_on(Aio::Auto, find(args, size, program))?;
+    match output {
+        OutputFormat::Human => {
+            let bitmaps = told.bitmaps.map(|bytes| format!("bitmaps size: {bytes}\n"));
+            print(&format!(
+                "required size: {}\nfully allocated size: {}\n{}",
+                told.required,
+                told.fully_allocated,
+                bitmaps.unwrap_or_default()
+            ));
+        }
+        OutputFormat::Json => {
+            let mut object = json!({});
+            object["required"] = told.required.into();
+            object["fully-allocated"] = told.fully_allocated.into();
+            if let Some(bytes) = told.bitmaps {
+                object["bitmaps"] = bytes.into();
+            }
+            print_json(&object);
+        }
+    }
+    Ok(())
+}
+
+async fn find(args: &Args, size: Option<u64>, program: &Program) -> Result<Told, CommandError> {
+    let image = match &args.filenames[..] {
+        [name] => {
+            let how = OpenHow {
+                sharing: sharing(args.force_share, Sharing::default()),
+                policy: args.trust.backing_policy,
+                ..OpenHow::default()
+            };
+            let spec = ImageSpec::only(
+                std::slice::from_ref(name),
+                args.format.as_deref(),
+                args.image_opts,
+                ("measure", program),
+            )?;
+            Some((open_image(&spec, &how).await?, spec))
+        }
+        _ => None,
+    };
+    let format = format_named(&args.target_format)?;
+    let given = options_given(args, format, program)?;
+    let value = |name| options::value(&given, name);
+    let images = image.as_ref().map(|(image, _)| std::slice::from_ref(image));
+    let sources = images.map(Sources::new);
+    let disk = match &sources {
+        Some(sources) => sources.size(),
+        None => size.unwrap_or(0).next_multiple_of(SECTOR_BYTES),
+    };
+    if format == Format::Raw {
+        return Ok(Told {
+            required: disk,
+            fully_allocated: disk,
+            bitmaps: None,
+        });
+    }
+    let options = qcow2_options(disk, &value)?;
+    let geometry = geometry(&options)?;
+    let sizes = measure(&options, &geometry, sources.as_ref()).await;
+    let sizes = sizes.map_err(|failure| CommandError::from(failure.into_error()))?;
+    let bitmaps = match &image {
+        Some((_, spec)) if options.version == Version::V3 => bitmaps_of(args, spec).await?,
+        _ => None,
+    };
+    Ok(Told {
+        required: sizes.required,
+        fully_allocated: sizes.fully_allocated,
+        bitmaps: bitmaps.map(|found| bitmaps_bytes(&found, disk, options.cluster_size)),
+    })
+}
+
+/// The bitmaps of an image that can have some.
+async fn bitmaps_of(
+    args: &Args,
+    spec: &ImageSpec,
+) -> Result<Option<Vec<BitmapInfo>>, CommandError> {
+    let source = spec.resolve()?;
+    let look = Look {
+        sharing: Sharing::Forced,
+        policy: args.trust.backing_policy,
+        ..Look::default()
+    };
+    let layer = Layer::look(&source.filename, source.format, &look).await?;
+    let inspection = layer.inspection.filter(|found| found.header.version >= 3);
+    Ok(inspection.map(|found| found.bitmaps))
+}
+
+fn options_given(
+    args: &Args,
+    format: Format,
+    program: &Program,
+) -> Result<Vec<(String, String)>, CommandError> {
+    let lists = args.options.iter().map(|list| options::split(list));
+    let given = lists.collect::<Result<Vec<_>, _>>()?.concat();
+    options::normalise(given, &options_of(format)).map_err(|error| {
+        program.complain(error);
+        let name = &args.target_format;
+        CommandError::new(format!("Invalid options for file format '{name}'"))
+    })
+}
+
+/// What of the options changes sizes; the others are not looked at, as qemu-img does not.
+fn qcow2_options<'a>(
+    size: u64,
+    value: &impl Fn(&'static str) -> Option<&'a str>,
+) -> Result<CreateOptions, CommandError> {
+    let switch = |name| value(name).map_or(Ok(false), |text| options::switch(name, text));
+    let mut out = CreateOptions::new(size);
+    out.extended_l2 = switch("extended_l2")?;
+    if let Some(text) = value("cluster_size") {
+        out.cluster_size = options::size("cluster_size", text)?;
+    }
+    if let Some(name) = value("preallocation") {
+        out.preallocation = Preallocation::from_name(name)
+            .ok_or_else(|| CommandError::new(format!("invalid parameter value: {name}")))?;
+    }
+    out.backing_file = value("backing_file").map(str::to_string);
+    out.version = match value("compat") {
+        None | Some("1.1" | "v3") => Version::V3,
+        Some("0.10" | "v2") => Version::V2,
+        Some(other) => {
+            let text = format!("Invalid compatibility level: '{other}'");
+            return Err(CommandError::new(text));
+        }
+    };
+    // Anything that is no 64-bit number is no valid width either.
+    out.refcount_bits = value("refcount_bits").map_or(16, |bits| bits.parse().unwrap_or(0));
+    if switch("encryption")? || value("encrypt.format").is_some() {
+        return Err(CommandError::new("encryption is not supported"));
+    }
+    Ok(out)
+}

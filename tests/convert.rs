@@ -1,0 +1,654 @@
+//! `convert` beside qemu-img's: the same words, exit codes and disks; maps that are equal where clusters decide; and what is
+//! ours alone: interrupted, cancelled and refused conversions.
+//!
+//! Deliberate differences: a target whose conversion has failed does not stay; `-b`, snapshots and bitmaps are refused by name; a source that is its own target is
+//! refused also where no lock says so; a device or a name behind a protocol has our words.
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
+
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::{Command, Output};
+
+use support::rng::Rng;
+use support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
+
+mod support;
+
+fn words(line: &str) -> Vec<&str> {
+    let words = line.split_whitespace();
+    words.map(|w| if w == "''" { "" } else { w }).collect()
+}
+
+/// Command lines of `convert`, run one after the other on the same files.
+const LINES: &str = "
+
+a.raw
+-O foo a.raw x
+-f foo a.raw x
+nosuch x
+-O qcow2 a.raw /nosuch/x
+-c a.raw x.raw
+-C -c -O qcow2 a.raw x.qcow2
+-C -S 4k a.raw x.raw
+-S 0 -C a.raw x.raw
+--salvage -C a.raw x.raw
+-n -O raw a.raw nosuch.raw
+-n -O qcow2 a.raw small.qcow2
+-n -o cluster_size=4k -O qcow2 a.raw big.qcow2
+--target-is-zero -O qcow2 a.raw big.qcow2
+-B base.qcow2 -O qcow2 a.raw x.qcow2
+-B base.qcow2 -F qcow2 -O raw a.raw x.raw
+-F qcow2 -O qcow2 a.raw x.qcow2
+-O qcow2 -o backing_file=base.qcow2 a.raw x.qcow2
+-m 0 a.raw x
+-m 17 a.raw x
+-m abc a.raw x
+-S 1 a.raw x
+-S 1000 a.raw x
+-S abc a.raw x
+-S 1T a.raw x
+-S 16777728 a.raw x
+-r abc a.raw x
+-r 12x a.raw x
+-t foo a.raw x
+-T foo a.raw x
+--skip-broken-bitmaps a.raw x
+--source-image-opts -f raw a.raw x
+--image-opts -f raw a.raw x
+--target-image-opts a.raw driver=raw,file.filename=x.raw
+-n --target-image-opts -O raw a.raw driver=raw,file.filename=x.raw
+-o help -O qcow2 a.raw x
+-o help -O qcow2
+-o help
+-o bla=1 -O qcow2 a.raw x
+-o cluster_size=3 -O qcow2 a.raw x
+-O raw -o preallocation=metadata a.raw x
+a.raw a.raw
+-O qcow2 base.qcow2 base.qcow2
+-p -O qcow2 a.raw p.qcow2
+-q -p -O qcow2 a.raw p.qcow2
+-6 a.raw x
+-b base.qcow2 a.raw x
+. x
+a.raw .
+a.raw foo:bar
+";
+
+/// Command lines that succeed: what they write, and what they ask.
+const MADE: &[(&str, &str)] = &[
+    ("a.raw", "-O qcow2 a.raw"),
+    ("a.raw", "-O raw a.raw"),
+    ("odd.raw", "-O qcow2 odd.raw"),
+    ("odd.raw", "-O raw odd.raw"),
+    ("src.qcow2", "-O raw src.qcow2"),
+    ("src.qcow2", "-O qcow2 src.qcow2"),
+    (
+        "src.qcow2",
+        "-f qcow2 -O qcow2 -o cluster_size=4k src.qcow2",
+    ),
+    ("src.qcow2", "-O qcow2 -o cluster_size=2M src.qcow2"),
+    ("src.qcow2", "-O qcow2 -o cluster_size=512 src.qcow2"),
+    ("src.qcow2", "-O qcow2 -o extended_l2=on src.qcow2"),
+    ("src.qcow2", "-O qcow2 -o compat=0.10 src.qcow2"),
+    ("src.qcow2", "-O qcow2 -o refcount_bits=1 src.qcow2"),
+    ("ext.qcow2", "-O qcow2 ext.qcow2"),
+    (
+        "ext.qcow2",
+        "-O qcow2 -o extended_l2=on,cluster_size=16k ext.qcow2",
+    ),
+    ("a.raw", "-c -O qcow2 a.raw"),
+    ("a.raw", "-c -O qcow2 -o compression_type=zstd a.raw"),
+    ("a.raw", "-c -O qcow2 -o cluster_size=4k a.raw"),
+    (
+        "a.raw",
+        "-c -O qcow2 -o cluster_size=2M,compression_type=zstd a.raw",
+    ),
+    ("odd.raw", "-c -O qcow2 odd.raw"),
+    ("src.qcow2", "-W -m 16 -c -O qcow2 src.qcow2"),
+    ("src.qcow2", "-c -O qcow2 -o extended_l2=on src.qcow2"),
+    ("zlib.qcow2", "-O raw zlib.qcow2"),
+    (
+        "zlib.qcow2",
+        "-c -O qcow2 -o compression_type=zstd zlib.qcow2",
+    ),
+    ("zstd.qcow2", "-O qcow2 zstd.qcow2"),
+    ("zstd.qcow2", "-m 1 -O raw zstd.qcow2"),
+    ("a.raw", "-S 0 -O raw a.raw"),
+    ("a.raw", "-S 0 -O qcow2 a.raw"),
+    ("a.raw", "-S 0 -c -O qcow2 a.raw"),
+    ("a.raw", "-S 64k -O raw a.raw"),
+    ("a.raw", "-S 64k -O qcow2 a.raw"),
+    ("a.raw", "-S 1M -O raw a.raw"),
+    ("a.raw", "-S 512 -O qcow2 -o cluster_size=512 a.raw"),
+    ("a.raw", "-O raw -o preallocation=falloc a.raw"),
+    ("a.raw", "-O raw -o preallocation=full a.raw"),
+    ("a.raw", "-O qcow2 -o preallocation=metadata a.raw"),
+    ("a.raw", "-O qcow2 -o preallocation=falloc a.raw"),
+    ("a.raw", "-O qcow2 -o preallocation=full a.raw"),
+    ("chain4.qcow2", "-O raw chain4.qcow2"),
+    ("chain4.qcow2", "-O qcow2 chain4.qcow2"),
+    ("chain4.qcow2", "-c -O qcow2 chain4.qcow2"),
+    (
+        "chain4.qcow2",
+        "-B chain3.qcow2 -F qcow2 -O qcow2 chain4.qcow2",
+    ),
+    (
+        "chain4.qcow2",
+        "-B chain3.qcow2 -F qcow2 -S 0 -O qcow2 chain4.qcow2",
+    ),
+    (
+        "chain4.qcow2",
+        "-B chain3.qcow2 -F qcow2 -c -O qcow2 chain4.qcow2",
+    ),
+    (
+        "chain4.qcow2",
+        "-B chain3.qcow2 -F qcow2 -O qcow2 -o extended_l2=on chain4.qcow2",
+    ),
+    (
+        "chain4.qcow2",
+        "-O qcow2 -o backing_file=chain3.qcow2,backing_fmt=qcow2 chain4.qcow2",
+    ),
+    ("a.raw", "-C -O raw a.raw"),
+    ("src.qcow2", "-C -O raw src.qcow2"),
+    ("src.qcow2", "-C -O qcow2 src.qcow2"),
+    ("chain4.qcow2", "-C -O raw chain4.qcow2"),
+    ("a.raw", "-t none -T none -O raw a.raw"),
+    ("odd.raw", "-t none -T none -O qcow2 odd.raw"),
+    ("src.qcow2", "-t directsync -T directsync -O raw src.qcow2"),
+    ("a.raw", "-t writethrough -O qcow2 a.raw"),
+    ("a.raw", "-r 100M -O qcow2 a.raw"),
+    ("a.raw", "-U -O qcow2 a.raw"),
+    (
+        "a.raw",
+        "--image-opts -O qcow2 driver=raw,file.filename=a.raw",
+    ),
+    ("data.qcow2", "-O raw data.qcow2"),
+    ("a.raw", "-O qcow2 -o data_file=DATA a.raw"),
+    ("a.raw", "-O qcow2 -o data_file=DATA,data_file_raw=on a.raw"),
+    ("a.raw", "-O qcow2 -o size=1k a.raw"),
+];
+
+/// Sources of all kinds, made by QEMU's programs.
+fn prepare(dir: &Path) {
+    let qemu = |line: &str| {
+        drop(run(Command::new("qemu-img")
+            .current_dir(dir)
+            .args(words(line))))
+    };
+    let io = |name: &str, commands: &[String]| {
+        let mut io = Command::new("qemu-io");
+        io.current_dir(dir).args(["-t", "unsafe"]);
+        for command in commands {
+            io.args(["-c", command]);
+        }
+        run(io.arg(name));
+    };
+    raw_source(dir);
+    std::fs::write(dir.join("odd.raw"), [7; 70_001]).unwrap();
+    qemu("create -q -f qcow2 base.qcow2 1M");
+    qemu("create -q -f qcow2 big.qcow2 6M");
+    qemu("create -q -f qcow2 small.qcow2 512k");
+    qemu("create -q -f qcow2 src.qcow2 5000000");
+    let mut rng = Rng::new(4);
+    let writes = |rng: &mut Rng, disk: u64| -> Vec<String> {
+        let one = |_| {
+            let (at, len) = (rng.below(disk - 66_000), 1 + rng.below(65_000));
+            match rng.below(6) {
+                0 => format!("write -z {at} {len}"),
+                1 => format!("write -P 0 {at} {len}"),
+                pattern => format!("write -P {pattern} {at} {len}"),
+            }
+        };
+        (0..12).map(one).collect()
+    };
+    io("src.qcow2", &writes(&mut rng, 5_000_000));
+    qemu("create -q -f qcow2 -o extended_l2=on ext.qcow2 3M");
+    io("ext.qcow2", &writes(&mut rng, 3 << 20));
+    qemu("convert -c -O qcow2 a.raw zlib.qcow2");
+    qemu("convert -c -O qcow2 -o compression_type=zstd a.raw zstd.qcow2");
+    qemu("create -q -f qcow2 -o data_file=data.raw data.qcow2 2M");
+    io("data.qcow2", &writes(&mut rng, 2 << 20));
+    qemu("create -q -f qcow2 chain0.qcow2 2M");
+    io("chain0.qcow2", &writes(&mut rng, 2 << 20));
+    for layer in 1..5 {
+        // Longer, shorter, and longer again.
+        let size = [0, 3_000_000, 1 << 20, 4 << 20, 4 << 20][layer];
+        let below = layer - 1;
+        qemu(&format!(
+            "create -q -f qcow2 -b chain{below}.qcow2 -F qcow2 chain{layer}.qcow2 {size}"
+        ));
+        let name = format!("chain{layer}.qcow2");
+        io(&name, &writes(&mut rng, size.min(1 << 20)));
+    }
+}
+
+/// 5 MiB: noise, text, zeroes that have their space, holes, and single blocks of data.
+fn raw_source(dir: &Path) {
+    let file = std::fs::File::create(dir.join("a.raw")).unwrap();
+    file.set_len(5 << 20).unwrap();
+    let mut rng = Rng::new(9);
+    let mut noise = |len: usize| -> Vec<u8> { (0..len).map(|_| rng.below(256) as u8).collect() };
+    let text: Vec<u8> = (0..400_000_u32).map(|i| (i / 700) as u8).collect();
+    file.write_all_at(&noise(200_000), 0).unwrap();
+    file.write_all_at(&text, 300_000).unwrap();
+    file.write_all_at(&[0; 200_000], 900_000).unwrap();
+    for block in 0..40 {
+        file.write_all_at(&noise(4096), (2 << 20) + block * 12_288)
+            .unwrap();
+    }
+    file.write_all_at(&[1], (5 << 20) - 1).unwrap();
+}
+
+fn copied(from: &Path, to: &Path) {
+    for file in std::fs::read_dir(from).unwrap() {
+        let file = file.unwrap();
+        // Holes stay holes.
+        run(Command::new("cp")
+            .arg("--sparse=always")
+            .args([file.path(), to.join(file.file_name())]));
+    }
+}
+
+fn said(output: &Output) -> String {
+    format!(
+        "{}{}[{}]\n",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+        output.status
+    )
+}
+
+fn ours_as_qemu() -> Command {
+    let mut ours = cowslip();
+    ours.arg("qemu-img");
+    ours
+}
+
+#[test]
+fn convert_says_what_qemu_img_says() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let (here, there) = (scratch(), scratch());
+    prepare(here.path());
+    copied(here.path(), there.path());
+    let mut failures = String::new();
+    for line in LINES[1..].trim_end_matches('\n').split('\n') {
+        let told = |mut program: Command, dir: &Path| {
+            said(&outcome(
+                program.current_dir(dir).arg("convert").args(words(line)),
+            ))
+        };
+        let ours = told(ours_as_qemu(), here.path());
+        let theirs = told(Command::new("qemu-img"), there.path());
+        if ours != theirs {
+            failures += &format!("convert {line}\n--- expected\n{theirs}--- actual\n{ours}");
+        }
+    }
+    assert!(failures.is_empty(), "{failures}");
+    for refused in ["-l snap src.qcow2 x", "--bitmaps -O qcow2 src.qcow2 x"] {
+        let output = outcome(
+            ours_as_qemu()
+                .current_dir(&here)
+                .arg("convert")
+                .args(words(refused)),
+        );
+        let told = said(&output);
+        assert!(
+            told.contains("is not supported") && told.contains("exit status: 1"),
+            "{told}"
+        );
+    }
+    assert!(
+        !here.path().join("x").exists(),
+        "what was refused left a file"
+    );
+}
+
+/// Extents as what they are, neighbours of one kind joined.
+fn mapped(dir: &Path, name: &str, keys: &[&str]) -> Vec<(u64, u64, Vec<bool>)> {
+    let line = ["map", "--output=json", name];
+    let map = run(Command::new("qemu-img").current_dir(dir).args(line));
+    let map: Vec<serde_json::Value> = serde_json::from_str(&map).unwrap();
+    let mut runs: Vec<(u64, u64, Vec<bool>)> = Vec::new();
+    for extent in map {
+        let number = |key: &str| extent[key].as_u64().unwrap();
+        let kind: Vec<bool> = keys
+            .iter()
+            .map(|key| extent[key].as_bool().unwrap())
+            .collect();
+        match runs.last_mut() {
+            Some(last) if last.2 == kind => last.1 += number("length"),
+            _ => runs.push((number("start"), number("length"), kind)),
+        }
+    }
+    runs
+}
+
+fn info(dir: &Path, name: &str) -> serde_json::Value {
+    let line = ["info", "--output=json", name];
+    let info = run(Command::new("qemu-img").current_dir(dir).args(line));
+    let mut info: serde_json::Value = serde_json::from_str(&info).unwrap();
+    for key in ["actual-size", "children", "filename"] {
+        info.as_object_mut().unwrap().remove(key);
+    }
+    info
+}
+
+#[test]
+fn what_convert_makes_is_what_qemu_img_makes() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let dir = scratch();
+    let dir = dir.path();
+    prepare(dir);
+    for (source, line) in MADE {
+        let format = if line.contains("-O raw") {
+            "raw"
+        } else {
+            "qcow2"
+        };
+        let convert = |mut program: Command, target: &str| {
+            let line = line.replace("DATA", &format!("{target}.data"));
+            run(program
+                .current_dir(dir)
+                .arg("convert")
+                .args(words(&line))
+                .arg(target));
+        };
+        convert(cowslip(), "ours");
+        convert(Command::new("qemu-img"), "theirs");
+        let compare = ["compare", "-F", format, source, "ours"];
+        let compared = outcome(Command::new("qemu-img").current_dir(dir).args(compare));
+        let warned = said(&compared);
+        // A raw file that ends within a sector is as long as its sectors.
+        assert!(compared.status.success(), "{line}: {warned}");
+        let (ours, mut theirs) = (info(dir, "ours"), info(dir, "theirs"));
+        if let Some(data) = theirs.pointer_mut("/format-specific/data/data-file") {
+            *data = "ours.data".into();
+        }
+        assert_eq!(ours, theirs, "{line}");
+        if format == "qcow2" {
+            let check = ["check", "ours"];
+            let checked = run(Command::new("qemu-img").current_dir(dir).args(check));
+            assert!(checked.starts_with("No errors"), "{line}: {checked}");
+            let keys = ["present", "zero", "data"];
+            // What of a subcluster's cluster was written is each one's own matter, and so is which clusters of a data file
+            // count as written.
+            if !line.contains("extended") && !line.contains("DATA") {
+                assert_eq!(
+                    mapped(dir, "ours", &keys),
+                    mapped(dir, "theirs", &keys),
+                    "{line}"
+                );
+            }
+        } else if line.contains("-S") || line.ends_with("a.raw") {
+            assert_eq!(
+                mapped(dir, "ours", &["zero"]),
+                mapped(dir, "theirs", &["zero"]),
+                "{line}"
+            );
+        }
+        if line.contains("-c ") {
+            let len = |name: &str| std::fs::metadata(dir.join(name)).unwrap().len();
+            let (ours, theirs) = (len("ours"), len("theirs"));
+            // Another library packs a little differently, and clusters are not cut.
+            assert!(
+                ours <= theirs + theirs / 20 + (64 << 10),
+                "{line}: {ours} for {theirs}"
+            );
+        }
+        for target in ["ours", "theirs"] {
+            std::fs::remove_file(dir.join(target)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn existing_targets_are_written_in_place() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let dir = scratch();
+    let dir = dir.path();
+    prepare(dir);
+    // The target, how it is made, and what is asked.
+    let cases = [
+        ("raw", "create -q -f raw T 5M", "-n -O raw a.raw"),
+        ("raw", "create -q -f raw T 8M", "-n -O raw a.raw"),
+        ("qcow2", "create -q -f qcow2 T 5M", "-n -O qcow2 a.raw"),
+        (
+            "qcow2",
+            "create -q -f qcow2 T 5M",
+            "-n --target-is-zero -O qcow2 a.raw",
+        ),
+        ("qcow2", "create -q -f qcow2 T 5M", "-n -S 0 -O qcow2 a.raw"),
+        (
+            "qcow2",
+            "create -q -f qcow2 -b big.qcow2 -F qcow2 T 5M",
+            "-n -O qcow2 a.raw",
+        ),
+        (
+            "qcow2",
+            "create -q -f qcow2 -b chain3.qcow2 -F qcow2 T 4M",
+            "-n -B chain3.qcow2 -O qcow2 chain4.qcow2",
+        ),
+        (
+            "qcow2",
+            "create -q -f qcow2 -o extended_l2=on T 5M",
+            "-n -c -O qcow2 a.raw",
+        ),
+    ];
+    for (format, create, line) in cases {
+        let source = words(line).last().copied().unwrap();
+        for (target, program) in [("ours", cowslip()), ("theirs", Command::new("qemu-img"))] {
+            let create = create.replace(" T ", &format!(" {target} "));
+            run(Command::new("qemu-img")
+                .current_dir(dir)
+                .args(words(&create)));
+            if !line.contains("is-zero") && !line.contains("-B") && !line.contains("-c") {
+                // What is there is to be gone.
+                let write = ["-f", format, "-c", "write -P 77 1000000 2000000", target];
+                run(Command::new("qemu-io").current_dir(dir).args(write));
+            }
+            let mut program = program;
+            run(program
+                .current_dir(dir)
+                .arg("convert")
+                .args(words(line))
+                .arg(target));
+            let compare = ["compare", "-F", format, source, target];
+            let compared = run(Command::new("qemu-img").current_dir(dir).args(compare));
+            assert!(
+                compared.contains("identical"),
+                "{target}: {line}: {compared}"
+            );
+            if format == "qcow2" {
+                run(Command::new("qemu-img")
+                    .current_dir(dir)
+                    .args(["check", target]));
+            }
+        }
+        let len = |name: &str| std::fs::metadata(dir.join(name)).unwrap().len();
+        if format == "raw" {
+            assert_eq!(len("ours"), len("theirs"), "{line}");
+        }
+    }
+}
+
+#[test]
+fn several_sources_are_joined_sector_by_sector() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let dir = scratch();
+    prepare(dir.path());
+    for format in ["raw", "qcow2"] {
+        for (program, target) in [(cowslip(), "ours"), (Command::new("qemu-img"), "theirs")] {
+            let mut program = program;
+            let line = [
+                "convert", "-O", format, "odd.raw", "a.raw", "odd.raw", "a.raw", target,
+            ];
+            run(program.current_dir(&dir).args(line));
+        }
+        let line = [
+            "compare", "-s", "-f", format, "-F", format, "ours", "theirs",
+        ];
+        run(Command::new("qemu-img").current_dir(&dir).args(line));
+    }
+}
+
+#[test]
+fn a_huge_sparse_disk_is_converted_in_no_time_and_no_space() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    let dir = scratch();
+    let file = std::fs::File::create(dir.path().join("a.raw")).unwrap();
+    file.set_len(1 << 40).unwrap();
+    for part in 0..16 {
+        file.write_all_at(&[part as u8 + 1; 100_000], part << 36)
+            .unwrap();
+    }
+    for (from, to, format) in [("a.raw", "b.qcow2", "qcow2"), ("b.qcow2", "c.raw", "raw")] {
+        run(cowslip()
+            .current_dir(&dir)
+            .args(["convert", "-O", format, from, to]));
+        let blocks = std::fs::metadata(dir.path().join(to)).unwrap().blocks();
+        assert!(blocks * 512 < 24 << 20, "{to} takes {blocks} blocks");
+    }
+    let line = ["compare", "-f", "raw", "-F", "raw", "a.raw", "c.raw"];
+    run(Command::new("qemu-img").current_dir(&dir).args(line));
+}
+
+/// Garbles the compressed cluster of a guest's offset.
+fn garble(dir: &Path, name: &str) {
+    let path = dir.join(name);
+    let len = std::fs::metadata(&path).unwrap().len();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    // The packed clusters lie behind the metadata, the last one at the end.
+    file.write_all_at(&[0xff; 600], len - 40_000).unwrap();
+}
+
+#[test]
+fn what_cannot_be_read_is_salvaged_or_told() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let dir = scratch();
+    let dir = dir.path();
+    // Noise of five bits a byte: it packs to about two thirds, so all clusters are compressed.
+    let mut rng = Rng::new(1);
+    let noise: Vec<u8> = (0..1 << 20).map(|_| rng.below(32) as u8).collect();
+    std::fs::write(dir.join("noise.raw"), noise).unwrap();
+    qemu_img(
+        &["convert", "-c", "-O", "qcow2"],
+        &[&dir.join("noise.raw"), &dir.join("base.qcow2")],
+    );
+    garble(dir, "base.qcow2");
+    let create = "create -q -f qcow2 -b base.qcow2 -F qcow2 top.qcow2";
+    run(Command::new("qemu-img")
+        .current_dir(dir)
+        .args(words(create)));
+    let write = ["-c", "write -P 5 0 100k", "top.qcow2"];
+    run(Command::new("qemu-io").current_dir(dir).args(write));
+    let both = |line: &str, ours: &str, theirs: &str| {
+        let told = |mut program: Command, target: &str| {
+            said(&outcome(
+                program.current_dir(dir).args(words(line)).arg(target),
+            ))
+        };
+        (
+            told(ours_as_qemu(), ours),
+            told(Command::new("qemu-img"), theirs),
+        )
+    };
+    let (ours, theirs) = both("convert -O raw --salvage top.qcow2", "ours", "theirs");
+    assert_eq!(ours, theirs);
+    assert!(ours.contains("warning: error while reading"), "{ours}");
+    qemu_img(
+        &["compare", "-s", "-f", "raw", "-F", "raw"],
+        &[&dir.join("ours"), &dir.join("theirs")],
+    );
+    let (ours, theirs) = both("convert -q -O qcow2 --salvage top.qcow2", "quiet", "quiet2");
+    assert_eq!(
+        (ours.as_str(), theirs.as_str()),
+        ("[exit status: 0]\n", "[exit status: 0]\n")
+    );
+    let refused = outcome(
+        cowslip()
+            .current_dir(dir)
+            .args(words("convert -O raw top.qcow2 bad")),
+    );
+    let told = said(&refused);
+    assert!(
+        told.contains("error while reading at byte") && told.contains("garbled"),
+        "{told}"
+    );
+    assert!(!dir.join("bad").exists(), "half a copy is left");
+}
+
+#[test]
+fn interrupted_conversions_leave_no_half_image() {
+    let dir = scratch();
+    let path = dir.path();
+    let mut rng = Rng::new(1);
+    let noise: Vec<u8> = (0..4 << 20).map(|_| rng.below(256) as u8).collect();
+    std::fs::write(path.join("a.raw"), noise).unwrap();
+    for (was_there, format) in [
+        (false, "qcow2"),
+        (false, "raw"),
+        (true, "qcow2"),
+        (true, "raw"),
+    ] {
+        let target = path.join("b");
+        if was_there {
+            std::fs::write(&target, vec![3; 100_000]).unwrap();
+        }
+        let mut child = cowslip()
+            .current_dir(path)
+            .args([
+                "convert",
+                "--progress=json",
+                "-r",
+                "1M",
+                "-O",
+                format,
+                "a.raw",
+                "b",
+            ])
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Begun: something is told of.
+        let mut stderr = std::io::BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
+        assert!(line.contains("\"stage\":\"copy\""), "{line}");
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let status = child.wait().unwrap();
+        let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+        assert_eq!(signal, Some(15), "{status}");
+        match was_there {
+            false => assert!(!target.exists(), "{format}: half a target is left"),
+            true => assert_eq!(std::fs::metadata(&target).unwrap().len(), 0, "{format}"),
+        }
+        drop(std::fs::remove_file(&target));
+    }
+}
+
+#[test]
+fn what_was_done_is_told_in_json() {
+    let dir = scratch();
+    raw_source(dir.path());
+    let line = words("convert --json -O qcow2 a.raw b.qcow2");
+    let told = run(cowslip().current_dir(&dir).args(line));
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["virtual-size"], 5 << 20);
+    let number = |key: &str| told[key].as_u64().unwrap();
+    assert!(number("bytes-written") > 600_000 && number("bytes-written") <= number("bytes-read"));
+    assert_eq!(number("bytes-lost"), 0);
+    assert_eq!(told["format"], "qcow2");
+}

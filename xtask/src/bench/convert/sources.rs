@@ -1,0 +1,221 @@
+//! What is converted: made by qemu-img and by writing files, so that whoever is measured has not laid it out.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use cowslip_testbed::{Random, populate, populate_compressible};
+
+use crate::run;
+
+const CLUSTER_BYTES: u64 = 64 << 10;
+/// The disk of the sparse sources.
+const SPARSE_BYTES: u64 = 1 << 40;
+/// Their data lies in so many places.
+const SPARSE_PARTS: u64 = 64;
+/// Layers of the chain.
+const LAYERS: u64 = 5;
+/// Names of all files here begin so.
+const PREFIX: &str = "source";
+
+/// A source.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// A raw file, all of it data.
+    Raw,
+    /// The same as qcow2.
+    Qcow2,
+    /// A raw file of 1 TiB with data in 64 places.
+    SparseRaw,
+    /// The same as qcow2.
+    SparseQcow2,
+    /// A raw file of which every second block of 4 KiB is a hole.
+    PiecesRaw,
+    /// qcow2 with its clusters in random order in the file.
+    Scattered,
+    /// Five qcow2 images, one on the other, with a fifth of the clusters each.
+    Chain,
+    /// A raw file that compresses well.
+    Compressible,
+    /// The same as compressed qcow2.
+    Zlib,
+    /// The same by the other means.
+    Zstd,
+}
+
+impl Source {
+    /// Its format.
+    pub fn format(self) -> &'static str {
+        match self {
+            Source::Raw | Source::SparseRaw | Source::PiecesRaw | Source::Compressible => "raw",
+            Source::Qcow2
+            | Source::SparseQcow2
+            | Source::Scattered
+            | Source::Chain
+            | Source::Zlib
+            | Source::Zstd => "qcow2",
+        }
+    }
+
+    /// Where it is.
+    pub fn path(self, place: &Path) -> PathBuf {
+        place.join(PREFIX)
+    }
+
+    /// The size of its disk.
+    pub fn disk_bytes(self, place: &Path) -> Result<u64, String> {
+        let mut info = Command::new("qemu-img");
+        info.args(["info", "--output=json", "-f", self.format()]);
+        let told = run::output(info.arg(self.path(place)))?;
+        let told: serde_json::Value = serde_json::from_str(&told).map_err(|e| e.to_string())?;
+        told["virtual-size"]
+            .as_u64()
+            .ok_or_else(|| "qemu-img tells no size".to_string())
+    }
+
+    /// Makes it with so many bytes of data.
+    pub fn make(self, place: &Path, data_bytes: u64) -> Result<(), String> {
+        let path = self.path(place);
+        let raw = place.join(format!("{PREFIX}.raw"));
+        match self {
+            Source::Raw => populate(&path, data_bytes),
+            Source::Compressible => populate_compressible(&path, data_bytes),
+            Source::SparseRaw => sparse(&path, data_bytes),
+            Source::PiecesRaw => pieces(&path, data_bytes / 4),
+            Source::Scattered => scattered(&path, data_bytes / 4),
+            Source::Chain => chain(place, data_bytes / 4),
+            Source::Qcow2 => {
+                populate(&raw, data_bytes)?;
+                convert(&raw, &path, &[])
+            }
+            Source::SparseQcow2 => {
+                sparse(&raw, data_bytes)?;
+                convert(&raw, &path, &[])
+            }
+            Source::Zlib => {
+                populate_compressible(&raw, data_bytes)?;
+                convert(&raw, &path, &["-c", "-W"])
+            }
+            Source::Zstd => {
+                populate_compressible(&raw, data_bytes)?;
+                convert(&raw, &path, &["-c", "-W", "-o", "compression_type=zstd"])
+            }
+        }
+    }
+}
+
+/// Removes what any source is made of.
+pub fn remove(place: &Path) -> Result<(), String> {
+    let entries = fs::read_dir(place).map_err(|e| e.to_string())?;
+    for entry in entries {
+        let entry = entry.map_err(|e| e.to_string())?;
+        if entry.file_name().to_string_lossy().starts_with(PREFIX) {
+            fs::remove_file(entry.path()).map_err(|e| e.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes qcow2 of a raw file, which goes.
+fn convert(raw: &Path, path: &Path, words: &[&str]) -> Result<(), String> {
+    let mut convert = Command::new("qemu-img");
+    convert
+        .args(["convert", "-f", "raw", "-O", "qcow2"])
+        .args(words);
+    run::output(convert.arg(raw).arg(path))?;
+    fs::remove_file(raw).map_err(|e| e.to_string())
+}
+
+fn noise(random: &mut Random, len: u64) -> Vec<u8> {
+    (0..len / 8)
+        .flat_map(|_| random.bits().to_le_bytes())
+        .collect()
+}
+
+fn sparse(path: &Path, data_bytes: u64) -> Result<(), String> {
+    let failed = |e: std::io::Error| format!("cannot write {}: {e}", path.display());
+    let file = File::create(path).map_err(failed)?;
+    file.set_len(SPARSE_BYTES).map_err(failed)?;
+    let part = data_bytes / SPARSE_PARTS;
+    let bytes = noise(&mut Random::new(1), part);
+    for index in 0..SPARSE_PARTS {
+        let at = index * (SPARSE_BYTES / SPARSE_PARTS);
+        file.write_all_at(&bytes, at).map_err(failed)?;
+    }
+    Ok(())
+}
+
+fn pieces(path: &Path, data_bytes: u64) -> Result<(), String> {
+    const BLOCK_BYTES: u64 = 4096;
+    let failed = |e: std::io::Error| format!("cannot write {}: {e}", path.display());
+    let file = File::create(path).map_err(failed)?;
+    file.set_len(2 * data_bytes).map_err(failed)?;
+    let mut random = Random::new(2);
+    for at in (0..2 * data_bytes).step_by(2 * BLOCK_BYTES as usize) {
+        file.write_all_at(&noise(&mut random, BLOCK_BYTES), at)
+            .map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Writes clusters by qemu-io, in the order that is given.
+fn write_clusters(path: &Path, clusters: impl Iterator<Item = u64>) -> Result<(), String> {
+    let mut command = Command::new("qemu-io");
+    command.args(["-t", "unsafe", "-f", "qcow2"]).arg(path);
+    command.stdin(Stdio::piped()).stdout(Stdio::null());
+    let failed = |e: std::io::Error| format!("qemu-io: {e}");
+    let mut child = command.spawn().map_err(failed)?;
+    let mut stdin = child.stdin.take().ok_or("qemu-io takes no commands")?;
+    for cluster in clusters {
+        let (pattern, at) = (1 + cluster % 255, cluster * CLUSTER_BYTES);
+        writeln!(stdin, "write -q -P {pattern} {at} {CLUSTER_BYTES}").map_err(failed)?;
+    }
+    drop(stdin);
+    let status = child.wait().map_err(failed)?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(format!("qemu-io: {status}")),
+    }
+}
+
+fn create(path: &Path, disk_bytes: u64, backing: Option<&Path>) -> Result<(), String> {
+    let mut create = Command::new("qemu-img");
+    create.args(["create", "-q", "-f", "qcow2"]);
+    if let Some(backing) = backing {
+        create.args(["-F", "qcow2", "-b"]).arg(backing);
+    }
+    run::output(create.arg(path).arg(disk_bytes.to_string())).map(drop)
+}
+
+fn scattered(path: &Path, data_bytes: u64) -> Result<(), String> {
+    let count = data_bytes / CLUSTER_BYTES;
+    create(path, data_bytes, None)?;
+    let mut order: Vec<u64> = (0..count).collect();
+    let mut random = Random::new(3);
+    for end in (1..order.len()).rev() {
+        order.swap(end, random.below(end as u64 + 1) as usize);
+    }
+    write_clusters(path, order.into_iter())
+}
+
+/// The top one is the source.
+fn chain(place: &Path, data_bytes: u64) -> Result<(), String> {
+    let count = data_bytes / CLUSTER_BYTES;
+    let mut below: Option<PathBuf> = None;
+    for layer in 0..LAYERS {
+        let name = match layer == LAYERS - 1 {
+            true => PREFIX.to_string(),
+            false => format!("{PREFIX}.{layer}"),
+        };
+        let path = place.join(name);
+        create(&path, data_bytes, below.as_deref())?;
+        write_clusters(
+            &path,
+            (0..count).filter(|cluster| cluster % LAYERS == layer),
+        )?;
+        below = Some(path);
+    }
+    Ok(())
+}
