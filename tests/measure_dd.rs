@@ -28,7 +28,7 @@ a.raw odd.raw
 --size abc
 --size -1
 --size 9E
--s 5G
+-s 5G --size 1
 -O foo --size 1G
 --output=xml --size 1
 -O qcow2 -o foo=1 --size 1G

@@ -348,7 +348,8 @@ impl<'a> Request<'a> {
         let disks = Sources::new(&sources);
         let warn = |failure: &Failure| {
             if !self.args.quiet {
-                program.warn(words(failure));
+                // qemu-img says so in other words where it goes on.
+                program.warn(words(failure).replace("reading at byte", "reading offset"));
             }
         };
         let existing = match self.args.no_create {

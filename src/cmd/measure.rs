@@ -36,7 +36,7 @@ pub struct Args {
     #[arg(short = 'o', long = "options", value_name = "OPTIONS", action = ArgAction::Append, allow_hyphen_values = true)]
     options: Vec<String>,
     /// Size of its disk, where there is no image to take it from
-    #[arg(short = 's', long, value_name = "SIZE", allow_hyphen_values = true)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     size: Option<String>,
     /// Format of the image that is to be converted
     #[arg(short = 'f', long, value_name = "FMT")]
@@ -107,11 +107,11 @@ fn measured(args: &Args, program: &Program) -> Result<(), CommandError> {
         }
         OutputFormat::Json => {
             let mut object = json!({});
-            object["required"] = told.required.into();
-            object["fully-allocated"] = told.fully_allocated.into();
             if let Some(bytes) = told.bitmaps {
                 object["bitmaps"] = bytes.into();
             }
+            object["required"] = told.required.into();
+            object["fully-allocated"] = told.fully_allocated.into();
             print_json(&object);
         }
     }

@@ -248,7 +248,7 @@ pub struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Looks what there is to do.
+    /// Looks what there is to do, and tells the job.
     ///
     /// # Errors
     /// The tables of a source cannot be read; cancelled.
@@ -259,6 +259,8 @@ impl<'a> Plan<'a> {
     ) -> Outcome<Plan<'a>> {
         assert!(options.in_flight > 0, "nothing would be done");
         let (found, feed) = survey::survey(sources, options, (job, watch)).await?;
+        job.expect(found.data_bytes + found.zero_bytes);
+        job.done(0);
         Ok(Plan {
             sources,
             options,
@@ -281,7 +283,7 @@ impl<'a> Plan<'a> {
         let Plan {
             sources,
             mut options,
-            mut found,
+            found,
             mut feed,
             watch,
         } = self;
@@ -294,12 +296,10 @@ impl<'a> Plan<'a> {
             options.unwritten = clear(target, size).await?;
             if options.unwritten == Unwritten::Zeroes {
                 feed.forget_zeroes();
-                found.zero_bytes = 0;
+                job.done(found.zero_bytes);
             }
         }
-        job.expect(found.data_bytes + found.zero_bytes);
         job.enter(Stage::Copy);
-        job.done(0);
         let run = run::Run::new((sources, target), options, (job, watch));
         run.run(feed).await
     }

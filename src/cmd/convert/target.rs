@@ -65,7 +65,13 @@ impl Target {
         refuse_source(name, sources).map_err(prefixed)?;
         check_room(request, name, found)?;
         let was_there = Path::new(name).is_file();
-        let files = create::make_files(&wanted, Vec::new(), job).await;
+        // What is allocated ahead takes its time; a few tables do not, and would be told as so many per cent.
+        let allocates = options_value(request, "preallocation");
+        let of_creation = match allocates {
+            "falloc" | "full" => job.clone(),
+            _ => Job::default(),
+        };
+        let files = create::make_files(&wanted, Vec::new(), &of_creation).await;
         let files = files.map_err(prefixed)?;
         let image = open_for_writing(request).await?;
         if image.size() < size {

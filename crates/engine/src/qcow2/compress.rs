@@ -76,11 +76,7 @@ impl Compressor {
     /// A compressor of this kind.
     pub fn new(kind: CompressionType) -> Compressor {
         Compressor(match kind {
-            CompressionType::Deflate => Codec::Deflate(Compress::new_with_window_bits(
-                Compression::default(),
-                false,
-                DEFLATE_WINDOW_BITS,
-            )),
+            CompressionType::Deflate => Codec::Deflate(deflate_stream()),
             CompressionType::Zstd => Codec::Zstd(zstd::bulk::Compressor::new(ZSTD_LEVEL).ok()),
         })
     }
@@ -140,14 +136,20 @@ fn decompress_zstd(input: &[u8], cluster: &mut [u8]) -> Result<(), DecompressErr
     Ok(())
 }
 
+fn deflate_stream() -> Compress {
+    Compress::new_with_window_bits(Compression::default(), false, DEFLATE_WINDOW_BITS)
+}
+
 fn deflate(stream: &mut Compress, cluster: &[u8], output: &mut [u8]) -> Option<usize> {
+    let status = stream.compress(cluster, output, FlushCompress::Finish);
+    if !matches!(status, Ok(Status::StreamEnd)) {
+        // zlib-rs 0.6.8 panics later on where a stream that has not ended is reset.
+        *stream = deflate_stream();
+        return None;
+    }
+    let len = stream.total_out();
     stream.reset();
-    let status = stream
-        .compress(cluster, output, FlushCompress::Finish)
-        .ok()?;
-    (status == Status::StreamEnd).then(|| {
-        usize::try_from(stream.total_out()).expect("the output fits the buffer that it is in")
-    })
+    Some(usize::try_from(len).expect("the output fits the buffer that it is in"))
 }
 
 #[cfg(test)]
@@ -179,6 +181,20 @@ mod tests {
                 (state >> 32) as u8
             })
             .collect()
+    }
+
+    #[test]
+    fn one_compressor_does_as_many_as_it_is_given() {
+        for kind in KINDS {
+            let mut one = Compressor::new(kind);
+            for round in 0..40 {
+                let cluster = match round % 3 {
+                    0 => noise(4096),
+                    _ => text(4096, round),
+                };
+                assert_eq!(one.compress(&cluster), compress(kind, &cluster), "{round}");
+            }
+        }
     }
 
     #[test]
