@@ -179,10 +179,10 @@ mod tests {
         out
     }
 
-    fn copy(data: &[Range<u64>]) -> Work {
+    fn copy(data: &[(u64, u64)]) -> Work {
         Work::Copy(Piece {
-            range: data[0].start..data[data.len() - 1].end,
-            data: data.to_vec(),
+            range: data[0].0..data[data.len() - 1].1,
+            data: data.iter().map(|(start, end)| *start..*end).collect(),
         })
     }
 
@@ -196,8 +196,8 @@ mod tests {
     fn data_is_cut_at_multiples_and_small_holes_are_read_along() {
         use What::{Data, Nothing, Zero};
         let long = work(CUT, &[(K, 4100 * K, Data(None))]);
-        let ends = [K..2048 * K, 2048 * K..4096 * K, 4096 * K..4100 * K];
-        assert_eq!(long, ends.map(|range| copy(&[range])));
+        let ends = [(K, 2048 * K), (2048 * K, 4096 * K), (4096 * K, 4100 * K)];
+        assert_eq!(long, ends.map(|part| copy(&[part])));
         let holes = [
             (0, 4 * K, Data(None)),
             (4 * K, 68 * K, Nothing),
@@ -208,9 +208,9 @@ mod tests {
         assert_eq!(
             work(CUT, &holes),
             [
-                copy(&[0..4 * K, 68 * K..72 * K]),
+                copy(&[(0, 4 * K), (68 * K, 72 * K)]),
                 Work::Zero(72 * K..200 * K),
-                copy(&[200 * K..204 * K]),
+                copy(&[(200 * K, 204 * K)]),
             ]
         );
     }
@@ -235,9 +235,9 @@ mod tests {
             work(cut, &spans),
             [
                 Work::Zero(0..64 * K),
-                copy(&[64 * K..192 * K]),
+                copy(&[(64 * K, 192 * K)]),
                 Work::Zero(192 * K..400 * K),
-                copy(&[960 * K..1000 * K]),
+                copy(&[(960 * K, 1000 * K)]),
             ]
         );
     }

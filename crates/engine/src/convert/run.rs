@@ -288,7 +288,6 @@ impl<'a> Run<'a> {
     /// Reads a range; with [`Unreadable::BecomesZero`] what cannot be read, sector by sector, becomes zeroes. How
     /// much that was.
     async fn read_salvaging(&self, start: u64, len: u64) -> Outcome<(BufMut, u64)> {
-        let mut buf = BufMut::for_overwrite(len as usize);
         let first = match self.read(start, len).await {
             Ok(data) => return Ok((data, 0)),
             Err(error) => error,
@@ -296,25 +295,23 @@ impl<'a> Run<'a> {
         if self.options.unreadable == Unreadable::Fails {
             return Err(Failure::Reading(start, first));
         }
+        let mut buf = BufMut::zeroed(len as usize);
         let mut lost = 0;
         // Halves of what cannot be read, the lower ones on top.
-        let mut rest = vec![start..start + len];
-        while let Some(range) = rest.pop() {
-            let at = (range.start - start) as usize;
-            let len = range.end - range.start;
+        let mut rest = Vec::from([(start, start + len)]);
+        while let Some((from, to)) = rest.pop() {
+            let (at, len) = ((from - start) as usize, to - from);
             let target = &mut buf[at..at + len as usize];
-            match self.read(range.start, len).await {
+            match self.read(from, len).await {
                 Ok(data) => target.copy_from_slice(&data),
                 Err(_) if len > SECTOR_BYTES => {
-                    let half = round_up(len / 2, SECTOR_BYTES);
-                    let middle = round_down(range.start + half, SECTOR_BYTES);
-                    rest.push(middle..range.end);
-                    rest.push(range.start..middle);
+                    let middle = round_down(from + round_up(len / 2, SECTOR_BYTES), SECTOR_BYTES);
+                    rest.push((middle, to));
+                    rest.push((from, middle));
                 }
                 Err(error) => {
-                    target.fill(0);
                     lost += len;
-                    (self.watch)(&Failure::Reading(range.start, error));
+                    (self.watch)(&Failure::Reading(from, error));
                 }
             }
         }

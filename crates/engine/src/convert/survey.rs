@@ -106,7 +106,7 @@ impl<'a> Feed<'a> {
     /// Whether more have to be asked for; then by what, and from where on.
     pub fn to_ask(&self) -> Option<(Asker<'a>, u64)> {
         let more = self.asked_to < self.asker.sources.size();
-        more.then(|| (self.asker, self.asked_to))
+        more.then_some((self.asker, self.asked_to))
     }
 
     /// What was asked for has come.

@@ -104,6 +104,7 @@ mod tests {
     #[test]
     fn the_rest_is_what_lies_between() {
         assert_eq!(between(0..10, &[2..4, 4..5, 8..10]), [0..2, 5..8]);
-        assert_eq!(between(3..5, &[]), [3..5]);
+        assert_eq!(between(3..5, &[]).len(), 1);
+        assert_eq!(between(3..5, &[])[0], 3..5);
     }
 }
