@@ -1,13 +1,13 @@
 //! Converting: the disk of an image, or of several one after the other, copied into another image, as a [`Job`].
 //!
-//! What is where is asked ahead ([`survey`]), what is to be done is decided from that alone ([`pieces`], pure), and it is
-//! done in the order of the guest ([`run`]): so many pieces at a time are read and, in their order, written. Holes and what
-//! the tables call zero are never read; what is read and turns out to be zero is not written ([`zeroes`], pure).
+//! What is where is asked ahead (`survey`), what is to be done is decided from that alone (`pieces`, pure), and it is
+//! done in the order of the guest (`run`): so many pieces at a time are read and, in their order, written. Holes and what
+//! the tables call zero are never read; what is read and turns out to be zero is not written (`zeroes`, pure).
 //! A chain is flattened by the way: what is asked of the image on top is answered by all layers at once.
 //!
 //! Promises: the target's disk reads as the sources' do; of a failure it is told where it was. Memory is
 //! [`Options::in_flight`] pieces of [`PIECE_BYTES`], what it takes to hold a piece compressed, and the list of
-//! extents within [`survey::SPANS_MAX`].
+//! extents within `survey::SPANS_MAX`.
 //!
 //! Leaves out: making, cutting and removing the target; what a half-made one means is the caller's to say.
 
