@@ -13,6 +13,7 @@ use cowslip::file::{BlockFile, Claim, Protection, Sharing};
 use cowslip::image::{
     AllocPolicy, BackingChoice, DetectZeroes, DiscardPolicy, Format, OpenOptions, WritePolicy,
 };
+use cowslip::qcow2::snapshot::SnapshotChoice;
 use cowslip::{Image, Workers};
 use cowslip_queue::{Backend, Queue};
 
@@ -124,6 +125,8 @@ pub struct OpenHow {
     pub policy: BackingPolicy,
     /// Who packs and unpacks compressed clusters.
     pub workers: Workers,
+    /// The internal snapshot to read, as `-l` names it.
+    pub snapshot: Option<SnapshotChoice>,
 }
 
 /// The queue's threads for blocking calls, which pack and unpack clusters too: for verbs that move much data.
@@ -252,6 +255,7 @@ async fn prepare(
         cache_bytes: source.cache_bytes.unwrap_or(how.cache_bytes),
         sharing: source.sharing(how),
         workers: how.workers.clone(),
+        snapshot: source.snapshot.clone().or(how.snapshot.clone()),
     };
     Ok((open_file(source, how).await?, options, gate))
 }

@@ -354,7 +354,8 @@ fn child_json(layer: &Layer, detail: Detail) -> Value {
     out
 }
 
-fn snapshot_json(snapshot: &SnapshotInfo) -> Value {
+/// A snapshot as `info` tells it to programs.
+pub fn snapshot_json(snapshot: &SnapshotInfo) -> Value {
     let mut out = serde_json::Map::new();
     if let Some(icount) = snapshot.icount {
         out.insert("icount".to_string(), icount.into());

@@ -26,10 +26,11 @@ pub mod grow;
 pub mod info;
 pub mod io;
 pub mod map;
-pub mod rebase;
 pub mod measure;
+pub mod rebase;
 pub mod resize;
 pub mod serve;
+pub mod snapshot;
 
 /// Verbs that are the same under the names `qemu-img` and `cowslip`.
 #[derive(Subcommand)]
@@ -58,6 +59,8 @@ pub enum ImgVerb {
     Rebase(rebase::Args),
     /// Write what an image holds into its backing file
     Commit(commit::Args),
+    /// List, make, apply or delete internal snapshots
+    Snapshot(snapshot::Args),
 }
 
 impl ImgVerb {
@@ -76,6 +79,7 @@ impl ImgVerb {
             ImgVerb::Compare(args) => compare::run(args, program),
             ImgVerb::Rebase(args) => rebase::run(args, program),
             ImgVerb::Commit(args) => commit::run(args, program),
+            ImgVerb::Snapshot(args) => snapshot::run(args, program),
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use cowslip::file::host::Locking;
 use cowslip::image::{AllocPolicy, BackingChoice, DetectZeroes, DiscardPolicy, Format, ZeroMethod};
+use cowslip::qcow2::snapshot::SnapshotChoice;
 
 use crate::error::CommandError;
 use crate::nbd::ExportName;
@@ -56,6 +57,8 @@ pub struct Source {
     pub force_share: bool,
     /// `file.locking=`.
     pub locking: Locking,
+    /// `snapshot.id=`, `snapshot.name=`: the internal snapshot to read.
+    pub snapshot: Option<SnapshotChoice>,
 }
 
 /// The format of this name.
@@ -194,6 +197,7 @@ impl Source {
             no_flush: None,
             force_share: false,
             locking: Locking::Auto,
+            snapshot: None,
         }
     }
 
@@ -238,6 +242,8 @@ impl Source {
                     ))
                 })?;
             }
+            "snapshot.id" => self.snapshot = Some(with_id(self.snapshot.take(), value)),
+            "snapshot.name" => self.snapshot = Some(with_name(self.snapshot.take(), value)),
             "alloc-policy" => self.alloc_policy = Some(alloc_policy(name, value)?),
             "l2-cache-size" => self.cache_bytes = Some(options::size(name, value)?),
             // QEMU divides it among two caches; there is one here.
@@ -258,6 +264,28 @@ impl Source {
             }
         }
         Ok(())
+    }
+}
+
+/// The snapshot that is meant, by its ID too.
+fn with_id(choice: Option<SnapshotChoice>, id: &str) -> SnapshotChoice {
+    let id = id.to_string();
+    match choice {
+        Some(SnapshotChoice::Name(name) | SnapshotChoice::IdAndName { name, .. }) => {
+            SnapshotChoice::IdAndName { id, name }
+        }
+        _ => SnapshotChoice::Id(id),
+    }
+}
+
+/// The snapshot that is meant, by its name too.
+fn with_name(choice: Option<SnapshotChoice>, name: &str) -> SnapshotChoice {
+    let name = name.to_string();
+    match choice {
+        Some(SnapshotChoice::Id(id) | SnapshotChoice::IdAndName { id, .. }) => {
+            SnapshotChoice::IdAndName { id, name }
+        }
+        _ => SnapshotChoice::Name(name),
     }
 }
 
@@ -402,6 +430,11 @@ mod tests {
         assert_eq!(by_options.backing, Some(BackingChoice::None));
         let given = by_options.given.clone();
         assert_eq!(by_options, Source { given, ..by_json });
+        let both = resolve("file=a,snapshot.id=1,snapshot.name=x", true).unwrap();
+        let swapped = resolve("file=a,snapshot.name=x,snapshot.id=1", true).unwrap();
+        assert_eq!(both.snapshot, swapped.snapshot);
+        let (id, name) = ("1".to_string(), "x".to_string());
+        assert_eq!(both.snapshot, Some(SnapshotChoice::IdAndName { id, name }));
         assert_eq!(resolve("file:x:y", false).unwrap().filename, "x:y");
         assert_eq!(resolve("./odd:name", false).unwrap().filename, "./odd:name");
         assert_eq!(resolve(":x", false).unwrap().filename, ":x");

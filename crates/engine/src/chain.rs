@@ -486,6 +486,10 @@ async fn open_layer(
     }
     let file_len = file.len().await?;
     match format {
+        Format::Raw if is_top && options.snapshot.is_some() => Err(Error::Unsupported {
+            file: file.name().to_string(),
+            feature: "an internal snapshot of a raw image".to_string(),
+        }),
         Format::Raw => {
             let guard = options.format.is_none() && options.writable;
             Ok((Layer::Raw(Raw::new(file, file_len, guard)), None))

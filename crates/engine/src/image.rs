@@ -10,9 +10,11 @@ use crate::job::Job;
 use crate::qcow2::amend::Amendment;
 use crate::qcow2::create::Preallocation;
 use crate::qcow2::header::Header;
+use crate::qcow2::inspect::SnapshotInfo;
 use crate::qcow2::probe::{Observation, Stage};
 use crate::qcow2::repair;
-use crate::qcow2::{Fua, Packed};
+use crate::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
+use crate::qcow2::{Fua, Packed, Qcow2};
 use crate::zero::is_zero;
 use crate::{Error, Result, Workers, extents};
 
@@ -213,6 +215,8 @@ pub struct OpenOptions {
     pub sharing: Sharing,
     /// Who packs and unpacks compressed clusters.
     pub workers: Workers,
+    /// The disk as it was when this internal snapshot was taken, its size too; only to be read.
+    pub snapshot: Option<SnapshotChoice>,
 }
 
 impl OpenOptions {
@@ -429,6 +433,10 @@ impl Image {
         if options.writable && !file.capabilities().writable {
             return Err(Error::ReadOnly(file.name().to_string()));
         }
+        if options.writable && options.snapshot.is_some() {
+            let text = "an internal snapshot can only be read";
+            return Err(Error::Invalid(text.to_string()));
+        }
         let files = Files::new(options.sharing, predecessors);
         let (top, below, namings) = chain::open(file, &options, gate, &files).await?;
         let OpenOptions {
@@ -624,7 +632,7 @@ impl Image {
     pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
         self.validate(offset, buf.len() as u64)?;
         let _visit = match &self.top {
-            Layer::Qcow2(image) => Some(image.enter()),
+            Layer::Qcow2(image) => Some(image.enter().await),
             Layer::Raw(_) => None,
         };
         chain::read(&self.top, &self.below, offset, buf).await
@@ -759,7 +767,7 @@ impl Image {
     pub async fn extents(&self, offset: u64, len: u64, max_extents: usize) -> Result<Vec<Extent>> {
         self.validate(offset, len)?;
         let _visit = match &self.top {
-            Layer::Qcow2(image) => Some(image.enter()),
+            Layer::Qcow2(image) => Some(image.enter().await),
             Layer::Raw(_) => None,
         };
         extents::extents(
@@ -814,6 +822,63 @@ impl Image {
                 feature: "amending a raw image".to_string(),
             }),
             Layer::Qcow2(image) => image.amend(amendment, job).await,
+        }
+    }
+
+    /// The internal snapshots, in the order of the image's table; a raw image has none.
+    ///
+    /// # Errors
+    /// I/O, or a table that is corrupt.
+    pub async fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
+        match &self.top {
+            Layer::Raw(_) => Ok(Vec::new()),
+            Layer::Qcow2(image) => image.snapshots().await,
+        }
+    }
+
+    /// Keeps the disk as it is now as an internal snapshot, durably; returns its ID. Requests wait meanwhile, reads
+    /// too.
+    ///
+    /// # Errors
+    /// `Unsupported` where the format cannot (raw, an external data file); `Invalid` for a name that is too long, too
+    /// many snapshots, or counts too narrow for one more; `Corrupt` if a check finds more than leaks and wrong COPIED
+    /// bits; no space, [`Error::Cancelled`]: then the image is as it was. After any other error it is latched, and
+    /// opening it again finds the snapshot made or not.
+    pub async fn create_snapshot(&self, new: &NewSnapshot, job: &Job) -> Result<String> {
+        let image = self.with_snapshots()?;
+        let created = image.create_snapshot(new, job).await;
+        image.concluded(created).await
+    }
+
+    /// Makes the disk what it was when a snapshot was taken, its size too, durably. What it holds now is lost, unless
+    /// another snapshot has it.
+    ///
+    /// # Errors
+    /// As [`Image::create_snapshot`]; `Io` with ENOENT for an unknown snapshot; `Invalid` for another size in version 2.
+    pub async fn apply_snapshot(&self, choice: &SnapshotChoice, job: &Job) -> Result<()> {
+        let image = self.with_snapshots()?;
+        let applied = image.apply_snapshot(choice, job).await;
+        image.concluded(applied).await
+    }
+
+    /// Deletes a snapshot, durably, and frees what only it had.
+    ///
+    /// # Errors
+    /// As [`Image::apply_snapshot`].
+    pub async fn delete_snapshot(&self, choice: &SnapshotChoice, job: &Job) -> Result<()> {
+        let image = self.with_snapshots()?;
+        let deleted = image.delete_snapshot(choice, job).await;
+        image.concluded(deleted).await
+    }
+
+    fn with_snapshots(&self) -> Result<&Qcow2> {
+        self.validate_write(0, 0)?;
+        match &self.top {
+            Layer::Raw(_) => Err(Error::Unsupported {
+                file: self.name().to_string(),
+                feature: "an internal snapshot of a raw image".to_string(),
+            }),
+            Layer::Qcow2(image) => Ok(image),
         }
     }
 

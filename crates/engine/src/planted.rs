@@ -229,6 +229,16 @@ mistakes! {
     CommitNotFlushed,
     /// An image that becomes empty gives its space back before the header refers to its empty table.
     EmptiedBeforeHeader,
+    /// The header refers to a snapshot before its counts and tables are durable.
+    SnapshotUnprepared,
+    /// Slices in memory keep their COPIED bits when a snapshot is made.
+    SnapshotKeepsSlices,
+    /// A snapshot is made or deleted without the dirty bit.
+    SnapshotNotMarked,
+    /// What a snapshot replaces is given up before the header refers to the snapshot's tables.
+    AppliedFreesFirst,
+    /// The counts of what is only compressed are not raised for a snapshot.
+    SnapshotForgetsCompressed,
 }
 
 /// Whether this mistake is planted: never.

@@ -19,6 +19,7 @@ mod layout;
 mod model;
 mod repair_noise;
 mod repair_qemu;
+mod snapshots;
 mod space;
 mod write_statistics;
 mod zeroes_beside_writes;

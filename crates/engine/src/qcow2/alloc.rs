@@ -191,6 +191,11 @@ impl Fresh {
         }
     }
 
+    /// Nothing is known any more.
+    pub fn forget(&mut self) {
+        self.known.clear();
+    }
+
     /// What is known of a cluster.
     pub fn of(&self, cluster: HostCluster) -> SubclusterMask {
         self.known.get(&cluster.0).copied().unwrap_or(0)

@@ -18,6 +18,7 @@ mod admit;
 mod ahead;
 mod alloc;
 pub mod amend;
+mod changed;
 pub mod check;
 pub mod compress;
 mod compressed_read;
@@ -26,6 +27,7 @@ mod count_growth;
 mod cow;
 pub mod create;
 mod empty;
+mod drain;
 mod entries;
 pub mod entry;
 mod gather;
@@ -45,6 +47,7 @@ mod refcount;
 pub mod repair;
 mod resize;
 mod room;
+pub mod snapshot;
 mod sparse;
 mod tables;
 mod turn;
@@ -186,6 +189,8 @@ struct State {
     damaged: bool,
     /// No request may begin: somebody waits for all to end.
     draining: Option<Waiters>,
+    /// No read may begin either.
+    hold: Option<drain::Hold>,
     /// Free clusters below which the file is grown ahead of need.
     low_water: u64,
     /// Wakes `maintain`.
@@ -288,7 +293,11 @@ impl Qcow2 {
             let mut visit = None;
             let prepared = {
                 let mut state = self.lock();
-                let prepared = state.tables.prepare(slice);
+                let held_back = state.slices_held_back();
+                let prepared = match held_back {
+                    Some(waiting) => Ok(Prepared::Wait(waiting)),
+                    None => state.tables.prepare(slice),
+                };
                 if matches!(prepared, Ok(Prepared::Load(_))) {
                     // Entered with the place in hand: the table is not reused while it is read.
                     visit = Some(Visit {
@@ -383,10 +392,22 @@ impl Qcow2 {
     }
 
     /// Enters an epoch for the time of a read.
-    pub(crate) fn enter(&self) -> Visit<'_> {
-        Visit {
-            image: self,
-            epoch: (!planted::is(Mistake::ReadWithoutEpoch)).then(|| self.lock().epochs.enter()),
+    pub(crate) async fn enter(&self) -> Visit<'_> {
+        loop {
+            let waiting = {
+                let mut state = self.lock();
+                match state.held_back() {
+                    Some(waiting) => waiting,
+                    None => {
+                        let epoch = !planted::is(Mistake::ReadWithoutEpoch);
+                        return Visit {
+                            image: self,
+                            epoch: epoch.then(|| state.epochs.enter()),
+                        };
+                    }
+                }
+            };
+            waiting.await;
         }
     }
 
@@ -598,7 +619,7 @@ impl Qcow2 {
 
     /// The outcome of a request that writes. If it met damage, the image is marked, so that nobody
     /// writes it before its repair.
-    pub(crate) async fn concluded(&self, outcome: Result<()>) -> Result<()> {
+    pub(crate) async fn concluded<T>(&self, outcome: Result<T>) -> Result<T> {
         if matches!(outcome, Err(Error::Corrupt { .. })) {
             self.mark_corrupt().await;
         }

@@ -16,7 +16,7 @@ use super::punch::Punches;
 use super::refcount::Refcounts;
 use super::repair;
 use super::tables::Tables;
-use super::{Counts, EIO, Qcow2, State, growth};
+use super::{Counts, EIO, Qcow2, State, growth, snapshot};
 use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
 use crate::file::{ChosenBy, FileRequest, Gate, HostFile, Role};
@@ -65,6 +65,9 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         options,
         ..
     } = &opening;
+    if let (Some(choice), true) = (&options.snapshot, opening.is_top) {
+        header = snapshot::root_of(file, &header, choice).await?;
+    }
     let format = header.entry_format();
     let data = match header.has_data_file() {
         true => open_data_file(&opening, &header, writable)?,
@@ -115,7 +118,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
             state.claimed_at_open = claimed;
         }
         let roots = roots(file, *file_len, &header, &refcounts).await?;
-        protect_metadata(&mut image, &roots)?;
+        protect_metadata(&image, &roots)?;
         image.turn = Turn::new(Counts {
             refcounts,
             ..empty_counts(file.clone(), format)
@@ -262,6 +265,7 @@ fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
         latch: None,
         damaged: false,
         draining: None,
+        hold: None,
         low_water: 0,
         maintenance: Waiters::default(),
         closed: false,
@@ -335,10 +339,25 @@ impl Root {
     }
 }
 
+impl Qcow2 {
+    /// Marks the clusters that hold metadata anew, after roots have changed.
+    pub(super) async fn protect_again(&self, refcounts: &Refcounts) -> Result<()> {
+        let file_len = self.file.len().await?;
+        let roots = roots(&self.file, file_len, &self.header(), refcounts).await?;
+        {
+            let mut state = self.lock();
+            state.protected = Protected::default();
+            state.bad_tables.clear();
+            state.table_beyond = None;
+        }
+        protect_metadata(self, &roots)
+    }
+}
+
 /// Marks all clusters that hold metadata (invariant S3). Roots that overlap each other make the image
 /// unfit for writing; an L2 table that overlaps something, or lies beyond the end of the file, is
 /// never written through.
-fn protect_metadata(image: &mut Qcow2, roots: &[Root]) -> Result<()> {
+fn protect_metadata(image: &Qcow2, roots: &[Root]) -> Result<()> {
     let geometry = *image.geometry();
     let mut state = image.lock();
     let state = &mut *state;

@@ -21,16 +21,6 @@ use crate::{Error, Result};
 /// The largest L1 table, as QEMU's.
 const L1_BYTES_MAX: u64 = 32 << 20;
 
-/// No request is under way and none begins, until this is dropped.
-struct Drained<'a>(&'a Qcow2);
-
-impl Drop for Drained<'_> {
-    fn drop(&mut self) {
-        // Wakes those that were held back.
-        self.0.lock().draining = None;
-    }
-}
-
 /// A table that is being copied.
 struct Copying<'a> {
     image: &'a Qcow2,
@@ -64,34 +54,6 @@ impl Drop for Copying<'_> {
 }
 
 impl Qcow2 {
-    /// Holds new requests back and waits for those under way.
-    async fn drain(&self) -> Drained<'_> {
-        loop {
-            let waiting = {
-                let mut state = self.lock();
-                match &mut state.draining {
-                    Some(drained) => drained.wait(),
-                    None => {
-                        state.draining = Some(Waiters::default());
-                        break;
-                    }
-                }
-            };
-            waiting.await;
-        }
-        let drained = Drained(self);
-        loop {
-            let waiting = {
-                let mut state = self.lock();
-                if state.epochs.all_ended() {
-                    return drained;
-                }
-                state.epochs.wait()
-            };
-            waiting.await;
-        }
-    }
-
     /// A table of our own in place of one that a snapshot shares. The entries' COPIED bits tell
     /// already which clusters are shared, so the copy is verbatim.
     pub(super) async fn unshare_table(&self, l1_index: u64) -> Result<()> {
@@ -99,6 +61,10 @@ impl Qcow2 {
         let (old, new, epoch) = {
             let mut state = self.lock();
             self.unlatched(&state)?;
+            // Whoever holds requests back may be about to move what this would change.
+            if state.draining.is_some() {
+                return Ok(());
+            }
             let table = state.tables.table(l1_index).ok().flatten();
             let shared = table.filter(|table| !table.copied);
             let (Some(old), false) = (shared, state.copying.contains_key(&l1_index)) else {

@@ -237,6 +237,28 @@ impl Tables {
             .is_some_and(|table| table.on_disk != OnDisk::Table)
     }
 
+    /// Whether a slice is pinned or being loaded.
+    pub fn is_in_use(&self) -> bool {
+        !self.loading.is_empty() || self.slots.is_any_pinned()
+    }
+
+    /// Resolves when a slice may be in use no longer.
+    pub fn wait_for_use(&mut self) -> Pending<()> {
+        self.freed.wait()
+    }
+
+    /// The tables that this L1 refers to, in place of those that there were.
+    ///
+    /// # Panics
+    /// If something is in use or dirty: it would be lost.
+    pub fn replace(&mut self, l1: Vec<u64>) {
+        assert!(!self.is_in_use(), "nobody looks at a table that goes");
+        let dirty = self.dirty.len() + self.l1_dirty.len() + self.new_tables.len();
+        assert_eq!(dirty, 0, "all tables are written");
+        self.slots.clear();
+        self.l1 = l1;
+    }
+
     /// Notes that a slice is looked at; whether it is in memory.
     pub fn look(&mut self, slice: u64) -> bool {
         self.slots.look(slice)

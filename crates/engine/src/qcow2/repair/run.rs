@@ -1,5 +1,6 @@
 //! The stages of a repair, each durable before the next: see [`super`] for the table.
 
+use super::super::changed::changed_sectors;
 use super::super::entry::{refcount_at, set_refcount};
 use super::super::geometry::{HostCluster, pieces};
 use super::super::header::{Header, incompatible};
@@ -9,8 +10,6 @@ use crate::file::Durability;
 use crate::planted::{self, Mistake};
 use crate::{Buf, Result};
 
-/// What is written at once of a change that is spread.
-const SECTOR_BYTES: usize = 512;
 /// Data is copied in pieces of this size.
 const COPY_BYTES: u64 = 1 << 20;
 /// Runs of freed clusters that are remembered before their space is given back: 1 MiB of memory.
@@ -111,21 +110,11 @@ impl Plan<'_> {
 
     /// Writes the sectors of a table that differ.
     pub(super) async fn write_changed(&self, offset: u64, old: &[u8], new: &[u8]) -> Result<()> {
-        let sectors = old.chunks(SECTOR_BYTES).zip(new.chunks(SECTOR_BYTES));
-        let mut start: Option<usize> = None;
-        for (index, (before, after)) in sectors.enumerate() {
-            let at = index * SECTOR_BYTES;
-            if before != after {
-                start.get_or_insert(at);
-            } else if let Some(from) = start.take() {
-                self.write(offset + from as u64, new[from..at].to_vec())
-                    .await?;
-            }
+        for run in changed_sectors(old, new) {
+            self.write(offset + run.start as u64, new[run].to_vec())
+                .await?;
         }
-        match start {
-            Some(from) => self.write(offset + from as u64, new[from..].to_vec()).await,
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// One write within sector 0, and a barrier (invariant D6). What it refers to is durable.

@@ -77,6 +77,8 @@ pub struct Slots {
     is_gone: HashSet<u64>,
     gone_max: usize,
     slots_min: u64,
+    /// What was asked for as the budget.
+    given_bytes: u64,
     budget_bytes: u64,
     used_bytes: u64,
     entered_bytes: u64,
@@ -97,6 +99,7 @@ impl Slots {
             is_gone: HashSet::new(),
             gone_max: 0,
             slots_min,
+            given_bytes: 0,
             budget_bytes: 0,
             used_bytes: 0,
             entered_bytes: 0,
@@ -108,6 +111,7 @@ impl Slots {
 
     /// Sets what slices may take from now on; `slots_min` of them fit whatever it is.
     pub fn set_budget(&mut self, bytes: u64) {
+        self.given_bytes = bytes;
         let gone = bytes / GONE_FRACTION;
         self.gone_max = (gone / GONE_BYTES).max(1) as usize;
         self.budget_bytes = (bytes - gone).max(self.slots_min * self.whole_bytes());
@@ -131,6 +135,25 @@ impl Slots {
             slices: self.slots.len() as u64,
             ..self.statistics
         }
+    }
+
+    /// Whether somebody is looking at a slice.
+    pub fn is_any_pinned(&self) -> bool {
+        self.slots.iter().any(|slot| slot.pins > 0)
+    }
+
+    /// Lets all slices go.
+    pub fn clear(&mut self) {
+        let (bytes, slots_min) = (self.given_bytes, self.slots_min);
+        let statistics = CacheStatistics {
+            packed: 0,
+            ..self.statistics
+        };
+        *self = Slots {
+            statistics,
+            ..Slots::new(self.geometry, slots_min)
+        };
+        self.set_budget(bytes);
     }
 
     /// Slices that the budget holds as they are on disk.
