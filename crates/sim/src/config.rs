@@ -93,6 +93,8 @@ pub struct Round {
     pub weights: [u64; 6],
     /// The disk changes its size.
     pub resizes: bool,
+    /// Percent of requests that take, apply or delete a snapshot.
+    pub snapshots_percent: u64,
     /// Percent of writes that are durable.
     pub fua_percent: u64,
     /// Percent of requests that go to a hot spot.
@@ -159,11 +161,13 @@ pub enum Part {
     Crammed,
     /// Disks that are made smaller than they will be.
     Growth,
+    /// Snapshots that are taken, applied and deleted.
+    Snapshots,
 }
 
 impl Part {
     /// All parts, by the names that commands use.
-    pub const NAMES: [(&'static str, Part); 13] = [
+    pub const NAMES: [(&'static str, Part); 14] = [
         ("kills", Part::Kills),
         ("faults", Part::Faults),
         ("compressed", Part::Compressed),
@@ -177,6 +181,7 @@ impl Part {
         ("dirty", Part::Dirty),
         ("crammed", Part::Crammed),
         ("growth", Part::Growth),
+        ("snapshots", Part::Snapshots),
     ];
 }
 
@@ -490,6 +495,7 @@ impl Round {
             maintained: rng.chance(40),
             weights,
             resizes: false,
+            snapshots_percent: 0,
             fua_percent: rng.pick(&[0, 0, 5, 30]),
             hot_percent: rng.pick(&[0, 50, 90]),
             barrier: None,
@@ -716,6 +722,7 @@ impl Config {
                     round.grows_at = None;
                 }
                 Part::Growth => round.grows_at = None,
+                Part::Snapshots => round.snapshots_percent = 0,
                 Part::Alignment
                 | Part::RawData
                 | Part::Recoveries

@@ -91,7 +91,9 @@ pub fn impossible(stage: Stage, situation: Situation, feature: Feature) -> Optio
     let opens = matches!(stage, Stage::Lower | Stage::Release);
     let follows_barrier = matches!(stage, Stage::Slices | Stage::CountTable);
     match (situation, feature) {
-        (Situation::Snapshot, _) => Some("snapshots are not written yet"),
+        (Situation::Snapshot, Feature::DataFile) => {
+            Some("a snapshot would not contain what is in a data file, so there are none")
+        }
         (Situation::Quarantine, Feature::DataFile) => {
             Some("clusters of a data file are never freed, nor are tables without snapshots")
         }
@@ -151,6 +153,7 @@ impl Target {
             let fits = match situation {
                 Situation::RefcountTable => config.crammed.is_some(),
                 Situation::L1Table => config.created_bytes < config.size,
+                Situation::Snapshot => config.rounds.iter().any(|r| r.snapshots_percent > 0),
                 Situation::Recovery => false,
                 _ => true,
             };
@@ -272,7 +275,7 @@ impl Sight {
             Situation::Quarantine => self.observed.quarantined > 0,
             Situation::RefcountTable => self.observed.refcount_table_moved,
             Situation::L1Table => self.observed.l1_table_moved,
-            Situation::Snapshot => false,
+            Situation::Snapshot => self.observed.snapshots_change,
             Situation::Eviction => self.observed.evicted > 0,
             Situation::Joiner => self.observed.joined > 0,
             Situation::Punch => self.hole_at_risk,

@@ -79,11 +79,8 @@ pub fn seed(goal: usize, attempt: u64) -> u64 {
 /// impossible ones too: what is said to be impossible must withstand being aimed at.
 pub fn seeds(coverage: &Coverage, attempt: u64, all: bool) -> Vec<u64> {
     let goals = Goal::all().into_iter().enumerate();
-    let snapshots = |goal: &Goal| matches!(goal, Goal::Cell(_, Situation::Snapshot, _));
-    let wanted = goals.filter(|(_, goal)| match all {
-        true => !snapshots(goal),
-        false => goal.is_possible() && !coverage.has_reached(*goal),
-    });
+    let open = |goal: &Goal| goal.is_possible() && !coverage.has_reached(*goal);
+    let wanted = goals.filter(|(_, goal)| all || open(goal));
     wanted.map(|(number, _)| seed(number, attempt)).collect()
 }
 
@@ -166,6 +163,7 @@ impl Shaping<'_> {
             Situation::Quarantine | Situation::Punch => self.rng.chance(85),
             Situation::Eviction if self.feature == Feature::DataFile => true,
             Situation::RefcountTable if self.feature == Feature::DataFile => self.rng.chance(60),
+            Situation::Snapshot if self.feature != Feature::DataFile => self.rng.chance(85),
             _ if self.frees() => self.rng.chance(85),
             _ => self.rng.chance(40),
         };
@@ -397,6 +395,13 @@ impl Shaping<'_> {
             Stage::Lower | Stage::Release => rng.between(20, 80),
             _ => rng.between(10, 60),
         });
+        if self.situation == Situation::Snapshot {
+            let rng = &mut *self.rng;
+            round.snapshots_percent = rng.pick(&[10, 25]);
+            round.resizes = false;
+            // What only a snapshot has is given up when it goes, and what shares clusters is copied.
+            round.ending = Ending::Crash(rng.between(2000, 6000));
+        }
         self.config.rounds = vec![round];
         if self.situation == Situation::Recovery {
             self.before_recovery();

@@ -15,6 +15,10 @@ use crate::disk::content::Content;
 pub struct Findings {
     /// What must not be.
     pub corruptions: Vec<String>,
+    /// COPIED bits that contradict the counts; under the dirty bit they are not looked at.
+    pub flags: Vec<String>,
+    /// Counts that are too low, under the dirty bit.
+    pub low_counts: Vec<String>,
     /// Clusters that are counted more often than referenced.
     pub leaks: u64,
     /// The dirty bit is set.
@@ -332,18 +336,27 @@ impl Reader<'_> {
                 self.corrupt(format!("{offset:#x} is used by {}", users.join(" and ")));
             }
             let count = self.count(*index);
-            if count < users.len() as u64 && !self.found.dirty {
+            if count < users.len() as u64 {
                 let offset = index << self.cluster_bits;
-                self.corrupt(format!(
+                let what = format!(
                     "{offset:#x} has count {count} and is used by {}",
                     users.join(" and ")
-                ));
+                );
+                match self.found.dirty {
+                    true if self.found.low_counts.len() < CORRUPTIONS_MAX => {
+                        self.found.low_counts.push(what);
+                    }
+                    true => {}
+                    false => self.corrupt(what),
+                }
             }
         }
         for (what, cluster, set) in std::mem::take(&mut self.copied) {
             let count = self.count(cluster);
-            if set != (count == 1) && !self.found.dirty {
-                self.corrupt(format!("{what} has COPIED {set} and count {count}"));
+            let wrong = set != (count == 1) && !self.found.dirty;
+            if wrong && self.found.flags.len() < CORRUPTIONS_MAX {
+                let what = format!("{what} has COPIED {set} and count {count}");
+                self.found.flags.push(what);
             }
         }
         let per_block = (self.cluster() * 8) >> self.refcount_order;

@@ -19,6 +19,7 @@ pub mod planted;
 mod prepare;
 pub mod profile;
 mod recovery;
+pub mod remembered;
 pub mod rng;
 pub mod run;
 pub mod second_reader;

@@ -17,6 +17,8 @@
 
 use std::fmt;
 
+use crate::remembered::Content;
+
 /// Bytes of a sector.
 pub const SECTOR_BYTES: u64 = 512;
 
@@ -490,6 +492,44 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// What a read of each granule might see now, with nothing in flight. Behind the end of the disk there is
+    /// nothing to see.
+    pub fn possible(&self) -> Content {
+        let end = self.grain.index_of(self.size);
+        let of = |granule: u64, versions: &Vec<Version>| -> Vec<WriteId> {
+            if granule >= end {
+                return vec![ZERO];
+            }
+            let visible = versions.iter().filter(|v| !hidden(v, versions, self.now + 1));
+            let mut writes: Vec<WriteId> = visible.map(|v| v.write).collect();
+            writes.sort_unstable();
+            writes.dedup();
+            writes
+        };
+        let windows = self.windows.iter().map(|window| {
+            let granules = window.first..window.first + window.granules.len() as u64;
+            let contents = granules.clone().zip(&window.granules);
+            let contents = contents.map(|(granule, versions)| of(granule, versions));
+            (granules, contents.collect())
+        });
+        windows.collect()
+    }
+
+    /// The same disk with other content, which is durable, and another size.
+    pub fn holding(&self, content: &Content, size: u64) -> Model {
+        let mut model = self.clone();
+        model.now += 1;
+        model.flushed = model.now;
+        for (window, (_, contents)) in model.windows.iter_mut().zip(content) {
+            for (versions, writes) in window.granules.iter_mut().zip(contents) {
+                *versions = writes.iter().map(|&write| settled(write)).collect();
+            }
+        }
+        model.size = size;
+        model.sizes = (vec![size], 0);
+        model
     }
 
     /// What the granule would read as, if nothing is in flight and it is known for sure.

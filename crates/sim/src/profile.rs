@@ -92,6 +92,7 @@ pub(crate) fn shape(config: &mut Config, seed: u64) {
         Profile::Story(story) => return stories::shape(config, story, rng),
     }
     strike(config, seed);
+    snapshotting(config, seed);
     if config.profile != Profile::Usual && config.layout.version == 3 {
         config.layout.lazy_refcounts = Rng::derived(seed, "lazy", 0).chance(15);
     }
@@ -306,6 +307,25 @@ fn quiet(config: &mut Config, seed: u64) {
             round.maintained = true;
             round.weights[4] = 20;
         }
+    }
+}
+
+/// Snapshots are taken, applied and deleted between requests.
+fn snapshotting(config: &mut Config, seed: u64) {
+    let rng = &mut Rng::derived(seed, "snapshotting", 0);
+    let percent = match config.profile {
+        Profile::Shared => 60,
+        Profile::TightMetadata => 30,
+        _ => 12,
+    };
+    // Version 2 does not resize a disk that has snapshots.
+    let resizes = |round: &Round| round.resizes || round.grows_at.is_some();
+    let fixed = config.layout.version == 2 && config.rounds.iter().any(resizes);
+    if config.data != Data::Inside || fixed || !rng.chance(percent) {
+        return;
+    }
+    for round in &mut config.rounds {
+        round.snapshots_percent = rng.pick(&[2, 5, 15]);
     }
 }
 

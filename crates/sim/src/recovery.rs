@@ -12,7 +12,7 @@ use crate::directed::Goal;
 use crate::disk::Losses;
 use crate::disk::fault::{Duration, EIO, Fault, Verb};
 use crate::drive::{Stop, attempt, block_on};
-use crate::model::Survival;
+use crate::model::{self, Found, Model, Survival, Violation};
 use crate::prepare::{self, TOP};
 use crate::profile::Profile;
 use crate::rng::Rng;
@@ -201,6 +201,8 @@ impl Run<'_> {
             Some(Err(error)) => return Err(format!("the image does not open: {error}")),
             Some(Ok(subject)) => subject,
         };
+        // What was behind was repaired first.
+        self.lag.counts = false;
         self.watch(&subject);
         // The reads of the judge are no part of the recovery: nothing happens to them.
         let left = self.disk.hold_power();
@@ -308,6 +310,7 @@ impl Run<'_> {
         let lazy = self.config.kind == Kind::Qcow2 && self.config.layout.lazy_refcounts;
         if lazy && !self.changes.without.contains(&Part::Dirty) && rng.chance(percent) {
             self.trace.line(|| "the image is made dirty".to_string());
+            self.lag.counts = true;
             self.disk.edit(TOP, |content| anatomy::soil(content, rng));
         }
     }
@@ -317,18 +320,20 @@ impl Run<'_> {
         let Some(survival) = self.survival.take() else {
             return Ok(());
         };
+        let mut disks = self.snapshots.disks(&self.model);
+        self.verify_list(subject)?;
         // A raw file that asks for aligned writes grows to whole blocks with the first one at its end,
         // and a raw disk with it.
         if let (Some(size), true) = (subject.size(), self.config.kind == Kind::Qcow2) {
-            let adopted = self.model.adopt_size(size, survival);
-            adopted.map_err(|violation| violation.to_string())?;
+            keep_possible(&mut disks, |disk| disk.adopt_size(size, survival))
+                .map_err(|violation| violation.to_string())?;
         }
         let second = match self.config.kind {
             Kind::Qcow2 => Layer::open(&self.disk, TOP),
             Kind::Plain | Kind::Raw => None,
         };
         for window in self.model.windows() {
-            let window = self.model.on_disk(&window);
+            let window = disks[0].on_disk(&window);
             let mut at = window.start;
             while at < window.end {
                 let step = self.rng.between(1, 400);
@@ -344,7 +349,8 @@ impl Run<'_> {
                 second
                     .as_ref()
                     .map_or(Ok(()), |layer| prepare::compare(layer, start, &buf))?;
-                let adopted = self.model.adopt(&granules, &buf, survival);
+                let adopted =
+                    keep_possible(&mut disks, |disk| disk.adopt(&granules, &buf, survival));
                 adopted.map_err(|violation| {
                     self.trace
                         .focus(|| anatomy::places(&self.disk, violation.offset));
@@ -352,6 +358,81 @@ impl Run<'_> {
                 })?;
             }
         }
+        self.model = disks.swap_remove(0);
+        self.verify_snapshots()
+    }
+
+    /// The image has the snapshots that it may have.
+    fn verify_list(&mut self, subject: &Subject) -> Result<(), String> {
+        let Subject::Image(image) = subject else {
+            return Ok(());
+        };
+        let image = std::sync::Arc::clone(image);
+        let listing = async move { image.snapshots().await };
+        let list = block_on(&self.disk, &mut self.rng, "list snapshots", listing)?;
+        let list = list.map_err(|error| format!("the snapshots are not listed: {error}"))?;
+        let ids: Vec<String> = list.into_iter().map(|snapshot| snapshot.id).collect();
+        self.snapshots.adopt(&ids)
+    }
+
+    /// Every snapshot holds what it held. What was not certain is from now on.
+    fn verify_snapshots(&mut self) -> Result<(), String> {
+        let grain = self.model.grain().clone();
+        let mut snapshots = std::mem::take(&mut self.snapshots);
+        for snapshot in snapshots.known_mut() {
+            let id = snapshot.id.clone();
+            let opening = prepare::open_at(&self.disk, &id);
+            let opened = block_on(&self.disk, &mut self.rng, "open at a snapshot", opening)?;
+            let subject = opened.map_err(|error| format!("snapshot {id} does not open: {error}"))?;
+            if subject.size() != Some(snapshot.size) {
+                return Err(format!("snapshot {id} has {:?} bytes", subject.size()));
+            }
+            for (window, contents) in &mut snapshot.content {
+                let end = window.end.min(grain.index_of(snapshot.size)).max(window.start);
+                let start = grain.start(window.start);
+                let reader = subject.clone();
+                let buf = BufMut::zeroed((grain.start(end) - start) as usize);
+                let reading = async move { reader.read(start, buf).await };
+                let read = block_on(&self.disk, &mut self.rng, "read a snapshot", reading)?;
+                let buf = read.map_err(|error| format!("snapshot {id} is unreadable: {error}"))?;
+                for (granule, possible) in (window.start..end).zip(contents) {
+                    let bytes = (grain.start(granule) - start) as usize
+                        ..(grain.start(granule + 1) - start) as usize;
+                    match model::recognise(granule, &buf[bytes]) {
+                        Found::Own(write) if possible.contains(&write) => *possible = vec![write],
+                        found => {
+                            let at = grain.start(granule);
+                            return Err(format!(
+                                "snapshot {id} has {found:?} at {at:#x}; possible: {possible:?}"
+                            ));
+                        }
+                    }
+                }
+            }
+        }
+        self.snapshots = snapshots;
         Ok(())
+    }
+}
+
+/// Drops what cannot be.
+///
+/// # Errors
+/// If nothing is left: why the first of them cannot be.
+fn keep_possible(
+    disks: &mut Vec<Model>,
+    mut judge: impl FnMut(&mut Model) -> Result<(), Violation>,
+) -> Result<(), Violation> {
+    let mut first = None;
+    disks.retain_mut(|disk| match judge(disk) {
+        Ok(()) => true,
+        Err(violation) => {
+            first.get_or_insert(violation);
+            false
+        }
+    });
+    match first {
+        Some(violation) if disks.is_empty() => Err(violation),
+        _ => Ok(()),
     }
 }

@@ -18,6 +18,7 @@ use crate::executor::{Executor, Kind as TaskKind};
 use crate::model::{Model, Survival, WriteId, ZERO};
 use crate::prepare;
 use crate::profile::Profile;
+use crate::remembered::Snapshots;
 use crate::rng::Rng;
 use crate::session::{Resizing, Session, perform};
 use crate::subject::Subject;
@@ -173,6 +174,9 @@ pub(crate) struct Run<'a> {
     leaks: u64,
     pub disk: SimDisk,
     pub model: Model,
+    pub snapshots: Snapshots,
+    /// What may be behind in the files.
+    pub lag: prepare::Lag,
     pub rng: Rng,
     pub trace: Trace,
     pub totals: Totals,
@@ -230,6 +234,7 @@ impl<'a> Run<'a> {
             }
         });
         let model = model.with_size(created);
+        let snapshots = Snapshots::new(prepare::snapshots(&config, &disk), &model);
         Ok(Run {
             seed,
             changes,
@@ -238,6 +243,8 @@ impl<'a> Run<'a> {
             leaks: 0,
             disk,
             model,
+            snapshots,
+            lag: prepare::Lag::default(),
             rng,
             trace: trace.clone(),
             totals: Totals::default(),
@@ -367,7 +374,8 @@ impl<'a> Run<'a> {
 
     /// Serves requests until they have ended, or the power has.
     pub fn serve(&mut self, work: &Work<'_>, subject: &Subject) -> Result<Served, String> {
-        let session = Session::new(self.model.clone(), &self.disk, &self.trace, work.round);
+        let known = (self.model.clone(), self.snapshots.clone());
+        let session = Session::new(known, &self.disk, &self.trace, work.round);
         let session = Rc::new(session);
         let mut executor = Executor::default();
         executor.set_slow(work.round.slow_tasks);
@@ -383,6 +391,8 @@ impl<'a> Run<'a> {
         self.totals.requests += session.answered.get();
         let stop = stopped?;
         self.model = session.model.borrow().clone();
+        self.snapshots = session.snapshots.borrow().clone();
+        self.lag.flags |= self.snapshots.is_pending() && self.config.layout.version == 2;
         match session.failure.borrow_mut().take() {
             Some(what) => Err(what),
             None => Ok(Served {
@@ -422,6 +432,9 @@ impl<'a> Run<'a> {
             if session.failure.borrow().is_some() {
                 return Some(Stop::Failure);
             }
+            if session.is_over.get() {
+                return (executor.unfinished() == 0).then_some(Stop::Idle);
+            }
             if let (now, Some(last)) = disk.delivered()
                 && now > delivered
             {
@@ -444,16 +457,20 @@ impl<'a> Run<'a> {
                 if changes.skip.contains(&request.id) {
                     continue;
                 }
-                match request.verb {
-                    Verb::Resize(_) => alone = Some(request),
-                    _ => spawn(executor, request),
+                match request.verb.wants_to_be_alone() {
+                    true => alone = Some(request),
+                    false => spawn(executor, request),
                 }
             }
             if executor.unfinished() == 0
                 && let Some(request) = alone.take()
             {
-                session.resizing.set(Resizing::Yes);
-                if let Some(event) = at_resize.take() {
+                let resizes = matches!(request.verb, Verb::Resize(_));
+                session.resizing.set(match resizes {
+                    true => Resizing::Yes,
+                    false => Resizing::Snapshots,
+                });
+                if let Some(event) = at_resize.take_if(|_| resizes) {
                     disk.fail_power_at(event);
                 }
                 spawn(executor, request);
@@ -613,7 +630,7 @@ impl<'a> Run<'a> {
 
     /// What the file itself must be, whoever reads it.
     pub fn check(&mut self, when: &str) -> Result<(), String> {
-        let judged = (&self.config, &self.baseline);
+        let judged = (&self.config, &self.baseline, self.lag);
         let found = prepare::check(judged, &self.disk, &mut self.rng);
         let found = found.map_err(|what| format!("{when}: {what}"))?;
         self.trace.line(|| format!("{when}: {found:?}"));

@@ -2,15 +2,20 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use cowslip::image::{DetectZeroes, WriteOptions, WritePolicy, ZeroOptions};
+use cowslip::job::{Attendant, Progress};
 use cowslip::qcow2::create::Preallocation;
+use cowslip::{Error, Job};
 use cowslip_queue::BufMut;
 
 use crate::anatomy;
 use crate::config::{Ending, PREALLOCATED_BYTES_MAX, Round};
 use crate::disk::SimDisk;
 use crate::model::{self, Model, Outcome, Until, Violation, WriteId, ZERO};
+use crate::remembered::{Snapshots, What};
 use crate::rng::Rng;
 use crate::subject::Subject;
 use crate::trace::{About, Line, Trace};
@@ -23,7 +28,10 @@ pub(crate) struct Session {
     pub trace: Trace,
     pub failure: RefCell<Option<String>>,
     pub answered: Cell<u64>,
+    pub snapshots: RefCell<Snapshots>,
     pub resizing: Cell<Resizing>,
+    /// No further request is made: nobody knows whether the last one has changed what the disk is.
+    pub is_over: Cell<bool>,
     write_policy: WritePolicy,
     discards: bool,
     detect_zeroes: DetectZeroes,
@@ -35,18 +43,27 @@ pub(crate) struct Session {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resizing {
     Yes,
+    /// Snapshots are changed; a guest keeps away likewise.
+    Snapshots,
     No,
 }
 
 impl Session {
-    pub fn new(model: Model, disk: &SimDisk, trace: &Trace, round: &Round) -> Session {
+    pub fn new(
+        (model, snapshots): (Model, Snapshots),
+        disk: &SimDisk,
+        trace: &Trace,
+        round: &Round,
+    ) -> Session {
         Session {
             model: RefCell::new(model),
             disk: disk.clone(),
             trace: trace.clone(),
             failure: RefCell::new(None),
             answered: Cell::new(0),
+            snapshots: RefCell::new(snapshots),
             resizing: Cell::new(Resizing::No),
+            is_over: Cell::new(false),
             write_policy: round.write_policy,
             ends_early: round.ending != Ending::Close,
             detect_zeroes: round.detect_zeroes,
@@ -108,7 +125,9 @@ pub(crate) async fn perform(subject: Subject, session: Rc<Session>, mut request:
     request.granules = session.model.borrow().on_disk(&wanted);
     let cut = request.granules != wanted && request.verb == Verb::Compressed;
     if cut
-        || (request.granules.is_empty() && !matches!(request.verb, Verb::Flush | Verb::Resize(_)))
+        || (request.granules.is_empty()
+            && request.verb != Verb::Flush
+            && !request.verb.wants_to_be_alone())
     {
         return;
     }
@@ -125,6 +144,7 @@ pub(crate) async fn perform(subject: Subject, session: Rc<Session>, mut request:
         Verb::Read => read(&subject, &session, &request, (start, len)).await,
         Verb::Flush => flush(&subject, &session, id).await,
         Verb::Resize(size) => resize(&subject, &session, (id, size)).await,
+        Verb::Snapshot(what) => snapshot(&subject, &session, (id, what)).await,
         Verb::Write { .. } | Verb::Compressed | Verb::Zeroes { .. } | Verb::Discard => {
             change(&subject, &session, &request, (start, len)).await;
         }
@@ -204,6 +224,73 @@ async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)
         .model
         .borrow_mut()
         .end_resize(id, (size, now), outcome);
+    session.resizing.set(Resizing::No);
+}
+
+/// Cancels its job when that tells of so much progress.
+struct Impatient {
+    left: AtomicU64,
+    job: OnceLock<Job>,
+}
+
+struct Attended(Arc<Impatient>);
+
+impl Attendant for Attended {
+    fn progress(&self, _: Progress) {
+        if let (1, Some(job)) = (self.0.left.fetch_sub(1, Relaxed), self.0.job.get()) {
+            job.cancel();
+        }
+    }
+}
+
+/// A job that may be cancelled after so many pieces of work.
+fn job_cancelled_after(pieces: Option<u64>) -> Job {
+    let Some(pieces) = pieces else {
+        return Job::default();
+    };
+    let impatient = Arc::new(Impatient {
+        left: AtomicU64::new(pieces),
+        job: OnceLock::new(),
+    });
+    let job = Job::attended(Attended(Arc::clone(&impatient)));
+    impatient.job.get_or_init(|| job.clone());
+    job
+}
+
+async fn snapshot(subject: &Subject, session: &Session, (id, what): (WriteId, What)) {
+    let rng = &mut Rng::derived(u64::from(id), "snapshot", 0);
+    if session.ends_early && rng.chance(25) {
+        session.disk.fail_power_after(rng.between(1, 100));
+    }
+    let job = job_cancelled_after(rng.chance(20).then(|| rng.between(1, 30)));
+    let begun = session.model.borrow_mut().begin_flush();
+    let change = {
+        let model = session.model.borrow();
+        let mut snapshots = session.snapshots.borrow_mut();
+        snapshots.begin(what, rng.bits(), &model)
+    };
+    if let Some(change) = change {
+        session.tell(id, 0..0, || format!("asks: {change:?}"));
+        let changed = subject.change_snapshots(&change, &job).await;
+        let mut snapshots = session.snapshots.borrow_mut();
+        match changed {
+            Ok(()) => {
+                session.tell(id, 0..0, || "done: snapshots".to_string());
+                let mut model = session.model.borrow_mut();
+                model.end_flush(begun);
+                if let Some(disk) = snapshots.end() {
+                    *model = disk;
+                }
+            }
+            Err(Error::Cancelled) if job.is_cancelled() => snapshots.taken_back(),
+            // Counts that are too narrow; an image that has none.
+            Err(Error::Invalid(_) | Error::Unsupported { .. }) => snapshots.taken_back(),
+            Err(error) => {
+                session.failed(&format!("request {id} ({change:?})"), &error);
+                session.is_over.set(true);
+            }
+        }
+    }
     session.resizing.set(Resizing::No);
 }
 

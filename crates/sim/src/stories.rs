@@ -48,11 +48,13 @@ pub enum Story {
     HolesLate,
     /// Few writes between flushes, into space whose zeroes are young.
     FlushedOften,
+    /// Snapshots are taken, applied and deleted, and the power fails meanwhile.
+    SnapshotsCutShort,
 }
 
 impl Story {
     /// All of them.
-    pub const ALL: [Story; 11] = [
+    pub const ALL: [Story; 12] = [
         Story::BlocksAdded,
         Story::CountsFail,
         Story::TablesCopied,
@@ -64,6 +66,7 @@ impl Story {
         Story::BuiltOnSand,
         Story::HolesLate,
         Story::FlushedOften,
+        Story::SnapshotsCutShort,
     ];
 
     /// The story of a seed, if it tells one.
@@ -80,11 +83,24 @@ impl Story {
                 let stage = rng.pick(&[Stage::Release, Stage::Raise, Stage::Slices, Stage::Idle]);
                 (stage, rng.below(60), rng.between(1, 3))
             }
+            Story::SnapshotsCutShort => {
+                let stages = [
+                    Stage::Raise,
+                    Stage::Slices,
+                    Stage::Roots,
+                    Stage::Lower,
+                    Stage::Release,
+                ];
+                (rng.pick(&stages), rng.below(40), rng.between(1, 6))
+            }
             _ => return None,
         };
         Some(Target {
             stage,
-            situation: Situation::Any,
+            situation: match self {
+                Story::SnapshotsCutShort => Situation::Snapshot,
+                _ => Situation::Any,
+            },
             skip,
             events,
         })
@@ -248,6 +264,7 @@ fn order(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng) ->
             rounds = 4;
         }
         Story::HolesLate => rounds = holes_late(config, round, rng),
+        Story::SnapshotsCutShort => rounds = snapshots_cut_short(config, round, rng),
         _ => return failures(config, story, round, rng),
     }
     rounds
@@ -291,6 +308,27 @@ fn holes_late(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
         whole(config, rng.between(2, 10));
     }
     1
+}
+
+/// Snapshots of a disk of few clusters, some of which are shared. How many such sessions follow one another.
+fn snapshots_cut_short(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
+    config.layout.version = rng.pick(&[2, 3, 3]);
+    if config.layout.version == 3 {
+        config.layout.refcount_bits = rng.pick(&[4, 8, 16, 64]);
+        config.layout.extended_l2 = rng.chance(30);
+    }
+    if config.layout.extended_l2 {
+        config.layout.cluster_bits = 14;
+    }
+    config.prepared.filled = rng.chance(80);
+    config.prepared.snapshots = rng.pick(&[0, 1, 2]);
+    whole(config, rng.between(4, 24));
+    round.requests = 150;
+    round.depth = rng.pick(&[2, 6]);
+    round.snapshots_percent = rng.pick(&[8, 20]);
+    round.weights[5] = rng.pick(&[0, 0, 15]);
+    round.cache_bytes = rng.pick(&[1, 1 << 20]);
+    6
 }
 
 /// What a failure must not leave behind. How many such sessions follow one another.

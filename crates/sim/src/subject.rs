@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cowslip::file::{BlockFile, Durability, FileRequest, Gate, Space};
 use cowslip::image::{WriteOptions, ZeroOptions};
 use cowslip::qcow2::create::Preallocation;
+use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
 use cowslip::{Error, Image, Job, Result};
 use cowslip_queue::{Buf, BufMut};
 
 use crate::disk::SimDisk;
+use crate::remembered::Change;
 
 /// The disk under test.
 #[derive(Clone, Debug)]
@@ -116,6 +118,33 @@ impl Subject {
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// Takes, applies or deletes a snapshot.
+    ///
+    /// # Errors
+    /// The subject's; `Unsupported` where there are none.
+    pub async fn change_snapshots(&self, change: &Change, job: &Job) -> Result<()> {
+        let Subject::Image(image) = self else {
+            return Err(Error::Unsupported {
+                file: "a plain disk".to_string(),
+                feature: "a snapshot".to_string(),
+            });
+        };
+        let choice = |id: &String| SnapshotChoice::Id(id.clone());
+        match change {
+            Change::Take(id) => {
+                let new = NewSnapshot {
+                    name: format!("snapshot {id}"),
+                    ..NewSnapshot::default()
+                };
+                let taken = image.create_snapshot(&new, job).await?;
+                assert_eq!(taken, *id, "IDs are the next number");
+                Ok(())
+            }
+            Change::Apply(id) => image.apply_snapshot(&choice(id), job).await,
+            Change::Delete(id) => image.delete_snapshot(&choice(id), job).await,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::config::{Config, Round};
 use crate::model::{Granules, SECTOR_BYTES, WriteId};
+use crate::remembered::What;
 use crate::rng::Rng;
 
 /// What a request asks for.
@@ -29,6 +30,15 @@ pub enum Verb {
     Flush,
     /// Change the size of the disk.
     Resize(u64),
+    /// Do something with the internal snapshots.
+    Snapshot(What),
+}
+
+impl Verb {
+    /// Whether it changes what the disk is, so that a guest keeps away from it meanwhile.
+    pub fn wants_to_be_alone(self) -> bool {
+        matches!(self, Verb::Resize(_) | Verb::Snapshot(_))
+    }
 }
 
 /// A request of a guest.
@@ -80,6 +90,14 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
         return Request {
             id,
             verb: Verb::Resize(size),
+            granules: 0..0,
+        };
+    }
+    if round.snapshots_percent > 0 && rng.chance(round.snapshots_percent) {
+        let what = rng.pick(&[What::Take, What::Take, What::Apply, What::Delete]);
+        return Request {
+            id,
+            verb: Verb::Snapshot(what),
             granules: 0..0,
         };
     }

@@ -55,6 +55,8 @@ pub struct Observation {
     pub refcount_table_moved: bool,
     /// The disk is growing and its L1 table moves, or has moved, for that.
     pub l1_table_moved: bool,
+    /// A snapshot is being made, applied or deleted.
+    pub snapshots_change: bool,
 }
 
 /// What no other structure knows.
@@ -67,6 +69,7 @@ pub(super) struct Probe {
     /// Slices that had been evicted when the last cycle ended.
     evicted: AtomicUsize,
     l1_table_moves: AtomicUsize,
+    snapshots_change: AtomicUsize,
 }
 
 /// Something that lasts until this is dropped.
@@ -78,6 +81,7 @@ pub(super) struct During<'a> {
 enum What {
     Stage { before: u8 },
     L1Growth,
+    Snapshots,
 }
 
 impl Drop for During<'_> {
@@ -85,6 +89,7 @@ impl Drop for During<'_> {
         match self.what {
             What::Stage { before } => self.probe.stage.store(before, Ordering::Relaxed),
             What::L1Growth => self.probe.l1_table_moves.store(0, Ordering::Relaxed),
+            What::Snapshots => self.probe.snapshots_change.store(0, Ordering::Relaxed),
         }
     }
 }
@@ -115,6 +120,15 @@ impl Probe {
     /// The refcount table moves.
     pub(super) fn refcount_table_moves(&self) {
         self.refcount_table_moves.store(1, Ordering::Relaxed);
+    }
+
+    /// Snapshots change.
+    pub(super) fn snapshots_change(&self) -> During<'_> {
+        self.snapshots_change.store(1, Ordering::Relaxed);
+        During {
+            probe: self,
+            what: What::Snapshots,
+        }
     }
 
     /// The disk grows, and its L1 table with it.
@@ -149,6 +163,7 @@ impl Qcow2 {
             evicted: state.tables.evicted() - evicted_before,
             refcount_table_moved: self.probe.refcount_table_moves.load(Ordering::Relaxed) > 0,
             l1_table_moved: self.probe.l1_table_moves.load(Ordering::Relaxed) > 0,
+            snapshots_change: self.probe.snapshots_change.load(Ordering::Relaxed) > 0,
         }
     }
 }

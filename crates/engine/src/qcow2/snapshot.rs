@@ -50,6 +50,7 @@ impl Qcow2 {
         self.ready_for_writes().await?;
         let _still = self.stand_still().await?;
         let mut turn = self.turn.take().await;
+        let _change = self.probe.snapshots_change();
         let creating = self.create_in_turn(&mut turn, new, job);
         self.to_the_end(creating).await
     }
@@ -60,6 +61,7 @@ impl Qcow2 {
         self.ready_for_writes().await?;
         let _still = self.stand_still().await?;
         let mut turn = self.turn.take().await;
+        let _change = self.probe.snapshots_change();
         let applying = self.apply_in_turn(&mut turn, choice, job);
         self.to_the_end(applying).await
     }
@@ -70,6 +72,7 @@ impl Qcow2 {
         self.ready_for_writes().await?;
         let _still = self.stand_still().await?;
         let mut turn = self.turn.take().await;
+        let _change = self.probe.snapshots_change();
         let deleting = self.delete_in_turn(&mut turn, choice, job);
         self.to_the_end(deleting).await
     }

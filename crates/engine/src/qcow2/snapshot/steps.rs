@@ -464,6 +464,7 @@ impl Qcow2 {
     /// Clusters that nothing refers to, durably, and that nobody reads: their space is given back, and they are
     /// free.
     async fn free_clusters(&self, counts: &Counts, freed: Vec<HostCluster>) {
+        let _stage = (!freed.is_empty()).then(|| self.probe.stage(ProbeStage::Release));
         let content = self.punch_clusters(&freed).await;
         let mut state = self.lock();
         for (cluster, content) in freed.into_iter().zip(content) {
