@@ -502,7 +502,9 @@ impl Model {
             if granule >= end {
                 return vec![ZERO];
             }
-            let visible = versions.iter().filter(|v| !hidden(v, versions, self.now + 1));
+            let visible = versions
+                .iter()
+                .filter(|v| !hidden(v, versions, self.now + 1));
             let mut writes: Vec<WriteId> = visible.map(|v| v.write).collect();
             writes.sort_unstable();
             writes.dedup();

@@ -433,7 +433,9 @@ pub(crate) fn examine(
         return Err(format!("corrupt: {first}"));
     }
     if let ([first, ..], false) = (&findings.low_counts[..], lag.counts) {
-        return Err(format!("dirty by a change of snapshots, and corrupt: {first}"));
+        return Err(format!(
+            "dirty by a change of snapshots, and corrupt: {first}"
+        ));
     }
     if findings.corrupt_bit {
         return Err("the image is marked corrupt".to_string());

@@ -383,12 +383,16 @@ impl Run<'_> {
             let id = snapshot.id.clone();
             let opening = prepare::open_at(&self.disk, &id);
             let opened = block_on(&self.disk, &mut self.rng, "open at a snapshot", opening)?;
-            let subject = opened.map_err(|error| format!("snapshot {id} does not open: {error}"))?;
+            let subject =
+                opened.map_err(|error| format!("snapshot {id} does not open: {error}"))?;
             if subject.size() != Some(snapshot.size) {
                 return Err(format!("snapshot {id} has {:?} bytes", subject.size()));
             }
             for (window, contents) in &mut snapshot.content {
-                let end = window.end.min(grain.index_of(snapshot.size)).max(window.start);
+                let end = window
+                    .end
+                    .min(grain.index_of(snapshot.size))
+                    .max(window.start);
                 let start = grain.start(window.start);
                 let reader = subject.clone();
                 let buf = BufMut::zeroed((grain.start(end) - start) as usize);

@@ -82,7 +82,9 @@ impl Snapshots {
             if known.len() >= KEPT_MAX {
                 return None;
             }
-            let ids = known.iter().filter_map(|snapshot| snapshot.id.parse::<u64>().ok());
+            let ids = known
+                .iter()
+                .filter_map(|snapshot| snapshot.id.parse::<u64>().ok());
             let id = (ids.max().unwrap_or(0) + 1).to_string();
             known.push(Remembered {
                 id: id.clone(),
@@ -124,7 +126,10 @@ impl Snapshots {
 
     /// What the disk may be after an ending.
     pub fn disks(&self, before: &Model) -> Vec<Model> {
-        let after = self.pending.iter().filter_map(|pending| pending.disk.clone());
+        let after = self
+            .pending
+            .iter()
+            .filter_map(|pending| pending.disk.clone());
         std::iter::once(before.clone()).chain(after).collect()
     }
 
@@ -147,7 +152,9 @@ impl Snapshots {
             }
             after => {
                 let after = after.map(|after| of(&after.known));
-                Err(format!("the image has the snapshots {ids:?}: {before:?} or {after:?}"))
+                Err(format!(
+                    "the image has the snapshots {ids:?}: {before:?} or {after:?}"
+                ))
             }
         }
     }

@@ -101,11 +101,11 @@ impl Qcow2 {
         preparation.changes_active = true;
         let prepared = async {
             root.l1_offset = self
-                .place(counts, &mut preparation, l1_bytes(&l1))
+                .place_structure(counts, &mut preparation, l1_bytes(&l1))
                 .await?;
             let (longer, id) = list.with(new, root)?;
             let table = self
-                .place(counts, &mut preparation, longer.encode())
+                .place_structure(counts, &mut preparation, longer.encode())
                 .await?;
             self.prepare(counts, &mut preparation, job).await?;
             Ok((table, id))
@@ -120,7 +120,8 @@ impl Qcow2 {
         })
         .await?;
         let nothing = Balance::new(None, None);
-        self.give_up_old(counts, &nothing, &[old_table], job).await?;
+        self.give_up_old(counts, &nothing, &[old_table], job)
+            .await?;
         self.end_snapshots(counts).await?;
         Ok(id)
     }
@@ -147,7 +148,7 @@ impl Qcow2 {
         let mut preparation = Preparation::new(balance, tree.tables.into_keys().collect());
         let prepared = async {
             let at = self
-                .place(counts, &mut preparation, l1_bytes(&l1))
+                .place_structure(counts, &mut preparation, l1_bytes(&l1))
                 .await?;
             self.prepare(counts, &mut preparation, job).await?;
             Ok(at)
@@ -192,7 +193,7 @@ impl Qcow2 {
         let shorter: SnapshotList = list.without(position);
         let prepared = async {
             let table = self
-                .place(counts, &mut preparation, shorter.encode())
+                .place_structure(counts, &mut preparation, shorter.encode())
                 .await?;
             self.prepare(counts, &mut preparation, job).await?;
             Ok(table)

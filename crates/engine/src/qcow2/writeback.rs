@@ -654,7 +654,11 @@ impl Qcow2 {
 
 /// A cluster has lost its last reference. Those that the scan has yet to look through are left to it:
 /// it goes by the counts, and would find them a second time.
-pub(super) fn set_free(state: &mut State, scanned: u64, (cluster, content): (HostCluster, Content)) {
+pub(super) fn set_free(
+    state: &mut State,
+    scanned: u64,
+    (cluster, content): (HostCluster, Content),
+) {
     state.fresh.set(cluster, 0);
     state.protected.remove(cluster);
     if cluster.0 < scanned || cluster.0 >= state.claimed_at_open {

@@ -2,7 +2,9 @@
 //!
 //! An entry is kept byte for byte, its extra data too, so that what is not understood survives.
 
-use super::super::entry::snapshot::{EXTRA_BYTES_KNOWN, Extra, FIXED_BYTES, Fixed, TABLE_BYTES_MAX};
+use super::super::entry::snapshot::{
+    EXTRA_BYTES_KNOWN, Extra, FIXED_BYTES, Fixed, TABLE_BYTES_MAX,
+};
 use super::super::header::SNAPSHOTS_MAX;
 use crate::{Error, Result};
 

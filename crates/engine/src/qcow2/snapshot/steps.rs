@@ -9,7 +9,6 @@ use futures_util::StreamExt;
 use super::super::alloc::Content;
 use super::super::check::reader::Reader;
 use super::super::check::{self, CheckOptions, Finding, Severity};
-use super::super::entry::big_endian;
 use super::super::geometry::HostCluster;
 use super::super::header::{Header, L1_BYTES_MAX, incompatible};
 use super::super::inspect::snapshot_table_bytes;
@@ -301,7 +300,7 @@ impl Qcow2 {
     }
 
     /// Takes space for a structure; returns its offset, 0 for one without bytes.
-    pub(super) async fn place(
+    pub(super) async fn place_structure(
         &self,
         counts: &mut Counts,
         preparation: &mut Preparation,
@@ -326,7 +325,8 @@ impl Qcow2 {
         preparation: &mut Preparation,
         job: &Job,
     ) -> Result<()> {
-        self.refuse_counts(counts, &preparation.balance, job).await?;
+        self.refuse_counts(counts, &preparation.balance, job)
+            .await?;
         if preparation.changes_active && !planted::is(Mistake::SnapshotNotMarked) {
             self.mark_dirty(true).await?;
         }
@@ -337,7 +337,11 @@ impl Qcow2 {
         } = preparation;
         self.move_counts(counts, (balance, Direction::Raise), raised_to, job)
             .await?;
-        for cluster in preparation.structures.iter().flat_map(|s| s.clusters.clone()) {
+        for cluster in preparation
+            .structures
+            .iter()
+            .flat_map(|s| s.clusters.clone())
+        {
             counts.refcounts.add(HostCluster(cluster), 1).await?;
             preparation.counted += 1;
         }
@@ -365,12 +369,7 @@ impl Qcow2 {
     }
 
     /// Refuses what would take a count out of its range, before anything changes.
-    async fn refuse_counts(
-        &self,
-        counts: &mut Counts,
-        balance: &Balance,
-        job: &Job,
-    ) -> Result<()> {
+    async fn refuse_counts(&self, counts: &mut Counts, balance: &Balance, job: &Job) -> Result<()> {
         let max = self.geometry().refcount_max();
         for piece in balance.pieces(0..self.claimed()) {
             job.check()?;
@@ -625,6 +624,3 @@ impl Qcow2 {
         self.write_header(&header).await
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -43,39 +43,48 @@ impl Qcow2 {
             file: self.name().to_string(),
             feature: "a snapshot whose references take more memory than is allowed".to_string(),
         };
-        let mut tree = Tree {
-            l1,
-            tables: BTreeMap::new(),
-            references: Counts::new(u64::MAX),
-        };
-        for &entry in &tree.l1 {
+        let mut references = Counts::new(u64::MAX);
+        let mut tables: BTreeMap<u64, u64> = BTreeMap::new();
+        for &entry in &l1 {
             let offset = inspect_l1(entry).offset;
             if offset != 0 {
                 memory.charge(TABLE_MEMORY_BYTES).map_err(too_large)?;
-                *tree.tables.entry(offset).or_default() += 1;
+                *tables.entry(offset).or_default() += 1;
             }
         }
-        let cluster_bytes = self.geometry().cluster_bytes();
-        job.expect(tree.tables.len() as u64 * cluster_bytes);
+        let (bits, cluster_bytes) = (
+            self.geometry().cluster_bits(),
+            self.geometry().cluster_bytes(),
+        );
+        let mut refer = |bytes: Range<u64>, times| {
+            for cluster in bytes.start >> bits..((bytes.end - 1) >> bits) + 1 {
+                let added = references.add(cluster, times, Copied::Ignored, &mut memory);
+                added.map_err(too_large)?;
+            }
+            Ok::<_, Error>(())
+        };
+        for (&offset, &times) in &tables {
+            refer(offset..offset + cluster_bytes, times)?;
+        }
+        job.expect(tables.len() as u64 * cluster_bytes);
         let reader = Reader::new(self.file.block_file()).await?;
-        let offsets = tree.tables.keys().map(|&offset| (offset, offset));
-        let mut tables = std::pin::pin!(reader.tables(offsets, cluster_bytes));
-        while let Some(read) = tables.next().await {
+        let wanted: Vec<(u64, u64)> = tables.iter().map(|(&at, &times)| (at, times)).collect();
+        let wanted = wanted.into_iter();
+        let mut reads = std::pin::pin!(reader.tables(wanted, cluster_bytes));
+        while let Some(read) = reads.next().await {
             job.begin(cluster_bytes).await?;
-            let (offset, bytes) = read?;
-            let times = tree.tables[&offset];
-            let table = std::iter::once((offset, cluster_bytes));
-            for (start, len) in table.chain(claims(&self.format, &bytes)) {
-                let bits = self.geometry().cluster_bits();
-                for cluster in start >> bits..((start + len - 1) >> bits) + 1 {
-                    let added = tree.references.add(cluster, times, Copied::Ignored, &mut memory);
-                    added.map_err(too_large)?;
-                }
+            let (times, bytes) = read?;
+            for (start, len) in claims(&self.format, &bytes) {
+                refer(start..start + len, times)?;
             }
             reader.recycle(bytes);
             job.done(cluster_bytes);
         }
-        Ok(tree)
+        Ok(Tree {
+            l1,
+            tables,
+            references,
+        })
     }
 }
 
@@ -175,7 +184,10 @@ mod tests {
             // Two sectors from byte 0x70100 on.
             1 << 62 | 1 << 54 | 0x70100,
         ];
-        let table: Vec<u8> = entries.iter().flat_map(|entry| entry.to_be_bytes()).collect();
+        let table: Vec<u8> = entries
+            .iter()
+            .flat_map(|entry| entry.to_be_bytes())
+            .collect();
         let claimed: Vec<_> = claims(&format, &table).collect();
         let expected = [(0x50000, 0x10000), (0x60000, 0x10000), (0x70100, 0x300)];
         assert_eq!(claimed, expected);
