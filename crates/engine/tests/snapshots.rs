@@ -2,6 +2,7 @@
 //! this engine change in turn; cut short at every write by a crash, by the job's being cancelled, and by a full
 //! disk.
 
+mod beside_requests;
 mod cut_short;
 mod exchange;
 

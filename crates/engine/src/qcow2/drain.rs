@@ -40,6 +40,21 @@ pub(super) struct Hold {
 impl Qcow2 {
     /// Holds new requests back and waits for those under way.
     pub(super) async fn drain(&self) -> Drained<'_> {
+        let drained = self.hold_changes_back().await;
+        loop {
+            let waiting = {
+                let mut state = self.lock();
+                if state.epochs.all_ended() {
+                    return drained;
+                }
+                state.epochs.wait()
+            };
+            waiting.await;
+        }
+    }
+
+    /// Holds new requests that change something back, when nobody else does.
+    async fn hold_changes_back(&self) -> Drained<'_> {
         loop {
             let waiting = {
                 let mut state = self.lock();
@@ -53,17 +68,7 @@ impl Qcow2 {
             };
             waiting.await;
         }
-        let drained = Drained(self);
-        loop {
-            let waiting = {
-                let mut state = self.lock();
-                if state.epochs.all_ended() {
-                    return drained;
-                }
-                state.epochs.wait()
-            };
-            waiting.await;
-        }
+        Drained(self)
     }
 
     /// Holds reads back, too, and waits until no slice is in use.
@@ -71,7 +76,8 @@ impl Qcow2 {
     /// # Errors
     /// If a request was dropped half way: nobody knows when its I/O ends.
     pub(super) async fn stand_still(&self) -> Result<Still<'_>> {
-        let drained = self.drain().await;
+        let drained = self.hold_changes_back().await;
+        // Reads that came one after the other would keep the last one from ever ending.
         self.lock().hold = Some(Hold::default());
         let still = Still {
             image: self,

@@ -1,0 +1,305 @@
+//! `snapshot` beside qemu-img's: the same words, exit codes and lists, and images in which both find the same
+//! snapshots; and what is our own.
+//!
+//! Deliberate differences: what cannot be counted is refused by name, and leaves no leak; `-d` takes an ID under our
+//! own name; long options take their values as short ones do; a name of more than 255 bytes is refused.
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use support::{cowslip, outcome, peers_are_installed, run, scratch};
+
+mod support;
+
+fn words(line: &str) -> Vec<&str> {
+    let words = line.split_whitespace();
+    words.map(|w| if w == "''" { "" } else { w }).collect()
+}
+
+/// Command lines of `snapshot`, run one after the other on the same files.
+const LINES: &str = "
+
+a.qcow2
+-l a.qcow2
+-c one a.qcow2
+-c one a.qcow2
+-c 2 a.qcow2
+-c '' a.qcow2
+-c 7 a.qcow2
+-l a.qcow2
+a.qcow2
+-q -l a.qcow2
+-a nope a.qcow2
+-d nope a.qcow2
+-d 1 a.qcow2
+-a 1 a.qcow2
+-a one a.qcow2
+-d one a.qcow2
+-l a.qcow2
+-d 2 a.qcow2
+-a 7 a.qcow2
+-d 7 a.qcow2
+-q -c next a.qcow2
+-l a.qcow2
+-a one -c two a.qcow2
+-l -l a.qcow2
+-c one -c two a.qcow2
+-l -d one a.qcow2
+-l missing.qcow2
+-c x missing.qcow2
+-l a.qcow2 b.qcow2
+-x a.qcow2
+-l
+-f raw -l a.qcow2
+-f raw -c x a.qcow2
+-f raw -a x a.qcow2
+-f raw -d x a.qcow2
+-f foo -d x a.qcow2
+-f qcow2 -c of a.qcow2
+--image-opts -l driver=qcow2,file.filename=a.qcow2
+--image-opts -c opts driver=qcow2,file.filename=a.qcow2
+--image-opts -f qcow2 -l driver=qcow2,file.filename=a.qcow2
+-U -l a.qcow2
+-U -c z a.qcow2
+-U -d opts a.qcow2
+--list a.qcow2
+-l r.raw
+-c x r.raw
+-l v2.qcow2
+-c x v2.qcow2
+-c y v2.qcow2
+-d x v2.qcow2
+-a y v2.qcow2
+-l v2.qcow2
+-c x d.qcow2
+-l d.qcow2
+-a x d.qcow2
+-d x d.qcow2
+-a small s.qcow2
+-c later s.qcow2
+-a large s.qcow2
+-d small s.qcow2
+-l s.qcow2
+-c over over.qcow2
+-l over.qcow2
+-a over over.qcow2
+-d over over.qcow2
+";
+
+/// Files whose lists are compared after each line.
+const FILES: [&str; 4] = ["a.qcow2", "v2.qcow2", "s.qcow2", "over.qcow2"];
+
+fn prepare(dir: &Path) {
+    let qemu = |line: &str| run(Command::new("qemu-img").current_dir(dir).args(words(line)));
+    let write = |image: &str, command: &str| {
+        let line = ["-f", "qcow2", "-c", command, image];
+        run(Command::new("qemu-io").current_dir(dir).args(line));
+    };
+    for line in [
+        "create -q -f qcow2 a.qcow2 1M",
+        "create -q -f raw r.raw 1M",
+        "create -q -f qcow2 -o compat=0.10 v2.qcow2 1M",
+        "create -q -f qcow2 -o data_file=d.raw d.qcow2 1M",
+        "create -q -f qcow2 s.qcow2 1M",
+        "create -q -f qcow2 -b r.raw -F raw over.qcow2",
+    ] {
+        qemu(line);
+    }
+    for image in ["a.qcow2", "v2.qcow2", "over.qcow2"] {
+        write(image, "write -P 3 64k 200k");
+    }
+    write("s.qcow2", "write -P 1 0 100k");
+    qemu("snapshot -c small s.qcow2");
+    qemu("resize -q s.qcow2 3M");
+    write("s.qcow2", "write -P 2 2M 100k");
+    qemu("snapshot -c large s.qcow2");
+}
+
+/// Dates as words: the programs run at different times.
+fn undated(text: &str) -> String {
+    let is_date = |word: &str| word.len() == 10 && word.as_bytes()[4] == b'-';
+    let is_time = |word: &str| word.len() == 8 && word.as_bytes()[2] == b':';
+    let mut out = String::new();
+    for part in text.split_inclusive(' ') {
+        let word = part.trim_end();
+        match (is_date(word), is_time(word)) {
+            (true, _) => out += &part.replace(word, "YYYY-MM-DD"),
+            (_, true) => out += &part.replace(word, "HH:MM:SS"),
+            _ => out += part,
+        }
+    }
+    out
+}
+
+fn said(mut program: Command, dir: &Path, line: &str) -> String {
+    let program = program.current_dir(dir).env("TZ", "UTC");
+    let output = outcome(program.arg("snapshot").args(words(line)));
+    let text = format!(
+        "{}{}[{}]\n",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+        output.status
+    );
+    undated(&text)
+}
+
+/// What qemu-img says of an image, but for dates and space.
+fn described(dir: &Path, file: &str) -> Value {
+    let line = ["info", "--output=json", file];
+    let info = run(Command::new("qemu-img").current_dir(dir).args(line));
+    let mut info: Value = serde_json::from_str(&info).unwrap();
+    for key in ["actual-size", "children"] {
+        info.as_object_mut().unwrap().remove(key);
+    }
+    if let Some(Value::Array(snapshots)) = info.get_mut("snapshots") {
+        for snapshot in snapshots {
+            for key in ["date-sec", "date-nsec"] {
+                snapshot.as_object_mut().unwrap().remove(key);
+            }
+        }
+    }
+    info
+}
+
+#[test]
+fn snapshot_says_and_does_what_qemu_img_does() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let (here, there) = (scratch(), scratch());
+    prepare(here.path());
+    for file in std::fs::read_dir(&here).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), there.path().join(file.file_name())).unwrap();
+    }
+    let mut failures = String::new();
+    for line in LINES[1..].trim_end_matches('\n').split('\n') {
+        let mut ours = cowslip();
+        ours.arg("qemu-img");
+        let ours = said(ours, here.path(), line);
+        let theirs = said(Command::new("qemu-img"), there.path(), line);
+        if ours != theirs {
+            failures += &format!("snapshot {line}\n--- expected\n{theirs}--- actual\n{ours}");
+        }
+        for file in FILES.iter().filter(|file| line.ends_with(*file)) {
+            let (ours, theirs) = (described(here.path(), file), described(there.path(), file));
+            if ours != theirs {
+                failures += &format!("snapshot {line}\n{file}: {ours}\nexpected: {theirs}\n");
+            }
+            let info = |dir: &Path, mut program: Command| {
+                let line = ["info", file];
+                undated(&run(program.current_dir(dir).env("TZ", "UTC").args(line)))
+            };
+            let mut ours = cowslip();
+            ours.arg("qemu-img");
+            let (ours, theirs) = (
+                info(here.path(), ours),
+                info(here.path(), Command::new("qemu-img")),
+            );
+            if ours != theirs {
+                failures += &format!("info {file}\n--- expected\n{theirs}--- actual\n{ours}");
+            }
+        }
+    }
+    for file in FILES {
+        let mut check = Command::new("qemu-img");
+        let checked = run(check.current_dir(&here).args(["check", file]));
+        assert!(checked.starts_with("No errors"), "{file}: {checked}");
+    }
+    assert!(failures.is_empty(), "{failures}");
+}
+
+#[test]
+fn lists_are_told_to_programs_and_ids_are_deleted_under_our_own_name() {
+    let dir = scratch();
+    let ours = |line: &str| outcome(cowslip().current_dir(&dir).args(words(line)));
+    let succeeds = |line: &str| {
+        let output = ours(line);
+        assert!(output.status.success(), "{line}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let ids = || {
+        let list: Value = serde_json::from_str(&succeeds("snapshot -l --json x")).unwrap();
+        let list = list.as_array().unwrap().clone();
+        let id = |snapshot: &Value| snapshot["id"].as_str().unwrap().to_string();
+        list.iter().map(id).collect::<Vec<_>>()
+    };
+    succeeds("create -q -f qcow2 x 64M");
+    assert_eq!(ids(), Vec::<String>::new());
+    for name in ["a", "1", "c"] {
+        succeeds(&format!("snapshot -c {name} x"));
+    }
+    // The one named "1" goes first, then the one whose ID that is.
+    succeeds("snapshot -d 1 x");
+    assert_eq!(ids(), ["1", "3"]);
+    succeeds("snapshot -d 1 x");
+    assert_eq!(ids(), ["3"]);
+    let refused = ours("snapshot -d 1 x");
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        text.contains("Could not delete snapshot '1': snapshot not found"),
+        "{text}"
+    );
+    let long = format!("snapshot -c {} x", "n".repeat(256));
+    assert_eq!(ours(&long).status.code(), Some(1));
+    assert_eq!(ids(), ["3"]);
+    let progress = ours("snapshot --progress=json -c shown x");
+    let text = String::from_utf8_lossy(&progress.stderr).into_owned();
+    let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    assert_eq!(last["done"], last["total"], "{text}");
+    let unknown = ours("snapshot --object secret,id=s -l x");
+    let text = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert!(text.contains("unrecognized option '--object'"), "{text}");
+}
+
+#[test]
+fn the_disk_is_read_as_it_was() {
+    let dir = scratch();
+    let ours = |line: &[&str]| {
+        let output = outcome(cowslip().current_dir(&dir).args(line));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        (
+            output.status.code(),
+            text + &String::from_utf8_lossy(&output.stderr),
+        )
+    };
+    let io = |image: &str, command: &str| {
+        let (code, text) = ours(&["io", "-r", "--image-opts", "-c", command, image]);
+        (code == Some(0), text)
+    };
+    let write = |command: &str| {
+        assert_eq!(ours(&["io", "-c", command, "x"]).0, Some(0));
+    };
+    assert_eq!(ours(&["create", "-q", "-f", "qcow2", "x", "1M"]).0, Some(0));
+    write("write -P 1 0 200k");
+    assert_eq!(ours(&["snapshot", "-c", "then", "x"]).0, Some(0));
+    assert_eq!(ours(&["resize", "-q", "x", "2M"]).0, Some(0));
+    write("write -P 2 100k 1500k");
+    for image in [
+        "driver=qcow2,file.filename=x,snapshot.name=then",
+        "driver=qcow2,file.filename=x,snapshot.id=1",
+        "driver=qcow2,file.filename=x,snapshot.id=1,snapshot.name=then",
+    ] {
+        assert!(io(image, "read -P 1 0 200k").0, "{image}");
+        assert!(io(image, "read -P 0 200k 824k").0, "{image}");
+        assert!(!io(image, "read 1M 512").0, "the disk was smaller");
+    }
+    assert!(io("driver=qcow2,file.filename=x", "read -P 2 100k 1500k").0);
+    for image in [
+        "driver=qcow2,file.filename=x,snapshot.name=now",
+        "driver=qcow2,file.filename=x,snapshot.id=1,snapshot.name=now",
+        "driver=raw,file.filename=x,snapshot.id=1",
+    ] {
+        let (opens, text) = io(image, "read 0 512");
+        assert!(!opens && text.contains("snapshot"), "{image}: {text}");
+    }
+    let writing = ["io", "--image-opts", "-c", "write 0 512"];
+    let image = "driver=qcow2,file.filename=x,snapshot.id=1";
+    let (code, text) = ours(&[&writing[..], &[image]].concat());
+    assert!(
+        code == Some(1) && text.contains("can only be read"),
+        "{text}"
+    );
+}
