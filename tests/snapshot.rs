@@ -245,6 +245,11 @@ fn lists_are_told_to_programs_and_ids_are_deleted_under_our_own_name() {
     let long = format!("snapshot -c {} x", "n".repeat(256));
     assert_eq!(ours(&long).status.code(), Some(1));
     assert_eq!(ids(), ["3"]);
+    let wrote = cowslip()
+        .current_dir(&dir)
+        .args(["io", "-c", "write 0 10M", "x"])
+        .output();
+    assert!(wrote.unwrap().status.success());
     let progress = ours("snapshot --progress=json -c shown x");
     let text = String::from_utf8_lossy(&progress.stderr).into_owned();
     let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
