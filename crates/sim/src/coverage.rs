@@ -644,6 +644,7 @@ mod tests {
                 evicted: 0,
                 refcount_table_moved: false,
                 l1_table_moved: false,
+                snapshots_change: false,
             },
             hole_at_risk: false,
             recovering: true,
