@@ -14,7 +14,8 @@ use cowslip::qcow2::check::{CheckOptions, CheckResult, Finding, Observer, check}
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::inspect::{inspect, read_start};
 use cowslip::qcow2::layout;
-use cowslip::{Buf, BufMut, Error, Image};
+use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
+use cowslip::{Buf, BufMut, Error, Image, Job};
 
 use crate::draw::Draw;
 use crate::file::Watched;
@@ -279,6 +280,50 @@ pub fn change(file: &Arc<Watched>, draw: &mut Draw) {
     std::hint::black_box(block_on(image.close()).is_ok());
     layout.assert_intact(&before, &file.contents());
     resize(file, &gate, draw);
+    snapshots(file, &gate, draw);
+}
+
+/// Reads the disk as it was, and makes, applies and deletes snapshots; what was sound stays sound.
+fn snapshots(file: &Arc<Watched>, gate: &OneDataFile, draw: &mut Draw) {
+    let sound = |file| run_check(file).is_ok_and(|found| found.corruptions == 0);
+    let was_sound = sound(file);
+    let Ok(image) = open(file, gate, true, draw) else {
+        return;
+    };
+    let job = Job::default();
+    for _ in 0..4 {
+        let list = block_on(image.snapshots()).unwrap_or_default();
+        let ids = list.iter().map(|snapshot| snapshot.id.clone());
+        let mut ids: Vec<String> = ids.take(8).collect();
+        ids.push("1".to_string());
+        let choice = SnapshotChoice::IdOrName(draw.pick(&ids));
+        read_at(file, gate, &choice);
+        let outcome = match draw.below(4) {
+            0 => block_on(image.apply_snapshot(&choice, &job)),
+            1 => block_on(image.delete_snapshot(&choice, &job)),
+            _ => block_on(image.create_snapshot(&NewSnapshot::default(), &job)).map(|_| ()),
+        };
+        std::hint::black_box(outcome.is_ok());
+        std::hint::black_box(exercise(&image, Content::Random, draw).is_ok());
+    }
+    std::hint::black_box(block_on(image.close()).is_ok());
+    assert!(
+        !was_sound || sound(file),
+        "snapshots have damaged a sound image"
+    );
+}
+
+fn read_at(file: &Arc<Watched>, gate: &OneDataFile, choice: &SnapshotChoice) {
+    let options = OpenOptions {
+        format: Some(Format::Qcow2),
+        backing: BackingChoice::None,
+        snapshot: Some(choice.clone()),
+        ..OpenOptions::default()
+    };
+    if let Ok(image) = block_on(Image::open(file.clone(), options, gate)) {
+        let len = image.size().min(100_000);
+        std::hint::black_box(block_on(image.read(0, BufMut::zeroed(len as usize))).is_ok());
+    }
 }
 
 fn resize(file: &Arc<Watched>, gate: &OneDataFile, draw: &mut Draw) {

@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 use super::super::alloc::Content;
 use super::super::check::reader::Reader;
 use super::super::check::{self, CheckOptions, Finding, Severity};
-use super::super::geometry::HostCluster;
+use super::super::geometry::{HostCluster, round_up};
 use super::super::header::{Header, L1_BYTES_MAX, incompatible};
 use super::super::inspect::snapshot_table_bytes;
 use super::super::probe::Stage as ProbeStage;
@@ -185,14 +185,16 @@ pub async fn root_of(file: &HostFile, header: &Header, choice: &SnapshotChoice) 
     then.l1_table_offset = entry.fixed.l1_offset;
     then.l1_size = entry.fixed.l1_size;
     let end = then.l1_table_offset.checked_add(then.l1_bytes());
-    if end.is_none_or(|end| end > i64::MAX as u64)
+    let file_end = round_up(file.len().await?, then.geometry().cluster_bytes());
+    if end.is_none_or(|end| end > file_end)
         || u64::from(then.l1_size) < then.geometry().l1_entries_for(then.size)
     {
         return Err(Error::Corrupt {
             file: file.name().to_string(),
             structure: "snapshot table",
             offset: header.snapshots_offset,
-            detail: "the L1 table of a snapshot is too small or too far away".to_string(),
+            detail: "the L1 table of a snapshot is too small, or beyond the end of the file"
+                .to_string(),
         });
     }
     Ok(then)
