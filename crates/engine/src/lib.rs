@@ -18,8 +18,8 @@ pub mod file;
 pub mod growth;
 pub mod image;
 pub mod job;
-mod pairs;
 pub mod measure;
+mod pairs;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]

@@ -432,7 +432,8 @@ impl Run {
         let mut names: Vec<String> = qcow2.map(|file| file.name.clone()).collect();
         names.push(TOP.to_string());
         for name in names {
-            let found = prepare::examine(&name, (&self.disk, prepare::Lag::default()), &mut self.rng);
+            let found =
+                prepare::examine(&name, (&self.disk, prepare::Lag::default()), &mut self.rng);
             let (_, found) = found.map_err(|what| format!("{when}: {name}: {what}"))?;
             if self.is_clean && found.leaks > 0 {
                 let leaks = found.leaks;
