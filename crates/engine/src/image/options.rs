@@ -1,0 +1,238 @@
+//! How an image is opened: its format, and what writes, discards, zeroes and faults of it mean.
+
+use std::sync::Arc;
+
+use crate::file::Sharing;
+use crate::qcow2::repair;
+use crate::qcow2::snapshot::SnapshotChoice;
+use crate::workers::Workers;
+
+/// Bytes of L2 slices kept where the caller sets no budget.
+const CACHE_BYTES_DEFAULT: u64 = 32 << 20;
+
+/// An image's format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Bytes as they are.
+    Raw,
+    /// qcow2, version 2 or 3.
+    Qcow2,
+}
+
+/// Where reads of what the image does not hold come from.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum BackingChoice {
+    /// The file that the image names.
+    #[default]
+    AsNamed,
+    /// Nothing: the image alone, what it lacks reads as zeroes.
+    None,
+    /// Another file than the image names.
+    Override {
+        /// Its name, relative to the image.
+        name: String,
+        /// Its format; probed if unknown.
+        format: Option<Format>,
+    },
+}
+
+/// What a guest's discard does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum DiscardPolicy {
+    /// Nothing.
+    #[default]
+    Ignore,
+    /// Frees clusters and gives their space back to the host.
+    Unmap,
+}
+
+/// What becomes of a write whose bytes are all zero (`detect-zeroes`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum DetectZeroes {
+    /// It is a write like others.
+    #[default]
+    Off,
+    /// It is a write of zeroes that keeps its space.
+    On,
+    /// It is a write of zeroes whose space may be given back. Only with [`DiscardPolicy::Unmap`], as in QEMU.
+    Unmap,
+}
+
+impl DetectZeroes {
+    /// The mode of a name, as command lines have it.
+    pub fn from_name(name: &str) -> Option<DetectZeroes> {
+        match name {
+            "off" => Some(DetectZeroes::Off),
+            "on" => Some(DetectZeroes::On),
+            "unmap" => Some(DetectZeroes::Unmap),
+            _ => None,
+        }
+    }
+}
+
+/// How what a write leaves of a new cluster comes to read as zeroes (`zero-method`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum ZeroMethod {
+    /// Space that is known to read so is left as it is; elsewhere the cheaper of a call and a write by their
+    /// size.
+    #[default]
+    Auto,
+    /// Space that is known to read so is left as it is; elsewhere zeroes are written.
+    Fresh,
+    /// One call of the file system a cluster, whatever is known of it.
+    ZeroRange,
+    /// Zeroes are written, whatever is known of the space.
+    Write,
+}
+
+impl ZeroMethod {
+    /// The method of a name.
+    pub fn from_name(name: &str) -> Option<ZeroMethod> {
+        Some(match name {
+            "auto" => ZeroMethod::Auto,
+            "fresh" => ZeroMethod::Fresh,
+            "zero-range" => ZeroMethod::ZeroRange,
+            "write" => ZeroMethod::Write,
+            _ => return None,
+        })
+    }
+
+    /// Whether freshness counts.
+    pub(crate) fn knows_fresh(self) -> bool {
+        matches!(self, ZeroMethod::Auto | ZeroMethod::Fresh)
+    }
+}
+
+/// How space on the host is allocated (`alloc_policy`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum AllocPolicy {
+    /// As the image says, or else by its geometry.
+    #[default]
+    Auto,
+    /// A cluster's space is allocated as a whole and kept as a whole; the file grows by allocated space.
+    Contiguous,
+    /// Only what is written takes space; what is given up goes back subcluster by subcluster.
+    Sparse,
+}
+
+/// When a write is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum WritePolicy {
+    /// At the next flush.
+    #[default]
+    Writeback,
+    /// At its completion: FUA on everything.
+    Writethrough,
+}
+
+/// What opening an image for writing does where it was not closed cleanly: its dirty bit is set.
+#[derive(Clone, Debug)]
+pub enum DirtyImage {
+    /// Repairs it first, as QEMU does; nothing is allocated, and no guest data written, before the
+    /// repair is durable.
+    Repair(RepairAtOpen),
+    /// Refuses.
+    Refuse,
+}
+
+impl Default for DirtyImage {
+    fn default() -> DirtyImage {
+        DirtyImage::Repair(RepairAtOpen::default())
+    }
+}
+
+/// How an image is repaired when it is opened.
+#[derive(Clone, Debug)]
+pub struct RepairAtOpen {
+    /// Bytes of memory for what grows with the image, as
+    /// [`repair::RepairOptions::memory_bytes_max`].
+    pub memory_bytes_max: u64,
+    /// Who is told of it.
+    pub watch: Option<RepairWatch>,
+}
+
+impl Default for RepairAtOpen {
+    fn default() -> RepairAtOpen {
+        RepairAtOpen {
+            memory_bytes_max: repair::RepairOptions::new(repair::Scope::All).memory_bytes_max,
+            watch: None,
+        }
+    }
+}
+
+/// Called with what happens in a repair.
+#[derive(Clone)]
+pub struct RepairWatch(pub Arc<dyn Fn(repair::Event<'_>) + Send + Sync>);
+
+impl std::fmt::Debug for RepairWatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RepairWatch")
+    }
+}
+
+/// How an image is opened.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// The format; `None` probes (and then a raw image's first sector may not become a qcow2 header).
+    pub format: Option<Format>,
+    /// The image will be written.
+    pub writable: bool,
+    /// When a write is durable.
+    pub write_policy: WritePolicy,
+    /// What a discard does.
+    pub discard: DiscardPolicy,
+    /// Clusters that are discarded stay allocated, without data: the image keeps its layout, and their
+    /// space on the host is given back all the same (QEMU: `discard-no-unref`). Version 3 only.
+    pub discard_no_unref: bool,
+    /// What a write of nothing but zeroes does.
+    pub detect_zeroes: DetectZeroes,
+    /// How space that a write does not fill comes to read as zeroes.
+    pub zero_method: ZeroMethod,
+    /// How space on the host is allocated.
+    pub alloc_policy: AllocPolicy,
+    /// Where unallocated data comes from.
+    pub backing: BackingChoice,
+    /// What is done if the image was not closed cleanly and will be written.
+    pub dirty: DirtyImage,
+    /// Opens the image although its data file or backing file cannot be opened: for `info` and
+    /// `check`, which need the metadata only. Guest data cannot be read then.
+    pub metadata_only: bool,
+    /// Bytes of L2 tables kept in memory for the whole chain, what it takes to find them included; 0 is
+    /// 32 MiB. A few slices are kept whatever the budget.
+    pub cache_bytes: u64,
+    /// What other processes may do with the image meanwhile.
+    pub sharing: Sharing,
+    /// Who packs and unpacks compressed clusters.
+    pub workers: Workers,
+    /// The disk as it was when this internal snapshot was taken, its size too; only to be read.
+    pub snapshot: Option<SnapshotChoice>,
+}
+
+impl OpenOptions {
+    /// The budget for L2 slices in bytes.
+    pub(crate) fn cache_bytes_or_default(&self) -> u64 {
+        match self.cache_bytes {
+            0 => CACHE_BYTES_DEFAULT,
+            bytes => bytes,
+        }
+    }
+}
+
+impl Format {
+    /// The format of a name, as `-f` and headers have it.
+    pub fn from_name(name: &str) -> Option<Format> {
+        match name {
+            "raw" | "file" | "host_device" => Some(Format::Raw),
+            "qcow2" => Some(Format::Qcow2),
+            _ => None,
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Raw => "raw",
+            Format::Qcow2 => "qcow2",
+        }
+    }
+}
