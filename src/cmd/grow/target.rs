@@ -240,12 +240,13 @@ pub fn trim(file: &File) -> io::Result<Trimmed> {
     };
     // Nothing of what the file holds was modified. Who may not set times still may give back space.
     futimens(file, &times).ok();
-    drop(lease);
-    // Not every file system looks beyond an end that stays where it is.
+    // Not every file system looks beyond an end that stays where it is. Still under the lease: what somebody appends after it
+    // lies behind this end, too.
     let left = match beyond_end_bytes(file)? {
         Some(left) => left,
         None => beyond_end_by_blocks(&after),
     };
+    drop(lease);
     Ok(Trimmed::Done {
         size: size(&before),
         given_back: space(&before).saturating_sub(space(&after)),
