@@ -15,6 +15,10 @@ const WAIT_FIRST: Duration = Duration::from_millis(10);
 const WAIT_MAX: Duration = Duration::from_secs(5);
 /// The largest blocks of file systems, as a rule: what a step has allocated ends with one.
 const BLOCK_MAX_BYTES: u64 = 64 << 10;
+/// An end that moves by more than that without space is no growth. By less it may have moved into space that the file system
+/// itself has ahead, as XFS has of buffered writes; such a file is given steps, so that what lies behind its end is given
+/// back: of a file that was preallocated once XFS gives back nothing by itself.
+const LEAP_BYTES: u64 = 16 << 20;
 /// After the file system was full.
 const FULL_WAIT: Duration = Duration::from_secs(5);
 
@@ -116,7 +120,7 @@ impl Entry {
         // What lies ahead was counted when it was allocated.
         let ahead_end = self.size + self.held_bytes();
         let needs_space = size.saturating_sub(ahead_end.next_multiple_of(BLOCK_MAX_BYTES));
-        if spaced < needs_space {
+        if spaced < needs_space && needs_space > LEAP_BYTES {
             grown = grown.min(spaced);
         }
         self.space = space;
