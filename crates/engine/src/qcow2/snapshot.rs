@@ -47,34 +47,34 @@ impl Qcow2 {
     /// Makes a snapshot of the disk as it is; returns its ID.
     pub(crate) async fn create_snapshot(&self, new: &NewSnapshot, job: &Job) -> Result<String> {
         self.refuse_data_file()?;
-        self.ready_for_writes().await?;
-        let _still = self.stand_still().await?;
-        let mut turn = self.turn.take().await;
-        let _change = self.probe.snapshots_change();
-        let creating = self.create_in_turn(&mut turn, new, job);
-        self.to_the_end(creating).await
+        self.while_still(async |counts| self.create_in_turn(counts, new, job).await)
+            .await
     }
 
     /// Makes the disk what it was when a snapshot was taken.
     pub(crate) async fn apply_snapshot(&self, choice: &SnapshotChoice, job: &Job) -> Result<()> {
         self.refuse_unknown(choice).await?;
-        self.ready_for_writes().await?;
-        let _still = self.stand_still().await?;
-        let mut turn = self.turn.take().await;
-        let _change = self.probe.snapshots_change();
-        let applying = self.apply_in_turn(&mut turn, choice, job);
-        self.to_the_end(applying).await
+        self.while_still(async |counts| self.apply_in_turn(counts, choice, job).await)
+            .await
     }
 
     /// Deletes a snapshot.
     pub(crate) async fn delete_snapshot(&self, choice: &SnapshotChoice, job: &Job) -> Result<()> {
         self.refuse_unknown(choice).await?;
+        self.while_still(async |counts| self.delete_in_turn(counts, choice, job).await)
+            .await
+    }
+
+    /// Changes snapshots while nothing else is under way, to the end or to what can be taken back.
+    async fn while_still<T>(
+        &self,
+        change: impl AsyncFnOnce(&mut Counts) -> Result<T>,
+    ) -> Result<T> {
         self.ready_for_writes().await?;
         let _still = self.stand_still().await?;
         let mut turn = self.turn.take().await;
         let _change = self.probe.snapshots_change();
-        let deleting = self.delete_in_turn(&mut turn, choice, job);
-        self.to_the_end(deleting).await
+        self.to_the_end(change(&mut turn)).await
     }
 
     async fn create_in_turn(
