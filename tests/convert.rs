@@ -7,17 +7,13 @@
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
+use support::golden::{self, mapped, said, words};
 use support::rng::Rng;
 use support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
 
 mod support;
-
-fn words(line: &str) -> Vec<&str> {
-    let words = line.split_whitespace();
-    words.map(|w| if w == "''" { "" } else { w }).collect()
-}
 
 /// Command lines of `convert`, run one after the other on the same files.
 const LINES: &str = "
@@ -248,21 +244,6 @@ fn copied(from: &Path, to: &Path) {
     }
 }
 
-fn said(output: &Output) -> String {
-    format!(
-        "{}{}[{}]\n",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-        output.status
-    )
-}
-
-fn ours_as_qemu() -> Command {
-    let mut ours = cowslip();
-    ours.arg("qemu-img");
-    ours
-}
-
 #[test]
 fn convert_says_what_qemu_img_says() {
     if !peers_are_installed(&["qemu-img", "qemu-io"]) {
@@ -272,13 +253,13 @@ fn convert_says_what_qemu_img_says() {
     prepare(here.path());
     copied(here.path(), there.path());
     let mut failures = String::new();
-    for line in LINES[1..].trim_end_matches('\n').split('\n') {
+    for line in golden::lines(LINES) {
         let told = |mut program: Command, dir: &Path| {
             said(&outcome(
                 program.current_dir(dir).arg("convert").args(words(line)),
             ))
         };
-        let ours = told(ours_as_qemu(), here.path());
+        let ours = told(golden::ours(), here.path());
         let theirs = told(Command::new("qemu-img"), there.path());
         if ours != theirs {
             failures += &format!("convert {line}\n--- expected\n{theirs}--- actual\n{ours}");
@@ -287,7 +268,7 @@ fn convert_says_what_qemu_img_says() {
     assert!(failures.is_empty(), "{failures}");
     for refused in ["-l snap src.qcow2 x", "--bitmaps -O qcow2 src.qcow2 x"] {
         let output = outcome(
-            ours_as_qemu()
+            golden::ours()
                 .current_dir(&here)
                 .arg("convert")
                 .args(words(refused)),
@@ -302,26 +283,6 @@ fn convert_says_what_qemu_img_says() {
         !here.path().join("x").exists(),
         "what was refused left a file"
     );
-}
-
-/// Extents as what they are, neighbours of one kind joined.
-fn mapped(dir: &Path, name: &str, keys: &[&str]) -> Vec<(u64, u64, Vec<bool>)> {
-    let line = ["map", "--output=json", name];
-    let map = run(Command::new("qemu-img").current_dir(dir).args(line));
-    let map: Vec<serde_json::Value> = serde_json::from_str(&map).unwrap();
-    let mut runs: Vec<(u64, u64, Vec<bool>)> = Vec::new();
-    for extent in map {
-        let number = |key: &str| extent[key].as_u64().unwrap();
-        let kind: Vec<bool> = keys
-            .iter()
-            .map(|key| extent[key].as_bool().unwrap())
-            .collect();
-        match runs.last_mut() {
-            Some(last) if last.2 == kind => last.1 += number("length"),
-            _ => runs.push((number("start"), number("length"), kind)),
-        }
-    }
-    runs
 }
 
 fn info(dir: &Path, name: &str) -> serde_json::Value {
@@ -570,7 +531,7 @@ fn what_cannot_be_read_is_salvaged_or_told() {
             ))
         };
         (
-            told(ours_as_qemu(), ours),
+            told(golden::ours(), ours),
             told(Command::new("qemu-img"), theirs),
         )
     };
@@ -660,7 +621,7 @@ fn progress_goes_from_nothing_to_all_and_never_back() {
         "convert -p -O qcow2 a.raw b",
         "convert -p -O raw -o preallocation=full a.raw c",
     ] {
-        let told = run(ours_as_qemu().current_dir(&dir).args(words(line)));
+        let told = run(golden::ours().current_dir(&dir).args(words(line)));
         let percent = |part: &str| -> f64 { part.trim().trim_start_matches('(').parse().unwrap() };
         let steps = told
             .split("/100%)\r")

@@ -5,8 +5,9 @@
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
+use support::golden::{said, words};
 use support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
 
 mod support;
@@ -153,11 +154,6 @@ const DELIBERATE: &[(&str, &str)] = &[(
     "the refused file is not left behind",
 )];
 
-fn words(line: &str) -> Vec<&str> {
-    let words = line.split_whitespace();
-    words.map(|w| if w == "''" { "" } else { w }).collect()
-}
-
 /// Files that the command lines name.
 fn prepare(dir: &Path) {
     let make = |words: &[&str]| run(Command::new("qemu-img").current_dir(dir).args(words));
@@ -194,17 +190,8 @@ fn prepare(dir: &Path) {
     std::fs::write(dir.join("marked.qcow2"), marked).unwrap();
 }
 
-fn text(output: &Output) -> String {
-    format!(
-        "{}{}[{}]\n",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-        output.status
-    )
-}
-
 fn theirs(dir: &Path, verb: &str, line: &[&str]) -> String {
-    text(&outcome(
+    said(&outcome(
         Command::new("qemu-img")
             .current_dir(dir)
             .arg(verb)
@@ -213,7 +200,7 @@ fn theirs(dir: &Path, verb: &str, line: &[&str]) -> String {
 }
 
 fn ours(dir: &Path, verb: &str, line: &[&str]) -> String {
-    text(&outcome(
+    said(&outcome(
         cowslip()
             .current_dir(dir)
             .args(["qemu-img", verb])
@@ -345,7 +332,7 @@ fn an_image_is_not_made_over_its_own_backing_file() {
         "other-name",
     ];
     let made = outcome(cowslip().current_dir(dir.path()).args(line));
-    assert_eq!(made.status.code(), Some(1), "{}", text(&made));
+    assert_eq!(made.status.code(), Some(1), "{}", said(&made));
     assert_eq!(std::fs::read(&base).unwrap(), [7; 4096]);
 }
 

@@ -575,7 +575,7 @@ fn reopening_keeps_what_is_held_and_asks_for_what_is_new() {
     until(&[100, 101, 103, 201, 203]);
     // Killed, nothing is left.
     drop(shell);
-    assert_eq!(locked_bytes(&top), []);
+    assert_eq!(locked_bytes(&top), Vec::<u64>::new());
     let check = verdict(&mut with(Command::new("qemu-img"), "check top.qcow2"), dir);
     assert_ne!(check.0, Some(1), "{check:?}");
 }

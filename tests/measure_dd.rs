@@ -6,13 +6,10 @@
 use std::path::Path;
 use std::process::Command;
 
+use support::golden::{self, words};
 use support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 mod support;
-
-fn words(line: &str) -> Vec<&str> {
-    line.split_whitespace().collect()
-}
 
 const MEASURE: &str = "
 
@@ -147,21 +144,13 @@ fn compare(verb: &str, lines: &str, check: impl Fn(&Path, &Path, &str) -> String
     prepare(here.path());
     prepare(there.path());
     let mut failures = String::new();
-    for line in lines[1..].trim_end_matches('\n').split('\n') {
+    for line in golden::lines(lines) {
         let said = |mut program: Command, dir: &Path| {
             let output = outcome(program.current_dir(dir).arg(verb).args(words(line)));
-            format!(
-                "{}{}[{}]\n",
-                String::from_utf8_lossy(&output.stdout),
-                String::from_utf8_lossy(&output.stderr),
-                output.status
-            )
+            golden::said(&output)
         };
-        let mut ours = cowslip();
-        ours.arg("qemu-img");
-        let ours = said(ours, here.path());
+        let ours = said(golden::ours(), here.path());
         let theirs = said(Command::new("qemu-img"), there.path());
-        // Snapshots are refused as a whole.
         if ours != theirs {
             failures += &format!("{verb} {line}\n--- expected\n{theirs}--- actual\n{ours}");
         }

@@ -10,16 +10,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 
+use support::golden::{self, words};
 use support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 #[path = "resize_amend/chains.rs"]
 mod chains;
 mod support;
-
-fn words(line: &str) -> Vec<&str> {
-    let words = line.split_whitespace();
-    words.map(|w| if w == "''" { "" } else { w }).collect()
-}
 
 /// Command lines of `resize`, run one after the other on the same files.
 const RESIZE: &str = "
@@ -147,19 +143,12 @@ fn compare(verb: &str, lines: &str, files: &[&str]) {
         std::fs::copy(file.path(), there.path().join(file.file_name())).unwrap();
     }
     let mut failures = String::new();
-    for line in lines[1..].trim_end_matches('\n').split('\n') {
+    for line in golden::lines(lines) {
         let said = |mut program: Command, dir: &Path| {
             let output = outcome(program.current_dir(dir).arg(verb).args(words(line)));
-            format!(
-                "{}{}[{}]\n",
-                String::from_utf8_lossy(&output.stdout),
-                String::from_utf8_lossy(&output.stderr),
-                output.status
-            )
+            golden::said(&output)
         };
-        let mut ours = cowslip();
-        ours.arg("qemu-img");
-        let ours = said(ours, here.path());
+        let ours = said(golden::ours(), here.path());
         let theirs = said(Command::new("qemu-img"), there.path());
         if ours != theirs {
             failures += &format!("{verb} {line}\n--- expected\n{theirs}--- actual\n{ours}");
@@ -208,26 +197,6 @@ fn resize_says_and_does_what_qemu_img_does() {
 fn amend_says_and_does_what_qemu_img_does() {
     let files = ["a.qcow2", "d.qcow2", "x.qcow2", "v2.qcow2", "over.qcow2"];
     compare("amend", AMEND, &files);
-}
-
-/// Runs of a disk with what `keys` say of them, neighbours of one kind joined.
-fn mapped(dir: &Path, keys: &[&str]) -> Vec<(u64, u64, Vec<bool>)> {
-    let line = ["map", "--output=json", "-f", "qcow2", "x.qcow2"];
-    let map = run(Command::new("qemu-img").current_dir(dir).args(line));
-    let map: Vec<serde_json::Value> = serde_json::from_str(&map).unwrap();
-    let mut runs: Vec<(u64, u64, Vec<bool>)> = Vec::new();
-    for extent in map {
-        let number = |key: &str| extent[key].as_u64().unwrap();
-        let kind: Vec<bool> = keys
-            .iter()
-            .map(|key| extent[key].as_bool().unwrap())
-            .collect();
-        match runs.last_mut() {
-            Some(last) if last.2 == kind => last.1 += number("length"),
-            _ => runs.push((number("start"), number("length"), kind)),
-        }
-    }
-    runs
 }
 
 #[test]
@@ -282,7 +251,8 @@ fn what_resize_preallocates_is_what_qemu_img_preallocates() {
             };
             // Over a backing file that is longer than the disk was, zeroes are said or written.
             if !kind.contains("-b ") {
-                assert_eq!(mapped(ours, keys), mapped(theirs, keys), "{case}");
+                let mapped = |dir: &Path| golden::mapped(dir, "x.qcow2", keys);
+                assert_eq!(mapped(ours), mapped(theirs), "{case}");
             }
             let stat = |dir: &Path, name: &str| std::fs::metadata(dir.join(name)).unwrap();
             let holder = if kind.contains("d.raw") {

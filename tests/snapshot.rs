@@ -9,14 +9,10 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
+use support::golden::{self, words};
 use support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 mod support;
-
-fn words(line: &str) -> Vec<&str> {
-    let words = line.split_whitespace();
-    words.map(|w| if w == "''" { "" } else { w }).collect()
-}
 
 /// Command lines of `snapshot`, run one after the other on the same files.
 const LINES: &str = "
@@ -136,12 +132,7 @@ fn undated(text: &str) -> String {
 fn said(mut program: Command, dir: &Path, line: &str) -> String {
     let program = program.current_dir(dir).env("TZ", "UTC");
     let output = outcome(program.arg("snapshot").args(words(line)));
-    let text = format!(
-        "{}{}[{}]\n",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-        output.status
-    );
+    let text = golden::said(&output);
     undated(&text)
 }
 
@@ -175,10 +166,8 @@ fn snapshot_says_and_does_what_qemu_img_does() {
         std::fs::copy(file.path(), there.path().join(file.file_name())).unwrap();
     }
     let mut failures = String::new();
-    for line in LINES[1..].trim_end_matches('\n').split('\n') {
-        let mut ours = cowslip();
-        ours.arg("qemu-img");
-        let ours = said(ours, here.path(), line);
+    for line in golden::lines(LINES) {
+        let ours = said(golden::ours(), here.path(), line);
         let theirs = said(Command::new("qemu-img"), there.path(), line);
         if ours != theirs {
             failures += &format!("snapshot {line}\n--- expected\n{theirs}--- actual\n{ours}");

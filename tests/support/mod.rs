@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 pub mod engine;
+pub mod golden;
 pub mod model;
 pub mod mounted;
 pub mod rng;
