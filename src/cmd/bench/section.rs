@@ -35,6 +35,29 @@ pub fn title_of(table: &str) -> Option<&'static str> {
     })
 }
 
+/// The section of a table that has no operations a second: what its figures are, and of each file system what `draw`
+/// makes of its rows.
+pub fn section_of_rows(
+    (title, text): (&str, &str),
+    told: Told<'_>,
+    draw: impl Fn(&str, &[ToldRow<'_>]) -> (Bars, Table),
+) -> Section {
+    let mut section = Section::new(title);
+    if let Some(shortfall) = told.shortfall() {
+        section.add(Block::Warning(shortfall));
+    }
+    section.add(Block::Prose(text.to_string()));
+    for filesystem in told.filesystems() {
+        section.add(Block::Heading(filesystem.to_string()));
+        let here = told.rows().filter(|row| row.filesystem() == filesystem);
+        let (bars, table) = draw(filesystem, &here.collect::<Vec<_>>());
+        section.add(Block::Bars(bars));
+        section.add(Block::Table(table));
+    }
+    sources::add(told, &mut section);
+    section
+}
+
 /// The section of a table of this title.
 pub fn section(title: &str, told: Told<'_>) -> Section {
     let mut section = Section::new(title);

@@ -5,10 +5,9 @@ use cowslip_testbed::Spread;
 use serde_json::Value;
 
 use crate::cmd::bench::page::{
-    Align, Bar, BarGroup, Bars, Block, Kind, RowGroup, Scale, Section, Series, Table, TableRow,
-    grouped,
+    Align, Bar, BarGroup, Bars, Kind, RowGroup, Scale, Section, Series, Table, TableRow, grouped,
 };
-use crate::cmd::bench::sources;
+use crate::cmd::bench::section::section_of_rows;
 use crate::cmd::bench::told::{Told, distinct};
 
 /// Times that are drawn, by their names in a run.
@@ -17,28 +16,17 @@ const TIMES: [(&str, &str); 2] = [
     ("durable-seconds", "until it is durable"),
 ];
 
+const TITLE: &str = "Files that are given their space (allocate)";
+const TEXT: &str = "Medians, with the least and the most. A method returns when its last call does, and its space is durable when \
+                    fsync after that returns. CPU time is the calling thread's. 'perfect' is the fewest extents that the file \
+                    system can express.";
+
 /// The section of a document.
 pub fn section(told: Told<'_>) -> Section {
-    let mut section = Section::new("Files that are given their space (allocate)");
-    if let Some(shortfall) = told.shortfall() {
-        section.add(Block::Warning(shortfall));
-    }
-    let text = "Medians, with the least and the most. A method returns when its last call does, and its space is durable when \
-                fsync after that returns. CPU time is the calling thread's. 'perfect' is the fewest extents that the file \
-                system can express.";
-    section.add(Block::Prose(text.to_string()));
-    let rows: Vec<Row<'_>> = told.rows().map(|row| Row(row.0)).collect();
-    for filesystem in told.filesystems() {
-        section.add(Block::Heading(filesystem.to_string()));
-        let here = rows
-            .iter()
-            .filter(|row| row.text("filesystem") == filesystem);
-        let here: Vec<Row<'_>> = here.copied().collect();
-        section.add(Block::Bars(bars(filesystem, &here)));
-        section.add(Block::Table(table(filesystem, &here)));
-    }
-    sources::add(told, &mut section);
-    section
+    section_of_rows((TITLE, TEXT), told, |filesystem, rows| {
+        let rows: Vec<Row<'_>> = rows.iter().map(|row| Row(row.0)).collect();
+        (bars(filesystem, &rows), table(filesystem, &rows))
+    })
 }
 
 /// What it found, in lines of plain text: on each file system the method whose space is durable first, and the last.
@@ -198,6 +186,7 @@ fn table(filesystem: &str, rows: &[Row<'_>]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cmd::bench::page::Block;
     use serde_json::json;
 
     #[test]

@@ -8,7 +8,7 @@ use crate::cmd::bench::page::{
     Align, Bar, BarGroup, Bars, Block, Kind, RowGroup, Scale, Section, Series, Table, TableRow,
     grouped,
 };
-use crate::cmd::bench::sources;
+use crate::cmd::bench::section::section_of_rows;
 use crate::cmd::bench::told::{Told, distinct};
 
 /// What is not a word of a row's pattern in its name: the help that it had.
@@ -18,30 +18,20 @@ const HELPS: [&str; 7] = [
 /// What was compared with it in the text.
 const OURS: &str = "dynamic";
 
+const TITLE: &str = "Files that grow side by side (writers)";
+const TEXT: &str = "Extents of a file: the middle of all files of all runs, with the least and the most. 'perfect' is the fewest that \
+                    the file system can express. 'ahead' is what was allocated behind ends at the worst moment, 'lost' what was still \
+                    there after all files were closed, 'short' counts writes that found no space while some was held.";
+
 /// The section of a document.
 pub fn section(told: Told<'_>) -> Section {
-    let mut section = Section::new("Files that grow side by side (writers)");
-    if let Some(shortfall) = told.shortfall() {
-        section.add(Block::Warning(shortfall));
-    }
-    let text = "Extents of a file: the middle of all files of all runs, with the least and the most. 'perfect' is the fewest that \
-                the file system can express. 'ahead' is what was allocated behind ends at the worst moment, 'lost' what was still \
-                there after all files were closed, 'short' counts writes that found no space while some was held.";
-    section.add(Block::Prose(text.to_string()));
+    let mut section = section_of_rows((TITLE, TEXT), told, |filesystem, rows| {
+        let rows: Vec<Row<'_>> = rows.iter().map(|row| Row(row.0)).collect();
+        (bars(filesystem, &rows), table(filesystem, &rows))
+    });
     for note in told.notes() {
         section.add(Block::Prose(note.to_string()));
     }
-    let rows: Vec<Row<'_>> = told.rows().map(|row| Row(row.0)).collect();
-    for filesystem in told.filesystems() {
-        section.add(Block::Heading(filesystem.to_string()));
-        let here = rows
-            .iter()
-            .filter(|row| row.text("filesystem") == filesystem);
-        let here: Vec<Row<'_>> = here.copied().collect();
-        section.add(Block::Bars(bars(filesystem, &here)));
-        section.add(Block::Table(table(filesystem, &here)));
-    }
-    sources::add(told, &mut section);
     section
 }
 
