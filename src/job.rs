@@ -144,10 +144,10 @@ impl JobArgs {
         }
     }
 
-    /// The same without progress.
-    pub fn silent(&self) -> JobArgs {
+    /// The same, without progress if nothing is to be printed.
+    pub fn unless(&self, quiet: bool) -> JobArgs {
         JobArgs {
-            progress: None,
+            progress: self.progress.clone().filter(|_| !quiet),
             ..self.clone()
         }
     }

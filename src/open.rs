@@ -21,8 +21,10 @@ use crate::error::{CommandError, opening_reason};
 use crate::output;
 use crate::repair_text::repaired_when_opened;
 
+mod one;
 mod spec;
 
+pub use one::OneImage;
 pub use spec::{ImageSpec, Source, alloc_policy, detect_zeroes, local_name, parse_format};
 
 /// `--cache`.

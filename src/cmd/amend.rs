@@ -16,7 +16,7 @@ use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{
-    Access, CacheMode, ImageSpec, OpenHow, Trust, alloc_policy, block_on, open_image,
+    Access, CacheMode, OneImage, OpenHow, Trust, alloc_policy, block_on, open_image,
 };
 use crate::options::{self, Kind, Known};
 use crate::output::{Program, print, usage_error};
@@ -24,12 +24,6 @@ use crate::output::{Program, print, usage_error};
 /// Command line of `amend`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The image's format
-    #[arg(short, long, value_name = "FMT")]
-    format: Option<String>,
-    /// FILENAME is a complete image specification
-    #[arg(long)]
-    image_opts: bool,
     /// Options of the format, as name=value,name=value; `help` lists them
     #[arg(
         short = 'o',
@@ -52,9 +46,8 @@ pub struct Args {
     trust: Trust,
     #[command(flatten)]
     job: JobArgs,
-    /// The image file
-    #[arg(value_name = "FILENAME")]
-    filenames: Vec<String>,
+    #[command(flatten)]
+    image: OneImage,
 }
 
 /// The options that qemu-img lists; those of encryption are refused.
@@ -121,15 +114,10 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
     if args.options.iter().any(|list| options::asks_for_help(list)) {
         return print_help(args, program);
     }
-    let [filename] = &args.filenames[..] else {
+    if args.image.filenames.len() != 1 {
         return Err(CommandError::new("Expecting one image file name"));
-    };
-    let spec = ImageSpec::only(
-        std::slice::from_ref(filename),
-        args.format.as_deref(),
-        args.image_opts,
-        ("amend", program),
-    )?;
+    }
+    let spec = args.image.spec("amend", program)?;
     let how = OpenHow {
         access: Access::Write,
         cache,
@@ -187,7 +175,7 @@ fn all_known() -> Vec<Known> {
 }
 
 fn print_help(args: &Args, program: &Program) -> Result<(), CommandError> {
-    match args.format.as_deref().unwrap_or("qcow2") {
+    match args.image.format.as_deref().unwrap_or("qcow2") {
         "qcow2" => {}
         "raw" | "file" => {
             let text = "Format driver 'raw' does not support option amendment";

@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 
 use crate::error::CommandError;
 use crate::open::{
-    Access, CacheMode, ImageSpec, OpenHow, Source, Trust, block_on, open_alone, sharing,
+    Access, CacheMode, OneImage, OpenHow, Source, Trust, block_on, open_alone, sharing,
 };
 use crate::output::{self, OutputFormat, Program, usage_error};
 use crate::repair_text::tell;
@@ -38,12 +38,6 @@ pub struct Args {
     /// Show progress
     #[arg(short, long)]
     progress: bool,
-    /// The image's format
-    #[arg(short, long, value_name = "FMT")]
-    format: Option<String>,
-    /// FILENAME is a complete image specification
-    #[arg(long)]
-    image_opts: bool,
     /// Cache mode
     #[arg(
         short = 'T',
@@ -66,9 +60,8 @@ pub struct Args {
     /// Tell what a repair would do, why, and what may be lost, and change nothing
     #[arg(long)]
     plan: bool,
-    /// The image file
-    #[arg(value_name = "FILENAME")]
-    filenames: Vec<String>,
+    #[command(flatten)]
+    image: OneImage,
 }
 
 /// Tells findings as they come, on standard error, and progress on standard output.
@@ -207,12 +200,7 @@ fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
     let scope = scope.transpose()?;
     let cache = CacheMode::parse(&args.cache)
         .ok_or_else(|| CommandError::new(format!("Invalid source cache option: {}", args.cache)))?;
-    let spec = ImageSpec::only(
-        &args.filenames,
-        args.format.as_deref(),
-        args.image_opts,
-        ("check", program),
-    )?;
+    let spec = args.image.spec("check", program)?;
     let source = spec.resolve()?;
     let how = OpenHow {
         access: match scope {
@@ -246,7 +234,7 @@ fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
         match format {
             OutputFormat::Human => output::print(&human_text(&result)),
             OutputFormat::Json => {
-                output::print_json(&json_value(&result, &repaired, &args.filenames[0]));
+                output::print_json(&json_value(&result, &repaired, &args.image.filenames[0]));
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{
-    Access, CacheMode, ImageSpec, OpenHow, Source, Trust, block_on, open_image, warn_of_guessed_raw,
+    Access, CacheMode, OneImage, OpenHow, Source, Trust, block_on, open_image, warn_of_guessed_raw,
 };
 use crate::options::bytes_within;
 use crate::output::{Program, print};
@@ -21,12 +21,6 @@ use crate::size::SIZE_MAX;
 /// Command line of `commit`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The image's format
-    #[arg(short, long, value_name = "FMT")]
-    format: Option<String>,
-    /// FILENAME is a complete image specification
-    #[arg(long)]
-    image_opts: bool,
     /// Cache mode
     #[arg(
         short = 't',
@@ -51,9 +45,8 @@ pub struct Args {
     trust: Trust,
     #[command(flatten)]
     job: JobArgs,
-    /// The image file
-    #[arg(value_name = "FILENAME")]
-    filenames: Vec<String>,
+    #[command(flatten)]
+    image: OneImage,
 }
 
 /// Commits an image.
@@ -64,10 +57,7 @@ pub fn run(args: Args, program: &Program) -> u8 {
 impl Args {
     /// How the job is shown and paced: `-r` is `--rate-limit`, in qemu-img's words.
     fn shown(&self) -> Result<JobArgs, CommandError> {
-        let shown = match self.quiet {
-            true => self.job.silent(),
-            false => self.job.clone(),
-        };
+        let shown = self.job.unless(self.quiet);
         let Some(rate) = &self.rate else {
             return Ok(shown);
         };
@@ -82,12 +72,7 @@ impl Args {
 fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
     let cache = CacheMode::parse(&args.cache)
         .ok_or_else(|| CommandError::new(format!("Invalid cache option: {}", args.cache)));
-    let spec = ImageSpec::only(
-        &args.filenames,
-        args.format.as_deref(),
-        args.image_opts,
-        ("commit", program),
-    )?;
+    let spec = args.image.spec("commit", program)?;
     let how = OpenHow {
         access: Access::Write,
         cache: cache?,

@@ -156,9 +156,9 @@ fn compared(args: &Args, program: &Program) -> Result<bool, CommandError> {
         let first = open_image(&specs[0], &how).await.map_err(not_opened)?;
         let second = open_image(&specs[1], &how).await.map_err(not_opened)?;
         let outcome = look(args, [&first, &second]).await;
-        outcome.inspect_err(|_| args.job_shown().end_line())
+        outcome.inspect_err(|_| args.job.unless(args.quiet).end_line())
     })?;
-    let shown = args.job_shown();
+    let shown = args.job.unless(args.quiet);
     shown.clear();
     if args.json {
         print_json(&outcome.value());
@@ -167,16 +167,6 @@ fn compared(args: &Args, program: &Program) -> Result<bool, CommandError> {
     }
     shown.end_line();
     Ok(outcome.is_identical())
-}
-
-impl Args {
-    /// `-q` silences `-p`, as in qemu-img.
-    fn job_shown(&self) -> JobArgs {
-        match self.quiet {
-            true => self.job.silent(),
-            false => self.job.clone(),
-        }
-    }
 }
 
 async fn look(args: &Args, images: [&Image; 2]) -> Result<Outcome, CommandError> {
@@ -189,7 +179,7 @@ async fn look(args: &Args, images: [&Image; 2]) -> Result<Outcome, CommandError>
         true => Strictness::Storage,
         false => Strictness::Content,
     };
-    let job = args.job_shown().job()?;
+    let job = args.job.unless(args.quiet).job()?;
     let name = |side: Side| match side {
         Side::First => &args.filenames[0],
         Side::Second => &args.filenames[1],

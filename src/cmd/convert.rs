@@ -176,12 +176,9 @@ fn converted(args: &Args, program: &Program) -> Result<(), CommandError> {
         return create::print_help(name, args.names.len() > 1, program);
     }
     let request = Request::new(args)?;
-    let mut job_args = args.job.clone();
+    let mut job_args = args.job.unless(args.quiet);
     if let Some(rate) = rate(args)? {
         job_args = job_args.with_rate(Some(rate));
-    }
-    if args.quiet {
-        job_args = job_args.silent();
     }
     let job = job_args.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);

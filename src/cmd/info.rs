@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::create::format_name;
 use crate::error::CommandError;
 use crate::layer::{Layer, Look, chain};
-use crate::open::{ImageSpec, Trust, block_on, sharing};
+use crate::open::{OneImage, Trust, block_on, sharing};
 use crate::output::{OutputFormat, Program, print, print_json};
 use crate::size;
 use crate::time;
@@ -21,12 +21,6 @@ use crate::time;
 /// Command line of `info`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Format of the image; probed by default
-    #[arg(short = 'f', long = "format", value_name = "FMT")]
-    format: Option<String>,
-    /// The file name is a list of options
-    #[arg(long)]
-    image_opts: bool,
     /// Also all backing files
     #[arg(short = 'b', long)]
     backing_chain: bool,
@@ -41,9 +35,8 @@ pub struct Args {
     /// The same as --output=json
     #[arg(long, action = ArgAction::SetTrue)]
     json: bool,
-    /// The image
-    #[arg(value_name = "FILENAME")]
-    filenames: Vec<String>,
+    #[command(flatten)]
+    image: OneImage,
 }
 
 /// Describes an image.
@@ -54,12 +47,7 @@ pub fn run(args: Args, program: &Program) -> u8 {
 fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
     let format = OutputFormat::parse(&args.output, "info", program)?;
     let json = args.json || format == OutputFormat::Json;
-    let spec = ImageSpec::only(
-        &args.filenames,
-        args.format.as_deref(),
-        args.image_opts,
-        ("info", program),
-    )?;
+    let spec = args.image.spec("info", program)?;
     let source = spec.resolve()?;
     let look = Look {
         sharing: sharing(args.force_share || source.force_share, Sharing::AsFormat),

@@ -8,7 +8,7 @@ use cowslip::file::host::Aio;
 use cowslip::image::{Extent, Image};
 
 use crate::error::CommandError;
-use crate::open::{ImageSpec, OpenHow, Trust, block_on, open_image, sharing};
+use crate::open::{OneImage, OpenHow, Trust, block_on, open_image, sharing};
 use crate::options::bytes_within;
 use crate::output::{self, OutputFormat, Program};
 use crate::size;
@@ -19,12 +19,6 @@ const EXTENTS_AT_ONCE: usize = 1024;
 /// Command line of `map`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The image's format
-    #[arg(short, long, value_name = "FMT")]
-    format: Option<String>,
-    /// FILENAME is a complete image specification
-    #[arg(long)]
-    image_opts: bool,
     /// Where to begin
     #[arg(long, value_name = "OFFSET", allow_hyphen_values = true)]
     start_offset: Option<String>,
@@ -39,9 +33,8 @@ pub struct Args {
     /// Output format: human or json
     #[arg(long, value_name = "FORMAT", default_value = "human")]
     output: String,
-    /// The image file
-    #[arg(value_name = "FILENAME")]
-    filenames: Vec<String>,
+    #[command(flatten)]
+    image: OneImage,
 }
 
 /// Prints extents, each as soon as the next one does not go on from it.
@@ -223,12 +216,7 @@ fn mapped(args: &Args, program: &Program) -> Result<(), CommandError> {
         Some(text) => Some(bytes_within("max length", text, 0..=size::SIZE_MAX)?),
         None => None,
     };
-    let spec = ImageSpec::only(
-        &args.filenames,
-        args.format.as_deref(),
-        args.image_opts,
-        ("map", program),
-    )?;
+    let spec = args.image.spec("map", program)?;
     let how = OpenHow {
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.trust.backing_policy,

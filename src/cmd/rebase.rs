@@ -16,7 +16,7 @@ use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::layer::{self, Layer, Look};
 use crate::open::{
-    Access, CacheMode, ImageSpec, OpenHow, Source, Trust, block_on, open_image, sharing,
+    Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, Trust, block_on, open_image, sharing,
     warn_of_guessed_raw,
 };
 use crate::output::{Program, usage_error};
@@ -24,12 +24,6 @@ use crate::output::{Program, usage_error};
 /// Command line of `rebase`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The image's format
-    #[arg(short, long, value_name = "FMT")]
-    format: Option<String>,
-    /// FILENAME is a complete image specification
-    #[arg(long)]
-    image_opts: bool,
     /// The new backing file, relative to the image; empty for none
     #[arg(short, long, value_name = "BACKING_FILENAME")]
     backing: Option<String>,
@@ -63,9 +57,8 @@ pub struct Args {
     trust: Trust,
     #[command(flatten)]
     job: JobArgs,
-    /// The image file
-    #[arg(value_name = "FILENAME")]
-    filenames: Vec<String>,
+    #[command(flatten)]
+    image: OneImage,
 }
 
 /// Rebases an image.
@@ -108,12 +101,7 @@ impl Args {
 }
 
 fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
-    let spec = ImageSpec::only(
-        &args.filenames,
-        args.format.as_deref(),
-        args.image_opts,
-        ("rebase", program),
-    )?;
+    let spec = args.image.spec("rebase", program)?;
     if !args.backing_unsafe && args.backing.is_none() {
         let text = "Must specify backing file (-b) or use unsafe mode (-u)";
         return Err(usage_error(text, "rebase", program));
@@ -137,10 +125,7 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
         policy: args.trust.backing_policy,
         ..OpenHow::default()
     };
-    let shown = match args.quiet {
-        true => args.job.silent(),
-        false => args.job.clone(),
-    };
+    let shown = args.job.unless(args.quiet);
     let job = shown.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
     let outcome = block_on(Aio::Auto, async {

@@ -19,19 +19,13 @@ use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::layer::{Layer, Look};
 use crate::open::{
-    Access, ImageSpec, OpenHow, Trust, block_on, open_image, sharing, warn_of_guessed_raw,
+    Access, ImageSpec, OneImage, OpenHow, Trust, block_on, open_image, sharing, warn_of_guessed_raw,
 };
 use crate::output::{self, Program, print, print_json, usage_error};
 
 /// Command line of `snapshot`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The image's format
-    #[arg(short, long, value_name = "FMT")]
-    format: Option<String>,
-    /// FILENAME is a complete image specification
-    #[arg(long)]
-    image_opts: bool,
     /// List the snapshots; what is done if nothing else is asked for
     #[arg(short, long, action = ArgAction::Count)]
     list: u8,
@@ -57,9 +51,8 @@ pub struct Args {
     trust: Trust,
     #[command(flatten)]
     job: JobArgs,
-    /// The image file
-    #[arg(value_name = "FILENAME")]
-    filenames: Vec<String>,
+    #[command(flatten)]
+    image: OneImage,
 }
 
 /// What is asked for.
@@ -122,12 +115,7 @@ pub fn run(args: Args, program: &Program) -> u8 {
 
 fn done(args: &Args, program: &Program) -> Result<(), CommandError> {
     let action = args.action(program)?;
-    let spec = ImageSpec::only(
-        &args.filenames,
-        args.format.as_deref(),
-        args.image_opts,
-        ("snapshot", program),
-    )?;
+    let spec = args.image.spec("snapshot", program)?;
     match action {
         Action::List => list(args, &spec),
         action => change(args, &spec, action, program),

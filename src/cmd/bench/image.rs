@@ -15,8 +15,8 @@ use super::load::{Direction, Figures, Load, Order, Pause, SERIES_STEP_MS, Told};
 use crate::cmd::serve::cache_report;
 use crate::error::CommandError;
 use crate::open::{
-    Access, CacheMode, ImageSpec, OpenHow, Trust, alloc_policy, block_on, open_image, parse_aio,
-    sharing,
+    Access, CacheMode, ImageSpec, OneImage, OpenHow, Trust, alloc_policy, block_on, open_image,
+    parse_aio, sharing,
 };
 use crate::options::{bytes_within, number_within};
 use crate::output::{self, Program};
@@ -46,12 +46,6 @@ pub struct ImageArgs {
         allow_hyphen_values = true
     )]
     depth: String,
-    /// The image's format
-    #[arg(short, long, value_name = "FMT")]
-    format: Option<String>,
-    /// FILENAME is a complete image specification
-    #[arg(long)]
-    image_opts: bool,
     /// threads, native or io_uring
     #[arg(short = 'i', long, value_name = "AIO")]
     aio: Option<String>,
@@ -133,9 +127,8 @@ pub struct ImageArgs {
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
-    /// The image file
-    #[arg(value_name = "FILENAME")]
-    filenames: Vec<String>,
+    #[command(flatten)]
+    image: OneImage,
 }
 
 /// Measures an image; the exit code.
@@ -146,12 +139,7 @@ pub fn run_image(args: &ImageArgs, program: &Program) -> u8 {
 fn measure(args: &ImageArgs, program: &Program) -> Result<(), CommandError> {
     let load = args.load()?;
     let how = args.how()?;
-    let spec = ImageSpec::only(
-        &args.filenames,
-        args.format.as_deref(),
-        args.image_opts,
-        ("bench", program),
-    )?;
+    let spec = args.image.spec("bench", program)?;
     if load.flush_interval > 0 && load.direction == Direction::Read {
         let text = "--flush-interval is only available in write tests";
         return Err(CommandError::new(text));
