@@ -220,7 +220,7 @@ impl Request {
             Some(version) => version == Version::V2,
             None => header.version < 3,
         };
-        self.check_refcount_bits(1 << header.refcount_order, will_be_2)?;
+        let refcount_bits = self.refcount_bits(will_be_2)?;
         if self
             .options
             .iter()
@@ -236,6 +236,7 @@ impl Request {
         }
         Ok(Amendment {
             version,
+            refcount_bits,
             lazy_refcounts: switch("lazy_refcounts")?,
             data_file: value("data_file").map(str::to_string),
             data_file_raw: switch("data_file_raw")?,
@@ -246,11 +247,11 @@ impl Request {
         })
     }
 
-    fn check_refcount_bits(&self, now: u64, will_be_2: bool) -> Result<(), CommandError> {
+    fn refcount_bits(&self, will_be_2: bool) -> Result<Option<u32>, CommandError> {
         let Some(bits) = options::value(&self.options, "refcount_bits") else {
-            return Ok(());
+            return Ok(None);
         };
-        let bits: u64 = bits.parse().unwrap_or(0);
+        let bits: u32 = bits.parse().unwrap_or(0);
         if bits > 64 || !bits.is_power_of_two() {
             let text = "Refcount width must be a power of two and may not exceed 64 bits";
             return Err(CommandError::new(text));
@@ -260,12 +261,6 @@ impl Request {
                         compat=1.1 or greater)";
             return Err(CommandError::new(text));
         }
-        if bits != now {
-            return Err(CommandError::new(format!(
-                "The refcount width of an existing image cannot be changed here (it is {now} bits); \
-                 converting the image can change it"
-            )));
-        }
-        Ok(())
+        Ok(Some(bits))
     }
 }

@@ -597,7 +597,7 @@ impl Image {
                 file: self.name().to_string(),
                 feature: "amending a raw image".to_string(),
             }),
-            Layer::Qcow2(image) => image.amend(amendment, job).await,
+            Layer::Qcow2(image) => image.amend(amendment, &self.below, job).await,
         }
     }
 

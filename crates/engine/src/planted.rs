@@ -239,6 +239,8 @@ mistakes! {
     AppliedFreesFirst,
     /// The counts of what is only compressed are not raised for a snapshot.
     SnapshotForgetsCompressed,
+    /// Zero clusters become unallocated ones for version 2 although a layer below has data there.
+    UnflaggedShowsBelow,
 }
 
 /// Whether this mistake is planted: never.

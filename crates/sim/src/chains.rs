@@ -1,8 +1,8 @@
 //! Chains of images: an overlay is rebased and committed, and the power fails meanwhile.
 //!
 //! Runs of their own, with seeds from 2^42 on. There are two chains of one to three images each, and an overlay on the
-//! first. Deed follows deed: the overlay is written to, is given another backing file, safely or not, or is committed into an
-//! image below it, and emptied or not. The power fails at a drawn moment, or the job is cancelled, or neither. Whatever
+//! first. Deed follows deed: the overlay is written to, is given another backing file, safely or not, or refcounts of another
+//! width, or another version, or is committed into an image below it, and emptied or not. The power fails at a drawn moment, or the job is cancelled, or neither. Whatever
 //! happens, the overlay reads as it did, through whichever chain its header names; after an unsafe rebase as one
 //! of the two chains has it. What has succeeded stays so: the power may fail right after it.
 
@@ -48,6 +48,10 @@ enum Deed {
     Rebase(Option<File>, Storage),
     /// The same in the header alone.
     Unsafe(File),
+    /// Another width of refcounts.
+    Width(u32),
+    /// Version 2, which has no zero clusters.
+    Version2,
     /// Into the layer of this depth.
     Commit(usize, Afterwards),
 }
@@ -100,6 +104,7 @@ pub(crate) fn run(seed: u64, trace: &Trace, totals: &mut Totals) -> Result<(), S
         chains: Default::default(),
         size: 0,
         view: Vec::new(),
+        is_extended: false,
         is_clean: true,
     };
     run.build()?;
@@ -120,6 +125,8 @@ struct Run {
     size: u64,
     /// What the overlay reads as.
     view: Vec<u8>,
+    /// The overlay has subclusters, which version 2 has not.
+    is_extended: bool,
     /// The power has not failed yet.
     is_clean: bool,
 }
@@ -190,6 +197,9 @@ impl Run {
         };
         if !options.extended_l2 && self.rng.chance(20) {
             options.version = Version::V2;
+        }
+        if file.name == TOP {
+            self.is_extended = options.extended_l2;
         }
         if let Some(backing) = backing {
             options.backing_format = Some(backing.format.name().to_string());
@@ -279,22 +289,43 @@ impl Run {
         names.map_err(|error| format!("the overlay does not open: {error}"))
     }
 
+    /// The overlay's version, and the width of its refcounts.
+    fn judge_header(&mut self, wanted: (u32, u32)) -> Result<(), String> {
+        let opening = self.open(TOP, (false, BackingChoice::AsNamed));
+        let work = async move {
+            let image = opening.await?;
+            let header = image.layers()[0].header.clone();
+            image.close().await?;
+            let header = header.expect("the overlay is of qcow2");
+            Ok::<_, Error>((header.version, 1 << header.refcount_order))
+        };
+        match block_on(&self.disk, &mut self.rng, "open", work)? {
+            Ok(found) if found == wanted => Ok(()),
+            Ok(found) => Err(format!(
+                "after reopening version and width are {found:?}, not {wanted:?}"
+            )),
+            Err(error) => Err(format!("the overlay does not open: {error}")),
+        }
+    }
+
     fn draw_deed(&mut self) -> Result<Deed, String> {
         let depths = self.layers()?.len() as u64;
         let chain = self.rng.index(2);
         let files = &self.chains[chain];
         let file = self.rng.pick(files);
-        Ok(match self.rng.below(10) {
+        Ok(match self.rng.below(12) {
             0 | 1 => Deed::Write,
             2 => Deed::Unsafe(file),
             3 => Deed::Rebase(None, Storage::Plain),
-            4..6 => Deed::Rebase(
+            4 | 5 => Deed::Rebase(
                 Some(file),
                 self.rng.pick(&[Storage::Plain, Storage::Compressed]),
             ),
+            6 if !self.is_extended => Deed::Version2,
+            6 | 7 => Deed::Width(1 << self.rng.below(7)),
             _ if depths == 0 => Deed::Rebase(Some(file), Storage::Plain),
-            6..9 => Deed::Commit(1, Afterwards::Empty),
-            _ => Deed::Commit(self.rng.between(1, depths) as usize, Afterwards::Kept),
+            8 => Deed::Commit(self.rng.between(1, depths) as usize, Afterwards::Kept),
+            _ => Deed::Commit(1, Afterwards::Empty),
         })
     }
 
@@ -356,6 +387,8 @@ impl Run {
         self.is_clean &= !crashes;
         match &outcome {
             Some(Ok(()) | Err(Error::Cancelled)) | None => {}
+            // Data that shares a cluster has more references than the width can count.
+            Some(Err(Error::Invalid(_))) if matches!(deed, Deed::Width(_)) => {}
             Some(Err(_)) if !has_power => {}
             Some(Err(error)) => return Err(format!("{deed:?} failed without a fault: {error}")),
         }
@@ -401,6 +434,14 @@ impl Run {
                 Deed::Write => Ok(()),
                 Deed::Unsafe(file) => {
                     let amendment = Amendment::of_backing(named(&file));
+                    image.amend(&amendment, &job).await
+                }
+                Deed::Width(bits) => {
+                    let amendment = to_version(Version::V3, bits);
+                    image.amend(&amendment, &job).await
+                }
+                Deed::Version2 => {
+                    let amendment = to_version(Version::V2, 16);
                     image.amend(&amendment, &job).await
                 }
                 Deed::Rebase(file, storage) => {
@@ -457,6 +498,8 @@ impl Run {
         let layers = self.layers()?;
         match deed {
             Deed::Write => Ok(()),
+            Deed::Width(bits) => self.judge_header((3, *bits)),
+            Deed::Version2 => self.judge_header((2, 16)),
             Deed::Rebase(None, _) if layers.is_empty() => Ok(()),
             Deed::Rebase(Some(file), _) | Deed::Unsafe(file)
                 if layers.first() == Some(&file.name) =>
@@ -481,5 +524,13 @@ fn named(file: &File) -> Backing {
     Backing::File {
         name: file.name.clone(),
         format: file.format,
+    }
+}
+
+fn to_version(version: Version, refcount_bits: u32) -> Amendment {
+    Amendment {
+        version: Some(version),
+        refcount_bits: Some(refcount_bits),
+        ..Amendment::default()
     }
 }

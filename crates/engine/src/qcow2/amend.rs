@@ -13,7 +13,8 @@
 //! | what belongs behind sector 0 (inside the padding) | the same |
 //! | sector 0 as it shall be | the new header, and a copy that nothing refers to |
 //!
-//! The session ends with it: its tables were read under the old header.
+//! The session ends with it: its tables were read under the old header. Another width of refcounts is prepared before
+//! ([`width`]) and named by the same write.
 
 use cowslip_queue::{Buf, BufMut};
 
@@ -25,12 +26,15 @@ use super::header::{
     AllocationHint, BACKING_NAME_BYTES_MAX, CompressionType, Extensions, HEADER_BYTES,
     HEADER_BYTES_V2, Header, autoclear, compatible, incompatible,
 };
-use super::map::Source;
+use crate::chain::Below;
 use crate::file::Durability;
 use crate::image::{AllocPolicy, Format};
 use crate::job::Job;
 use crate::planted::{self, Mistake};
 use crate::{Error, Result};
+
+mod unflag;
+mod width;
 
 /// What is written whole or not at all.
 const SECTOR_BYTES: usize = 512;
@@ -40,6 +44,8 @@ const SECTOR_BYTES: usize = 512;
 pub struct Amendment {
     /// The version of the format.
     pub version: Option<Version>,
+    /// The width of refcounts in bits: a power of two, 64 at most.
+    pub refcount_bits: Option<u32>,
     /// Whether refcount updates may be postponed.
     pub lazy_refcounts: Option<bool>,
     /// The name of the external data file; empty takes it out.
@@ -79,10 +85,14 @@ impl Amendment {
     fn apply(&self, old: &Header) -> Result<Header> {
         let refuse = |text: String| Err(Error::Invalid(text));
         let mut new = old.clone();
-        match self.version {
-            Some(Version::V3) if old.version < 3 => upgrade(&mut new),
-            Some(Version::V2) if old.version >= 3 => downgrade(&mut new)?,
-            _ => {}
+        if self.version == Some(Version::V3) && old.version < 3 {
+            upgrade(&mut new);
+        }
+        if let Some(bits) = self.refcount_bits {
+            set_refcount_bits(&mut new, bits)?;
+        }
+        if self.version == Some(Version::V2) && old.version >= 3 {
+            downgrade(&mut new)?;
         }
         if self.data_file_raw == Some(true) && !old.is_data_file_raw() {
             return refuse("data-file-raw cannot be set on existing images".to_string());
@@ -126,6 +136,19 @@ impl Amendment {
         }
         Ok(new)
     }
+}
+
+fn set_refcount_bits(new: &mut Header, bits: u32) -> Result<()> {
+    let text = if bits > 64 || !bits.is_power_of_two() {
+        "Refcount width must be a power of two and may not exceed 64 bits"
+    } else if bits != 16 && new.version < 3 {
+        "Refcount widths other than 16 bits require compatibility level 1.1 or above (use \
+         compat=1.1 or greater)"
+    } else {
+        new.refcount_order = bits.ilog2();
+        return Ok(());
+    };
+    Err(Error::Invalid(text.to_string()))
 }
 
 fn set_backing(new: &mut Header, backing: &Backing) -> Result<()> {
@@ -245,12 +268,17 @@ fn used_bytes(cluster: &[u8], header: &Header) -> usize {
 
 impl Qcow2 {
     /// Changes the header, and ends the session: nothing but closing may follow.
-    pub(crate) async fn amend(&self, amendment: &Amendment, job: &Job) -> Result<()> {
+    pub(crate) async fn amend(
+        &self,
+        amendment: &Amendment,
+        below: &Below,
+        job: &Job,
+    ) -> Result<()> {
         self.ready_for_writes().await?;
         let old = self.header();
-        let new = amendment.apply(&old)?;
+        let mut new = amendment.apply(&old)?;
         if new.version < old.version {
-            self.refuse_zero_clusters(job).await?;
+            self.unflag_zero_clusters(below, job).await?;
         }
         if !planted::is(Mistake::HeaderBeforeMapping) {
             self.close().await?;
@@ -258,8 +286,19 @@ impl Qcow2 {
         if new == old {
             return Ok(());
         }
-        let _turn = self.turn.take().await;
-        self.to_the_end(self.change_header(&old, new)).await
+        let turn = self.turn.take().await;
+        if new.refcount_order == old.refcount_order {
+            return self.to_the_end(self.change_header(&old, new)).await;
+        }
+        let counts = self
+            .write_new_counts(&turn, new.refcount_order, job)
+            .await?;
+        counts.name_in(&mut new);
+        let change = async {
+            self.change_header(&old, new).await?;
+            self.uncount_replaced(&counts).await
+        };
+        self.to_the_end(change).await
     }
 
     /// Refuses what [`Qcow2::amend`] would refuse of this header, before anything is done.
@@ -295,27 +334,6 @@ impl Qcow2 {
             self.barrier().await?;
         }
         self.lock().header = new;
-        Ok(())
-    }
-
-    /// Version 2 has no zero clusters.
-    async fn refuse_zero_clusters(&self, job: &Job) -> Result<()> {
-        let (size, step) = (self.size(), self.geometry().l2_coverage_bytes());
-        job.expect(size);
-        for range in super::geometry::pieces(0, size, step.next_power_of_two()) {
-            job.begin(0).await?;
-            let len = range.end - range.start;
-            for run in self.map(range).await? {
-                if matches!(run.source, Source::Zero(_)) {
-                    return Err(Error::Invalid(format!(
-                        "Cannot downgrade an image that has zero clusters, which version 2 lacks: the first is \
-                         at guest offset {:#x} (writing or discarding it changes that)",
-                        run.range.start
-                    )));
-                }
-            }
-            job.done(len);
-        }
         Ok(())
     }
 }

@@ -48,6 +48,7 @@ pub mod repair;
 mod resize;
 mod room;
 pub mod snapshot;
+mod sound;
 mod sparse;
 mod tables;
 mod turn;

@@ -346,6 +346,8 @@ pub enum EntryRequest {
     ZeroAndUnmap,
     /// The guest needs it no longer.
     Discard,
+    /// What reads as zeroes by its flag shall read so without, as version 2 knows no flag.
+    Unflag,
 }
 
 /// What becomes of the space of a cluster whose data is given up.
@@ -388,10 +390,14 @@ pub fn change_entry(
     let is_discard = request == EntryRequest::Discard;
     // What the format cannot say: a discard may leave it, zeroes have to be written.
     let inexpressible = match request {
-        EntryRequest::Discard => EntryChange::None,
+        EntryRequest::Discard | EntryRequest::Unflag => EntryChange::None,
         EntryRequest::Zero | EntryRequest::ZeroAndUnmap => EntryChange::Write,
     };
     let entry = match &view.entry {
+        L2Entry::Standard(entry) if request == EntryRequest::Unflag => {
+            return unflagged(entry, shows_below);
+        }
+        L2Entry::Compressed(_) if request == EntryRequest::Unflag => return EntryChange::None,
         L2Entry::Compressed(_) if !whole => return inexpressible,
         L2Entry::Compressed(place) => {
             return match unmapped(format, shows_below) {
@@ -507,6 +513,18 @@ pub fn preallocated(format: &EntryFormat, view: &View, size: u64) -> Preallocate
             allocated: 1,
             ..*entry
         }),
+    }
+}
+
+/// A cluster without the zero flag that reads as zeroes: an unallocated one, unless a layer below shows through it.
+fn unflagged(entry: &Standard, shows_below: bool) -> EntryChange {
+    match entry.zeroes {
+        0 => EntryChange::None,
+        _ if shows_below && !planted::is(Mistake::UnflaggedShowsBelow) => EntryChange::Write,
+        _ => {
+            let freed = entry.host.map(Freed::Cluster);
+            EntryChange::Set(L2Entry::Standard(Standard::UNALLOCATED), freed)
+        }
     }
 }
 

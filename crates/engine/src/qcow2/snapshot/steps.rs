@@ -2,13 +2,11 @@
 
 use std::ops::Range;
 use std::pin::pin;
-use std::task::Poll;
 
 use futures_util::StreamExt;
 
 use super::super::alloc::Content;
 use super::super::check::reader::Reader;
-use super::super::check::{self, CheckOptions, Finding, Severity};
 use super::super::geometry::{HostCluster, round_up};
 use super::super::header::{Header, L1_BYTES_MAX, incompatible};
 use super::super::inspect::snapshot_table_bytes;
@@ -94,45 +92,6 @@ impl Direction {
             Direction::Lower => balance.min(0),
         }
     }
-}
-
-/// Watches a check for the first finding that forbids the change.
-struct Judge<'a> {
-    job: &'a Job,
-    told_bytes: Option<u64>,
-    first: Option<Finding>,
-}
-
-impl check::Observer for Judge<'_> {
-    fn finding(&mut self, finding: &Finding) {
-        // Flags are set right by what follows, or stay as they are.
-        let is_flag = matches!(
-            finding,
-            Finding::CopiedL2 { .. } | Finding::CopiedData { .. }
-        );
-        if finding.severity() != Severity::Leak && !is_flag {
-            self.first.get_or_insert_with(|| finding.clone());
-        }
-    }
-
-    fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
-        let told = self.told_bytes.unwrap_or_else(|| {
-            self.job.expect(total_bytes);
-            0
-        });
-        self.job.done(done_bytes - told);
-        self.told_bytes = Some(done_bytes);
-    }
-}
-
-/// Work that only reads, dropped where it stands when the job is cancelled.
-async fn or_cancelled<T>(job: &Job, work: impl Future<Output = Result<T>>) -> Result<T> {
-    let mut work = pin!(work);
-    std::future::poll_fn(|context| match job.check() {
-        Err(error) => Poll::Ready(Err(error)),
-        Ok(()) => work.as_mut().poll(context),
-    })
-    .await
 }
 
 /// The snapshots of an image; all lies within the file.
@@ -238,31 +197,8 @@ impl Qcow2 {
         // What the first cycle cleared has no readers left: its counts go down with the second.
         self.cycle(counts).await?;
         self.unlatched(&self.lock())?;
-        self.refuse_unsound(job).await?;
+        self.refuse_unsound("no snapshot was touched", job).await?;
         read_list(&self.file, &self.header()).await
-    }
-
-    /// Refuses an image in which a check finds more than leaks and wrong COPIED bits: the counts have to be
-    /// right, and nothing may lie over anything else.
-    async fn refuse_unsound(&self, job: &Job) -> Result<()> {
-        let header = self.header();
-        let mut judge = Judge {
-            job,
-            told_bytes: None,
-            first: None,
-        };
-        let options = CheckOptions::default();
-        let checking = check::check(self.file.block_file(), &header, &options, &mut judge);
-        or_cancelled(job, checking).await?;
-        match judge.first {
-            None => Ok(()),
-            Some(finding) => Err(Error::Corrupt {
-                file: self.name().to_string(),
-                structure: "image",
-                offset: 0,
-                detail: format!("{finding}; no snapshot was touched (check -r all repairs it)"),
-            }),
-        }
     }
 
     /// The size of the disk in a snapshot that is to be applied.
@@ -296,7 +232,7 @@ impl Qcow2 {
     }
 
     /// The clusters of a structure.
-    pub(super) fn clusters_at(&self, offset: u64, bytes: u64) -> Range<u64> {
+    pub(in super::super) fn clusters_at(&self, offset: u64, bytes: u64) -> Range<u64> {
         let first = offset >> self.geometry().cluster_bits();
         first..first + self.geometry().clusters_for(bytes)
     }
