@@ -21,9 +21,11 @@ use crate::error::{CommandError, opening_reason};
 use crate::output;
 use crate::repair_text::repaired_when_opened;
 
+mod loaded;
 mod one;
 mod spec;
 
+pub use loaded::{chosen_snapshot, parse_choice};
 pub use one::OneImage;
 pub use spec::{ImageSpec, Source, alloc_policy, detect_zeroes, local_name, parse_format};
 
@@ -215,11 +217,38 @@ impl Source {
 /// Opens the image, and its chain, as `qemu-img` and its kin do.
 ///
 /// # Errors
-/// `Could not open 'x': why`.
+/// `Could not open 'x': why`; `Failed to load snapshot: why`.
 pub async fn open_image(spec: &ImageSpec, how: &OpenHow) -> Result<Image, CommandError> {
     let source = spec.resolve()?;
     let (file, options, gate) = prepare(&source, how).await?;
-    finish(&source, Image::open(file, options, &gate).await)
+    match (Image::open(file, options, &gate).await, &how.snapshot) {
+        (Err(why), Some(_)) => Err(not_loaded(&source, how, &why).await),
+        (opened, _) => finish(&source, opened),
+    }
+}
+
+/// Whether it is the image or its snapshot that cannot be opened: what scripts look for differs.
+async fn not_loaded(source: &Source, how: &OpenHow, why: &cowslip::Error) -> CommandError {
+    let without = OpenHow {
+        snapshot: None,
+        ..how.clone()
+    };
+    let disk = async {
+        let (file, options, gate) = prepare(source, &without).await?;
+        finish(source, Image::open(file, options, &gate).await)
+    };
+    let format = match disk.await {
+        Err(error) => return error,
+        Ok(disk) => disk.layers()[0].format,
+    };
+    let why = match (output::is_called_as_qemu(), format, why) {
+        (true, Format::Raw, _) => "Block format 'raw' used by device '' does not support \
+                                   temporarily loading internal snapshots"
+            .to_string(),
+        (true, _, cowslip::Error::Io { .. }) => "Can't find snapshot".to_string(),
+        (_, _, why) => why.to_string(),
+    };
+    CommandError::new(format!("Failed to load snapshot: {why}"))
 }
 
 /// Closes an image and opens it in another way; nobody else gets hold of it in between. After a
@@ -257,7 +286,7 @@ async fn prepare(
         cache_bytes: source.cache_bytes.unwrap_or(how.cache_bytes),
         sharing: source.sharing(how),
         workers: how.workers.clone(),
-        snapshot: source.snapshot.clone().or(how.snapshot.clone()),
+        snapshot: how.snapshot.clone().or(source.snapshot.clone()),
     };
     Ok((open_file(source, how).await?, options, gate))
 }

@@ -297,3 +297,125 @@ fn the_disk_is_read_as_it_was() {
         "{text}"
     );
 }
+
+/// Command lines that read a snapshot, each with the file that it makes or `-`.
+const SOURCES: &str = "
+convert -l small -O raw t.qcow2 OUT
+convert -l large -O qcow2 t.qcow2 OUT
+convert -l snapshot.id=1 -O qcow2 t.qcow2 OUT
+convert -l snapshot.name=large -O raw -f qcow2 t.qcow2 OUT
+convert -l snapshot.name=large,snapshot.id=2 -O raw t.qcow2 OUT
+convert -l snapshot.name=small,snapshot.id=2 -O raw t.qcow2 OUT
+convert -l 2 -c -O qcow2 t.qcow2 OUT
+convert -l 3 -O raw t.qcow2 OUT
+convert -l '' -O raw t.qcow2 OUT
+convert -l snapshot.foo=1 -O raw t.qcow2 OUT
+convert -l small -O raw nosuch OUT
+convert -l small -O raw -f raw t.qcow2 OUT
+convert -l small -O raw t.qcow2 t.qcow2 OUT
+measure -l small -O qcow2 t.qcow2
+measure -l snapshot.id=2 -O raw t.qcow2
+measure -l large --output=json -O qcow2 t.qcow2
+measure -l nosuch -O qcow2 t.qcow2
+measure -l snapshot.foo=1 -O qcow2 t.qcow2
+measure -l small -O qcow2 -f raw t.qcow2
+measure -l small -O qcow2
+";
+
+/// An image with snapshots of two states, of one size: qemu-img gives a snapshot the size that the disk has now.
+fn prepare_states(dir: &Path) {
+    let create = words("create -q -f qcow2 t.qcow2 3M");
+    run(Command::new("qemu-img").current_dir(dir).args(create));
+    for (write, name) in [
+        ("write -P 1 0 100k", "small"),
+        ("write -P 2 50k 2M", "large"),
+    ] {
+        let write = ["-f", "qcow2", "-c", write, "t.qcow2"];
+        run(Command::new("qemu-io").current_dir(dir).args(write));
+        let snapshot = ["snapshot", "-c", name, "t.qcow2"];
+        run(Command::new("qemu-img").current_dir(dir).args(snapshot));
+    }
+    let write = ["-f", "qcow2", "-c", "write -P 3 0 3M", "t.qcow2"];
+    run(Command::new("qemu-io").current_dir(dir).args(write));
+}
+
+#[test]
+fn a_snapshot_is_the_source_of_a_conversion() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let dir = scratch();
+    prepare_states(dir.path());
+    for line in golden::lines(SOURCES) {
+        let said = |mut program: Command, out: &str| {
+            let line = words(line).into_iter();
+            let line = line.map(|word| if word == "OUT" { out } else { word });
+            golden::said(&outcome(program.current_dir(&dir).args(line)))
+        };
+        let (ours, theirs) = (
+            said(golden::ours(), "ours"),
+            said(Command::new("qemu-img"), "theirs"),
+        );
+        assert_eq!(ours, theirs, "{line}");
+        let made = |file: &str| dir.path().join(file).exists();
+        assert_eq!(made("ours"), made("theirs"), "{line}");
+        if made("ours") {
+            let compare = ["compare", "-s", "ours", "theirs"];
+            run(Command::new("qemu-img").current_dir(&dir).args(compare));
+            std::fs::remove_file(dir.path().join("ours")).unwrap();
+            std::fs::remove_file(dir.path().join("theirs")).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_is_served_to_readers() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let dir = scratch();
+    prepare_states(dir.path());
+    let socket = dir.path().join("socket");
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    for snapshot in ["small", "snapshot.id=2"] {
+        let mut server = cowslip();
+        let server = server.current_dir(&dir).args(["qemu-nbd", "--fork"]);
+        run(server
+            .args(["-f", "qcow2", "-l", snapshot, "-k"])
+            .arg(&socket)
+            .arg("t.qcow2"));
+        let convert = ["convert", "-l", snapshot, "-O", "raw", "t.qcow2", "then"];
+        run(Command::new("qemu-img").current_dir(&dir).args(convert));
+        let mut compare = Command::new("qemu-img");
+        let compare = compare.current_dir(&dir).args(["compare", "-f"]);
+        // The server ends with its only client, and its socket goes with it.
+        run(compare.args(["raw", "-F", "raw", "then", &uri]));
+        while socket.exists() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+    for (snapshot, refusal) in [
+        (
+            "3",
+            "qemu-nbd: Failed to load snapshot: Can't find snapshot\n",
+        ),
+        (
+            "snapshot.foo=1",
+            "qemu-nbd: Invalid parameter 'snapshot.foo'\n\
+             qemu-nbd: Failed in parsing snapshot param `snapshot.foo=1'\n",
+        ),
+    ] {
+        for mut program in [qemu_nbd_of_ours(), Command::new("qemu-nbd")] {
+            let program = program.current_dir(&dir).args(["-l", snapshot, "-k"]);
+            let output = outcome(program.arg(&socket).arg("t.qcow2"));
+            assert_eq!(String::from_utf8_lossy(&output.stderr), refusal);
+            assert_eq!(output.status.code(), Some(1));
+        }
+    }
+}
+
+fn qemu_nbd_of_ours() -> Command {
+    let mut command = cowslip();
+    command.arg("qemu-nbd");
+    command
+}

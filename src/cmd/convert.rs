@@ -13,6 +13,7 @@ use cowslip::convert::{
 use cowslip::file::Sharing;
 use cowslip::file::host::Aio;
 use cowslip::image::Format;
+use cowslip::qcow2::snapshot::SnapshotChoice;
 use cowslip::{Error, Image, Job};
 use serde_json::{Value, json};
 
@@ -20,7 +21,9 @@ use super::create;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
-use crate::open::{CacheMode, ImageSpec, OpenHow, Trust, block_on, open_image, sharing, workers};
+use crate::open::{
+    CacheMode, ImageSpec, OpenHow, Trust, block_on, chosen_snapshot, open_image, sharing, workers,
+};
 use crate::options::{self, bytes_within, number_within};
 use crate::output::{Program, is_called_as_qemu, print_json};
 
@@ -158,6 +161,7 @@ struct Request<'a> {
     /// The target's format; `None` if it is a specification.
     format: Option<Format>,
     format_name: &'a str,
+    snapshot: Option<SnapshotChoice>,
     /// Options of creation.
     created: Vec<(String, String)>,
     source_cache: CacheMode,
@@ -175,7 +179,7 @@ fn converted(args: &Args, program: &Program) -> Result<(), CommandError> {
         let name = args.target_format.as_deref().unwrap_or("raw");
         return create::print_help(name, args.names.len() > 1, program);
     }
-    let request = Request::new(args)?;
+    let request = Request::new(args, program)?;
     let mut job_args = args.job.unless(args.quiet);
     if let Some(rate) = rate(args)? {
         job_args = job_args.with_rate(Some(rate));
@@ -225,7 +229,8 @@ fn sparse_bytes(args: &Args) -> Result<u64, CommandError> {
 }
 
 impl<'a> Request<'a> {
-    fn new(args: &'a Args) -> Result<Request<'a>, CommandError> {
+    fn new(args: &'a Args, program: &Program) -> Result<Request<'a>, CommandError> {
+        let snapshot = chosen_snapshot(args.snapshot.as_deref(), program)?;
         let sparse_bytes = sparse_bytes(args)?;
         let in_flight = number_within("number of coroutines", &args.parallel, 1..=16)?;
         refuse_contradictions(args)?;
@@ -233,6 +238,10 @@ impl<'a> Request<'a> {
             [sources @ .., target] if !sources.is_empty() => (target, sources),
             _ => return Err(CommandError::new("Must specify image file name")),
         };
+        if snapshot.is_some() && sources.len() > 1 {
+            let text = "No support for concatenating multiple snapshot";
+            return Err(CommandError::new(text));
+        }
         let format_name = args.target_format.as_deref().unwrap_or("raw");
         let format = match args.target_image_opts {
             true => None,
@@ -252,6 +261,7 @@ impl<'a> Request<'a> {
             target,
             format,
             format_name,
+            snapshot,
             created: Vec::new(),
             target_cache: cache(&args.target_cache, "")?,
             source_cache: cache(&args.source_cache, "source ")?,
@@ -370,6 +380,7 @@ impl<'a> Request<'a> {
 
     async fn open_sources(&self) -> Result<Vec<Image>, CommandError> {
         let how = OpenHow {
+            snapshot: self.snapshot.clone(),
             cache: self.source_cache,
             aio: Aio::Threads,
             sharing: sharing(self.args.force_share, Sharing::default()),
@@ -439,10 +450,6 @@ fn refuse_contradictions(args: &Args) -> Result<(), CommandError> {
             "Use of --skip-broken-bitmaps requires --bitmaps",
         ),
         (args.bitmaps, "--bitmaps is not supported"),
-        (
-            args.snapshot.is_some(),
-            "-l (snapshots as sources) is not supported",
-        ),
         (
             args.compress && args.copy_range_offloading,
             "Cannot enable copy offloading when -c is used",

@@ -8,12 +8,13 @@ use cowslip::image::Format;
 use cowslip::measure::{bitmaps_bytes, geometry, measure};
 use cowslip::qcow2::create::{CreateOptions, Preallocation, Version};
 use cowslip::qcow2::inspect::BitmapInfo;
+use cowslip::qcow2::snapshot::SnapshotChoice;
 use serde_json::json;
 
 use super::create::{format_named, options_of};
 use crate::error::CommandError;
 use crate::layer::{Layer, Look};
-use crate::open::{ImageSpec, OpenHow, Trust, block_on, open_image, sharing};
+use crate::open::{ImageSpec, OpenHow, Trust, block_on, chosen_snapshot, open_image, sharing};
 use crate::options::{self, bytes_within};
 use crate::output::{OutputFormat, Program, print, print_json};
 use crate::size::SIZE_MAX;
@@ -91,10 +92,8 @@ fn measured(args: &Args, program: &Program) -> Result<(), CommandError> {
     if !args.filenames.is_empty() && size.is_some() {
         return refuse("--size N cannot be used together with a filename.");
     }
-    if args.snapshot.is_some() {
-        return refuse("-l (snapshots as sources) is not supported");
-    }
-    let told = block_on(Aio::Auto, find(args, size, program))?;
+    let snapshot = chosen_snapshot(args.snapshot.as_deref(), program)?;
+    let told = block_on(Aio::Auto, find(args, (size, snapshot), program))?;
     match output {
         OutputFormat::Human => {
             let bitmaps = told.bitmaps.map(|bytes| format!("bitmaps size: {bytes}\n"));
@@ -118,10 +117,15 @@ fn measured(args: &Args, program: &Program) -> Result<(), CommandError> {
     Ok(())
 }
 
-async fn find(args: &Args, size: Option<u64>, program: &Program) -> Result<Told, CommandError> {
+async fn find(
+    args: &Args,
+    (size, snapshot): (Option<u64>, Option<SnapshotChoice>),
+    program: &Program,
+) -> Result<Told, CommandError> {
     let image = match &args.filenames[..] {
         [name] => {
             let how = OpenHow {
+                snapshot,
                 sharing: sharing(args.force_share, Sharing::default()),
                 policy: args.trust.backing_policy,
                 ..OpenHow::default()

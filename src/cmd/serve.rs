@@ -2,7 +2,7 @@
 //!
 //! The image is opened once and shared by all connections. SIGTERM, SIGINT and SIGHUP end the server
 //! in order: nothing new is accepted, what was started is finished, the image is flushed and closed,
-//! the socket removed. Left out, and refused in plain words: TLS, internal and temporary snapshots,
+//! the socket removed. Left out, and refused in plain words: TLS, temporary snapshots,
 //! dirty bitmaps and allocation depth as contexts, the kernel's NBD devices.
 
 use std::path::{Path, PathBuf};

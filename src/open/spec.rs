@@ -8,6 +8,7 @@ use cowslip::qcow2::snapshot::SnapshotChoice;
 
 use crate::error::CommandError;
 use crate::nbd::ExportName;
+use crate::open::loaded::{with_id, with_name};
 use crate::options;
 use crate::output::{Program, usage_error};
 
@@ -264,28 +265,6 @@ impl Source {
             }
         }
         Ok(())
-    }
-}
-
-/// The snapshot that is meant, by its ID too.
-fn with_id(choice: Option<SnapshotChoice>, id: &str) -> SnapshotChoice {
-    let id = id.to_string();
-    match choice {
-        Some(SnapshotChoice::Name(name) | SnapshotChoice::IdAndName { name, .. }) => {
-            SnapshotChoice::IdAndName { id, name }
-        }
-        _ => SnapshotChoice::Id(id),
-    }
-}
-
-/// The snapshot that is meant, by its name too.
-fn with_name(choice: Option<SnapshotChoice>, name: &str) -> SnapshotChoice {
-    let name = name.to_string();
-    match choice {
-        Some(SnapshotChoice::Id(id) | SnapshotChoice::IdAndName { id, .. }) => {
-            SnapshotChoice::IdAndName { id, name }
-        }
-        _ => SnapshotChoice::Name(name),
     }
 }
 

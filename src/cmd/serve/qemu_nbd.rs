@@ -90,6 +90,8 @@ enum Refusal {
     /// Not one file, where one is needed.
     Count,
     Complaint(String),
+    /// Two lines: what, and of what.
+    Complaints([String; 2]),
 }
 
 impl From<Mistake> for Refusal {
@@ -134,6 +136,10 @@ pub fn run_args(args: &[OsString], program: &Program) -> u8 {
         ))),
         Err(Refusal::Complaint(text)) => {
             program.complain(text);
+            1
+        }
+        Err(Refusal::Complaints(lines)) => {
+            lines.iter().for_each(|line| program.complain(line));
             1
         }
     }
@@ -251,6 +257,14 @@ impl Line {
                     Refusal::Complaint(format!("{text}: {value}"))
                 })?;
             }
+            Name::Letter('l') => {
+                let choice = open::parse_choice(&value).map_err(|why| {
+                    let of = format!("Failed in parsing snapshot param `{value}'");
+                    Refusal::Complaints([why, of])
+                })?;
+                how.snapshot = Some(choice);
+                how.access = Access::Read;
+            }
             _ => return refuse(name),
         }
         Ok(())
@@ -304,7 +318,6 @@ impl Line {
 fn refuse(name: Name) -> Result<(), Refusal> {
     complaint(match name {
         Name::Letter('s') => "Temporary snapshots (-s) are not supported",
-        Name::Letter('l') => "Serving an internal snapshot (-l) is not supported",
         Name::Letter('A') => "The context of allocation depth (-A) is not supported",
         Name::Letter('B') => "Contexts of dirty bitmaps (-B) are not supported",
         Name::Letter('c' | 'd') => "The kernel's NBD devices (-c, -d) are not supported",
