@@ -343,6 +343,9 @@ async fn open_served(service: &Service) -> Result<cowslip::Image, CommandError> 
     open::open_image(spec, &service.how).await.map_err(|error| {
         let text = error.to_string();
         let prefix = format!("Could not open '{}': ", spec.filename);
+        if text.starts_with("Failed to load snapshot: ") {
+            return error;
+        }
         let why = text.strip_prefix(&prefix).unwrap_or(&text);
         CommandError::new(format!("Failed to blk_new_open '{}': {why}", spec.filename))
     })
