@@ -8,6 +8,7 @@ use cowslip::file::host::{
 };
 use cowslip::file::{BlockFile, ChosenBy, Claim, FileId, FileRequest, Gate, Role, Sharing};
 use cowslip::image::Format;
+use cowslip::luks;
 use cowslip::qcow2::header::{Header, probe};
 use cowslip::qcow2::inspect::{Inspection, inspect, read_start};
 
@@ -35,6 +36,8 @@ pub struct Layer {
     pub id: Option<FileId>,
     /// What a qcow2 image says of itself.
     pub inspection: Option<Inspection>,
+    /// The header of a LUKS volume, or of the keys in an encrypted image.
+    pub keys: Option<luks::Header>,
 }
 
 /// What the file's system has for zeroes.
@@ -140,17 +143,22 @@ impl Layer {
             Some(format) => format,
             None => probe(&read_start(file.as_ref()).await?),
         };
-        if format == Format::Qcow2 && look.sharing != Sharing::Forced {
+        if format != Format::Raw && look.sharing != Sharing::Forced {
             claim_file(file, Claim::DESCRIBE)?;
         }
         let inspection = match format {
-            Format::Raw => None,
+            Format::Raw | Format::Luks => None,
             Format::Qcow2 => Some(inspect(file).await?),
         };
         let len = file.len().await;
         let len = len.map_err(|error| {
             cowslip::Error::io(format!("Could not tell the length of '{name}'"), error)
         })?;
+        let inside = inspection.as_ref().and_then(Inspection::keys_place);
+        let keys = match inside.or((format == Format::Luks).then_some(0..len)) {
+            Some(place) => Some(luks::inspect(file, place).await?),
+            None => None,
+        };
         Ok(Layer {
             filename: name.to_string(),
             format,
@@ -160,6 +168,7 @@ impl Layer {
             zero_methods: zero_methods(file.as_ref()),
             id: file.id(),
             inspection,
+            keys,
         })
     }
 
@@ -172,7 +181,11 @@ impl Layer {
 
     /// The size of its disk.
     pub fn virtual_size(&self) -> u64 {
-        self.header().map_or(self.file_len, |header| header.size)
+        match (self.header(), &self.keys) {
+            (Some(header), _) => header.size,
+            (None, Some(keys)) => self.file_len.saturating_sub(keys.payload_offset),
+            (None, None) => self.file_len,
+        }
     }
 
     /// Its backing file: the name, and the format if the image tells.

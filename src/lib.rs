@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser};
 
 mod cmd;
+mod encryption;
 mod error;
 mod getopt;
 mod host_usage;
@@ -72,6 +73,8 @@ impl Personality {
     infer_long_args = true
 )]
 struct CowslipLine {
+    #[command(flatten)]
+    objects: Objects,
     #[command(subcommand)]
     verb: CowslipVerb,
 }
@@ -90,8 +93,28 @@ struct QemuImgLine {
     /// Accepted for compatibility; there are no trace points
     #[arg(short = 'T', long, value_name = "TRACE")]
     trace: Option<String>,
+    #[command(flatten)]
+    objects: Objects,
     #[command(subcommand)]
     verb: QemuImgVerb,
+}
+
+/// What all verbs may name by an ID.
+#[derive(clap::Args)]
+struct Objects {
+    /// Define an object: secret,id=ID,data=TEXT or secret,id=ID,file=PATH, with format=raw or base64
+    #[arg(long = "object", value_name = "OBJECT", global = true)]
+    definitions: Vec<String>,
+}
+
+impl Objects {
+    /// Defines them, and does the work; or says what is wrong with them.
+    fn before(&self, program: &Program, work: impl FnOnce() -> u8) -> u8 {
+        match open::object::define_all(&self.definitions) {
+            Ok(()) => work(),
+            Err(error) => program.fail(&error),
+        }
+    }
 }
 
 /// Runs the command line, the program's name first.
@@ -139,11 +162,11 @@ fn named(name: &OsString) -> Option<Personality> {
 fn dispatch(personality: Personality, args: &[OsString], program: &Program) -> u8 {
     match personality {
         Personality::Cowslip => match parse::<CowslipLine>(args, program) {
-            Ok(line) => line.verb.run(program),
+            Ok(line) => line.objects.before(program, || line.verb.run(program)),
             Err(code) => code,
         },
         Personality::QemuImg => match parse::<QemuImgLine>(args, program) {
-            Ok(line) => line.verb.run(program),
+            Ok(line) => line.objects.before(program, || line.verb.run(program)),
             Err(code) => code,
         },
         Personality::QemuIo => cmd::run_qemu_io(args, program),

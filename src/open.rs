@@ -13,6 +13,7 @@ use cowslip::file::{BlockFile, Claim, Protection, Sharing};
 use cowslip::image::{
     AllocPolicy, BackingChoice, DetectZeroes, DiscardPolicy, Format, OpenOptions, WritePolicy,
 };
+use cowslip::luks::Passphrase;
 use cowslip::qcow2::snapshot::SnapshotChoice;
 use cowslip::{Image, Workers};
 use cowslip_queue::{Backend, Queue};
@@ -22,6 +23,7 @@ use crate::output;
 use crate::repair_text::repaired_when_opened;
 
 mod loaded;
+pub mod object;
 mod one;
 mod spec;
 
@@ -131,6 +133,8 @@ pub struct OpenHow {
     pub workers: Workers,
     /// The internal snapshot to read, as `-l` names it.
     pub snapshot: Option<SnapshotChoice>,
+    /// The ID of the secret that opens the image, unless the specification says otherwise.
+    pub key_secret: Option<String>,
 }
 
 /// The queue's threads for blocking calls, which pack and unpack clusters too: for verbs that move much data.
@@ -199,6 +203,15 @@ impl Source {
     /// What other processes may do meanwhile.
     pub fn sharing(&self, how: &OpenHow) -> Sharing {
         sharing(self.force_share, how.sharing)
+    }
+
+    /// The secret of this ID, if one is named.
+    ///
+    /// # Errors
+    /// `Could not open 'x': No secret with id 'y'`.
+    pub fn opened_by(&self, id: Option<&String>) -> Result<Option<Passphrase>, CommandError> {
+        let found = id.map(|id| object::passphrase(id)).transpose();
+        found.map_err(|why| self.refused(&cowslip::Error::Key(why.to_string())))
     }
 
     /// The way to the files that the image names.
@@ -287,6 +300,8 @@ async fn prepare(
         sharing: source.sharing(how),
         workers: how.workers.clone(),
         snapshot: how.snapshot.clone().or(source.snapshot.clone()),
+        passphrase: source.opened_by(source.key_secret.as_ref().or(how.key_secret.as_ref()))?,
+        backing_passphrase: source.opened_by(source.backing_key_secret.as_ref())?,
     };
     Ok((open_file(source, how).await?, options, gate))
 }
@@ -334,7 +349,7 @@ pub async fn open_alone(
     };
     let claim = match (source.sharing(how), format) {
         (Sharing::Forced, _) => Claim::FORCED,
-        (_, Format::Qcow2) => Claim::qcow2(writable),
+        (_, Format::Qcow2 | Format::Luks) => Claim::qcow2(writable),
         (sharing, Format::Raw) => Claim::raw(writable, sharing),
     };
     claim_file(&file, claim).map_err(|error| source.refused(&error))?;

@@ -243,9 +243,9 @@ fn lists_are_told_to_programs_and_ids_are_deleted_under_our_own_name() {
     let text = String::from_utf8_lossy(&progress.stderr).into_owned();
     let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     assert_eq!(last["done"], last["total"], "{text}");
-    let unknown = ours("snapshot --object secret,id=s -l x");
+    let unknown = ours("snapshot --objects secret,id=s -l x");
     let text = String::from_utf8_lossy(&unknown.stderr).into_owned();
-    assert!(text.contains("unrecognized option '--object'"), "{text}");
+    assert!(text.contains("unrecognized option '--objects'"), "{text}");
 }
 
 #[test]

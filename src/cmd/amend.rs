@@ -128,9 +128,13 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
     let interrupted = CancelledOnInterrupt::new(&job);
     let outcome = block_on(Aio::Auto, async {
         let image = open_image(&spec, &how).await?;
-        let is_raw = image.layers().first().map(|layer| layer.format) == Some(Format::Raw);
-        if is_raw {
+        let format = image.layers().first().map(|layer| layer.format);
+        if format == Some(Format::Raw) {
             let text = "Format driver 'raw' does not support option amendment";
+            return Err(CommandError::new(text));
+        }
+        if format == Some(Format::Luks) {
+            let text = "amending the key slots of a LUKS volume is not supported";
             return Err(CommandError::new(text));
         }
         let request = Request {
@@ -226,7 +230,7 @@ impl Request {
             .iter()
             .any(|(name, _)| name.starts_with("encrypt."))
         {
-            return refuse("encryption is not supported");
+            return refuse("amending the key slots of an encrypted image is not supported");
         }
         // To what they are, both of them, as with qemu-img.
         let backing = (value("backing_file"), value("backing_fmt"));

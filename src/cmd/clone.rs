@@ -72,11 +72,11 @@ fn cloned(args: &Args) -> Result<(), CommandError> {
         let (file, format) = open_alone(&source, &how).await?;
         let header = match format {
             Format::Qcow2 => Some(usable_header(&file, args).await?),
-            Format::Raw => None,
+            Format::Raw | Format::Luks => None,
         };
         let mut used: Vec<FileId> = file.id().into_iter().collect();
         let claim = match format {
-            Format::Qcow2 => Claim::qcow2(true),
+            Format::Qcow2 | Format::Luks => Claim::qcow2(true),
             Format::Raw => Claim::CREATE_RAW,
         };
         let data = match header.as_ref().and_then(Header::data_file_name) {

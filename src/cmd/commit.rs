@@ -97,6 +97,8 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
                 write_policy: how.cache.write_policy(),
                 discard: DiscardPolicy::Unmap,
                 dirty: repaired_when_opened(),
+                passphrase: source.opened_by(source.backing_key_secret.as_ref())?,
+                backing_passphrase: source.opened_by(source.backing_key_secret.as_ref())?,
                 ..OpenOptions::default()
             },
         };

@@ -312,7 +312,7 @@ impl<'a> Request<'a> {
         ];
         for (name, value) in of_arguments {
             let Some(value) = value else { continue };
-            if format == Format::Raw && !args.no_create {
+            if format != Format::Qcow2 && !args.no_create {
                 let what = name.strip_prefix("backing_").map(|what| match what {
                     "fmt" => "format",
                     other => other,
@@ -334,8 +334,12 @@ impl<'a> Request<'a> {
             let text = "Use of backing file requires explicit backing format";
             return Err(CommandError::new(text));
         }
-        if args.compress && format == Format::Raw {
+        if args.compress && format != Format::Qcow2 {
             let text = "Compression not supported for this file format";
+            return Err(CommandError::new(text));
+        }
+        if args.compress && value("encrypt.format").is_some() {
+            let text = "Compression and encryption not supported at the same time";
             return Err(CommandError::new(text));
         }
         Ok(given)

@@ -14,10 +14,13 @@ use cowslip::file::host::{
 };
 use cowslip::file::{BlockFile, Claim, FileId, Sharing};
 use cowslip::image::Format;
-use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create_as_job, create_raw};
+use cowslip::qcow2::create::{
+    CreateOptions, Preallocation, Version, create_as_job, create_luks, create_raw,
+};
 use cowslip::qcow2::header::CompressionType;
 use serde_json::{Map, Value};
 
+use crate::encryption::KeyOptions;
 use crate::error::CommandError;
 use crate::interrupt::RemovedOnInterrupt;
 use crate::job::JobArgs;
@@ -175,6 +178,39 @@ pub(super) const OWN_QCOW2_OPTIONS: &[Known] = &[known(
 
 const RAW_OPTIONS: &[Known] = &[known("size", Kind::Size, "Virtual disk size")];
 
+/// The options of LUKS volumes, in the order in which they are printed.
+const LUKS_OPTIONS: &[Known] = &[
+    known("size", Kind::Size, "Virtual disk size"),
+    known(
+        "key-secret",
+        Kind::Text,
+        "ID of the secret that provides the keyslot passphrase",
+    ),
+    known(
+        "cipher-alg",
+        Kind::Text,
+        "Name of encryption cipher algorithm",
+    ),
+    known("cipher-mode", Kind::Text, "Name of encryption cipher mode"),
+    known("ivgen-alg", Kind::Text, "Name of IV generator algorithm"),
+    known(
+        "ivgen-hash-alg",
+        Kind::Text,
+        "Name of IV generator hash algorithm",
+    ),
+    known("hash-alg", Kind::Text, "Name of encryption hash algorithm"),
+    known(
+        "iter-time",
+        Kind::Number,
+        "Time to spend in PBKDF in milliseconds",
+    ),
+    known(
+        "detached-header",
+        Kind::Switch,
+        "Create a detached LUKS header",
+    ),
+];
+
 /// The extent size hint where space is allocated ahead, as QEMU's.
 const EXTENT_HINT_BYTES: u64 = 1 << 20;
 
@@ -308,6 +344,7 @@ fn disk_size(text: &str) -> Result<u64, CommandError> {
 fn options_of_format(format: Format) -> Vec<Known> {
     match format {
         Format::Raw => RAW_OPTIONS.to_vec(),
+        Format::Luks => LUKS_OPTIONS.to_vec(),
         Format::Qcow2 => [QCOW2_OPTIONS, OWN_QCOW2_OPTIONS].concat(),
     }
 }
@@ -335,6 +372,7 @@ pub(super) fn format_named(name: &str) -> Result<Format, CommandError> {
     match name {
         "raw" | "file" => Ok(Format::Raw),
         "qcow2" => Ok(Format::Qcow2),
+        "luks" => Ok(Format::Luks),
         _ => Err(CommandError::new(format!("Unknown file format '{name}'"))),
     }
 }
@@ -375,14 +413,15 @@ fn request(
         ("backing_fmt", &args.backing_format),
     ] {
         let Some(value) = value else { continue };
-        if format == Format::Raw {
+        if format != Format::Qcow2 {
             let what = if name == "backing_file" {
                 "file"
             } else {
                 "format"
             };
             return Err(CommandError::new(format!(
-                "Backing {what} not supported for file format 'raw'"
+                "Backing {what} not supported for file format '{}'",
+                args.format
             )));
         }
         given.push((name.to_string(), value.clone()));
@@ -474,16 +513,13 @@ async fn open_chain(
 
 /// The name of a format on command lines and in images.
 pub fn format_name(format: Format) -> &'static str {
-    match format {
-        Format::Raw => "raw",
-        Format::Qcow2 => "qcow2",
-    }
+    format.name()
 }
 
 /// The options as they are printed: in their order, with the defaults that QEMU shows.
 fn shown_options(request: &Request) -> Vec<(&'static str, String)> {
     let defaults: &[(&str, &str)] = match request.format {
-        Format::Raw => &[],
+        Format::Raw | Format::Luks => &[],
         Format::Qcow2 => &[
             ("cluster_size", "65536"),
             ("extended_l2", "off"),
@@ -570,7 +606,9 @@ pub(super) fn preallocation(request: &Request) -> Result<Preallocation, CommandE
         return Ok(Preallocation::Off);
     };
     Preallocation::from_name(value).ok_or_else(|| match request.format {
-        Format::Raw => CommandError::new(format!("invalid parameter value: {value}")),
+        Format::Raw | Format::Luks => {
+            CommandError::new(format!("invalid parameter value: {value}"))
+        }
         Format::Qcow2 => not_accepted("preallocation", value),
     })
 }
@@ -584,9 +622,6 @@ fn not_accepted(name: &str, value: &str) -> CommandError {
 pub(super) fn qcow2_options(request: &Request) -> Result<CreateOptions, CommandError> {
     let value = |name| options::value(&request.options, name);
     let switch = |name| value(name).map_or(Ok(false), |text| options::switch(name, text));
-    if switch("encryption")? || value("encrypt.format").is_some() {
-        return Err(CommandError::new("encryption is not supported"));
-    }
     let mut out = CreateOptions::new(request.size.unwrap_or(0));
     out.version = match value("compat") {
         None | Some("1.1" | "v3") => Version::V3,
@@ -618,8 +653,59 @@ pub(super) fn qcow2_options(request: &Request) -> Result<CreateOptions, CommandE
     if let Some(policy) = value("alloc_policy") {
         out.alloc_policy = alloc_policy("alloc_policy", policy)?;
     }
+    if let Some(keys) = keys_of_qcow2(&value)? {
+        out.encryption = Some(keys.make()?);
+    }
     out.validate()?;
     Ok(out)
+}
+
+/// What is said of an image's keys, if it shall be encrypted.
+///
+/// # Errors
+/// Another way to encrypt than LUKS, or options of keys that are not.
+pub(super) fn keys_of_qcow2<'a>(
+    value: &impl Fn(&'static str) -> Option<&'a str>,
+) -> Result<Option<KeyOptions>, CommandError> {
+    const OPTIONS: &[&str] = &[
+        "encrypt.key-secret",
+        "encrypt.cipher-alg",
+        "encrypt.cipher-mode",
+        "encrypt.ivgen-alg",
+        "encrypt.ivgen-hash-alg",
+        "encrypt.hash-alg",
+        "encrypt.iter-time",
+    ];
+    let refuse = |text: &str| Err(CommandError::new(text));
+    let aes = "encryption with 'aes' is not supported; encrypt.format=luks is";
+    match (value("encryption"), value("encrypt.format")) {
+        (Some(_), Some(_)) => {
+            refuse("'encrypt.format' and its alias 'encryption' can't be used at the same time")
+        }
+        (Some(on), None) if options::switch("encryption", on)? => refuse(aes),
+        (_, Some("luks")) => {
+            let named = |name: &str| OPTIONS.iter().find(|known| **known == name);
+            KeyOptions::parse("encrypt.", |name| value(named(name)?)).map(Some)
+        }
+        (_, Some("aes")) => refuse(aes),
+        (_, Some(other)) => Err(not_accepted("format", other)),
+        (_, None) if OPTIONS.iter().any(|name| value(name).is_some()) => {
+            refuse("Parameter 'encrypt.format' is missing")
+        }
+        (_, None) => Ok(None),
+    }
+}
+
+/// What is said of a LUKS volume's keys.
+///
+/// # Errors
+/// An algorithm that is not supported, or a header in another file.
+pub(super) fn keys_of_luks(given: &[(String, String)]) -> Result<KeyOptions, CommandError> {
+    let detached = options::value(given, "detached-header");
+    if detached.map_or(Ok(false), |on| options::switch("detached-header", on))? {
+        return Err(CommandError::new("detached-header is not supported"));
+    }
+    KeyOptions::parse("", |name| options::value(given, name))
 }
 
 /// A file of the host that is being made. If it was new it is removed when this is dropped, or the
@@ -723,6 +809,14 @@ pub(super) async fn make_files(
         let (new, file) = open(&request.filename, &used, Claim::CREATE_RAW)?;
         tell_file_system(request, &*file)?;
         create_raw(file, size, preallocation, job).await?;
+        return Ok(vec![new]);
+    }
+    if request.format == Format::Luks {
+        let volume = keys_of_luks(&request.options)?.make()?;
+        let made = (&volume, preallocation(request)?);
+        let (new, file) = open(&request.filename, &used, Claim::qcow2(true))?;
+        tell_file_system(request, &*file)?;
+        create_luks(file, request.size.unwrap_or(0), made, job).await?;
         return Ok(vec![new]);
     }
     let options = qcow2_options(request)?;

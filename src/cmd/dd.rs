@@ -151,6 +151,11 @@ async fn copy(
     (sources, output, format): (&Sources<'_>, &str, Format),
     job: &cowslip::Job,
 ) -> Result<(), CommandError> {
+    if format == Format::Luks {
+        // It has no options, so nobody can say what shall open the volume.
+        let text = "Parameter 'key-secret' is required for cipher";
+        return Err(refused(output, &CommandError::new(text)));
+    }
     let wanted = create::Request {
         filename: local_name(output)?.to_string(),
         format,

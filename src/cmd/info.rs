@@ -11,6 +11,7 @@ use cowslip::qcow2::inspect::{Inspection, SnapshotInfo};
 use serde_json::{Value, json};
 
 use super::create::format_name;
+use crate::encryption::described;
 use crate::error::CommandError;
 use crate::layer::{Layer, Look, chain};
 use crate::open::{OneImage, Trust, block_on, sharing};
@@ -109,6 +110,10 @@ fn as_text(layer: &Layer, detail: Detail) -> String {
     ];
     if let Some(inspection) = &layer.inspection {
         qcow2_text(layer, inspection, &mut lines);
+    } else if let Some(keys) = &layer.keys {
+        lines.push("encrypted: yes".to_string());
+        lines.push("Format specific information:".to_string());
+        specific_text(&described(keys, None), 1, &mut lines);
     }
     lines.push("Child node '/file':".to_string());
     lines.push(format!("    filename: {}", layer.filename));
@@ -158,7 +163,7 @@ fn qcow2_text(layer: &Layer, inspection: &Inspection, lines: &mut Vec<String>) {
         lines.extend(snapshot_lines(&inspection.snapshots));
     }
     lines.push("Format specific information:".to_string());
-    specific_text(&specific(inspection), 1, lines);
+    specific_text(&specific(layer, inspection), 1, lines);
 }
 
 /// The table of internal snapshots.
@@ -189,7 +194,7 @@ pub fn snapshot_lines(snapshots: &[SnapshotInfo]) -> Vec<String> {
 }
 
 /// What only qcow2 images have, in QEMU's order.
-fn specific(inspection: &Inspection) -> Value {
+fn specific(layer: &Layer, inspection: &Inspection) -> Value {
     let header = &inspection.header;
     let mut out = serde_json::Map::new();
     let mut put = |name: &str, value: Value| {
@@ -214,7 +219,12 @@ fn specific(inspection: &Inspection) -> Value {
         put("bitmaps", bitmaps.collect());
     }
     put("refcount-bits", header.geometry().refcount_bits().into());
-    encryption_and_data_file(header, &mut put);
+    match (header.crypt_method, &layer.keys) {
+        (CryptMethod::Aes, _) => put("encrypt", json!({ "format": "aes" })),
+        (_, Some(keys)) => put("encrypt", described(keys, Some("luks"))),
+        (CryptMethod::None | CryptMethod::Luks, None) => {}
+    }
+    data_file(header, &mut put);
     if is_v3 {
         put("corrupt", header.is_corrupt().into());
         put("extended-l2", header.is_extended_l2().into());
@@ -230,12 +240,7 @@ fn specific(inspection: &Inspection) -> Value {
     Value::Object(out)
 }
 
-fn encryption_and_data_file(header: &Header, put: &mut impl FnMut(&str, Value)) {
-    match header.crypt_method {
-        CryptMethod::None => {}
-        CryptMethod::Aes => put("encrypt", json!({ "format": "aes" })),
-        CryptMethod::Luks => put("encrypt", json!({ "format": "luks" })),
-    }
+fn data_file(header: &Header, put: &mut impl FnMut(&str, Value)) {
     if let Some(name) = header.data_file_name() {
         put("data-file", name.into());
     }
@@ -305,15 +310,19 @@ fn as_json(layer: &Layer, detail: Detail) -> Value {
         put("actual-size", bytes.into());
     }
     if let Some(inspection) = &layer.inspection {
-        let data = specific(inspection);
+        let data = specific(layer, inspection);
         put("format-specific", json!({ "type": "qcow2", "data": data }));
+    } else if let Some(keys) = &layer.keys {
+        let data = described(keys, None);
+        put("format-specific", json!({ "type": "luks", "data": data }));
     }
     if let Some(name) = backing {
         let resolved = resolve_name(&layer.filename, name);
         put("full-backing-filename", resolved.into());
         put("backing-filename", name.as_str().into());
     }
-    if header.is_some_and(|header| header.crypt_method != CryptMethod::None) {
+    let is_encrypted = |header: &Header| header.crypt_method != CryptMethod::None;
+    if layer.keys.is_some() || header.is_some_and(is_encrypted) {
         put("encrypted", true.into());
     }
     put("dirty-flag", header.is_some_and(Header::is_dirty).into());

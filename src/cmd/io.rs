@@ -9,6 +9,7 @@ use std::ffi::OsString;
 use cowslip_queue::{Backend, Queue};
 
 use crate::getopt::{Long, Mistake, Name, Scanner, Value};
+use crate::open::object;
 use crate::output::{self, Program};
 
 mod opening;
@@ -119,8 +120,9 @@ fn parse_line(args: &[String]) -> Result<Line, Ended> {
             Name::Letter('c') => commands.push(value),
             Name::Letter('f') => request.format = Some(value),
             Name::Long("image-opts") => image_options = true,
-            // Secrets are for encrypted images, which are refused when they are opened.
-            Name::Long("object") => {}
+            Name::Long("object") => {
+                object::define(&value).map_err(|error| Ended::Complaint(error.to_string()))?
+            }
             _ => request.take(name, &value).map_err(Ended::Complaint)?,
         }
     }

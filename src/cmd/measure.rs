@@ -11,7 +11,7 @@ use cowslip::qcow2::inspect::BitmapInfo;
 use cowslip::qcow2::snapshot::SnapshotChoice;
 use serde_json::json;
 
-use super::create::{format_named, options_of};
+use super::create::{format_named, keys_of_luks, keys_of_qcow2, options_of};
 use crate::error::CommandError;
 use crate::layer::{Layer, Look};
 use crate::open::{ImageSpec, OpenHow, Trust, block_on, chosen_snapshot, open_image, sharing};
@@ -156,8 +156,20 @@ async fn find(
             bitmaps: None,
         });
     }
+    if format == Format::Luks {
+        let bytes = disk + keys_of_luks(&given)?.header_bytes()?;
+        return Ok(Told {
+            required: bytes,
+            fully_allocated: bytes,
+            bitmaps: None,
+        });
+    }
     let options = qcow2_options(disk, &value)?;
     let geometry = geometry(&options)?;
+    let keys = match keys_of_qcow2(&value)? {
+        Some(keys) => keys.header_bytes()?.next_multiple_of(options.cluster_size),
+        None => 0,
+    };
     let sizes = measure(&options, &geometry, sources.as_ref()).await;
     let sizes = sizes.map_err(|failure| CommandError::from(failure.into_error()))?;
     let bitmaps = match &image {
@@ -165,8 +177,8 @@ async fn find(
         _ => None,
     };
     Ok(Told {
-        required: sizes.required,
-        fully_allocated: sizes.fully_allocated,
+        required: sizes.required + keys,
+        fully_allocated: sizes.fully_allocated + keys,
         bitmaps: bitmaps.map(|found| bitmaps_bytes(&found, disk, options.cluster_size)),
     })
 }
@@ -227,8 +239,5 @@ fn qcow2_options<'a>(
     };
     // Anything that is no 64-bit number is no valid width either.
     out.refcount_bits = value("refcount_bits").map_or(16, |bits| bits.parse().unwrap_or(0));
-    if switch("encryption")? || value("encrypt.format").is_some() {
-        return Err(CommandError::new("encryption is not supported"));
-    }
     Ok(out)
 }

@@ -123,6 +123,7 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
         cache: parse(&args.backing_cache, "source cache option")?,
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.trust.backing_policy,
+        key_secret: spec.resolve()?.backing_key_secret,
         ..OpenHow::default()
     };
     let shown = args.job.unless(args.quiet);

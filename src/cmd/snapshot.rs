@@ -78,7 +78,7 @@ impl Action<'_> {
         let is_unsupported = matches!(error, Error::Unsupported { .. });
         let why = match self {
             Action::Delete(_) if is_unknown || is_unsupported => "snapshot not found".to_string(),
-            Action::Apply(_) if is_unsupported && format == Format::Raw => {
+            Action::Apply(_) if is_unsupported && format != Format::Qcow2 => {
                 "Block driver does not support snapshots".to_string()
             }
             Action::Apply(_) if is_unknown || is_unsupported => {

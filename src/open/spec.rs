@@ -60,6 +60,10 @@ pub struct Source {
     pub locking: Locking,
     /// `snapshot.id=`, `snapshot.name=`: the internal snapshot to read.
     pub snapshot: Option<SnapshotChoice>,
+    /// `encrypt.key-secret=`, or `key-secret=` of a LUKS volume: the ID of what opens the image.
+    pub key_secret: Option<String>,
+    /// The same of the encrypted images below it.
+    pub backing_key_secret: Option<String>,
 }
 
 /// The format of this name.
@@ -69,6 +73,7 @@ pub struct Source {
 pub fn parse_format(name: &str) -> Result<Format, CommandError> {
     match name {
         "qcow2" => Ok(Format::Qcow2),
+        "luks" => Ok(Format::Luks),
         "raw" | "file" | "host_device" => Ok(Format::Raw),
         _ => Err(CommandError::new(format!("Unknown driver '{name}'"))),
     }
@@ -171,6 +176,20 @@ impl ImageSpec {
             source.remote = Some(ExportName::of_options(&place)?);
             source.filename.clone_from(&self.filename);
         }
+        let given = |name: &str| pairs.iter().any(|(given, _)| given == name);
+        for (name, format) in [
+            ("encrypt.key-secret", Format::Qcow2),
+            ("key-secret", Format::Luks),
+        ] {
+            if given(name)
+                && let Some(other) = source.format.filter(|other| *other != format)
+            {
+                return Err(CommandError::new(format!(
+                    "Block format '{}' does not support the option '{name}'",
+                    other.name()
+                )));
+            }
+        }
         if source.filename.is_empty() {
             let text = "A block device must be specified for \"file\"";
             return Err(CommandError::new(text));
@@ -199,6 +218,8 @@ impl Source {
             force_share: false,
             locking: Locking::Auto,
             snapshot: None,
+            key_secret: None,
+            backing_key_secret: None,
         }
     }
 
@@ -242,6 +263,11 @@ impl Source {
                         "Parameter '{name}' does not accept value '{value}' (auto, fresh, zero-range or write)"
                     ))
                 })?;
+            }
+            "encrypt.format" | "backing.encrypt.format" if value == "luks" => {}
+            "encrypt.key-secret" | "key-secret" => self.key_secret = Some(value.to_string()),
+            "backing.encrypt.key-secret" | "backing.key-secret" => {
+                self.backing_key_secret = Some(value.to_string());
             }
             "snapshot.id" => self.snapshot = Some(with_id(self.snapshot.take(), value)),
             "snapshot.name" => self.snapshot = Some(with_name(self.snapshot.take(), value)),
@@ -356,7 +382,7 @@ pub fn alloc_policy(name: &str, value: &str) -> Result<AllocPolicy, CommandError
 }
 
 /// A JSON object as names and values, members of members joined by dots.
-fn json_pairs(json: &str) -> Result<Vec<(String, String)>, CommandError> {
+pub(super) fn json_pairs(json: &str) -> Result<Vec<(String, String)>, CommandError> {
     let value: serde_json::Value = serde_json::from_str(json)
         .map_err(|error| CommandError::new(format!("Could not parse the JSON options: {error}")))?;
     let serde_json::Value::Object(members) = value else {
@@ -406,6 +432,16 @@ mod tests {
         let (by_options, by_json) = (by_options.unwrap(), by_json.unwrap());
         assert_eq!(by_options.filename, "a,b");
         assert_eq!(by_options.format, Some(Format::Qcow2));
+        let keys = "driver=qcow2,file.filename=a,encrypt.key-secret=s,backing.encrypt.key-secret=t";
+        let keys = resolve(keys, true).unwrap();
+        assert_eq!(keys.key_secret.as_deref(), Some("s"));
+        assert_eq!(keys.backing_key_secret.as_deref(), Some("t"));
+        let json = r#"json:{"driver":"luks","file.filename":"a","key-secret":"s"}"#;
+        let luks = resolve(json, false).unwrap();
+        assert_eq!(
+            (luks.format, luks.key_secret),
+            (Some(Format::Luks), Some("s".to_string()))
+        );
         assert_eq!(by_options.backing, Some(BackingChoice::None));
         let given = by_options.given.clone();
         assert_eq!(by_options, Source { given, ..by_json });
@@ -463,6 +499,28 @@ mod tests {
         assert!(refused("driver=vmdk,file.filename=a", true).ends_with("Unknown driver 'vmdk'"));
         assert!(refused("driver=qcow2,file.filename=a,x=1", true).contains("'x' is not supported"));
         assert!(refused("driver=qcow2", true).contains("must be specified"));
+        for (options, format, option) in [
+            (
+                "driver=raw,file.filename=a,encrypt.key-secret=s",
+                "raw",
+                "encrypt.key-secret",
+            ),
+            (
+                "driver=luks,file.filename=a,encrypt.key-secret=s",
+                "luks",
+                "encrypt.key-secret",
+            ),
+            (
+                "driver=qcow2,file.filename=a,key-secret=s",
+                "qcow2",
+                "key-secret",
+            ),
+        ] {
+            let text = format!("Block format '{format}' does not support the option '{option}'");
+            assert!(refused(options, true).ends_with(&text), "{options}");
+        }
+        let aes = refused("driver=qcow2,file.filename=a,encrypt.format=aes", true);
+        assert!(aes.contains("'encrypt.format' is not supported"), "{aes}");
         assert!(refused("json:[]", false).contains("Invalid JSON"));
         assert!(refused("json:{", false).contains("JSON"));
     }

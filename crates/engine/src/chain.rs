@@ -16,7 +16,7 @@ use crate::image::{BackingChoice, Format, OpenOptions};
 use crate::qcow2::map::{Run, Source};
 use crate::qcow2::{self, Qcow2, Wanted};
 use crate::raw::Raw;
-use crate::{Error, file};
+use crate::{Error, file, luks};
 
 mod files;
 
@@ -28,7 +28,7 @@ const LAYERS_MAX: usize = 1000;
 /// One image of a chain.
 #[derive(Debug)]
 pub enum Layer {
-    /// Bytes as they are.
+    /// Bytes as they are, or encrypted.
     Raw(Raw),
     /// qcow2.
     Qcow2(Box<Qcow2>),
@@ -38,7 +38,7 @@ impl Layer {
     /// Its format.
     pub fn format(&self) -> Format {
         match self {
-            Layer::Raw(_) => Format::Raw,
+            Layer::Raw(raw) => raw.format(),
             Layer::Qcow2(_) => Format::Qcow2,
         }
     }
@@ -121,7 +121,7 @@ pub async fn read(top: &Layer, below: &Below, offset: u64, buf: BufMut) -> Resul
     let runs = top.map(offset..offset + len).await?;
     match top {
         Layer::Qcow2(image) => read_runs(image, &runs, (offset, buf), below).await,
-        Layer::Raw(raw) => raw.file().read(offset, buf).await,
+        Layer::Raw(raw) => raw.read(offset, buf).await,
     }
 }
 
@@ -440,9 +440,10 @@ fn share_cache(layers: &[Layer], options: &OpenOptions) {
     }
 }
 
-/// A conflict over a file of the layer at this depth, in QEMU's words.
+/// A conflict over a file of the layer at this depth, or what its key is, in QEMU's words.
 fn in_chain(error: Error, depth: usize) -> Error {
     match error {
+        Error::Key(why) => Error::Key("Could not open backing file: ".repeat(depth) + &why),
         Error::Locked(mut conflict) => {
             conflict.context = "Could not open backing file: ".repeat(depth);
             Error::Locked(conflict)
@@ -486,10 +487,21 @@ async fn open_layer(
     }
     let file_len = file.len().await?;
     match format {
-        Format::Raw if is_top && options.snapshot.is_some() => Err(Error::Unsupported {
-            file: file.name().to_string(),
-            feature: "an internal snapshot of a raw image".to_string(),
-        }),
+        Format::Raw | Format::Luks if is_top && options.snapshot.is_some() => {
+            Err(Error::Unsupported {
+                file: file.name().to_string(),
+                feature: "an internal snapshot of a raw image".to_string(),
+            })
+        }
+        Format::Luks => {
+            let passphrase = options.passphrase(is_top).ok_or_else(|| {
+                Error::Key("Parameter 'key-secret' is required for cipher".to_string())
+            })?;
+            let key = (passphrase, &options.workers);
+            let (header, cipher) = luks::unlock(&file, 0..file_len, key).await?;
+            let raw = Raw::encrypted(&file, file_len, (cipher, header.payload_offset))?;
+            Ok((Layer::Raw(raw), None))
+        }
         Format::Raw => {
             let guard = options.format.is_none() && options.writable;
             Ok((Layer::Raw(Raw::new(file, file_len, guard)), None))

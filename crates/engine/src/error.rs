@@ -46,6 +46,8 @@ pub enum Error {
     Latched(String),
     /// The image names a file that the caller's policy keeps it from.
     Forbidden(String),
+    /// The image is encrypted, and what opens it was not given, or is something else.
+    Key(String),
     /// Another process uses the file in a way that does not go together with ours.
     Locked(Box<Conflict>),
     /// The caller has cancelled the job; what it had done is taken back.
@@ -63,6 +65,7 @@ impl Error {
 
     /// The nearest `errno`, for protocols and for messages in the C library's words.
     pub fn errno(&self) -> i32 {
+        const EPERM: i32 = 1;
         const EIO: i32 = 5;
         const EINVAL: i32 = 22;
         const EACCES: i32 = 13;
@@ -75,6 +78,7 @@ impl Error {
             Error::Corrupt { .. } | Error::Latched(_) => EIO,
             Error::Unsupported { .. } => ENOTSUP,
             Error::Invalid(_) => EINVAL,
+            Error::Key(_) => EPERM,
             Error::ReadOnly(_) => EROFS_AS_EACCES,
             Error::Forbidden(_) => EACCES,
             Error::Locked(_) => EAGAIN,
@@ -113,6 +117,7 @@ impl Error {
                 feature: feature.clone(),
             },
             Error::Invalid(what) => Error::Invalid(what.clone()),
+            Error::Key(what) => Error::Key(what.clone()),
             Error::ReadOnly(what) => Error::ReadOnly(what.clone()),
             Error::Latched(what) => Error::Latched(what.clone()),
             Error::Forbidden(what) => Error::Forbidden(what.clone()),
@@ -149,7 +154,7 @@ impl fmt::Display for Error {
             Error::Unsupported { file, feature } => {
                 write!(f, "'{file}': {feature} is not supported")
             }
-            Error::Invalid(what) | Error::Forbidden(what) => f.write_str(what),
+            Error::Invalid(what) | Error::Key(what) | Error::Forbidden(what) => f.write_str(what),
             Error::ReadOnly(what) => write!(f, "'{what}' is read-only"),
             Error::Locked(conflict) => conflict.fmt(f),
             Error::Cancelled => f.write_str("cancelled"),

@@ -92,6 +92,7 @@ async fn describe(layer: &Layer, decided: &Decided) -> Result<Vec<Extent>> {
         compressed: false,
         host_offset: None,
     };
+    let is_encrypted = layer.data_file().is_encrypted();
     let extent = match decided.run.source {
         Source::Below => {
             let nothing = Extent {
@@ -107,12 +108,17 @@ async fn describe(layer: &Layer, decided: &Decided) -> Result<Vec<Extent>> {
         }
         Source::Zero(host) => Extent {
             zero: true,
-            host_offset: host.map(|host| host.0),
+            host_offset: host.map(|host| host.0).filter(|_| !is_encrypted),
             ..blank
         },
         Source::Compressed(..) => Extent {
             data: true,
             compressed: true,
+            ..blank
+        },
+        // Where it is, nobody finds what the disk has.
+        Source::Data(_) if is_encrypted => Extent {
+            data: true,
             ..blank
         },
         Source::Data(host) => {

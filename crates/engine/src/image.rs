@@ -334,9 +334,10 @@ impl Image {
         }
     }
 
-    /// The file of a raw image.
+    /// The file of a raw image, which holds the bytes of the disk at their offsets.
     pub(crate) fn raw_file(&self) -> Option<&HostFile> {
         match &self.top {
+            Layer::Raw(raw) if raw.file().is_encrypted() => None,
             Layer::Raw(raw) => Some(raw.file()),
             Layer::Qcow2(_) => None,
         }
@@ -692,7 +693,7 @@ impl Image {
 impl LayerInfo {
     fn of(layer: &Layer) -> LayerInfo {
         let (name, format, header) = match layer {
-            Layer::Raw(raw) => (raw.file().name(), Format::Raw, None),
+            Layer::Raw(raw) => (raw.file().name(), raw.format(), None),
             Layer::Qcow2(image) => (image.name(), Format::Qcow2, Some(Arc::new(image.header()))),
         };
         LayerInfo {

@@ -18,6 +18,7 @@ pub mod file;
 pub mod growth;
 pub mod image;
 pub mod job;
+pub mod luks;
 pub mod measure;
 mod pairs;
 #[cfg(feature = "planted")]

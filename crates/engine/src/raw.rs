@@ -1,15 +1,18 @@
-//! The raw format: the disk is the file. The reference for what the verbs mean.
+//! The raw format: the disk is the file. The reference for what the verbs mean. Also a LUKS volume, whose disk is the file
+//! behind a header, under a cipher: zeroes there are written, and discards do nothing, since no hole reads as zeroes.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use cowslip_queue::Buf;
+use cowslip_queue::{Buf, BufMut};
 
 use crate::durable::DurableWrites;
 use crate::file::{Claim, Durability, HostFile, Permission, Space};
+use crate::image::Format;
 use crate::job::Job;
+use crate::luks::SectorCipher;
 use crate::qcow2::create::Preallocation;
-use crate::qcow2::geometry::HostOffset;
+use crate::qcow2::geometry::{HostOffset, round_down};
 use crate::qcow2::header;
 use crate::qcow2::map::{Run, Source};
 use crate::sync::Turn;
@@ -19,6 +22,8 @@ use crate::{Error, Result, space};
 #[derive(Debug)]
 pub struct Raw {
     file: HostFile,
+    /// Where the disk begins in the file: 0, or behind a LUKS header.
+    start: u64,
     size: AtomicU64,
     /// The format was guessed: a guest must not write another format's header into the first sector
     /// and so have the next open read files of its choice.
@@ -38,11 +43,45 @@ impl Raw {
     pub fn new(file: HostFile, size: u64, guard_first_sector: bool) -> Raw {
         Raw {
             file,
+            start: 0,
             size: AtomicU64::new(size),
             guard_first_sector,
             flushes: Turn::new(false),
             durable_writes: DurableWrites::default(),
             lost: AtomicBool::new(false),
+        }
+    }
+
+    /// The LUKS volume in a file of this length.
+    ///
+    /// # Errors
+    /// `Corrupt` if it ends before its data begins.
+    pub fn encrypted(
+        file: &HostFile,
+        file_len: u64,
+        (cipher, start): (SectorCipher, u64),
+    ) -> Result<Raw> {
+        let size = file_len.checked_sub(start).ok_or_else(|| Error::Corrupt {
+            file: file.name().to_string(),
+            structure: "LUKS header",
+            offset: 0,
+            detail: format!("the data begins at {start:#x}, beyond the end of the file"),
+        })?;
+        Ok(Raw {
+            start,
+            ..Raw::new(
+                file.encrypted(cipher, start),
+                round_down(size, SECTOR_BYTES),
+                false,
+            )
+        })
+    }
+
+    /// Which of the two it is.
+    pub fn format(&self) -> Format {
+        match self.file.is_encrypted() {
+            true => Format::Luks,
+            false => Format::Raw,
         }
     }
 
@@ -88,14 +127,19 @@ impl Raw {
     /// Flushes, and cuts off what direct I/O has written beyond an end that is no multiple of its
     /// block: the disk is the file, and it keeps its size.
     pub async fn close(&self) -> Result<()> {
-        self.file.cut_padding(self.size()).await?;
+        self.file.cut_padding(self.start + self.size()).await?;
         self.flush().await
     }
 
     /// All of it is data.
     pub fn map(&self, range: Range<u64>) -> Vec<Run> {
-        let source = Source::Data(HostOffset(range.start));
+        let source = Source::Data(HostOffset(self.start + range.start));
         vec![Run { range, source }]
+    }
+
+    /// Reads.
+    pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+        self.file.read(self.start + offset, buf).await
     }
 
     /// Writes.
@@ -103,11 +147,12 @@ impl Raw {
         if self.guard_first_sector && offset < SECTOR_BYTES {
             self.check_first_sector(offset, &data).await?;
         }
+        let at = self.start + offset;
         if durability == Durability::Cached {
-            return self.file.write(offset, vec![data], durability).await;
+            return self.file.write(at, vec![data], durability).await;
         }
         let under_way = self.durable_writes.begin();
-        let written = self.file.write(offset, vec![data], durability).await;
+        let written = self.file.write(at, vec![data], durability).await;
         if written.is_err() {
             self.lost.store(true, Ordering::Release);
         }
@@ -120,10 +165,12 @@ impl Raw {
         let mut sector = self.file.read_new(0, SECTOR_BYTES).await?;
         let end = (offset as usize + data.len()).min(sector.len());
         sector[offset as usize..end].copy_from_slice(&data[..end - offset as usize]);
-        if header::probe(&sector) != crate::image::Format::Raw {
+        let format = header::probe(&sector);
+        if format != Format::Raw {
             return Err(Error::io(
                 format!(
-                    "Writing a qcow2 header into '{}', whose format was guessed to be raw; name the format to allow it",
+                    "Writing a {} header into '{}', whose format was guessed to be raw; name the format to allow it",
+                    format.name(),
                     self.file.name()
                 ),
                 std::io::Error::from_raw_os_error(1),
@@ -134,12 +181,15 @@ impl Raw {
 
     /// Makes a range read as zeroes.
     pub async fn write_zeroes(&self, offset: u64, len: u64, space: Space) -> Result<()> {
-        self.file.zero(offset, len, space).await
+        self.file.zero(self.start + offset, len, space).await
     }
 
     /// Gives space back.
     pub async fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        match self.file.discard(offset, len).await {
+        if self.file.is_encrypted() {
+            return Ok(());
+        }
+        match self.file.discard(self.start + offset, len).await {
             Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::Unsupported => {
                 Ok(())
             }
@@ -161,13 +211,14 @@ impl Raw {
         if let Some(how) = preallocation.fill().filter(|_| size > old) {
             space::check_room(file.as_ref(), size - old).await?;
             job.expect(size - old);
-            if let Err(error) = space::fill(&self.file, old..size, how, job).await {
+            let added = self.start + old..self.start + size;
+            if let Err(error) = space::fill(&self.file, added, how, job).await {
                 // The failure that led here is the one to tell of.
-                drop(self.file.set_len(old).await);
+                drop(self.file.set_len(self.start + old).await);
                 return Err(error);
             }
         }
-        self.file.set_len(size).await?;
+        self.file.set_len(self.start + size).await?;
         self.size.store(size, Ordering::Release);
         Ok(())
     }

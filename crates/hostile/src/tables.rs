@@ -1,6 +1,7 @@
 //! Fuzz target: headers, entries, refcounts and NBD messages there and back. What decodes encodes to
 //! something that decodes to the same; where no bit is ignored, to the same bits.
 
+use cowslip::luks;
 use cowslip::qcow2::entry::{EntryFormat, L2Entry, refcount_at, set_refcount};
 use cowslip::qcow2::geometry::Geometry;
 use cowslip::qcow2::header::Header;
@@ -19,7 +20,11 @@ use crate::draw::Draw;
 pub fn run(input: &[u8]) {
     let mut draw = Draw::from_bytes(input);
     match draw.below(4) {
-        0 => header(draw.rest()),
+        0 => {
+            let bytes = draw.rest();
+            header(bytes);
+            keys(bytes);
+        }
         1 => entries(&mut draw),
         2 => refcounts(&mut draw),
         _ => messages(&mut draw),
@@ -47,6 +52,17 @@ fn header(bytes: &[u8]) {
         };
         let parsed = Header::parse_encrypted_too(&encoded, file_len, "fuzzed");
         assert_eq!(parsed.expect("what was encoded"), again);
+    }
+}
+
+/// A LUKS header.
+fn keys(bytes: &[u8]) {
+    for end in [u64::MAX, 2 << 20, bytes.len() as u64] {
+        if let Ok(header) = luks::Header::parse(bytes, &(0..end), "fuzzed") {
+            assert!(header.slots.iter().all(|slot| slot.key_offset < end));
+            let parsed = luks::Header::parse(&header.encode(), &(0..end), "fuzzed");
+            assert_eq!(parsed.expect("what was encoded"), header);
+        }
     }
 }
 

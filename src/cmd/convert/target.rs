@@ -12,6 +12,7 @@ use super::super::create::{self, NewFile, format_name};
 use super::{Form, Request, too_small};
 use crate::error::CommandError;
 use crate::open::{Access, ImageSpec, OpenHow, local_name, open_image, workers};
+use crate::options;
 use crate::output::is_called_as_qemu;
 
 /// The target, open for writing.
@@ -29,7 +30,7 @@ impl Target {
         if image.size() < size {
             return Err(too_small());
         }
-        if request.args.compress && image.layers()[0].format == Format::Raw {
+        if request.args.compress && image.layers()[0].format != Format::Qcow2 {
             let text = "Compression not supported for this file format";
             return Err(CommandError::new(text));
         }
@@ -139,6 +140,10 @@ pub async fn unwritten_when_made(request: &Request<'_>) -> Result<Unwritten, Com
             backing_bytes(request, name, format).await?,
         ));
     }
+    if request.format == Some(Format::Luks) {
+        // What was never written decrypts to anything.
+        return Ok(Unwritten::Unknown);
+    }
     let name = local_name(request.target)?;
     let is_file = std::fs::metadata(name).is_ok_and(|found| found.is_file());
     Ok(match is_file || !Path::new(name).exists() {
@@ -149,7 +154,7 @@ pub async fn unwritten_when_made(request: &Request<'_>) -> Result<Unwritten, Com
 }
 
 fn options_value<'a>(request: &'a Request<'_>, name: &str) -> &'a str {
-    crate::options::value(&request.created, name).unwrap_or_default()
+    options::value(&request.created, name).unwrap_or_default()
 }
 
 /// Bytes that the backing file of a new target has.
@@ -185,6 +190,10 @@ fn unwrapped(why: &CommandError) -> String {
 }
 
 async fn open_for_writing(request: &Request<'_>) -> Result<Image, CommandError> {
+    let key = match request.format {
+        Some(Format::Luks) => options::value(&request.created, "key-secret"),
+        _ => options::value(&request.created, "encrypt.key-secret"),
+    };
     let how = OpenHow {
         access: Access::Write,
         cache: request.target_cache,
@@ -192,6 +201,7 @@ async fn open_for_writing(request: &Request<'_>) -> Result<Image, CommandError> 
         discard: DiscardPolicy::Unmap,
         policy: request.args.trust.backing_policy,
         workers: workers(),
+        key_secret: key.map(str::to_string),
         ..OpenHow::default()
     };
     let spec = ImageSpec {

@@ -28,7 +28,7 @@ pub struct ImageFile {
 /// # Errors
 /// `Could not open 'x': why`.
 pub async fn open(source: &Source, how: &OpenHow) -> Result<Option<ImageFile>, CommandError> {
-    if source.format == Some(Format::Raw) {
+    if matches!(source.format, Some(Format::Raw | Format::Luks)) {
         return Ok(None);
     }
     let opened = opened(source, how).await;
@@ -42,7 +42,7 @@ async fn opened(source: &Source, how: &OpenHow) -> cowslip::Result<Option<ImageF
         Some(format) => format,
         None => probe(&read_start(file.as_ref()).await?),
     };
-    if format == Format::Raw {
+    if format != Format::Qcow2 {
         return Ok(None);
     }
     if source.sharing(how) != Sharing::Forced {

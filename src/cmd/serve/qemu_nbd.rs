@@ -265,6 +265,8 @@ impl Line {
                 how.snapshot = Some(choice);
                 how.access = Access::Read;
             }
+            Name::Long("object") => open::object::define(&value)
+                .map_err(|error| Refusal::Complaint(error.to_string()))?,
             _ => return refuse(name),
         }
         Ok(())
@@ -323,7 +325,7 @@ fn refuse(name: Name) -> Result<(), Refusal> {
         Name::Letter('c' | 'd') => "The kernel's NBD devices (-c, -d) are not supported",
         Name::Long("tls-creds" | "tls-hostname" | "tls-authz") => "TLS is not supported",
         Name::Long("selinux-label") => "SELinux labels are not supported",
-        // --object names secrets, which only what is refused above uses; -T has nothing to trace.
+        // -T has nothing to trace.
         _ => return Ok(()),
     })
 }

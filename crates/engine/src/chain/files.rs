@@ -66,7 +66,7 @@ impl Files {
         (format, is_top, writable): (Format, bool, bool),
     ) -> Result<()> {
         let claim = match format {
-            Format::Qcow2 => Claim::qcow2(writable),
+            Format::Qcow2 | Format::Luks => Claim::qcow2(writable),
             Format::Raw if is_top => Claim::raw(writable, self.sharing),
             Format::Raw => Claim::raw(false, Sharing::AsFormat),
         };

@@ -7,6 +7,11 @@
 //!
 //! A write that nobody waits for any more keeps its blocks until it has ended: it would put old bytes
 //! beside its own over whatever the next one writes.
+//!
+//! [`HostFile::encrypted`] is the same file with a cipher between: bytes are decrypted behind each read and encrypted, in a
+//! copy, before each write. Its sectors are blocks like those of a device, so finer writes are read, changed and written in
+//! the same place, and keep clear of the writes to the file without the cipher. What reads as zeroes below does not read so
+//! above: zeroes are written.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -21,6 +26,7 @@ use cowslip_queue::cut::{self, Cut};
 use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
 
 use super::{BlockFile, Capabilities, Durability, FileExtent, Holes, Space, Way};
+use crate::luks::SectorCipher;
 use crate::planted::{self, Mistake};
 use crate::qcow2::geometry::{round_down, round_up};
 use crate::sync::{Mutex, lock};
@@ -33,7 +39,27 @@ pub struct HostFile {
     alignment: u64,
     writes: Arc<Mutex<Writes>>,
     space_changes: Arc<AtomicU64>,
+    cipher: Option<Arc<Ciphered>>,
 }
+
+/// A cipher between a file and whoever uses it.
+#[derive(Debug)]
+struct Ciphered {
+    cipher: SectorCipher,
+    /// Where sector 0 is in the file.
+    base: u64,
+    /// What can be done with the file through it.
+    capabilities: Capabilities,
+}
+
+impl Ciphered {
+    fn sector(&self, offset: u64) -> u64 {
+        (offset - self.base) / SECTOR_BYTES
+    }
+}
+
+/// Bytes that a cipher takes as one.
+const SECTOR_BYTES: u64 = crate::luks::SECTOR_BYTES as u64;
 
 /// How a write treats the blocks at its ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,7 +196,35 @@ impl HostFile {
             alignment,
             writes: Arc::default(),
             space_changes: Arc::default(),
+            cipher: None,
         }
+    }
+
+    /// The same file, whose bytes from `base` on are encrypted. What is before is out of reach.
+    pub fn encrypted(&self, cipher: SectorCipher, base: u64) -> HostFile {
+        assert!(base.is_multiple_of(SECTOR_BYTES), "data begins at a sector");
+        let alignment = self.alignment.max(SECTOR_BYTES);
+        let capabilities = Capabilities {
+            alignment_bytes: alignment as u32,
+            extends_with_zeroes: false,
+            zeroes_fast: false,
+            punches_holes: false,
+            ..self.file.capabilities().clone()
+        };
+        HostFile {
+            alignment,
+            cipher: Some(Arc::new(Ciphered {
+                cipher,
+                base,
+                capabilities,
+            })),
+            ..self.clone()
+        }
+    }
+
+    /// Whether there is a cipher between.
+    pub fn is_encrypted(&self) -> bool {
+        self.cipher.is_some()
     }
 
     /// How often space was allocated, zeroed or given back, or the length changed, each time counted when it
@@ -193,10 +247,13 @@ impl HostFile {
 
     /// What the file can do.
     pub fn capabilities(&self) -> &Capabilities {
-        self.file.capabilities()
+        match &self.cipher {
+            None => self.file.capabilities(),
+            Some(ciphered) => &ciphered.capabilities,
+        }
     }
 
-    /// The file itself.
+    /// The file itself, without a cipher.
     pub fn block_file(&self) -> &Arc<dyn BlockFile> {
         &self.file
     }
@@ -217,19 +274,37 @@ impl HostFile {
     pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
         let len = buf.len() as u64;
         if self.is_aligned(offset, len) && self.is_memory_aligned(&buf) {
-            let (outcome, buf) = self.file.read(offset, buf).await;
-            return outcome
-                .map(|()| buf)
-                .map_err(|error| self.failed("read", error));
+            return self.read_blocks(offset, buf).await;
         }
         let mut buf = buf;
         let start = round_down(offset, self.alignment);
         let end = round_up(offset + len, self.alignment);
         let wide = BufMut::zeroed((end - start) as usize);
-        let (outcome, wide) = self.file.read(start, wide).await;
-        outcome.map_err(|error| self.failed("read", error))?;
+        let wide = self.read_blocks(start, wide).await?;
         buf.copy_from_slice(&wide[(offset - start) as usize..][..len as usize]);
         Ok(buf)
+    }
+
+    /// Reads whole blocks.
+    async fn read_blocks(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+        let (outcome, mut buf) = self.file.read(offset, buf).await;
+        outcome.map_err(|error| self.failed("read", error))?;
+        if let Some(ciphered) = &self.cipher {
+            let first = ciphered.sector(offset);
+            ciphered.cipher.decrypt(first, &mut buf);
+        }
+        Ok(buf)
+    }
+
+    /// What is to be written to whole blocks: the bytes, or an encrypted copy.
+    fn enciphered(&self, offset: u64, data: Vec<Buf>) -> Vec<Buf> {
+        let Some(ciphered) = &self.cipher else {
+            return data;
+        };
+        let mut joined = joined(&data);
+        let first = ciphered.sector(offset);
+        ciphered.cipher.encrypt(first, &mut joined);
+        vec![joined.freeze()]
     }
 
     /// Reads `len` bytes at `offset` into a new buffer.
@@ -250,15 +325,16 @@ impl HostFile {
         let blocks = round_down(offset, self.alignment)..round_up(offset + len, self.alignment);
         let (admitted, start, data) = if self.is_aligned(offset, len) {
             let admitted = self.admit(blocks, Ends::Whole).await;
-            (admitted, offset, self.fit_memory(data))
+            let data = match self.is_encrypted() {
+                true => self.enciphered(offset, data),
+                false => self.fit_memory(data),
+            };
+            (admitted, offset, data)
         } else {
             let admitted = self.admit(blocks.clone(), Ends::ReadModifyWrite).await;
             let start = blocks.start;
-            (
-                admitted,
-                start,
-                vec![self.fill_ends(offset, data, blocks).await?],
-            )
+            let whole = self.fill_ends(offset, data, blocks).await?;
+            (admitted, start, self.enciphered(start, vec![whole]))
         };
         let written = self.file.write(start, data, durability);
         let written = admitted.until(written).await;
@@ -275,8 +351,7 @@ impl HostFile {
         for (partial, at) in [(head_partial, blocks.start), (tail_partial, last)] {
             if partial {
                 let old = BufMut::zeroed(self.alignment as usize);
-                let (outcome, old) = self.file.read(at, old).await;
-                outcome.map_err(|error| self.failed("read", error))?;
+                let old = self.read_blocks(at, old).await?;
                 whole[(at - blocks.start) as usize..][..old.len()].copy_from_slice(&old);
             }
         }
@@ -414,14 +489,7 @@ impl HostFile {
         if data.iter().all(fits) {
             return data;
         }
-        let len = data.iter().map(|buf| buf.len()).sum();
-        let mut joined = BufMut::zeroed(len);
-        let mut at = 0;
-        for buf in &data {
-            joined[at..at + buf.len()].copy_from_slice(buf);
-            at += buf.len();
-        }
-        vec![joined.freeze()]
+        vec![joined(&data).freeze()]
     }
 
     async fn admit(&self, range: Range<u64>, ends: Ends) -> Admitted {
@@ -452,6 +520,17 @@ impl HostFile {
         }
         admitted
     }
+}
+
+/// A copy of the buffers, one behind the other.
+fn joined(data: &[Buf]) -> BufMut {
+    let mut joined = BufMut::for_overwrite(data.iter().map(|buf| buf.len()).sum());
+    let mut at = 0;
+    for buf in data {
+        joined[at..at + buf.len()].copy_from_slice(buf);
+        at += buf.len();
+    }
+    joined
 }
 
 #[cfg(test)]

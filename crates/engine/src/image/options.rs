@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::file::Sharing;
+use crate::luks::Passphrase;
 use crate::qcow2::repair;
 use crate::qcow2::snapshot::SnapshotChoice;
 use crate::workers::Workers;
@@ -17,6 +18,8 @@ pub enum Format {
     Raw,
     /// qcow2, version 2 or 3.
     Qcow2,
+    /// A LUKS volume, version 1: encrypted bytes behind a header.
+    Luks,
 }
 
 /// Where reads of what the image does not hold come from.
@@ -206,9 +209,21 @@ pub struct OpenOptions {
     pub workers: Workers,
     /// The disk as it was when this internal snapshot was taken, its size too; only to be read.
     pub snapshot: Option<SnapshotChoice>,
+    /// What opens the image if it is encrypted.
+    pub passphrase: Option<Passphrase>,
+    /// What opens the encrypted images below it.
+    pub backing_passphrase: Option<Passphrase>,
 }
 
 impl OpenOptions {
+    /// What opens the image on top, or those below.
+    pub(crate) fn passphrase(&self, is_top: bool) -> Option<&Passphrase> {
+        match is_top {
+            true => self.passphrase.as_ref(),
+            false => self.backing_passphrase.as_ref(),
+        }
+    }
+
     /// The budget for L2 slices in bytes.
     pub(crate) fn cache_bytes_or_default(&self) -> u64 {
         match self.cache_bytes {
@@ -224,6 +239,7 @@ impl Format {
         match name {
             "raw" | "file" | "host_device" => Some(Format::Raw),
             "qcow2" => Some(Format::Qcow2),
+            "luks" => Some(Format::Luks),
             _ => None,
         }
     }
@@ -233,6 +249,7 @@ impl Format {
         match self {
             Format::Raw => "raw",
             Format::Qcow2 => "qcow2",
+            Format::Luks => "luks",
         }
     }
 }

@@ -97,6 +97,13 @@ impl Qcow2 {
                 feature: "compression in an image with an external data file".to_string(),
             });
         }
+        // They would stand in the file for everybody to read: the format encrypts no compressed clusters.
+        if self.data.is_encrypted() {
+            return Err(Error::Unsupported {
+                file: self.name().to_string(),
+                feature: "compression and encryption at the same time".to_string(),
+            });
+        }
         let cluster_bytes = self.geometry().cluster_bytes();
         let len = data.len() as u64;
         let at_end = offset + len == self.size();

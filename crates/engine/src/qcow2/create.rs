@@ -19,6 +19,7 @@ use super::header::{
 use crate::file::{BlockFile, Claim};
 use crate::image::AllocPolicy;
 use crate::job::Job;
+use crate::luks::NewVolume;
 use crate::space::{self, Fill};
 use crate::{Error, Result};
 
@@ -102,6 +103,8 @@ pub struct CreateOptions {
     pub data_file: Option<String>,
     /// The data file alone shall always be a valid raw image.
     pub data_file_raw: bool,
+    /// The keys of the guest's data, if it shall be encrypted.
+    pub encryption: Option<NewVolume>,
     /// Space that is allocated now.
     pub preallocation: Preallocation,
     /// How space is to be allocated later, to be remembered in the image where it has room.
@@ -123,6 +126,7 @@ impl CreateOptions {
             backing_format: None,
             data_file: None,
             data_file_raw: false,
+            encryption: None,
             preallocation: Preallocation::Off,
             alloc_policy: AllocPolicy::Auto,
         }
@@ -169,6 +173,12 @@ impl CreateOptions {
     fn validate_version(&self) -> Result<()> {
         if self.version == Version::V3 {
             return Ok(());
+        }
+        if self.encryption.is_some() && self.preallocation != Preallocation::Off {
+            // Its entries cannot say that space reads as zeroes, whatever is in it.
+            let text = "Preallocation of an encrypted image requires compatibility level 1.1 or above \
+                        (use version=v3 or greater)";
+            return Err(Error::Invalid(text.to_string()));
         }
         let needs_version_3 = [
             (self.lazy_refcounts, "Lazy refcounts only supported with"),
@@ -244,7 +254,10 @@ impl CreateOptions {
             backing_file: self.backing_file.clone(),
             cluster_bits: geometry.cluster_bits(),
             size: round_up(self.size, SIZE_UNIT),
-            crypt_method: CryptMethod::None,
+            crypt_method: match self.encryption {
+                None => CryptMethod::None,
+                Some(_) => CryptMethod::Luks,
+            },
             l1_size: 0,
             l1_table_offset: 0,
             refcount_table_offset: 0,
@@ -327,6 +340,9 @@ pub async fn create_as_job(
         write::plain_file(data_file, size, options.preallocation, job).await?;
     }
     writer.preallocate(&layout, options.preallocation).await?;
+    if let (Some(volume), Some((offset, _))) = (&options.encryption, layout.keys) {
+        writer.keys(volume, offset).await?;
+    }
     writer.tables(&layout).await?;
     writer.header(&header, &layout).await?;
     for made in std::iter::once(&file).chain(&data_file) {
@@ -383,6 +399,31 @@ pub async fn create_raw(
     claim_new(file.as_ref(), Claim::CREATE_RAW)?;
     write::set_len(file.as_ref(), 0).await?;
     write::plain_file(&file, size, preallocation, job).await?;
+    claim_new(file.as_ref(), Claim::NONE)
+}
+
+/// Makes `file` a LUKS volume with a disk of `size` bytes (rounded up to [`SIZE_UNIT`]), whose space is allocated as
+/// `preallocation` says; what the disk holds is anything. What the file held is lost.
+///
+/// # Errors
+/// As [`create_raw`].
+pub async fn create_luks(
+    file: Arc<dyn BlockFile>,
+    size: u64,
+    (volume, preallocation): (&NewVolume, Preallocation),
+    job: &Job,
+) -> Result<()> {
+    let start = volume.header().payload_offset;
+    create_raw(
+        Arc::clone(&file),
+        start + round_up(size, SIZE_UNIT),
+        preallocation,
+        job,
+    )
+    .await?;
+    claim_new(file.as_ref(), Claim::qcow2(true))?;
+    let writer = write::Writer::new(&file, job);
+    writer.volume(volume).await?;
     claim_new(file.as_ref(), Claim::NONE)
 }
 

@@ -21,7 +21,7 @@
 use super::entry::EntryFormat;
 use super::geometry::{CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, Geometry};
 use crate::image::Format;
-use crate::{Error, Result};
+use crate::{Error, Result, luks};
 
 pub mod extensions;
 #[cfg(test)]
@@ -185,18 +185,17 @@ impl Header {
     ///
     /// # Errors
     /// `Corrupt` where the specification is broken, `Unsupported` for unknown incompatible features
-    /// and for encryption.
+    /// and for encryption other than LUKS.
     pub fn parse(bytes: &[u8], file_len: u64, file_name: &str) -> Result<Header> {
         let header = Header::parse_encrypted_too(bytes, file_len, file_name)?;
-        let method = match header.crypt_method {
-            CryptMethod::None => return Ok(header),
-            CryptMethod::Aes => "AES",
-            CryptMethod::Luks => "LUKS",
-        };
-        Err(Error::Unsupported {
-            file: file_name.to_string(),
-            feature: format!("encryption ({method}): the image's data is encrypted, which"),
-        })
+        match header.crypt_method {
+            CryptMethod::None | CryptMethod::Luks => Ok(header),
+            CryptMethod::Aes => Err(Error::Unsupported {
+                file: file_name.to_string(),
+                feature: "encryption (AES): the image's data is encrypted in QEMU's old way, which"
+                    .to_string(),
+            }),
+        }
     }
 
     /// As [`Header::parse`], for reports that never look at guest data: also encrypted images.
@@ -363,6 +362,7 @@ impl Header {
 pub fn probe(bytes: &[u8]) -> Format {
     match bytes.get(..8) {
         Some(start) if start[..4] == MAGIC && start[4..] >= [0, 0, 0, 2][..] => Format::Qcow2,
+        Some(start) if start.starts_with(&luks::MAGIC) && start[6..] == [0, 1] => Format::Luks,
         _ => Format::Raw,
     }
 }

@@ -60,6 +60,14 @@ pub struct Inspection {
     pub bitmaps: Vec<BitmapInfo>,
 }
 
+impl Inspection {
+    /// Where the LUKS volume of the image's keys is, if it has one.
+    pub fn keys_place(&self) -> Option<std::ops::Range<u64>> {
+        let crypto = self.header.extensions.crypto_header?;
+        Some(crypto.offset..crypto.offset.saturating_add(crypto.length))
+    }
+}
+
 /// The first bytes of a file: what probing a format and reading a header need.
 ///
 /// # Errors
@@ -68,7 +76,7 @@ pub async fn read_start(file: &dyn BlockFile) -> Result<Vec<u8>> {
     let len = file_len(file).await?;
     let start = read(file, 0, len.min(FIRST_READ_BYTES)).await?;
     let wanted = Header::wanted_bytes(&start, len);
-    if super::header::probe(&start) == crate::image::Format::Raw || wanted <= start.len() as u64 {
+    if super::header::probe(&start) != crate::image::Format::Qcow2 || wanted <= start.len() as u64 {
         return Ok(start);
     }
     read(file, 0, wanted).await

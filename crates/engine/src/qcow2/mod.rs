@@ -228,6 +228,10 @@ impl Qcow2 {
         if let Some(&sparse) = self.sparse.get() {
             return Ok(sparse);
         }
+        // Holes below a cipher are no zeroes.
+        if self.data.is_encrypted() {
+            return Ok(false);
+        }
         let header = self.header();
         let sparse = sparse::is_sparse(&self.file, &header).await?;
         Ok(*self.sparse.get_or_init(|| sparse))

@@ -20,7 +20,8 @@ use super::{Counts, EIO, Qcow2, State, growth, snapshot};
 use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
 use crate::file::{ChosenBy, FileRequest, Gate, HostFile, Role};
-use crate::image::{DirtyImage, OpenOptions, RepairWatch, WriteStatistics};
+use crate::image::{DirtyImage, OpenOptions, RepairWatch, WriteStatistics, ZeroMethod};
+use crate::luks;
 use crate::planted::{self, Mistake};
 use crate::sync::{Mutex, Turn, Waiters};
 use crate::{Error, Result};
@@ -59,12 +60,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         opening.file_len = opening.file.len().await?;
         header = read_header(&opening.file, opening.file_len).await?;
     }
-    let Opening {
-        file,
-        file_len,
-        options,
-        ..
-    } = &opening;
+    let Opening { file, options, .. } = &opening;
     if let (Some(choice), true) = (&options.snapshot, opening.is_top) {
         header = snapshot::root_of(file, &header, choice).await?;
     }
@@ -73,9 +69,10 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         true => open_data_file(&opening, &header, writable)?,
         false => file.clone(),
     };
+    let data = decrypted(&opening, &header, data).await?;
     let l1 = read_table(file, header.l1_table_offset, header.l1_bytes()).await?;
+    let knows_fresh = options.zero_method.knows_fresh() && !data.is_encrypted();
     let mut image = Qcow2 {
-        data,
         raw_data: header.is_data_file_raw(),
         format,
         compression: header.compression_type,
@@ -85,10 +82,14 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
             false => Unref::Free,
         },
         policy: growth::Policy::decide(options.alloc_policy, header.extensions.allocation.as_ref()),
-        zero_method: options.zero_method,
+        zero_method: match data.is_encrypted() {
+            // Space that reads as zeroes is none of the guest's zeroes.
+            true => ZeroMethod::Write,
+            false => options.zero_method,
+        },
         write_policy: options.write_policy,
         writable,
-        state: Mutex::new(fresh_state(header.clone(), l1, options)),
+        state: Mutex::new(fresh_state(header.clone(), l1, Fresh::knowing(knows_fresh))),
         turn: Turn::new(empty_counts(file.clone(), format)),
         sparse: OnceLock::new(),
         durable_writes: DurableWrites::default(),
@@ -96,35 +97,47 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         workers: options.workers.clone(),
         probe: Probe::default(),
         file: file.clone(),
+        data,
     };
     if writable {
-        let table = read_table(
-            file,
-            header.refcount_table_offset,
-            header.refcount_table_bytes(),
-        )
-        .await?;
-        let refcounts = Refcounts::new(
-            file.clone(),
-            format,
-            table,
-            HostOffset(header.refcount_table_offset),
-        )
-        .within(options.cache_bytes_or_default());
-        let claimed = format.geometry.clusters_for(*file_len);
-        {
-            let mut state = image.lock();
-            state.claimed = claimed;
-            state.claimed_at_open = claimed;
-        }
-        let roots = roots(file, *file_len, &header, &refcounts).await?;
-        protect_metadata(&image, &roots)?;
-        image.turn = Turn::new(Counts {
-            refcounts,
-            ..empty_counts(file.clone(), format)
-        });
+        prepare_for_writes(&mut image, &header, &opening).await?;
     }
     Ok(image)
+}
+
+/// Reads the counts, and protects the metadata.
+async fn prepare_for_writes(
+    image: &mut Qcow2,
+    header: &Header,
+    opening: &Opening<'_>,
+) -> Result<()> {
+    let (file, format) = (&opening.file, image.format);
+    let table = read_table(
+        file,
+        header.refcount_table_offset,
+        header.refcount_table_bytes(),
+    )
+    .await?;
+    let refcounts = Refcounts::new(
+        file.clone(),
+        format,
+        table,
+        HostOffset(header.refcount_table_offset),
+    )
+    .within(opening.options.cache_bytes_or_default());
+    let claimed = format.geometry.clusters_for(opening.file_len);
+    {
+        let mut state = image.lock();
+        state.claimed = claimed;
+        state.claimed_at_open = claimed;
+    }
+    let roots = roots(file, opening.file_len, header, &refcounts).await?;
+    protect_metadata(image, &roots)?;
+    image.turn = Turn::new(Counts {
+        refcounts,
+        ..empty_counts(file.clone(), format)
+    });
+    Ok(())
 }
 
 async fn read_header(file: &HostFile, file_len: u64) -> Result<Header> {
@@ -217,6 +230,34 @@ fn open_data_file(opening: &Opening<'_>, header: &Header, writable: bool) -> Res
     }
 }
 
+/// The file that guest data is in, with the image's cipher between. A sector's number is its place in that file: the
+/// same data elsewhere is other bytes.
+async fn decrypted(opening: &Opening<'_>, header: &Header, data: HostFile) -> Result<HostFile> {
+    let Some(crypto) = header.extensions.crypto_header else {
+        return Ok(data);
+    };
+    if opening.options.metadata_only {
+        return Ok(data);
+    }
+    let passphrase = opening.options.passphrase(opening.is_top).ok_or_else(|| {
+        Error::Key("Parameter 'encrypt.key-secret' is required for cipher".to_string())
+    })?;
+    let corrupt = || Error::Corrupt {
+        file: opening.file.name().to_string(),
+        structure: "encryption header",
+        offset: crypto.offset,
+        detail: "it reaches beyond the end of the file".to_string(),
+    };
+    let end = crypto.offset.checked_add(crypto.length);
+    let end = end
+        .filter(|&end| end <= opening.file_len)
+        .ok_or_else(corrupt)?;
+    let place = crypto.offset..end;
+    let key = (passphrase, &opening.options.workers);
+    let (_, cipher) = luks::unlock(&opening.file, place, key).await?;
+    Ok(data.encrypted(cipher, 0))
+}
+
 async fn read_table(file: &HostFile, offset: u64, bytes: u64) -> Result<Vec<u64>> {
     let table = file.read_new(offset, bytes).await?;
     Ok(table.chunks_exact(8).map(big_endian).collect())
@@ -234,7 +275,7 @@ fn empty_counts(file: HostFile, format: EntryFormat) -> Counts {
     }
 }
 
-fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
+fn fresh_state(header: Header, l1: Vec<u64>, fresh: Fresh) -> State {
     State {
         tables: Tables::new(header.entry_format(), l1),
         header,
@@ -243,7 +284,7 @@ fn fresh_state(header: Header, l1: Vec<u64>, options: &OpenOptions) -> State {
         epochs: Epochs::default(),
         free: FreeSet::default(),
         table_space: FreeSet::default(),
-        fresh: Fresh::knowing(options.zero_method.knows_fresh()),
+        fresh,
         protected: Protected::default(),
         bad_tables: BTreeSet::new(),
         table_beyond: None,
@@ -311,6 +352,9 @@ async fn roots(
             "bitmap directory",
         );
         roots.push(directory);
+    }
+    if let Some(crypto) = header.extensions.crypto_header {
+        roots.push(root(crypto.offset, crypto.length, "encryption header"));
     }
     for index in 0..refcounts.table().len() as u64 {
         if let Some(block) = refcounts.block(index)? {

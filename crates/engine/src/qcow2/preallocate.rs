@@ -65,6 +65,13 @@ impl Qcow2 {
         below: &Below,
         (how, job): (Preallocation, &Job),
     ) -> Result<()> {
+        if self.data.is_encrypted() && self.format.version < 3 {
+            // Its entries cannot say that space reads as zeroes, whatever is in it.
+            return Err(Error::Unsupported {
+                file: self.name().to_string(),
+                feature: "preallocation in an encrypted image of version 2".to_string(),
+            });
+        }
         let unit = self.geometry().cluster_bytes();
         let range = round_down(added.start, unit)..round_up(added.end, unit);
         let data_len = match self.format.data_file {
@@ -308,10 +315,16 @@ impl Qcow2 {
                     self.geometry().host_offset(host)
                 }
             };
+            // Space that was never written decrypts to anything: the entry says that it reads as zeroes.
+            let zeroes = match self.data.is_encrypted() {
+                true => new.allocated,
+                false => 0,
+            };
             let new = Standard {
                 host: Some(host),
                 copied: true,
-                ..new
+                allocated: new.allocated & !zeroes,
+                zeroes: new.zeroes | zeroes,
             };
             let entry = L2Entry::Standard(new);
             state.tables.set_entry(cluster, &entry, Promise::Bytes);

@@ -2,7 +2,7 @@
 
 use super::super::entry::{EntryFormat, L2Entry, Standard, TableRef, set_refcount};
 use super::super::geometry::{Geometry, HostCluster, HostOffset, round_up};
-use super::super::header::Header;
+use super::super::header::{CryptoHeader, Header};
 use super::placement::Placement;
 use super::{CreateOptions, Preallocation, SIZE_UNIT, Version};
 use crate::Result;
@@ -29,6 +29,8 @@ pub(super) struct Layout {
     /// The cluster of each L2 table, in order of the disk. All or none.
     pub l2_tables: Vec<u64>,
     runs: Vec<Run>,
+    /// Where the LUKS volume of the image's keys is, and its bytes.
+    pub keys: Option<(u64, u64)>,
     /// The clusters in `file` that the guest's data will be in, if they are in one piece.
     pub data_bytes: Option<(u64, u64)>,
     /// Length of the image file.
@@ -60,6 +62,7 @@ impl Layout {
             l1_cluster,
             l2_tables: Vec::new(),
             runs: Vec::new(),
+            keys: None,
             data_bytes: None,
             file_len: 0,
         };
@@ -71,6 +74,11 @@ impl Layout {
                 layout.assign_in_one_piece(size)?;
             }
             _ => layout.assign_clusters(size)?,
+        }
+        if let Some(volume) = &options.encryption {
+            let len = volume.header().payload_offset;
+            let cluster = layout.placement.allocate(geometry.clusters_for(len))?;
+            layout.keys = Some((cluster * layout.cluster_bytes(), len));
         }
         layout.file_len = layout.end_of_file(size);
         Ok(layout)
@@ -212,6 +220,9 @@ impl Layout {
             u32::try_from(clusters).expect("a refcount table has 8 MiB at most");
         header.l1_size = u32::try_from(self.l1_entries).expect("an L1 table has 32 MiB at most");
         header.l1_table_offset = self.l1_cluster * bytes;
+        let keys = self.keys;
+        header.extensions.crypto_header =
+            keys.map(|(offset, length)| CryptoHeader { offset, length });
     }
 
     /// The L1 table: its offset and its bytes.
@@ -228,7 +239,8 @@ impl Layout {
     }
 
     /// L2 table `index`: its offset and its bytes. A preallocated subcluster is not allocated: it
-    /// still reads from the backing file, or as zeroes.
+    /// still reads from the backing file, or as zeroes. So does a preallocated cluster of an encrypted image, whose
+    /// space decrypts to anything.
     pub fn l2_table(&self, index: u64) -> (u64, Vec<u8>) {
         let geometry = self.format.geometry;
         let entry_bytes = geometry.l2_entry_bytes() as usize;
@@ -241,11 +253,13 @@ impl Layout {
         for run in self.runs[from..].iter().take_while(|run| run.guest < end) {
             for guest in run.guest.max(first)..end.min(run.guest + run.count) {
                 let host = HostCluster(run.host + (guest - run.guest));
+                let allocated = !geometry.extended_l2() && self.keys.is_none();
+                let zeroes = !geometry.extended_l2() && self.keys.is_some();
                 let entry = L2Entry::Standard(Standard {
                     host: Some(geometry.host_offset(host)),
                     copied: true,
-                    allocated: if geometry.extended_l2() { 0 } else { 1 },
-                    zeroes: 0,
+                    allocated: allocated.into(),
+                    zeroes: zeroes.into(),
                 });
                 let (entry, bitmap) = self.format.encode_l2(&entry);
                 let at = (guest - first) as usize * entry_bytes;

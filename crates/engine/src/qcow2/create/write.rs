@@ -11,6 +11,7 @@ use super::Preallocation;
 use super::layout::Layout;
 use crate::file::{BlockFile, Durability, HostFile};
 use crate::job::{Job, Stage};
+use crate::luks::NewVolume;
 use crate::space;
 use crate::{Error, Result};
 
@@ -69,6 +70,25 @@ impl<'a> Writer<'a> {
         }
     }
 
+    /// Writes the LUKS volume that holds the keys, at an offset: its slot first.
+    pub async fn keys(&self, volume: &NewVolume, offset: u64) -> Result<()> {
+        for (at, bytes) in volume.pieces().iter().rev() {
+            self.put(offset + at, bytes).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes the LUKS volume that the file is, which makes it one, and makes it durable.
+    pub async fn volume(&self, volume: &NewVolume) -> Result<()> {
+        self.keys(volume, 0).await?;
+        self.flush().await
+    }
+
+    /// Makes all of it durable.
+    async fn flush(&self) -> Result<()> {
+        self.file.flush().await.map_err(self.failed("flush"))
+    }
+
     /// Writes all tables and makes them durable. In memory is what is in flight, whatever the size of
     /// the disk.
     pub async fn tables(&self, layout: &Layout) -> Result<()> {
@@ -79,7 +99,7 @@ impl<'a> Writer<'a> {
         let roots = [layout.refcount_table(), layout.l1_table()];
         let l2_tables = (0..layout.l2_tables.len() as u64).map(|index| layout.l2_table(index));
         self.put_all(blocks.chain(roots).chain(l2_tables)).await?;
-        self.file.flush().await.map_err(self.failed("flush"))
+        self.flush().await
     }
 
     /// Writes tables, neighbours at once and several writes in flight.
@@ -126,7 +146,7 @@ impl<'a> Writer<'a> {
     pub async fn header(&self, header: &[u8], layout: &Layout) -> Result<()> {
         self.put(0, header).await?;
         set_len(self.file, layout.file_len).await?;
-        self.file.flush().await.map_err(self.failed("flush"))
+        self.flush().await
     }
 }
 

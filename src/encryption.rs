@@ -1,0 +1,225 @@
+//! Encrypted images as command lines have them: the options of their keys, how long opening a key slot shall take, and
+//! what `info` tells of a LUKS header.
+
+use cowslip::luks::{
+    CipherMode, Hash, Header, IvGenerator, KeySize, KeySlot, NewVolume, Spec, VolumeOptions,
+    iterations_run,
+};
+use rustix::rand::{GetRandomFlags, getrandom};
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Map, Value, json};
+
+use crate::error::CommandError;
+use crate::open::object;
+
+/// What opening a key slot takes on a machine like this one.
+const ITER_TIME_DEFAULT_MS: u64 = 2000;
+/// Iterations at least, however short that time is.
+const ITERATIONS_MIN: u64 = 1000;
+/// Iterations that are not exceeded here, so that every LUKS program opens what is made: see `luks::Header::parse`.
+const ITERATIONS_MAX: u64 = 1 << 27;
+/// A measurement takes this long at least: the clock is finer, and the processor awake by then.
+const MEASURED_NS: u64 = 10_000_000;
+
+/// The options of keys in a list, which have a prefix there (`encrypt.`) or none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyOptions {
+    prefix: &'static str,
+    secret: Option<String>,
+    spec: Spec,
+    hash: Hash,
+    iter_time_ms: u64,
+}
+
+impl KeyOptions {
+    /// Those of a list, of which `value` finds the values by name.
+    ///
+    /// # Errors
+    /// An algorithm that does not exist, or is not supported, by its name.
+    pub fn parse<'a>(
+        prefix: &'static str,
+        value: impl Fn(&str) -> Option<&'a str>,
+    ) -> Result<KeyOptions, CommandError> {
+        let value = |name: &str| value(&format!("{prefix}{name}"));
+        let key_size = find(
+            "cipher-alg",
+            value("cipher-alg").unwrap_or("aes-256"),
+            &KeySize::ALL,
+        )?;
+        let modes = [("xts", CipherMode::Xts), ("cbc", CipherMode::Cbc)];
+        let mode = find("cipher-mode", value("cipher-mode").unwrap_or("xts"), &modes)?;
+        let vector_hash = value("ivgen-hash-alg").unwrap_or("sha256");
+        let vector_hash = find("ivgen-hash-alg", vector_hash, &Hash::ALL)?;
+        let generators = [
+            ("plain", IvGenerator::Plain),
+            ("plain64", IvGenerator::Plain64),
+            ("essiv", IvGenerator::Essiv(vector_hash)),
+        ];
+        let iv = find(
+            "ivgen-alg",
+            value("ivgen-alg").unwrap_or("plain64"),
+            &generators,
+        )?;
+        let spec = Spec { key_size, mode, iv };
+        if !spec.is_possible() {
+            let text = "ivgen-alg 'essiv' is supported with cipher-mode 'cbc' and a hash as long as a key of AES (sha256)";
+            return Err(CommandError::new(text));
+        }
+        if (key_size, mode) == (KeySize::Aes192, CipherMode::Cbc) {
+            // Its stripes fill no whole sectors, on which QEMU ends with an assertion.
+            let text = "cipher-alg 'aes-192' is supported with cipher-mode 'xts' only";
+            return Err(CommandError::new(text));
+        }
+        let iter_time = value("iter-time").map(|text| {
+            let wrong =
+                || CommandError::new(format!("Parameter '{prefix}iter-time' expects a number"));
+            text.parse().map_err(|_| wrong())
+        });
+        Ok(KeyOptions {
+            prefix,
+            secret: value("key-secret").map(str::to_string),
+            spec,
+            hash: find(
+                "hash-alg",
+                value("hash-alg").unwrap_or("sha256"),
+                &Hash::ALL,
+            )?,
+            iter_time_ms: iter_time.transpose()?.unwrap_or(ITER_TIME_DEFAULT_MS),
+        })
+    }
+
+    /// Bytes that the header takes, with its key slots.
+    ///
+    /// # Errors
+    /// There is no secret, without which no volume is made.
+    pub fn header_bytes(&self) -> Result<u64, CommandError> {
+        self.secret()?;
+        Ok(NewVolume::bytes_before_data(&self.spec))
+    }
+
+    fn secret(&self) -> Result<&str, CommandError> {
+        self.secret.as_deref().ok_or_else(|| {
+            CommandError::new(format!(
+                "Parameter '{}key-secret' is required for cipher",
+                self.prefix
+            ))
+        })
+    }
+
+    /// Makes a header, with a new master key in its first slot.
+    ///
+    /// # Errors
+    /// There is no such secret, or the system has no random bytes.
+    pub fn make(&self) -> Result<NewVolume, CommandError> {
+        let passphrase = object::passphrase(self.secret()?)?;
+        let per_ms = iterations_per_ms(self.hash, &self.spec);
+        let within = |ms: u64| {
+            let iterations = per_ms
+                .saturating_mul(ms)
+                .clamp(ITERATIONS_MIN, ITERATIONS_MAX);
+            iterations as u32
+        };
+        let options = VolumeOptions {
+            spec: self.spec,
+            hash: self.hash,
+            passphrase,
+            slot_iterations: within(self.iter_time_ms),
+            // Telling whether a key is the right one is not what keeps strangers out.
+            digest_iterations: within(self.iter_time_ms / 8),
+        };
+        let mut entropy = |bytes: &mut [u8]| fill_random(bytes);
+        NewVolume::make(&options, &mut entropy).map_err(|error| {
+            let why = cowslip::error::system_words(&error);
+            CommandError::new(format!("Could not get random bytes: {why}"))
+        })
+    }
+}
+
+/// The choice of a name.
+fn find<T: Copy>(option: &str, name: &str, choices: &[(&str, T)]) -> Result<T, CommandError> {
+    let found = choices.iter().find(|(its, _)| *its == name);
+    found.map(|(_, choice)| *choice).ok_or_else(|| {
+        let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+        CommandError::new(format!(
+            "Parameter '{option}' does not accept value '{name}' ({} are supported)",
+            names.join(", ")
+        ))
+    })
+}
+
+fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let len = rest.len();
+        let got = getrandom(&mut *rest, GetRandomFlags::empty())?;
+        rest = &mut rest[got.min(len)..];
+    }
+    Ok(())
+}
+
+/// How many iterations this thread does in a millisecond; by its own time, since others want the processor too.
+fn iterations_per_ms(hash: Hash, spec: &Spec) -> u64 {
+    let now = || {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    };
+    let mut iterations = ITERATIONS_MIN;
+    loop {
+        let start = now();
+        iterations_run(hash, spec, iterations as u32);
+        let spent_ns = now() - start;
+        if spent_ns >= MEASURED_NS || iterations >= ITERATIONS_MAX {
+            return (iterations * 1_000_000 / spent_ns.max(1)).max(1);
+        }
+        iterations *= 4;
+    }
+}
+
+/// A header as `info` tells it, in QEMU's order; in an image of another format it says its own.
+pub fn described(header: &Header, format: Option<&str>) -> Value {
+    let name_of = |choices: &[(&'static str, KeySize)]| {
+        let found = choices
+            .iter()
+            .find(|(_, size)| *size == header.spec.key_size);
+        found.map_or("", |(name, _)| *name)
+    };
+    let (generator, vector_hash) = match header.spec.iv {
+        IvGenerator::Plain => ("plain", None),
+        IvGenerator::Plain64 => ("plain64", None),
+        IvGenerator::Essiv(hash) => ("essiv", Some(hash.name())),
+    };
+    let mode = match header.spec.mode {
+        CipherMode::Xts => "xts",
+        CipherMode::Cbc => "cbc",
+    };
+    let mut out = Map::new();
+    let mut put = |name: &str, value: Value| out.insert(name.to_string(), value);
+    put("ivgen-alg", generator.into());
+    put("detached-header", false.into());
+    put("hash-alg", header.hash.name().into());
+    put("cipher-alg", name_of(&KeySize::ALL).into());
+    put("uuid", header.uuid.as_str().into());
+    if let Some(hash) = vector_hash {
+        put("ivgen-hash-alg", hash.into());
+    }
+    if let Some(format) = format {
+        put("format", format.into());
+    }
+    put("cipher-mode", mode.into());
+    put("slots", header.slots.iter().map(slot).collect());
+    put("payload-offset", header.payload_offset.into());
+    put("master-key-iters", header.digest_iterations.into());
+    Value::Object(out)
+}
+
+fn slot(slot: &KeySlot) -> Value {
+    match slot.active {
+        true => json!({
+            "active": true,
+            "iters": slot.iterations,
+            "key-offset": slot.key_offset,
+            "stripes": KeySlot::STRIPES,
+        }),
+        false => json!({ "active": false, "key-offset": slot.key_offset }),
+    }
+}

@@ -1,0 +1,279 @@
+//! `--object`: what command lines define beside images, and name by an ID. Secrets are all there are.
+//!
+//! They are defined before anything is opened, once for the process, and found by their IDs wherever a specification or a
+//! list of options has a `key-secret`. Their bytes are in no message.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cowslip::luks::Passphrase;
+use zeroize::Zeroizing;
+
+use super::spec::json_pairs;
+use crate::error::CommandError;
+use crate::options;
+
+/// Secrets are short; a file that is named by mistake may not be.
+const SECRET_BYTES_MAX: u64 = 1 << 20;
+
+type Bytes = Zeroizing<Vec<u8>>;
+
+static SECRETS: Mutex<BTreeMap<String, Bytes>> = Mutex::new(BTreeMap::new());
+
+fn secrets() -> MutexGuard<'static, BTreeMap<String, Bytes>> {
+    SECRETS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Defines the objects of a command line, in order.
+///
+/// # Errors
+/// As [`define`].
+pub fn define_all(definitions: &[String]) -> Result<(), CommandError> {
+    definitions.iter().try_for_each(|text| define(text))
+}
+
+/// Defines an object: `secret,id=ID,data=TEXT|file=PATH[,format=raw|base64]`, or the same as JSON.
+///
+/// # Errors
+/// It is no secret, or not a whole one; in QEMU's words.
+pub fn define(definition: &str) -> Result<(), CommandError> {
+    let (id, bytes) = parse(definition)?;
+    let mut secrets = secrets();
+    if secrets.contains_key(&id) {
+        let text = format!("attempt to add duplicate property '{id}' to object (type 'container')");
+        return Err(CommandError::new(text));
+    }
+    secrets.insert(id, bytes);
+    Ok(())
+}
+
+/// The secret of this ID, as what opens an encrypted image.
+///
+/// # Errors
+/// There is none, or it is no text.
+pub fn passphrase(id: &str) -> Result<Passphrase, CommandError> {
+    let secrets = secrets();
+    let Some(bytes) = secrets.get(id) else {
+        return Err(CommandError::new(format!("No secret with id '{id}'")));
+    };
+    if std::str::from_utf8(bytes).is_err() {
+        let text = format!("Data from secret {id} is not valid UTF-8");
+        return Err(CommandError::new(text));
+    }
+    if bytes.contains(&0) {
+        // QEMU takes what is before it, which is hardly what is meant.
+        let text = format!("Data from secret {id} contains a zero byte");
+        return Err(CommandError::new(text));
+    }
+    Ok(Passphrase::new(bytes.to_vec()))
+}
+
+fn parse(definition: &str) -> Result<(String, Bytes), CommandError> {
+    let refuse = |text: String| Err(CommandError::new(text));
+    let pairs = pairs(definition)?;
+    let value = |name| options::value(&pairs, name);
+    match value("qom-type") {
+        Some("secret") => {}
+        Some(other) => {
+            return refuse(format!(
+                "Parameter 'qom-type' does not accept value '{other}'"
+            ));
+        }
+        None => return refuse("Parameter 'qom-type' is missing".to_string()),
+    }
+    for (name, _) in &pairs {
+        match name.as_str() {
+            "qom-type" | "id" | "data" | "file" | "format" => {}
+            "keyid" | "iv" => {
+                return refuse(format!(
+                    "Secrets that are encrypted ('{name}') are not supported"
+                ));
+            }
+            _ => return refuse(format!("Parameter '{name}' is unexpected")),
+        }
+    }
+    let Some(id) = value("id") else {
+        return refuse("Parameter 'id' is missing".to_string());
+    };
+    if !is_identifier(id) {
+        return refuse(
+            "Parameter 'id' expects an identifier\n\
+             Identifiers consist of letters, digits, '-', '.', '_', starting with a letter."
+                .to_string(),
+        );
+    }
+    let bytes = match (value("data"), value("file")) {
+        (Some(_), Some(_)) => {
+            return refuse("'file' and 'data' are mutually exclusive".to_string());
+        }
+        (None, None) => return refuse("Either 'file' or 'data' must be provided".to_string()),
+        (Some(text), None) => Zeroizing::new(text.as_bytes().to_vec()),
+        (None, Some(name)) => read(name)?,
+    };
+    let bytes = match value("format") {
+        None | Some("raw") => bytes,
+        Some("base64") => from_base64(&bytes)
+            .ok_or_else(|| CommandError::new("Base64 data contains invalid characters"))?,
+        Some(other) => {
+            return refuse(format!(
+                "Parameter 'format' does not accept value '{other}'"
+            ));
+        }
+    };
+    Ok((id.to_string(), bytes))
+}
+
+/// Names and values; the type is named or comes first.
+fn pairs(definition: &str) -> Result<Vec<(String, String)>, CommandError> {
+    if definition.starts_with('{') {
+        return json_pairs(definition);
+    }
+    let (first, rest) = definition.split_once(',').unwrap_or((definition, ""));
+    if first.contains('=') || first.is_empty() {
+        return options::split(definition);
+    }
+    let mut pairs = vec![("qom-type".to_string(), first.to_string())];
+    if !rest.is_empty() {
+        pairs.extend(options::split(rest)?);
+    }
+    Ok(pairs)
+}
+
+fn is_identifier(id: &str) -> bool {
+    let mut letters = id.chars();
+    letters
+        .next()
+        .is_some_and(|first| first.is_ascii_alphabetic())
+        && letters.all(|c| c.is_ascii_alphanumeric() || "-._".contains(c))
+}
+
+fn read(name: &str) -> Result<Bytes, CommandError> {
+    let refused = |why: String| CommandError::new(format!("Unable to read {name}: {why}"));
+    let failed = |error: &std::io::Error| {
+        refused(format!(
+            "Failed to open file \u{201c}{name}\u{201d}: {}",
+            cowslip::error::system_words(error)
+        ))
+    };
+    let file = std::fs::File::open(name).map_err(|error| failed(&error))?;
+    // Memory for all of it at once: growing would leave copies behind.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(SECRET_BYTES_MAX as usize + 1));
+    let mut file = file.take(SECRET_BYTES_MAX + 1);
+    file.read_to_end(&mut bytes)
+        .map_err(|error| failed(&error))?;
+    match bytes.len() as u64 > SECRET_BYTES_MAX {
+        true => Err(refused(format!(
+            "it has more than {SECRET_BYTES_MAX} bytes"
+        ))),
+        false => Ok(bytes),
+    }
+}
+
+/// Decodes base64 with padding; line ends do not count. `None` if it is something else.
+fn from_base64(text: &[u8]) -> Option<Bytes> {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = Zeroizing::new(Vec::with_capacity(text.len()));
+    let (mut word, mut bits, mut padding, mut letters) = (0u32, 0, 0, 0);
+    for &letter in text.iter().filter(|&&letter| letter != b'\n') {
+        letters += 1;
+        if letter == b'=' {
+            padding += 1;
+            continue;
+        }
+        let value = ALPHABET.iter().position(|&other| other == letter)?;
+        if padding > 0 {
+            return None;
+        }
+        word = word << 6 | value as u32;
+        bits += 6;
+        if bits >= 8 {
+            bits -= 8;
+            out.push((word >> bits) as u8);
+            word &= (1 << bits) - 1;
+        }
+    }
+    let is_whole = letters % 4 == 0 && padding <= 2 && padding * 2 == bits;
+    is_whole.then_some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret(definition: &str) -> Result<(String, Vec<u8>), String> {
+        let parsed = parse(definition).map(|(id, bytes)| (id, bytes.to_vec()));
+        parsed.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_secret_is_given_in_several_ways() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        std::fs::write(&path, "aHVudGVy\nMg==\n").unwrap();
+        let file = format!("secret,id=a.b-c,file={},format=base64", path.display());
+        let json = r#"{"qom-type":"secret","id":"a.b-c","data":"hunter2"}"#;
+        for definition in [
+            "secret,id=a.b-c,data=hunter2",
+            "secret,id=a.b-c,data=hunter2,format=raw",
+            "qom-type=secret,id=a.b-c,data=hunter2",
+            "secret,id=a.b-c,data=aHVudGVyMg==,format=base64",
+            &file,
+            json,
+        ] {
+            let (id, bytes) = secret(definition).unwrap();
+            assert_eq!((id.as_str(), &bytes[..]), ("a.b-c", &b"hunter2"[..]));
+        }
+        assert_eq!(secret("secret,id=a,data=x,,y").unwrap().1, b"x,y");
+    }
+
+    #[test]
+    fn what_is_no_secret_is_refused_by_name() {
+        for (definition, said) in [
+            (
+                "tls-creds-x509,id=a",
+                "does not accept value 'tls-creds-x509'",
+            ),
+            ("id=a,data=x", "'qom-type' is missing"),
+            ("secret", "'id' is missing"),
+            ("secret,id=1,data=x", "expects an identifier"),
+            ("secret,id=a", "Either 'file' or 'data'"),
+            ("secret,id=a,data=x,file=y", "mutually exclusive"),
+            (
+                "secret,id=a,data=x,format=hex",
+                "does not accept value 'hex'",
+            ),
+            ("secret,id=a,data=x,keyid=b", "('keyid') are not supported"),
+            ("secret,id=a,data=x,iv=b", "('iv') are not supported"),
+            ("secret,id=a,data=x,foo=b", "'foo' is unexpected"),
+            (
+                "secret,id=a,file=/nonexistent/s",
+                "No such file or directory",
+            ),
+            ("secret,id=a,data=a,format=base64", "invalid characters"),
+            ("secret,id=a,data=a=aa,format=base64", "invalid characters"),
+            ("secret,id=a,data=aaa?,format=base64", "invalid characters"),
+            ("secret,id=a,data=====,format=base64", "invalid characters"),
+        ] {
+            let error = secret(definition).unwrap_err();
+            assert!(error.contains(said), "{definition}: {error}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_found_by_their_ids() {
+        define("secret,id=found,data=x").unwrap();
+        assert!(
+            define("secret,id=found,data=y")
+                .unwrap_err()
+                .to_string()
+                .contains("duplicate")
+        );
+        assert!(passphrase("found").is_ok());
+        let error = passphrase("lost").unwrap_err().to_string();
+        assert_eq!(error, "No secret with id 'lost'");
+        define("secret,id=binary,data=/w==,format=base64").unwrap();
+        let error = passphrase("binary").unwrap_err().to_string();
+        assert!(error.contains("not valid UTF-8"), "{error}");
+    }
+}
