@@ -11,7 +11,7 @@ use cowslip_queue::BufMut;
 use futures_util::future::{join, join_all};
 
 use crate::Result;
-use crate::file::{ChosenBy, Gate, HostFile, Role};
+use crate::file::{ChosenBy, Event, Gate, HostFile, Role};
 use crate::image::{BackingChoice, Format, OpenOptions};
 use crate::qcow2::map::{Run, Source};
 use crate::qcow2::{self, Qcow2, Wanted};
@@ -121,7 +121,10 @@ pub async fn read(top: &Layer, below: &Below, offset: u64, buf: BufMut) -> Resul
     let runs = top.map(offset..offset + len).await?;
     match top {
         Layer::Qcow2(image) => read_runs(image, &runs, (offset, buf), below).await,
-        Layer::Raw(raw) => raw.read(offset, buf).await,
+        Layer::Raw(raw) => {
+            raw.file().reach(Event::ReadAio).await;
+            raw.read(offset, buf).await
+        }
     }
 }
 
@@ -140,6 +143,7 @@ pub async fn read_runs(
         },
     ] = runs
     {
+        image.file().reach(Event::ReadAio).await;
         return image.data_file().read(host.0, buf).await;
     }
     let mut jobs = Jobs::default();
@@ -148,11 +152,12 @@ pub async fn read_runs(
         Source::Below => deeper.push((0, at, part)),
         _ => jobs.add(at, source, part),
     });
-    let ours = jobs.run(image.data_file(), Some(image));
+    let ours = jobs.run(image.data_file(), (image.file(), Some(image)));
     let mut done = Vec::new();
     if deeper.is_empty() {
         done.extend(ours.await);
     } else {
+        image.file().reach(Event::ReadBackingAio).await;
         let (ours, theirs) = join(ours, read_each(below.layers(), deeper)).await;
         done.extend(ours);
         done.extend(theirs);
@@ -208,10 +213,14 @@ impl Jobs {
         }
     }
 
-    /// Reads them from the layer's data file; compressed ones from the image.
-    async fn run(self, file: &HostFile, image: Option<&Qcow2>) -> Vec<Result<(u64, BufMut)>> {
+    /// Reads them from the layer's data file; compressed ones from the image. The file of the layer itself is told.
+    async fn run(
+        self,
+        file: &HostFile,
+        (told, image): (&HostFile, Option<&Qcow2>),
+    ) -> Vec<Result<(u64, BufMut)>> {
         let plain = self.plain.into_iter().map(|(at, source, part)| async move {
-            let part = fetch(file, source, part).await;
+            let part = fetch((file, told), source, part).await;
             part.map(|part| (at, part))
         });
         let plain = join_all(plain);
@@ -226,8 +235,13 @@ impl Jobs {
     }
 }
 
-async fn fetch(file: &HostFile, source: Source, mut part: BufMut) -> Result<BufMut> {
+async fn fetch(
+    (file, told): (&HostFile, &HostFile),
+    source: Source,
+    mut part: BufMut,
+) -> Result<BufMut> {
     if let Source::Data(host) = source {
+        told.reach(Event::ReadAio).await;
         return file.read(host.0, part).await;
     }
     part.fill(0);
@@ -261,10 +275,10 @@ async fn read_each(layers: &[Arc<Layer>], mut work: Vec<Part>) -> Vec<Result<(u6
             Err(error) => done.push(Err(error)),
         }
     }
-    let fetched = layers
-        .iter()
-        .zip(jobs)
-        .map(|(layer, jobs)| jobs.run(layer.data_file(), layer.qcow2()));
+    let fetched = layers.iter().zip(jobs).map(|(layer, jobs)| {
+        let told = layer.qcow2().map_or(layer.data_file(), Qcow2::file);
+        jobs.run(layer.data_file(), (told, layer.qcow2()))
+    });
     done.extend(join_all(fetched).await.into_iter().flatten());
     done
 }

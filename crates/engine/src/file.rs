@@ -16,6 +16,7 @@ use cowslip_queue::{Buf, BufMut, Pending};
 
 mod aligned;
 mod claim;
+mod event;
 pub mod host;
 mod host_geometry;
 mod host_lock;
@@ -27,6 +28,8 @@ pub mod memory;
 
 pub use aligned::HostFile;
 pub use cowslip_queue::space::{Calls, Holes, HolesBy, Way};
+
+pub use event::{Event, Observer};
 
 pub use claim::{Claim, Conflict, Permission, Permissions, Protection, Sharing, Side};
 
@@ -92,6 +95,11 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
 
     /// Which file it is, where that can be told.
     fn id(&self) -> Option<FileId>;
+
+    /// Who is told what the work on the file has reached. By default nobody.
+    fn observer(&self) -> Option<Arc<dyn Observer>> {
+        None
+    }
 
     /// Its length in bytes, now.
     fn len(&self) -> Pending<io::Result<u64>>;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cowslip_queue::{Buf, BufMut};
 
 use crate::durable::DurableWrites;
-use crate::file::{Claim, Durability, HostFile, Permission, Space};
+use crate::file::{Claim, Durability, Event, HostFile, Permission, Space};
 use crate::image::Format;
 use crate::job::Job;
 use crate::luks::SectorCipher;
@@ -147,6 +147,7 @@ impl Raw {
         if self.guard_first_sector && offset < SECTOR_BYTES {
             self.check_first_sector(offset, &data).await?;
         }
+        self.file.reach(Event::WriteAio).await;
         let at = self.start + offset;
         if durability == Durability::Cached {
             return self.file.write(at, vec![data], durability).await;

@@ -25,7 +25,7 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 use cowslip_queue::cut::{self, Cut};
 use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
 
-use super::{BlockFile, Capabilities, Durability, FileExtent, Holes, Space, Way};
+use super::{BlockFile, Capabilities, Durability, Event, FileExtent, Holes, Observer, Space, Way};
 use crate::luks::SectorCipher;
 use crate::planted::{self, Mistake};
 use crate::qcow2::geometry::{round_down, round_up};
@@ -40,6 +40,7 @@ pub struct HostFile {
     writes: Arc<Mutex<Writes>>,
     space_changes: Arc<AtomicU64>,
     cipher: Option<Arc<Ciphered>>,
+    observer: Option<Arc<dyn Observer>>,
 }
 
 /// A cipher between a file and whoever uses it.
@@ -192,6 +193,7 @@ impl HostFile {
             "an alignment is a power of two"
         );
         HostFile {
+            observer: file.observer(),
             file,
             alignment,
             writes: Arc::default(),
@@ -225,6 +227,22 @@ impl HostFile {
     /// Whether there is a cipher between.
     pub fn is_encrypted(&self) -> bool {
         self.cipher.is_some()
+    }
+
+    /// Tells the file's observer, if it has one, what is about to be done; returns when the work may go on.
+    pub async fn reach(&self, event: Event) {
+        if let Some(observer) = &self.observer
+            && let Some(wait) = observer.reached(event)
+        {
+            wait.await;
+        }
+    }
+
+    /// The same from where nothing can be waited for.
+    pub fn pass(&self, event: Event) {
+        if let Some(observer) = &self.observer {
+            observer.passed(event);
+        }
     }
 
     /// How often space was allocated, zeroed or given back, or the length changed, each time counted when it
@@ -319,7 +337,9 @@ impl HostFile {
             return Ok(());
         }
         if self.alignment == 1 {
+            self.reach(Event::Pwritev).await;
             let written = self.file.write(offset, data, durability).await;
+            self.reach(Event::PwritevDone).await;
             return written.map_err(|error| self.failed("write", error));
         }
         let blocks = round_down(offset, self.alignment)..round_up(offset + len, self.alignment);
@@ -336,8 +356,10 @@ impl HostFile {
             let whole = self.fill_ends(offset, data, blocks).await?;
             (admitted, start, self.enciphered(start, vec![whole]))
         };
+        self.reach(Event::Pwritev).await;
         let written = self.file.write(start, data, durability);
         let written = admitted.until(written).await;
+        self.reach(Event::PwritevDone).await;
         written.map_err(|error| self.failed("write", error))
     }
 
@@ -348,11 +370,19 @@ impl HostFile {
         let last = blocks.end - self.alignment;
         let head_partial = offset > blocks.start;
         let tail_partial = offset + len < blocks.end && (last > blocks.start || !head_partial);
-        for (partial, at) in [(head_partial, blocks.start), (tail_partial, last)] {
+        let head = (Event::PwritevRmwHead, Event::PwritevRmwAfterHead);
+        let tail = (Event::PwritevRmwTail, Event::PwritevRmwAfterTail);
+        let ends = [
+            (head_partial, blocks.start, head),
+            (tail_partial, last, tail),
+        ];
+        for (partial, at, (before, after)) in ends {
             if partial {
+                self.reach(before).await;
                 let old = BufMut::zeroed(self.alignment as usize);
                 let old = self.read_blocks(at, old).await?;
                 whole[(at - blocks.start) as usize..][..old.len()].copy_from_slice(&old);
+                self.reach(after).await;
             }
         }
         let mut at = (offset - blocks.start) as usize;
@@ -374,6 +404,7 @@ impl HostFile {
         let mut rest = [offset..offset + len, 0..0];
         if inner.start < inner.end && self.capabilities().zeroes_fast {
             let admitted = self.admit(inner.clone(), Ends::Whole).await;
+            self.reach(Event::PwritevZero).await;
             let zeroed = self.file.zero(inner.start, inner.end - inner.start, space);
             match admitted.until(zeroed).await {
                 Ok(()) => rest = [offset..inner.start, inner.end..offset + len],
@@ -447,6 +478,8 @@ impl HostFile {
 
     /// Makes durable all that had completed when it was called.
     pub async fn flush(&self) -> Result<()> {
+        self.reach(Event::FlushToOs).await;
+        self.reach(Event::FlushToDisk).await;
         self.file
             .flush()
             .await

@@ -15,7 +15,7 @@ use super::plan::{self, Change, Space, View};
 use super::tables::{NewTable, OnDisk, Prepared};
 use super::{Few, Fua, Qcow2, SlicePin, State};
 use crate::chain::Below;
-use crate::file::Durability;
+use crate::file::{Durability, Event};
 use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
@@ -588,6 +588,9 @@ impl Qcow2 {
         state: &mut State,
         count: u64,
     ) -> Vec<(HostCluster, Content)> {
+        if count > 0 {
+            self.file.pass(Event::ClusterAlloc);
+        }
         let mut taken = Vec::with_capacity(count as usize);
         while (taken.len() as u64) < count {
             let missing = count - taken.len() as u64;

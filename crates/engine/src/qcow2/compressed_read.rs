@@ -13,6 +13,7 @@ use super::Qcow2;
 use super::compress::decompress;
 use super::entry::Compressed;
 use super::header::CompressionType;
+use crate::file::Event;
 use crate::workers::GROUP_BYTES;
 use crate::{Error, Result};
 
@@ -63,6 +64,7 @@ impl Qcow2 {
 
     async fn read_group(&self, group: Group) -> Vec<Result<(u64, BufMut)>> {
         let len = group.range.end - group.range.start;
+        self.file.reach(Event::ReadCompressed).await;
         let input = match self.file.read_new(group.range.start, len).await {
             Ok(input) => input.freeze(),
             Err(error) => {

@@ -22,7 +22,7 @@ use super::inflight::{Kind, Want};
 use super::plan::{Freed, Promise};
 use super::{Counts, Fua, Qcow2, State};
 use crate::chain::Below;
-use crate::file::Durability;
+use crate::file::{Durability, Event};
 use crate::planted::{self, Mistake};
 use crate::workers::GROUP_BYTES;
 use crate::{Error, Result};
@@ -201,6 +201,7 @@ impl Qcow2 {
         clusters: &[GuestCluster],
         places: &[Compressed],
     ) -> Result<()> {
+        self.file.pass(Event::L2UpdateCompressed);
         let before = clusters.iter().map(|&cluster| {
             let entry = state.tables.entry(cluster);
             entry.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))
@@ -236,6 +237,7 @@ impl Qcow2 {
 
     /// Bytes for a compressed cluster, with a reference raised for each host cluster they lie in.
     async fn place(&self, counts: &mut Counts, len: u64) -> Result<Compressed> {
+        self.file.reach(Event::ClusterAllocBytes).await;
         let cluster_bytes = self.geometry().cluster_bytes();
         let max = self.geometry().refcount_max();
         let tail = counts
@@ -299,6 +301,7 @@ impl Qcow2 {
                 _ => writes.push((place.start, end, vec![Buf::from(bytes)])),
             }
         }
+        self.file.reach(Event::WriteCompressed).await;
         let writes = writes
             .into_iter()
             .map(|(start, _, data)| self.file.write(start, data, Durability::Cached));

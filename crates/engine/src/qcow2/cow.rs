@@ -17,7 +17,7 @@ use super::punch::HOST_BLOCK_BYTES;
 use super::{Few, Qcow2};
 use crate::Result;
 use crate::chain::{Below, read_runs};
-use crate::file::{Durability, Space};
+use crate::file::{Durability, Event, Space};
 use crate::planted::{self, Mistake};
 
 /// Buffers that go down in one write; the system takes 1024.
@@ -79,6 +79,7 @@ impl Qcow2 {
     /// which lie side by side where they were taken one after the other. The steps that it belongs to.
     async fn write_host(&self, batch: &Batch<'_>, write: HostWrite) -> (Few<usize>, Result<()>) {
         let is_new = |&step: &usize| batch.steps[step].write.change != Change::None;
+        self.file.reach(Event::WriteAio).await;
         let is_whole = (write.offset | write.end) & (self.geometry().cluster_bytes() - 1) == 0;
         let written = if is_whole
             && write.end - write.offset <= PART_BYTES_MAX
@@ -133,6 +134,7 @@ impl Qcow2 {
             [] => return Ok(Vec::new()),
             fills if self.zeroes_by_call(fills) => return self.zero_by_call(step).await,
             [head, tail] if let Some(run) = one_source(head, tail) => {
+                self.file.reach(Event::CowRead).await;
                 let place = (run.range.start, buffer(&run));
                 let all = read_runs(self, &[run], place, below).await?.freeze();
                 let len = |fill: &Fill| (fill.range.end - fill.range.start) as usize;
@@ -187,6 +189,7 @@ impl Qcow2 {
             let end = round_down(step.write.host.0 + range.end, HOST_BLOCK_BYTES);
             let end = end.saturating_sub(step.write.host.0).max(start);
             if start < end {
+                self.file.reach(Event::ClusterAllocSpace).await;
                 self.data
                     .zero(step.write.host.0 + start, end - start, space)
                     .await?;
@@ -214,6 +217,7 @@ impl Qcow2 {
         if fill.content.is_empty() {
             return Ok(zeroes(len));
         }
+        self.file.reach(Event::CowRead).await;
         let start = self.geometry().guest_offset(step.cluster).0 + fill.range.start;
         let place = (start, BufMut::for_overwrite(len));
         let filled = read_runs(self, &fill.content, place, below).await?;

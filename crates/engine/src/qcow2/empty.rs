@@ -23,6 +23,7 @@ use super::entry::{L2Entry, big_endian};
 use super::geometry::{HostCluster, HostOffset};
 use super::plan::Freed;
 use super::{Counts, Qcow2};
+use crate::file::Event;
 use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
@@ -81,6 +82,7 @@ impl Qcow2 {
 
     /// An empty L1 table in space that was taken for it, and the header that refers to it.
     async fn move_to_empty_l1(&self, counts: &mut Counts, clusters: Range<u64>) -> Result<()> {
+        self.file.reach(Event::EmptyImagePrepare).await;
         let zeroes = self.empty_table(&clusters);
         self.write_new_l1(counts, clusters.clone(), zeroes).await?;
         self.refer_to_l1(clusters.start).await

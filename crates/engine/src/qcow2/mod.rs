@@ -73,7 +73,7 @@ use self::refcount::Refcounts;
 use self::tables::{Prepared, Tables};
 use crate::chain::Below;
 use crate::durable::DurableWrites;
-use crate::file::{Durability, HostFile, Space};
+use crate::file::{Durability, Event, HostFile, Space};
 use crate::image::{CacheStatistics, DiscardPolicy, WritePolicy, WriteStatistics, ZeroMethod};
 use crate::planted::{self, Mistake};
 use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
@@ -707,6 +707,7 @@ struct Loading<'a> {
 impl Loading<'_> {
     async fn run(mut self, offset: HostOffset) -> Result<()> {
         let len = self.image.geometry().slice_bytes();
+        self.image.file.reach(Event::L2Load).await;
         self.bytes = Some(self.image.file.read_new(offset.0, len).await?.to_vec());
         Ok(())
     }

@@ -19,7 +19,7 @@ use super::tables::Tables;
 use super::{Counts, EIO, Qcow2, State, growth, snapshot};
 use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
-use crate::file::{ChosenBy, FileRequest, Gate, HostFile, Role};
+use crate::file::{ChosenBy, Event, FileRequest, Gate, HostFile, Role};
 use crate::image::{DirtyImage, OpenOptions, RepairWatch, WriteStatistics, ZeroMethod};
 use crate::luks;
 use crate::planted::{self, Mistake};
@@ -112,6 +112,7 @@ async fn prepare_for_writes(
     opening: &Opening<'_>,
 ) -> Result<()> {
     let (file, format) = (&opening.file, image.format);
+    file.reach(Event::ReftableLoad).await;
     let table = read_table(
         file,
         header.refcount_table_offset,

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 
 use super::entry::{EntryFormat, refcount_at, set_refcount};
 use super::geometry::{Geometry, HostCluster, HostOffset};
-use crate::file::{Durability, HostFile};
+use crate::file::{Durability, Event, HostFile};
 use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
@@ -134,6 +134,7 @@ impl Refcounts {
                 dirty.contains(slice) && !planted::is(Mistake::DirtyCountEvicted)
             });
         }
+        self.file.reach(Event::RefblockLoad).await;
         let bytes = self
             .file
             .read_new(offset.0, self.geometry().slice_bytes())
@@ -263,7 +264,10 @@ impl Refcounts {
                 .expect("a slice with counts has its block");
             let bytes = Buf::copy_of(&self.slices[&slice]);
             let file = self.file.clone();
-            writes.push(async move { file.write(offset.0, vec![bytes], Durability::Cached).await });
+            writes.push(async move {
+                file.reach(Event::RefblockUpdatePart).await;
+                file.write(offset.0, vec![bytes], Durability::Cached).await
+            });
         }
         if planted::is(Mistake::CountsForgottenAfterFailure) {
             self.dirty.clear();

@@ -11,7 +11,7 @@ use super::tables::{NewTable, OnDisk};
 use super::writeback::is_no_space;
 use super::{Counts, Qcow2, State};
 use crate::chain::Below;
-use crate::file::Durability;
+use crate::file::{Durability, Event};
 use crate::image::ZeroOptions;
 use crate::job::Job;
 use crate::planted::{self, Mistake};
@@ -268,6 +268,7 @@ impl Qcow2 {
         self.cycle(counts).await?;
         let geometry = *self.geometry();
         let clusters = geometry.clusters_for(entries * 8);
+        self.file.reach(Event::L1GrowAllocTable).await;
         let first = self.take_run(counts, clusters).await?;
         let mut l1 = self.lock().tables.l1().to_vec();
         l1.resize(entries as usize, 0);
@@ -285,8 +286,10 @@ impl Qcow2 {
             self.free_metadata(counts, old..old + old_clusters).await?;
         }
         let offset = first << geometry.cluster_bits();
+        self.file.reach(Event::L1GrowWriteTable).await;
         let written = self.write_new_l1(counts, first..first + clusters, Buf::from(bytes));
         written.await?;
+        self.file.reach(Event::L1GrowActivateTable).await;
         let mut header = self.header();
         header.l1_table_offset = offset;
         header.l1_size = entries as u32;

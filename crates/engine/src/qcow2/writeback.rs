@@ -36,7 +36,7 @@ use super::plan::Freed;
 use super::probe::Stage;
 use super::tables::{Cut, OnDisk, SliceCopy};
 use super::{Counts, Fua, Qcow2, State};
-use crate::file::{Durability, HostFile};
+use crate::file::{Durability, Event, HostFile};
 use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
@@ -204,6 +204,9 @@ impl Qcow2 {
             return Ok(());
         }
         let _slices = self.probe.stage(Stage::Slices);
+        if !cycle.tables.slices.is_empty() {
+            self.file.reach(Event::L2Update).await;
+        }
         let new_slices = match cycle.unordered {
             true => &cycle.tables.new_slices[..],
             false => &[],
@@ -335,6 +338,9 @@ impl Qcow2 {
                 )
                 .await?;
         }
+        if !cut.new_slices.is_empty() {
+            self.file.reach(Event::L2AllocWrite).await;
+        }
         self.write_slices(cut.new_slices.iter()).await
     }
 
@@ -348,6 +354,9 @@ impl Qcow2 {
             .collect();
         if planted::is(Mistake::L1FromMemory) && !entries.is_empty() {
             entries = (0..).zip(self.lock().tables.l1().to_vec()).collect();
+        }
+        if !entries.is_empty() {
+            self.file.reach(Event::L1Update).await;
         }
         self.write_all(entry_writes(table, &entries)).await
     }
@@ -368,6 +377,7 @@ impl Qcow2 {
             return Ok(());
         }
         self.punch_subclusters(counts, &ready).await;
+        self.file.reach(Event::ClusterFree).await;
         let lower = self.probe.stage(Stage::Lower);
         let mut free = Vec::new();
         let mut damaged = None;
@@ -544,6 +554,7 @@ impl Qcow2 {
         counts: &mut Counts,
         clusters: Range<u64>,
     ) -> Result<()> {
+        self.file.reach(Event::ClusterFree).await;
         for cluster in clusters.map(HostCluster) {
             if counts.refcounts.add(cluster, -1).await? == 0 {
                 set_free(

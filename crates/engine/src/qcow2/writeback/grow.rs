@@ -2,6 +2,7 @@
 //! them, and reach what they count before it is handed out.
 
 use super::{REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, entry_writes};
+use crate::file::Event;
 use crate::growth::Situation;
 use crate::planted::{self, Mistake};
 use crate::qcow2::alloc::Content;
@@ -172,6 +173,10 @@ impl Qcow2 {
         if growth.blocks.is_empty() {
             return Ok(());
         }
+        self.file.reach(Event::RefblockAlloc).await;
+        if growth.table_clusters > 0 {
+            self.file.reach(Event::ReftableGrow).await;
+        }
         let written = self.write_counts_in_order(counts, growth).await;
         if let Err(error) = &written {
             // Some blocks may be written, none reachable or all: a reopen finds out.
@@ -223,6 +228,12 @@ impl Qcow2 {
             ));
         }
         counts.refcounts.write_dirty().await?;
+        if moved {
+            self.file.reach(Event::RefblockAllocWriteBlocks).await;
+            self.file.reach(Event::RefblockAllocWriteTable).await;
+        } else {
+            self.file.reach(Event::RefblockAllocWrite).await;
+        }
         self.write_all(writes).await?;
         let skip = match moved {
             true => planted::is(Mistake::RefcountTableBeforeDurable),
@@ -239,6 +250,7 @@ impl Qcow2 {
             let old_clusters = u64::from(header.refcount_table_clusters);
             header.refcount_table_offset = growth.start << geometry.cluster_bits();
             header.refcount_table_clusters = growth.table_clusters as u32;
+            self.file.reach(Event::RefblockAllocSwitchTable).await;
             self.write_header(&header).await?;
             counts
                 .refcounts
@@ -247,6 +259,7 @@ impl Qcow2 {
             self.free_metadata(counts, first..first + old_clusters)
                 .await?;
         } else {
+            self.file.reach(Event::RefblockAllocHookup).await;
             self.write_all(entry_writes(old.0, &changed)).await?;
             self.sync(&self.file).await?;
             counts.refcounts.set_table(table, old);
