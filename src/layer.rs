@@ -13,7 +13,7 @@ use cowslip::qcow2::header::{Header, probe};
 use cowslip::qcow2::inspect::{Inspection, inspect, read_start};
 
 use crate::error::{CommandError, opening_reason};
-use crate::open::{Source, claim_file, local_name, parse_format};
+use crate::open::{OpenHow, Source, claim_file, open_file, local_name, parse_format};
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -90,6 +90,14 @@ impl Layer {
     /// As [`Layer::look`].
     pub async fn look_source(source: &Source, look: &Look) -> Result<Layer, CommandError> {
         let (name, format) = (&source.filename, source.format);
+        if source.filters != Default::default() {
+            let how = OpenHow {
+                sharing: look.sharing,
+                ..OpenHow::default()
+            };
+            let file = open_file(source, &how).await?;
+            return Layer::look_at(Ok(file), name, format, look).await;
+        }
         match &source.remote {
             Some(export) => {
                 let file = crate::nbd::open(export, name, false).await?;

@@ -17,6 +17,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 mod cmd;
 mod encryption;
 mod error;
+mod filter;
 mod getopt;
 mod host_usage;
 mod interrupt;

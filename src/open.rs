@@ -19,14 +19,17 @@ use cowslip::{Image, Workers};
 use cowslip_queue::{Backend, Queue};
 
 use crate::error::{CommandError, opening_reason};
+use crate::filter::{Breakpoints, DebugFile, NullFile, PartFile};
 use crate::output;
 use crate::repair_text::repaired_when_opened;
 
+mod graph;
 mod loaded;
 pub mod object;
 mod one;
 mod spec;
 
+use graph::Filter;
 pub use loaded::{chosen_snapshot, parse_choice};
 pub use one::OneImage;
 pub use spec::{ImageSpec, Source, alloc_policy, detect_zeroes, local_name, parse_format};
@@ -135,6 +138,8 @@ pub struct OpenHow {
     pub snapshot: Option<SnapshotChoice>,
     /// The ID of the secret that opens the image, unless the specification says otherwise.
     pub key_secret: Option<String>,
+    /// Where requests stop, if a filter of the image can stop them.
+    pub breakpoints: Breakpoints,
 }
 
 /// The queue's threads for blocking calls, which pack and unpack clusters too: for verbs that move much data.
@@ -314,8 +319,48 @@ fn finish(source: &Source, opened: cowslip::Result<Image>) -> Result<Image, Comm
     Ok(image)
 }
 
-/// Opens the image's file alone; claims nothing.
-async fn open_file(source: &Source, how: &OpenHow) -> Result<Arc<dyn BlockFile>, CommandError> {
+/// Opens the image's file alone, through its filters; claims nothing.
+///
+/// # Errors
+/// `Could not open 'x': why`.
+pub async fn open_file(source: &Source, how: &OpenHow) -> Result<Arc<dyn BlockFile>, CommandError> {
+    let file = open_below(source, how).await?;
+    filtered(source, file, &how.breakpoints).await
+}
+
+/// The file through the filters that the specification puts over it.
+///
+/// # Errors
+/// `Could not open 'x': why`.
+pub async fn filtered(
+    source: &Source,
+    mut file: Arc<dyn BlockFile>,
+    breakpoints: &Breakpoints,
+) -> Result<Arc<dyn BlockFile>, CommandError> {
+    let refused = |why: &dyn std::fmt::Display| {
+        CommandError::new(format!("Could not open '{}': {why}", source.given))
+    };
+    for filter in source.filters.list.iter().rev() {
+        file = match filter {
+            Filter::Debug(spec) => {
+                let debugged = DebugFile::new(file, spec, breakpoints.clone());
+                Arc::new(debugged.map_err(|error| refused(&error))?)
+            }
+            Filter::Part(start, size) => {
+                let len = file.len().await;
+                let len = len.map_err(|error| refused(&cowslip::error::system_words(&error)))?;
+                let part = PartFile::new(file, len, (*start, *size));
+                Arc::new(part.map_err(|error| refused(&error))?)
+            }
+        };
+    }
+    Ok(file)
+}
+
+async fn open_below(source: &Source, how: &OpenHow) -> Result<Arc<dyn BlockFile>, CommandError> {
+    if let Some(null) = &source.filters.null {
+        return Ok(Arc::new(NullFile::new(&source.filename, null.clone())));
+    }
     if let Some(export) = &source.remote {
         let writable = source.host_options(how).writable;
         let opened = crate::nbd::open(export, &source.filename, writable).await;

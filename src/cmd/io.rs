@@ -1,8 +1,7 @@
 //! `cowslip io`, also under the name `qemu-io`: a shell that reads, writes and examines one image.
 //!
 //! Command lines, output and errors are those of qemu-io 10.0.2, down to its C library's complaints.
-//! Left out: the machine's state behind the disk (`-b`), breakpoints (they need a debugging driver),
-//! zones, temporary overlays (`-s`), copy-on-read (`-C`). Each is refused in plain words.
+//! Left out: the machine's state behind the disk (`-b`), zones, temporary overlays (`-s`), copy-on-read (`-C`). Each is refused in plain words.
 
 use std::ffi::OsString;
 
@@ -12,6 +11,7 @@ use crate::getopt::{Long, Mistake, Name, Scanner, Value};
 use crate::open::object;
 use crate::output::{self, Program};
 
+mod breaks;
 mod opening;
 mod out;
 mod parse;

@@ -6,6 +6,7 @@ use cowslip::file::host::Locking;
 use cowslip::image::{AllocPolicy, BackingChoice, DetectZeroes, DiscardPolicy, Format, ZeroMethod};
 use cowslip::qcow2::snapshot::SnapshotChoice;
 
+use super::graph::{self, Filters};
 use crate::error::CommandError;
 use crate::nbd::ExportName;
 use crate::open::loaded::{with_id, with_name};
@@ -32,6 +33,8 @@ pub struct Source {
     pub filename: String,
     /// The file is this export of an NBD server.
     pub remote: Option<ExportName>,
+    /// What is between the image and the file.
+    pub filters: Filters,
     /// The format, if it is fixed.
     pub format: Option<Format>,
     /// `backing=` or `backing.file.filename=`.
@@ -147,6 +150,12 @@ impl ImageSpec {
         } else if let Some(json) = self.filename.strip_prefix("json:") {
             json_pairs(json)?
         } else {
+            if graph::named(&self.filename)?.is_some() {
+                let format = self.format.iter();
+                let driver = format.map(|format| ("driver".to_string(), format.clone()));
+                let name = ("file.filename".to_string(), self.filename.clone());
+                return self.resolve_pairs(driver.chain([name]).collect());
+            }
             let format = self.format.as_deref().map(parse_format).transpose()?;
             let mut source = Source {
                 given: self.filename.clone(),
@@ -156,8 +165,14 @@ impl ImageSpec {
             source.name(&self.filename)?;
             return Ok(source);
         };
+        self.resolve_pairs(pairs)
+    }
+
+    fn resolve_pairs(&self, pairs: graph::Pairs) -> Result<Source, CommandError> {
+        let (pairs, filters) = graph::peel(pairs)?;
         let mut source = Source {
             given: self.filename.clone(),
+            filters,
             ..Source::empty()
         };
         let names_nbd = |(name, value): &(String, String)| {
@@ -204,6 +219,7 @@ impl Source {
             given: String::new(),
             filename: String::new(),
             remote: None,
+            filters: Filters::default(),
             format: None,
             backing: None,
             discard: None,
@@ -225,6 +241,10 @@ impl Source {
 
     /// Takes a file's name.
     fn name(&mut self, filename: &str) -> Result<(), CommandError> {
+        if self.filters.null.is_some() {
+            self.filename = filename.to_string();
+            return Ok(());
+        }
         self.remote = ExportName::of_file_name(filename).transpose()?;
         self.filename = match self.remote {
             Some(_) => filename.to_string(),

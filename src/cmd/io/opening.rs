@@ -8,6 +8,7 @@ use cowslip::image::{DiscardPolicy, Format};
 
 use super::shell::{Complaint, Outcome, Shell};
 use crate::cmd::discard_policy;
+use crate::filter::Breakpoints;
 use crate::getopt::{Name, Scanner};
 use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow, Source};
 
@@ -51,6 +52,12 @@ impl ImageRequest {
         self.filename.is_some() || self.options.is_some()
     }
 
+    /// Has requests stop at these, if a filter can stop them.
+    pub fn stopping_at(mut self, breakpoints: &Breakpoints) -> ImageRequest {
+        self.how.breakpoints = breakpoints.clone();
+        self
+    }
+
     /// Takes an option that the program and `open` have in common; others change nothing.
     ///
     /// # Errors
@@ -87,7 +94,7 @@ impl ImageRequest {
             (Some(options), filename) => {
                 let mut list = options.clone();
                 if let Some(name) = filename {
-                    list.push_str(",file.filename=");
+                    list.push_str(",filename=");
                     list.push_str(&name.replace(',', ",,"));
                 }
                 ImageSpec {

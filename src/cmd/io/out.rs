@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::io::{self, IsTerminal};
 use std::rc::Rc;
 
+use crate::filter::Breakpoints;
 use crate::output::{self, Program};
 
 /// The C library's buffer for a pipe or a file.
@@ -21,6 +22,8 @@ pub struct Out {
     program: Option<Program>,
     waiting: Rc<RefCell<String>>,
     block_bytes: usize,
+    /// What stops and goes on is told before whatever comes after it.
+    breakpoints: Breakpoints,
 }
 
 impl Out {
@@ -34,6 +37,7 @@ impl Out {
             program: Some(program.clone()),
             waiting: Rc::default(),
             block_bytes,
+            breakpoints: Breakpoints::default(),
         }
     }
 
@@ -43,7 +47,13 @@ impl Out {
             program: None,
             waiting: Rc::default(),
             block_bytes: BLOCK_BYTES,
+            breakpoints: Breakpoints::default(),
         }
+    }
+
+    /// The breakpoints whose notes go here.
+    pub fn breakpoints(&self) -> &Breakpoints {
+        &self.breakpoints
     }
 
     /// Writes to standard output.
@@ -52,6 +62,7 @@ impl Out {
             return;
         }
         let mut waiting = self.waiting.borrow_mut();
+        waiting.push_str(&self.breakpoints.take_notes());
         waiting.push_str(text);
         if waiting.len() >= self.block_bytes {
             let mut whole = waiting.len() / self.block_bytes * self.block_bytes;
@@ -69,7 +80,9 @@ impl Out {
         if self.program.is_none() {
             return;
         }
-        output::print(&std::mem::take(&mut *self.waiting.borrow_mut()));
+        let mut text = std::mem::take(&mut *self.waiting.borrow_mut());
+        text.push_str(&self.breakpoints.take_notes());
+        output::print(&text);
         output::flush();
     }
 

@@ -168,7 +168,7 @@ impl Shell {
             Verb::AioRead => self.aio_read(args),
             Verb::AioWrite => self.aio_write(args),
             Verb::Alloc => self.alloc(args).await,
-            Verb::Break => unsupported("Could not set breakpoint"),
+            Verb::Break => self.set_break(args),
             Verb::Close => {
                 self.close().await;
                 Ok(())
@@ -183,13 +183,13 @@ impl Shell {
             Verb::Quit => Ok(()),
             Verb::Read => self.read(args).await,
             Verb::Readv => self.readv(args).await,
-            Verb::RemoveBreak => unsupported(&format!("Could not remove breakpoint {}", args[0])),
+            Verb::RemoveBreak => self.remove_break(args),
             Verb::Reopen => self.reopen_command(args).await,
-            Verb::Resume => unsupported("Could not resume request"),
+            Verb::Resume => self.resume(args),
             Verb::Sigraise => self.sigraise(args),
             Verb::Sleep => self.sleep(args).await,
             Verb::Truncate => self.truncate(args).await,
-            Verb::WaitBreak => unsupported("Could not wait for a request"),
+            Verb::WaitBreak => self.wait_break(args).await,
             Verb::Write => self.write(args).await,
             Verb::Writev => self.writev(args).await,
             Verb::Zone(what) => zone(what, args),
@@ -264,7 +264,7 @@ impl Shell {
                 "file open already, try 'help close'".to_string(),
             ));
         }
-        let opened = Opened::open(request).await;
+        let opened = Opened::open(request.stopping_at(self.out.breakpoints())).await;
         self.set_opened(opened.map_err(Complaint::ByName)?);
         Ok(())
     }
@@ -299,13 +299,26 @@ impl Shell {
 
     /// Closes the image, if one is open, when what was started has ended.
     pub(super) async fn close(&mut self) {
+        self.out.breakpoints().clear();
         self.await_started().await;
         if let Some(opened) = self.opened.take()
             && let Err(error) = opened.image.close().await
         {
             self.failed = true;
-            self.out
-                .complain_by_name(&format!("Could not close the image: {error}"));
+            self.tell_not_closed(&error);
+        }
+    }
+
+    /// What QEMU says where metadata could not be written in the end. Of an image that takes no more writes the
+    /// user has heard.
+    fn tell_not_closed(&self, error: &cowslip::Error) {
+        if matches!(error, cowslip::Error::Latched(_)) {
+            return;
+        }
+        let words = error.system_words();
+        for cache in ["L2 table", "refcount block"] {
+            let text = format!("Failed to flush the {cache} cache: {words}");
+            self.out.complain_by_name(&text);
         }
     }
 
@@ -337,7 +350,7 @@ fn no_file() -> Complaint {
     Complaint::Error("no file open, try 'help open'".to_string())
 }
 
-fn unsupported(what: &str) -> Outcome {
+pub(super) fn unsupported(what: &str) -> Outcome {
     Err(Complaint::Said(format!("{what}: Operation not supported")))
 }
 

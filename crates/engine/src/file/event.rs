@@ -77,7 +77,7 @@ events! {
     RefblockUpdate = "refblock_update",
     /// Slices of refcount blocks are written.
     RefblockUpdatePart = "refblock_update_part",
-    /// A new refcount block is looked for.
+    /// The refcount blocks of clusters that were taken are looked for.
     RefblockAlloc = "refblock_alloc",
     /// The refcount table refers to it.
     RefblockAllocHookup = "refblock_alloc_hookup",

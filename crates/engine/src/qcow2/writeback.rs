@@ -173,6 +173,9 @@ impl Qcow2 {
         // Stage A. What has been raised stays raised in memory if a later step fails.
         let stage = self.probe.stage(Stage::Raise);
         let raised = cycle.raised.len() as u64;
+        if raised > 0 {
+            self.file.reach(Event::RefblockAlloc).await;
+        }
         while let Some((cluster, count)) = cycle.raised.pop() {
             if let Err(error) = counts.refcounts.add(cluster, count as i64).await {
                 cycle.raised.push((cluster, count));

@@ -1,0 +1,462 @@
+//! Filters in a list of options, taken out of it: what is left describes an image and its file alone, which
+//! `spec.rs` reads.
+//!
+//! A list describes a line of nodes, each the child of the one before: a format or none, then filters, then what
+//! has the bytes. The options of a child stand behind the name that its parent has for it: `file.`, or `image.`
+//! under `blkdebug`.
+
+use std::time::Duration;
+
+use crate::error::CommandError;
+use crate::filter::{DebugSpec, Limit, NullSpec, RuleText};
+use crate::options;
+
+/// Names and values.
+pub type Pairs = Vec<(String, String)>;
+
+/// A filter between an image and its file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Filter {
+    /// Requests fail or stop as rules have it.
+    Debug(DebugSpec),
+    /// A part of the file, from an offset on; to its end if it has no size.
+    Part(u64, Option<u64>),
+}
+
+/// What is between an image and the bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filters {
+    /// The uppermost first.
+    pub list: Vec<Filter>,
+    /// In place of a file, one that keeps nothing.
+    pub null: Option<NullSpec>,
+}
+
+/// The driver and the child's name that a file name of its own asks for.
+const BLKDEBUG_NAME: &str = "blkdebug:";
+
+/// What a name means by itself: its options.
+///
+/// # Errors
+/// It is a filter's, and not whole.
+pub fn named(filename: &str) -> Result<Option<Pairs>, CommandError> {
+    let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
+    for driver in ["null-co", "null-aio"] {
+        let Some(rest) = filename.strip_prefix(driver) else {
+            continue;
+        };
+        return match rest.strip_prefix("://") {
+            Some("") => Ok(Some(vec![pair("driver", driver)])),
+            Some(_) => Err(CommandError::new(format!(
+                "The only allowed filename for this driver is '{driver}://'"
+            ))),
+            None => continue,
+        };
+    }
+    let Some(rest) = filename.strip_prefix(BLKDEBUG_NAME) else {
+        return Ok(None);
+    };
+    let Some((config, image)) = rest.split_once(':') else {
+        let text = "blkdebug requires both config file and image path";
+        return Err(CommandError::new(text));
+    };
+    let mut pairs = vec![pair("driver", "blkdebug"), pair("image.filename", image)];
+    if !config.is_empty() {
+        pairs.push(pair("config", config));
+    }
+    Ok(Some(pairs))
+}
+
+/// Takes the filters out of a list.
+///
+/// # Errors
+/// A filter that there is not, or an option that it does not have.
+pub fn peel(list: Pairs) -> Result<(Pairs, Filters), CommandError> {
+    let mut peeling = Peeling {
+        rest: list,
+        plain: Vec::new(),
+        filters: Filters::default(),
+    };
+    let mut prefix = peeling.format()?;
+    while let Some(child) = peeling.filter(&prefix)? {
+        prefix = child;
+    }
+    if peeling.filters == Filters::default() && peeling.plain.is_empty() {
+        return Ok((peeling.rest, peeling.filters));
+    }
+    for (name, value) in std::mem::take(&mut peeling.rest) {
+        // The options of the last node, by the name that they have where there is no filter.
+        let name = match name.strip_prefix(&prefix) {
+            Some(own) if !prefix.is_empty() => format!("file.{own}"),
+            Some(_) | None => name,
+        };
+        peeling.plain.push((name, value));
+    }
+    Ok((peeling.plain, peeling.filters))
+}
+
+struct Peeling {
+    rest: Pairs,
+    plain: Pairs,
+    filters: Filters,
+}
+
+impl Peeling {
+    /// Takes an option; the last of several values.
+    fn take(&mut self, name: &str) -> Option<String> {
+        let mut found = None;
+        self.rest.retain_mut(|(other, value)| {
+            let is_it = other == name;
+            if is_it {
+                found = Some(std::mem::take(value));
+            }
+            !is_it
+        });
+        found
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        let mut found = self.rest.iter().rev();
+        found
+            .find(|(other, _)| other == name)
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// The format's own options go to the plain ones, those of a `blkdebug` above it that only sets limits away.
+    /// The beginning of the names that describe its file.
+    fn format(&mut self) -> Result<String, CommandError> {
+        match self.get("driver") {
+            Some("blkdebug") if self.get("image.driver").is_some_and(is_format) => {
+                self.limits_above()?;
+            }
+            Some(name) if is_format(name) || self.get("file.driver").is_some() => {}
+            Some(_) => return Ok(String::new()),
+            None => {}
+        }
+        // By what is said of the file itself, its name can be a filter's.
+        if let Some(name) = self.take("filename") {
+            self.rest.push(("file.filename".to_string(), name));
+        }
+        if self.get("driver") == Some("raw") {
+            let part = self.part("")?;
+            self.filters.list.extend(part);
+        }
+        Ok("file.".to_string())
+    }
+
+    /// `blkdebug` above a format: its limits change nothing for an image that takes requests of any size.
+    fn limits_above(&mut self) -> Result<(), CommandError> {
+        let name = self.take("filename").or(self.take("x-image"));
+        let Filter::Debug(spec) = self.debug("")? else {
+            return Ok(());
+        };
+        if spec.config.is_some() || !spec.rules.is_empty() {
+            return Err(CommandError::new(
+                "Rules of 'blkdebug' above an image's format are not supported; put it under the format: driver=qcow2,file.driver=blkdebug",
+            ));
+        }
+        spec.alignment(1).map_err(|error| CommandError::new(error.0))?;
+        self.take("driver");
+        for (option, _) in &mut self.rest {
+            if let Some(own) = option.strip_prefix("image.") {
+                *option = own.to_string();
+            }
+        }
+        if let Some(name) = name {
+            let image = match named(&name)? {
+                Some(pairs) => pairs
+                    .into_iter()
+                    .find(|(option, _)| option == "image.filename"),
+                None => None,
+            };
+            let name = image.map_or(name, |(_, image)| image);
+            self.rest.push(("file.filename".to_string(), name));
+        }
+        Ok(())
+    }
+
+    /// The filter whose options begin so, if it is one; the beginning of its child's.
+    fn filter(&mut self, prefix: &str) -> Result<Option<String>, CommandError> {
+        let filename = format!("{prefix}filename");
+        let own = match self.get(&filename).map(named).transpose()?.flatten() {
+            Some(own) => own,
+            None => Vec::new(),
+        };
+        if !own.is_empty() {
+            self.take(&filename);
+        }
+        for (name, value) in own {
+            let name = format!("{prefix}{name}");
+            if self.get(&name).is_none() {
+                self.rest.push((name, value));
+            }
+        }
+        let driver = self.get(&format!("{prefix}driver")).unwrap_or_default();
+        match driver {
+            "blkdebug" => {
+                let filter = self.debug(prefix)?;
+                self.filters.list.push(filter);
+                self.below(prefix, "image.")
+            }
+            "raw" if prefix.is_empty() => Ok(None),
+            "raw" => {
+                let part = self.part(prefix)?;
+                self.filters.list.extend(part);
+                self.take(&format!("{prefix}driver"));
+                self.below(prefix, "file.")
+            }
+            "null-co" | "null-aio" => {
+                self.null(prefix)?;
+                Ok(None)
+            }
+            other => match instead(other) {
+                Some(words) => Err(CommandError::new(format!(
+                    "Driver '{other}' is not supported; {words}"
+                ))),
+                None => Ok(None),
+            },
+        }
+    }
+
+    /// What is left of a filter's own options is said of the image.
+    fn below(&mut self, prefix: &str, child: &str) -> Result<Option<String>, CommandError> {
+        let below = format!("{prefix}{child}");
+        if prefix.is_empty() {
+            self.plain.push(("driver".to_string(), "raw".to_string()));
+        }
+        if !self.rest.iter().any(|(name, _)| name.starts_with(&below)) {
+            return Err(CommandError::new(format!(
+                "A block device must be specified for \"{}\"",
+                child.trim_end_matches('.')
+            )));
+        }
+        Ok(Some(below))
+    }
+
+    fn part(&mut self, prefix: &str) -> Result<Option<Filter>, CommandError> {
+        let start = self.size(prefix, "offset")?;
+        let size = self.size(prefix, "size")?;
+        Ok((start.is_some() || size.is_some()).then(|| Filter::Part(start.unwrap_or(0), size)))
+    }
+
+    fn size(&mut self, prefix: &str, name: &str) -> Result<Option<u64>, CommandError> {
+        let value = self.take(&format!("{prefix}{name}"));
+        value.map(|value| options::size(name, &value)).transpose()
+    }
+
+    fn null(&mut self, prefix: &str) -> Result<(), CommandError> {
+        let driver = self.take(&format!("{prefix}driver")).unwrap_or_default();
+        let mut spec = NullSpec::default();
+        if let Some(bytes) = self.size(prefix, "size")? {
+            spec.bytes = bytes;
+        }
+        if let Some(text) = self.take(&format!("{prefix}latency-ns")) {
+            let nanoseconds = text.parse();
+            let nanoseconds =
+                nanoseconds.map_err(|_| CommandError::new("latency-ns is invalid"))?;
+            spec.latency = Duration::from_nanos(nanoseconds);
+        }
+        if let Some(value) = self.take(&format!("{prefix}read-zeroes")) {
+            options::switch("read-zeroes", &value)?;
+        }
+        self.no_others(&driver, prefix)?;
+        if prefix.is_empty() {
+            self.plain.push(("driver".to_string(), "raw".to_string()));
+        }
+        let name = ("file.filename".to_string(), format!("{driver}://"));
+        self.plain.push(name);
+        self.filters.null = Some(spec);
+        Ok(())
+    }
+
+    fn debug(&mut self, prefix: &str) -> Result<Filter, CommandError> {
+        let mut spec = DebugSpec {
+            config: self.take(&format!("{prefix}config")),
+            align: self.size(prefix, "align")?,
+            ..DebugSpec::default()
+        };
+        for name in [
+            "max-transfer",
+            "opt-write-zero",
+            "max-write-zero",
+            "opt-discard",
+            "max-discard",
+        ] {
+            let bytes = self.size(prefix, name)?;
+            spec.limits.extend(bytes.map(|bytes| Limit { name, bytes }));
+        }
+        for kind in ["inject-error", "set-state"] {
+            spec.rules.extend(self.rules(prefix, kind)?);
+        }
+        if let Some(image) = self.take(&format!("{prefix}x-image")) {
+            let name = format!("{prefix}image.filename");
+            self.rest.push((name, image));
+        }
+        // Which permissions it takes is of no consequence: the image below takes what it needs.
+        for list in ["take-child-perms.", "unshare-child-perms."] {
+            let list = format!("{prefix}{list}");
+            self.rest.retain(|(name, _)| !name.starts_with(&list));
+        }
+        self.take(&format!("{prefix}driver"));
+        let child = format!("{prefix}image.");
+        let held: Pairs = self.rest.extract_if(.., |(name, _)| name.starts_with(&child)).collect();
+        let others = self.no_others("blkdebug", prefix);
+        self.rest.extend(held);
+        others.map(|()| Filter::Debug(spec))
+    }
+
+    /// The rules of a kind: `KIND.0.NAME`, `KIND.1.NAME` and so on.
+    fn rules(&mut self, prefix: &str, kind: &str) -> Result<Vec<RuleText>, CommandError> {
+        let list = format!("{prefix}{kind}.");
+        let mut rules: Vec<RuleText> = Vec::new();
+        let mut left: Pairs = Vec::new();
+        for (name, value) in self.rest.extract_if(.., |(name, _)| name.starts_with(&list)) {
+            left.push((name[list.len()..].to_string(), value));
+        }
+        while !left.is_empty() {
+            let this = format!("{}.", rules.len());
+            let settings: Pairs = left
+                .extract_if(.., |(name, _)| name.starts_with(&this))
+                .map(|(name, value)| (name[this.len()..].to_string(), value))
+                .collect();
+            if settings.is_empty() {
+                let (name, _) = &left[0];
+                let text = format!("Unused option '{name}' for [{kind}]");
+                return Err(CommandError::new(text));
+            }
+            rules.push(RuleText {
+                kind: kind.to_string(),
+                settings,
+            });
+        }
+        Ok(rules)
+    }
+
+    /// Options that every node has go to the image; the first other one is refused.
+    fn no_others(&mut self, driver: &str, prefix: &str) -> Result<(), CommandError> {
+        let own = |name: &str| name.strip_prefix(prefix).map(str::to_string);
+        let mut kept = Vec::new();
+        for (name, value) in std::mem::take(&mut self.rest) {
+            let Some(own) = own(&name) else {
+                kept.push((name, value));
+                continue;
+            };
+            match own.as_str() {
+                "node-name" | "auto-read-only" | "cache.writeback" => {}
+                "read-only" | "force-share" | "discard" | "detect-zeroes" | "cache.direct"
+                | "cache.no-flush" => {
+                    // What is said of the image itself counts for more.
+                    self.plain.insert(0, (own, value));
+                }
+                _ => {
+                    return Err(CommandError::new(format!(
+                        "Block protocol '{driver}' doesn't support the option '{own}'"
+                    )));
+                }
+            }
+        }
+        self.rest = kept;
+        Ok(())
+    }
+}
+
+/// Drivers that have a file below them and are no filters here.
+fn is_format(driver: &str) -> bool {
+    matches!(driver, "qcow2" | "raw" | "luks")
+}
+
+/// What does the work of a driver that is not supported.
+fn instead(driver: &str) -> Option<&'static str> {
+    Some(match driver {
+        "throttle" => "limits belong to whoever reads and writes the image",
+        "blkverify" => "compare the images afterwards: qemu-img compare",
+        "quorum" => "mirror the files below it: dm-raid, or a file system with copies",
+        "blklogwrites" => "log writes below it: dm-log-writes",
+        "blkreplay" | "replication" => "there is no machine here that would be replayed",
+        "preallocate" => "images grow ahead of need by themselves (alloc-policy=contiguous)",
+        "copy-on-read" => "fill an overlay at once: qemu-img rebase, or convert",
+        "compress" => "write compressed clusters with write -c, or convert -c",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(list: &str) -> Pairs {
+        options::split(list).unwrap()
+    }
+
+    fn peeled(list: &str) -> (Pairs, Filters) {
+        peel(pairs(list)).unwrap_or_else(|error| panic!("{list}: {error}"))
+    }
+
+    fn debug(filters: &Filters) -> &DebugSpec {
+        match &filters.list[..] {
+            [Filter::Debug(spec)] => spec,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_list_without_filters_stays_as_it_is() {
+        for list in ["driver=qcow2,file.filename=a", "file=a,backing=", "driver=file,filename=a"] {
+            let (plain, filters) = peeled(list);
+            assert_eq!(filters, Filters::default(), "{list}");
+            assert_eq!(plain, pairs(list), "{list}");
+        }
+    }
+
+    #[test]
+    fn a_filter_under_a_format_is_found_by_driver_and_by_name() {
+        let one = "driver=qcow2,file.driver=blkdebug,file.config=c,file.image.filename=a,file.align=4k";
+        let two = "driver=qcow2,file.filename=blkdebug:c:a,file.align=4k";
+        for list in [one, two] {
+            let (mut plain, filters) = peeled(list);
+            plain.sort();
+            assert_eq!(plain, pairs("driver=qcow2,file.filename=a"), "{list}");
+            let spec = debug(&filters);
+            assert_eq!((spec.config.as_deref(), spec.align), (Some("c"), Some(4096)));
+        }
+        let (plain, filters) = peeled("driver=blkdebug,image.filename=a,inject-error.0.event=none");
+        assert_eq!(plain, pairs("driver=raw,file.filename=a"));
+        assert_eq!(debug(&filters).rules.len(), 1);
+        let (plain, filters) = peeled("driver=raw,offset=1k,size=2k,file.filename=a");
+        assert_eq!(plain, pairs("driver=raw,file.filename=a"));
+        assert_eq!(filters.list, [Filter::Part(1024, Some(2048))]);
+    }
+
+    #[test]
+    fn limits_above_a_format_vanish_and_rules_are_refused() {
+        let list = "driver=blkdebug,image.driver=qcow2,align=4k,filename=blkdebug::a";
+        let (mut plain, filters) = peeled(list);
+        plain.sort();
+        assert_eq!(plain, pairs("driver=qcow2,file.filename=a"));
+        assert_eq!(filters, Filters::default());
+        let list = "driver=blkdebug,image.driver=qcow2,image.file.filename=a,config=c";
+        assert!(peel(pairs(list)).unwrap_err().to_string().contains("under the format"));
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused_by_name() {
+        for (list, expected) in [
+            ("driver=throttle,file.filename=a", "'throttle' is not supported"),
+            ("driver=qcow2,file.driver=quorum", "'quorum' is not supported"),
+            (
+                "driver=qcow2,file.driver=blkdebug,file.image.filename=a,file.foo=1",
+                "Block protocol 'blkdebug' doesn't support the option 'foo'",
+            ),
+            (
+                "driver=qcow2,file.driver=blkdebug,file.image.filename=a,file.inject-error.1.event=none",
+                "Unused option '1.event' for [inject-error]",
+            ),
+            ("driver=blkdebug", "must be specified for \"image\""),
+            ("driver=null-co,foo=1", "'null-co' doesn't support the option 'foo'"),
+            ("driver=qcow2,file.filename=blkdebug:a", "both config file and image path"),
+        ] {
+            let error = peel(pairs(list)).unwrap_err().to_string();
+            assert!(error.contains(expected), "{list}: {error}");
+        }
+    }
+}
