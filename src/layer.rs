@@ -13,7 +13,7 @@ use cowslip::qcow2::header::{Header, probe};
 use cowslip::qcow2::inspect::{Inspection, inspect, read_start};
 
 use crate::error::{CommandError, opening_reason};
-use crate::open::{OpenHow, Source, claim_file, open_file, local_name, parse_format};
+use crate::open::{OpenHow, Source, claim_file, local_name, open_file, parse_format};
 
 const SECTOR_BYTES: u64 = 512;
 

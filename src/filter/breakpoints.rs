@@ -151,7 +151,8 @@ impl Breakpoints {
             state.stopped.push((tag, Arc::clone(&stop)));
         }
         drop(state);
-        told.into_iter().for_each(|completer| completer.complete(()));
+        told.into_iter()
+            .for_each(|completer| completer.complete(()));
         Some(goes_on)
     }
 }

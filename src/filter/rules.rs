@@ -325,7 +325,11 @@ mod tests {
             [inject-error]\nevent = \"read_aio\"\nstate = \"7\"\n";
         let mut rules = set(text).unwrap();
         rules.reached(Event::ReadAio);
-        assert_eq!(rules.verdict(IoType::Read, 0..1), None, "the state of before");
+        assert_eq!(
+            rules.verdict(IoType::Read, 0..1),
+            None,
+            "the state of before"
+        );
         rules.reached(Event::ReadAio);
         assert_eq!(rules.verdict(IoType::Read, 0..1), Some(EIO));
     }
@@ -337,7 +341,10 @@ mod tests {
             ("[bogus]\n", "There is no option group 'bogus'"),
             ("[inject-error]\nfoo = \"1\"\n", "Invalid parameter 'foo'"),
             ("[inject-error]\n", "Missing event name for rule"),
-            ("[inject-error]\nevent = l2_load\n", "invalid parameter value: "),
+            (
+                "[inject-error]\nevent = l2_load\n",
+                "invalid parameter value: ",
+            ),
             (
                 "[inject-error]\nevent = \"x\"\n",
                 "invalid parameter value: x",

@@ -155,7 +155,8 @@ impl Peeling {
                 "Rules of 'blkdebug' above an image's format are not supported; put it under the format: driver=qcow2,file.driver=blkdebug",
             ));
         }
-        spec.alignment(1).map_err(|error| CommandError::new(error.0))?;
+        spec.alignment(1)
+            .map_err(|error| CommandError::new(error.0))?;
         self.take("driver");
         for (option, _) in &mut self.rest {
             if let Some(own) = option.strip_prefix("image.") {
@@ -299,7 +300,10 @@ impl Peeling {
         }
         self.take(&format!("{prefix}driver"));
         let child = format!("{prefix}image.");
-        let held: Pairs = self.rest.extract_if(.., |(name, _)| name.starts_with(&child)).collect();
+        let held: Pairs = self
+            .rest
+            .extract_if(.., |(name, _)| name.starts_with(&child))
+            .collect();
         let others = self.no_others("blkdebug", prefix);
         self.rest.extend(held);
         others.map(|()| Filter::Debug(spec))
@@ -310,7 +314,10 @@ impl Peeling {
         let list = format!("{prefix}{kind}.");
         let mut rules: Vec<RuleText> = Vec::new();
         let mut left: Pairs = Vec::new();
-        for (name, value) in self.rest.extract_if(.., |(name, _)| name.starts_with(&list)) {
+        for (name, value) in self
+            .rest
+            .extract_if(.., |(name, _)| name.starts_with(&list))
+        {
             left.push((name[list.len()..].to_string(), value));
         }
         while !left.is_empty() {
@@ -401,7 +408,11 @@ mod tests {
 
     #[test]
     fn a_list_without_filters_stays_as_it_is() {
-        for list in ["driver=qcow2,file.filename=a", "file=a,backing=", "driver=file,filename=a"] {
+        for list in [
+            "driver=qcow2,file.filename=a",
+            "file=a,backing=",
+            "driver=file,filename=a",
+        ] {
             let (plain, filters) = peeled(list);
             assert_eq!(filters, Filters::default(), "{list}");
             assert_eq!(plain, pairs(list), "{list}");
@@ -410,14 +421,18 @@ mod tests {
 
     #[test]
     fn a_filter_under_a_format_is_found_by_driver_and_by_name() {
-        let one = "driver=qcow2,file.driver=blkdebug,file.config=c,file.image.filename=a,file.align=4k";
+        let one =
+            "driver=qcow2,file.driver=blkdebug,file.config=c,file.image.filename=a,file.align=4k";
         let two = "driver=qcow2,file.filename=blkdebug:c:a,file.align=4k";
         for list in [one, two] {
             let (mut plain, filters) = peeled(list);
             plain.sort();
             assert_eq!(plain, pairs("driver=qcow2,file.filename=a"), "{list}");
             let spec = debug(&filters);
-            assert_eq!((spec.config.as_deref(), spec.align), (Some("c"), Some(4096)));
+            assert_eq!(
+                (spec.config.as_deref(), spec.align),
+                (Some("c"), Some(4096))
+            );
         }
         let (plain, filters) = peeled("driver=blkdebug,image.filename=a,inject-error.0.event=none");
         assert_eq!(plain, pairs("driver=raw,file.filename=a"));
@@ -435,14 +450,25 @@ mod tests {
         assert_eq!(plain, pairs("driver=qcow2,file.filename=a"));
         assert_eq!(filters, Filters::default());
         let list = "driver=blkdebug,image.driver=qcow2,image.file.filename=a,config=c";
-        assert!(peel(pairs(list)).unwrap_err().to_string().contains("under the format"));
+        assert!(
+            peel(pairs(list))
+                .unwrap_err()
+                .to_string()
+                .contains("under the format")
+        );
     }
 
     #[test]
     fn what_is_not_there_is_refused_by_name() {
         for (list, expected) in [
-            ("driver=throttle,file.filename=a", "'throttle' is not supported"),
-            ("driver=qcow2,file.driver=quorum", "'quorum' is not supported"),
+            (
+                "driver=throttle,file.filename=a",
+                "'throttle' is not supported",
+            ),
+            (
+                "driver=qcow2,file.driver=quorum",
+                "'quorum' is not supported",
+            ),
             (
                 "driver=qcow2,file.driver=blkdebug,file.image.filename=a,file.foo=1",
                 "Block protocol 'blkdebug' doesn't support the option 'foo'",
@@ -452,8 +478,14 @@ mod tests {
                 "Unused option '1.event' for [inject-error]",
             ),
             ("driver=blkdebug", "must be specified for \"image\""),
-            ("driver=null-co,foo=1", "'null-co' doesn't support the option 'foo'"),
-            ("driver=qcow2,file.filename=blkdebug:a", "both config file and image path"),
+            (
+                "driver=null-co,foo=1",
+                "'null-co' doesn't support the option 'foo'",
+            ),
+            (
+                "driver=qcow2,file.filename=blkdebug:a",
+                "both config file and image path",
+            ),
         ] {
             let error = peel(pairs(list)).unwrap_err().to_string();
             assert!(error.contains(expected), "{list}: {error}");
