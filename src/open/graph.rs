@@ -32,7 +32,7 @@ pub struct Filters {
     pub null: Option<NullSpec>,
 }
 
-/// The driver and the child's name that a file name of its own asks for.
+/// How a file name begins that is a configuration and another file's name.
 const BLKDEBUG_NAME: &str = "blkdebug:";
 
 /// What a name means by itself: its options.
@@ -179,10 +179,8 @@ impl Peeling {
     /// The filter whose options begin so, if it is one; the beginning of its child's.
     fn filter(&mut self, prefix: &str) -> Result<Option<String>, CommandError> {
         let filename = format!("{prefix}filename");
-        let own = match self.get(&filename).map(named).transpose()?.flatten() {
-            Some(own) => own,
-            None => Vec::new(),
-        };
+        let own = self.get(&filename).map(named).transpose()?.flatten();
+        let own = own.unwrap_or_default();
         if !own.is_empty() {
             self.take(&filename);
         }

@@ -186,6 +186,15 @@ impl Qcow2 {
         written
     }
 
+    async fn reach_new_blocks(&self, table_moves: bool) {
+        if table_moves {
+            self.file.reach(Event::RefblockAllocWriteBlocks).await;
+            self.file.reach(Event::RefblockAllocWriteTable).await;
+        } else {
+            self.file.reach(Event::RefblockAllocWrite).await;
+        }
+    }
+
     async fn write_counts_in_order(&self, counts: &mut Counts, growth: &CountGrowth) -> Result<()> {
         let stage = self.probe.stage(Stage::CountBlocks);
         let geometry = *self.geometry();
@@ -228,12 +237,7 @@ impl Qcow2 {
             ));
         }
         counts.refcounts.write_dirty().await?;
-        if moved {
-            self.file.reach(Event::RefblockAllocWriteBlocks).await;
-            self.file.reach(Event::RefblockAllocWriteTable).await;
-        } else {
-            self.file.reach(Event::RefblockAllocWrite).await;
-        }
+        self.reach_new_blocks(moved).await;
         self.write_all(writes).await?;
         let skip = match moved {
             true => planted::is(Mistake::RefcountTableBeforeDurable),
