@@ -29,7 +29,7 @@ const LAYERS_MAX: usize = 1000;
 #[derive(Debug)]
 pub enum Layer {
     /// Bytes as they are, or encrypted.
-    Raw(Raw),
+    Raw(Box<Raw>),
     /// qcow2.
     Qcow2(Box<Qcow2>),
 }
@@ -514,11 +514,11 @@ async fn open_layer(
             let key = (passphrase, &options.workers);
             let (header, cipher) = luks::unlock(&file, 0..file_len, key).await?;
             let raw = Raw::encrypted(&file, file_len, (cipher, header.payload_offset))?;
-            Ok((Layer::Raw(raw), None))
+            Ok((Layer::Raw(Box::new(raw)), None))
         }
         Format::Raw => {
             let guard = options.format.is_none() && options.writable;
-            Ok((Layer::Raw(Raw::new(file, file_len, guard)), None))
+            Ok((Layer::Raw(Box::new(Raw::new(file, file_len, guard))), None))
         }
         Format::Qcow2 => {
             let opening = qcow2::Opening {
