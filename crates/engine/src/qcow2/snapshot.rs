@@ -65,6 +65,12 @@ impl Qcow2 {
             .await
     }
 
+    /// Writes the snapshot table anew if entries lack what version 3 demands of them.
+    pub(crate) async fn complete_snapshots(&self, job: &Job) -> Result<()> {
+        self.while_still(async |counts| self.complete_in_turn(counts, job).await)
+            .await
+    }
+
     /// Changes snapshots while nothing else is under way, to the end or to what can be taken back.
     async fn while_still<T>(
         &self,
@@ -91,6 +97,7 @@ impl Qcow2 {
             l1_size: header.l1_size,
             disk_bytes: header.size,
         };
+        let list = list.completed(header.size);
         // What cannot be is refused before anything is read.
         list.with(new, root)?;
         let l1 = self.lock().tables.l1().to_vec();
@@ -190,7 +197,7 @@ impl Qcow2 {
         let lost = self.snapshot_tree(entry, job).await?;
         let balance = Balance::new(None, Some(lost.references));
         let mut preparation = Preparation::new(balance, Vec::new());
-        let shorter: SnapshotList = list.without(position);
+        let shorter: SnapshotList = list.without(position).completed(header.size);
         let prepared = async {
             let table = self
                 .place_structure(counts, &mut preparation, shorter.encode())
@@ -211,6 +218,33 @@ impl Qcow2 {
         .await?;
         self.give_up_old(counts, &balance, &old, job).await?;
         self.right_flags(counts, job).await?;
+        self.end_snapshots(counts).await
+    }
+
+    async fn complete_in_turn(&self, counts: &mut Counts, job: &Job) -> Result<()> {
+        let list = self.begin_snapshots(counts, job).await?;
+        let header = self.header();
+        let complete = list.completed(header.size);
+        if complete == list {
+            return self.end_snapshots(counts).await;
+        }
+        let old_table = self.clusters_at(header.snapshots_offset, list.encode().len() as u64);
+        let nothing = Balance::new(None, None);
+        let mut preparation = Preparation::new(Balance::new(None, None), Vec::new());
+        let prepared = async {
+            let table = self
+                .place_structure(counts, &mut preparation, complete.encode())
+                .await?;
+            self.prepare(counts, &mut preparation, job).await?;
+            Ok(table)
+        };
+        let prepared = prepared.await;
+        let (table, _) = self.or_undo(counts, preparation, prepared, job).await?;
+        let l1 = self.lock().tables.l1().to_vec();
+        self.switch(counts, l1, |header| header.snapshots_offset = table)
+            .await?;
+        self.give_up_old(counts, &nothing, &[old_table], job)
+            .await?;
         self.end_snapshots(counts).await
     }
 }

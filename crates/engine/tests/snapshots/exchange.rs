@@ -5,6 +5,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use cowslip::file::memory::MemoryFile;
+use cowslip::qcow2::amend::Amendment;
+use cowslip::qcow2::create::Version;
 use cowslip::{Buf, Error, Job};
 
 use super::{Model, Random, SHAPES, by_id, checked_clean, named, open, read, read_at};
@@ -256,6 +258,78 @@ fn a_damaged_image_keeps_its_snapshots() {
     assert!(matches!(refused, Err(Error::Corrupt { .. })), "{refused:?}");
     block_on(opened.close()).unwrap();
     assert_eq!(read_at(file, "1")[..64 << 10], vec![1; 64 << 10]);
+}
+
+/// Leaves so much of the extra data of each of the two snapshots, as old tools wrote it.
+fn shorten_extra_data(image: &mut Image, left: [usize; 2]) {
+    let start = image.snapshots() as usize;
+    let mut table = Vec::new();
+    let mut at = start;
+    for left in left {
+        let names_at = at + 40 + 24;
+        let padded = [
+            &image.bytes[at..at + 40 + left],
+            &image.bytes[names_at..][..2],
+        ]
+        .concat();
+        let begins = table.len();
+        table.extend(padded);
+        table[begins + 36..][..4].copy_from_slice(&(left as u32).to_be_bytes());
+        table.resize(table.len().next_multiple_of(8), 0);
+        at = names_at + 8;
+    }
+    image.bytes.resize(image.bytes.len().max(at), 0);
+    image.bytes[start..at].fill(0);
+    image.bytes[start..][..table.len()].copy_from_slice(&table);
+    image.save();
+}
+
+#[test]
+fn a_snapshot_table_that_is_written_anew_has_all_that_version_3_demands() {
+    if !peers_are_installed() {
+        return;
+    }
+    let job = Job::default();
+    let to_version_3 = Amendment {
+        version: Some(Version::V3),
+        ..Amendment::default()
+    };
+    for (create_options, left) in [
+        ("", [0, 8]),
+        ("compat=0.10", [0, 24]),
+        ("compat=0.10", [8, 16]),
+    ] {
+        let mut image = Image::create(create_options, "1M", &["write -P 1 0 200k"]);
+        for name in ["a", "b"] {
+            image.img(&["snapshot", "-c", name, "image.qcow2"]);
+        }
+        shorten_extra_data(&mut image, left);
+        for change in ["create", "delete", "amend"] {
+            let what = format!("{create_options} {left:?} {change}");
+            let file = Arc::new(MemoryFile::new("image", image.bytes.clone(), 1));
+            let opened = open(file.clone());
+            match change {
+                "create" => drop(block_on(opened.create_snapshot(&named("c"), &job)).unwrap()),
+                "delete" => block_on(opened.delete_snapshot(&by_id("2"), &job)).unwrap(),
+                _ if create_options.is_empty() => continue,
+                _ => block_on(opened.amend(&to_version_3, &job)).unwrap(),
+            }
+            block_on(opened.close()).unwrap();
+            checked_clean(&file, &what);
+            let mut now = image.copy();
+            now.bytes = file.contents();
+            assert_eq!(now.qemu_check().exit_code, 0, "{what}");
+            let extra = now.get(now.snapshots() + 36, 4);
+            assert_eq!(extra, 24, "{what}");
+            let disk_bytes = now.get(now.snapshots() + 40 + 8, 8);
+            assert_eq!(disk_bytes, 1 << 20, "{what}");
+            assert_eq!(
+                read_at(file, "1")[..200 << 10],
+                vec![1; 200 << 10],
+                "{what}"
+            );
+        }
+    }
 }
 
 #[test]

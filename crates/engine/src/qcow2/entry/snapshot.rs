@@ -131,9 +131,42 @@ impl Extra {
     }
 }
 
+/// Extra data with all that has a meaning; what it already says stays. Version 3 demands the first two of its three
+/// numbers.
+pub fn completed_extra(extra: &[u8], vm_state_bytes: u32, disk_bytes: u64) -> Vec<u8> {
+    // No instructions were counted.
+    let full = [u64::from(vm_state_bytes), disk_bytes, u64::MAX].map(u64::to_be_bytes);
+    let said = match extra.len() < EXTRA_BYTES_KNOWN as usize {
+        true => &extra[..extra.len() / 8 * 8],
+        false => extra,
+    };
+    let lacking = full.as_flattened().get(said.len()..);
+    [said, lacking.unwrap_or_default()].concat()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_extra_data_lacks_is_added_and_what_it_says_stays() {
+        let numbers =
+            |numbers: &[u64]| -> Vec<u8> { numbers.iter().flat_map(|n| n.to_be_bytes()).collect() };
+        let none = u64::MAX;
+        for (extra, expected) in [
+            (vec![], numbers(&[7, 9, none])),
+            (numbers(&[1]), numbers(&[1, 9, none])),
+            ([numbers(&[1]), vec![5; 4]].concat(), numbers(&[1, 9, none])),
+            (numbers(&[1, 2]), numbers(&[1, 2, none])),
+            (numbers(&[1, 2, 3]), numbers(&[1, 2, 3])),
+            (
+                [numbers(&[1, 2, 3]), vec![4; 5]].concat(),
+                [numbers(&[1, 2, 3]), vec![4; 5]].concat(),
+            ),
+        ] {
+            assert_eq!(completed_extra(&extra, 7, 9), expected, "{extra:?}");
+        }
+    }
 
     #[test]
     fn an_encoded_entry_decodes_to_itself() {

@@ -6,6 +6,7 @@ use super::super::entry::big_endian;
 use super::super::entry::bitmap::{self, TableEntry};
 use super::super::entry::snapshot::{
     EXTRA_BYTES_KNOWN, EXTRA_BYTES_MAX, EXTRA_BYTES_V3, Extra, FIXED_BYTES, Fixed, TABLE_BYTES_MAX,
+    completed_extra,
 };
 use super::super::geometry::pieces;
 use super::super::header::{BitmapsExtension, L1_BYTES_MAX, autoclear};
@@ -212,9 +213,8 @@ impl Plan<'_> {
         if self.header.version < 3 || snapshot.extra.len() >= EXTRA_BYTES_V3 as usize {
             return None;
         }
-        let mut extra = snapshot.vm_state_bytes().to_be_bytes().to_vec();
-        extra.extend_from_slice(&self.header.size.to_be_bytes());
-        snapshot.extra = extra;
+        let vm_state_bytes = snapshot.fixed.vm_state_bytes;
+        snapshot.extra = completed_extra(&snapshot.extra, vm_state_bytes, self.header.size);
         Some(SnapshotFate::Completed)
     }
 

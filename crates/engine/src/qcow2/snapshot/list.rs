@@ -1,9 +1,10 @@
 //! The snapshot table as a value: its entries, which one is meant, what a new one is called. Pure.
 //!
-//! An entry is kept byte for byte, its extra data too, so that what is not understood survives.
+//! An entry is kept byte for byte, its extra data too, so that what is not understood survives; only what version 3
+//! demands is added.
 
 use super::super::entry::snapshot::{
-    EXTRA_BYTES_KNOWN, Extra, FIXED_BYTES, Fixed, TABLE_BYTES_MAX,
+    EXTRA_BYTES_KNOWN, Extra, FIXED_BYTES, Fixed, TABLE_BYTES_MAX, completed_extra,
 };
 use super::super::header::SNAPSHOTS_MAX;
 use crate::{Error, Result};
@@ -206,6 +207,19 @@ impl SnapshotList {
             return Err(Error::Invalid(text));
         }
         Ok((list, id))
+    }
+
+    /// The list with entries that lack nothing, of a disk of this size; as it is if the table would be too long.
+    pub fn completed(&self, disk_bytes: u64) -> SnapshotList {
+        let mut list = self.clone();
+        for entry in &mut list.entries {
+            entry.extra = completed_extra(&entry.extra, entry.fixed.vm_state_bytes, disk_bytes);
+            entry.fixed.extra_bytes = entry.extra.len() as u32;
+        }
+        match list.encode().len() as u64 <= TABLE_BYTES_MAX {
+            true => list,
+            false => self.clone(),
+        }
     }
 
     /// The list without the snapshot at a position.
