@@ -3,13 +3,11 @@
 //! Written in QEMU's order: backing format, data file, encryption header, feature names, bitmaps, ours,
 //! then the unknown ones in the order in which they were found.
 
-use std::collections::HashSet;
-
 use super::CompressionType;
 use crate::image::AllocPolicy;
 
 const END: u32 = 0;
-const BACKING_FORMAT: u32 = 0xe279_2aca;
+pub(super) const BACKING_FORMAT: u32 = 0xe279_2aca;
 const DATA_FILE: u32 = 0x4441_5441;
 const CRYPTO_HEADER: u32 = 0x0537_be77;
 const FEATURE_NAMES: u32 = 0x6803_f857;
@@ -187,7 +185,8 @@ impl FeatureNames {
     /// The name of a bit, if the table has it.
     pub fn name(&self, kind: FeatureKind, bit: u32) -> Option<String> {
         self.0
-            .chunks_exact(FEATURE_NAME_BYTES)
+            .chunks(FEATURE_NAME_BYTES)
+            .filter(|entry| entry.len() > 2)
             .find(|entry| entry[0] == kind as u8 && u32::from(entry[1]) == bit)
             .map(|entry| printable(&entry[2..]))
             .filter(|name| !name.is_empty())
@@ -239,14 +238,14 @@ impl Extensions {
         }
     }
 
-    /// Reads the area `start..end` of the header's cluster. What `cluster` lacks counts as zeroes.
+    /// Reads the area `start..end` of the header's cluster. What `cluster` lacks counts as zeroes. Of two extensions
+    /// of a kind that is known the last counts, as for QEMU.
     pub(super) fn decode(
         cluster: &[u8],
         start: usize,
         end: usize,
     ) -> Result<Extensions, ExtensionError> {
         let mut extensions = Extensions::default();
-        let mut seen = HashSet::new();
         let mut at = start;
         while end.saturating_sub(at) >= PREFIX_BYTES {
             let kind = be32(cluster, at);
@@ -262,9 +261,6 @@ impl Extensions {
                 return Err(error(format!(
                     "extension {kind:#010x} of {len} bytes does not fit"
                 )));
-            }
-            if !seen.insert(kind) {
-                return Err(error(format!("extension {kind:#010x} appears twice")));
             }
             let data = padded(cluster, at + PREFIX_BYTES, len);
             let data_offset = (at + PREFIX_BYTES) as u64;

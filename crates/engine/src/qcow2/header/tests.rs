@@ -124,8 +124,11 @@ fn what_the_specification_forbids_is_refused() {
         (&[(35, &[3])], "encryption method 3"),
         (&[(35, &[1])], "encryption (AES)"),
         (&[(35, &[2])], "Missing CRYPTO header"),
-        (&[(79, &[0x20])], "unknown incompatible feature bit 5"),
-        (&[(72, &[0x80])], "unknown incompatible feature bit 63"),
+        (&[(79, &[0x20])], "Unknown incompatible feature: 20"),
+        (
+            &[(72, &[0x80])],
+            "Unknown incompatible feature: 8000000000000000",
+        ),
         (&[(103, &[96])], "header too short"),
         (&[(103, &[108])], "multiple of 8"),
         (&[(101, &[2])], "exceeds cluster size"),
@@ -166,19 +169,32 @@ fn unknown_features_are_named_by_the_image() {
     entry.extend_from_slice(b"time travel\x1b[31m");
     entry.resize(48, 0);
     header.extensions.feature_names = Some(FeatureNames::from_bytes(entry));
-    refuses(header, &[(77, &[2])], "feature(s) time travel[31m is not");
+    let both: &[(usize, &[u8])] = &[(77, &[2]), (72, &[0x40])];
+    let words = "feature(s) time travel[31m, Unknown incompatible feature: 4000000000000000 is not";
+    refuses(header.clone(), both, words);
+    // A last entry that is cut short names a bit all the same.
+    header.extensions.feature_names = Some(FeatureNames::from_bytes(b"\0\x11short".to_vec()));
+    refuses(header, &[(77, &[2])], "feature(s) short is not");
 }
 
 #[test]
-fn extensions_that_do_not_fit_or_come_twice_are_refused() {
+fn of_two_extensions_of_a_kind_the_last_counts() {
     let mut twice = sample(3);
-    for _ in 0..2 {
+    twice.extensions.backing_format = Some("first".into());
+    for data in [b"other", b"third"] {
         twice.extensions.unknown.push(UnknownExtension {
-            kind: 5,
-            data: vec![1],
+            kind: super::extensions::BACKING_FORMAT,
+            data: data.to_vec(),
         });
     }
-    refuses(twice, &[], "appears twice");
+    let bytes = twice.encode().unwrap();
+    let parsed = Header::parse(&bytes, FILE_LEN, "m").unwrap();
+    assert_eq!(parsed.extensions.backing_format.as_deref(), Some("third"));
+    assert_eq!(parsed.extensions.unknown, sample(3).extensions.unknown);
+}
+
+#[test]
+fn extensions_that_do_not_fit_are_refused() {
     let mut long = sample(3);
     long.extensions.backing_format = Some("sixteen letters!".into());
     refuses(long, &[], "too long");

@@ -229,12 +229,16 @@ impl<'a> Parser<'a> {
         let names = decoded.as_ref().ok().and_then(|e| e.feature_names.as_ref());
         let unknown = header.incompatible_features & !incompatible::KNOWN;
         if unknown != 0 {
-            let named = (0..64).filter(|bit| unknown >> bit & 1 == 1).map(|bit| {
-                names
-                    .and_then(|names| names.name(FeatureKind::Incompatible, bit))
-                    .unwrap_or_else(|| format!("unknown incompatible feature bit {bit}"))
-            });
-            let named: Vec<String> = named.collect();
+            let (mut named, mut unnamed) = (Vec::new(), 0_u64);
+            for bit in (0..64).filter(|bit| unknown >> bit & 1 == 1) {
+                match names.and_then(|names| names.name(FeatureKind::Incompatible, bit)) {
+                    Some(name) => named.push(name),
+                    None => unnamed |= 1 << bit,
+                }
+            }
+            if unnamed != 0 {
+                named.push(format!("Unknown incompatible feature: {unnamed:x}"));
+            }
             return Err(self.unsupported(format!("qcow2 feature(s) {}", named.join(", "))));
         }
         header.extensions =
