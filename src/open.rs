@@ -23,7 +23,9 @@ use crate::filter::{Breakpoints, DebugFile, NullFile, PartFile};
 use crate::output;
 use crate::repair_text::repaired_when_opened;
 
+mod cache_sizes;
 mod graph;
+mod json;
 mod loaded;
 pub mod object;
 mod one;
@@ -301,7 +303,7 @@ async fn prepare(
         alloc_policy: source.alloc_policy.unwrap_or(how.alloc_policy),
         backing: source.backing.clone().unwrap_or(how.backing.clone()),
         metadata_only: how.metadata_only,
-        cache_bytes: source.cache_bytes.unwrap_or(how.cache_bytes),
+        cache_bytes: source.cache.budget().unwrap_or(how.cache_bytes),
         sharing: source.sharing(how),
         workers: how.workers.clone(),
         snapshot: how.snapshot.clone().or(source.snapshot.clone()),
@@ -313,6 +315,16 @@ async fn prepare(
 
 fn finish(source: &Source, opened: cowslip::Result<Image>) -> Result<Image, CommandError> {
     let image = opened.map_err(|error| source.refused(&error))?;
+    if let Some(header) = image
+        .layers()
+        .first()
+        .and_then(|layer| layer.header.clone())
+    {
+        let checked = source.cache.check(1 << header.cluster_bits);
+        checked.map_err(|why| {
+            CommandError::new(format!("Could not open '{}': {why}", source.given))
+        })?;
+    }
     for file in image.unprotected() {
         warn_unprotected(file);
     }

@@ -220,11 +220,6 @@ impl Request {
                 return Err(CommandError::new(text));
             }
         };
-        let will_be_2 = match version {
-            Some(version) => version == Version::V2,
-            None => header.version < 3,
-        };
-        let refcount_bits = self.refcount_bits(will_be_2)?;
         if self
             .options
             .iter()
@@ -240,7 +235,8 @@ impl Request {
         }
         Ok(Amendment {
             version,
-            refcount_bits,
+            // No number is no power of two.
+            refcount_bits: value("refcount_bits").map(|bits| bits.parse().unwrap_or(0)),
             lazy_refcounts: switch("lazy_refcounts")?,
             data_file: value("data_file").map(str::to_string),
             data_file_raw: switch("data_file_raw")?,
@@ -249,22 +245,5 @@ impl Request {
                 .transpose()?,
             backing: None,
         })
-    }
-
-    fn refcount_bits(&self, will_be_2: bool) -> Result<Option<u32>, CommandError> {
-        let Some(bits) = options::value(&self.options, "refcount_bits") else {
-            return Ok(None);
-        };
-        let bits: u32 = bits.parse().unwrap_or(0);
-        if bits > 64 || !bits.is_power_of_two() {
-            let text = "Refcount width must be a power of two and may not exceed 64 bits";
-            return Err(CommandError::new(text));
-        }
-        if will_be_2 && bits != 16 {
-            let text = "Refcount widths other than 16 bits require compatibility level 1.1 or above (use \
-                        compat=1.1 or greater)";
-            return Err(CommandError::new(text));
-        }
-        Ok(Some(bits))
     }
 }

@@ -1,8 +1,8 @@
 //! `rebase`: gives an image another backing file, with qemu-img's options and words.
 //!
 //! Safe, which is the default, the disk stays what it is: what the new backing file shows differently is written into
-//! the image first. Unsafe (`-u`), only the header changes. A chain that would be a loop is refused either way, which
-//! qemu-img does only by its locks.
+//! the image first. Unsafe (`-u`), only the header changes. A chain that would be a loop is refused either way, but with
+//! `-u` not of whoever calls it `qemu-img`, which makes it.
 
 use cowslip::Error;
 use cowslip::file::Sharing;
@@ -19,7 +19,7 @@ use crate::open::{
     Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, Trust, block_on, open_image, sharing,
     warn_of_guessed_raw,
 };
-use crate::output::{Program, usage_error};
+use crate::output::{Program, is_called_as_qemu, usage_error};
 
 /// Command line of `rebase`.
 #[derive(clap::Args)]
@@ -160,7 +160,7 @@ async fn change(
         return Err(args.could_not_change("Operation not supported"));
     }
     let resolved = resolve_name(&source.filename, args.name());
-    if !args.name().is_empty() {
+    if !args.name().is_empty() && !(args.backing_unsafe && is_called_as_qemu()) {
         refuse_loop(image, (args, &resolved), format, how).await?;
     }
     if args.backing_unsafe {

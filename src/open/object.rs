@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cowslip::luks::Passphrase;
 use zeroize::Zeroizing;
 
-use super::spec::json_pairs;
+use super::json;
 use crate::error::CommandError;
 use crate::options;
 
@@ -127,7 +127,7 @@ fn parse(definition: &str) -> Result<(String, Bytes), CommandError> {
 /// Names and values; the type is named or comes first.
 fn pairs(definition: &str) -> Result<Vec<(String, String)>, CommandError> {
     if definition.starts_with('{') {
-        return json_pairs(definition);
+        return json::pairs(definition);
     }
     let (first, rest) = definition.split_once(',').unwrap_or((definition, ""));
     if first.contains('=') || first.is_empty() {

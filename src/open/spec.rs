@@ -6,7 +6,9 @@ use cowslip::file::host::Locking;
 use cowslip::image::{AllocPolicy, BackingChoice, DetectZeroes, DiscardPolicy, Format, ZeroMethod};
 use cowslip::qcow2::snapshot::SnapshotChoice;
 
+use super::cache_sizes::CacheSizes;
 use super::graph::{self, Filters};
+use super::json;
 use crate::error::CommandError;
 use crate::nbd::ExportName;
 use crate::open::loaded::{with_id, with_name};
@@ -49,8 +51,8 @@ pub struct Source {
     pub zero_method: ZeroMethod,
     /// `alloc-policy=`.
     pub alloc_policy: Option<AllocPolicy>,
-    /// `l2-cache-size=`, or `cache-size=` without it.
-    pub cache_bytes: Option<u64>,
+    /// `cache-size=` and its parts.
+    pub cache: CacheSizes,
     /// `read-only=on`.
     pub read_only: bool,
     /// `cache.direct=`.
@@ -148,7 +150,7 @@ impl ImageSpec {
         let pairs = if self.image_opts {
             options::split(&self.filename)?
         } else if let Some(json) = self.filename.strip_prefix("json:") {
-            json_pairs(json)?
+            json::pairs(json)?
         } else {
             if graph::named(&self.filename)?.is_some() {
                 let format = self.format.iter();
@@ -227,7 +229,7 @@ impl Source {
             detect_zeroes: None,
             zero_method: ZeroMethod::Auto,
             alloc_policy: None,
-            cache_bytes: None,
+            cache: CacheSizes::default(),
             read_only: false,
             direct: None,
             no_flush: None,
@@ -292,12 +294,6 @@ impl Source {
             "snapshot.id" => self.snapshot = Some(with_id(self.snapshot.take(), value)),
             "snapshot.name" => self.snapshot = Some(with_name(self.snapshot.take(), value)),
             "alloc-policy" => self.alloc_policy = Some(alloc_policy(name, value)?),
-            "l2-cache-size" => self.cache_bytes = Some(options::size(name, value)?),
-            // QEMU divides it among two caches; there is one here.
-            "cache-size" => {
-                let bytes = options::size(name, value)?;
-                self.cache_bytes = self.cache_bytes.or(Some(bytes));
-            }
             "read-only" => self.read_only = options::switch(name, value)?,
             "force-share" => self.force_share = options::switch(name, value)?,
             "locking" | "file.locking" => self.locking = locking(value)?,
@@ -305,6 +301,7 @@ impl Source {
             "cache.no-flush" => self.no_flush = Some(options::switch(name, value)?),
             // These tune caches and checks that work otherwise here, or name nodes of a graph.
             _ if without_effect(name) => {}
+            _ if self.cache.take(name, value)? => {}
             _ => {
                 let text = format!("Block option '{name}' is not supported");
                 return Err(CommandError::new(text));
@@ -322,13 +319,12 @@ fn without_effect(name: &str) -> bool {
         "node-name"
             | "auto-read-only"
             | "lazy-refcounts"
-            | "l2-cache-entry-size"
-            | "refcount-cache-size"
             | "cache-clean-interval"
             | "file.driver"
             | "overlap-check"
     ) || own.starts_with("overlap-check.")
         || own.starts_with("pass-discard-")
+        || name.starts_with("backing.") && own.ends_with("cache-size")
 }
 
 fn backing_choice(value: &str) -> BackingChoice {
@@ -399,30 +395,6 @@ pub fn alloc_policy(name: &str, value: &str) -> Result<AllocPolicy, CommandError
             "Parameter '{name}' does not accept value '{value}' (auto, contiguous or sparse)"
         ))),
     }
-}
-
-/// A JSON object as names and values, members of members joined by dots.
-pub(super) fn json_pairs(json: &str) -> Result<Vec<(String, String)>, CommandError> {
-    let value: serde_json::Value = serde_json::from_str(json)
-        .map_err(|error| CommandError::new(format!("Could not parse the JSON options: {error}")))?;
-    let serde_json::Value::Object(members) = value else {
-        return Err(CommandError::new("Invalid JSON object given"));
-    };
-    let mut open: Vec<(String, serde_json::Value)> = members.into_iter().rev().collect();
-    let mut out = Vec::new();
-    while let Some((name, value)) = open.pop() {
-        match value {
-            serde_json::Value::Object(members) => {
-                let inner = members.into_iter().rev();
-                open.extend(inner.map(|(member, value)| (format!("{name}.{member}"), value)));
-            }
-            serde_json::Value::String(text) => out.push((name, text)),
-            serde_json::Value::Null => out.push((name, String::new())),
-            serde_json::Value::Bool(on) => out.push((name, if on { "on" } else { "off" }.into())),
-            other => out.push((name, other.to_string())),
-        }
-    }
-    Ok(out)
 }
 
 #[cfg(test)]

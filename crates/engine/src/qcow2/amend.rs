@@ -89,7 +89,11 @@ impl Amendment {
             upgrade(&mut new);
         }
         if let Some(bits) = self.refcount_bits {
-            set_refcount_bits(&mut new, bits)?;
+            let may_differ = match self.version {
+                Some(version) => version == Version::V3,
+                None => old.version >= 3,
+            };
+            set_refcount_bits(&mut new, bits, may_differ)?;
         }
         if self.version == Some(Version::V2) && old.version >= 3 {
             downgrade(&mut new)?;
@@ -138,10 +142,11 @@ impl Amendment {
     }
 }
 
-fn set_refcount_bits(new: &mut Header, bits: u32) -> Result<()> {
+/// Version 2 has 16 bits, whatever the version is so far.
+fn set_refcount_bits(new: &mut Header, bits: u32, may_differ: bool) -> Result<()> {
     let text = if bits > 64 || !bits.is_power_of_two() {
         "Refcount width must be a power of two and may not exceed 64 bits"
-    } else if bits != 16 && new.version < 3 {
+    } else if bits != 16 && !may_differ {
         "Refcount widths other than 16 bits require compatibility level 1.1 or above (use \
          compat=1.1 or greater)"
     } else {
@@ -275,8 +280,13 @@ impl Qcow2 {
         job: &Job,
     ) -> Result<()> {
         self.ready_for_writes().await?;
-        let old = self.header();
+        let mut old = self.header();
         let mut new = amendment.apply(&old)?;
+        if new.version > old.version && old.nb_snapshots > 0 {
+            self.complete_snapshots(job).await?;
+            old = self.header();
+            new = amendment.apply(&old)?;
+        }
         if new.version < old.version {
             self.unflag_zero_clusters(below, job).await?;
         }
