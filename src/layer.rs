@@ -22,6 +22,8 @@ const SECTOR_BYTES: u64 = 512;
 pub struct Layer {
     /// The name that it was opened by.
     pub filename: String,
+    /// The name that says all of it, if the file's alone does not.
+    pub full_name: Option<String>,
     /// Its format, given or probed.
     pub format: Format,
     /// Length of the file, in whole sectors.
@@ -75,13 +77,12 @@ impl Layer {
         format: Option<Format>,
         look: &Look,
     ) -> Result<Layer, CommandError> {
-        let name = local_name(filename)?;
         let options = HostOptions {
             locking: look.locking,
             ..HostOptions::default()
         };
-        let file = open_host_file(name.as_ref(), &options);
-        Layer::look_at(file, name, format, look).await
+        let file = open_host_file(filename.as_ref(), &options);
+        Layer::look_at(file, filename, format, look).await
     }
 
     /// Looks at what the command line names.
@@ -89,6 +90,12 @@ impl Layer {
     /// # Errors
     /// As [`Layer::look`].
     pub async fn look_source(source: &Source, look: &Look) -> Result<Layer, CommandError> {
+        let mut layer = Layer::look_named(source, look).await?;
+        layer.full_name.clone_from(&source.full_name);
+        Ok(layer)
+    }
+
+    async fn look_named(source: &Source, look: &Look) -> Result<Layer, CommandError> {
         let (name, format) = (&source.filename, source.format);
         if source.filters != Default::default() {
             let how = OpenHow {
@@ -105,6 +112,11 @@ impl Layer {
             }
             None => Layer::look(name, format, look).await,
         }
+    }
+
+    /// The name to tell of.
+    pub fn shown_name(&self) -> &str {
+        self.full_name.as_ref().unwrap_or(&self.filename)
     }
 
     /// Looks at the backing file that `self` names.
@@ -126,7 +138,7 @@ impl Layer {
             writable: false,
             chosen_by: ChosenBy::Image,
         });
-        Layer::look_at(file, path, format, look).await
+        Layer::look_at(file, &path, format, look).await
     }
 
     async fn look_at(
@@ -169,6 +181,7 @@ impl Layer {
         };
         Ok(Layer {
             filename: name.to_string(),
+            full_name: None,
             format,
             file_len: len.next_multiple_of(SECTOR_BYTES),
             disk_size: file.allocated_bytes(),

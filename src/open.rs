@@ -30,6 +30,7 @@ mod loaded;
 pub mod object;
 mod one;
 mod spec;
+mod temporary;
 
 use graph::Filter;
 pub use loaded::{chosen_snapshot, parse_choice};
@@ -142,6 +143,8 @@ pub struct OpenHow {
     pub key_secret: Option<String>,
     /// Where requests stop, if a filter of the image can stop them.
     pub breakpoints: Breakpoints,
+    /// What is written goes into a temporary image above the one that is named.
+    pub temporary: bool,
 }
 
 /// The queue's threads for blocking calls, which pack and unpack clusters too: for verbs that move much data.
@@ -240,6 +243,9 @@ impl Source {
 /// `Could not open 'x': why`; `Failed to load snapshot: why`.
 pub async fn open_image(spec: &ImageSpec, how: &OpenHow) -> Result<Image, CommandError> {
     let source = spec.resolve()?;
+    if how.temporary && how.access == Access::Write {
+        return Box::pin(temporary::open_above(spec, (&source, how))).await;
+    }
     let (file, options, gate) = prepare(&source, how).await?;
     match (Image::open(file, options, &gate).await, &how.snapshot) {
         (Err(why), Some(_)) => Err(not_loaded(&source, how, &why).await),
@@ -291,10 +297,16 @@ async fn prepare(
     how: &OpenHow,
 ) -> Result<(Arc<dyn BlockFile>, OpenOptions, HostGate), CommandError> {
     let gate = source.gate(how);
-    let options = OpenOptions {
+    let options = engine_options(source, how)?;
+    Ok((open_file(source, how).await?, options, gate))
+}
+
+/// How the engine opens the image.
+fn engine_options(source: &Source, how: &OpenHow) -> Result<OpenOptions, CommandError> {
+    Ok(OpenOptions {
         dirty: repaired_when_opened(),
         format: source.format,
-        writable: gate.options.writable,
+        writable: source.host_options(how).writable,
         write_policy: how.cache.write_policy(),
         discard: source.discard.unwrap_or(how.discard),
         discard_no_unref: source.discard_no_unref,
@@ -309,8 +321,7 @@ async fn prepare(
         snapshot: how.snapshot.clone().or(source.snapshot.clone()),
         passphrase: source.opened_by(source.key_secret.as_ref().or(how.key_secret.as_ref()))?,
         backing_passphrase: source.opened_by(source.backing_key_secret.as_ref())?,
-    };
-    Ok((open_file(source, how).await?, options, gate))
+    })
 }
 
 fn finish(source: &Source, opened: cowslip::Result<Image>) -> Result<Image, CommandError> {

@@ -648,3 +648,22 @@ fn what_was_done_is_told_in_json() {
     assert_eq!(number("bytes-lost"), 0);
     assert_eq!(told["format"], "qcow2");
 }
+
+/// Pieces are read and written side by side, and take their space in the order of the guest all the same.
+#[test]
+fn what_is_converted_lies_in_the_order_of_the_guest() {
+    let dir = scratch();
+    let mut rng = Rng::new(7);
+    let block: Vec<u8> = (0..1 << 20).map(|_| rng.below(256) as u8).collect();
+    std::fs::write(dir.path().join("a.raw"), block.repeat(48)).unwrap();
+    for options in ["", "-S 0", "-m 16"] {
+        let line = format!("convert {options} -f raw -O qcow2 a.raw a.qcow2");
+        run(cowslip().current_dir(&dir).args(words(&line)));
+        let map = run(cowslip()
+            .current_dir(&dir)
+            .args(words("map --output=json a.qcow2")));
+        let map: serde_json::Value = serde_json::from_str(&map).unwrap();
+        let extents = map.as_array().unwrap();
+        assert_eq!(extents.len(), 1, "{options}: {map:#}");
+    }
+}

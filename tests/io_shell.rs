@@ -284,8 +284,9 @@ fn a_bad_command_line_opens_nothing() {
             "qemu-io: can't open: Could not open 'nosuch': No such file or directory\n",
         ),
         (
-            &["-s", "x"],
-            "qemu-io: can't open device x: Temporary snapshots are not supported\n",
+            &["-s", "null-co://"],
+            "qemu-io: can't open device null-co://: Temporary snapshots (-s) are supported of image files, without \
+             filters, servers and options of the image's own\n",
         ),
     ] {
         let directory = scratch();
@@ -333,4 +334,57 @@ fn single_lines_say_what_qemu_io_says() {
         }
     }
     assert!(differing.is_empty(), "{}", differing.join("\n"));
+}
+
+#[test]
+fn what_is_written_above_a_temporary_snapshot_is_gone_with_it() {
+    let (directory, temporary) = (scratch(), scratch());
+    let dir = directory.path();
+    for format in ["qcow2", "raw"] {
+        run(cowslip()
+            .current_dir(dir)
+            .args(["create", "-q", "-f", format, "image", "1M"]));
+        run(our_io()
+            .current_dir(dir)
+            .args(["-f", format, "-c", "write -P 1 0 64k", "image"]));
+        let before = std::fs::read(dir.join("image")).unwrap();
+        let write = "write -P 2 4k 8k";
+        let reads = [
+            "read -P 1 0 4k",
+            "read -P 2 4k 8k",
+            "read -P 1 12k 52k",
+            "read -P 0 64k 960k",
+        ];
+        let commands = [write]
+            .into_iter()
+            .chain(reads)
+            .flat_map(|command| ["-c", command]);
+        let io = our_io()
+            .current_dir(dir)
+            .env("TMPDIR", temporary.path())
+            .args(["-s", "-f", format])
+            .args(commands)
+            .arg("image")
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&io.stdout);
+        assert!(
+            io.status.success() && !told.contains("failed"),
+            "{format}: {io:?}"
+        );
+        assert_eq!(
+            std::fs::read(dir.join("image")).unwrap(),
+            before,
+            "{format}"
+        );
+        assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0);
+        std::fs::remove_file(dir.join("image")).unwrap();
+    }
+    let refused = outcome(
+        our_io()
+            .current_dir(dir)
+            .env("TMPDIR", dir.join("nowhere"))
+            .args(["-s", "-f", "raw", "-c", "read 0 512", "/dev/null"]),
+    );
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
 }

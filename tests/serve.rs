@@ -213,7 +213,6 @@ fn a_server_that_cannot_start_says_why_through_its_parent_too() {
         ),
         (&["-L", image], "List mode is incompatible with a file name"),
         (&["--tls-creds=x", image], "TLS is not supported"),
-        (&["-s", image], "Temporary snapshots (-s) are not supported"),
         (
             &["-P"],
             "invalid option -- 'P'\nqemu-nbd: Try `qemu-nbd --help' for more information.",

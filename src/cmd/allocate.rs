@@ -79,7 +79,7 @@ enum Wanted {
 struct Request<'a> {
     args: &'a Args,
     /// As the system knows it.
-    path: &'a str,
+    path: String,
     directory: PathBuf,
     size: u64,
     wanted: Wanted,
@@ -124,7 +124,7 @@ fn allocated(args: &Args, program: &Program) -> Result<(), CommandError> {
         Ok(done) => {
             args.job.end();
             // The space is there, whatever can be told of it.
-            let figures = extents::figures(request.path);
+            let figures = extents::figures(&request.path);
             request.tell(&done, figures, start.elapsed().as_secs_f64())
         }
     }
@@ -156,7 +156,7 @@ impl Request<'_> {
         let wanted = wanted(args)?;
         let size = options::bytes_within("size", &args.size, 1..=size::SIZE_MAX)?;
         let path = local_name(&args.filename)?;
-        let directory = directory_of(path)?;
+        let directory = directory_of(&path)?;
         // Where no file can be made, the attempt itself will tell.
         if let Ok(false) = takes_length(&directory, size) {
             let why = match getrlimit(Resource::Fsize).current {
@@ -180,7 +180,7 @@ impl Request<'_> {
 
     async fn carry_out(&self, job: &cowslip::Job) -> Result<Done, Failure> {
         let claim = Claim::CREATE_RAW;
-        let (new, file) = NewFile::open(self.path, &[], claim).map_err(Failure::Told)?;
+        let (new, file) = NewFile::open(&self.path, &[], claim).map_err(Failure::Told)?;
         let file = HostFile::new(file);
         let plan = self.plan(&file).await?;
         let (abilities, mut chosen) = match plan.is_done() {

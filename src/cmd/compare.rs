@@ -82,15 +82,10 @@ impl Outcome {
 
     /// For people, in qemu-img's words.
     fn text(&self) -> String {
-        let [first, second] = self.sizes;
         let Some(comparison) = self.comparison else {
             return "Strict mode: Image size mismatch!\n".to_string();
         };
-        // Once what both have is the same.
-        let warning = |at: u64| match first != second && at >= first.min(second) {
-            true => "Warning: Image size mismatch!\n",
-            false => "",
-        };
+        let warning = |at| warning(self.sizes, at);
         match comparison.verdict {
             Verdict::Identical => format!("{}Images are identical.\n", warning(u64::MAX)),
             Verdict::ContentDiffers(at) => {
@@ -118,6 +113,14 @@ impl Outcome {
             "sizes": self.sizes,
             "looked-at-bytes": looked_at.unwrap_or(0),
         })
+    }
+}
+
+/// What is said of different sizes once what both have is the same, which is so from `at` on.
+fn warning([first, second]: [u64; 2], at: u64) -> &'static str {
+    match first != second && at >= first.min(second) {
+        true => "Warning: Image size mismatch!\n",
+        false => "",
     }
 }
 
@@ -192,6 +195,9 @@ async fn look(args: &Args, images: [&Image; 2]) -> Result<Outcome, CommandError>
                 (text, EXIT_NO_EXTENTS)
             }
             Failure::Read(side, at, error) => {
+                if !args.quiet && !args.json {
+                    print(warning(sizes, at));
+                }
                 let words = error.system_words();
                 let text = format!("Error while reading offset {at} of {}: {words}", name(side));
                 (text, EXIT_NOT_READ)

@@ -330,6 +330,11 @@ impl<'a> Request<'a> {
             let text = "Expected backing file name, got empty string";
             return Err(CommandError::new(text));
         }
+        if value("backing_file").is_some() && self.sources.len() > 1 {
+            let text = "Having a backing file for the target makes no sense when concatenating multiple input \
+                        images";
+            return Err(CommandError::new(text));
+        }
         if !args.no_create && value("backing_file").is_some() && value("backing_fmt").is_none() {
             let text = "Use of backing file requires explicit backing format";
             return Err(CommandError::new(text));

@@ -406,7 +406,7 @@ fn request(
     size: Option<u64>,
 ) -> Result<Request, CommandError> {
     let format = format_named(&args.format)?;
-    let path = local_name(filename)?.to_string();
+    let path = local_name(filename)?;
     let mut given = options::normalise(given, &options_of(format))?;
     for (name, value) in [
         ("backing_file", &args.backing),
@@ -506,7 +506,7 @@ async fn open_chain(
     };
     let format = format.map(parse_format).transpose()?;
     let resolved = resolve_name(&request.filename, name);
-    let first = Layer::look(&resolved, format, &look).await?;
+    let first = Layer::look(&local_name(&resolved)?, format, &look).await?;
     let chain = layer::chain(first, &look).await;
     chain.map_err(|why| CommandError::new(format!("Could not open backing file: {why}")))
 }

@@ -133,7 +133,7 @@ fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
         });
         let mut sources = Sources::default();
         sources.add(&image, range);
-        refuse_source(local_name(output)?, std::slice::from_ref(&image))
+        refuse_source(&local_name(output)?, std::slice::from_ref(&image))
             .map_err(|error| refused(output, &error))?;
         copy(args, (&sources, output, format), &job).await
     };
@@ -157,7 +157,7 @@ async fn copy(
         return Err(refused(output, &CommandError::new(text)));
     }
     let wanted = create::Request {
-        filename: local_name(output)?.to_string(),
+        filename: local_name(output)?,
         format,
         options: Vec::new(),
         size: Some(sources.size()),

@@ -103,7 +103,7 @@ fn disk_size_text(layer: &Layer) -> String {
 
 fn as_text(layer: &Layer, detail: Detail) -> String {
     let mut lines = vec![
-        format!("image: {}", layer.filename),
+        format!("image: {}", layer.shown_name()),
         format!("file format: {}", format_name(layer.format)),
         format!("virtual size: {}", with_bytes(layer.virtual_size())),
         format!("disk size: {}", disk_size_text(layer)),
@@ -301,7 +301,7 @@ fn as_json(layer: &Layer, detail: Detail) -> Value {
         }
     }
     put("virtual-size", layer.virtual_size().into());
-    put("filename", layer.filename.as_str().into());
+    put("filename", layer.shown_name().into());
     if let Some(header) = header {
         put("cluster-size", header.geometry().cluster_bytes().into());
     }

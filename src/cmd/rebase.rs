@@ -16,8 +16,8 @@ use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::layer::{self, Layer, Look};
 use crate::open::{
-    Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, Trust, block_on, open_image, sharing,
-    warn_of_guessed_raw,
+    Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, Trust, block_on, local_name,
+    open_image, sharing, warn_of_guessed_raw,
 };
 use crate::output::{Program, is_called_as_qemu, usage_error};
 
@@ -84,9 +84,9 @@ impl Args {
         match (self.name(), format) {
             ("", _) => Ok(Backing::None),
             (_, None) => Err(self.could_not_change("backing format must be specified")),
-            (name, Some(format)) => Ok(Backing::File {
+            (name, Some(_)) => Ok(Backing::File {
                 name: name.to_string(),
-                format,
+                format: self.backing_format.clone().unwrap_or_default(),
             }),
         }
     }
@@ -156,6 +156,10 @@ async fn change(
 ) -> Result<cowslip::Result<()>, CommandError> {
     let format = args.backing_format()?;
     let is_raw = image.layers().first().map(|layer| layer.format) == Some(Format::Raw);
+    if is_raw && args.compress {
+        let text = "Compression not supported for this file format";
+        return Err(CommandError::new(text));
+    }
     if is_raw {
         return Err(args.could_not_change("Operation not supported"));
     }
@@ -206,7 +210,9 @@ async fn refuse_loop(
         ..Look::default()
     };
     let own = image.layers().first().and_then(|layer| layer.id);
-    let mut next = Layer::look(resolved, format, &look).await.ok();
+    let mut next = Layer::look(&local_name(resolved)?, format, &look)
+        .await
+        .ok();
     let mut seen = Vec::new();
     while let Some(found) = next {
         if found.id.is_some() && found.id == own {

@@ -370,6 +370,11 @@ fn is_format(driver: &str) -> bool {
     matches!(driver, "qcow2" | "raw" | "luks")
 }
 
+/// Whether a driver changes what is below it.
+pub fn is_filter(driver: &str) -> bool {
+    driver == "blkdebug"
+}
+
 /// What does the work of a driver that is not supported.
 fn instead(driver: &str) -> Option<&'static str> {
     Some(match driver {

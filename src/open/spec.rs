@@ -33,6 +33,8 @@ pub struct Source {
     pub given: String,
     /// The file.
     pub filename: String,
+    /// The name that says all of it, if the file's alone does not.
+    pub full_name: Option<String>,
     /// The file is this export of an NBD server.
     pub remote: Option<ExportName>,
     /// What is between the image and the file.
@@ -84,20 +86,23 @@ pub fn parse_format(name: &str) -> Result<Format, CommandError> {
     }
 }
 
-/// The name of a file without `file:`.
+/// The name of a file without `file:`. What would name a protocol then is told apart by its directory.
 ///
 /// # Errors
 /// It is behind a protocol that is not supported.
-pub fn local_name(name: &str) -> Result<&str, CommandError> {
-    let end = name.find([':', '/']).unwrap_or(0);
-    match name[..end].is_empty() || !name[end..].starts_with(':') {
-        true => Ok(name),
-        false if &name[..end] == "file" => Ok(&name[end + 1..]),
-        false => Err(CommandError::new(format!(
-            "Unknown protocol '{}'",
-            &name[..end]
-        ))),
+pub fn local_name(name: &str) -> Result<String, CommandError> {
+    match (protocol(name), name.strip_prefix("file:")) {
+        (None, _) => Ok(name.to_string()),
+        (Some(_), Some(local)) if protocol(local).is_some() => Ok(format!("./{local}")),
+        (Some(_), Some(local)) => Ok(local.to_string()),
+        (Some(other), None) => Err(CommandError::new(format!("Unknown protocol '{other}'"))),
     }
+}
+
+/// What stands before the colon of a name, if that is before any slash.
+fn protocol(name: &str) -> Option<&str> {
+    let end = name.find([':', '/']).filter(|&end| end > 0)?;
+    name[end..].starts_with(':').then_some(&name[..end])
 }
 
 impl ImageSpec {
@@ -171,9 +176,12 @@ impl ImageSpec {
     }
 
     fn resolve_pairs(&self, pairs: graph::Pairs) -> Result<Source, CommandError> {
+        let pairs = json::expanded(pairs)?;
+        let full_name = (!is_told_by_name(&pairs)).then(|| format!("json:{}", json::text(&pairs)));
         let (pairs, filters) = graph::peel(pairs)?;
         let mut source = Source {
             given: self.filename.clone(),
+            full_name,
             filters,
             ..Source::empty()
         };
@@ -215,11 +223,26 @@ impl ImageSpec {
     }
 }
 
+/// Whether the file's name tells all that decides what the disk holds.
+fn is_told_by_name(pairs: &[(String, String)]) -> bool {
+    pairs.iter().all(|(name, value)| {
+        let own = name.strip_prefix("file.").unwrap_or(name);
+        match own {
+            "driver" => !graph::is_filter(value),
+            "offset" | "size" => false,
+            _ => !["backing", "encrypt.", "key-secret", "image."]
+                .iter()
+                .any(|decides| own.starts_with(decides)),
+        }
+    })
+}
+
 impl Source {
     fn empty() -> Source {
         Source {
             given: String::new(),
             filename: String::new(),
+            full_name: None,
             remote: None,
             filters: Filters::default(),
             format: None,
@@ -250,7 +273,7 @@ impl Source {
         self.remote = ExportName::of_file_name(filename).transpose()?;
         self.filename = match self.remote {
             Some(_) => filename.to_string(),
-            None => local_name(filename)?.to_string(),
+            None => local_name(filename)?,
         };
         Ok(())
     }
@@ -271,10 +294,15 @@ impl Source {
                 self.backing = Some(BackingChoice::Override { name, format });
             }
             "backing.driver" => {
-                let format = Some(parse_format(value)?);
+                let format = parse_format(value)?;
                 let name = self.backing.as_ref().and_then(override_name);
-                let name = name.unwrap_or_default().to_string();
-                self.backing = Some(BackingChoice::Override { name, format });
+                self.backing = Some(match name.map(str::to_string) {
+                    Some(name) => BackingChoice::Override {
+                        name,
+                        format: Some(format),
+                    },
+                    None => BackingChoice::InFormat(format),
+                });
             }
             "discard" => self.discard = Some(discard_policy(value)?),
             "discard-no-unref" => self.discard_no_unref = options::switch(name, value)?,
@@ -340,6 +368,7 @@ fn backing_choice(value: &str) -> BackingChoice {
 fn override_format(choice: &BackingChoice) -> Option<Format> {
     match choice {
         BackingChoice::Override { format, .. } => *format,
+        BackingChoice::InFormat(format) => Some(*format),
         BackingChoice::AsNamed | BackingChoice::None => None,
     }
 }
@@ -347,7 +376,7 @@ fn override_format(choice: &BackingChoice) -> Option<Format> {
 fn override_name(choice: &BackingChoice) -> Option<&str> {
     match choice {
         BackingChoice::Override { name, .. } => Some(name),
-        BackingChoice::AsNamed | BackingChoice::None => None,
+        BackingChoice::AsNamed | BackingChoice::InFormat(_) | BackingChoice::None => None,
     }
 }
 
@@ -442,7 +471,8 @@ mod tests {
         assert_eq!(both.snapshot, swapped.snapshot);
         let (id, name) = ("1".to_string(), "x".to_string());
         assert_eq!(both.snapshot, Some(SnapshotChoice::IdAndName { id, name }));
-        assert_eq!(resolve("file:x:y", false).unwrap().filename, "x:y");
+        assert_eq!(resolve("file:x", false).unwrap().filename, "x");
+        assert_eq!(resolve("file:x:y", false).unwrap().filename, "./x:y");
         assert_eq!(resolve("./odd:name", false).unwrap().filename, "./odd:name");
         assert_eq!(resolve(":x", false).unwrap().filename, ":x");
     }

@@ -392,9 +392,33 @@ pub async fn open(
         let opened = open_layer(file, &options, gate, (files, is_top)).await;
         let (layer, backing) = opened.map_err(|error| in_chain(error, layers.len()))?;
         layers.push(layer);
+        let in_named_format = |backing: Backing| -> Result<Option<(String, Option<Format>)>> {
+            match backing {
+                Some((_, Some(format)))
+                    if options.metadata_only && Format::from_name(&format).is_none() =>
+                {
+                    Ok(None)
+                }
+                Some((name, Some(format))) => {
+                    let unknown = || {
+                        let opening = "Could not open backing file: ".repeat(layers.len());
+                        Error::Invalid(format!("{opening}Unknown driver '{format}'"))
+                    };
+                    Ok(Some((
+                        name,
+                        Some(Format::from_name(&format).ok_or_else(unknown)?),
+                    )))
+                }
+                other => Ok(other.map(|(name, _)| (name, None))),
+            }
+        };
         let (backing, chosen_by) = match &options.backing {
             BackingChoice::None => (None, ChosenBy::Caller),
-            BackingChoice::AsNamed => (backing, ChosenBy::Image),
+            BackingChoice::AsNamed => (in_named_format(backing)?, ChosenBy::Image),
+            BackingChoice::InFormat(format) => {
+                let backing = backing.map(|(name, _)| (name, Some(*format)));
+                (backing, ChosenBy::Image)
+            }
             BackingChoice::Override { name, format } => {
                 (Some((name.clone(), *format)), ChosenBy::Caller)
             }
@@ -476,7 +500,8 @@ fn backing_failed(error: Error, name: &str) -> Error {
     }
 }
 
-type Backing = Option<(String, Option<Format>)>;
+/// A backing file's name and format, as the image has them.
+type Backing = Option<(String, Option<String>)>;
 
 /// The format by its magic number.
 async fn probe(file: &HostFile) -> Result<Format> {
@@ -531,13 +556,7 @@ async fn open_layer(
             };
             let image = qcow2::open(opening).await?;
             let header = image.header();
-            let format = match header.backing_format() {
-                None => None,
-                Some(name) => Some(Format::from_name(name).ok_or_else(|| Error::Unsupported {
-                    file: image.name().to_string(),
-                    feature: format!("the format '{name}' of its backing file"),
-                })?),
-            };
+            let format = header.backing_format().map(str::to_string);
             let backing = header.backing_file.clone().map(|name| (name, format));
             Ok((Layer::Qcow2(Box::new(image)), backing))
         }

@@ -19,6 +19,7 @@ use crate::job::{Job, Stage};
 use crate::qcow2::geometry::round_up;
 use crate::{Error, Result};
 
+mod line;
 mod pieces;
 mod run;
 mod survey;

@@ -24,6 +24,9 @@ pub use options::{
     RepairAtOpen, RepairWatch, WritePolicy, ZeroMethod,
 };
 
+/// Told by a write that has all its space.
+pub(crate) type Admitted<'a> = dyn Fn() + Sync + 'a;
+
 /// What a cache of L2 slices did, and what it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct CacheStatistics {
@@ -423,6 +426,30 @@ impl Image {
     /// Out of range, read-only, latched, no space, I/O, or a corrupt table entry. The mapping is as
     /// it was before.
     pub async fn write(&self, offset: u64, data: Buf, options: WriteOptions) -> Result<()> {
+        self.write_telling(offset, data, (options, &|| ())).await
+    }
+
+    /// A write that tells when it has all its space, if it comes so far: another one that begins then takes what
+    /// lies behind. What is not allocated tells at once.
+    ///
+    /// # Errors
+    /// As [`Image::write`].
+    pub(crate) async fn write_in_line(
+        &self,
+        offset: u64,
+        data: Buf,
+        admitted: &Admitted<'_>,
+    ) -> Result<()> {
+        self.write_telling(offset, data, (WriteOptions::default(), admitted))
+            .await
+    }
+
+    async fn write_telling(
+        &self,
+        offset: u64,
+        data: Buf,
+        (options, admitted): (WriteOptions, &Admitted<'_>),
+    ) -> Result<()> {
         self.validate_write(offset, data.len() as u64)?;
         if self.detect_zeroes != DetectZeroes::Off && is_zero(&data) {
             let zeroes = ZeroOptions {
@@ -433,12 +460,14 @@ impl Image {
             return self.write_zeroes(offset, data.len() as u64, zeroes).await;
         }
         match &self.top {
-            Layer::Raw(raw) => raw.write(offset, data, self.durability(options.fua)).await,
+            Layer::Raw(raw) => {
+                admitted();
+                raw.write(offset, data, self.durability(options.fua)).await
+            }
             Layer::Qcow2(image) => {
                 let fua = if options.fua { Fua::Yes } else { Fua::No };
-                image
-                    .concluded(image.write(offset, data, &self.below, fua).await)
-                    .await
+                let written = image.write_telling(offset, data, (&self.below, fua), admitted);
+                image.concluded(written.await).await
             }
         }
     }

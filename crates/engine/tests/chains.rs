@@ -145,7 +145,7 @@ fn a_cancelled_rebase_leaves_the_disk_and_the_header() {
     let (image, new) = (files.open("top", true), files.open("other", false));
     let backing = Backing::File {
         name: "other".to_string(),
-        format: cowslip::image::Format::Qcow2,
+        format: "qcow2".to_string(),
     };
     let how = (backing, Storage::Plain);
     let outcome = block_on(image.rebase(Some(&new), how, &cancelled_after(0)));

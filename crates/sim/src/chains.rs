@@ -523,7 +523,7 @@ impl Run {
 fn named(file: &File) -> Backing {
     Backing::File {
         name: file.name.clone(),
-        format: file.format,
+        format: file.format.name().to_string(),
     }
 }
 

@@ -21,13 +21,14 @@ pub async fn share(
     job: &Job,
 ) -> Result<Option<Converted>, CommandError> {
     let name = local_name(target)?;
-    if std::path::Path::new(name).exists() {
+    if std::path::Path::new(&name).exists() {
         return Ok(None);
     }
     let layer = &source.layers()[0];
     // The image holds the claim; this handle only names the file to the system.
     let file = open_host_file(layer.name.as_ref(), &HostOptions::default())?;
-    let (new, target): (NewFile, Arc<dyn BlockFile>) = NewFile::open(name, &[], Claim::CREATE_RAW)?;
+    let (new, target): (NewFile, Arc<dyn BlockFile>) =
+        NewFile::open(&name, &[], Claim::CREATE_RAW)?;
     if reflink(file.as_ref(), target.as_ref()).is_err() {
         return Ok(None);
     }

@@ -50,7 +50,7 @@ impl Target {
         let format = request.format.unwrap_or(Format::Raw);
         let name = local_name(request.target)?;
         let wanted = create::Request {
-            filename: name.to_string(),
+            filename: name.clone(),
             format,
             options: request.created.clone(),
             size: Some(size),
@@ -63,9 +63,9 @@ impl Target {
                 request.target
             ))
         };
-        refuse_source(name, sources).map_err(prefixed)?;
-        check_room(request, name, found)?;
-        let was_there = Path::new(name).is_file();
+        refuse_source(&name, sources).map_err(prefixed)?;
+        check_room(request, &name, found)?;
+        let was_there = Path::new(&name).is_file();
         // What is allocated ahead takes its time; a few tables do not, and would be told as so many per cent.
         let allocates = options_value(request, "preallocation");
         let of_creation = match allocates {
@@ -145,8 +145,8 @@ pub async fn unwritten_when_made(request: &Request<'_>) -> Result<Unwritten, Com
         return Ok(Unwritten::Unknown);
     }
     let name = local_name(request.target)?;
-    let is_file = std::fs::metadata(name).is_ok_and(|found| found.is_file());
-    Ok(match is_file || !Path::new(name).exists() {
+    let is_file = std::fs::metadata(&name).is_ok_and(|found| found.is_file());
+    Ok(match is_file || !Path::new(&name).exists() {
         true => Unwritten::Zeroes,
         // A device keeps what it held.
         false => Unwritten::Unknown,
@@ -163,7 +163,7 @@ async fn backing_bytes(
     name: &str,
     format: &str,
 ) -> Result<u64, CommandError> {
-    let resolved = cowslip::file::host::resolve_name(local_name(request.target)?, name);
+    let resolved = cowslip::file::host::resolve_name(&local_name(request.target)?, name);
     let how = OpenHow {
         policy: request.args.trust.backing_policy,
         sharing: cowslip::file::Sharing::Forced,
@@ -219,7 +219,7 @@ async fn open_for_writing(request: &Request<'_>) -> Result<Image, CommandError> 
 pub fn refuse_source(name: &str, sources: &[Image]) -> Result<(), CommandError> {
     let id = |name: &str| {
         use std::os::unix::fs::MetadataExt;
-        let found = std::fs::metadata(name).ok()?;
+        let found = std::fs::metadata(&name).ok()?;
         Some(FileId(found.dev(), found.ino()))
     };
     let Some(target) = id(name) else {

@@ -11,6 +11,7 @@ use crate::cmd::discard_policy;
 use crate::filter::Breakpoints;
 use crate::getopt::{Name, Scanner};
 use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow, Source};
+use crate::options;
 
 /// What is to be opened, and how.
 #[derive(Clone, Debug)]
@@ -69,7 +70,7 @@ impl ImageRequest {
             Name::Letter('U') => self.how.sharing = Sharing::Forced,
             Name::Long("backing-policy") => self.how.policy = open::parse_policy(value)?,
             Name::Letter('k') => self.take(Name::Letter('i'), "native")?,
-            Name::Letter('s') => self.refused = Some("Temporary snapshots are not supported"),
+            Name::Letter('s') => self.how.temporary = true,
             Name::Letter('C') => self.refused = Some("Copy-on-read is not supported"),
             Name::Letter('t') => {
                 self.how.cache = CacheMode::parse(value)
@@ -197,6 +198,9 @@ impl Opened {
         if let Some(why) = request.contradiction(Some(&source)) {
             return Err(why.to_string());
         }
+        if before.is_some() && request.how.temporary {
+            return Err("A temporary snapshot (-s) cannot be opened anew".to_string());
+        }
         let image = match before {
             Some(image) => open::reopen_image(image, &spec, &request.how).await,
             None => open::open_image(&spec, &request.how).await,
@@ -214,6 +218,33 @@ impl Opened {
             warnings,
             request,
         })
+    }
+}
+
+impl Opened {
+    /// What an open image must keep, and switches that are none, in QEMU's words.
+    fn refuse_change(&self, name: &str, value: &str) -> Result<(), String> {
+        let own = name.strip_prefix("file.").or(name.strip_prefix("backing."));
+        let own = own.unwrap_or(name);
+        let layers = self.image.layers();
+        let format = |depth: usize| layers.get(depth).map(|layer| layer.format.name());
+        let now = match name {
+            "driver" => format(0),
+            "backing.driver" => format(1),
+            "file.driver" => Some("file"),
+            _ => None,
+        };
+        let was_given = self.request.has_option(name, value);
+        match own {
+            "driver" if now == Some(value) || was_given => Ok(()),
+            "node-name" if was_given => Ok(()),
+            "driver" | "node-name" => Err(format!("Cannot change the option '{own}'")),
+            "read-only" | "auto-read-only" | "cache.direct" | "cache.no-flush" => {
+                let switch = options::switch(own, value);
+                switch.map(drop).map_err(|why| why.to_string())
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -274,6 +305,11 @@ impl Shell {
             if cache.is_some() && sets("cache.") {
                 return Err(by_name("Cannot set both -c and the cache options"));
             }
+            for (name, value) in options::split(options).map_err(|why| by_name(&why.to_string()))? {
+                self.opened()?
+                    .refuse_change(&name, &value)
+                    .map_err(Complaint::ByName)?;
+            }
             request.add_options(options);
         }
         request.how.access = access.unwrap_or(request.how.access);
@@ -301,6 +337,15 @@ impl Shell {
 }
 
 impl ImageRequest {
+    /// Whether the image was opened with this value of an option.
+    fn has_option(&self, name: &str, value: &str) -> bool {
+        let options = self.options.as_deref().map(options::split);
+        let options = options.and_then(Result::ok).unwrap_or_default();
+        options
+            .iter()
+            .any(|(given, is)| given == name && is == value)
+    }
+
     /// Adds to the options; of an option given twice, the later value counts.
     fn add_options(&mut self, more: &str) {
         let format = self.format.take().map(|format| format!("driver={format}"));

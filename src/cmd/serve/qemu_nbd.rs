@@ -194,6 +194,7 @@ impl Line {
             Name::Long("image-opts") => self.image_options = true,
             Name::Letter('L') => self.lists = true,
             Name::Letter('r') => service.how.access = Access::Read,
+            Name::Letter('s') => service.how.temporary = true,
             Name::Letter('t') => service.lifetime = Lifetime::UntilStopped,
             Name::Letter('v') => service.talk = Talk::Everything,
             Name::Long("fork") => service.ground = Ground::Back,
@@ -319,7 +320,6 @@ impl Line {
 /// Options that name what is not done here. Those that change nothing are accepted.
 fn refuse(name: Name) -> Result<(), Refusal> {
     complaint(match name {
-        Name::Letter('s') => "Temporary snapshots (-s) are not supported",
         Name::Letter('A') => "The context of allocation depth (-A) is not supported",
         Name::Letter('B') => "Contexts of dirty bitmaps (-B) are not supported",
         Name::Letter('c' | 'd') => "The kernel's NBD devices (-c, -d) are not supported",

@@ -1,18 +1,20 @@
 //! Doing it: pieces are read together and written in their order; nothing here decides what.
 //!
 //! One task drives all of it. A piece is under way from the beginning of its read to the end of its write, and no more of them
-//! than [`Options::in_flight`]; those that are read wait for their turn, so that the target's space is
-//! taken in the order of the guest. Compressed pieces are stored one after the other for the same reason; the work
+//! than [`Options::in_flight`]; those that are read wait for their turn, and until those before them have their space, so
+//! that it is taken in the order of the guest. Compressed pieces are stored one after the other for the same reason; the work
 //! is in compressing, which the workers do for all pieces at once.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cowslip_queue::{Buf, BufMut};
 use futures_util::future::{Future, join_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
+use super::line::Line;
 use super::pieces::{Cut, Cutter, Piece, Work};
 use super::survey::{Feed, Place, Span};
 use super::zeroes::{Sieve, between};
@@ -21,7 +23,7 @@ use super::{
     Unreadable, Unwritten, Watch, go_on,
 };
 use crate::file::host::copy_range;
-use crate::image::{Image, WriteOptions, ZeroOptions};
+use crate::image::{Admitted, Image, ZeroOptions};
 use crate::job::Job;
 use crate::qcow2::Packed;
 use crate::qcow2::geometry::{pieces, round_down, round_up};
@@ -42,6 +44,7 @@ pub struct Run<'a> {
     /// Units of the target that are written as wholes.
     unit_bytes: u64,
     sieve: Option<Sieve>,
+    line: Line,
 }
 
 /// What is to be written.
@@ -124,6 +127,7 @@ impl<'a> Run<'a> {
             watch,
             unit_bytes,
             sieve,
+            line: Line::default(),
         }
     }
 
@@ -223,15 +227,16 @@ impl<'a> Run<'a> {
                 Order::Any => flow.read.pop_first().map(|(_, ready)| ready),
             };
             let Some(ready) = next else { return };
+            let number = flow.turn;
             flow.turn += 1;
             if flow.outcome.is_err() {
                 flow.live -= 1;
                 continue;
             }
             flow.storing += 1;
-            flow.tasks.push(Box::pin(
-                async move { Event::Written(self.write(ready).await) },
-            ));
+            flow.tasks.push(Box::pin(async move {
+                Event::Written(self.write_in_turn(number, ready).await)
+            }));
         }
     }
 
@@ -348,8 +353,20 @@ impl<'a> Run<'a> {
         Ok(whole)
     }
 
-    /// Writes what is ready.
-    async fn write(&self, ready: Ready) -> Outcome<Converted> {
+    /// Writes what is ready, once those before it have their space.
+    async fn write_in_turn(&self, number: u64, ready: Ready) -> Outcome<Converted> {
+        let takes_space = matches!(ready, Ready::Plain { .. } | Ready::Packed { .. });
+        if takes_space && self.options.order == Order::Guest {
+            self.line.wait(number).await;
+        } else {
+            self.line.pass(number);
+        }
+        let written = self.write(number, ready).await;
+        self.line.pass(number);
+        written
+    }
+
+    async fn write(&self, number: u64, ready: Ready) -> Outcome<Converted> {
         let mut done = Converted::default();
         match ready {
             Ready::Plain {
@@ -358,10 +375,16 @@ impl<'a> Run<'a> {
                 ranges,
                 zeroes,
             } => {
+                let waiting = AtomicUsize::new(ranges.len());
+                let admitted = || {
+                    if waiting.fetch_sub(1, Ordering::Relaxed) == 1 {
+                        self.line.pass(number);
+                    }
+                };
                 let writes = ranges.iter().map(|range| {
                     let len = range.end - range.start;
                     let part = data.slice((range.start - start) as usize, len as usize);
-                    self.write_part(range.start, part)
+                    self.write_part(range.start, part, &admitted)
                 });
                 done.written_bytes = join_all(writes).await.into_iter().sum::<Outcome<u64>>()?;
                 done.zeroed_bytes = self.write_zeroes(&zeroes).await?;
@@ -388,9 +411,9 @@ impl<'a> Run<'a> {
         Ok(done)
     }
 
-    async fn write_part(&self, at: u64, data: Buf) -> Outcome<u64> {
+    async fn write_part(&self, at: u64, data: Buf, admitted: &Admitted<'_>) -> Outcome<u64> {
         let len = data.len() as u64;
-        let written = self.target.write(at, data, WriteOptions::default()).await;
+        let written = self.target.write_in_line(at, data, admitted).await;
         written.map_err(|error| Failure::Writing(at, error))?;
         Ok(len)
     }
@@ -440,7 +463,7 @@ impl<'a> Run<'a> {
                 .read_salvaging(piece.start, piece.end - piece.start)
                 .await?;
             done.read_bytes += data.len() as u64;
-            done.written_bytes += self.write_part(piece.start, data.freeze()).await?;
+            done.written_bytes += self.write_part(piece.start, data.freeze(), &|| ()).await?;
         }
         Ok(done)
     }

@@ -28,6 +28,8 @@ pub enum BackingChoice {
     /// The file that the image names.
     #[default]
     AsNamed,
+    /// The file that the image names, in this format, whatever the image says.
+    InFormat(Format),
     /// Nothing: the image alone, what it lacks reads as zeroes.
     None,
     /// Another file than the image names.

@@ -28,7 +28,7 @@ use super::header::{
 };
 use crate::chain::Below;
 use crate::file::Durability;
-use crate::image::{AllocPolicy, Format};
+use crate::image::AllocPolicy;
 use crate::job::Job;
 use crate::planted::{self, Mistake};
 use crate::{Error, Result};
@@ -67,8 +67,8 @@ pub enum Backing {
     File {
         /// Its name; a relative one is relative to the image.
         name: String,
-        /// Its format.
-        format: Format,
+        /// Its format's name, or that of a protocol which QEMU takes for one.
+        format: String,
     },
 }
 
@@ -168,7 +168,7 @@ fn set_backing(new: &mut Header, backing: &Backing) -> Result<()> {
                 "the name of a backing file has {BACKING_NAME_BYTES_MAX} bytes at most"
             )));
         }
-        Backing::File { name, format } => (Some(name.clone()), Some(format.name().to_string())),
+        Backing::File { name, format } => (Some(name.clone()), Some(format.clone())),
     };
     new.backing_file = name;
     new.extensions.backing_format = format;
@@ -438,7 +438,7 @@ mod tests {
             Amendment::of_backing(Backing::None),
             Amendment::of_backing(Backing::File {
                 name: "new".repeat(50),
-                format: Format::Qcow2,
+                format: "qcow2".to_string(),
             }),
         ];
         for options in [&with_backing, &small, &plain] {

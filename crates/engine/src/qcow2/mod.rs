@@ -74,7 +74,9 @@ use self::tables::{Prepared, Tables};
 use crate::chain::Below;
 use crate::durable::DurableWrites;
 use crate::file::{Durability, Event, HostFile, Space};
-use crate::image::{CacheStatistics, DiscardPolicy, WritePolicy, WriteStatistics, ZeroMethod};
+use crate::image::{
+    Admitted, CacheStatistics, DiscardPolicy, WritePolicy, WriteStatistics, ZeroMethod,
+};
 use crate::planted::{self, Mistake};
 use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
 use crate::{Error, Result, Workers};
@@ -424,12 +426,26 @@ impl Qcow2 {
         below: &Below,
         fua: Fua,
     ) -> Result<()> {
+        self.write_telling(offset, data, (below, fua), &|| ()).await
+    }
+
+    /// The same; tells when all of it is admitted.
+    pub(crate) async fn write_telling(
+        &self,
+        offset: u64,
+        data: Buf,
+        (below, fua): (&Below, Fua),
+        admitted: &Admitted<'_>,
+    ) -> Result<()> {
         let fua = self.effective(fua);
         let mut request = admit::Request::new(offset, data);
         let mut needs_cycle = false;
         while !request.is_done() {
             self.ready_for_writes().await?; //          1
             let batch = self.admit(&mut request, below, fua).await?; // 2-6
+            if request.is_done() {
+                admitted();
+            }
             needs_cycle |= batch.needs_cycle();
             let durable = batch.durability == Durability::Durable;
             let under_way = durable.then(|| self.durable_writes.begin());

@@ -3,7 +3,7 @@
 use super::super::changed::changed_sectors;
 use super::super::entry::{refcount_at, set_refcount};
 use super::super::geometry::{HostCluster, pieces};
-use super::super::header::{Header, incompatible};
+use super::super::header::{Header, autoclear, incompatible};
 use super::copied::{Walk, apply};
 use super::{Change, Outcome, Plan, Scope, Step, Summary, verify};
 use crate::file::Durability;
@@ -27,6 +27,7 @@ pub(super) async fn run(mut plan: Plan<'_>) -> Result<Outcome> {
     plan.restrict()?;
     let mut done = Summary::default();
     if plan.summary.is_empty() {
+        plan.clear_unknown_features().await?;
         let (_, check) = verify(&plan.file, &plan.options, plan.observer).await?;
         return Ok(Outcome { done, check });
     }
@@ -380,6 +381,16 @@ impl Plan<'_> {
 
     /// Takes the marks of damage from the header, if nothing is wrong any more; at least that which
     /// the repair itself has set.
+    /// Whoever opens an image for changes clears the autoclear bits that it does not know ("autoclear_features").
+    async fn clear_unknown_features(&mut self) -> Result<()> {
+        let mut header = self.header.clone();
+        header.autoclear_features &= autoclear::KNOWN;
+        match header == self.header {
+            true => Ok(()),
+            false => self.write_header(&header).await,
+        }
+    }
+
     async fn clear_marks(&mut self, mut header: Header, sound: bool) -> Result<()> {
         let marks = if sound {
             incompatible::DIRTY | incompatible::CORRUPT

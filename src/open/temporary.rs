@@ -1,0 +1,97 @@
+//! `-s`: what is written goes into a temporary image over the one that is named, and is gone when it is closed.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cowslip::Image;
+use cowslip::file::BlockFile;
+use cowslip::file::host::{CreateMode, HostOptions, open_host_file};
+use cowslip::image::{BackingChoice, Format, OpenOptions};
+use cowslip::qcow2::create::{CreateOptions, create};
+
+use super::{Access, ImageSpec, OpenHow, Source, open_image};
+use crate::error::CommandError;
+
+/// Opens a new image in an unnamed file over the one that is named, which is only read.
+///
+/// # Errors
+/// As [`open_image`]; the temporary file could not be made.
+pub async fn open_above(
+    spec: &ImageSpec,
+    (source, how): (&Source, &OpenHow),
+) -> Result<Image, CommandError> {
+    refuse_what_has_no_name(source)?;
+    let reading = OpenHow {
+        access: Access::Read,
+        temporary: false,
+        ..how.clone()
+    };
+    let below = open_image(spec, &reading).await?;
+    let (size, format) = (below.size(), below.layers()[0].format);
+    below.close().await?;
+    let path = std::path::absolute(&source.filename);
+    let path = path.map_err(|why| CommandError::new(format!("{}: {why}", source.filename)))?;
+    let file = unnamed_file(how)?;
+    create(file.clone(), None, &CreateOptions::new(size)).await?;
+    let options = OpenOptions {
+        format: Some(Format::Qcow2),
+        writable: true,
+        backing: BackingChoice::Override {
+            name: path.display().to_string(),
+            format: Some(format),
+        },
+        passphrase: None,
+        backing_passphrase: source.opened_by(source.key_secret.as_ref())?,
+        ..super::engine_options(source, how)?
+    };
+    let opened = Image::open(file, options, &source.gate(how)).await;
+    opened.map_err(|error| source.refused(&error))
+}
+
+/// The temporary image names a file below it, and nothing else.
+fn refuse_what_has_no_name(source: &Source) -> Result<(), CommandError> {
+    let is_file = source.remote.is_none() && source.filters == Default::default();
+    match is_file && source.backing.is_none() && source.snapshot.is_none() {
+        true => Ok(()),
+        false => Err(CommandError::new(
+            "Temporary snapshots (-s) are supported of image files, without filters, servers and options of the \
+             image's own",
+        )),
+    }
+}
+
+/// A file that nobody else finds, in `$TMPDIR` or where large temporary files belong.
+fn unnamed_file(how: &OpenHow) -> Result<Arc<dyn BlockFile>, CommandError> {
+    let directory = std::env::var_os("TMPDIR").filter(|value| !value.is_empty());
+    let directory = directory.map_or(PathBuf::from("/var/tmp"), PathBuf::from);
+    let options = HostOptions {
+        writable: true,
+        create: CreateMode::CreateNew,
+        page_cache: how.cache.page_cache(),
+        aio: how.aio,
+        ..HostOptions::default()
+    };
+    for number in 0.. {
+        let path = directory.join(format!("cowslip-{}-{number}.qcow2", std::process::id()));
+        match open_host_file(&path, &options) {
+            Ok(file) => return without_name(file, &path),
+            Err(cowslip::Error::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {
+            }
+            Err(error) => return Err(not_made(&directory, &error)),
+        }
+    }
+    unreachable!("there is always a next number")
+}
+
+fn without_name(file: Arc<dyn BlockFile>, path: &Path) -> Result<Arc<dyn BlockFile>, CommandError> {
+    std::fs::remove_file(path).map_err(|error| not_made(path, &error))?;
+    Ok(file)
+}
+
+fn not_made(place: &Path, why: &dyn std::fmt::Display) -> CommandError {
+    let place = place.display();
+    CommandError::new(format!(
+        "Could not make a temporary file in '{place}' ($TMPDIR names another directory): {why}"
+    ))
+}
