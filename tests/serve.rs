@@ -322,6 +322,33 @@ fn the_socket_of_a_server_that_was_killed_is_taken_over() {
 }
 
 #[test]
+fn what_clients_write_above_a_temporary_snapshot_is_gone_with_it() {
+    let directory = scratch();
+    let image = make_image(directory.path());
+    let before = std::fs::read(&image).unwrap();
+    let socket = directory.path().join("socket");
+    let mut served = our_nbd();
+    served
+        .env("TMPDIR", directory.path())
+        .args(["--fork", "-s", "-f", "qcow2", "-k"]);
+    run(served.arg(&socket).arg(&image));
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let commands = ["-c", "write -P 5 0 64k", "-c", "read -P 5 0 64k"];
+    let written = run(cowslip()
+        .args(["qemu-io", "-f", "raw"])
+        .args(commands)
+        .arg(&uri));
+    assert!(
+        written.contains("read 65536/65536") && !written.contains("failed"),
+        "{written}"
+    );
+    assert_eq!(std::fs::read(&image).unwrap(), before);
+    let left = std::fs::read_dir(directory.path()).unwrap();
+    let left = left.filter(|entry| entry.as_ref().unwrap().path() != socket);
+    assert_eq!(left.count(), 1, "the image alone");
+}
+
+#[test]
 fn a_server_removes_its_own_socket_only() {
     let directory = scratch();
     let image = make_image(directory.path());

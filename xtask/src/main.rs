@@ -5,6 +5,7 @@
 //! - `sim` passes its arguments on to the simulator, in a release build;
 //! - `models`, `threads`, `tsan` and `miri` look for races, for longer than the gate does;
 //! - `fuzz` runs the fuzzers, which need a nightly compiler;
+//! - `iotests` runs QEMU's own acceptance tests, from its unpacked source;
 //! - `mutants` changes the engine in many small ways and lists what nothing notices.
 //!
 //! Leaves out whatever a user of Cowslip might want: that belongs to the command itself.
@@ -16,6 +17,7 @@ use clap::{Parser, Subcommand};
 mod apt;
 mod bench;
 mod fuzz;
+mod iotests;
 mod kernel;
 mod mutants;
 mod peers;
@@ -52,6 +54,8 @@ enum Command {
     Miri,
     /// Fuzzes hostile images, NBD peers, tables and command lines
     Fuzz(fuzz::Args),
+    /// Runs QEMU's own acceptance tests under the names of its programs
+    Iotests(iotests::Args),
     /// Lists mutants of the engine that neither unit tests nor the simulator notice (cargo-mutants)
     Mutants(mutants::Args),
 }
@@ -66,6 +70,7 @@ fn main() -> ExitCode {
         Command::Tsan(args) => threads::tsan(&args),
         Command::Miri => threads::miri(),
         Command::Fuzz(args) => fuzz::run(&args),
+        Command::Iotests(args) => iotests::run(&args),
         Command::Mutants(args) => mutants::run(&args),
     };
     match outcome {
