@@ -345,7 +345,11 @@ impl<'a> Parser<'a> {
             size_at: at::L1_SIZE,
         };
         self.table(&l1, header.cluster_bits)?;
-        if u64::from(header.l1_size) < header.geometry().l1_entries_for(header.size) {
+        let l1_entries = header.geometry().l1_entries_for(header.size);
+        if l1_entries > i32::MAX as u64 {
+            return Err(self.header(at::SIZE, "Image is too big"));
+        }
+        if u64::from(header.l1_size) < l1_entries {
             return Err(self.header(at::L1_SIZE, "L1 table is too small"));
         }
         Ok(())
