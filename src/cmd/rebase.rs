@@ -164,7 +164,8 @@ async fn change(
         return Err(args.could_not_change("Operation not supported"));
     }
     let resolved = resolve_name(&source.filename, args.name());
-    if !args.name().is_empty() && !(args.backing_unsafe && is_called_as_qemu()) {
+    let makes_loops = args.backing_unsafe && is_called_as_qemu();
+    if !args.name().is_empty() && !makes_loops {
         refuse_loop(image, (args, &resolved), format, how).await?;
     }
     if args.backing_unsafe {

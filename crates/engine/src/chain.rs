@@ -392,29 +392,12 @@ pub async fn open(
         let opened = open_layer(file, &options, gate, (files, is_top)).await;
         let (layer, backing) = opened.map_err(|error| in_chain(error, layers.len()))?;
         layers.push(layer);
-        let in_named_format = |backing: Backing| -> Result<Option<(String, Option<Format>)>> {
-            match backing {
-                Some((_, Some(format)))
-                    if options.metadata_only && Format::from_name(&format).is_none() =>
-                {
-                    Ok(None)
-                }
-                Some((name, Some(format))) => {
-                    let unknown = || {
-                        let opening = "Could not open backing file: ".repeat(layers.len());
-                        Error::Invalid(format!("{opening}Unknown driver '{format}'"))
-                    };
-                    Ok(Some((
-                        name,
-                        Some(Format::from_name(&format).ok_or_else(unknown)?),
-                    )))
-                }
-                other => Ok(other.map(|(name, _)| (name, None))),
-            }
-        };
         let (backing, chosen_by) = match &options.backing {
             BackingChoice::None => (None, ChosenBy::Caller),
-            BackingChoice::AsNamed => (in_named_format(backing)?, ChosenBy::Image),
+            BackingChoice::AsNamed => {
+                let backing = in_named_format(backing, (&options, layers.len()))?;
+                (backing, ChosenBy::Image)
+            }
             BackingChoice::InFormat(format) => {
                 let backing = backing.map(|(name, _)| (name, Some(*format)));
                 (backing, ChosenBy::Image)
@@ -502,6 +485,27 @@ fn backing_failed(error: Error, name: &str) -> Error {
 
 /// A backing file's name and format, as the image has them.
 type Backing = Option<(String, Option<String>)>;
+
+/// The backing file in the format that the image at a depth names. Where only metadata is wanted, one in a format that
+/// is not known ends the chain.
+fn in_named_format(
+    backing: Backing,
+    (options, layers): (&OpenOptions, usize),
+) -> Result<Option<(String, Option<Format>)>> {
+    let Some((name, Some(format))) = backing else {
+        return Ok(backing.map(|(name, _)| (name, None)));
+    };
+    match Format::from_name(&format) {
+        Some(known) => Ok(Some((name, Some(known)))),
+        None if options.metadata_only => Ok(None),
+        None => {
+            let opening = "Could not open backing file: ".repeat(layers);
+            Err(Error::Invalid(format!(
+                "{opening}Unknown driver '{format}'"
+            )))
+        }
+    }
+}
 
 /// The format by its magic number.
 async fn probe(file: &HostFile) -> Result<Format> {

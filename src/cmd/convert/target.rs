@@ -219,7 +219,7 @@ async fn open_for_writing(request: &Request<'_>) -> Result<Image, CommandError> 
 pub fn refuse_source(name: &str, sources: &[Image]) -> Result<(), CommandError> {
     let id = |name: &str| {
         use std::os::unix::fs::MetadataExt;
-        let found = std::fs::metadata(&name).ok()?;
+        let found = std::fs::metadata(name).ok()?;
         Some(FileId(found.dev(), found.ino()))
     };
     let Some(target) = id(name) else {
