@@ -584,6 +584,45 @@ impl Image {
         .await
     }
 
+    /// Reads `buf.len()` bytes at `offset` of the area behind the disk that QEMU keeps the state of a virtual machine in.
+    /// What was not written reads as zeroes; backing files have no part in it.
+    ///
+    /// # Errors
+    /// `Unsupported` for a raw image; an offset beyond what can be addressed, I/O, or a corrupt table entry.
+    pub async fn read_vm_state(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+        self.with_vm_state()?.read_vm_state(offset, buf).await
+    }
+
+    /// Writes to that area: at the next flush it is durable. An internal snapshot takes it along, and the area is empty
+    /// again when the image is committed, or resized so that it begins elsewhere ([`Image::vm_state_offset`]).
+    ///
+    /// # Errors
+    /// As [`Image::write`], and [`Image::read_vm_state`]; `Io` with EFBIG where the L1 table would become longer
+    /// than 32 MiB.
+    pub async fn write_vm_state(&self, offset: u64, data: Buf) -> Result<()> {
+        self.validate_write(0, 0)?;
+        let image = self.with_vm_state()?;
+        let written = image.write_vm_state(offset, data, &self.below).await;
+        image.concluded(written).await
+    }
+
+    /// Where that area begins among the guest's offsets: with the first L1 entry that the disk does not need. `None` for a
+    /// raw image.
+    pub fn vm_state_offset(&self) -> Option<u64> {
+        let image = self.with_vm_state().ok()?;
+        Some(image.header().geometry().vm_state_offset(self.size()))
+    }
+
+    fn with_vm_state(&self) -> Result<&Qcow2> {
+        match &self.top {
+            Layer::Raw(_) => Err(Error::Unsupported {
+                file: self.name().to_string(),
+                feature: "the state of a virtual machine in a raw image".to_string(),
+            }),
+            Layer::Qcow2(image) => Ok(image),
+        }
+    }
+
     /// Changes the size of the disk; what it adds reads as zeroes.
     ///
     /// # Errors

@@ -153,7 +153,8 @@ pub fn raw_info() -> String {
 
 /// The text of `info` of a qcow2 image.
 pub fn qcow2_info(header: &Header) -> String {
-    let mut text = info_head("qcow2", 1 << header.cluster_bits, vm_state_offset(header));
+    let begin = header.geometry().vm_state_offset(header.size);
+    let mut text = info_head("qcow2", 1 << header.cluster_bits, begin);
     text.push_str("Format specific information:\n");
     let mut line = |name: &str, value: &dyn std::fmt::Display| {
         writeln!(text, "    {name}: {value}").expect("a string takes all");
@@ -184,14 +185,6 @@ fn info_head(format: &str, cluster_bytes: u64, vm_state_offset: u64) -> String {
         size(cluster_bytes as f64),
         size(vm_state_offset as f64)
     )
-}
-
-/// Where QEMU keeps a machine's state: behind the disk, at the next whole L2 table.
-fn vm_state_offset(header: &Header) -> u64 {
-    let entry_bytes_bits = if header.is_extended_l2() { 4 } else { 3 };
-    let table_bits = 2 * header.cluster_bits - entry_bytes_bits;
-    let tables = u128::from(header.size).div_ceil(1 << table_bits);
-    u64::try_from(tables << table_bits).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

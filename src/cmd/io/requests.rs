@@ -65,7 +65,7 @@ enum Content {
     /// A whole number of sectors, compressed.
     Compressed(Bytes),
     Zeroes(ZeroOptions),
-    VmState,
+    VmState(Bytes),
 }
 
 /// Bytes to write. What is only filled is filled when the request has proved possible, since it may
@@ -350,7 +350,7 @@ fn write_line(args: &[String]) -> Result<Writing, Complaint> {
     }
     let content = match (line.zeroes, line.vm_state, line.compressed) {
         (true, ..) => Content::Zeroes(line.zero_options()),
-        (_, true, _) => Content::VmState,
+        (_, true, _) => Content::VmState(line.data(length)?),
         (.., true) => Content::Compressed(line.data(length)?),
         _ => Content::Data(line.data(length)?),
     };
@@ -451,7 +451,8 @@ fn check_range(image: &Image, offset: u64, length: u64) -> Result<(), Error> {
 
 async fn read_image(image: &Image, reading: &Reading) -> Result<BufMut, Error> {
     if reading.target == Target::VmState {
-        return Err(refused(EOPNOTSUPP));
+        let buf = BufMut::zeroed(buffer_length(reading.length));
+        return image.read_vm_state(reading.offset, buf).await;
     }
     check_range(image, reading.offset, reading.length)?;
     let buf = BufMut::zeroed(buffer_length(reading.length));
@@ -463,14 +464,17 @@ async fn read_image(image: &Image, reading: &Reading) -> Result<BufMut, Error> {
 
 async fn write_image(image: &Image, writing: &Writing) -> Result<(), Error> {
     let offset = writing.offset;
-    if !matches!(writing.content, Content::VmState) {
+    if !matches!(writing.content, Content::VmState(_)) {
         check_range(image, offset, writing.length)?;
-    }
-    if writing.length == 0 {
-        return Ok(());
+        if writing.length == 0 {
+            return Ok(());
+        }
     }
     match &writing.content {
-        Content::VmState => Err(refused(EOPNOTSUPP)),
+        Content::VmState(bytes) => {
+            let data = bytes.buf(writing.length);
+            image.write_vm_state(offset, data).await
+        }
         Content::Zeroes(options) => image.write_zeroes(offset, writing.length, *options).await,
         Content::Compressed(bytes) => write_compressed(image, offset, bytes, writing.length).await,
         Content::Data(bytes) => {

@@ -57,9 +57,9 @@ events! {
     WriteAio = "write_aio",
     /// A compressed cluster is written.
     WriteCompressed = "write_compressed",
-    /// A machine's state is read; not told.
+    /// A machine's state is read.
     VmstateLoad = "vmstate_load",
-    /// It is written; not told.
+    /// It is written.
     VmstateSave = "vmstate_save",
     /// What surrounds guest data in a new cluster is read.
     CowRead = "cow_read",

@@ -201,14 +201,15 @@ impl Qcow2 {
         Ok(rest)
     }
 
-    /// A raw data file has exactly the length of the disk: what would fill the last cluster beyond is
-    /// left out, and reads as zeroes.
+    /// A raw data file has exactly the length of the disk, or is longer by a VM state: what would fill the disk's last
+    /// cluster beyond is left out, and reads as zeroes.
     fn within_file(&self, step: &Step, fill: &Fill, data: Buf) -> Option<Buf> {
-        if !self.raw_data {
+        let (cluster, size) = (self.geometry().guest_offset(step.cluster).0, self.size());
+        if !self.raw_data || cluster >= self.geometry().vm_state_offset(size) {
             return Some(data);
         }
-        let start = self.geometry().guest_offset(step.cluster).0 + fill.range.start;
-        let len = self.size().saturating_sub(start).min(data.len() as u64);
+        let start = cluster + fill.range.start;
+        let len = size.saturating_sub(start).min(data.len() as u64);
         (len > 0).then(|| data.slice(0, len as usize))
     }
 

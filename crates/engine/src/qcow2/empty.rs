@@ -207,7 +207,9 @@ impl Qcow2 {
             drop(self.file.discard(run.start << bits, len << bits).await);
         }
         if self.format.data_file {
-            drop(self.data.discard(0, self.size()).await);
+            // A VM state lies behind the disk.
+            let end = self.data.len().await?.max(self.size());
+            drop(self.data.discard(0, end).await);
         }
         Ok(())
     }

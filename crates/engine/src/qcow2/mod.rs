@@ -52,6 +52,7 @@ mod sound;
 mod sparse;
 mod tables;
 mod turn;
+mod vm_state;
 mod writeback;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -112,6 +113,8 @@ pub struct Qcow2 {
     state: Mutex<State>,
     /// The turn to write metadata; with it goes the ownership of the counts.
     turn: Turn<Counts>,
+    /// Held by whoever uses the area of the VM state, and by whoever changes the size of the disk.
+    vm_state: Turn<()>,
     /// The host file had much less than was allocated when that was first asked.
     sparse: OnceLock<bool>,
     durable_writes: DurableWrites,

@@ -91,6 +91,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         writable,
         state: Mutex::new(fresh_state(header.clone(), l1, Fresh::knowing(knows_fresh))),
         turn: Turn::new(empty_counts(file.clone(), format)),
+        vm_state: Turn::new(()),
         sparse: OnceLock::new(),
         durable_writes: DurableWrites::default(),
         gathering: Gathering::default(),

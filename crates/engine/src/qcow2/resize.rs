@@ -18,9 +18,6 @@ use crate::planted::{self, Mistake};
 use crate::sync::Waiters;
 use crate::{Error, Result};
 
-/// The largest L1 table, as QEMU's.
-const L1_BYTES_MAX: u64 = 32 << 20;
-
 /// A table that is being copied.
 struct Copying<'a> {
     image: &'a Qcow2,
@@ -124,7 +121,8 @@ impl Qcow2 {
         copied
     }
 
-    /// Changes the size of the disk; what is added gets its space as the plan says.
+    /// Changes the size of the disk; what is added gets its space as the plan says. Where the size changes at which the area
+    /// of the VM state begins, that is empty afterwards.
     pub(crate) async fn resize(
         &self,
         size: u64,
@@ -136,6 +134,7 @@ impl Qcow2 {
                 "The new size must be a multiple of 512".to_string(),
             ));
         }
+        let _nobody_uses_vm_state = self.vm_state.take().await;
         let old = self.size();
         let header = self.header();
         if header.nb_snapshots > 0 && header.version < 3 {
@@ -159,12 +158,7 @@ impl Qcow2 {
         plan: (Preallocation, &Job),
     ) -> Result<()> {
         let entries = self.geometry().l1_entries_for(added.end);
-        if entries * 8 > L1_BYTES_MAX {
-            return Err(Error::io(
-                "Failed to grow the L1 table",
-                std::io::Error::from_raw_os_error(27),
-            ));
-        }
+        self.refuse_l1(entries)?;
         if planted::is(Mistake::SizeBeforeL1) {
             self.set_size(added.end).await?;
         }
@@ -174,9 +168,7 @@ impl Qcow2 {
         let mut _growth = None;
         if entries > self.lock().tables.l1().len() as u64 {
             _growth = Some(self.probe.l1_table_grows());
-            let _drained = self.drain().await;
-            let mut turn = self.turn.take().await;
-            self.to_the_end(self.move_l1(&mut turn, entries)).await?;
+            self.lengthen_l1(entries).await?;
         }
         if stale.start < stale.end && !planted::is(Mistake::GrowShowsStale) {
             let options = ZeroOptions {
@@ -186,13 +178,17 @@ impl Qcow2 {
             self.write_zeroes(stale, below, options).await?;
             self.write_back().await?;
         }
-        // A shrinking that a crash cut short has left entries beyond the end.
+        // A shrinking that a crash cut short has left entries beyond the end, or a VM state is there.
         let whole = round_up(added.start, unit)..round_up(added.end, unit);
         if whole.start < whole.end && !planted::is(Mistake::GrowShowsOldEntries) {
             let rest = self
-                .change_entries(whole, below, (EntryRequest::Discard, Unref::Free))
+                .change_entries(whole.clone(), below, (EntryRequest::Discard, Unref::Free))
                 .await?;
             debug_assert!(rest.is_empty(), "a discard never writes");
+            self.write_back().await?;
+        }
+        if self.loses_vm_state(added.start, added.end) {
+            self.free_behind(whole.end).await?;
             self.write_back().await?;
         }
         // A raw data file is read through the tables, so they are complete, as QEMU makes them.
@@ -229,9 +225,12 @@ impl Qcow2 {
         let whole = round_up(removed.start, unit)..round_up(removed.end, unit);
         if whole.start < whole.end {
             let rest = self
-                .change_entries(whole, below, (EntryRequest::Discard, Unref::Free))
+                .change_entries(whole.clone(), below, (EntryRequest::Discard, Unref::Free))
                 .await?;
             debug_assert!(rest.is_empty(), "a discard never writes");
+        }
+        if self.loses_vm_state(removed.end, removed.start) {
+            self.free_behind(whole.end).await?;
         }
         if self.raw_data {
             self.data.set_len(removed.start).await?;
@@ -261,6 +260,13 @@ impl Qcow2 {
             self.write_header(&header).await
         })
         .await
+    }
+
+    /// Gives the L1 table so many entries, with no request under way that changes something.
+    pub(super) async fn lengthen_l1(&self, entries: u64) -> Result<()> {
+        let _drained = self.drain().await;
+        let mut turn = self.turn.take().await;
+        self.to_the_end(self.move_l1(&mut turn, entries)).await
     }
 
     /// A longer L1 table, elsewhere; then the header; then the old one is freed.

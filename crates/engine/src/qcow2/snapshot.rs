@@ -54,6 +54,7 @@ impl Qcow2 {
     /// Makes the disk what it was when a snapshot was taken.
     pub(crate) async fn apply_snapshot(&self, choice: &SnapshotChoice, job: &Job) -> Result<()> {
         self.refuse_unknown(choice).await?;
+        let _nobody_uses_vm_state = self.vm_state.take().await;
         self.while_still(async |counts| self.apply_in_turn(counts, choice, job).await)
             .await
     }

@@ -28,7 +28,7 @@ impl Qcow2 {
         let tables = self.lock().tables.l1().len() as u64;
         let end = tables * self.geometry().l2_coverage_bytes();
         job.expect(end);
-        // Nobody sees what is beyond the end, so it needs no zeroes.
+        // Beyond the end there is nothing but a VM state, which nothing lies below.
         let nothing = Below::default();
         for (part, below) in [
             (0..disk_end, below),
