@@ -95,6 +95,8 @@ pub struct Round {
     pub resizes: bool,
     /// Percent of requests that take, apply or delete a snapshot.
     pub snapshots_percent: u64,
+    /// Percent of requests that go to the VM state.
+    pub vm_state_percent: u64,
     /// Percent of writes that are durable.
     pub fua_percent: u64,
     /// Percent of requests that go to a hot spot.
@@ -163,11 +165,13 @@ pub enum Part {
     Growth,
     /// Snapshots that are taken, applied and deleted.
     Snapshots,
+    /// The VM state behind the disk.
+    VmState,
 }
 
 impl Part {
     /// All parts, by the names that commands use.
-    pub const NAMES: [(&'static str, Part); 14] = [
+    pub const NAMES: [(&'static str, Part); 15] = [
         ("kills", Part::Kills),
         ("faults", Part::Faults),
         ("compressed", Part::Compressed),
@@ -182,6 +186,7 @@ impl Part {
         ("crammed", Part::Crammed),
         ("growth", Part::Growth),
         ("snapshots", Part::Snapshots),
+        ("vm-state", Part::VmState),
     ];
 }
 
@@ -212,6 +217,8 @@ pub struct Config {
     pub grain: Grain,
     /// The parts of the disk that are used.
     pub windows: Vec<Granules>,
+    /// The parts of the VM state that are used.
+    pub vm_state: Vec<Granules>,
     /// The alignment that files ask for.
     pub alignment_bytes: u32,
     /// Whether files zero ranges with one call.
@@ -496,6 +503,7 @@ impl Round {
             weights,
             resizes: false,
             snapshots_percent: 0,
+            vm_state_percent: 0,
             fua_percent: rng.pick(&[0, 0, 5, 30]),
             hot_percent: rng.pick(&[0, 50, 90]),
             barrier: None,
@@ -632,6 +640,7 @@ impl Config {
             },
             grain,
             windows,
+            vm_state: Vec::new(),
             alignment_bytes: match layout.cluster_bits {
                 _ if plain => 1,
                 9 => rng.pick(&[1, 512, 4096, 4096]),
@@ -661,6 +670,7 @@ impl Config {
             self.profile = Profile::draw(seed);
             profile::shape(self, seed);
             self.draw_policies(seed);
+            self.draw_vm_state(seed);
         }
         if self.size > PREALLOCATED_BYTES_MAX && self.resizes_write_zeroes() {
             self.leave_out(Part::Resizes);
@@ -671,6 +681,35 @@ impl Config {
     fn resizes_write_zeroes(&self) -> bool {
         let by_writes = self.data == Data::ExternalRaw && !self.zeroes_fast;
         by_writes || (self.layout.version == 2 && !self.below.is_empty())
+    }
+
+    /// Bytes of the disk that an L1 entry maps.
+    pub fn table_bytes(&self) -> u64 {
+        let entry_bytes = if self.layout.extended_l2 { 16 } else { 8 };
+        self.layout.cluster_bytes() * (self.layout.cluster_bytes() / entry_bytes)
+    }
+
+    /// Some machines keep their state behind the disk: at the beginning of the area, and around the beginning of a further
+    /// table, so that L1 has to grow once or often.
+    fn draw_vm_state(&mut self, seed: u64) {
+        let rng = &mut Rng::derived(seed, "vm state", 0);
+        let usual = !matches!(self.profile, Profile::Directed(_) | Profile::Story(_));
+        // Where it is given up in a raw data file, that is zeroed.
+        let slow = self.data == Data::ExternalRaw && self.resizes_write_zeroes();
+        if !usual || slow || !rng.chance(25) {
+            return;
+        }
+        let per_sector = self.grain.per_sector();
+        let sectors = rng.pick(&[8, 32, 70]);
+        let further = self.table_bytes() * rng.pick(&[1, 1, 2, 5, 17]) / SECTOR_BYTES;
+        let begin = further - rng.between(0, further.min(sectors));
+        self.vm_state = vec![0..sectors.min(begin) * per_sector];
+        self.vm_state.retain(|window| !window.is_empty());
+        let window = begin * per_sector..(begin + sectors) * per_sector;
+        self.vm_state.push(window);
+        for round in &mut self.rounds {
+            round.vm_state_percent = rng.pick(&[3, 10, 30]);
+        }
     }
 
     /// How space is allocated, and what discards keep of it.
@@ -723,6 +762,7 @@ impl Config {
                 }
                 Part::Growth => round.grows_at = None,
                 Part::Snapshots => round.snapshots_percent = 0,
+                Part::VmState => round.vm_state_percent = 0,
                 Part::Alignment
                 | Part::RawData
                 | Part::Recoveries
@@ -744,7 +784,7 @@ impl Config {
         let layout = &self.layout;
         let mut text = format!(
             "{:?} {:?} {:?} size {:#x} cluster {} extended {} version {} refcount bits {} lazy {} data {:?} preallocation {:?}\n\
-             grain {:?} alignment {} zeroes_fast {} punches_holes {} allocates {:?} pace {:?}",
+             VM state {:?} grain {:?} alignment {} zeroes_fast {} punches_holes {} allocates {:?} pace {:?}",
             self.kind,
             self.profile,
             self.prepared,
@@ -756,6 +796,7 @@ impl Config {
             layout.lazy_refcounts,
             self.data,
             self.preallocation,
+            self.vm_state,
             self.grain,
             self.alignment_bytes,
             self.zeroes_fast,

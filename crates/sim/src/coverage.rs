@@ -607,6 +607,7 @@ fn axes(config: &Config) -> Vec<Drawn> {
             ("write policy", format!("{:?}", round.write_policy)),
             ("depth", round.depth.to_string()),
             ("resizes", round.resizes.to_string()),
+            ("VM state", format!("{} %", round.vm_state_percent)),
             ("maintained", round.maintained.to_string()),
             ("durable writes", format!("{} %", round.fua_percent)),
         ]

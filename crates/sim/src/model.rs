@@ -19,6 +19,10 @@ use std::fmt;
 
 use crate::remembered::Content;
 
+mod vm_state;
+
+pub use vm_state::explained;
+
 /// Bytes of a sector.
 pub const SECTOR_BYTES: u64 = 512;
 
@@ -33,6 +37,9 @@ pub type WriteId = u32;
 
 /// Zeroes.
 pub const ZERO: WriteId = 0;
+
+/// What nobody knows: any bytes are this.
+pub const ANY: WriteId = WriteId::MAX;
 
 /// How sectors are cut into granules.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -203,6 +210,8 @@ pub struct Model {
     size: u64,
     /// Sizes that a crash may leave, and when the last change of them ended.
     sizes: (Vec<u64>, Moment),
+    /// What lies behind the disk, if that is used.
+    area: Option<vm_state::Area>,
 }
 
 /// The run of granules of a request.
@@ -231,6 +240,7 @@ impl Model {
             reads: Vec::new(),
             size,
             sizes: (vec![size], 0),
+            area: None,
         }
     }
 
@@ -265,6 +275,7 @@ impl Model {
     pub fn begin_resize(&mut self, request: u32, size: u64) {
         self.sizes.0.push(size);
         self.sizes.1 = NEVER;
+        self.vm_state_begins_to_move(request, size);
         for granules in self.between(self.size, size) {
             self.begin_write(request, ZERO, &granules);
         }
@@ -275,6 +286,7 @@ impl Model {
         for granules in self.between(self.size, size) {
             self.end_write(request, &granules, outcome);
         }
+        self.vm_state_has_moved(request, size, outcome);
         self.sizes.1 = self.tick();
         self.size = now;
     }
@@ -288,6 +300,7 @@ impl Model {
             let what = format!("the disk's size was found; possible: {:x?}", self.sizes.0);
             return Err(Violation { offset: size, what });
         }
+        self.vm_state_may_have_moved(size);
         self.size = size;
         self.sizes.1 = self.tick();
         if survival == Survival::Durable {
@@ -362,6 +375,7 @@ impl Model {
     /// A flush that began then was acknowledged.
     pub fn end_flush(&mut self, begun: Moment) {
         self.flushed = self.flushed.max(begun);
+        self.vm_state(|state| state.end_flush(begun));
         if self.sizes.1 < begun && self.sizes.0.len() > 1 {
             self.sizes.0 = vec![self.size];
             // What was cut off never comes back.
@@ -408,15 +422,12 @@ impl Model {
             let versions = self.versions(granule);
             let visible = |v: &Version| v.issued < ended && !hidden(v, versions, begun);
             let legal = |write| versions.iter().any(|v| v.write == write && visible(v));
-            let seen = match found {
-                Found::Own(write) if legal(write) => write,
-                _ => {
-                    let what = explain(found, versions, "read");
-                    return Err(Violation {
-                        offset: start,
-                        what,
-                    });
-                }
+            let Some(seen) = explained(found, legal) else {
+                let what = explain(found, versions, "read");
+                return Err(Violation {
+                    offset: start,
+                    what,
+                });
             };
             let quiet = versions.iter().all(|v| v.ended < begun);
             if quiet {
@@ -434,6 +445,7 @@ impl Model {
         let now = self.tick();
         let flushed = self.flushed;
         self.reads.clear();
+        self.vm_state(Model::crash);
         for window in &mut self.windows {
             for versions in &mut window.granules {
                 let before = versions.clone();
@@ -470,15 +482,13 @@ impl Model {
                 &bytes[(start - base) as usize..(end - base) as usize],
             );
             let versions = self.versions(granule);
-            let seen = match found {
-                Found::Own(write) if versions.iter().any(|v| v.write == write) => write,
-                _ => {
-                    let what = explain(found, versions, "found after reopening");
-                    return Err(Violation {
-                        offset: start,
-                        what,
-                    });
-                }
+            let may_be = |write| versions.iter().any(|v| v.write == write);
+            let Some(seen) = explained(found, may_be) else {
+                let what = explain(found, versions, "found after reopening");
+                return Err(Violation {
+                    offset: start,
+                    what,
+                });
             };
             match survival {
                 Survival::Durable => *versions = vec![settled(seen)],
@@ -519,8 +529,8 @@ impl Model {
         windows.collect()
     }
 
-    /// The same disk with other content, which is durable, and another size.
-    pub fn holding(&self, content: &Content, size: u64) -> Model {
+    /// The same disk with other content, and another VM state, which are durable, and another size.
+    pub fn holding(&self, (content, vm_state): (&Content, &Content), size: u64) -> Model {
         let mut model = self.clone();
         model.now += 1;
         model.flushed = model.now;
@@ -531,6 +541,7 @@ impl Model {
         }
         model.size = size;
         model.sizes = (vec![size], 0);
+        model.vm_state_holding(vm_state);
         model
     }
 

@@ -513,9 +513,34 @@ impl Baseline {
 /// # Errors
 /// If it finds something else.
 pub(crate) fn compare(layer: &Layer, offset: u64, bytes: &[u8]) -> Result<(), String> {
+    compare_with(
+        |other, known| layer.read(offset, other, known),
+        offset,
+        bytes,
+    )
+}
+
+/// The same for the VM state.
+///
+/// # Errors
+/// Likewise.
+pub(crate) fn compare_vm_state(layer: &Layer, offset: u64, bytes: &[u8]) -> Result<(), String> {
+    let compared = compare_with(
+        |other, known| layer.read_vm_state(offset, other, known),
+        offset,
+        bytes,
+    );
+    compared.map_err(|what| format!("VM state: {what}"))
+}
+
+fn compare_with(
+    read: impl FnOnce(&mut [u8], &mut [bool]),
+    offset: u64,
+    bytes: &[u8],
+) -> Result<(), String> {
     let mut other = vec![0; bytes.len()];
     let mut known = vec![false; bytes.len()];
-    layer.read(offset, &mut other, &mut known);
+    read(&mut other, &mut known);
     let differs = (0..bytes.len()).find(|i| known[*i] && other[*i] != bytes[*i]);
     match differs {
         None => Ok(()),
@@ -538,7 +563,9 @@ pub(crate) fn judge_data(config: &Config, disk: &SimDisk, model: &mut Model) -> 
     // A file that asks for aligned writes cannot end anywhere else.
     let size = model.size();
     let end = size.next_multiple_of(u64::from(config.alignment_bytes).max(512));
-    if content.len() != size && content.len() != end {
+    // A VM state lies behind the disk.
+    let longer = !config.vm_state.is_empty() && content.len() > size;
+    if content.len() != size && content.len() != end && !longer {
         return Err(format!("the raw data file has {:#x} bytes", content.len()));
     }
     let grain = model.grain().clone();

@@ -12,7 +12,7 @@ use crate::directed::Goal;
 use crate::disk::Losses;
 use crate::disk::fault::{Duration, EIO, Fault, Verb};
 use crate::drive::{Stop, attempt, block_on};
-use crate::model::{self, Found, Model, Survival, Violation};
+use crate::model::{self, Grain, Granules, Model, Survival, Violation, WriteId};
 use crate::prepare::{self, TOP};
 use crate::profile::Profile;
 use crate::rng::Rng;
@@ -358,8 +358,36 @@ impl Run<'_> {
                 })?;
             }
         }
+        self.verify_vm_state(subject, (&mut disks, survival), second.as_ref())?;
         self.model = disks.swap_remove(0);
         self.verify_snapshots()
+    }
+
+    /// Reads the VM state, and holds it against what may be left.
+    fn verify_vm_state(
+        &mut self,
+        subject: &Subject,
+        (disks, survival): (&mut Vec<Model>, Survival),
+        second: Option<&Layer>,
+    ) -> Result<(), String> {
+        for granules in self.model.vm_state_windows() {
+            let grain = self.model.grain();
+            let start = grain.start(granules.start);
+            let buf = BufMut::zeroed((grain.start(granules.end) - start) as usize);
+            let reader = subject.clone();
+            let reading = async move { reader.read_vm_state(start, buf).await };
+            let read = block_on(&self.disk, &mut self.rng, "verify the VM state", reading)?;
+            let buf = read.map_err(|error| format!("unreadable VM state: {error}"))?;
+            if let Some(layer) = second {
+                prepare::compare_vm_state(layer, start, &buf)?;
+            }
+            let adopted = keep_possible(disks, |disk| {
+                let adopted = disk.vm_state(|state| state.adopt(&granules, &buf, survival));
+                adopted.expect("the others have it too")
+            });
+            adopted.map_err(|violation| format!("VM state: {violation}"))?;
+        }
+        Ok(())
     }
 
     /// The image has the snapshots that it may have.
@@ -388,35 +416,62 @@ impl Run<'_> {
             if subject.size() != Some(snapshot.size) {
                 return Err(format!("snapshot {id} has {:?} bytes", subject.size()));
             }
-            for (window, contents) in &mut snapshot.content {
-                let end = window
-                    .end
-                    .min(grain.index_of(snapshot.size))
-                    .max(window.start);
+            let disk = snapshot.content.iter_mut().map(|part| (part, Place::Disk));
+            let vm_state = snapshot.vm_state.iter_mut();
+            let vm_state = vm_state.map(|part| (part, Place::VmState));
+            for ((window, contents), place) in disk.chain(vm_state) {
+                let end = match place {
+                    Place::Disk => window.end.min(grain.index_of(snapshot.size)),
+                    Place::VmState => window.end,
+                };
+                let end = end.max(window.start);
                 let start = grain.start(window.start);
                 let reader = subject.clone();
                 let buf = BufMut::zeroed((grain.start(end) - start) as usize);
-                let reading = async move { reader.read(start, buf).await };
+                let reading = async move {
+                    match place {
+                        Place::Disk => reader.read(start, buf).await,
+                        Place::VmState => reader.read_vm_state(start, buf).await,
+                    }
+                };
                 let read = block_on(&self.disk, &mut self.rng, "read a snapshot", reading)?;
                 let buf = read.map_err(|error| format!("snapshot {id} is unreadable: {error}"))?;
-                for (granule, possible) in (window.start..end).zip(contents) {
-                    let bytes = (grain.start(granule) - start) as usize
-                        ..(grain.start(granule + 1) - start) as usize;
-                    match model::recognise(granule, &buf[bytes]) {
-                        Found::Own(write) if possible.contains(&write) => *possible = vec![write],
-                        found => {
-                            let at = grain.start(granule);
-                            return Err(format!(
-                                "snapshot {id} has {found:?} at {at:#x}; possible: {possible:?}"
-                            ));
-                        }
-                    }
-                }
+                adopt_snapshot(&grain, (window.start..end, contents), &buf)
+                    .map_err(|found| format!("snapshot {id} ({place:?}) has {found}"))?;
             }
         }
         self.snapshots = snapshots;
         Ok(())
     }
+}
+
+/// Which bytes of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Disk,
+    VmState,
+}
+
+/// What was not certain of a part of a snapshot is from now on.
+///
+/// # Errors
+/// What it has, and may not have.
+fn adopt_snapshot(
+    grain: &Grain,
+    (granules, contents): (Granules, &mut [Vec<WriteId>]),
+    bytes: &[u8],
+) -> Result<(), String> {
+    let base = grain.start(granules.start);
+    for (granule, possible) in granules.zip(contents) {
+        let at = grain.start(granule);
+        let part = (at - base) as usize..(grain.start(granule + 1) - base) as usize;
+        let found = model::recognise(granule, &bytes[part]);
+        match model::explained(found, |write| possible.contains(&write)) {
+            Some(write) => *possible = vec![write],
+            None => return Err(format!("{found:?} at {at:#x}; possible: {possible:?}")),
+        }
+    }
+    Ok(())
 }
 
 /// Drops what cannot be.

@@ -19,6 +19,8 @@ pub struct Remembered {
     pub size: u64,
     /// What it holds.
     pub content: Content,
+    /// Its VM state.
+    pub vm_state: Content,
 }
 
 /// What is done with snapshots.
@@ -68,6 +70,7 @@ impl Snapshots {
             id: number.to_string(),
             size: model.size(),
             content: model.possible(),
+            vm_state: model.possible_vm_state(),
         });
         Snapshots {
             known: known.collect(),
@@ -90,13 +93,17 @@ impl Snapshots {
                 id: id.clone(),
                 size: model.size(),
                 content: model.possible(),
+                vm_state: model.possible_vm_state(),
             });
             self.pending = Some(Pending { known, disk: None });
             return Some(Change::Take(id));
         }
         let position = usize::try_from(pick % known.len().max(1) as u64).ok()?;
         let chosen = known.get(position)?.clone();
-        let disk = (what == What::Apply).then(|| model.holding(&chosen.content, chosen.size));
+        let disk = (what == What::Apply).then(|| {
+            let content = (&chosen.content, &chosen.vm_state);
+            model.holding(content, chosen.size)
+        });
         if what == What::Delete {
             known.remove(position);
         }

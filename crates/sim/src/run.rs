@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cowslip::qcow2::probe::Stage;
 
 use crate::chains;
-use crate::config::{Config, Ending, Kind, Part, Round};
+use crate::config::{Config, Data, Ending, Kind, Part, Round};
 use crate::coverage::{Coverage, Phase, Sight, Situation, Target, contradiction, stage_name};
 use crate::directed::Goal;
 use crate::disk::{self, SimDisk};
@@ -234,6 +234,11 @@ impl<'a> Run<'a> {
             }
         });
         let model = model.with_size(created);
+        let raw = config.data == Data::ExternalRaw;
+        let model = match config.vm_state.is_empty() {
+            true => model,
+            false => model.with_vm_state(&config.vm_state, (config.table_bytes(), raw)),
+        };
         let snapshots = Snapshots::new(prepare::snapshots(&config, &disk), &model);
         Ok(Run {
             seed,

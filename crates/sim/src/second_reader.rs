@@ -79,6 +79,27 @@ impl Layer {
             self.content.read(offset, &mut bytes[..within]);
             return known.fill(true);
         };
+        self.read_units(table, (offset, self.size), bytes, known);
+    }
+
+    /// Reads a range of the VM state, which begins at the first L1 entry behind the disk and has nothing below.
+    pub fn read_vm_state(&self, offset: u64, bytes: &mut [u8], known: &mut [bool]) {
+        if let Some(table) = &self.table {
+            let entry_bytes = if table.extended { 16 } else { 8 };
+            let mapped = (1u64 << table.cluster_bits << table.cluster_bits) / entry_bytes;
+            let begin = self.size.next_multiple_of(mapped);
+            self.read_units(table, (begin + offset, u64::MAX), bytes, known);
+        }
+    }
+
+    /// Reads guest offsets below `end`.
+    fn read_units(
+        &self,
+        table: &Table,
+        (offset, end): (u64, u64),
+        bytes: &mut [u8],
+        known: &mut [bool],
+    ) {
         let unit = match table.extended {
             true => 1 << (table.cluster_bits - 5),
             false => 1 << table.cluster_bits,
@@ -88,16 +109,23 @@ impl Layer {
             let at = offset + done as u64;
             let len = ((unit - at % unit) as usize).min(bytes.len() - done);
             let part = done..done + len;
-            self.read_unit(table, at, &mut bytes[part.clone()], &mut known[part]);
+            let (bytes, known) = (&mut bytes[part.clone()], &mut known[part]);
+            self.read_unit(table, (at, end), bytes, known);
             done += len;
         }
     }
 
     /// Reads within one subcluster.
-    fn read_unit(&self, table: &Table, at: u64, bytes: &mut [u8], known: &mut [bool]) {
+    fn read_unit(
+        &self,
+        table: &Table,
+        (at, end): (u64, u64),
+        bytes: &mut [u8],
+        known: &mut [bool],
+    ) {
         known.fill(true);
         bytes.fill(0);
-        if at >= self.size {
+        if at >= end {
             return;
         }
         let entry_bytes = if table.extended { 16 } else { 8 };
@@ -135,7 +163,7 @@ impl Layer {
                 .unwrap_or(&self.content)
                 .read(place, bytes);
         }
-        if let Some(below) = &self.below {
+        if let (Some(below), true) = (&self.below, at < self.size) {
             let within = (below.size.saturating_sub(at) as usize).min(bytes.len());
             below.read(at, &mut bytes[..within], &mut known[..within]);
         }

@@ -19,7 +19,7 @@ use crate::remembered::{Snapshots, What};
 use crate::rng::Rng;
 use crate::subject::Subject;
 use crate::trace::{About, Line, Trace};
-use crate::workload::{Request, Verb};
+use crate::workload::{Request, Verb, Way};
 
 /// What the tasks of a session share.
 pub(crate) struct Session {
@@ -120,6 +120,11 @@ impl Session {
 
 /// One request, from its issue to its answer.
 pub(crate) async fn perform(subject: Subject, session: Rc<Session>, mut request: Request) {
+    if let Verb::VmState(way) = request.verb {
+        vm_state(&subject, &session, &request, way).await;
+        session.answered.set(session.answered.get() + 1);
+        return;
+    }
     let id = request.id;
     let wanted = request.granules;
     request.granules = session.model.borrow().on_disk(&wanted);
@@ -145,6 +150,7 @@ pub(crate) async fn perform(subject: Subject, session: Rc<Session>, mut request:
         Verb::Flush => flush(&subject, &session, id).await,
         Verb::Resize(size) => resize(&subject, &session, (id, size)).await,
         Verb::Snapshot(what) => snapshot(&subject, &session, (id, what)).await,
+        Verb::VmState(_) => unreachable!("it is not on the disk"),
         Verb::Write { .. } | Verb::Compressed | Verb::Zeroes { .. } | Verb::Discard => {
             change(&subject, &session, &request, (start, len)).await;
         }
@@ -172,6 +178,62 @@ async fn read(subject: &Subject, session: &Session, request: &Request, range: (u
             model.abandon_read(begun);
             session.failed(&format!("request {} (read)", request.id), &error);
         }
+    }
+}
+
+/// Reads or writes the VM state.
+async fn vm_state(subject: &Subject, session: &Session, request: &Request, way: Way) {
+    let (id, granules) = (request.id, &request.granules);
+    let (start, len) = {
+        let model = session.model.borrow();
+        let start = model.grain().start(granules.start);
+        (start, model.grain().start(granules.end) - start)
+    };
+    session.tell(id, 0..0, || {
+        format!("asks: {way:?} VM state {start:#x}+{len:#x}")
+    });
+    let mut buf = BufMut::zeroed(len as usize);
+    let outcome = match way {
+        Way::Read => {
+            let begun = session.model.borrow_mut().vm_state(Model::begin_read);
+            let begun = begun.expect("it is part of the run");
+            let read = subject.read_vm_state(start, buf).await;
+            let mut model = session.model.borrow_mut();
+            let judged = model.vm_state(|state| match &read {
+                Ok(buf) => state.end_read(begun, granules, buf),
+                Err(_) => {
+                    state.abandon_read(begun);
+                    Ok(())
+                }
+            });
+            if let Some(Err(violation)) = judged {
+                session.fail(format!("request {id}: VM state: {violation}"));
+            }
+            read.map(drop)
+        }
+        Way::Write => {
+            model::fill(
+                session.model.borrow().grain(),
+                id,
+                granules.clone(),
+                &mut buf,
+            );
+            let begin = |state: &mut Model| state.begin_write(id, id, granules);
+            session.model.borrow_mut().vm_state(begin);
+            let written = subject.write_vm_state(start, buf.freeze()).await;
+            let outcome = match (&written, session.write_policy) {
+                (Ok(()), WritePolicy::Writethrough) => Outcome::Done(Until::End),
+                (Ok(()), WritePolicy::Writeback) => Outcome::Done(Until::Flush),
+                (Err(_), _) => Outcome::Perhaps,
+            };
+            let end = |state: &mut Model| state.end_write(id, granules, outcome);
+            session.model.borrow_mut().vm_state(end);
+            written
+        }
+    };
+    match outcome {
+        Ok(()) => session.tell(id, 0..0, || "done: VM state".to_string()),
+        Err(error) => session.failed(&format!("request {id} (VM state)"), &error),
     }
 }
 
@@ -220,10 +282,13 @@ async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)
             "request {id}: the disk has {now:#x} bytes after a resize"
         ));
     }
-    session
-        .model
-        .borrow_mut()
-        .end_resize(id, (size, now), outcome);
+    let mut model = session.model.borrow_mut();
+    model.end_resize(id, (size, now), outcome);
+    // The end of the disk is given up later, where there is no space to do it at once.
+    if now < old && session.disk.delivered().0 > 0 {
+        model.forget_vm_state();
+    }
+    drop(model);
     session.resizing.set(Resizing::No);
 }
 

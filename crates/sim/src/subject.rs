@@ -92,6 +92,32 @@ impl Subject {
         }
     }
 
+    /// Reads from the area of the VM state.
+    ///
+    /// # Errors
+    /// The subject's; `Unsupported` where there is none.
+    pub async fn read_vm_state(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+        self.with_vm_state()?.read_vm_state(offset, buf).await
+    }
+
+    /// Writes there.
+    ///
+    /// # Errors
+    /// As for reads.
+    pub async fn write_vm_state(&self, offset: u64, data: Buf) -> Result<()> {
+        self.with_vm_state()?.write_vm_state(offset, data).await
+    }
+
+    fn with_vm_state(&self) -> Result<&Image> {
+        match self {
+            Subject::Image(image) => Ok(image),
+            Subject::Plain(_) => Err(Error::Unsupported {
+                file: "a plain disk".to_string(),
+                feature: "a VM state".to_string(),
+            }),
+        }
+    }
+
     /// Writes a cluster, compressed where the format can.
     ///
     /// # Errors

@@ -32,6 +32,17 @@ pub enum Verb {
     Resize(u64),
     /// Do something with the internal snapshots.
     Snapshot(What),
+    /// Read or write the VM state.
+    VmState(Way),
+}
+
+/// Whether bytes come or go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// They are read.
+    Read,
+    /// A stamp is written.
+    Write,
 }
 
 impl Verb {
@@ -48,7 +59,7 @@ pub struct Request {
     pub id: WriteId,
     /// What it asks for.
     pub verb: Verb,
-    /// Where; empty for a flush.
+    /// Where, on the disk or in the VM state; empty for a flush.
     pub granules: Granules,
 }
 
@@ -99,6 +110,13 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
             id,
             verb: Verb::Snapshot(what),
             granules: 0..0,
+        };
+    }
+    if round.vm_state_percent > 0 && rng.chance(round.vm_state_percent) {
+        return Request {
+            id,
+            verb: Verb::VmState(rng.pick(&[Way::Read, Way::Write, Way::Write])),
+            granules: draw_in_vm_state(config, rng),
         };
     }
     let fua = rng.chance(round.fua_percent);
@@ -166,6 +184,17 @@ fn draw_unit(config: &Config, rng: &mut Rng) -> u64 {
         3 => cluster * 2,
         _ => 512,
     }
+}
+
+/// A few sectors of a window of the VM state.
+fn draw_in_vm_state(config: &Config, rng: &mut Rng) -> Granules {
+    let window = rng.pick(&config.vm_state);
+    let sectors = (window.end - window.start) / config.grain.per_sector();
+    let first = rng.below(sectors);
+    let most = rng.pick(&[2, 20]);
+    let end = first + rng.between(1, most.min(sectors - first));
+    let granule = |sector: u64| window.start + sector * config.grain.per_sector();
+    granule(first)..granule(end)
 }
 
 /// A few granules of a cluster that other requests have drawn too, from a copy of `place`.

@@ -676,6 +676,11 @@ impl Qcow2 {
         Ok(())
     }
 
+    /// Whether an earlier failure keeps everybody from writing.
+    fn is_latched(&self) -> bool {
+        self.lock().latch.is_some()
+    }
+
     /// The latch, for requests that write or flush.
     fn unlatched(&self, state: &State) -> Result<()> {
         if let Some(error) = &state.latch {

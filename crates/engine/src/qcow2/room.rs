@@ -45,7 +45,7 @@ impl Qcow2 {
         let mut cycled = false;
         loop {
             match self.allocate_tables(counts).await {
-                Err(error) if is_no_space(&error) && !cycled => {
+                Err(error) if is_no_space(&error) && !cycled && !self.is_latched() => {
                     // What is freed but not yet durable may do.
                     cycled = true;
                     self.cycle(counts).await?;

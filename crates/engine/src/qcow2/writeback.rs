@@ -467,7 +467,7 @@ impl Qcow2 {
             }
             match self.find_room(counts, clusters).await {
                 Ok(()) => {}
-                Err(error) if is_no_space(&error) && !cycled => {
+                Err(error) if is_no_space(&error) && !cycled && !self.is_latched() => {
                     // What is freed but not yet durable may do.
                     cycled = true;
                     self.cycle(counts).await?;
