@@ -602,7 +602,7 @@ impl Image {
     pub async fn write_vm_state(&self, offset: u64, data: Buf) -> Result<()> {
         self.validate_write(0, 0)?;
         let image = self.with_vm_state()?;
-        let written = image.write_vm_state(offset, data, &self.below).await;
+        let written = image.write_vm_state(offset, data).await;
         image.concluded(written).await
     }
 

@@ -241,8 +241,6 @@ mistakes! {
     SnapshotForgetsCompressed,
     /// Zero clusters become unallocated ones for version 2 although a layer below has data there.
     UnflaggedShowsBelow,
-    /// What a write of the VM state leaves of its clusters is filled from the layers below.
-    VmStateFilledFromBelow,
     /// The area of the VM state begins where the last table of the disk does.
     VmStateInTheDisk,
     /// The VM state stays when a change of the size moves where it begins.

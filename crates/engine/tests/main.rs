@@ -21,5 +21,6 @@ mod repair_noise;
 mod repair_qemu;
 mod snapshots;
 mod space;
+mod vm_state;
 mod write_statistics;
 mod zeroes_beside_writes;

@@ -424,7 +424,9 @@ impl Run<'_> {
                     Place::Disk => window.end.min(grain.index_of(snapshot.size)),
                     Place::VmState => window.end,
                 };
-                let end = end.max(window.start);
+                if end <= window.start {
+                    continue;
+                }
                 let start = grain.start(window.start);
                 let reader = subject.clone();
                 let buf = BufMut::zeroed((grain.start(end) - start) as usize);

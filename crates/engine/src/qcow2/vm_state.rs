@@ -38,7 +38,7 @@ impl Qcow2 {
     }
 
     /// Writes to the area.
-    pub(crate) async fn write_vm_state(&self, offset: u64, data: Buf, below: &Below) -> Result<()> {
+    pub(crate) async fn write_vm_state(&self, offset: u64, data: Buf) -> Result<()> {
         let _size_stays = self.vm_state.take().await;
         let place = self.vm_state_place(offset, data.len() as u64)?;
         if place.is_empty() {
@@ -47,12 +47,8 @@ impl Qcow2 {
         self.file.reach(Event::VmstateSave).await;
         self.ready_for_writes().await?;
         self.reach_with_l1(place.end).await?;
-        let nothing = Below::default();
-        let below = match planted::is(Mistake::VmStateFilledFromBelow) {
-            true => below,
-            false => &nothing,
-        };
-        self.write(place.start, data, below, Fua::No).await
+        self.write(place.start, data, &Below::default(), Fua::No)
+            .await
     }
 
     /// Where a range of the area is among the guest offsets.
