@@ -4,14 +4,15 @@
 //! `COWSLIP_IO_SEED` replays one case, or with `COWSLIP_IO_CASES` so many from there on. A failure
 //! prints the seed, the image's shape and the lines.
 //!
-//! Left out, because the programs differ on purpose: the machine's state (`-b`), preallocation when
-//! resizing (`truncate -m`), breakpoints. And where the format leaves a choice:
+//! Left out, because the programs differ on purpose: preallocation when resizing (`truncate -m`),
+//! breakpoints. And where the format leaves a choice:
 //! - after zeroes, discards and new sizes the programs may have allocated different clusters, so
 //!   `map` and `alloc` are compared on images without that history only, and compressed writes, which
 //!   QEMU refuses on stored clusters, happen there only;
 //! - QEMU packs compressed clusters even where a refcount has one bit, and fails;
 //! - QEMU cannot grow a version 2 image on a longer backing file;
-//! - what is discarded in a raw data file may stay.
+//! - what is discarded in a raw data file may stay;
+//! - a backing file shows in QEMU's VM state (`-b`), and a VM state in QEMU's disk when that grows.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::io::Write as _;
@@ -19,6 +20,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 mod support;
+#[path = "io_differential/vm_state.rs"]
+mod vm_state;
 
 use support::rng::Rng;
 use support::shape::{Entries, Files, Shape, Version};
@@ -128,6 +131,17 @@ struct Case {
     disk_bytes: u64,
     rng: Rng,
     allocation: Allocation,
+    vm_state: VmState,
+}
+
+/// What a case may do with the VM state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum VmState {
+    Untouched,
+    /// It is used: the disk keeps its size.
+    Used,
+    /// The disk has another size.
+    Moved,
 }
 
 /// Whether both images have the same clusters allocated.
@@ -151,6 +165,7 @@ impl Case {
             disk_bytes: disk_bytes.max(64 << 10),
             rng,
             allocation: Allocation::Equal,
+            vm_state: VmState::Untouched,
         }
     }
 
@@ -270,8 +285,22 @@ impl Case {
             35 => format!("alloc {}", self.offset()),
             36 => self.truncate(),
             37 => self.misshapen(),
+            38 => self.in_vm_state(),
             _ => self.nonsense(),
         }
+    }
+
+    fn in_vm_state(&mut self) -> String {
+        let verb = *self.rng.pick(&["write", "write", "read"]);
+        let (options, pattern) = (self.some_of(&["-q", "-C"]), self.pattern());
+        let offset = match self.rng.below(16) {
+            0 => 1 << 30,
+            1 => self.rng.below(1000),
+            2 => 4 * self.shape.cluster_bytes * self.shape.cluster_bytes / 8,
+            _ => self.rng.below(200) * 512,
+        };
+        let (offset, length) = (self.written(offset), self.length() / 512 * 512);
+        format!("{verb} -b {options}{pattern}{offset} {length}")
     }
 
     fn truncate(&mut self) -> String {
@@ -346,6 +375,12 @@ impl Case {
                 continue;
             }
             let has = |sought: &str| line.split(' ').any(|word| word == sought);
+            if has("-b") && !has("-z") {
+                self.vm_state = VmState::Used;
+            }
+            if has("truncate") {
+                self.vm_state = VmState::Moved;
+            }
             if has("-z") || has("-c") || ["discard", "truncate"].iter().any(|verb| has(verb)) {
                 self.allocation = Allocation::Free;
             }
@@ -363,10 +398,14 @@ impl Case {
     fn is_comparable(&self, line: &str) -> bool {
         let words: Vec<&str> = line.split(' ').collect();
         let has = |word: &str| words.contains(&word);
-        if (has("-b") && !has("-z")) || has("-m") {
+        if has("-m") {
             return false;
         }
         match words[0] {
+            "write" | "read" if has("-b") => {
+                self.vm_state != VmState::Moved && !self.shape.has_backing()
+            }
+            "truncate" if self.vm_state == VmState::Used => false,
             "truncate" => !(self.shape.has_backing() && self.shape.version == Version::V2),
             "write" if has("-c") && !has("-z") => {
                 self.allocation == Allocation::Equal && self.shape.refcount_bits > 1
