@@ -310,7 +310,9 @@ impl Qcow2 {
         if planted::is(Mistake::OldL1FreedEarly) {
             return Ok(());
         }
-        self.free_metadata(counts, old..old + old_clusters).await
+        self.free_metadata(counts, old..old + old_clusters).await?;
+        // Not with the next cycle: one that fails would leave the old place counted.
+        counts.refcounts.write_dirty().await
     }
 
     /// Writes a table that nothing refers to yet, and its counts. After a failure its space is free again.
