@@ -709,6 +709,8 @@ impl Config {
         self.vm_state.push(window);
         for round in &mut self.rounds {
             round.vm_state_percent = rng.pick(&[3, 10, 30]);
+            // One request at a time gets into the area: others are under way beside it.
+            round.depth = round.depth.max(rng.pick(&[1, 16, 32]));
         }
     }
 
