@@ -703,10 +703,9 @@ impl Config {
         let sectors = rng.pick(&[8, 32, 70]);
         let further = self.table_bytes() * rng.pick(&[1, 1, 2, 5, 17]) / SECTOR_BYTES;
         let begin = further - rng.between(0, further.min(sectors));
-        self.vm_state = vec![0..sectors.min(begin) * per_sector];
-        self.vm_state.retain(|window| !window.is_empty());
-        let window = begin * per_sector..(begin + sectors) * per_sector;
-        self.vm_state.push(window);
+        let windows = [0..sectors.min(begin), begin..begin + sectors];
+        let granules = windows.map(|window| window.start * per_sector..window.end * per_sector);
+        self.vm_state = granules.into_iter().filter(|w| !w.is_empty()).collect();
         for round in &mut self.rounds {
             round.vm_state_percent = rng.pick(&[3, 10, 30]);
             // One request at a time gets into the area: others are under way beside it.
