@@ -103,7 +103,8 @@ struct QemuImgLine {
 /// What all verbs may name by an ID.
 #[derive(clap::Args)]
 struct Objects {
-    /// Define an object: secret,id=ID,data=TEXT or secret,id=ID,file=PATH, with format=raw or base64
+    /// Define an object: secret,id=ID,data=TEXT or secret,id=ID,file=PATH, with format=raw or base64;
+    /// tls-creds-x509,id=ID,dir=DIR,endpoint=server or client; authz-simple,id=ID,identity=NAME
     #[arg(long = "object", value_name = "OBJECT", global = true)]
     definitions: Vec<String>,
 }

@@ -4,17 +4,22 @@
 //! | --- | --- |
 //! | `nbd://HOST[:PORT]/EXPORT`, `nbd+tcp://…` | over TCP |
 //! | `nbd+unix:///EXPORT?socket=PATH` | over a Unix socket |
+//! | `nbds://…`, `nbds+unix://…`, each with `tls-certificates=DIR` | the same over TLS, as libnbd names it |
 //! | `nbd:HOST:PORT[:exportname=EXPORT]`, `nbd:unix:PATH[:exportname=EXPORT]` | QEMU's older form |
-//! | `driver=nbd,server.type=…`, `driver=nbd,host=…`, `driver=nbd,path=…` | as options |
+//! | `driver=nbd,server.type=…`, `driver=nbd,host=…`, `driver=nbd,path=…` | as options; over TLS with `tls-creds=ID` |
 //!
-//! Sources: `doc/uri.md` of the NetworkBlockDevice project; qemu(1), "nbd".
+//! Sources: `doc/uri.md` of the NetworkBlockDevice project; nbd_connect_uri(3); qemu(1), "nbd".
 
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 
+use cowslip_nbd::ClientError;
+use cowslip_nbd::protocol::OptionReplyCode;
+use cowslip_nbd::tls::{ClientTls, PeerCheck};
 use cowslip_queue::Stream;
 
 use crate::error::CommandError;
+use crate::open;
 
 mod file;
 
@@ -78,21 +83,79 @@ pub struct ExportName {
     pub server: Address,
     /// The export; empty for the default one.
     pub export: String,
+    /// How to speak to it over TLS; `None` is in the clear.
+    pub tls: Option<TlsName>,
+}
+
+/// What is said of TLS to a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsName {
+    /// What the client has.
+    pub credentials: ClientSide,
+    /// For whom the server's certificate has to be, if not for the host that is connected to.
+    pub hostname: Option<String>,
+}
+
+/// Where a client's credentials are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClientSide {
+    /// The object of this ID.
+    Object(String),
+    /// The files of this directory, and what a URI says of the server's.
+    Directory(PathBuf, PeerCheck),
+}
+
+impl TlsName {
+    /// What speaks to the server at this address.
+    ///
+    /// # Errors
+    /// The credentials cannot be used, or it is not known for whom the server's have to be.
+    pub fn to_server(&self, server: &Address) -> Result<ClientTls, CommandError> {
+        let credentials = match &self.credentials {
+            ClientSide::Object(id) => open::object::client_credentials(id)?,
+            ClientSide::Directory(path, check) => open::tls::client_of_directory(path, *check)?,
+        };
+        let connected = match server {
+            Address::Tcp { host, .. } => Some(host),
+            Address::Unix(_) => None,
+        };
+        let hostname = self.hostname.as_ref().or(connected);
+        let tls = credentials.to_server(hostname.map(String::as_str));
+        tls.map_err(|error| CommandError::new(error.to_string()))
+    }
+}
+
+/// Why a server has refused a client, which had sent `option` at last.
+pub fn refused(error: &ClientError, option: &str) -> CommandError {
+    match error {
+        ClientError::Refused {
+            reply: OptionReplyCode::ErrTlsRequired,
+            message,
+        } => CommandError::new(format!(
+            "TLS negotiation required before option {option}\nDid you forget a valid tls-creds?\nserver reported: {message}"
+        )),
+        error => CommandError::new(error.to_string()),
+    }
 }
 
 impl ExportName {
-    /// Reads a file name that begins with `nbd:`, `nbd://`, `nbd+tcp://` or `nbd+unix://`; `None` of others.
+    /// Reads a file name that begins with `nbd:`, `nbd://`, `nbd+tcp://`, `nbd+unix://`, or with `nbds` in their place; `None`
+    /// of others.
     ///
     /// # Errors
     /// It is not what it begins as.
     pub fn of_file_name(name: &str) -> Option<Result<ExportName, CommandError>> {
-        for scheme in ["nbd://", "nbd+tcp://"] {
-            if let Some(rest) = name.strip_prefix(scheme) {
-                return Some(over_tcp(rest));
+        for (scheme, tls) in [("nbd", Tls::Never), ("nbds", Tls::Always)] {
+            let Some(rest) = name.strip_prefix(scheme) else {
+                continue;
+            };
+            if let Some(rest) = rest.strip_prefix("+unix://") {
+                return Some(over_unix(rest, tls));
             }
-        }
-        if let Some(rest) = name.strip_prefix("nbd+unix://") {
-            return Some(over_unix(rest));
+            let over = rest.strip_prefix("+tcp").unwrap_or(rest);
+            if let Some(rest) = over.strip_prefix("://") {
+                return Some(over_tcp(rest, tls));
+            }
         }
         let rest = name.strip_prefix("nbd:")?;
         Some(older(rest))
@@ -134,12 +197,35 @@ impl ExportName {
             }
         };
         let export = of("export").unwrap_or_default();
-        Ok(ExportName { server, export })
+        let tls = match (of("tls-creds"), of("tls-hostname")) {
+            (Some(id), hostname) => Some(TlsName {
+                credentials: ClientSide::Object(id),
+                hostname,
+            }),
+            (None, Some(_)) => {
+                let text = "Parameter 'tls-hostname' is not permitted without 'tls-creds'";
+                return Err(CommandError::new(text));
+            }
+            (None, None) => None,
+        };
+        Ok(ExportName {
+            server,
+            export,
+            tls,
+        })
     }
 
     /// Whether an option of this name says where a server is.
     pub fn is_option(name: &str) -> bool {
-        matches!(name, "host" | "port" | "path" | "export") || name.starts_with("server.")
+        let names = [
+            "host",
+            "port",
+            "path",
+            "export",
+            "tls-creds",
+            "tls-hostname",
+        ];
+        names.contains(&name) || name.starts_with("server.")
     }
 }
 
@@ -147,9 +233,17 @@ fn malformed(rest: &str) -> CommandError {
     CommandError::new(format!("'{rest}' names no NBD export"))
 }
 
-/// `HOST[:PORT]/EXPORT`; a host may be in brackets.
-fn over_tcp(rest: &str) -> Result<ExportName, CommandError> {
-    let rest = without_query(rest)?;
+/// Whether a URI wants TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tls {
+    Never,
+    Always,
+}
+
+/// `HOST[:PORT]/EXPORT[?QUERY]`; a host may be in brackets.
+fn over_tcp(rest: &str, tls: Tls) -> Result<ExportName, CommandError> {
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let query = Query::of(query)?;
     let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
     let (host, port) = host_and_port(authority).ok_or_else(|| malformed(rest))?;
     Ok(ExportName {
@@ -158,20 +252,20 @@ fn over_tcp(rest: &str) -> Result<ExportName, CommandError> {
             port: port.unwrap_or(PORT).to_string(),
         },
         export: decoded(export)?,
+        tls: query.tls(tls)?,
     })
 }
 
-/// `/EXPORT?socket=PATH`.
-fn over_unix(rest: &str) -> Result<ExportName, CommandError> {
+/// `/EXPORT?socket=PATH[&QUERY]`.
+fn over_unix(rest: &str, tls: Tls) -> Result<ExportName, CommandError> {
     let (export, query) = rest.split_once('?').ok_or_else(|| malformed(rest))?;
+    let mut query = Query::of(query)?;
     let export = export.strip_prefix('/').unwrap_or(export);
-    let path = query
-        .split('&')
-        .find_map(|part| part.strip_prefix("socket="));
-    let path = path.ok_or_else(|| malformed(rest))?;
+    let path = query.take("socket").ok_or_else(|| malformed(rest))?;
     Ok(ExportName {
-        server: Address::Unix(PathBuf::from(decoded(path)?)),
+        server: Address::Unix(PathBuf::from(path)),
         export: decoded(export)?,
+        tls: query.tls(tls)?,
     })
 }
 
@@ -192,7 +286,11 @@ fn older(rest: &str) -> Result<ExportName, CommandError> {
             _ => return Err(malformed(rest)),
         },
     };
-    Ok(ExportName { server, export })
+    Ok(ExportName {
+        server,
+        export,
+        tls: None,
+    })
 }
 
 fn host_and_port(text: &str) -> Option<(&str, Option<&str>)> {
@@ -214,13 +312,54 @@ fn host_and_port(text: &str) -> Option<(&str, Option<&str>)> {
     (!host.is_empty() && port.is_none_or(is_port)).then_some((host, port))
 }
 
-/// A query says how to encrypt, which is not supported over this way.
-fn without_query(rest: &str) -> Result<&str, CommandError> {
-    match rest.split_once('?') {
-        None | Some((_, "")) => Ok(rest.trim_end_matches('?')),
-        Some((_, query)) => Err(CommandError::new(format!(
-            "The part '?{query}' of an NBD URI is not supported"
-        ))),
+/// What a URI says behind its `?`; what is not taken out of it is not understood.
+struct Query(Vec<(String, String)>);
+
+impl Query {
+    fn of(text: &str) -> Result<Query, CommandError> {
+        let parts = text.split(['&', ';']).filter(|part| !part.is_empty());
+        let pairs = parts.map(|part| {
+            let (name, value) = part.split_once('=').ok_or_else(|| malformed(text))?;
+            Ok((decoded(name)?, decoded(value)?))
+        });
+        Ok(Query(pairs.collect::<Result<_, CommandError>>()?))
+    }
+
+    fn take(&mut self, name: &str) -> Option<String> {
+        let at = self.0.iter().position(|(given, _)| given == name)?;
+        Some(self.0.remove(at).1)
+    }
+
+    /// What it says of TLS; it must say nothing else any more.
+    fn tls(mut self, tls: Tls) -> Result<Option<TlsName>, CommandError> {
+        let mut name = None;
+        if tls == Tls::Always {
+            let hostname = self.take("tls-hostname");
+            let check = match self.take("tls-verify-peer").as_deref() {
+                None | Some("1" | "true" | "on") => PeerCheck::Required,
+                Some("0" | "false" | "off") => PeerCheck::Off,
+                Some(other) => {
+                    let text =
+                        format!("Parameter 'tls-verify-peer' does not accept value '{other}'");
+                    return Err(CommandError::new(text));
+                }
+            };
+            let Some(directory) = self.take("tls-certificates") else {
+                return Err(CommandError::new(
+                    "An NBD URI with TLS needs tls-certificates=DIR, a directory with ca-cert.pem",
+                ));
+            };
+            name = Some(TlsName {
+                credentials: ClientSide::Directory(PathBuf::from(directory), check),
+                hostname,
+            });
+        }
+        match self.0.first() {
+            None => Ok(name),
+            Some((name, _)) => Err(CommandError::new(format!(
+                "The part '{name}' of an NBD URI is not supported"
+            ))),
+        }
     }
 }
 
@@ -259,6 +398,7 @@ mod tests {
                 port: port.to_string(),
             },
             export: export.to_string(),
+            tls: None,
         }
     }
 
@@ -266,6 +406,18 @@ mod tests {
         ExportName {
             server: Address::Unix(PathBuf::from(path)),
             export: export.to_string(),
+            tls: None,
+        }
+    }
+
+    fn over_tls(name: ExportName, credentials: ClientSide, hostname: Option<&str>) -> ExportName {
+        let hostname = hostname.map(str::to_string);
+        ExportName {
+            tls: Some(TlsName {
+                credentials,
+                hostname,
+            }),
+            ..name
         }
     }
 
@@ -282,6 +434,15 @@ mod tests {
             tcp("localhost", "10", "a:b")
         );
         assert_eq!(of("nbd:unix:/tmp/s"), unix("/tmp/s", ""));
+        let directory = |check| ClientSide::Directory(PathBuf::from("/c d"), check);
+        assert_eq!(
+            of("nbds://h/x?tls-certificates=/c%20d"),
+            over_tls(tcp("h", "10809", "x"), directory(PeerCheck::Required), None)
+        );
+        assert_eq!(
+            of("nbds+unix:///?socket=/s&tls-hostname=h&tls-certificates=/c%20d&tls-verify-peer=0"),
+            over_tls(unix("/s", ""), directory(PeerCheck::Off), Some("h"))
+        );
         for other in ["nbd", "file:nbd:x", "./nbd://x", "nbdx:y"] {
             assert!(ExportName::of_file_name(other).is_none(), "{other}");
         }
@@ -300,6 +461,11 @@ mod tests {
             "nbd://h/x?tls-certificates=y",
             "nbd+unix:///x",
             "nbd+unix:///x?path=y",
+            "nbd+unix:///x?socket=s&tls-certificates=/c",
+            "nbds://h/x",
+            "nbds://h/x?tls-certificates=/c&tls-psk-file=/p",
+            "nbds://h/x?tls-certificates=/c&tls-verify-peer=maybe",
+            "nbds+unix:///x?tls-certificates=/c",
         ] {
             assert!(ExportName::of_file_name(wrong).unwrap().is_err(), "{wrong}");
         }
@@ -320,6 +486,20 @@ mod tests {
         assert_eq!(
             of("server.type=inet,server.host=h"),
             Ok(tcp("h", "10809", ""))
+        );
+        let object = || ClientSide::Object("c".to_string());
+        assert_eq!(
+            of("path=/s,tls-creds=c"),
+            Ok(over_tls(unix("/s", ""), object(), None))
+        );
+        assert_eq!(
+            of("host=h,tls-creds=c,tls-hostname=x"),
+            Ok(over_tls(tcp("h", "10809", ""), object(), Some("x")))
+        );
+        assert!(
+            of("host=h,tls-hostname=x")
+                .unwrap_err()
+                .contains("'tls-creds'")
         );
         assert_eq!(of("export=e").unwrap_err(), "NBD server address missing");
         assert!(

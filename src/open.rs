@@ -31,6 +31,7 @@ pub mod object;
 mod one;
 mod spec;
 mod temporary;
+pub mod tls;
 
 use graph::Filter;
 pub use loaded::{chosen_snapshot, parse_choice};

@@ -2,7 +2,7 @@
 //!
 //! The image is opened once and shared by all connections. SIGTERM, SIGINT and SIGHUP end the server
 //! in order: nothing new is accepted, what was started is finished, the image is flushed and closed,
-//! the socket removed. Left out, and refused in plain words: TLS, temporary snapshots,
+//! the socket removed. Left out, and refused in plain words: temporary snapshots,
 //! dirty bitmaps and allocation depth as contexts, the kernel's NBD devices.
 
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use cowslip::file::Sharing;
 use cowslip_nbd::server::Lifetime;
+use cowslip_nbd::tls::ServerTls;
 use cowslip_nbd::{Server, ServerEvent, ServerOptions};
 use cowslip_queue::{Asked, Backend, Queue, Signals};
 
@@ -102,6 +103,12 @@ pub struct Args {
     /// Give up what serving does not need: auto (what the system has of it), on (or do not serve), off
     #[arg(long, default_value = "auto", value_name = "MODE")]
     sandbox: String,
+    /// Serve over TLS with the credentials of this ID (--object tls-creds-x509,…,endpoint=server), and nobody without
+    #[arg(long, value_name = "ID")]
+    tls_creds: Option<String>,
+    /// Serve those clients only whom the object of this ID allows (--object authz-simple,… or authz-list,…)
+    #[arg(long, value_name = "ID", requires = "tls_creds")]
+    tls_authz: Option<String>,
     /// Tell what happens, on standard error
     #[arg(short, long)]
     verbose: bool,
@@ -141,6 +148,7 @@ struct Service {
     ground: Ground,
     pid_file: Option<PathBuf>,
     sandbox: sandbox::Mode,
+    tls: Option<ServerTls>,
 }
 
 impl Service {
@@ -168,6 +176,7 @@ impl Service {
             ground: Ground::Fore,
             pid_file: None,
             sandbox: sandbox::Mode::Auto,
+            tls: None,
         }
     }
 }
@@ -236,8 +245,30 @@ impl Args {
             service.ground = Ground::Back;
         }
         service.pid_file = self.pid_file;
+        service.tls = tls(self.tls_creds.as_deref(), self.tls_authz.as_deref())?;
         Ok(service)
     }
+}
+
+/// What serves over TLS: credentials by their ID, and whom they are for.
+///
+/// # Errors
+/// There are no such objects.
+fn tls(
+    credentials: Option<&str>,
+    authorization: Option<&str>,
+) -> Result<Option<ServerTls>, CommandError> {
+    let Some(credentials) = credentials else {
+        return Ok(None);
+    };
+    let tls = open::object::server_credentials(credentials)?;
+    let Some(authorization) = authorization else {
+        return Ok(Some(tls));
+    };
+    let authorization = open::object::authorization(authorization)?;
+    Ok(Some(tls.authorized_by(move |subject| {
+        authorization.allows(subject)
+    })))
 }
 
 /// Runs the service here, or in another process that this one waits for until it is ready.
@@ -358,6 +389,7 @@ fn server(service: &Service, program: &Program, image: &Arc<cowslip::Image>) -> 
         connections_max: service.clients_max,
         lifetime: service.lifetime,
         handshake_timeout: service.handshake_timeout,
+        tls: service.tls.clone(),
         ..ServerOptions::default()
     });
     let disk = Disk::new(Arc::clone(image), service);
@@ -375,6 +407,7 @@ fn described(event: &ServerEvent) -> String {
         ServerEvent::Option { connection, option } => {
             format!("client {connection} sent option {option:?}")
         }
+        ServerEvent::Secured { connection } => format!("client {connection} began TLS"),
         ServerEvent::Chosen { connection, export } => {
             format!("client {connection} chose export '{export}'")
         }

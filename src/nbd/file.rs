@@ -5,7 +5,7 @@
 //! what the server takes. Ranges and capabilities are what the server has told; whatever it answers later, [`Client`] has
 //! checked.
 //!
-//! Left out: several connections, reconnecting, TLS.
+//! Left out: several connections, reconnecting.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
 use cowslip_nbd::export::{Durability as NbdDurability, ZeroRequest};
-use cowslip_nbd::protocol::{AllocationFlags, ErrorCode, TransmissionFlags};
+use cowslip_nbd::protocol::{AllocationFlags, ErrorCode, OptionReplyCode, TransmissionFlags};
 use cowslip_nbd::{Client, ClientError, ConnectOptions, ExportDescription};
 use cowslip_queue::{Backend, Buf, BufMut, Completer, Pending, Queue, pending, sleep, spawn};
 use futures_util::future::{self, Either};
 
-use super::ExportName;
+use super::{ExportName, refused};
 use crate::error::CommandError;
 
 /// Payloads without a word of the server (`doc/proto.md`, "Block sizes").
@@ -189,14 +189,20 @@ fn work(
 }
 
 async fn connect(export: &ExportName) -> Result<Client, CommandError> {
+    let tls = export.tls.as_ref();
+    let options = ConnectOptions {
+        // Before anything is sent: who has no credentials meets no server.
+        tls: tls.map(|tls| tls.to_server(&export.server)).transpose()?,
+        ..ConnectOptions::new(&export.export)
+    };
     let stream = export.server.connect().await?;
-    let connected = Client::connect(stream, &ConnectOptions::new(&export.export)).await;
+    let connected = Client::connect(stream, &options).await;
     connected.map_err(|error| match error {
-        ClientError::Refused { .. } => {
+        ClientError::Refused { reply, .. } if reply != OptionReplyCode::ErrTlsRequired => {
             let text = format!("Requested export not available ({error})");
             CommandError::new(text)
         }
-        error => CommandError::new(error.to_string()),
+        error => refused(&error, "7 (go)"),
     })
 }
 

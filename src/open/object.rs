@@ -1,16 +1,19 @@
-//! `--object`: what command lines define beside images, and name by an ID. Secrets are all there are.
+//! `--object`: what command lines define beside images, and name by an ID: secrets, credentials for TLS, and whom a server
+//! serves.
 //!
 //! They are defined before anything is opened, once for the process, and found by their IDs wherever a specification or a
-//! list of options has a `key-secret`. Their bytes are in no message.
+//! list of options names one. Their bytes are in no message.
 
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cowslip::luks::Passphrase;
+use cowslip_nbd::tls::{ClientCredentials, ServerTls};
 use zeroize::Zeroizing;
 
 use super::json;
+use super::tls::{self, Authorization, Credentials};
 use crate::error::CommandError;
 use crate::options;
 
@@ -19,10 +22,18 @@ const SECRET_BYTES_MAX: u64 = 1 << 20;
 
 type Bytes = Zeroizing<Vec<u8>>;
 
-static SECRETS: Mutex<BTreeMap<String, Bytes>> = Mutex::new(BTreeMap::new());
+/// What was defined.
+#[derive(Clone)]
+enum Object {
+    Secret(Bytes),
+    Credentials(Credentials),
+    Authorization(Authorization),
+}
 
-fn secrets() -> MutexGuard<'static, BTreeMap<String, Bytes>> {
-    SECRETS.lock().unwrap_or_else(PoisonError::into_inner)
+static OBJECTS: Mutex<BTreeMap<String, Object>> = Mutex::new(BTreeMap::new());
+
+fn objects() -> MutexGuard<'static, BTreeMap<String, Object>> {
+    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Defines the objects of a command line, in order.
@@ -33,18 +44,19 @@ pub fn define_all(definitions: &[String]) -> Result<(), CommandError> {
     definitions.iter().try_for_each(|text| define(text))
 }
 
-/// Defines an object: `secret,id=ID,data=TEXT|file=PATH[,format=raw|base64]`, or the same as JSON.
+/// Defines an object: `secret,id=ID,data=TEXT|file=PATH[,format=raw|base64]`, `tls-creds-x509,…`, `authz-simple,…` or
+/// `authz-list,…` ([`tls`]), or the same as JSON.
 ///
 /// # Errors
-/// It is no secret, or not a whole one; in QEMU's words.
+/// It is none of them, or not a whole one; in QEMU's words.
 pub fn define(definition: &str) -> Result<(), CommandError> {
-    let (id, bytes) = parse(definition)?;
-    let mut secrets = secrets();
-    if secrets.contains_key(&id) {
+    let (id, object) = parse(definition)?;
+    let mut objects = objects();
+    if objects.contains_key(&id) {
         let text = format!("attempt to add duplicate property '{id}' to object (type 'container')");
         return Err(CommandError::new(text));
     }
-    secrets.insert(id, bytes);
+    objects.insert(id, object);
     Ok(())
 }
 
@@ -53,8 +65,8 @@ pub fn define(definition: &str) -> Result<(), CommandError> {
 /// # Errors
 /// There is none, or it is no text.
 pub fn passphrase(id: &str) -> Result<Passphrase, CommandError> {
-    let secrets = secrets();
-    let Some(bytes) = secrets.get(id) else {
+    let objects = objects();
+    let Some(Object::Secret(bytes)) = objects.get(id) else {
         return Err(CommandError::new(format!("No secret with id '{id}'")));
     };
     if std::str::from_utf8(bytes).is_err() {
@@ -69,20 +81,84 @@ pub fn passphrase(id: &str) -> Result<Passphrase, CommandError> {
     Ok(Passphrase::new(bytes.to_vec()))
 }
 
-fn parse(definition: &str) -> Result<(String, Bytes), CommandError> {
+/// The server's credentials of this ID.
+///
+/// # Errors
+/// There are none, or they are a client's.
+pub fn server_credentials(id: &str) -> Result<ServerTls, CommandError> {
+    match credentials(id)? {
+        Credentials::Server(tls) => Ok(tls),
+        Credentials::Client(_) => Err(CommandError::new(
+            "Expected TLS credentials for a server endpoint",
+        )),
+    }
+}
+
+/// The client's credentials of this ID.
+///
+/// # Errors
+/// There are none, or they are a server's.
+pub fn client_credentials(id: &str) -> Result<ClientCredentials, CommandError> {
+    match credentials(id)? {
+        Credentials::Client(tls) => Ok(tls),
+        Credentials::Server(_) => Err(CommandError::new(
+            "Expected TLS credentials for a client endpoint",
+        )),
+    }
+}
+
+fn credentials(id: &str) -> Result<Credentials, CommandError> {
+    match objects().get(id) {
+        Some(Object::Credentials(credentials)) => Ok(credentials.clone()),
+        Some(_) => {
+            let text = format!("Object with id '{id}' is not TLS credentials");
+            Err(CommandError::new(text))
+        }
+        None => Err(CommandError::new(format!(
+            "No TLS credentials with id '{id}'"
+        ))),
+    }
+}
+
+/// Whom a server serves, by this ID.
+///
+/// # Errors
+/// There is no such object.
+pub fn authorization(id: &str) -> Result<Authorization, CommandError> {
+    match objects().get(id) {
+        Some(Object::Authorization(authorization)) => Ok(authorization.clone()),
+        _ => Err(CommandError::new(format!("No authz object with id '{id}'"))),
+    }
+}
+
+fn parse(definition: &str) -> Result<(String, Object), CommandError> {
     let refuse = |text: String| Err(CommandError::new(text));
     let pairs = pairs(definition)?;
-    let value = |name| options::value(&pairs, name);
-    match value("qom-type") {
-        Some("secret") => {}
-        Some(other) => {
+    let Some(kind) = options::value(&pairs, "qom-type") else {
+        return refuse("Parameter 'qom-type' is missing".to_string());
+    };
+    if let Some(why) = unsupported(kind) {
+        return refuse(format!("Objects of type '{kind}' are not supported{why}"));
+    }
+    let make: fn(&[(String, String)]) -> Result<Object, CommandError> = match kind {
+        "secret" => |pairs| secret(pairs).map(Object::Secret),
+        "tls-creds-x509" => |pairs| tls::credentials(pairs).map(Object::Credentials),
+        "authz-simple" => |pairs| tls::authorize_one(pairs).map(Object::Authorization),
+        "authz-list" => |pairs| tls::authorize_list(pairs).map(Object::Authorization),
+        other => {
             return refuse(format!(
                 "Parameter 'qom-type' does not accept value '{other}'"
             ));
         }
-        None => return refuse("Parameter 'qom-type' is missing".to_string()),
-    }
-    for (name, _) in &pairs {
+    };
+    let id = identifier(&pairs)?;
+    Ok((id, make(&pairs)?))
+}
+
+fn secret(pairs: &[(String, String)]) -> Result<Bytes, CommandError> {
+    let refuse = |text: String| Err(CommandError::new(text));
+    let value = |name| options::value(pairs, name);
+    for (name, _) in pairs {
         match name.as_str() {
             "qom-type" | "id" | "data" | "file" | "format" => {}
             "keyid" | "iv" => {
@@ -93,16 +169,6 @@ fn parse(definition: &str) -> Result<(String, Bytes), CommandError> {
             _ => return refuse(format!("Parameter '{name}' is unexpected")),
         }
     }
-    let Some(id) = value("id") else {
-        return refuse("Parameter 'id' is missing".to_string());
-    };
-    if !is_identifier(id) {
-        return refuse(
-            "Parameter 'id' expects an identifier\n\
-             Identifiers consist of letters, digits, '-', '.', '_', starting with a letter."
-                .to_string(),
-        );
-    }
     let bytes = match (value("data"), value("file")) {
         (Some(_), Some(_)) => {
             return refuse("'file' and 'data' are mutually exclusive".to_string());
@@ -111,17 +177,42 @@ fn parse(definition: &str) -> Result<(String, Bytes), CommandError> {
         (Some(text), None) => Zeroizing::new(text.as_bytes().to_vec()),
         (None, Some(name)) => read(name)?,
     };
-    let bytes = match value("format") {
-        None | Some("raw") => bytes,
+    match value("format") {
+        None | Some("raw") => Ok(bytes),
         Some("base64") => from_base64(&bytes)
-            .ok_or_else(|| CommandError::new("Base64 data contains invalid characters"))?,
-        Some(other) => {
-            return refuse(format!(
-                "Parameter 'format' does not accept value '{other}'"
-            ));
+            .ok_or_else(|| CommandError::new("Base64 data contains invalid characters")),
+        Some(other) => refuse(format!(
+            "Parameter 'format' does not accept value '{other}'"
+        )),
+    }
+}
+
+/// Types of QEMU's that are none here, and what to do instead.
+fn unsupported(kind: &str) -> Option<&'static str> {
+    Some(match kind {
+        "tls-creds-psk" => {
+            ": keys shared beforehand are not in the TLS library; use tls-creds-x509"
         }
+        "tls-creds-anon" => {
+            ": without certificates nobody knows with whom he speaks; use tls-creds-x509"
+        }
+        "authz-list-file" => "; use authz-list",
+        "authz-pam" => "; use authz-simple or authz-list",
+        _ => return None,
+    })
+}
+
+fn identifier(pairs: &[(String, String)]) -> Result<String, CommandError> {
+    let Some(id) = options::value(pairs, "id") else {
+        return Err(CommandError::new("Parameter 'id' is missing"));
     };
-    Ok((id.to_string(), bytes))
+    match is_identifier(id) {
+        true => Ok(id.to_string()),
+        false => Err(CommandError::new(
+            "Parameter 'id' expects an identifier\n\
+             Identifiers consist of letters, digits, '-', '.', '_', starting with a letter.",
+        )),
+    }
 }
 
 /// Names and values; the type is named or comes first.
@@ -202,8 +293,11 @@ mod tests {
     use super::*;
 
     fn secret(definition: &str) -> Result<(String, Vec<u8>), String> {
-        let parsed = parse(definition).map(|(id, bytes)| (id, bytes.to_vec()));
-        parsed.map_err(|error| error.to_string())
+        let (id, object) = parse(definition).map_err(|error| error.to_string())?;
+        match object {
+            Object::Secret(bytes) => Ok((id, bytes.to_vec())),
+            Object::Credentials(_) | Object::Authorization(_) => Err("no secret".to_string()),
+        }
     }
 
     #[test]
@@ -231,9 +325,10 @@ mod tests {
     fn what_is_no_secret_is_refused_by_name() {
         for (definition, said) in [
             (
-                "tls-creds-x509,id=a",
-                "does not accept value 'tls-creds-x509'",
+                "tls-creds-psk,id=a,dir=/x",
+                "'tls-creds-psk' are not supported",
             ),
+            ("rng-random,id=a", "does not accept value 'rng-random'"),
             ("id=a,data=x", "'qom-type' is missing"),
             ("secret", "'id' is missing"),
             ("secret,id=1,data=x", "expects an identifier"),

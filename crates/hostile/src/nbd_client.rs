@@ -35,7 +35,7 @@ pub fn run(input: &[u8]) {
         let stream = pipe::scripted(&script);
         if how == 1 {
             std::hint::black_box(
-                Client::list(stream)
+                Client::list(stream, None)
                     .await
                     .map_err(|e| e.to_string())
                     .is_ok(),

@@ -6,7 +6,7 @@
 //! which fails all requests in flight. Requests that the export does not offer or that lie beyond its
 //! end fail without being sent.
 //!
-//! Left out: TLS, reconnecting.
+//! Left out: reconnecting.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -26,6 +26,8 @@ use crate::protocol::transmission::{REQUEST_BYTES, Request, StatusDescriptor};
 use crate::protocol::{
     Command, CommandFlags, Malformed, OptionReplyCode, PAYLOAD_BYTES_MAX, TransmissionFlags,
 };
+use crate::tls::ClientTls;
+use crate::wire::Wire;
 
 mod negotiate;
 mod replies;
@@ -46,6 +48,8 @@ pub enum ClientError {
         /// Its words, or nothing.
         message: String,
     },
+    /// There is no TLS, or not with this server: why, in whole lines.
+    Tls(String),
     /// The server, or this client in its stead, refused the request.
     Request(ExportError),
     /// The connection was ended by this side.
@@ -64,6 +68,7 @@ impl fmt::Display for ClientError {
                 write!(f, "the server refused: {reply:?}")
             }
             ClientError::Refused { message, .. } => write!(f, "the server refused: {message}"),
+            ClientError::Tls(why) => f.write_str(why),
             ClientError::Request(error) => write!(f, "{error} ({:?})", error.code),
             ClientError::Disconnected => f.write_str("the connection was ended"),
         }
@@ -90,8 +95,8 @@ impl From<Ended> for ClientError {
     }
 }
 
-/// What a client asks for during the handshake. The server may lack any of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What a client asks for during the handshake. The server may lack any of it but TLS.
+#[derive(Clone, Debug)]
 pub struct ConnectOptions {
     /// The export; empty for the default one.
     pub export: String,
@@ -99,15 +104,18 @@ pub struct ConnectOptions {
     pub structured_replies: bool,
     /// `block_status`; needs structured replies.
     pub block_status: bool,
+    /// Speak over TLS, or not at all. `None` is a connection in the clear.
+    pub tls: Option<ClientTls>,
 }
 
 impl ConnectOptions {
-    /// All there is, on the named export.
+    /// All there is but TLS, on the named export.
     pub fn new(export: impl Into<String>) -> ConnectOptions {
         ConnectOptions {
             export: export.into(),
             structured_replies: true,
             block_status: true,
+            tls: None,
         }
     }
 }
@@ -145,7 +153,7 @@ enum State {
 }
 
 struct Shared {
-    stream: Stream,
+    wire: Wire,
     export: ExportDescription,
     /// The identifier of `base:allocation`, if it was selected.
     status_context: Option<u32>,
@@ -183,7 +191,7 @@ impl Client {
             }
         };
         let shared = Rc::new(Shared {
-            stream,
+            wire: inbox.wire().clone(),
             export: agreed.export,
             status_context: agreed.status_context,
             structured: agreed.structured,
@@ -200,12 +208,15 @@ impl Client {
     }
 
     /// Lists the exports of the server at the other end of `stream`, with all that it tells about
-    /// them, and takes leave.
+    /// them, and takes leave. With `tls` it speaks to the server over TLS, or not at all.
     ///
     /// # Errors
     /// If the server does not list its exports, the connection fails or the server breaks the protocol.
-    pub async fn list(stream: Stream) -> Result<Vec<ExportDescription>, ClientError> {
-        let listed = negotiate::list(stream.clone()).await;
+    pub async fn list(
+        stream: Stream,
+        tls: Option<&ClientTls>,
+    ) -> Result<Vec<ExportDescription>, ClientError> {
+        let listed = negotiate::list(stream.clone(), tls).await;
         stream.shutdown();
         listed
     }
@@ -399,7 +410,7 @@ impl Shared {
             State::Leaving | State::Open => error,
         };
         self.state.replace(State::Ended(reason.clone()));
-        self.stream.shutdown();
+        self.wire.shutdown();
         self.outgoing.borrow_mut().clear();
         let waiting = self.slots.borrow_mut().drain();
         for wanted in waiting {
@@ -459,7 +470,7 @@ async fn send_requests(shared: Rc<Shared>) {
         if count == 0 {
             break;
         }
-        if let Err(error) = shared.stream.write_all(outbox.take()).await {
+        if let Err(error) = shared.wire.write_all(outbox.take()).await {
             shared.end(error.into());
         }
     }
@@ -472,8 +483,9 @@ async fn send_requests(shared: Rc<Shared>) {
             len: 0,
         };
         let leave = Buf::copy_of(&leave.encode());
-        if let Err(error) = shared.stream.write_all(vec![leave]).await {
-            shared.end(error.into());
+        match shared.wire.write_all(vec![leave]).await {
+            Ok(()) => shared.wire.farewell().await,
+            Err(error) => shared.end(error.into()),
         }
     }
     shared.task_ended();

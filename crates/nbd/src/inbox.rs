@@ -7,7 +7,9 @@
 
 use std::io;
 
-use cowslip_queue::{BufMut, Stream};
+use cowslip_queue::BufMut;
+
+use crate::wire::Wire;
 
 /// Room for about sixty writes of 4 KiB: what a deep queue of them has sent by the time we look.
 const CAPACITY_BYTES: usize = 256 << 10;
@@ -36,7 +38,7 @@ impl From<Ended> for io::Error {
 
 /// The receiving side of a connection.
 pub(crate) struct Inbox {
-    stream: Stream,
+    wire: Wire,
     /// Taken out while the kernel writes to it.
     memory: BufMut,
     start: usize,
@@ -46,14 +48,28 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    pub(crate) fn new(stream: Stream) -> Inbox {
+    pub(crate) fn new(wire: Wire) -> Inbox {
         Inbox {
-            stream,
+            wire,
             memory: BufMut::zeroed(CAPACITY_BYTES),
             start: 0,
             end: 0,
             cautious: false,
         }
+    }
+
+    /// What it receives from.
+    pub(crate) fn wire(&self) -> &Wire {
+        &self.wire
+    }
+
+    /// Receives from `wire` from now on.
+    ///
+    /// # Panics
+    /// If something is left of what was received before: it would be taken for what comes over `wire`.
+    pub(crate) fn switch(&mut self, wire: Wire) {
+        assert!(self.arrived().is_empty(), "nothing is carried over");
+        self.wire = wire;
     }
 
     /// What has arrived and was not taken yet.
@@ -94,7 +110,7 @@ impl Inbox {
             .cautious
             .then(|| room.split_off(room.len().min(CAUTIOUS_BYTES)));
         let asked = room.len();
-        let (received, room) = self.stream.read(room).await;
+        let (received, room) = self.wire.read(room).await;
         memory.unsplit(room);
         if let Some(beyond) = beyond {
             memory.unsplit(beyond);
@@ -127,7 +143,7 @@ impl Inbox {
         let mut filled = here;
         while filled < len {
             let room = target.split_off(filled);
-            let (received, room) = self.stream.read(room).await;
+            let (received, room) = self.wire.read(room).await;
             target.unsplit(room);
             match received {
                 Ok(0) => return Err(Ended::Closed),

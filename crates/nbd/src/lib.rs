@@ -1,12 +1,12 @@
 //! NBD, server and client: the fixed newstyle handshake, simple and structured replies.
 //!
 //! The specification is `doc/proto.md` of the NetworkBlockDevice project; names are its own.
-//! [`protocol`] encodes and decodes every message and does no I/O; [`export`] is the trait that a
+//! [`protocol`] encodes and decodes every message and does no I/O; [`tls`] is what may lie between; [`export`] is the trait that a
 //! server serves; [`server`] and [`client`] speak through the sockets of `cowslip-queue`.
 //!
 //! May not know: any image format, the command line. It prints nothing.
 //!
-//! Left out: TLS, extended headers, resizing, and metadata contexts other than `base:allocation`.
+//! Left out: extended headers, resizing, and metadata contexts other than `base:allocation`.
 
 pub mod client;
 mod event;
@@ -16,6 +16,8 @@ mod outbox;
 pub mod protocol;
 pub mod server;
 mod slab;
+pub mod tls;
+mod wire;
 
 pub use client::{Client, ClientError, ConnectOptions, ExportDescription};
 pub use export::{Export, ExportError, ExportFuture, ExportInfo, MemoryExport};

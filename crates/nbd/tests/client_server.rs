@@ -271,7 +271,7 @@ fn exports_are_found_by_name_and_listed() {
             ));
 
             let stream = Stream::connect_unix(&running.path).await.unwrap();
-            let exports = Client::list(stream).await.unwrap();
+            let exports = Client::list(stream, None).await.unwrap();
             let told: Vec<_> = exports
                 .iter()
                 .map(|e| (&*e.name, e.size, &*e.description))
@@ -342,7 +342,7 @@ fn a_server_may_end_with_its_last_client() {
     let running = Running::start(Backend::Threads, server);
     queue.block_on(async {
         let stream = Stream::connect_unix(&running.path).await.unwrap();
-        Client::list(stream).await.unwrap();
+        Client::list(stream, None).await.unwrap();
         running.handle.idle().await;
         let first = connect(&running.path, "").await;
         let second = connect(&running.path, "").await;

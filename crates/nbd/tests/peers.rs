@@ -282,7 +282,7 @@ fn use_foreign_server(socket: &Path, export: &str) {
         }
         client.disconnect().await.unwrap();
         let stream = Stream::connect_unix(socket).await.unwrap();
-        let exports = Client::list(stream).await.unwrap();
+        let exports = Client::list(stream, None).await.unwrap();
         assert_eq!((&*exports[0].name, exports[0].size), (export, 8 << 20));
     });
 }

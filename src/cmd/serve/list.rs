@@ -3,12 +3,13 @@
 use std::fmt::Write as _;
 
 use cowslip_nbd::protocol::TransmissionFlags;
+use cowslip_nbd::tls::ClientTls;
 use cowslip_nbd::{Client, ExportDescription};
 use cowslip_queue::{Backend, Queue};
 
 use super::words;
 use crate::error::CommandError;
-use crate::nbd::Address;
+use crate::nbd::{Address, refused};
 use crate::output;
 
 /// Flags in the order of their bits, with qemu-nbd's names.
@@ -30,17 +31,16 @@ const FLAGS: &[(TransmissionFlags, &str)] = &[
     ),
 ];
 
-/// Prints the exports of the server at `address`.
+/// Prints the exports of the server at `address`, which is asked over TLS if that is given.
 ///
 /// # Errors
 /// It does not answer, or not as it should.
-pub(super) fn list(address: &Address) -> Result<(), CommandError> {
+pub(super) fn list(address: &Address, tls: Option<&ClientTls>) -> Result<(), CommandError> {
     let queue = Queue::new(Backend::Auto).map_err(|error| CommandError::new(words(&error)))?;
     let exports = queue.block_on(async {
         let stream = address.connect().await?;
-        Client::list(stream)
-            .await
-            .map_err(|error| CommandError::new(error.to_string()))
+        let listed = Client::list(stream, tls).await;
+        listed.map_err(|error| refused(&error, "3 (list)"))
     })?;
     output::print(&text(&exports));
     Ok(())

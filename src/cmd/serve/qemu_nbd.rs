@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use cowslip::image::{DetectZeroes, DiscardPolicy};
 use cowslip_nbd::server::Lifetime;
+use cowslip_nbd::tls::{ClientTls, ServerTls};
 
 use super::{Address, DEFAULT_PORT, Ground, Service, Talk, list, sandbox, start};
 use crate::cmd::discard_policy;
 use crate::error::CommandError;
 use crate::getopt::{Long, Mistake, Name, Scanner, Value};
+use crate::nbd::{ClientSide, TlsName};
 use crate::open::{self, Access, CacheMode, ImageSpec};
 use crate::output::{self, Program};
 
@@ -79,7 +81,7 @@ const fn only_long(name: &'static str, value: Value) -> Long {
 /// What the command line asks for.
 enum Wish {
     Serve(Box<Service>),
-    List(Address),
+    List(Address, Option<ClientTls>),
     Help,
     Version,
 }
@@ -112,7 +114,7 @@ pub fn run_args(args: &[OsString], program: &Program) -> u8 {
         .collect();
     match wish(&args) {
         Ok(Wish::Serve(service)) => start(&service, program),
-        Ok(Wish::List(address)) => program.exit_code(list::list(&address)),
+        Ok(Wish::List(address, tls)) => program.exit_code(list::list(&address, tls.as_ref())),
         Ok(Wish::Help) => {
             output::print(&help(&program.name));
             0
@@ -156,6 +158,15 @@ struct Line {
     cache_given: bool,
     aio: Option<String>,
     lists: bool,
+    tls: TlsWords,
+}
+
+/// What is said of TLS, before the objects are known.
+#[derive(Default)]
+struct TlsWords {
+    credentials: Option<String>,
+    hostname: Option<String>,
+    authorization: Option<String>,
 }
 
 fn wish(args: &[String]) -> Result<Wish, Refusal> {
@@ -170,6 +181,7 @@ fn wish(args: &[String]) -> Result<Wish, Refusal> {
         cache_given: false,
         aio: None,
         lists: false,
+        tls: TlsWords::default(),
     };
     while let Some(option) = scanner.next_option()? {
         let name = option.name;
@@ -193,6 +205,9 @@ impl Line {
             Name::Letter('f') => self.format = Some(value),
             Name::Long("image-opts") => self.image_options = true,
             Name::Letter('L') => self.lists = true,
+            Name::Long("tls-creds") => self.tls.credentials = Some(value),
+            Name::Long("tls-hostname") => self.tls.hostname = Some(value),
+            Name::Long("tls-authz") => self.tls.authorization = Some(value),
             Name::Letter('r') => service.how.access = Access::Read,
             Name::Letter('s') => service.how.temporary = true,
             Name::Letter('t') => service.lifetime = Lifetime::UntilStopped,
@@ -287,12 +302,15 @@ impl Line {
                 port: self.port.unwrap_or_else(|| DEFAULT_PORT.to_string()),
             },
         };
+        self.tls.validate(self.lists)?;
         if self.lists {
-            return match operands.is_empty() {
-                true => Ok(Wish::List(self.service.address)),
-                false => complaint("List mode is incompatible with a file name"),
-            };
+            if !operands.is_empty() {
+                return complaint("List mode is incompatible with a file name");
+            }
+            let tls = self.tls.for_listing(&self.service.address)?;
+            return Ok(Wish::List(self.service.address, tls));
         }
+        self.service.tls = self.tls.for_serving()?;
         let [file] = operands else {
             return Err(Refusal::Count);
         };
@@ -317,13 +335,52 @@ impl Line {
     }
 }
 
+impl TlsWords {
+    fn validate(&self, lists: bool) -> Result<(), Refusal> {
+        if self.credentials.is_none() {
+            for (name, given) in [
+                ("--tls-hostname", &self.hostname),
+                ("--tls-authz", &self.authorization),
+            ] {
+                if given.is_some() {
+                    return complaint(format!("{name} is not permitted without --tls-creds"));
+                }
+            }
+        }
+        match (lists, &self.hostname, &self.authorization) {
+            (false, Some(_), _) => complaint("TLS hostname is only supported with export list"),
+            (true, _, Some(_)) => complaint("TLS authorization is incompatible with export list"),
+            _ => Ok(()),
+        }
+    }
+
+    fn for_listing(self, address: &Address) -> Result<Option<ClientTls>, Refusal> {
+        let Some(id) = self.credentials else {
+            return Ok(None);
+        };
+        let known = open::object::client_credentials(&id);
+        known.map_err(|why| Refusal::Complaint(format!("Failed to get TLS creds: {why}")))?;
+        let name = TlsName {
+            credentials: ClientSide::Object(id),
+            hostname: self.hostname,
+        };
+        let tls = name.to_server(address);
+        tls.map(Some)
+            .map_err(|why| Refusal::Complaint(why.to_string()))
+    }
+
+    fn for_serving(self) -> Result<Option<ServerTls>, Refusal> {
+        let tls = super::tls(self.credentials.as_deref(), self.authorization.as_deref());
+        tls.map_err(|why| Refusal::Complaint(format!("Failed to get TLS creds: {why}")))
+    }
+}
+
 /// Options that name what is not done here. Those that change nothing are accepted.
 fn refuse(name: Name) -> Result<(), Refusal> {
     complaint(match name {
         Name::Letter('A') => "The context of allocation depth (-A) is not supported",
         Name::Letter('B') => "Contexts of dirty bitmaps (-B) are not supported",
         Name::Letter('c' | 'd') => "The kernel's NBD devices (-c, -d) are not supported",
-        Name::Long("tls-creds" | "tls-hostname" | "tls-authz") => "TLS is not supported",
         Name::Long("selinux-label") => "SELinux labels are not supported",
         // -T has nothing to trace.
         _ => return Ok(()),
@@ -356,6 +413,12 @@ Connection properties:
   -x, --export-name=NAME    expose export by name (default is empty string)
   -D, --description=TEXT    export a human-readable description
       --handshake-limit=N   limit client's handshake to N seconds (default 10)
+      --tls-creds=ID        use the object ID (--object tls-creds-x509) for TLS,
+                            and serve nobody without
+      --tls-authz=ID        serve those clients only that the object ID allows
+                            (--object authz-simple or authz-list)
+      --tls-hostname=NAME   with --list, the host that the server's certificate
+                            has to be for
 
 Exposing part of the image:
   -o, --offset=OFFSET       offset into the image

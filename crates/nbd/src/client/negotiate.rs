@@ -1,6 +1,10 @@
 //! The handshake as a client: choosing an export, or listing them all.
 //!
-//! Falls back where a server lacks something: to simple replies, and from `GO` to `EXPORT_NAME`.
+//! Falls back where a server lacks something: to simple replies, and from `GO` to `EXPORT_NAME`; but never to a
+//! connection in the clear. TLS comes first, so nobody on the way has a say in the rest.
+
+use std::io;
+use std::rc::Rc;
 
 use cowslip_queue::{Buf, Stream};
 
@@ -15,6 +19,9 @@ use crate::protocol::{
     BASE_ALLOCATION, ClientFlags, HandshakeFlags, InfoCode, Malformed, OptionCode, OptionReplyCode,
     STRING_BYTES_MAX, TransmissionFlags,
 };
+use crate::tls::ClientTls;
+use crate::tls::session::Session;
+use crate::wire::Wire;
 
 /// Data of a reply to an option: two strings of the maximum length and a few numbers.
 const REPLY_BYTES_MAX: u32 = 16 << 10;
@@ -36,7 +43,7 @@ pub(super) async fn choose(
     if options.export.len() > STRING_BYTES_MAX {
         return Err(Malformed("the export's name is longer than 4096 bytes").into());
     }
-    let mut haggling = Haggling::begin(stream).await?;
+    let mut haggling = Haggling::begin(stream, options.tls.as_ref()).await?;
     let mut agreed = Agreed {
         export: ExportDescription::unknown(&options.export),
         status_context: None,
@@ -66,8 +73,11 @@ pub(super) async fn choose(
 }
 
 /// Describes all exports and takes leave.
-pub(super) async fn list(stream: Stream) -> Result<Vec<ExportDescription>, ClientError> {
-    let mut haggling = Haggling::begin(stream).await?;
+pub(super) async fn list(
+    stream: Stream,
+    tls: Option<&ClientTls>,
+) -> Result<Vec<ExportDescription>, ClientError> {
+    let mut haggling = Haggling::begin(stream, tls).await?;
     if !haggling.fixed_newstyle {
         return Err(Malformed("the server is too old to list its exports").into());
     }
@@ -90,6 +100,7 @@ pub(super) async fn list(stream: Stream) -> Result<Vec<ExportDescription>, Clien
         exports.push(export);
     }
     haggling.send(OptionCode::Abort, &[]).await?;
+    haggling.inbox.wire().farewell().await;
     Ok(exports)
 }
 
@@ -130,15 +141,14 @@ fn accepted(answer: Answer) -> Result<Replies, ClientError> {
 
 /// Option haggling.
 struct Haggling {
-    stream: Stream,
     inbox: Inbox,
     fixed_newstyle: bool,
     no_zeroes: bool,
 }
 
 impl Haggling {
-    async fn begin(stream: Stream) -> Result<Haggling, ClientError> {
-        let mut inbox = Inbox::new(stream.clone());
+    async fn begin(stream: Stream, tls: Option<&ClientTls>) -> Result<Haggling, ClientError> {
+        let mut inbox = Inbox::new(Wire::Plain(stream.clone()));
         let greeting = inbox.take(GREETING_BYTES).await?;
         let offered = decode_greeting(&greeting)?;
         let fixed_newstyle = offered.contains(HandshakeFlags::FIXED_NEWSTYLE);
@@ -148,18 +158,60 @@ impl Haggling {
             .with_if(ClientFlags::NO_ZEROES, no_zeroes);
         let message = Buf::copy_of(&encode_client_flags(flags));
         stream.write_all(vec![message]).await?;
-        Ok(Haggling {
-            stream,
+        let mut haggling = Haggling {
             inbox,
             fixed_newstyle,
             no_zeroes,
+        };
+        if let Some(tls) = tls {
+            haggling.secure(stream, tls).await?;
+        }
+        Ok(haggling)
+    }
+
+    /// Begins TLS. Nothing has been asked yet, and if this fails nothing will be.
+    async fn secure(&mut self, stream: Stream, tls: &ClientTls) -> Result<(), ClientError> {
+        if !self.fixed_newstyle {
+            return Err(ClientError::Tls("Server does not support STARTTLS".into()));
+        }
+        match self.option(OptionCode::StartTls, &[]).await? {
+            Answer::Accepted(replies) if replies.is_empty() => {}
+            Answer::Accepted(_) => return Err(UNEXPECTED_REPLY.into()),
+            Answer::Refused {
+                reply: OptionReplyCode::ErrUnsupported,
+                ..
+            } => {
+                let text = "Server don't support STARTTLS option";
+                return Err(ClientError::Tls(text.into()));
+            }
+            Answer::Refused { message, .. } => {
+                let denied = "Denied by server for option 5 (starttls)";
+                return Err(ClientError::Tls(match message.is_empty() {
+                    true => denied.to_string(),
+                    false => format!("{denied}\nserver reported: {message}"),
+                }));
+            }
+        }
+        if !self.inbox.arrived().is_empty() {
+            // It would be taken for what the server says under TLS.
+            return Err(Malformed("the server sent data before its TLS handshake").into());
+        }
+        let begun = tls.connection();
+        let begun = begun.map_err(|error| ClientError::Tls(error.to_string()))?;
+        let session = Rc::new(Session::new(stream, begun));
+        self.inbox.switch(Wire::Tls(Rc::clone(&session)));
+        let shaken = session.handshake().await;
+        shaken.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => ClientError::Tls(error.to_string()),
+            _ => error.into(),
         })
     }
 
     async fn send(&mut self, option: OptionCode, data: &[u8]) -> Result<(), ClientError> {
         let mut message = Vec::new();
         encode_option(&mut message, option, data);
-        self.stream.write_all(vec![Buf::from(message)]).await?;
+        let message = vec![Buf::from(message)];
+        self.inbox.wire().write_all(message).await?;
         Ok(())
     }
 

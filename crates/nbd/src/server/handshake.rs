@@ -2,7 +2,11 @@
 //!
 //! Everything that a client can make us hold is bounded: an option's data by [`OPTION_BYTES_MAX`], the
 //! number of options by [`OPTIONS_MAX`], the time by the caller.
+//!
+//! A server with TLS insists on it (the specification's FORCEDTLS): before `STARTTLS` nothing is told or agreed on, and
+//! nothing that came in the clear counts afterwards.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use cowslip_queue::{Buf, Stream};
@@ -19,6 +23,9 @@ use crate::protocol::{
     BASE_ALLOCATION, BASE_NAMESPACE, ClientFlags, HandshakeFlags, InfoCode, Malformed, OptionCode,
     OptionReplyCode, PAYLOAD_BYTES_MAX, TransmissionFlags, string,
 };
+use crate::tls::ServerTls;
+use crate::tls::session::Session;
+use crate::wire::Wire;
 
 /// Data of an option that is looked at: two strings of the maximum length, and queries.
 const OPTION_BYTES_MAX: u32 = 16 << 10;
@@ -61,6 +68,7 @@ type NoChoice = Option<String>;
 enum Step {
     Next,
     Leave,
+    Secure,
     Transmit(Chosen),
 }
 
@@ -81,19 +89,17 @@ pub(super) async fn negotiate(
     inbox: &mut Inbox,
 ) -> Result<Chosen, NoChoice> {
     let offered = HandshakeFlags::FIXED_NEWSTYLE.with(HandshakeFlags::NO_ZEROES);
-    send(stream, encode_greeting(offered).to_vec()).await?;
+    send(inbox, encode_greeting(offered).to_vec()).await?;
     let message = inbox.take(CLIENT_FLAGS_BYTES).await.map_err(gone)?;
     let flags = decode_client_flags(&message).map_err(broken)?;
     if flags.has_other_than(ClientFlags::FIXED_NEWSTYLE.with(ClientFlags::NO_ZEROES)) {
         return Err(Some("the client set an unknown flag".to_owned()));
     }
-    let mut haggling = Haggling {
-        shared,
-        flags,
-        replies: ReplyStyle::Simple,
-        status_for: None,
-        out: Vec::new(),
+    let security = match shared.options.tls {
+        Some(_) => Security::Missing,
+        None => Security::NotOffered,
     };
+    let mut haggling = Haggling::new(shared, flags, security);
     for _ in 0..OPTIONS_MAX {
         let message = inbox.take(OPTION_HEADER_BYTES).await.map_err(gone)?;
         let header = OptionHeader::decode(&message).map_err(broken)?;
@@ -104,24 +110,52 @@ pub(super) async fn negotiate(
         let step = match option_data(inbox, header).await? {
             Some(data) => haggling.answer(header.option, &data)?,
             None if header.option == OptionCode::ExportName => return Err(no_such_export()),
-            None => {
-                let reason = "the option is too long";
-                haggling.refuse(header.option, Refusal(OptionReplyCode::ErrTooBig, reason));
-                Step::Next
-            }
+            None => haggling.answer_too_long(header.option),
         };
-        send(stream, std::mem::take(&mut haggling.out)).await?;
+        // Whoever sends more before it has our answer wants that to be taken for what comes under TLS.
+        if matches!(step, Step::Secure) && !inbox.arrived().is_empty() {
+            return Err(Some(
+                "the client sent data before its TLS handshake".to_owned(),
+            ));
+        }
+        send(inbox, std::mem::take(&mut haggling.out)).await?;
         match step {
             Step::Next => {}
             Step::Leave => return Err(None),
+            Step::Secure => {
+                secure(shared, connection, stream, inbox).await?;
+                // What was agreed on before counts no more.
+                haggling = Haggling::new(shared, flags, Security::Present);
+            }
             Step::Transmit(chosen) => return Ok(chosen),
         }
     }
     Err(Some("the client sent too many options".to_owned()))
 }
 
-async fn send(stream: &Stream, message: Vec<u8>) -> Result<(), NoChoice> {
-    stream
+/// Begins TLS, and finds out who the client is if that matters.
+async fn secure(
+    shared: &Shared,
+    connection: u64,
+    stream: &Stream,
+    inbox: &mut Inbox,
+) -> Result<(), NoChoice> {
+    let tls: &ServerTls = shared.options.tls.as_ref().expect("it was offered");
+    let begun = tls.connection().map_err(|error| Some(error.to_string()))?;
+    let session = Rc::new(Session::new(stream.clone(), begun));
+    inbox.switch(Wire::Tls(Rc::clone(&session)));
+    let shaken = session.handshake().await;
+    shaken.map_err(|error| Some(describe(&error)))?;
+    let peer = session.peer_certificate();
+    let authorized = tls.authorize(peer.as_deref());
+    authorized.map_err(Some)?;
+    shared.tell(|| ServerEvent::Secured { connection });
+    Ok(())
+}
+
+async fn send(inbox: &Inbox, message: Vec<u8>) -> Result<(), NoChoice> {
+    inbox
+        .wire()
         .write_all(vec![Buf::from(message)])
         .await
         .map_err(|error| Some(describe(&error)))
@@ -155,10 +189,21 @@ fn no_such_export() -> NoChoice {
     Some("the client chose an export that does not exist".to_owned())
 }
 
+/// Whether there is TLS on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Security {
+    /// The server has none.
+    NotOffered,
+    /// It has to come first.
+    Missing,
+    Present,
+}
+
 /// The state of option haggling.
 struct Haggling<'a> {
     shared: &'a Shared,
     flags: ClientFlags,
+    security: Security,
     replies: ReplyStyle,
     /// The name of the export for which `base:allocation` was selected.
     status_for: Option<String>,
@@ -166,7 +211,18 @@ struct Haggling<'a> {
     out: Vec<u8>,
 }
 
-impl Haggling<'_> {
+impl<'a> Haggling<'a> {
+    fn new(shared: &'a Shared, flags: ClientFlags, security: Security) -> Haggling<'a> {
+        Haggling {
+            shared,
+            flags,
+            security,
+            replies: ReplyStyle::Simple,
+            status_for: None,
+            out: Vec::new(),
+        }
+    }
+
     fn reply(&mut self, option: OptionCode, reply: OptionReplyCode, data: &[u8]) {
         encode_option_reply(&mut self.out, option, reply, data);
     }
@@ -175,8 +231,27 @@ impl Haggling<'_> {
         self.reply(option, reply, message.as_bytes());
     }
 
+    fn answer_too_long(&mut self, option: OptionCode) -> Step {
+        let reason = Refusal(OptionReplyCode::ErrTooBig, "the option is too long");
+        self.refuse(option, self.needs_tls(option).unwrap_or(reason));
+        Step::Next
+    }
+
+    /// The refusal of an option that TLS has to precede, if it is one.
+    fn needs_tls(&self, option: OptionCode) -> Option<Refusal> {
+        let may_precede = matches!(option, OptionCode::StartTls | OptionCode::Abort);
+        let needed = self.security == Security::Missing && !may_precede;
+        needed.then_some(Refusal(
+            OptionReplyCode::ErrTlsRequired,
+            "the server requires TLS",
+        ))
+    }
+
     fn answer(&mut self, option: OptionCode, data: &[u8]) -> Result<Step, NoChoice> {
         if option == OptionCode::ExportName {
+            if self.security == Security::Missing {
+                return Err(Some("the client chose an export without TLS".to_owned()));
+            }
             return self.export_name(data).map(Step::Transmit);
         }
         if !self.flags.contains(ClientFlags::FIXED_NEWSTYLE) {
@@ -185,21 +260,25 @@ impl Haggling<'_> {
                 "a client without fixed newstyle sent an option".to_owned(),
             ));
         }
+        if let Some(refusal) = self.needs_tls(option) {
+            self.refuse(option, refusal);
+            return Ok(Step::Next);
+        }
         let outcome = match option {
             OptionCode::Abort => Ok(Step::Leave),
+            OptionCode::StartTls => self.start_tls(data),
             OptionCode::List => self.list(data),
             OptionCode::Info => self.info(option, data).map(|_| Step::Next),
             OptionCode::Go => self.info(option, data).map(Step::Transmit),
             OptionCode::StructuredReply => self.structured_reply(data),
             OptionCode::ListMetaContext => self.list_contexts(data),
             OptionCode::SetMetaContext => self.set_contexts(data),
-            OptionCode::ExportName
-            | OptionCode::StartTls
-            | OptionCode::ExtendedHeaders
-            | OptionCode::Unknown(_) => Err(Refusal(
-                OptionReplyCode::ErrUnsupported,
-                "the option is not supported",
-            )),
+            OptionCode::ExportName | OptionCode::ExtendedHeaders | OptionCode::Unknown(_) => {
+                Err(Refusal(
+                    OptionReplyCode::ErrUnsupported,
+                    "the option is not supported",
+                ))
+            }
         };
         Ok(match outcome {
             Ok(step) => {
@@ -225,6 +304,15 @@ impl Haggling<'_> {
             self.out.extend_from_slice(&[0; EXPORT_NAME_PADDING_BYTES]);
         }
         Ok(chosen)
+    }
+
+    fn start_tls(&self, data: &[u8]) -> Result<Step, Refusal> {
+        no_data(data)?;
+        match self.security {
+            Security::Missing => Ok(Step::Secure),
+            Security::NotOffered => Err(Refusal(OptionReplyCode::ErrPolicy, "TLS not configured")),
+            Security::Present => Err(Refusal(OptionReplyCode::ErrInvalid, "TLS already enabled")),
+        }
     }
 
     fn choose(&self, name: &str, export: Arc<dyn Export>) -> Chosen {

@@ -5,7 +5,7 @@
 //! requests are read, those that were started run to their end, and their replies are sent for as
 //! long as [`ServerOptions::drain_timeout`] allows.
 //!
-//! Left out: TLS, authentication.
+//! With [`ServerOptions::tls`] it serves over TLS only. Left out: other ways of authentication.
 
 use std::future::Future;
 use std::io;
@@ -20,6 +20,8 @@ use crate::export::{Export, ExportError};
 use crate::inbox::Inbox;
 use crate::protocol::OptionCode;
 use crate::protocol::transmission::Request;
+use crate::tls::ServerTls;
+use crate::wire::Wire;
 
 mod handshake;
 mod transmission;
@@ -50,6 +52,8 @@ pub struct ServerOptions {
     pub requests_in_flight_max: usize,
     /// The same for their payload in bytes. A single request may exceed it.
     pub bytes_in_flight_max: usize,
+    /// Serve over TLS, and nobody without it. `None` is a server in the clear.
+    pub tls: Option<ServerTls>,
 }
 
 impl Default for ServerOptions {
@@ -64,6 +68,7 @@ impl Default for ServerOptions {
             requests_in_flight_max: 256,
             // Two payloads of the maximum size, or 256 requests of 256 KiB.
             bytes_in_flight_max: 64 << 20,
+            tls: None,
         }
     }
 }
@@ -82,6 +87,11 @@ pub enum ServerEvent {
         connection: u64,
         /// The option.
         option: OptionCode,
+    },
+    /// A client has begun TLS, and may be served.
+    Secured {
+        /// Which connection.
+        connection: u64,
     },
     /// A client has chosen an export.
     Chosen {
@@ -338,23 +348,26 @@ fn open_connection(shared: &Shared) -> u64 {
 
 /// A connection from its greeting to its end.
 async fn connection(shared: Arc<Shared>, stream: Stream, number: u64) {
-    let mut inbox = Inbox::new(stream.clone());
+    let mut inbox = Inbox::new(Wire::Plain(stream.clone()));
     let negotiation = handshake::negotiate(&shared, number, &stream, &mut inbox);
     let negotiated = match within_handshake(&shared, negotiation).await {
         First::Left(reason) => Err(Some(reason.to_owned())),
         First::Right(outcome) => outcome,
     };
+    let wire = inbox.wire().clone();
     let (chosen, reason) = match negotiated {
         Ok(chosen) => {
             shared.tell(|| ServerEvent::Chosen {
                 connection: number,
                 export: chosen.name.clone(),
             });
-            let connection = transmission::Connection::new(&shared, number, stream.clone(), chosen);
+            let wire = wire.clone();
+            let connection = transmission::Connection::new(&shared, number, wire, chosen);
             (true, connection.serve(inbox).await.err())
         }
         Err(reason) => (false, reason),
     };
+    first(shared.control.until(Phase::Aborting), wire.farewell()).await;
     stream.shutdown();
     shared.tell(|| ServerEvent::Disconnected {
         connection: number,

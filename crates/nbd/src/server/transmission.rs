@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use cowslip_queue::{Buf, Stream, spawn};
+use cowslip_queue::{Buf, spawn};
 
 use super::handshake::{BASE_ALLOCATION_ID, Chosen, ReplyStyle, StatusQueries};
 use super::{Phase, ServerEvent, Shared, describe};
@@ -24,6 +24,7 @@ use crate::protocol::transmission::{
 };
 use crate::protocol::{ChunkCode, Command, CommandFlags, ErrorCode, PAYLOAD_BYTES_MAX};
 use crate::slab::Slab;
+use crate::wire::Wire;
 
 /// Extents in one reply to `BLOCK_STATUS`: 64 KiB of descriptors.
 const EXTENTS_MAX: usize = 8192;
@@ -50,7 +51,7 @@ struct Reply {
 pub(super) struct Connection {
     shared: Arc<Shared>,
     number: u64,
-    stream: Stream,
+    wire: Wire,
     chosen: Chosen,
     /// Requests started or refused whose replies are not sent yet. The reader adds, the sender subtracts.
     requests_in_flight: Cell<usize>,
@@ -69,16 +70,11 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(
-        shared: &Arc<Shared>,
-        number: u64,
-        stream: Stream,
-        chosen: Chosen,
-    ) -> Connection {
+    pub(super) fn new(shared: &Arc<Shared>, number: u64, wire: Wire, chosen: Chosen) -> Connection {
         Connection {
             shared: Arc::clone(shared),
             number,
-            stream,
+            wire,
             chosen,
             requests_in_flight: Cell::new(0),
             bytes_in_flight: Cell::new(0),
@@ -528,12 +524,12 @@ async fn send(connection: &Connection, batch: Vec<Buf>) {
         return;
     }
     let aborted = connection.shared.control.until(Phase::Aborting);
-    let reason = match first(aborted, connection.stream.write_all(batch)).await {
+    let reason = match first(aborted, connection.wire.write_all(batch)).await {
         First::Right(Ok(())) => return,
         First::Right(Err(error)) => describe(&error),
         First::Left(()) => "the client did not take its replies in time".to_owned(),
     };
     connection.failed.replace(Some(reason));
     // Nothing can be answered any more, so nothing more is read: the reader sees the end.
-    connection.stream.shutdown();
+    connection.wire.shutdown();
 }

@@ -1,0 +1,492 @@
+//! TLS for both sides: who one is, whom one believes, and the session that follows `STARTTLS`.
+//!
+//! Certificates are X.509, TLS is 1.2 or 1.3, as rustls does it. Credentials come as PEM texts, since this crate opens no
+//! files. A server that has them serves nobody without; a client that has them speaks to no server without.
+//!
+//! Left out: keys shared beforehand (PSK), which rustls does not have; certificates without alternative names, which say nothing
+//! about a host; resuming sessions.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, WebPkiServerVerifier};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{
+    CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime,
+};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{
+    CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, Error, RootCertStore,
+    ServerConfig, ServerConnection, SignatureScheme,
+};
+
+mod name;
+pub(crate) mod session;
+
+/// What one side has of certificates, as PEM.
+#[derive(Clone, Copy, Debug)]
+pub struct Pem<'a> {
+    /// The authorities whose word counts; at least one.
+    pub authorities: &'a [u8],
+    /// Certificates of theirs that count no more.
+    pub revoked: Option<&'a [u8]>,
+    /// Who this side is. Servers need it; clients do if the server asks.
+    pub identity: Option<Identity<'a>>,
+}
+
+/// A certificate and what proves that it is ours, as PEM.
+#[derive(Clone, Copy)]
+pub struct Identity<'a> {
+    /// The certificate, then those between it and the authority.
+    pub certificates: &'a [u8],
+    /// Its private key, not encrypted: PKCS #8, PKCS #1 or SEC 1.
+    pub key: &'a [u8],
+}
+
+impl fmt::Debug for Identity<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Identity")
+    }
+}
+
+/// Whether the other side has to prove who it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PeerCheck {
+    /// By a certificate of one of the authorities; a server's for its name, too.
+    #[default]
+    Required,
+    /// No. A client without it is safe from those who listen, not from those who answer in the server's place.
+    Off,
+}
+
+/// Why credentials are of no use; the words are for humans.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CredentialsError {
+    /// The authorities' certificates.
+    Authorities(String),
+    /// The list of revoked certificates.
+    Revoked(String),
+    /// Our certificate.
+    Certificate(String),
+    /// Our private key.
+    Key(String),
+    /// Our certificate and our key do not belong together.
+    Mismatch,
+    /// A server has no certificate.
+    NoIdentity,
+    /// A client does not know for which host the server's certificate has to be.
+    NoHostname,
+    /// The host has no name that a certificate could have.
+    Hostname(String),
+}
+
+impl fmt::Display for CredentialsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CredentialsError::Authorities(why) => write!(f, "the CA certificates: {why}"),
+            CredentialsError::Revoked(why) => write!(f, "the revocation list: {why}"),
+            CredentialsError::Certificate(why) => write!(f, "the certificate: {why}"),
+            CredentialsError::Key(why) => write!(f, "the private key: {why}"),
+            CredentialsError::Mismatch => {
+                f.write_str("The certificate and the given key do not match.")
+            }
+            CredentialsError::NoIdentity => f.write_str("a server needs a certificate"),
+            CredentialsError::NoHostname => f.write_str("No hostname for certificate validation"),
+            CredentialsError::Hostname(name) => {
+                write!(f, "'{name}' is no hostname that a certificate could have")
+            }
+        }
+    }
+}
+
+impl std::error::Error for CredentialsError {}
+
+/// Why a session has not begun, or has ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TlsError(Error);
+
+impl From<Error> for TlsError {
+    fn from(error: Error) -> TlsError {
+        TlsError(error)
+    }
+}
+
+impl fmt::Display for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&words(&self.0))
+    }
+}
+
+impl std::error::Error for TlsError {}
+
+/// QEMU's words where it has some.
+fn words(error: &Error) -> String {
+    let text = match error {
+        Error::InvalidCertificate(why) => match why {
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                "The certificate has expired"
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                "The certificate is not yet activated"
+            }
+            CertificateError::UnknownIssuer => "The certificate hasn't got a known issuer",
+            CertificateError::Revoked => "The certificate has been revoked",
+            CertificateError::BadSignature => "The certificate is not trusted",
+            CertificateError::NotValidForName => "Certificate does not match the hostname",
+            CertificateError::NotValidForNameContext { expected, .. } => {
+                let name = expected.to_str();
+                return format!("Certificate does not match the hostname {name}");
+            }
+            _ => return format!("Invalid certificate: {error}"),
+        },
+        Error::NoCertificatesPresented => "No certificate was found.",
+        _ => return format!("TLS: {error}"),
+    };
+    text.to_string()
+}
+
+/// The parts of a [`Pem`], decoded.
+struct Parts {
+    roots: Arc<RootCertStore>,
+    revoked: Vec<CertificateRevocationListDer<'static>>,
+    chain: Vec<CertificateDer<'static>>,
+    key: Option<PrivateKeyDer<'static>>,
+}
+
+impl Parts {
+    fn of(pem: &Pem<'_>) -> Result<Parts, CredentialsError> {
+        let mut roots = RootCertStore::empty();
+        for authority in certificates(pem.authorities).map_err(CredentialsError::Authorities)? {
+            let added = roots.add(authority);
+            added.map_err(|error| CredentialsError::Authorities(words(&error)))?;
+        }
+        let lists = pem
+            .revoked
+            .map(CertificateRevocationListDer::pem_slice_iter);
+        let revoked: Result<Vec<_>, _> = lists.into_iter().flatten().collect();
+        let revoked = revoked.map_err(|error| CredentialsError::Revoked(error.to_string()))?;
+        let (mut chain, mut key) = (Vec::new(), None);
+        if let Some(identity) = &pem.identity {
+            let certificates = certificates(identity.certificates);
+            chain = certificates.map_err(CredentialsError::Certificate)?;
+            let found = PrivateKeyDer::from_pem_slice(identity.key);
+            key = Some(found.map_err(|error| {
+                CredentialsError::Key(match error {
+                    rustls::pki_types::pem::Error::NoItemsFound => {
+                        "no private key was found that is not encrypted".to_string()
+                    }
+                    error => error.to_string(),
+                })
+            })?);
+        }
+        Ok(Parts {
+            roots: Arc::new(roots),
+            revoked,
+            chain,
+            key,
+        })
+    }
+}
+
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err("no certificate was found".to_string()),
+        Ok(found) => Ok(found),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+const PROTOCOLS: &str = "the provider has ciphers for all versions";
+
+/// What the library says of our own certificate and key.
+fn of_identity(error: &Error) -> CredentialsError {
+    match error {
+        Error::InconsistentKeys(_) => CredentialsError::Mismatch,
+        Error::InvalidCertificate(_) => CredentialsError::Certificate(words(error)),
+        error => CredentialsError::Key(words(error)),
+    }
+}
+
+fn of_verifier(error: &rustls::server::VerifierBuilderError) -> CredentialsError {
+    match error {
+        rustls::server::VerifierBuilderError::InvalidCrl(why) => {
+            CredentialsError::Revoked(format!("{why:?}"))
+        }
+        error => CredentialsError::Authorities(error.to_string()),
+    }
+}
+
+fn server_verifier(
+    roots: &Arc<RootCertStore>,
+    revoked: Vec<CertificateRevocationListDer<'static>>,
+) -> Result<Arc<WebPkiServerVerifier>, CredentialsError> {
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::clone(roots), provider())
+        .with_crls(revoked)
+        .allow_unknown_revocation_status()
+        .enforce_revocation_expiration();
+    verifier.build().map_err(|error| of_verifier(&error))
+}
+
+fn client_verifier(
+    roots: &Arc<RootCertStore>,
+    revoked: Vec<CertificateRevocationListDer<'static>>,
+) -> Result<Arc<dyn rustls::server::danger::ClientCertVerifier>, CredentialsError> {
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), provider())
+        .with_crls(revoked)
+        .allow_unknown_revocation_status()
+        .enforce_revocation_expiration();
+    verifier.build().map_err(|error| of_verifier(&error))
+}
+
+type Authorization = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// What a server needs to serve over TLS, and over nothing else.
+#[derive(Clone)]
+pub struct ServerTls {
+    config: Arc<ServerConfig>,
+    authorization: Option<Authorization>,
+}
+
+impl fmt::Debug for ServerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerTls").finish_non_exhaustive()
+    }
+}
+
+impl ServerTls {
+    /// Takes over the server's credentials.
+    ///
+    /// # Errors
+    /// They cannot be used.
+    pub fn new(pem: &Pem<'_>, check: PeerCheck) -> Result<ServerTls, CredentialsError> {
+        let parts = Parts::of(pem)?;
+        let key = parts.key.ok_or(CredentialsError::NoIdentity)?;
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .expect(PROTOCOLS);
+        let builder = match check {
+            PeerCheck::Required => {
+                builder.with_client_cert_verifier(client_verifier(&parts.roots, parts.revoked)?)
+            }
+            PeerCheck::Off => builder.with_no_client_auth(),
+        };
+        let config = builder.with_single_cert(parts.chain, key);
+        let mut config = config.map_err(|error| of_identity(&error))?;
+        // Sessions that are resumed would skip what has been revoked meanwhile.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(ServerTls {
+            config: Arc::new(config),
+            authorization: None,
+        })
+    }
+
+    /// Serves those clients only for whose certificate `is_allowed` holds; it gets the subject, as
+    /// `C=DE,O=Example,CN=client`. A client without a certificate is not served.
+    #[must_use]
+    pub fn authorized_by(
+        self,
+        is_allowed: impl Fn(&str) -> bool + Send + Sync + 'static,
+    ) -> ServerTls {
+        ServerTls {
+            authorization: Some(Arc::new(is_allowed)),
+            ..self
+        }
+    }
+
+    pub(crate) fn connection(&self) -> Result<rustls::Connection, TlsError> {
+        let connection = ServerConnection::new(Arc::clone(&self.config))?;
+        Ok(connection.into())
+    }
+
+    /// Whether whoever has shown this certificate is served; the error is for the log.
+    pub(crate) fn authorize(&self, certificate: Option<&[u8]>) -> Result<(), String> {
+        let Some(is_allowed) = &self.authorization else {
+            return Ok(());
+        };
+        let subject = certificate.and_then(name::subject);
+        match subject {
+            Some(subject) if is_allowed(&subject) => Ok(()),
+            Some(subject) => Err(format!("TLS x509 authz check for {subject} is denied")),
+            None => Err("TLS x509 authz check: the client has no name to be checked".to_string()),
+        }
+    }
+}
+
+/// What a client needs to speak to servers over TLS.
+#[derive(Clone)]
+pub struct ClientCredentials {
+    config: Arc<ClientConfig>,
+    check: PeerCheck,
+}
+
+impl fmt::Debug for ClientCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientCredentials").finish_non_exhaustive()
+    }
+}
+
+impl ClientCredentials {
+    /// Takes over the client's credentials.
+    ///
+    /// # Errors
+    /// They cannot be used.
+    pub fn new(pem: &Pem<'_>, check: PeerCheck) -> Result<ClientCredentials, CredentialsError> {
+        let parts = Parts::of(pem)?;
+        let builder = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .expect(PROTOCOLS);
+        let builder = match check {
+            PeerCheck::Required => {
+                builder.with_webpki_verifier(server_verifier(&parts.roots, parts.revoked)?)
+            }
+            PeerCheck::Off => {
+                let anybody = Arc::new(Anybody(provider()));
+                builder
+                    .dangerous()
+                    .with_custom_certificate_verifier(anybody)
+            }
+        };
+        let mut config = match parts.key {
+            Some(key) => {
+                let config = builder.with_client_auth_cert(parts.chain, key);
+                config.map_err(|error| of_identity(&error))?
+            }
+            None => builder.with_no_client_auth(),
+        };
+        config.resumption = Resumption::disabled();
+        // The name is not looked at, so it is nobody's business either.
+        config.enable_sni = check == PeerCheck::Required;
+        Ok(ClientCredentials {
+            config: Arc::new(config),
+            check,
+        })
+    }
+
+    /// For a server whose certificate has to be for `hostname`: a name, or an address.
+    ///
+    /// # Errors
+    /// No certificate can be for that.
+    pub fn to_server(&self, hostname: Option<&str>) -> Result<ClientTls, CredentialsError> {
+        let hostname = match (hostname, self.check) {
+            (Some(hostname), _) => hostname,
+            (None, PeerCheck::Off) => "localhost",
+            (None, PeerCheck::Required) => return Err(CredentialsError::NoHostname),
+        };
+        let name = ServerName::try_from(hostname.to_string());
+        let name = name.map_err(|_| CredentialsError::Hostname(hostname.to_string()))?;
+        Ok(ClientTls {
+            config: Arc::clone(&self.config),
+            name,
+        })
+    }
+}
+
+/// What a client needs to speak to one server over TLS, and over nothing else.
+#[derive(Clone)]
+pub struct ClientTls {
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+}
+
+impl fmt::Debug for ClientTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ClientTls").field(&self.name).finish()
+    }
+}
+
+impl ClientTls {
+    pub(crate) fn connection(&self) -> Result<rustls::Connection, TlsError> {
+        let connection = ClientConnection::new(Arc::clone(&self.config), self.name.clone())?;
+        Ok(connection.into())
+    }
+}
+
+/// Which side a certificate is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// The one that is connected to.
+    Server,
+    /// The one that connects.
+    Client,
+}
+
+/// Whether our own certificate, if there is one, would convince a peer that believes our authorities, now; its name is not
+/// looked at. Mistakes show here rather than at the peer, which says little of them.
+///
+/// # Errors
+/// Why it would not: [`CredentialsError::Certificate`] says it of the certificate.
+pub fn examine_own(pem: &Pem<'_>, endpoint: Endpoint) -> Result<(), CredentialsError> {
+    let parts = Parts::of(pem)?;
+    let Some((own, between)) = parts.chain.split_first() else {
+        return Ok(());
+    };
+    let now = UnixTime::now();
+    let examined = match endpoint {
+        Endpoint::Server => {
+            let verifier = server_verifier(&parts.roots, parts.revoked)?;
+            let any_name = ServerName::try_from("localhost").expect("it is a name");
+            let verified = verifier.verify_server_cert(own, between, &any_name, &[], now);
+            verified.map(drop)
+        }
+        Endpoint::Client => {
+            let verifier = client_verifier(&parts.roots, parts.revoked)?;
+            verifier.verify_client_cert(own, between, now).map(drop)
+        }
+    };
+    match examined {
+        Err(Error::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        ))
+        | Ok(()) => Ok(()),
+        Err(error) => Err(CredentialsError::Certificate(words(&error))),
+    }
+}
+
+/// Believes that every server is who it says it is, if only it has the key of the certificate that it shows.
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _own: &CertificateDer<'_>,
+        _between: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
