@@ -139,7 +139,7 @@ fn words(error: &Error) -> String {
                 let name = expected.to_str();
                 return format!("Certificate does not match the hostname {name}");
             }
-            _ => return format!("Invalid certificate: {error}"),
+            _ => return format!("Invalid certificate: {why}"),
         },
         Error::NoCertificatesPresented => "No certificate was found.",
         _ => return format!("TLS: {error}"),

@@ -131,7 +131,10 @@ fn options_that_are_too_long_unknown_or_malformed_are_refused_and_haggling_goes_
         assert_eq!(answer(OptionCode::List, &long), OptionReplyCode::ErrTooBig);
         assert_eq!(answer(OptionCode::Unknown(4), b"data"), unsupported);
         assert_eq!(answer(OptionCode::Unknown(999), b""), unsupported);
-        assert_eq!(answer(OptionCode::StartTls, b""), unsupported);
+        assert_eq!(
+            answer(OptionCode::StartTls, b""),
+            OptionReplyCode::ErrPolicy
+        );
         assert_eq!(answer(OptionCode::ExtendedHeaders, b""), unsupported);
         assert_eq!(answer(OptionCode::List, b"data"), invalid);
         assert_eq!(answer(OptionCode::Info, b"\0\0\0\x09name"), invalid);

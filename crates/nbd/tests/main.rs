@@ -8,3 +8,4 @@ mod client_server;
 mod hostile_clients;
 mod hostile_servers;
 mod peers;
+mod tls;

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use cowslip_queue::{Buf, Stream};
 
 use super::{ClientError, ConnectOptions, ExportDescription};
-use crate::inbox::Inbox;
+use crate::inbox::{Ended, Inbox};
 use crate::protocol::handshake::{
     EXPORT_NAME_PADDING_BYTES, EXPORT_NAME_REPLY_BYTES, GREETING_BYTES, Info, InfoRequest,
     MetaContextEntry, MetaContextRequest, OPTION_REPLY_HEADER_BYTES, OptionReplyHeader,
@@ -211,8 +211,14 @@ impl Haggling {
         let mut message = Vec::new();
         encode_option(&mut message, option, data);
         let message = vec![Buf::from(message)];
-        self.inbox.wire().write_all(message).await?;
-        Ok(())
+        let Err(error) = self.inbox.wire().write_all(message).await else {
+            return Ok(());
+        };
+        // A server that has refused our certificate has hung up, but said why before.
+        match self.inbox.receive().await {
+            Err(Ended::Failed(why)) if why.kind() == io::ErrorKind::InvalidData => Err(why.into()),
+            _ => Err(error.into()),
+        }
     }
 
     /// Sends an option and takes its replies up to the one that ends them.

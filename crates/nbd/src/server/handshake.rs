@@ -243,7 +243,7 @@ impl<'a> Haggling<'a> {
         let needed = self.security == Security::Missing && !may_precede;
         needed.then_some(Refusal(
             OptionReplyCode::ErrTlsRequired,
-            "the server requires TLS",
+            "the option is not permitted before TLS",
         ))
     }
 

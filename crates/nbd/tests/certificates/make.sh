@@ -17,6 +17,10 @@ serial=$work/serial
 new_certs_dir=$work
 default_md=sha256
 policy=any
+crlnumber=$work/serial
+crl_extensions=list
+[list]
+authorityKeyIdentifier=keyid
 [any]
 commonName=supplied
 organizationName=optional
