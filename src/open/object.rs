@@ -30,6 +30,9 @@ enum Object {
     Authorization(Authorization),
 }
 
+/// What makes an object of one type of the options that describe it.
+type Make = fn(&[(String, String)]) -> Result<Object, CommandError>;
+
 static OBJECTS: Mutex<BTreeMap<String, Object>> = Mutex::new(BTreeMap::new());
 
 fn objects() -> MutexGuard<'static, BTreeMap<String, Object>> {
@@ -140,7 +143,7 @@ fn parse(definition: &str) -> Result<(String, Object), CommandError> {
     if let Some(why) = unsupported(kind) {
         return refuse(format!("Objects of type '{kind}' are not supported{why}"));
     }
-    let make: fn(&[(String, String)]) -> Result<Object, CommandError> = match kind {
+    let make: Make = match kind {
         "secret" => |pairs| secret(pairs).map(Object::Secret),
         "tls-creds-x509" => |pairs| tls::credentials(pairs).map(Object::Credentials),
         "authz-simple" => |pairs| tls::authorize_one(pairs).map(Object::Authorization),
