@@ -212,7 +212,10 @@ fn a_server_that_cannot_start_says_why_through_its_parent_too() {
             "setting detect-zeroes to unmap is not allowed without setting discard operation to unmap",
         ),
         (&["-L", image], "List mode is incompatible with a file name"),
-        (&["--tls-creds=x", image], "TLS is not supported"),
+        (
+            &["--tls-creds=x", image],
+            "Failed to get TLS creds: No TLS credentials with id 'x'",
+        ),
         (
             &["-P"],
             "invalid option -- 'P'\nqemu-nbd: Try `qemu-nbd --help' for more information.",

@@ -407,7 +407,10 @@ mod tests {
         ] {
             assert_eq!(rules.allows(subject), allowed, "{subject}");
         }
-        assert!(!list("").unwrap().allows("CN=x"), "nobody by default");
+        assert!(
+            !authorize_list(&[]).unwrap().allows("CN=x"),
+            "nobody by default"
+        );
         assert!(list("policy=allow").unwrap().allows("CN=x"));
         let json = vec![(
             "rules".to_string(),
