@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -61,8 +62,12 @@ impl Server {
             socket: socket.to_path_buf(),
         };
         let begun = Instant::now();
-        while !socket.exists() {
-            assert!(begun.elapsed() < Duration::from_secs(30), "no socket");
+        // Not when its name is there: it listens a little later.
+        while UnixStream::connect(socket).is_err() {
+            assert!(
+                begun.elapsed() < Duration::from_secs(30),
+                "it does not listen"
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
         server

@@ -6,6 +6,7 @@
 use std::env;
 use std::fs;
 use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -52,8 +53,10 @@ fn start(directory: &Path, options: &[&str]) -> Child {
         .arg("top.qcow2")
         .spawn()
         .unwrap();
-    // The name is there before the sandbox is; a greeting comes after.
-    eventually("the socket appears", || socket.exists());
+    // It listens before the sandbox is there; a greeting comes after.
+    eventually("the server listens", || {
+        UnixStream::connect(&socket).is_ok()
+    });
     server
 }
 
