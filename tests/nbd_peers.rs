@@ -470,3 +470,91 @@ fn a_client_that_is_killed_in_the_middle_harms_nobody() {
     ]));
     served.stop();
 }
+
+/// Runs of a metadata context, neighbours of one state joined.
+fn context_of(uri: &str, context: &str) -> Vec<(u64, u64, u64)> {
+    let map = format!("--map={context}");
+    let map = run(Command::new("nbdinfo").args([&map, "--json", uri]));
+    let map: Vec<serde_json::Value> = serde_json::from_str(&map).unwrap();
+    let mut runs: Vec<(u64, u64, u64)> = Vec::new();
+    for extent in map {
+        let number = |key: &str| extent[key].as_u64().unwrap();
+        match runs.last_mut() {
+            Some(last) if last.2 == number("type") => last.1 += number("length"),
+            _ => runs.push((number("offset"), number("length"), number("type"))),
+        }
+    }
+    runs
+}
+
+/// Which layer holds what, of a chain of three with data, zeroes and gaps in each, is told as qemu-nbd tells it.
+#[test]
+fn allocation_depth_is_told_as_qemu_nbd_tells_it() {
+    if !peers_are_installed(&["nbdinfo", "qemu-img", "qemu-nbd", "qemu-io"]) {
+        return;
+    }
+    let directory = scratch();
+    let name = |name: &str| directory.path().join(name);
+    let layers: [(&str, &[&str]); 3] = [
+        ("base.qcow2", &["write -P 1 0 4M", "write -P 2 30M 1M"]),
+        (
+            "middle.qcow2",
+            &["write -P 3 2M 4M", "write -z 8M 1M", "write -z 30M 512k"],
+        ),
+        (
+            "image.qcow2",
+            &[
+                "write -P 4 1M 2M",
+                "write -z -u 5M 512k",
+                "write -P 5 8256k 64k",
+            ],
+        ),
+    ];
+    let mut below: Option<PathBuf> = None;
+    for (layer, commands) in layers {
+        let mut create = Command::new("qemu-img");
+        create.args(["create", "-q", "-f", "qcow2"]);
+        if let Some(below) = &below {
+            create.args(["-F", "qcow2", "-b"]).arg(below);
+        }
+        run(create.arg(name(layer)).arg("64M"));
+        let mut shell = Command::new("qemu-io");
+        for command in commands {
+            shell.args(["-c", command]);
+        }
+        run(shell.arg(name(layer)));
+        below = Some(name(layer));
+    }
+    let maps = |program: &mut Command, socket: &str| {
+        let socket = name(socket);
+        let serving = program
+            .args(["-t", "-A", "-r", "-f", "qcow2", "-k"])
+            .arg(&socket);
+        let mut child = serving.arg(name("image.qcow2")).spawn().unwrap();
+        let begun = Instant::now();
+        while UnixStream::connect(&socket).is_err() {
+            assert!(
+                begun.elapsed() < Duration::from_secs(20),
+                "it does not listen"
+            );
+            sleep(Duration::from_millis(10));
+        }
+        let uri = format!("nbd+unix:///?socket={}", socket.display());
+        let maps = ["qemu:allocation-depth", "base:allocation"].map(|name| context_of(&uri, name));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        maps
+    };
+    let ours = maps(cowslip().arg("qemu-nbd"), "ours");
+    let theirs = maps(&mut Command::new("qemu-nbd"), "theirs");
+    assert_eq!(ours, theirs);
+    let depths = |deep: u64| ours[0].iter().filter(|run| run.2 == deep).count();
+    assert!(
+        (0..4).all(|deep| depths(deep) > 0),
+        "each layer shows: {ours:?}"
+    );
+    // Who has not been asked to tell it does not.
+    let quiet = Served::start(directory, &["--read-only"]);
+    let info = run(Command::new("nbdinfo").args(["--json", &quiet.uri()]));
+    assert!(!info.contains("qemu:allocation-depth"), "{info}");
+}

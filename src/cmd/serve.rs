@@ -3,7 +3,7 @@
 //! The image is opened once and shared by all connections. SIGTERM, SIGINT and SIGHUP end the server
 //! in order: nothing new is accepted, what was started is finished, the image is flushed and closed,
 //! the socket removed. Left out, and refused in plain words: temporary snapshots,
-//! dirty bitmaps and allocation depth as contexts, the kernel's NBD devices.
+//! dirty bitmaps as contexts, the kernel's NBD devices.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,6 +56,9 @@ pub struct Args {
     /// Say this about the export to those who list it
     #[arg(short = 'D', long, default_value = "")]
     description: String,
+    /// Tell clients that ask (qemu:allocation-depth) which image of the backing chain holds what
+    #[arg(short = 'A', long)]
+    allocation_depth: bool,
     /// Refuse writes
     #[arg(short, long)]
     read_only: bool,
@@ -140,6 +143,8 @@ struct Service {
     address: Address,
     export_name: String,
     description: String,
+    /// Clients may ask which layers of the backing chain data is in.
+    tells_depth: bool,
     /// `None` is no limit.
     clients_max: Option<usize>,
     lifetime: Lifetime,
@@ -169,6 +174,7 @@ impl Service {
             },
             export_name: String::new(),
             description: String::new(),
+            tells_depth: false,
             clients_max: Some(1),
             lifetime: Lifetime::UntilLastClient,
             handshake_timeout: Duration::from_secs(10),
@@ -234,6 +240,7 @@ impl Args {
         service.offset = self.offset;
         service.export_name = self.export_name;
         service.description = self.description;
+        service.tells_depth = self.allocation_depth;
         service.clients_max = Some(self.clients).filter(|clients| *clients > 0);
         if !self.once {
             service.lifetime = Lifetime::UntilStopped;

@@ -90,6 +90,9 @@ pub struct StatusExtent {
     pub len: u64,
     /// Its state in the context `base:allocation`.
     pub flags: AllocationFlags,
+    /// Its state in the context `qemu:allocation-depth`, for exports that offer it: 0 if no layer holds it, else which
+    /// one does, counted from 1 at the top.
+    pub depth: u32,
 }
 
 /// Who may write.
@@ -121,6 +124,8 @@ pub struct ExportInfo {
     pub trims: bool,
     /// `write_zeroes` honours `fast_only`.
     pub zeroes_fast: bool,
+    /// `block_status` tells depths, and clients may ask for them.
+    pub tells_depth: bool,
 }
 
 impl ExportInfo {
@@ -139,6 +144,7 @@ impl ExportInfo {
             shared_cache: true,
             trims: true,
             zeroes_fast: true,
+            tells_depth: false,
         }
     }
 }
@@ -322,6 +328,7 @@ impl Export for MemoryExport {
                 _ => extents.push(StatusExtent {
                     len: part.len as u64,
                     flags,
+                    depth: u32::from(flags == AllocationFlags::empty()),
                 }),
             }
         }

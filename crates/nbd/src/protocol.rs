@@ -35,6 +35,10 @@ pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// The namespace of [`BASE_ALLOCATION`], which as a query lists everything in it.
 pub const BASE_NAMESPACE: &str = "base:";
+/// A metadata context of QEMU's: how deep below the top of a backing chain data lies (qemu's `docs/interop/nbd.rst`).
+pub const ALLOCATION_DEPTH: &str = "qemu:allocation-depth";
+/// The namespace of [`ALLOCATION_DEPTH`], which as a query lists everything in it.
+pub const QEMU_NAMESPACE: &str = "qemu:";
 
 /// A message that breaks the protocol; says how.
 #[derive(Clone, Debug, PartialEq, Eq)]

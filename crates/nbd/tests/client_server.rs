@@ -8,7 +8,12 @@ use std::time::Duration;
 use crate::support::*;
 use cowslip_nbd::client::ClientError;
 use cowslip_nbd::export::{Access, Durability, ExportInfo, ZeroRequest};
-use cowslip_nbd::protocol::{AllocationFlags, ErrorCode, OptionReplyCode, TransmissionFlags};
+use cowslip_nbd::protocol::handshake::{MetaContextEntry, MetaContextRequest};
+use cowslip_nbd::protocol::transmission::BlockStatus;
+use cowslip_nbd::protocol::{
+    ALLOCATION_DEPTH, AllocationFlags, BASE_ALLOCATION, ChunkCode, ChunkFlags, Command, ErrorCode,
+    OptionCode, OptionReplyCode, TransmissionFlags,
+};
 use cowslip_nbd::server::Lifetime;
 use cowslip_nbd::{Client, ConnectOptions, MemoryExport, Server, ServerEvent, ServerOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Listener, Stream, sleep, spawn};
@@ -422,4 +427,72 @@ fn a_server_tells_what_happens_also_on_tcp_and_on_the_queue_of_its_client() {
             })
         ));
     });
+}
+
+#[test]
+fn contexts_are_told_that_were_selected_and_in_one_reply() {
+    let info = ExportInfo {
+        tells_depth: true,
+        ..ExportInfo::new(1 << 20)
+    };
+    let mut server = Server::new(ServerOptions::default());
+    server.add_export("", Arc::new(MemoryExport::with_info(info)));
+    server.add_export("plain", Arc::new(MemoryExport::new(1 << 20)));
+    let running = Running::start(Backend::Auto, server);
+    let (base, depth) = (BASE_ALLOCATION, ALLOCATION_DEPTH);
+    let mut haggler = RawClient::greeted(&running.path);
+    haggler.option(OptionCode::StructuredReply, b"");
+    haggler.replies();
+    let mut told = |option, name: &str, queries: &[&str]| {
+        let request = MetaContextRequest {
+            name: name.to_owned(),
+            queries: queries.iter().map(|&query| query.to_owned()).collect(),
+        };
+        haggler.option(option, &request.encode());
+        let mut replies = haggler.replies();
+        assert_eq!(replies.pop().unwrap().0, OptionReplyCode::Ack);
+        let entries = replies
+            .iter()
+            .map(|(_, data)| MetaContextEntry::decode(data).unwrap());
+        entries
+            .map(|entry| (entry.id, entry.name))
+            .collect::<Vec<_>>()
+    };
+    let listed = |names: &[&str]| {
+        names
+            .iter()
+            .map(|&name| (0, name.to_owned()))
+            .collect::<Vec<_>>()
+    };
+    let list = OptionCode::ListMetaContext;
+    assert_eq!(told(list, "", &[]), listed(&[base, depth]));
+    assert_eq!(told(list, "", &["qemu:"]), listed(&[depth]));
+    assert_eq!(told(list, "", &["base:", depth]), listed(&[base, depth]));
+    assert_eq!(told(list, "plain", &[]), listed(&[base]));
+    let set = OptionCode::SetMetaContext;
+    assert_eq!(told(set, "", &["qemu:", "qemu:other"]), []);
+    assert_eq!(told(set, "plain", &[depth]), []);
+    assert_eq!(told(set, "", &[depth]), [(2, depth.to_owned())]);
+    let both = told(set, "", &[depth, base]);
+    assert_eq!(both, [(1, base.to_owned()), (2, depth.to_owned())]);
+    haggler.option(OptionCode::Go, &[0; 6]);
+    assert_eq!(haggler.replies().last().unwrap().0, OptionReplyCode::Ack);
+    haggler.request(Command::Write, 0, 8192);
+    haggler.send(&[7; 8192]);
+    assert_eq!(haggler.simple_reply(), None);
+    haggler.request(Command::BlockStatus, 0, 1 << 20);
+    for (id, flags, written, empty) in [(1, ChunkFlags::empty(), 0, 3), (2, ChunkFlags::DONE, 1, 0)]
+    {
+        let (header, payload) = haggler.chunk();
+        assert_eq!((header.code, header.flags), (ChunkCode::BlockStatus, flags));
+        let status = BlockStatus::decode(&payload).unwrap();
+        let runs: Vec<_> = status
+            .descriptors
+            .iter()
+            .map(|run| (run.len, run.flags.0))
+            .collect();
+        let rest = (1 << 20) - 8192;
+        assert_eq!(status.context_id, id);
+        assert_eq!(runs, [(8192, written), (rest, empty)]);
+    }
 }

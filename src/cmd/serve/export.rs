@@ -18,6 +18,8 @@ pub struct Disk {
     description: String,
     /// Whether several clients may share it: then what one flushes, the others wrote.
     shared: bool,
+    /// Whether clients may ask which layers data is in.
+    tells_depth: bool,
 }
 
 impl Disk {
@@ -28,6 +30,7 @@ impl Disk {
             offset: service.offset,
             description: service.description.clone(),
             shared: service.clients_max != Some(1),
+            tells_depth: service.tells_depth,
         }
     }
 }
@@ -43,7 +46,7 @@ fn write_options(durability: Durability) -> WriteOptions {
     }
 }
 
-/// A run's state as qemu-nbd tells it: a hole is what nobody has allocated.
+/// A run's state as qemu-nbd tells it: a hole is what nobody has allocated, and the image on top is layer 1.
 fn status(extent: &Extent) -> StatusExtent {
     let flags = AllocationFlags::empty()
         .with_if(AllocationFlags::HOLE, !extent.data)
@@ -51,15 +54,22 @@ fn status(extent: &Extent) -> StatusExtent {
     StatusExtent {
         len: extent.len,
         flags,
+        depth: match extent.present {
+            true => extent.depth + 1,
+            false => 0,
+        },
     }
 }
 
-/// Joins neighbours of one state: clients see no layers and no host offsets.
-fn joined(extents: &[Extent]) -> Vec<StatusExtent> {
+/// Joins neighbours of one state: clients see no host offsets, and no layers unless they may ask for them.
+fn joined(extents: &[Extent], tells_depth: bool) -> Vec<StatusExtent> {
     let mut runs: Vec<StatusExtent> = Vec::with_capacity(extents.len());
     for run in extents.iter().map(status) {
+        let same = |last: &StatusExtent| {
+            last.flags == run.flags && (!tells_depth || last.depth == run.depth)
+        };
         match runs.last_mut() {
-            Some(last) if last.flags == run.flags => last.len += run.len,
+            Some(last) if same(last) => last.len += run.len,
             _ => runs.push(run),
         }
     }
@@ -77,6 +87,7 @@ impl Export for Disk {
         info.block_sizes.preferred = u32::try_from(preferred).expect("it was limited to what fits");
         info.description.clone_from(&self.description);
         info.shared_cache = self.shared;
+        info.tells_depth = self.tells_depth;
         info
     }
 
@@ -130,7 +141,7 @@ impl Export for Disk {
     ) -> ExportFuture<'_, Vec<StatusExtent>> {
         Box::pin(async move {
             let extents = self.image.extents(self.offset + offset, len, max_extents);
-            let mut runs = joined(&extents.await.map_err(refused)?);
+            let mut runs = joined(&extents.await.map_err(refused)?, self.tells_depth);
             runs.truncate(max_extents);
             Ok(runs)
         })
@@ -155,14 +166,15 @@ mod tests {
     }
 
     #[test]
-    fn clients_see_no_layers() {
-        let runs = joined(&[
+    fn clients_see_no_layers_unless_they_may_ask_for_them() {
+        let extents = [
             extent(0, 10, 0, true, false),
             extent(10, 20, 1, true, false),
             extent(30, 5, 1, false, true),
             extent(35, 5, 0, false, true),
             extent(40, 1, 0, true, true),
-        ]);
+        ];
+        let runs = joined(&extents, false);
         let hole = AllocationFlags::HOLE.with(AllocationFlags::ZERO);
         let expected = [
             (30, AllocationFlags::empty()),
@@ -171,5 +183,8 @@ mod tests {
         ];
         let seen: Vec<_> = runs.iter().map(|run| (run.len, run.flags)).collect();
         assert_eq!(seen, expected);
+        let runs = joined(&extents, true);
+        let seen: Vec<_> = runs.iter().map(|run| (run.len, run.depth)).collect();
+        assert_eq!(seen, [(10, 1), (20, 2), (10, 0), (1, 1)]);
     }
 }

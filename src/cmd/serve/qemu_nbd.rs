@@ -205,6 +205,7 @@ impl Line {
             Name::Letter('f') => self.format = Some(value),
             Name::Long("image-opts") => self.image_options = true,
             Name::Letter('L') => self.lists = true,
+            Name::Letter('A') => service.tells_depth = true,
             Name::Long("tls-creds") => self.tls.credentials = Some(value),
             Name::Long("tls-hostname") => self.tls.hostname = Some(value),
             Name::Long("tls-authz") => self.tls.authorization = Some(value),
@@ -378,7 +379,6 @@ impl TlsWords {
 /// Options that name what is not done here. Those that change nothing are accepted.
 fn refuse(name: Name) -> Result<(), Refusal> {
     complaint(match name {
-        Name::Letter('A') => "The context of allocation depth (-A) is not supported",
         Name::Letter('B') => "Contexts of dirty bitmaps (-B) are not supported",
         Name::Letter('c' | 'd') => "The kernel's NBD devices (-c, -d) are not supported",
         Name::Long("selinux-label") => "SELinux labels are not supported",
@@ -422,6 +422,7 @@ Connection properties:
 
 Exposing part of the image:
   -o, --offset=OFFSET       offset into the image
+  -A, --allocation-depth    expose the allocation depth
 
 General purpose options:
   -L, --list                list exports available from another NBD server

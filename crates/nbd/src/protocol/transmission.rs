@@ -212,7 +212,7 @@ impl OffsetHole {
 pub struct StatusDescriptor {
     /// Length in bytes; never 0.
     pub len: u32,
-    /// Its state.
+    /// Its state; in other contexts than `base:allocation` the bits mean something else.
     pub flags: AllocationFlags,
 }
 

@@ -20,8 +20,9 @@ use crate::protocol::handshake::{
     encode_export_name_reply, encode_greeting, encode_option_reply,
 };
 use crate::protocol::{
-    BASE_ALLOCATION, BASE_NAMESPACE, ClientFlags, HandshakeFlags, InfoCode, Malformed, OptionCode,
-    OptionReplyCode, PAYLOAD_BYTES_MAX, TransmissionFlags, string,
+    ALLOCATION_DEPTH, BASE_ALLOCATION, BASE_NAMESPACE, ClientFlags, HandshakeFlags, InfoCode,
+    Malformed, OptionCode, OptionReplyCode, PAYLOAD_BYTES_MAX, QEMU_NAMESPACE, TransmissionFlags,
+    string,
 };
 use crate::tls::ServerTls;
 use crate::tls::session::Session;
@@ -35,8 +36,39 @@ const SKIPPED_BYTES_MAX: u32 = 1 << 20;
 /// Options in one handshake. Clients send about five, or two for each export that they list.
 const OPTIONS_MAX: usize = 10_000;
 
-/// The identifier of `base:allocation` in replies to `BLOCK_STATUS`.
-pub(super) const BASE_ALLOCATION_ID: u32 = 1;
+/// A metadata context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Context {
+    /// `base:allocation`.
+    Allocation,
+    /// `qemu:allocation-depth`.
+    Depth,
+}
+
+impl Context {
+    /// Its identifier in replies to `BLOCK_STATUS`.
+    pub(super) fn id(self) -> u32 {
+        match self {
+            Context::Allocation => 1,
+            Context::Depth => 2,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Context::Allocation => BASE_ALLOCATION,
+            Context::Depth => ALLOCATION_DEPTH,
+        }
+    }
+
+    /// What a query for everything beside it would be.
+    fn namespace(self) -> &'static str {
+        match self {
+            Context::Allocation => BASE_NAMESPACE,
+            Context::Depth => QEMU_NAMESPACE,
+        }
+    }
+}
 
 /// How replies are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,20 +77,14 @@ pub(super) enum ReplyStyle {
     Structured,
 }
 
-/// Whether `BLOCK_STATUS` may be asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StatusQueries {
-    Refused,
-    Allowed,
-}
-
 /// What the handshake has agreed on.
 pub(super) struct Chosen {
     pub(super) name: String,
     pub(super) export: Arc<dyn Export>,
     pub(super) info: ExportInfo,
     pub(super) replies: ReplyStyle,
-    pub(super) status_queries: StatusQueries,
+    /// What `BLOCK_STATUS` tells; if nothing, it may not be asked for.
+    pub(super) contexts: Vec<Context>,
 }
 
 /// Why there was no choice: a reason for the log, or none if the client took its leave.
@@ -205,8 +231,8 @@ struct Haggling<'a> {
     flags: ClientFlags,
     security: Security,
     replies: ReplyStyle,
-    /// The name of the export for which `base:allocation` was selected.
-    status_for: Option<String>,
+    /// The contexts that were selected, and for which export.
+    selected: Option<(String, Vec<Context>)>,
     /// What is sent once the option is dealt with.
     out: Vec<u8>,
 }
@@ -218,7 +244,7 @@ impl<'a> Haggling<'a> {
             flags,
             security,
             replies: ReplyStyle::Simple,
-            status_for: None,
+            selected: None,
             out: Vec::new(),
         }
     }
@@ -325,9 +351,9 @@ impl<'a> Haggling<'a> {
             export,
             info,
             replies: self.replies,
-            status_queries: match self.status_for.as_deref() == Some(name) {
-                true => StatusQueries::Allowed,
-                false => StatusQueries::Refused,
+            contexts: match &self.selected {
+                Some((export, contexts)) if export == name => contexts.clone(),
+                _ => Vec::new(),
             },
         }
     }
@@ -398,29 +424,42 @@ impl<'a> Haggling<'a> {
 
     fn list_contexts(&mut self, data: &[u8]) -> Result<Step, Refusal> {
         let request = self.contexts_request(data)?;
-        let matches = |query: &String| query == BASE_ALLOCATION || query == BASE_NAMESPACE;
-        if request.queries.is_empty() || request.queries.iter().any(matches) {
-            // The identifier means nothing in a list.
-            self.context(OptionCode::ListMetaContext, 0);
+        let queries = &request.queries;
+        for context in self.offered(&request)? {
+            let mut names = queries.iter();
+            let asked = names.any(|name| name == context.name() || name == context.namespace());
+            if queries.is_empty() || asked {
+                // The identifier means nothing in a list.
+                self.context(OptionCode::ListMetaContext, 0, context);
+            }
         }
         Ok(Step::Next)
     }
 
     fn set_contexts(&mut self, data: &[u8]) -> Result<Step, Refusal> {
         // Whatever the outcome, it replaces what was selected before.
-        self.status_for = None;
+        self.selected = None;
         let request = self.contexts_request(data)?;
-        if request.queries.iter().any(|query| query == BASE_ALLOCATION) {
-            self.context(OptionCode::SetMetaContext, BASE_ALLOCATION_ID);
-            self.status_for = Some(request.name);
+        let mut contexts = self.offered(&request)?;
+        contexts.retain(|context| request.queries.iter().any(|name| name == context.name()));
+        for &context in &contexts {
+            self.context(OptionCode::SetMetaContext, context.id(), context);
         }
+        self.selected = Some((request.name, contexts));
         Ok(Step::Next)
     }
 
-    fn context(&mut self, option: OptionCode, id: u32) {
+    /// The contexts of the export that the request is about.
+    fn offered(&self, request: &MetaContextRequest) -> Result<Vec<Context>, Refusal> {
+        let info = self.find(&request.name)?.info();
+        let depth = info.tells_depth.then_some(Context::Depth);
+        Ok([Context::Allocation].into_iter().chain(depth).collect())
+    }
+
+    fn context(&mut self, option: OptionCode, id: u32, context: Context) {
         let entry = MetaContextEntry {
             id,
-            name: BASE_ALLOCATION.to_owned(),
+            name: context.name().to_owned(),
         };
         self.reply(option, OptionReplyCode::MetaContext, &entry.encode());
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use cowslip_queue::{Buf, spawn};
 
-use super::handshake::{BASE_ALLOCATION_ID, Chosen, ReplyStyle, StatusQueries};
+use super::handshake::{Chosen, Context, ReplyStyle};
 use super::{Phase, ServerEvent, Shared, describe};
 use crate::event::{Event, First, first};
 use crate::export::{Access, Durability, ExportError, StatusExtent, ZeroRequest};
@@ -22,7 +22,9 @@ use crate::protocol::transmission::{
     BlockStatus, ErrorChunk, OFFSET_DATA_BYTES, OffsetHole, REQUEST_BYTES, Request,
     StatusDescriptor, encode_simple_reply, last_chunk,
 };
-use crate::protocol::{ChunkCode, Command, CommandFlags, ErrorCode, PAYLOAD_BYTES_MAX};
+use crate::protocol::{
+    AllocationFlags, ChunkCode, ChunkFlags, Command, CommandFlags, ErrorCode, PAYLOAD_BYTES_MAX,
+};
 use crate::slab::Slab;
 use crate::wire::Wire;
 
@@ -37,7 +39,7 @@ const HOLE_BYTES_MIN: usize = 4096;
 enum Outcome {
     Done,
     Data(Buf),
-    Status(Vec<StatusDescriptor>),
+    Status(Vec<BlockStatus>),
     Failed(ExportError),
 }
 
@@ -202,7 +204,7 @@ impl Connection {
             );
         }
         if request.command == Command::BlockStatus {
-            if self.chosen.status_queries == StatusQueries::Refused {
+            if self.chosen.contexts.is_empty() {
                 return refuse(ErrorCode::Inval, "no metadata context was selected");
             }
             if request.len == 0 {
@@ -269,7 +271,9 @@ impl Connection {
                     false => EXTENTS_MAX,
                 };
                 let extents = export.block_status(offset, len, max).await?;
-                return status_outcome(&extents, request.len, max);
+                let contexts = self.chosen.contexts.iter();
+                let told = contexts.map(|&context| status(context, &extents, request.len, max));
+                return Ok(Outcome::Status(told.collect::<Result<_, _>>()?));
             }
             Command::Disconnect | Command::Resize | Command::Unknown(_) => {
                 unreachable!("validated before")
@@ -305,14 +309,17 @@ impl Connection {
                 outbox.push(&last_chunk(ChunkCode::None, cookie, 0).encode());
             }
             (_, Outcome::Done) => outbox.push(&encode_simple_reply(cookie, None)),
-            (_, Outcome::Status(descriptors)) => {
-                let payload = BlockStatus {
-                    context_id: BASE_ALLOCATION_ID,
-                    descriptors,
+            (_, Outcome::Status(told)) => {
+                let last = told.len() - 1;
+                for (nth, status) in told.iter().enumerate() {
+                    let payload = status.encode();
+                    let mut chunk = last_chunk(ChunkCode::BlockStatus, cookie, payload.len());
+                    if nth < last {
+                        chunk.flags = ChunkFlags::empty();
+                    }
+                    outbox.push(&chunk.encode());
+                    outbox.push(&payload);
                 }
-                .encode();
-                outbox.push(&last_chunk(ChunkCode::BlockStatus, cookie, payload.len()).encode());
-                outbox.push(&payload);
             }
         }
     }
@@ -343,8 +350,13 @@ fn is_zero(data: &[u8]) -> bool {
         .all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
-/// The reply to `BLOCK_STATUS`: extents cut to the range of `len` bytes, equal neighbours joined.
-fn status_outcome(extents: &[StatusExtent], len: u32, max: usize) -> Result<Outcome, ExportError> {
+/// What a context tells: extents cut to the range of `len` bytes, equal neighbours joined.
+fn status(
+    context: Context,
+    extents: &[StatusExtent],
+    len: u32,
+    max: usize,
+) -> Result<BlockStatus, ExportError> {
     let mut left = len;
     let mut descriptors: Vec<StatusDescriptor> = Vec::new();
     for extent in extents {
@@ -352,14 +364,16 @@ fn status_outcome(extents: &[StatusExtent], len: u32, max: usize) -> Result<Outc
         if here == 0 {
             break;
         }
+        let flags = match context {
+            Context::Allocation => extent.flags,
+            // Another meaning in the same place.
+            Context::Depth => AllocationFlags(extent.depth),
+        };
         let full = descriptors.len() == max;
         match descriptors.last_mut() {
-            Some(last) if last.flags == extent.flags => last.len += here,
+            Some(last) if last.flags == flags => last.len += here,
             _ if full => break,
-            _ => descriptors.push(StatusDescriptor {
-                len: here,
-                flags: extent.flags,
-            }),
+            _ => descriptors.push(StatusDescriptor { len: here, flags }),
         }
         left -= here;
     }
@@ -369,7 +383,10 @@ fn status_outcome(extents: &[StatusExtent], len: u32, max: usize) -> Result<Outc
             "the export does not know its status",
         ));
     }
-    Ok(Outcome::Status(descriptors))
+    Ok(BlockStatus {
+        context_id: context.id(),
+        descriptors,
+    })
 }
 
 /// Memory that a request occupies for its payload.
