@@ -1,16 +1,18 @@
-//! Encrypted images as command lines have them: the options of their keys, how long opening a key slot shall take, and
-//! what `info` tells of a LUKS header.
+//! Encrypted images as command lines have them: the options of their keys and of changing them, how long opening a key slot
+//! shall take, and what `info` tells of a LUKS header.
+
+use std::sync::Arc;
 
 use cowslip::luks::{
-    CipherMode, Hash, Header, IvGenerator, KeySize, KeySlot, NewVolume, Spec, VolumeOptions,
-    iterations_run,
+    CipherMode, ErasedKeys, Hash, Header, IvGenerator, KeyChange, KeySize, KeySlot, Means, NewKey,
+    NewVolume, Spec, VolumeOptions, iterations_run,
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value, json};
 
 use crate::error::CommandError;
-use crate::open::object;
+use crate::open::{object, workers};
 
 /// What opening a key slot takes on a machine like this one.
 const ITER_TIME_DEFAULT_MS: u64 = 2000;
@@ -113,25 +115,109 @@ impl KeyOptions {
     pub fn make(&self) -> Result<NewVolume, CommandError> {
         let passphrase = object::passphrase(self.secret()?)?;
         let per_ms = iterations_per_ms(self.hash, &self.spec);
-        let within = |ms: u64| {
-            let iterations = per_ms
-                .saturating_mul(ms)
-                .clamp(ITERATIONS_MIN, ITERATIONS_MAX);
-            iterations as u32
-        };
         let options = VolumeOptions {
             spec: self.spec,
             hash: self.hash,
             passphrase,
-            slot_iterations: within(self.iter_time_ms),
+            slot_iterations: iterations_within(per_ms, self.iter_time_ms),
             // Telling whether a key is the right one is not what keeps strangers out.
-            digest_iterations: within(self.iter_time_ms / 8),
+            digest_iterations: iterations_within(per_ms, self.iter_time_ms / 8),
         };
         let mut entropy = |bytes: &mut [u8]| fill_random(bytes);
-        NewVolume::make(&options, &mut entropy).map_err(|error| {
-            let why = cowslip::error::system_words(&error);
-            CommandError::new(format!("Could not get random bytes: {why}"))
+        Ok(NewVolume::make(&options, &mut entropy)?)
+    }
+}
+
+/// What `amend` shall do with key slots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotOptions {
+    is_added: bool,
+    new_secret: Option<String>,
+    old_secret: Option<String>,
+    slot: Option<u64>,
+    iter_time_ms: Option<u64>,
+}
+
+impl SlotOptions {
+    /// Those of a list, of which `value` finds the values by name, without the prefix that they have there; texts are QEMU's.
+    ///
+    /// # Errors
+    /// It is not said whether a key is added or erased, or what would belong to the other.
+    pub fn parse<'a>(value: impl Fn(&str) -> Option<&'a str>) -> Result<SlotOptions, CommandError> {
+        let refuse = |text: String| Err(CommandError::new(text));
+        let number = |name: &str| {
+            let wrong = || CommandError::new(format!("Parameter '{name}' expects a number"));
+            let number = value(name).map(|text| text.parse::<i64>().map_err(|_| wrong()));
+            number.transpose()
+        };
+        let is_added = match value("state") {
+            Some("active") => true,
+            Some("inactive") => false,
+            None => return refuse("Parameter 'state' is missing".to_string()),
+            Some(other) => {
+                return refuse(format!("Parameter 'state' does not accept value '{other}'"));
+            }
+        };
+        let without: &[&str] = match is_added {
+            true => &["old-secret"],
+            false => &["new-secret", "iter-time"],
+        };
+        if is_added && value("new-secret").is_none() {
+            return refuse("'new-secret' is required to activate a keyslot".to_string());
+        }
+        if let Some(wrong) = without.iter().find(|name| value(name).is_some()) {
+            let doing = if is_added { "activating" } else { "erasing" };
+            return refuse(format!("'{wrong}' must not be given when {doing} keyslots"));
+        }
+        let slot = number("keyslot")?;
+        let iter_time = number("iter-time")?;
+        Ok(SlotOptions {
+            is_added,
+            new_secret: value("new-secret").map(str::to_string),
+            old_secret: value("old-secret").map(str::to_string),
+            // QEMU tells a negative one as the same 32 bits.
+            slot: slot.map(|slot| u64::try_from(slot).unwrap_or(u64::from(slot as u32))),
+            iter_time_ms: iter_time.map(|time| u64::try_from(time).unwrap_or(0)),
         })
+    }
+
+    /// The change of a volume that the secret of this ID opens.
+    ///
+    /// # Errors
+    /// There is no such secret.
+    pub fn change(
+        &self,
+        header: &Header,
+        current: &str,
+        force: bool,
+    ) -> Result<KeyChange, CommandError> {
+        let secret = |id: &Option<String>| id.as_deref().map(object::passphrase).transpose();
+        let slot = self.slot;
+        let Some(passphrase) = secret(&self.new_secret)? else {
+            let passphrase = secret(&self.old_secret)?;
+            return Ok(KeyChange::Erase(ErasedKeys {
+                slot,
+                passphrase,
+                force,
+            }));
+        };
+        let per_ms = iterations_per_ms(header.hash, &header.spec);
+        let time_ms = self.iter_time_ms.unwrap_or(ITER_TIME_DEFAULT_MS);
+        Ok(KeyChange::Add(NewKey {
+            current: object::passphrase(current)?,
+            passphrase,
+            slot,
+            iterations: iterations_within(per_ms, time_ms),
+            force,
+        }))
+    }
+}
+
+/// What changing keys takes.
+pub fn means() -> Means {
+    Means {
+        random: Arc::new(fill_random),
+        workers: workers(),
     }
 }
 
@@ -155,6 +241,12 @@ fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
         rest = &mut rest[got.min(len)..];
     }
     Ok(())
+}
+
+/// Iterations that take about so long.
+fn iterations_within(per_ms: u64, time_ms: u64) -> u32 {
+    let iterations = per_ms.saturating_mul(time_ms);
+    iterations.clamp(ITERATIONS_MIN, ITERATIONS_MAX) as u32
 }
 
 /// How many iterations this thread does in a millisecond; by its own time, since others want the processor too.

@@ -1,17 +1,19 @@
 //! `amend`: changes options of an existing image, with qemu-img's options and words.
 //!
-//! Each option is one change of the header, or a resize, and crash-safe by itself. What this release does not
-//! change is refused by name before anything is changed: the width of refcounts, the backing file (as with
-//! qemu-img), encryption.
+//! Each option is one change of the header, a resize, or a change of key slots, and crash-safe by itself. What is not
+//! changed here is refused by name before anything is changed: the backing file (as with qemu-img).
 
 use clap::ArgAction;
 use cowslip::Error;
 use cowslip::file::host::Aio;
 use cowslip::image::{Format, Image};
+use cowslip::luks::KeyChange;
 use cowslip::qcow2::amend::Amendment;
 use cowslip::qcow2::create::Version;
+use cowslip::qcow2::header::CryptMethod;
 
-use super::create::{OWN_QCOW2_OPTIONS, QCOW2_OPTIONS};
+use super::create::{LUKS_OPTIONS, OWN_QCOW2_OPTIONS, QCOW2_OPTIONS};
+use crate::encryption::{self, SlotOptions};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
@@ -36,7 +38,7 @@ pub struct Args {
     /// Cache mode
     #[arg(short = 't', long, value_name = "CACHE", default_value = "writeback")]
     cache: String,
-    /// Accepted for compatibility; nothing that it allows is supported
+    /// Allow what may lose data: a key slot in use is overwritten, the last one is erased
     #[arg(long)]
     force: bool,
     /// Print nothing
@@ -50,7 +52,7 @@ pub struct Args {
     image: OneImage,
 }
 
-/// The options that qemu-img lists; those of encryption are refused.
+/// Those of a qcow2 image's options that are changed here.
 const AMENDABLE: &[&str] = &[
     "backing_file",
     "backing_fmt",
@@ -63,8 +65,8 @@ const AMENDABLE: &[&str] = &[
     "size",
 ];
 
-/// Options that only an existing image has.
-const FOR_AMEND: &[Known] = &[
+/// Options that only an existing image has: those of the keys in a qcow2 image, and of a LUKS volume.
+const OF_KEYS: &[Known] = &[
     known(
         "encrypt.keyslot",
         Kind::Number,
@@ -86,6 +88,9 @@ const FOR_AMEND: &[Known] = &[
         "Select new state of affected keyslots (active/inactive)",
     ),
 ];
+
+/// What stands before the options of keys in a qcow2 image.
+const PREFIX: &str = "encrypt.";
 
 const fn known(name: &'static str, kind: Kind, help: &'static str) -> Known {
     Known { name, kind, help }
@@ -129,22 +134,25 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
     let outcome = block_on(Aio::Auto, async {
         let image = open_image(&spec, &how).await?;
         let format = image.layers().first().map(|layer| layer.format);
-        if format == Some(Format::Raw) {
-            let text = "Format driver 'raw' does not support option amendment";
-            return Err(CommandError::new(text));
-        }
-        if format == Some(Format::Luks) {
-            let text = "amending the key slots of a LUKS volume is not supported";
-            return Err(CommandError::new(text));
-        }
+        let (amendable, all) = tables(format.unwrap_or(Format::Raw))?;
         let request = Request {
-            options: options::normalise_for_amend(lists.concat(), &amendable(), &all_known())?,
+            options: options::normalise_for_amend(lists.concat(), &amendable, &all)?,
         };
-        let amendment = request.amendment(&image)?;
+        let current = spec.resolve()?.key_secret;
+        let keys = request
+            .key_change(&image, current.as_deref(), args.force)
+            .await?;
+        let amendment = match format {
+            Some(Format::Luks) => Amendment::default(),
+            _ => request.amendment(&image)?,
+        };
         let size = options::value(&request.options, "size");
         let size = size.map(|size| options::size("size", size)).transpose()?;
         let mut outcome = Ok(());
-        if let Some(size) = size.filter(|&size| size != image.size()) {
+        if let Some(keys) = keys {
+            outcome = image.change_keys(&keys, &encryption::means(), &job).await;
+        }
+        if let Some(size) = size.filter(|&size| outcome.is_ok() && size != image.size()) {
             let off = cowslip::qcow2::create::Preallocation::Off;
             outcome = image.resize_as_job(size, off, &job).await;
         }
@@ -163,42 +171,95 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// What may be amended, in the table's order of `create`.
-fn amendable() -> Vec<Known> {
-    let of_create = QCOW2_OPTIONS.iter();
-    let of_create = of_create.filter(|option| AMENDABLE.contains(&option.name));
-    of_create
-        .chain(FOR_AMEND)
-        .chain(OWN_QCOW2_OPTIONS)
-        .copied()
-        .collect()
-}
-
-fn all_known() -> Vec<Known> {
-    [QCOW2_OPTIONS, OWN_QCOW2_OPTIONS].concat()
+/// What may be amended of a format, in the order of `create`, and all options that it has.
+fn tables(format: Format) -> Result<(Vec<Known>, Vec<Known>), CommandError> {
+    match format {
+        Format::Qcow2 => {
+            let of_create = QCOW2_OPTIONS.iter();
+            let of_create = of_create.filter(|option| AMENDABLE.contains(&option.name));
+            let amendable = of_create.chain(OF_KEYS).chain(OWN_QCOW2_OPTIONS).copied();
+            Ok((
+                amendable.collect(),
+                [QCOW2_OPTIONS, OWN_QCOW2_OPTIONS].concat(),
+            ))
+        }
+        Format::Luks => {
+            let of_create = LUKS_OPTIONS.iter().copied();
+            let of_create = of_create.filter(|option| option.name == "iter-time");
+            let of_keys = OF_KEYS.iter().map(|option| Known {
+                name: option.name.trim_start_matches(PREFIX),
+                ..*option
+            });
+            Ok((of_create.chain(of_keys).collect(), LUKS_OPTIONS.to_vec()))
+        }
+        Format::Raw => {
+            let text = "Format driver 'raw' does not support option amendment";
+            Err(CommandError::new(text))
+        }
+    }
 }
 
 fn print_help(args: &Args, program: &Program) -> Result<(), CommandError> {
-    match args.image.format.as_deref().unwrap_or("qcow2") {
-        "qcow2" => {}
-        "raw" | "file" => {
-            let text = "Format driver 'raw' does not support option amendment";
-            return Err(CommandError::new(text));
+    let described = match args.image.image_opts {
+        true => args.image.spec("amend", program)?.resolve()?.format,
+        false => None,
+    };
+    let format = match (args.image.format.as_deref(), described) {
+        (None, Some(format)) => format,
+        (None | Some("qcow2"), _) => Format::Qcow2,
+        (Some("luks"), _) => Format::Luks,
+        (Some("raw" | "file"), _) => Format::Raw,
+        (Some(other), _) => {
+            return Err(CommandError::new(format!("Unknown file format '{other}'")));
         }
-        other => return Err(CommandError::new(format!("Unknown file format '{other}'"))),
-    }
+    };
+    let (amendable, _) = tables(format)?;
     let hides = program.name.starts_with("qemu-");
     let is_ours = |option: &Known| OWN_QCOW2_OPTIONS.iter().any(|own| own.name == option.name);
-    let listed = amendable().into_iter();
+    let listed = amendable.into_iter();
     let listed: Vec<_> = listed
         .filter(|option| !(hides && is_ours(option)))
         .collect();
     let text = options::help_text(&listed);
-    print(&format!("Amend options for 'qcow2':\n{text}"));
+    print(&format!("Amend options for '{}':\n{text}", format.name()));
     Ok(())
 }
 
 impl Request {
+    /// What becomes of the image's key slots, if something shall.
+    async fn key_change(
+        &self,
+        image: &Image,
+        current: Option<&str>,
+        force: bool,
+    ) -> Result<Option<KeyChange>, CommandError> {
+        let layers = image.layers();
+        let header = layers.first().and_then(|layer| layer.header.as_ref());
+        let prefix = match header {
+            Some(_) => PREFIX,
+            None => "",
+        };
+        if !self
+            .options
+            .iter()
+            .any(|(name, _)| name.starts_with(prefix))
+        {
+            return Ok(None);
+        }
+        if header.is_some_and(|header| header.crypt_method == CryptMethod::None) {
+            let text = "Can't amend encryption options - encryption not present";
+            return Err(CommandError::new(text));
+        }
+        let value = |name: &str| options::value(&self.options, &format!("{prefix}{name}"));
+        let asked = SlotOptions::parse(value)?;
+        let Some(keys) = image.keys().await? else {
+            return Err(CommandError::new("the image has no key slots"));
+        };
+        asked
+            .change(&keys, current.unwrap_or_default(), force)
+            .map(Some)
+    }
+
     fn amendment(&self, image: &Image) -> Result<Amendment, CommandError> {
         let refuse = |text: &str| Err(CommandError::new(text));
         let value = |name| options::value(&self.options, name);
@@ -220,13 +281,6 @@ impl Request {
                 return Err(CommandError::new(text));
             }
         };
-        if self
-            .options
-            .iter()
-            .any(|(name, _)| name.starts_with("encrypt."))
-        {
-            return refuse("amending the key slots of an encrypted image is not supported");
-        }
         // To what they are, both of them, as with qemu-img.
         let backing = (value("backing_file"), value("backing_fmt"));
         let now = (header.backing_file.as_deref(), header.backing_format());

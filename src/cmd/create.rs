@@ -179,7 +179,7 @@ pub(super) const OWN_QCOW2_OPTIONS: &[Known] = &[known(
 const RAW_OPTIONS: &[Known] = &[known("size", Kind::Size, "Virtual disk size")];
 
 /// The options of LUKS volumes, in the order in which they are printed.
-const LUKS_OPTIONS: &[Known] = &[
+pub(super) const LUKS_OPTIONS: &[Known] = &[
     known("size", Kind::Size, "Virtual disk size"),
     known(
         "key-secret",

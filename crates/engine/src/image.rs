@@ -1,12 +1,14 @@
 //! [`Image`]: a disk, whatever its format; the verbs and their validation.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use cowslip_queue::{Buf, BufMut};
 
 use crate::chain::{self, Below, Files, Layer, Naming};
 use crate::file::{BlockFile, Claim, Durability, FileId, Gate, HostFile, Sharing, Space};
-use crate::job::Job;
+use crate::job::{self, Job};
+use crate::luks::{self, KeyChange, Means};
 use crate::qcow2::amend::Amendment;
 use crate::qcow2::create::Preallocation;
 use crate::qcow2::header::Header;
@@ -14,6 +16,7 @@ use crate::qcow2::inspect::SnapshotInfo;
 use crate::qcow2::probe::{Observation, Stage};
 use crate::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
 use crate::qcow2::{Fua, Packed, Qcow2};
+use crate::sync::Turn;
 use crate::zero::is_zero;
 use crate::{Error, Result, extents};
 
@@ -156,6 +159,8 @@ pub struct Image {
     discard: DiscardPolicy,
     detect_zeroes: DetectZeroes,
     unprotected: Vec<String>,
+    /// One change of keys at a time.
+    keys: Turn<()>,
 }
 
 impl Image {
@@ -234,6 +239,7 @@ impl Image {
             discard,
             detect_zeroes,
             unprotected: files.into_unprotected(),
+            keys: Turn::new(()),
         })
     }
 
@@ -667,6 +673,44 @@ impl Image {
                 feature: "amending a raw image".to_string(),
             }),
             Layer::Qcow2(image) => image.amend(amendment, &self.below, job).await,
+        }
+    }
+
+    /// The LUKS header of the image's keys, as it is in the file; `None` if it is not encrypted.
+    ///
+    /// # Errors
+    /// I/O, or a header that is none.
+    pub async fn keys(&self) -> Result<Option<luks::Header>> {
+        match self.place_of_keys().await? {
+            Some((file, place)) => luks::inspect(file.block_file(), place).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    async fn place_of_keys(&self) -> Result<Option<(HostFile, Range<u64>)>> {
+        match &self.top {
+            Layer::Raw(raw) => raw.keys().await,
+            Layer::Qcow2(image) => image.keys().await,
+        }
+    }
+
+    /// Changes which passphrases open an encrypted image, durably. The data stays as it is, under the same master key; the
+    /// image stays open, and requests go on.
+    ///
+    /// # Errors
+    /// `Invalid` for what is refused, in QEMU's words, `Key` if the current passphrase opens nothing, [`Error::Cancelled`]:
+    /// then nothing is changed. I/O: then, as after a crash, what opened the image before still does, or the new passphrase does.
+    pub async fn change_keys(&self, change: &KeyChange, means: &Means, job: &Job) -> Result<()> {
+        self.validate_write(0, 0)?;
+        let _turn = self.keys.take().await;
+        let Some((file, place)) = self.place_of_keys().await? else {
+            return Err(Error::Invalid("the image is not encrypted".to_string()));
+        };
+        let stages = luks::stages(&file, place, (change, means), job).await?;
+        job.enter(job::Stage::Flush);
+        match &self.top {
+            Layer::Raw(raw) => raw.write_keys(stages).await,
+            Layer::Qcow2(image) => image.write_keys(stages).await,
         }
     }
 

@@ -37,6 +37,8 @@ pub enum Stage {
     Tables,
     /// Reference counts are written anew.
     Counts,
+    /// Keys are derived from passphrases.
+    Keys,
     /// Data is copied.
     Copy,
     /// What was done becomes durable.
@@ -46,12 +48,13 @@ pub enum Stage {
 }
 
 impl Stage {
-    const ALL: [Stage; 8] = [
+    const ALL: [Stage; 9] = [
         Stage::Begin,
         Stage::Allocate,
         Stage::WriteZeroes,
         Stage::Tables,
         Stage::Counts,
+        Stage::Keys,
         Stage::Copy,
         Stage::Flush,
         Stage::Undo,
@@ -65,6 +68,7 @@ impl Stage {
             Stage::WriteZeroes => "write-zeroes",
             Stage::Tables => "tables",
             Stage::Counts => "refcounts",
+            Stage::Keys => "keys",
             Stage::Copy => "copy",
             Stage::Flush => "flush",
             Stage::Undo => "undo",

@@ -6,6 +6,8 @@
 //! | the header's bytes and their rules | `header.rs` (pure) |
 //! | sectors under AES | `cipher.rs` (pure) |
 //! | a master key in a key slot, and back | `slot.rs` (pure) |
+//! | what a passphrase costs: PBKDF2, as part of a job | `derive.rs` |
+//! | one key slot more, or less: the stages of that | `change.rs` |
 //! | unlocking a volume in a file | here |
 //!
 //! The words are those of the on-disk format 1.2.3: the *master key* encrypts the data and is in no file; a *key slot*
@@ -24,12 +26,17 @@ use std::sync::Arc;
 use zeroize::Zeroizing;
 
 use crate::file::{BlockFile, HostFile};
+use crate::job::Job;
 use crate::{Error, Result, Workers};
 
+mod change;
 mod cipher;
+mod derive;
 mod header;
 mod slot;
 
+pub use change::{ErasedKeys, KeyChange, Means, NewKey, Random};
+pub(crate) use change::{Stages, stages};
 pub use cipher::{CipherMode, IvGenerator, KeySize, SECTOR_BYTES, SectorCipher, Spec};
 pub use header::{HEADER_BYTES, Hash, Header, KeySlot, MAGIC};
 pub use slot::{Entropy, NewVolume, VolumeOptions, iterations_run};
@@ -60,13 +67,8 @@ impl fmt::Debug for Passphrase {
 /// # Errors
 /// I/O; `Corrupt` for what no volume has, `Unsupported` for what is not done here.
 pub async fn inspect(file: &Arc<dyn BlockFile>, place: Range<u64>) -> Result<Header> {
-    read_header(&HostFile::new(Arc::clone(file)), &place).await
-}
-
-async fn read_header(file: &HostFile, place: &Range<u64>) -> Result<Header> {
-    let len = place.end.saturating_sub(place.start);
-    let bytes = file.read_new(place.start, len.min(HEADER_BYTES as u64));
-    Header::parse(&bytes.await?, place, file.name())
+    let file = HostFile::new(Arc::clone(file));
+    Ok(Volume::read(&file, place).await?.header)
 }
 
 /// The header of the volume that is in these bytes of a file, and the cipher of its data.
@@ -78,20 +80,76 @@ pub(crate) async fn unlock(
     place: Range<u64>,
     (passphrase, workers): (&Passphrase, &Workers),
 ) -> Result<(Header, SectorCipher)> {
-    let header = read_header(file, &place).await?;
-    for slot in header.slots.iter().filter(|slot| slot.active) {
-        let material = file
-            .read_new(place.start + slot.key_offset, header.material_bytes())
-            .await?;
-        let (header, slot, passphrase) = (header.clone(), slot.clone(), passphrase.clone());
-        let opened = workers.run(move || {
-            let key = slot::open(&header, &slot, (&passphrase, &material))?;
-            Some((SectorCipher::new(header.spec, &key), header))
-        });
-        if let Some((cipher, header)) = opened.await {
-            return Ok((header, cipher));
-        }
+    let volume = Volume::read(file, place).await?;
+    let key = volume
+        .unlock(passphrase, (workers, &Job::default()))
+        .await?;
+    let cipher = SectorCipher::new(volume.header.spec, &key);
+    Ok((volume.header, cipher))
+}
+
+/// A volume in a file.
+struct Volume<'a> {
+    file: &'a HostFile,
+    place: Range<u64>,
+    /// As it was read.
+    header: Header,
+}
+
+impl Volume<'_> {
+    async fn read(file: &HostFile, place: Range<u64>) -> Result<Volume<'_>> {
+        let len = place.end.saturating_sub(place.start);
+        let bytes = file.read_new(place.start, len.min(HEADER_BYTES as u64));
+        let header = Header::parse(&bytes.await?, &place, file.name())?;
+        Ok(Volume {
+            file,
+            place,
+            header,
+        })
     }
-    let text = "Invalid password, cannot unlock any keyslot";
-    Err(Error::Key(text.to_string()))
+
+    /// The slots that hold the master key.
+    fn active(&self) -> Vec<usize> {
+        let slots = self.header.slots.iter().enumerate();
+        slots
+            .filter_map(|(index, slot)| slot.active.then_some(index))
+            .collect()
+    }
+
+    /// The master key, if the passphrase opens this slot.
+    async fn open_slot(
+        &self,
+        index: usize,
+        passphrase: &Passphrase,
+        (workers, job): (&Workers, &Job),
+    ) -> Result<Option<slot::Key>> {
+        let header = self.header.clone();
+        let slot = header.slots[index].clone();
+        let material = self
+            .file
+            .read_new(self.place.start + slot.key_offset, header.material_bytes())
+            .await?;
+        let (passphrase, job) = (passphrase.clone(), job.clone());
+        let open = move || slot::open(&header, &slot, (&passphrase, &material), &job);
+        workers.run(open).await
+    }
+
+    /// The master key.
+    async fn unlock(&self, passphrase: &Passphrase, with: (&Workers, &Job)) -> Result<slot::Key> {
+        let slots = &self.header.slots;
+        let work = |index: usize| slot::open_work(&self.header, &slots[index]);
+        let mut left: u64 = self.active().into_iter().map(work).sum();
+        let (_, job) = with;
+        job.expect(left);
+        for index in self.active() {
+            left -= work(index);
+            if let Some(key) = self.open_slot(index, passphrase, with).await? {
+                // The others are not tried.
+                job.done(left);
+                return Ok(key);
+            }
+        }
+        let text = "Invalid password, cannot unlock any keyslot";
+        Err(Error::Key(text.to_string()))
+    }
 }

@@ -10,7 +10,7 @@ use crate::durable::DurableWrites;
 use crate::file::{Claim, Durability, Event, HostFile, Permission, Space};
 use crate::image::Format;
 use crate::job::Job;
-use crate::luks::SectorCipher;
+use crate::luks::{self, SectorCipher};
 use crate::qcow2::create::Preallocation;
 use crate::qcow2::geometry::{HostOffset, round_down};
 use crate::qcow2::header;
@@ -196,6 +196,29 @@ impl Raw {
             }
             other => other.map(|_| ()),
         }
+    }
+
+    /// The file and the place of the LUKS volume that it is.
+    pub(crate) async fn keys(&self) -> Result<Option<(HostFile, Range<u64>)>> {
+        if !self.file.is_encrypted() {
+            return Ok(None);
+        }
+        let file = self.file.in_the_clear();
+        let len = file.len().await?;
+        Ok(Some((file, 0..len)))
+    }
+
+    /// Writes what lies before the disk, with a barrier after each stage.
+    pub(crate) async fn write_keys(&self, stages: luks::Stages) -> Result<()> {
+        let file = self.file.in_the_clear();
+        for stage in stages {
+            for (at, bytes) in stage {
+                let data = vec![Buf::from(bytes)];
+                file.write(at, data, Durability::Cached).await?;
+            }
+            self.flush().await?;
+        }
+        Ok(())
     }
 
     /// Changes the size. What is added gets its space first; if that fails the file is cut to what it was.

@@ -224,6 +224,15 @@ impl HostFile {
         }
     }
 
+    /// The same file without the cipher: what is before the data is in the clear.
+    pub fn in_the_clear(&self) -> HostFile {
+        HostFile {
+            alignment: u64::from(self.file.capabilities().alignment_bytes.max(1)),
+            cipher: None,
+            ..self.clone()
+        }
+    }
+
     /// Whether there is a cipher between.
     pub fn is_encrypted(&self) -> bool {
         self.cipher.is_some()

@@ -120,15 +120,6 @@ impl Hash {
             Hash::Sha512 => of::<Sha512>(parts, out),
         }
     }
-
-    /// PBKDF2 with this hash.
-    pub(super) fn derive(self, secret: &[u8], (salt, iterations): (&[u8], u32), out: &mut [u8]) {
-        match self {
-            Hash::Sha1 => pbkdf2::pbkdf2_hmac::<Sha1>(secret, salt, iterations, out),
-            Hash::Sha256 => pbkdf2::pbkdf2_hmac::<Sha256>(secret, salt, iterations, out),
-            Hash::Sha512 => pbkdf2::pbkdf2_hmac::<Sha512>(secret, salt, iterations, out),
-        }
-    }
 }
 
 /// One of the places for the master key.
@@ -147,6 +138,24 @@ pub struct KeySlot {
 impl KeySlot {
     /// Stripes of the key.
     pub const STRIPES: u32 = STRIPES;
+
+    /// The first word of its entry, which says whether it is active.
+    pub(super) fn state(&self) -> [u8; 4] {
+        let state = if self.active { ACTIVE } else { INACTIVE };
+        state.to_be_bytes()
+    }
+
+    /// Its entry in the header.
+    pub(super) fn encode(&self) -> [u8; SLOT_BYTES] {
+        let mut out = [0; SLOT_BYTES];
+        let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, &self.state());
+        put(at::ITERATIONS, &self.iterations.to_be_bytes());
+        put(at::SALT, &self.salt);
+        put(at::KEY_OFFSET, &sectors(self.key_offset));
+        put(at::STRIPES, &STRIPES.to_be_bytes());
+        out
+    }
 }
 
 /// A header.
@@ -222,10 +231,6 @@ impl Header {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![0; HEADER_BYTES];
         let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
-        let sectors = |bytes: u64| {
-            let sectors = u32::try_from(bytes / SECTOR).expect("offsets of headers are small");
-            sectors.to_be_bytes()
-        };
         put(0, &MAGIC);
         put(at::VERSION, &VERSION.to_be_bytes());
         put(at::CIPHER, b"aes");
@@ -238,16 +243,21 @@ impl Header {
         put(at::DIGEST_ITERATIONS, &self.digest_iterations.to_be_bytes());
         put(at::UUID, self.uuid.as_bytes());
         for (index, slot) in self.slots.iter().enumerate() {
-            let start = at::SLOTS + index * SLOT_BYTES;
-            let state = if slot.active { ACTIVE } else { INACTIVE };
-            put(start, &state.to_be_bytes());
-            put(start + at::ITERATIONS, &slot.iterations.to_be_bytes());
-            put(start + at::SALT, &slot.salt);
-            put(start + at::KEY_OFFSET, &sectors(slot.key_offset));
-            put(start + at::STRIPES, &STRIPES.to_be_bytes());
+            put(Header::slot_at(index), &slot.encode());
         }
         out
     }
+
+    /// Where a slot's entry is in the header.
+    pub(super) fn slot_at(index: usize) -> usize {
+        at::SLOTS + index * SLOT_BYTES
+    }
+}
+
+/// An offset as headers have it.
+fn sectors(bytes: u64) -> [u8; 4] {
+    let sectors = u32::try_from(bytes / SECTOR).expect("offsets of headers are small");
+    sectors.to_be_bytes()
 }
 
 fn mode_text(spec: &Spec) -> String {
@@ -374,7 +384,7 @@ impl<'a> Parser<'a> {
     }
 
     fn slot(&self, index: usize) -> Result<KeySlot> {
-        let start = at::SLOTS + index * SLOT_BYTES;
+        let start = Header::slot_at(index);
         let active = match self.u32(start) {
             ACTIVE => true,
             INACTIVE => false,
@@ -413,7 +423,7 @@ impl<'a> Parser<'a> {
             let slot = &header.slots[index];
             let slot_end = slot.key_offset + header.material_bytes();
             if slot.key_offset < ends_before || slot_end > end {
-                let field = at::SLOTS + index * SLOT_BYTES + at::KEY_OFFSET;
+                let field = Header::slot_at(index) + at::KEY_OFFSET;
                 let detail = format!(
                     "key slot {index} ({:#x} to {slot_end:#x}) overlaps the header, another slot or the data, or lies \
                      beyond the end",

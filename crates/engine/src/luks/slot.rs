@@ -11,9 +11,15 @@ use zeroize::Zeroizing;
 
 use super::Passphrase;
 use super::cipher::{SectorCipher, Spec};
+use super::derive::{derive, work_bytes};
 use super::header::{DIGEST_BYTES, Hash, Header, KEY_OFFSET, KeySlot, SALT_BYTES, SLOTS, STRIPES};
+use crate::job::Job;
+use crate::{Error, Result};
 
-type Key = Zeroizing<Vec<u8>>;
+pub(super) type Key = Zeroizing<Vec<u8>>;
+
+/// Why a derivation that nobody attends to does not fail.
+const UNATTENDED: &str = "nobody cancels this job";
 
 /// Where unpredictable bytes come from: fills the slice, or fails.
 pub type Entropy<'a> = &'a mut dyn FnMut(&mut [u8]) -> io::Result<()>;
@@ -21,7 +27,8 @@ pub type Entropy<'a> = &'a mut dyn FnMut(&mut [u8]) -> io::Result<()>;
 /// Has PBKDF2 do so many iterations, as an active slot costs who opens it; for whoever measures how long they take.
 pub fn iterations_run(hash: Hash, spec: &Spec, iterations: u32) {
     let mut key = Zeroizing::new(vec![0; spec.key_bytes()]);
-    hash.derive(b"passphrase", (&[0; SALT_BYTES], iterations), &mut key);
+    let cost = (&[0; SALT_BYTES][..], iterations);
+    derive(hash, b"passphrase", cost, (&mut key, &Job::default())).expect(UNATTENDED);
 }
 
 /// What the sum so far becomes between two stripes.
@@ -68,31 +75,73 @@ fn split(hash: Hash, key: &[u8], entropy: Entropy<'_>) -> io::Result<Key> {
 }
 
 /// The cipher of a slot's stripes.
-fn slot_cipher(header: &Header, slot: &KeySlot, passphrase: &Passphrase) -> SectorCipher {
+fn slot_cipher(
+    header: &Header,
+    slot: &KeySlot,
+    (passphrase, job): (&Passphrase, &Job),
+) -> Result<SectorCipher> {
     let mut key = Zeroizing::new(vec![0; header.spec.key_bytes()]);
     let cost = (&slot.salt[..], slot.iterations);
-    header.hash.derive(passphrase.bytes(), cost, &mut key);
-    SectorCipher::new(header.spec, &key)
+    derive(header.hash, passphrase.bytes(), cost, (&mut key[..], job))?;
+    Ok(SectorCipher::new(header.spec, &key))
 }
 
-fn digest(header: &Header, key: &[u8]) -> [u8; DIGEST_BYTES] {
+fn digest(header: &Header, key: &[u8], job: &Job) -> Result<[u8; DIGEST_BYTES]> {
     let mut digest = [0; DIGEST_BYTES];
     let cost = (&header.digest_salt[..], header.digest_iterations);
-    header.hash.derive(key, cost, &mut digest);
-    digest
+    derive(header.hash, key, cost, (&mut digest[..], job))?;
+    Ok(digest)
+}
+
+/// What a job is told of deriving a slot's key.
+pub(super) fn slot_work(header: &Header, slot: &KeySlot) -> u64 {
+    work_bytes(header.hash, slot.iterations, header.spec.key_bytes())
+}
+
+/// What a job is told of [`open`].
+pub(super) fn open_work(header: &Header, slot: &KeySlot) -> u64 {
+    let digest = work_bytes(header.hash, header.digest_iterations, DIGEST_BYTES);
+    slot_work(header, slot) + digest
 }
 
 /// The master key, if the passphrase opens the slot, whose stripes on disk are `material`.
+///
+/// # Errors
+/// The job is cancelled.
 pub(super) fn open(
     header: &Header,
     slot: &KeySlot,
     (passphrase, material): (&Passphrase, &[u8]),
-) -> Option<Key> {
+    job: &Job,
+) -> Result<Option<Key>> {
     let key_bytes = header.spec.key_bytes();
     let mut stripes = Zeroizing::new(material.to_vec());
-    slot_cipher(header, slot, passphrase).decrypt(0, &mut stripes);
+    slot_cipher(header, slot, (passphrase, job))?.decrypt(0, &mut stripes);
     let key = merge(header.hash, &stripes[..header.split_bytes()], key_bytes);
-    (digest(header, &key) == header.digest).then_some(key)
+    let is_it = digest(header, &key, job)? == header.digest;
+    Ok(is_it.then_some(key))
+}
+
+/// The stripes of a master key as they are on disk, in whole sectors.
+///
+/// # Errors
+/// There are no random bytes, or the job is cancelled.
+pub(super) fn seal(
+    header: &Header,
+    slot: &KeySlot,
+    (key, passphrase): (&[u8], &Passphrase),
+    (entropy, job): (Entropy<'_>, &Job),
+) -> Result<Vec<u8>> {
+    let stripes = split(header.hash, key, entropy).map_err(no_random_bytes)?;
+    let mut material = vec![0; header.material_bytes() as usize];
+    material[..stripes.len()].copy_from_slice(&stripes);
+    slot_cipher(header, slot, (passphrase, job))?.encrypt(0, &mut material);
+    Ok(material)
+}
+
+/// The system has no random bytes.
+pub(super) fn no_random_bytes(source: io::Error) -> Error {
+    Error::io("Could not get random bytes", source)
 }
 
 /// What a new volume shall be like.
@@ -129,10 +178,12 @@ impl NewVolume {
     ///
     /// # Errors
     /// There are no random bytes.
-    pub fn make(options: &VolumeOptions, entropy: Entropy<'_>) -> io::Result<NewVolume> {
+    pub fn make(options: &VolumeOptions, entropy: Entropy<'_>) -> Result<NewVolume> {
         let key_bytes = options.spec.key_bytes();
+        let nobody = Job::default();
+        let mut random = |bytes: &mut [u8]| entropy(bytes).map_err(no_random_bytes);
         let mut uuid = [0; 16];
-        entropy(&mut uuid)?;
+        random(&mut uuid)?;
         let slot_bytes = Header::slot_bytes(key_bytes);
         let slots = std::array::from_fn(|index| KeySlot {
             active: index == 0,
@@ -154,15 +205,13 @@ impl NewVolume {
             uuid: uuid_text(uuid),
             slots,
         };
-        entropy(&mut header.digest_salt)?;
-        entropy(&mut header.slots[0].salt)?;
+        random(&mut header.digest_salt)?;
+        random(&mut header.slots[0].salt)?;
         let mut key = Zeroizing::new(vec![0; key_bytes]);
-        entropy(&mut key)?;
-        header.digest = digest(&header, &key);
-        let stripes = split(options.hash, &key, entropy)?;
-        let mut material = vec![0; header.material_bytes() as usize];
-        material[..stripes.len()].copy_from_slice(&stripes);
-        slot_cipher(&header, &header.slots[0], &options.passphrase).encrypt(0, &mut material);
+        random(&mut key)?;
+        header.digest = digest(&header, &key, &nobody)?;
+        let secrets = (&key[..], &options.passphrase);
+        let material = seal(&header, &header.slots[0], secrets, (entropy, &nobody))?;
         Ok(NewVolume { header, material })
     }
 

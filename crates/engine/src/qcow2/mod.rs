@@ -36,6 +36,7 @@ mod growth;
 pub mod header;
 mod inflight;
 pub mod inspect;
+mod keys;
 pub mod layout;
 pub mod map;
 mod open;

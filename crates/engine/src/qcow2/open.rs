@@ -1,12 +1,14 @@
 //! Opening an image: the header, the roots, and what must hold before it may be written.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::alloc::{FreeSet, Fresh, Protected};
 use super::entry::{EntryFormat, big_endian};
 use super::gather::Gathering;
 use super::geometry::{HostCluster, HostOffset, round_up};
+use super::header::extensions::CryptoHeader;
 use super::header::{FIRST_READ_BYTES, Header};
 use super::inflight::{Epochs, JointSpace, Leases};
 use super::inspect::snapshot_table_bytes;
@@ -244,20 +246,27 @@ async fn decrypted(opening: &Opening<'_>, header: &Header, data: HostFile) -> Re
     let passphrase = opening.options.passphrase(opening.is_top).ok_or_else(|| {
         Error::Key("Parameter 'encrypt.key-secret' is required for cipher".to_string())
     })?;
-    let corrupt = || Error::Corrupt {
-        file: opening.file.name().to_string(),
-        structure: "encryption header",
-        offset: crypto.offset,
-        detail: "it reaches beyond the end of the file".to_string(),
-    };
-    let end = crypto.offset.checked_add(crypto.length);
-    let end = end
-        .filter(|&end| end <= opening.file_len)
-        .ok_or_else(corrupt)?;
-    let place = crypto.offset..end;
+    let place = place_of_keys(crypto, (&opening.file, opening.file_len))?;
     let key = (passphrase, &opening.options.workers);
     let (_, cipher) = luks::unlock(&opening.file, place, key).await?;
     Ok(data.encrypted(cipher, 0))
+}
+
+/// Where the LUKS volume of an image's keys is.
+pub(super) fn place_of_keys(
+    crypto: CryptoHeader,
+    (file, file_len): (&HostFile, u64),
+) -> Result<Range<u64>> {
+    let end = crypto.offset.checked_add(crypto.length);
+    let end = end
+        .filter(|&end| end <= file_len)
+        .ok_or_else(|| Error::Corrupt {
+            file: file.name().to_string(),
+            structure: "encryption header",
+            offset: crypto.offset,
+            detail: "it reaches beyond the end of the file".to_string(),
+        })?;
+    Ok(crypto.offset..end)
 }
 
 async fn read_table(file: &HostFile, offset: u64, bytes: u64) -> Result<Vec<u64>> {

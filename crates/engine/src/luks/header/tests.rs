@@ -3,6 +3,7 @@
 use super::super::Passphrase;
 use super::super::slot::{self, NewVolume, VolumeOptions};
 use super::*;
+use crate::job::Job;
 use crate::random::Random;
 
 const FILE_BYTES: u64 = 16 << 20;
@@ -62,7 +63,13 @@ fn headers_are_written_and_read_again() {
             assert_eq!(header.payload_offset % 4096, 0);
             let open = |passphrase: &[u8]| {
                 let passphrase = Passphrase::new(passphrase.to_vec());
-                slot::open(&header, &header.slots[0], (&passphrase, &material))
+                slot::open(
+                    &header,
+                    &header.slots[0],
+                    (&passphrase, &material),
+                    &Job::default(),
+                )
+                .unwrap()
             };
             assert!(open(b"b").is_none());
             assert_eq!(open(b"a").unwrap().len(), spec.key_bytes());
