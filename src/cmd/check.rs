@@ -262,7 +262,7 @@ async fn open_damaged(
     source: &Source,
     how: &OpenHow,
 ) -> Result<(Arc<dyn BlockFile>, Header), CommandError> {
-    let name = source.filename.as_str();
+    let name = source.given.as_str();
     let (file, format) = open_alone(source, how).await?;
     if format != Format::Qcow2 {
         let text = "This image format does not support checks";

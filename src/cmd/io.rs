@@ -85,6 +85,8 @@ const fn long(name: &'static str, letter: char, value: Value) -> Long {
 /// What the command line asks for.
 struct Line {
     request: ImageRequest,
+    /// `--image-opts`.
+    image_options: bool,
     commands: Vec<String>,
 }
 
@@ -137,7 +139,11 @@ fn parse_line(args: &[String]) -> Result<Line, Ended> {
         ([options], true) => request.options = Some(options.to_string()),
         _ => return Err(Ended::Mistake(None)),
     }
-    Ok(Line { request, commands })
+    Ok(Line {
+        request,
+        image_options,
+        commands,
+    })
 }
 
 /// Runs the shell with the arguments behind the program's name. Returns the exit code.
@@ -185,7 +191,7 @@ fn run_line(line: Line, program: &Program) -> u8 {
         true => Script::Prompted,
         false => Script::Given(line.commands),
     };
-    let mut shell = Shell::new(Out::new(program));
+    let mut shell = Shell::new(Out::new(program)).with_image_options(line.image_options);
     let succeeded = queue.block_on(async {
         if line.request.names_an_image() && !shell.open_first(line.request).await {
             return false;

@@ -15,6 +15,7 @@ mod discard;
 mod dropped;
 mod gather;
 mod host_file;
+mod keys;
 mod layout;
 mod model;
 mod repair_noise;

@@ -254,6 +254,10 @@ impl Shell {
         let mut request = ImageRequest::default();
         while let Some(option) = scanner.next_option()? {
             match option.name {
+                Name::Letter('o') if self.image_options => {
+                    let text = "--image-opts and 'open -o' are mutually exclusive";
+                    return Err(Complaint::Said(text.to_string()));
+                }
                 Name::Letter('o') => request.options = Some(option.value()),
                 name => request
                     .take(name, &option.value())
@@ -262,6 +266,7 @@ impl Shell {
         }
         match scanner.operands()[..] {
             [] => {}
+            [options] if self.image_options => request.options = Some(options.to_string()),
             [filename] => request.filename = Some(filename.to_string()),
             _ => return Err(Complaint::Usage(None)),
         }

@@ -63,6 +63,8 @@ pub struct Shell {
     /// Requests that were started and not awaited.
     pub(super) started: Vec<Pending<()>>,
     failed: bool,
+    /// `open` is given lists of options, not names.
+    pub(super) image_options: bool,
 }
 
 impl Shell {
@@ -73,6 +75,15 @@ impl Shell {
             opened: None,
             started: Vec::new(),
             failed: false,
+            image_options: false,
+        }
+    }
+
+    /// The same, in which `open` is given lists of options, if so.
+    pub fn with_image_options(self, image_options: bool) -> Shell {
+        Shell {
+            image_options,
+            ..self
         }
     }
 
