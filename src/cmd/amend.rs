@@ -4,13 +4,13 @@
 //! changed here is refused by name before anything is changed: the backing file (as with qemu-img).
 
 use clap::ArgAction;
-use cowslip::Error;
 use cowslip::file::host::Aio;
 use cowslip::image::{Format, Image};
 use cowslip::luks::KeyChange;
 use cowslip::qcow2::amend::Amendment;
-use cowslip::qcow2::create::Version;
+use cowslip::qcow2::create::{Preallocation, Version};
 use cowslip::qcow2::header::CryptMethod;
+use cowslip::{Error, Job};
 
 use super::create::{LUKS_OPTIONS, OWN_QCOW2_OPTIONS, QCOW2_OPTIONS};
 use crate::encryption::{self, SlotOptions};
@@ -131,6 +131,7 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
     };
     let job = args.job.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
+    let mut done = 0;
     let outcome = block_on(Aio::Auto, async {
         let image = open_image(&spec, &how).await?;
         let format = image.layers().first().map(|layer| layer.format);
@@ -142,33 +143,55 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
         let keys = request
             .key_change(&image, current.as_deref(), args.force)
             .await?;
-        let amendment = match format {
-            Some(Format::Luks) => Amendment::default(),
-            _ => request.amendment(&image)?,
-        };
         let size = options::value(&request.options, "size");
-        let size = size.map(|size| options::size("size", size)).transpose()?;
-        let mut outcome = Ok(());
-        if let Some(keys) = keys {
-            outcome = image.change_keys(&keys, &encryption::means(), &job).await;
-        }
-        if let Some(size) = size.filter(|&size| outcome.is_ok() && size != image.size()) {
-            let off = cowslip::qcow2::create::Preallocation::Off;
-            outcome = image.resize_as_job(size, off, &job).await;
-        }
-        if outcome.is_ok() && amendment != Amendment::default() {
-            outcome = image.amend(&amendment, &job).await;
-        }
+        let changes = Changes {
+            keys,
+            amendment: match format {
+                Some(Format::Luks) => Amendment::default(),
+                _ => request.amendment(&image)?,
+            },
+            size: size.map(|size| options::size("size", size)).transpose()?,
+        };
+        let outcome = changes.carry_out(&image, &job, &mut done).await;
         let closed = image.close().await;
         Ok(outcome.and(closed))
     })?;
     if let Err(Error::Cancelled) = outcome {
-        program.complain("Cancelled: nothing is changed");
+        program.complain(match done {
+            0 => "Cancelled: nothing is changed",
+            _ => "Cancelled: what was changed before stays so",
+        });
         interrupted.end_by_signal();
     }
     outcome?;
     args.job.end();
     Ok(())
+}
+
+/// What is changed, in this order.
+struct Changes {
+    keys: Option<KeyChange>,
+    size: Option<u64>,
+    amendment: Amendment,
+}
+
+impl Changes {
+    /// Carries them out; `done` counts those that have come to their end.
+    async fn carry_out(self, image: &Image, job: &Job, done: &mut u32) -> Result<(), Error> {
+        if let Some(keys) = self.keys {
+            image.change_keys(&keys, &encryption::means(), job).await?;
+            *done += 1;
+        }
+        if let Some(size) = self.size.filter(|&size| size != image.size()) {
+            let off = Preallocation::Off;
+            image.resize_as_job(size, off, job).await?;
+            *done += 1;
+        }
+        if self.amendment != Amendment::default() {
+            image.amend(&self.amendment, job).await?;
+        }
+        Ok(())
+    }
 }
 
 /// What may be amended of a format, in the order of `create`, and all options that it has.

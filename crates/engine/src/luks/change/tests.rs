@@ -105,7 +105,7 @@ fn erase(slot: Option<u64>, name: Option<&str>) -> KeyChange {
 
 /// Carries the change out. After any part of a stage, of which the disk has written some sectors, whichever, one of `open`
 /// opens the volume.
-fn change(file: &mut Vec<u8>, change: &KeyChange, open: &[&'static str]) {
+fn change(file: &mut [u8], change: &KeyChange, open: &[&'static str]) {
     let survives = |file: &[u8]| {
         let (active, opening) = found(file, open);
         assert!(!opening.is_empty(), "{change:?}: {active:?}");
@@ -124,8 +124,8 @@ fn change(file: &mut Vec<u8>, change: &KeyChange, open: &[&'static str]) {
         // Of the many sectors of stripes a few are enough.
         let step = writes.len().div_ceil(8);
         for count in (0..writes.len()).step_by(step) {
-            let mut first = file.clone();
-            let mut last = file.clone();
+            let mut first = file.to_vec();
+            let mut last = file.to_vec();
             for &sector in &writes[..count] {
                 write(&mut first, sector);
             }
