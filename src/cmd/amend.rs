@@ -178,6 +178,10 @@ struct Changes {
 impl Changes {
     /// Carries them out; `done` counts those that have come to their end.
     async fn carry_out(self, image: &Image, job: &Job, done: &mut u32) -> Result<(), Error> {
+        // What is refused is refused before anything is changed.
+        if self.amendment != Amendment::default() {
+            image.may_amend(&self.amendment).await?;
+        }
         if let Some(keys) = self.keys {
             image.change_keys(&keys, &encryption::means(), job).await?;
             *done += 1;

@@ -206,6 +206,7 @@ fn data_and_other_options_are_as_they_were() {
     for options in [
         "size=3M,encrypt.state=inactive",
         "size=3M,encrypt.keyslot=1",
+        "refcount_bits=3,encrypt.state=active,encrypt.new-secret=s,encrypt.iter-time=10",
     ] {
         let mut program = Whose::Ours.program("qemu-img", dir);
         program.args(["amend", "--image-opts", &image, "-o", options]);

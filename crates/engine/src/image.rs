@@ -676,6 +676,17 @@ impl Image {
         }
     }
 
+    /// Refuses what [`Image::amend`] would refuse of the image's header, and changes nothing.
+    ///
+    /// # Errors
+    /// As `amend`.
+    pub async fn may_amend(&self, amendment: &Amendment) -> Result<()> {
+        match &self.top {
+            Layer::Raw(_) => Ok(()),
+            Layer::Qcow2(image) => image.may_amend(amendment).await,
+        }
+    }
+
     /// The LUKS header of the image's keys, as it is in the file; `None` if it is not encrypted.
     ///
     /// # Errors
