@@ -44,7 +44,8 @@ struct Server {
 impl Server {
     fn start(command: &mut Command, socket: &Path) -> Server {
         let child = command.spawn().unwrap();
-        eventually("the socket appears", || socket.exists());
+        // Between its name and the server that listens there is a moment.
+        eventually("it answers", || UnixStream::connect(socket).is_ok());
         Server {
             child,
             socket: socket.to_path_buf(),

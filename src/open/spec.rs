@@ -464,8 +464,13 @@ mod tests {
             (Some(Format::Luks), Some("s".to_string()))
         );
         assert_eq!(by_options.backing, Some(BackingChoice::None));
-        let given = by_options.given.clone();
-        assert_eq!(by_options, Source { given, ..by_json });
+        let (given, full_name) = (by_options.given.clone(), by_options.full_name.clone());
+        let as_given = Source {
+            given,
+            full_name,
+            ..by_json
+        };
+        assert_eq!(by_options, as_given);
         let both = resolve("file=a,snapshot.id=1,snapshot.name=x", true).unwrap();
         let swapped = resolve("file=a,snapshot.name=x,snapshot.id=1", true).unwrap();
         assert_eq!(both.snapshot, swapped.snapshot);

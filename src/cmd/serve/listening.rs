@@ -18,6 +18,8 @@ use crate::error::CommandError;
 /// How often, and how long apart, a socket that answers is looked at before it is believed.
 const SETTLING_TRIES: u32 = 20;
 const SETTLING_PAUSE: Duration = Duration::from_millis(25);
+/// How often a socket has to refuse before it is believed: it has its name a moment before its server listens.
+const REFUSALS: u32 = 3;
 
 /// A socket that clients connect to, and its name, if it is one in the file system.
 pub(super) struct Listening {
@@ -134,8 +136,10 @@ impl Place {
     /// killed a little later than it ends, if the server had a ring.
     fn once_settled(path: &Path) -> Place {
         let mut place = Place::of(path);
+        let mut refusals = 0;
         for _ in 0..SETTLING_TRIES {
-            if place != Place::Answers {
+            refusals += u32::from(place == Place::Stale);
+            if place == Place::Other || refusals == REFUSALS {
                 break;
             }
             std::thread::sleep(SETTLING_PAUSE);
