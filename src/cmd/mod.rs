@@ -12,6 +12,7 @@ use crate::output::Program;
 pub mod allocate;
 pub mod amend;
 pub mod bench;
+pub mod bitmap;
 pub mod check;
 pub mod clone;
 pub mod commit;
@@ -61,6 +62,8 @@ pub enum ImgVerb {
     Commit(commit::Args),
     /// List, make, apply or delete internal snapshots
     Snapshot(snapshot::Args),
+    /// Add, remove, clear, enable, disable or merge persistent dirty bitmaps
+    Bitmap(bitmap::Args),
 }
 
 impl ImgVerb {
@@ -80,6 +83,7 @@ impl ImgVerb {
             ImgVerb::Rebase(args) => rebase::run(args, program),
             ImgVerb::Commit(args) => commit::run(args, program),
             ImgVerb::Snapshot(args) => snapshot::run(args, program),
+            ImgVerb::Bitmap(args) => bitmap::run(&args, program),
         }
     }
 }

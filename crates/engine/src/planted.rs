@@ -245,6 +245,24 @@ mistakes! {
     VmStateInTheDisk,
     /// The VM state stays when a change of the size moves where it begins.
     VmStateMoves,
+    /// The bitmaps that writes will change are not marked on disk.
+    BitmapNotMarked,
+    /// The marks of bitmaps are not flushed before the first write.
+    BitmapMarkUnflushed,
+    /// A bitmap that is removed, enabled or disabled while others follow writes is not marked.
+    EditedBitmapUnmarked,
+    /// Zeroes and discards set no bits.
+    DiscardNotDirty,
+    /// Compressed writes set no bits.
+    CompressedNotDirty,
+    /// A write sets its bits when it has succeeded.
+    FailedWriteNotDirty,
+    /// What a disk gains counts as unchanged.
+    GrownNotDirty,
+    /// The header refers to bitmaps before they are durable.
+    BitmapUnprepared,
+    /// The old bits lose their counts before the header refers to the new ones.
+    BitmapSpaceFreedEarly,
 }
 
 /// Whether this mistake is planted: never.

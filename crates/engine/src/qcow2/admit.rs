@@ -383,6 +383,10 @@ impl Qcow2 {
         state.writes.new_space += needed;
         state.writes.filled += steps.len() as u64 - needed - in_place;
         state.writes.in_place += in_place;
+        // Before the data moves: what fails may have changed some of it.
+        if !planted::is(Mistake::FailedWriteNotDirty) {
+            state.mark_dirty(&(request.at..end));
+        }
         self.enlist(state, request, steps, (batch, &taken));
         Ok(Ok(()))
     }

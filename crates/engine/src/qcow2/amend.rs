@@ -224,9 +224,8 @@ type Stages = Vec<Vec<(usize, Vec<u8>)>>;
 fn stages(cluster: &[u8], old: &Header, new: &mut Header) -> Result<Stages> {
     let used = used_bytes(cluster, old);
     let mut bytes = new.encode()?;
-    if used <= SECTOR_BYTES && bytes.len() <= SECTOR_BYTES {
-        bytes.resize(SECTOR_BYTES.min(cluster.len()), 0);
-        return Ok(vec![vec![(0, bytes)]]);
+    if let Some(sector) = only_sector(cluster, &bytes, used) {
+        return Ok(vec![vec![sector]]);
     }
     let start = new.header_length as usize;
     let copy_at = round_up(used.max(bytes.len()).max(SECTOR_BYTES) as u64, 8) as usize;
@@ -259,6 +258,32 @@ fn stages(cluster: &[u8], old: &Header, new: &mut Header) -> Result<Stages> {
     ])
 }
 
+/// The one sector that changes, if it is one: it is written whole or not at all. `used` bytes of `cluster` are the
+/// header's.
+fn only_sector(cluster: &[u8], new: &[u8], used: usize) -> Option<(usize, Vec<u8>)> {
+    let len = used
+        .max(new.len())
+        .next_multiple_of(SECTOR_BYTES)
+        .min(cluster.len());
+    let mut new = new.to_vec();
+    new.resize(len, 0);
+    // What is behind the old header may be anything.
+    let mut old = cluster[..used].to_vec();
+    old.resize(len, 0);
+    let sectors = old
+        .chunks(SECTOR_BYTES)
+        .zip(new.chunks(SECTOR_BYTES))
+        .enumerate();
+    let changed = sectors.filter(|(_, (old, new))| old != new);
+    let changed: Vec<usize> = changed.map(|(index, _)| index).collect();
+    let at = match changed[..] {
+        [] => 0,
+        [index] => index * SECTOR_BYTES,
+        [_, _, ..] => return None,
+    };
+    Some((at, new[at..len.min(at + SECTOR_BYTES)].to_vec()))
+}
+
 /// How much of its cluster the header uses.
 fn used_bytes(cluster: &[u8], header: &Header) -> usize {
     let name_len = header.backing_file.as_ref().map_or(0, String::len);
@@ -279,20 +304,21 @@ impl Qcow2 {
         below: &Below,
         job: &Job,
     ) -> Result<()> {
-        self.ready_for_writes().await?;
-        let mut old = self.header();
-        let mut new = amendment.apply(&old)?;
-        if new.version > old.version && old.nb_snapshots > 0 {
+        self.ready_for_changes().await?;
+        let before = self.header();
+        let version = amendment.apply(&before)?.version;
+        if version > before.version && before.nb_snapshots > 0 {
             self.complete_snapshots(job).await?;
-            old = self.header();
-            new = amendment.apply(&old)?;
         }
-        if new.version < old.version {
+        if version < before.version {
             self.unflag_zero_clusters(below, job).await?;
         }
         if !planted::is(Mistake::HeaderBeforeMapping) {
             self.close().await?;
         }
+        // The close may have changed it.
+        let old = self.header();
+        let mut new = amendment.apply(&old)?;
         if new == old {
             return Ok(());
         }
@@ -326,7 +352,8 @@ impl Qcow2 {
         self.file.read_new(0, self.geometry().cluster_bytes()).await
     }
 
-    async fn change_header(&self, old: &Header, mut new: Header) -> Result<()> {
+    /// From one header to the other, in stages. Its extensions may have other places then.
+    pub(super) async fn change_header(&self, old: &Header, mut new: Header) -> Result<()> {
         self.unlatched(&self.lock())?;
         // The hint may have changed at the close.
         if let (Some(hint), Some(now)) = (
@@ -343,7 +370,7 @@ impl Qcow2 {
             }
             self.barrier().await?;
         }
-        self.lock().header = new;
+        self.lock().header = Header::parse_damaged(&new.encode()?, self.name())?;
         Ok(())
     }
 }

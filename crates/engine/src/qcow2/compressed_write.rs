@@ -337,6 +337,12 @@ impl Qcow2 {
                         let wants = std::slice::from_ref(&want);
                         if state.leases.obstacle(slice, wants, place.ticket).is_none() {
                             let stay = Stay::new(self, &mut state, (slice, want));
+                            let dirty = !planted::is(Mistake::CompressedNotDirty);
+                            for cluster in clusters.iter().filter(|_| dirty) {
+                                let start = self.geometry().guest_offset(*cluster).0;
+                                let end = start + self.geometry().cluster_bytes();
+                                state.mark_dirty(&(start..end));
+                            }
                             drop(state);
                             drop(pinned);
                             return Ok(stay);

@@ -35,7 +35,7 @@ const DIRTY_SLICES_MAX: usize = 256;
 impl Qcow2 {
     /// Empties the image, and ends the session: nothing but closing may follow.
     pub(crate) async fn make_empty(&self) -> Result<()> {
-        self.ready_for_writes().await?;
+        self.ready_for_changes().await?;
         self.close().await?;
         let mut counts = self.turn.take().await;
         self.to_the_end(self.empty_in_turn(&mut counts)).await

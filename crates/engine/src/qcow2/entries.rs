@@ -265,6 +265,9 @@ impl Qcow2 {
         (slice, piece): (u64, Range<u64>),
         changes: Changes,
     ) -> Piece<'_> {
+        if !changes.entries.is_empty() && !planted::is(Mistake::DiscardNotDirty) {
+            state.mark_dirty(&piece);
+        }
         if self.raw_data && !changes.entries.is_empty() && !planted::is(Mistake::RawDataNotZeroed) {
             let want = Want {
                 range: piece,

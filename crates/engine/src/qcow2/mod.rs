@@ -18,6 +18,7 @@ mod admit;
 mod ahead;
 mod alloc;
 pub mod amend;
+pub mod bitmap;
 mod changed;
 pub mod check;
 pub mod compress;
@@ -64,6 +65,7 @@ use cowslip_queue::Buf;
 
 use self::admit::Batch;
 use self::alloc::{FreeSet, Fresh, Protected};
+use self::bitmap::Bitmaps;
 use self::entry::{EntryError, EntryFormat, L2Entry};
 use self::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset};
 use self::header::Header;
@@ -188,8 +190,12 @@ struct State {
     unflushed: bool,
     /// Changes of space of the image file that a barrier covers.
     settled_space_changes: u64,
-    /// The header is fit for writes (invariant D5).
+    /// The header is fit for changes of the image (invariant D5).
+    ready_for_changes: bool,
+    /// It is, and bitmaps follow writes of the guest.
     ready_for_writes: bool,
+    /// The persistent bitmaps, if the image may be written.
+    bitmaps: Bitmaps,
     /// Why writes and flushes are refused (invariant D4).
     latch: Option<Error>,
     /// Guest data is mapped to metadata: the image is to be marked corrupt.
@@ -442,6 +448,7 @@ impl Qcow2 {
         admitted: &Admitted<'_>,
     ) -> Result<()> {
         let fua = self.effective(fua);
+        let range = offset..offset + data.len() as u64;
         let mut request = admit::Request::new(offset, data);
         let mut needs_cycle = false;
         while !request.is_done() {
@@ -463,6 +470,9 @@ impl Qcow2 {
             if durable && !planted::is(Mistake::DurableWriteHearsNobody) {
                 self.hear_others().await?;
             }
+        }
+        if planted::is(Mistake::FailedWriteNotDirty) {
+            self.lock().mark_dirty(&range);
         }
         self.settle(fua, needs_cycle).await //          9
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::alloc::{FreeSet, Fresh, Protected};
+use super::bitmap::{self, Bitmaps};
 use super::entry::{EntryFormat, big_endian};
 use super::gather::Gathering;
 use super::geometry::{HostCluster, HostOffset, round_up};
@@ -137,6 +138,7 @@ async fn prepare_for_writes(
     }
     let roots = roots(file, opening.file_len, header, &refcounts).await?;
     protect_metadata(image, &roots)?;
+    image.lock().bitmaps = Bitmaps::new(bitmap::read_directory(file, header).await?);
     image.turn = Turn::new(Counts {
         refcounts,
         ..empty_counts(file.clone(), format)
@@ -313,7 +315,9 @@ fn fresh_state(header: Header, l1: Vec<u64>, fresh: Fresh) -> State {
         // A process that died may have left writes that nobody has flushed: the first flush covers them.
         unflushed: !planted::is(Mistake::FirstFlushSkipped),
         settled_space_changes: 0,
+        ready_for_changes: false,
         ready_for_writes: false,
+        bitmaps: Bitmaps::default(),
         latch: None,
         damaged: false,
         draining: None,

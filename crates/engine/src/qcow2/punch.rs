@@ -237,6 +237,7 @@ impl Qcow2 {
         if let Some(ticket) = place.ticket.take() {
             state.leases.release(ticket);
         }
+        state.mark_dirty(&part);
         let mut stay = Some(Stay::new(self, state, (slice, want)));
         if planted::is(Mistake::HoleHoldsNothing)
             && let Some(stay) = stay.take()

@@ -141,7 +141,9 @@ impl Qcow2 {
             let text = "Can't resize a v2 image which has snapshots";
             return Err(Error::Invalid(text.to_string()));
         }
+        self.lock().bitmaps.refuse_resize(size)?;
         self.ready_for_writes().await?;
+        self.ready_bitmaps_for_resize(size).await?;
         if size > old {
             self.grow_disk(old..size, below, plan).await
         } else {
@@ -257,7 +259,9 @@ impl Qcow2 {
             if self.raw_data && size > self.size() {
                 self.data.set_len(size).await?;
             }
-            self.write_header(&header).await
+            self.write_header(&header).await?;
+            self.lock().bitmaps.resize(size);
+            Ok(())
         })
         .await
     }
@@ -385,6 +389,7 @@ impl Qcow2 {
         }
         // What the first cycle cleared has no readers left: its counts go down with the second.
         self.write_back().await?;
-        self.trim().await
+        let stored = self.store_bitmaps().await;
+        self.trim().await.and(stored)
     }
 }

@@ -54,6 +54,12 @@ impl Qcow2 {
     /// Makes the disk what it was when a snapshot was taken.
     pub(crate) async fn apply_snapshot(&self, choice: &SnapshotChoice, job: &Job) -> Result<()> {
         self.refuse_unknown(choice).await?;
+        if !self.lock().bitmaps.list().is_empty() {
+            // They would have to follow a change that no guest has made.
+            return Err(Error::Invalid(
+                "Device has active dirty bitmaps".to_string(),
+            ));
+        }
         let _nobody_uses_vm_state = self.vm_state.take().await;
         self.while_still(async |counts| self.apply_in_turn(counts, choice, job).await)
             .await
@@ -77,7 +83,7 @@ impl Qcow2 {
         &self,
         change: impl AsyncFnOnce(&mut Counts) -> Result<T>,
     ) -> Result<T> {
-        self.ready_for_writes().await?;
+        self.ready_for_changes().await?;
         let _still = self.stand_still().await?;
         let mut turn = self.turn.take().await;
         let _change = self.probe.snapshots_change();

@@ -598,7 +598,7 @@ impl Qcow2 {
         {
             let state = self.lock();
             let changes = state.header.extensions.allocation != Some(hint);
-            if !changes || !state.ready_for_writes || hint.data_offset == 0 {
+            if !changes || !state.ready_for_changes || hint.data_offset == 0 {
                 return Ok(());
             }
         }
@@ -629,9 +629,28 @@ impl Qcow2 {
         }
     }
 
-    /// Before the first write of a session: what we do not maintain is marked so, durably (D5).
+    /// Before the first write of a session: what we do not maintain is marked so, durably, and what we do is marked
+    /// as not yet right (D5).
     pub(super) async fn ready_for_writes(&self) -> Result<()> {
         if self.lock().ready_for_writes {
+            return Ok(());
+        }
+        let _turn = self.turn.take().await;
+        self.to_the_end(async {
+            self.ready_in_turn().await?;
+            if self.lock().ready_for_writes {
+                return Ok(());
+            }
+            self.track_in_turn().await?;
+            self.lock().ready_for_writes = true;
+            Ok(())
+        })
+        .await
+    }
+
+    /// The same before what changes the image, and nothing that the guest sees.
+    pub(super) async fn ready_for_changes(&self) -> Result<()> {
+        if self.lock().ready_for_changes {
             return Ok(());
         }
         let _turn = self.turn.take().await;
@@ -642,7 +661,7 @@ impl Qcow2 {
         let mut header = {
             let state = self.lock();
             self.unlatched(&state)?;
-            if state.ready_for_writes {
+            if state.ready_for_changes {
                 return Ok(());
             }
             state.header.clone()
@@ -655,13 +674,13 @@ impl Qcow2 {
             self.lock().latch.get_or_insert(error.duplicate());
             return Err(error);
         }
-        let maintained = autoclear::DATA_FILE_RAW;
+        let maintained = autoclear::DATA_FILE_RAW | autoclear::BITMAPS;
         let clear = !planted::is(Mistake::AutoclearLeftSet);
         if header.autoclear_features & !maintained != 0 && clear {
             header.autoclear_features &= maintained;
             self.write_header(&header).await?;
         }
-        self.lock().ready_for_writes = true;
+        self.lock().ready_for_changes = true;
         Ok(())
     }
 }

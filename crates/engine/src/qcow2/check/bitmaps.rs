@@ -53,7 +53,7 @@ async fn count_table(reader: &Reader<'_>, state: &mut State<'_>, bitmap: &Fixed)
     while let Some(piece) = pieces.next().await {
         for entry in piece?.words().filter(|&entry| entry != 0) {
             match TableEntry::decode(entry, &state.geometry) {
-                TableEntry::Uniform => {}
+                TableEntry::Clean | TableEntry::Dirty => {}
                 TableEntry::At(offset) => {
                     state.reference(offset, state.cluster_bytes, 1, Copied::Ignored)?;
                 }

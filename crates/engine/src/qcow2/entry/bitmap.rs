@@ -18,11 +18,13 @@ pub const COUNT_MAX: u32 = 65535;
 /// The largest directory that QEMU accepts.
 pub const DIRECTORY_BYTES_MAX: u64 = 64 << 20;
 /// The longest name of a bitmap.
-const NAME_BYTES_MAX: u16 = 1023;
+pub const NAME_BYTES_MAX: u16 = 1023;
 /// The most entries of a bitmap table, as in QEMU.
-const TABLE_ENTRIES_MAX: u64 = 0x800_0000;
+pub const TABLE_ENTRIES_MAX: u64 = 0x800_0000;
+/// The most bytes of clusters that the bits of a bitmap take, as in QEMU.
+pub const BITS_BYTES_MAX: u64 = 512 << 20;
 /// log2 of the granularity, as in QEMU.
-const GRANULARITY_BITS: RangeInclusive<u8> = 9..=31;
+pub const GRANULARITY_BITS: RangeInclusive<u8> = 9..=31;
 /// The only type: a dirty tracking bitmap.
 const DIRTY_TRACKING: u8 = 1;
 const IN_USE: u32 = 1;
@@ -39,7 +41,8 @@ pub struct Fixed {
     pub table_entries: u32,
     flags: u32,
     kind: u8,
-    granularity_bits: u8,
+    /// log2 of the granularity; possible only if [`Fixed::granularity`] says so.
+    pub granularity_bits: u8,
     /// Length of the name.
     pub name_bytes: u16,
     /// Length of the extra data.
@@ -47,6 +50,32 @@ pub struct Fixed {
 }
 
 impl Fixed {
+    /// That of a new bitmap without extra data.
+    pub fn new(granularity_bits: u8, name_bytes: u16) -> Fixed {
+        Fixed {
+            table_offset: 0,
+            table_entries: 0,
+            flags: 0,
+            kind: DIRTY_TRACKING,
+            granularity_bits,
+            name_bytes,
+            extra_bytes: 0,
+        }
+    }
+
+    /// Its bytes.
+    pub fn encode(&self) -> [u8; FIXED_BYTES] {
+        let mut out = [0; FIXED_BYTES];
+        out[..8].copy_from_slice(&self.table_offset.to_be_bytes());
+        out[8..12].copy_from_slice(&self.table_entries.to_be_bytes());
+        out[12..16].copy_from_slice(&self.flags.to_be_bytes());
+        out[16] = self.kind;
+        out[17] = self.granularity_bits;
+        out[18..20].copy_from_slice(&self.name_bytes.to_be_bytes());
+        out[20..].copy_from_slice(&self.extra_bytes.to_be_bytes());
+        out
+    }
+
     /// Decodes the first [`FIXED_BYTES`] bytes of an entry.
     ///
     /// # Panics
@@ -80,9 +109,31 @@ impl Fixed {
         self.flags & IN_USE != 0
     }
 
+    /// The same, not saved properly.
+    #[must_use]
+    pub fn marked_in_use(self) -> Fixed {
+        Fixed {
+            flags: self.flags | IN_USE,
+            ..self
+        }
+    }
+
     /// It follows all writes.
     pub fn auto(&self) -> bool {
         self.flags & AUTO != 0
+    }
+
+    /// The same, saved properly, following all writes or not.
+    #[must_use]
+    pub fn saved(self, auto: bool) -> Fixed {
+        let kept = self.flags & !(IN_USE | AUTO);
+        let flags = if auto { kept | AUTO } else { kept };
+        Fixed { flags, ..self }
+    }
+
+    /// Whoever does not know its extra data must leave it alone.
+    pub fn is_foreign(&self) -> bool {
+        self.extra_bytes > 0 && self.flags & EXTRA_DATA_COMPATIBLE == 0
     }
 
     /// Bytes of the disk that a bit stands for, if that is possible.
@@ -113,20 +164,32 @@ impl Fixed {
         if let Some(flaw) = self.flaw() {
             return Some(flaw);
         }
-        let bits = disk_bytes.div_ceil(1 << self.granularity_bits);
-        let entries = geometry.clusters_for(bits.div_ceil(8));
-        if u64::from(self.table_entries) != entries || entries > TABLE_ENTRIES_MAX {
-            return Some("its table is not of the size that the disk asks for");
+        let entries = u64::from(self.table_entries);
+        let most = (BITS_BYTES_MAX >> geometry.cluster_bits()).min(TABLE_ENTRIES_MAX);
+        if entries == 0 || entries > most {
+            return Some("its table is empty or too large");
+        }
+        // Who crashed while the disk grew has left the table of the old size.
+        if !self.in_use() && entries < self.table_entries_for(geometry, disk_bytes) {
+            return Some("its table is smaller than the disk asks for");
         }
         None
+    }
+
+    /// Entries that the table needs for a disk of `disk_bytes`; the granularity is possible.
+    pub fn table_entries_for(&self, geometry: &Geometry, disk_bytes: u64) -> u64 {
+        let bits = disk_bytes.div_ceil(1 << self.granularity_bits);
+        geometry.clusters_for(bits.div_ceil(8)).max(1)
     }
 }
 
 /// What a bitmap table entry says of its cluster of bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableEntry {
-    /// It has no cluster: all bits are the same.
-    Uniform,
+    /// It has no cluster: no bit is set.
+    Clean,
+    /// It has no cluster: all bits are set.
+    Dirty,
     /// The cluster is here.
     At(u64),
     /// What the specification reserves.
@@ -139,11 +202,25 @@ impl TableEntry {
         let offset = raw & OFFSET_MASK;
         let flags = raw & !OFFSET_MASK;
         match (offset, flags) {
-            (0, 0 | ALL_ONES) => TableEntry::Uniform,
+            (0, 0) => TableEntry::Clean,
+            (0, ALL_ONES) => TableEntry::Dirty,
             (offset, 0) if offset != 0 && geometry.is_cluster_aligned(offset) => {
                 TableEntry::At(offset)
             }
             _ => TableEntry::Invalid,
+        }
+    }
+
+    /// The entry's bits.
+    ///
+    /// # Panics
+    /// If it is invalid.
+    pub fn encode(self) -> u64 {
+        match self {
+            TableEntry::Clean => 0,
+            TableEntry::Dirty => ALL_ONES,
+            TableEntry::At(offset) => offset,
+            TableEntry::Invalid => panic!("nobody writes an invalid entry"),
         }
     }
 }
@@ -176,11 +253,25 @@ mod tests {
         assert_eq!(fixed.granularity(), Some(64 << 10));
         assert!(fixed.auto() && !fixed.in_use());
         assert_eq!((fixed.entry_bytes(), fixed.table_bytes()), (32, 8));
+        assert_eq!(fixed.encode(), sound());
+        let marked = fixed.marked_in_use();
+        assert!(marked.in_use() && marked.auto());
+        assert_eq!(marked.saved(true), fixed);
+        assert!(!marked.saved(false).auto());
     }
 
     #[test]
     fn every_field_is_held_to_its_limits() {
-        for (at, value) in [(5, 0), (6, 1), (11, 2), (12, 1), (16, 2), (17, 8), (17, 32)] {
+        for (at, value) in [
+            (5, 0),
+            (6, 1),
+            (11, 0),
+            (8, 1),
+            (12, 1),
+            (16, 2),
+            (17, 8),
+            (17, 32),
+        ] {
             let mut bytes = sound();
             bytes[at] = value;
             assert!(flaw(&bytes).is_some(), "byte {at} is {value}");
@@ -193,11 +284,30 @@ mod tests {
     }
 
     #[test]
+    fn a_table_may_be_too_small_only_if_it_was_not_saved() {
+        let small = |bytes: &[u8]| {
+            let geometry = Geometry::new(9, 4, false).expect("a valid one");
+            Fixed::decode(bytes).table_flaw(&geometry, 1 << 30)
+        };
+        let mut bytes = sound();
+        assert!(small(&bytes).is_some(), "2 KiB of bits in 512 bytes");
+        bytes[15] = 3;
+        assert_eq!(small(&bytes), None);
+        (bytes[15], bytes[11]) = (2, 5);
+        assert_eq!(small(&bytes), None, "a larger one does no harm");
+    }
+
+    #[test]
     fn a_table_entry_has_an_offset_or_a_flag() {
         let geometry = Geometry::new(16, 4, false).expect("a valid one");
         let decode = |raw| TableEntry::decode(raw, &geometry);
-        assert_eq!([0, 1].map(decode), [TableEntry::Uniform; 2]);
-        assert_eq!(decode(0x30000), TableEntry::At(0x30000));
+        let sound = [(0, TableEntry::Clean), (1, TableEntry::Dirty)];
+        for (raw, entry) in sound
+            .into_iter()
+            .chain([(0x30000, TableEntry::At(0x30000))])
+        {
+            assert_eq!((decode(raw), entry.encode()), (entry, raw));
+        }
         let invalid = [2, 0x30001, 0x30200, 1 << 56, 1 << 63];
         assert_eq!(invalid.map(decode), [TableEntry::Invalid; 5]);
     }

@@ -414,7 +414,7 @@ impl Plan<'_> {
             let mut clusters = Vec::new();
             for raw in table.chunks_exact(8).map(big_endian) {
                 match TableEntry::decode(raw, &self.survey.geometry) {
-                    TableEntry::Uniform => {}
+                    TableEntry::Clean | TableEntry::Dirty => {}
                     TableEntry::At(offset) if offset < self.survey.file_bytes => {
                         clusters.push(offset);
                     }
