@@ -94,7 +94,7 @@ fn a_mark_that_fails_is_made_again() {
 fn before_its_first_write_a_session_flushes_and_clears_what_it_does_not_maintain() {
     for (set, stays) in [
         (0, 0),
-        (autoclear::BITMAPS, 0),
+        (autoclear::BITMAPS, autoclear::BITMAPS),
         (autoclear::DATA_FILE_RAW, autoclear::DATA_FILE_RAW),
         (UNKNOWN | autoclear::DATA_FILE_RAW, autoclear::DATA_FILE_RAW),
     ] {
