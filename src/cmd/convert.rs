@@ -27,6 +27,7 @@ use crate::open::{
 use crate::options::{self, bytes_within, number_within};
 use crate::output::{Program, is_called_as_qemu, print_json};
 
+mod bitmaps;
 mod share;
 mod target;
 
@@ -356,6 +357,7 @@ impl<'a> Request<'a> {
 
     async fn convert(&self, job: &Job, program: &Program) -> Result<Converted, CommandError> {
         let sources = self.open_sources().await?;
+        let wanted = bitmaps::wanted(self.args, &sources, program).await?;
         if self.may_share(&sources)
             && let Some(done) = share::share(&sources[0], self.target, job).await?
         {
@@ -383,7 +385,13 @@ impl<'a> Request<'a> {
             Some(target) => target,
             None => Target::make(self, (&sources, disks.size()), (plan.found(), job)).await?,
         };
-        let done = plan.run(target.image(), job).await.map_err(failed);
+        let copied = async {
+            bitmaps::refuse_target(self.args, target.image())?;
+            let done = plan.run(target.image(), job).await.map_err(failed)?;
+            bitmaps::copy(&wanted, (&sources[0], target.image())).await?;
+            Ok(done)
+        };
+        let done = copied.await;
         target.end(done).await
     }
 
@@ -458,7 +466,6 @@ fn refuse_contradictions(args: &Args) -> Result<(), CommandError> {
             args.skip_broken_bitmaps && !args.bitmaps,
             "Use of --skip-broken-bitmaps requires --bitmaps",
         ),
-        (args.bitmaps, "--bitmaps is not supported"),
         (
             args.compress && args.copy_range_offloading,
             "Cannot enable copy offloading when -c is used",

@@ -2,8 +2,11 @@
 
 use std::sync::{Arc, OnceLock};
 
+use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::create::{CreateOptions, Version, create};
 use cowslip::qcow2::header::CompressionType;
+
+use cowslip::Image;
 
 use crate::draw::Draw;
 use crate::file::Watched;
@@ -77,13 +80,26 @@ fn sample(shape: &CreateOptions, seed: u64) -> Vec<u8> {
     let data_file = shape.data_file.as_ref().map(|_| gate.file());
     let compresses = data_file.is_none();
     block_on(create(file.clone(), data_file, shape)).unwrap();
-    for _ in 0..2 {
+    for session in 0..2 {
         let image = open(&file, &gate, true, &mut draw).unwrap();
         for _ in 0..12 {
             let outcome = exercise(&image, Content::Random, &mut draw);
             assert!(outcome.is_ok() || !compresses, "{outcome:?}");
         }
+        if session == 0 && shape.version == Version::V3 {
+            add_bitmaps(&image);
+        }
         block_on(image.close()).unwrap();
     }
     file.contents()
+}
+
+/// Two bitmaps, one of which follows the writes of the next session.
+fn add_bitmaps(image: &Image) {
+    for (name, granularity) in [("fine", 512), ("coarse", 65536)] {
+        let granularity = Some(granularity);
+        let change = BitmapChange::Add { granularity };
+        block_on(image.change_bitmap(name, &change)).unwrap();
+    }
+    block_on(image.change_bitmap("coarse", &BitmapChange::Disable)).unwrap();
 }

@@ -10,6 +10,7 @@ use cowslip::file::{BlockFile, FileRequest, Gate, Role};
 use cowslip::image::{
     BackingChoice, DiscardPolicy, Format, OpenOptions, WriteOptions, ZeroOptions,
 };
+use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::check::{CheckOptions, CheckResult, Finding, Observer, check};
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::inspect::{inspect, read_start};
@@ -180,6 +181,7 @@ pub fn look(file: &Arc<Watched>, draw: &mut Draw) {
             }
         }
     }
+    look_at_bitmaps(&image);
     block_on(image.close()).unwrap();
 }
 
@@ -282,6 +284,7 @@ pub fn change(file: &Arc<Watched>, draw: &mut Draw) {
     resize(file, &gate, draw);
     // A check before each change and after all of them takes most of the time.
     if draw.one_in(4) {
+        bitmaps(file, &gate, draw);
         snapshots(file, &gate, draw);
     }
 }
@@ -315,6 +318,51 @@ fn snapshots(file: &Arc<Watched>, gate: &OneDataFile, draw: &mut Draw) {
         !was_sound || sound(file),
         "snapshots have damaged a sound image"
     );
+}
+
+/// Changes persistent bitmaps beside writes; what was sound stays sound.
+fn bitmaps(file: &Arc<Watched>, gate: &OneDataFile, draw: &mut Draw) {
+    let sound = |file| run_check(file).is_ok_and(|found| found.corruptions == 0);
+    let was_sound = sound(file);
+    let Ok(image) = open(file, gate, true, draw) else {
+        return;
+    };
+    for _ in 0..4 {
+        let list = block_on(image.bitmaps()).unwrap_or_default();
+        let mut names: Vec<String> = list.into_iter().take(8).map(|bitmap| bitmap.name).collect();
+        names.push("new".to_string());
+        let name = names[draw.below(names.len() as u64) as usize].clone();
+        let change = match draw.below(6) {
+            0 => BitmapChange::Remove,
+            1 => BitmapChange::Clear,
+            2 => BitmapChange::Enable,
+            3 => BitmapChange::Disable,
+            4 => BitmapChange::Merge(names.swap_remove(0)),
+            _ => BitmapChange::Add {
+                granularity: draw.pick(&[None, Some(512), Some(1 << 31)]),
+            },
+        };
+        std::hint::black_box(block_on(image.change_bitmap(&name, &change)).is_ok());
+        std::hint::black_box(exercise(&image, Content::Random, draw).is_ok());
+    }
+    std::hint::black_box(block_on(image.close()).is_ok());
+    assert!(
+        !was_sound || sound(file),
+        "bitmaps have damaged a sound image"
+    );
+}
+
+/// What bitmaps say, in a file that nobody changes.
+fn look_at_bitmaps(image: &Image) {
+    for bitmap in block_on(image.bitmaps()).unwrap_or_default().iter().take(4) {
+        if let Ok(bits) = block_on(image.dirty_bits(&bitmap.name)) {
+            let ends = bits.dirty_ranges().take(1000).map(|range| range.end);
+            assert!(
+                ends.max().unwrap_or(0) <= image.size(),
+                "it ends with the disk"
+            );
+        }
+    }
 }
 
 fn read_at(file: &Arc<Watched>, gate: &OneDataFile, choice: &SnapshotChoice) {

@@ -6,6 +6,9 @@
 //! happens, the overlay reads as it did, through whichever chain its header names; after an unsafe rebase as one
 //! of the two chains has it. What has succeeded stays so: the power may fail right after it.
 
+mod bitmaps;
+
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -13,18 +16,23 @@ use cowslip::commit::{Afterwards, Commit};
 use cowslip::image::{BackingChoice, Format, OpenOptions, WriteOptions, ZeroOptions};
 use cowslip::job::{Attendant, Moment};
 use cowslip::qcow2::amend::{Amendment, Backing};
+use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::create::{CreateOptions, Version, create};
 use cowslip::rebase::Storage;
 use cowslip::{Buf, BufMut, Error, Image, Job};
 
+use crate::bitmaps::What;
 use crate::disk::content::Content;
 use crate::disk::{Losses, Pace, SimDisk, regular};
 use crate::drive::{attempt, block_on};
+use crate::inspect::inspect;
 use crate::prepare::{self, TOP};
 use crate::rng::Rng;
 use crate::run::Totals;
 use crate::subject::SimGate;
 use crate::trace::Trace;
+
+use bitmaps::{Ended, Followed};
 
 /// Seeds from here on are about chains.
 pub const FIRST_SEED: u64 = 1 << 42;
@@ -44,6 +52,8 @@ struct File {
 enum Deed {
     /// Some writes, closed in order.
     Write,
+    /// Something with the bitmaps of an image.
+    Bitmap(File, What),
     /// Another backing file, or none.
     Rebase(Option<File>, Storage),
     /// The same in the header alone.
@@ -106,6 +116,7 @@ pub(crate) fn run(seed: u64, trace: &Trace, totals: &mut Totals) -> Result<(), S
         view: Vec::new(),
         is_extended: false,
         is_clean: true,
+        bitmaps: BTreeMap::new(),
     };
     run.build()?;
     for _ in 0..run.rng.between(2, 6) {
@@ -129,6 +140,8 @@ struct Run {
     is_extended: bool,
     /// The power has not failed yet.
     is_clean: bool,
+    /// The bitmaps of each image.
+    bitmaps: BTreeMap<String, Followed>,
 }
 
 fn below(name: &str) -> BackingChoice {
@@ -313,8 +326,9 @@ impl Run {
         let chain = self.rng.index(2);
         let files = &self.chains[chain];
         let file = self.rng.pick(files);
-        Ok(match self.rng.below(12) {
+        Ok(match self.rng.below(16) {
             0 | 1 => Deed::Write,
+            12.. => self.draw_bitmap_deed(),
             2 => Deed::Unsafe(file),
             3 => Deed::Rebase(None, Storage::Plain),
             4 | 5 => Deed::Rebase(
@@ -327,6 +341,87 @@ impl Run {
             8 => Deed::Commit(self.rng.between(1, depths) as usize, Afterwards::Kept),
             _ => Deed::Commit(1, Afterwards::Empty),
         })
+    }
+
+    /// Something with the bitmaps of the overlay or another image.
+    fn draw_bitmap_deed(&mut self) -> Deed {
+        let others = self.chains.iter().flatten();
+        let others = others.filter(|file| file.format == Format::Qcow2);
+        let mut files: Vec<File> = others.cloned().collect();
+        files.resize(files.len() * 2, self.top());
+        files.push(self.top());
+        let file = self.rng.pick(&files);
+        let followed = self.bitmaps.entry(file.name.clone()).or_default();
+        let what = followed.draw(&mut self.rng);
+        Deed::Bitmap(file, what)
+    }
+
+    fn top(&self) -> File {
+        File {
+            name: TOP.to_string(),
+            format: Format::Qcow2,
+            size: self.size,
+        }
+    }
+
+    fn version(&self, name: &str) -> u64 {
+        let content = self.disk.content(name).expect("the run has made it");
+        content.number(4, 4)
+    }
+
+    /// What the images with bitmaps read as.
+    fn views(&mut self) -> Result<BTreeMap<String, Vec<u8>>, String> {
+        let with = self
+            .bitmaps
+            .iter()
+            .filter(|(_, followed)| followed.is_any());
+        let mut names: Vec<String> = with.map(|(name, _)| name.clone()).collect();
+        let mut views = BTreeMap::new();
+        names.dedup();
+        for name in names {
+            let view = self.read(&name, BackingChoice::AsNamed)?;
+            views.insert(name, view);
+        }
+        Ok(views)
+    }
+
+    /// The bitmaps of all images say what they have to.
+    fn judge_bitmaps(
+        &mut self,
+        (deed, written): (&Deed, &[String]),
+        ended: Ended,
+        before: &BTreeMap<String, Vec<u8>>,
+    ) -> Result<(), String> {
+        let names: Vec<String> = self.bitmaps.keys().cloned().collect();
+        for name in names {
+            let view = self.read(&name, BackingChoice::AsNamed)?;
+            let old = before.get(&name).unwrap_or(&view);
+            let mut followed = self.bitmaps[&name].clone();
+            if !written.contains(&name) {
+                followed.look_away((old, &view));
+            }
+            let after = match deed {
+                Deed::Bitmap(file, what) if file.name == name => Some(followed.after(*what, old)),
+                Deed::Version2 if name == TOP => Some(followed.none()),
+                _ => None,
+            };
+            let possible = match (after, ended) {
+                (Some(after), Ended::Closed) => vec![after],
+                (Some(after), Ended::Perhaps) => vec![after, followed],
+                (None, _) => vec![followed],
+            };
+            let content = self.disk.content(&name).expect("the run has made it");
+            let found = inspect(&content).bitmaps;
+            let mut outcomes: Vec<Result<Followed, String>> = possible
+                .iter()
+                .map(|followed| followed.adopt(&found, (&view, ended)))
+                .collect();
+            let right = outcomes.iter().position(Result::is_ok);
+            let outcome = outcomes.swap_remove(right.unwrap_or(0));
+            let adopted = outcome.map_err(|what| format!("after reopening {name}: {what}"))?;
+            self.bitmaps.insert(name, adopted);
+        }
+        Ok(())
     }
 
     fn draw_disturbance(&mut self) -> Disturbance {
@@ -344,12 +439,10 @@ impl Run {
     /// One deed, and the judgement.
     fn perform(&mut self, deed: &Deed, totals: &mut Totals) -> Result<(), String> {
         if let Deed::Write = deed {
-            let top = File {
-                name: TOP.to_string(),
-                format: Format::Qcow2,
-                size: self.size,
-            };
-            self.fill(&top)?;
+            let before = self.views()?;
+            self.fill(&self.top())?;
+            let written = [TOP.to_string()];
+            self.judge_bitmaps((deed, &written), Ended::Closed, &before)?;
             self.view = self.read(TOP, BackingChoice::AsNamed)?;
             self.disk.persist_all();
             return self.judge("after writes", std::slice::from_ref(&self.view.clone()));
@@ -361,6 +454,7 @@ impl Run {
             views.push(self.read(TOP, below(&file.name))?);
         }
         let bases = self.layers()?;
+        let before = self.views()?;
         match disturbance {
             Disturbance::Power(events) => self.disk.fail_power_after(events),
             Disturbance::PowerAtFlush(flushes, then) => {
@@ -389,13 +483,31 @@ impl Run {
             Some(Ok(()) | Err(Error::Cancelled)) | None => {}
             // Data that shares a cluster has more references than the width can count.
             Some(Err(Error::Invalid(_))) if matches!(deed, Deed::Width(_)) => {}
+            Some(Err(Error::Invalid(_))) if self.is_refused(deed, &bases) => {}
             Some(Err(_)) if !has_power => {}
             Some(Err(error)) => return Err(format!("{deed:?} failed without a fault: {error}")),
         }
         self.judge(when, &views)?;
+        let ended = match &outcome {
+            Some(Ok(())) => Ended::Closed,
+            _ => Ended::Perhaps,
+        };
+        self.judge_bitmaps((deed, &deed.written(&bases)), ended, &before)?;
         match outcome {
             Some(Ok(())) => self.judge_success(deed, &bases),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether bitmaps stand against a deed: those of version 2, and a base that cannot grow.
+    fn is_refused(&self, deed: &Deed, bases: &[String]) -> bool {
+        match deed {
+            Deed::Bitmap(file, What::Add) => self.version(&file.name) < 3,
+            Deed::Commit(depth, _) => {
+                let base = self.bitmaps.get(&bases[depth - 1]);
+                base.is_some_and(Followed::has_lost)
+            }
+            _ => false,
         }
     }
 
@@ -408,7 +520,15 @@ impl Run {
             Deed::Unsafe(_) => BackingChoice::None,
             _ => BackingChoice::AsNamed,
         };
-        let opening = self.open(TOP, (true, backing));
+        let name = match deed {
+            Deed::Bitmap(file, _) => &file.name,
+            _ => TOP,
+        };
+        let opening = self.open(name, (true, backing));
+        let change = match deed {
+            Deed::Bitmap(file, what) => self.bitmaps.get(&file.name).map(|f| change(f, *what)),
+            _ => None,
+        };
         let new = match deed {
             Deed::Rebase(Some(file), _) => {
                 Some(self.open(&file.name, (false, BackingChoice::AsNamed)))
@@ -432,6 +552,10 @@ impl Run {
             let image = opening.await?;
             let done = match deed {
                 Deed::Write => Ok(()),
+                Deed::Bitmap(..) => {
+                    let (name, change) = change.expect("it was drawn from there");
+                    image.change_bitmap(&name, &change).await
+                }
                 Deed::Unsafe(file) => {
                     let amendment = Amendment::of_backing(named(&file));
                     image.amend(&amendment, &job).await
@@ -497,7 +621,7 @@ impl Run {
     fn judge_success(&mut self, deed: &Deed, bases: &[String]) -> Result<(), String> {
         let layers = self.layers()?;
         match deed {
-            Deed::Write => Ok(()),
+            Deed::Write | Deed::Bitmap(..) => Ok(()),
             Deed::Width(bits) => self.judge_header((3, *bits)),
             Deed::Version2 => self.judge_header((2, 16)),
             Deed::Rebase(None, _) if layers.is_empty() => Ok(()),
@@ -518,6 +642,33 @@ impl Run {
             }
         }
     }
+}
+
+impl Deed {
+    /// The images that it writes to, as a guest would.
+    fn written(&self, bases: &[String]) -> Vec<String> {
+        match self {
+            Deed::Unsafe(_) => Vec::new(),
+            Deed::Commit(depth, _) => vec![TOP.to_string(), bases[depth - 1].clone()],
+            _ => vec![TOP.to_string()],
+        }
+    }
+}
+
+fn change(followed: &Followed, what: What) -> (String, BitmapChange) {
+    let (name, source) = followed.names(what);
+    let change = match what {
+        What::Add => BitmapChange::Add {
+            granularity: Some(followed.granularity()),
+        },
+        What::Clear => BitmapChange::Clear,
+        What::Remove => BitmapChange::Remove,
+        What::Enable => BitmapChange::Enable,
+        What::Disable => BitmapChange::Disable,
+        What::Merge => BitmapChange::Merge(source),
+        What::Look => unreachable!("nobody draws it"),
+    };
+    (name, change)
 }
 
 fn named(file: &File) -> Backing {

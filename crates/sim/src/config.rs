@@ -97,6 +97,8 @@ pub struct Round {
     pub snapshots_percent: u64,
     /// Percent of requests that go to the VM state.
     pub vm_state_percent: u64,
+    /// Percent of requests that do something with persistent bitmaps.
+    pub bitmaps_percent: u64,
     /// Percent of writes that are durable.
     pub fua_percent: u64,
     /// Percent of requests that go to a hot spot.
@@ -167,6 +169,8 @@ pub enum Part {
     Snapshots,
     /// The VM state behind the disk.
     VmState,
+    /// Persistent bitmaps.
+    Bitmaps,
 }
 
 impl Part {
@@ -187,6 +191,7 @@ impl Part {
         ("growth", Part::Growth),
         ("snapshots", Part::Snapshots),
         ("vm-state", Part::VmState),
+        ("bitmaps", Part::Bitmaps),
     ];
 }
 
@@ -504,6 +509,7 @@ impl Round {
             resizes: false,
             snapshots_percent: 0,
             vm_state_percent: 0,
+            bitmaps_percent: 0,
             fua_percent: rng.pick(&[0, 0, 5, 30]),
             hot_percent: rng.pick(&[0, 50, 90]),
             barrier: None,
@@ -764,6 +770,7 @@ impl Config {
                 Part::Growth => round.grows_at = None,
                 Part::Snapshots => round.snapshots_percent = 0,
                 Part::VmState => round.vm_state_percent = 0,
+                Part::Bitmaps => round.bitmaps_percent = 0,
                 Part::Alignment
                 | Part::RawData
                 | Part::Recoveries

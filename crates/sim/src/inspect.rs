@@ -4,10 +4,13 @@
 //! metadata, two references to one cluster, a reference that the counts do not cover, a COPIED bit
 //! that the count contradicts, reserved bits, impossible subclusters. Leaks are counted, not judged.
 //! Under the dirty bit counts and COPIED bits are not judged. What snapshots reach must stay as it
-//! is, byte by byte. Bitmaps are not read.
+//! is, byte by byte. Bitmaps are read, and their clusters counted (`bitmaps.rs`).
+
+mod bitmaps;
 
 use std::collections::BTreeMap;
 
+use crate::bitmaps::Reading;
 use crate::disk::content::Content;
 
 /// What a look at a file tells.
@@ -29,6 +32,8 @@ pub struct Findings {
     pub autoclear: u64,
     /// A fingerprint of all that snapshots reach.
     pub snapshots: u64,
+    /// The bitmaps, if they are consistent.
+    pub bitmaps: Vec<Reading>,
 }
 
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
@@ -104,6 +109,7 @@ pub fn inspect(content: &Content) -> Findings {
     reader.metadata();
     reader.mapping("", reader.l1);
     reader.snapshots();
+    reader.bitmaps();
     reader.judge();
     reader.found
 }

@@ -4,6 +4,7 @@
 //! Uses the engine's public API only. Everything that happens in a run follows from its seed.
 
 mod anatomy;
+pub mod bitmaps;
 pub mod chains;
 pub mod config;
 pub mod coverage;

@@ -507,14 +507,17 @@ impl Model {
     /// What a read of each granule might see now, with nothing in flight. Behind the end of the disk there is
     /// nothing to see.
     pub fn possible(&self) -> Content {
+        self.possible_since(self.now + 1)
+    }
+
+    /// What a read that began then might see if it ended now.
+    pub fn possible_since(&self, begun: Moment) -> Content {
         let end = self.grain.index_of(self.size);
         let of = |granule: u64, versions: &Vec<Version>| -> Vec<WriteId> {
             if granule >= end {
                 return vec![ZERO];
             }
-            let visible = versions
-                .iter()
-                .filter(|v| !hidden(v, versions, self.now + 1));
+            let visible = versions.iter().filter(|v| !hidden(v, versions, begun));
             let mut writes: Vec<WriteId> = visible.map(|v| v.write).collect();
             writes.sort_unstable();
             writes.dedup();

@@ -93,6 +93,7 @@ pub(crate) fn shape(config: &mut Config, seed: u64) {
     }
     strike(config, seed);
     snapshotting(config, seed);
+    tracking(config, seed);
     if config.profile != Profile::Usual && config.layout.version == 3 {
         config.layout.lazy_refcounts = Rng::derived(seed, "lazy", 0).chance(15);
     }
@@ -326,6 +327,17 @@ fn snapshotting(config: &mut Config, seed: u64) {
     }
     for round in &mut config.rounds {
         round.snapshots_percent = rng.pick(&[2, 5, 15]);
+    }
+}
+
+/// Bitmaps follow what is written, and are changed between requests.
+fn tracking(config: &mut Config, seed: u64) {
+    let rng = &mut Rng::derived(seed, "tracking", 0);
+    if !rng.chance(25) {
+        return;
+    }
+    for round in &mut config.rounds {
+        round.bitmaps_percent = rng.pick(&[3, 8, 20]);
     }
 }
 

@@ -12,7 +12,8 @@ use crate::directed::Goal;
 use crate::disk::Losses;
 use crate::disk::fault::{Duration, EIO, Fault, Verb};
 use crate::drive::{Stop, attempt, block_on};
-use crate::model::{self, Grain, Granules, Model, Survival, Violation, WriteId};
+use crate::inspect::inspect;
+use crate::model::{self, Found, Grain, Granules, Model, Survival, Violation, WriteId};
 use crate::prepare::{self, TOP};
 use crate::profile::Profile;
 use crate::rng::Rng;
@@ -360,7 +361,28 @@ impl Run<'_> {
         }
         self.verify_vm_state(subject, (&mut disks, survival), second.as_ref())?;
         self.model = disks.swap_remove(0);
-        self.verify_snapshots()
+        self.verify_snapshots()?;
+        self.verify_bitmaps(subject, survival)
+    }
+
+    /// The file has the bitmaps that it may have, and the engine reads them as the second opinion does.
+    fn verify_bitmaps(&mut self, subject: &Subject, survival: Survival) -> Result<(), String> {
+        if self.config.kind != Kind::Qcow2 {
+            return Ok(());
+        }
+        let content = self.disk.content(TOP).expect("the run has made it");
+        let found = inspect(&content).bitmaps;
+        let reader = subject.clone();
+        let reading = async move { reader.bitmaps().await };
+        let read = block_on(&self.disk, &mut self.rng, "read bitmaps", reading)?;
+        let read =
+            read.map_err(|error| format!("after reopening bitmaps are unreadable: {error}"))?;
+        if read != found {
+            return Err(format!(
+                "the engine reads the bitmaps {read:x?}, the second opinion {found:x?}"
+            ));
+        }
+        self.bitmaps.adopt(&found, (&self.model, survival))
     }
 
     /// Reads the VM state, and holds it against what may be left.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use cowslip::qcow2::probe::Stage;
 
+use crate::bitmaps::Bitmaps;
 use crate::chains;
 use crate::config::{Config, Data, Ending, Kind, Part, Round};
 use crate::coverage::{Coverage, Phase, Sight, Situation, Target, contradiction, stage_name};
@@ -175,6 +176,7 @@ pub(crate) struct Run<'a> {
     pub disk: SimDisk,
     pub model: Model,
     pub snapshots: Snapshots,
+    pub bitmaps: Bitmaps,
     /// What may be behind in the files.
     pub lag: prepare::Lag,
     pub rng: Rng,
@@ -249,6 +251,7 @@ impl<'a> Run<'a> {
             disk,
             model,
             snapshots,
+            bitmaps: Bitmaps::default(),
             lag: prepare::Lag::default(),
             rng,
             trace: trace.clone(),
@@ -379,8 +382,13 @@ impl<'a> Run<'a> {
 
     /// Serves requests until they have ended, or the power has.
     pub fn serve(&mut self, work: &Work<'_>, subject: &Subject) -> Result<Served, String> {
-        let known = (self.model.clone(), self.snapshots.clone());
-        let session = Session::new(known, &self.disk, &self.trace, work.round);
+        let known = (
+            self.model.clone(),
+            self.snapshots.clone(),
+            self.bitmaps.clone(),
+        );
+        let rules = (work.round, self.config.layout.version);
+        let session = Session::new(known, (&self.disk, &self.trace), rules);
         let session = Rc::new(session);
         let mut executor = Executor::default();
         executor.set_slow(work.round.slow_tasks);
@@ -397,6 +405,7 @@ impl<'a> Run<'a> {
         let stop = stopped?;
         self.model = session.model.borrow().clone();
         self.snapshots = session.snapshots.borrow().clone();
+        self.bitmaps = session.bitmaps.borrow().clone();
         self.lag.flags |= self.snapshots.is_pending() && self.config.layout.version == 2;
         match session.failure.borrow_mut().take() {
             Some(what) => Err(what),
@@ -508,6 +517,7 @@ impl<'a> Run<'a> {
                 let events = self.rng.between(1, 60);
                 self.disk.fail_power_after(events);
             }
+            self.bitmaps.begin_close();
             // The background task sees the close, as it would in a server.
             match self.close(&subject, &mut served.executor)? {
                 Some(Ok(())) => return self.closed(),
@@ -530,6 +540,7 @@ impl<'a> Run<'a> {
         self.trace.set_watch(None);
         let begun = self.model.begin_flush();
         self.model.end_flush(begun);
+        self.bitmaps.end_close();
         self.totals.closes += 1;
         self.survival = Some(Survival::Cached);
         self.disk.set_faults(&[]);
@@ -580,6 +591,7 @@ impl<'a> Run<'a> {
         self.trace.set_watch(None);
         drop(subject);
         self.model.crash();
+        self.bitmaps.crash();
         self.totals.crashes += 1;
         let rng = Rng::new(self.rng.bits());
         if let Ending::Kill(_) = how {

@@ -12,6 +12,7 @@ use cowslip::{Error, Job};
 use cowslip_queue::BufMut;
 
 use crate::anatomy;
+use crate::bitmaps::{self, Bitmaps};
 use crate::config::{Ending, PREALLOCATED_BYTES_MAX, Round};
 use crate::disk::SimDisk;
 use crate::model::{self, Model, Outcome, Until, Violation, WriteId, ZERO};
@@ -29,9 +30,12 @@ pub(crate) struct Session {
     pub failure: RefCell<Option<String>>,
     pub answered: Cell<u64>,
     pub snapshots: RefCell<Snapshots>,
+    pub bitmaps: RefCell<Bitmaps>,
     pub resizing: Cell<Resizing>,
     /// No further request is made: nobody knows whether the last one has changed what the disk is.
     pub is_over: Cell<bool>,
+    /// The image's version.
+    version: u32,
     write_policy: WritePolicy,
     discards: bool,
     detect_zeroes: DetectZeroes,
@@ -50,10 +54,9 @@ pub(crate) enum Resizing {
 
 impl Session {
     pub fn new(
-        (model, snapshots): (Model, Snapshots),
-        disk: &SimDisk,
-        trace: &Trace,
-        round: &Round,
+        (model, snapshots, bitmaps): (Model, Snapshots, Bitmaps),
+        (disk, trace): (&SimDisk, &Trace),
+        (round, version): (&Round, u32),
     ) -> Session {
         Session {
             model: RefCell::new(model),
@@ -62,8 +65,10 @@ impl Session {
             failure: RefCell::new(None),
             answered: Cell::new(0),
             snapshots: RefCell::new(snapshots),
+            bitmaps: RefCell::new(bitmaps),
             resizing: Cell::new(Resizing::No),
             is_over: Cell::new(false),
+            version,
             write_policy: round.write_policy,
             ends_early: round.ending != Ending::Close,
             detect_zeroes: round.detect_zeroes,
@@ -129,11 +134,7 @@ pub(crate) async fn perform(subject: Subject, session: Rc<Session>, mut request:
     let wanted = request.granules;
     request.granules = session.model.borrow().on_disk(&wanted);
     let cut = request.granules != wanted && request.verb == Verb::Compressed;
-    if cut
-        || (request.granules.is_empty()
-            && request.verb != Verb::Flush
-            && !request.verb.wants_to_be_alone())
-    {
+    if cut || (request.granules.is_empty() && request.verb.has_range()) {
         return;
     }
     session.trace.mark(u64::from(id) << 8 | 2);
@@ -151,6 +152,7 @@ pub(crate) async fn perform(subject: Subject, session: Rc<Session>, mut request:
         Verb::Resize(size) => resize(&subject, &session, (id, size)).await,
         Verb::Snapshot(what) => snapshot(&subject, &session, (id, what)).await,
         Verb::VmState(_) => unreachable!("it is not on the disk"),
+        Verb::Bitmap(what) => bitmap(&subject, &session, (id, what)).await,
         Verb::Write { .. } | Verb::Compressed | Verb::Zeroes { .. } | Verb::Discard => {
             change(&subject, &session, &request, (start, len)).await;
         }
@@ -249,7 +251,13 @@ async fn flush(subject: &Subject, session: &Session, id: WriteId) {
 }
 
 async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)) {
+    if session.bitmaps.borrow().has_lost() {
+        refuses_to_resize(subject, session, (id, size)).await;
+        return session.resizing.set(Resizing::No);
+    }
+    let old = session.model.borrow().size();
     session.model.borrow_mut().begin_resize(id, size);
+    session.bitmaps.borrow_mut().begin_resize((old, size));
     // Resizes are few and have many stages: some sessions end within one.
     let rng = &mut Rng::derived(u64::from(id), "end of a resize", size);
     if session.ends_early && rng.chance(30) {
@@ -276,7 +284,6 @@ async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)
         }
     };
     let now = subject.size().unwrap_or(size);
-    let old = session.model.borrow().size();
     if now != size && (now != old || outcome != Outcome::Perhaps) {
         session.fail(format!(
             "request {id}: the disk has {now:#x} bytes after a resize"
@@ -288,8 +295,20 @@ async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)
     if now < old && session.disk.delivered().0 > 0 {
         model.forget_vm_state();
     }
+    session.bitmaps.borrow_mut().end_resize(now, &model);
     drop(model);
     session.resizing.set(Resizing::No);
+}
+
+/// Nobody knows what a bitmap that was not saved properly would say of a disk of another size.
+async fn refuses_to_resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)) {
+    match subject.resize(size, Preallocation::Off).await {
+        Err(Error::Invalid(_)) => {}
+        Err(error) => session.failed(&format!("request {id} (resize)"), &error),
+        Ok(()) => session.fail(format!(
+            "request {id}: a disk with a bitmap that is inconsistent was resized"
+        )),
+    }
 }
 
 /// Cancels its job when that tells of so much progress.
@@ -336,9 +355,16 @@ async fn snapshot(subject: &Subject, session: &Session, (id, what): (WriteId, Wh
     };
     if let Some(change) = change {
         session.tell(id, 0..0, || format!("asks: {change:?}"));
+        if what == What::Apply {
+            let size = session.model.borrow().size();
+            session.bitmaps.borrow_mut().begin_everything(size);
+        }
         let changed = subject.change_snapshots(&change, &job).await;
         let mut snapshots = session.snapshots.borrow_mut();
         match changed {
+            Ok(()) if what == What::Apply && session.bitmaps.borrow().is_any() => {
+                session.fail(format!("request {id}: applied under the eyes of bitmaps"));
+            }
             Ok(()) => {
                 session.tell(id, 0..0, || "done: snapshots".to_string());
                 let mut model = session.model.borrow_mut();
@@ -359,6 +385,38 @@ async fn snapshot(subject: &Subject, session: &Session, (id, what): (WriteId, Wh
     session.resizing.set(Resizing::No);
 }
 
+async fn bitmap(subject: &Subject, session: &Session, (id, what): (WriteId, bitmaps::What)) {
+    let rng = &mut Rng::derived(u64::from(id), "bitmap", 0);
+    let change = {
+        let mut model = session.model.borrow_mut();
+        let mut bitmaps = session.bitmaps.borrow_mut();
+        bitmaps.begin_change(what, rng, &mut model)
+    };
+    let Some(change) = change else {
+        return;
+    };
+    session.tell(id, 0..0, || format!("asks: {change:?}"));
+    let changed = subject.change_bitmaps(&change).await;
+    let mut model = session.model.borrow_mut();
+    let mut bitmaps = session.bitmaps.borrow_mut();
+    let refuses = bitmaps.refuses(session.version);
+    match changed {
+        Ok(_) if refuses => session.fail(format!("request {id}: {change:?} was not refused")),
+        Ok(dirty) => {
+            session.tell(id, 0..0, || "done: bitmaps".to_string());
+            if let Err(what) = bitmaps.end_change(&dirty, &mut model) {
+                session.fail(format!("request {id}: {what}"));
+            }
+        }
+        Err(error) => {
+            bitmaps.taken_back(&mut model);
+            if !(refuses && matches!(error, Error::Invalid(_))) {
+                session.failed(&format!("request {id} ({change:?})"), &error);
+            }
+        }
+    }
+}
+
 async fn change(subject: &Subject, session: &Session, request: &Request, range: (u64, u64)) {
     let id = request.id;
     let granules = &request.granules;
@@ -373,6 +431,7 @@ async fn change(subject: &Subject, session: &Session, request: &Request, range: 
     };
     let stamped = matches!(request.verb, Verb::Write { .. } | Verb::Compressed);
     let written = if stamped { id } else { ZERO };
+    session.bitmaps.borrow_mut().begin(id, start..start + len);
     if request.verb != Verb::Discard || session.discards {
         session
             .model
@@ -421,4 +480,5 @@ async fn change(subject: &Subject, session: &Session, request: &Request, range: 
         }
     };
     session.model.borrow_mut().end_write(id, granules, outcome);
+    session.bitmaps.borrow_mut().end(id);
 }

@@ -50,11 +50,13 @@ pub enum Story {
     FlushedOften,
     /// Snapshots are taken, applied and deleted, and the power fails meanwhile.
     SnapshotsCutShort,
+    /// Bitmaps follow writes, are changed between them, and the power fails as they are stored.
+    BitmapsCutShort,
 }
 
 impl Story {
     /// All of them.
-    pub const ALL: [Story; 12] = [
+    pub const ALL: [Story; 13] = [
         Story::BlocksAdded,
         Story::CountsFail,
         Story::TablesCopied,
@@ -67,6 +69,7 @@ impl Story {
         Story::HolesLate,
         Story::FlushedOften,
         Story::SnapshotsCutShort,
+        Story::BitmapsCutShort,
     ];
 
     /// The story of a seed, if it tells one.
@@ -124,6 +127,7 @@ impl Story {
             // The last write is that of the header.
             (Story::RepairCutShort, Phase::Opening, _) if verb == Verb::Write => 4,
             (Story::RepairCutShort, Phase::Opening, _) => 7,
+            (Story::BitmapsCutShort, Phase::Closing, _) => 12,
             _ => return None,
         };
         Some((verb, moment, rng.between(1, most)))
@@ -169,6 +173,12 @@ pub(crate) fn shape(config: &mut Config, story: Story, rng: &mut Rng) {
     if story == Story::FlushedOften {
         for round in &mut config.rounds {
             round.ending = Ending::Crash(rng.between(4, 80));
+        }
+    }
+    if story == Story::BitmapsCutShort {
+        for round in &mut config.rounds {
+            let crash = Ending::Crash(rng.between(4, 120));
+            round.ending = rng.pick(&[Ending::Close, Ending::Close, crash]);
         }
     }
     if story == Story::ShrinkCutShort {
@@ -265,6 +275,7 @@ fn order(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng) ->
         }
         Story::HolesLate => rounds = holes_late(config, round, rng),
         Story::SnapshotsCutShort => rounds = snapshots_cut_short(config, round, rng),
+        Story::BitmapsCutShort => rounds = bitmaps_cut_short(config, round, rng),
         _ => return failures(config, story, round, rng),
     }
     rounds
@@ -329,6 +340,35 @@ fn snapshots_cut_short(config: &mut Config, round: &mut Round, rng: &mut Rng) ->
     round.weights[5] = rng.pick(&[0, 0, 15]);
     round.cache_bytes = rng.pick(&[1, 1 << 20]);
     6
+}
+
+/// Bitmaps of a disk of few clusters, whose bits take several clusters where these are small. How many such sessions
+/// follow one another.
+fn bitmaps_cut_short(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
+    config.layout.extended_l2 = rng.chance(30);
+    if config.layout.extended_l2 {
+        config.layout.cluster_bits = 14;
+    }
+    config.data = rng.pick(&[Data::Inside, Data::Inside, Data::Inside, Data::External]);
+    config.prepared.filled = rng.chance(50);
+    match rng.chance(30) {
+        true => tables(config, rng.between(4, 60)),
+        false => whole(config, rng.between(4, 24)),
+    }
+    round.requests = rng.pick(&[4, 12, 30]);
+    round.depth = rng.pick(&[1, 2, 6]);
+    round.bitmaps_percent = rng.pick(&[10, 25, 50]);
+    round.resizes = rng.chance(20);
+    round.weights = [5, 30, 15, 15, 10, 0];
+    if config.data == Data::Inside {
+        round.weights[5] = rng.pick(&[0, 15]);
+    }
+    if rng.chance(30) {
+        let errno = rng.pick(&[EIO, ENOSPC]);
+        let faults = (0..rng.between(1, 4)).map(|_| fails(Verb::Write, errno, rng.below(40)));
+        round.faults = faults.collect();
+    }
+    8
 }
 
 /// What a failure must not leave behind. How many such sessions follow one another.

@@ -1,16 +1,19 @@
 //! What a run tests: an image of the engine, or a disk so simple that it is right by inspection, on
 //! which the simulator itself is tested.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cowslip::file::{BlockFile, Durability, FileRequest, Gate, Space};
 use cowslip::image::{WriteOptions, ZeroOptions};
+use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::create::Preallocation;
 use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
 use cowslip::{Error, Image, Job, Result};
 use cowslip_queue::{Buf, BufMut};
 
+use crate::bitmaps;
 use crate::disk::SimDisk;
 use crate::remembered::Change;
 
@@ -172,6 +175,66 @@ impl Subject {
             Change::Apply(id) => image.apply_snapshot(&choice(id), job).await,
             Change::Delete(id) => image.delete_snapshot(&choice(id), job).await,
         }
+    }
+
+    /// Changes a bitmap, or tells what is dirty in it.
+    ///
+    /// # Errors
+    /// The subject's; `Unsupported` where there are none.
+    pub async fn change_bitmaps(&self, change: &bitmaps::Change) -> Result<Vec<Range<u64>>> {
+        use bitmaps::Change;
+        let Subject::Image(image) = self else {
+            return Err(Error::Unsupported {
+                file: "a plain disk".to_string(),
+                feature: "a bitmap".to_string(),
+            });
+        };
+        let (name, change) = match change {
+            Change::Look(name) => {
+                let bits = image.dirty_bits(name).await?;
+                return Ok(bits.dirty_ranges().collect());
+            }
+            Change::Add(name, granularity) => {
+                let granularity = Some(*granularity);
+                (name, BitmapChange::Add { granularity })
+            }
+            Change::Clear(name) => (name, BitmapChange::Clear),
+            Change::Remove(name) => (name, BitmapChange::Remove),
+            Change::Enable(name) => (name, BitmapChange::Enable),
+            Change::Disable(name) => (name, BitmapChange::Disable),
+            Change::Merge(name, source) => (name, BitmapChange::Merge(source.clone())),
+        };
+        image.change_bitmap(name, &change).await?;
+        Ok(Vec::new())
+    }
+
+    /// All bitmaps, with what they say.
+    ///
+    /// # Errors
+    /// The subject's.
+    pub async fn bitmaps(&self) -> Result<Vec<bitmaps::Reading>> {
+        let Subject::Image(image) = self else {
+            return Ok(Vec::new());
+        };
+        let mut readings = Vec::new();
+        for bitmap in image.bitmaps().await? {
+            let dirty = match bitmap.in_use {
+                true => Vec::new(),
+                false => image
+                    .dirty_bits(&bitmap.name)
+                    .await?
+                    .dirty_ranges()
+                    .collect(),
+            };
+            readings.push(bitmaps::Reading {
+                name: bitmap.name,
+                granularity: bitmap.granularity,
+                in_use: bitmap.in_use,
+                auto: bitmap.auto,
+                dirty,
+            });
+        }
+        Ok(readings)
     }
 
     /// Discards.

@@ -1,5 +1,6 @@
 //! Requests: drawn from the seed one by one, so that a run without some of them keeps the others.
 
+use crate::bitmaps;
 use crate::config::{Config, Round};
 use crate::model::{Granules, SECTOR_BYTES, WriteId};
 use crate::remembered::What;
@@ -32,6 +33,8 @@ pub enum Verb {
     Resize(u64),
     /// Do something with the internal snapshots.
     Snapshot(What),
+    /// Do something with the persistent bitmaps.
+    Bitmap(bitmaps::What),
     /// Read or write the VM state.
     VmState(Way),
 }
@@ -49,6 +52,11 @@ impl Verb {
     /// Whether it changes what the disk is, so that a guest keeps away from it meanwhile.
     pub fn wants_to_be_alone(self) -> bool {
         matches!(self, Verb::Resize(_) | Verb::Snapshot(_))
+    }
+
+    /// Whether it is about a range of the disk.
+    pub fn has_range(self) -> bool {
+        !matches!(self, Verb::Flush | Verb::Bitmap(_)) && !self.wants_to_be_alone()
     }
 }
 
@@ -117,6 +125,13 @@ pub fn draw(seed: u64, config: &Config, round_index: usize, index: u64) -> Reque
             id,
             verb: Verb::VmState(rng.pick(&[Way::Read, Way::Write, Way::Write])),
             granules: draw_in_vm_state(config, rng),
+        };
+    }
+    if round.bitmaps_percent > 0 && rng.chance(round.bitmaps_percent) {
+        return Request {
+            id,
+            verb: Verb::Bitmap(rng.pick(&bitmaps::What::ALL)),
+            granules: 0..0,
         };
     }
     let fua = rng.chance(round.fua_percent);

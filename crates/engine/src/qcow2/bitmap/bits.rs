@@ -178,15 +178,20 @@ impl DirtyBits {
 
     /// The first bit from `at` on that differs from what a word of `skipped` has.
     fn next(&self, at: u64, skipped: u64) -> Option<u64> {
-        let mut at = at;
-        while at < self.bits() {
+        self.next_in(at..self.bits(), skipped)
+    }
+
+    /// The first of these bits that does, none of which is beyond the end.
+    fn next_in(&self, bits: Range<u64>, skipped: u64) -> Option<u64> {
+        let mut at = bits.start;
+        while at < bits.end {
             let page = &self.pages[(at / PAGE_BITS) as usize];
             let uniform = !matches!(page, Page::Mixed(_));
             let word = page.word((at % PAGE_BITS / 64) as usize);
             let wanted = (word ^ skipped) & mask(at % 64, 64);
             if wanted != 0 {
                 let found = at / 64 * 64 + u64::from(wanted.trailing_zeros());
-                return (found < self.bits()).then_some(found);
+                return (found < bits.end).then_some(found);
             }
             let step = if uniform { PAGE_BITS } else { 64 };
             at = (at / step + 1) * step;
@@ -241,13 +246,13 @@ impl DirtyBits {
     /// Whether all bits that are stored in so many bytes from `at` on, as far as there are any, are alike, and how.
     pub fn uniform(&self, at: u64, bytes: u64) -> Option<bool> {
         let end = (at + bytes).saturating_mul(8);
-        if self.next(at * 8, 0).is_none_or(|dirty| dirty >= end) {
+        let held = at * 8..end.min(self.bits());
+        if self.next_in(held.clone(), 0).is_none() {
             return Some(false);
         }
         // Padding is clear, so a cluster with some of it is not all ones.
         let is_whole = end <= self.bits();
-        let clean = self.next(at * 8, u64::MAX).is_none_or(|clean| clean >= end);
-        (is_whole && clean).then_some(true)
+        (is_whole && self.next_in(held, u64::MAX).is_none()).then_some(true)
     }
 }
 
