@@ -249,8 +249,8 @@ mistakes! {
     BitmapNotMarked,
     /// The marks of bitmaps are not flushed before the first write.
     BitmapMarkUnflushed,
-    /// A bitmap that is removed, enabled or disabled while others follow writes is not marked.
-    EditedBitmapUnmarked,
+    /// A resize marks only the bitmaps that follow writes.
+    ResizedBitmapUnmarked,
     /// Zeroes and discards set no bits.
     DiscardNotDirty,
     /// Compressed writes set no bits.

@@ -5,6 +5,7 @@
 
 mod support;
 
+mod bitmaps;
 mod chains;
 mod check_qemu;
 mod claims;

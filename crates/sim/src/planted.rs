@@ -210,6 +210,8 @@ fn seed_of(goals: &[usize], run: u64) -> u64 {
 /// Phrases of failures, and the judgement that says them.
 const JUDGEMENTS: &[(&str, &str)] = &[
     ("nothing moves any more", "hang"),
+    ("misses a change", "bitmaps"),
+    ("the bitmaps are", "bitmaps"),
     ("no end after", "hang"),
     ("panicked at", "panic"),
     ("found after reopening", "bytes after a crash"),

@@ -312,6 +312,8 @@ impl Qcow2 {
         }
         if version < before.version {
             self.unflag_zero_clusters(below, job).await?;
+            // Nothing could refer to their space any more.
+            self.lock().bitmaps.remove_all();
         }
         if !planted::is(Mistake::HeaderBeforeMapping) {
             self.close().await?;

@@ -5,7 +5,7 @@
 //!
 //! | moment | what is written | what a crash after it leaves |
 //! | --- | --- | --- |
-//! | before the first write (D5), and before memory ceases to follow the disk's list | IN_USE in the directory's entries, in place: a bit of a sector each; barrier | bitmaps that are lost, and say so; the guest's data is as it was |
+//! | before the first write (D5), and for all of them before a resize | IN_USE in the directory's entries, in place: a bit of a sector each; barrier | bitmaps that are lost, and say so; the guest's data is as it was |
 //! | while the disk is written | nothing: bits are set as requests are admitted, before their data moves | the same |
 //! | close | bits, tables and a directory in new space, with their counts; barrier; the header refers to the directory (D6); barrier; the old ones' counts go down | the old state, marked, or the new one as a whole; leaks |
 //!
@@ -138,11 +138,6 @@ impl Qcow2 {
             state.bitmaps.needed_for(name, change)?
         };
         self.load_bitmaps(needed).await?;
-        // Once the guest writes, nothing on disk may say what this list no longer does.
-        if self.lock().bitmaps.is_tracking() && !planted::is(Mistake::EditedBitmapUnmarked) {
-            self.lock().bitmaps.edit_all();
-            self.mark_directory().await?;
-        }
         let mut state = self.lock();
         let state = &mut *state;
         let disk = (self.geometry(), state.header.size);
@@ -175,7 +170,7 @@ impl Qcow2 {
                 state.bitmaps.to_load(Which::All)
             };
             self.load_bitmaps(wanted).await?;
-            self.lock().bitmaps.edit_all();
+            self.lock().bitmaps.about_to_resize();
             self.mark_directory().await
         };
         self.to_the_end(ready).await

@@ -60,6 +60,8 @@ impl Qcow2 {
                 "Device has active dirty bitmaps".to_string(),
             ));
         }
+        // Those that this session has removed are on disk yet.
+        self.ready_for_writes().await?;
         let _nobody_uses_vm_state = self.vm_state.take().await;
         self.while_still(async |counts| self.apply_in_turn(counts, choice, job).await)
             .await

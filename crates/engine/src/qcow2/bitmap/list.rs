@@ -187,6 +187,8 @@ pub struct Bitmaps {
     list: Vec<Bitmap>,
     /// The list is not what it is on disk, apart from bits.
     edited: bool,
+    /// The disk gets another size: those that follow no writes are marked too.
+    resizing: bool,
     /// All that follow writes are in memory, and on disk all that will not be right any more are marked, durably.
     tracking: bool,
 }
@@ -198,6 +200,7 @@ impl Bitmaps {
             list: directory.iter().cloned().map(Bitmap::of).collect(),
             directory,
             edited: false,
+            resizing: false,
             tracking: false,
         }
     }
@@ -216,11 +219,6 @@ impl Bitmaps {
     pub fn is_to_be_stored(&self) -> bool {
         let is_loaded = |bitmap: &Bitmap| matches!(bitmap.bits, Bits::Loaded { .. });
         self.edited || self.tracking && self.list.iter().any(is_loaded)
-    }
-
-    /// Whether writes may go on: nothing on disk says more than is right.
-    pub fn is_tracking(&self) -> bool {
-        self.tracking
     }
 
     /// The guest's bytes in this range change, or will.
@@ -272,12 +270,13 @@ impl Bitmaps {
     }
 
     /// The directory as it has to be on disk before anything changes; `None` if it is. What follows writes there is
-    /// marked, and all of it if the list in memory has changed: a bitmap that follows writes may not do so on disk, or
-    /// not be in the list any more.
+    /// marked, whatever the list in memory has made of it; and all of it before a resize, since tables are as long as
+    /// the disk asks for.
     pub fn marked(&self) -> Option<Vec<Entry>> {
         let mut marked = self.directory.clone();
         for entry in &mut marked {
-            if entry.fixed.auto() || self.edited {
+            let all = self.resizing && !planted::is(Mistake::ResizedBitmapUnmarked);
+            if entry.fixed.auto() || all {
                 entry.fixed = entry.fixed.marked_in_use();
             }
         }
@@ -323,8 +322,15 @@ impl Bitmaps {
     }
 
     /// All of them are about to change on disk.
-    pub fn edit_all(&mut self) {
+    pub fn about_to_resize(&mut self) {
         self.edited = true;
+        self.resizing = true;
+    }
+
+    /// There are none any more.
+    pub fn remove_all(&mut self) {
+        self.edited |= !self.list.is_empty();
+        self.list.clear();
     }
 
     /// The position of a bitmap.

@@ -1,0 +1,288 @@
+//! Persistent bitmaps from outside: what a session leaves that does not end in order, what other verbs do to them,
+//! and images whose bitmaps lie.
+
+use std::sync::Arc;
+
+use cowslip::file::memory::MemoryFile;
+use cowslip::file::{BlockFile, FileRequest, Gate};
+use cowslip::image::{BackingChoice, OpenOptions, WriteOptions};
+use cowslip::qcow2::amend::Amendment;
+use cowslip::qcow2::bitmap::BitmapChange;
+use cowslip::qcow2::create::{CreateOptions, Version, create};
+use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
+use cowslip::{Buf, BufMut, Error, Image, Job, Result};
+
+use crate::support::{block_on, our_check};
+
+struct NoFiles;
+
+impl Gate for NoFiles {
+    fn open(&self, request: &FileRequest<'_>) -> Result<Arc<dyn BlockFile>> {
+        Err(Error::Invalid(format!("'{}' is not wanted", request.name)))
+    }
+}
+
+fn open(file: &Arc<MemoryFile>, writable: bool) -> Result<Image> {
+    let options = OpenOptions {
+        writable,
+        backing: BackingChoice::None,
+        ..OpenOptions::default()
+    };
+    block_on(Image::open(file.clone(), options, &NoFiles))
+}
+
+fn change(image: &Image, name: &str, change: &BitmapChange) {
+    block_on(image.change_bitmap(name, change)).unwrap();
+}
+
+fn add(image: &Image, name: &str) {
+    let granularity = Some(4096);
+    change(image, name, &BitmapChange::Add { granularity });
+}
+
+fn write(image: &Image, offset: u64) -> Result<()> {
+    let data = Buf::from(vec![7; 512]);
+    block_on(image.write(offset, data, WriteOptions::default()))
+}
+
+/// An image of 1 MiB in clusters of 4 KiB, with a bitmap whose first granule is dirty.
+fn with_bitmap() -> Arc<MemoryFile> {
+    let file = Arc::new(MemoryFile::new("image", Vec::new(), 1));
+    let mut options = CreateOptions::new(1 << 20);
+    options.cluster_size = 4096;
+    block_on(create(file.clone(), None, &options)).unwrap();
+    let image = open(&file, true).unwrap();
+    add(&image, "b");
+    write(&image, 0).unwrap();
+    block_on(image.close()).unwrap();
+    file
+}
+
+/// The bitmaps that the file has: name, whether it was not saved properly, and what is dirty.
+fn found(file: &Arc<MemoryFile>) -> Vec<(String, bool)> {
+    let image = open(file, false).unwrap();
+    let bitmaps = block_on(image.bitmaps()).unwrap();
+    let told = bitmaps
+        .into_iter()
+        .map(|bitmap| (bitmap.name, bitmap.in_use));
+    told.collect()
+}
+
+fn copy(file: &MemoryFile) -> Arc<MemoryFile> {
+    Arc::new(MemoryFile::new("image", file.contents(), 1))
+}
+
+fn assert_clean(file: &MemoryFile) {
+    let mut findings = Vec::new();
+    let result = our_check(file.contents(), &mut findings).unwrap();
+    assert!(result.is_clean(), "{findings:?}");
+}
+
+/// They are in no list any more, but on disk they still say what was right before.
+#[test]
+fn bitmaps_that_were_removed_are_marked_before_a_snapshot_is_applied() {
+    let file = with_bitmap();
+    let image = open(&file, true).unwrap();
+    let job = Job::default();
+    block_on(image.create_snapshot(&NewSnapshot::default(), &job)).unwrap();
+    write(&image, 8192).unwrap();
+    block_on(image.close()).unwrap();
+
+    let image = open(&file, true).unwrap();
+    let first = SnapshotChoice::Id("1".to_string());
+    let refused = block_on(image.apply_snapshot(&first, &job)).unwrap_err();
+    assert_eq!(refused.to_string(), "Device has active dirty bitmaps");
+    change(&image, "b", &BitmapChange::Remove);
+    block_on(image.apply_snapshot(&first, &job)).unwrap();
+    assert_eq!(
+        found(&copy(&file)),
+        [("b".to_string(), true)],
+        "after a crash"
+    );
+    block_on(image.close()).unwrap();
+    assert_eq!(found(&file), []);
+    assert_clean(&file);
+}
+
+#[test]
+fn version_2_has_no_bitmaps_and_keeps_none_of_their_space() {
+    let file = with_bitmap();
+    let image = open(&file, true).unwrap();
+    let amendment = Amendment {
+        version: Some(Version::V2),
+        ..Amendment::default()
+    };
+    block_on(image.amend(&amendment, &Job::default())).unwrap();
+    block_on(image.close()).unwrap();
+    assert_eq!(found(&file), []);
+    assert_clean(&file);
+    let image = open(&file, true).unwrap();
+    let granularity = None;
+    let refused = block_on(image.change_bitmap("b", &BitmapChange::Add { granularity }));
+    let text = refused.unwrap_err().to_string();
+    assert!(
+        text.contains("Cannot store dirty bitmaps in qcow2 v2 files"),
+        "{text}"
+    );
+    block_on(image.close()).unwrap();
+}
+
+/// A session that ends without a close, at each of the moments of `bitmap.rs`.
+#[test]
+fn the_first_write_marks_bitmaps_and_the_close_stores_them() {
+    let file = with_bitmap();
+    let image = open(&file, true).unwrap();
+    add(&image, "new");
+    assert_eq!(
+        found(&copy(&file)),
+        [("b".to_string(), false)],
+        "nothing has changed"
+    );
+    write(&image, 4096).unwrap();
+    assert_eq!(found(&copy(&file)), [("b".to_string(), true)]);
+    let bits = block_on(image.dirty_bits("new")).unwrap();
+    assert_eq!(bits.dirty_ranges().collect::<Vec<_>>(), [4096..8192]);
+    block_on(image.close()).unwrap();
+    assert_eq!(
+        found(&file),
+        [("b".to_string(), false), ("new".to_string(), false)]
+    );
+    let image = open(&file, false).unwrap();
+    let bits = block_on(image.dirty_bits("b")).unwrap();
+    assert_eq!(bits.dirty_ranges().collect::<Vec<_>>(), [0..8192]);
+    assert_clean(&file);
+}
+
+/// A bitmap that was lost can be removed, and nothing else can be done with it; the guest is served all the same.
+#[test]
+fn a_lost_bitmap_can_only_be_removed() {
+    let file = with_bitmap();
+    write(&open(&file, true).unwrap(), 4096).unwrap();
+    let file = copy(&file);
+    let image = open(&file, true).unwrap();
+    for lost in [
+        BitmapChange::Clear,
+        BitmapChange::Enable,
+        BitmapChange::Disable,
+        BitmapChange::Merge("b".to_string()),
+    ] {
+        let refused = block_on(image.change_bitmap("b", &lost)).unwrap_err();
+        assert!(refused.to_string().contains("is inconsistent"), "{refused}");
+    }
+    assert!(block_on(image.dirty_bits("b")).is_err());
+    assert!(block_on(image.resize(2 << 20)).is_err());
+    write(&image, 8192).unwrap();
+    block_on(image.close()).unwrap();
+    assert_eq!(found(&file), [("b".to_string(), true)]);
+    let image = open(&file, true).unwrap();
+    change(&image, "b", &BitmapChange::Remove);
+    block_on(image.resize(2 << 20)).unwrap();
+    block_on(image.close()).unwrap();
+    assert_eq!(found(&file), []);
+    assert_clean(&file);
+}
+
+/// What is wrong, where, and what is put there, big-endian.
+type Lie = (&'static str, fn(&Places) -> u64, usize, u64);
+
+/// Where the structures of [`with_bitmap`] are.
+struct Places {
+    extension: u64,
+    directory: u64,
+    table: u64,
+}
+
+impl Places {
+    fn of(bytes: &[u8]) -> Places {
+        let magic = 0x2385_2875_u32.to_be_bytes();
+        let at = bytes.windows(4).position(|window| window == magic).unwrap();
+        let word = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+        let directory = word(at + 24);
+        Places {
+            extension: at as u64 + 8,
+            directory,
+            table: word(directory as usize),
+        }
+    }
+}
+
+const LIES: [Lie; 21] = [
+    ("no bitmaps", |p| p.extension, 4, 0),
+    ("too many bitmaps", |p| p.extension, 4, 0xffff_ffff),
+    ("one bitmap more", |p| p.extension, 4, 2),
+    ("reserved bytes", |p| p.extension + 4, 4, 1),
+    ("an empty directory", |p| p.extension + 8, 8, 0),
+    ("a directory that is too long", |p| p.extension + 8, 8, 40),
+    ("an endless directory", |p| p.extension + 8, 8, u64::MAX),
+    (
+        "a directory beyond the end",
+        |p| p.extension + 16,
+        8,
+        1 << 50,
+    ),
+    (
+        "a directory that starts no cluster",
+        |p| p.extension + 16,
+        8,
+        4104,
+    ),
+    ("a table that starts no cluster", |p| p.directory, 8, 4104),
+    ("no table", |p| p.directory, 8, 0),
+    ("a table beyond the end", |p| p.directory, 8, 1 << 50),
+    ("an empty table", |p| p.directory + 8, 4, 0),
+    ("an endless table", |p| p.directory + 8, 4, 0xffff_ffff),
+    ("unknown flags", |p| p.directory + 12, 4, 8),
+    ("an unknown type", |p| p.directory + 16, 1, 2),
+    ("an impossible granularity", |p| p.directory + 17, 1, 64),
+    ("a name beyond the directory", |p| p.directory + 18, 2, 1000),
+    (
+        "extra data beyond the directory",
+        |p| p.directory + 20,
+        4,
+        0xffff_ffff,
+    ),
+    ("an entry with reserved bits", |p| p.table, 8, 4096 << 1 | 2),
+    ("bits beyond the end", |p| p.table, 8, 1 << 50),
+];
+
+/// Nothing is written to an image whose enabled bitmaps cannot be followed: an error tells what is corrupt, and the file
+/// stays as it is.
+#[test]
+fn lies_about_bitmaps_are_refused_before_anything_is_written() {
+    let sound = with_bitmap().contents();
+    let places = Places::of(&sound);
+    for (what, place, len, value) in LIES {
+        let mut bytes = sound.clone();
+        let at = place(&places) as usize;
+        bytes[at..at + len].copy_from_slice(&value.to_be_bytes()[8 - len..]);
+        let file = Arc::new(MemoryFile::new("image", bytes.clone(), 1));
+        let refused = match open(&file, true) {
+            Ok(image) => write(&image, 4096).expect_err(what),
+            Err(error) => error,
+        };
+        assert!(
+            matches!(&refused, Error::Corrupt { structure, .. } if structure.contains("bitmap")),
+            "{what}: {refused}"
+        );
+        assert!(file.contents() == bytes, "{what}: the file has changed");
+        let readable = open(&file, false).unwrap();
+        block_on(readable.read(0, BufMut::zeroed(4096))).expect(what);
+    }
+}
+
+/// Bits that lie on other metadata are read as bits, and never freed as such when they are stored anew.
+#[test]
+fn clusters_of_other_metadata_stay_counted() {
+    let file = with_bitmap();
+    let mut bytes = file.contents();
+    let table = Places::of(&bytes).table as usize;
+    let l1 = bytes[40..48].to_vec();
+    bytes[table..table + 8].copy_from_slice(&l1);
+    let file = Arc::new(MemoryFile::new("image", bytes, 1));
+    let image = open(&file, true).unwrap();
+    write(&image, 512 << 10).unwrap();
+    block_on(image.close()).unwrap();
+    let mut findings = Vec::new();
+    let result = our_check(file.contents(), &mut findings).unwrap();
+    assert_eq!(result.corruptions, 0, "{findings:?}");
+}
