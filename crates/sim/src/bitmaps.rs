@@ -300,11 +300,13 @@ impl Bitmaps {
             return Some(Change::Add(format!("bitmap{}", self.added), granularity));
         }
         let (target, source) = (rng.pick(&names), rng.pick(&names));
+        let lost = self.now.iter().find(|bitmap| bitmap.lost);
+        if let (Some(lost), true) = (lost, what == What::Add || rng.chance(50)) {
+            // Nothing else can be done with it, and while it is there the disk keeps its size.
+            return Some(Change::Remove(lost.name.clone()));
+        }
         Some(match what {
-            What::Add => {
-                let lost = self.now.iter().find(|bitmap| bitmap.lost)?;
-                Change::Remove(lost.name.clone())
-            }
+            What::Add => return None,
             What::Clear => Change::Clear(target),
             What::Remove => Change::Remove(target),
             What::Enable => Change::Enable(target),

@@ -178,7 +178,10 @@ pub(crate) fn shape(config: &mut Config, story: Story, rng: &mut Rng) {
     if story == Story::BitmapsCutShort {
         for (number, round) in config.rounds.iter_mut().enumerate() {
             let crash = Ending::Crash(rng.between(4, 120));
-            round.ending = rng.pick(&[Ending::Close, Ending::Close, crash]);
+            round.ending = match round.faults.is_empty() {
+                true => rng.pick(&[Ending::Close, Ending::Close, crash]),
+                false => Ending::Close,
+            };
             // Tables of bitmaps get another length when a large disk does.
             if round.resizes && number % 2 == 1 {
                 let at = Some(rng.below(round.requests));
@@ -186,6 +189,7 @@ pub(crate) fn shape(config: &mut Config, story: Story, rng: &mut Rng) {
                     true => round.shrinks_at = at,
                     false => round.grows_at = at,
                 }
+                round.ending = Ending::Crash(rng.between(40, 400));
             }
         }
     }
@@ -359,17 +363,18 @@ fn bitmaps_cut_short(config: &mut Config, round: &mut Round, rng: &mut Rng) -> u
     }
     config.data = rng.pick(&[Data::Inside, Data::Inside, Data::Inside, Data::External]);
     config.prepared.filled = rng.chance(50);
+    round.bitmaps_percent = rng.pick(&[10, 25, 50]);
     round.resizes = rng.chance(40);
     match round.resizes && !config.layout.extended_l2 {
         true => {
             config.layout.cluster_bits = 9;
-            tables(config, rng.between(100, 400));
+            tables(config, rng.between(100, 300));
+            round.bitmaps_percent = 60;
         }
         false => whole(config, rng.between(4, 24)),
     }
     round.requests = rng.pick(&[4, 12, 30]);
     round.depth = rng.pick(&[1, 2, 6]);
-    round.bitmaps_percent = rng.pick(&[10, 25, 50]);
     round.weights = [5, 30, 15, 15, 10, 0];
     if config.data == Data::Inside {
         round.weights[5] = rng.pick(&[0, 15]);
@@ -377,10 +382,13 @@ fn bitmaps_cut_short(config: &mut Config, round: &mut Round, rng: &mut Rng) -> u
     if rng.chance(50) {
         // Some of what a write in place has left is there, and no other write sets its bits.
         config.prepared.filled = true;
+        round.resizes = false;
+        whole(config, rng.between(16, 64));
         round.requests = rng.pick(&[12, 30]);
+        round.bitmaps_percent = 10;
         round.weights = [10, 45, 5, 0, 5, 0];
         let errno = rng.pick(&[EIO, ENOSPC]);
-        let faults = (0..rng.between(1, 6)).map(|_| fails(Verb::Write, errno, rng.below(30)));
+        let faults = (0..rng.between(2, 8)).map(|_| fails(Verb::Write, errno, rng.below(40)));
         round.faults = faults.collect();
     }
     8
