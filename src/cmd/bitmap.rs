@@ -13,7 +13,7 @@ use cowslip::qcow2::bitmap::BitmapChange;
 use crate::error::CommandError;
 use crate::open::{Access, ImageSpec, OpenHow, Trust, block_on, open_image, warn_of_guessed_raw};
 use crate::options::bytes_within;
-use crate::output::{Program, usage_error};
+use crate::output::Program;
 
 /// Command line of `bitmap`.
 #[derive(clap::Args)]
@@ -137,7 +137,7 @@ pub fn run(args: &Args, program: &Program) -> u8 {
 fn changed(args: &Args, program: &Program) -> Result<(), CommandError> {
     let refuse = |text: &str| Err(CommandError::new(text));
     let granularity = match &args.granularity {
-        Some(text) => bytes_within("granularity", text, 1..=u64::MAX)?,
+        Some(text) => bytes_within("granularity", text, 0..=u64::MAX)?,
         None => 0,
     };
     let has = |wanted: fn(&Action) -> bool| args.actions.0.iter().any(wanted);
@@ -147,11 +147,7 @@ fn changed(args: &Args, program: &Program) -> Result<(), CommandError> {
         );
     }
     let [filename, bitmap] = &args.words[..] else {
-        return Err(usage_error(
-            "Expecting filename and bitmap name",
-            "bitmap",
-            program,
-        ));
+        return refuse("Expecting filename and bitmap name");
     };
     if granularity > 0 && !has(|action| *action == Action::Add) {
         return refuse("granularity only supported with --add");

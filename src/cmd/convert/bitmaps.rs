@@ -88,8 +88,10 @@ pub async fn copy(
         added.map_err(failed("create"))?;
         let bits = source.dirty_bits(name).await.map_err(failed("populate"))?;
         let merge = BitmapChange::MergeBits(bits);
-        let merged = target.change_bitmap(name, &merge).await;
-        merged.map_err(failed("populate"))?;
+        if let Err(error) = target.change_bitmap(name, &merge).await {
+            target.change_bitmap(name, &BitmapChange::Remove).await?;
+            return Err(failed("populate")(error));
+        }
         if !bitmap.auto {
             target.change_bitmap(name, &BitmapChange::Disable).await?;
         }

@@ -140,7 +140,7 @@ impl Qcow2 {
         self.load_bitmaps(needed).await?;
         let mut state = self.lock();
         let state = &mut *state;
-        let disk = (self.geometry(), state.header.size);
+        let disk = (self.geometry(), state.header.size, self.name());
         state.bitmaps.change(name, change, disk)
     }
 

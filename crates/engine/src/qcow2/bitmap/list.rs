@@ -378,7 +378,7 @@ impl Bitmaps {
         Ok(needed)
     }
 
-    /// Changes a bitmap in memory, for a disk of that size; what it needs is loaded.
+    /// Changes a bitmap in memory, for a disk of that size in the file of that name; what it needs is loaded.
     ///
     /// # Errors
     /// As [`Bitmaps::needed_for`], or `Invalid` for a bitmap that cannot be added.
@@ -386,13 +386,13 @@ impl Bitmaps {
         &mut self,
         name: &str,
         change: &BitmapChange,
-        (geometry, disk_bytes): (&Geometry, u64),
+        (geometry, disk_bytes, file): (&Geometry, u64, &str),
     ) -> Result<()> {
         debug_assert_eq!(self.needed_for(name, change)?, [], "they are loaded");
         match change {
             BitmapChange::Add { granularity } => {
                 let granularity = granularity.unwrap_or_else(|| default_granularity(geometry));
-                let bitmap = self.new_bitmap(name, granularity, disk_bytes)?;
+                let bitmap = self.new_bitmap((name, file), granularity, disk_bytes)?;
                 self.list.push(bitmap);
             }
             BitmapChange::Remove => drop(self.list.remove(self.find(name)?)),
@@ -437,7 +437,12 @@ impl Bitmaps {
         Ok(())
     }
 
-    fn new_bitmap(&self, name: &str, granularity: u64, disk_bytes: u64) -> Result<Bitmap> {
+    fn new_bitmap(
+        &self,
+        (name, file): (&str, &str),
+        granularity: u64,
+        disk_bytes: u64,
+    ) -> Result<Bitmap> {
         let refuse = |text: String| Err(Error::Invalid(text));
         let bits = granularity.trailing_zeros() as u8;
         if name.is_empty() {
@@ -449,8 +454,11 @@ impl Bitmaps {
         if self.find(name).is_ok() {
             return refuse(format!("Bitmap already exists: {name}"));
         }
-        let persistent =
-            |why: &str| refuse(format!("Can't make bitmap '{name}' persistent: {why}"));
+        let persistent = |why: &str| {
+            refuse(format!(
+                "Can't make bitmap '{name}' persistent in '{file}': {why}"
+            ))
+        };
         if name.len() > usize::from(NAME_BYTES_MAX) {
             return persistent(&format!(
                 "Name length exceeds maximum ({NAME_BYTES_MAX} characters)"
