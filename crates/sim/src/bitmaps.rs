@@ -149,13 +149,11 @@ struct Tracked {
 }
 
 impl Tracked {
-    /// What has to be dirty if a reader might find this on the disk.
-    fn required(&self, found: &Content) -> BTreeSet<u64> {
+    /// What has to be dirty if a reader might find this on the disk. Behind its end nothing has.
+    fn required(&self, (found, model): (&Content, &Model)) -> BTreeSet<u64> {
         let mut required = self.must.clone();
-        if !self.enabled {
-            return required;
-        }
-        for ((granules, before), (_, now)) in self.since.iter().zip(found) {
+        let since = self.since.iter().filter(|_| self.enabled);
+        for ((granules, before), (_, now)) in since.zip(found) {
             let contents = granules.clone().zip(before.iter().zip(now));
             for (granule, (before, now)) in contents {
                 if !now.iter().any(|write| before.contains(write)) {
@@ -163,6 +161,7 @@ impl Tracked {
                 }
             }
         }
+        required.retain(|&granule| model.grain().start(granule) < model.size());
         required
     }
 
@@ -175,9 +174,9 @@ impl Tracked {
         let mut is = Ranges::default();
         dirty.iter().for_each(|range| is.add(range));
         let name = &self.name;
-        for granule in self.required(found) {
+        for granule in self.required((found, model)) {
             let start = model.grain().start(granule);
-            if start < model.size() && !is.contain(&(start..start + 1)) {
+            if !is.contain(&(start..start + 1)) {
                 return Err(format!("bitmap {name} misses a change at {start:#x}"));
             }
         }
@@ -386,13 +385,13 @@ impl Bitmaps {
             Change::Disable(name) => {
                 let at = self.find(&name);
                 let bitmap = &mut self.now[at];
-                bitmap.must = bitmap.required(&found);
+                bitmap.must = bitmap.required((&found, model));
                 bitmap.enabled = false;
             }
             Change::Merge(target, source) => {
                 let source = &self.now[self.find(&source)];
                 let (must, may) = (
-                    source.required(&found),
+                    source.required((&found, model)),
                     source.may.rounded(source.granularity),
                 );
                 let at = self.find(&target);
@@ -591,6 +590,29 @@ mod tests {
             .unwrap();
         assert!(bitmaps.has_lost());
         assert!(adopt(&bitmaps, &model, &[reading(&bitmaps, &[4])]).is_err());
+    }
+
+    #[test]
+    fn what_is_cut_off_has_to_be_dirty_nowhere() {
+        let (mut bitmaps, mut model) = tracked();
+        let resize = |bitmaps: &mut Bitmaps, model: &mut Model, size: u64| {
+            bitmaps.begin_resize((model.size(), size));
+            model.begin_resize(40, size);
+            model.end_resize(40, (size, size), Outcome::Done(Until::End));
+            bitmaps.end_resize(size, model);
+        };
+        resize(&mut bitmaps, &mut model, 8 * 512);
+        change(&mut bitmaps, &mut model, What::Disable);
+        resize(&mut bitmaps, &mut model, 64 * 512);
+        bitmaps.end_close();
+        let mut found = reading(&bitmaps, &[4]);
+        found.auto = false;
+        let sizes = |mut bitmaps: Bitmaps, found: &[Reading]| {
+            bitmaps.adopt(found, (&model, Survival::Durable))
+        };
+        sizes(bitmaps.clone(), std::slice::from_ref(&found)).unwrap();
+        found.dirty.clear();
+        assert!(sizes(bitmaps, &[found]).is_err());
     }
 
     #[test]
