@@ -618,14 +618,14 @@ mod tests {
     #[test]
     fn a_clear_may_fall_before_or_after_what_is_in_flight() {
         let (mut bitmaps, mut model) = tracked();
-        bitmaps.begin(30, 5 * 512..6 * 512);
-        model.begin_write(30, 30, &(5..6));
+        bitmaps.begin(30, 30 * 512..31 * 512);
+        model.begin_write(30, 30, &(30..31));
         change(&mut bitmaps, &mut model, What::Clear);
-        model.end_write(30, &(5..6), Outcome::Done(Until::End));
+        model.end_write(30, &(30..31), Outcome::Done(Until::End));
         bitmaps.end(30);
         bitmaps.end_close();
         adopt(&bitmaps, &model, &[reading(&bitmaps, &[])]).unwrap();
-        adopt(&bitmaps, &model, &[reading(&bitmaps, &[5])]).unwrap();
+        adopt(&bitmaps, &model, &[reading(&bitmaps, &[30])]).unwrap();
         assert!(adopt(&bitmaps, &model, &[reading(&bitmaps, &[4])]).is_err());
     }
 }
