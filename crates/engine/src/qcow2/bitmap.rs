@@ -243,11 +243,18 @@ impl Qcow2 {
     /// Some entries of a bitmap's table; each is valid, and its cluster lies within the file.
     async fn read_table(&self, bitmap: &Fixed, entries: Range<u64>) -> Result<Vec<TableEntry>> {
         let file_bytes = self.file.len().await?;
-        let start = bitmap.table_offset + entries.start * 8;
-        let bytes = self
-            .file
-            .read_new(start, (entries.end - entries.start) * 8)
-            .await?;
+        let start = bitmap.table_offset.saturating_add(entries.start * 8);
+        let len = (entries.end - entries.start) * 8;
+        if start.saturating_add(len) > file_bytes {
+            // It would read as a table without a bit.
+            return Err(Error::Corrupt {
+                file: self.name().to_string(),
+                structure: "bitmap table",
+                offset: start,
+                detail: "it reaches beyond the end of the file".to_string(),
+            });
+        }
+        let bytes = self.file.read_new(start, len).await?;
         let decoded = (start..).step_by(8).zip(bytes.chunks_exact(8));
         let decoded = decoded.map(|(at, raw)| {
             let entry = TableEntry::decode(big_endian(raw), self.geometry());
