@@ -175,7 +175,7 @@ pub enum Part {
 
 impl Part {
     /// All parts, by the names that commands use.
-    pub const NAMES: [(&'static str, Part); 15] = [
+    pub const NAMES: [(&'static str, Part); 16] = [
         ("kills", Part::Kills),
         ("faults", Part::Faults),
         ("compressed", Part::Compressed),

@@ -13,7 +13,7 @@ use crate::disk::Losses;
 use crate::disk::fault::{Duration, EIO, Fault, Verb};
 use crate::drive::{Stop, attempt, block_on};
 use crate::inspect::inspect;
-use crate::model::{self, Found, Grain, Granules, Model, Survival, Violation, WriteId};
+use crate::model::{self, Grain, Granules, Model, Survival, Violation, WriteId};
 use crate::prepare::{self, TOP};
 use crate::profile::Profile;
 use crate::rng::Rng;
