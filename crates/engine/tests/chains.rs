@@ -6,7 +6,7 @@ use cowslip::commit::{Afterwards, Commit};
 use cowslip::compare::{Strictness, Verdict, compare};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
-use cowslip::image::{BackingChoice, OpenOptions};
+use cowslip::image::{BackingChoice, OpenOptions, ZeroOptions};
 use cowslip::job::{Attendant, Moment};
 use cowslip::qcow2::amend::Backing;
 use cowslip::qcow2::create::{CreateOptions, create};
@@ -41,10 +41,15 @@ impl Files {
     }
 
     fn make(&mut self, name: &str, backing: Option<&str>) {
+        self.make_with(name, backing, false);
+    }
+
+    fn make_with(&mut self, name: &str, backing: Option<&str>, extended_l2: bool) {
         let file = Arc::new(MemoryFile::new(name, Vec::new(), 1));
         let options = CreateOptions {
             backing_file: backing.map(str::to_string),
             backing_format: backing.map(|_| "qcow2".to_string()),
+            extended_l2,
             ..CreateOptions::new(SIZE)
         };
         block_on(create(file.clone(), None, &options)).unwrap();
@@ -244,4 +249,40 @@ fn a_backing_file_that_the_caller_chose_is_committed_into() {
     block_on(image.close()).unwrap();
     assert_eq!(*files.written.lock().unwrap(), ["other"]);
     assert_eq!(files.read("other")[1 << 20], 3);
+}
+
+#[test]
+fn parts_that_are_zeroed_stay_zeroes_whatever_comes_to_lie_below() {
+    const CLUSTER: u64 = 64 << 10;
+    for extended_l2 in [false, true] {
+        let mut files = Files::default();
+        files.make("base", None);
+        files.make_with("top", Some("base"), extended_l2);
+        files.write("base", CLUSTER, &[1; 512]);
+        // Where all of it reads as zeroes, beside data below, over a border between clusters, and at the disk's end.
+        let parts = [
+            (1024, 512),
+            (CLUSTER + 1024, 512),
+            (3 * CLUSTER - 512, 1024),
+            (SIZE - 512, 512),
+        ];
+        let image = files.open("top", true);
+        for (at, len) in parts {
+            block_on(image.write_zeroes(at, len, ZeroOptions::default())).unwrap();
+        }
+        for (i, (at, len)) in parts.into_iter().enumerate() {
+            for extent in block_on(image.extents(at, len, 64)).unwrap() {
+                let takes_space = i == 1;
+                assert_eq!(extent.depth, 0, "{extent:?}");
+                assert_eq!(extent.data, takes_space, "{extent:?}");
+            }
+        }
+        block_on(image.close()).unwrap();
+        files.write("base", 0, &[2; SIZE as usize]);
+        let disk = files.read("top");
+        for (at, len) in parts {
+            let part = &disk[at as usize..(at + len) as usize];
+            assert!(part.iter().all(|&byte| byte == 0), "at {at}");
+        }
+    }
 }

@@ -1,8 +1,10 @@
 //! Zeroes and discards: requests that change entries instead of moving data.
 //!
 //! What lies in whole subclusters becomes a change of entries. Of the parts of others at the ends a
-//! discard gives back the blocks of the host; zeroes are written there, unless they read so already.
-//! With a raw data file the zeroes go to that file first, since it is an image of the disk by itself.
+//! discard gives back the blocks of the host; zeroes are written there, unless the rest of the subcluster
+//! reads as zeroes too: then its entry says so of all of it, and what was asked for stays, whatever comes
+//! to lie below. With a raw data file the zeroes go to that file first, since it is an image of the disk by
+//! itself.
 
 use std::ops::Range;
 
@@ -62,12 +64,14 @@ impl Qcow2 {
             EntryRequest::Zero
         };
         if inner.start >= inner.end {
-            self.zero_by_writing(range, below, options).await?;
+            for part in geometry::pieces(range.start, range.end - range.start, unit) {
+                self.zero_part(part, below, options).await?;
+            }
         } else {
             let head = range.start..inner.start;
             let tail = inner.end..range.end.max(inner.end);
             for part in [head, tail] {
-                self.zero_by_writing(part, below, options).await?;
+                self.zero_part(part, below, options).await?;
             }
             for rest in self
                 .change_entries(inner, below, (request, self.unref))
@@ -118,7 +122,41 @@ impl Qcow2 {
         self.settle(self.effective(Fua::No), true).await
     }
 
-    /// Writes zeroes over a range that entries cannot say it of, if it does not read so already.
+    /// Zeroes a part of one subcluster: its entry says so of the whole of it, if that reads as zeroes then
+    /// and nothing before was lost; else they are written.
+    async fn zero_part(&self, part: Range<u64>, below: &Below, options: ZeroOptions) -> Result<()> {
+        if part.start >= part.end {
+            return Ok(());
+        }
+        let unit = self.geometry().subcluster_bytes();
+        let whole = round_down(part.start, unit)..round_up(part.end, unit);
+        let around = [whole.start..part.start, part.end..whole.end];
+        if self.reads_zero_below(around, below).await? {
+            let ask = (EntryRequest::ZeroUnwritten, self.unref);
+            let rest = self.change_within_slice((whole, &part), below, ask).await?;
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+        self.zero_by_writing(part, below, options).await
+    }
+
+    /// Whether the layers below have nothing but zeroes in these parts of the disk.
+    async fn reads_zero_below(&self, parts: [Range<u64>; 2], below: &Below) -> Result<bool> {
+        if planted::is(Mistake::ZeroesForgetBelow) {
+            return Ok(true);
+        }
+        for part in parts {
+            // Nobody sees what is beyond the end of the disk.
+            let part = part.start..part.end.min(self.size());
+            if part.start < part.end && !decide_zero(below, part).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Writes zeroes over a range that entries cannot say it of.
     async fn zero_by_writing(
         &self,
         range: Range<u64>,
@@ -129,7 +167,8 @@ impl Qcow2 {
         if range.start >= range.end {
             return Ok(());
         }
-        if self.is_zero(range.clone(), below).await? {
+        // Version 2 has no flag; a whole cluster of zeroes that says what could be read anyway is no gain there.
+        if self.format.version < 3 && self.is_zero(range.clone(), below).await? {
             return Ok(());
         }
         if options.fast_only {
@@ -146,7 +185,7 @@ impl Qcow2 {
     }
 
     /// Whether the tables, here and below, say that a range reads as zeroes.
-    async fn is_zero(&self, range: Range<u64>, below: &Below) -> Result<bool> {
+    pub(super) async fn is_zero(&self, range: Range<u64>, below: &Below) -> Result<bool> {
         for run in self.map(range).await? {
             let zero = match run.source {
                 Source::Zero(_) => true,
@@ -171,30 +210,45 @@ impl Qcow2 {
         let mut writes = Vec::new();
         let coverage = self.geometry().slice_coverage_bytes();
         for piece in geometry::pieces(range.start, range.end - range.start, coverage) {
-            match self.change_piece(piece.clone(), below, ask).await? {
-                Piece::Done => {}
-                Piece::Write(ranges) => writes.extend(ranges),
-                Piece::Zero(stay) => {
-                    let zeroed = self.zero_data_file(piece.clone(), ask).await;
-                    let mut state = self.lock();
-                    let applied = zeroed.and_then(|()| {
-                        let changes = self.changes(&mut state, piece, below, ask)?;
-                        writes.extend(self.apply(&mut state, changes));
-                        Ok(())
-                    });
-                    stay.end(&mut state);
-                    applied?;
-                }
-            }
+            let guest = piece.clone();
+            writes.extend(
+                self.change_within_slice((piece, &guest), below, ask)
+                    .await?,
+            );
         }
         Ok(writes)
     }
 
+    /// The same for a range within one slice, of which the guest asked for the second one.
+    async fn change_within_slice(
+        &self,
+        (piece, guest): (Range<u64>, &Range<u64>),
+        below: &Below,
+        ask: Ask,
+    ) -> Result<Vec<Range<u64>>> {
+        match self
+            .change_piece((piece.clone(), guest), below, ask)
+            .await?
+        {
+            Piece::Done => Ok(Vec::new()),
+            Piece::Write(ranges) => Ok(ranges),
+            Piece::Zero(stay) => {
+                let zeroed = self.zero_data_file(piece.clone(), ask).await;
+                let mut state = self.lock();
+                let applied = zeroed.and_then(|()| {
+                    let changes = self.changes(&mut state, piece, below, ask)?;
+                    Ok(self.apply(&mut state, changes))
+                });
+                stay.end(&mut state);
+                applied
+            }
+        }
+    }
+
     async fn zero_data_file(&self, range: Range<u64>, ask: Ask) -> Result<()> {
-        let space = if ask.0 == EntryRequest::Zero {
-            Space::Keep
-        } else {
-            Space::Release
+        let space = match ask.0 {
+            EntryRequest::Zero | EntryRequest::ZeroUnwritten => Space::Keep,
+            _ => Space::Release,
         };
         // The raw file has the length of the disk; what growing adds to it reads as zeroes, unless
         // the file was longer than it should have been.
@@ -206,7 +260,12 @@ impl Qcow2 {
     }
 
     /// The same loop as `admit`, for one slice.
-    async fn change_piece(&self, piece: Range<u64>, below: &Below, ask: Ask) -> Result<Piece<'_>> {
+    async fn change_piece(
+        &self,
+        (piece, guest): (Range<u64>, &Range<u64>),
+        below: &Below,
+        ask: Ask,
+    ) -> Result<Piece<'_>> {
         let slice = self
             .geometry()
             .slice_of(self.geometry().guest_cluster(GuestOffset(piece.start)));
@@ -244,7 +303,8 @@ impl Qcow2 {
                                 super::admit::Need::Lease(ticket, waiting)
                             }
                             None => {
-                                let done = self.conclude(&mut state, (slice, piece), changes);
+                                let done =
+                                    self.conclude(&mut state, (slice, piece, guest), changes);
                                 drop(state);
                                 drop(pinned);
                                 return Ok(done);
@@ -262,11 +322,11 @@ impl Qcow2 {
     fn conclude(
         &self,
         state: &mut State,
-        (slice, piece): (u64, Range<u64>),
+        (slice, piece, guest): (u64, Range<u64>, &Range<u64>),
         changes: Changes,
     ) -> Piece<'_> {
         if !changes.entries.is_empty() && !planted::is(Mistake::DiscardNotDirty) {
-            state.mark_dirty(&piece);
+            state.mark_dirty(guest);
         }
         if self.raw_data && !changes.entries.is_empty() && !planted::is(Mistake::RawDataNotZeroed) {
             let want = Want {

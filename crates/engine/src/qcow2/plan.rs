@@ -344,6 +344,8 @@ pub enum EntryRequest {
     Zero,
     /// Read as zeroes and give the space back.
     ZeroAndUnmap,
+    /// As `Zero`, of what holds no data; zeroes are written into data.
+    ZeroUnwritten,
     /// The guest needs it no longer.
     Discard,
     /// What reads as zeroes by its flag shall read so without, as version 2 knows no flag.
@@ -385,13 +387,22 @@ pub fn change_entry(
     if within == 0 {
         return EntryChange::None;
     }
+    let request = match (request, &view.entry) {
+        (EntryRequest::ZeroUnwritten, L2Entry::Standard(entry))
+            if entry.allocated & within == 0 =>
+        {
+            EntryRequest::Zero
+        }
+        (EntryRequest::ZeroUnwritten, _) => return EntryChange::Write,
+        (request, _) => request,
+    };
     let whole = within == all;
     let shows_below = view.below_end > 0;
     let is_discard = request == EntryRequest::Discard;
     // What the format cannot say: a discard may leave it, zeroes have to be written.
     let inexpressible = match request {
         EntryRequest::Discard | EntryRequest::Unflag => EntryChange::None,
-        EntryRequest::Zero | EntryRequest::ZeroAndUnmap => EntryChange::Write,
+        _ => EntryChange::Write,
     };
     let entry = match &view.entry {
         L2Entry::Standard(entry) if request == EntryRequest::Unflag => {

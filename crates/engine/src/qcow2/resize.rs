@@ -166,7 +166,12 @@ impl Qcow2 {
         }
         let unit = self.geometry().cluster_bytes();
         let visible = round_up(added.start.max(below.size()), unit);
-        let stale = added.start..visible.min(round_up(added.end, unit));
+        let mut stale = added.start..visible.min(round_up(added.end, unit));
+        let part = stale.start..round_up(stale.start, self.geometry().subcluster_bytes());
+        // No guest has written here: what reads as zeroes is left alone.
+        if part.end <= stale.end && self.is_zero(part.clone(), below).await? {
+            stale.start = part.end;
+        }
         let mut _growth = None;
         if entries > self.lock().tables.l1().len() as u64 {
             _growth = Some(self.probe.l1_table_grows());

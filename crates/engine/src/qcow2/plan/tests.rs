@@ -568,6 +568,11 @@ fn writes_that_fill_one_space_keep_each_others_bytes() {
     }
 }
 
+/// Whether a request gives space back.
+fn gives_up(request: EntryRequest) -> bool {
+    matches!(request, EntryRequest::ZeroAndUnmap | EntryRequest::Discard)
+}
+
 /// A request may leave an entry as it is only if that is what it asks for.
 fn assert_nothing_was_needed(
     world: &World<'_>,
@@ -603,7 +608,7 @@ fn assert_nothing_was_needed(
         is_discard || format.version < 3 || says_zero,
         "{what} does nothing"
     );
-    if request != EntryRequest::Zero && whole && unref == Unref::Free && hides {
+    if gives_up(request) && whole && unref == Unref::Free && hides {
         let space = space_of(&format, &view.entry);
         assert_eq!(space, None, "{what} keeps the space");
     }
@@ -633,8 +638,14 @@ fn check_change(
         }
         EntryChange::Write => {
             assert!(request != EntryRequest::Discard, "{what} writes");
+            let into_data = request == EntryRequest::ZeroUnwritten
+                && match view.entry {
+                    L2Entry::Standard(old) => old.allocated & covered_mask != 0,
+                    L2Entry::Compressed(_) => true,
+                };
+            let inexpressible = format.version < 3 || is_part_of_compressed;
             assert!(
-                !covered.is_empty() && (format.version < 3 || is_part_of_compressed),
+                !covered.is_empty() && (inexpressible || into_data),
                 "{what} writes"
             );
             return;
@@ -649,6 +660,9 @@ fn check_change(
         let needed = old.allocated & covered_mask != 0 || hides || is_empty_space;
         assert!(needed, "{what} changes an entry for nothing");
     }
+    if let (EntryRequest::ZeroUnwritten, L2Entry::Standard(old)) = (request, &view.entry) {
+        assert_eq!(old.allocated & covered_mask, 0, "{what} loses data");
+    }
     let mut expected = before;
     for sub in &covered {
         expected[sub.start as usize..sub.end as usize].fill(0);
@@ -660,11 +674,10 @@ fn check_change(
     let kept = match view.entry {
         L2Entry::Standard(old) => {
             let emptied = old.allocated != 0 && old.allocated & !covered_mask == 0;
-            let gives_up = whole || (emptied && !format.data_file);
-            let may_go = request != EntryRequest::Zero;
+            let goes = whole || (emptied && !format.data_file);
             let is_kept = unref == Unref::Keep || (view.is_filled && !whole);
             let stays = is_kept && format.version >= 3;
-            Some(old).filter(|_| !(gives_up && may_go && !stays))
+            Some(old).filter(|_| !(goes && gives_up(request) && !stays))
         }
         L2Entry::Compressed(_) => None,
     };
@@ -674,7 +687,7 @@ fn check_change(
         Some(old) => {
             assert_eq!(new.copied, old.copied);
             let own = old.host.filter(|_| old.copied && !format.data_file);
-            own.filter(|_| request != EntryRequest::Zero)
+            own.filter(|_| gives_up(request))
                 .map(|host| Freed::Subclusters(host, old.allocated & covered_mask))
         }
     };
@@ -692,6 +705,7 @@ fn entry_changes_zero_what_they_cover_and_nothing_else() {
                 for request in [
                     EntryRequest::Zero,
                     EntryRequest::ZeroAndUnmap,
+                    EntryRequest::ZeroUnwritten,
                     EntryRequest::Discard,
                 ] {
                     check_change(&world, &view, bytes, (request, Unref::Free));
