@@ -391,6 +391,8 @@ impl CaseBench<'_> {
     fn nbdcopy(&self) -> Command {
         let source = self.case.source.path(self.place);
         let mut command = Command::new("nbdcopy");
+        // What the servers take are no options of its own.
+        command.arg("--");
         match self.case.source.format() {
             "qcow2" => command
                 .args(["[", "qemu-nbd", "-r", "-f", "qcow2"])
