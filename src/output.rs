@@ -275,19 +275,50 @@ pub enum OutputFormat {
     Json,
 }
 
-impl OutputFormat {
-    /// Reads `--output`.
+/// How a verb tells what it has found.
+#[derive(clap::Args)]
+pub struct OutputArgs {
+    /// Output format: human or json
+    #[arg(long, value_name = "FORMAT", default_value = "human")]
+    output: String,
+    /// The same as --output=json
+    #[arg(long)]
+    json: bool,
+}
+
+impl OutputArgs {
+    /// What is asked for.
     ///
     /// # Errors
-    /// It is neither of the two.
-    pub fn parse(text: &str, verb: &str, program: &Program) -> Result<OutputFormat, CommandError> {
-        match text {
+    /// `--output` is neither of the two.
+    pub fn format(&self, verb: &str, program: &Program) -> Result<OutputFormat, CommandError> {
+        match &self.output[..] {
+            "human" if self.json => Ok(OutputFormat::Json),
             "human" => Ok(OutputFormat::Human),
             "json" => Ok(OutputFormat::Json),
             other => {
                 let text = format!("--output expects 'human' or 'json' not '{other}'");
                 Err(usage_error(&text, verb, program))
             }
+        }
+    }
+}
+
+/// How a verb tells what it has done.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct DoneArgs {
+    /// Print what was done as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl DoneArgs {
+    /// Tells it: the value if JSON is asked for, else the words; nothing if it is to be quiet.
+    pub fn tell(&self, quiet: bool, words: &str, value: impl FnOnce() -> Value) {
+        match self.json {
+            _ if quiet => {}
+            true => print_json(&value()),
+            false => print(words),
         }
     }
 }

@@ -7,6 +7,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use serde_json::json;
 use support::golden::{said, words};
 use support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
 
@@ -141,7 +142,6 @@ nonex
 foo:b.raw
 file:b.raw
 a b
---limits b.raw
 --image-opts driver=qcow2,file.filename=top.qcow2
 --image-opts driver=raw,file.driver=file,file.filename=top.qcow2
 --image-opts driver=qcow2,file.filename=nonex
@@ -277,6 +277,65 @@ fn what_was_made_is_described_in_json() {
     let info: serde_json::Value = serde_json::from_str(&info).unwrap();
     assert_eq!(info["virtual-size"], 1 << 20);
     assert_eq!(info["format"], "qcow2");
+    let limits = run(cowslip()
+        .current_dir(dir.path())
+        .args(["info", "--json", "--limits", "x"]));
+    let limits: serde_json::Value = serde_json::from_str(&limits).unwrap();
+    assert_eq!(limits["limits"]["discard-alignment"], 64 << 10);
+    assert_eq!(limits["children"][0]["info"]["limits"]["max-iov"], 1024);
+}
+
+#[test]
+fn all_that_changes_or_tells_an_image_speaks_json() {
+    let dir = scratch();
+    run(cowslip()
+        .current_dir(dir.path())
+        .args(words("create -q -f qcow2 base 1M")));
+    run(cowslip()
+        .current_dir(dir.path())
+        .args(words("create -q -f qcow2 -b base -F qcow2 x")));
+    for (line, place, expected) in [
+        ("resize --json x 2M", "/virtual-size-before", json!(1 << 20)),
+        ("resize --json x +1M", "/virtual-size", json!(3 << 20)),
+        (
+            "amend --json -o lazy_refcounts=on x",
+            "/options",
+            json!({ "lazy_refcounts": "on" }),
+        ),
+        ("snapshot --json -c one x", "/action", json!("create")),
+        ("snapshot --json -l x", "/0/name", json!("one")),
+        ("snapshot --json -d one x", "/name", json!("one")),
+        (
+            "bitmap --json --add --disable x b",
+            "/actions",
+            json!(["add", "disable"]),
+        ),
+        ("bitmap --json --remove x b", "/bitmap", json!("b")),
+        ("commit --json x", "/emptied", json!(true)),
+        (
+            "rebase --json -u -b base -F qcow2 x",
+            "/mode",
+            json!("unsafe"),
+        ),
+        ("rebase --json -b '' x", "/backing-filename", json!(null)),
+        ("check --json x", "/check-errors", json!(0)),
+        ("map --json x", "/0/length", json!(3 << 20)),
+        (
+            "measure --json -O qcow2 x",
+            "/fully-allocated",
+            json!(3_473_408),
+        ),
+        ("compare --json x x", "/identical", json!(true)),
+        ("clone --json --copy x y", "/target", json!("y")),
+    ] {
+        let told = run(cowslip().current_dir(dir.path()).args(words(line)));
+        let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+        assert_eq!(told.pointer(place), Some(&expected), "{line}: {told}");
+    }
+    let quiet = run(cowslip()
+        .current_dir(dir.path())
+        .args(words("resize -q --json x 4M")));
+    assert_eq!(quiet, "");
 }
 
 #[test]

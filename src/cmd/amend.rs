@@ -11,6 +11,7 @@ use cowslip::qcow2::amend::Amendment;
 use cowslip::qcow2::create::{Preallocation, Version};
 use cowslip::qcow2::header::CryptMethod;
 use cowslip::{Error, Job};
+use serde_json::{Value, json};
 
 use super::create::{LUKS_OPTIONS, OWN_QCOW2_OPTIONS, QCOW2_OPTIONS};
 use crate::encryption::{self, SlotOptions};
@@ -21,7 +22,7 @@ use crate::open::{
     Access, CacheMode, OneImage, OpenHow, Trust, alloc_policy, block_on, open_image,
 };
 use crate::options::{self, Kind, Known};
-use crate::output::{Program, print, usage_error};
+use crate::output::{DoneArgs, Program, print, usage_error};
 
 /// Command line of `amend`.
 #[derive(clap::Args)]
@@ -46,6 +47,8 @@ pub struct Args {
     quiet: bool,
     #[command(flatten)]
     trust: Trust,
+    #[command(flatten)]
+    done: DoneArgs,
     #[command(flatten)]
     job: JobArgs,
     #[command(flatten)]
@@ -154,7 +157,7 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
         };
         let outcome = changes.carry_out(&image, &job, &mut done).await;
         let closed = image.close().await;
-        Ok(outcome.and(closed))
+        Ok(outcome.and(closed).map(|()| request.options))
     })?;
     if let Err(Error::Cancelled) = outcome {
         program.complain(match done {
@@ -163,8 +166,16 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
         });
         interrupted.end_by_signal();
     }
-    outcome?;
+    let options = outcome?;
     args.job.end();
+    args.done.tell(args.quiet, "", || {
+        let options = options.into_iter();
+        let options = options.map(|(name, value)| (name, Value::from(value)));
+        json!({
+            "filename": spec.filename,
+            "options": Value::Object(options.collect()),
+        })
+    });
     Ok(())
 }
 

@@ -9,11 +9,12 @@ use cowslip::Error;
 use cowslip::file::host::Aio;
 use cowslip::image::Image;
 use cowslip::qcow2::bitmap::BitmapChange;
+use serde_json::json;
 
 use crate::error::CommandError;
 use crate::open::{Access, ImageSpec, OpenHow, Trust, block_on, open_image, warn_of_guessed_raw};
 use crate::options::bytes_within;
-use crate::output::Program;
+use crate::output::{DoneArgs, Program};
 
 /// Command line of `bitmap`.
 #[derive(clap::Args)]
@@ -35,6 +36,8 @@ pub struct Args {
     /// FILENAME is a complete image specification
     #[arg(long)]
     image_opts: bool,
+    #[command(flatten)]
+    done: DoneArgs,
     #[command(flatten)]
     trust: Trust,
     /// The image file, and the name of its bitmap
@@ -182,7 +185,12 @@ fn changed(args: &Args, program: &Program) -> Result<(), CommandError> {
         let closed = image.close().await;
         changed?;
         Ok(closed?)
-    })
+    })?;
+    args.done.tell(false, "", || {
+        let actions: Vec<&str> = args.actions.0.iter().map(Action::name).collect();
+        json!({ "filename": filename, "bitmap": bitmap, "actions": actions })
+    });
+    Ok(())
 }
 
 async fn change_all(

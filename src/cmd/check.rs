@@ -21,7 +21,7 @@ use crate::error::CommandError;
 use crate::open::{
     Access, CacheMode, OneImage, OpenHow, Source, Trust, block_on, open_alone, sharing,
 };
-use crate::output::{self, OutputFormat, Program, usage_error};
+use crate::output::{self, OutputArgs, OutputFormat, Program, usage_error};
 use crate::repair_text::tell;
 
 mod repair;
@@ -51,9 +51,8 @@ pub struct Args {
     force_share: bool,
     #[command(flatten)]
     trust: Trust,
-    /// Output format: human or json
-    #[arg(long, value_name = "FORMAT", default_value = "human")]
-    output: String,
+    #[command(flatten)]
+    output: OutputArgs,
     /// What to repair: leaks or all
     #[arg(short, long, value_name = "WHAT")]
     repair: Option<String>,
@@ -188,7 +187,7 @@ pub fn run(args: Args, program: &Program) -> u8 {
 }
 
 fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
-    let format = OutputFormat::parse(&args.output, "check", program)?;
+    let format = args.output.format("check", program)?;
     let scope = args.repair.as_deref().map(|what| match what {
         "leaks" => Ok(Scope::Leaks),
         "all" => Ok(Scope::All),

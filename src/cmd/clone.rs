@@ -14,12 +14,13 @@ use cowslip::image::Format;
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::inspect::inspect;
 use cowslip::{Buf, Error, Job, space};
+use serde_json::json;
 
 use super::create::{NewFile, format_name};
 use crate::error::CommandError;
 use crate::job::JobArgs;
 use crate::open::{ImageSpec, OpenHow, block_on, open_alone};
-use crate::output::Program;
+use crate::output::{DoneArgs, Program};
 
 /// Command line of `clone`.
 #[derive(clap::Args)]
@@ -33,6 +34,8 @@ pub struct Args {
     /// Copy where the file system cannot share data
     #[arg(long)]
     copy: bool,
+    #[command(flatten)]
+    done: DoneArgs,
     #[command(flatten)]
     job: JobArgs,
     /// The image
@@ -48,6 +51,7 @@ impl Args {
             format: None,
             data_file: None,
             copy: false,
+            done: DoneArgs::default(),
             job,
             source,
             target,
@@ -97,6 +101,13 @@ fn cloned(args: &Args) -> Result<(), CommandError> {
         Ok(())
     })?;
     args.job.end();
+    args.done.tell(false, "", || {
+        json!({
+            "source": args.source,
+            "target": args.target,
+            "data-file": args.data_file,
+        })
+    });
     Ok(())
 }
 

@@ -6,6 +6,7 @@ use cowslip::commit::{Afterwards, Commit};
 use cowslip::file::FileId;
 use cowslip::file::host::{Aio, HostOptions, open_host_file, resolve_name};
 use cowslip::image::{DiscardPolicy, Image, OpenOptions};
+use serde_json::json;
 
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
@@ -14,7 +15,7 @@ use crate::open::{
     Access, CacheMode, OneImage, OpenHow, Source, Trust, block_on, open_image, warn_of_guessed_raw,
 };
 use crate::options::bytes_within;
-use crate::output::{Program, print};
+use crate::output::{DoneArgs, Program};
 use crate::repair_text::repaired_when_opened;
 use crate::size::SIZE_MAX;
 
@@ -43,6 +44,8 @@ pub struct Args {
     quiet: bool,
     #[command(flatten)]
     trust: Trust,
+    #[command(flatten)]
+    done: DoneArgs,
     #[command(flatten)]
     job: JobArgs,
     #[command(flatten)]
@@ -102,20 +105,25 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
                 ..OpenOptions::default()
             },
         };
+        let base = image.layers()[commit.depth].name.clone();
         let committed = image.commit(&commit, &source.gate(&how), &job).await;
         let closed = image.close().await;
         // The first failure is the one to tell of.
-        Ok(committed.and(closed))
+        Ok(committed.and(closed).map(|()| base))
     })?;
     if let Err(Error::Cancelled) = outcome {
         program.complain("Cancelled: the image is what it was");
         interrupted.end_by_signal();
     }
-    outcome?;
+    let base = outcome?;
     shown.end();
-    if !args.quiet {
-        print("Image committed.\n");
-    }
+    args.done.tell(args.quiet, "Image committed.\n", || {
+        json!({
+            "filename": spec.filename,
+            "base": base,
+            "emptied": !(args.drop || args.base.is_some()),
+        })
+    });
     Ok(())
 }
 

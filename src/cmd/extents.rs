@@ -14,7 +14,7 @@ use cowslip_queue::fiemap::{self, Flags};
 
 use crate::error::CommandError;
 use crate::open::{ImageSpec, OpenHow, Trust, block_on, sharing};
-use crate::output::{OutputFormat, Program};
+use crate::output::{OutputArgs, Program};
 
 mod draw;
 mod guest;
@@ -70,12 +70,8 @@ pub struct Args {
     /// Draw block maps in the output: auto (on a terminal), always or never
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = parse_when)]
     draw: When,
-    /// human or json
-    #[arg(long, value_name = "FORMAT", default_value = "human")]
-    output: String,
-    /// The same as --output=json
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
     /// The files
     #[arg(value_name = "FILE", required = true)]
     files: Vec<String>,
@@ -111,10 +107,7 @@ pub fn run(args: &Args, program: &Program) -> u8 {
 }
 
 fn reported(args: &Args, program: &Program) -> Result<(), CommandError> {
-    let format = match args.json {
-        true => OutputFormat::Json,
-        false => OutputFormat::parse(&args.output, "extents", program)?,
-    };
+    let format = args.output.format("extents", program)?;
     let show = Show::of(format, args.map, args.draw);
     let (mut subjects, complaints) = open_all(args, program);
     let is_pictured = |number: usize| show.drawn || (number == 0 && args.svg.is_some());

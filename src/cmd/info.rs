@@ -2,7 +2,6 @@
 //!
 //! Opens only the named file (and with `--backing-chain` the chain), never a data file.
 
-use clap::ArgAction;
 use cowslip::file::Sharing;
 use cowslip::file::host::{Aio, resolve_name};
 use cowslip::image::AllocPolicy;
@@ -15,9 +14,16 @@ use crate::encryption::described;
 use crate::error::CommandError;
 use crate::layer::{Layer, Look, chain};
 use crate::open::{OneImage, Trust, block_on, sharing};
-use crate::output::{OutputFormat, Program, print, print_json};
+use crate::output::{OutputArgs, OutputFormat, Program, print, print_json};
 use crate::size;
 use crate::time;
+
+/// Buffers of one request that the kernel takes (`UIO_MAXIOV`).
+const IOV_MAX: u64 = 1024;
+/// What a cipher works on.
+const SECTOR_BYTES: u64 = 512;
+/// Where our buffers begin.
+const PAGE_BYTES: u64 = 4096;
 
 /// Command line of `info`.
 #[derive(clap::Args)]
@@ -28,14 +34,13 @@ pub struct Args {
     /// Open the image although another process writes to it
     #[arg(short = 'U', long)]
     force_share: bool,
+    /// Also the alignments and limits of requests to the image and to its file
+    #[arg(long)]
+    limits: bool,
     #[command(flatten)]
     trust: Trust,
-    /// human or json
-    #[arg(long, value_name = "FORMAT", default_value = "human")]
-    output: String,
-    /// The same as --output=json
-    #[arg(long, action = ArgAction::SetTrue)]
-    json: bool,
+    #[command(flatten)]
+    output: OutputArgs,
     #[command(flatten)]
     image: OneImage,
 }
@@ -46,8 +51,8 @@ pub fn run(args: Args, program: &Program) -> u8 {
 }
 
 fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
-    let format = OutputFormat::parse(&args.output, "info", program)?;
-    let json = args.json || format == OutputFormat::Json;
+    let format = args.output.format("info", program)?;
+    let json = format == OutputFormat::Json;
     let spec = args.image.spec("info", program)?;
     let source = spec.resolve()?;
     let look = Look {
@@ -65,10 +70,10 @@ fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
             false => Ok(vec![layer]),
         }
     })?;
-    // What qemu-img does not say, it does not say under its name either.
-    let detail = match program.name.starts_with("qemu-") {
-        true => Detail::AsQemu,
-        false => Detail::Ours,
+    let detail = Detail {
+        // What qemu-img does not say, it does not say under its name either.
+        ours: !program.name.starts_with("qemu-"),
+        limits: args.limits,
     };
     let described = |layer: &Layer| as_json(layer, detail);
     match (json, args.backing_chain) {
@@ -82,13 +87,13 @@ fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// How much is said of the file of the host.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Detail {
-    /// What qemu-img says.
-    AsQemu,
-    /// Also what we know.
-    Ours,
+/// How much is said beside what qemu-img says.
+#[derive(Clone, Copy)]
+struct Detail {
+    /// What we know of the file of the host.
+    ours: bool,
+    /// Alignments and limits (`--limits`).
+    limits: bool,
 }
 
 fn with_bytes(bytes: u64) -> String {
@@ -109,23 +114,29 @@ fn as_text(layer: &Layer, detail: Detail) -> String {
         format!("disk size: {}", disk_size_text(layer)),
     ];
     if let Some(inspection) = &layer.inspection {
-        qcow2_text(layer, inspection, &mut lines);
+        qcow2_text(layer, inspection, detail, &mut lines);
     } else if let Some(keys) = &layer.keys {
         lines.push("encrypted: yes".to_string());
         lines.push("Format specific information:".to_string());
         specific_text(&described(keys, None), 1, &mut lines);
+    }
+    if layer.inspection.is_none() && detail.limits {
+        limits_text(&image_limits(layer), 0, &mut lines);
     }
     lines.push("Child node '/file':".to_string());
     lines.push(format!("    filename: {}", layer.filename));
     lines.push("    protocol type: file".to_string());
     lines.push(format!("    file length: {}", with_bytes(layer.file_len)));
     lines.push(format!("    disk size: {}", disk_size_text(layer)));
+    if detail.limits {
+        limits_text(&file_limits(), 1, &mut lines);
+    }
     let mut specific = Vec::new();
     if let Some(bytes) = layer.extent_hint_bytes {
         // It cannot be changed any more: the file has space.
         specific.push(format!("extent size hint: {bytes}"));
     }
-    if detail == Detail::Ours {
+    if detail.ours {
         specific.push(format!("zero methods: {}", layer.zero_methods.join(", ")));
     }
     if !specific.is_empty() {
@@ -136,7 +147,7 @@ fn as_text(layer: &Layer, detail: Detail) -> String {
     lines.join("\n")
 }
 
-fn qcow2_text(layer: &Layer, inspection: &Inspection, lines: &mut Vec<String>) {
+fn qcow2_text(layer: &Layer, inspection: &Inspection, detail: Detail, lines: &mut Vec<String>) {
     let header = &inspection.header;
     if header.crypt_method != CryptMethod::None {
         lines.push("encrypted: yes".to_string());
@@ -158,12 +169,46 @@ fn qcow2_text(layer: &Layer, inspection: &Inspection, lines: &mut Vec<String>) {
             lines.push(format!("backing file format: {format}"));
         }
     }
+    if detail.limits {
+        limits_text(&image_limits(layer), 0, lines);
+    }
     if !inspection.snapshots.is_empty() {
         lines.push("Snapshot list:".to_string());
         lines.extend(snapshot_lines(&inspection.snapshots));
     }
     lines.push("Format specific information:".to_string());
     specific_text(&specific(layer, inspection), 1, lines);
+}
+
+fn limits_text(limits: &Value, level: usize, lines: &mut Vec<String>) {
+    lines.push(format!("{}Block limits:", " ".repeat(level * 4)));
+    specific_text(limits, level + 1, lines);
+}
+
+/// What requests to a file of the host have to keep to, in QEMU's words (`BlockLimitsInfo`). Here, too, what is not
+/// aligned goes through buffers that are, so nothing is refused. Those that are not told do not exist.
+fn file_limits() -> Value {
+    json!({
+        "request-alignment": 1,
+        "max-iov": IOV_MAX,
+        "min-mem-alignment": 1,
+        "opt-mem-alignment": PAGE_BYTES,
+    })
+}
+
+/// The same of an image: what it can discard and zero without moving bytes.
+fn image_limits(layer: &Layer) -> Value {
+    let mut limits = file_limits();
+    let is_encrypted = |header: &Header| header.crypt_method != CryptMethod::None;
+    if layer.keys.is_some() || layer.header().is_some_and(is_encrypted) {
+        limits["request-alignment"] = SECTOR_BYTES.into();
+    }
+    if let Some(header) = layer.header() {
+        let geometry = header.geometry();
+        limits["discard-alignment"] = geometry.cluster_bytes().into();
+        limits["write-zeroes-alignment"] = geometry.subcluster_bytes().into();
+    }
+    limits
 }
 
 /// The table of internal snapshots.
@@ -326,6 +371,9 @@ fn as_json(layer: &Layer, detail: Detail) -> Value {
         put("encrypted", true.into());
     }
     put("dirty-flag", header.is_some_and(Header::is_dirty).into());
+    if detail.limits {
+        put("limits", image_limits(layer));
+    }
     Value::Object(out)
 }
 
@@ -343,11 +391,14 @@ fn child_json(layer: &Layer, detail: Detail) -> Value {
     if let Some(bytes) = layer.extent_hint_bytes {
         data["extent-size-hint"] = bytes.into();
     }
-    if detail == Detail::Ours {
+    if detail.ours {
         data["zero-methods"] = layer.zero_methods.clone().into();
     }
     out["format-specific"] = json!({ "type": "file", "data": data });
     out["dirty-flag"] = false.into();
+    if detail.limits {
+        out["limits"] = file_limits();
+    }
     out
 }
 

@@ -10,7 +10,7 @@ use cowslip::image::{Extent, Image};
 use crate::error::CommandError;
 use crate::open::{OneImage, OpenHow, Trust, block_on, open_image, sharing};
 use crate::options::bytes_within;
-use crate::output::{self, OutputFormat, Program};
+use crate::output::{self, OutputArgs, OutputFormat, Program};
 use crate::size;
 
 /// Extents asked for at once.
@@ -30,9 +30,8 @@ pub struct Args {
     force_share: bool,
     #[command(flatten)]
     trust: Trust,
-    /// Output format: human or json
-    #[arg(long, value_name = "FORMAT", default_value = "human")]
-    output: String,
+    #[command(flatten)]
+    output: OutputArgs,
     #[command(flatten)]
     image: OneImage,
 }
@@ -207,7 +206,7 @@ pub fn run(args: Args, program: &Program) -> u8 {
 }
 
 fn mapped(args: &Args, program: &Program) -> Result<(), CommandError> {
-    let format = OutputFormat::parse(&args.output, "map", program)?;
+    let format = args.output.format("map", program)?;
     let start = match &args.start_offset {
         Some(text) => bytes_within("start offset", text, 0..=size::SIZE_MAX)?,
         None => 0,

@@ -16,7 +16,7 @@ use crate::error::CommandError;
 use crate::layer::{Layer, Look};
 use crate::open::{ImageSpec, OpenHow, Trust, block_on, chosen_snapshot, open_image, sharing};
 use crate::options::{self, bytes_within};
-use crate::output::{OutputFormat, Program, print, print_json};
+use crate::output::{OutputArgs, OutputFormat, Program, print, print_json};
 use crate::size::SIZE_MAX;
 
 /// What disks are a multiple of.
@@ -51,9 +51,8 @@ pub struct Args {
     /// Open the image although another process writes to it
     #[arg(short = 'U', long)]
     force_share: bool,
-    /// Output format: human or json
-    #[arg(long, value_name = "FORMAT", default_value = "human")]
-    output: String,
+    #[command(flatten)]
+    output: OutputArgs,
     #[command(flatten)]
     trust: Trust,
     /// The image that is to be converted
@@ -74,7 +73,7 @@ pub fn run(args: &Args, program: &Program) -> u8 {
 }
 
 fn measured(args: &Args, program: &Program) -> Result<(), CommandError> {
-    let output = OutputFormat::parse(&args.output, "measure", program)?;
+    let output = args.output.format("measure", program)?;
     let size = args.size.as_deref();
     let size = size.map(|text| bytes_within("image size", text, 0..=SIZE_MAX));
     let size = size.transpose()?;

@@ -10,6 +10,7 @@ use cowslip::file::host::{Aio, resolve_name};
 use cowslip::image::{BackingChoice, Format, Image};
 use cowslip::qcow2::amend::{Amendment, Backing};
 use cowslip::rebase::Storage;
+use serde_json::json;
 
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
@@ -19,7 +20,7 @@ use crate::open::{
     Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, Trust, block_on, local_name,
     open_image, sharing, warn_of_guessed_raw,
 };
-use crate::output::{Program, is_called_as_qemu, usage_error};
+use crate::output::{DoneArgs, Program, is_called_as_qemu, usage_error};
 
 /// Command line of `rebase`.
 #[derive(clap::Args)]
@@ -55,6 +56,8 @@ pub struct Args {
     quiet: bool,
     #[command(flatten)]
     trust: Trust,
+    #[command(flatten)]
+    done: DoneArgs,
     #[command(flatten)]
     job: JobArgs,
     #[command(flatten)]
@@ -144,6 +147,14 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
     }
     outcome.map_err(|error| args.could_not_change(error))?;
     shown.end();
+    args.done.tell(args.quiet, "", || {
+        json!({
+            "filename": spec.filename,
+            "backing-filename": args.backing.as_deref().filter(|name| !name.is_empty()),
+            "backing-filename-format": args.backing_format,
+            "mode": if args.backing_unsafe { "unsafe" } else { "safe" },
+        })
+    });
     Ok(())
 }
 

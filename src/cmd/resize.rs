@@ -6,13 +6,14 @@ use cowslip::Error;
 use cowslip::file::host::Aio;
 use cowslip::image::Image;
 use cowslip::qcow2::create::Preallocation;
+use serde_json::json;
 
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{Access, ImageSpec, OpenHow, Trust, block_on, open_image, warn_of_guessed_raw};
 use crate::options;
-use crate::output::{Program, print, usage_error};
+use crate::output::{DoneArgs, Program, usage_error};
 
 /// Command line of `resize`.
 #[derive(clap::Args)]
@@ -34,6 +35,8 @@ pub struct Args {
     quiet: bool,
     #[command(flatten)]
     trust: Trust,
+    #[command(flatten)]
+    done: DoneArgs,
     #[command(flatten)]
     job: JobArgs,
     /// The image file, and its new size; with + or - by how much it changes
@@ -109,11 +112,12 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
     let outcome = block_on(Aio::Auto, async {
         let image = open_image(&spec, &open_how).await?;
         warn_of_guessed_raw(&image, &spec)?;
+        let before = image.size();
         let size = checked_size(&image, wanted, (args, how), program)?;
         let resized = image.resize_as_job(size, how, &job).await;
         let closed = image.close().await;
         // The first failure is the one to tell of.
-        Ok(resized.and(closed))
+        Ok(resized.and(closed).map(|()| (before, size)))
     })?;
     match outcome {
         Err(Error::Cancelled) => {
@@ -124,11 +128,16 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
             Err(CommandError::new("Cancelled"))
         }
         outcome => {
-            outcome?;
+            let (before, size) = outcome?;
             args.job.end();
-            if !args.quiet {
-                print("Image resized.\n");
-            }
+            args.done.tell(args.quiet, "Image resized.\n", || {
+                json!({
+                    "filename": filename,
+                    "virtual-size-before": before,
+                    "virtual-size": size,
+                    "preallocation": args.preallocation,
+                })
+            });
             Ok(())
         }
     }

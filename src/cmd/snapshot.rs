@@ -11,7 +11,7 @@ use cowslip::image::{DiscardPolicy, Format, Image};
 use cowslip::qcow2::inspect::SnapshotInfo;
 use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
 use cowslip::{Error, Job};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::info::{snapshot_json, snapshot_lines};
 use crate::error::CommandError;
@@ -41,7 +41,7 @@ pub struct Args {
     /// List the snapshots of an image although another process writes to it
     #[arg(short = 'U', long)]
     force_share: bool,
-    /// List as JSON
+    /// Print the list, or what was done, as JSON
     #[arg(long)]
     json: bool,
     /// Accepted for compatibility: nothing but lists is printed
@@ -64,19 +64,25 @@ enum Action<'a> {
     Delete(&'a str),
 }
 
-impl Action<'_> {
-    /// What could not be done, in QEMU's words.
-    fn failed(self, error: &Error, format: Format) -> CommandError {
-        let (verb, name) = match self {
-            Action::List => return CommandError::new(error.to_string()),
+impl<'a> Action<'a> {
+    /// What is done, and to which snapshot.
+    fn words(self) -> (&'static str, &'a str) {
+        match self {
+            Action::List => ("list", ""),
             Action::Create(name) => ("create", name),
             Action::Apply(name) => ("apply", name),
             Action::Delete(name) => ("delete", name),
-        };
+        }
+    }
+
+    /// What could not be done, in QEMU's words.
+    fn failed(self, error: &Error, format: Format) -> CommandError {
+        let (verb, name) = self.words();
         let is_unknown = matches!(error, Error::Io { source, .. }
             if source.kind() == std::io::ErrorKind::NotFound);
         let is_unsupported = matches!(error, Error::Unsupported { .. });
         let why = match self {
+            Action::List => return CommandError::new(error.to_string()),
             Action::Delete(_) if is_unknown || is_unsupported => "snapshot not found".to_string(),
             Action::Apply(_) if is_unsupported && format != Format::Qcow2 => {
                 "Block driver does not support snapshots".to_string()
@@ -180,6 +186,10 @@ fn change(
         Err(error) => Err(action.failed(&error, format)),
         Ok(()) => {
             args.job.end();
+            if args.json && !args.quiet {
+                let (verb, name) = action.words();
+                print_json(&json!({ "filename": spec.filename, "action": verb, "name": name }));
+            }
             Ok(())
         }
     }
