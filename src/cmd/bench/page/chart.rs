@@ -295,10 +295,11 @@ fn axis_number(value: f64, most: f64) -> String {
         most if most > 0.8 => 1,
         _ => 2,
     };
-    match decimals {
-        // Below one on a logarithmic axis.
-        0 if value > 0.0 && value < 1.0 => format!("{value}"),
-        decimals => grouped(value, decimals),
+    // On a logarithmic axis there are values far below the most.
+    let first_digit = -value.log10().floor();
+    match value > 0.0 && first_digit > decimals as f64 {
+        true => format!("{value:.*}", first_digit as usize),
+        false => grouped(value, decimals),
     }
 }
 
@@ -474,6 +475,10 @@ mod tests {
         assert_eq!(axis_number(2e14, 1e15), "2e14");
         assert_eq!(axis_number(10.0, 1e9), "10");
         assert_eq!(axis_number(0.5, 0.9), "0.5");
+        assert_eq!(axis_number(0.0, 0.9), "0.0");
+        let below_one = [1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0].map(|value| axis_number(value, 2.5));
+        assert_eq!(below_one, ["0.0001", "0.001", "0.01", "0.1", "1.0", "10.0"]);
+        assert_eq!(axis_number(0.1, 90.0), "0.1");
     }
 
     #[test]
