@@ -152,7 +152,7 @@ fn reported(args: &Args, program: &Program) -> Result<(), CommandError> {
 pub struct Figures {
     /// `xfs`, `ext4` …
     pub file_system: String,
-    /// Mapping records; `None` where the file system does not tell places.
+    /// Extents, as `perfect` counts them; `None` where the file system does not tell places.
     pub extents: Option<u64>,
     /// The fewest that there could be.
     pub perfect: u64,
@@ -174,7 +174,7 @@ pub fn figures(name: &str) -> Result<Figures, CommandError> {
         at.map_or(0, |at| summary.marked[at].bytes)
     };
     Ok(Figures {
-        extents: subject.host.has_places().then_some(summary.records),
+        extents: subject.host.has_places().then_some(summary.expressed()),
         perfect: summary.perfect(),
         unwritten_bytes: bytes_of(Flags::UNWRITTEN),
         encoded_bytes: bytes_of(Flags::ENCODED),

@@ -129,6 +129,7 @@ pub struct Perfect {
     /// State, end and length of the stretch so far.
     stretch: Option<(State, u64, u64)>,
     count: u64,
+    expressed: u64,
 }
 
 impl Perfect {
@@ -138,6 +139,7 @@ impl Perfect {
             limits,
             stretch: None,
             count: 0,
+            expressed: 0,
         }
     }
 
@@ -145,6 +147,7 @@ impl Perfect {
     pub fn push(&mut self, record: &Record) {
         let state = state(record.flags);
         let end = record.logical + record.len;
+        self.expressed += self.needed(Some((state, end, record.len)));
         self.stretch = match self.stretch {
             Some((last, at, len)) if last == state && at == record.logical => {
                 Some((state, end, len + record.len))
@@ -159,6 +162,12 @@ impl Perfect {
     /// The count, for the records so far.
     pub fn count(&self) -> u64 {
         self.count + self.needed(self.stretch)
+    }
+
+    /// Extents that the file system takes for the records so far: the kernel may tell several that lie one after the
+    /// other as one record, longer than its longest extent.
+    pub fn expressed(&self) -> u64 {
+        self.expressed
     }
 
     fn needed(&self, stretch: Option<(State, u64, u64)>) -> u64 {
@@ -210,6 +219,21 @@ mod tests {
         let ext2 = Kind::Ext(ExtMapping::Indirect);
         assert_eq!(blocks(ext2, 4096), Some(32_768));
         assert_eq!(blocks(ext2, 1024), Some(8192));
+    }
+
+    #[test]
+    fn joined_records_count_as_what_they_take() {
+        let mut perfect = Perfect::new(Limits::of(Kind::Ext(ExtMapping::Extents), 4096));
+        let block = 4096;
+        for (logical, len) in [(0, 40_000), (40_000, 10), (40_010, 25_526)] {
+            perfect.push(&Record {
+                logical: logical * block,
+                physical: 0,
+                len: len * block,
+                flags: NONE,
+            });
+        }
+        assert_eq!((perfect.count(), perfect.expressed()), (2, 4));
     }
 
     #[test]

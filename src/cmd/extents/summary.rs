@@ -131,6 +131,11 @@ impl Summary {
         self.perfect.count()
     }
 
+    /// Extents as the file system counts them, to be held against the perfect count.
+    pub fn expressed(&self) -> u64 {
+        self.perfect.expressed()
+    }
+
     /// Lengths; `None` without records.
     pub fn sizes(&self) -> Option<Sizes> {
         let (&min, _) = self.lengths.first_key_value()?;

@@ -224,10 +224,10 @@ fn perfect_line(report: &FileReport<'_>, summary: &Summary) -> String {
     };
     let times = match perfect {
         0 => String::new(),
-        _ if summary.records <= perfect => "; it is as good as can be".to_string(),
+        _ if summary.expressed() <= perfect => "; it is as good as can be".to_string(),
         _ => format!(
             "; it has {:.1} times as many",
-            summary.records as f64 / perfect as f64
+            summary.expressed() as f64 / perfect as f64
         ),
     };
     format!("perfect: {perfect} ({limit}{indirect}){times}")

@@ -318,13 +318,11 @@ fn look(files: &[PathBuf], measured: &mut Measured) -> Result<(), CommandError> 
         let file = File::open(path).map_err(|e| failed("open", &e))?;
         group_bytes = group_bytes.or_else(|| group_bytes_of(&host.on.kind, &file));
         let mut perfect = Perfect::new(host.on.limits);
-        let mut extents = 0;
         host.walk(fiemap::Sync::First, &mut |record| {
             // What lies behind the end is told by itself.
             if record.logical >= host.size {
                 return Ok(());
             }
-            extents += 1;
             perfect.push(&record);
             if let Some(group_bytes) = group_bytes {
                 groups.insert(record.physical / group_bytes);
@@ -333,7 +331,7 @@ fn look(files: &[PathBuf], measured: &mut Measured) -> Result<(), CommandError> 
         })?;
         measured.files.push(Layout {
             size: host.size,
-            extents,
+            extents: perfect.expressed(),
             perfect: perfect.count(),
         });
         measured.bytes += host.size;
