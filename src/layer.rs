@@ -13,9 +13,15 @@ use cowslip::qcow2::header::{Header, probe};
 use cowslip::qcow2::inspect::{Inspection, inspect, read_start};
 
 use crate::error::{CommandError, opening_reason};
-use crate::open::{OpenHow, Source, claim_file, local_name, open_file, parse_format};
+use crate::open::{
+    ImageSpec, NodeGate, OpenHow, Source, claim_file, is_description, local_name, open_file,
+    parse_format,
+};
 
 const SECTOR_BYTES: u64 = 512;
+
+/// Layers of a chain at most, as the engine has it: what lies in other images has no identity.
+const LAYERS_MAX: usize = 1000;
 
 /// A file and what it says of itself.
 #[derive(Clone, Debug)]
@@ -90,6 +96,9 @@ impl Layer {
     /// # Errors
     /// As [`Layer::look`].
     pub async fn look_source(source: &Source, look: &Look) -> Result<Layer, CommandError> {
+        if source.copy_on_read.is_some() {
+            return Err(CommandError::new("Block node is read-only"));
+        }
         let mut layer = Layer::look_named(source, look).await?;
         layer.full_name.clone_from(&source.full_name);
         Ok(layer)
@@ -125,20 +134,63 @@ impl Layer {
         (name, format): (&str, Option<Format>),
         look: &Look,
     ) -> Result<Layer, CommandError> {
-        let path = resolve_name(&self.filename, name);
-        let path = local_name(&path)?;
-        let gate = HostGate {
-            options: HostOptions::default(),
-            policy: look.policy,
+        let gate = NodeGate {
+            host: HostGate {
+                options: HostOptions::default(),
+                policy: look.policy,
+            },
+            how: OpenHow {
+                sharing: look.sharing,
+                policy: look.policy,
+                ..OpenHow::default()
+            },
         };
-        let file = gate.open(&FileRequest {
+        let request = FileRequest {
             named_by: &self.filename,
             name,
             role: Role::Backing,
             writable: false,
             chosen_by: ChosenBy::Image,
-        });
-        Layer::look_at(file, &path, format, look).await
+        };
+        let (file, told) = match gate.reach(&request).await {
+            Ok(reached) => (Ok(reached.file), reached.format),
+            Err(cowslip::Error::Invalid(why)) => {
+                let own = why.strip_prefix("Could not open backing file: ");
+                return Err(CommandError::new(own.unwrap_or(&why)));
+            }
+            Err(error) if is_description(name) => {
+                return Err(CommandError::new(opening_reason(name, &error)));
+            }
+            Err(error) => (Err(error), None),
+        };
+        // The names to tell of: the file's, and the one that says all of it.
+        let (path, full_name) = match is_description(name) {
+            true => {
+                let source = ImageSpec::named(name, None).resolve()?;
+                (source.filename, source.full_name)
+            }
+            false => (local_name(&resolve_name(&self.filename, name))?, None),
+        };
+        let mut layer = Layer::look_at(file, &path, format.or(told), look).await?;
+        layer.full_name = full_name;
+        Ok(layer)
+    }
+
+    /// Looks at what an image would name, as [`resolve_name`] resolves it.
+    ///
+    /// # Errors
+    /// As [`Layer::look`].
+    pub async fn look_resolved(
+        resolved: &str,
+        format: Option<Format>,
+        look: &Look,
+    ) -> Result<Layer, CommandError> {
+        if !is_description(resolved) {
+            return Layer::look(&local_name(resolved)?, format, look).await;
+        }
+        let mut source = ImageSpec::named(resolved, None).resolve()?;
+        source.format = format.or(source.format);
+        Layer::look_source(&source, look).await
     }
 
     async fn look_at(
@@ -257,7 +309,7 @@ pub async fn chain(first: Layer, look: &Look) -> Result<Vec<Layer>, CommandError
         let layer = above.look_below((name, format), look).await;
         let layer = layer.map_err(|why| failed(&resolved, why))?;
         let known = |other: &Layer| other.id.is_some() && other.id == layer.id;
-        if layers.iter().any(known) {
+        if layers.iter().any(known) || layers.len() > LAYERS_MAX {
             let text = format!("Backing file '{resolved}' creates an infinite loop.");
             return Err(CommandError::new(text));
         }

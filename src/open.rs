@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use cowslip::file::host::{
@@ -11,7 +12,8 @@ use cowslip::file::host::{
 };
 use cowslip::file::{BlockFile, Claim, Protection, Sharing};
 use cowslip::image::{
-    AllocPolicy, BackingChoice, DetectZeroes, DiscardPolicy, Format, OpenOptions, WritePolicy,
+    AllocPolicy, BackingChoice, CopyOnRead, DetectZeroes, DiscardPolicy, Format, OpenOptions,
+    WritePolicy,
 };
 use cowslip::luks::Passphrase;
 use cowslip::qcow2::snapshot::SnapshotChoice;
@@ -19,11 +21,13 @@ use cowslip::{Image, Workers};
 use cowslip_queue::{Backend, Queue};
 
 use crate::error::{CommandError, opening_reason};
-use crate::filter::{Breakpoints, DebugFile, NullFile, PartFile};
+use crate::filter::{Breakpoints, DebugFile, ImageFile, NullFile, PartFile};
 use crate::output;
 use crate::repair_text::repaired_when_opened;
 
+mod above;
 mod cache_sizes;
+mod gate;
 mod graph;
 mod json;
 mod loaded;
@@ -33,6 +37,7 @@ mod spec;
 mod temporary;
 pub mod tls;
 
+pub use gate::{NodeGate, is_description};
 use graph::Filter;
 pub use loaded::{chosen_snapshot, parse_choice};
 pub use one::OneImage;
@@ -146,6 +151,25 @@ pub struct OpenHow {
     pub breakpoints: Breakpoints,
     /// What is written goes into a temporary image above the one that is named.
     pub temporary: bool,
+    /// What is read from the layers below the image is kept in it (`-C`).
+    pub copy_on_read: bool,
+    /// Images for which this one is opened, as their file.
+    pub images_above: usize,
+}
+
+impl OpenHow {
+    /// How an image below this one is opened: without what is said of this one alone.
+    fn of_another(&self) -> OpenHow {
+        OpenHow {
+            snapshot: None,
+            key_secret: None,
+            backing: BackingChoice::AsNamed,
+            metadata_only: false,
+            temporary: false,
+            copy_on_read: false,
+            ..self.clone()
+        }
+    }
 }
 
 /// The queue's threads for blocking calls, which pack and unpack clusters too: for verbs that move much data.
@@ -226,14 +250,21 @@ impl Source {
     }
 
     /// The way to the files that the image names.
-    pub fn gate(&self, how: &OpenHow) -> HostGate {
-        HostGate {
+    pub fn gate(&self, how: &OpenHow) -> NodeGate {
+        let host = HostGate {
             options: HostOptions {
                 // `file.locking` is said of the image's file alone.
                 locking: Locking::Auto,
                 ..self.host_options(how)
             },
             policy: how.policy,
+        };
+        NodeGate {
+            host,
+            how: OpenHow {
+                breakpoints: Breakpoints::default(),
+                ..how.of_another()
+            },
         }
     }
 }
@@ -247,10 +278,14 @@ pub async fn open_image(spec: &ImageSpec, how: &OpenHow) -> Result<Image, Comman
     if how.temporary && how.access == Access::Write {
         return Box::pin(temporary::open_above(spec, (&source, how))).await;
     }
-    let (file, options, gate) = prepare(&source, how).await?;
+    open_source(&source, how).await
+}
+
+async fn open_source(source: &Source, how: &OpenHow) -> Result<Image, CommandError> {
+    let (file, options, gate) = prepare(source, how).await?;
     match (Image::open(file, options, &gate).await, &how.snapshot) {
-        (Err(why), Some(_)) => Err(not_loaded(&source, how, &why).await),
-        (opened, _) => finish(&source, opened),
+        (Err(why), Some(_)) => Err(not_loaded(source, how, &why).await),
+        (opened, _) => finish(source, opened),
     }
 }
 
@@ -289,6 +324,10 @@ pub async fn reopen_image(
     how: &OpenHow,
 ) -> Result<Image, CommandError> {
     let source = spec.resolve()?;
+    if source.filters.image.is_some() {
+        let text = "what stands over the disk of another image cannot be opened anew";
+        return Err(source.refused(&cowslip::Error::Invalid(text.to_string())));
+    }
     let (file, options, gate) = prepare(&source, how).await?;
     finish(&source, image.reopen(file, options, &gate).await)
 }
@@ -296,10 +335,61 @@ pub async fn reopen_image(
 async fn prepare(
     source: &Source,
     how: &OpenHow,
-) -> Result<(Arc<dyn BlockFile>, OpenOptions, HostGate), CommandError> {
+) -> Result<(Arc<dyn BlockFile>, OpenOptions, NodeGate), CommandError> {
     let gate = source.gate(how);
-    let options = engine_options(source, how)?;
+    let mut options = engine_options(source, how)?;
+    if source.copy_on_read.is_some() && !options.writable {
+        let text = "Block node is read-only";
+        return Err(source.refused(&cowslip::Error::Invalid(text.to_string())));
+    }
+    if let Some(data_file) = &source.data_file {
+        options.data_file = Some(open_node(data_file, how).await?);
+    }
     Ok((open_file(source, how).await?, options, gate))
+}
+
+/// What a node below another one has, as a file: the file itself, or the disk of an image in it.
+fn open_node<'a>(source: &'a Source, how: &'a OpenHow) -> Opening<'a> {
+    let is_file = source.format == Some(Format::Raw) && source.copy_on_read.is_none();
+    // What debugs is told by an image above it what is done there.
+    let is_told = |filter: &Filter| matches!(filter, Filter::Debug(_));
+    let is_told = source.filters.list.iter().any(is_told);
+    if is_file && !is_told && !source.compress {
+        return Box::pin(open_file(source, how));
+    }
+    Box::pin(async move {
+        if how.images_above >= IMAGES_IN_LINE_MAX {
+            let text = format!(
+                "more than {IMAGES_IN_LINE_MAX} images that are files of one another are not supported"
+            );
+            return Err(source.refused(&cowslip::Error::Invalid(text)));
+        }
+        let how = OpenHow {
+            copy_on_read: how.copy_on_read,
+            images_above: how.images_above + 1,
+            ..how.of_another()
+        };
+        let image = open_source(source, &how).await?;
+        Ok(Arc::new(ImageFile::new(image)) as Arc<dyn BlockFile>)
+    })
+}
+
+/// A file that is being opened.
+type Opening<'a> =
+    Pin<Box<dyn Future<Output = Result<Arc<dyn BlockFile>, CommandError>> + Send + 'a>>;
+
+/// Images at most of which each is the file of the one before, backing files that are described so included: an image
+/// may name itself in that way.
+const IMAGES_IN_LINE_MAX: usize = 16;
+
+/// What reads of an image keep. `-C` above what has no layers is said of the image whose disk it is.
+fn copy_on_read(source: &Source, how: &OpenHow) -> CopyOnRead {
+    let is_passed_on = source.format == Some(Format::Raw) && source.filters.image.is_some();
+    match (source.copy_on_read, how.copy_on_read) {
+        (Some(kept), _) => kept,
+        (None, true) if !is_passed_on => CopyOnRead::All,
+        (None, _) => CopyOnRead::Off,
+    }
 }
 
 /// How the engine opens the image.
@@ -314,6 +404,9 @@ fn engine_options(source: &Source, how: &OpenHow) -> Result<OpenOptions, Command
         detect_zeroes: source.detect_zeroes.unwrap_or(how.detect_zeroes),
         zero_method: source.zero_method,
         alloc_policy: source.alloc_policy.unwrap_or(how.alloc_policy),
+        copy_on_read: copy_on_read(source, how),
+        compress: source.compress,
+        data_file: None,
         backing: source.backing.clone().unwrap_or(how.backing.clone()),
         metadata_only: how.metadata_only,
         cache_bytes: source.cache.budget().unwrap_or(how.cache_bytes),
@@ -384,6 +477,14 @@ pub async fn filtered(
 async fn open_below(source: &Source, how: &OpenHow) -> Result<Arc<dyn BlockFile>, CommandError> {
     if let Some(null) = &source.filters.null {
         return Ok(Arc::new(NullFile::new(&source.filename, null.clone())));
+    }
+    if let Some(image) = &source.filters.image {
+        let passes_on = source.format == Some(Format::Raw);
+        let how = OpenHow {
+            copy_on_read: how.copy_on_read && passes_on,
+            ..how.clone()
+        };
+        return open_node(image, &how).await;
     }
     if let Some(export) = &source.remote {
         let writable = source.host_options(how).writable;

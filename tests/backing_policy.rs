@@ -110,20 +110,43 @@ fn every_command_keeps_to_the_policy() {
 }
 
 #[test]
-fn names_with_protocols_are_refused_under_every_policy() {
+fn names_with_protocols_are_refused() {
     let dir = tree();
     let dir = dir.path();
-    for name in [
-        "nbd://host/x",
-        "json:{\"driver\":\"file\"}",
-        "http://host/x",
-        "fd:0",
-    ] {
+    for name in ["http://host/x", "fd:0"] {
         overlay(dir, "a.qcow2", name);
         for line in OPENING {
             for policy in ["any", "same-directory", "none"] {
                 let (code, text) = verdict(dir, &line.replace("POLICY", policy));
                 assert_eq!(code, Some(1), "{line} {policy} {name}: {text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn descriptions_are_followed_under_the_policy_any_alone() {
+    let dir = tree();
+    let dir = dir.path();
+    for (name, why) in [
+        ("nbd:unix:in/nobody", "Failed to connect to 'in/nobody'"),
+        ("json:{\"driver\":\"file\"}", "must be specified"),
+        ("blkdebug::in/nobody", "No such file"),
+    ] {
+        overlay(dir, "a.qcow2", name);
+        for line in OPENING {
+            let (code, text) = verdict(dir, &line.replace("POLICY", "any"));
+            assert!(
+                code == Some(1) && text.contains(why),
+                "{line} {name}: {text}"
+            );
+            for policy in ["same-directory", "none"] {
+                let (code, text) = verdict(dir, &line.replace("POLICY", policy));
+                assert_eq!(code, Some(1), "{line} {policy} {name}: {text}");
+                assert!(
+                    text.contains("forbids that"),
+                    "{line} {policy} {name}: {text}"
+                );
             }
         }
     }

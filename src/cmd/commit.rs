@@ -15,7 +15,7 @@ use crate::open::{
     Access, CacheMode, OneImage, OpenHow, Source, Trust, block_on, open_image, warn_of_guessed_raw,
 };
 use crate::options::bytes_within;
-use crate::output::{DoneArgs, Program};
+use crate::output::{DoneArgs, Program, is_called_as_qemu};
 use crate::repair_text::repaired_when_opened;
 use crate::size::SIZE_MAX;
 
@@ -115,7 +115,7 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
         program.complain("Cancelled: the image is what it was");
         interrupted.end_by_signal();
     }
-    let base = outcome?;
+    let base = outcome.map_err(not_committed)?;
     shown.end();
     args.done.tell(args.quiet, "Image committed.\n", || {
         json!({
@@ -127,6 +127,16 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
     Ok(())
 }
 
+/// Why a commit failed: to QEMU's callers the system's answer counts, whatever it was asked.
+fn not_committed(error: Error) -> CommandError {
+    match &error {
+        Error::Io { .. } if is_called_as_qemu() => {
+            CommandError::new(format!("Block job failed: {}", error.system_words()))
+        }
+        _ => error.into(),
+    }
+}
+
 /// Which layer receives.
 fn depth(args: &Args, image: &Image, source: &Source) -> Result<usize, CommandError> {
     let layers = image.layers();
@@ -136,8 +146,10 @@ fn depth(args: &Args, image: &Image, source: &Source) -> Result<usize, CommandEr
     let Some(base) = &args.base else {
         return Ok(1);
     };
-    // As it is named there, or as a file: from here, or from where the image is.
-    let wanted = [base.clone(), resolve_name(&source.filename, base)].map(|name| file_id(&name));
+    // As it is named there, or as a file: from where the image is, and under our own name from here too.
+    let from_here = (!is_called_as_qemu()).then(|| base.clone());
+    let wanted = [Some(resolve_name(&source.filename, base)), from_here];
+    let wanted = wanted.map(|name| name.and_then(|name| file_id(&name)));
     let is_base = |id: Option<FileId>| id.is_some() && wanted.contains(&id);
     let found = (1..layers.len()).find(|&depth| {
         let named = layers[depth - 1].header.as_ref();

@@ -506,7 +506,7 @@ async fn open_chain(
     };
     let format = format.map(parse_format).transpose()?;
     let resolved = resolve_name(&request.filename, name);
-    let first = Layer::look(&local_name(&resolved)?, format, &look).await?;
+    let first = Layer::look_resolved(&resolved, format, &look).await?;
     let chain = layer::chain(first, &look).await;
     chain.map_err(|why| CommandError::new(format!("Could not open backing file: {why}")))
 }

@@ -240,6 +240,14 @@ fn open_all(args: &Args, program: &Program) -> (Vec<Subject>, usize) {
 
 fn open(name: &str, args: &Args) -> Result<(HostFile, Option<guest::ImageFile>), CommandError> {
     let source = ImageSpec::named(name, args.format.as_deref()).resolve()?;
+    let unseen = [
+        ("data-file", source.data_file.is_some()),
+        ("file.driver=qcow2", source.filters.image.is_some()),
+    ];
+    if let Some((option, _)) = unseen.into_iter().find(|(_, is_given)| *is_given) {
+        let text = format!("Could not open '{name}': '{option}' is not supported by extents");
+        return Err(CommandError::new(text));
+    }
     let host = HostFile::open(&source.filename, args.by)?;
     let how = OpenHow {
         sharing: sharing(args.force_share, Sharing::AsFormat),

@@ -193,7 +193,7 @@ async fn bitmaps_of(
         policy: args.trust.backing_policy,
         ..Look::default()
     };
-    let layer = Layer::look(&source.filename, source.format, &look).await?;
+    let layer = Layer::look_source(&source, &look).await?;
     let inspection = layer.inspection.filter(|found| found.header.version >= 3);
     Ok(inspection.map(|found| found.bitmaps))
 }

@@ -17,8 +17,8 @@ use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::layer::{self, Layer, Look};
 use crate::open::{
-    Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, Trust, block_on, local_name,
-    open_image, sharing, warn_of_guessed_raw,
+    Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, Trust, block_on, open_image, sharing,
+    warn_of_guessed_raw,
 };
 use crate::output::{DoneArgs, Program, is_called_as_qemu, usage_error};
 
@@ -222,9 +222,7 @@ async fn refuse_loop(
         ..Look::default()
     };
     let own = image.layers().first().and_then(|layer| layer.id);
-    let mut next = Layer::look(&local_name(resolved)?, format, &look)
-        .await
-        .ok();
+    let mut next = Layer::look_resolved(resolved, format, &look).await.ok();
     let mut seen = Vec::new();
     while let Some(found) = next {
         if found.id.is_some() && found.id == own {

@@ -136,7 +136,7 @@ fn list(args: &Args, spec: &ImageSpec) -> Result<(), CommandError> {
         policy: args.trust.backing_policy,
     };
     let layer = block_on(Aio::Auto, async {
-        let layer = Layer::look(&source.filename, source.format, &look).await;
+        let layer = Layer::look_source(&source, &look).await;
         layer.map_err(|why| CommandError::new(format!("Could not open '{}': {why}", source.given)))
     })?;
     let snapshots: &[SnapshotInfo] = match &layer.inspection {

@@ -246,6 +246,10 @@ impl BlockFile for DebugFile {
         self.inner.free_bytes()
     }
 
+    fn close(&self) -> Pending<io::Result<()>> {
+        self.inner.close()
+    }
+
     fn claim(&self, wanted: Claim) -> cowslip::Result<Protection> {
         self.inner.claim(wanted)
     }

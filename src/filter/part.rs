@@ -165,6 +165,10 @@ impl BlockFile for PartFile {
         self.inner.allocated_bytes()
     }
 
+    fn close(&self) -> Pending<io::Result<()>> {
+        self.inner.close()
+    }
+
     fn claim(&self, wanted: Claim) -> cowslip::Result<Protection> {
         self.inner.claim(wanted)
     }

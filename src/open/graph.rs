@@ -2,11 +2,13 @@
 //! `spec.rs` reads.
 //!
 //! A list describes a line of nodes, each the child of the one before: a format or none, then filters, then what
-//! has the bytes. The options of a child stand behind the name that its parent has for it: `file.`, or `image.`
-//! under `blkdebug`.
+//! has the bytes: a file, an export, or the disk of another image, whose options are a list of their own. The options of
+//! a child stand behind the name that its parent has for it: `file.`, or `image.` under `blkdebug`.
 
 use std::time::Duration;
 
+use super::above;
+use super::spec::Source;
 use crate::error::CommandError;
 use crate::filter::{DebugSpec, Limit, NullSpec, RuleText};
 use crate::options;
@@ -30,7 +32,14 @@ pub struct Filters {
     pub list: Vec<Filter>,
     /// In place of a file, one that keeps nothing.
     pub null: Option<NullSpec>,
+    /// Its driver, if no format stands over it.
+    pub bare_null: Option<String>,
+    /// In place of a file, the disk of an image.
+    pub image: Option<Box<Source>>,
 }
+
+/// Nodes in a line at most: nobody's has so many, and each is a call within a call.
+pub const NODES_MAX: usize = 64;
 
 /// How a file name begins that is a configuration and another file's name.
 const BLKDEBUG_NAME: &str = "blkdebug:";
@@ -67,19 +76,26 @@ pub fn named(filename: &str) -> Result<Option<Pairs>, CommandError> {
     Ok(Some(pairs))
 }
 
-/// Takes the filters out of a list.
+/// Takes the filters out of a list; `nodes` are above it.
 ///
 /// # Errors
-/// A filter that there is not, or an option that it does not have.
-pub fn peel(list: Pairs) -> Result<(Pairs, Filters), CommandError> {
+/// A filter that there is not, or an option that it does not have; too many nodes.
+pub fn peel(list: Pairs, nodes: usize) -> Result<(Pairs, Filters), CommandError> {
     let mut peeling = Peeling {
         rest: list,
         plain: Vec::new(),
         filters: Filters::default(),
+        nodes,
     };
     let mut prefix = peeling.format()?;
     while let Some(child) = peeling.filter(&prefix)? {
         prefix = child;
+        peeling.nodes += 1;
+        if peeling.nodes >= NODES_MAX {
+            return Err(CommandError::new(format!(
+                "'{prefix}': more than {NODES_MAX} nodes in a line are not supported"
+            )));
+        }
     }
     if peeling.filters == Filters::default() && peeling.plain.is_empty() {
         return Ok((peeling.rest, peeling.filters));
@@ -99,6 +115,8 @@ struct Peeling {
     rest: Pairs,
     plain: Pairs,
     filters: Filters,
+    /// Nodes above the one that is looked at.
+    nodes: usize,
 }
 
 impl Peeling {
@@ -126,6 +144,7 @@ impl Peeling {
     /// The beginning of the names that describe its file.
     fn format(&mut self) -> Result<String, CommandError> {
         match self.get("driver") {
+            Some("blkdebug") if self.has_rules() => return Ok(String::new()),
             Some("blkdebug") if self.get("image.driver").is_some_and(is_format) => {
                 self.limits_above()?;
             }
@@ -144,17 +163,21 @@ impl Peeling {
         Ok("file.".to_string())
     }
 
-    /// `blkdebug` above a format: its limits change nothing for an image that takes requests of any size.
+    /// Whether the uppermost node has rules: then it stands over the disk of the image below it.
+    fn has_rules(&self) -> bool {
+        let is_rule = |name: &str| {
+            let lists = ["inject-error.", "set-state."];
+            name == "config" || lists.iter().any(|list| name.starts_with(list))
+        };
+        self.rest.iter().any(|(name, _)| is_rule(name))
+    }
+
+    /// `blkdebug` without rules above a format: its limits change nothing for an image that takes requests of any size.
     fn limits_above(&mut self) -> Result<(), CommandError> {
         let name = self.take("filename").or(self.take("x-image"));
         let Filter::Debug(spec) = self.debug("")? else {
             return Ok(());
         };
-        if spec.config.is_some() || !spec.rules.is_empty() {
-            return Err(CommandError::new(
-                "Rules of 'blkdebug' above an image's format are not supported; put it under the format: driver=qcow2,file.driver=blkdebug",
-            ));
-        }
         spec.alignment(1)
             .map_err(|error| CommandError::new(error.0))?;
         self.take("driver");
@@ -197,6 +220,10 @@ impl Peeling {
                 self.filters.list.push(filter);
                 self.below(prefix, "image.")
             }
+            "qcow2" | "luks" | "copy-on-read" | "compress" if !prefix.is_empty() => {
+                self.image(prefix)?;
+                Ok(None)
+            }
             "raw" if prefix.is_empty() => Ok(None),
             "raw" => {
                 let part = self.part(prefix)?;
@@ -215,6 +242,20 @@ impl Peeling {
                 None => Ok(None),
             },
         }
+    }
+
+    /// The image whose options begin so, as the file of what is above it.
+    fn image(&mut self, prefix: &str) -> Result<(), CommandError> {
+        let own = |(name, value): (String, String)| (name[prefix.len()..].to_string(), value);
+        let theirs = self
+            .rest
+            .extract_if(.., |(name, _)| name.starts_with(prefix));
+        let theirs: Pairs = theirs.map(own).collect();
+        let image = Source::of_pairs(theirs, self.nodes + 1)?;
+        self.plain
+            .push(("file.filename".to_string(), image.filename.clone()));
+        self.filters.image = Some(Box::new(image));
+        Ok(())
     }
 
     /// What is left of a filter's own options is said of the image.
@@ -261,6 +302,7 @@ impl Peeling {
         self.no_others(&driver, prefix)?;
         if prefix.is_empty() {
             self.plain.push(("driver".to_string(), "raw".to_string()));
+            self.filters.bare_null = Some(driver.clone());
         }
         let name = ("file.filename".to_string(), format!("{driver}://"));
         self.plain.push(name);
@@ -287,7 +329,11 @@ impl Peeling {
         for kind in ["inject-error", "set-state"] {
             spec.rules.extend(self.rules(prefix, kind)?);
         }
-        if let Some(image) = self.take(&format!("{prefix}x-image")) {
+        let plain_name = match prefix.is_empty() {
+            true => self.take("filename"),
+            false => None,
+        };
+        if let Some(image) = self.take(&format!("{prefix}x-image")).or(plain_name) {
             let name = format!("{prefix}image.filename");
             self.rest.push((name, image));
         }
@@ -372,7 +418,7 @@ fn is_format(driver: &str) -> bool {
 
 /// Whether a driver changes what is below it.
 pub fn is_filter(driver: &str) -> bool {
-    driver == "blkdebug"
+    driver == "blkdebug" || above::is_above(driver)
 }
 
 /// What does the work of a driver that is not supported.
@@ -384,8 +430,6 @@ fn instead(driver: &str) -> Option<&'static str> {
         "blklogwrites" => "log writes below it: dm-log-writes",
         "blkreplay" | "replication" => "there is no machine here that would be replayed",
         "preallocate" => "images grow ahead of need by themselves (alloc-policy=contiguous)",
-        "copy-on-read" => "fill an overlay at once: qemu-img rebase, or convert",
-        "compress" => "write compressed clusters with write -c, or convert -c",
         _ => return None,
     })
 }
@@ -399,7 +443,7 @@ mod tests {
     }
 
     fn peeled(list: &str) -> (Pairs, Filters) {
-        peel(pairs(list)).unwrap_or_else(|error| panic!("{list}: {error}"))
+        peel(pairs(list), 0).unwrap_or_else(|error| panic!("{list}: {error}"))
     }
 
     fn debug(filters: &Filters) -> &DebugSpec {
@@ -452,13 +496,39 @@ mod tests {
         plain.sort();
         assert_eq!(plain, pairs("driver=qcow2,file.filename=a"));
         assert_eq!(filters, Filters::default());
-        let list = "driver=blkdebug,image.driver=qcow2,image.file.filename=a,config=c";
-        assert!(
-            peel(pairs(list))
-                .unwrap_err()
-                .to_string()
-                .contains("under the format")
-        );
+    }
+
+    #[test]
+    fn an_image_in_the_line_is_a_list_of_its_own() {
+        for list in [
+            "driver=raw,file.driver=qcow2,file.file.filename=a,file.backing=",
+            "driver=blkdebug,config=c,image.driver=qcow2,image.file.filename=a,image.backing=",
+        ] {
+            let (plain, filters) = peeled(list);
+            let expected = pairs("driver=raw,file.filename=a");
+            let all_there = plain.iter().all(|pair| expected.contains(pair));
+            assert!(all_there && plain.len() == 2, "{list}: {plain:?}");
+            let image = filters.image.unwrap();
+            assert_eq!(image.filename, "a", "{list}");
+            assert_eq!(image.backing, Some(cowslip::image::BackingChoice::None));
+        }
+        let list = "driver=blkdebug,config=c,image.driver=qcow2,filename=a";
+        assert_eq!(peeled(list).1.image.unwrap().filename, "a");
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused() {
+        let nested = |child: &str, driver: &str| {
+            let line = |depth: usize| format!("{}driver={driver}", child.repeat(depth));
+            let list: Vec<String> = (0..200).map(line).collect();
+            peel(pairs(&list.join(",")), 0).unwrap_err().to_string()
+        };
+        for (child, driver) in [("image.", "blkdebug"), ("file.", "qcow2"), ("file.", "raw")] {
+            let why = nested(child, driver);
+            assert!(why.contains("more than 64 nodes"), "{driver}: {why}");
+        }
+        let why = nested("file.", "copy-on-read");
+        assert!(why.contains("more than 64 nodes"), "{why}");
     }
 
     #[test]
@@ -490,7 +560,7 @@ mod tests {
                 "both config file and image path",
             ),
         ] {
-            let error = peel(pairs(list)).unwrap_err().to_string();
+            let error = peel(pairs(list), 0).unwrap_err().to_string();
             assert!(error.contains(expected), "{list}: {error}");
         }
     }

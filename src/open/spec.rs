@@ -3,9 +3,12 @@
 //! An option that is not understood is refused: silently dropping one would change what is opened.
 
 use cowslip::file::host::Locking;
-use cowslip::image::{AllocPolicy, BackingChoice, DetectZeroes, DiscardPolicy, Format, ZeroMethod};
+use cowslip::image::{
+    AllocPolicy, BackingChoice, CopyOnRead, DetectZeroes, DiscardPolicy, Format, ZeroMethod,
+};
 use cowslip::qcow2::snapshot::SnapshotChoice;
 
+use super::above::{self, Copies};
 use super::cache_sizes::CacheSizes;
 use super::graph::{self, Filters};
 use super::json;
@@ -71,6 +74,12 @@ pub struct Source {
     pub key_secret: Option<String>,
     /// The same of the encrypted images below it.
     pub backing_key_secret: Option<String>,
+    /// What reads keep, of all that the image is asked to by a filter above it.
+    pub copy_on_read: Option<CopyOnRead>,
+    /// Writes store whole clusters, compressed.
+    pub compress: bool,
+    /// `data-file=` and `data-file.*`: the file that guest data is in.
+    pub data_file: Option<Box<Source>>,
 }
 
 /// The format of this name.
@@ -176,21 +185,75 @@ impl ImageSpec {
     }
 
     fn resolve_pairs(&self, pairs: graph::Pairs) -> Result<Source, CommandError> {
+        let mut source = Source::of_pairs(pairs, 0)?;
+        if source.remote.is_some() && source.filename.is_empty() {
+            source.filename.clone_from(&self.filename);
+        }
+        source.say_given(&self.filename);
+        Ok(source)
+    }
+}
+
+/// Takes what describes the data file out of a list.
+fn data_file(pairs: &mut graph::Pairs, nodes: usize) -> Result<Option<Box<Source>>, CommandError> {
+    let own = |name: &str| match name {
+        "data-file" => Some("filename".to_string()),
+        name => name.strip_prefix("data-file.").map(str::to_string),
+    };
+    let theirs = pairs.extract_if(.., |(name, _)| own(name).is_some());
+    let mut theirs: graph::Pairs = theirs
+        .filter_map(|(name, value)| Some((own(&name)?, value)))
+        .collect();
+    if theirs.is_empty() {
+        return Ok(None);
+    }
+    if !theirs.iter().any(|(name, _)| name == "driver") {
+        theirs.push(("driver".to_string(), "file".to_string()));
+    }
+    Source::of_pairs(theirs, nodes + 1).map(|source| Some(Box::new(source)))
+}
+
+impl Source {
+    /// What a list describes, below so many other nodes; opens nothing.
+    ///
+    /// # Errors
+    /// What is not understood.
+    pub fn of_pairs(pairs: graph::Pairs, nodes: usize) -> Result<Source, CommandError> {
+        if nodes >= graph::NODES_MAX {
+            let most = graph::NODES_MAX;
+            let text = format!("more than {most} nodes in a line are not supported");
+            return Err(CommandError::new(text));
+        }
         let pairs = json::expanded(pairs)?;
         let full_name = (!is_told_by_name(&pairs)).then(|| format!("json:{}", json::text(&pairs)));
-        let (pairs, filters) = graph::peel(pairs)?;
+        let (mut pairs, above) = above::take(pairs)?;
+        let copy_on_read = match &above.copy_on_read {
+            None => None,
+            Some(Copies::All) => Some(CopyOnRead::All),
+            Some(Copies::DownTo(bottom)) => Some(CopyOnRead::DownTo(above::depth(bottom, &pairs)?)),
+        };
+        let data_file = data_file(&mut pairs, nodes)?;
+        let (pairs, filters) = graph::peel(pairs, nodes)?;
         let mut source = Source {
-            given: self.filename.clone(),
             full_name,
             filters,
+            copy_on_read,
+            compress: above.compress,
+            data_file,
             ..Source::empty()
         };
+        source.take_pairs(&pairs)?;
+        Ok(source)
+    }
+
+    fn take_pairs(&mut self, pairs: &graph::Pairs) -> Result<(), CommandError> {
+        let source = self;
         let names_nbd = |(name, value): &(String, String)| {
             matches!(name.as_str(), "driver" | "file.driver") && value == "nbd"
         };
         let is_remote = pairs.iter().any(names_nbd);
         let mut place = Vec::new();
-        for (name, value) in &pairs {
+        for (name, value) in pairs {
             let own = name.strip_prefix("file.").unwrap_or(name);
             match is_remote && ExportName::is_option(own) {
                 true => place.push((own.to_string(), value.clone())),
@@ -199,7 +262,6 @@ impl ImageSpec {
         }
         if is_remote && source.remote.is_none() {
             source.remote = Some(ExportName::of_options(&place)?);
-            source.filename.clone_from(&self.filename);
         }
         let given = |name: &str| pairs.iter().any(|(given, _)| given == name);
         for (name, format) in [
@@ -215,11 +277,20 @@ impl ImageSpec {
                 )));
             }
         }
-        if source.filename.is_empty() {
+        if source.filename.is_empty() && source.remote.is_none() {
             let text = "A block device must be specified for \"file\"";
             return Err(CommandError::new(text));
         }
-        Ok(source)
+        Ok(())
+    }
+
+    /// The name as given, for messages: also those of the nodes below.
+    fn say_given(&mut self, given: &str) {
+        self.given = given.to_string();
+        let below = [&mut self.data_file, &mut self.filters.image];
+        for node in below.into_iter().flatten() {
+            node.say_given(given);
+        }
     }
 }
 
@@ -230,9 +301,16 @@ fn is_told_by_name(pairs: &[(String, String)]) -> bool {
         match own {
             "driver" => !graph::is_filter(value),
             "offset" | "size" => false,
-            _ => !["backing", "encrypt.", "key-secret", "image."]
-                .iter()
-                .any(|decides| own.starts_with(decides)),
+            _ => ![
+                "backing",
+                "encrypt.",
+                "key-secret",
+                "image.",
+                "file.",
+                "data-file",
+            ]
+            .iter()
+            .any(|decides| own.starts_with(decides)),
         }
     })
 }
@@ -261,12 +339,15 @@ impl Source {
             snapshot: None,
             key_secret: None,
             backing_key_secret: None,
+            copy_on_read: None,
+            compress: false,
+            data_file: None,
         }
     }
 
     /// Takes a file's name.
     fn name(&mut self, filename: &str) -> Result<(), CommandError> {
-        if self.filters.null.is_some() {
+        if self.filters.null.is_some() || self.filters.image.is_some() {
             self.filename = filename.to_string();
             return Ok(());
         }

@@ -52,7 +52,8 @@ pub async fn open_above(
 /// The temporary image names a file below it, and nothing else.
 fn refuse_what_has_no_name(source: &Source) -> Result<(), CommandError> {
     let is_file = source.remote.is_none() && source.filters == Default::default();
-    match is_file && source.backing.is_none() && source.snapshot.is_none() {
+    let is_plain = source.data_file.is_none() && !source.compress;
+    match is_file && is_plain && source.backing.is_none() && source.snapshot.is_none() {
         true => Ok(()),
         false => Err(CommandError::new(
             "Temporary snapshots (-s) are supported of image files, without filters, servers and options of the \

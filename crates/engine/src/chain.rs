@@ -422,8 +422,9 @@ pub async fn open(
             name: backing_name.clone(),
             chosen_by,
         };
-        let backing_file = match gate.open(&naming.request(false)) {
-            Ok(file) => file,
+        let reached = gate.reach(&naming.request(false)).await;
+        let (backing_file, told) = match reached {
+            Ok(reached) => (reached.file, reached.format),
             Err(_) if options.metadata_only => break,
             Err(error) => return Err(backing_failed(error, &backing_name)),
         };
@@ -435,9 +436,10 @@ pub async fn open(
             }
         }
         let options = OpenOptions {
-            format,
+            format: format.or(told),
             writable: false,
             backing: BackingChoice::AsNamed,
+            data_file: None,
             ..options
         };
         namings.push(naming);

@@ -75,7 +75,7 @@ impl Image {
             backing: BackingChoice::AsNamed,
             ..commit.base.clone()
         };
-        let file = gate.open(&naming.request(true))?;
+        let file = gate.reach(&naming.request(true)).await?.file;
         let predecessors = self.files().cloned().collect();
         let base = Image::open_after(file, options, gate, predecessors).await?;
         // From here on the base claims its files, and is not read through this chain: it changes.

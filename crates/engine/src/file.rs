@@ -9,10 +9,13 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use cowslip_queue::cut::{self, Cut};
 use cowslip_queue::{Buf, BufMut, Pending};
+
+use crate::image::Format;
 
 mod aligned;
 mod claim;
@@ -227,6 +230,11 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
         self.claim(wanted)
     }
 
+    /// Ends what the file itself keeps open below; the last request. By default there is nothing.
+    fn close(&self) -> Pending<io::Result<()>> {
+        Pending::ready(Ok(()))
+    }
+
     /// The claim as it is.
     fn claimed(&self) -> Claim {
         Claim::NONE
@@ -273,4 +281,29 @@ pub trait Gate: Send + Sync {
     /// # Errors
     /// A refusal, or the system's failure.
     fn open(&self, request: &FileRequest<'_>) -> crate::Result<Arc<dyn BlockFile>>;
+
+    /// The same for whoever can wait: the file may be behind a network, and its name may tell the format of the
+    /// image in it. By default it is [`Gate::open`].
+    fn reach<'a>(&'a self, request: &'a FileRequest<'a>) -> Reaching<'a> {
+        let file = self.open(request);
+        Box::pin(std::future::ready(file.map(Reached::from)))
+    }
+}
+
+/// A file that is being opened.
+pub type Reaching<'a> = Pin<Box<dyn Future<Output = crate::Result<Reached>> + Send + 'a>>;
+
+/// A file that was opened.
+#[derive(Clone, Debug)]
+pub struct Reached {
+    /// The file.
+    pub file: Arc<dyn BlockFile>,
+    /// The format of the image in it, if its name tells; what names the file may tell another.
+    pub format: Option<Format>,
+}
+
+impl From<Arc<dyn BlockFile>> for Reached {
+    fn from(file: Arc<dyn BlockFile>) -> Reached {
+        Reached { file, format: None }
+    }
 }

@@ -22,71 +22,19 @@ use crate::zero::is_zero;
 use crate::{Error, Result, extents};
 
 mod options;
+mod statistics;
+mod whole_clusters;
+
+use whole_clusters::{Content, WholeClusters};
 
 pub use options::{
-    AllocPolicy, BackingChoice, DetectZeroes, DirtyImage, DiscardPolicy, Format, OpenOptions,
-    RepairAtOpen, RepairWatch, WritePolicy, ZeroMethod,
+    AllocPolicy, BackingChoice, CopyOnRead, DetectZeroes, DirtyImage, DiscardPolicy, Format,
+    OpenOptions, RepairAtOpen, RepairWatch, WritePolicy, ZeroMethod,
 };
+pub use statistics::{CacheStatistics, WriteStatistics};
 
 /// Told by a write that has all its space.
 pub(crate) type Admitted<'a> = dyn Fn() + Sync + 'a;
-
-/// What a cache of L2 slices did, and what it holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct CacheStatistics {
-    /// What slices may take, in bytes of memory.
-    pub budget_bytes: u64,
-    /// What they take.
-    pub used_bytes: u64,
-    /// Slices in memory.
-    pub slices: u64,
-    /// Those of them that are kept as runs of entries.
-    pub packed: u64,
-    /// Times that a slice was asked for and there.
-    pub hits: u64,
-    /// Times that one was brought in.
-    pub misses: u64,
-    /// Times that one was let go to make room.
-    pub evicted: u64,
-}
-
-impl CacheStatistics {
-    fn plus(self, other: CacheStatistics) -> CacheStatistics {
-        CacheStatistics {
-            budget_bytes: self.budget_bytes + other.budget_bytes,
-            used_bytes: self.used_bytes + other.used_bytes,
-            slices: self.slices + other.slices,
-            packed: self.packed + other.packed,
-            hits: self.hits + other.hits,
-            misses: self.misses + other.misses,
-            evicted: self.evicted + other.evicted,
-        }
-    }
-}
-
-/// What writes of guest data found so far, each counted once in every cluster that it touched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct WriteStatistics {
-    /// The cluster needed new space: it had none, or shared it, or was compressed.
-    pub new_space: u64,
-    /// The cluster had space, and parts of it became data: subclusters, or all of one that read as zeroes. So
-    /// do those that join a write in the new space of their cluster.
-    pub filled: u64,
-    /// Nothing was allocated.
-    pub in_place: u64,
-}
-
-impl WriteStatistics {
-    /// What came since `earlier`.
-    #[must_use]
-    pub fn since(self, earlier: WriteStatistics) -> WriteStatistics {
-        WriteStatistics {
-            new_space: self.new_space - earlier.new_space,
-            filled: self.filled - earlier.filled,
-            in_place: self.in_place - earlier.in_place,
-        }
-    }
-}
 
 /// Options of one write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -159,6 +107,9 @@ pub struct Image {
     write_policy: WritePolicy,
     discard: DiscardPolicy,
     detect_zeroes: DetectZeroes,
+    copy_on_read: CopyOnRead,
+    /// Writes store whole clusters, compressed.
+    whole_clusters: Option<WholeClusters>,
     unprotected: Vec<String>,
     /// One change of keys at a time.
     keys: Turn<()>,
@@ -196,6 +147,7 @@ impl Image {
         self.finish().await?;
         let files = self.files().cloned().collect();
         let image = Image::open_after(file, options, gate, files).await?;
+        self.end_files().await?;
         self.release();
         Ok(image)
     }
@@ -222,6 +174,10 @@ impl Image {
             let text = "an internal snapshot can only be read";
             return Err(Error::Invalid(text.to_string()));
         }
+        if !options.writable && options.copy_on_read != CopyOnRead::Off {
+            let text = "Can't use copy-on-read on read-only device";
+            return Err(Error::Invalid(text.to_string()));
+        }
         let files = Files::new(options.sharing, predecessors);
         let (top, below, namings) = chain::open(file, &options, gate, &files).await?;
         let OpenOptions {
@@ -229,8 +185,16 @@ impl Image {
             write_policy,
             discard,
             detect_zeroes,
+            copy_on_read,
+            compress,
             ..
         } = options;
+        if let (true, Layer::Raw(raw)) = (compress, &top) {
+            let format = raw.format().name();
+            return Err(Error::Invalid(format!(
+                "Compression is not supported for underlying format: {format}"
+            )));
+        }
         Ok(Image {
             top,
             below,
@@ -239,6 +203,8 @@ impl Image {
             write_policy,
             discard,
             detect_zeroes,
+            copy_on_read,
+            whole_clusters: compress.then(WholeClusters::default),
             unprotected: files.into_unprotected(),
             keys: Turn::new(()),
         })
@@ -412,12 +378,17 @@ impl Image {
         }
     }
 
-    /// Reads `buf.len()` bytes of the disk at `offset`.
+    /// Reads `buf.len()` bytes of the disk at `offset`; keeps them as [`OpenOptions::copy_on_read`] has it.
     ///
     /// # Errors
-    /// Out of range, I/O, or a corrupt table entry.
+    /// Out of range, I/O, or a corrupt table entry; what of them cannot be kept is an error too.
     pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
         self.validate(offset, buf.len() as u64)?;
+        if let (Layer::Qcow2(image), true) = (&self.top, self.copy_on_read != CopyOnRead::Off) {
+            let range = offset..offset + buf.len() as u64;
+            let copying = image.copy_on_read(range, (&self.below, self.copy_on_read));
+            image.concluded(copying.await).await?;
+        }
         let _visit = match &self.top {
             Layer::Qcow2(image) => Some(image.enter().await),
             Layer::Raw(_) => None,
@@ -472,6 +443,13 @@ impl Image {
                 raw.write(offset, data, self.durability(options.fua)).await
             }
             Layer::Qcow2(image) => {
+                if let Some(clusters) = &self.whole_clusters {
+                    admitted();
+                    let range = offset..offset + data.len() as u64;
+                    let content = Content::Bytes(data);
+                    self.write_whole((image, clusters), range, content).await?;
+                    return self.settle_whole(options.fua).await;
+                }
                 let fua = if options.fua { Fua::Yes } else { Fua::No };
                 let written = image.write_telling(offset, data, (&self.below, fua), admitted);
                 image.concluded(written.await).await
@@ -496,9 +474,10 @@ impl Image {
         match &self.top {
             Layer::Raw(_) => Err(self.cannot_compress()),
             Layer::Qcow2(image) => {
-                image
-                    .concluded(image.write_compressed(offset, data, &self.below).await)
-                    .await
+                let range = offset..offset + data.len() as u64;
+                let writing = image.write_compressed(offset, data, &self.below);
+                let written = self.with_clusters(image, range, writing).await;
+                image.concluded(written).await
             }
         }
     }
@@ -533,6 +512,11 @@ impl Image {
             }
             Layer::Qcow2(image) => {
                 let range = offset..offset + len;
+                if let Some(clusters) = &self.whole_clusters {
+                    let content = Content::Zeroes(options);
+                    self.write_whole((image, clusters), range, content).await?;
+                    return self.settle_whole(options.fua).await;
+                }
                 let outcome = image.write_zeroes(range, &self.below, options).await;
                 image.concluded(outcome).await
             }
@@ -552,7 +536,9 @@ impl Image {
         match &self.top {
             Layer::Raw(raw) => raw.discard(offset, len).await,
             Layer::Qcow2(image) => {
-                let outcome = image.discard(offset..offset + len, &self.below).await;
+                let range = offset..offset + len;
+                let discarding = image.discard(range.clone(), &self.below);
+                let outcome = self.with_clusters(image, range, discarding).await;
                 image.concluded(outcome).await
             }
         }
@@ -829,8 +815,21 @@ impl Image {
     /// I/O. The image is closed in any case, and `check` finds no corruption.
     pub async fn close(&self) -> Result<()> {
         let finished = self.finish().await;
+        let ended = self.end_files().await;
         self.release();
-        finished
+        finished.and(ended)
+    }
+
+    /// Ends what files keep open themselves: all of them, whatever happens to one.
+    async fn end_files(&self) -> Result<()> {
+        let mut ended = Ok(());
+        for file in self.files() {
+            let closed = file.close().await;
+            let closed = closed
+                .map_err(|error| Error::io(format!("Could not close '{}'", file.name()), error));
+            ended = ended.and(closed);
+        }
+        ended
     }
 
     async fn finish(&self) -> Result<()> {

@@ -253,6 +253,8 @@ mistakes! {
     ResizedBitmapUnmarked,
     /// Zeroes and discards set no bits.
     DiscardNotDirty,
+    /// What is copied from below goes over what the guest has written since it was read.
+    CopyDoesNotLookAgain,
     /// Compressed writes set no bits.
     CompressedNotDirty,
     /// A write sets its bits when it has succeeded.

@@ -12,6 +12,7 @@ mod claims;
 mod compress_qemu;
 mod control_plane;
 mod copied_bytes;
+mod copy_on_read;
 mod discard;
 mod dropped;
 mod gather;

@@ -1,6 +1,8 @@
 //! What a run is made of, drawn from its seed.
 
-use cowslip::image::{AllocPolicy, DetectZeroes, DiscardPolicy, WritePolicy, ZeroMethod};
+use cowslip::image::{
+    AllocPolicy, CopyOnRead, DetectZeroes, DiscardPolicy, WritePolicy, ZeroMethod,
+};
 use cowslip::qcow2::create::Preallocation;
 
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
@@ -134,6 +136,10 @@ pub struct Round {
     pub alloc_policy: AllocPolicy,
     /// When writes are durable.
     pub write_policy: WritePolicy,
+    /// What reads keep of the layers below.
+    pub copy_on_read: CopyOnRead,
+    /// Writes store whole clusters, compressed.
+    pub compress: bool,
 }
 
 /// A part of runs that can be left out.
@@ -171,11 +177,13 @@ pub enum Part {
     VmState,
     /// Persistent bitmaps.
     Bitmaps,
+    /// Copies that reads make.
+    CopyOnRead,
 }
 
 impl Part {
     /// All parts, by the names that commands use.
-    pub const NAMES: [(&'static str, Part); 16] = [
+    pub const NAMES: [(&'static str, Part); 17] = [
         ("kills", Part::Kills),
         ("faults", Part::Faults),
         ("compressed", Part::Compressed),
@@ -192,6 +200,7 @@ impl Part {
         ("snapshots", Part::Snapshots),
         ("vm-state", Part::VmState),
         ("bitmaps", Part::Bitmaps),
+        ("copy-on-read", Part::CopyOnRead),
     ];
 }
 
@@ -541,6 +550,8 @@ impl Round {
             } else {
                 WritePolicy::Writeback
             },
+            copy_on_read: CopyOnRead::Off,
+            compress: false,
         }
     }
 }
@@ -677,6 +688,7 @@ impl Config {
             profile::shape(self, seed);
             self.draw_policies(seed);
             self.draw_vm_state(seed);
+            self.draw_filters(seed);
         }
         if self.size > PREALLOCATED_BYTES_MAX && self.resizes_write_zeroes() {
             self.leave_out(Part::Resizes);
@@ -749,6 +761,26 @@ impl Config {
         }
     }
 
+    /// Some sessions copy what they read, and some compress what they write.
+    fn draw_filters(&mut self, seed: u64) {
+        let rng = &mut Rng::derived(seed, "filters", 0);
+        if self.kind != Kind::Qcow2
+            || matches!(self.profile, Profile::Directed(_) | Profile::Story(_))
+        {
+            return;
+        }
+        // A part of a cluster that is stored anew makes all of it dirty.
+        let has_bitmaps = self.rounds.iter().any(|round| round.bitmaps_percent > 0);
+        for round in &mut self.rounds {
+            if rng.chance(25) {
+                round.copy_on_read =
+                    rng.pick(&[CopyOnRead::All, CopyOnRead::All, CopyOnRead::DownTo(1)]);
+            }
+            let compresses = self.data == Data::Inside && rng.chance(8);
+            round.compress = compresses && !has_bitmaps;
+        }
+    }
+
     /// Leaves a part out.
     pub fn leave_out(&mut self, part: Part) {
         for round in &mut self.rounds {
@@ -759,7 +791,10 @@ impl Config {
                     }
                 }
                 Part::Faults => round.faults.clear(),
-                Part::Compressed => round.weights[5] = 0,
+                Part::Compressed => {
+                    round.weights[5] = 0;
+                    round.compress = false;
+                }
                 Part::Discards => round.weights[3] = 0,
                 Part::Maintenance => round.maintained = false,
                 Part::SmallCaches => round.cache_bytes = 0,
@@ -771,6 +806,7 @@ impl Config {
                 Part::Snapshots => round.snapshots_percent = 0,
                 Part::VmState => round.vm_state_percent = 0,
                 Part::Bitmaps => round.bitmaps_percent = 0,
+                Part::CopyOnRead => round.copy_on_read = CopyOnRead::Off,
                 Part::Alignment
                 | Part::RawData
                 | Part::Recoveries

@@ -21,7 +21,8 @@ usage: cowslip-sim [--seeds N] [--start S] [--jobs J] [--kind qcow2|raw|plain] [
        cowslip-sim --planted all|quick|NAME,... [--budget SEEDS] [--start S] [--jobs J] [--json]
 
 Every form takes --without PART,...: kills, faults, compressed, discards, maintenance, alignment,
-raw-data, small-caches, resizes, recoveries, dirty, crammed, growth, snapshots, vm-state, bitmaps.
+raw-data, small-caches, resizes, recoveries, dirty, crammed, growth, snapshots, vm-state, bitmaps,
+copy-on-read.
 --coverage prints where crashes and faults fell; --require-coverage first aims runs at all places where
 they can fall, and fails if one stays empty. That is so by itself from 1000 seeds on, but with
 --seconds, --without or --no-coverage.

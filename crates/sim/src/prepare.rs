@@ -342,6 +342,8 @@ pub(crate) fn open(
         zero_method: round.zero_method,
         alloc_policy: round.alloc_policy,
         cache_bytes: round.cache_bytes,
+        copy_on_read: round.copy_on_read,
+        compress: round.compress,
         ..OpenOptions::default()
     };
     async move {

@@ -25,8 +25,6 @@ pub struct ImageRequest {
     how: OpenHow,
     /// The engine's name as it was given.
     aio: Option<String>,
-    /// What was asked for and cannot be done.
-    refused: Option<&'static str>,
 }
 
 impl Default for ImageRequest {
@@ -42,7 +40,6 @@ impl Default for ImageRequest {
                 ..OpenHow::default()
             },
             aio: None,
-            refused: None,
         }
     }
 }
@@ -71,7 +68,7 @@ impl ImageRequest {
             Name::Long("backing-policy") => self.how.policy = open::parse_policy(value)?,
             Name::Letter('k') => self.take(Name::Letter('i'), "native")?,
             Name::Letter('s') => self.how.temporary = true,
-            Name::Letter('C') => self.refused = Some("Copy-on-read is not supported"),
+            Name::Letter('C') => self.how.copy_on_read = true,
             Name::Letter('t') => {
                 self.how.cache = CacheMode::parse(value)
                     .ok_or_else(|| format!("Invalid cache option: {value}"))?;
@@ -117,9 +114,7 @@ impl ImageRequest {
         let direct = matches!(self.how.cache, CacheMode::None | CacheMode::DirectSync);
         let option = |is_set: fn(&Source) -> bool| source.is_some_and(is_set);
         let forced = self.how.sharing == Sharing::Forced || option(|source| source.force_share);
-        if self.refused.is_some() {
-            self.refused
-        } else if !self.names_an_image() {
+        if !self.names_an_image() {
             Some("Must specify either driver or file")
         } else if self.filename.as_deref() == Some("") {
             Some("The 'file' block driver requires a file name")
@@ -129,6 +124,8 @@ impl ImageRequest {
             Some(
                 "aio=native was specified, but it requires cache.direct=on, which was not specified.",
             )
+        } else if self.how.copy_on_read && !writable {
+            Some("Can't use copy-on-read on read-only device")
         } else if option(|source| source.read_only) && writable {
             Some("Block node is read-only")
         } else {
@@ -145,6 +142,8 @@ pub struct Opened {
     pub writable: bool,
     /// What the user should know about it, for standard error.
     pub warnings: Vec<String>,
+    /// What is told of a disk that keeps nothing instead of an image.
+    pub drivers: Option<String>,
     request: ImageRequest,
 }
 
@@ -155,6 +154,7 @@ impl Opened {
             writable: image.is_writable(),
             image: Rc::new(image),
             warnings: Vec::new(),
+            drivers: None,
             request: ImageRequest::default(),
         }
     }
@@ -216,9 +216,19 @@ impl Opened {
             image: Rc::new(image),
             writable,
             warnings,
+            drivers: drivers_of_null(&source),
             request,
         })
     }
+}
+
+/// What is told of a disk that keeps nothing: QEMU names such a driver twice, and a format over it once.
+fn drivers_of_null(source: &Source) -> Option<String> {
+    source.filters.null.as_ref()?;
+    Some(match &source.filters.bare_null {
+        Some(driver) => format!("format name: {driver}\n").repeat(2),
+        None => "format name: raw\n".to_string(),
+    })
 }
 
 impl Opened {

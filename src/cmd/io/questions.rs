@@ -18,6 +18,10 @@ impl Shell {
     }
 
     pub(super) fn info(&self) -> Outcome {
+        if let Some(drivers) = &self.opened()?.drivers {
+            self.out.print(drivers);
+            return Ok(());
+        }
         let layers = self.image()?.layers();
         let header = layers.first().and_then(|layer| layer.header.clone());
         self.out.print(&match header {

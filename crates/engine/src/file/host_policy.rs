@@ -44,7 +44,7 @@ impl BackingPolicy {
     }
 
     /// The refusal of a file, for this reason.
-    pub(super) fn forbidden(self, request: &FileRequest<'_>, why: &str) -> Error {
+    pub fn forbidden(self, request: &FileRequest<'_>, why: &str) -> Error {
         let role = match request.role {
             Role::Backing => "backing file",
             Role::Data => "data file",

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::file::Sharing;
+use crate::file::{BlockFile, Sharing};
 use crate::luks::Passphrase;
 use crate::qcow2::repair;
 use crate::qcow2::snapshot::SnapshotChoice;
@@ -120,6 +120,18 @@ pub enum AllocPolicy {
     Sparse,
 }
 
+/// What reads keep in the image of what they find in the layers below (`copy-on-read`), whole subclusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum CopyOnRead {
+    /// Nothing.
+    #[default]
+    Off,
+    /// All of it, and that nothing is there.
+    All,
+    /// What the layers down to this depth hold; 1 is the backing file, and at 0 nothing is kept.
+    DownTo(u32),
+}
+
 /// When a write is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WritePolicy {
@@ -195,8 +207,14 @@ pub struct OpenOptions {
     pub zero_method: ZeroMethod,
     /// How space on the host is allocated.
     pub alloc_policy: AllocPolicy,
+    /// What reads keep in the image of what they find below. Only of one that may be written.
+    pub copy_on_read: CopyOnRead,
+    /// Writes store whole clusters, compressed: what a write does not cover of them is read and stored with it.
+    pub compress: bool,
     /// Where unallocated data comes from.
     pub backing: BackingChoice,
+    /// The file that guest data is in, instead of the one that the image names; only for an image with a data file.
+    pub data_file: Option<Arc<dyn BlockFile>>,
     /// What is done if the image was not closed cleanly and will be written.
     pub dirty: DirtyImage,
     /// Opens the image although its data file or backing file cannot be opened: for `info` and

@@ -5,12 +5,15 @@
 //! again from the start; this is the only such loop. A long request goes in batches: what can be
 //! admitted together is, and what is in the way is waited for when nothing is held.
 
+use std::ops::Range;
+
 use cowslip_queue::{Buf, Pending};
 
 use super::alloc::Content;
 use super::entry::L2Entry;
 use super::geometry::{self, GuestCluster, GuestOffset, HostCluster, SubclusterMask};
 use super::inflight::{Kind, Ticket, Want};
+use super::map::{Run, Source, map_cluster};
 use super::plan::{self, Change, Space, View};
 use super::tables::{NewTable, OnDisk, Prepared};
 use super::{Few, Fua, Qcow2, SlicePin, State};
@@ -22,21 +25,38 @@ use crate::{Error, Result};
 /// Slices that a batch pins at most.
 const SLICES_PER_BATCH: usize = 8;
 
-/// A guest's write, as far as it has come.
+/// Whose bytes a request writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The guest's: they replace what is there.
+    Guest,
+    /// The layers' below: they are written where the image has nothing of its own at the moment of
+    /// admission, and nobody sees a change.
+    Below,
+}
+
+/// A write, as far as it has come.
 pub struct Request {
     at: u64,
     end: u64,
     rest: Buf,
+    origin: Origin,
 }
 
 impl Request {
     /// A write of `data` at `offset`.
-    pub fn new(offset: u64, data: Buf) -> Request {
+    pub fn new(offset: u64, data: Buf, origin: Origin) -> Request {
         Request {
             at: offset,
             end: offset + data.len() as u64,
             rest: data,
+            origin,
         }
+    }
+
+    /// Whose bytes it writes.
+    pub fn origin(&self) -> Origin {
+        self.origin
     }
 
     /// Whether all of it is written.
@@ -322,6 +342,9 @@ impl Qcow2 {
         if let Err(need) = self.own_slice(state, slice)? {
             return Ok(Err(need));
         }
+        let Some(end) = self.next_part(state, request, (end, below))? else {
+            return Ok(Ok(()));
+        };
         let len = end - request.at;
         let parts = geometry::pieces(request.at, len, self.geometry().cluster_bytes());
         let mut views: Few<_> = Few::new();
@@ -384,11 +407,57 @@ impl Qcow2 {
         state.writes.filled += steps.len() as u64 - needed - in_place;
         state.writes.in_place += in_place;
         // Before the data moves: what fails may have changed some of it.
-        if !planted::is(Mistake::FailedWriteNotDirty) {
+        if request.origin == Origin::Guest && !planted::is(Mistake::FailedWriteNotDirty) {
             state.mark_dirty(&(request.at..end));
         }
         self.enlist(state, request, steps, (batch, &taken));
         Ok(Ok(()))
+    }
+
+    /// Where the part of a request ends that is to be written now, up to `end`; what is not to be written before it is
+    /// left out. `None` if nothing is.
+    fn next_part(
+        &self,
+        state: &mut State,
+        request: &mut Request,
+        (end, below): (u64, &Below),
+    ) -> Result<Option<u64>> {
+        if request.origin == Origin::Guest {
+            return Ok(Some(end));
+        }
+        let stretch = self.absent_stretch(state, request.at..end, below)?;
+        let start = stretch.as_ref().map_or(end, |stretch| stretch.start);
+        request.advance(start - request.at);
+        Ok(stretch.map(|stretch| stretch.end))
+    }
+
+    /// The first stretch of a range, within one slice, of which the image has nothing of its own.
+    fn absent_stretch(
+        &self,
+        state: &mut State,
+        range: Range<u64>,
+        below: &Below,
+    ) -> Result<Option<Range<u64>>> {
+        if planted::is(Mistake::CopyDoesNotLookAgain) {
+            return Ok(Some(range));
+        }
+        let mut found: Option<Range<u64>> = None;
+        let len = range.end - range.start;
+        for part in geometry::pieces(range.start, len, self.geometry().cluster_bytes()) {
+            let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
+            let view = self.view(state, cluster, below)?;
+            let mut runs = Vec::new();
+            map_cluster(&self.format, &view.entry, view.start, part, &mut runs);
+            for Run { range, source } in runs {
+                match (source, &mut found) {
+                    (Source::Below, Some(stretch)) => stretch.end = range.end,
+                    (Source::Below, None) => found = Some(range),
+                    (_, Some(_)) => return Ok(found),
+                    (_, None) => {}
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// A hole that is being punched where one of the steps will write.

@@ -39,6 +39,8 @@ struct Changes {
     entries: Vec<(GuestCluster, L2Entry, Option<Freed>)>,
     writes: Vec<Range<u64>>,
     lease: Option<Want>,
+    /// The guest may read something else afterwards.
+    is_seen: bool,
 }
 
 impl Qcow2 {
@@ -325,10 +327,13 @@ impl Qcow2 {
         (slice, piece, guest): (u64, Range<u64>, &Range<u64>),
         changes: Changes,
     ) -> Piece<'_> {
-        if !changes.entries.is_empty() && !planted::is(Mistake::DiscardNotDirty) {
+        let is_seen = changes.is_seen && !planted::is(Mistake::DiscardNotDirty);
+        if !changes.entries.is_empty() && is_seen {
             state.mark_dirty(guest);
         }
-        if self.raw_data && !changes.entries.is_empty() && !planted::is(Mistake::RawDataNotZeroed) {
+        // What nobody sees is zeroes in a raw data file already.
+        let in_data_file = self.raw_data && changes.is_seen && !changes.entries.is_empty();
+        if in_data_file && !planted::is(Mistake::RawDataNotZeroed) {
             let want = Want {
                 range: piece,
                 kind: Kind::Exclusive,
@@ -354,6 +359,7 @@ impl Qcow2 {
             entries: Vec::new(),
             writes: Vec::new(),
             lease: None,
+            is_seen: ask.0 != EntryRequest::Flag,
         };
         for part in geometry::pieces(
             piece.start,
@@ -379,7 +385,7 @@ impl Qcow2 {
                 }
             }
         }
-        if self.raw_data && !changes.entries.is_empty() {
+        if self.raw_data && changes.is_seen && !changes.entries.is_empty() {
             changes.lease = Some(Want {
                 range: piece,
                 kind: Kind::Exclusive,

@@ -24,6 +24,7 @@ pub mod check;
 pub mod compress;
 mod compressed_read;
 mod compressed_write;
+mod copy_on_read;
 mod count_growth;
 mod cow;
 pub mod create;
@@ -35,7 +36,7 @@ mod gather;
 pub mod geometry;
 mod growth;
 pub mod header;
-mod inflight;
+pub(crate) mod inflight;
 pub mod inspect;
 mod keys;
 pub mod layout;
@@ -63,7 +64,7 @@ use std::sync::OnceLock;
 
 use cowslip_queue::Buf;
 
-use self::admit::Batch;
+use self::admit::{Batch, Origin};
 use self::alloc::{FreeSet, Fresh, Protected};
 use self::bitmap::Bitmaps;
 use self::entry::{EntryError, EntryFormat, L2Entry};
@@ -449,10 +450,27 @@ impl Qcow2 {
     ) -> Result<()> {
         let fua = self.effective(fua);
         let range = offset..offset + data.len() as u64;
-        let mut request = admit::Request::new(offset, data);
+        let request = admit::Request::new(offset, data, Origin::Guest);
+        let needs_cycle = self.perform(request, (below, fua), admitted).await?; // 1-8
+        if planted::is(Mistake::FailedWriteNotDirty) {
+            self.lock().mark_dirty(&range);
+        }
+        self.settle(fua, needs_cycle).await //          9
+    }
+
+    /// Steps 1 to 8 of a write. Whether it takes a write-back cycle to make it durable.
+    async fn perform(
+        &self,
+        mut request: admit::Request,
+        (below, fua): (&Below, Fua),
+        admitted: &Admitted<'_>,
+    ) -> Result<bool> {
         let mut needs_cycle = false;
         while !request.is_done() {
-            self.ready_for_writes().await?; //          1
+            match request.origin() {
+                Origin::Guest => self.ready_for_writes().await?, // 1
+                Origin::Below => self.ready_for_changes().await?,
+            }
             let batch = self.admit(&mut request, below, fua).await?; // 2-6
             if request.is_done() {
                 admitted();
@@ -471,10 +489,7 @@ impl Qcow2 {
                 self.hear_others().await?;
             }
         }
-        if planted::is(Mistake::FailedWriteNotDirty) {
-            self.lock().mark_dirty(&range);
-        }
-        self.settle(fua, needs_cycle).await //          9
+        Ok(needs_cycle)
     }
 
     /// What a failed write has left in space that others fill too is erased before anybody hears of the

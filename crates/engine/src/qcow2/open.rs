@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use super::alloc::{FreeSet, Fresh, Protected};
 use super::bitmap::{self, Bitmaps};
@@ -69,7 +69,11 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
     }
     let format = header.entry_format();
     let data = match header.has_data_file() {
-        true => open_data_file(&opening, &header, writable)?,
+        true => open_data_file(&opening, &header, writable).await?,
+        false if options.data_file.is_some() => {
+            let text = "'data-file' can only be set for images with an external data file";
+            return Err(Error::Invalid(text.to_string()));
+        }
         false => file.clone(),
     };
     let data = decrypted(&opening, &header, data).await?;
@@ -204,23 +208,35 @@ async fn repair_dirty(opening: &Opening<'_>) -> Result<()> {
     })
 }
 
-fn open_data_file(opening: &Opening<'_>, header: &Header, writable: bool) -> Result<HostFile> {
+async fn open_data_file(
+    opening: &Opening<'_>,
+    header: &Header,
+    writable: bool,
+) -> Result<HostFile> {
     let corrupt = |detail: &str| Error::Corrupt {
         file: opening.file.name().to_string(),
         structure: "header extension",
         offset: 0,
         detail: detail.to_string(),
     };
-    let named = header.data_file_name();
-    let named = named.ok_or_else(|| corrupt("the image has a data file, but does not name it"));
-    let request = FileRequest {
-        named_by: opening.file.name(),
-        name: named?,
-        role: Role::Data,
-        writable,
-        chosen_by: ChosenBy::Image,
+    let reached = match &opening.options.data_file {
+        Some(file) => Ok(Arc::clone(file)),
+        None => {
+            let named = header.data_file_name();
+            let named =
+                named.ok_or_else(|| corrupt("the image has a data file, but does not name it"));
+            let request = FileRequest {
+                named_by: opening.file.name(),
+                name: named?,
+                role: Role::Data,
+                writable,
+                chosen_by: ChosenBy::Image,
+            };
+            let reached = opening.gate.reach(&request).await;
+            reached.map(|reached| reached.file)
+        }
     };
-    match opening.gate.open(&request) {
+    match reached {
         Ok(file) if file.id().is_some() && file.id() == opening.file.block_file().id() => {
             Err(corrupt("the image names itself as its data file"))
         }

@@ -350,6 +350,8 @@ pub enum EntryRequest {
     Discard,
     /// What reads as zeroes by its flag shall read so without, as version 2 knows no flag.
     Unflag,
+    /// What is absent here, and reads as zeroes below, shall read so by its flag; not for version 2.
+    Flag,
 }
 
 /// What becomes of the space of a cluster whose data is given up.
@@ -387,28 +389,21 @@ pub fn change_entry(
     if within == 0 {
         return EntryChange::None;
     }
-    let request = match (request, &view.entry) {
-        (EntryRequest::ZeroUnwritten, L2Entry::Standard(entry))
-            if entry.allocated & within == 0 =>
-        {
-            EntryRequest::Zero
-        }
-        (EntryRequest::ZeroUnwritten, _) => return EntryChange::Write,
-        (request, _) => request,
+    if let EntryRequest::Unflag | EntryRequest::Flag = request {
+        return change_flag(format, view, (within, request));
+    }
+    let Some(request) = in_entry(request, &view.entry, within) else {
+        return EntryChange::Write;
     };
     let whole = within == all;
     let shows_below = view.below_end > 0;
     let is_discard = request == EntryRequest::Discard;
     // What the format cannot say: a discard may leave it, zeroes have to be written.
-    let inexpressible = match request {
-        EntryRequest::Discard | EntryRequest::Unflag => EntryChange::None,
-        _ => EntryChange::Write,
+    let inexpressible = match is_discard {
+        true => EntryChange::None,
+        false => EntryChange::Write,
     };
     let entry = match &view.entry {
-        L2Entry::Standard(entry) if request == EntryRequest::Unflag => {
-            return unflagged(entry, shows_below);
-        }
-        L2Entry::Compressed(_) if request == EntryRequest::Unflag => return EntryChange::None,
         L2Entry::Compressed(_) if !whole => return inexpressible,
         L2Entry::Compressed(place) => {
             return match unmapped(format, shows_below) {
@@ -527,6 +522,38 @@ pub fn preallocated(format: &EntryFormat, view: &View, size: u64) -> Preallocate
     }
 }
 
+/// What is asked of an entry, if it can be said there.
+fn in_entry(
+    request: EntryRequest,
+    entry: &L2Entry,
+    within: SubclusterMask,
+) -> Option<EntryRequest> {
+    match (request, entry) {
+        (EntryRequest::ZeroUnwritten, L2Entry::Standard(entry))
+            if entry.allocated & within == 0 =>
+        {
+            Some(EntryRequest::Zero)
+        }
+        (EntryRequest::ZeroUnwritten, _) => None,
+        (request, _) => Some(request),
+    }
+}
+
+/// [`change_entry`] where only the flag of zeroes changes.
+fn change_flag(
+    format: &EntryFormat,
+    view: &View,
+    (within, request): (SubclusterMask, EntryRequest),
+) -> EntryChange {
+    match &view.entry {
+        L2Entry::Compressed(_) => EntryChange::None,
+        L2Entry::Standard(entry) if request == EntryRequest::Unflag => {
+            unflagged(entry, view.below_end > 0)
+        }
+        L2Entry::Standard(entry) => flagged(format, entry, within),
+    }
+}
+
 /// A cluster without the zero flag that reads as zeroes: an unallocated one, unless a layer below shows through it.
 fn unflagged(entry: &Standard, shows_below: bool) -> EntryChange {
     match entry.zeroes {
@@ -537,6 +564,25 @@ fn unflagged(entry: &Standard, shows_below: bool) -> EntryChange {
             EntryChange::Set(L2Entry::Standard(Standard::UNALLOCATED), freed)
         }
     }
+}
+
+/// A cluster whose absent subclusters read as zeroes by their flag. Those that the image has stay.
+fn flagged(format: &EntryFormat, entry: &Standard, within: SubclusterMask) -> EntryChange {
+    let mut absent = within & !(entry.allocated | entry.zeroes);
+    let mut allocated = entry.allocated;
+    if planted::is(Mistake::CopyDoesNotLookAgain) {
+        absent = within;
+        allocated &= !within;
+    }
+    if absent == 0 || format.version < 3 {
+        return EntryChange::None;
+    }
+    let new = Standard {
+        allocated,
+        zeroes: entry.zeroes | absent,
+        ..*entry
+    };
+    EntryChange::Set(L2Entry::Standard(new), None)
 }
 
 /// The entry of a cluster without space that reads as zeroes.

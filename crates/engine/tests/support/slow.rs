@@ -22,6 +22,9 @@ pub const FAILING: u8 = 0xee;
 /// A write that waits.
 type Waiting = (u64, Vec<Buf>, Completer<io::Result<()>>);
 
+/// A read that waits.
+type WaitingRead = (u64, BufMut, Completer<(io::Result<()>, BufMut)>);
+
 /// A file in memory on which some writes take as long as the test wants.
 pub struct SlowFile {
     pub memory: MemoryFile,
@@ -29,6 +32,8 @@ pub struct SlowFile {
     writes: Mutex<Vec<Range<u64>>>,
     zeroing_fails: AtomicBool,
     reading_fails: AtomicBool,
+    reads_held: AtomicBool,
+    waiting_reads: Mutex<Vec<WaitingRead>>,
 }
 
 impl std::fmt::Debug for SlowFile {
@@ -46,6 +51,8 @@ impl SlowFile {
             writes: Mutex::default(),
             zeroing_fails: AtomicBool::new(false),
             reading_fails: AtomicBool::new(false),
+            reads_held: AtomicBool::new(false),
+            waiting_reads: Mutex::default(),
         })
     }
 
@@ -67,6 +74,23 @@ impl SlowFile {
     /// Whether reading fails from now on, with half of the buffer filled.
     pub fn let_reading_fail(&self, fails: bool) {
         self.reading_fails.store(fails, Ordering::Relaxed);
+    }
+
+    /// Whether reads wait from now on.
+    pub fn hold_reads(&self, held: bool) {
+        self.reads_held.store(held, Ordering::Relaxed);
+    }
+
+    /// Reads that wait.
+    pub fn waiting_reads(&self) -> usize {
+        self.waiting_reads.lock().unwrap().len()
+    }
+
+    /// Carries out the reads that wait.
+    pub fn let_reads_go(&self) {
+        for (offset, buf, completer) in self.waiting_reads.lock().unwrap().drain(..) {
+            completer.complete(block_on(self.memory.read(offset, buf)));
+        }
     }
 
     /// Carries out the writes that wait.
@@ -95,6 +119,12 @@ impl BlockFile for SlowFile {
         self.memory.len()
     }
     fn read(&self, offset: u64, mut buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+        if self.reads_held.load(Ordering::Relaxed) {
+            let (completer, result) = pending();
+            let mut waiting = self.waiting_reads.lock().unwrap();
+            waiting.push((offset, buf, completer));
+            return result;
+        }
         if !self.reading_fails.load(Ordering::Relaxed) {
             return self.memory.read(offset, buf);
         }

@@ -723,6 +723,33 @@ fn entry_changes_zero_what_they_cover_and_nothing_else() {
     }
 }
 
+/// Flags go where the image has nothing, and nothing else changes.
+#[test]
+fn flags_are_set_on_what_is_absent_alone() {
+    for format in formats() {
+        for view in views(&format) {
+            for bytes in &ranges(&format) {
+                let ask = (EntryRequest::Flag, Unref::Free);
+                let within = format.geometry.subclusters_within(bytes);
+                let old = match view.entry {
+                    L2Entry::Standard(old) => Some(old),
+                    L2Entry::Compressed(_) => None,
+                };
+                let absent = old.map_or(0, |old| within & !(old.allocated | old.zeroes));
+                let expected = match old.filter(|_| absent != 0 && format.version >= 3) {
+                    None => EntryChange::None,
+                    Some(old) => {
+                        let zeroes = old.zeroes | absent;
+                        EntryChange::Set(L2Entry::Standard(Standard { zeroes, ..old }), None)
+                    }
+                };
+                let change = change_entry(&format, &view, bytes, ask);
+                assert_eq!(change, expected, "{view:?} {bytes:?}");
+            }
+        }
+    }
+}
+
 /// Preallocation gives a cluster space without changing what the guest reads, now or once the disk is larger.
 #[test]
 fn preallocated_clusters_read_as_before() {

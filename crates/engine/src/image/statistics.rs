@@ -1,0 +1,58 @@
+//! What an image counts of its work.
+
+/// What a cache of L2 slices did, and what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct CacheStatistics {
+    /// What slices may take, in bytes of memory.
+    pub budget_bytes: u64,
+    /// What they take.
+    pub used_bytes: u64,
+    /// Slices in memory.
+    pub slices: u64,
+    /// Those of them that are kept as runs of entries.
+    pub packed: u64,
+    /// Times that a slice was asked for and there.
+    pub hits: u64,
+    /// Times that one was brought in.
+    pub misses: u64,
+    /// Times that one was let go to make room.
+    pub evicted: u64,
+}
+
+impl CacheStatistics {
+    pub(super) fn plus(self, other: CacheStatistics) -> CacheStatistics {
+        CacheStatistics {
+            budget_bytes: self.budget_bytes + other.budget_bytes,
+            used_bytes: self.used_bytes + other.used_bytes,
+            slices: self.slices + other.slices,
+            packed: self.packed + other.packed,
+            hits: self.hits + other.hits,
+            misses: self.misses + other.misses,
+            evicted: self.evicted + other.evicted,
+        }
+    }
+}
+
+/// What writes of guest data found so far, each counted once in every cluster that it touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct WriteStatistics {
+    /// The cluster needed new space: it had none, or shared it, or was compressed.
+    pub new_space: u64,
+    /// The cluster had space, and parts of it became data: subclusters, or all of one that read as zeroes. So
+    /// do those that join a write in the new space of their cluster.
+    pub filled: u64,
+    /// Nothing was allocated.
+    pub in_place: u64,
+}
+
+impl WriteStatistics {
+    /// What came since `earlier`.
+    #[must_use]
+    pub fn since(self, earlier: WriteStatistics) -> WriteStatistics {
+        WriteStatistics {
+            new_space: self.new_space - earlier.new_space,
+            filled: self.filled - earlier.filled,
+            in_place: self.in_place - earlier.in_place,
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The way to the files that images name: those of the host, exports of NBD servers, and what `json:` describes.
+
+use std::sync::Arc;
+
+use cowslip::file::host::{BackingPolicy, HostGate};
+use cowslip::file::{BlockFile, ChosenBy, FileRequest, Gate, Reached, Reaching};
+use cowslip::{Error, Result};
+
+use super::{Access, ImageSpec, OpenHow, Source, graph, open_file};
+use crate::nbd::ExportName;
+
+/// Whether a name, as images have it, is not that of a file of the host.
+pub fn is_description(name: &str) -> bool {
+    let is_remote = || ExportName::of_file_name(name).is_some();
+    let is_filter = || !matches!(graph::named(name), Ok(None));
+    name.starts_with("json:") || is_remote() || is_filter()
+}
+
+/// Opens what images name, as far as the policy allows.
+#[derive(Clone, Debug)]
+pub struct NodeGate {
+    /// The way to files of the host.
+    pub host: HostGate,
+    /// How other nodes are opened.
+    pub how: OpenHow,
+}
+
+impl Gate for NodeGate {
+    fn open(&self, request: &FileRequest<'_>) -> Result<Arc<dyn BlockFile>> {
+        self.host.open(request)
+    }
+
+    fn reach<'a>(&'a self, request: &'a FileRequest<'a>) -> Reaching<'a> {
+        if is_description(request.name) {
+            return Box::pin(self.described(request));
+        }
+        Box::pin(std::future::ready(self.open(request).map(Reached::from)))
+    }
+}
+
+impl NodeGate {
+    async fn described(&self, request: &FileRequest<'_>) -> Result<Reached> {
+        if self.host.policy != BackingPolicy::Any && request.chosen_by == ChosenBy::Image {
+            return Err(self
+                .host
+                .policy
+                .forbidden(request, ": it is no file's name"));
+        }
+        let name = request.name;
+        let could_not = |why: &dyn std::fmt::Display| {
+            let text = why.to_string();
+            let own = text.strip_prefix(&format!("Could not open '{name}': "));
+            Error::Invalid(format!(
+                "Could not open backing file: {}",
+                own.unwrap_or(&text)
+            ))
+        };
+        let source = ImageSpec::named(name, None).resolve();
+        let source = source.map_err(|why| could_not(&why))?;
+        if let Some(option) = source.of_an_image() {
+            return Err(Error::Unsupported {
+                file: request.named_by.to_string(),
+                feature: format!("'{option}' in the description of its backing file"),
+            });
+        }
+        let how = OpenHow {
+            access: match request.writable {
+                true => Access::Write,
+                false => Access::Read,
+            },
+            ..self.how.clone()
+        };
+        let file = open_file(&source, &how).await;
+        Ok(Reached {
+            file: file.map_err(|why| could_not(&why))?,
+            format: source.format,
+        })
+    }
+}
+
+impl Source {
+    /// An option that is said of an image and not of the file that it is in, if there is one.
+    fn of_an_image(&self) -> Option<&'static str> {
+        let keys = self.key_secret.is_some() || self.backing_key_secret.is_some();
+        [
+            ("backing", self.backing.is_some()),
+            ("data-file", self.data_file.is_some()),
+            ("snapshot", self.snapshot.is_some()),
+            ("key-secret", keys),
+            ("copy-on-read", self.copy_on_read.is_some()),
+            ("compress", self.compress),
+        ]
+        .into_iter()
+        .find_map(|(option, is_said)| is_said.then_some(option))
+    }
+}
