@@ -2,8 +2,7 @@
 //!
 //! The image is opened once and shared by all connections. SIGTERM, SIGINT and SIGHUP end the server
 //! in order: nothing new is accepted, what was started is finished, the image is flushed and closed,
-//! the socket removed. Left out, and refused in plain words: temporary snapshots,
-//! dirty bitmaps as contexts, the kernel's NBD devices.
+//! the socket removed. Left out, and refused in plain words: the kernel's NBD devices.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,6 +58,10 @@ pub struct Args {
     /// Tell clients that ask (qemu:allocation-depth) which image of the backing chain holds what
     #[arg(short = 'A', long)]
     allocation_depth: bool,
+    /// Tell clients that ask (qemu:dirty-bitmap:NAME) what this persistent bitmap, of the image or of one below it, says;
+    /// more than once for several
+    #[arg(short = 'B', long = "bitmap", value_name = "NAME")]
+    bitmaps: Vec<String>,
     /// Refuse writes
     #[arg(short, long)]
     read_only: bool,
@@ -145,6 +148,8 @@ struct Service {
     description: String,
     /// Clients may ask which layers of the backing chain data is in.
     tells_depth: bool,
+    /// The persistent bitmaps that clients may ask for.
+    bitmaps: Vec<String>,
     /// `None` is no limit.
     clients_max: Option<usize>,
     lifetime: Lifetime,
@@ -175,6 +180,7 @@ impl Service {
             export_name: String::new(),
             description: String::new(),
             tells_depth: false,
+            bitmaps: Vec::new(),
             clients_max: Some(1),
             lifetime: Lifetime::UntilLastClient,
             handshake_timeout: Duration::from_secs(10),
@@ -241,6 +247,7 @@ impl Args {
         service.export_name = self.export_name;
         service.description = self.description;
         service.tells_depth = self.allocation_depth;
+        service.bitmaps = self.bitmaps;
         service.clients_max = Some(self.clients).filter(|clients| *clients > 0);
         if !self.once {
             service.lifetime = Lifetime::UntilStopped;
@@ -315,11 +322,12 @@ async fn serve_image(
             service.offset
         )));
     }
+    let disk = Disk::new(Arc::clone(&image), service).await?;
     let listening = Listening::on(&service.address)?;
     if let Some(path) = &service.pid_file {
         write_pid_file(path)?;
     }
-    let server = server(service, program, &image);
+    let server = server(service, program, disk);
     let detached = Detached::prepare(role).map_err(|error| CommandError::new(words(&error)))?;
     // No client has been heard so far, and every file that will be needed is open.
     confine(service, program, &listening)?;
@@ -391,7 +399,7 @@ async fn open_served(service: &Service) -> Result<cowslip::Image, CommandError> 
     })
 }
 
-fn server(service: &Service, program: &Program, image: &Arc<cowslip::Image>) -> Server {
+fn server(service: &Service, program: &Program, disk: Disk) -> Server {
     let mut server = Server::new(ServerOptions {
         connections_max: service.clients_max,
         lifetime: service.lifetime,
@@ -399,7 +407,6 @@ fn server(service: &Service, program: &Program, image: &Arc<cowslip::Image>) -> 
         tls: service.tls.clone(),
         ..ServerOptions::default()
     });
-    let disk = Disk::new(Arc::clone(image), service);
     server.add_export(service.export_name.clone(), Arc::new(disk));
     if service.talk == Talk::Everything {
         let program = program.clone();

@@ -10,10 +10,9 @@ use crate::file::{BlockFile, Claim, Durability, FileId, Gate, HostFile, Sharing,
 use crate::job::{self, Job};
 use crate::luks::{self, KeyChange, Means};
 use crate::qcow2::amend::Amendment;
-use crate::qcow2::bitmap::{BitmapChange, DirtyBits};
 use crate::qcow2::create::Preallocation;
 use crate::qcow2::header::Header;
-use crate::qcow2::inspect::{BitmapInfo, SnapshotInfo};
+use crate::qcow2::inspect::SnapshotInfo;
 use crate::qcow2::probe::{Observation, Stage};
 use crate::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
 use crate::qcow2::{Fua, Packed, Qcow2};
@@ -21,6 +20,7 @@ use crate::sync::Turn;
 use crate::zero::is_zero;
 use crate::{Error, Result, extents};
 
+mod bitmaps;
 mod options;
 mod statistics;
 mod whole_clusters;
@@ -766,46 +766,6 @@ impl Image {
                 feature: "an internal snapshot of a raw image".to_string(),
             }),
             Layer::Qcow2(image) => Ok(image),
-        }
-    }
-
-    /// The persistent dirty bitmaps, in the order of the image's directory, with the changes of this session; a raw
-    /// image has none.
-    ///
-    /// # Errors
-    /// I/O, or a directory that is corrupt.
-    pub async fn bitmaps(&self) -> Result<Vec<BitmapInfo>> {
-        match &self.top {
-            Layer::Raw(_) => Ok(Vec::new()),
-            Layer::Qcow2(image) => image.bitmaps().await,
-        }
-    }
-
-    /// What a persistent bitmap says at this moment: at least all that has changed while it was enabled.
-    ///
-    /// # Errors
-    /// `Invalid` if there is none of this name, or it was not saved properly; I/O, or a table that is corrupt.
-    pub async fn dirty_bits(&self, name: &str) -> Result<DirtyBits> {
-        match &self.top {
-            Layer::Raw(_) => Err(Error::Invalid(format!("Dirty bitmap '{name}' not found"))),
-            Layer::Qcow2(image) => image.dirty_bits(name).await,
-        }
-    }
-
-    /// Changes a persistent bitmap, with writes held back for that moment. The image has it when it is closed: a
-    /// session that ends otherwise leaves the bitmaps of the one before, marked as inconsistent if anything that they
-    /// should have followed may have happened since.
-    ///
-    /// # Errors
-    /// `Invalid` for what cannot be, in QEMU's words; `Unsupported` where the format cannot; I/O.
-    pub async fn change_bitmap(&self, name: &str, change: &BitmapChange) -> Result<()> {
-        self.validate_write(0, 0)?;
-        match &self.top {
-            Layer::Raw(_) => Err(Error::Unsupported {
-                file: self.name().to_string(),
-                feature: "a persistent bitmap of a raw image".to_string(),
-            }),
-            Layer::Qcow2(image) => image.change_bitmap(name, change).await,
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
-use cowslip::image::{BackingChoice, OpenOptions, WriteOptions};
+use cowslip::image::{BackingChoice, Format, OpenOptions, WriteOptions};
 use cowslip::qcow2::amend::Amendment;
 use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::create::{CreateOptions, Version, create};
@@ -19,6 +19,15 @@ struct NoFiles;
 impl Gate for NoFiles {
     fn open(&self, request: &FileRequest<'_>) -> Result<Arc<dyn BlockFile>> {
         Err(Error::Invalid(format!("'{}' is not wanted", request.name)))
+    }
+}
+
+/// Whatever is named, it is this file.
+struct OneFile(Arc<MemoryFile>);
+
+impl Gate for OneFile {
+    fn open(&self, _request: &FileRequest<'_>) -> Result<Arc<dyn BlockFile>> {
+        Ok(self.0.clone())
     }
 }
 
@@ -82,6 +91,85 @@ fn assert_clean(file: &MemoryFile) {
     let mut findings = Vec::new();
     let result = our_check(file.contents(), &mut findings).unwrap();
     assert!(result.is_clean(), "{findings:?}");
+}
+
+/// Asking for runs brings a bitmap into memory, where writes mark it; on disk nothing changes until there is a write.
+#[test]
+fn runs_follow_writes_and_asking_for_them_changes_nothing() {
+    let file = with_bitmap();
+    let before = file.contents();
+    let image = open(&file, true).unwrap();
+    let runs = |range| {
+        let runs = block_on(image.dirty_runs("b", range, 10)).unwrap();
+        let runs = runs.iter().map(|run| (run.len, run.dirty));
+        runs.collect::<Vec<_>>()
+    };
+    assert_eq!(runs(0..16384), [(4096, true), (12288, false)]);
+    block_on(image.close()).unwrap();
+    assert!(file.contents() == before, "it was only asked");
+
+    let image = open(&file, true).unwrap();
+    let runs = |range| {
+        let runs = block_on(image.dirty_runs("b", range, 2)).unwrap();
+        let runs = runs.iter().map(|run| (run.len, run.dirty));
+        runs.collect::<Vec<_>>()
+    };
+    assert_eq!(runs(1000..8192), [(3096, true), (4096, false)]);
+    write(&image, 12288).unwrap();
+    assert_eq!(runs(0..1 << 20), [(4096, true), (8192, false)]);
+    assert_eq!(
+        runs(12288..1 << 20),
+        [(4096, true), ((1 << 20) - 16384, false)]
+    );
+    change(&image, "b", &BitmapChange::Clear);
+    assert_eq!(runs(0..1 << 20), [(1 << 20, false)]);
+    let unknown = block_on(image.dirty_runs("c", 0..1, 1)).unwrap_err();
+    assert_eq!(unknown.to_string(), "Dirty bitmap 'c' not found");
+    block_on(image.close()).unwrap();
+
+    let image = open(&file, false).unwrap();
+    assert_eq!(dirty(&image, "b"), []);
+    let refused = block_on(image.dirty_runs("b", 0..1, 1)).unwrap_err();
+    assert!(matches!(refused, Error::ReadOnly(_)), "{refused}");
+    assert_clean(&file);
+}
+
+/// The uppermost image that has one of the name counts.
+#[test]
+fn a_bitmap_is_found_in_the_images_below_too() {
+    let below = with_bitmap();
+    let image = open(&below, true).unwrap();
+    add(&image, "only-below");
+    block_on(image.close()).unwrap();
+    let above = Arc::new(MemoryFile::new("above", Vec::new(), 1));
+    block_on(create(above.clone(), None, &CreateOptions::new(2 << 20))).unwrap();
+    let over = || {
+        let options = OpenOptions {
+            writable: true,
+            backing: BackingChoice::Override {
+                name: "image".to_string(),
+                format: Some(Format::Qcow2),
+            },
+            ..OpenOptions::default()
+        };
+        block_on(Image::open(above.clone(), options, &OneFile(below.clone()))).unwrap()
+    };
+    let place = |image: &Image, name: &str| {
+        let found = block_on(image.find_bitmap(name)).unwrap();
+        found.map(|(depth, info)| (depth, info.name))
+    };
+    let image = over();
+    assert_eq!(place(&image, "b"), Some((1, "b".to_string())));
+    let bits = block_on(image.dirty_bits_below(1, "b")).unwrap();
+    assert_eq!(bits.dirty_ranges().next(), Some(0..4096));
+    assert_eq!(bits.dirty_ranges().count(), 1);
+    assert!(block_on(image.dirty_bits_below(0, "b")).is_err());
+    add(&image, "b");
+    assert_eq!(place(&image, "b"), Some((0, "b".to_string())));
+    let below = Some((1, "only-below".to_string()));
+    assert_eq!(place(&image, "only-below"), below);
+    assert_eq!(place(&image, "nowhere"), None);
+    block_on(image.close()).unwrap();
 }
 
 /// They are in no list any more, but on disk they still say what was right before.

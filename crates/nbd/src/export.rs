@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard};
 use cowslip_queue::{Buf, BufMut};
 
 use crate::protocol::handshake::BlockSizes;
-use crate::protocol::{AllocationFlags, ErrorCode, PAYLOAD_BYTES_MAX};
+use crate::protocol::{AllocationFlags, BASE_ALLOCATION, ErrorCode, PAYLOAD_BYTES_MAX};
 
 /// A failed request: what the client is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,11 +88,8 @@ pub struct ZeroRequest {
 pub struct StatusExtent {
     /// Length in bytes; never 0.
     pub len: u64,
-    /// Its state in the context `base:allocation`.
+    /// Its state in the context `base:allocation`; in others the bits mean something else.
     pub flags: AllocationFlags,
-    /// Its state in the context `qemu:allocation-depth`, for exports that offer it: 0 if no layer holds it, else which
-    /// one does, counted from 1 at the top.
-    pub depth: u32,
 }
 
 /// Who may write.
@@ -124,8 +121,9 @@ pub struct ExportInfo {
     pub trims: bool,
     /// `write_zeroes` honours `fast_only`.
     pub zeroes_fast: bool,
-    /// `block_status` tells depths, and clients may ask for them.
-    pub tells_depth: bool,
+    /// The names of the metadata contexts that `block_status` tells, `base:allocation` first. Clients are told them in
+    /// this order, and of several of one name they can select the first.
+    pub contexts: Vec<String>,
 }
 
 impl ExportInfo {
@@ -144,7 +142,7 @@ impl ExportInfo {
             shared_cache: true,
             trims: true,
             zeroes_fast: true,
-            tells_depth: false,
+            contexts: vec![BASE_ALLOCATION.to_owned()],
         }
     }
 }
@@ -175,10 +173,11 @@ pub trait Export: Send + Sync {
         Box::pin(ready(Ok(())))
     }
 
-    /// States of consecutive runs from `offset` on, at least one and at most `max_extents`. They may
-    /// cover less than `len`, and the last one may reach beyond.
+    /// States of consecutive runs from `offset` on, at least one and at most `max_extents`, in the context of this index
+    /// in [`ExportInfo::contexts`]. They may cover less than `len`, and the last one may reach beyond.
     fn block_status(
         &self,
+        context: usize,
         offset: u64,
         len: u64,
         max_extents: usize,
@@ -310,16 +309,25 @@ impl Export for MemoryExport {
 
     fn block_status(
         &self,
+        context: usize,
         offset: u64,
         len: u64,
         max_extents: usize,
     ) -> ExportFuture<'_, Vec<StatusExtent>> {
+        let (written, empty) = match context {
+            0 => (
+                AllocationFlags::empty(),
+                AllocationFlags::HOLE.with(AllocationFlags::ZERO),
+            ),
+            // Whatever else it is said to tell, it tells what has been written.
+            _ => (AllocationFlags(1), AllocationFlags(0)),
+        };
         let pages = self.pages();
         let mut extents: Vec<StatusExtent> = Vec::new();
         for part in page_parts(offset, len) {
             let flags = match pages.contains_key(&part.page) {
-                true => AllocationFlags::empty(),
-                false => AllocationFlags::HOLE.with(AllocationFlags::ZERO),
+                true => written,
+                false => empty,
             };
             let full = extents.len() == max_extents;
             match extents.last_mut() {
@@ -328,7 +336,6 @@ impl Export for MemoryExport {
                 _ => extents.push(StatusExtent {
                     len: part.len as u64,
                     flags,
-                    depth: u32::from(flags == AllocationFlags::empty()),
                 }),
             }
         }

@@ -6,7 +6,7 @@
 //!
 //! May not know: any image format, the command line. It prints nothing.
 //!
-//! Left out: extended headers, resizing, and metadata contexts other than `base:allocation` and `qemu:allocation-depth`.
+//! Left out: extended headers, resizing. A client reads no metadata context but `base:allocation`.
 
 pub mod client;
 mod event;

@@ -39,6 +39,9 @@ pub const BASE_NAMESPACE: &str = "base:";
 pub const ALLOCATION_DEPTH: &str = "qemu:allocation-depth";
 /// The namespace of [`ALLOCATION_DEPTH`], which as a query lists everything in it.
 pub const QEMU_NAMESPACE: &str = "qemu:";
+/// Metadata contexts of QEMU's: this and the name of a dirty bitmap; as a query it lists them all. Bit 0 of a state is
+/// set where the disk has changed (qemu's `docs/interop/nbd.rst`).
+pub const DIRTY_BITMAP_NAMESPACE: &str = "qemu:dirty-bitmap:";
 
 /// A message that breaks the protocol; says how.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -429,10 +429,14 @@ fn a_server_tells_what_happens_also_on_tcp_and_on_the_queue_of_its_client() {
     });
 }
 
+const BITMAP: &str = "qemu:dirty-bitmap:b";
+
 #[test]
 fn contexts_are_told_that_were_selected_and_in_one_reply() {
     let info = ExportInfo {
-        tells_depth: true,
+        contexts: [BASE_ALLOCATION, ALLOCATION_DEPTH, BITMAP, BITMAP, "qemu:dirty-bitmap:x:"]
+            .map(str::to_owned)
+            .to_vec(),
         ..ExportInfo::new(1 << 20)
     };
     let mut server = Server::new(ServerOptions::default());
@@ -465,24 +469,36 @@ fn contexts_are_told_that_were_selected_and_in_one_reply() {
             .collect::<Vec<_>>()
     };
     let list = OptionCode::ListMetaContext;
-    assert_eq!(told(list, "", &[]), listed(&[base, depth]));
-    assert_eq!(told(list, "", &["qemu:"]), listed(&[depth]));
+    let bitmaps = [BITMAP, BITMAP, "qemu:dirty-bitmap:x:"];
+    let all = [&[base, depth], &bitmaps[..]].concat();
+    assert_eq!(told(list, "", &[]), listed(&all));
+    assert_eq!(told(list, "", &["qemu:"]), listed(&all[1..]));
+    assert_eq!(
+        told(list, "", &["qemu:dirty-bitmap:"]),
+        listed(&bitmaps),
+        "also those of one name"
+    );
+    assert_eq!(told(list, "", &[bitmaps[2]]), listed(&bitmaps[2..]));
+    assert_eq!(told(list, "", &["qemu:dirty-bitmap:y"]), []);
     assert_eq!(told(list, "", &["base:", depth]), listed(&[base, depth]));
     assert_eq!(told(list, "plain", &[]), listed(&[base]));
     let set = OptionCode::SetMetaContext;
     assert_eq!(told(set, "", &["qemu:", "qemu:other"]), []);
     assert_eq!(told(set, "plain", &[depth]), []);
     assert_eq!(told(set, "", &[depth]), [(2, depth.to_owned())]);
-    let both = told(set, "", &[depth, base]);
-    assert_eq!(both, [(1, base.to_owned()), (2, depth.to_owned())]);
+    assert_eq!(told(set, "", &["qemu:dirty-bitmap:"]), []);
+    let three = told(set, "", &[BITMAP, depth, base]);
+    let expected = [(1, base), (2, depth), (3, BITMAP)];
+    assert_eq!(three, expected.map(|(id, name)| (id, name.to_owned())));
     haggler.option(OptionCode::Go, &[0; 6]);
     assert_eq!(haggler.replies().last().unwrap().0, OptionReplyCode::Ack);
     haggler.request(Command::Write, 0, 8192);
     haggler.send(&[7; 8192]);
     assert_eq!(haggler.simple_reply(), None);
     haggler.request(Command::BlockStatus, 0, 1 << 20);
-    for (id, flags, written, empty) in [(1, ChunkFlags::empty(), 0, 3), (2, ChunkFlags::DONE, 1, 0)]
-    {
+    let more = ChunkFlags::empty();
+    let told = [(1, more, 0, 3), (2, more, 1, 0), (3, ChunkFlags::DONE, 1, 0)];
+    for (id, flags, written, empty) in told {
         let (header, payload) = haggler.chunk();
         assert_eq!((header.code, header.flags), (ChunkCode::BlockStatus, flags));
         let status = BlockStatus::decode(&payload).unwrap();

@@ -1,14 +1,25 @@
 //! [`Disk`]: an image, or what follows an offset in it, as an NBD export.
+//!
+//! | context | what it tells | from |
+//! | --- | --- | --- |
+//! | `base:allocation` | data, zeroes, holes | the whole chain |
+//! | `qemu:allocation-depth` | which image of the chain holds it | the whole chain |
+//! | `qemu:dirty-bitmap:NAME` | what has changed | a persistent bitmap of the uppermost image that has one of the name |
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use cowslip::image::{Extent, WriteOptions, ZeroOptions};
+use cowslip::qcow2::bitmap::{DirtyBits, DirtyRun};
 use cowslip::{Buf, BufMut, Error, Image};
 use cowslip_nbd::export::{Access, Durability, StatusExtent, ZeroRequest};
-use cowslip_nbd::protocol::AllocationFlags;
+use cowslip_nbd::protocol::{
+    ALLOCATION_DEPTH, AllocationFlags, BASE_ALLOCATION, DIRTY_BITMAP_NAMESPACE,
+};
 use cowslip_nbd::{Export, ExportError, ExportFuture, ExportInfo};
 
 use super::Service;
+use crate::error::CommandError;
 
 /// The served part of an image.
 pub struct Disk {
@@ -18,20 +29,113 @@ pub struct Disk {
     description: String,
     /// Whether several clients may share it: then what one flushes, the others wrote.
     shared: bool,
-    /// Whether clients may ask which layers data is in.
-    tells_depth: bool,
+    /// What clients may ask for, `base:allocation` first.
+    contexts: Vec<Context>,
+}
+
+/// A metadata context.
+enum Context {
+    Allocation,
+    Depth,
+    /// A bitmap, with its name.
+    Bitmap(String, Bits),
+}
+
+/// What a bitmap says.
+enum Bits {
+    /// This, for good: it follows no writes, or there are none.
+    Fixed(DirtyBits),
+    /// What the image says whenever it is asked.
+    Following,
+}
+
+/// The state of what has changed.
+const DIRTY: AllocationFlags = AllocationFlags(1);
+
+impl Context {
+    fn name(&self) -> String {
+        match self {
+            Context::Allocation => BASE_ALLOCATION.to_owned(),
+            Context::Depth => ALLOCATION_DEPTH.to_owned(),
+            Context::Bitmap(name, _) => format!("{DIRTY_BITMAP_NAMESPACE}{name}"),
+        }
+    }
+
+    /// The bitmap that a name means.
+    ///
+    /// # Errors
+    /// There is none, it was not saved properly, or it cannot be read.
+    async fn of_bitmap(image: &Image, name: &str) -> Result<Context, CommandError> {
+        let failed = |error: Error| CommandError::new(error.to_string());
+        let found = image.find_bitmap(name).await.map_err(failed)?;
+        let Some((depth, info)) = found else {
+            return Err(CommandError::new(format!("Bitmap '{name}' is not found")));
+        };
+        if info.in_use {
+            let text = format!("Bitmap '{name}' is inconsistent and cannot be used");
+            return Err(CommandError::new(text));
+        }
+        let follows = depth == 0 && info.auto && image.is_writable();
+        let bits = match follows {
+            true => Bits::Following,
+            false => Bits::Fixed(image.dirty_bits_below(depth, name).await.map_err(failed)?),
+        };
+        Ok(Context::Bitmap(name.to_owned(), bits))
+    }
 }
 
 impl Disk {
     /// What the service serves of its image.
-    pub fn new(image: Arc<Image>, service: &Service) -> Disk {
-        Disk {
+    ///
+    /// # Errors
+    /// A bitmap that it is to tell of is not there, or cannot be used.
+    pub async fn new(image: Arc<Image>, service: &Service) -> Result<Disk, CommandError> {
+        let mut contexts = vec![Context::Allocation];
+        if service.tells_depth {
+            contexts.push(Context::Depth);
+        }
+        // As qemu-nbd lists them: the last one of the command line first.
+        for name in service.bitmaps.iter().rev() {
+            if service.offset > 0 {
+                // A bitmap is one of a whole disk, and this is another one.
+                let text = format!("Bitmap '{name}' is not found");
+                return Err(CommandError::new(text));
+            }
+            contexts.push(Context::of_bitmap(&image, name).await?);
+        }
+        Ok(Disk {
             image,
             offset: service.offset,
             description: service.description.clone(),
             shared: service.clients_max != Some(1),
-            tells_depth: service.tells_depth,
-        }
+            contexts,
+        })
+    }
+
+    /// Runs of a range of the image in one context.
+    async fn runs(
+        &self,
+        context: &Context,
+        range: Range<u64>,
+        most: usize,
+    ) -> Result<Vec<StatusExtent>, Error> {
+        let dirty = match context {
+            Context::Bitmap(_, Bits::Fixed(bits)) => bits.runs(&range, most),
+            Context::Bitmap(name, Bits::Following) => {
+                self.image.dirty_runs(name, range, most).await?
+            }
+            Context::Allocation | Context::Depth => {
+                let (start, len) = (range.start, range.end - range.start);
+                let extents = self.image.extents(start, len, most).await?;
+                let state = match context {
+                    Context::Depth => depth,
+                    _ => allocation,
+                };
+                return Ok(joined(extents.iter().map(|run| (run.len, state(run)))));
+            }
+        };
+        let state = |run: &DirtyRun| AllocationFlags::empty().with_if(DIRTY, run.dirty);
+        Ok(joined(dirty.iter().map(|run| (run.len, state(run)))))
     }
 }
 
@@ -46,34 +150,31 @@ fn write_options(durability: Durability) -> WriteOptions {
     }
 }
 
-/// A run's state as qemu-nbd tells it: a hole is what nobody has allocated, and the image on top is layer 1.
-fn status(extent: &Extent) -> StatusExtent {
-    let flags = AllocationFlags::empty()
+/// A run's state as qemu-nbd tells it: a hole is what nobody has allocated.
+fn allocation(extent: &Extent) -> AllocationFlags {
+    AllocationFlags::empty()
         .with_if(AllocationFlags::HOLE, !extent.data)
-        .with_if(AllocationFlags::ZERO, extent.zero);
-    StatusExtent {
-        len: extent.len,
-        flags,
-        depth: match extent.present {
-            true => extent.depth + 1,
-            false => 0,
-        },
-    }
+        .with_if(AllocationFlags::ZERO, extent.zero)
 }
 
-/// Joins neighbours of one state: clients see no host offsets, and no layers unless they may ask for them.
-fn joined(extents: &[Extent], tells_depth: bool) -> Vec<StatusExtent> {
-    let mut runs: Vec<StatusExtent> = Vec::with_capacity(extents.len());
-    for run in extents.iter().map(status) {
-        let same = |last: &StatusExtent| {
-            last.flags == run.flags && (!tells_depth || last.depth == run.depth)
-        };
-        match runs.last_mut() {
-            Some(last) if same(last) => last.len += run.len,
-            _ => runs.push(run),
+/// Which image of the chain holds a run: the one on top is 1, and 0 is none.
+fn depth(extent: &Extent) -> AllocationFlags {
+    AllocationFlags(match extent.present {
+        true => extent.depth + 1,
+        false => 0,
+    })
+}
+
+/// Joins neighbours of one state.
+fn joined(runs: impl Iterator<Item = (u64, AllocationFlags)>) -> Vec<StatusExtent> {
+    let mut joined: Vec<StatusExtent> = Vec::new();
+    for (len, flags) in runs {
+        match joined.last_mut() {
+            Some(last) if last.flags == flags => last.len += len,
+            _ => joined.push(StatusExtent { len, flags }),
         }
     }
-    runs
+    joined
 }
 
 impl Export for Disk {
@@ -87,7 +188,7 @@ impl Export for Disk {
         info.block_sizes.preferred = u32::try_from(preferred).expect("it was limited to what fits");
         info.description.clone_from(&self.description);
         info.shared_cache = self.shared;
-        info.tells_depth = self.tells_depth;
+        info.contexts = self.contexts.iter().map(Context::name).collect();
         info
     }
 
@@ -135,15 +236,15 @@ impl Export for Disk {
 
     fn block_status(
         &self,
+        context: usize,
         offset: u64,
         len: u64,
         max_extents: usize,
     ) -> ExportFuture<'_, Vec<StatusExtent>> {
         Box::pin(async move {
-            let extents = self.image.extents(self.offset + offset, len, max_extents);
-            let mut runs = joined(&extents.await.map_err(refused)?, self.tells_depth);
-            runs.truncate(max_extents);
-            Ok(runs)
+            let start = self.offset + offset;
+            let runs = self.runs(&self.contexts[context], start..start + len, max_extents);
+            runs.await.map_err(refused)
         })
     }
 }
@@ -166,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_see_no_layers_unless_they_may_ask_for_them() {
+    fn clients_see_layers_only_where_they_ask_for_them() {
         let extents = [
             extent(0, 10, 0, true, false),
             extent(10, 20, 1, true, false),
@@ -174,17 +275,14 @@ mod tests {
             extent(35, 5, 0, false, true),
             extent(40, 1, 0, true, true),
         ];
-        let runs = joined(&extents, false);
-        let hole = AllocationFlags::HOLE.with(AllocationFlags::ZERO);
-        let expected = [
-            (30, AllocationFlags::empty()),
-            (10, hole),
-            (1, AllocationFlags::ZERO),
-        ];
-        let seen: Vec<_> = runs.iter().map(|run| (run.len, run.flags)).collect();
-        assert_eq!(seen, expected);
-        let runs = joined(&extents, true);
-        let seen: Vec<_> = runs.iter().map(|run| (run.len, run.depth)).collect();
-        assert_eq!(seen, [(10, 1), (20, 2), (10, 0), (1, 1)]);
+        let seen = |state: fn(&Extent) -> AllocationFlags| {
+            let runs = joined(extents.iter().map(|run| (run.len, state(run))));
+            let seen = runs.iter().map(|run| (run.len, run.flags.0));
+            seen.collect::<Vec<_>>()
+        };
+        let hole = AllocationFlags::HOLE.with(AllocationFlags::ZERO).0;
+        let expected = [(30, 0), (10, hole), (1, AllocationFlags::ZERO.0)];
+        assert_eq!(seen(allocation), expected);
+        assert_eq!(seen(depth), [(10, 1), (20, 2), (10, 0), (1, 1)]);
     }
 }

@@ -206,6 +206,7 @@ impl Line {
             Name::Long("image-opts") => self.image_options = true,
             Name::Letter('L') => self.lists = true,
             Name::Letter('A') => service.tells_depth = true,
+            Name::Letter('B') => service.bitmaps.push(value),
             Name::Long("tls-creds") => self.tls.credentials = Some(value),
             Name::Long("tls-hostname") => self.tls.hostname = Some(value),
             Name::Long("tls-authz") => self.tls.authorization = Some(value),
@@ -379,7 +380,6 @@ impl TlsWords {
 /// Options that name what is not done here. Those that change nothing are accepted.
 fn refuse(name: Name) -> Result<(), Refusal> {
     complaint(match name {
-        Name::Letter('B') => "Contexts of dirty bitmaps (-B) are not supported",
         Name::Letter('c' | 'd') => "The kernel's NBD devices (-c, -d) are not supported",
         Name::Long("selinux-label") => "SELinux labels are not supported",
         // -T has nothing to trace.
@@ -423,6 +423,7 @@ Connection properties:
 Exposing part of the image:
   -o, --offset=OFFSET       offset into the image
   -A, --allocation-depth    expose the allocation depth
+  -B, --bitmap=NAME         expose a persistent dirty bitmap
 
 General purpose options:
   -L, --list                list exports available from another NBD server

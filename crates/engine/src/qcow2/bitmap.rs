@@ -28,7 +28,7 @@ use crate::file::{Durability, HostFile};
 use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
-pub use bits::DirtyBits;
+pub use bits::{DirtyBits, DirtyRun};
 pub use list::BitmapChange;
 pub(super) use list::Bitmaps;
 
@@ -113,6 +113,40 @@ impl Qcow2 {
             bitmap.entry.clone()
         };
         self.load_bits(&entry).await
+    }
+
+    /// What a bitmap says of a range at this moment, the first so many runs; the image is open for writing.
+    ///
+    /// Its bits stay in memory from the first question on: whoever asks for the runs of a disk asks often.
+    pub(crate) async fn dirty_runs(
+        &self,
+        name: &str,
+        range: &Range<u64>,
+        most: usize,
+    ) -> Result<Vec<DirtyRun>> {
+        let looked = |state: &State| -> Result<Option<Vec<DirtyRun>>> {
+            let bitmap = &state.bitmaps.list()[state.bitmaps.find_sound(name)?];
+            Ok(match &bitmap.bits {
+                Bits::Loaded { bits, .. } => Some(bits.runs(range, most)),
+                Bits::Stored | Bits::Lost => None,
+            })
+        };
+        if let Some(runs) = looked(&self.lock())? {
+            return Ok(runs);
+        }
+        // In the turn nobody else loads it, or begins to mark it.
+        let _turn = self.turn.take().await;
+        let wanted = {
+            let state = self.lock();
+            let size = state.header.size;
+            state.bitmaps.refuse_too_large(Which::All, size)?;
+            let at = state.bitmaps.find_sound(name)?;
+            let is_stored = state.bitmaps.list()[at].bits == Bits::Stored;
+            is_stored.then_some(at)
+        };
+        self.load_bitmaps(wanted.into_iter().collect()).await?;
+        let runs = looked(&self.lock())?;
+        Ok(runs.expect("it has just been loaded"))
     }
 
     /// Changes a bitmap: in memory, and on disk when the image is closed.

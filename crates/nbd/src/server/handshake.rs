@@ -20,9 +20,8 @@ use crate::protocol::handshake::{
     encode_export_name_reply, encode_greeting, encode_option_reply,
 };
 use crate::protocol::{
-    ALLOCATION_DEPTH, BASE_ALLOCATION, BASE_NAMESPACE, ClientFlags, HandshakeFlags, InfoCode,
-    Malformed, OptionCode, OptionReplyCode, PAYLOAD_BYTES_MAX, QEMU_NAMESPACE, TransmissionFlags,
-    string,
+    BASE_NAMESPACE, ClientFlags, DIRTY_BITMAP_NAMESPACE, HandshakeFlags, InfoCode, Malformed,
+    OptionCode, OptionReplyCode, PAYLOAD_BYTES_MAX, QEMU_NAMESPACE, TransmissionFlags, string,
 };
 use crate::tls::ServerTls;
 use crate::tls::session::Session;
@@ -36,38 +35,25 @@ const SKIPPED_BYTES_MAX: u32 = 1 << 20;
 /// Options in one handshake. Clients send about five, or two for each export that they list.
 const OPTIONS_MAX: usize = 10_000;
 
-/// A metadata context.
+/// A metadata context that was selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Context {
-    /// `base:allocation`.
-    Allocation,
-    /// `qemu:allocation-depth`.
-    Depth,
+pub(super) struct Context {
+    /// Its index in the export's list.
+    pub(super) index: usize,
 }
 
 impl Context {
     /// Its identifier in replies to `BLOCK_STATUS`.
     pub(super) fn id(self) -> u32 {
-        match self {
-            Context::Allocation => 1,
-            Context::Depth => 2,
-        }
+        u32::try_from(self.index).expect("an export has few contexts") + 1
     }
+}
 
-    fn name(self) -> &'static str {
-        match self {
-            Context::Allocation => BASE_ALLOCATION,
-            Context::Depth => ALLOCATION_DEPTH,
-        }
-    }
-
-    /// What a query for everything beside it would be.
-    fn namespace(self) -> &'static str {
-        match self {
-            Context::Allocation => BASE_NAMESPACE,
-            Context::Depth => QEMU_NAMESPACE,
-        }
-    }
+/// Whether a query in a list of contexts is about the one of this name. Namespaces are about all that is in them, as
+/// QEMU's server has it.
+fn lists(query: &str, name: &str) -> bool {
+    let is_namespace = [BASE_NAMESPACE, QEMU_NAMESPACE, DIRTY_BITMAP_NAMESPACE].contains(&query);
+    query == name || is_namespace && name.starts_with(query)
 }
 
 /// How replies are sent.
@@ -425,12 +411,10 @@ impl<'a> Haggling<'a> {
     fn list_contexts(&mut self, data: &[u8]) -> Result<Step, Refusal> {
         let request = self.contexts_request(data)?;
         let queries = &request.queries;
-        for context in self.offered(&request)? {
-            let mut names = queries.iter();
-            let asked = names.any(|name| name == context.name() || name == context.namespace());
-            if queries.is_empty() || asked {
+        for name in self.find(&request.name)?.info().contexts {
+            if queries.is_empty() || queries.iter().any(|query| lists(query, &name)) {
                 // The identifier means nothing in a list.
-                self.context(OptionCode::ListMetaContext, 0, context);
+                self.context(OptionCode::ListMetaContext, 0, name);
             }
         }
         Ok(Step::Next)
@@ -440,27 +424,22 @@ impl<'a> Haggling<'a> {
         // Whatever the outcome, it replaces what was selected before.
         self.selected = None;
         let request = self.contexts_request(data)?;
-        let mut contexts = self.offered(&request)?;
-        contexts.retain(|context| request.queries.iter().any(|name| name == context.name()));
-        for &context in &contexts {
-            self.context(OptionCode::SetMetaContext, context.id(), context);
+        let names = self.find(&request.name)?.info().contexts;
+        let mut contexts = Vec::new();
+        for (index, name) in names.iter().enumerate() {
+            let is_first = !names[..index].contains(name);
+            if is_first && request.queries.contains(name) {
+                let context = Context { index };
+                self.context(OptionCode::SetMetaContext, context.id(), name.clone());
+                contexts.push(context);
+            }
         }
         self.selected = Some((request.name, contexts));
         Ok(Step::Next)
     }
 
-    /// The contexts of the export that the request is about.
-    fn offered(&self, request: &MetaContextRequest) -> Result<Vec<Context>, Refusal> {
-        let info = self.find(&request.name)?.info();
-        let depth = info.tells_depth.then_some(Context::Depth);
-        Ok([Context::Allocation].into_iter().chain(depth).collect())
-    }
-
-    fn context(&mut self, option: OptionCode, id: u32, context: Context) {
-        let entry = MetaContextEntry {
-            id,
-            name: context.name().to_owned(),
-        };
+    fn context(&mut self, option: OptionCode, id: u32, name: String) {
+        let entry = MetaContextEntry { id, name };
         self.reply(option, OptionReplyCode::MetaContext, &entry.encode());
     }
 }

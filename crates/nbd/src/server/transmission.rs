@@ -23,7 +23,7 @@ use crate::protocol::transmission::{
     StatusDescriptor, encode_simple_reply, last_chunk,
 };
 use crate::protocol::{
-    AllocationFlags, ChunkCode, ChunkFlags, Command, CommandFlags, ErrorCode, PAYLOAD_BYTES_MAX,
+    ChunkCode, ChunkFlags, Command, CommandFlags, ErrorCode, PAYLOAD_BYTES_MAX,
 };
 use crate::slab::Slab;
 use crate::wire::Wire;
@@ -270,10 +270,12 @@ impl Connection {
                     true => 1,
                     false => EXTENTS_MAX,
                 };
-                let extents = export.block_status(offset, len, max).await?;
-                let contexts = self.chosen.contexts.iter();
-                let told = contexts.map(|&context| status(context, &extents, request.len, max));
-                return Ok(Outcome::Status(told.collect::<Result<_, _>>()?));
+                let mut told = Vec::new();
+                for &context in &self.chosen.contexts {
+                    let extents = export.block_status(context.index, offset, len, max);
+                    told.push(status(context, &extents.await?, request.len, max)?);
+                }
+                return Ok(Outcome::Status(told));
             }
             Command::Disconnect | Command::Resize | Command::Unknown(_) => {
                 unreachable!("validated before")
@@ -364,11 +366,7 @@ fn status(
         if here == 0 {
             break;
         }
-        let flags = match context {
-            Context::Allocation => extent.flags,
-            // Another meaning in the same place.
-            Context::Depth => AllocationFlags(extent.depth),
-        };
+        let flags = extent.flags;
         let full = descriptors.len() == max;
         match descriptors.last_mut() {
             Some(last) if last.flags == flags => last.len += here,

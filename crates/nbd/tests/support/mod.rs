@@ -256,11 +256,12 @@ impl Export for HoldingExport {
 
     fn block_status(
         &self,
+        context: usize,
         offset: u64,
         len: u64,
         max: usize,
     ) -> ExportFuture<'_, Vec<StatusExtent>> {
-        self.inner.block_status(offset, len, max)
+        self.inner.block_status(context, offset, len, max)
     }
 }
 

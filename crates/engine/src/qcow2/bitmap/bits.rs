@@ -19,6 +19,15 @@ pub struct DirtyBits {
     pages: Vec<Page>,
 }
 
+/// A part of a disk that has changed as a whole, or has not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirtyRun {
+    /// Length in bytes; never 0.
+    pub len: u64,
+    /// It has changed.
+    pub dirty: bool,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Page {
     Clean,
@@ -212,6 +221,26 @@ impl DirtyBits {
         Some((dirty, (end << self.granularity_bits).min(self.disk_bytes)))
     }
 
+    /// A range of the disk as runs that alternate, the first so many of them. What is beyond the end of the disk that
+    /// the bits are of has not changed.
+    pub fn runs(&self, range: &Range<u64>, most: usize) -> Vec<DirtyRun> {
+        let mut runs: Vec<DirtyRun> = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let (dirty, end) = self.run_at(at).unwrap_or((false, range.end));
+            let len = end.min(range.end) - at;
+            let is_full = runs.len() == most;
+            match runs.last_mut() {
+                // A clean end of the disk, and what is beyond it.
+                Some(last) if last.dirty == dirty => last.len += len,
+                _ if is_full => break,
+                _ => runs.push(DirtyRun { len, dirty }),
+            }
+            at += len;
+        }
+        runs
+    }
+
     /// Adds bits as they are stored, from byte `at` on, a multiple of 8. Those beyond the end of the disk are ignored.
     pub fn load(&mut self, at: u64, stored: &[u8]) {
         for (chunk, at) in stored.chunks(8).zip((at * 8..).step_by(64)) {
@@ -346,6 +375,27 @@ mod tests {
             at = end;
         }
         assert_eq!(at, bits.disk_bytes());
+        // Also from within a granule, and to beyond the end of the disk.
+        for range in [0..at + 5000, at / 3..at / 2, at..at + 1, at / 3..at / 3] {
+            let runs = bits.runs(&range, usize::MAX);
+            let mut start = range.start;
+            for pair in runs.windows(2) {
+                assert_ne!(pair[0].dirty, pair[1].dirty, "they alternate");
+            }
+            for run in &runs {
+                assert!(run.len > 0, "an empty run");
+                let end = (start + run.len).min(bits.disk_bytes()).max(start);
+                // None of what is beyond the end of the disk.
+                let granules = (start / 512) as usize..end.div_ceil(512) as usize;
+                let granules = if end > start { granules } else { 0..0 };
+                assert!(model[granules].iter().all(|&granule| granule == run.dirty));
+                start += run.len;
+            }
+            assert_eq!(start, range.end, "they cover it");
+            let few = bits.runs(&range, 2);
+            assert_eq!(few, runs[..few.len()], "the same, but fewer");
+            assert_eq!(few.len(), runs.len().min(2));
+        }
     }
 
     /// In clusters of 512 bytes, as tables have them.
