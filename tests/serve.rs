@@ -159,11 +159,11 @@ fn a_detached_server_can_be_reached_when_its_parent_has_ended() {
  export: 'e'
   description: of text
   size:  67108864
-  flags: 0xced ( flush fua trim zeroes df cache fast-zero )
+  flags: 0x1ced ( flush fua trim zeroes df cache fast-zero block-status-payload )
   min block: 1
   opt block: 65536
   max block: 33554432
-  transaction size: 32-bit
+  transaction size: 64-bit
   available meta contexts: 1
    base:allocation
 "

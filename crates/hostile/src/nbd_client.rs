@@ -5,7 +5,7 @@ use cowslip_nbd::export::{Durability, ZeroRequest};
 use cowslip_nbd::protocol::handshake::{
     Info, MetaContextEntry, encode_greeting, encode_option_reply,
 };
-use cowslip_nbd::protocol::transmission::{ChunkHeader, encode_simple_reply};
+use cowslip_nbd::protocol::transmission::{ChunkHeader, ExtendedChunkHeader, encode_simple_reply};
 use cowslip_nbd::protocol::{
     BASE_ALLOCATION, ChunkCode, ChunkFlags, ErrorCode, HandshakeFlags, OptionCode, OptionReplyCode,
     TransmissionFlags,
@@ -24,12 +24,16 @@ const REQUESTS: u64 = 6;
 /// The target's body.
 pub fn run(input: &[u8]) {
     let mut draw = Draw::from_bytes(input);
-    let how = draw.below(5);
+    // The last values are extended headers, so that what fuzzers have kept means what it meant.
+    let (how, headers) = match draw.byte() {
+        0xf0.. => (2 + 2 * draw.below(2), Headers::Extended),
+        how => (u64::from(how % 5), Headers::Compact),
+    };
     let script = match how {
         0 | 1 => draw.rest().to_vec(),
-        2 => [handshake(&mut draw), draw.rest().to_vec()].concat(),
+        2 => [handshake(&mut draw, headers), draw.rest().to_vec()].concat(),
         3 => option_replies(&mut draw),
-        _ => [handshake(&mut draw), replies(&mut draw)].concat(),
+        _ => [handshake(&mut draw, headers), replies(&mut draw, headers)].concat(),
     };
     pipe::queue().block_on(async {
         let stream = pipe::scripted(&script);
@@ -84,17 +88,30 @@ async fn use_connection(client: Client) {
     std::hint::black_box(client.disconnect().await.is_ok());
 }
 
-fn handshake(draw: &mut Draw) -> Vec<u8> {
+/// What stands before payload.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Headers {
+    Compact,
+    Extended,
+}
+
+fn handshake(draw: &mut Draw, headers: Headers) -> Vec<u8> {
     let flags = HandshakeFlags::FIXED_NEWSTYLE.with(HandshakeFlags::NO_ZEROES);
     let mut script = encode_greeting(flags).to_vec();
     let mut reply = |option, code, data: &[u8]| {
         encode_option_reply(&mut script, option, code, data);
     };
-    if draw.one_in(4) {
-        let refused = OptionReplyCode::ErrUnsupported;
+    let refused = OptionReplyCode::ErrUnsupported;
+    match headers {
+        Headers::Compact => reply(OptionCode::ExtendedHeaders, refused, b""),
+        Headers::Extended => reply(OptionCode::ExtendedHeaders, OptionReplyCode::Ack, b""),
+    }
+    if headers == Headers::Compact && draw.one_in(4) {
         reply(OptionCode::StructuredReply, refused, b"");
     } else {
-        reply(OptionCode::StructuredReply, OptionReplyCode::Ack, b"");
+        if headers == Headers::Compact {
+            reply(OptionCode::StructuredReply, OptionReplyCode::Ack, b"");
+        }
         let entry = MetaContextEntry {
             id: 5,
             name: BASE_ALLOCATION.to_string(),
@@ -120,6 +137,7 @@ fn option_replies(draw: &mut Draw) -> Vec<u8> {
             OptionCode::StructuredReply,
             OptionCode::SetMetaContext,
             OptionCode::Go,
+            OptionCode::ExtendedHeaders,
         ]);
         let code = match draw.below(8) {
             0 => OptionReplyCode::Unknown(draw.number() as u32),
@@ -140,7 +158,7 @@ fn option_replies(draw: &mut Draw) -> Vec<u8> {
 }
 
 /// Replies to requests, right and wrong.
-fn replies(draw: &mut Draw) -> Vec<u8> {
+fn replies(draw: &mut Draw, headers: Headers) -> Vec<u8> {
     let mut script = Vec::new();
     while !draw.is_empty() && script.len() < pipe::SCRIPT_BYTES_MAX {
         let slot = draw.below(REQUESTS);
@@ -167,6 +185,12 @@ fn replies(draw: &mut Draw) -> Vec<u8> {
                 draw.take(len).to_vec()
             }
             1 => [&offset.to_be_bytes()[..], &(data_len as u32).to_be_bytes()].concat(),
+            2 if headers == Headers::Extended => {
+                let runs = [5 << 32 | 2, 4096, draw.below(4), 1 << 40, 3];
+                runs.iter()
+                    .flat_map(|word: &u64| word.to_be_bytes())
+                    .collect()
+            }
             2 => {
                 let runs = [5u32, 4096, draw.below(4) as u32, 1 << 20, 3];
                 runs.iter().flat_map(|word| word.to_be_bytes()).collect()
@@ -179,13 +203,20 @@ fn replies(draw: &mut Draw) -> Vec<u8> {
             len = draw.pick(&[u32::MAX, 32 << 20, 0, len + 1]);
         }
         let flags = ChunkFlags(draw.pick(&[1, 0, 1, u16::MAX]));
-        let header = ChunkHeader {
+        let chunk = ChunkHeader {
             flags,
             code,
             cookie,
             len,
         };
-        script.extend(header.encode());
+        match headers {
+            Headers::Compact => script.extend(chunk.encode()),
+            Headers::Extended => {
+                // Of the requests that there are, all but one read begin here.
+                let offset = draw.pick(&[0, 0, 8192, 1]);
+                script.extend(ExtendedChunkHeader { chunk, offset }.encode());
+            }
+        }
         script.extend(payload);
     }
     script

@@ -18,11 +18,16 @@ const EXPORT_BYTES: u64 = 1 << 20;
 /// The target's body.
 pub fn run(input: &[u8]) {
     let mut draw = Draw::from_bytes(input);
-    let script = match draw.below(4) {
+    // The last values are extended headers, so that what fuzzers have kept means what it meant.
+    let (kind, headers) = match draw.byte() {
+        0xf0.. => (1 + 2 * draw.below(2), Headers::Extended),
+        kind => (u64::from(kind % 4), Headers::Compact),
+    };
+    let script = match kind {
         0 => draw.rest().to_vec(),
-        1 => [handshake(&mut draw), draw.rest().to_vec()].concat(),
+        1 => [handshake(&mut draw, headers), draw.rest().to_vec()].concat(),
         2 => options(&mut draw),
-        _ => [handshake(&mut draw), requests(&mut draw)].concat(),
+        _ => [handshake(&mut draw, headers), requests(&mut draw, headers)].concat(),
     };
     let queue = pipe::queue();
     queue.block_on(async {
@@ -37,12 +42,22 @@ pub fn run(input: &[u8]) {
     });
 }
 
-fn handshake(draw: &mut Draw) -> Vec<u8> {
+/// What stands before payload.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Headers {
+    Compact,
+    Extended,
+}
+
+fn handshake(draw: &mut Draw, headers: Headers) -> Vec<u8> {
     let flags = ClientFlags::FIXED_NEWSTYLE.with_if(ClientFlags::NO_ZEROES, !draw.one_in(4));
     let mut script = encode_client_flags(flags).to_vec();
     if draw.one_in(8) {
         encode_option(&mut script, OptionCode::ExportName, b"");
         return script;
+    }
+    if headers == Headers::Extended {
+        encode_option(&mut script, OptionCode::ExtendedHeaders, b"");
     }
     if !draw.one_in(4) {
         encode_option(&mut script, OptionCode::StructuredReply, b"");
@@ -96,7 +111,7 @@ fn options(draw: &mut Draw) -> Vec<u8> {
 }
 
 /// Requests; most lie within the export.
-fn requests(draw: &mut Draw) -> Vec<u8> {
+fn requests(draw: &mut Draw, headers: Headers) -> Vec<u8> {
     let mut script = Vec::new();
     while !draw.is_empty() && script.len() < pipe::SCRIPT_BYTES_MAX {
         let mut command = draw.pick(Command::KNOWN);
@@ -110,11 +125,12 @@ fn requests(draw: &mut Draw) -> Vec<u8> {
             _ => draw.below(EXPORT_BYTES),
         };
         let len = match draw.below(8) {
-            0 => draw.number() as u32,
+            0 if headers == Headers::Extended => draw.number(),
+            0 => u64::from(draw.number() as u32),
             1 => 32 << 20,
-            2 => u32::MAX,
+            2 => u64::from(u32::MAX),
             3 => 0,
-            _ => draw.below(8192) as u32,
+            _ => draw.below(8192),
         };
         let request = Request {
             flags: CommandFlags(match draw.below(3) {
@@ -126,8 +142,17 @@ fn requests(draw: &mut Draw) -> Vec<u8> {
             offset,
             len,
         };
-        script.extend(request.encode());
-        if command == Command::Write && !draw.one_in(16) {
+        let has_payload = match headers {
+            Headers::Compact => {
+                script.extend(request.encode());
+                command == Command::Write
+            }
+            Headers::Extended => {
+                script.extend(request.encode_extended());
+                command == Command::Write || request.flags.contains(CommandFlags::PAYLOAD_LEN)
+            }
+        };
+        if has_payload && !draw.one_in(16) {
             let room = pipe::SCRIPT_BYTES_MAX.saturating_sub(script.len());
             script.resize(script.len() + (len as usize).min(room), 0xd5);
         }

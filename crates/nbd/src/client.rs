@@ -22,7 +22,7 @@ use crate::export::{Durability, ExportError, ZeroRequest};
 use crate::inbox::Ended;
 use crate::outbox::Outbox;
 use crate::protocol::handshake::BlockSizes;
-use crate::protocol::transmission::{REQUEST_BYTES, Request, StatusDescriptor};
+use crate::protocol::transmission::{Request, StatusDescriptor};
 use crate::protocol::{
     Command, CommandFlags, Malformed, OptionReplyCode, PAYLOAD_BYTES_MAX, TransmissionFlags,
 };
@@ -102,6 +102,8 @@ pub struct ConnectOptions {
     pub export: String,
     /// Structured replies: reads of holes without their zeroes, errors with messages.
     pub structured_replies: bool,
+    /// Extended headers, which are structured replies with lengths of 64 bits; needs those.
+    pub extended_headers: bool,
     /// `block_status`; needs structured replies.
     pub block_status: bool,
     /// Speak over TLS, or not at all. `None` is a connection in the clear.
@@ -114,6 +116,7 @@ impl ConnectOptions {
         ConnectOptions {
             export: export.into(),
             structured_replies: true,
+            extended_headers: true,
             block_status: true,
             tls: None,
         }
@@ -133,14 +136,27 @@ pub struct ExportDescription {
     pub flags: TransmissionFlags,
     /// The sizes of requests that it takes, if it said so.
     pub block_sizes: Option<BlockSizes>,
+    /// Requests without payload may be longer than 32 bits tell (extended headers).
+    pub extended_headers: bool,
     /// Its metadata contexts: when listing all that it has, else those that are selected.
     pub contexts: Vec<String>,
 }
 
 /// A request that waits to be sent.
 struct Outgoing {
-    request: [u8; REQUEST_BYTES],
+    request: Request,
     payload: Option<Buf>,
+}
+
+/// What is said before payload, agreed on with the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Headers {
+    /// Simple replies.
+    Simple,
+    /// Simple replies and structured ones.
+    Structured,
+    /// Extended headers only.
+    Extended,
 }
 
 /// How far the connection has come.
@@ -157,7 +173,7 @@ struct Shared {
     export: ExportDescription,
     /// The identifier of `base:allocation`, if it was selected.
     status_context: Option<u32>,
-    structured: bool,
+    headers: Headers,
     state: RefCell<State>,
     outgoing: RefCell<VecDeque<Outgoing>>,
     /// Notified when there is something to send, or the state has changed.
@@ -194,7 +210,7 @@ impl Client {
             wire: inbox.wire().clone(),
             export: agreed.export,
             status_context: agreed.status_context,
-            structured: agreed.structured,
+            headers: agreed.headers,
             state: RefCell::new(State::Open),
             outgoing: RefCell::default(),
             sending: Event::default(),
@@ -322,10 +338,7 @@ impl Client {
         let (wanted, payload) = parts(completer);
         let request = shared.slots.borrow_mut().insert(request, wanted);
         let mut outgoing = shared.outgoing.borrow_mut();
-        outgoing.push_back(Outgoing {
-            request: request.encode(),
-            payload,
-        });
+        outgoing.push_back(Outgoing { request, payload });
         if outgoing.len() == 1 {
             shared.sending.notify();
         }
@@ -379,22 +392,24 @@ impl Shared {
         if command == Command::BlockStatus && self.status_context.is_none() {
             return refuse(NotSup, "the server does not offer block status");
         }
-        let Ok(len) = u32::try_from(len) else {
-            return refuse(Overflow, "longer than the protocol allows");
+        let longest = match (command, self.headers) {
+            (Command::Read | Command::Write, _) => u64::from(PAYLOAD_BYTES_MAX),
+            (_, Headers::Extended) => u64::MAX,
+            (_, Headers::Simple | Headers::Structured) => u64::from(u32::MAX),
         };
-        let carries_data = matches!(command, Command::Read | Command::Write);
-        if carries_data && len > PAYLOAD_BYTES_MAX {
+        if len > longest {
             return refuse(Overflow, "longer than the protocol allows");
         }
-        let end = offset.checked_add(u64::from(len));
+        let end = offset.checked_add(len);
         if end.is_none_or(|end| end > self.export.size) {
             return refuse(Inval, "beyond the end of the export");
         }
         if len == 0 && command != Command::Flush {
             return refuse(Inval, "an empty range");
         }
+        let has_payload = command == Command::Write && self.headers == Headers::Extended;
         Ok(Request {
-            flags,
+            flags: flags.with_if(CommandFlags::PAYLOAD_LEN, has_payload),
             command,
             cookie: 0,
             offset,
@@ -417,6 +432,13 @@ impl Shared {
             wanted.fail(reason.clone());
         }
         self.sending.notify();
+    }
+
+    fn push(&self, outbox: &mut Outbox, request: &Request) {
+        match self.headers {
+            Headers::Extended => outbox.push(&request.encode_extended()),
+            Headers::Simple | Headers::Structured => outbox.push(&request.encode()),
+        }
     }
 
     /// Called by each of the two tasks as its last act.
@@ -462,7 +484,7 @@ async fn send_requests(shared: Rc<Shared>) {
                 break;
             };
             count += 1;
-            outbox.push(&outgoing.request);
+            shared.push(&mut outbox, &outgoing.request);
             if let Some(payload) = outgoing.payload {
                 outbox.push_payload(payload);
             }
@@ -482,8 +504,8 @@ async fn send_requests(shared: Rc<Shared>) {
             offset: 0,
             len: 0,
         };
-        let leave = Buf::copy_of(&leave.encode());
-        match shared.wire.write_all(vec![leave]).await {
+        shared.push(&mut outbox, &leave);
+        match shared.wire.write_all(outbox.take()).await {
             Ok(()) => shared.wire.farewell().await,
             Err(error) => shared.end(error.into()),
         }

@@ -26,6 +26,10 @@ pub const REQUEST_MAGIC: u32 = 0x2560_9513;
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// Begins a chunk of a structured reply.
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+/// Begins a request with extended headers.
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+/// Begins a chunk of a reply with extended headers.
+pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
 /// The longest string that the specification allows, export names included.
 pub const STRING_BYTES_MAX: usize = 4096;
@@ -348,6 +352,8 @@ codes! {
         OffsetHole = 2,
         /// Extents of a metadata context.
         BlockStatus = 5,
+        /// The same in 64 bits; with extended headers only, and then always.
+        ExtendedStatus = 6,
         /// The request failed.
         Error = ERROR_CHUNK + 1,
         /// The request failed at an offset.

@@ -9,7 +9,7 @@ use crate::support::*;
 use cowslip_nbd::client::ClientError;
 use cowslip_nbd::export::{Access, Durability, ExportInfo, ZeroRequest};
 use cowslip_nbd::protocol::handshake::{MetaContextEntry, MetaContextRequest};
-use cowslip_nbd::protocol::transmission::BlockStatus;
+use cowslip_nbd::protocol::transmission::{BlockStatus, StatusDescriptor};
 use cowslip_nbd::protocol::{
     ALLOCATION_DEPTH, AllocationFlags, BASE_ALLOCATION, ChunkCode, ChunkFlags, Command, ErrorCode,
     OptionCode, OptionReplyCode, TransmissionFlags,
@@ -41,14 +41,16 @@ fn what_was_written_is_read() {
     on_both_backends(|backend, queue| {
         let running = Running::with_export(backend, Arc::new(MemoryExport::new(SIZE)));
         queue.block_on(async {
-            for structured in [true, false] {
+            for (structured, extended) in [(true, true), (true, false), (false, false)] {
                 let stream = Stream::connect_unix(&running.path).await.unwrap();
                 let options = ConnectOptions {
                     structured_replies: structured,
+                    extended_headers: extended,
                     block_status: structured,
                     ..ConnectOptions::new("")
                 };
                 let client = Client::connect(stream, &options).await.unwrap();
+                assert_eq!(client.export().extended_headers, extended);
                 client.write_zeroes(0, SIZE, ZEROES).await.unwrap();
                 let mut random = Random(SEED);
                 let mut model = vec![0u8; SIZE as usize];
@@ -233,6 +235,44 @@ fn block_status_tells_data_from_holes() {
             assert_eq!(told, expected);
             client.disconnect().await.unwrap();
         });
+    });
+}
+
+#[test]
+fn lengths_have_64_bits_with_extended_headers_only() {
+    const SIZE: u64 = 20 << 30;
+    let running = Running::with_export(Backend::Auto, Arc::new(MemoryExport::new(SIZE)));
+    queue(Backend::Auto).unwrap().block_on(async {
+        let stream = Stream::connect_unix(&running.path).await.unwrap();
+        let compact = ConnectOptions {
+            extended_headers: false,
+            ..ConnectOptions::new("")
+        };
+        let compact = Client::connect(stream, &compact).await.unwrap();
+        let refused = compact.block_status(0, 5 << 30).await;
+        assert!(
+            matches!(&refused, Err(ClientError::Request(error)) if error.code == ErrorCode::Overflow)
+        );
+        let client = connect(&running.path, "").await;
+        let at = 9 << 30;
+        let data = Buf::copy_of(&[1; 8192]);
+        for offset in [at, SIZE - 8192] {
+            let write = client.write(offset, data.clone(), Durability::Cached);
+            write.await.unwrap();
+        }
+        let told = |runs: Vec<StatusDescriptor>| {
+            let told = runs.iter().map(|run| (run.len, run.flags.0));
+            told.collect::<Vec<_>>()
+        };
+        let status = client.block_status(0, SIZE).await.unwrap();
+        let rest = SIZE - at - 2 * 8192;
+        assert_eq!(told(status), [(at, 3), (8192, 0), (rest, 3), (8192, 0)]);
+        client.trim(0, at + 4096, Durability::Cached).await.unwrap();
+        let status = client.block_status(4096, SIZE - 4096).await.unwrap();
+        assert_eq!(told(status)[..2], [(at, 3), (4096, 0)]);
+        client.write_zeroes(4096, SIZE - 4096, ZEROES).await.unwrap();
+        let status = client.block_status(0, SIZE).await.unwrap();
+        assert_eq!(told(status), [(SIZE, 3)]);
     });
 }
 
@@ -430,64 +470,87 @@ fn a_server_tells_what_happens_also_on_tcp_and_on_the_queue_of_its_client() {
 }
 
 const BITMAP: &str = "qemu:dirty-bitmap:b";
+const OTHER_BITMAP: &str = "qemu:dirty-bitmap:x:";
 
-#[test]
-fn contexts_are_told_that_were_selected_and_in_one_reply() {
+/// A server of an export with contexts and of one, `plain`, with none but the usual one; and a client that is about to
+/// choose.
+fn with_contexts() -> (Running, RawClient) {
+    let contexts = [
+        BASE_ALLOCATION,
+        ALLOCATION_DEPTH,
+        BITMAP,
+        BITMAP,
+        OTHER_BITMAP,
+    ];
     let info = ExportInfo {
-        contexts: [BASE_ALLOCATION, ALLOCATION_DEPTH, BITMAP, BITMAP, "qemu:dirty-bitmap:x:"]
-            .map(str::to_owned)
-            .to_vec(),
+        contexts: contexts.map(str::to_owned).to_vec(),
         ..ExportInfo::new(1 << 20)
     };
     let mut server = Server::new(ServerOptions::default());
     server.add_export("", Arc::new(MemoryExport::with_info(info)));
     server.add_export("plain", Arc::new(MemoryExport::new(1 << 20)));
     let running = Running::start(Backend::Auto, server);
-    let (base, depth) = (BASE_ALLOCATION, ALLOCATION_DEPTH);
     let mut haggler = RawClient::greeted(&running.path);
     haggler.option(OptionCode::StructuredReply, b"");
     haggler.replies();
-    let mut told = |option, name: &str, queries: &[&str]| {
-        let request = MetaContextRequest {
-            name: name.to_owned(),
-            queries: queries.iter().map(|&query| query.to_owned()).collect(),
-        };
-        haggler.option(option, &request.encode());
-        let mut replies = haggler.replies();
-        assert_eq!(replies.pop().unwrap().0, OptionReplyCode::Ack);
-        let entries = replies
-            .iter()
-            .map(|(_, data)| MetaContextEntry::decode(data).unwrap());
-        entries
-            .map(|entry| (entry.id, entry.name))
-            .collect::<Vec<_>>()
+    (running, haggler)
+}
+
+/// The contexts that an option about this export is answered with.
+fn contexts(
+    haggler: &mut RawClient,
+    option: OptionCode,
+    export: &str,
+    queries: &[&str],
+) -> Vec<(u32, String)> {
+    let request = MetaContextRequest {
+        name: export.to_owned(),
+        queries: queries.iter().map(|&query| query.to_owned()).collect(),
+    };
+    haggler.option(option, &request.encode());
+    let mut replies = haggler.replies();
+    assert_eq!(replies.pop().unwrap().0, OptionReplyCode::Ack);
+    let entries = replies
+        .iter()
+        .map(|(_, data)| MetaContextEntry::decode(data).unwrap());
+    entries.map(|entry| (entry.id, entry.name)).collect()
+}
+
+#[test]
+fn contexts_are_listed_by_name_and_by_namespace() {
+    let (_running, mut haggler) = with_contexts();
+    let mut told = |export: &str, queries: &[&str]| {
+        contexts(&mut haggler, OptionCode::ListMetaContext, export, queries)
     };
     let listed = |names: &[&str]| {
-        names
-            .iter()
-            .map(|&name| (0, name.to_owned()))
-            .collect::<Vec<_>>()
+        let names = names.iter().map(|&name| (0, name.to_owned()));
+        names.collect::<Vec<_>>()
     };
-    let list = OptionCode::ListMetaContext;
-    let bitmaps = [BITMAP, BITMAP, "qemu:dirty-bitmap:x:"];
+    let (base, depth) = (BASE_ALLOCATION, ALLOCATION_DEPTH);
+    let bitmaps = [BITMAP, BITMAP, OTHER_BITMAP];
     let all = [&[base, depth], &bitmaps[..]].concat();
-    assert_eq!(told(list, "", &[]), listed(&all));
-    assert_eq!(told(list, "", &["qemu:"]), listed(&all[1..]));
-    assert_eq!(
-        told(list, "", &["qemu:dirty-bitmap:"]),
-        listed(&bitmaps),
-        "also those of one name"
-    );
-    assert_eq!(told(list, "", &[bitmaps[2]]), listed(&bitmaps[2..]));
-    assert_eq!(told(list, "", &["qemu:dirty-bitmap:y"]), []);
-    assert_eq!(told(list, "", &["base:", depth]), listed(&[base, depth]));
-    assert_eq!(told(list, "plain", &[]), listed(&[base]));
-    let set = OptionCode::SetMetaContext;
-    assert_eq!(told(set, "", &["qemu:", "qemu:other"]), []);
-    assert_eq!(told(set, "plain", &[depth]), []);
-    assert_eq!(told(set, "", &[depth]), [(2, depth.to_owned())]);
-    assert_eq!(told(set, "", &["qemu:dirty-bitmap:"]), []);
-    let three = told(set, "", &[BITMAP, depth, base]);
+    assert_eq!(told("", &[]), listed(&all));
+    assert_eq!(told("", &["qemu:"]), listed(&all[1..]));
+    let of_one_name_too = listed(&bitmaps);
+    assert_eq!(told("", &["qemu:dirty-bitmap:"]), of_one_name_too);
+    assert_eq!(told("", &[OTHER_BITMAP]), listed(&[OTHER_BITMAP]));
+    assert_eq!(told("", &["qemu:dirty-bitmap:y"]), []);
+    assert_eq!(told("", &["base:", depth]), listed(&[base, depth]));
+    assert_eq!(told("plain", &[]), listed(&[base]));
+}
+
+#[test]
+fn contexts_are_told_that_were_selected_and_in_one_reply() {
+    let (_running, mut haggler) = with_contexts();
+    let mut told = |export: &str, queries: &[&str]| {
+        contexts(&mut haggler, OptionCode::SetMetaContext, export, queries)
+    };
+    let (base, depth) = (BASE_ALLOCATION, ALLOCATION_DEPTH);
+    assert_eq!(told("", &["qemu:", "qemu:other"]), []);
+    assert_eq!(told("plain", &[depth]), []);
+    assert_eq!(told("", &[depth]), [(2, depth.to_owned())]);
+    assert_eq!(told("", &["qemu:dirty-bitmap:"]), []);
+    let three = told("", &[BITMAP, depth, base]);
     let expected = [(1, base), (2, depth), (3, BITMAP)];
     assert_eq!(three, expected.map(|(id, name)| (id, name.to_owned())));
     haggler.option(OptionCode::Go, &[0; 6]);
@@ -497,7 +560,11 @@ fn contexts_are_told_that_were_selected_and_in_one_reply() {
     assert_eq!(haggler.simple_reply(), None);
     haggler.request(Command::BlockStatus, 0, 1 << 20);
     let more = ChunkFlags::empty();
-    let told = [(1, more, 0, 3), (2, more, 1, 0), (3, ChunkFlags::DONE, 1, 0)];
+    let told = [
+        (1, more, 0, 3),
+        (2, more, 1, 0),
+        (3, ChunkFlags::DONE, 1, 0),
+    ];
     for (id, flags, written, empty) in told {
         let (header, payload) = haggler.chunk();
         assert_eq!((header.code, header.flags), (ChunkCode::BlockStatus, flags));

@@ -135,7 +135,7 @@ fn options_that_are_too_long_unknown_or_malformed_are_refused_and_haggling_goes_
             answer(OptionCode::StartTls, b""),
             OptionReplyCode::ErrPolicy
         );
-        assert_eq!(answer(OptionCode::ExtendedHeaders, b""), unsupported);
+        assert_eq!(answer(OptionCode::ExtendedHeaders, b"x"), invalid);
         assert_eq!(answer(OptionCode::List, b"data"), invalid);
         assert_eq!(answer(OptionCode::Info, b"\0\0\0\x09name"), invalid);
         let contexts = MetaContextRequest {
@@ -255,7 +255,7 @@ fn garbage_instead_of_requests() {
                     command: Command::from(random.below(10) as u16),
                     cookie: random.next(),
                     offset: random.below(1 << 20),
-                    len: random.below(1 << 16) as u32,
+                    len: random.below(1 << 16),
                 };
                 client.try_send(&request.encode());
                 if request.command == Command::Write {
@@ -327,6 +327,143 @@ fn errors_of_structured_replies_carry_a_message() {
             error.message
         );
     });
+}
+
+const PAYLOAD: CommandFlags = CommandFlags::PAYLOAD_LEN;
+
+#[test]
+fn extended_headers_are_agreed_on_once_and_for_all() {
+    beside_a_healthy_client(|running| {
+        let mut client = RawClient::greeted(&running.path);
+        let mut answer = |option: OptionCode| {
+            client.option(option, b"");
+            client.replies().last().unwrap().0
+        };
+        assert_eq!(answer(OptionCode::StructuredReply), OptionReplyCode::Ack);
+        assert_eq!(answer(OptionCode::ExtendedHeaders), OptionReplyCode::Ack);
+        let twice = answer(OptionCode::ExtendedHeaders);
+        assert_eq!(twice, OptionReplyCode::ErrInvalid);
+        let less = answer(OptionCode::StructuredReply);
+        assert_eq!(less, OptionReplyCode::ErrExtendedHeadersRequired);
+        client.option(OptionCode::ExportName, b"");
+        assert!(client.is_hung_up(), "the old way was gone");
+        let (mut client, _) = RawClient::extended(&running.path, &[]);
+        client.request(Command::Read, 0, 512);
+        // Headers are longer, so the server waits for more.
+        client.send(&[0; 4]);
+        assert!(client.is_hung_up(), "a compact request");
+    });
+}
+
+#[test]
+fn payload_is_where_its_flag_says() {
+    beside_a_healthy_client(|running| {
+        let (mut client, _) = RawClient::extended(&running.path, &[BASE_ALLOCATION]);
+        let none = CommandFlags::empty();
+        let invalid = Some(ErrorCode::Inval);
+        client.extended_request(Command::Write, PAYLOAD, (0, 512), &[7; 512]);
+        assert_eq!(client.extended_error(0), None);
+        client.extended_request(Command::Write, none, (0, 512), &[7; 512]);
+        assert_eq!(client.extended_error(0), None, "QEMU's way");
+        for command in [
+            Command::Read,
+            Command::Flush,
+            Command::Trim,
+            Command::Unknown(99),
+        ] {
+            client.extended_request(command, PAYLOAD, (512, 100_000), &[1; 100_000]);
+            assert_eq!(client.extended_error(512), invalid, "{command:?} has none");
+        }
+        let beyond = (64 << 20, 4096);
+        client.extended_request(Command::Write, PAYLOAD, beyond, &[1; 4096]);
+        assert_eq!(client.extended_error(beyond.0), Some(ErrorCode::NoSpc));
+        for range in [(0, u64::MAX), (1, u64::MAX), (0, 1 << 40), (64 << 20, 1)] {
+            for command in [Command::Trim, Command::Cache, Command::BlockStatus] {
+                client.extended_request(command, none, range, b"");
+                assert_eq!(
+                    client.extended_error(range.0),
+                    invalid,
+                    "{command:?} {range:?}"
+                );
+            }
+        }
+        client.extended_request(Command::Read, none, (0, 513), b"");
+        let (header, data) = client.extended_chunk(0);
+        assert_eq!(
+            (header.code, header.flags),
+            (ChunkCode::OffsetData, ChunkFlags::DONE)
+        );
+        assert_eq!(data[8..], [&[7; 512][..], &[0]].concat());
+        for command in [Command::Write, Command::Read, Command::BlockStatus] {
+            let (mut client, _) = RawClient::extended(&running.path, &[BASE_ALLOCATION]);
+            let len = u64::from(PAYLOAD_BYTES_MAX) + 1;
+            client.extended_request(command, PAYLOAD, (0, len), b"");
+            assert!(client.is_hung_up(), "{command:?} with endless payload");
+        }
+    });
+}
+
+#[test]
+fn the_status_of_chosen_contexts_is_told() {
+    let info = ExportInfo {
+        contexts: [BASE_ALLOCATION, "a:b", "c:d"].map(str::to_owned).to_vec(),
+        ..ExportInfo::new(1 << 40)
+    };
+    let export: Arc<dyn Export> = Arc::new(MemoryExport::with_info(info));
+    let running = Running::with_export(Backend::Auto, export);
+    let (mut client, ids) = RawClient::extended(&running.path, &["c:d", BASE_ALLOCATION]);
+    let mut told = |flags: CommandFlags, len: u64, payload: &[u8]| {
+        client.extended_request(Command::BlockStatus, flags, (4096, len), payload);
+        let mut told = Vec::new();
+        loop {
+            let (header, payload) = client.extended_chunk(4096);
+            if header.code != ChunkCode::ExtendedStatus {
+                return Err(ErrorChunk::decode(header.code, &payload).unwrap().error);
+            }
+            let status = BlockStatus::decode_extended(&payload).unwrap();
+            let runs = status.descriptors.iter().map(|run| (run.len, run.flags.0));
+            told.push((status.context_id, runs.collect::<Vec<_>>()));
+            if header.flags == ChunkFlags::DONE {
+                return Ok(told);
+            }
+        }
+    };
+    let len = 1 << 33;
+    let [base, other] = [(ids[0], vec![(len, 3)]), (ids[1], vec![(len, 0)])];
+    let none = CommandFlags::empty();
+    assert_eq!(told(none, len, b""), Ok(vec![base.clone(), other.clone()]));
+    let mut narrowed = |len: u64, context_ids: &[u32]| {
+        let context_ids = context_ids.to_vec();
+        let query = StatusQuery { len, context_ids }.encode();
+        told(PAYLOAD, query.len() as u64, &query)
+    };
+    assert_eq!(narrowed(len, &[ids[1]]), Ok(vec![other.clone()]));
+    assert_eq!(
+        narrowed(len, &[ids[1], ids[0]]),
+        Ok(vec![other, base.clone()])
+    );
+    let invalid = Err(ErrorCode::Inval);
+    assert_eq!(narrowed(len, &[]), invalid, "nothing");
+    assert_eq!(narrowed(len, &[ids[0], ids[0]]), invalid, "one twice");
+    assert_eq!(
+        narrowed(len, &[ids[0], ids[1], 77]),
+        invalid,
+        "more than there are"
+    );
+    assert_eq!(narrowed(len, &[77]), invalid, "one that was not selected");
+    assert_eq!(narrowed(0, &ids), invalid, "an empty range");
+    assert_eq!(narrowed(u64::MAX, &ids), invalid, "beyond the end");
+    let half = [&len.to_be_bytes()[..], &[0, 0]].concat();
+    assert_eq!(
+        told(PAYLOAD, half.len() as u64, &half),
+        invalid,
+        "half an identifier"
+    );
+    assert_eq!(told(PAYLOAD, 20_000, &[0; 20_000]), invalid, "too long");
+    assert_eq!(
+        told(CommandFlags::REQ_ONE, 512, b"").map(|all| all.len()),
+        Ok(2)
+    );
 }
 
 #[test]

@@ -9,7 +9,8 @@ use crate::support::*;
 use cowslip_nbd::client::ClientError;
 use cowslip_nbd::export::Durability;
 use cowslip_nbd::protocol::ChunkCode::{
-    BlockStatus as Status, Error, ErrorOffset, None as Nothing, OffsetData, OffsetHole,
+    BlockStatus as Status, Error, ErrorOffset, ExtendedStatus, None as Nothing, OffsetData,
+    OffsetHole,
 };
 use cowslip_nbd::protocol::handshake::*;
 use cowslip_nbd::protocol::transmission::*;
@@ -68,10 +69,19 @@ const SIZE: u64 = 1 << 20;
 
 /// A handshake by the rules: structured replies, `base:allocation` as context 5, 1 MiB.
 fn shake_hands(stream: &mut UnixStream) {
+    shake_hands_with(stream, OptionReplyCode::ErrUnsupported);
+}
+
+/// The same with an answer of choice to extended headers.
+fn shake_hands_with(stream: &mut UnixStream, extended: OptionReplyCode) {
     greet(stream);
     loop {
         let option = next_option(stream);
         match option {
+            OptionCode::ExtendedHeaders => {
+                answer(stream, option, extended, b"");
+                continue;
+            }
             OptionCode::StructuredReply => {}
             OptionCode::SetMetaContext => {
                 let entry = MetaContextEntry {
@@ -365,6 +375,125 @@ fn replies_that_break_the_rules_end_the_connection() {
     }
 }
 
+fn extended_chunk(cookie: u64, code: ChunkCode, offset: u64, payload: &[u8]) -> Vec<u8> {
+    let chunk = ChunkHeader {
+        flags: DONE,
+        code,
+        cookie,
+        len: payload.len() as u32,
+    };
+    let header = ExtendedChunkHeader { chunk, offset };
+    [&header.encode()[..], payload].concat()
+}
+
+/// A status of context 5 with extended headers.
+fn extended_status(count: u32, runs: &[(u64, u64)]) -> Vec<u8> {
+    let mut payload = [5u32.to_be_bytes(), count.to_be_bytes()].concat();
+    for (len, flags) in runs {
+        payload.extend(len.to_be_bytes());
+        payload.extend(flags.to_be_bytes());
+    }
+    payload
+}
+
+/// What the client makes of the server's answer to its question for the status of 8192 bytes at 4096, where extended
+/// headers were agreed on.
+fn extended_outcome(reply: Vec<u8>) -> Result<Vec<StatusDescriptor>, ClientError> {
+    // The first request of a connection.
+    let cookie = 1u64 << 32;
+    let server = scripted(move |stream| {
+        shake_hands_with(stream, OptionReplyCode::Ack);
+        let request = receive(stream, EXTENDED_REQUEST_BYTES);
+        let request = Request::decode_extended(&request).unwrap();
+        assert_eq!((request.cookie, request.len), (cookie, 8192));
+        stream.write_all(&reply).unwrap();
+        let _gone = stream.read_to_end(&mut Vec::new());
+    });
+    let outcome = queue(Backend::Threads).unwrap().block_on(async {
+        let client = connect(&server.path, "").await;
+        let outcome = client.block_status(4096, 8192).await;
+        drop(client);
+        outcome
+    });
+    server.thread.join().unwrap();
+    outcome
+}
+
+#[test]
+fn replies_with_extended_headers_that_break_the_rules_end_the_connection() {
+    let cookie = 1u64 << 32;
+    let extended = |code, offset, payload: &[u8]| extended_chunk(cookie, code, offset, payload);
+    let status =
+        |count, runs: &[(u64, u64)]| extended(ExtendedStatus, 4096, &extended_status(count, runs));
+    let right = status(2, &[(4096, 3), (1 << 40, 0)]);
+    let descriptors = extended_outcome(right.clone()).unwrap();
+    let told: Vec<_> = descriptors
+        .iter()
+        .map(|run| (run.len, run.flags.0))
+        .collect();
+    assert_eq!(told, [(4096, 3), (4096, 0)], "the last extent is cut");
+    let mut endless = right.clone();
+    endless[24] = 1;
+    let narrow = [0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0, 0];
+    let payload = extended_status(1, &[(4096, 0)]);
+    for (what, reply) in [
+        (
+            "a simple reply",
+            [encode_simple_reply(cookie, None).to_vec(), vec![0; 32]].concat(),
+        ),
+        (
+            "a structured reply",
+            [chunk(cookie, Status, DONE, &narrow), vec![0; 32]].concat(),
+        ),
+        ("another offset", extended(ExtendedStatus, 4097, &payload)),
+        (
+            "another cookie",
+            extended_chunk(cookie + 1, ExtendedStatus, 4096, &payload),
+        ),
+        ("a status of 32 bits", extended(Status, 4096, &narrow)),
+        ("fewer runs than it says", status(2, &[(4096, 0)])),
+        ("more runs than it says", status(1, &[(4096, 0), (4096, 0)])),
+        ("no run", status(0, &[])),
+        ("an empty run", status(1, &[(0, 0)])),
+        ("a state of 33 bits", status(1, &[(4096, 1 << 32)])),
+        ("an endless chunk", endless),
+        ("no status", extended(Nothing, 4096, b"")),
+    ] {
+        let outcome = extended_outcome(reply);
+        let broken = matches!(outcome, Err(ClientError::Protocol(_)));
+        assert!(broken, "{what}: {outcome:?}");
+    }
+    // Where they were not agreed on, they are as wrong as anything else.
+    let reply: Reply = Box::new(|cookie| extended_chunk(cookie, Nothing, 0, b""));
+    assert!(matches!(
+        outcome(Ask::Flush, reply),
+        Err(ClientError::Protocol(_))
+    ));
+}
+
+#[test]
+fn a_server_with_extended_headers_must_know_how_to_go() {
+    let outcome = handshake(|stream| {
+        greet(stream);
+        assert_eq!(next_option(stream), OptionCode::ExtendedHeaders);
+        answer(
+            stream,
+            OptionCode::ExtendedHeaders,
+            OptionReplyCode::Ack,
+            b"",
+        );
+        for option in [OptionCode::SetMetaContext, OptionCode::Go] {
+            assert_eq!(next_option(stream), option);
+            answer(stream, option, OptionReplyCode::ErrUnsupported, b"");
+        }
+        let _gone = stream.read_to_end(&mut Vec::new());
+    });
+    assert!(
+        matches!(outcome, Err(ClientError::Protocol(_))),
+        "{outcome:?}"
+    );
+}
+
 #[test]
 fn replies_within_the_rules_are_understood() {
     let pieces: Reply = Box::new(move |c| {
@@ -394,7 +523,7 @@ fn replies_within_the_rules_are_understood() {
         };
         chunk(c, Status, DONE, &status.encode())
     });
-    let expected = [4096u32.to_be_bytes(), 4096u32.to_be_bytes()].concat();
+    let expected = [4096u64.to_be_bytes(), 4096u64.to_be_bytes()].concat();
     assert_eq!(outcome(Ask::Status, long).unwrap(), expected);
 
     let payload = |error: u32, offset| {
@@ -506,12 +635,9 @@ fn handshakes_that_break_the_rules_fail() {
     });
     broken(|stream| {
         greet(stream);
-        for option in [OptionCode::StructuredReply, OptionCode::SetMetaContext] {
+        for option in [OptionCode::ExtendedHeaders, OptionCode::StructuredReply] {
             assert_eq!(next_option(stream), option);
             answer(stream, option, OptionReplyCode::ErrUnsupported, b"");
-            if option == OptionCode::StructuredReply {
-                break;
-            }
         }
         let option = next_option(stream);
         // No size is told.

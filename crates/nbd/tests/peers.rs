@@ -3,10 +3,12 @@
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::*;
 use cowslip_nbd::export::{Access, Durability, ExportInfo, ZeroRequest};
-use cowslip_nbd::{Client, MemoryExport, Server, ServerOptions};
+use cowslip_nbd::protocol::OptionCode;
+use cowslip_nbd::{Client, MemoryExport, Server, ServerEvent, ServerOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Stream};
 
 /// Runs a program that must succeed and returns what it printed.
@@ -115,6 +117,42 @@ fn qemu_io_reads_what_it_wrote() {
     );
     assert!(!told.contains("Pattern verification failed"), "{told}");
     assert!(!told.contains("failed"), "{told}");
+}
+
+#[test]
+fn qemu_io_agrees_on_extended_headers_and_zeroes_more_than_32_bits_tell() {
+    if !installed("qemu-io") {
+        return;
+    }
+    let asked = Arc::new(AtomicBool::new(false));
+    let mut server = Server::new(ServerOptions::default());
+    server.add_export("", Arc::new(MemoryExport::new(20 << 30)));
+    server.observe({
+        let asked = Arc::clone(&asked);
+        move |event| {
+            if let ServerEvent::Option { option, .. } = event
+                && *option == OptionCode::ExtendedHeaders
+            {
+                asked.store(true, Ordering::Relaxed);
+            }
+        }
+    });
+    let running = Running::start(Backend::Auto, server);
+    let commands = [
+        "write -P 7 9G 1M",
+        "write -z -n -u 1G 9G",
+        "read -P 0 9G 1M",
+        "write -P 8 5G 64k",
+        "read -P 8 5G 64k",
+        "discard 0 1G",
+        "map",
+        "flush",
+    ];
+    let commands = commands.iter().flat_map(|command| ["-c", command]);
+    let words: Vec<&str> = ["-f", "raw"].into_iter().chain(commands).collect();
+    let told = run("qemu-io", &[&words[..], &[&running.uri()]].concat());
+    assert!(!told.contains("failed"), "{told}");
+    assert!(asked.load(Ordering::Relaxed), "they were not asked for");
 }
 
 #[test]
@@ -241,10 +279,18 @@ impl Drop for Foreign {
     }
 }
 
-fn use_foreign_server(socket: &Path, export: &str) {
+/// Whether a foreign server has extended headers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extended {
+    Yes,
+    Perhaps,
+}
+
+fn use_foreign_server(socket: &Path, export: &str, extended: Extended) {
     queue(Backend::Auto).unwrap().block_on(async {
         let client = connect_with_patience(socket, export).await;
         assert_eq!(client.size(), 8 << 20);
+        assert!(extended == Extended::Perhaps || client.export().extended_headers);
         let data = Buf::copy_of(&[5; 100_000]);
         let writes: Vec<_> = (0..50)
             .map(|nth| client.write(nth * 100_000, data.clone(), Durability::Cached))
@@ -272,13 +318,7 @@ fn use_foreign_server(socket: &Path, export: &str) {
             eprintln!("this server has no block status");
         } else {
             let extents = client.block_status(0, 8 << 20).await.unwrap();
-            assert!(
-                extents
-                    .iter()
-                    .map(|extent| u64::from(extent.len))
-                    .sum::<u64>()
-                    <= 8 << 20
-            );
+            assert!(extents.iter().map(|extent| extent.len).sum::<u64>() <= 8 << 20);
         }
         client.disconnect().await.unwrap();
         let stream = Stream::connect_unix(socket).await.unwrap();
@@ -321,7 +361,8 @@ fn our_client_uses_qemu_nbd() {
     ];
     let arguments = [&arguments[..], &paths].concat();
     let _server = Foreign::start("qemu-nbd", &arguments, &socket);
-    use_foreign_server(&socket, "disk");
+    // Since QEMU 8.2.
+    use_foreign_server(&socket, "disk", Extended::Yes);
 }
 
 #[test]
@@ -333,5 +374,5 @@ fn our_client_uses_nbdkit() {
     let socket = directory.path().join("socket");
     let path = socket.to_str().unwrap();
     let _server = Foreign::start("nbdkit", &["-f", "-U", path, "memory", "8M"], &socket);
-    use_foreign_server(&socket, "");
+    use_foreign_server(&socket, "", Extended::Perhaps);
 }

@@ -72,8 +72,8 @@ fn describe(export: &ExportDescription, text: &mut String) -> std::fmt::Result {
         writeln!(text, "  opt block: {}", sizes.preferred)?;
         writeln!(text, "  max block: {}", sizes.maximum)?;
     }
-    // Extended headers are not spoken here.
-    writeln!(text, "  transaction size: 32-bit")?;
+    let bits = if export.extended_headers { 64 } else { 32 };
+    writeln!(text, "  transaction size: {bits}-bit")?;
     if !export.contexts.is_empty() {
         writeln!(text, "  available meta contexts: {}", export.contexts.len())?;
         for context in &export.contexts {

@@ -1,14 +1,14 @@
 //! The handshake as a client: choosing an export, or listing them all.
 //!
-//! Falls back where a server lacks something: to simple replies, and from `GO` to `EXPORT_NAME`; but never to a
-//! connection in the clear. TLS comes first, so nobody on the way has a say in the rest.
+//! Falls back where a server lacks something: from extended headers to structured replies and to simple ones, and from
+//! `GO` to `EXPORT_NAME`; but never to a connection in the clear. TLS comes first, so nobody on the way has a say in the rest.
 
 use std::io;
 use std::rc::Rc;
 
 use cowslip_queue::{Buf, Stream};
 
-use super::{ClientError, ConnectOptions, ExportDescription};
+use super::{ClientError, ConnectOptions, ExportDescription, Headers};
 use crate::inbox::{Ended, Inbox};
 use crate::protocol::handshake::{
     EXPORT_NAME_PADDING_BYTES, EXPORT_NAME_REPLY_BYTES, GREETING_BYTES, Info, InfoRequest,
@@ -32,7 +32,7 @@ const REPLIES_MAX: usize = 10_000;
 pub(super) struct Agreed {
     pub(super) export: ExportDescription,
     pub(super) status_context: Option<u32>,
-    pub(super) structured: bool,
+    pub(super) headers: Headers,
 }
 
 /// Chooses an export.
@@ -47,11 +47,15 @@ pub(super) async fn choose(
     let mut agreed = Agreed {
         export: ExportDescription::unknown(&options.export),
         status_context: None,
-        structured: false,
+        headers: Headers::Simple,
     };
     if haggling.fixed_newstyle {
-        agreed.structured = options.structured_replies && haggling.structured_replies().await?;
-        if agreed.structured && options.block_status {
+        if options.structured_replies {
+            agreed.headers = haggling.headers(options.extended_headers).await?;
+        }
+        let extended = agreed.headers == Headers::Extended;
+        agreed.export.extended_headers = extended;
+        if agreed.headers != Headers::Simple && options.block_status {
             let name = &options.export;
             agreed.status_context = haggling.select_status(name).await?;
         }
@@ -63,6 +67,10 @@ pub(super) async fn choose(
                 agreed.export.contexts = vec![BASE_ALLOCATION.to_owned()];
             }
             return Ok((agreed, haggling.inbox));
+        }
+        if extended {
+            let why = "the server has extended headers, but no way to choose an export with them";
+            return Err(Malformed(why).into());
         }
     }
     haggling.export_name(&mut agreed.export).await?;
@@ -81,7 +89,7 @@ pub(super) async fn list(
     if !haggling.fixed_newstyle {
         return Err(Malformed("the server is too old to list its exports").into());
     }
-    let structured = haggling.structured_replies().await?;
+    let headers = haggling.headers(true).await?;
     let replies = accepted(haggling.option(OptionCode::List, &[]).await?)?;
     let mut exports = Vec::new();
     for (reply, data) in replies {
@@ -94,7 +102,8 @@ pub(super) async fn list(
         if export.description.is_empty() {
             export.description = entry.description;
         }
-        if structured {
+        export.extended_headers = headers == Headers::Extended;
+        if headers != Headers::Simple {
             export.contexts = haggling.list_contexts(&entry.name).await?;
         }
         exports.push(export);
@@ -114,6 +123,7 @@ impl ExportDescription {
             size: 0,
             flags: TransmissionFlags::empty(),
             block_sizes: None,
+            extended_headers: false,
             contexts: Vec::new(),
         }
     }
@@ -247,10 +257,18 @@ impl Haggling {
         Err(Malformed("an option has too many replies").into())
     }
 
-    /// Whether the server agrees to structured replies.
-    async fn structured_replies(&mut self) -> Result<bool, ClientError> {
-        let answer = self.option(OptionCode::StructuredReply, &[]).await?;
-        Ok(matches!(answer, Answer::Accepted(_)))
+    /// The best headers that the server agrees to.
+    async fn headers(&mut self, extended: bool) -> Result<Headers, ClientError> {
+        let wanted = [
+            (OptionCode::ExtendedHeaders, Headers::Extended),
+            (OptionCode::StructuredReply, Headers::Structured),
+        ];
+        for (option, headers) in wanted.into_iter().skip(usize::from(!extended)) {
+            if let Answer::Accepted(_) = self.option(option, &[]).await? {
+                return Ok(headers);
+            }
+        }
+        Ok(Headers::Simple)
     }
 
     /// Selects `base:allocation` and returns its identifier, if the server has it.

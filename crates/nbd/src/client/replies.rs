@@ -7,12 +7,13 @@ use std::rc::Rc;
 
 use cowslip_queue::{BufMut, Completer};
 
-use super::{ClientError, Shared, State};
+use super::{ClientError, Headers, Shared, State};
 use crate::export::ExportError;
 use crate::inbox::Inbox;
 use crate::protocol::transmission::{
-    BlockStatus, ChunkHeader, ErrorChunk, OFFSET_DATA_BYTES, OFFSET_HOLE_BYTES, OffsetHole,
-    ReplyHeader, Request, StatusDescriptor, decode_offset_data,
+    BlockStatus, ChunkHeader, EXTENDED_CHUNK_BYTES, ErrorChunk, ExtendedChunkHeader,
+    OFFSET_DATA_BYTES, OFFSET_HOLE_BYTES, OffsetHole, ReplyHeader, Request, StatusDescriptor,
+    decode_offset_data,
 };
 use crate::protocol::{ChunkCode, ChunkFlags, Command, ErrorCode, Malformed};
 
@@ -222,6 +223,20 @@ struct Receiver {
 impl Receiver {
     /// Takes one simple reply or one chunk.
     async fn reply(&mut self) -> Result<(), ClientError> {
+        if self.shared.headers == Headers::Extended {
+            let header = self.inbox.take(EXTENDED_CHUNK_BYTES).await?;
+            let header = ExtendedChunkHeader::decode(&header)?;
+            let request = self
+                .shared
+                .slots
+                .borrow_mut()
+                .get(header.chunk.cookie)?
+                .request;
+            if request.offset != header.offset {
+                return Err(Malformed("a reply with another offset than its request").into());
+            }
+            return self.chunk(header.chunk).await;
+        }
         let header = loop {
             if let Some((len, header)) = ReplyHeader::decode_front(self.inbox.arrived())? {
                 self.inbox.consume(len);
@@ -229,9 +244,10 @@ impl Receiver {
             }
             self.inbox.receive().await?;
         };
+        let structured = self.shared.headers == Headers::Structured;
         match header {
             ReplyHeader::Simple { cookie, error } => self.simple(cookie, error).await,
-            ReplyHeader::Chunk(header) if self.shared.structured => self.chunk(header).await,
+            ReplyHeader::Chunk(header) if structured => self.chunk(header).await,
             ReplyHeader::Chunk(_) => {
                 Err(Malformed("a structured reply that was not agreed on").into())
             }
@@ -241,7 +257,7 @@ impl Receiver {
     async fn simple(&mut self, cookie: u64, error: Option<ErrorCode>) -> Result<(), ClientError> {
         let request = self.shared.slots.borrow_mut().get(cookie)?.request;
         if request.command == Command::Read {
-            if self.shared.structured {
+            if self.shared.headers == Headers::Structured {
                 return Err(Malformed("a simple reply to a read").into());
             }
             if error.is_none() {
@@ -298,7 +314,7 @@ impl Receiver {
         start
             .filter(|start| {
                 let end = start.checked_add(len);
-                end.is_some_and(|end| end <= u64::from(request.len))
+                end.is_some_and(|end| end <= request.len)
             })
             .and_then(|start| usize::try_from(start).ok())
             .ok_or(Malformed("a chunk lies outside the range of its read"))
@@ -316,7 +332,9 @@ impl Receiver {
             }
             ChunkCode::OffsetData => self.data_chunk(cookie, len).await?,
             ChunkCode::OffsetHole => self.hole_chunk(cookie, len).await?,
-            ChunkCode::BlockStatus => self.status_chunk(cookie, len).await?,
+            ChunkCode::BlockStatus | ChunkCode::ExtendedStatus => {
+                self.status_chunk(header, len).await?;
+            }
             code if code.is_error() => self.error_chunk(header, len).await?,
             _ => return Err(Malformed("a chunk of an unknown type").into()),
         }
@@ -358,16 +376,30 @@ impl Receiver {
         Ok(())
     }
 
-    async fn status_chunk(&mut self, cookie: u64, len: usize) -> Result<(), ClientError> {
-        // QEMU sends up to 128 Ki extents of 8 bytes.
-        const STATUS_BYTES_MAX: usize = (1 << 20) + 4;
-        if len > STATUS_BYTES_MAX {
+    async fn status_chunk(&mut self, header: ChunkHeader, len: usize) -> Result<(), ClientError> {
+        // QEMU sends up to 128 Ki extents, of 8 bytes or with extended headers of 16.
+        const EXTENTS_MAX: usize = 128 << 10;
+        type Decode = fn(&[u8]) -> Result<BlockStatus, Malformed>;
+        let (code, len_max, decode): (_, _, Decode) = match self.shared.headers {
+            Headers::Extended => {
+                let code = ChunkCode::ExtendedStatus;
+                (code, 8 + 16 * EXTENTS_MAX, BlockStatus::decode_extended)
+            }
+            Headers::Simple | Headers::Structured => {
+                let code = ChunkCode::BlockStatus;
+                (code, 4 + 8 * EXTENTS_MAX, BlockStatus::decode)
+            }
+        };
+        if header.code != code {
+            return Err(Malformed("a block status of the other width").into());
+        }
+        if len > len_max {
             return Err(Malformed("a block status is too long").into());
         }
         let payload = self.inbox.take_into(BufMut::zeroed(len)).await?;
-        let status = BlockStatus::decode(&payload)?;
+        let status = decode(&payload)?;
         let mut slots = self.shared.slots.borrow_mut();
-        let slot = slots.get(cookie)?;
+        let slot = slots.get(header.cookie)?;
         let Wanted::Status { descriptors, .. } = &mut slot.wanted else {
             return Err(STRANGE_CHUNK.into());
         };
@@ -412,7 +444,7 @@ impl Receiver {
 }
 
 /// A server may describe more than it was asked about with its last extent; the rest is dropped.
-fn cut_to_range(descriptors: Vec<StatusDescriptor>, len: u32) -> Vec<StatusDescriptor> {
+fn cut_to_range(descriptors: Vec<StatusDescriptor>, len: u64) -> Vec<StatusDescriptor> {
     let mut left = len;
     let mut cut = Vec::with_capacity(descriptors.len());
     for mut descriptor in descriptors {

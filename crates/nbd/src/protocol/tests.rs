@@ -170,9 +170,17 @@ fn requests_survive() {
                     command,
                     cookie: !offset,
                     offset,
-                    len: len as u32,
+                    len,
                 };
                 assert_eq!(Request::decode(&request.encode()), Ok(request));
+                let long = Request {
+                    len: offset,
+                    ..request
+                };
+                let message = long.encode_extended();
+                assert_eq!(Request::decode_extended(&message), Ok(long));
+                assert!(Request::decode(&message).is_err());
+                assert!(Request::decode_extended(&request.encode()).is_err());
             }
         }
     }
@@ -197,6 +205,14 @@ fn reply_headers_survive_however_they_arrive() {
                 len: 0x0a0b_0c0d,
             };
             messages.push((header.encode().to_vec(), ReplyHeader::Chunk(header)));
+            let extended = ExtendedChunkHeader {
+                chunk: header,
+                offset: u64::MAX - 2,
+            };
+            let message = extended.encode();
+            assert_eq!(ExtendedChunkHeader::decode(&message), Ok(extended));
+            assert!(ExtendedChunkHeader::decode(&message[..31]).is_err());
+            assert!(ReplyHeader::decode_front(&message).is_err());
         }
     }
     for (message, header) in messages {
@@ -232,17 +248,25 @@ fn payloads_of_chunks_survive() {
             }
         }
     }
-    for count in 1..20 {
-        let status = BlockStatus {
+    for count in 1..20u32 {
+        let mut status = BlockStatus {
             context_id: 1,
             descriptors: (1..=count)
                 .map(|len| StatusDescriptor {
-                    len,
+                    len: len.into(),
                     flags: AllocationFlags(len % 4),
                 })
                 .collect(),
         };
-        assert_eq!(BlockStatus::decode(&status.encode()), Ok(status));
+        assert_eq!(BlockStatus::decode(&status.encode()).as_ref(), Ok(&status));
+        status.descriptors[0].len = u64::MAX;
+        let payload = status.encode_extended();
+        assert_eq!(BlockStatus::decode_extended(&payload), Ok(status));
+        let query = StatusQuery {
+            len: u64::MAX - u64::from(count),
+            context_ids: (0..count).collect(),
+        };
+        assert_eq!(StatusQuery::decode(&query.encode()), Ok(query));
     }
 }
 
@@ -256,6 +280,11 @@ fn a_long_error_message_is_cut_at_a_character() {
     let decoded = ErrorChunk::decode(ChunkCode::Error, &chunk.encode()).unwrap();
     assert!(chunk.message.starts_with(&decoded.message));
     assert_eq!(decoded.message.len(), 1023);
+}
+
+/// A descriptor of an extended status: a byte in that state.
+fn one_run(state: u64) -> Vec<u8> {
+    [1u64, state].map(u64::to_be_bytes).concat()
 }
 
 #[test]
@@ -274,6 +303,31 @@ fn what_breaks_the_rules_is_refused() {
             BlockStatus::decode(&[0; 12]).is_err(),
         ),
         ("half a descriptor", BlockStatus::decode(&[1; 16]).is_err()),
+        (
+            "an extended status without descriptors",
+            BlockStatus::decode_extended(&[0; 8]).is_err(),
+        ),
+        (
+            "half an extended descriptor",
+            BlockStatus::decode_extended(&[[0, 0, 0, 1].repeat(2), vec![1; 8]].concat()).is_err(),
+        ),
+        (
+            "more descriptors than there are",
+            BlockStatus::decode_extended(&[&[0, 0, 0, 2].repeat(2)[..], &one_run(0)].concat())
+                .is_err(),
+        ),
+        (
+            "a state of more than 32 bits",
+            BlockStatus::decode_extended(
+                &[&[0, 0, 0, 1].repeat(2)[..], &one_run(1 << 32)].concat(),
+            )
+            .is_err(),
+        ),
+        ("half an identifier", StatusQuery::decode(&[1; 10]).is_err()),
+        (
+            "a query without a length",
+            StatusQuery::decode(&[1; 7]).is_err(),
+        ),
         (
             "an error chunk without an error",
             ErrorChunk::decode(ChunkCode::Error, &[0; 6]).is_err(),
@@ -355,6 +409,20 @@ fn decode_everything(bytes: &[u8]) {
     let _ignored = ReplyHeader::decode_front(bytes);
     if let Ok(value) = Request::decode(bytes) {
         assert_eq!(Request::decode(&value.encode()), Ok(value));
+    }
+    if let Ok(value) = Request::decode_extended(bytes) {
+        let message = value.encode_extended();
+        assert_eq!(Request::decode_extended(&message), Ok(value));
+    }
+    if let Ok(value) = StatusQuery::decode(bytes) {
+        assert_eq!(StatusQuery::decode(&value.encode()), Ok(value));
+    }
+    if let Ok(value) = ExtendedChunkHeader::decode(bytes) {
+        assert_eq!(ExtendedChunkHeader::decode(&value.encode()), Ok(value));
+    }
+    if let Ok(value) = BlockStatus::decode_extended(bytes) {
+        let payload = value.encode_extended();
+        assert_eq!(BlockStatus::decode_extended(&payload), Ok(value));
     }
     if let Ok(value) = InfoRequest::decode(bytes) {
         assert_eq!(InfoRequest::decode(&value.encode()), Ok(value));

@@ -1,11 +1,16 @@
-//! The messages of the transmission phase: request, simple reply, chunks of structured replies.
+//! The messages of the transmission phase: request, simple reply, chunks of structured replies; the same with
+//! extended headers.
+//!
+//! Extended headers (`NBD_OPT_EXTENDED_HEADERS`) have lengths of 64 bits, and say with a flag whether payload follows a
+//! request. Where they were agreed on, all messages have them, and there are no simple replies.
 //!
 //! Headers are of fixed length and become arrays, since they are made and read once a request.
 //! Payload of reads and writes never passes through here.
 
 use super::{
-    AllocationFlags, ChunkCode, ChunkFlags, Command, CommandFlags, ErrorCode, Malformed,
-    REQUEST_MAGIC, Reader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, length_u32, string,
+    AllocationFlags, ChunkCode, ChunkFlags, Command, CommandFlags, EXTENDED_REPLY_MAGIC,
+    EXTENDED_REQUEST_MAGIC, ErrorCode, Malformed, REQUEST_MAGIC, Reader, SIMPLE_REPLY_MAGIC,
+    STRUCTURED_REPLY_MAGIC, length_u32, string,
 };
 
 /// Bytes of a request before its payload.
@@ -14,6 +19,10 @@ pub const REQUEST_BYTES: usize = 28;
 pub const SIMPLE_REPLY_BYTES: usize = 16;
 /// Bytes of a chunk before its payload.
 pub const CHUNK_HEADER_BYTES: usize = 20;
+/// Bytes of a request with extended headers before its payload.
+pub const EXTENDED_REQUEST_BYTES: usize = 32;
+/// Bytes of a chunk with extended headers before its payload.
+pub const EXTENDED_CHUNK_BYTES: usize = 32;
 /// Bytes of a data chunk's payload before the data.
 pub const OFFSET_DATA_BYTES: usize = 8;
 /// Bytes of a hole chunk's payload.
@@ -44,15 +53,32 @@ pub struct Request {
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
-    /// Length of the range in bytes; for `WRITE` that of the payload too.
-    pub len: u32,
+    /// Length of the range in bytes; for `WRITE` that of the payload too, and with `PAYLOAD_LEN` that of the payload
+    /// only. 32 bits without extended headers.
+    pub len: u64,
 }
 
 impl Request {
-    /// The message.
+    /// The message without extended headers.
+    ///
+    /// # Panics
+    /// If the length needs them.
     pub fn encode(&self) -> [u8; REQUEST_BYTES] {
+        let len = u32::try_from(self.len).expect("a length of 32 bits");
         join(&[
             &REQUEST_MAGIC.to_be_bytes(),
+            &self.flags.0.to_be_bytes(),
+            &u16::from(self.command).to_be_bytes(),
+            &self.cookie.to_be_bytes(),
+            &self.offset.to_be_bytes(),
+            &len.to_be_bytes(),
+        ])
+    }
+
+    /// The message with extended headers.
+    pub fn encode_extended(&self) -> [u8; EXTENDED_REQUEST_BYTES] {
+        join(&[
+            &EXTENDED_REQUEST_MAGIC.to_be_bytes(),
             &self.flags.0.to_be_bytes(),
             &u16::from(self.command).to_be_bytes(),
             &self.cookie.to_be_bytes(),
@@ -61,13 +87,29 @@ impl Request {
         ])
     }
 
-    /// Takes the message apart.
+    /// Takes a message without extended headers apart.
     ///
     /// # Errors
     /// If the magic number is wrong.
     pub fn decode(message: &[u8]) -> Result<Request, Malformed> {
+        Request::decode_with(message, REQUEST_MAGIC, |reader| reader.u32().map(u64::from))
+    }
+
+    /// Takes a message with extended headers apart.
+    ///
+    /// # Errors
+    /// If the magic number is wrong.
+    pub fn decode_extended(message: &[u8]) -> Result<Request, Malformed> {
+        Request::decode_with(message, EXTENDED_REQUEST_MAGIC, Reader::u64)
+    }
+
+    fn decode_with<'a>(
+        message: &'a [u8],
+        magic: u32,
+        len: impl FnOnce(&mut Reader<'a>) -> Result<u64, Malformed>,
+    ) -> Result<Request, Malformed> {
         let mut reader = Reader::new(message);
-        if reader.u32()? != REQUEST_MAGIC {
+        if reader.u32()? != magic {
             return Err(Malformed("a request does not begin with its magic number"));
         }
         let request = Request {
@@ -75,10 +117,44 @@ impl Request {
             command: reader.u16()?.into(),
             cookie: reader.u64()?,
             offset: reader.u64()?,
-            len: reader.u32()?,
+            len: len(&mut reader)?,
         };
         reader.end()?;
         Ok(request)
+    }
+}
+
+/// The payload of a `BLOCK_STATUS` with `PAYLOAD_LEN`: only some of the contexts that were selected are asked about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatusQuery {
+    /// Length of the range in bytes.
+    pub len: u64,
+    /// The identifiers of the contexts.
+    pub context_ids: Vec<u32>,
+}
+
+impl StatusQuery {
+    /// The payload.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut payload = self.len.to_be_bytes().to_vec();
+        for id in &self.context_ids {
+            payload.extend_from_slice(&id.to_be_bytes());
+        }
+        payload
+    }
+
+    /// Takes the payload apart.
+    ///
+    /// # Errors
+    /// If it is too short, or ends within an identifier.
+    pub fn decode(payload: &[u8]) -> Result<StatusQuery, Malformed> {
+        let mut reader = Reader::new(payload);
+        let len = reader.u64()?;
+        let mut context_ids = Vec::new();
+        while !reader.rest.is_empty() {
+            context_ids.push(reader.u32()?);
+        }
+        Ok(StatusQuery { len, context_ids })
     }
 }
 
@@ -114,6 +190,53 @@ impl ChunkHeader {
             &self.cookie.to_be_bytes(),
             &self.len.to_be_bytes(),
         ])
+    }
+}
+
+/// What stands before the payload of a chunk with extended headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExtendedChunkHeader {
+    /// What any chunk has. Its length is one of payload, which never needs 64 bits.
+    pub chunk: ChunkHeader,
+    /// The offset of the request.
+    pub offset: u64,
+}
+
+impl ExtendedChunkHeader {
+    /// The message.
+    pub fn encode(&self) -> [u8; EXTENDED_CHUNK_BYTES] {
+        join(&[
+            &EXTENDED_REPLY_MAGIC.to_be_bytes(),
+            &self.chunk.flags.0.to_be_bytes(),
+            &u16::from(self.chunk.code).to_be_bytes(),
+            &self.chunk.cookie.to_be_bytes(),
+            &self.offset.to_be_bytes(),
+            &u64::from(self.chunk.len).to_be_bytes(),
+        ])
+    }
+
+    /// Takes the message apart.
+    ///
+    /// # Errors
+    /// If the magic number is wrong, or the payload longer than any may be.
+    pub fn decode(message: &[u8]) -> Result<ExtendedChunkHeader, Malformed> {
+        let mut reader = Reader::new(message);
+        if reader.u32()? != EXTENDED_REPLY_MAGIC {
+            return Err(Malformed("a reply does not begin with the magic number"));
+        }
+        let flags = ChunkFlags(reader.u16()?);
+        let code = reader.u16()?.into();
+        let cookie = reader.u64()?;
+        let offset = reader.u64()?;
+        let len = u32::try_from(reader.u64()?).map_err(|_| Malformed("an endless chunk"))?;
+        reader.end()?;
+        let chunk = ChunkHeader {
+            flags,
+            code,
+            cookie,
+            len,
+        };
+        Ok(ExtendedChunkHeader { chunk, offset })
     }
 }
 
@@ -210,8 +333,8 @@ impl OffsetHole {
 /// A run with one state, in a reply to `BLOCK_STATUS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusDescriptor {
-    /// Length in bytes; never 0.
-    pub len: u32,
+    /// Length in bytes; never 0. 32 bits without extended headers.
+    pub len: u64,
     /// Its state; in other contexts than `base:allocation` the bits mean something else.
     pub flags: AllocationFlags,
 }
@@ -226,39 +349,85 @@ pub struct BlockStatus {
 }
 
 impl BlockStatus {
-    /// The payload.
+    /// The payload without extended headers.
+    ///
+    /// # Panics
+    /// If a length needs them.
     pub fn encode(&self) -> Vec<u8> {
         let mut payload = self.context_id.to_be_bytes().to_vec();
         for descriptor in &self.descriptors {
-            payload.extend_from_slice(&descriptor.len.to_be_bytes());
+            let len = u32::try_from(descriptor.len).expect("a length of 32 bits");
+            payload.extend_from_slice(&len.to_be_bytes());
             payload.extend_from_slice(&descriptor.flags.0.to_be_bytes());
         }
         payload
     }
 
-    /// Takes the payload apart.
+    /// The payload with extended headers ([`ChunkCode::ExtendedStatus`]).
+    pub fn encode_extended(&self) -> Vec<u8> {
+        let mut payload = self.context_id.to_be_bytes().to_vec();
+        payload.extend_from_slice(&length_u32(self.descriptors.len()).to_be_bytes());
+        for descriptor in &self.descriptors {
+            payload.extend_from_slice(&descriptor.len.to_be_bytes());
+            payload.extend_from_slice(&u64::from(descriptor.flags.0).to_be_bytes());
+        }
+        payload
+    }
+
+    /// Takes a payload without extended headers apart.
     ///
     /// # Errors
     /// If there is no descriptor, an empty one, or half of one.
     pub fn decode(payload: &[u8]) -> Result<BlockStatus, Malformed> {
         let mut reader = Reader::new(payload);
         let context_id = reader.u32()?;
-        let mut descriptors = Vec::new();
-        while descriptors.is_empty() || !reader.rest.is_empty() {
-            let descriptor = StatusDescriptor {
-                len: reader.u32()?,
-                flags: AllocationFlags(reader.u32()?),
-            };
-            if descriptor.len == 0 {
-                return Err(Malformed("a block status descriptor is empty"));
-            }
-            descriptors.push(descriptor);
+        let descriptors = descriptors(&mut reader, |reader| {
+            Ok((u64::from(reader.u32()?), reader.u32()?))
+        })?;
+        Ok(BlockStatus {
+            context_id,
+            descriptors,
+        })
+    }
+
+    /// Takes a payload with extended headers apart, of a context whose states have 32 bits.
+    ///
+    /// # Errors
+    /// If there is no descriptor, an empty one, or half of one, or not as many as it says; or a state has more bits.
+    pub fn decode_extended(payload: &[u8]) -> Result<BlockStatus, Malformed> {
+        let mut reader = Reader::new(payload);
+        let context_id = reader.u32()?;
+        let count = reader.u32()?;
+        let descriptors = descriptors(&mut reader, |reader| {
+            let (len, flags) = (reader.u64()?, reader.u64()?);
+            let flags = u32::try_from(flags).map_err(|_| Malformed("a state of 64 bits"))?;
+            Ok((len, flags))
+        })?;
+        if u32::try_from(descriptors.len()) != Ok(count) {
+            return Err(Malformed("not as many descriptors as it says"));
         }
         Ok(BlockStatus {
             context_id,
             descriptors,
         })
     }
+}
+
+/// All descriptors that there are, each taken apart by `next` into length and state.
+fn descriptors<'a>(
+    reader: &mut Reader<'a>,
+    next: impl Fn(&mut Reader<'a>) -> Result<(u64, u32), Malformed>,
+) -> Result<Vec<StatusDescriptor>, Malformed> {
+    let mut descriptors = Vec::new();
+    while descriptors.is_empty() || !reader.rest.is_empty() {
+        let (len, flags) = next(reader)?;
+        if len == 0 {
+            return Err(Malformed("a block status descriptor is empty"));
+        }
+        let flags = AllocationFlags(flags);
+        descriptors.push(StatusDescriptor { len, flags });
+    }
+    Ok(descriptors)
 }
 
 /// The payload of an error chunk.

@@ -61,6 +61,8 @@ fn lists(query: &str, name: &str) -> bool {
 pub(super) enum ReplyStyle {
     Simple,
     Structured,
+    /// Structured, with extended headers, which requests have too.
+    Extended,
 }
 
 /// What the handshake has agreed on.
@@ -285,12 +287,11 @@ impl<'a> Haggling<'a> {
             OptionCode::StructuredReply => self.structured_reply(data),
             OptionCode::ListMetaContext => self.list_contexts(data),
             OptionCode::SetMetaContext => self.set_contexts(data),
-            OptionCode::ExportName | OptionCode::ExtendedHeaders | OptionCode::Unknown(_) => {
-                Err(Refusal(
-                    OptionReplyCode::ErrUnsupported,
-                    "the option is not supported",
-                ))
-            }
+            OptionCode::ExtendedHeaders => self.extended_headers(data),
+            OptionCode::ExportName | OptionCode::Unknown(_) => Err(Refusal(
+                OptionReplyCode::ErrUnsupported,
+                "the option is not supported",
+            )),
         };
         Ok(match outcome {
             Ok(step) => {
@@ -306,10 +307,15 @@ impl<'a> Haggling<'a> {
 
     /// `EXPORT_NAME` has no way to say no, so a wrong name ends the connection.
     fn export_name(&mut self, data: &[u8]) -> Result<Chosen, NoChoice> {
+        if self.replies == ReplyStyle::Extended {
+            let why =
+                "the client chose an export the old way after it had asked for extended headers";
+            return Err(Some(why.to_owned()));
+        }
         let name = string(data).map_err(broken)?;
         let export = self.shared.find(name).ok_or_else(no_such_export)?;
         let chosen = self.choose(name, Arc::clone(export));
-        let flags = transmission_flags(&chosen.info, chosen.replies);
+        let flags = transmission_flags(&chosen, OptionCode::ExportName);
         self.out
             .extend_from_slice(&encode_export_name_reply(chosen.info.size, flags));
         if !self.flags.contains(ClientFlags::NO_ZEROES) {
@@ -364,7 +370,7 @@ impl<'a> Haggling<'a> {
         let chosen = self.choose(&request.name, export);
         let mut replies = vec![Info::Export {
             size: chosen.info.size,
-            flags: transmission_flags(&chosen.info, chosen.replies),
+            flags: transmission_flags(&chosen, option),
         }];
         // Always told, since a client that ignores it loses nothing and one that forgot to ask gains.
         replies.push(Info::BlockSize(chosen.info.block_sizes));
@@ -390,16 +396,34 @@ impl<'a> Haggling<'a> {
 
     fn structured_reply(&mut self, data: &[u8]) -> Result<Step, Refusal> {
         no_data(data)?;
-        if self.replies == ReplyStyle::Structured {
-            let reason = "structured replies are agreed on already";
+        match self.replies {
+            ReplyStyle::Simple => {
+                self.replies = ReplyStyle::Structured;
+                Ok(Step::Next)
+            }
+            ReplyStyle::Structured => Err(Refusal(
+                OptionReplyCode::ErrInvalid,
+                "structured replies are agreed on already",
+            )),
+            ReplyStyle::Extended => Err(Refusal(
+                OptionReplyCode::ErrExtendedHeadersRequired,
+                "extended headers are agreed on already",
+            )),
+        }
+    }
+
+    fn extended_headers(&mut self, data: &[u8]) -> Result<Step, Refusal> {
+        no_data(data)?;
+        if self.replies == ReplyStyle::Extended {
+            let reason = "extended headers are agreed on already";
             return Err(Refusal(OptionReplyCode::ErrInvalid, reason));
         }
-        self.replies = ReplyStyle::Structured;
+        self.replies = ReplyStyle::Extended;
         Ok(Step::Next)
     }
 
     fn contexts_request(&self, data: &[u8]) -> Result<MetaContextRequest, Refusal> {
-        if self.replies != ReplyStyle::Structured {
+        if self.replies == ReplyStyle::Simple {
             let reason = "structured replies must be agreed on first";
             return Err(Refusal(OptionReplyCode::ErrInvalid, reason));
         }
@@ -454,9 +478,12 @@ fn no_data(data: &[u8]) -> Result<(), Refusal> {
     }
 }
 
-/// What the client may do with the export.
-fn transmission_flags(info: &ExportInfo, replies: ReplyStyle) -> TransmissionFlags {
+/// What the client may do with the export, in answer to an option.
+fn transmission_flags(chosen: &Chosen, option: OptionCode) -> TransmissionFlags {
+    let (info, replies) = (&chosen.info, chosen.replies);
     let writable = info.access == Access::ReadWrite;
+    // Whoever has selected no context has nothing to choose from; whoever only asks may do so yet.
+    let may_choose = option == OptionCode::Info || !chosen.contexts.is_empty();
     TransmissionFlags::HAS_FLAGS
         .with(TransmissionFlags::SEND_FLUSH)
         .with(TransmissionFlags::SEND_FUA)
@@ -469,9 +496,10 @@ fn transmission_flags(info: &ExportInfo, replies: ReplyStyle) -> TransmissionFla
             TransmissionFlags::SEND_FAST_ZERO,
             writable && info.zeroes_fast,
         )
-        .with_if(
-            TransmissionFlags::SEND_DF,
-            replies == ReplyStyle::Structured,
-        )
+        .with_if(TransmissionFlags::SEND_DF, replies != ReplyStyle::Simple)
         .with_if(TransmissionFlags::CAN_MULTI_CONN, info.shared_cache)
+        .with_if(
+            TransmissionFlags::BLOCK_STATUS_PAYLOAD,
+            replies == ReplyStyle::Extended && may_choose,
+        )
 }

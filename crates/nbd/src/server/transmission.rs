@@ -19,17 +19,21 @@ use crate::export::{Access, Durability, ExportError, StatusExtent, ZeroRequest};
 use crate::inbox::{Ended, Inbox};
 use crate::outbox::Outbox;
 use crate::protocol::transmission::{
-    BlockStatus, ErrorChunk, OFFSET_DATA_BYTES, OffsetHole, REQUEST_BYTES, Request,
-    StatusDescriptor, encode_simple_reply, last_chunk,
+    BlockStatus, ChunkHeader, EXTENDED_REQUEST_BYTES, ErrorChunk, ExtendedChunkHeader,
+    OFFSET_DATA_BYTES, OffsetHole, REQUEST_BYTES, Request, StatusDescriptor, StatusQuery,
+    encode_simple_reply, last_chunk,
 };
 use crate::protocol::{
-    ChunkCode, ChunkFlags, Command, CommandFlags, ErrorCode, PAYLOAD_BYTES_MAX,
+    ChunkCode, ChunkFlags, Command, CommandFlags, ErrorCode, Malformed, PAYLOAD_BYTES_MAX,
+    length_u32,
 };
 use crate::slab::Slab;
 use crate::wire::Wire;
 
 /// Extents in one reply to `BLOCK_STATUS`: 64 KiB of descriptors.
 const EXTENTS_MAX: usize = 8192;
+/// Payload of a request that names contexts: four thousand of them.
+const QUERY_BYTES_MAX: u64 = 16 << 10;
 /// Replies that are sent with one call; two buffers each stay well below what the system gathers.
 const REPLIES_SENT_AT_ONCE: usize = 256;
 /// Reads from this length on are looked through for being all zeroes, which are sent as a hole.
@@ -41,6 +45,14 @@ enum Outcome {
     Data(Buf),
     Status(Vec<BlockStatus>),
     Failed(ExportError),
+}
+
+/// What came behind the header of a valid request.
+enum Payload {
+    Nothing,
+    Data(Buf),
+    /// Which contexts a status is to be of.
+    Contexts(Vec<Context>),
 }
 
 /// A reply that waits to be sent.
@@ -153,15 +165,11 @@ impl Connection {
     fn validate(&self, request: &Request) -> Result<(), ExportError> {
         let info = &self.chosen.info;
         let refuse = |code, message: &str| Err(ExportError::new(code, message));
-        let Some(known) = known_flags(request.command) else {
+        let Some(known) = known_flags(request.command, self.chosen.replies) else {
             return refuse(ErrorCode::Inval, "unknown command");
         };
         if request.flags.has_other_than(known) {
             return refuse(ErrorCode::Inval, "a flag that the command does not have");
-        }
-        let structured = self.chosen.replies == ReplyStyle::Structured;
-        if request.flags.contains(CommandFlags::DF) && !structured {
-            return refuse(ErrorCode::Inval, "DF without structured replies");
         }
         if request.flags.contains(CommandFlags::FAST_ZERO) && !info.zeroes_fast {
             return refuse(
@@ -172,6 +180,17 @@ impl Connection {
         if request.command == Command::Flush {
             return Ok(());
         }
+        if request.command == Command::BlockStatus && self.chosen.contexts.is_empty() {
+            return refuse(ErrorCode::Inval, "no metadata context was selected");
+        }
+        if request.command == Command::BlockStatus && self.payload_len(request).is_some() {
+            // Its range is in its payload.
+            let most = 8 + 4 * self.chosen.contexts.len() as u64;
+            return match request.len <= most.min(QUERY_BYTES_MAX) {
+                true => Ok(()),
+                false => refuse(ErrorCode::Inval, "more contexts than were selected"),
+            };
+        }
         let writes = is_write(request.command);
         if writes && info.access == Access::ReadOnly {
             return refuse(ErrorCode::Perm, "the export is read-only");
@@ -179,7 +198,7 @@ impl Connection {
         if request.command == Command::Trim && !info.trims {
             return refuse(ErrorCode::Inval, "TRIM on an export that does not offer it");
         }
-        let end = request.offset.checked_add(u64::from(request.len));
+        let end = request.offset.checked_add(request.len);
         if end.is_none_or(|end| end > info.size) {
             let code = match request.command {
                 Command::Write | Command::WriteZeroes => ErrorCode::NoSpc,
@@ -187,35 +206,65 @@ impl Connection {
             };
             return refuse(code, "beyond the end of the export");
         }
-        let minimum = info.block_sizes.minimum;
-        if !request.offset.is_multiple_of(u64::from(minimum))
-            || !request.len.is_multiple_of(minimum)
-        {
+        let minimum = u64::from(info.block_sizes.minimum);
+        if !request.offset.is_multiple_of(minimum) || !request.len.is_multiple_of(minimum) {
             return refuse(
                 ErrorCode::Inval,
                 "not aligned to the export's minimum block size",
             );
         }
         let carries_data = matches!(request.command, Command::Read | Command::Write);
-        if carries_data && request.len > info.block_sizes.maximum {
+        if carries_data && request.len > u64::from(info.block_sizes.maximum) {
             return refuse(
                 ErrorCode::Inval,
                 "longer than the export's maximum block size",
             );
         }
-        if request.command == Command::BlockStatus {
-            if self.chosen.contexts.is_empty() {
-                return refuse(ErrorCode::Inval, "no metadata context was selected");
-            }
-            if request.len == 0 {
-                return refuse(ErrorCode::Inval, "the status of nothing was asked for");
-            }
+        if request.command == Command::BlockStatus && request.len == 0 {
+            return refuse(ErrorCode::Inval, "the status of nothing was asked for");
         }
         Ok(())
     }
 
+    /// Bytes of payload that follow the request's header, if there is any.
+    fn payload_len(&self, request: &Request) -> Option<u64> {
+        // A write has one in any case: QEMU's client (10.0) does not say so.
+        let has_payload = request.command == Command::Write
+            || self.chosen.replies == ReplyStyle::Extended
+                && request.flags.contains(CommandFlags::PAYLOAD_LEN);
+        has_payload.then_some(request.len)
+    }
+
+    /// A request for the status of some of the contexts: what it would be without its payload, and which they are.
+    fn narrowed(
+        &self,
+        request: &Request,
+        payload: &[u8],
+    ) -> Result<(Request, Vec<Context>), ExportError> {
+        let invalid = |why: &str| ExportError::new(ErrorCode::Inval, why);
+        let query = StatusQuery::decode(payload).map_err(|malformed| invalid(malformed.0))?;
+        let mut contexts: Vec<Context> = Vec::new();
+        for id in query.context_ids {
+            let mut selected = self.chosen.contexts.iter();
+            let context = selected.find(|context| context.id() == id);
+            let context = context.ok_or_else(|| invalid("a context that was not selected"))?;
+            if contexts.contains(context) {
+                return Err(invalid("a context twice"));
+            }
+            contexts.push(*context);
+        }
+        if contexts.is_empty() {
+            return Err(invalid("the status of no context was asked for"));
+        }
+        let mut narrowed = *request;
+        narrowed.flags.0 &= !CommandFlags::PAYLOAD_LEN.0;
+        narrowed.len = query.len;
+        self.validate(&narrowed)?;
+        Ok((narrowed, contexts))
+    }
+
     /// Has the export do what a valid request asks for.
-    async fn perform(&self, request: &Request, payload: Option<Buf>) -> Outcome {
+    async fn perform(&self, request: &Request, payload: Payload) -> Outcome {
         match self.call_export(request, payload).await {
             Ok(outcome) => outcome,
             Err(mut error) => {
@@ -232,10 +281,10 @@ impl Connection {
     async fn call_export(
         &self,
         request: &Request,
-        payload: Option<Buf>,
+        payload: Payload,
     ) -> Result<Outcome, ExportError> {
         let export = &self.chosen.export;
-        let (offset, len) = (request.offset, u64::from(request.len));
+        let (offset, len) = (request.offset, request.len);
         let durability = match request.flags.contains(CommandFlags::FUA) {
             true => Durability::Durable,
             false => Durability::Cached,
@@ -251,8 +300,10 @@ impl Connection {
                 return Ok(Outcome::Data(data.freeze()));
             }
             Command::Write => {
-                let payload = payload.expect("a valid write has its payload");
-                export.write(offset, payload, durability).await?;
+                let Payload::Data(data) = payload else {
+                    unreachable!("a valid write has its payload");
+                };
+                export.write(offset, data, durability).await?;
             }
             Command::Flush => export.flush().await?,
             Command::Trim => export.trim(offset, len, durability).await?,
@@ -270,10 +321,14 @@ impl Connection {
                     true => 1,
                     false => EXTENTS_MAX,
                 };
+                let contexts = match &payload {
+                    Payload::Contexts(contexts) => contexts,
+                    Payload::Nothing | Payload::Data(_) => &self.chosen.contexts,
+                };
                 let mut told = Vec::new();
-                for &context in &self.chosen.contexts {
+                for &context in contexts {
                     let extents = export.block_status(context.index, offset, len, max);
-                    told.push(status(context, &extents.await?, request.len, max)?);
+                    told.push(status(context, &extents.await?, len, max)?);
                 }
                 return Ok(Outcome::Status(told));
             }
@@ -285,8 +340,9 @@ impl Connection {
     }
 
     fn encode(&self, outbox: &mut Outbox, reply: Reply) {
-        let cookie = reply.request.cookie;
-        match (self.chosen.replies, reply.outcome) {
+        let (style, request) = (self.chosen.replies, &reply.request);
+        let cookie = request.cookie;
+        match (style, reply.outcome) {
             (ReplyStyle::Simple, Outcome::Data(data)) => {
                 outbox.push(&encode_simple_reply(cookie, None));
                 outbox.push_payload(data);
@@ -294,56 +350,74 @@ impl Connection {
             (ReplyStyle::Simple, Outcome::Failed(error)) => {
                 outbox.push(&encode_simple_reply(cookie, Some(error.code)));
             }
-            (ReplyStyle::Structured, Outcome::Data(data)) => {
-                encode_data(outbox, &reply.request, data);
-            }
-            (ReplyStyle::Structured, Outcome::Failed(error)) => {
+            (_, Outcome::Data(data)) => self.encode_data(outbox, request, data),
+            (_, Outcome::Failed(error)) => {
                 let payload = ErrorChunk {
                     error: error.code,
                     message: error.message,
                     offset: None,
                 }
                 .encode();
-                outbox.push(&last_chunk(ChunkCode::Error, cookie, payload.len()).encode());
+                let chunk = last_chunk(ChunkCode::Error, cookie, payload.len());
+                self.push_chunk(outbox, request, chunk);
                 outbox.push(&payload);
             }
-            (ReplyStyle::Structured, Outcome::Done) if reply.request.command == Command::Read => {
-                outbox.push(&last_chunk(ChunkCode::None, cookie, 0).encode());
+            (ReplyStyle::Extended, Outcome::Done) => {
+                self.push_chunk(outbox, request, last_chunk(ChunkCode::None, cookie, 0));
+            }
+            (ReplyStyle::Structured, Outcome::Done) if request.command == Command::Read => {
+                self.push_chunk(outbox, request, last_chunk(ChunkCode::None, cookie, 0));
             }
             (_, Outcome::Done) => outbox.push(&encode_simple_reply(cookie, None)),
-            (_, Outcome::Status(told)) => {
+            (style, Outcome::Status(told)) => {
                 let last = told.len() - 1;
                 for (nth, status) in told.iter().enumerate() {
-                    let payload = status.encode();
-                    let mut chunk = last_chunk(ChunkCode::BlockStatus, cookie, payload.len());
+                    let (code, payload) = match style {
+                        ReplyStyle::Extended => {
+                            (ChunkCode::ExtendedStatus, status.encode_extended())
+                        }
+                        _ => (ChunkCode::BlockStatus, status.encode()),
+                    };
+                    let mut chunk = last_chunk(code, cookie, payload.len());
                     if nth < last {
                         chunk.flags = ChunkFlags::empty();
                     }
-                    outbox.push(&chunk.encode());
+                    self.push_chunk(outbox, request, chunk);
                     outbox.push(&payload);
                 }
             }
         }
     }
-}
 
-/// The data of a read as a single chunk.
-fn encode_data(outbox: &mut Outbox, request: &Request, data: Buf) {
-    let may_be_hole = !request.flags.contains(CommandFlags::DF);
-    if may_be_hole && data.len() >= HOLE_BYTES_MIN && is_zero(&data) {
-        let hole = OffsetHole {
-            offset: request.offset,
-            len: request.len,
+    /// The data of a read as a single chunk.
+    fn encode_data(&self, outbox: &mut Outbox, request: &Request, data: Buf) {
+        let may_be_hole = !request.flags.contains(CommandFlags::DF);
+        if may_be_hole && data.len() >= HOLE_BYTES_MIN && is_zero(&data) {
+            let hole = OffsetHole {
+                offset: request.offset,
+                len: length_u32(data.len()),
+            }
+            .encode();
+            let chunk = last_chunk(ChunkCode::OffsetHole, request.cookie, hole.len());
+            self.push_chunk(outbox, request, chunk);
+            outbox.push(&hole);
+            return;
         }
-        .encode();
-        outbox.push(&last_chunk(ChunkCode::OffsetHole, request.cookie, hole.len()).encode());
-        outbox.push(&hole);
-        return;
+        let len = OFFSET_DATA_BYTES + data.len();
+        let chunk = last_chunk(ChunkCode::OffsetData, request.cookie, len);
+        self.push_chunk(outbox, request, chunk);
+        outbox.push(&request.offset.to_be_bytes());
+        outbox.push_payload(data);
     }
-    let len = OFFSET_DATA_BYTES + data.len();
-    outbox.push(&last_chunk(ChunkCode::OffsetData, request.cookie, len).encode());
-    outbox.push(&request.offset.to_be_bytes());
-    outbox.push_payload(data);
+
+    /// The header of a chunk of the reply to a request.
+    fn push_chunk(&self, outbox: &mut Outbox, request: &Request, chunk: ChunkHeader) {
+        let offset = request.offset;
+        match self.chosen.replies {
+            ReplyStyle::Extended => outbox.push(&ExtendedChunkHeader { chunk, offset }.encode()),
+            ReplyStyle::Simple | ReplyStyle::Structured => outbox.push(&chunk.encode()),
+        }
+    }
 }
 
 /// Whether all bytes are zero. Data is found out after a few bytes.
@@ -356,13 +430,13 @@ fn is_zero(data: &[u8]) -> bool {
 fn status(
     context: Context,
     extents: &[StatusExtent],
-    len: u32,
+    len: u64,
     max: usize,
 ) -> Result<BlockStatus, ExportError> {
     let mut left = len;
     let mut descriptors: Vec<StatusDescriptor> = Vec::new();
     for extent in extents {
-        let here = u32::try_from(extent.len).unwrap_or(u32::MAX).min(left);
+        let here = extent.len.min(left);
         if here == 0 {
             break;
         }
@@ -387,12 +461,11 @@ fn status(
     })
 }
 
-/// Memory that a request occupies for its payload.
+/// Memory that a request occupies for what is read or written.
 fn payload_bytes(request: &Request) -> usize {
     match request.command {
-        // A longer read is refused and needs none.
-        Command::Read if request.len > PAYLOAD_BYTES_MAX => 0,
-        Command::Read | Command::Write => {
+        // What is longer is refused and needs none.
+        Command::Read | Command::Write if request.len <= u64::from(PAYLOAD_BYTES_MAX) => {
             usize::try_from(request.len).expect("payload is at most 32 MiB")
         }
         _ => 0,
@@ -407,24 +480,30 @@ fn is_write(command: Command) -> bool {
 }
 
 /// The flags that a command has, or `None` if the command is unknown. `FUA` is allowed everywhere.
-fn known_flags(command: Command) -> Option<CommandFlags> {
+fn known_flags(command: Command, replies: ReplyStyle) -> Option<CommandFlags> {
     let fua = CommandFlags::FUA;
+    let payload = fua.with_if(CommandFlags::PAYLOAD_LEN, replies == ReplyStyle::Extended);
     match command {
-        Command::Write | Command::Flush | Command::Trim | Command::Cache => Some(fua),
-        Command::Read => Some(fua.with(CommandFlags::DF)),
+        Command::Write => Some(payload),
+        Command::Flush | Command::Trim | Command::Cache => Some(fua),
+        Command::Read => Some(fua.with_if(CommandFlags::DF, replies != ReplyStyle::Simple)),
         Command::WriteZeroes => Some(
             fua.with(CommandFlags::NO_HOLE)
                 .with(CommandFlags::FAST_ZERO),
         ),
-        Command::BlockStatus => Some(fua.with(CommandFlags::REQ_ONE)),
+        Command::BlockStatus => Some(payload.with(CommandFlags::REQ_ONE)),
         Command::Disconnect | Command::Resize | Command::Unknown(_) => None,
     }
 }
 
 /// Reads requests and starts them until the client leaves, breaks the protocol or the server stops.
 async fn read_requests(connection: &Rc<Connection>, mut inbox: Inbox) -> Result<(), String> {
+    let (header_bytes, decode): (_, fn(&[u8]) -> _) = match connection.chosen.replies {
+        ReplyStyle::Extended => (EXTENDED_REQUEST_BYTES, Request::decode_extended),
+        ReplyStyle::Simple | ReplyStyle::Structured => (REQUEST_BYTES, Request::decode),
+    };
     loop {
-        while inbox.arrived().len() < REQUEST_BYTES {
+        while inbox.arrived().len() < header_bytes {
             let at_a_boundary = inbox.arrived().is_empty();
             let stopped = connection.shared.control.until(Phase::Draining);
             match first(stopped, inbox.receive()).await {
@@ -440,14 +519,18 @@ async fn read_requests(connection: &Rc<Connection>, mut inbox: Inbox) -> Result<
             // What has arrived is for nobody any more.
             return Ok(());
         }
-        let request = Request::decode(&inbox.arrived()[..REQUEST_BYTES])
-            .map_err(|malformed| malformed.to_string())?;
-        inbox.consume(REQUEST_BYTES);
+        let request = decode(&inbox.arrived()[..header_bytes])
+            .map_err(|malformed: Malformed| malformed.to_string())?;
+        inbox.consume(header_bytes);
         if request.command == Command::Disconnect {
             return Ok(());
         }
-        if request.command == Command::Write && request.len > PAYLOAD_BYTES_MAX {
-            return Err(format!("the client sent a write of {} bytes", request.len));
+        let payload = connection.payload_len(&request);
+        if payload.is_some_and(|len| len > u64::from(PAYLOAD_BYTES_MAX)) {
+            let (command, len) = (request.command, request.len);
+            return Err(format!(
+                "the client sent a payload of {len} bytes ({command:?})"
+            ));
         }
         if !connection.admit(&request).await {
             return Err(STOPPED.to_owned());
@@ -468,31 +551,50 @@ async fn start(
     inbox: &mut Inbox,
     request: Request,
 ) -> Result<(), String> {
-    let valid = connection.validate(&request);
-    let payload = match (&valid, request.command) {
-        (Ok(()), Command::Write) => {
-            let mut memory = connection.memory.borrow_mut().take(payload_bytes(&request));
-            if !inbox.take_arrived(&mut memory) {
-                memory = while_running(connection, inbox.take_into(memory)).await?;
-            }
-            Some(memory.freeze())
+    let valid = match connection.validate(&request) {
+        Ok(()) => receive_payload(connection, inbox, request).await?,
+        Err(error) => {
+            let len = connection.payload_len(&request).unwrap_or(0);
+            let len = usize::try_from(len).expect("payload is at most 32 MiB");
+            while_running(connection, inbox.skip(len)).await?;
+            Err(error)
         }
-        (Err(_), Command::Write) => {
-            while_running(connection, inbox.skip(payload_bytes(&request))).await?;
-            None
-        }
-        _ => None,
     };
-    if let Err(error) = valid {
-        connection.reply(request, Outcome::Failed(error));
-        return Ok(());
-    }
+    let (request, payload) = match valid {
+        Ok(valid) => valid,
+        Err(error) => {
+            connection.reply(request, Outcome::Failed(error));
+            return Ok(());
+        }
+    };
     let connection = Rc::clone(connection);
     spawn(async move {
         let outcome = connection.perform(&request, payload).await;
         connection.reply(request, outcome);
     });
     Ok(())
+}
+
+/// The payload of a request that is valid without it, and what the request is with it.
+async fn receive_payload(
+    connection: &Rc<Connection>,
+    inbox: &mut Inbox,
+    request: Request,
+) -> Result<Result<(Request, Payload), ExportError>, String> {
+    let Some(len) = connection.payload_len(&request) else {
+        return Ok(Ok((request, Payload::Nothing)));
+    };
+    if request.command == Command::BlockStatus {
+        let len = usize::try_from(len).expect("a few identifiers");
+        let query = while_running(connection, inbox.take(len)).await?;
+        let narrowed = connection.narrowed(&request, &query);
+        return Ok(narrowed.map(|(request, contexts)| (request, Payload::Contexts(contexts))));
+    }
+    let mut memory = connection.memory.borrow_mut().take(payload_bytes(&request));
+    if !inbox.take_arrived(&mut memory) {
+        memory = while_running(connection, inbox.take_into(memory)).await?;
+    }
+    Ok(Ok((request, Payload::Data(memory.freeze()))))
 }
 
 /// Waits for bytes of the client unless the server stops.

@@ -265,6 +265,9 @@ impl Export for HoldingExport {
     }
 }
 
+/// What the raw client calls its requests.
+pub const COOKIE: u64 = 0x1234_5678_9abc_def0;
+
 /// A client that sends what it is told to.
 pub struct RawClient {
     pub stream: UnixStream,
@@ -317,6 +320,27 @@ impl RawClient {
         client
     }
 
+    /// Connects and chooses the default export, with extended headers and all contexts of these names; returns their
+    /// identifiers too.
+    pub fn extended(path: &Path, contexts: &[&str]) -> (RawClient, Vec<u32>) {
+        let mut client = RawClient::greeted(path);
+        client.option(OptionCode::ExtendedHeaders, b"");
+        assert_eq!(client.replies(), [(OptionReplyCode::Ack, Vec::new())]);
+        let request = MetaContextRequest {
+            name: String::new(),
+            queries: contexts.iter().map(|&name| name.to_owned()).collect(),
+        };
+        client.option(OptionCode::SetMetaContext, &request.encode());
+        let mut replies = client.replies();
+        assert_eq!(replies.pop().unwrap().0, OptionReplyCode::Ack);
+        let ids = replies.iter();
+        let ids = ids.map(|(_, data)| MetaContextEntry::decode(data).unwrap().id);
+        let ids = ids.collect();
+        client.option(OptionCode::Go, &[0; 6]);
+        assert_eq!(client.replies().last().unwrap().0, OptionReplyCode::Ack);
+        (client, ids)
+    }
+
     pub fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).unwrap();
     }
@@ -366,9 +390,9 @@ impl RawClient {
         let request = Request {
             flags,
             command,
-            cookie: 0x1234_5678_9abc_def0,
+            cookie: COOKIE,
             offset,
-            len,
+            len: len.into(),
         };
         self.send(&request.encode());
     }
@@ -378,7 +402,7 @@ impl RawClient {
         let message = self.receive(SIMPLE_REPLY_BYTES);
         match ReplyHeader::decode_front(&message).unwrap() {
             Some((_, ReplyHeader::Simple { cookie, error })) => {
-                assert_eq!(cookie, 0x1234_5678_9abc_def0);
+                assert_eq!(cookie, COOKIE);
                 error
             }
             other => panic!("no simple reply: {other:?}"),
@@ -390,11 +414,49 @@ impl RawClient {
         let message = self.receive(CHUNK_HEADER_BYTES);
         match ReplyHeader::decode_front(&message).unwrap() {
             Some((_, ReplyHeader::Chunk(header))) => {
-                assert_eq!(header.cookie, 0x1234_5678_9abc_def0);
+                assert_eq!(header.cookie, COOKIE);
                 let payload = self.receive(header.len as usize);
                 (header, payload)
             }
             other => panic!("no chunk: {other:?}"),
+        }
+    }
+
+    /// A request with extended headers, and its payload if it has one.
+    pub fn extended_request(
+        &mut self,
+        command: cowslip_nbd::protocol::Command,
+        flags: CommandFlags,
+        (offset, len): (u64, u64),
+        payload: &[u8],
+    ) {
+        let request = Request {
+            flags,
+            command,
+            cookie: COOKIE,
+            offset,
+            len,
+        };
+        self.send(&request.encode_extended());
+        self.send(payload);
+    }
+
+    /// A chunk with its payload, with extended headers: it is of the request at `offset`.
+    pub fn extended_chunk(&mut self, offset: u64) -> (ChunkHeader, Vec<u8>) {
+        let message = self.receive(EXTENDED_CHUNK_BYTES);
+        let header = ExtendedChunkHeader::decode(&message).unwrap();
+        assert_eq!((header.chunk.cookie, header.offset), (COOKIE, offset));
+        let payload = self.receive(header.chunk.len as usize);
+        (header.chunk, payload)
+    }
+
+    /// The error of a reply with extended headers, or none.
+    pub fn extended_error(&mut self, offset: u64) -> Option<ErrorCode> {
+        let (header, payload) = self.extended_chunk(offset);
+        assert_eq!(header.flags, ChunkFlags::DONE);
+        match header.code {
+            ChunkCode::None => None,
+            code => Some(ErrorChunk::decode(code, &payload).unwrap().error),
         }
     }
 
