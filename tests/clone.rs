@@ -65,6 +65,18 @@ fn clones_share_and_are_independent(format: &[&str]) {
     let info: serde_json::Value = serde_json::from_str(&info).unwrap();
     assert_eq!(info["backing-filename"], "base.raw");
 
+    // A raw copy shares the file; a part of the file is no copy of it.
+    std::fs::write(dir.join("g.raw"), [[1; 65536], [2; 65536]].concat()).unwrap();
+    succeeds(dir, "convert -f raw -O raw g.raw g.copy");
+    let part = "driver=raw,offset=65536,file.filename=g.raw";
+    succeeds(dir, &format!("convert --image-opts -O raw {part} g.part"));
+    let [whole, copy, part] =
+        ["g.raw", "g.copy", "g.part"].map(|name| std::fs::read(dir.join(name)).unwrap());
+    assert!(
+        copy == whole && part == whole[65536..],
+        "not what was copied"
+    );
+
     succeeds(dir, "create -q -f qcow2 -o data_file=e.raw e.qcow2 8M");
     io(dir, "write -P 4 0 8M", "e.qcow2");
     let refused = complaint(&ours(dir, "clone e.qcow2 f.qcow2"));

@@ -21,12 +21,20 @@ pub async fn share(
     job: &Job,
 ) -> Result<Option<Converted>, CommandError> {
     let name = local_name(target)?;
-    if std::path::Path::new(&name).exists() {
+    let layer = &source.layers()[0];
+    // What has no identity is no file of this system, such as an export of a server.
+    if layer.id.is_none() || std::path::Path::new(&name).exists() {
         return Ok(None);
     }
-    let layer = &source.layers()[0];
     // The image holds the claim; this handle only names the file to the system.
     let file = open_host_file(layer.name.as_ref(), &HostOptions::default())?;
+    let len = file.len().await;
+    let len = len.map_err(|error| Error::io(format!("'{}'", layer.name), error))?;
+    let sectors = |bytes: u64| bytes.div_ceil(SECTOR_BYTES);
+    // A part of a file is shorter than that.
+    if file.id() != layer.id || sectors(len) != sectors(source.size()) {
+        return Ok(None);
+    }
     let (new, target): (NewFile, Arc<dyn BlockFile>) =
         NewFile::open(&name, &[], Claim::CREATE_RAW)?;
     if reflink(file.as_ref(), target.as_ref()).is_err() {
