@@ -12,6 +12,7 @@
 
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use cowslip_nbd::ClientError;
 use cowslip_nbd::protocol::OptionReplyCode;
@@ -22,6 +23,7 @@ use crate::error::CommandError;
 use crate::open;
 
 mod file;
+mod link;
 
 pub use file::open;
 
@@ -85,6 +87,17 @@ pub struct ExportName {
     pub export: String,
     /// How to speak to it over TLS; `None` is in the clear.
     pub tls: Option<TlsName>,
+    /// How long a server that is not there is waited for.
+    pub waits: Waits,
+}
+
+/// How long a server that is not there is waited for; not at all, unless that is said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// When the export is opened (`open-timeout`).
+    pub open: Duration,
+    /// By requests, from when a connection was lost (`reconnect-delay`).
+    pub reconnect: Duration,
 }
 
 /// What is said of TLS to a server.
@@ -208,10 +221,25 @@ impl ExportName {
             }
             (None, None) => None,
         };
+        let seconds = |name: &str| match of(name) {
+            None => Ok(Duration::ZERO),
+            Some(text) => text.parse::<u32>().map_or_else(
+                |_| {
+                    let text = format!("Parameter '{name}' expects a number");
+                    Err(CommandError::new(text))
+                },
+                |seconds| Ok(Duration::from_secs(seconds.into())),
+            ),
+        };
+        let waits = Waits {
+            open: seconds("open-timeout")?,
+            reconnect: seconds("reconnect-delay")?,
+        };
         Ok(ExportName {
             server,
             export,
             tls,
+            waits,
         })
     }
 
@@ -224,6 +252,8 @@ impl ExportName {
             "export",
             "tls-creds",
             "tls-hostname",
+            "open-timeout",
+            "reconnect-delay",
         ];
         names.contains(&name) || name.starts_with("server.")
     }
@@ -253,6 +283,7 @@ fn over_tcp(rest: &str, tls: Tls) -> Result<ExportName, CommandError> {
         },
         export: decoded(export)?,
         tls: query.tls(tls)?,
+        waits: Waits::default(),
     })
 }
 
@@ -266,6 +297,7 @@ fn over_unix(rest: &str, tls: Tls) -> Result<ExportName, CommandError> {
         server: Address::Unix(PathBuf::from(path)),
         export: decoded(export)?,
         tls: query.tls(tls)?,
+        waits: Waits::default(),
     })
 }
 
@@ -290,6 +322,7 @@ fn older(rest: &str) -> Result<ExportName, CommandError> {
         server,
         export,
         tls: None,
+        waits: Waits::default(),
     })
 }
 
@@ -399,6 +432,7 @@ mod tests {
             },
             export: export.to_string(),
             tls: None,
+            waits: Waits::default(),
         }
     }
 
@@ -407,6 +441,7 @@ mod tests {
             server: Address::Unix(PathBuf::from(path)),
             export: export.to_string(),
             tls: None,
+            waits: Waits::default(),
         }
     }
 
@@ -496,6 +531,23 @@ mod tests {
             of("host=h,tls-creds=c,tls-hostname=x"),
             Ok(over_tls(tcp("h", "10809", ""), object(), Some("x")))
         );
+        let waits = Waits {
+            open: Duration::from_secs(7),
+            reconnect: Duration::from_secs(u32::MAX.into()),
+        };
+        assert_eq!(
+            of("path=/s,open-timeout=7,reconnect-delay=4294967295"),
+            Ok(ExportName {
+                waits,
+                ..unix("/s", "")
+            })
+        );
+        for wrong in ["", "x", "-1", "1.5", "4294967296"] {
+            for name in ["open-timeout", "reconnect-delay"] {
+                let told = of(&format!("path=/s,{name}={wrong}")).unwrap_err();
+                assert_eq!(told, format!("Parameter '{name}' expects a number"));
+            }
+        }
         assert!(
             of("host=h,tls-hostname=x")
                 .unwrap_err()

@@ -1,6 +1,7 @@
 //! Exports of NBD servers as files of the commands: QEMU's server and ours, beside QEMU's own programs.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -173,6 +174,31 @@ fn an_image_in_an_export_is_mapped_checked_and_described() {
         &["read -P 5 3M 300k", "read -P 0 11M 2M"],
     );
     assert!(!told.contains("failed"), "{told}");
+}
+
+/// A server's block status decides what of a disk is copied at all: of this one, what a second suffices for.
+#[test]
+fn of_a_disk_of_holes_only_data_is_read() {
+    if !peers_are_installed(&["qemu-nbd"]) {
+        return;
+    }
+    for start in [Server::theirs, Server::ours] {
+        let dir = scratch();
+        let disk = raw_file(dir.path(), 1 << 40);
+        let file = std::fs::OpenOptions::new().write(true).open(&disk);
+        file.unwrap().write_all_at(&[7; 4096], 700 << 30).unwrap();
+        let server = start(&disk, &["-r", "-f", "raw"]);
+        let copy = dir.path().join("copy");
+        let words = ["convert", "--json", "-f", "raw", "-O", "raw"];
+        let told = run(cowslip().args(words).arg(&server.address).arg(&copy));
+        let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+        assert_eq!(told["virtual-size"], 1u64 << 40);
+        assert_eq!(told["bytes-read"], 4096);
+        let mut block = [0; 4096];
+        let copy = std::fs::File::open(copy).unwrap();
+        copy.read_exact_at(&mut block, 700 << 30).unwrap();
+        assert_eq!(block, [7; 4096]);
+    }
 }
 
 #[test]

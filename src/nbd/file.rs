@@ -2,10 +2,10 @@
 //!
 //! The client belongs to one queue, and files are used from several threads. So a thread of its own has the queue and
 //! the connection; requests go there through a [`Mailbox`], their results come back as completions. Requests are cut to
-//! what the server takes. Ranges and capabilities are what the server has told; whatever it answers later, [`Client`] has
+//! what the server takes. Ranges and capabilities are what the server has told; whatever it answers later, [`cowslip_nbd::Client`] has
 //! checked.
 //!
-//! Left out: several connections, reconnecting.
+//! Left out: several connections.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,24 +13,24 @@ use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
 use cowslip_nbd::export::{Durability as NbdDurability, ZeroRequest};
-use cowslip_nbd::protocol::{AllocationFlags, ErrorCode, OptionReplyCode, TransmissionFlags};
-use cowslip_nbd::{Client, ClientError, ConnectOptions, ExportDescription};
-use cowslip_queue::{Backend, Buf, BufMut, Completer, Pending, Queue, pending, sleep, spawn};
-use futures_util::future::{self, Either};
+use cowslip_nbd::protocol::{AllocationFlags, ErrorCode, TransmissionFlags};
+use cowslip_nbd::{ClientError, ExportDescription};
+use cowslip_queue::{Backend, Buf, BufMut, Completer, Pending, Queue, pending, spawn};
+use futures_util::future;
 
-use super::{ExportName, refused};
+use super::ExportName;
+use super::link::Link;
 use crate::error::CommandError;
 
 /// Payloads without a word of the server (`doc/proto.md`, "Block sizes").
 const PAYLOAD_BYTES: u64 = 32 << 20;
 /// Bytes of a request without payload: its length has 32 bits, and some servers take it as signed.
 const PLAIN_BYTES: u64 = 1 << 30;
-/// How long it waits for the server to take leave.
-const LEAVE: Duration = Duration::from_secs(2);
+/// The same with extended headers: far more than any disk has, and far from where sums of 63 bits end.
+const EXTENDED_PLAIN_BYTES: u64 = 1 << 60;
 
 /// Opens an export; `name` is what users know it by.
 ///
@@ -165,45 +165,20 @@ fn work(
         }
     };
     queue.block_on(async {
-        let client = match connect(export).await {
-            Ok(client) => Rc::new(client),
+        let link = match Link::open(export).await {
+            Ok(link) => Rc::new(link),
             Err(error) => return told.complete(Err(error)),
         };
-        told.complete(Ok(client.export().clone()));
-        let limits = limits(client.export());
+        told.complete(Ok(link.description().clone()));
+        let limits = limits(link.description());
         while let Some(request) = mailbox.next().await {
-            let client = Rc::clone(&client);
-            spawn(async move { answer(&client, limits, request).await });
+            let link = Rc::clone(&link);
+            spawn(async move { answer(&link, limits, request).await });
         }
-        // All that was asked has been answered: whoever asked had the file until then.
-        if let Ok(client) = Rc::try_unwrap(client) {
-            let leaving = std::pin::pin!(client.disconnect());
-            let patience = std::pin::pin!(sleep(LEAVE));
-            match future::select(leaving, patience).await {
-                // What a server says to a leave is of no consequence.
-                Either::Left((left, _)) => drop(left),
-                Either::Right(((), _)) => {}
-            }
+        if let Ok(link) = Rc::try_unwrap(link) {
+            link.leave().await;
         }
     });
-}
-
-async fn connect(export: &ExportName) -> Result<Client, CommandError> {
-    let tls = export.tls.as_ref();
-    let options = ConnectOptions {
-        // Before anything is sent: who has no credentials meets no server.
-        tls: tls.map(|tls| tls.to_server(&export.server)).transpose()?,
-        ..ConnectOptions::new(&export.export)
-    };
-    let stream = export.server.connect().await?;
-    let connected = Client::connect(stream, &options).await;
-    connected.map_err(|error| match error {
-        ClientError::Refused { reply, .. } if reply != OptionReplyCode::ErrTlsRequired => {
-            let text = format!("Requested export not available ({error})");
-            CommandError::new(text)
-        }
-        error => refused(&error, "7 (go)"),
-    })
 }
 
 fn limits(export: &ExportDescription) -> Limits {
@@ -211,17 +186,21 @@ fn limits(export: &ExportDescription) -> Limits {
     let minimum = sizes.map_or(1, |sizes| u64::from(sizes.minimum.max(1)));
     let whole = |bytes: u64| bytes / minimum * minimum;
     let payload = sizes.map_or(PAYLOAD_BYTES, |sizes| u64::from(sizes.maximum));
+    let plain = match export.extended_headers {
+        true => EXTENDED_PLAIN_BYTES,
+        false => PLAIN_BYTES,
+    };
     Limits {
         payload_bytes: whole(payload.clamp(minimum, PAYLOAD_BYTES)).max(minimum),
-        plain_bytes: whole(PLAIN_BYTES).max(minimum),
+        plain_bytes: whole(plain).max(minimum),
     }
 }
 
-async fn answer(client: &Client, limits: Limits, request: Request) {
+async fn answer(link: &Rc<Link>, limits: Limits, request: Request) {
     match request {
-        Request::Read(offset, buf, to) => to.complete(read(client, limits, offset, buf).await),
+        Request::Read(offset, buf, to) => to.complete(read(link, limits, offset, buf).await),
         Request::Write(offset, data, durability, to) => {
-            to.complete(write(client, limits, (offset, data), durability).await);
+            to.complete(write(link, limits, (offset, data), durability).await);
         }
         Request::Zero(offset, len, space, to) => {
             let how = ZeroRequest {
@@ -230,19 +209,21 @@ async fn answer(client: &Client, limits: Limits, request: Request) {
                 fast_only: false,
             };
             let pieces = pieces(offset, len, limits.plain_bytes);
-            let zeroed = pieces.map(|(offset, len)| client.write_zeroes(offset, len, how));
+            let zeroed = pieces
+                .map(|(offset, len)| link.ask(move |client| client.write_zeroes(offset, len, how)));
             to.complete(all(zeroed).await);
         }
         Request::Trim(offset, len, to) => {
             let pieces = pieces(offset, len, limits.plain_bytes);
-            let trimmed =
-                pieces.map(|(offset, len)| client.trim(offset, len, NbdDurability::Cached));
+            let trimmed = pieces.map(|(offset, len)| {
+                link.ask(move |client| client.trim(offset, len, NbdDurability::Cached))
+            });
             to.complete(all(trimmed).await);
         }
         Request::Status(offset, len, to) => {
-            to.complete(status(client, limits, offset, len).await);
+            to.complete(status(link, limits, offset, len).await);
         }
-        Request::Flush(to) => to.complete(flush(client).await),
+        Request::Flush(to) => to.complete(flush(link).await),
     }
 }
 
@@ -253,27 +234,30 @@ fn pieces(offset: u64, len: u64, most: u64) -> impl Iterator<Item = (u64, u64)> 
 }
 
 /// Waits for all of them; the first error.
-async fn all(requests: impl Iterator<Item = Pending<Result<(), ClientError>>>) -> io::Result<()> {
+async fn all(requests: impl Iterator<Item = impl Future<Output = Answer>>) -> io::Result<()> {
     let done = future::join_all(requests).await;
     let done: Result<Vec<()>, ClientError> = done.into_iter().collect();
     done.map(drop).map_err(io_error)
 }
 
+/// What becomes of a request that wants nothing back.
+type Answer = Result<(), ClientError>;
+
 /// Reads; beyond the end of the export there are zeroes.
 async fn read(
-    client: &Client,
+    link: &Rc<Link>,
     limits: Limits,
     offset: u64,
     mut buf: BufMut,
 ) -> (io::Result<()>, BufMut) {
     let len = buf.len();
-    let there = client.size().saturating_sub(offset).min(len as u64);
+    let size = link.description().size;
+    let there = size.saturating_sub(offset).min(len as u64);
     let mut beyond = buf.split_off(there as usize);
     beyond.fill(0);
     let mut reads = Vec::new();
     for (at, piece) in pieces(offset, there, limits.payload_bytes) {
-        let part = buf.split_to(piece as usize);
-        reads.push(client.read(at, part));
+        reads.push(read_part(link, at, buf.split_to(piece as usize)));
     }
     let read: Result<Vec<BufMut>, ClientError> =
         future::join_all(reads).await.into_iter().collect();
@@ -287,18 +271,31 @@ async fn read(
             });
             (Ok(()), joined)
         }
-        // The client keeps the buffer of a request that has failed.
         Err(error) => (Err(io_error(error)), BufMut::zeroed(len)),
     }
 }
 
+/// Reads what one request can. The memory comes back, filled.
+async fn read_part(link: &Rc<Link>, at: u64, mut part: BufMut) -> Result<BufMut, ClientError> {
+    if !link.asks_again() {
+        let mut part = Some(part);
+        let read = link.ask(move |client| client.read(at, part.take().expect("asked once")));
+        return read.await;
+    }
+    // The client keeps the memory of a request that has failed, so this one is not lent to it.
+    let len = part.len();
+    let data = link.ask(move |client| client.read(at, BufMut::zeroed(len)));
+    part.copy_from_slice(&data.await?);
+    Ok(part)
+}
+
 async fn write(
-    client: &Client,
+    link: &Rc<Link>,
     limits: Limits,
     (offset, data): (u64, Vec<Buf>),
     durability: NbdDurability,
 ) -> io::Result<()> {
-    let has_fua = client.export().flags.contains(TransmissionFlags::SEND_FUA);
+    let has_fua = has(link, TransmissionFlags::SEND_FUA);
     let (durability, flushes) = match durability {
         NbdDurability::Durable if !has_fua => (NbdDurability::Cached, true),
         durability => (durability, false),
@@ -307,33 +304,33 @@ async fn write(
     let mut writes = Vec::new();
     for buf in data {
         for (start, len) in pieces(0, buf.len() as u64, limits.payload_bytes) {
-            let part = buf.slice(start as usize, len as usize);
-            writes.push(client.write(at + start, part, durability));
+            let (at, part) = (at + start, buf.slice(start as usize, len as usize));
+            writes.push(link.ask(move |client| client.write(at, part.clone(), durability)));
         }
         at += buf.len() as u64;
     }
     all(writes.into_iter()).await?;
     match flushes {
-        true => flush(client).await,
+        true => flush(link).await,
         false => Ok(()),
     }
 }
 
+fn has(link: &Link, flag: TransmissionFlags) -> bool {
+    link.description().flags.contains(flag)
+}
+
 /// Makes durable what was written. A server without such requests has no cache that it may lose.
-async fn flush(client: &Client) -> io::Result<()> {
-    match client
-        .export()
-        .flags
-        .contains(TransmissionFlags::SEND_FLUSH)
-    {
-        true => client.flush().await.map_err(io_error),
+async fn flush(link: &Rc<Link>) -> io::Result<()> {
+    match has(link, TransmissionFlags::SEND_FLUSH) {
+        true => link.ask(|client| client.flush()).await.map_err(io_error),
         false => Ok(()),
     }
 }
 
 /// Data and holes as the server tells them, what reads as zeroes being holes; all is data if it tells nothing.
 async fn status(
-    client: &Client,
+    link: &Rc<Link>,
     limits: Limits,
     offset: u64,
     len: u64,
@@ -346,12 +343,13 @@ async fn status(
         _ => extents.push(FileExtent { start, len, hole }),
     };
     let mut at = offset;
-    while at < end.min(client.size()) {
-        let rest = (end.min(client.size()) - at).min(limits.plain_bytes);
-        match client.block_status(at, rest).await {
+    let size = link.description().size;
+    while at < end.min(size) {
+        let rest = (end.min(size) - at).min(limits.plain_bytes);
+        match link.ask(move |client| client.block_status(at, rest)).await {
             Ok(runs) => {
                 for run in runs {
-                    let len = u64::from(run.len).min(end - at);
+                    let len = run.len.min(end - at);
                     add(at, len, run.flags.contains(AllocationFlags::ZERO));
                     at += len;
                 }

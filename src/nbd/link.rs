@@ -1,0 +1,226 @@
+//! A connection to an export that comes back when it is lost, for those who asked for that (`reconnect-delay`).
+//!
+//! A request that the server has not answered is sent again over the new connection. That is right since all requests
+//! of the protocol say what is to be, not what is to be done with what is there: a read, a write of these bytes to this
+//! place, zeroes, a discard, a flush. Whether the server had done one of them or not when the connection was lost, it
+//! is done afterwards; and requests that overlap have no order as long as they are under way.
+//!
+//! What nobody can make good from here: a server that ends loses what it has answered and nobody has flushed, if it
+//! keeps that in its memory; and one that goes on with a request of the old connection while the new one is there can
+//! do an old write after a newer one. So the wait is the user's choice, and off if nobody chooses.
+
+use std::cell::RefCell;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use cowslip_nbd::protocol::{OptionReplyCode, TransmissionFlags};
+use cowslip_nbd::tls::ClientTls;
+use cowslip_nbd::{Client, ClientError, ConnectOptions, ExportDescription};
+use cowslip_queue::{Completer, Pending, pending, sleep, spawn};
+use futures_util::future::{self, Either};
+
+use super::{ExportName, refused};
+use crate::error::CommandError;
+
+/// Pauses between attempts to connect: the first is what a server needs to start again at once, and each is twice as
+/// long as the one before it, up to the last.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// How long a server that is there may take for the handshake, as servers give their clients.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long it waits for the server to take leave.
+const LEAVE: Duration = Duration::from_secs(2);
+
+/// What is needed to connect.
+struct Way {
+    export: ExportName,
+    tls: Option<ClientTls>,
+}
+
+/// Whether there is a connection.
+enum State {
+    Up(Rc<Client>),
+    Down {
+        /// Until then requests wait for the next one.
+        until: Instant,
+        /// Why the last one was lost.
+        why: ClientError,
+    },
+}
+
+/// An export, and the connection to it.
+pub(super) struct Link {
+    way: Way,
+    /// What the server has told at first. It has to be the same whenever it comes back.
+    description: ExportDescription,
+    state: RefCell<State>,
+    /// Requests that wait for a connection.
+    waiting: RefCell<Vec<Completer<()>>>,
+}
+
+impl Link {
+    /// Connects, and tries again as long as the export's `open-timeout` allows.
+    ///
+    /// # Errors
+    /// Those of the last attempt.
+    pub(super) async fn open(export: &ExportName) -> Result<Link, CommandError> {
+        let tls = export.tls.as_ref();
+        let way = Way {
+            export: export.clone(),
+            // Before anything is sent: who has no credentials meets no server.
+            tls: tls.map(|tls| tls.to_server(&export.server)).transpose()?,
+        };
+        let client = match export.waits.open {
+            Duration::ZERO => way.connect().await?,
+            patience => way.connect_within(patience).await?,
+        };
+        Ok(Link {
+            way,
+            description: client.export().clone(),
+            state: RefCell::new(State::Up(Rc::new(client))),
+            waiting: RefCell::default(),
+        })
+    }
+
+    /// What the server has told of the export.
+    pub(super) fn description(&self) -> &ExportDescription {
+        &self.description
+    }
+
+    /// Whether a request may be asked more than once.
+    pub(super) fn asks_again(&self) -> bool {
+        !self.way.export.waits.reconnect.is_zero()
+    }
+
+    /// Asks the server, as often as it takes: again over the next connection where one was lost before the answer.
+    pub(super) async fn ask<T>(
+        self: &Rc<Link>,
+        mut request: impl FnMut(&Client) -> Pending<Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
+        loop {
+            let client = self.client().await?;
+            match request(&client).await {
+                Err(ClientError::Io(why)) if self.asks_again() => {
+                    self.lost(&client, ClientError::Io(why));
+                }
+                answered => return answered,
+            }
+        }
+    }
+
+    /// The connection, once there is one.
+    ///
+    /// # Errors
+    /// Why the last one was lost, if there is none in time.
+    async fn client(&self) -> Result<Rc<Client>, ClientError> {
+        loop {
+            let (until, why) = match &*self.state.borrow() {
+                State::Up(client) => return Ok(Rc::clone(client)),
+                State::Down { until, why } => (*until, why.clone()),
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(why);
+            }
+            let (waiter, back) = pending();
+            self.waiting.borrow_mut().push(waiter);
+            future::select(back, pin!(sleep(left))).await;
+        }
+    }
+
+    /// Has a new connection made in the place of this one, unless somebody has before.
+    fn lost(self: &Rc<Link>, client: &Rc<Client>, why: ClientError) {
+        let mut state = self.state.borrow_mut();
+        let is_this_one = matches!(&*state, State::Up(current) if Rc::ptr_eq(current, client));
+        if is_this_one {
+            let until = Instant::now() + self.way.export.waits.reconnect;
+            *state = State::Down { until, why };
+            spawn(Rc::clone(self).come_back());
+        }
+    }
+
+    /// Connects until that succeeds: also when nobody waits any more, since others may ask later.
+    async fn come_back(self: Rc<Link>) {
+        let mut pause = PAUSES.0;
+        let client = loop {
+            let attempt = within(HANDSHAKE, self.way.connect()).await;
+            if let Some(Ok(client)) = attempt
+                && self.is_the_same(client.export())
+            {
+                break client;
+            }
+            sleep(pause).await;
+            pause = (2 * pause).min(PAUSES.1);
+        };
+        self.state.replace(State::Up(Rc::new(client)));
+        for waiter in self.waiting.take() {
+            waiter.complete(());
+        }
+    }
+
+    /// Whether this can stand for the export that was opened. Its name may have been given to another disk.
+    fn is_the_same(&self, export: &ExportDescription) -> bool {
+        let known = &self.description;
+        let read_only = TransmissionFlags::READ_ONLY;
+        export.size == known.size
+            && export.block_sizes == known.block_sizes
+            && (export.extended_headers || !known.extended_headers)
+            && export.contexts == known.contexts
+            && export.flags.contains(known.flags)
+            && export.flags.contains(read_only) == known.flags.contains(read_only)
+    }
+
+    /// Takes leave of the server, if it is there.
+    pub(super) async fn leave(self) {
+        let State::Up(client) = self.state.into_inner() else {
+            return;
+        };
+        // All that was asked has been answered: whoever asked had the file until then.
+        if let Ok(client) = Rc::try_unwrap(client) {
+            // What a server says to a leave is of no consequence.
+            drop(within(LEAVE, client.disconnect()).await);
+        }
+    }
+}
+
+impl Way {
+    async fn connect(&self) -> Result<Client, CommandError> {
+        let options = ConnectOptions {
+            tls: self.tls.clone(),
+            ..ConnectOptions::new(&self.export.export)
+        };
+        let stream = self.export.server.connect().await?;
+        let connected = Client::connect(stream, &options).await;
+        connected.map_err(|error| match error {
+            ClientError::Refused { reply, .. } if reply != OptionReplyCode::ErrTlsRequired => {
+                let text = format!("Requested export not available ({error})");
+                CommandError::new(text)
+            }
+            error => refused(&error, "7 (go)"),
+        })
+    }
+
+    async fn connect_within(&self, patience: Duration) -> Result<Client, CommandError> {
+        let begun = Instant::now();
+        let mut pause = PAUSES.0;
+        loop {
+            let left = patience.saturating_sub(begun.elapsed());
+            let attempt = within(left, self.connect()).await;
+            let timeout = "Connection attempt cancelled by timeout";
+            let attempt = attempt.unwrap_or_else(|| Err(CommandError::new(timeout)));
+            if attempt.is_ok() || begun.elapsed() + pause >= patience {
+                return attempt;
+            }
+            sleep(pause).await;
+            pause = (2 * pause).min(PAUSES.1);
+        }
+    }
+}
+
+/// Waits for something, but no longer than that.
+async fn within<T>(time: Duration, future: impl Future<Output = T>) -> Option<T> {
+    match future::select(pin!(future), pin!(sleep(time))).await {
+        Either::Left((output, _)) => Some(output),
+        Either::Right(((), _)) => None,
+    }
+}
