@@ -14,7 +14,7 @@ use crate::output::{self, Program};
 mod breaks;
 mod opening;
 mod out;
-mod parse;
+pub(super) mod parse;
 mod questions;
 mod report;
 mod requests;

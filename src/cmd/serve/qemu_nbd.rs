@@ -84,6 +84,7 @@ enum Wish {
     List(Address, Option<ClientTls>),
     Help,
     Version,
+    TraceEvents,
 }
 
 /// Why the command line cannot be followed.
@@ -112,7 +113,7 @@ pub fn run_args(args: &[OsString], program: &Program) -> u8 {
         .iter()
         .map(|arg| arg.to_string_lossy().into_owned())
         .collect();
-    match wish(&args) {
+    match wish(&args, program) {
         Ok(Wish::Serve(service)) => start(&service, program),
         Ok(Wish::List(address, tls)) => program.exit_code(list::list(&address, tls.as_ref())),
         Ok(Wish::Help) => {
@@ -124,6 +125,7 @@ pub fn run_args(args: &[OsString], program: &Program) -> u8 {
             output::print(&format!("qemu-nbd 10.0.2 (cowslip {version})\n"));
             0
         }
+        Ok(Wish::TraceEvents) => 0,
         Err(Refusal::Mistake(mistake)) => {
             program.complain(mistake);
             program.complain(format_args!(
@@ -156,9 +158,36 @@ struct Line {
     port: Option<String>,
     socket: Option<String>,
     cache_given: bool,
+    discard_given: bool,
     aio: Option<String>,
     lists: bool,
+    /// A device of the kernel's is to be connected, or disconnected.
+    kernel: Option<Kernel>,
+    /// Options that are about an image were given.
+    of_image: bool,
     tls: TlsWords,
+}
+
+/// What is wanted of the kernel's NBD devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kernel {
+    Connect,
+    Disconnect,
+}
+
+impl Kernel {
+    /// Why it is not done here, and who does it.
+    fn refusal(self) -> &'static str {
+        match self {
+            Kernel::Connect => {
+                "The kernel's NBD devices (-c) are not supported: serve on a socket (-t -k SOCKET) and connect the \
+                 device with 'nbd-client -unix SOCKET DEVICE'"
+            }
+            Kernel::Disconnect => {
+                "The kernel's NBD devices (-d) are not supported: use 'nbd-client -d DEVICE'"
+            }
+        }
+    }
 }
 
 /// What is said of TLS, before the objects are known.
@@ -169,7 +198,7 @@ struct TlsWords {
     authorization: Option<String>,
 }
 
-fn wish(args: &[String]) -> Result<Wish, Refusal> {
+fn wish(args: &[String], program: &Program) -> Result<Wish, Refusal> {
     let mut scanner = Scanner::new(args, LETTERS, LONGS);
     let mut line = Line {
         service: Service::of(ImageSpec::named("", None)),
@@ -179,8 +208,11 @@ fn wish(args: &[String]) -> Result<Wish, Refusal> {
         port: None,
         socket: None,
         cache_given: false,
+        discard_given: false,
         aio: None,
         lists: false,
+        kernel: None,
+        of_image: false,
         tls: TlsWords::default(),
     };
     while let Some(option) = scanner.next_option()? {
@@ -188,14 +220,46 @@ fn wish(args: &[String]) -> Result<Wish, Refusal> {
         match name {
             Name::Letter('h') => return Ok(Wish::Help),
             Name::Letter('V') => return Ok(Wish::Version),
+            Name::Letter('T') => match option.value().as_str() {
+                // There are none to list.
+                "help" => return Ok(Wish::TraceEvents),
+                value => trace(value, program)?,
+            },
             _ => line.take(name, option.value())?,
         }
     }
     line.finish(&scanner.operands())
 }
 
+/// `-T`: there are no trace events, which is what QEMU says of those that it does not have.
+fn trace(value: &str, program: &Program) -> Result<(), Refusal> {
+    for part in value.split(',').filter(|part| !part.is_empty()) {
+        let pattern = match part.split_once('=') {
+            None => part,
+            Some(("enable", pattern)) => pattern,
+            Some((name @ ("file" | "events"), _)) => {
+                return complaint(format!("Tracing (-T {name}=) is not supported"));
+            }
+            Some((name, _)) => return complaint(format!("Invalid parameter '{name}'")),
+        };
+        let name = pattern.strip_prefix('-').unwrap_or(pattern);
+        program.complain(format_args!("warning: trace event '{name}' does not exist"));
+    }
+    Ok(())
+}
+
+/// A number as the C library reads it: also hexadecimal and octal.
+fn number(text: &str) -> Option<i64> {
+    crate::cmd::io::parse::integer(text)
+}
+
 impl Line {
     fn take(&mut self, name: Name, value: String) -> Result<(), Refusal> {
+        self.of_image |= matches!(
+            name,
+            Name::Letter('x' | 'f' | 'l' | 'A' | 'B' | 'D' | 'n')
+                | Name::Long("aio" | "discard" | "cache")
+        );
         let service = &mut self.service;
         match name {
             Name::Letter('b') => self.host = Some(value),
@@ -222,21 +286,31 @@ impl Line {
             Name::Long("pid-file") => service.pid_file = Some(PathBuf::from(value)),
             Name::Letter('x') => service.export_name = limited("export name", value)?,
             Name::Letter('D') => service.description = limited("export description", value)?,
-            Name::Letter('o') => match value.parse() {
-                Ok(offset) => service.offset = offset,
-                Err(_) => return complaint(format!("Invalid offset '{value}'")),
+            Name::Letter('o') => match number(&value).map(|offset| (offset, offset.try_into())) {
+                Some((_, Ok(offset))) => service.offset = offset,
+                Some((offset, Err(_))) => {
+                    let text = format!("Value '{offset}' is out of range for parameter 'offset'");
+                    return complaint(text);
+                }
+                None => return complaint(format!("Invalid offset '{value}'")),
             },
-            Name::Letter('e') => match value.parse::<u32>() {
-                Ok(0) => service.clients_max = None,
-                Ok(clients) => service.clients_max = usize::try_from(clients).ok(),
-                Err(_) => return complaint(format!("Invalid shared device number '{value}'")),
+            Name::Letter('e') => match number(&value).map(i32::try_from) {
+                Some(Ok(0)) => service.clients_max = None,
+                Some(Ok(clients)) if clients > 0 => {
+                    service.clients_max = usize::try_from(clients).ok();
+                }
+                _ => return complaint(format!("Invalid shared device number '{value}'")),
             },
-            Name::Long("handshake-limit") => match value.parse::<u32>() {
+            Name::Long("handshake-limit") => match number(&value).map(u32::try_from) {
                 // QEMU's 0 is no limit; ten years are as good.
-                Ok(0) => service.handshake_timeout = Duration::from_secs(10 * 365 * 86400),
-                Ok(seconds) => service.handshake_timeout = Duration::from_secs(seconds.into()),
-                Err(_) => return complaint(format!("Invalid handshake limit '{value}'")),
+                Some(Ok(0)) => service.handshake_timeout = Duration::from_secs(10 * 365 * 86400),
+                Some(Ok(seconds)) => {
+                    service.handshake_timeout = Duration::from_secs(seconds.into());
+                }
+                _ => return complaint(format!("Invalid handshake limit '{value}'")),
             },
+            Name::Letter('c') => self.kernel = Some(Kernel::Connect),
+            Name::Letter('d') => self.kernel = Some(Kernel::Disconnect),
             _ => return self.take_image_option(name, value),
         }
         Ok(())
@@ -257,6 +331,12 @@ impl Line {
                 how.cache = CacheMode::parse(&value)
                     .ok_or_else(|| Refusal::Complaint(format!("Invalid cache mode `{value}'")))?;
             }
+            Name::Long("aio") if self.aio.is_some() => {
+                return complaint("--aio can only be specified once");
+            }
+            Name::Long("discard") if self.discard_given => {
+                return complaint("--discard can only be specified once");
+            }
             Name::Long("aio") => {
                 how.aio = open::parse_aio(&value)
                     .ok_or_else(|| Refusal::Complaint(format!("Invalid aio mode '{value}'")))?;
@@ -266,6 +346,7 @@ impl Line {
                 how.policy = open::parse_policy(&value).map_err(Refusal::Complaint)?;
             }
             Name::Long("discard") => {
+                self.discard_given = true;
                 how.discard = discard_policy(&value)
                     .ok_or_else(|| Refusal::Complaint(format!("Invalid discard mode `{value}'")))?;
             }
@@ -309,6 +390,12 @@ impl Line {
             if !operands.is_empty() {
                 return complaint("List mode is incompatible with a file name");
             }
+            if self.of_image || self.kernel.is_some() || self.service.offset > 0 {
+                return complaint("List mode is incompatible with per-device settings");
+            }
+            if self.service.ground == Ground::Back {
+                return complaint("List mode is incompatible with forking");
+            }
             let tls = self.tls.for_listing(&self.service.address)?;
             return Ok(Wish::List(self.service.address, tls));
         }
@@ -316,6 +403,9 @@ impl Line {
         let [file] = operands else {
             return Err(Refusal::Count);
         };
+        if let Some(kernel) = self.kernel {
+            return complaint(kernel.refusal());
+        }
         if self.image_options && self.format.is_some() {
             return complaint("--image-opts and -f are mutually exclusive");
         }
@@ -377,13 +467,11 @@ impl TlsWords {
     }
 }
 
-/// Options that name what is not done here. Those that change nothing are accepted.
+/// Options that name what is not done here.
 fn refuse(name: Name) -> Result<(), Refusal> {
     complaint(match name {
-        Name::Letter('c' | 'd') => "The kernel's NBD devices (-c, -d) are not supported",
-        Name::Long("selinux-label") => "SELinux labels are not supported",
-        // -T has nothing to trace.
-        _ => return Ok(()),
+        Name::Long("selinux-label") => "SELinux labels are not supported (--selinux-label)",
+        other => unreachable!("{other:?} is taken before"),
     })
 }
 
