@@ -4,6 +4,8 @@ use std::fmt;
 
 use cowslip::Error;
 
+use crate::open::foreign::format_refused;
+
 /// A message without the program's name, and the exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandError {
@@ -76,9 +78,14 @@ pub fn opening_reason(filename: &str, error: &Error) -> String {
             detail,
         } if file == filename => format!("{structure} at offset {offset:#x}: {detail}"),
         Error::Unsupported { file, feature } if file == filename => {
-            match feature.strip_prefix("qcow2 feature(s) ") {
-                Some(names) => format!("Unsupported qcow2 feature(s): {names}"),
-                None => format!("{feature} is not supported"),
+            let format = feature.strip_prefix("image format ");
+            match (
+                feature.strip_prefix("qcow2 feature(s) "),
+                format.and_then(format_refused),
+            ) {
+                (Some(names), _) => format!("Unsupported qcow2 feature(s): {names}"),
+                (None, Some(refused)) => refused,
+                (None, None) => format!("{feature} is not supported"),
             }
         }
         other => other.to_string(),

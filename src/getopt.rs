@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+pub mod qemu_img;
+
 /// Whether an option takes a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value {
@@ -13,6 +15,8 @@ pub enum Value {
     None,
     /// The rest of the argument, or the next argument.
     Required,
+    /// What is behind `=`, or none.
+    Attached,
 }
 
 /// A long option.
@@ -93,6 +97,9 @@ pub struct Scanner<'a> {
     args: &'a [String],
     letters: &'static str,
     longs: &'static [Long],
+    own: &'static [Long],
+    stops_at_operand: bool,
+    second_may_be_less: bool,
     next: usize,
     /// What is left of a cluster of letters.
     cluster: &'a str,
@@ -107,10 +114,46 @@ impl<'a> Scanner<'a> {
             args,
             letters,
             longs,
+            own: &[],
+            stops_at_operand: false,
+            second_may_be_less: false,
             next: 0,
             cluster: "",
             operands: Vec::new(),
         }
+    }
+
+    /// Takes these options too, where no other is meant; no shortened name means one of them.
+    #[must_use]
+    pub fn with_own(mut self, own: &'static [Long]) -> Scanner<'a> {
+        self.own = own;
+        self
+    }
+
+    /// Ends at the first operand: what follows is another's.
+    #[must_use]
+    pub fn up_to_an_operand(mut self) -> Scanner<'a> {
+        self.stops_at_operand = true;
+        self
+    }
+
+    /// The second operand may be a number that begins with a minus.
+    #[must_use]
+    pub fn second_may_be_less(mut self) -> Scanner<'a> {
+        self.second_may_be_less = true;
+        self
+    }
+
+    fn is_less(&self, arg: &str) -> bool {
+        let digits = arg.strip_prefix('-').unwrap_or_default();
+        self.second_may_be_less
+            && self.operands.len() == 1
+            && digits.starts_with(|first: char| first.is_ascii_digit())
+    }
+
+    /// What has not been scanned.
+    pub fn rest(&self) -> &'a [String] {
+        &self.args[self.next..]
     }
 
     /// What is no option, once the scan has ended.
@@ -131,7 +174,9 @@ impl<'a> Scanner<'a> {
             let Some(arg) = self.take() else {
                 return Ok(None);
             };
-            if arg == "--" {
+            if arg == "--" && self.stops_at_operand {
+                return Ok(None);
+            } else if arg == "--" {
                 self.operands
                     .extend(self.args[self.next..].iter().map(String::as_str));
                 self.next = self.args.len();
@@ -139,8 +184,11 @@ impl<'a> Scanner<'a> {
                 && !self.longs.is_empty()
             {
                 return self.long(long).map(Some);
-            } else if arg.len() > 1 && arg.starts_with('-') {
+            } else if arg.len() > 1 && arg.starts_with('-') && !self.is_less(arg) {
                 self.cluster = &arg[1..];
+            } else if self.stops_at_operand {
+                self.next -= 1;
+                return Ok(None);
             } else {
                 self.operands.push(arg);
             }
@@ -156,6 +204,7 @@ impl<'a> Scanner<'a> {
     fn letter(&mut self, letter: char) -> Result<Found, Mistake> {
         let takes = match self.letters.find(letter) {
             Some(at) if letter != ':' => self.letters[at + letter.len_utf8()..].starts_with(':'),
+            None if self.own.iter().any(|own| own.letter == Some(letter)) => false,
             _ => return Err(Mistake::UnknownLetter(letter)),
         };
         let value = match takes {
@@ -174,18 +223,20 @@ impl<'a> Scanner<'a> {
             Some((name, value)) => (name, Some(value.to_string())),
             None => (typed, None),
         };
-        let begun: Vec<&Long> = self
-            .longs
-            .iter()
-            .filter(|long| long.name.starts_with(name))
-            .collect();
+        let begun = self.longs.iter().filter(|long| long.name.starts_with(name));
+        let begun: Vec<Long> = begun.copied().collect();
         let exact = begun.iter().find(|long| long.name == name);
-        let long = match (exact, &begun[..]) {
-            (Some(long), _) | (None, [long]) => **long,
+        let own = self.own.iter().find(|own| own.name == name);
+        let own = own.filter(|own| match own.value {
+            Value::Attached => value.is_some() || exact.is_none(),
+            Value::None | Value::Required => true,
+        });
+        let long = match (own.or(exact), &begun[..]) {
+            (Some(long), _) | (None, [long]) => *long,
             (None, []) => return Err(Mistake::UnknownLong(typed.to_string())),
             (None, several) => {
                 let names = several.iter().map(|long| long.name).collect();
-                return Err(Mistake::Ambiguous(name.to_string(), names));
+                return Err(Mistake::Ambiguous(typed.to_string(), names));
             }
         };
         let value = match (long.value, value) {

@@ -7,9 +7,10 @@ use cowslip::file::host::{
     BackingPolicy, HostGate, HostOptions, Locking, open_host_file, resolve_name,
 };
 use cowslip::file::{BlockFile, ChosenBy, Claim, FileId, FileRequest, Gate, Role, Sharing};
+use cowslip::foreign::probe;
 use cowslip::image::Format;
 use cowslip::luks;
-use cowslip::qcow2::header::{Header, probe};
+use cowslip::qcow2::header::Header;
 use cowslip::qcow2::inspect::{Inspection, inspect, read_start};
 
 use crate::error::{CommandError, opening_reason};
@@ -213,7 +214,7 @@ impl Layer {
     ) -> cowslip::Result<Layer> {
         let format = match format {
             Some(format) => format,
-            None => probe(&read_start(file.as_ref()).await?),
+            None => probe(&read_start(file.as_ref()).await?, name)?,
         };
         if format != Format::Raw && look.sharing != Sharing::Forced {
             claim_file(file, Claim::DESCRIBE)?;

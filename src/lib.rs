@@ -32,6 +32,7 @@ mod repair_text;
 mod size;
 mod time;
 
+use cmd::early::Judge;
 use cmd::{CowslipVerb, QemuImgVerb};
 use output::Program;
 
@@ -86,6 +87,7 @@ struct CowslipLine {
     name = "qemu-img",
     version,
     about = "Disk image utility",
+    after_help = "Supported image formats:\n\n  blkdebug file host_device luks nbd null-aio null-co qcow2 raw",
     args_override_self = true,
     infer_long_args = true,
     disable_help_subcommand = true
@@ -131,7 +133,9 @@ pub fn run(mut args: Vec<OsString>) -> ExitCode {
         personality = other;
         args.remove(0);
     }
-    shield_size(&mut args);
+    if personality == Personality::Cowslip {
+        shield_size(&mut args);
+    }
     let program = Program::called(&args[0]);
     let code = dispatch(personality, &args, &program);
     // What is still buffered may fail, too.
@@ -167,12 +171,32 @@ fn dispatch(personality: Personality, args: &[OsString], program: &Program) -> u
             Ok(line) => line.objects.before(program, || line.verb.run(program)),
             Err(code) => code,
         },
-        Personality::QemuImg => match parse::<QemuImgLine>(args, program) {
-            Ok(line) => line.objects.before(program, || line.verb.run(program)),
-            Err(code) => code,
-        },
+        Personality::QemuImg => run_qemu_img(args, program),
         Personality::QemuIo => cmd::run_qemu_io(args, program),
         Personality::QemuNbd => cmd::run_qemu_nbd(args, program),
+    }
+}
+
+/// The process called `qemu-img`: getopt's reading of the line, and then the parser's.
+fn run_qemu_img(args: &[OsString], program: &Program) -> u8 {
+    let parser = QemuImgLine::command();
+    let words: Option<Vec<&str>> = args.iter().map(|arg| arg.to_str()).collect();
+    let read = words.map(|words| {
+        let words: Vec<String> = words.into_iter().map(str::to_string).collect();
+        let mut judge = Judge::new(program);
+        getopt::qemu_img::unambiguous(&words, &parser, |verb, name, value| {
+            judge.judge(verb, name, value)
+        })
+    });
+    let args: Vec<OsString> = match read {
+        Some(Ok(words)) => words.into_iter().map(OsString::from).collect(),
+        Some(Err(refusal)) => return program.refuse_command_line(&refusal),
+        // The parser says what is wrong with a line that is no text.
+        None => args.to_vec(),
+    };
+    match parse_with::<QemuImgLine>(parser, &args, program) {
+        Ok(line) => line.objects.before(program, || line.verb.run(program)),
+        Err(code) => code,
     }
 }
 
@@ -184,7 +208,15 @@ pub(crate) fn parse<T: CommandFactory + FromArgMatches>(
     args: &[OsString],
     program: &Program,
 ) -> Result<T, u8> {
-    let matches = T::command()
+    parse_with(T::command(), args, program)
+}
+
+fn parse_with<T: FromArgMatches>(
+    parser: clap::Command,
+    args: &[OsString],
+    program: &Program,
+) -> Result<T, u8> {
+    let matches = parser
         .bin_name(program.name.clone())
         .version(version_text(program))
         .try_get_matches_from(args);

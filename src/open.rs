@@ -27,6 +27,7 @@ use crate::repair_text::repaired_when_opened;
 
 mod above;
 mod cache_sizes;
+pub mod foreign;
 mod gate;
 mod graph;
 mod json;
@@ -342,6 +343,10 @@ async fn prepare(
         let text = "Block node is read-only";
         return Err(source.refused(&cowslip::Error::Invalid(text.to_string())));
     }
+    if how.access == Access::Write && source.sharing(how) == Sharing::Forced {
+        let text = "force-share=on can only be used with read-only images";
+        return Err(source.refused(&cowslip::Error::Invalid(text.to_string())));
+    }
     if let Some(data_file) = &source.data_file {
         options.data_file = Some(open_node(data_file, how).await?);
     }
@@ -514,7 +519,9 @@ pub async fn open_alone(
         Some(format) => format,
         None => {
             let start = cowslip::qcow2::inspect::read_start(file.as_ref()).await;
-            cowslip::qcow2::header::probe(&start.map_err(|error| source.refused(&error))?)
+            let start = start.map_err(|error| source.refused(&error))?;
+            let probed = cowslip::foreign::probe(&start, &source.filename);
+            probed.map_err(|error| source.refused(&error))?
         }
     };
     let claim = match (source.sharing(how), format) {

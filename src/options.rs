@@ -47,18 +47,24 @@ pub struct Known {
 /// Splits a list into names and values. The last of several values of one name wins.
 ///
 /// # Errors
-/// The list is empty, or begins or ends with a single comma.
+/// The list or an item is empty, or begins with a comma; or a single comma ends the list.
 pub fn split(list: &str) -> Result<Vec<(String, String)>, CommandError> {
-    let starts_or_ends_open = list.is_empty()
-        || (list.starts_with(',') && !list.starts_with(",,"))
-        || (list.len() - list.trim_end_matches(',').len()) % 2 == 1;
-    if starts_or_ends_open {
+    let ends_open = (list.len() - list.trim_end_matches(',').len()) % 2 == 1;
+    let mut rest = list;
+    let mut begins_so = list.is_empty();
+    while !rest.is_empty() {
+        let (item, after) = take_item(rest);
+        begins_so |= item.is_empty() || item.starts_with(',');
+        rest = after;
+    }
+    if begins_so || ends_open {
         return Err(CommandError::new(format!("Invalid option list: {list}")));
     }
     Ok(pairs(list))
 }
 
-fn pairs(list: &str) -> Vec<(String, String)> {
+/// Splits a list, whatever it begins and ends with.
+pub fn pairs(list: &str) -> Vec<(String, String)> {
     let mut out = Vec::new();
     let mut rest = list;
     while !rest.is_empty() {
@@ -223,9 +229,15 @@ pub fn normalise_for_amend(
         .iter()
         .find(|(name, _)| !is_in(known, name) && is_in(of_create, name));
     match wrong {
-        Some((name, _)) => Err(CommandError::new(format!(
-            "Invalid parameter '{name}'\nThis option is only supported for image creation"
-        ))),
+        Some((name, _)) => {
+            let text = format!("Invalid parameter '{name}'");
+            // Where new images have what existing ones have not.
+            let all = [known, of_create].concat();
+            Err(CommandError::new(match normalise(given.clone(), &all) {
+                Ok(_) => text + "\nThis option is only supported for image creation",
+                Err(_) => text,
+            }))
+        }
         None => normalise(given, known),
     }
 }

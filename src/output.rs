@@ -16,6 +16,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use serde_json::Value;
 
 use crate::error::CommandError;
+use crate::getopt::qemu_img::Refusal;
 
 /// Status of a process that SIGPIPE ended, as shells report it.
 const BROKEN_PIPE_STATUS: u8 = 141;
@@ -115,6 +116,22 @@ impl Program {
         print_error(text);
     }
 
+    /// Complains of a command line of qemu-img's, and returns the exit code.
+    pub fn refuse_command_line(&self, refusal: &Refusal) -> u8 {
+        let name = &self.name;
+        let (who, what) = match refusal {
+            Refusal::Value(error) => return self.fail(error),
+            Refusal::Mistake(mistake) => (name.clone(), mistake.to_string()),
+            Refusal::NoVerb => (name.clone(), "Not enough arguments".to_string()),
+            Refusal::UnknownVerb(verb) => (name.clone(), format!("Command not found: {verb}")),
+            Refusal::MistakeOf(verb, mistake) => (format!("{name} {verb}"), mistake.to_string()),
+        };
+        self.write_error(&format!(
+            "{who}: {what}\nTry '{who} --help' for more info\n"
+        ));
+        1
+    }
+
     /// Answers `--help` and `--version`, or complains of a command line in QEMU's words.
     pub fn answer_command_line(&self, error: &clap::Error, args: &[OsString]) -> u8 {
         if matches!(
@@ -139,7 +156,7 @@ impl Program {
             ErrorKind::InvalidSubcommand => {
                 let name = context(ContextKind::InvalidSubcommand).unwrap_or_default();
                 self.write_error(&format!(
-                    "{0}: Command not found: {name}\nTry '{0} --help' for more information\n",
+                    "{0}: Command not found: {name}\nTry '{0} --help' for more info\n",
                     self.name
                 ));
                 return 1;
@@ -275,6 +292,23 @@ pub enum OutputFormat {
     Json,
 }
 
+impl OutputFormat {
+    /// Reads `--output`.
+    ///
+    /// # Errors
+    /// It is neither of the two.
+    pub fn parse(text: &str, verb: &str, program: &Program) -> Result<OutputFormat, CommandError> {
+        match text {
+            "human" => Ok(OutputFormat::Human),
+            "json" => Ok(OutputFormat::Json),
+            other => {
+                let text = format!("--output expects 'human' or 'json' not '{other}'");
+                Err(usage_error(&text, verb, program))
+            }
+        }
+    }
+}
+
 /// How a verb tells what it has found.
 #[derive(clap::Args)]
 pub struct OutputArgs {
@@ -292,15 +326,10 @@ impl OutputArgs {
     /// # Errors
     /// `--output` is neither of the two.
     pub fn format(&self, verb: &str, program: &Program) -> Result<OutputFormat, CommandError> {
-        match &self.output[..] {
-            "human" if self.json => Ok(OutputFormat::Json),
-            "human" => Ok(OutputFormat::Human),
-            "json" => Ok(OutputFormat::Json),
-            other => {
-                let text = format!("--output expects 'human' or 'json' not '{other}'");
-                Err(usage_error(&text, verb, program))
-            }
-        }
+        Ok(match OutputFormat::parse(&self.output, verb, program)? {
+            OutputFormat::Human if self.json => OutputFormat::Json,
+            format => format,
+        })
     }
 }
 

@@ -13,16 +13,17 @@ use cowslip::qcow2::header::CryptMethod;
 use cowslip::{Error, Job};
 use serde_json::{Value, json};
 
-use super::create::{LUKS_OPTIONS, OWN_QCOW2_OPTIONS, QCOW2_OPTIONS};
+use super::create::{LUKS_OPTIONS, OWN_QCOW2_OPTIONS, QCOW2_OPTIONS, format_named};
 use crate::encryption::{self, SlotOptions};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{
     Access, CacheMode, OneImage, OpenHow, Trust, alloc_policy, block_on, open_image,
+    warn_of_guessed_raw,
 };
 use crate::options::{self, Kind, Known};
-use crate::output::{DoneArgs, Program, print, usage_error};
+use crate::output::{DoneArgs, Program, is_called_as_qemu, print, usage_error};
 
 /// Command line of `amend`.
 #[derive(clap::Args)]
@@ -117,15 +118,22 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
     }
     let lists = args.options.iter().map(|list| options::split(list));
     let lists = lists.collect::<Result<Vec<_>, _>>()?;
-    let cache = CacheMode::parse(&args.cache)
-        .ok_or_else(|| CommandError::new(format!("Invalid cache option: {}", args.cache)))?;
-    if args.options.iter().any(|list| options::asks_for_help(list)) {
-        return print_help(args, program);
+    let asks_for_help = args.options.iter().any(|list| options::asks_for_help(list));
+    let format = match (args.image.format.as_deref(), &args.image.filenames[..]) {
+        (Some(format), _) => Some(format_named(format)),
+        // Scripts that take us for qemu-img get its answer, which is that a file is missing.
+        (None, []) if !is_called_as_qemu() => Some(Ok(Format::Qcow2)),
+        (None, _) => None,
+    };
+    if let Some(format) = format.filter(|_| asks_for_help) {
+        return print_help(format?, program);
     }
     if args.image.filenames.len() != 1 {
         return Err(CommandError::new("Expecting one image file name"));
     }
     let spec = args.image.spec("amend", program)?;
+    let cache = CacheMode::parse(&args.cache)
+        .ok_or_else(|| CommandError::new(format!("Invalid cache option: {}", args.cache)))?;
     let how = OpenHow {
         access: Access::Write,
         cache,
@@ -137,7 +145,12 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
     let mut done = 0;
     let outcome = block_on(Aio::Auto, async {
         let image = open_image(&spec, &how).await?;
+        warn_of_guessed_raw(&image, &spec)?;
         let format = image.layers().first().map(|layer| layer.format);
+        if asks_for_help {
+            print_help(format.unwrap_or(Format::Raw), program)?;
+            return Ok(image.close().await.map(|()| Vec::new()));
+        }
         let (amendable, all) = tables(format.unwrap_or(Format::Raw))?;
         let request = Request {
             options: options::normalise_for_amend(lists.concat(), &amendable, &all)?,
@@ -167,6 +180,9 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
         interrupted.end_by_signal();
     }
     let options = outcome?;
+    if asks_for_help {
+        return Ok(());
+    }
     args.job.end();
     args.done.tell(args.quiet, "", || {
         let options = options.into_iter();
@@ -237,20 +253,7 @@ fn tables(format: Format) -> Result<(Vec<Known>, Vec<Known>), CommandError> {
     }
 }
 
-fn print_help(args: &Args, program: &Program) -> Result<(), CommandError> {
-    let described = match args.image.image_opts {
-        true => args.image.spec("amend", program)?.resolve()?.format,
-        false => None,
-    };
-    let format = match (args.image.format.as_deref(), described) {
-        (None, Some(format)) => format,
-        (None | Some("qcow2"), _) => Format::Qcow2,
-        (Some("luks"), _) => Format::Luks,
-        (Some("raw" | "file"), _) => Format::Raw,
-        (Some(other), _) => {
-            return Err(CommandError::new(format!("Unknown file format '{other}'")));
-        }
-    };
+fn print_help(format: Format, program: &Program) -> Result<(), CommandError> {
     let (amendable, _) = tables(format)?;
     let hides = program.name.starts_with("qemu-");
     let is_ours = |option: &Known| OWN_QCOW2_OPTIONS.iter().any(|own| own.name == option.name);

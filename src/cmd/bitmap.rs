@@ -7,7 +7,7 @@
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use cowslip::Error;
 use cowslip::file::host::Aio;
-use cowslip::image::Image;
+use cowslip::image::{BackingChoice, Image};
 use cowslip::qcow2::bitmap::BitmapChange;
 use serde_json::json;
 
@@ -15,6 +15,7 @@ use crate::error::CommandError;
 use crate::open::{Access, ImageSpec, OpenHow, Trust, block_on, open_image, warn_of_guessed_raw};
 use crate::options::bytes_within;
 use crate::output::{DoneArgs, Program};
+use crate::size::SIZE_MAX;
 
 /// Command line of `bitmap`.
 #[derive(clap::Args)]
@@ -140,7 +141,7 @@ pub fn run(args: &Args, program: &Program) -> u8 {
 fn changed(args: &Args, program: &Program) -> Result<(), CommandError> {
     let refuse = |text: &str| Err(CommandError::new(text));
     let granularity = match &args.granularity {
-        Some(text) => bytes_within("granularity", text, 0..=u64::MAX)?,
+        Some(text) => bytes_within("granularity", text, 0..=SIZE_MAX)?,
         None => 0,
     };
     let has = |wanted: fn(&Action) -> bool| args.actions.0.iter().any(wanted);
@@ -149,9 +150,6 @@ fn changed(args: &Args, program: &Program) -> Result<(), CommandError> {
             "Need at least one of --add, --remove, --clear, --enable, --disable, or --merge",
         );
     }
-    let [filename, bitmap] = &args.words[..] else {
-        return refuse("Expecting filename and bitmap name");
-    };
     if granularity > 0 && !has(|action| *action == Action::Add) {
         return refuse("granularity only supported with --add");
     }
@@ -161,6 +159,9 @@ fn changed(args: &Args, program: &Program) -> Result<(), CommandError> {
     if args.source_file.is_some() && !has(|action| matches!(action, Action::Merge(_))) {
         return refuse("Merge bitmap source file only supported with --merge");
     }
+    let [filename, bitmap] = &args.words[..] else {
+        return refuse("Expecting filename and bitmap name");
+    };
     let spec = ImageSpec::only(
         std::slice::from_ref(filename),
         args.format.as_deref(),
@@ -169,6 +170,8 @@ fn changed(args: &Args, program: &Program) -> Result<(), CommandError> {
     )?;
     let how = OpenHow {
         access: Access::Write,
+        // Bitmaps are the image's own.
+        backing: BackingChoice::None,
         policy: args.trust.backing_policy,
         ..OpenHow::default()
     };
@@ -199,18 +202,20 @@ async fn change_all(
     bitmap: &str,
     granularity: Option<u64>,
 ) -> Result<(), CommandError> {
+    let source = match &args.source_file {
+        Some(file) => Some(open_source(args, file).await?),
+        None => None,
+    };
     for action in &args.actions.0 {
-        let change = match (action, &args.source_file) {
+        let change = match (action, &source) {
             (Action::Add, _) => Ok(BitmapChange::Add { granularity }),
             (Action::Remove, _) => Ok(BitmapChange::Remove),
             (Action::Clear, _) => Ok(BitmapChange::Clear),
             (Action::Enable, _) => Ok(BitmapChange::Enable),
             (Action::Disable, _) => Ok(BitmapChange::Disable),
             (Action::Merge(name), None) => Ok(BitmapChange::Merge(name.clone())),
-            (Action::Merge(name), Some(file)) => {
-                let source = open_source(args, file).await?;
+            (Action::Merge(name), Some(source)) => {
                 let bits = source.dirty_bits(name).await;
-                source.close().await?;
                 bits.map(BitmapChange::MergeBits)
             }
         };
@@ -219,6 +224,9 @@ async fn change_all(
             Err(error) => Err(error),
         };
         changed.map_err(|error| failed(action, (image, bitmap), &error))?;
+    }
+    if let Some(source) = source {
+        source.close().await?;
     }
     Ok(())
 }
@@ -239,6 +247,9 @@ async fn open_source(args: &Args, filename: &str) -> Result<Image, CommandError>
 fn failed(action: &Action, (image, bitmap): (&Image, &str), error: &Error) -> CommandError {
     let name = action.name();
     let why = match (action, error) {
+        (Action::Add, Error::Unsupported { .. }) if bitmap.is_empty() => {
+            "Bitmap name cannot be empty".to_string()
+        }
         (Action::Add, Error::Unsupported { .. }) => {
             let file = &image.layers()[0].name;
             format!("Can't store persistent bitmaps to {file}: Operation not supported")

@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 
 use crate::error::CommandError;
 use crate::open::{
-    Access, CacheMode, OneImage, OpenHow, Source, Trust, block_on, open_alone, sharing,
+    Access, CacheMode, OneImage, OpenHow, Source, Trust, block_on, guessed_raw, open_alone, sharing,
 };
 use crate::output::{self, OutputArgs, OutputFormat, Program, usage_error};
 use crate::repair_text::tell;
@@ -186,16 +186,24 @@ pub fn run(args: Args, program: &Program) -> u8 {
     }
 }
 
-fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
-    let format = args.output.format("check", program)?;
-    let scope = args.repair.as_deref().map(|what| match what {
+/// Reads `-r`.
+///
+/// # Errors
+/// It is neither of the two.
+pub fn scope(what: &str, program: &Program) -> Result<Scope, CommandError> {
+    match what {
         "leaks" => Ok(Scope::Leaks),
         "all" => Ok(Scope::All),
         _ => {
             let text = format!("--repair (-r) expects 'leaks' or 'all' not '{what}'");
             Err(usage_error(&text, "check", program))
         }
-    });
+    }
+}
+
+fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
+    let format = args.output.format("check", program)?;
+    let scope = args.repair.as_deref().map(|what| scope(what, program));
     let scope = scope.transpose()?;
     let cache = CacheMode::parse(&args.cache)
         .ok_or_else(|| CommandError::new(format!("Invalid source cache option: {}", args.cache)))?;
@@ -264,6 +272,10 @@ async fn open_damaged(
     let name = source.given.as_str();
     let (file, format) = open_alone(source, how).await?;
     if format != Format::Qcow2 {
+        let is_guessed = format == Format::Raw && source.format.is_none();
+        if is_guessed && how.access == Access::Write {
+            output::print_error(&guessed_raw(&source.filename));
+        }
         let text = "This image format does not support checks";
         return Err(CommandError::new(text).with_exit_code(EXIT_NOT_SUPPORTED));
     }

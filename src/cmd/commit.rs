@@ -140,11 +140,11 @@ fn not_committed(error: Error) -> CommandError {
 /// Which layer receives.
 fn depth(args: &Args, image: &Image, source: &Source) -> Result<usize, CommandError> {
     let layers = image.layers();
-    if layers.len() < 2 {
-        return Err(CommandError::new("Image does not have a backing file"));
-    }
     let Some(base) = &args.base else {
-        return Ok(1);
+        return match layers.len() {
+            0 | 1 => Err(CommandError::new("Image does not have a backing file")),
+            _ => Ok(1),
+        };
     };
     // As it is named there, or as a file: from where the image is, and under our own name from here too.
     let from_here = (!is_called_as_qemu()).then(|| base.clone());

@@ -135,14 +135,14 @@ pub fn run(args: Args, program: &Program) -> u8 {
 
 fn compared(args: &Args, program: &Program) -> Result<bool, CommandError> {
     let not_opened = |error: CommandError| error.with_exit_code(EXIT_NOT_OPENED);
-    let cache = CacheMode::parse(&args.cache).ok_or_else(|| {
-        let text = format!("Invalid source cache option: {}", args.cache);
-        not_opened(CommandError::new(text))
-    })?;
     let [first, second] = &args.filenames[..] else {
         let text = "Expecting two image file names";
         return Err(usage_error(text, "compare", program));
     };
+    let cache = CacheMode::parse(&args.cache).ok_or_else(|| {
+        let text = format!("Invalid source cache option: {}", args.cache);
+        not_opened(CommandError::new(text))
+    })?;
     let one = |filename: &String, format: &Option<String>| {
         let filenames = std::slice::from_ref(filename);
         let verb = ("compare", program);

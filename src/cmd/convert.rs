@@ -22,10 +22,12 @@ use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{
-    CacheMode, ImageSpec, OpenHow, Trust, block_on, chosen_snapshot, open_image, sharing, workers,
+    CacheMode, ImageSpec, OpenHow, Trust, block_on, chosen_snapshot, foreign, open_image, sharing,
+    workers,
 };
 use crate::options::{self, bytes_within, number_within};
 use crate::output::{Program, is_called_as_qemu, print_json};
+use crate::size::SIZE_MAX;
 
 mod bitmaps;
 mod share;
@@ -178,9 +180,10 @@ pub fn run(args: &Args, program: &Program) -> u8 {
 fn converted(args: &Args, program: &Program) -> Result<(), CommandError> {
     if args.options.iter().any(|list| options::asks_for_help(list)) {
         let name = args.target_format.as_deref().unwrap_or("raw");
-        return create::print_help(name, args.names.len() > 1, program);
+        let target = args.names.last().filter(|_| args.names.len() > 1);
+        return create::print_help(name, target.map(String::as_str), program);
     }
-    let request = Request::new(args, program)?;
+    let mut request = Request::new(args, program)?;
     let mut job_args = args.job.unless(args.quiet);
     if let Some(rate) = rate(args)? {
         job_args = job_args.with_rate(Some(rate));
@@ -208,21 +211,28 @@ fn rate(args: &Args) -> Result<Option<String>, CommandError> {
     let Some(text) = &args.rate else {
         return Ok(None);
     };
-    let rate = bytes_within("rate limit", text, 0..=i64::MAX as u64)?;
+    let rate = bytes_within("rate limit", text, 0..=SIZE_MAX)?;
     Ok((rate > 0).then(|| rate.to_string()))
 }
 
-/// `-S`.
-fn sparse_bytes(args: &Args) -> Result<u64, CommandError> {
+/// Reads `-m`.
+///
+/// # Errors
+/// Not a number from 1 to 16.
+pub fn parallel(text: &str) -> Result<u64, CommandError> {
+    number_within("number of coroutines", text, 1..=16)
+}
+
+/// Reads `-S`.
+///
+/// # Errors
+/// No size, or none that holes can have.
+pub fn sparse_bytes(text: &str) -> Result<u64, CommandError> {
     const BYTES_MAX: u64 = 16 << 20;
-    let Some(text) = &args.sparse_size else {
-        return Ok(Options::default().sparse_bytes);
-    };
     let what = "buffer size for sparse output";
-    match bytes_within(what, text, 0..=u64::MAX) {
-        Ok(bytes) if bytes.is_multiple_of(512) && bytes <= BYTES_MAX => Ok(bytes),
-        Err(error) if error.to_string().ends_with("'.") => Err(error),
-        Ok(_) | Err(_) => Err(CommandError::new(format!(
+    match bytes_within(what, text, 0..=SIZE_MAX)? {
+        bytes if bytes.is_multiple_of(512) && bytes <= BYTES_MAX => Ok(bytes),
+        _ => Err(CommandError::new(format!(
             "Invalid {what} specified. Valid sizes are multiples of 512 up to {BYTES_MAX}. Select 0 to disable \
              sparse detection (fully allocates output)."
         ))),
@@ -232,40 +242,32 @@ fn sparse_bytes(args: &Args) -> Result<u64, CommandError> {
 impl<'a> Request<'a> {
     fn new(args: &'a Args, program: &Program) -> Result<Request<'a>, CommandError> {
         let snapshot = chosen_snapshot(args.snapshot.as_deref(), program)?;
-        let sparse_bytes = sparse_bytes(args)?;
-        let in_flight = number_within("number of coroutines", &args.parallel, 1..=16)?;
+        let sparse_bytes = match &args.sparse_size {
+            Some(text) => sparse_bytes(text)?,
+            None => Options::default().sparse_bytes,
+        };
+        let in_flight = parallel(&args.parallel)?;
         refuse_contradictions(args)?;
         let (target, sources) = match &args.names[..] {
             [sources @ .., target] if !sources.is_empty() => (target, sources),
             _ => return Err(CommandError::new("Must specify image file name")),
         };
-        if snapshot.is_some() && sources.len() > 1 {
-            let text = "No support for concatenating multiple snapshot";
-            return Err(CommandError::new(text));
-        }
-        let format_name = args.target_format.as_deref().unwrap_or("raw");
-        let format = match args.target_image_opts {
-            true => None,
-            false => Some(create::format_named(format_name)?),
-        };
-        if args.target_image_opts && !args.no_create {
-            let text = "--target-image-opts requires use of -n flag";
-            return Err(CommandError::new(text));
-        }
-        let cache = |name: &str, what: &str| {
-            CacheMode::parse(name)
-                .ok_or_else(|| CommandError::new(format!("Invalid {what}cache option: {name}")))
-        };
-        let mut request = Request {
+        let source_cache = CacheMode::parse(&args.source_cache).ok_or_else(|| {
+            CommandError::new(format!(
+                "Invalid source cache option: {}",
+                args.source_cache
+            ))
+        })?;
+        Ok(Request {
             args,
             sources,
             target,
-            format,
-            format_name,
+            format: None,
+            format_name: args.target_format.as_deref().unwrap_or("raw"),
             snapshot,
             created: Vec::new(),
-            target_cache: cache(&args.target_cache, "")?,
-            source_cache: cache(&args.source_cache, "source ")?,
+            target_cache: CacheMode::default(),
+            source_cache,
             options: Options {
                 in_flight: in_flight as usize,
                 order: if args.oob_writes {
@@ -289,9 +291,34 @@ impl<'a> Request<'a> {
                     false => Means::Copy,
                 },
             },
+        })
+    }
+
+    /// What is said of the target. It is looked at when the sources are open, as qemu-img does: what is wrong with them is
+    /// told first.
+    fn choose_target(&mut self) -> Result<(), CommandError> {
+        let args = self.args;
+        self.format = match args.target_image_opts {
+            true => None,
+            false => Some(self.target_format()?),
         };
-        request.created = request.options_of_creation()?;
-        Ok(request)
+        self.created = self.options_of_creation()?;
+        self.target_cache = CacheMode::parse(&args.target_cache).ok_or_else(|| {
+            CommandError::new(format!("Invalid cache option: {}", args.target_cache))
+        })?;
+        Ok(())
+    }
+
+    /// The format of a new target, or in which one that exists is opened.
+    fn target_format(&self) -> Result<Format, CommandError> {
+        let named = create::format_named(self.format_name);
+        named.map_err(|unknown| match self.args.no_create {
+            true => {
+                let why = foreign::driver_refused(self.format_name);
+                CommandError::new(format!("Could not open '{}': {why}", self.target))
+            }
+            false => unknown,
+        })
     }
 
     /// What `-o`, `-B` and `-F` ask of a new target.
@@ -314,15 +341,7 @@ impl<'a> Request<'a> {
         for (name, value) in of_arguments {
             let Some(value) = value else { continue };
             if format != Format::Qcow2 && !args.no_create {
-                let what = name.strip_prefix("backing_").map(|what| match what {
-                    "fmt" => "format",
-                    other => other,
-                });
-                let what = what.unwrap_or_default();
-                return Err(CommandError::new(format!(
-                    "Backing {what} not supported for file format '{}'",
-                    self.format_name
-                )));
+                return Err(create::no_backing(name, self.format_name));
             }
             given.push((name.to_string(), value.clone()));
         }
@@ -355,8 +374,9 @@ impl<'a> Request<'a> {
         options::value(&self.created, "backing_file").is_some()
     }
 
-    async fn convert(&self, job: &Job, program: &Program) -> Result<Converted, CommandError> {
+    async fn convert(&mut self, job: &Job, program: &Program) -> Result<Converted, CommandError> {
         let sources = self.open_sources().await?;
+        self.choose_target()?;
         let wanted = bitmaps::wanted(self.args, &sources, program).await?;
         if self.may_share(&sources)
             && let Some(done) = share::share(&sources[0], self.target, job).await?
@@ -396,8 +416,10 @@ impl<'a> Request<'a> {
     }
 
     async fn open_sources(&self) -> Result<Vec<Image>, CommandError> {
-        let how = OpenHow {
-            snapshot: self.snapshot.clone(),
+        let several = self.sources.len() > 1;
+        let is_name = matches!(self.snapshot, Some(SnapshotChoice::IdOrName(_)));
+        let mut how = OpenHow {
+            snapshot: self.snapshot.clone().filter(|_| !(several && is_name)),
             cache: self.source_cache,
             aio: Aio::Threads,
             sharing: sharing(self.args.force_share, Sharing::default()),
@@ -412,6 +434,12 @@ impl<'a> Request<'a> {
                 ..ImageSpec::named(name, self.args.format.as_deref())
             };
             images.push(open_image(&spec, &how).await?);
+            // Said by its parts, it is a snapshot of the first one.
+            how.snapshot = None;
+        }
+        if is_name && several {
+            let text = "No support for concatenating multiple snapshot";
+            return Err(CommandError::new(text));
         }
         Ok(images)
     }
@@ -461,6 +489,10 @@ fn refuse_contradictions(args: &Args) -> Result<(), CommandError> {
     let both = "--image-opts and --format are mutually exclusive";
     let of_formats = [
         (args.image_opts && args.format.is_some(), both),
+        (
+            args.target_image_opts && !args.no_create,
+            "--target-image-opts requires use of -n flag",
+        ),
         (args.target_image_opts && args.target_format.is_some(), both),
         (
             args.skip_broken_bitmaps && !args.bitmaps,

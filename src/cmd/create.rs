@@ -4,6 +4,7 @@
 //! could not be finished is removed.
 
 use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ use crate::error::CommandError;
 use crate::interrupt::RemovedOnInterrupt;
 use crate::job::JobArgs;
 use crate::layer::{self, Layer, Look};
-use crate::open::{Trust, alloc_policy, block_on, claim_file, local_name, parse_format};
+use crate::open::{Trust, alloc_policy, block_on, claim_file, foreign, local_name, parse_format};
 use crate::options::{self, Kind, Known};
 use crate::output::{Program, json_text, print, warn};
 use crate::size::{self, SIZE_MAX, SizeError};
@@ -302,19 +303,19 @@ fn create_image(args: &Args, program: &Program) -> Result<(), CommandError> {
         .collect();
     let lists = lists.into_iter().collect::<Result<Vec<_>, _>>()?;
     if args.options.iter().any(|list| options::asks_for_help(list)) {
-        return print_help(&args.format, args.filename.is_some(), program);
+        return print_help(&args.format, args.filename.as_deref(), program);
     }
     let Some(filename) = &args.filename else {
         return Err(CommandError::new(
             "Expecting image file name\nTry 'qemu-img create --help' for more info",
         ));
     };
+    let size = args.size.as_deref().map(disk_size).transpose()?;
     if let Some(excess) = args.excess.first() {
         return Err(CommandError::new(format!(
             "Unexpected argument: {excess}\nTry 'qemu-img create --help' for more info"
         )));
     }
-    let size = args.size.as_deref().map(disk_size).transpose()?;
     let prefixed = |error: CommandError| CommandError::new(format!("{filename}: {error}"));
     let mut request = request(args, filename, lists.concat(), size).map_err(prefixed)?;
     let job = args.job.job()?;
@@ -373,19 +374,31 @@ pub(super) fn format_named(name: &str) -> Result<Format, CommandError> {
         "raw" | "file" => Ok(Format::Raw),
         "qcow2" => Ok(Format::Qcow2),
         "luks" => Ok(Format::Luks),
-        _ => Err(CommandError::new(format!("Unknown file format '{name}'"))),
+        _ => Err(CommandError::new(
+            foreign::new_format_refused(name)
+                .unwrap_or_else(|| format!("Unknown file format '{name}'")),
+        )),
     }
 }
 
-/// Lists the options of a format; with a file, those of files too.
+fn is_device(filename: &str) -> bool {
+    let kind = std::fs::metadata(filename).map(|found| found.file_type());
+    kind.is_ok_and(|kind| kind.is_block_device() || kind.is_char_device())
+}
+
+/// Lists the options of a format; with a file, those of files too. Devices have none.
 pub(super) fn print_help(
     name: &str,
-    has_file: bool,
+    filename: Option<&str>,
     program: &Program,
 ) -> Result<(), CommandError> {
     let format = format_named(name)?;
-    if has_file {
-        let text = options::help_text(&listed(options_of(format), program));
+    if let Some(filename) = filename {
+        let known = match is_device(filename) {
+            true => options_of_format(format),
+            false => options_of(format),
+        };
+        let text = options::help_text(&listed(known, program));
         print(&format!("Supported options:\n{text}"));
         return Ok(());
     }
@@ -396,6 +409,17 @@ pub(super) fn print_help(
         options::help_text(&own)
     ));
     Ok(())
+}
+
+/// The refusal of `backing_file` or `backing_fmt` where a format has no backing files.
+pub(super) fn no_backing(name: &str, format: &str) -> CommandError {
+    let what = match name {
+        "backing_file" => "file",
+        _ => "file format",
+    };
+    CommandError::new(format!(
+        "Backing {what} not supported for file format '{format}'"
+    ))
 }
 
 /// Joins what the arguments and the options say, as far as no file has to be looked at.
@@ -414,15 +438,7 @@ fn request(
     ] {
         let Some(value) = value else { continue };
         if format != Format::Qcow2 {
-            let what = if name == "backing_file" {
-                "file"
-            } else {
-                "format"
-            };
-            return Err(CommandError::new(format!(
-                "Backing {what} not supported for file format '{}'",
-                args.format
-            )));
+            return Err(no_backing(name, &args.format));
         }
         given.push((name.to_string(), value.clone()));
     }
@@ -547,6 +563,11 @@ fn announce(request: &Request, args: &Args) {
         return;
     }
     let filename = args.filename.as_deref().unwrap_or_default();
+    let format = match args.format.as_str() {
+        // The protocol is a format, too.
+        "file" => "file",
+        _ => format_name(request.format),
+    };
     let shown = shown_options(request);
     if args.json {
         let shown = shown
@@ -554,7 +575,7 @@ fn announce(request: &Request, args: &Args) {
             .map(|(name, value)| (name.into(), value.into()));
         let object = [
             ("filename", Value::from(filename)),
-            ("format", format_name(request.format).into()),
+            ("format", format.into()),
             ("options", Value::Object(shown.collect::<Map<_, _>>())),
         ];
         let object: Map<_, _> = object.into_iter().map(|(k, v)| (k.into(), v)).collect();
@@ -565,10 +586,7 @@ fn announce(request: &Request, args: &Args) {
         .iter()
         .map(|(name, value)| format!(" {name}={}", options::escaped(value)));
     let shown: String = shown.collect();
-    print(&format!(
-        "Formatting '{filename}', fmt={}{shown}\n",
-        format_name(request.format)
-    ));
+    print(&format!("Formatting '{filename}', fmt={format}{shown}\n"));
 }
 
 /// What the file system is told about a new file before it has any space. By default the policy says: whole

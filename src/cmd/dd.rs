@@ -13,7 +13,7 @@ use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{
-    Access, ImageSpec, OpenHow, Trust, block_on, local_name, open_image, sharing, workers,
+    Access, ImageSpec, OpenHow, Trust, block_on, foreign, local_name, open_image, sharing, workers,
 };
 use crate::options::{bytes_within, number_within};
 use crate::output::Program;
@@ -110,8 +110,6 @@ fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
         let text = "--image-opts and --format are mutually exclusive";
         return Err(CommandError::new(text));
     }
-    let format = create::format_named(&args.output_format);
-    let format = format.map_err(|_| CommandError::new("Unknown file format"))?;
     let job = args.job.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
     let work = async {
@@ -127,6 +125,7 @@ fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
             ..ImageSpec::named(input, args.format.as_deref())
         };
         let image = open_image(&spec, &how).await?;
+        let format = output_format(args)?;
         let range = operands.range(image.size()).unwrap_or_else(|| {
             program.complain(format_args!("{input}: cannot skip to specified offset"));
             0..0
@@ -144,6 +143,15 @@ fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
     done?;
     args.job.end();
     Ok(())
+}
+
+/// The format of the output. It is looked at when the input is open, as qemu-img does.
+fn output_format(args: &Args) -> Result<Format, CommandError> {
+    let format = create::format_named(&args.output_format);
+    format.map_err(|error| match foreign::is_format(&args.output_format) {
+        true => error,
+        false => CommandError::new("Unknown file format"),
+    })
 }
 
 async fn copy(

@@ -139,6 +139,10 @@ async fn find(
         }
         _ => None,
     };
+    if args.target_format == "file" {
+        let text = "Block driver 'file' does not support size measurement";
+        return Err(CommandError::new(text));
+    }
     let format = format_named(&args.target_format)?;
     let given = options_given(args, format, program)?;
     let value = |name| options::value(&given, name);

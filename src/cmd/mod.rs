@@ -21,6 +21,7 @@ pub mod convert;
 pub mod create;
 pub mod dd;
 pub mod demo;
+pub mod early;
 pub mod extents;
 pub mod generate;
 pub mod grow;

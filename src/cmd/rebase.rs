@@ -17,8 +17,8 @@ use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::layer::{self, Layer, Look};
 use crate::open::{
-    Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, Trust, block_on, open_image, sharing,
-    warn_of_guessed_raw,
+    Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, Trust, block_on, foreign, open_image,
+    sharing, warn_of_guessed_raw,
 };
 use crate::output::{DoneArgs, Program, is_called_as_qemu, usage_error};
 
@@ -95,9 +95,12 @@ impl Args {
     }
 
     fn backing_format(&self) -> Result<Option<Format>, CommandError> {
-        let parse = |name: &str| {
-            Format::from_name(name)
-                .ok_or_else(|| CommandError::new(format!("Invalid format name: '{name}'")))
+        let parse = |name: &str| match (Format::from_name(name), foreign::format_refused(name)) {
+            (Some(format), _) => Ok(format),
+            // Nobody looks at the file then.
+            (None, Some(_)) if self.backing_unsafe => Ok(Format::Raw),
+            (None, Some(refused)) => Err(CommandError::new(refused)),
+            (None, None) => Err(CommandError::new(format!("Invalid format name: '{name}'"))),
         };
         self.backing_format.as_deref().map(parse).transpose()
     }
@@ -171,7 +174,8 @@ async fn change(
         let text = "Compression not supported for this file format";
         return Err(CommandError::new(text));
     }
-    if is_raw {
+    if is_raw && args.backing_unsafe {
+        args.header(format)?;
         return Err(args.could_not_change("Operation not supported"));
     }
     let resolved = resolve_name(&source.filename, args.name());
@@ -201,6 +205,9 @@ async fn change(
         false => Storage::Plain,
     };
     let backing = args.header(format)?;
+    if is_raw {
+        return Err(args.could_not_change("Operation not supported"));
+    }
     let rebased = image.rebase(new.as_ref(), (backing, storage), job).await;
     if let Some(new) = new {
         new.close().await?;

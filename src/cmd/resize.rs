@@ -79,11 +79,17 @@ pub fn run(args: Args, program: &Program) -> u8 {
     program.exit_code(resized(&args, program))
 }
 
+/// Reads `--preallocation`.
+///
+/// # Errors
+/// No such mode.
+pub fn preallocation(name: &str) -> Result<Preallocation, CommandError> {
+    Preallocation::from_name(name)
+        .ok_or_else(|| CommandError::new(format!("Invalid preallocation mode '{name}'")))
+}
+
 fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
-    let Some(how) = Preallocation::from_name(&args.preallocation) else {
-        let text = format!("Invalid preallocation mode '{}'", args.preallocation);
-        return Err(CommandError::new(text));
-    };
+    let how = preallocation(&args.preallocation)?;
     let (filename, size) = match &args.words[..] {
         [filename, size] => (filename, size),
         [] | [_] => {

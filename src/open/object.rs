@@ -225,11 +225,11 @@ fn pairs(definition: &str) -> Result<Vec<(String, String)>, CommandError> {
     }
     let (first, rest) = definition.split_once(',').unwrap_or((definition, ""));
     if first.contains('=') || first.is_empty() {
-        return options::split(definition);
+        return Ok(options::pairs(definition));
     }
     let mut pairs = vec![("qom-type".to_string(), first.to_string())];
     if !rest.is_empty() {
-        pairs.extend(options::split(rest)?);
+        pairs.extend(options::pairs(rest));
     }
     Ok(pairs)
 }

@@ -10,6 +10,7 @@ use cowslip::qcow2::snapshot::SnapshotChoice;
 
 use super::above::{self, Copies};
 use super::cache_sizes::CacheSizes;
+use super::foreign;
 use super::graph::{self, Filters};
 use super::json;
 use crate::error::CommandError;
@@ -91,7 +92,7 @@ pub fn parse_format(name: &str) -> Result<Format, CommandError> {
         "qcow2" => Ok(Format::Qcow2),
         "luks" => Ok(Format::Luks),
         "raw" | "file" | "host_device" => Ok(Format::Raw),
-        _ => Err(CommandError::new(format!("Unknown driver '{name}'"))),
+        _ => Err(CommandError::new(foreign::driver_refused(name))),
     }
 }
 
@@ -104,7 +105,7 @@ pub fn local_name(name: &str) -> Result<String, CommandError> {
         (None, _) => Ok(name.to_string()),
         (Some(_), Some(local)) if protocol(local).is_some() => Ok(format!("./{local}")),
         (Some(_), Some(local)) => Ok(local.to_string()),
-        (Some(other), None) => Err(CommandError::new(format!("Unknown protocol '{other}'"))),
+        (Some(other), None) => Err(CommandError::new(foreign::protocol_refused(other))),
     }
 }
 
@@ -162,9 +163,20 @@ impl ImageSpec {
 
     fn resolve_inner(&self) -> Result<Source, CommandError> {
         let pairs = if self.image_opts {
-            options::split(&self.filename)?
+            let first = self.filename.split(',').next().unwrap_or_default();
+            if !first.is_empty() && !first.contains('=') {
+                // A word by itself would name what a monitor has opened.
+                let text = format!("Cannot find device='{first}' nor node-name='{first}'");
+                return Err(CommandError::new(text));
+            }
+            options::pairs(&self.filename)
         } else if let Some(json) = self.filename.strip_prefix("json:") {
-            json::pairs(json)?
+            let mut pairs = json::pairs(json)?;
+            if let Some(format) = &self.format {
+                pairs.retain(|(name, _)| name != "driver");
+                pairs.push(("driver".to_string(), format.clone()));
+            }
+            pairs
         } else {
             if graph::named(&self.filename)?.is_some() {
                 let format = self.format.iter();
@@ -225,6 +237,12 @@ impl Source {
             return Err(CommandError::new(text));
         }
         let pairs = json::expanded(pairs)?;
+        let names_something = |(name, _): &(String, String)| {
+            ["driver", "filename", "file"].contains(&name.as_str()) || name.starts_with("file.")
+        };
+        if !pairs.iter().any(names_something) {
+            return Err(CommandError::new("Must specify either driver or file"));
+        }
         let full_name = (!is_told_by_name(&pairs)).then(|| format!("json:{}", json::text(&pairs)));
         let (mut pairs, above) = above::take(pairs)?;
         let copy_on_read = match &above.copy_on_read {
@@ -351,6 +369,10 @@ impl Source {
             self.filename = filename.to_string();
             return Ok(());
         }
+        if filename.is_empty() {
+            let text = "The 'file' block driver requires a file name";
+            return Err(CommandError::new(text));
+        }
         self.remote = ExportName::of_file_name(filename).transpose()?;
         self.filename = match self.remote {
             Some(_) => filename.to_string(),
@@ -365,7 +387,7 @@ impl Source {
             "driver" => self.format = Some(parse_format(value)?),
             "file.driver" if ["file", "host_device", "nbd"].contains(&value) => {}
             "file.driver" => {
-                return Err(CommandError::new(format!("Unknown driver '{value}'")));
+                return Err(CommandError::new(foreign::driver_refused(value)));
             }
             "filename" | "file.filename" | "file" => self.name(value)?,
             "backing" => self.backing = Some(backing_choice(value)),
@@ -601,10 +623,14 @@ mod tests {
     fn what_is_not_understood_is_refused() {
         let refused = |filename, image_opts| resolve(filename, image_opts).unwrap_err();
         assert_eq!(
-            refused("rbd:x", false),
-            "Could not open 'rbd:x': Unknown protocol 'rbd'"
+            refused("foo:x", false),
+            "Could not open 'foo:x': Unknown protocol 'foo'"
         );
-        assert!(refused("driver=vmdk,file.filename=a", true).ends_with("Unknown driver 'vmdk'"));
+        assert!(refused("driver=foo,file.filename=a", true).ends_with("Unknown driver 'foo'"));
+        assert!(refused("driver=vmdk,file.filename=a", true).contains("'vmdk' is not supported"));
+        let http = "driver=qcow2,file.driver=http,file.url=http://h/a";
+        assert!(refused(http, true).contains("'http' is not supported; let nbdkit serve it"));
+        assert!(refused("rbd:x", false).contains("'rbd' is not supported; map it"));
         assert!(refused("driver=qcow2,file.filename=a,x=1", true).contains("'x' is not supported"));
         assert!(refused("driver=qcow2", true).contains("must be specified"));
         for (options, format, option) in [

@@ -7,10 +7,12 @@ use std::process::{Command, Output};
 
 pub mod engine;
 pub mod golden;
+pub mod judge;
 pub mod model;
 pub mod mounted;
 pub mod rng;
 pub mod shape;
+pub mod twins;
 
 /// Whether all these programs are installed. If not, the test says so and has nothing to do; with
 /// `COWSLIP_REQUIRE_PEERS` set it fails instead.

@@ -16,7 +16,7 @@ use crate::image::{BackingChoice, Format, OpenOptions};
 use crate::qcow2::map::{Run, Source};
 use crate::qcow2::{self, Qcow2, Wanted};
 use crate::raw::Raw;
-use crate::{Error, file, luks};
+use crate::{Error, file, foreign, luks};
 
 mod files;
 
@@ -511,7 +511,9 @@ fn in_named_format(
 
 /// The format by its magic number.
 async fn probe(file: &HostFile) -> Result<Format> {
-    Ok(qcow2::header::probe(&file.read_new(0, 8).await?))
+    let wanted = foreign::PROBED_BYTES.min(file.len().await?);
+    let start = file.read_new(0, wanted).await?;
+    foreign::probe(&start, file.name())
 }
 
 async fn open_layer(

@@ -15,6 +15,7 @@ mod durable;
 pub mod error;
 mod extents;
 pub mod file;
+pub mod foreign;
 pub mod growth;
 pub mod image;
 pub mod job;

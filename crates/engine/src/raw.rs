@@ -16,7 +16,7 @@ use crate::qcow2::geometry::{HostOffset, round_down};
 use crate::qcow2::header;
 use crate::qcow2::map::{Run, Source};
 use crate::sync::Turn;
-use crate::{Error, Result, space};
+use crate::{Error, Result, foreign, space};
 
 /// A raw image.
 #[derive(Debug)]
@@ -166,12 +166,14 @@ impl Raw {
         let mut sector = self.file.read_new(0, SECTOR_BYTES).await?;
         let end = (offset as usize + data.len()).min(sector.len());
         sector[offset as usize..end].copy_from_slice(&data[..end - offset as usize]);
-        let format = header::probe(&sector);
-        if format != Format::Raw {
+        let format = match (header::probe(&sector), foreign::name(&sector)) {
+            (Format::Raw, foreign) => foreign,
+            (ours, _) => Some(ours.name()),
+        };
+        if let Some(format) = format {
             return Err(Error::io(
                 format!(
-                    "Writing a {} header into '{}', whose format was guessed to be raw; name the format to allow it",
-                    format.name(),
+                    "Writing a {format} header into '{}', whose format was guessed to be raw; name the format to allow it",
                     self.file.name()
                 ),
                 std::io::Error::from_raw_os_error(1),

@@ -16,7 +16,7 @@ use crate::cmd::serve::cache_report;
 use crate::error::CommandError;
 use crate::open::{
     Access, CacheMode, ImageSpec, OneImage, OpenHow, Trust, alloc_policy, block_on, open_image,
-    parse_aio, sharing,
+    parse_aio, sharing, warn_of_guessed_raw,
 };
 use crate::options::{bytes_within, number_within};
 use crate::output::{self, Program};
@@ -152,6 +152,9 @@ fn measure(args: &ImageArgs, program: &Program) -> Result<(), CommandError> {
     block_on(how.aio, async {
         let opening = Instant::now();
         let image = open_image(&spec, &how).await?;
+        if how.access == Access::Write {
+            warn_of_guessed_raw(&image, &spec)?;
+        }
         let opened = opening.elapsed();
         if !args.json {
             output::print(&announcement(&load));

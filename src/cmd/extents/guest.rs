@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use cowslip::file::host::{HostGate, HostOptions, open_host_file, resolve_name};
 use cowslip::file::{BlockFile, ChosenBy, Claim, FileRequest, Gate, Role, Sharing};
+use cowslip::foreign::probe;
 use cowslip::image::Format;
-use cowslip::qcow2::header::{Header, probe};
+use cowslip::qcow2::header::Header;
 use cowslip::qcow2::inspect::{inspect, read_start};
 use cowslip::qcow2::layout::{Area, Layout, Observer, Part};
 
@@ -40,7 +41,7 @@ async fn opened(source: &Source, how: &OpenHow) -> cowslip::Result<Option<ImageF
     let file = open_host_file(source.filename.as_ref(), &options)?;
     let format = match source.format {
         Some(format) => format,
-        None => probe(&read_start(file.as_ref()).await?),
+        None => probe(&read_start(file.as_ref()).await?, &source.filename)?,
     };
     if format != Format::Qcow2 {
         return Ok(None);

@@ -53,13 +53,13 @@ impl Qcow2 {
 
     /// Makes the disk what it was when a snapshot was taken.
     pub(crate) async fn apply_snapshot(&self, choice: &SnapshotChoice, job: &Job) -> Result<()> {
-        self.refuse_unknown(choice).await?;
         if !self.lock().bitmaps.list().is_empty() {
             // They would have to follow a change that no guest has made.
             return Err(Error::Invalid(
                 "Device has active dirty bitmaps".to_string(),
             ));
         }
+        self.refuse_unknown(choice).await?;
         // Those that this session has removed are on disk yet.
         self.ready_for_writes().await?;
         let _nobody_uses_vm_state = self.vm_state.take().await;

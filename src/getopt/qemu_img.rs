@@ -1,0 +1,581 @@
+//! The command lines of `qemu-img`, read as getopt reads them, for a parser that reads them otherwise.
+//!
+//! The verbs' own parser (clap) has their options, values and help. What it does in another way is what scripts see when
+//! something is wrong with a line, and some lines that are right: a value may begin with a dash, a name may be shortened,
+//! of a line's mistakes the first one is told, in the C library's words. So a line under the name `qemu-img` is scanned
+//! here first and handed on in a form that leaves nothing to decide: options by their full names, values apart, operands
+//! behind `--`.
+//!
+//! The tables are what qemu-img 10.0.2 accepts, which is not all that its `--help` lists, in the order in which it lists
+//! them where a shortened name is ambiguous. Pure.
+
+use clap::{Arg, Command};
+
+use crate::cmd::early::Judged;
+use crate::error::CommandError;
+
+use super::{Found, Long, Mistake, Name, Scanner, Value};
+
+/// What a verb accepts.
+#[derive(Clone, Copy, Debug)]
+struct Verb {
+    name: &'static str,
+    letters: &'static str,
+    longs: &'static [Long],
+}
+
+/// The line cannot be followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// A mistake before the verb.
+    Mistake(Mistake),
+    /// There is no verb.
+    NoVerb,
+    /// There is no verb of this name.
+    UnknownVerb(String),
+    /// A mistake in what follows the verb of this name.
+    MistakeOf(&'static str, Mistake),
+    /// The value of an option is wrong.
+    Value(CommandError),
+}
+
+const fn flag(name: &'static str, letter: char) -> Long {
+    Long {
+        name,
+        letter: Some(letter),
+        value: Value::None,
+    }
+}
+
+const fn with_value(name: &'static str, letter: char) -> Long {
+    Long {
+        name,
+        letter: Some(letter),
+        value: Value::Required,
+    }
+}
+
+const fn long_flag(name: &'static str) -> Long {
+    Long {
+        name,
+        letter: None,
+        value: Value::None,
+    }
+}
+
+const fn long_with_value(name: &'static str) -> Long {
+    Long {
+        name,
+        letter: None,
+        value: Value::Required,
+    }
+}
+
+const HELP: Long = flag("help", 'h');
+const QUIET: Long = flag("quiet", 'q');
+const PROGRESS: Long = flag("progress", 'p');
+const FORCE_SHARE: Long = flag("force-share", 'U');
+const FORMAT: Long = with_value("format", 'f');
+const OBJECT: Long = long_with_value("object");
+const IMAGE_OPTS: Long = long_flag("image-opts");
+const OUTPUT: Long = long_with_value("output");
+
+/// Before the verb.
+const STANDARD_LETTERS: &str = "hVT:";
+const STANDARD: &[Long] = &[HELP, flag("version", 'V'), with_value("trace", 'T')];
+
+/// Ours, which no name of QEMU's is short for; a verb that has not got one refuses it.
+const OWN: &[Long] = &[
+    Long {
+        name: "progress",
+        letter: Some('p'),
+        value: Value::Attached,
+    },
+    OBJECT,
+    long_with_value("backing-policy"),
+    long_with_value("alloc-policy"),
+    long_flag("json"),
+    long_flag("limits"),
+    long_flag("no-space-check"),
+    long_flag("plan"),
+    long_with_value("random"),
+    long_with_value("rate-limit"),
+    long_with_value("reflink"),
+    long_flag("tell-flushes"),
+    long_with_value("warm-up"),
+];
+
+const VERBS: &[Verb] = &[
+    Verb {
+        name: "amend",
+        letters: "f:ho:pqt:",
+        longs: &[
+            HELP,
+            QUIET,
+            PROGRESS,
+            OBJECT,
+            FORMAT,
+            with_value("cache", 't'),
+            with_value("options", 'o'),
+            IMAGE_OPTS,
+            long_flag("force"),
+        ],
+    },
+    Verb {
+        name: "bench",
+        letters: "c:d:f:hi:no:qs:t:wS:U",
+        longs: &[
+            HELP,
+            FORMAT,
+            IMAGE_OPTS,
+            with_value("cache", 't'),
+            with_value("count", 'c'),
+            with_value("depth", 'd'),
+            with_value("offset", 'o'),
+            with_value("buffer-size", 's'),
+            with_value("step-size", 'S'),
+            with_value("aio", 'i'),
+            flag("native", 'n'),
+            flag("write", 'w'),
+            long_with_value("pattern"),
+            long_with_value("flush-interval"),
+            long_flag("no-drain"),
+            FORCE_SHARE,
+        ],
+    },
+    Verb {
+        name: "bitmap",
+        letters: "b:f:g:hF:",
+        longs: &[
+            HELP,
+            OBJECT,
+            IMAGE_OPTS,
+            long_flag("add"),
+            long_flag("remove"),
+            long_flag("clear"),
+            long_flag("enable"),
+            long_flag("disable"),
+            long_with_value("merge"),
+            with_value("granularity", 'g'),
+            with_value("source-file", 'b'),
+            with_value("source-format", 'F'),
+        ],
+    },
+    Verb {
+        name: "check",
+        letters: "f:hqr:T:U",
+        longs: &[
+            HELP,
+            QUIET,
+            FORMAT,
+            with_value("cache", 'T'),
+            with_value("repair", 'r'),
+            OUTPUT,
+            OBJECT,
+            IMAGE_OPTS,
+            FORCE_SHARE,
+        ],
+    },
+    Verb {
+        name: "commit",
+        letters: "b:df:hpqr:t:",
+        longs: &[
+            HELP,
+            QUIET,
+            OBJECT,
+            FORMAT,
+            IMAGE_OPTS,
+            with_value("cache", 't'),
+            flag("drop", 'd'),
+            with_value("base", 'b'),
+            PROGRESS,
+            with_value("rate", 'r'),
+        ],
+    },
+    Verb {
+        name: "compare",
+        letters: "f:hpqsF:T:U",
+        longs: &[
+            HELP,
+            QUIET,
+            OBJECT,
+            with_value("cache", 'T'),
+            IMAGE_OPTS,
+            with_value("a-format", 'f'),
+            with_value("left-format", 'f'),
+            with_value("b-format", 'F'),
+            with_value("right-format", 'F'),
+            FORCE_SHARE,
+            flag("strict", 's'),
+            PROGRESS,
+        ],
+    },
+    Verb {
+        name: "convert",
+        letters: "cf:hl:m:no:pqr:t:B:CF:O:S:T:UW",
+        longs: &[
+            HELP,
+            QUIET,
+            OBJECT,
+            IMAGE_OPTS,
+            long_flag("source-image-opts"),
+            with_value("source-format", 'f'),
+            with_value("source-cache", 'T'),
+            with_value("snapshot", 'l'),
+            with_value("sparse-size", 'S'),
+            with_value("output-format", 'O'),
+            with_value("options", 'o'),
+            with_value("output-cache", 't'),
+            with_value("backing", 'B'),
+            with_value("backing-format", 'F'),
+            FORCE_SHARE,
+            long_flag("target-image-opts"),
+            long_flag("salvage"),
+            long_flag("target-is-zero"),
+            long_flag("bitmaps"),
+            long_flag("skip-broken-bitmaps"),
+            with_value("rate", 'r'),
+            with_value("parallel", 'm'),
+            flag("oob-writes", 'W'),
+            flag("copy-range-offloading", 'C'),
+        ],
+    },
+    Verb {
+        name: "create",
+        letters: "b:f:ho:quF:",
+        longs: &[
+            HELP,
+            QUIET,
+            OBJECT,
+            FORMAT,
+            with_value("backing", 'b'),
+            with_value("backing-format", 'F'),
+            flag("backing-unsafe", 'u'),
+            with_value("options", 'o'),
+        ],
+    },
+    Verb {
+        name: "dd",
+        letters: "f:hO:U",
+        longs: &[
+            HELP,
+            OBJECT,
+            FORMAT,
+            with_value("output-format", 'O'),
+            IMAGE_OPTS,
+            FORCE_SHARE,
+        ],
+    },
+    Verb {
+        name: "info",
+        letters: "bf:hU",
+        longs: &[
+            HELP,
+            FORMAT,
+            OUTPUT,
+            flag("backing-chain", 'b'),
+            OBJECT,
+            IMAGE_OPTS,
+            FORCE_SHARE,
+        ],
+    },
+    Verb {
+        name: "map",
+        letters: "f:hl:s:U",
+        longs: &[
+            HELP,
+            FORMAT,
+            OUTPUT,
+            OBJECT,
+            IMAGE_OPTS,
+            FORCE_SHARE,
+            with_value("start-offset", 's'),
+            with_value("max-length", 'l'),
+        ],
+    },
+    Verb {
+        name: "measure",
+        letters: "f:hl:o:O:U",
+        longs: &[
+            HELP,
+            with_value("target-format", 'O'),
+            FORMAT,
+            IMAGE_OPTS,
+            with_value("options", 'o'),
+            with_value("snapshot", 'l'),
+            OBJECT,
+            OUTPUT,
+            long_with_value("size"),
+            FORCE_SHARE,
+        ],
+    },
+    Verb {
+        name: "rebase",
+        letters: "b:cf:hpqt:uF:T:U",
+        longs: &[
+            HELP,
+            QUIET,
+            PROGRESS,
+            OBJECT,
+            IMAGE_OPTS,
+            FORCE_SHARE,
+            FORMAT,
+            with_value("cache", 't'),
+            flag("compress", 'c'),
+            with_value("backing", 'b'),
+            with_value("backing-format", 'F'),
+            with_value("backing-cache", 'T'),
+            flag("backing-unsafe", 'u'),
+        ],
+    },
+    Verb {
+        name: RESIZE,
+        letters: "f:hq",
+        longs: &[
+            HELP,
+            QUIET,
+            OBJECT,
+            FORMAT,
+            IMAGE_OPTS,
+            long_with_value("preallocation"),
+            long_flag("shrink"),
+        ],
+    },
+    Verb {
+        name: "snapshot",
+        letters: "a:c:d:f:hlqU",
+        longs: &[
+            HELP,
+            QUIET,
+            OBJECT,
+            FORMAT,
+            IMAGE_OPTS,
+            FORCE_SHARE,
+            flag("list", 'l'),
+            with_value("apply", 'a'),
+            with_value("create", 'c'),
+            with_value("delete", 'd'),
+        ],
+    },
+];
+
+/// Its second operand is a size, which may begin with a minus.
+const RESIZE: &str = "resize";
+
+/// The line, its program's name first, as `parser` reads it: the verbs are the parser's subcommands. `judge` gets the verb,
+/// and each of its options when it is met.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn unambiguous(
+    args: &[String],
+    parser: &Command,
+    mut judge: impl FnMut(&str, Name, &str) -> Result<Judged, CommandError>,
+) -> Result<Vec<String>, Refusal> {
+    let (program, args) = args.split_first().expect("the program's name");
+    let mut out = vec![program.clone()];
+    let mut scanner = Scanner::new(args, STANDARD_LETTERS, STANDARD)
+        .with_own(OWN)
+        .up_to_an_operand();
+    while let Some(found) = scanner.next_option().map_err(Refusal::Mistake)? {
+        match found.name {
+            Name::Letter('h') => return Ok(vec![program.clone(), "--help".to_string()]),
+            Name::Letter('V') => return Ok(vec![program.clone(), "--version".to_string()]),
+            _ => push(found, (parser, STANDARD), &mut out).map_err(Refusal::Mistake)?,
+        }
+    }
+    let Some((name, rest)) = scanner.rest().split_first() else {
+        return Err(Refusal::NoVerb);
+    };
+    let (Some(verb), Some(parser)) = (
+        VERBS.iter().find(|verb| verb.name == *name),
+        parser.find_subcommand(name),
+    ) else {
+        return Err(Refusal::UnknownVerb(name.clone()));
+    };
+    out.push(name.clone());
+    let mut scanner = Scanner::new(rest, verb.letters, verb.longs).with_own(OWN);
+    if verb.name == RESIZE {
+        scanner = scanner.second_may_be_less();
+    }
+    let mistake = |mistake| Refusal::MistakeOf(verb.name, mistake);
+    while let Some(found) = scanner.next_option().map_err(mistake)? {
+        if found.name == Name::Letter('h') {
+            return Ok([program.clone(), name.clone(), "--help".to_string()].to_vec());
+        }
+        let value = found.value.as_deref().unwrap_or_default();
+        let judged = judge(verb.name, found.name, value).map_err(Refusal::Value)?;
+        if judged == Judged::Passed {
+            push(found, (parser, verb.longs), &mut out).map_err(mistake)?;
+        }
+    }
+    out.push("--".to_string());
+    out.extend(scanner.operands().into_iter().map(str::to_string));
+    Ok(out)
+}
+
+/// Appends an option, by a name that the parser has for it.
+fn push(
+    found: Found,
+    (parser, longs): (&Command, &[Long]),
+    out: &mut Vec<String>,
+) -> Result<(), Mistake> {
+    let name = found.name;
+    let by_long = |long: &str| parser.get_arguments().find(|arg| is_named(arg, long));
+    let arg = match name {
+        Name::Long(long) => by_long(long),
+        Name::Letter(letter) => {
+            let same = longs.iter().filter(|long| long.letter == Some(letter));
+            parser
+                .get_arguments()
+                .find(|arg| arg.get_short() == Some(letter))
+                .or_else(|| same.map(|long| long.name).find_map(by_long))
+        }
+    };
+    let (Some(arg), value) = (arg, found.value) else {
+        return Err(match name {
+            Name::Letter(letter) => Mistake::UnknownLetter(letter),
+            Name::Long(long) => Mistake::UnknownLong(long.to_string()),
+        });
+    };
+    let spelled = match (arg.get_long(), arg.get_short()) {
+        (Some(long), _) => format!("--{long}"),
+        (None, letter) => format!("-{}", letter.expect("an option has a name")),
+    };
+    out.push(match value {
+        Some(value) => format!("{spelled}={value}"),
+        None => spelled,
+    });
+    Ok(())
+}
+
+fn is_named(arg: &Arg, long: &str) -> bool {
+    let others = arg.get_all_aliases().unwrap_or_default();
+    arg.get_long() == Some(long) || others.contains(&long)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// What the parser gets, or what is wrong.
+    fn read(line: &str) -> String {
+        let words = ["qemu-img"].into_iter().chain(line.split_whitespace());
+        let words: Vec<String> = words
+            .map(|word| if word == "''" { "" } else { word }.to_string())
+            .collect();
+        let pass = |_: &str, _, _: &str| Ok(Judged::Passed);
+        match unambiguous(&words, &crate::QemuImgLine::command(), pass) {
+            Err(Refusal::Value(error)) => format!("<{error}>"),
+            Ok(words) => words[1..].join(" "),
+            Err(Refusal::Mistake(mistake)) => format!("<{mistake}>"),
+            Err(Refusal::NoVerb) => "<no verb>".to_string(),
+            Err(Refusal::UnknownVerb(name)) => format!("<no {name}>"),
+            Err(Refusal::MistakeOf(verb, mistake)) => format!("<{verb}: {mistake}>"),
+        }
+    }
+
+    #[test]
+    fn lines_are_read_as_getopt_reads_them() {
+        for (line, expected) in [
+            ("info a", "info -- a"),
+            ("info a -f raw", "info --format=raw -- a"),
+            ("info -Ufraw a", "info --force-share --format=raw -- a"),
+            ("info -f -U a", "info --format=-U -- a"),
+            ("info -f -- a", "info --format=-- -- a"),
+            ("info --form qcow2 -- -a", "info --format=qcow2 -- -a"),
+            ("info -f '' a", "info --format= -- a"),
+            (
+                "map -s 1k -l =2 a",
+                "map --start-offset=1k --max-length==2 -- a",
+            ),
+            (
+                "convert --output-f raw a b",
+                "convert --target-format=raw -- a b",
+            ),
+            (
+                "convert -p --progress=json a b",
+                "convert --progress --progress=json -- a b",
+            ),
+            ("compare --right raw a b", "compare --b-format=raw -- a b"),
+            ("resize a -1M", "resize -- a -1M"),
+            ("resize a -512 -q", "resize --quiet -- a -512"),
+            ("resize -q a -q", "resize --quiet --quiet -- a"),
+            ("resize -q", "resize --quiet --"),
+            ("-T foo -- info a", "--trace=foo info -- a"),
+            ("info -h --nosuch", "info --help"),
+            ("check -p a", "check --progress -- a"),
+            ("create --json x 1", "create --json -- x 1"),
+        ] {
+            assert_eq!(read(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_first_mistake_is_told() {
+        for (line, expected) in [
+            ("", "<no verb>"),
+            ("--", "<no verb>"),
+            ("-T", "<option requires an argument -- 'T'>"),
+            ("--foo info", "<unrecognized option '--foo'>"),
+            ("foo", "<no foo>"),
+            ("demo", "<no demo>"),
+            ("info -f", "<info: option requires an argument -- 'f'>"),
+            (
+                "info --output",
+                "<info: option '--output' requires an argument>",
+            ),
+            ("info -U=3 a", "<info: invalid option -- '='>"),
+            (
+                "info --force-share=3 a",
+                "<info: option '--force-share' doesn't allow an argument>",
+            ),
+            ("info -p a", "<info: invalid option -- 'p'>"),
+            ("info --plan a", "<info: unrecognized option '--plan'>"),
+            ("info --js a", "<info: unrecognized option '--js'>"),
+            ("info -x -h", "<info: invalid option -- 'x'>"),
+            ("resize -1M a", "<resize: invalid option -- '1'>"),
+            ("resize a 2M -1M", "<resize: invalid option -- '1'>"),
+            ("info -1 a", "<info: invalid option -- '1'>"),
+            (
+                "info --o json a",
+                "<info: option '--o' is ambiguous; possibilities: '--output' '--object'>",
+            ),
+        ] {
+            assert_eq!(read(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_parser_has_all_that_qemu_img_has() {
+        let line = crate::QemuImgLine::command();
+        for verb in VERBS {
+            let parser = line.find_subcommand(verb.name).unwrap();
+            let letters = verb.letters.chars().filter(|letter| *letter != ':');
+            let letters = letters.filter(|letter| *letter != 'h').map(Name::Letter);
+            // What has a letter is told by it, and objects are defined when they are met.
+            let longs = verb.longs.iter();
+            let longs = longs.filter(|long| long.letter.is_none() && long.name != "object");
+            for name in letters.chain(longs.map(|long| Name::Long(long.name))) {
+                let takes = match name {
+                    Name::Letter(letter) => verb.letters.contains(&format!("{letter}:")),
+                    Name::Long(long) => {
+                        let known = verb.longs.iter().find(|known| known.name == long);
+                        known.unwrap().value == Value::Required
+                    }
+                };
+                let found = Found {
+                    name,
+                    value: takes.then(|| "1".to_string()),
+                };
+                let mut out = vec!["x".to_string()];
+                push(found, (parser, verb.longs), &mut out).unwrap();
+                let parsed = parser.clone().try_get_matches_from(out);
+                let wrong = parsed.err().map(|error| error.to_string());
+                assert_eq!(wrong, None, "{} {name:?}", verb.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Formats and protocols that QEMU has and we have not: named, with what to use in their place.
+
+/// Image formats, by QEMU's names.
+const FORMATS: &[&str] = &[
+    "bochs",
+    "cloop",
+    "dmg",
+    "parallels",
+    "qcow",
+    "qed",
+    "vdi",
+    "vhdx",
+    "vmdk",
+    "vpc",
+    "vvfat",
+];
+
+/// Protocols, by QEMU's names, and the way to what is behind them.
+const PROTOCOLS: &[(&[&str], &str)] = &[
+    (
+        &["http", "https", "ftp", "ftps", "tftp"],
+        "let nbdkit serve it: nbdkit -r curl URL, then nbd://localhost",
+    ),
+    (
+        &["ssh", "sftp"],
+        "let nbdkit serve it: nbdkit ssh host=HOST PATH, then nbd://localhost",
+    ),
+    (
+        &["rbd"],
+        "map it as a block device: rbd device map POOL/IMAGE",
+    ),
+    (
+        &["iscsi", "iser"],
+        "log in to the target with iscsiadm, and name its block device",
+    ),
+    (
+        &["gluster", "gluster+tcp", "gluster+unix", "gluster+rdma"],
+        "mount the volume: mount -t glusterfs HOST:VOLUME DIRECTORY",
+    ),
+    (
+        &["nfs"],
+        "mount the share: mount -t nfs HOST:PATH DIRECTORY",
+    ),
+    (&["nvme"], "name the block device, such as /dev/nvme0n1"),
+    (
+        &["fat", "vvfat"],
+        "make a file system: mkfs.fat and mcopy write one into a raw image",
+    ),
+];
+
+/// Whether QEMU has a format of this name that we have not.
+pub fn is_format(name: &str) -> bool {
+    FORMATS.contains(&name)
+}
+
+/// What is said where an image has, or is to have, this format.
+pub fn format_refused(name: &str) -> Option<String> {
+    is_format(name).then(|| {
+        format!(
+            "Format '{name}' is not supported; QEMU's own qemu-img converts it: qemu-img convert -f {name} -O qcow2"
+        )
+    })
+}
+
+/// What is said where a new image is to have this format.
+pub fn new_format_refused(name: &str) -> Option<String> {
+    is_format(name).then(|| {
+        format!(
+            "Format '{name}' is not supported; make it qcow2, which QEMU's own qemu-img converts: qemu-img convert -O {name}"
+        )
+    })
+}
+
+/// What to do in place of naming this protocol.
+pub fn instead_of_protocol(name: &str) -> Option<&'static str> {
+    let found = PROTOCOLS.iter().find(|(names, _)| names.contains(&name));
+    found.map(|(_, instead)| *instead)
+}
+
+/// What is said where a file is behind a protocol that is not supported.
+pub fn protocol_refused(name: &str) -> String {
+    match instead_of_protocol(name) {
+        Some(instead) => format!("Protocol '{name}' is not supported; {instead}"),
+        None => format!("Unknown protocol '{name}'"),
+    }
+}
+
+/// What is said of a driver that is none of ours.
+pub fn driver_refused(name: &str) -> String {
+    match (format_refused(name), instead_of_protocol(name)) {
+        (Some(refused), _) => refused,
+        (None, Some(_)) => protocol_refused(name),
+        (None, None) => format!("Unknown driver '{name}'"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_qemu_has_is_named_with_what_to_use_instead() {
+        assert!(driver_refused("vmdk").contains("qemu-img convert -f vmdk -O qcow2"));
+        assert!(driver_refused("ssh").contains("nbdkit ssh"));
+        assert_eq!(driver_refused("foo"), "Unknown driver 'foo'");
+        assert_eq!(protocol_refused("foo"), "Unknown protocol 'foo'");
+        assert!(protocol_refused("rbd").contains("rbd device map"));
+        assert_eq!(format_refused("raw"), None);
+    }
+}
