@@ -314,8 +314,8 @@ fn all_that_changes_or_tells_an_image_speaks_json() {
         ("commit --json x", "/emptied", json!(true)),
         (
             "rebase --json -u -b base -F qcow2 x",
-            "/mode",
-            json!("unsafe"),
+            "/copied",
+            json!(false),
         ),
         ("rebase --json -b '' x", "/backing-filename", json!(null)),
         ("check --json x", "/check-errors", json!(0)),

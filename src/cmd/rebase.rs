@@ -155,7 +155,7 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
             "filename": spec.filename,
             "backing-filename": args.backing.as_deref().filter(|name| !name.is_empty()),
             "backing-filename-format": args.backing_format,
-            "mode": if args.backing_unsafe { "unsafe" } else { "safe" },
+            "copied": !args.backing_unsafe,
         })
     });
     Ok(())

@@ -87,9 +87,11 @@ impl Layout {
     pub fn assert_intact(&self, before: &[u8], after: &[u8]) {
         let header = 0..(self.cluster_bytes as usize).min(before.len());
         let moved = before[..64][48..60] != after[..64][48..60];
-        // The length of a backing name is written as 0 where there is no name.
-        let fields = |bytes: &[u8]| [&bytes[..16], &bytes[20..48], &bytes[60..72]].concat();
+        // The backing name lies behind the extensions, which may become longer.
+        let fields = |bytes: &[u8]| [&bytes[..8], &bytes[20..48], &bytes[60..72]].concat();
         assert_eq!(fields(before), fields(after), "the header has changed");
+        let (old, new) = (backing_name(before), backing_name(after));
+        assert!(old == new, "the backing name has changed");
         assert_no_mark("header", before, after, &header);
         assert_no_mark("L1 table", before, after, &self.l1);
         assert_keeps_entries("L1 table", before, after, &self.l1);
@@ -104,6 +106,13 @@ impl Layout {
             assert_no_mark("L2 table", before, after, table);
         }
     }
+}
+
+/// Without a place, or without a length, there is none.
+fn backing_name(bytes: &[u8]) -> Option<&[u8]> {
+    let len = u64::from(be32(bytes, 16));
+    let place = within(bytes, be64(bytes, 8), len);
+    (place.start > 0 && !place.is_empty()).then(|| &bytes[place])
 }
 
 fn assert_no_mark(what: &str, before: &[u8], after: &[u8], place: &Range<usize>) {
