@@ -91,7 +91,12 @@ impl Layout {
         let fields = |bytes: &[u8]| [&bytes[..8], &bytes[20..48], &bytes[60..72]].concat();
         assert_eq!(fields(before), fields(after), "the header has changed");
         let (old, new) = (backing_name(before), backing_name(after));
-        assert!(old == new, "the backing name has changed");
+        assert!(
+            old == new,
+            "the backing name {} became {}",
+            shown(old),
+            shown(new)
+        );
         assert_no_mark("header", before, after, &header);
         assert_no_mark("L1 table", before, after, &self.l1);
         assert_keeps_entries("L1 table", before, after, &self.l1);
@@ -108,11 +113,19 @@ impl Layout {
     }
 }
 
-/// Without a place, or without a length, there is none.
+fn shown(name: Option<&[u8]>) -> String {
+    name.map_or("none".to_string(), |name| {
+        format!("'{}'", name.escape_ascii())
+    })
+}
+
+/// Without a place, or without a length, there is none; a zero byte ends it.
 fn backing_name(bytes: &[u8]) -> Option<&[u8]> {
     let len = u64::from(be32(bytes, 16));
     let place = within(bytes, be64(bytes, 8), len);
-    (place.start > 0 && !place.is_empty()).then(|| &bytes[place])
+    let start = place.start;
+    let name = bytes[place].split(|&byte| byte == 0).next();
+    name.filter(|name| start > 0 && !name.is_empty())
 }
 
 fn assert_no_mark(what: &str, before: &[u8], after: &[u8], place: &Range<usize>) {

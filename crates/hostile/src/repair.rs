@@ -197,6 +197,8 @@ fn use_repaired(file: &Arc<Watched>, draw: &mut Draw) {
         // A cluster that compressed and other data share is one entry's when the compressed data was
         // written elsewhere. That one lacks COPIED, so it is written by copying.
         Finding::CopiedData { refcount, .. } => *refcount != 1,
+        // So with tables.
+        Finding::CopiedL2 { refcount, .. } => *refcount != 1,
         // L1 entries behind the disk's end may share a table with one before it. Offsets in a data file are right for
         // that one alone, and nobody asks the others until the first has a table of its own.
         Finding::DataFileOffset { guest_offset, .. } => *guest_offset < size,
