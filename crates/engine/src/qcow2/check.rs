@@ -358,7 +358,17 @@ impl<'a> State<'a> {
     fn note_l2_table(&mut self, offset: u64, l1_index: u64, owner: Owner) -> Result<()> {
         let tables = &mut self.l2_tables;
         let position = match tables.by_offset.get(&offset) {
-            Some(&position) => position,
+            Some(&position) => {
+                let first_index = tables.list[position as usize].l1_index;
+                if self.format.data_file && first_index != l1_index {
+                    self.emit(&Finding::DataFileTable {
+                        offset,
+                        first_index,
+                        l1_index,
+                    });
+                }
+                position
+            }
             None => {
                 let position = u32::try_from(tables.list.len());
                 self.charge(L2_TABLE_MEMORY_BYTES)?;

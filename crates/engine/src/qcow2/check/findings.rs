@@ -147,6 +147,16 @@ pub enum Finding {
         /// Where the guest has it.
         guest_offset: u64,
     },
+    /// A second L1 entry that points to an L2 table of an image with an external data file, whose offsets can be
+    /// right for one guest range only. QEMU does not look for it.
+    DataFileTable {
+        /// Where the table is.
+        offset: u64,
+        /// The first entry that points to it.
+        first_index: u64,
+        /// This one.
+        l1_index: u64,
+    },
     /// Snapshots in an image with an external data file.
     SnapshotsWithDataFile {
         /// How many.
@@ -253,7 +263,10 @@ impl Finding {
     pub fn is_known_to_qemu(&self) -> bool {
         !matches!(
             self,
-            Finding::ZeroFlag { .. } | Finding::DataFileOffset { .. } | Finding::Overlap { .. }
+            Finding::ZeroFlag { .. }
+                | Finding::DataFileOffset { .. }
+                | Finding::DataFileTable { .. }
+                | Finding::Overlap { .. }
         )
     }
 }
@@ -392,6 +405,15 @@ impl fmt::Display for Finding {
                 f,
                 "ERROR offset={offset:x}: Data file cluster is not at its guest offset \
                  {guest_offset:x}"
+            ),
+            Finding::DataFileTable {
+                offset,
+                first_index,
+                l1_index,
+            } => write!(
+                f,
+                "ERROR: L1 entry {l1_index} points to the L2 table at {offset:#x} of entry {first_index}; with a \
+                 data file no two can share one"
             ),
             Finding::CopiedL2 {
                 l1_index,

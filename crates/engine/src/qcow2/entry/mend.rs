@@ -28,6 +28,8 @@ pub enum Wrong {
     Unaligned,
     /// Its cluster of an external data file is not the guest's.
     DataFileOffset,
+    /// The table that it points to is that of another L1 entry, beside an external data file.
+    OthersTable,
     /// The table that it points to is another structure.
     NoTable,
 }

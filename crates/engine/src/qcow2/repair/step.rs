@@ -407,6 +407,7 @@ fn why_entry(wrong: Wrong, meant: &str) -> String {
         }
         Wrong::Beyond => format!("{meant} beyond the end of the file"),
         Wrong::DataFileOffset => "a cluster of the data file that is not the guest's".into(),
+        Wrong::OthersTable => "it points to the table of another entry, beside a data file".into(),
         Wrong::NoTable => "it points to another structure".into(),
     }
 }

@@ -85,11 +85,18 @@ impl Plan<'_> {
         }
         let cluster = table.offset >> self.survey.geometry.cluster_bits();
         let is_table = |structure| structure == Structure::L2;
-        if !self.survey.owner(cluster).is_none_or(is_table) {
+        let wrong = if !self.survey.owner(cluster).is_none_or(is_table) {
+            Some(Wrong::NoTable)
+        } else if self.survey.is_of_another_entry(table.offset, index) {
+            Some(Wrong::OthersTable)
+        } else {
+            None
+        };
+        if let Some(wrong) = wrong {
             let mend = Mend {
                 entry: 0,
                 bitmap: 0,
-                wrong: Wrong::NoTable,
+                wrong,
                 loses: true,
                 candidate: None,
             };
