@@ -5,17 +5,14 @@
 
 use std::path::Path;
 
-use allocate::battery::{Battery, complaint};
-use support::mounted::Mounted;
-use support::{cowslip, outcome, run, scratch};
+use self::battery::{Battery, complaint};
+use crate::support::mounted::Mounted;
+use crate::support::{cowslip, outcome, run, scratch};
 
-mod allocate {
-    pub mod battery;
-    pub mod layout;
-    pub mod library;
-    pub mod others;
-}
-mod support;
+mod battery;
+mod layout;
+mod library;
+mod others;
 
 /// The calls of file systems that allocate at once.
 const ALL: &[&str] = &["fallocate", "posix_fallocate", "mmap", "write"];
@@ -71,7 +68,7 @@ fn on_xfs() {
 #[test]
 fn room_on_xfs_is_what_there_will_be() {
     if let Some(mounted) = Mounted::of_size(&["mkfs.xfs", "-q"], 320 << 20) {
-        allocate::library::what_was_just_removed_is_free(&mounted.at);
+        library::what_was_just_removed_is_free(&mounted.at);
     }
 }
 
@@ -123,11 +120,11 @@ fn compressing_file_systems_are_told_of() {
 fn what_others_write_meanwhile_survives_an_interruption() {
     let dir = scratch();
     let dir = dir.path();
-    allocate::others::alone_it_is_cut(dir);
-    allocate::others::what_is_appended_beyond_an_end_that_stays_is_kept(dir);
-    allocate::others::what_is_appended_to_an_end_that_moves_is_kept(dir);
-    allocate::others::what_is_written_behind_the_old_end_is_kept(dir);
-    allocate::others::a_file_that_somebody_has_open_is_not_cut(dir);
+    others::alone_it_is_cut(dir);
+    others::what_is_appended_beyond_an_end_that_stays_is_kept(dir);
+    others::what_is_appended_to_an_end_that_moves_is_kept(dir);
+    others::what_is_written_behind_the_old_end_is_kept(dir);
+    others::a_file_that_somebody_has_open_is_not_cut(dir);
 }
 
 fn refused(dir: &Path, line: &str) -> String {
@@ -196,7 +193,7 @@ fn a_limit_on_lengths_is_an_error_and_no_signal() {
 
 #[test]
 fn a_handle_for_direct_io_is_refused() {
-    allocate::library::direct_handles_are_refused(scratch().path());
+    library::direct_handles_are_refused(scratch().path());
 }
 
 #[test]

@@ -5,9 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-mod support;
-
-use support::{cowslip, outcome, run, scratch};
+use crate::support::{cowslip, outcome, run, scratch};
 
 fn words(dir: &Path, words: &str) -> std::process::Command {
     let mut command = cowslip();

@@ -6,16 +6,14 @@
 //! its tools are missing, and so does what needs root.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
-#[path = "bad_input/bench.rs"]
 mod bench;
-mod support;
 
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
+use crate::support::rng::Rng;
 use bench::{Bench, Outcome, Whose};
-use support::rng::Rng;
 
 const IMAGE: &str = "image.qcow2";
 const NEW: &str = "new.qcow2";
@@ -160,7 +158,7 @@ fn apply(bench: &Bench, patches: &[Patch]) {
 /// Runs all commands on the image; nothing changes but by a write that succeeds. Returns the
 /// outcomes of ours and, where it is installed, QEMU's.
 fn run_all(bench: &Bench, case: &str) -> Vec<(&'static [&'static str], Outcome, Option<Outcome>)> {
-    let theirs_too = support::peers_are_installed(&["qemu-img", "qemu-io", "qemu-nbd"]);
+    let theirs_too = crate::support::peers_are_installed(&["qemu-img", "qemu-io", "qemu-nbd"]);
     COMMANDS
         .iter()
         .map(|&words| {
@@ -309,7 +307,7 @@ fn garbled_images_are_errors_and_nothing_worse() {
     let bench = Bench::new();
     make(&bench);
     let sound = std::fs::read(bench.path(IMAGE)).unwrap();
-    let one = support::number_from_environment("COWSLIP_SEED");
+    let one = crate::support::number_from_environment("COWSLIP_SEED");
     let seeds = one.map_or(0..16, |seed| seed..seed + 1);
     for seed in seeds {
         let mut rng = Rng::new(seed);

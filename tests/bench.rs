@@ -6,9 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
-
-mod support;
+use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
 
 /// Command lines of `bench`; words are cut at blanks.
 const LINES: &str = "

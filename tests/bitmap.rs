@@ -9,11 +9,9 @@
 use std::path::Path;
 use std::process::Command;
 
+use crate::support::golden::{self, words};
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 use serde_json::Value;
-use support::golden::{self, words};
-use support::{cowslip, outcome, peers_are_installed, run, scratch};
-
-mod support;
 
 /// Command lines of `bitmap`, run one after the other on the same files; those that begin with `io` write.
 const LINES: &str = "
@@ -165,10 +163,7 @@ fn bitmap_says_and_does_what_qemu_img_does() {
     }
     let (here, there) = (scratch(), scratch());
     prepare(here.path());
-    for file in std::fs::read_dir(&here).unwrap() {
-        let file = file.unwrap();
-        std::fs::copy(file.path(), there.path().join(file.file_name())).unwrap();
-    }
+    golden::copy_files(here.path(), there.path());
     let mut failures = String::new();
     let long = "n".repeat(1024);
     let too_long = ["--add", "a.qcow2", &long];

@@ -11,9 +11,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-mod support;
-
-use support::{cowslip, outcome, run, scratch};
+use crate::support::{cowslip, outcome, run, scratch};
 
 /// What a pipe holds.
 const PIPE_BYTES: usize = 65536;

@@ -8,20 +8,15 @@
 use std::path::Path;
 use std::process::Command;
 
-mod support;
-
-#[path = "cli_differential/cast.rs"]
 mod cast;
-#[path = "cli_differential/known.rs"]
 mod known;
-#[path = "cli_differential/lines.rs"]
 mod lines;
 
+use crate::support::judge::{Layout, comparable};
+use crate::support::twins::{Twin, Verdict, compare_files, copy_all, qemu_img};
+use crate::support::{golden, number_from_environment, peers_are_installed, run, scratch};
 use cast::Cast;
 use lines::Lines;
-use support::judge::{Layout, comparable};
-use support::twins::{Twin, Verdict, compare_files, copy_all, qemu_img};
-use support::{golden, number_from_environment, peers_are_installed, run, scratch};
 
 /// Cases of an ordinary test run: some seconds.
 const CASES: u64 = 48;
@@ -290,7 +285,7 @@ fn command_lines_do_what_qemu_imgs_do() {
     run_cases(seed.unwrap_or(0), count);
 }
 
-/// Differences beyond the seeds of an ordinary run: `cargo test --test cli_differential -- --ignored`.
+/// Differences beyond the seeds of an ordinary run: `cargo test --test command cli_differential -- --ignored`.
 #[test]
 #[ignore = "takes minutes"]
 fn many_command_lines_do_what_qemu_imgs_do() {

@@ -5,10 +5,8 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use support::mounted::Mounted;
-use support::{cowslip, outcome, run, scratch};
-
-mod support;
+use crate::support::mounted::Mounted;
+use crate::support::{cowslip, outcome, run, scratch};
 
 fn ours(dir: &Path, line: &str) -> Output {
     outcome(cowslip().current_dir(dir).args(line.split_whitespace()))

@@ -9,11 +9,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
-use support::golden::{self, mapped, said, words};
-use support::rng::Rng;
-use support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
-
-mod support;
+use crate::support::golden::{self, copy_files, mapped, said, words};
+use crate::support::rng::Rng;
+use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
 
 /// Command lines of `convert`, run one after the other on the same files.
 const LINES: &str = "
@@ -234,16 +232,6 @@ fn raw_source(dir: &Path) {
     file.write_all_at(&[1], (5 << 20) - 1).unwrap();
 }
 
-fn copied(from: &Path, to: &Path) {
-    for file in std::fs::read_dir(from).unwrap() {
-        let file = file.unwrap();
-        // Holes stay holes.
-        run(Command::new("cp")
-            .arg("--sparse=always")
-            .args([file.path(), to.join(file.file_name())]));
-    }
-}
-
 #[test]
 fn convert_says_what_qemu_img_says() {
     if !peers_are_installed(&["qemu-img", "qemu-io"]) {
@@ -251,7 +239,7 @@ fn convert_says_what_qemu_img_says() {
     }
     let (here, there) = (scratch(), scratch());
     prepare(here.path());
-    copied(here.path(), there.path());
+    copy_files(here.path(), there.path());
     let mut failures = String::new();
     for line in golden::lines(LINES) {
         let told = |mut program: Command, dir: &Path| {

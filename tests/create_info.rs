@@ -7,11 +7,9 @@
 use std::path::Path;
 use std::process::Command;
 
+use crate::support::golden::{said, words};
+use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
 use serde_json::json;
-use support::golden::{said, words};
-use support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
-
-mod support;
 
 /// Command lines of `create`. `x` is the file that is made. Words are cut at blanks; `''` is an
 /// empty one.

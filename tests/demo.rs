@@ -1,8 +1,6 @@
 //! `cowslip demo`, small: every row is there, read back, and clean.
 
-use support::{cowslip, run, scratch};
-
-mod support;
+use crate::support::{cowslip, run, scratch};
 
 #[test]
 fn a_small_demonstration_has_two_clean_rows_and_leaves_nothing() {
@@ -47,7 +45,7 @@ fn a_small_demonstration_has_two_clean_rows_and_leaves_nothing() {
 
 #[test]
 fn a_directory_that_cannot_be_made_is_one_clear_error() {
-    let output = support::outcome(cowslip().args(["demo", "--dir", "/proc/nothing"]));
+    let output = crate::support::outcome(cowslip().args(["demo", "--dir", "/proc/nothing"]));
     assert_eq!(output.status.code(), Some(1));
     let words = String::from_utf8_lossy(&output.stderr);
     assert!(

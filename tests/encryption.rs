@@ -10,13 +10,11 @@
 use std::path::Path;
 use std::process::Command;
 
-use support::golden::{self, words};
-use support::rng::Rng;
-use support::{outcome, peers_are_installed, run, scratch};
+use crate::support::golden::{self, words};
+use crate::support::rng::Rng;
+use crate::support::{outcome, peers_are_installed, run, scratch};
 
-#[path = "encryption/keys.rs"]
 mod keys;
-mod support;
 
 const KEY: [&str; 2] = ["--object", "secret,id=s,data=hunter2"];
 const QCOW2_KEYS: &str = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10";
@@ -45,7 +43,7 @@ impl Whose {
     fn program(self, name: &str, dir: &Path) -> Command {
         let mut command = match self {
             Whose::Ours => {
-                let mut command = support::cowslip();
+                let mut command = crate::support::cowslip();
                 command.arg(name);
                 command
             }

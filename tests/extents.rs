@@ -10,16 +10,12 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use extents::layouts::{self, Abilities};
-use extents::peers;
-use support::mounted::Mounted;
-use support::{cowslip, outcome, peers_are_installed, run, scratch};
+use self::layouts::Abilities;
+use crate::support::mounted::Mounted;
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
-mod extents {
-    pub mod layouts;
-    pub mod peers;
-}
-mod support;
+mod layouts;
+mod peers;
 
 /// Files of random layout on each file system.
 const FILES: usize = 80;

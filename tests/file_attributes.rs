@@ -5,10 +5,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use support::mounted::Mounted;
-use support::{cowslip, peers_are_installed, run};
-
-mod support;
+use crate::support::mounted::Mounted;
+use crate::support::{cowslip, peers_are_installed, run};
 
 fn create(dir: &Path, options: &[&str], image: &str) {
     let options = options.iter().flat_map(|option| ["-o", option]);

@@ -8,10 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-mod support;
-
-use support::rng::Rng;
-use support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
+use crate::support::rng::Rng;
+use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
 
 fn qemu_io() -> Command {
     Command::new("qemu-io")

@@ -5,10 +5,8 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use support::golden::{self, words};
-use support::{cowslip, outcome, peers_are_installed, run, scratch};
-
-mod support;
+use crate::support::golden::{self, words};
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 /// Formats that the machine's qemu-img makes.
 const MADE: &[&str] = &["vmdk", "vdi", "vhdx", "vpc", "qed", "qcow", "parallels"];

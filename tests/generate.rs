@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use support::{cowslip, outcome, run, scratch};
-
-mod support;
+use crate::support::{cowslip, outcome, run, scratch};
 
 /// The verbs of a program, as its help lists them.
 fn verbs(program: &str) -> BTreeSet<String> {

@@ -8,10 +8,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-mod support;
-
-use support::rng::Rng;
-use support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::golden::words;
+use crate::support::rng::Rng;
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 /// QEMU's program of this name, or ours under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,10 +67,7 @@ fn without_qemu() -> bool {
 
 /// `base` with data at its beginning, `mid` on it, and the empty `top` on that, made with `options`.
 fn make_chain(at: &Path, options: &str) {
-    qemu(
-        at,
-        &["qemu-img", "create", "-q", "-f", "qcow2", "base", "2M"],
-    );
+    qemu(at, &words("qemu-img create -q -f qcow2 base 2M"));
     qemu(
         at,
         &[
@@ -111,7 +107,7 @@ fn what_reads_copy_is_what_qemu_copies() {
         "cluster_size=4k",
     ] {
         for how in [
-            &["-f", "qcow2", "-C", "top"][..],
+            &words("-f qcow2 -C top")[..],
             &["--image-opts", all],
             &["--image-opts", bottom],
         ] {
@@ -120,7 +116,7 @@ fn what_reads_copy_is_what_qemu_copies() {
                 let directory = scratch();
                 let at = directory.path();
                 make_chain(at, options);
-                let mut words = vec!["qemu-io"];
+                let mut lines = vec!["qemu-io"];
                 for line in [
                     "write -q -P 3 80k 3k",
                     "read -P 1 0 1000",
@@ -131,12 +127,12 @@ fn what_reads_copy_is_what_qemu_copies() {
                     "read -P 0 2097151 1",
                     "read 0 0",
                 ] {
-                    words.extend(["-c", line]);
+                    lines.extend(["-c", line]);
                 }
-                words.extend(how);
-                let told = whose.told(at, &words);
-                let map = qemu(at, &["qemu-io", "-f", "qcow2", "-c", "map", "top"]);
-                qemu(at, &["qemu-img", "check", "-q", "top"]);
+                lines.extend(how);
+                let told = whose.told(at, &lines);
+                let map = qemu(at, &words("qemu-io -f qcow2 -c map top"));
+                qemu(at, &words("qemu-img check -q top"));
                 run(cowslip().current_dir(at).args(["check", "-q", "top"]));
                 let content = qemu(at, &["qemu-io", "-f", "qcow2", "-c", "read -v 0 2M", "top"]);
                 let content = content
@@ -159,10 +155,10 @@ fn what_is_written_through_compress_is_stored_compressed() {
     let directory = scratch();
     let at = directory.path();
     make_chain(at, "cluster_size=16k");
-    qemu(at, &["qemu-img", "convert", "-O", "raw", "top", "expected"]);
+    qemu(at, &words("qemu-img convert -O raw top expected"));
     let list = "driver=compress,file.driver=qcow2,file.file.filename=top";
     let mut rng = Rng::named(1, "compress");
-    let mut words = Vec::new();
+    let mut lines = Vec::new();
     for _ in 0..30 {
         let start = rng.below(1900) * 1024;
         let line = match rng.below(4) {
@@ -173,26 +169,21 @@ fn what_is_written_through_compress_is_stored_compressed() {
                 rng.below(100 << 10) + 1
             ),
         };
-        words.extend(["-c".to_string(), line.replace("aio_write", "write")]);
+        lines.extend(["-c".to_string(), line.replace("aio_write", "write")]);
     }
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
     run(Whose::Ours
         .program("qemu-io", at)
         .arg("--image-opts")
-        .args(&words)
+        .args(&lines)
         .arg(list));
     qemu(
         at,
-        &[&["qemu-io", "-f", "raw"][..], &words, &["expected"]].concat(),
+        &[&["qemu-io", "-f", "raw"][..], &lines, &["expected"]].concat(),
     );
-    qemu(
-        at,
-        &[
-            "qemu-img", "compare", "-f", "qcow2", "-F", "raw", "top", "expected",
-        ],
-    );
-    qemu(at, &["qemu-img", "check", "-q", "top"]);
-    let json = qemu(at, &["qemu-img", "map", "--output=json", "top"]);
+    qemu(at, &words("qemu-img compare -f qcow2 -F raw top expected"));
+    qemu(at, &words("qemu-img check -q top"));
+    let json = qemu(at, &words("qemu-img map --output=json top"));
     let stored = |line: &&str| line.contains("\"depth\": 0") && line.contains("\"data\": true");
     let lines: Vec<&str> = json.lines().filter(stored).collect();
     assert!(lines.len() > 4, "{json}");
@@ -212,19 +203,11 @@ fn an_image_is_the_file_of_an_image() {
     let directory = scratch();
     let at = directory.path();
     // The disk of `outer` holds `inner`, which grows while it is written.
+    qemu(at, &words("qemu-img create -q -f qcow2 inner 4M"));
+    qemu(at, &words("qemu-img create -q -f qcow2 outer 8M"));
     qemu(
         at,
-        &["qemu-img", "create", "-q", "-f", "qcow2", "inner", "4M"],
-    );
-    qemu(
-        at,
-        &["qemu-img", "create", "-q", "-f", "qcow2", "outer", "8M"],
-    );
-    qemu(
-        at,
-        &[
-            "qemu-img", "convert", "-n", "-f", "raw", "-O", "qcow2", "inner", "outer",
-        ],
+        &words("qemu-img convert -n -f raw -O qcow2 inner outer"),
     );
     let list = "driver=qcow2,file.driver=qcow2,file.file.filename=outer";
     let json = r#"json:{"driver":"raw","file":{"driver":"qcow2","file":{"driver":"qcow2","file":{"filename":"outer"}}}}"#;
@@ -238,7 +221,7 @@ fn an_image_is_the_file_of_an_image() {
         list,
     ];
     assert_eq!(Whose::Ours.told(at, &write).1, Some(0));
-    qemu(at, &["qemu-img", "check", "-q", "outer"]);
+    qemu(at, &words("qemu-img check -q outer"));
     same(at, &["qemu-img", "check", "--image-opts", list]);
     let reads = ["qemu-io", "-c", "read -P 5 1M 256k", "-c", "read -P 0 0 1M"];
     for source in [&["--image-opts", list][..], &[json]] {
@@ -281,22 +264,9 @@ fn the_data_file_is_the_one_in_the_options() {
     let at = directory.path();
     qemu(
         at,
-        &[
-            "qemu-img",
-            "create",
-            "-q",
-            "-f",
-            "qcow2",
-            "-o",
-            "data_file=d1",
-            "a",
-            "1M",
-        ],
+        &words("qemu-img create -q -f qcow2 -o data_file=d1 a 1M"),
     );
-    qemu(
-        at,
-        &["qemu-img", "create", "-q", "-f", "qcow2", "plain", "1M"],
-    );
+    qemu(at, &words("qemu-img create -q -f qcow2 plain 1M"));
     for (number, data) in [
         ("d2", "data-file.driver=file,data-file.filename=d2"),
         ("d3", "data-file.filename=d3"),
@@ -373,7 +343,7 @@ fn backing_files_are_described() {
             &["qemu-img", "rebase", "-u", "-F", format, "-b", name, "over"],
         );
         if format == "qcow2" {
-            same(at, &["qemu-img", "map", "--output=json", "over"]);
+            same(at, &words("qemu-img map --output=json over"));
         }
         same(at, &["qemu-img", "info", "over"]);
         same(
@@ -389,7 +359,7 @@ fn backing_files_are_described() {
                 "over",
             ],
         );
-        same(at, &["qemu-img", "convert", "-O", "raw", "over", "out"]);
+        same(at, &words("qemu-img convert -O raw over out"));
         same(at, &["qemu-img", "check", "over"]);
     }
 }
@@ -406,7 +376,7 @@ fn a_described_backing_file_is_committed_to_as_far_as_it_may_be_followed() {
         at,
         &["qemu-img", "rebase", "-u", "-F", "qcow2", "-b", MID, "top"],
     );
-    same(at, &["qemu-img", "info", "--backing-chain", "top"]);
+    same(at, &words("qemu-img info --backing-chain top"));
     qemu(
         at,
         &["qemu-io", "-f", "qcow2", "-c", "write -q -P 8 0 64k", "top"],
@@ -452,7 +422,7 @@ fn an_image_that_describes_itself_is_refused_in_one_line() {
     let directory = scratch();
     let at = directory.path();
     let ours = |words: &[&str]| run(cowslip().current_dir(at).args(words));
-    ours(&["create", "-q", "-f", "qcow2", "loop", "1M"]);
+    ours(&words("create -q -f qcow2 loop 1M"));
     // Its disk, which is opened to find its backing file, has that backing file.
     for name in [
         r#"json:{"driver":"raw","file":{"driver":"qcow2","file":{"filename":"loop"}}}"#,
@@ -461,10 +431,7 @@ fn an_image_that_describes_itself_is_refused_in_one_line() {
         run(Whose::Ours
             .program("qemu-img", at)
             .args(["rebase", "-u", "-F", "raw", "-b", name, "loop"]));
-        for words in [
-            &["map", "loop"][..],
-            &["convert", "-O", "raw", "loop", "out"],
-        ] {
+        for words in [&["map", "loop"][..], &words("convert -O raw loop out")] {
             let output = outcome(cowslip().current_dir(at).args(words));
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
             let is_told = output.status.code() == Some(1) && text.lines().count() == 1;
@@ -540,9 +507,9 @@ fn a_backing_file_is_behind_a_server() {
             at,
             &["qemu-io", "-f", "qcow2", "-c", "read -P 1 0 700k", "over"],
         );
-        same(at, &["qemu-img", "map", "--output=json", "over"]);
-        same(at, &["qemu-img", "compare", "over", "base"]);
-        same(at, &["qemu-img", "convert", "-O", "raw", "over", "out"]);
+        same(at, &words("qemu-img map --output=json over"));
+        same(at, &words("qemu-img compare over base"));
+        same(at, &words("qemu-img convert -O raw over out"));
         let chain = run(cowslip()
             .current_dir(at)
             .args(["info", "--backing-chain", "over"]));
@@ -550,7 +517,7 @@ fn a_backing_file_is_behind_a_server() {
     }
     drop(server);
     same(at, &["qemu-img", "map", "over"]);
-    same(at, &["qemu-img", "info", "--backing-chain", "over"]);
+    same(at, &words("qemu-img info --backing-chain over"));
 }
 
 #[test]
@@ -590,7 +557,7 @@ fn what_is_wrong_is_told_in_qemus_words() {
             "out",
         ],
     );
-    same(at, &["qemu-io", "-C", "-r", "-c", "length", "top"]);
+    same(at, &words("qemu-io -C -r -c length top"));
     same(at, &["qemu-io", "-C", "-f", "raw", "-c", "read 0 512", "r"]);
     let null = "json:{'driver': 'null-co', 'size': 65536}";
     let told = BOTH.map(|whose| {

@@ -12,11 +12,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use support::mounted::Mounted;
-use support::rng::Rng;
-use support::{cowslip, outcome, scratch};
-
-mod support;
+use crate::support::mounted::Mounted;
+use crate::support::rng::Rng;
+use crate::support::{cowslip, outcome, scratch};
 
 const PIECE: usize = 64 << 10;
 

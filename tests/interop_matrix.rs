@@ -1,8 +1,8 @@
 //! Images written here are read and checked by QEMU, and images written by QEMU are read, modified
-//! and extended here, over the matrix of [`support::shape`].
+//! and extended here, over the matrix of [`crate::support::shape`].
 //!
 //! Every case prints its seed. One case again:
-//! `COWSLIP_SEED=7 COWSLIP_SHAPE=v3-65536-extended-raw-rc16 cargo test --test interop_matrix`.
+//! `COWSLIP_SEED=7 COWSLIP_SHAPE=v3-65536-extended-raw-rc16 cargo test --test command interop_matrix`.
 //! More of them: `COWSLIP_SEEDS=20` runs twenty seeds of each, from `COWSLIP_SEED` on.
 //!
 //! QEMU is the oracle: what a disk reads as before our first operation is what `qemu-img convert`
@@ -12,16 +12,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::Command;
 
-use cowslip_queue::{Backend, Queue};
-use support::engine::{How, exercise, open, verify, verify_extents};
-use support::model::Model;
-use support::rng::Rng;
-use support::shape::{Below, Files, Shape, Version};
-use support::{
+use crate::support::engine::{How, exercise, open, verify, verify_extents};
+use crate::support::model::Model;
+use crate::support::rng::Rng;
+use crate::support::shape::{Below, Files, Shape, Version};
+use crate::support::{
     cowslip, number_from_environment, outcome, peers_are_installed, qemu_img, run, scratch,
 };
-
-mod support;
+use cowslip_queue::{Backend, Queue};
 
 /// Runs a case for each shape of this cluster size and each seed, all of them even if some fail.
 fn each(cluster_bytes: u64, direction: &str, case: fn(&Shape, &Path, &mut Rng)) {
@@ -48,7 +46,7 @@ fn each(cluster_bytes: u64, direction: &str, case: fn(&Shape, &Path, &mut Rng)) 
     }
     assert!(
         failures.is_empty(),
-        "{direction}: {} cases failed; replay one with cargo test --test interop_matrix {direction} and\n  {}",
+        "{direction}: {} cases failed; replay one with cargo test --test command interop_matrix::{direction} and\n  {}",
         failures.len(),
         failures.join("\n  ")
     );

@@ -7,9 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-mod support;
-
-use support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 /// Our shell under qemu-io's name.
 fn our_io() -> Command {

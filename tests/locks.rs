@@ -8,9 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-mod support;
-
-use support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
+use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
 
 const PEERS: &[&str] = &["qemu-img", "qemu-io", "qemu-nbd", "qemu-storage-daemon"];
 

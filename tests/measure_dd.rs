@@ -6,10 +6,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use support::golden::{self, words};
-use support::{cowslip, outcome, peers_are_installed, run, scratch};
-
-mod support;
+use crate::support::golden::{self, words};
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 const MEASURE: &str = "
 

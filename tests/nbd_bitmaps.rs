@@ -7,10 +7,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use support::golden::{self, lines, words};
-use support::{cowslip, outcome, peers_are_installed, run, scratch};
-
-mod support;
+use crate::support::golden::{self, lines, words};
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 /// How to make the images, with QEMU's programs.
 const IMAGES: &str = "

@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use support::{cowslip, outcome, peers_are_installed, run, scratch};
-
-mod support;
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 /// A server; ends with this value.
 struct Server {

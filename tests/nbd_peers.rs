@@ -12,10 +12,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use support::rng::Rng;
-use support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
-
-mod support;
+use crate::support::rng::Rng;
+use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
 
 const DISK_BYTES: u64 = 64 << 20;
 

@@ -11,11 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use support::golden::said;
-use support::rng::Rng;
-use support::{cowslip, outcome, peers_are_installed, run, scratch};
-
-mod support;
+use crate::support::golden::said;
+use crate::support::rng::Rng;
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 const DISK_BYTES: u64 = 40 << 20;
 /// What a connection lives for: longer than the longest request, much shorter than a disk.

@@ -9,9 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use support::{cowslip, golden, outcome, peers_are_installed, run, scratch};
-
-mod support;
+use crate::support::{cowslip, golden, outcome, peers_are_installed, run, scratch};
 
 /// Whose program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! read, sector by sector. What was flushed is there, and the rest is old or new.
 //!
 //! One case again, and with more cuts:
-//! `COWSLIP_SEED=7 COWSLIP_SHAPE=v3-65536-extended-raw-rc16 COWSLIP_CUTS=200 cargo test --test power_cut`.
+//! `COWSLIP_SEED=7 COWSLIP_SHAPE=v3-65536-extended-raw-rc16 COWSLIP_CUTS=200 cargo test --test command power_cut`.
 //! More of them: `COWSLIP_SEEDS=20`.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
@@ -14,6 +14,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use crate::support::rng::Rng;
+use crate::support::shape::{Below, Entries, Files, Shape, Version};
+use crate::support::{
+    cowslip, number_from_environment, outcome, peers_are_installed, qemu_img, scratch,
+};
 use cowslip::file::host::{HostGate, HostOptions, open_host_file};
 use cowslip::file::{BlockFile, FileRequest, Gate, Role};
 use cowslip::image::{DiscardPolicy, Format, OpenOptions, WriteOptions, ZeroOptions};
@@ -21,13 +26,8 @@ use cowslip::{Buf, BufMut, Image};
 use cowslip_queue::{Backend, Queue};
 use futures_util::future::join_all;
 use log::{Log, LoggedFile, SECTOR_BYTES};
-use support::rng::Rng;
-use support::shape::{Below, Entries, Files, Shape, Version};
-use support::{cowslip, number_from_environment, outcome, peers_are_installed, qemu_img, scratch};
 
-#[path = "power_cut/log.rs"]
 mod log;
-mod support;
 
 /// Cuts of a case, unless the environment wants others.
 const CUTS: u64 = 12;

@@ -9,9 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use support::{cowslip, outcome, run, scratch};
-
-mod support;
+use crate::support::{cowslip, outcome, run, scratch};
 
 const SIGINT: i32 = 2;
 const SIGKILL: i32 = 9;

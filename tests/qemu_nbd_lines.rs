@@ -5,10 +5,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use support::golden::{lines, said, words};
-use support::{cowslip, outcome, peers_are_installed, run, scratch};
-
-mod support;
+use crate::support::golden::{lines, said, words};
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 /// There is an image `a.qcow2` of 4 MiB, and a file `r.raw` of zeroes.
 const LINES: &str = "

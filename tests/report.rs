@@ -5,13 +5,11 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 use browser::{Browser, Look, PROGRAM};
 use serde_json::{Value, json};
-use support::{cowslip, outcome, peers_are_installed, run, scratch};
 
-#[path = "report/browser.rs"]
 mod browser;
-mod support;
 
 /// A page may be attached to a mail.
 const PAGE_BYTES_MAX: u64 = 2 << 20;

@@ -10,12 +10,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 
-use support::golden::{self, words};
-use support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::golden::{self, words};
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
-#[path = "resize_amend/chains.rs"]
 mod chains;
-mod support;
 
 /// Command lines of `resize`, run one after the other on the same files.
 const RESIZE: &str = "
@@ -142,10 +140,7 @@ fn compare(verb: &str, lines: &str, files: &[&str]) {
     }
     let (here, there) = (scratch(), scratch());
     prepare(here.path());
-    for file in std::fs::read_dir(&here).unwrap() {
-        let file = file.unwrap();
-        std::fs::copy(file.path(), there.path().join(file.file_name())).unwrap();
-    }
+    golden::copy_files(here.path(), there.path());
     let mut failures = String::new();
     for line in golden::lines(lines) {
         let said = |mut program: Command, dir: &Path| {

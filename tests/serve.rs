@@ -9,9 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};
 
-mod support;
-
-use support::{cowslip, outcome, peers_are_installed, run, scratch};
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 fn our_nbd() -> Command {
     let mut command = cowslip();

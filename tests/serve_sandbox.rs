@@ -17,9 +17,7 @@ use cowslip_nbd::{Client, ConnectOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Queue, Stream};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
-mod support;
-
-use support::{cowslip, run, scratch};
+use crate::support::{cowslip, run, scratch};
 
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
@@ -272,7 +270,7 @@ fn a_kernel_without_landlock_is_refused_or_told() {
     become_cowslip_without_a_call();
     serve_without(
         libc::SYS_landlock_create_ruleset,
-        "a_kernel_without_landlock_is_refused_or_told",
+        "serve_sandbox::a_kernel_without_landlock_is_refused_or_told",
         "cowslip: sandbox: Landlock missing in this kernel, seccomp on",
     );
 }
@@ -282,7 +280,7 @@ fn a_kernel_without_seccomp_is_refused_or_told() {
     become_cowslip_without_a_call();
     serve_without(
         libc::SYS_seccomp,
-        "a_kernel_without_seccomp_is_refused_or_told",
+        "serve_sandbox::a_kernel_without_seccomp_is_refused_or_told",
         "seccomp failed",
     );
 }

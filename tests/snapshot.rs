@@ -8,11 +8,9 @@
 use std::path::Path;
 use std::process::Command;
 
+use crate::support::golden::{self, words};
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 use serde_json::Value;
-use support::golden::{self, words};
-use support::{cowslip, outcome, peers_are_installed, run, scratch};
-
-mod support;
 
 /// Command lines of `snapshot`, run one after the other on the same files.
 const LINES: &str = "
@@ -161,10 +159,7 @@ fn snapshot_says_and_does_what_qemu_img_does() {
     }
     let (here, there) = (scratch(), scratch());
     prepare(here.path());
-    for file in std::fs::read_dir(&here).unwrap() {
-        let file = file.unwrap();
-        std::fs::copy(file.path(), there.path().join(file.file_name())).unwrap();
-    }
+    golden::copy_files(here.path(), there.path());
     let mut failures = String::new();
     for line in golden::lines(LINES) {
         let ours = said(golden::ours(), here.path(), line);

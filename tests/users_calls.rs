@@ -11,12 +11,10 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use support::golden::words;
-use support::judge::{Layout, comparable};
-use support::twins::{Twin, compare_files, copy_all, qemu_img};
-use support::{outcome, peers_are_installed, run, scratch};
-
-mod support;
+use crate::support::golden::words;
+use crate::support::judge::{Layout, comparable};
+use crate::support::twins::{Twin, compare_files, copy_all, qemu_img};
+use crate::support::{outcome, peers_are_installed, run, scratch};
 
 /// What a program does, and where its source says so.
 struct Story {

@@ -5,9 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::support::golden::words;
-use super::support::rng::Rng;
-use super::support::run;
+use crate::support::golden::words;
+use crate::support::rng::Rng;
+use crate::support::run;
 
 /// Images and raw files that lines name most; each is there in every directory.
 pub const IMAGES: &[&str] = &[

@@ -1,6 +1,6 @@
 //! Differences that are meant, each with its reason.
 
-use super::support::judge::Layout;
+use crate::support::judge::Layout;
 
 /// A line, and what came of it.
 pub struct Line<'a> {

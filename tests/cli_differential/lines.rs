@@ -4,7 +4,7 @@
 //! What a valid line may write is bounded: sizes are small, or so large that they are refused.
 
 use super::cast::{IMAGES, ODDITIES};
-use super::support::rng::Rng;
+use crate::support::rng::Rng;
 
 /// What an option takes.
 #[derive(Clone, Copy)]

@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::Whose;
+use super::Whose;
 use crate::support::golden::{self, words};
 use crate::support::{outcome, peers_are_installed, scratch};
 
@@ -143,7 +143,7 @@ fn key_slots_are_changed_as_qemu_img_changes_them() {
         };
         let options = format!("{encrypted}{prefix}key-secret=s0,{prefix}iter-time=10");
         create.args(["create", "-q", "--object", SECRETS[0], "-f", format]);
-        crate::run(create.args(["-o", &options, "image", "1M"]));
+        super::run(create.args(["-o", &options, "image", "1M"]));
         std::fs::copy(dirs[0].path().join("image"), dirs[1].path().join("image")).unwrap();
         let mut failures = String::new();
         for line in golden::lines(changes) {
@@ -184,9 +184,9 @@ fn data_and_other_options_are_as_they_were() {
     }
     let dir = scratch();
     let dir = dir.path();
-    let create = format!("create -q -f qcow2 -o {} image 1M", crate::QCOW2_KEYS);
+    let create = format!("create -q -f qcow2 -o {} image 1M", super::QCOW2_KEYS);
     Whose::Ours.img(dir, &create);
-    let image = crate::opened("qcow2", "image");
+    let image = super::opened("qcow2", "image");
     Whose::Ours.io(dir, &image, &["write -P 7 1000 300000".to_string()]);
     let disk = Whose::Ours.disk(dir, &image);
     let new = "encrypt.state=active,encrypt.new-secret=t,encrypt.iter-time=10";
@@ -210,7 +210,7 @@ fn data_and_other_options_are_as_they_were() {
     ] {
         let mut program = Whose::Ours.program("qemu-img", dir);
         program.args(["amend", "--image-opts", &image, "-o", options]);
-        let refused = outcome(program.args(crate::KEY));
+        let refused = outcome(program.args(super::KEY));
         assert_eq!(refused.status.code(), Some(1), "{options}");
         assert!(std::fs::read(dir.join("image")).unwrap() == before);
     }
@@ -221,7 +221,7 @@ fn data_and_other_options_are_as_they_were() {
 fn an_interrupted_change_leaves_the_slots_as_they_were() {
     let dir = scratch();
     let dir = dir.path();
-    let create = format!("create -q -f luks -o {} image 1M", crate::LUKS_KEYS);
+    let create = format!("create -q -f luks -o {} image 1M", super::LUKS_KEYS);
     Whose::Ours.img(dir, &create);
     let before = std::fs::read(dir.join("image")).unwrap();
     let mut program = crate::support::cowslip();
@@ -230,7 +230,7 @@ fn an_interrupted_change_leaves_the_slots_as_they_were() {
          state=active,new-secret=t,iter-time=60000",
     ));
     let amend = program
-        .arg(crate::opened("luks", "image"))
+        .arg(super::opened("luks", "image"))
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
     let mut amend = amend.spawn().unwrap();

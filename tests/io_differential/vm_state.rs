@@ -8,8 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use super::support::{cowslip, outcome, peers_are_installed, run, scratch};
 use super::{our_io, qemu_io, text};
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 /// What images are made with, and what is saved far away: a state that needs many L1 entries.
 const IMAGES: [(&str, &str); 8] = [

@@ -8,9 +8,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::support::rng::Rng;
-use super::support::{cowslip, outcome, peers_are_installed, run, scratch};
 use super::words;
+use crate::support::rng::Rng;
+use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 /// What each of the programs makes its files with, one command a line.
 const FILES: &str = "

@@ -16,6 +16,14 @@ pub fn words(line: &str) -> Vec<&str> {
     words.map(|w| if w == "''" { "" } else { w }).collect()
 }
 
+/// Copies the files of a directory, for the other program. Holes stay holes.
+pub fn copy_files(from: &Path, to: &Path) {
+    let mut program = Command::new("cp");
+    run(program
+        .args(["--sparse=always", "-r", "-T"])
+        .args([from, to]));
+}
+
 /// All that a program said, and how it ended.
 pub fn said(output: &Output) -> String {
     format!(

@@ -1,5 +1,4 @@
 //! What the tests against peers share: finding the peers, seeds, running programs.
-#![allow(dead_code)] // Each test binary uses its part of this.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::{Path, PathBuf};

@@ -132,5 +132,8 @@ impl Model {
 
 /// Where two slices differ first, for messages.
 pub fn first_difference(left: &[u8], right: &[u8]) -> Option<usize> {
-    left.iter().zip(right).position(|(l, r)| l != r)
+    // Almost always they are equal, and comparing them as wholes is quick without an optimiser too.
+    (left != right)
+        .then(|| left.iter().zip(right).position(|(l, r)| l != r))
+        .flatten()
 }

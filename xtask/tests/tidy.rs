@@ -290,6 +290,30 @@ fn the_engine_locks_through_one_module() {
 }
 
 #[test]
+fn every_file_of_tests_is_built() {
+    let mut findings = Vec::new();
+    let sources = sources();
+    for main in sources.iter().filter(|s| s.path.ends_with("tests/main.rs")) {
+        let directory = main.path.trim_end_matches("main.rs");
+        let package = root().join(directory.trim_end_matches("tests/"));
+        let manifest =
+            fs::read_to_string(package.join("Cargo.toml")).expect("a crate has a manifest");
+        for source in &sources {
+            let Some(file) = source.path.strip_prefix(directory) else {
+                continue;
+            };
+            let name = file.trim_end_matches(".rs");
+            let is_module = main.code().any(|(_, line)| line == format!("mod {name};"));
+            let is_program = manifest.contains(&format!("\"tests/{file}\""));
+            if !file.contains('/') && !is_module && !is_program {
+                findings.push(source.path.clone());
+            }
+        }
+    }
+    expect_none("main.rs or Cargo.toml names each file of tests", &findings);
+}
+
+#[test]
 fn unfinished_work_names_its_issue() {
     let mut findings = Vec::new();
     for source in sources().iter().filter(|s| s.path != TIDY) {
