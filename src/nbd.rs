@@ -11,6 +11,7 @@
 //! Sources: `doc/uri.md` of the NetworkBlockDevice project; nbd_connect_uri(3); qemu(1), "nbd".
 
 use std::net::ToSocketAddrs;
+use std::num::NonZeroU8;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -24,11 +25,16 @@ use crate::open;
 
 mod file;
 mod link;
+mod requests;
+mod worker;
 
 pub use file::open;
 
 /// The port that servers have by default (IANA).
 const PORT: &str = "10809";
+
+/// More connections than anybody has found a use for: nbdcopy takes four, unless it is told otherwise.
+const MOST_CONNECTIONS: NonZeroU8 = NonZeroU8::new(16).unwrap();
 
 /// Where a server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +95,8 @@ pub struct ExportName {
     pub tls: Option<TlsName>,
     /// How long a server that is not there is waited for.
     pub waits: Waits,
+    /// How many connections there may be, where the server offers several.
+    pub connections: NonZeroU8,
 }
 
 /// How long a server that is not there is waited for; not at all, unless that is said.
@@ -240,6 +248,7 @@ impl ExportName {
             export,
             tls,
             waits,
+            connections: connections(of("connections").as_deref())?,
         })
     }
 
@@ -254,9 +263,23 @@ impl ExportName {
             "tls-hostname",
             "open-timeout",
             "reconnect-delay",
+            "connections",
         ];
         names.contains(&name) || name.starts_with("server.")
     }
+}
+
+/// Reads how many connections there may be: one, unless that is said.
+fn connections(said: Option<&str>) -> Result<NonZeroU8, CommandError> {
+    let Some(text) = said else {
+        return Ok(NonZeroU8::MIN);
+    };
+    let number = text.parse().ok();
+    number.filter(|n| *n <= MOST_CONNECTIONS).ok_or_else(|| {
+        let text =
+            format!("Parameter 'connections' expects a number between 1 and {MOST_CONNECTIONS}");
+        CommandError::new(text)
+    })
 }
 
 fn malformed(rest: &str) -> CommandError {
@@ -284,6 +307,7 @@ fn over_tcp(rest: &str, tls: Tls) -> Result<ExportName, CommandError> {
         export: decoded(export)?,
         tls: query.tls(tls)?,
         waits: Waits::default(),
+        connections: NonZeroU8::MIN,
     })
 }
 
@@ -298,6 +322,7 @@ fn over_unix(rest: &str, tls: Tls) -> Result<ExportName, CommandError> {
         export: decoded(export)?,
         tls: query.tls(tls)?,
         waits: Waits::default(),
+        connections: NonZeroU8::MIN,
     })
 }
 
@@ -323,6 +348,7 @@ fn older(rest: &str) -> Result<ExportName, CommandError> {
         export,
         tls: None,
         waits: Waits::default(),
+        connections: NonZeroU8::MIN,
     })
 }
 
@@ -433,6 +459,7 @@ mod tests {
             export: export.to_string(),
             tls: None,
             waits: Waits::default(),
+            connections: NonZeroU8::MIN,
         }
     }
 
@@ -442,6 +469,7 @@ mod tests {
             export: export.to_string(),
             tls: None,
             waits: Waits::default(),
+            connections: NonZeroU8::MIN,
         }
     }
 
@@ -542,6 +570,16 @@ mod tests {
                 ..unix("/s", "")
             })
         );
+        let many = |connections| ExportName {
+            connections: NonZeroU8::new(connections).unwrap(),
+            ..unix("/s", "")
+        };
+        assert_eq!(of("path=/s,connections=1"), Ok(many(1)));
+        assert_eq!(of("path=/s,connections=16"), Ok(many(16)));
+        for wrong in ["0", "17", "256", "x", ""] {
+            let told = of(&format!("path=/s,connections={wrong}")).unwrap_err();
+            assert!(told.contains("between 1 and 16"), "{told}");
+        }
         for wrong in ["", "x", "-1", "1.5", "4294967296"] {
             for name in ["open-timeout", "reconnect-delay"] {
                 let told = of(&format!("path=/s,{name}={wrong}")).unwrap_err();

@@ -27,6 +27,7 @@ mod io_shell;
 mod locks;
 mod measure_dd;
 mod nbd_bitmaps;
+mod nbd_connections;
 mod nbd_files;
 mod nbd_peers;
 mod nbd_reconnect;

@@ -145,7 +145,7 @@ impl Link {
         let client = loop {
             let attempt = within(HANDSHAKE, self.way.connect()).await;
             if let Some(Ok(client)) = attempt
-                && self.is_the_same(client.export())
+                && is_the_same(&self.description, client.export())
             {
                 break client;
             }
@@ -158,16 +158,9 @@ impl Link {
         }
     }
 
-    /// Whether this can stand for the export that was opened. Its name may have been given to another disk.
-    fn is_the_same(&self, export: &ExportDescription) -> bool {
-        let known = &self.description;
-        let read_only = TransmissionFlags::READ_ONLY;
-        export.size == known.size
-            && export.block_sizes == known.block_sizes
-            && (export.extended_headers || !known.extended_headers)
-            && export.contexts == known.contexts
-            && export.flags.contains(known.flags)
-            && export.flags.contains(read_only) == known.flags.contains(read_only)
+    /// Whether this is a connection to the export that is known already.
+    pub(super) fn stands_for(&self, known: &ExportDescription) -> bool {
+        is_the_same(known, &self.description)
     }
 
     /// Takes leave of the server, if it is there.
@@ -181,6 +174,17 @@ impl Link {
             drop(within(LEAVE, client.disconnect()).await);
         }
     }
+}
+
+/// Whether this can stand for the export that was opened. Its name may have been given to another disk.
+fn is_the_same(known: &ExportDescription, export: &ExportDescription) -> bool {
+    let read_only = TransmissionFlags::READ_ONLY;
+    export.size == known.size
+        && export.block_sizes == known.block_sizes
+        && (export.extended_headers || !known.extended_headers)
+        && export.contexts == known.contexts
+        && export.flags.contains(known.flags)
+        && export.flags.contains(read_only) == known.flags.contains(read_only)
 }
 
 impl Way {

@@ -20,6 +20,7 @@ use crate::buf::{Buf, BufMut};
 use crate::cut;
 use crate::driver::Driver;
 use crate::executor::Core;
+use crate::line::Line;
 use crate::lock;
 use crate::pending::{Completer, Pending, pending};
 use crate::pool::{self, blocking};
@@ -127,6 +128,8 @@ pub struct File {
     fd: OwnedFd,
     route: Route,
     memory: MemoryAlignment,
+    /// Where writes queue up that the file's lock would let through one by one.
+    line: Option<Arc<Line<Write>>>,
 }
 
 impl fmt::Debug for File {
@@ -153,7 +156,13 @@ impl AsFd for File {
 impl File {
     /// A file of an open descriptor, which is closed after the last operation.
     pub fn new(fd: OwnedFd, route: Route, memory: MemoryAlignment) -> Arc<File> {
-        Arc::new(File { fd, route, memory })
+        let line = has_lock_of_writers(&fd, memory).then(Arc::default);
+        Arc::new(File {
+            fd,
+            route,
+            memory,
+            line,
+        })
     }
 
     /// Fills the buffer from `offset` on, with zeroes beyond the end of file. The buffer comes back
@@ -208,9 +217,29 @@ impl File {
         };
         match self.on_ring(write, |ring, write| ring.write(write)) {
             None => {}
-            Some(write) => pool::submit(Box::new(move || write.run())),
+            Some(write) => self.write_on_pool(write),
         }
         result
+    }
+
+    fn write_on_pool(&self, write: Write) {
+        // What waits for the device does so without the lock, and together.
+        let line = self
+            .line
+            .clone()
+            .filter(|_| write.persistence == Persistence::Cached);
+        let Some(line) = line else {
+            return pool::submit(Box::new(move || write.run()));
+        };
+        if let Some(first) = line.enter(write) {
+            pool::submit(Box::new(move || {
+                let mut next = Some(first);
+                while let Some(write) = next {
+                    write.run();
+                    next = line.leave();
+                }
+            }));
+        }
     }
 
     /// Makes all data that was written durable, and the length.
@@ -429,10 +458,7 @@ impl Read {
     /// Whether the file ends here. Asked rather than found out by another read, because direct I/O
     /// cannot read on from the middle of a block, where a file may end.
     fn is_at_end(&self) -> bool {
-        const FORMAT_MASK: u32 = libc::S_IFMT;
-        rustix::fs::fstat(&self.file.fd).is_ok_and(|stat| {
-            stat.st_mode & FORMAT_MASK == libc::S_IFREG && stat.st_size as u64 <= self.offset()
-        })
+        regular_len(&self.file.fd).is_some_and(|len| len <= self.offset())
     }
 
     fn finish(self, result: io::Result<()>) -> Next<Read> {
@@ -606,6 +632,19 @@ impl Call {
             }
         }
     }
+}
+
+/// Whether the kernel lets one writer at a time into the file: into a regular one, through the page cache. Several threads
+/// would spin on its lock, each on a processor that others need. (io_uring's workers take turns for the same reason.)
+fn has_lock_of_writers(fd: &OwnedFd, memory: MemoryAlignment) -> bool {
+    memory == MemoryAlignment::NONE && regular_len(fd).is_some()
+}
+
+/// The length of a regular file; `None` of anything else.
+fn regular_len(fd: &OwnedFd) -> Option<u64> {
+    const FORMAT_MASK: u32 = libc::S_IFMT;
+    let stat = rustix::fs::fstat(fd).ok()?;
+    (stat.st_mode & FORMAT_MASK == libc::S_IFREG).then_some(stat.st_size as u64)
 }
 
 fn find_runs(fd: &OwnedFd, start: u64, end: u64) -> io::Result<Vec<Run>> {

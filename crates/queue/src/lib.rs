@@ -22,6 +22,7 @@ pub mod fibmap;
 pub mod fiemap;
 pub mod file;
 pub mod lease;
+mod line;
 pub mod lock;
 mod mailbox;
 mod memory;

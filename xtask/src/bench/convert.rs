@@ -139,6 +139,14 @@ const CASES: &[Case] = &[
     case("raw to zstd", Source::Compressible, Target::Zstd, 2.0),
     case("zlib to raw", Source::Zlib, Target::Raw, 1.5),
     case("zstd to raw", Source::Zstd, Target::Raw, 1.5),
+    case("NBD export to qcow2", Source::Served, Target::Qcow2, 1.0),
+    case("NBD export to raw", Source::Served, Target::Raw, 1.0),
+    case(
+        "NBD export 5 ms away to qcow2",
+        Source::Distant,
+        Target::Qcow2,
+        1.5,
+    ),
 ];
 
 /// One run.
@@ -276,6 +284,7 @@ pub(super) fn run(args: &Args, binary: &Path, directory: &Path) -> Result<(), St
                 case.source.make(&place.directory, data_bytes)?;
                 present = Some(case.source);
             }
+            let server = case.source.serve(&place.directory)?;
             for cache in [Cache::Default, Cache::Direct] {
                 let row = Row {
                     filesystem: place.name.clone(),
@@ -289,6 +298,7 @@ pub(super) fn run(args: &Args, binary: &Path, directory: &Path) -> Result<(), St
                 row.print();
                 rows.push(row);
             }
+            drop(server);
         }
         sources::remove(&place.directory)?;
     }
@@ -367,7 +377,7 @@ impl CaseBench<'_> {
     }
 
     fn command(&self, tool: Tool, cache: Cache) -> Command {
-        let source = self.case.source.path(self.place);
+        let source = self.case.source.name(self.place);
         let format = self.case.source.format();
         let mut command = match tool {
             Tool::NbdCopy => return self.nbdcopy(),
@@ -389,7 +399,7 @@ impl CaseBench<'_> {
 
     /// qcow2 goes through qemu-nbd, as nbdcopy's manual has it. A target of its own making is the size of its source's disk.
     fn nbdcopy(&self) -> Command {
-        let source = self.case.source.path(self.place);
+        let source = self.case.source.name(self.place);
         let mut command = Command::new("nbdcopy");
         // What the servers take are no options of its own.
         command.arg("--");

@@ -1,10 +1,12 @@
 //! What is converted: made by qemu-img and by writing files, so that whoever is measured has not laid it out.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use cowslip_testbed::{Random, populate, populate_compressible};
 
@@ -43,13 +45,38 @@ pub enum Source {
     Zlib,
     /// The same by the other means.
     Zstd,
+    /// A raw file, all of it data, behind qemu-nbd.
+    Served,
+    /// The same behind nbdkit, which answers each read after [`DISTANCE`].
+    Distant,
+}
+
+/// What a server far away adds to a request.
+const DISTANCE: Duration = Duration::from_millis(5);
+/// How long a server may take until it listens.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A server of a source; ends with this value.
+pub struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // If it has ended by itself, what it was for has told so.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
 }
 
 impl Source {
     /// Its format.
     pub fn format(self) -> &'static str {
         match self {
-            Source::Raw | Source::SparseRaw | Source::PiecesRaw | Source::Compressible => "raw",
+            Source::Raw
+            | Source::SparseRaw
+            | Source::PiecesRaw
+            | Source::Compressible
+            | Source::Served
+            | Source::Distant => "raw",
             Source::Qcow2
             | Source::SparseQcow2
             | Source::Scattered
@@ -64,6 +91,48 @@ impl Source {
         place.join(PREFIX)
     }
 
+    /// How commands name it.
+    pub fn name(self, place: &Path) -> OsString {
+        match self {
+            Source::Served | Source::Distant => {
+                let socket = socket(place);
+                format!("nbd+unix:///?socket={}", socket.display()).into()
+            }
+            _ => self.path(place).into(),
+        }
+    }
+
+    /// Starts what serves it, if it is not a file.
+    pub fn serve(self, place: &Path) -> Result<Option<Server>, String> {
+        let socket = socket(place);
+        let mut command = match self {
+            Source::Served => {
+                let mut command = Command::new("qemu-nbd");
+                command.args(["-r", "-t", "-e", "8", "-f", "raw", "-k"]);
+                command.arg(&socket).arg(self.path(place));
+                command
+            }
+            Source::Distant => {
+                let mut command = Command::new("nbdkit");
+                command.args(["-f", "-r", "--filter=delay", "-U"]);
+                command.arg(&socket).arg("file").arg(self.path(place));
+                command.arg(format!("rdelay={}ms", DISTANCE.as_millis()));
+                command
+            }
+            _ => return Ok(None),
+        };
+        let child = command.stdin(Stdio::null()).spawn();
+        let server = Server(child.map_err(|e| format!("{}: {e}", run::describe(&command)))?);
+        let begun = Instant::now();
+        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+            if begun.elapsed() > PATIENCE {
+                return Err(format!("{}: does not listen", run::describe(&command)));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Some(server))
+    }
+
     /// The size of its disk.
     pub fn disk_bytes(self, place: &Path) -> Result<u64, String> {
         let mut info = Command::new("qemu-img");
@@ -75,13 +144,14 @@ impl Source {
             .ok_or_else(|| "qemu-img tells no size".to_string())
     }
 
-    /// Makes it with so many bytes of data.
+    /// Makes it with so many bytes of data, or a quarter of them where that takes long enough.
     pub fn make(self, place: &Path, data_bytes: u64) -> Result<(), String> {
         let path = self.path(place);
         let raw = place.join(format!("{PREFIX}.raw"));
         match self {
-            Source::Raw => populate(&path, data_bytes),
-            Source::Compressible => populate_compressible(&path, data_bytes),
+            Source::Raw | Source::Served => populate(&path, data_bytes),
+            Source::Distant => populate(&path, data_bytes / 4),
+            Source::Compressible => populate_compressible(&path, data_bytes / 4),
             Source::SparseRaw => sparse(&path, data_bytes),
             Source::PiecesRaw => pieces(&path, data_bytes / 4),
             Source::Scattered => scattered(&path, data_bytes / 4),
@@ -95,15 +165,19 @@ impl Source {
                 convert(&raw, &path, &[])
             }
             Source::Zlib => {
-                populate_compressible(&raw, data_bytes)?;
+                populate_compressible(&raw, data_bytes / 4)?;
                 convert(&raw, &path, &["-c", "-W"])
             }
             Source::Zstd => {
-                populate_compressible(&raw, data_bytes)?;
+                populate_compressible(&raw, data_bytes / 4)?;
                 convert(&raw, &path, &["-c", "-W", "-o", "compression_type=zstd"])
             }
         }
     }
+}
+
+fn socket(place: &Path) -> PathBuf {
+    place.join(format!("{PREFIX}.socket"))
 }
 
 /// Removes what any source is made of.
