@@ -106,7 +106,7 @@ struct QemuImgLine {
 #[derive(clap::Args)]
 struct Objects {
     /// Define an object: secret,id=ID,data=TEXT or secret,id=ID,file=PATH, with format=raw or base64;
-    /// tls-creds-x509,id=ID,dir=DIR,endpoint=server or client; authz-simple,id=ID,identity=NAME
+    /// tls-creds-x509 or tls-creds-psk,id=ID,dir=DIR,endpoint=server or client; authz-simple,id=ID,identity=NAME
     #[arg(long = "object", value_name = "OBJECT", global = true)]
     definitions: Vec<String>,
 }

@@ -5,6 +5,7 @@
 //! | `nbd://HOST[:PORT]/EXPORT`, `nbd+tcp://…` | over TCP |
 //! | `nbd+unix:///EXPORT?socket=PATH` | over a Unix socket |
 //! | `nbds://…`, `nbds+unix://…`, each with `tls-certificates=DIR` | the same over TLS, as libnbd names it |
+//! | `nbds://[USER@]…`, `nbds+unix://[USER@]…`, each with `tls-psk-file=FILE` | the same with a key shared beforehand |
 //! | `nbd:HOST:PORT[:exportname=EXPORT]`, `nbd:unix:PATH[:exportname=EXPORT]` | QEMU's older form |
 //! | `driver=nbd,server.type=…`, `driver=nbd,host=…`, `driver=nbd,path=…` | as options; over TLS with `tls-creds=ID` |
 //!
@@ -124,6 +125,8 @@ pub enum ClientSide {
     Object(String),
     /// The files of this directory, and what a URI says of the server's.
     Directory(PathBuf, PeerCheck),
+    /// A user's key in this file; `None` is the user who runs the program.
+    Keys(PathBuf, Option<String>),
 }
 
 impl TlsName {
@@ -135,6 +138,7 @@ impl TlsName {
         let credentials = match &self.credentials {
             ClientSide::Object(id) => open::object::client_credentials(id)?,
             ClientSide::Directory(path, check) => open::tls::client_of_directory(path, *check)?,
+            ClientSide::Keys(path, user) => open::psk::client_of_file(path, user.as_deref())?,
         };
         let connected = match server {
             Address::Tcp { host, .. } => Some(host),
@@ -293,12 +297,13 @@ enum Tls {
     Always,
 }
 
-/// `HOST[:PORT]/EXPORT[?QUERY]`; a host may be in brackets.
+/// `[USER@]HOST[:PORT]/EXPORT[?QUERY]`; a host may be in brackets.
 fn over_tcp(rest: &str, tls: Tls) -> Result<ExportName, CommandError> {
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let query = Query::of(query)?;
+    let mut query = Query::of(query)?;
     let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
-    let (host, port) = host_and_port(authority).ok_or_else(|| malformed(rest))?;
+    let place = query.without_user(authority, tls)?;
+    let (host, port) = host_and_port(place).ok_or_else(|| malformed(rest))?;
     Ok(ExportName {
         server: Address::Tcp {
             host: decoded(host)?,
@@ -311,10 +316,18 @@ fn over_tcp(rest: &str, tls: Tls) -> Result<ExportName, CommandError> {
     })
 }
 
-/// `/EXPORT?socket=PATH[&QUERY]`.
+/// `[USER@]/EXPORT?socket=PATH[&QUERY]`.
 fn over_unix(rest: &str, tls: Tls) -> Result<ExportName, CommandError> {
     let (export, query) = rest.split_once('?').ok_or_else(|| malformed(rest))?;
     let mut query = Query::of(query)?;
+    let (authority, _) = export.split_once('/').unwrap_or((export, ""));
+    let export = match authority.strip_suffix('@') {
+        Some(_) => {
+            query.without_user(authority, tls)?;
+            &export[authority.len()..]
+        }
+        None => export,
+    };
     let export = export.strip_prefix('/').unwrap_or(export);
     let path = query.take("socket").ok_or_else(|| malformed(rest))?;
     Ok(ExportName {
@@ -389,11 +402,32 @@ impl Query {
         Some(self.0.remove(at).1)
     }
 
+    /// The rest of an authority behind its `USER@`, who is kept as `tls-username` would be.
+    fn without_user<'a>(&mut self, authority: &'a str, tls: Tls) -> Result<&'a str, CommandError> {
+        let Some((user, place)) = authority.rsplit_once('@') else {
+            return Ok(authority);
+        };
+        if tls == Tls::Never {
+            // Whoever names a user expects that somebody asks for a proof.
+            let text = "The user in an NBD URI is for keys over TLS: it has to begin with nbds";
+            return Err(CommandError::new(text));
+        }
+        const NAME: &str = "tls-username";
+        if self.0.iter().any(|(name, _)| name == NAME) {
+            let text = "An NBD URI names the user twice, before '@' and as tls-username";
+            return Err(CommandError::new(text));
+        }
+        self.0.push((NAME.to_string(), decoded(user)?));
+        Ok(place)
+    }
+
     /// What it says of TLS; it must say nothing else any more.
     fn tls(mut self, tls: Tls) -> Result<Option<TlsName>, CommandError> {
         let mut name = None;
         if tls == Tls::Always {
             let hostname = self.take("tls-hostname");
+            // Without keys it means nothing, here as with libnbd.
+            let user = self.take("tls-username").filter(|user| !user.is_empty());
             let check = match self.take("tls-verify-peer").as_deref() {
                 None | Some("1" | "true" | "on") => PeerCheck::Required,
                 Some("0" | "false" | "off") => PeerCheck::Off,
@@ -403,13 +437,22 @@ impl Query {
                     return Err(CommandError::new(text));
                 }
             };
-            let Some(directory) = self.take("tls-certificates") else {
-                return Err(CommandError::new(
-                    "An NBD URI with TLS needs tls-certificates=DIR, a directory with ca-cert.pem",
-                ));
+            let credentials = match (self.take("tls-certificates"), self.take("tls-psk-file")) {
+                (Some(directory), None) => ClientSide::Directory(PathBuf::from(directory), check),
+                (None, Some(file)) => ClientSide::Keys(PathBuf::from(file), user),
+                (Some(_), Some(_)) => {
+                    return Err(CommandError::new(
+                        "An NBD URI has either tls-certificates or tls-psk-file, not both",
+                    ));
+                }
+                (None, None) => {
+                    return Err(CommandError::new(
+                        "An NBD URI with TLS needs tls-certificates=DIR, a directory with ca-cert.pem, or tls-psk-file=FILE",
+                    ));
+                }
             };
             name = Some(TlsName {
-                credentials: ClientSide::Directory(PathBuf::from(directory), check),
+                credentials,
                 hostname,
             });
         }
@@ -529,6 +572,60 @@ mod tests {
             "nbds://h/x?tls-certificates=/c&tls-psk-file=/p",
             "nbds://h/x?tls-certificates=/c&tls-verify-peer=maybe",
             "nbds+unix:///x?tls-certificates=/c",
+        ] {
+            assert!(ExportName::of_file_name(wrong).unwrap().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn users_of_keys_are_named_before_the_host_or_behind_it() {
+        let of = |name: &str| ExportName::of_file_name(name).unwrap().unwrap();
+        let keys =
+            |user: Option<&str>| ClientSide::Keys(PathBuf::from("/k"), user.map(str::to_string));
+        for (name, expected) in [
+            (
+                "nbds://h/x?tls-psk-file=/k",
+                over_tls(tcp("h", "10809", "x"), keys(None), None),
+            ),
+            (
+                "nbds://b%40c@[::1]:7/x?tls-psk-file=/k",
+                over_tls(tcp("::1", "7", "x"), keys(Some("b@c")), None),
+            ),
+            (
+                "nbds+unix://alice@/x/y?socket=/s&tls-psk-file=/k",
+                over_tls(unix("/s", "x/y"), keys(Some("alice")), None),
+            ),
+            (
+                "nbds+unix://alice@?socket=/s&tls-psk-file=/k",
+                over_tls(unix("/s", ""), keys(Some("alice")), None),
+            ),
+            (
+                "nbds+unix:///a@b?socket=/s&tls-psk-file=/k&tls-username=%2f&tls-hostname=h",
+                over_tls(unix("/s", "a@b"), keys(Some("/")), Some("h")),
+            ),
+            (
+                "nbds+unix://@/?socket=/s&tls-psk-file=/k",
+                over_tls(unix("/s", ""), keys(None), None),
+            ),
+            (
+                "nbds+unix://alice@/?socket=/s&tls-certificates=/c",
+                over_tls(
+                    unix("/s", ""),
+                    ClientSide::Directory(PathBuf::from("/c"), PeerCheck::Required),
+                    None,
+                ),
+            ),
+        ] {
+            assert_eq!(of(name), expected, "{name}");
+        }
+        for wrong in [
+            "nbds+unix:///x?tls-psk-file=/c",
+            "nbd://h/x?tls-psk-file=/p",
+            "nbd://alice@h/x",
+            "nbd+unix://alice@/x?socket=s",
+            "nbds://alice@/x?tls-psk-file=/p",
+            "nbds://alice@h/x?tls-psk-file=/p&tls-username=bob",
+            "nbds://%zz@h/x?tls-psk-file=/p",
         ] {
             assert!(ExportName::of_file_name(wrong).unwrap().is_err(), "{wrong}");
         }

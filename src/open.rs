@@ -34,6 +34,7 @@ mod json;
 mod loaded;
 pub mod object;
 mod one;
+pub mod psk;
 mod spec;
 mod temporary;
 pub mod tls;

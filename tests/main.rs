@@ -30,6 +30,8 @@ mod nbd_bitmaps;
 mod nbd_connections;
 mod nbd_files;
 mod nbd_peers;
+#[cfg(feature = "psk")]
+mod nbd_psk;
 mod nbd_reconnect;
 mod nbd_tls;
 mod power_cut;

@@ -13,13 +13,13 @@ use crate::support::{cowslip, golden, outcome, peers_are_installed, run, scratch
 
 /// Whose program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
+pub(crate) enum Whose {
     Ours,
     Theirs,
 }
 
 impl Whose {
-    fn program(self, name: &str) -> Command {
+    pub(crate) fn program(self, name: &str) -> Command {
         match self {
             Whose::Theirs => Command::new(name),
             Whose::Ours => {
@@ -32,7 +32,7 @@ impl Whose {
 }
 
 /// What a party has.
-fn party(name: &str) -> PathBuf {
+pub(crate) fn party(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     root.join("crates/nbd/tests/certificates").join(name)
 }
@@ -47,13 +47,13 @@ fn credentials(endpoint: &str, name: &str) -> [String; 2] {
 }
 
 /// A server that listens on a Unix socket; ends with this value.
-struct Server {
+pub(crate) struct Server {
     child: Child,
-    socket: PathBuf,
+    pub(crate) socket: PathBuf,
 }
 
 impl Server {
-    fn start(command: &mut Command, socket: &Path) -> Server {
+    pub(crate) fn start(command: &mut Command, socket: &Path) -> Server {
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let server = Server {
             child: child.unwrap(),
@@ -72,7 +72,7 @@ impl Server {
     }
 
     /// `qemu-nbd` with these words.
-    fn of(whose: Whose, disk: &Path, words: &[&str]) -> Server {
+    pub(crate) fn of(whose: Whose, disk: &Path, words: &[&str]) -> Server {
         let socket = disk.with_extension(format!("{whose:?}"));
         let mut command = whose.program("qemu-nbd");
         command.args(["-t", "-e", "0", "-k"]).arg(&socket);
@@ -107,7 +107,7 @@ impl Drop for Server {
     }
 }
 
-fn disk(dir: &Path, format: &str) -> PathBuf {
+pub(crate) fn disk(dir: &Path, format: &str) -> PathBuf {
     let path = dir.join(format!("disk.{format}"));
     let words = ["create", "-q", "-f", format];
     run(Whose::Ours
@@ -299,9 +299,10 @@ fn what_is_refused_is_refused_in_qemus_words() {
 #[test]
 fn what_is_not_supported_is_named() {
     for (object, said) in [
+        #[cfg(not(feature = "psk"))]
         (
             "tls-creds-psk,id=a,dir=/x,endpoint=client",
-            "'tls-creds-psk' are not supported",
+            "'tls-creds-psk' are not supported: keys shared beforehand need OpenSSL's library",
         ),
         (
             "tls-creds-anon,id=a,endpoint=client",
@@ -328,6 +329,12 @@ fn what_is_not_supported_is_named() {
             told.contains(said) && told.contains("[exit status: 1]"),
             "{object}: {told}"
         );
+    }
+    #[cfg(not(feature = "psk"))]
+    {
+        let uri = "nbds+unix:///?socket=none&tls-psk-file=/none";
+        let told = golden::said(&outcome(cowslip().args(["info", uri])));
+        assert!(told.contains("--features psk"), "{told}");
     }
 }
 

@@ -109,7 +109,8 @@ pub struct Args {
     /// Give up what serving does not need: auto (what the system has of it), on (or do not serve), off
     #[arg(long, default_value = "auto", value_name = "MODE")]
     sandbox: String,
-    /// Serve over TLS with the credentials of this ID (--object tls-creds-x509,…,endpoint=server), and nobody without
+    /// Serve over TLS with the credentials of this ID (--object tls-creds-x509,…,endpoint=server or tls-creds-psk,…), and
+    /// nobody without
     #[arg(long, value_name = "ID")]
     tls_creds: Option<String>,
     /// Serve those clients only whom the object of this ID allows (--object authz-simple,… or authz-list,…)

@@ -9,10 +9,11 @@ use std::io::Read;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cowslip::luks::Passphrase;
-use cowslip_nbd::tls::{ClientCredentials, ServerTls};
+use cowslip_nbd::tls::{ClientCredentials, PSK_MISSING, ServerTls};
 use zeroize::Zeroizing;
 
 use super::json;
+use super::psk;
 use super::tls::{self, Authorization, Credentials};
 use crate::error::CommandError;
 use crate::options;
@@ -48,7 +49,7 @@ pub fn define_all(definitions: &[String]) -> Result<(), CommandError> {
 }
 
 /// Defines an object: `secret,id=ID,data=TEXT|file=PATH[,format=raw|base64]`, `tls-creds-x509,…`, `authz-simple,…` or
-/// `authz-list,…` ([`tls`]), or the same as JSON.
+/// `authz-list,…` ([`tls`]), `tls-creds-psk,…` ([`psk`]), or the same as JSON.
 ///
 /// # Errors
 /// It is none of them, or not a whole one; in QEMU's words.
@@ -145,6 +146,7 @@ fn parse(definition: &str) -> Result<(String, Object), CommandError> {
     }
     let make: Make = match kind {
         "secret" => |pairs| secret(pairs).map(Object::Secret),
+        "tls-creds-psk" => |pairs| psk::credentials(pairs).map(Object::Credentials),
         "tls-creds-x509" => |pairs| tls::credentials(pairs).map(Object::Credentials),
         "authz-simple" => |pairs| tls::authorize_one(pairs).map(Object::Authorization),
         "authz-list" => |pairs| tls::authorize_list(pairs).map(Object::Authorization),
@@ -191,18 +193,17 @@ fn secret(pairs: &[(String, String)]) -> Result<Bytes, CommandError> {
 }
 
 /// Types of QEMU's that are none here, and what to do instead.
-fn unsupported(kind: &str) -> Option<&'static str> {
-    Some(match kind {
-        "tls-creds-psk" => {
-            ": keys shared beforehand are not in the TLS library; use tls-creds-x509"
-        }
+fn unsupported(kind: &str) -> Option<String> {
+    let why = match kind {
+        "tls-creds-psk" => return PSK_MISSING.map(|why| format!(": {why}")),
         "tls-creds-anon" => {
             ": without certificates nobody knows with whom he speaks; use tls-creds-x509"
         }
         "authz-list-file" => "; use authz-list",
         "authz-pam" => "; use authz-simple or authz-list",
         _ => return None,
-    })
+    };
+    Some(why.to_string())
 }
 
 fn identifier(pairs: &[(String, String)]) -> Result<String, CommandError> {
@@ -328,8 +329,8 @@ mod tests {
     fn what_is_no_secret_is_refused_by_name() {
         for (definition, said) in [
             (
-                "tls-creds-psk,id=a,dir=/x",
-                "'tls-creds-psk' are not supported",
+                "tls-creds-anon,id=a,dir=/x",
+                "'tls-creds-anon' are not supported",
             ),
             ("rng-random,id=a", "does not accept value 'rng-random'"),
             ("id=a,data=x", "'qom-type' is missing"),

@@ -53,39 +53,42 @@ pub fn credentials(pairs: &[(String, String)]) -> Result<Credentials, CommandErr
         match name.as_str() {
             "qom-type" | "id" => {}
             "dir" => directory = Some(PathBuf::from(value)),
-            "endpoint" => {
-                endpoint = match value.as_str() {
-                    "server" => Endpoint::Server,
-                    "client" => Endpoint::Client,
-                    _ => {
-                        let text = format!("Parameter 'endpoint' does not accept value '{value}'");
-                        return Err(CommandError::new(text));
-                    }
-                }
-            }
+            "endpoint" => endpoint = self::endpoint(value)?,
             "verify-peer" if options::switch(name, value)? => check = PeerCheck::Required,
             "verify-peer" => check = PeerCheck::Off,
             "sanity-check" if options::switch(name, value)? => examination = Examination::Now,
             "sanity-check" => examination = Examination::Never,
-            "priority" => {
-                return Err(CommandError::new(
-                    "Lists of ciphers ('priority') are not supported: TLS 1.2 and 1.3 are used with safe ciphers only",
-                ));
-            }
+            "priority" => return Err(no_priority()),
             "passwordid" => {
                 return Err(CommandError::new(
                     "Private keys that are encrypted ('passwordid') are not supported",
                 ));
             }
-            _ => {
-                let text = format!("Parameter '{name}' is unexpected");
-                return Err(CommandError::new(text));
-            }
+            _ => return Err(unexpected(name)),
         }
     }
     let directory = directory.ok_or_else(|| CommandError::new("Missing 'dir' property value"))?;
     let files = Files::of(directory, endpoint);
     files.credentials(check, examination)
+}
+
+/// The side that `endpoint=` names.
+pub(super) fn endpoint(value: &str) -> Result<Endpoint, CommandError> {
+    match value {
+        "server" => Ok(Endpoint::Server),
+        "client" => Ok(Endpoint::Client),
+        _ => {
+            let text = format!("Parameter 'endpoint' does not accept value '{value}'");
+            Err(CommandError::new(text))
+        }
+    }
+}
+
+/// The refusal of `priority=`.
+pub(super) fn no_priority() -> CommandError {
+    CommandError::new(
+        "Lists of ciphers ('priority') are not supported: TLS 1.2 and 1.3 are used with safe ciphers only",
+    )
 }
 
 /// What a client needs that has been given a directory of certificates, but no object.
@@ -112,7 +115,7 @@ struct Files {
     key: PathBuf,
 }
 
-type Bytes = Zeroizing<Vec<u8>>;
+pub(super) type Bytes = Zeroizing<Vec<u8>>;
 
 impl Files {
     fn of(directory: PathBuf, endpoint: Endpoint) -> Files {
@@ -203,7 +206,8 @@ impl Files {
     }
 }
 
-fn needed(path: &Path) -> Result<Bytes, CommandError> {
+/// A file that has to be there; its memory is wiped.
+pub(super) fn needed(path: &Path) -> Result<Bytes, CommandError> {
     read(path).map_err(|error| inaccessible(path, &error))
 }
 
@@ -233,7 +237,7 @@ fn read(path: &Path) -> std::io::Result<Bytes> {
     Ok(bytes)
 }
 
-/// Which clients a server serves, by the subjects of their certificates.
+/// Which clients a server serves, by the subjects of their certificates or the names of their users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Authorization {
     /// `authz-simple`: this one.
@@ -377,7 +381,8 @@ pub fn authorize_list(pairs: &[(String, String)]) -> Result<Authorization, Comma
     Ok(Authorization::List(List { rules, otherwise }))
 }
 
-fn unexpected(name: &str) -> CommandError {
+/// The refusal of an option that there is not.
+pub(super) fn unexpected(name: &str) -> CommandError {
     CommandError::new(format!("Parameter '{name}' is unexpected"))
 }
 

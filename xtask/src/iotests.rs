@@ -9,7 +9,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::run;
+use crate::{libssl, run};
 
 const KNOWN: &str = include_str!("../iotests.txt");
 
@@ -41,7 +41,11 @@ pub fn run(args: &Args) -> Result<(), String> {
     let directory = args.source.join("tests/qemu-iotests");
     let directory = fs::canonicalize(&directory)
         .map_err(|error| format!("{}: {error}", directory.display()))?;
-    run::run(run::cargo().args(["build", "--release"]))?;
+    run::run(
+        run::cargo()
+            .args(["build", "--release"])
+            .args(libssl::features()),
+    )?;
     let executable = std::env::current_exe().map_err(|error| error.to_string())?;
     let target = executable
         .ancestors()

@@ -19,6 +19,7 @@ mod bench;
 mod fuzz;
 mod iotests;
 mod kernel;
+mod libssl;
 mod mutants;
 mod peers;
 mod run;

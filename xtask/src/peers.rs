@@ -5,7 +5,7 @@
 //! exists, without removing a package for it, and a failure is told but is no failure of the gate. What is missing in the end is
 //! named, and the tests that need it say that they skip.
 
-use crate::{apt, kernel, run};
+use crate::{apt, kernel, libssl, run};
 
 /// A program and the Debian packages that may hold it, in the order of trying.
 struct Peer {
@@ -80,7 +80,7 @@ const PEERS: &[Peer] = &[
     },
 ];
 
-/// The names of the peers that are not installed, among them the package of the guests' kernel.
+/// The names of the peers that are not installed, among them the packages of the guests' kernel and of OpenSSL's library.
 pub fn missing() -> Vec<&'static str> {
     let programs = PEERS
         .iter()
@@ -88,6 +88,9 @@ pub fn missing() -> Vec<&'static str> {
     let mut missing: Vec<_> = programs.map(|peer| peer.program).collect();
     if cfg!(target_arch = "x86_64") && !kernel::is_there() {
         missing.push(kernel::PACKAGE);
+    }
+    if !libssl::is_there() {
+        missing.push(libssl::PACKAGE);
     }
     missing
 }
@@ -122,10 +125,14 @@ fn packages_of(programs: &[&str]) -> Vec<&'static str> {
             packages.push(peer.packages[0]);
         }
     }
+    for package in [kernel::PACKAGE, libssl::PACKAGE] {
+        packages.extend(programs.contains(&package).then_some(package));
+    }
+    // It says where the library is.
     packages.extend(
         programs
-            .contains(&kernel::PACKAGE)
-            .then_some(kernel::PACKAGE),
+            .contains(&libssl::PACKAGE)
+            .then_some(libssl::FINDER),
     );
     packages
 }
@@ -156,5 +163,12 @@ fn install() {
         && let Err(message) = kernel::unpack()
     {
         eprintln!("xtask: {message}");
+    }
+    if !libssl::is_there() {
+        for package in [libssl::FINDER, libssl::PACKAGE] {
+            if let Err(message) = apt::install(package) {
+                eprintln!("xtask: {message}");
+            }
+        }
     }
 }

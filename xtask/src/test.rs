@@ -1,8 +1,9 @@
 //! The gate. Formatting, lints, tidy rules and doc links are tests of this package
 //! (`xtask/tests/gate.rs`), so that plain `cargo test` checks them too; what this adds is the peers,
-//! and the order: documentation's examples first, so that the output ends in the runner's summary.
+//! and the order: documentation's examples first, so that the output ends in the runner's summary. Where OpenSSL's library is
+//! there, all of it is built with the feature that needs it (`libssl.rs`).
 
-use crate::{peers, run};
+use crate::{libssl, peers, run};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -24,6 +25,7 @@ pub fn run(args: &Args) -> Result<(), String> {
             failures.extend(planted().err());
             let mut examples = run::cargo();
             examples.args(["test", "--workspace", "--doc", "--quiet"]);
+            examples.args(libssl::features());
             // The same sources once more: their examples name the real crates.
             for again in ["cowslip-on-shuttle", "cowslip-queue-on-shuttle"] {
                 examples.args(["--exclude", again]);
@@ -36,11 +38,13 @@ pub fn run(args: &Args) -> Result<(), String> {
         }
         let mut tests = run::cargo();
         tests.args(["nextest", "run", "--workspace", "--no-fail-fast"]);
+        tests.args(libssl::features());
         require_peers(&mut tests, complete);
         failures.extend(run::run(tests.args(&args.filter)).err());
     } else {
         let mut tests = run::cargo();
         tests.args(["test", "--workspace", "--no-fail-fast"]);
+        tests.args(libssl::features());
         require_peers(&mut tests, complete);
         failures.extend(run::run(tests.args(&args.filter)).err());
     }
@@ -58,6 +62,7 @@ fn planted() -> Result<(), String> {
     // With the whole workspace selected, dependencies have the features that they have been built with.
     build.args(["build", "--workspace", "--bin", "cowslip-sim"]);
     build.args(["--features", "cowslip-sim/planted", "--quiet"]);
+    build.args(libssl::features());
     run::run(&mut build)?;
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     let program = run::root().join(target).join("debug/cowslip-sim");

@@ -3,8 +3,10 @@
 //! Certificates are X.509, TLS is 1.2 or 1.3, as rustls does it. Credentials come as PEM texts, since this crate opens no
 //! files. A server that has them serves nobody without; a client that has them speaks to no server without.
 //!
-//! Left out: keys shared beforehand (PSK), which rustls does not have; certificates without alternative names, which say nothing
-//! about a host; resuming sessions.
+//! In the place of certificates there may be keys that both sides share beforehand ([`SharedKeys`]). rustls does not have those:
+//! with the feature `psk` the system's OpenSSL does them, without it they are refused ([`PSK_MISSING`]).
+//!
+//! Left out: certificates without alternative names, which say nothing about a host; resuming sessions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,8 +24,19 @@ use rustls::{
     ServerConfig, ServerConnection, SignatureScheme,
 };
 
+pub(crate) mod connection;
+mod keys;
 mod name;
+#[cfg(feature = "psk")]
+mod psk;
+#[cfg(not(feature = "psk"))]
+#[path = "tls/psk_missing.rs"]
+mod psk;
 pub(crate) mod session;
+
+use connection::Connection;
+pub use keys::{KEY_BYTES_MAX, KEY_BYTES_MIN, KeysError, SharedKeys, USER_BYTES_MAX};
+pub use psk::PSK_MISSING;
 
 /// What one side has of certificates, as PEM.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +93,14 @@ pub enum CredentialsError {
     NoHostname,
     /// The host has no name that a certificate could have.
     Hostname(String),
+    /// This program cannot use keys shared beforehand: [`PSK_MISSING`] says why.
+    KeysUnsupported,
+    /// A server has no keys, so there is nobody to serve.
+    NoKeys,
+    /// A client has no key for this user.
+    NoSuchUser(String),
+    /// The library that uses the keys has failed.
+    Library(String),
 }
 
 impl fmt::Display for CredentialsError {
@@ -97,6 +118,12 @@ impl fmt::Display for CredentialsError {
             CredentialsError::Hostname(name) => {
                 write!(f, "'{name}' is no hostname that a certificate could have")
             }
+            CredentialsError::KeysUnsupported => {
+                f.write_str(PSK_MISSING.unwrap_or("keys shared beforehand are not supported"))
+            }
+            CredentialsError::NoKeys => f.write_str("there is no key, so nobody could be served"),
+            CredentialsError::NoSuchUser(user) => write!(f, "there is no key for user '{user}'"),
+            CredentialsError::Library(why) => write!(f, "OpenSSL: {why}"),
         }
     }
 }
@@ -104,18 +131,25 @@ impl fmt::Display for CredentialsError {
 impl std::error::Error for CredentialsError {}
 
 /// Why a session has not begun, or has ended.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TlsError(Error);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsError(String);
+
+impl TlsError {
+    #[cfg(feature = "psk")]
+    fn in_words(text: String) -> TlsError {
+        TlsError(text)
+    }
+}
 
 impl From<Error> for TlsError {
     fn from(error: Error) -> TlsError {
-        TlsError(error)
+        TlsError(words(&error))
     }
 }
 
 impl fmt::Display for TlsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&words(&self.0))
+        f.write_str(&self.0)
     }
 }
 
@@ -247,10 +281,29 @@ fn client_verifier(
 
 type Authorization = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
+/// Who the other side has proven to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// It had to prove nothing.
+    Nobody,
+    /// Whom this certificate is for, as DER.
+    Certificate(Vec<u8>),
+    /// A user who has this user's key.
+    #[cfg_attr(not(feature = "psk"), allow(dead_code))] // Nobody has a key there.
+    User(String),
+}
+
+/// What one side proves itself with, made ready.
+#[derive(Clone)]
+enum Proof<T> {
+    Certificates(T),
+    Keys(psk::Context),
+}
+
 /// What a server needs to serve over TLS, and over nothing else.
 #[derive(Clone)]
 pub struct ServerTls {
-    config: Arc<ServerConfig>,
+    proof: Proof<Arc<ServerConfig>>,
     authorization: Option<Authorization>,
 }
 
@@ -283,13 +336,27 @@ impl ServerTls {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(ServerTls {
-            config: Arc::new(config),
+            proof: Proof::Certificates(Arc::new(config)),
             authorization: None,
         })
     }
 
-    /// Serves those clients only for whose certificate `is_allowed` holds; it gets the subject, as
-    /// `C=DE,O=Example,CN=client`. A client without a certificate is not served.
+    /// Serves everybody who has one of the keys, and nobody else.
+    ///
+    /// # Errors
+    /// There are none, or they cannot be used.
+    pub fn with_keys(keys: SharedKeys) -> Result<ServerTls, CredentialsError> {
+        if keys.is_empty() {
+            return Err(CredentialsError::NoKeys);
+        }
+        Ok(ServerTls {
+            proof: Proof::Keys(psk::Context::server(keys)?),
+            authorization: None,
+        })
+    }
+
+    /// Serves those clients only for whom `is_allowed` holds. It gets the subject of their certificate, as
+    /// `C=DE,O=Example,CN=client`, or the name of the user whose key they have. A client with neither is not served.
     #[must_use]
     pub fn authorized_by(
         self,
@@ -301,21 +368,32 @@ impl ServerTls {
         }
     }
 
-    pub(crate) fn connection(&self) -> Result<rustls::Connection, TlsError> {
-        let connection = ServerConnection::new(Arc::clone(&self.config))?;
-        Ok(connection.into())
+    pub(crate) fn connection(&self) -> Result<Connection, TlsError> {
+        match &self.proof {
+            Proof::Certificates(config) => {
+                let connection = ServerConnection::new(Arc::clone(config))?;
+                Ok(rustls::Connection::from(connection).into())
+            }
+            Proof::Keys(context) => context.connection().map(Connection::Keys),
+        }
     }
 
-    /// Whether whoever has shown this certificate is served; the error is for the log.
-    pub(crate) fn authorize(&self, certificate: Option<&[u8]>) -> Result<(), String> {
+    /// Whether a client who is that is served; the error is for the log.
+    pub(crate) fn authorize(&self, peer: &Peer) -> Result<(), String> {
         let Some(is_allowed) = &self.authorization else {
             return Ok(());
         };
-        let subject = certificate.and_then(name::subject);
-        match subject {
-            Some(subject) if is_allowed(&subject) => Ok(()),
-            Some(subject) => Err(format!("TLS x509 authz check for {subject} is denied")),
-            None => Err("TLS x509 authz check: the client has no name to be checked".to_string()),
+        let (kind, name) = match peer {
+            Peer::Nobody => ("x509", None),
+            Peer::Certificate(certificate) => ("x509", name::subject(certificate)),
+            Peer::User(user) => ("psk", Some(user.clone())),
+        };
+        match name {
+            Some(name) if is_allowed(&name) => Ok(()),
+            Some(name) => Err(format!("TLS {kind} authz check for {name} is denied")),
+            None => Err(format!(
+                "TLS {kind} authz check: the client has no name to be checked"
+            )),
         }
     }
 }
@@ -323,8 +401,7 @@ impl ServerTls {
 /// What a client needs to speak to servers over TLS.
 #[derive(Clone)]
 pub struct ClientCredentials {
-    config: Arc<ClientConfig>,
-    check: PeerCheck,
+    proof: Proof<(Arc<ClientConfig>, PeerCheck)>,
 }
 
 impl fmt::Debug for ClientCredentials {
@@ -365,47 +442,66 @@ impl ClientCredentials {
         // The name is not looked at, so it is nobody's business either.
         config.enable_sni = check == PeerCheck::Required;
         Ok(ClientCredentials {
-            config: Arc::new(config),
-            check,
+            proof: Proof::Certificates((Arc::new(config), check)),
         })
     }
 
-    /// For a server whose certificate has to be for `hostname`: a name, or an address.
+    /// This user, for servers that have the same key for him.
+    ///
+    /// # Errors
+    /// There is no key for him, or it cannot be used.
+    pub fn with_key_of(
+        user: &str,
+        keys: &SharedKeys,
+    ) -> Result<ClientCredentials, CredentialsError> {
+        Ok(ClientCredentials {
+            proof: Proof::Keys(psk::Context::client(user, keys)?),
+        })
+    }
+
+    /// For a server whose certificate has to be for `hostname`: a name, or an address. One that has the key needs no name.
     ///
     /// # Errors
     /// No certificate can be for that.
     pub fn to_server(&self, hostname: Option<&str>) -> Result<ClientTls, CredentialsError> {
-        let hostname = match (hostname, self.check) {
+        let (config, check) = match &self.proof {
+            Proof::Certificates((config, check)) => (config, *check),
+            Proof::Keys(context) => return Ok(ClientTls(Proof::Keys(context.clone()))),
+        };
+        let hostname = match (hostname, check) {
             (Some(hostname), _) => hostname,
             (None, PeerCheck::Off) => "localhost",
             (None, PeerCheck::Required) => return Err(CredentialsError::NoHostname),
         };
         let name = ServerName::try_from(hostname.to_string());
         let name = name.map_err(|_| CredentialsError::Hostname(hostname.to_string()))?;
-        Ok(ClientTls {
-            config: Arc::clone(&self.config),
-            name,
-        })
+        Ok(ClientTls(Proof::Certificates((Arc::clone(config), name))))
     }
 }
 
 /// What a client needs to speak to one server over TLS, and over nothing else.
 #[derive(Clone)]
-pub struct ClientTls {
-    config: Arc<ClientConfig>,
-    name: ServerName<'static>,
-}
+pub struct ClientTls(Proof<(Arc<ClientConfig>, ServerName<'static>)>);
 
 impl fmt::Debug for ClientTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ClientTls").field(&self.name).finish()
+        let mut tuple = f.debug_tuple("ClientTls");
+        if let Proof::Certificates((_, name)) = &self.0 {
+            tuple.field(name);
+        }
+        tuple.finish()
     }
 }
 
 impl ClientTls {
-    pub(crate) fn connection(&self) -> Result<rustls::Connection, TlsError> {
-        let connection = ClientConnection::new(Arc::clone(&self.config), self.name.clone())?;
-        Ok(connection.into())
+    pub(crate) fn connection(&self) -> Result<Connection, TlsError> {
+        match &self.0 {
+            Proof::Certificates((config, name)) => {
+                let connection = ClientConnection::new(Arc::clone(config), name.clone())?;
+                Ok(rustls::Connection::from(connection).into())
+            }
+            Proof::Keys(context) => context.connection().map(Connection::Keys),
+        }
     }
 }
 

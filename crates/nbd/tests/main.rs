@@ -8,4 +8,6 @@ mod client_server;
 mod hostile_clients;
 mod hostile_servers;
 mod peers;
+#[cfg(feature = "psk")]
+mod psk;
 mod tls;

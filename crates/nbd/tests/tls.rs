@@ -27,9 +27,9 @@ use cowslip_queue::{Backend, Buf, BufMut, Stream};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-const DISK_BYTES: u64 = 64 << 20;
+pub(crate) const DISK_BYTES: u64 = 64 << 20;
 
-fn directory(party: &str) -> PathBuf {
+pub(crate) fn directory(party: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/certificates")
         .join(party)
@@ -55,17 +55,17 @@ fn with_pem<T>(party: &str, side: &str, what: impl FnOnce(&Pem<'_>) -> T) -> T {
     })
 }
 
-fn server_tls(party: &str, check: PeerCheck) -> ServerTls {
+pub(crate) fn server_tls(party: &str, check: PeerCheck) -> ServerTls {
     with_pem(party, "server", |pem| ServerTls::new(pem, check)).unwrap()
 }
 
-fn client_tls(party: &str, hostname: &str) -> ClientTls {
+pub(crate) fn client_tls(party: &str, hostname: &str) -> ClientTls {
     let made = |pem: &Pem<'_>| ClientCredentials::new(pem, PeerCheck::Required);
     let credentials = with_pem(party, "client", made).unwrap();
     credentials.to_server(Some(hostname)).unwrap()
 }
 
-fn options(tls: ServerTls) -> ServerOptions {
+pub(crate) fn options(tls: ServerTls) -> ServerOptions {
     ServerOptions {
         tls: Some(tls),
         ..ServerOptions::default()
@@ -73,13 +73,13 @@ fn options(tls: ServerTls) -> ServerOptions {
 }
 
 /// A server, and why its clients have left.
-struct Watched {
+pub(crate) struct Watched {
     running: Running,
-    reasons: Arc<Mutex<Vec<String>>>,
+    pub(crate) reasons: Arc<Mutex<Vec<String>>>,
 }
 
 impl Watched {
-    fn start(backend: Backend, options: ServerOptions) -> Watched {
+    pub(crate) fn start(backend: Backend, options: ServerOptions) -> Watched {
         let mut server = Server::new(options);
         server.add_export("", Arc::new(MemoryExport::new(DISK_BYTES)));
         let reasons = Arc::new(Mutex::new(Vec::new()));
@@ -103,7 +103,7 @@ impl Watched {
         )
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.running.path
     }
 
@@ -116,7 +116,7 @@ impl Watched {
     }
 
     /// Waits until a client has left for a reason like this.
-    fn heard(&self, reason: &str) {
+    pub(crate) fn heard(&self, reason: &str) {
         eventually(reason, || {
             let reasons = self.reasons.lock().unwrap();
             reasons.iter().any(|told| told.contains(reason))
@@ -134,7 +134,7 @@ impl Watched {
     }
 }
 
-async fn connect_tls(path: &Path, tls: ClientTls) -> Result<Client, ClientError> {
+pub(crate) async fn connect_tls(path: &Path, tls: ClientTls) -> Result<Client, ClientError> {
     let stream = Stream::connect_unix(path).await.unwrap();
     let options = ConnectOptions {
         tls: Some(tls),
@@ -144,7 +144,7 @@ async fn connect_tls(path: &Path, tls: ClientTls) -> Result<Client, ClientError>
 }
 
 /// Bytes that differ from each other at all distances that matter here.
-fn pattern(seed: u64, len: usize) -> Vec<u8> {
+pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut random = Random(seed | 1);
     (0..len).map(|_| random.next() as u8).collect()
 }
@@ -417,7 +417,7 @@ impl RawTls {
     }
 }
 
-fn go() -> Vec<u8> {
+pub(crate) fn go() -> Vec<u8> {
     InfoRequest {
         name: String::new(),
         infos: Vec::new(),
@@ -607,17 +607,17 @@ fn a_handshake_that_is_never_finished_is_cut_off() {
 }
 
 /// Passes bytes between a client and a server, until it is told how to spoil what the server sends.
-struct Between {
-    path: PathBuf,
-    passed: Arc<AtomicU64>,
+pub(crate) struct Between {
+    pub(crate) path: PathBuf,
+    pub(crate) passed: Arc<AtomicU64>,
     /// The byte to be changed, counted in what the server sends; `u64::MAX` for none.
-    spoil_at: Arc<AtomicU64>,
-    thread: JoinHandle<()>,
+    pub(crate) spoil_at: Arc<AtomicU64>,
+    pub(crate) thread: JoinHandle<()>,
     _directory: tempfile::TempDir,
 }
 
 impl Between {
-    fn start(server: &Path) -> Between {
+    pub(crate) fn start(server: &Path) -> Between {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("between");
         let listener = UnixListener::bind(&path).unwrap();
@@ -695,7 +695,9 @@ fn bytes_that_are_changed_on_the_way_are_noticed() {
 }
 
 /// A server of one connection that says it has TLS and then does something else.
-fn server_that(does: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::TempDir, PathBuf) {
+pub(crate) fn server_that(
+    does: impl FnOnce(UnixStream) + Send + 'static,
+) -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nbd.sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -704,7 +706,7 @@ fn server_that(does: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::Tem
 }
 
 /// Greets a client with these flags and takes its first option; it has to be `STARTTLS`.
-fn first_option(stream: &mut UnixStream, flags: HandshakeFlags) {
+pub(crate) fn first_option(stream: &mut UnixStream, flags: HandshakeFlags) {
     stream.write_all(&encode_greeting(flags)).unwrap();
     stream.read_exact(&mut [0; CLIENT_FLAGS_BYTES]).unwrap();
     let mut header = [0; OPTION_HEADER_BYTES];
@@ -765,7 +767,7 @@ fn a_client_with_tls_speaks_to_no_server_without() {
         ),
         (
             Box::new(acknowledged(Vec::new())),
-            "the server closed the connection",
+            "The TLS connection was non-properly terminated",
         ),
         (
             Box::new(acknowledged(vec![22, 3, 3, 0, 4, 14, 0, 0, 0])),
@@ -802,7 +804,7 @@ fn a_client_without_tls_is_told_that_it_needs_it() {
     });
 }
 
-fn succeeds(program: &str, arguments: &[&str]) -> String {
+pub(crate) fn succeeds(program: &str, arguments: &[&str]) -> String {
     let output = Program::new(program).args(arguments).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?}: {said}");

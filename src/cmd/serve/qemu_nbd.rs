@@ -501,8 +501,8 @@ Connection properties:
   -x, --export-name=NAME    expose export by name (default is empty string)
   -D, --description=TEXT    export a human-readable description
       --handshake-limit=N   limit client's handshake to N seconds (default 10)
-      --tls-creds=ID        use the object ID (--object tls-creds-x509) for TLS,
-                            and serve nobody without
+      --tls-creds=ID        use the object ID (--object tls-creds-x509 or
+                            tls-creds-psk) for TLS, and serve nobody without
       --tls-authz=ID        serve those clients only that the object ID allows
                             (--object authz-simple or authz-list)
       --tls-hostname=NAME   with --list, the host that the server's certificate

@@ -213,6 +213,10 @@ impl Haggling {
         let shaken = session.handshake().await;
         shaken.map_err(|error| match error.kind() {
             io::ErrorKind::InvalidData => ClientError::Tls(error.to_string()),
+            // QEMU's servers say no more than this to whom they do not believe, and QEMU's clients say it so.
+            io::ErrorKind::UnexpectedEof => ClientError::Tls(
+                "TLS handshake failed: The TLS connection was non-properly terminated.".into(),
+            ),
             _ => error.into(),
         })
     }

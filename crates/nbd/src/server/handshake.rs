@@ -160,9 +160,7 @@ async fn secure(
     inbox.switch(Wire::Tls(Rc::clone(&session)));
     let shaken = session.handshake().await;
     shaken.map_err(|error| Some(describe(&error)))?;
-    let peer = session.peer_certificate();
-    let authorized = tls.authorize(peer.as_deref());
-    authorized.map_err(Some)?;
+    tls.authorize(&session.peer()).map_err(Some)?;
     shared.tell(|| ServerEvent::Secured { connection });
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A TLS session over a socket: the library decides what bytes mean, this moves them.
+//! A TLS session over a socket: the library ([`Connection`]) decides what bytes mean, this moves them.
 //!
 //! One task reads and one writes, at the same time. Neither holds the session while it waits: what is received is
 //! decrypted between two waits, and what is sent is encrypted piece by piece, each sent before the next is made. Records
@@ -9,17 +9,15 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice};
 
 use cowslip_queue::{Buf, BufMut, Stream};
-use rustls::Connection;
 
-use super::TlsError;
+use super::Peer;
+use super::connection::{Connection, SEALED_BYTES};
 
 /// What is received at once: sixteen records.
 const ARRIVED_BYTES: usize = 256 << 10;
-/// What is encrypted before it is sent.
-const SEALED_BYTES: usize = 256 << 10;
 /// Room for what records add to it: five bytes of header, 17 at the end, in each 16 KiB; and for small messages.
 const RECORDS_BYTES: usize = 4 << 10;
 
@@ -40,8 +38,7 @@ struct State {
 
 impl Session {
     /// A session that has yet to begin.
-    pub(crate) fn new(stream: Stream, mut connection: Connection) -> Session {
-        connection.set_buffer_limit(Some(SEALED_BYTES));
+    pub(crate) fn new(stream: Stream, connection: Connection) -> Session {
         Session {
             stream,
             state: RefCell::new(State {
@@ -73,13 +70,9 @@ impl Session {
         }
     }
 
-    /// The certificate that the peer has shown, as DER.
-    pub(crate) fn peer_certificate(&self) -> Option<Vec<u8>> {
-        let state = self.state.borrow();
-        let shown = state.connection.peer_certificates();
-        shown
-            .and_then(<[_]>::first)
-            .map(|certificate| certificate.to_vec())
+    /// Who the other side is, as far as it had to say so. Counts after the handshake.
+    pub(crate) fn peer(&self) -> Peer {
+        self.state.borrow().connection.peer()
     }
 
     /// As [`Stream::read`].
@@ -151,16 +144,13 @@ impl State {
 
     /// Gives the library a part of what has arrived.
     fn digest(&mut self) -> io::Result<()> {
-        let mut arrived = &self.memory[self.start..self.end];
-        let taken = self.connection.read_tls(&mut arrived)?;
+        let arrived = &self.memory[self.start..self.end];
+        let taken = self.connection.digest(arrived)?;
         if taken == 0 {
             let text = "a TLS record that makes no sense";
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         self.start += taken;
-        let outcome = self.connection.process_new_packets();
-        outcome
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, TlsError::from(error)))?;
         Ok(())
     }
 
@@ -169,7 +159,7 @@ impl State {
     fn take(&mut self, target: &mut [u8]) -> io::Result<Option<usize>> {
         let mut filled = 0;
         loop {
-            match self.connection.reader().read(&mut target[filled..]) {
+            match self.connection.read(&mut target[filled..]) {
                 // The target is full, or the peer has said that nothing more will come.
                 Ok(0) => return Ok(Some(filled)),
                 Ok(len) => filled += len,
@@ -194,7 +184,7 @@ impl State {
         let mut taken = match slices.is_empty() {
             true => 0,
             // Short buffers share records.
-            false => self.connection.writer().write_vectored(&slices)?,
+            false => self.connection.write_vectored(&slices)?,
         };
         if planned > 0 && taken == 0 {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -208,9 +198,7 @@ impl State {
             }
             taken -= buf.len();
         }
-        while self.connection.wants_write() {
-            self.connection.write_tls(&mut sealed)?;
-        }
+        self.connection.take_sealed(&mut sealed)?;
         Ok(sealed)
     }
 }

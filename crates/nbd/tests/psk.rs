@@ -1,0 +1,613 @@
+//! TLS with keys shared beforehand: who is served, what never is, peers that break it, OpenSSL's own ends and other programs.
+//!
+//! Keys here are in nobody's use: they are made of letters for these tests.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command as Program};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::support::*;
+use crate::tls::{
+    Between, DISK_BYTES, Watched, client_tls, connect_tls, first_option, go, options, pattern,
+    server_that, server_tls, succeeds,
+};
+use cowslip_nbd::client::ClientError;
+use cowslip_nbd::export::Durability;
+use cowslip_nbd::protocol::handshake::*;
+use cowslip_nbd::protocol::*;
+use cowslip_nbd::tls::{
+    ClientCredentials, ClientTls, CredentialsError, PeerCheck, ServerTls, SharedKeys,
+};
+use cowslip_nbd::{Client, ConnectOptions, ServerOptions};
+use cowslip_queue::{Backend, Buf, BufMut, Stream};
+use openssl::dh::Dh;
+use openssl::ssl::{
+    Ssl, SslContext, SslContextBuilder, SslMethod, SslOptions, SslStream, SslVersion,
+};
+
+const KEYS: &str = "\
+alice:616c696365207365637265742030313233343536373839616263646566303132
+qemu:71656d7520736563726574203031323334353637383961626364656630313233
+";
+
+fn keys() -> SharedKeys {
+    SharedKeys::parse(KEYS.as_bytes()).unwrap()
+}
+
+fn alices_key() -> Vec<u8> {
+    keys().key_of("alice").unwrap().to_vec()
+}
+
+fn server() -> ServerTls {
+    ServerTls::with_keys(keys()).unwrap()
+}
+
+fn user(name: &str) -> ClientTls {
+    of(name, &keys())
+}
+
+fn of(name: &str, keys: &SharedKeys) -> ClientTls {
+    let credentials = ClientCredentials::with_key_of(name, keys).unwrap();
+    credentials.to_server(None).unwrap()
+}
+
+/// Somebody with a key that the server does not have for that name.
+fn with_wrong_key(name: &str) -> ClientTls {
+    let text = format!("{name}:{}", "77".repeat(32));
+    of(name, &SharedKeys::parse(text.as_bytes()).unwrap())
+}
+
+fn usual() -> Watched {
+    Watched::start(Backend::Auto, options(server()))
+}
+
+/// It still serves whom it should.
+fn still_serves(watched: &Watched) {
+    queue(Backend::Threads).unwrap().block_on(async {
+        let client = connect_tls(watched.path(), user("alice")).await.unwrap();
+        client.read(0, BufMut::zeroed(4096)).await.unwrap();
+        client.disconnect().await.unwrap();
+    });
+}
+
+/// Why this client is not let in.
+fn refused(path: &Path, tls: ClientTls) -> String {
+    let queue = queue(Backend::Threads).unwrap();
+    let outcome = queue.block_on(async { connect_tls(path, tls).await });
+    outcome.err().expect("nobody should be served").to_string()
+}
+
+#[test]
+fn what_is_written_with_a_key_is_read_back() {
+    for (server_side, client_side) in [
+        (Backend::Uring, Backend::Threads),
+        (Backend::Threads, Backend::Uring),
+    ] {
+        let (Some(_), Some(queue)) = (queue(server_side), queue(client_side)) else {
+            return;
+        };
+        let watched = Watched::start(server_side, options(server()));
+        queue.block_on(async {
+            let client = connect_tls(watched.path(), user("qemu")).await.unwrap();
+            // Of one byte, of less, exactly and more than a record, and of many; all in flight at once.
+            let lens = [1, 4096, 16_384, 16_385, 300_000, 5 << 20, 32 << 20, 4096];
+            let mut at = 0;
+            let parts: Vec<(u64, Vec<u8>)> = lens
+                .iter()
+                .map(|&len| {
+                    let part = (at, pattern(at + 1, len));
+                    at += len as u64;
+                    part
+                })
+                .collect();
+            let writes: Vec<_> = parts
+                .iter()
+                .map(|(at, data)| client.write(*at, Buf::copy_of(data), Durability::Cached))
+                .collect();
+            for write in writes {
+                write.await.unwrap();
+            }
+            let reads: Vec<_> = parts
+                .iter()
+                .map(|(at, data)| client.read(*at, BufMut::zeroed(data.len())))
+                .collect();
+            for (read, (at, data)) in reads.into_iter().zip(&parts) {
+                assert!(read.await.unwrap()[..] == data[..], "what is at {at}");
+            }
+            assert!(!client.block_status(0, DISK_BYTES).await.unwrap().is_empty());
+            client.flush().await.unwrap();
+            client.disconnect().await.unwrap();
+        });
+        watched.heard("");
+        assert_eq!(*watched.reasons.lock().unwrap(), [""], "it took its leave");
+    }
+}
+
+#[test]
+fn who_has_no_key_is_not_served_and_does_not_learn_why() {
+    let watched = usual();
+    let wrong = refused(watched.path(), with_wrong_key("alice"));
+    watched.heard("(user \"alice\")");
+    let unknown = refused(watched.path(), with_wrong_key("mallory"));
+    watched.heard("(there is no key for user \"mallory\")");
+    assert!(wrong.contains("TLS handshake failed: "), "{wrong}");
+    assert_eq!(wrong, unknown, "a name that is known and one that is not");
+    // A name that is hardly one; and one with a key that is somebody else's.
+    refused(watched.path(), with_wrong_key(&"n".repeat(128)));
+    let text = KEYS.replace("alice", "carol");
+    let carol = SharedKeys::parse(text.as_bytes()).unwrap();
+    refused(watched.path(), of("carol", &carol));
+    still_serves(&watched);
+}
+
+#[test]
+fn keys_that_are_not_there_are_told() {
+    let error = ServerTls::with_keys(SharedKeys::default()).unwrap_err();
+    assert_eq!(error, CredentialsError::NoKeys);
+    let error = ClientCredentials::with_key_of("bob", &keys()).unwrap_err();
+    assert_eq!(error, CredentialsError::NoSuchUser("bob".to_string()));
+    for debug in [
+        format!("{:?}", keys()),
+        format!("{:?}", server()),
+        format!("{:?}", user("alice")),
+    ] {
+        assert!(
+            !debug.contains("616c") && !debug.contains("97, 108"),
+            "{debug}"
+        );
+    }
+}
+
+#[test]
+fn certificates_and_keys_do_not_mix() {
+    let keyed = usual();
+    let told = refused(keyed.path(), client_tls("client", "localhost"));
+    assert!(told.contains("TLS: "), "{told}");
+    still_serves(&keyed);
+    // Nor does a client believe the certificate of a server that leaves its key alone, in either version of TLS.
+    for check in [PeerCheck::Required, PeerCheck::Off] {
+        let certified = Watched::start(Backend::Auto, options(server_tls("server", check)));
+        let told = refused(certified.path(), user("alice"));
+        assert!(told.contains("TLS handshake failed: "), "{told}");
+        assert!(told.contains("certificate verify failed"), "{told}");
+    }
+}
+
+#[test]
+fn a_plain_client_is_told_that_it_needs_tls() {
+    let watched = usual();
+    queue(Backend::Threads).unwrap().block_on(async {
+        let stream = Stream::connect_unix(watched.path()).await.unwrap();
+        let reply = match Client::connect(stream, &ConnectOptions::new("")).await {
+            Err(ClientError::Refused { reply, .. }) => reply,
+            other => panic!("{:?}", other.err()),
+        };
+        assert_eq!(reply, OptionReplyCode::ErrTlsRequired);
+        let stream = Stream::connect_unix(watched.path()).await.unwrap();
+        let listed = Client::list(stream, Some(&user("alice"))).await.unwrap();
+        assert_eq!(listed.len(), 1);
+    });
+    // And a client with a key speaks to no server without TLS.
+    let (_directory, path) = server_that(|mut stream| {
+        first_option(&mut stream, HandshakeFlags(3));
+        let mut answer = Vec::new();
+        let reply = OptionReplyCode::ErrPolicy;
+        encode_option_reply(
+            &mut answer,
+            OptionCode::StartTls,
+            reply,
+            b"TLS not configured",
+        );
+        stream.write_all(&answer).unwrap();
+        let mut more = Vec::new();
+        stream.read_to_end(&mut more).unwrap();
+        assert_eq!(more, b"");
+    });
+    let told = refused(&path, user("alice"));
+    assert!(told.contains("Denied by server for option 5"), "{told}");
+}
+
+#[test]
+fn only_those_users_are_served_who_are_authorized() {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&asked);
+    let tls = server().authorized_by(move |name| {
+        heard.lock().unwrap().push(name.to_string());
+        name == "alice"
+    });
+    let watched = Watched::start(Backend::Auto, options(tls));
+    still_serves(&watched);
+    refused(watched.path(), user("qemu"));
+    watched.heard("TLS psk authz check for qemu is denied");
+    // Who has not proven to be Alice is not even asked about.
+    refused(watched.path(), with_wrong_key("alice"));
+    assert_eq!(*asked.lock().unwrap(), ["alice", "qemu"]);
+}
+
+#[test]
+fn bytes_before_the_handshake_are_not_taken_for_what_comes_after_it() {
+    let watched = usual();
+    let mut start = Vec::new();
+    encode_option(&mut start, OptionCode::StartTls, b"");
+    let mut injected = Vec::new();
+    encode_option(&mut injected, OptionCode::Go, &go());
+    for len in [1, OPTION_HEADER_BYTES, injected.len()] {
+        let mut client = RawClient::greeted(watched.path());
+        client.send(&[&start[..], &injected[..len]].concat());
+        let mut said = Vec::new();
+        client.stream.read_to_end(&mut said).unwrap();
+        assert!(said.is_empty(), "not even an answer: {said:?}");
+    }
+    watched.heard("data before its TLS handshake");
+    // A little later they are a handshake that is none.
+    let mut client = RawClient::greeted(watched.path());
+    client.option(OptionCode::StartTls, b"");
+    client.replies();
+    client.send(&injected);
+    assert!(client.is_hung_up());
+    watched.heard("TLS handshake failed: ");
+    still_serves(&watched);
+}
+
+#[test]
+fn what_is_no_handshake_ends_the_connection() {
+    let watched = usual();
+    let hello = |version: [u8; 2], len: usize| {
+        let mut record = vec![22, version[0], version[1], (len >> 8) as u8, len as u8];
+        record.extend(pattern(5, len));
+        record
+    };
+    // A message of the handshake that says how long it is, and records that seem to bring it: more than anybody takes, and
+    // what OpenSSL would still take.
+    let endless = |claimed: [u8; 3]| {
+        let mut endless = Vec::new();
+        for nth in 0..64 {
+            let mut record = hello([3, 1], 16_000);
+            if nth == 0 {
+                record[5] = 1;
+                record[6..9].copy_from_slice(&claimed);
+            }
+            endless.extend(record);
+        }
+        endless
+    };
+    for garbage in [
+        vec![0; 100],
+        vec![0xff; 100_000],
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        hello([3, 1], 300),
+        hello([3, 3], 16_384),
+        hello([2, 0], 30_000),
+        // Data before there are keys, an alert, a change of keys too early.
+        vec![23, 3, 3, 0, 1, 7],
+        vec![21, 3, 3, 0, 2, 2, 40],
+        vec![20, 3, 3, 0, 1, 1, 20, 3, 3, 0, 1, 1, 20, 3, 3, 0, 1, 1],
+        // Alerts that only warn, without end.
+        [21, 3, 1, 0, 2, 1, 90].repeat(20_000),
+        endless([0xff, 0xff, 0xff]),
+        endless([1, 0xf0, 0]),
+    ] {
+        let mut client = RawClient::greeted(watched.path());
+        client.option(OptionCode::StartTls, b"");
+        client.replies();
+        // The server may hang up before it has all of it.
+        client.try_send(&garbage);
+        drop(client.stream.shutdown(Shutdown::Write));
+        assert!(client.is_hung_up(), "{:?}", &garbage[..6]);
+    }
+    still_serves(&watched);
+}
+
+#[test]
+fn a_handshake_that_is_never_finished_is_cut_off() {
+    let watched = Watched::start(
+        Backend::Auto,
+        ServerOptions {
+            handshake_timeout: Duration::from_millis(300),
+            ..options(server())
+        },
+    );
+    let begun = Instant::now();
+    let mut clients: Vec<RawClient> = (0..2)
+        .map(|_| {
+            let mut client = RawClient::greeted(watched.path());
+            client.option(OptionCode::StartTls, b"");
+            client.replies();
+            client
+        })
+        .collect();
+    clients[1].send(&[22, 3, 1, 2, 0]);
+    assert!(clients.iter_mut().all(RawClient::is_hung_up));
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    watched.heard("took too long to choose an export");
+    still_serves(&watched);
+}
+
+#[test]
+fn bytes_that_are_changed_on_the_way_are_noticed() {
+    let watched = usual();
+    let data = pattern(3, 100_000);
+    // In the header of a record, in its middle, at its end, in the next one.
+    for distance in [0, 3, 50, 16_000, 16_420, 70_000] {
+        let between = Between::start(watched.path());
+        queue(Backend::Threads).unwrap().block_on(async {
+            let client = connect_tls(&between.path, user("alice")).await.unwrap();
+            let write = client.write(0, Buf::copy_of(&data), Durability::Cached);
+            write.await.unwrap();
+            let honest = client.read(0, BufMut::zeroed(data.len())).await.unwrap();
+            assert!(honest[..] == data[..]);
+            let next = between.passed.load(Ordering::Relaxed);
+            between.spoil_at.store(next + distance, Ordering::Relaxed);
+            let spoiled = client.read(0, BufMut::zeroed(data.len())).await;
+            let error = spoiled.unwrap_err().to_string();
+            assert!(error.contains("TLS"), "{distance}: {error}");
+            let after = client.read(0, BufMut::zeroed(10)).await;
+            assert!(after.is_err(), "nothing more is believed");
+        });
+        between.thread.join().unwrap();
+    }
+    still_serves(&watched);
+}
+
+/// OpenSSL's own context, with what a test makes of it.
+fn raw_context(make: impl FnOnce(&mut SslContextBuilder)) -> SslContext {
+    let mut builder = SslContextBuilder::new(SslMethod::tls()).unwrap();
+    // What ours would refuse must not fail over here.
+    builder.set_security_level(0);
+    builder.set_psk_client_callback(|_, _, identity, key| {
+        identity[..6].copy_from_slice(b"alice\0");
+        key[..32].copy_from_slice(&alices_key());
+        Ok(32)
+    });
+    builder.set_psk_server_callback(|_, _, key| {
+        key[..32].copy_from_slice(&alices_key());
+        Ok(32)
+    });
+    make(&mut builder);
+    builder.build()
+}
+
+/// OpenSSL's own client goes through our server's handshake: the version and the cipher, or why not.
+fn raw_client(watched: &Watched, context: &SslContext) -> Result<SslStream<UnixStream>, String> {
+    let mut client = RawClient::greeted(watched.path());
+    client.option(OptionCode::StartTls, b"");
+    client.replies();
+    let mut stream = SslStream::new(Ssl::new(context).unwrap(), client.stream).unwrap();
+    let shaken = stream.connect();
+    shaken.map_err(|error| error.to_string())?;
+    let mut leave = Vec::new();
+    encode_option(&mut leave, OptionCode::Abort, b"");
+    stream
+        .write_all(&leave)
+        .map_err(|error| error.to_string())?;
+    let mut reply = [0; OPTION_REPLY_HEADER_BYTES];
+    stream
+        .read_exact(&mut reply)
+        .map_err(|error| error.to_string())?;
+    Ok(stream)
+}
+
+#[test]
+fn only_safe_versions_and_ciphers_are_spoken() {
+    let watched = usual();
+    let version = |version| {
+        move |builder: &mut SslContextBuilder| {
+            builder.set_min_proto_version(Some(version)).unwrap();
+            builder.set_max_proto_version(Some(version)).unwrap();
+        }
+    };
+    let old = |ciphers: &'static str| {
+        move |builder: &mut SslContextBuilder| {
+            version(SslVersion::TLS1_2)(builder);
+            builder.set_cipher_list(ciphers).unwrap();
+        }
+    };
+    let new = |ciphers: &'static str| {
+        move |builder: &mut SslContextBuilder| {
+            version(SslVersion::TLS1_3)(builder);
+            builder.set_ciphersuites(ciphers).unwrap();
+        }
+    };
+    let spoken = |context: SslContext| raw_client(&watched, &context);
+    for (context, cipher) in [
+        (raw_context(|_| ()), "TLS_AES_128_GCM_SHA256"),
+        (
+            raw_context(new("TLS_CHACHA20_POLY1305_SHA256:TLS_AES_256_GCM_SHA384")),
+            "TLS_CHACHA20_POLY1305_SHA256",
+        ),
+        (
+            raw_context(old("PSK:ECDHE-PSK-CHACHA20-POLY1305")),
+            "ECDHE-PSK-CHACHA20-POLY1305",
+        ),
+    ] {
+        let stream = spoken(context).unwrap();
+        assert_eq!(stream.ssl().current_cipher().unwrap().name(), cipher);
+    }
+    for (context, told) in [
+        (raw_context(version(SslVersion::TLS1_1)), "TLS 1.1"),
+        (raw_context(new("TLS_AES_256_GCM_SHA384")), "SHA-384"),
+        (
+            raw_context(old("PSK-AES128-GCM-SHA256")),
+            "no forward secrecy",
+        ),
+        (
+            raw_context(old("PSK-CHACHA20-POLY1305:RSA-PSK-AES128-GCM-SHA256")),
+            "nor here",
+        ),
+        (
+            raw_context(old("ECDHE-PSK-AES128-CBC-SHA256")),
+            "a cipher that does not authenticate",
+        ),
+        (raw_context(old("ECDHE-PSK-NULL-SHA256")), "none at all"),
+        (raw_context(old("ADH-AES128-GCM-SHA256")), "no key"),
+    ] {
+        assert!(spoken(context).is_err(), "{told}");
+    }
+    // A client that would do without Diffie-Hellman in TLS 1.3 as well (SSL_OP_ALLOW_NO_DHE_KEX) does it all the same.
+    let context = raw_context(|builder| {
+        builder.set_options(SslOptions::from_bits_retain(1 << 10));
+    });
+    let stream = spoken(context).unwrap();
+    assert_eq!(stream.ssl().version_str(), "TLSv1.3");
+    assert!(stream.ssl().peer_tmp_key().is_ok(), "forward secrecy");
+    still_serves(&watched);
+}
+
+/// OpenSSL's own server, to which our client speaks: what the client says.
+fn with_raw_server(context: SslContext) -> String {
+    let (_directory, path) = server_that(move |mut stream| {
+        first_option(&mut stream, HandshakeFlags(3));
+        let mut answer = Vec::new();
+        encode_option_reply(&mut answer, OptionCode::StartTls, OptionReplyCode::Ack, b"");
+        stream.write_all(&answer).unwrap();
+        let mut stream = SslStream::new(Ssl::new(&context).unwrap(), stream).unwrap();
+        if stream.accept().is_ok() {
+            // Whatever is asked, an answer that says that we have come here.
+            drop(stream.read(&mut [0; 100]));
+            let mut answer = Vec::new();
+            let reply = OptionReplyCode::ErrPolicy;
+            encode_option_reply(&mut answer, OptionCode::ExtendedHeaders, reply, b"reached");
+            encode_option_reply(&mut answer, OptionCode::StructuredReply, reply, b"reached");
+            drop(stream.write_all(&answer));
+            drop(stream.read(&mut [0; 100]));
+        }
+    });
+    refused(&path, user("alice"))
+}
+
+#[test]
+fn a_client_accepts_forward_secrecy_only() {
+    let old = |ciphers: &'static str, dh: Option<Dh<openssl::pkey::Params>>| {
+        raw_context(move |builder| {
+            let version = Some(SslVersion::TLS1_2);
+            builder.set_max_proto_version(version).unwrap();
+            builder.set_cipher_list(ciphers).unwrap();
+            if let Some(dh) = dh {
+                builder.set_tmp_dh(&dh).unwrap();
+            }
+        })
+    };
+    let safe = || Some(Dh::get_2048_256().unwrap());
+    for (server, is_fine) in [
+        (raw_context(|_| ()), true),
+        (old("ECDHE-PSK-CHACHA20-POLY1305", None), true),
+        (old("DHE-PSK-AES256-GCM-SHA384", safe()), true),
+        (old("DHE-PSK-AES128-GCM-SHA256", safe()), true),
+        (
+            old(
+                "DHE-PSK-AES256-GCM-SHA384",
+                Some(Dh::get_1024_160().unwrap()),
+            ),
+            false,
+        ),
+        (old("PSK-AES256-GCM-SHA384", None), false),
+        (old("ECDHE-PSK-AES256-CBC-SHA384", None), false),
+    ] {
+        let told = with_raw_server(server);
+        // A server that has gone through the handshake has our first option.
+        assert_eq!(!told.contains("TLS handshake failed"), is_fine, "{told}");
+    }
+    // One with another key for the same name.
+    let other = raw_context(|builder| {
+        builder.set_psk_server_callback(|_, _, key| {
+            key[..32].fill(7);
+            Ok(32)
+        });
+    });
+    let told = with_raw_server(other);
+    assert!(told.contains("TLS handshake failed"), "{told}");
+}
+
+#[test]
+fn tickets_for_later_sessions_are_left_alone() {
+    // What a server of OpenSSL sends by itself are tickets, after the handshake; they mean nothing to us.
+    let tickets = raw_context(|builder| builder.set_num_tickets(7).unwrap());
+    let told = with_raw_server(tickets);
+    assert!(!told.contains("TLS handshake failed"), "{told}");
+}
+
+fn keys_file(directory: &Path) -> PathBuf {
+    let path = directory.join("keys.psk");
+    std::fs::write(&path, KEYS).unwrap();
+    path
+}
+
+#[test]
+fn libnbd_copies_to_and_from_our_server_with_a_key() {
+    if !installed("nbdcopy") || !installed("nbdinfo") {
+        return;
+    }
+    let watched = usual();
+    let scratch = tempfile::tempdir().unwrap();
+    let file = keys_file(scratch.path());
+    let uri = |user: &str, file: &Path| {
+        let (socket, file) = (watched.path().display(), file.display());
+        format!("nbds+unix://{user}@/?socket={socket}&tls-psk-file={file}")
+    };
+    let own = uri("alice", &file);
+    let told = succeeds("nbdinfo", &[&own]);
+    assert!(told.contains("with TLS"), "{told}");
+    let [one, other] = ["one", "other"].map(|name| scratch.path().join(name));
+    let data = pattern(9, DISK_BYTES as usize);
+    std::fs::write(&one, &data).unwrap();
+    succeeds("nbdcopy", &[one.to_str().unwrap(), &own]);
+    succeeds("nbdcopy", &[&own, other.to_str().unwrap()]);
+    assert!(std::fs::read(&other).unwrap() == data);
+    let wrong = scratch.path().join("wrong.psk");
+    let text = format!("alice:{0}\nmallory:{0}\n", "42".repeat(32));
+    std::fs::write(&wrong, text).unwrap();
+    for user in ["alice", "mallory"] {
+        let told = Program::new("nbdinfo").arg(uri(user, &wrong)).output();
+        assert!(!told.unwrap().status.success(), "{user}");
+    }
+    still_serves(&watched);
+}
+
+/// A program that ends with the test.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+#[test]
+fn our_client_speaks_to_nbdkit_with_a_key() {
+    if !installed("nbdkit") {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let socket = scratch.path().join("nbdkit.sock");
+    let mut nbdkit = Program::new("nbdkit");
+    nbdkit
+        .args(["-f", "--exit-with-parent", "--tls=require", "-U"])
+        .arg(&socket)
+        .arg(format!("--tls-psk={}", keys_file(scratch.path()).display()))
+        .args(["memory", "8M"]);
+    let _ends = Ends(nbdkit.spawn().unwrap());
+    eventually("nbdkit listens", || UnixStream::connect(&socket).is_ok());
+    queue(Backend::Auto).unwrap().block_on(async {
+        let client = connect_tls(&socket, user("alice")).await.unwrap();
+        let data = pattern(4, 3 << 20);
+        let write = client.write(1234, Buf::copy_of(&data), Durability::Cached);
+        write.await.unwrap();
+        let read = client.read(1234, BufMut::zeroed(data.len())).await.unwrap();
+        assert!(read[..] == data[..]);
+        client.disconnect().await.unwrap();
+    });
+    for tls in [
+        with_wrong_key("alice"),
+        with_wrong_key("mallory"),
+        client_tls("client", "localhost"),
+    ] {
+        refused(&socket, tls);
+    }
+}
