@@ -112,7 +112,7 @@ fn a_disk_is_written_and_read_with_keys_by_both_programs() {
 }
 
 #[test]
-fn a_server_of_qemu_that_speaks_the_older_version_is_understood() {
+fn a_server_of_qemu_is_understood_in_either_version() {
     if !peers_are_installed(&["qemu-nbd"]) {
         return;
     }
@@ -122,7 +122,7 @@ fn a_server_of_qemu_that_speaks_the_older_version_is_understood() {
     for priority in [
         "NORMAL:-VERS-TLS1.3",
         "NORMAL:-VERS-TLS1.3:-CIPHER-ALL:+AES-256-GCM",
-        "NORMAL:-VERS-TLS1.2",
+        "NORMAL:-VERS-TLS-ALL:+VERS-TLS1.3",
     ] {
         let words = format!("endpoint=server,priority={priority}");
         let [object, definition] = credentials(dir.path(), &words);
@@ -246,7 +246,7 @@ fn mistakes_in_files_of_keys_are_told_with_their_lines() {
         ("alice:00ff\n", "line 1: the key has 2 bytes"),
         ("alice:616c6963652073656372657420303g32\n", "line 1: "),
         (&KEYS.repeat(2), "line 3: user \"alice\" has a key already"),
-        (&large, "File too large"),
+        (&large, "file too large"),
     ] {
         std::fs::write(&file, text).unwrap();
         let object = format!(
@@ -313,17 +313,12 @@ fn who_says_no_name_in_a_uri_is_who_runs_the_program() {
     let unnamed = format!("nbds+unix:///?socket={at}&tls-psk-file={keys}");
     let told = golden::said(&outcome(cowslip().args(["info", &unnamed])));
     assert!(told.contains("32 MiB"), "{told}");
-    let mut clients = vec![
+    for named in [
         format!("{unnamed}&tls-username={own}"),
         uri(&served, own, &file),
-    ];
-    for named in clients.drain(..) {
+    ] {
         let told = golden::said(&outcome(cowslip().args(["info", &named])));
         assert!(told.contains("32 MiB"), "{named}: {told}");
-    }
-    if peers_are_installed(&["nbdinfo"]) {
-        let told = run(Command::new("nbdinfo").args(["--size", &unnamed]));
-        assert_eq!(told.trim(), "33554432");
     }
     let told = golden::said(&outcome(
         cowslip().args(["info", &uri(&served, "other", &file)]),
