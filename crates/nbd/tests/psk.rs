@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command as Program};
+use std::process::{Child, Command as Program, Stdio};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -530,6 +530,62 @@ fn tickets_for_later_sessions_are_left_alone() {
     let tickets = raw_context(|builder| builder.set_num_tickets(7).unwrap());
     let told = with_raw_server(tickets);
     assert!(!told.contains("TLS handshake failed"), "{told}");
+}
+
+/// Carries bytes between two sockets until one of them ends.
+fn carry(one: &UnixStream, other: &UnixStream) {
+    let (mut from, mut to) = (one.try_clone().unwrap(), other.try_clone().unwrap());
+    std::thread::spawn(move || {
+        drop(std::io::copy(&mut from, &mut to));
+        drop(to.shutdown(Shutdown::Both));
+        drop(from.shutdown(Shutdown::Both));
+    });
+}
+
+#[test]
+fn a_client_that_asks_for_new_keys_without_end_is_left() {
+    if !installed("openssl") {
+        return;
+    }
+    let patient = ServerOptions {
+        handshake_timeout: Duration::from_secs(60),
+        ..options(server())
+    };
+    let watched = Watched::start(Backend::Auto, patient);
+    // OpenSSL's program knows nothing of NBD, so its way begins behind STARTTLS.
+    let path = watched.path().to_path_buf();
+    let (_directory, way) = server_that(move |stream| {
+        let mut client = RawClient::greeted(&path);
+        client.option(OptionCode::StartTls, b"");
+        client.replies();
+        carry(&stream, &client.stream);
+        carry(&client.stream, &stream);
+    });
+    let key: String = alices_key().iter().map(|b| format!("{b:02x}")).collect();
+    let mut program = Program::new("openssl");
+    program
+        .args(["s_client", "-tls1_3", "-psk_identity", "alice", "-psk"])
+        .arg(key)
+        .args(["-ciphersuites", "TLS_AES_128_GCM_SHA256", "-unix"])
+        .arg(way)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mut program = Ends(program.spawn().unwrap());
+    let mut words = program.0.stdin.take().unwrap();
+    let begun = Instant::now();
+    let mut asked = 0;
+    // A line with K asks for new keys on both sides; lines that arrive together count as one.
+    while watched.reasons.lock().unwrap().is_empty() && begun.elapsed() < Duration::from_secs(50) {
+        if words.write_all(b"K\n").is_err() {
+            break;
+        }
+        asked += 1;
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    watched.heard("asks for too much that is no data");
+    assert!(asked > 1000, "{asked} are not without end");
+    still_serves(&watched);
 }
 
 fn keys_file(directory: &Path) -> PathBuf {

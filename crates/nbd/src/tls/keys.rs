@@ -136,7 +136,7 @@ fn from_hexadecimal(digits: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     // Memory for all of it at once: growing would leave copies behind.
     let mut bytes = Zeroizing::new(Vec::with_capacity(digits.len() / 2));
     let digit = |byte: u8| char::from(byte).to_digit(16);
-    if digits.len() % 2 != 0 {
+    if !digits.len().is_multiple_of(2) {
         return None;
     }
     for pair in digits.chunks_exact(2) {
