@@ -56,15 +56,6 @@ impl CommandError {
 /// Why a file could not be opened, in QEMU's words where it has any.
 pub fn opening_reason(filename: &str, error: &Error) -> String {
     match error {
-        Error::Io { source, context } if source.kind() == std::io::ErrorKind::IsADirectory => {
-            // It may be another file that the image names.
-            let name = context.rsplit('\'').nth(1).unwrap_or(filename);
-            let reason = format!("'file' driver requires '{name}' to be a regular file");
-            match name == filename {
-                true => reason,
-                false => format!("{context}: {reason}"),
-            }
-        }
         Error::Corrupt {
             structure: "header",
             file,

@@ -12,7 +12,7 @@ mod part;
 mod rules;
 
 pub use breakpoints::Breakpoints;
-pub use debug::{DebugFile, DebugSpec, Limit};
+pub use debug::{DebugFile, DebugSpec};
 pub use image::ImageFile;
 pub use null::{NullFile, NullSpec};
 pub use part::PartFile;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use cowslip::file::host::{
-    BackingPolicy, HostGate, HostOptions, Locking, open_host_file, resolve_name,
+    BackingPolicy, Driver, HostGate, HostOptions, Locking, open_host_file, resolve_name,
 };
 use cowslip::file::{BlockFile, ChosenBy, Claim, FileId, FileRequest, Gate, Role, Sharing};
 use cowslip::foreign::probe;
@@ -31,6 +31,8 @@ pub struct Layer {
     pub filename: String,
     /// The name that says all of it, if the file's alone does not.
     pub full_name: Option<String>,
+    /// What holds the file.
+    pub protocol: Protocol,
     /// Its format, given or probed.
     pub format: Format,
     /// Length of the file, in whole sectors.
@@ -47,6 +49,18 @@ pub struct Layer {
     pub inspection: Option<Inspection>,
     /// The header of a LUKS volume, or of the keys in an encrypted image.
     pub keys: Option<luks::Header>,
+}
+
+/// What holds a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Protocol {
+    /// The host's file system, or something that is told as if it did.
+    #[default]
+    File,
+    /// An NBD server.
+    Nbd,
+    /// The same, and no format stands over it.
+    BareNbd,
 }
 
 /// What the file's system has for zeroes.
@@ -70,6 +84,8 @@ pub struct Look {
     pub sharing: Sharing,
     /// Whether the first file is locked.
     pub locking: Locking,
+    /// What the first file has to be.
+    pub driver: Driver,
     /// Which further files the images may name.
     pub policy: BackingPolicy,
 }
@@ -86,6 +102,7 @@ impl Layer {
     ) -> Result<Layer, CommandError> {
         let options = HostOptions {
             locking: look.locking,
+            driver: look.driver,
             ..HostOptions::default()
         };
         let file = open_host_file(filename.as_ref(), &options);
@@ -118,9 +135,18 @@ impl Layer {
         match &source.remote {
             Some(export) => {
                 let file = crate::nbd::open(export, name, false).await?;
-                Layer::look_at(Ok(file), name, format, look).await
+                let mut layer = Layer::look_at(Ok(file), name, format, look).await?;
+                layer.filename = export.uri();
+                layer.protocol = match source.is_bare_export {
+                    true => Protocol::BareNbd,
+                    false => Protocol::Nbd,
+                };
+                Ok(layer)
             }
-            None => Layer::look(name, format, look).await,
+            None => {
+                let driver = source.driver;
+                Layer::look(name, format, &Look { driver, ..*look }).await
+            }
         }
     }
 
@@ -235,6 +261,7 @@ impl Layer {
         Ok(Layer {
             filename: name.to_string(),
             full_name: None,
+            protocol: Protocol::default(),
             format,
             file_len: len.next_multiple_of(SECTOR_BYTES),
             disk_size: file.allocated_bytes(),

@@ -87,7 +87,7 @@ struct CowslipLine {
     name = "qemu-img",
     version,
     about = "Disk image utility",
-    after_help = "Supported image formats:\n\n  blkdebug file host_device luks nbd null-aio null-co qcow2 raw",
+    after_help = "Supported image formats:\n\n  blkdebug file host_cdrom host_device luks nbd null-aio null-co qcow2 raw",
     args_override_self = true,
     infer_long_args = true,
     disable_help_subcommand = true

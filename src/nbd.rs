@@ -164,6 +164,19 @@ pub fn refused(error: &ClientError, option: &str) -> CommandError {
 }
 
 impl ExportName {
+    /// The URI by which QEMU tells of it, however it was named; TLS is no part of that.
+    pub fn uri(&self) -> String {
+        let export = &self.export;
+        match &self.server {
+            Address::Tcp { host, port } if export.is_empty() => format!("nbd://{host}:{port}"),
+            Address::Tcp { host, port } => format!("nbd://{host}:{port}/{export}"),
+            Address::Unix(path) => {
+                let slash = if export.is_empty() { "" } else { "/" };
+                format!("nbd+unix://{slash}{export}?socket={}", path.display())
+            }
+        }
+    }
+
     /// Reads a file name that begins with `nbd:`, `nbd://`, `nbd+tcp://`, `nbd+unix://`, or with `nbds` in their place; `None`
     /// of others.
     ///

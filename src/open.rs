@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use cowslip::file::host::{
-    Aio, BackingPolicy, CreateMode, FlushPolicy, HostGate, HostOptions, Locking, PageCache,
+    Aio, BackingPolicy, CreateMode, Driver, FlushPolicy, HostGate, HostOptions, Locking, PageCache,
     open_host_file,
 };
 use cowslip::file::{BlockFile, Claim, Protection, Sharing};
@@ -234,6 +234,7 @@ impl Source {
             flush: flush.unwrap_or(how.cache.flush_policy()),
             aio: how.aio,
             locking: self.locking,
+            driver: self.driver,
         }
     }
 
@@ -255,8 +256,9 @@ impl Source {
     pub fn gate(&self, how: &OpenHow) -> NodeGate {
         let host = HostGate {
             options: HostOptions {
-                // `file.locking` is said of the image's file alone.
+                // `file.locking` and `file.driver` are said of the image's file alone.
                 locking: Locking::Auto,
+                driver: Driver::Unsaid,
                 ..self.host_options(how)
             },
             policy: how.policy,
@@ -412,6 +414,7 @@ fn engine_options(source: &Source, how: &OpenHow) -> Result<OpenOptions, Command
         alloc_policy: source.alloc_policy.unwrap_or(how.alloc_policy),
         copy_on_read: copy_on_read(source, how),
         compress: source.compress,
+        limits: source.filters.limits,
         data_file: None,
         backing: source.backing.clone().unwrap_or(how.backing.clone()),
         metadata_only: how.metadata_only,

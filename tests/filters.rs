@@ -7,6 +7,7 @@ use std::io::Write as _;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::support::rng::Rng;
 use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
@@ -108,6 +109,8 @@ fn mistakes_are_told_in_qemu_ios_words() {
         "align=4k,file.max-transfer=1k",
         "opt-write-zero=3",
         "max-write-zero=1k,file.align=4k",
+        "opt-write-zero=3k,file.max-write-zero=4k",
+        "opt-discard=3k,file.max-discard=3k,file.max-transfer=0",
         "opt-discard=5,file.align=4k",
         "max-transfer=8G",
         "foo=1",
@@ -293,9 +296,102 @@ fn waiting_for_what_cannot_come_ends() {
     let directory = scratch();
     make_image(directory.path());
     let lines = "break read_aio A\nwait_break A\n";
+    let start = Instant::now();
     let (text, code) = script(our_io, directory.path(), &["blkdebug::a"], lines);
     assert!(text.starts_with("Could not wait for a request: "), "{text}");
     assert_eq!(code, Some(1));
+    // Late requests would have been waited for.
+    assert!(start.elapsed() >= Duration::from_secs(10));
+}
+
+/// Lines on an image, and in `qemu-img map` of it afterwards: what was cut, and into what, is told by where faults are met
+/// and by what is data.
+fn cut_alike(at: &Path, (list, lines): (&str, &[&str]), status: i32) {
+    let mut answers = Vec::new();
+    for (name, program) in [("theirs", qemu_io as fn() -> Command), ("ours", our_io)] {
+        let place = at.join(name);
+        std::fs::create_dir_all(&place).unwrap();
+        qemu_img(
+            &["create", "-q", "-f", "qcow2"],
+            &[&place.join("a"), Path::new("64M")],
+        );
+        std::fs::write(place.join("r"), vec![1; 1 << 20]).unwrap();
+        let mut args = vec!["--image-opts"];
+        lines.iter().for_each(|line| args.extend(["-c", line]));
+        args.push(list);
+        let (text, code) = told_by(program, &place, &args);
+        assert_eq!(code, Some(status), "{name} {list} {lines:?}: {text}");
+        qemu_img(&["check", "-q"], &[&place.join("a")]);
+        let map = ["map", "--output=json", "-f", "qcow2", "a"];
+        let map = run(Command::new("qemu-img").current_dir(&place).args(map));
+        let map: Vec<serde_json::Value> = serde_json::from_str(&map).unwrap();
+        let without_offsets = map.into_iter().map(|mut extent| {
+            extent.as_object_mut().unwrap().remove("offset");
+            extent
+        });
+        let map: Vec<serde_json::Value> = without_offsets.collect();
+        answers.push((text, map, std::fs::read(place.join("r")).unwrap()));
+        std::fs::remove_dir_all(&place).unwrap();
+    }
+    let [theirs, ours] = &answers[..] else {
+        unreachable!("two programs");
+    };
+    assert_eq!(ours.0, theirs.0, "{list} {lines:?}");
+    assert_eq!(ours.1, theirs.1, "{list} {lines:?}");
+    assert!(ours.2 == theirs.2, "{list} {lines:?}: the bytes differ");
+}
+
+#[test]
+fn limits_cut_requests_as_qemus_do() {
+    if without_qemu() {
+        return;
+    }
+    let directory = scratch();
+    let at = directory.path();
+    let above = "driver=blkdebug,image.driver=qcow2,image.file.filename=a,align=512";
+    let zeroes = "opt-write-zero=3M,max-write-zero=6M,max-transfer=64k";
+    let list = format!("{above},{zeroes}");
+    let lines = [
+        "write -q -z 1M 16M",
+        "write -q -z 20000k 1000",
+        "write -q -P 3 1000 200k",
+    ];
+    cut_alike(at, (&list, &lines), 0);
+    let list = format!("{above},opt-discard=3M,max-discard=3M");
+    cut_alike(
+        at,
+        (&list, &["write -q 0 20M", "discard -q 1000001 15M"]),
+        0,
+    );
+    // The third part of a write meets the fault, so two are there.
+    let below = "driver=raw,file.driver=blkdebug,file.image.filename=r";
+    let fault =
+        "file.inject-error.0.event=none,file.inject-error.0.sector=300,file.inject-error.0.iotype";
+    let list = format!("{below},file.max-transfer=64k,{fault}=write");
+    cut_alike(at, (&list, &["write -q -P 5 0 256k"]), 1);
+    cut_alike(
+        at,
+        (
+            &format!("{list},file.align=4k"),
+            &["write -q -P 5 1000 256k"],
+        ),
+        1,
+    );
+    let list = format!("{below},file.max-transfer=64k,{fault}=read");
+    cut_alike(
+        at,
+        (
+            &list,
+            &["read -q 0 128k", "read -q 128k 32k", "read -q 64k 128k"],
+        ),
+        1,
+    );
+    // What is less than a unit is no request for zeroes.
+    let list = format!("{below},file.opt-write-zero=128k,{fault}=write-zeroes");
+    cut_alike(at, (&list, &["write -q -z 140k 64k"]), 0);
+    cut_alike(at, (&list, &["write -q -z 64k 512k"]), 1);
+    let list = format!("{below},file.max-discard=64k,{fault}=discard");
+    cut_alike(at, (&list, &["discard -q 0 128k"]), 0);
 }
 
 /// Requests that reach every event which the engine tells.

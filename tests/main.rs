@@ -13,6 +13,7 @@ mod clone;
 mod convert;
 mod create_info;
 mod demo;
+mod drivers;
 mod encryption;
 mod extents;
 mod file_attributes;

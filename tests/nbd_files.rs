@@ -160,6 +160,20 @@ fn an_image_in_an_export_is_mapped_checked_and_described() {
         let ours = run(cowslip().arg("qemu-img").args(&words));
         assert_eq!(ours, theirs, "{words:?}");
     }
+    // A server is told of by its URI, however it was named.
+    let bare = options.replace("driver=qcow2,file.driver=nbd", "driver=nbd");
+    let bare = bare.replace("file.server", "server");
+    for words in [
+        vec!["info", "-U", &server.address],
+        vec!["info", "-U", "--output=json", &url],
+        vec!["info", "-U", "--image-opts", &options],
+        vec!["info", "-U", "--image-opts", &bare],
+        vec!["info", "-U", "--output=json", "--image-opts", &bare],
+    ] {
+        let theirs = run(Command::new("qemu-img").args(&words));
+        let ours = run(cowslip().arg("qemu-img").args(&words));
+        assert_eq!(ours, theirs, "{words:?}");
+    }
     let told = run(cowslip().args(["info", "-U", &server.address]));
     assert!(
         told.contains("file format: qcow2") && told.contains("virtual size: 64 MiB"),

@@ -5,6 +5,7 @@
 //! own name; long options take their values as short ones do; a name of more than 255 bytes is refused.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -413,4 +414,97 @@ fn qemu_nbd_of_ours() -> Command {
     let mut command = cowslip();
     command.arg("qemu-nbd");
     command
+}
+
+/// Changes bytes of a file.
+fn poke(file: &Path, offset: u64, bytes: &[u8]) {
+    let file = std::fs::OpenOptions::new().write(true).open(file).unwrap();
+    file.write_all_at(bytes, offset).unwrap();
+}
+
+/// What a program of qemu-img's says to these words, and how it ends.
+fn answers(mut program: Command, dir: &Path, words: &[&str]) -> (String, Option<i32>) {
+    let output = outcome(program.current_dir(dir).args(words));
+    let text = [&output.stdout[..], &output.stderr[..]].concat();
+    (
+        String::from_utf8_lossy(&text).into_owned(),
+        output.status.code(),
+    )
+}
+
+fn qemu_img_of_ours() -> Command {
+    let mut command = cowslip();
+    command.arg("qemu-img");
+    command
+}
+
+#[test]
+fn a_zero_byte_ends_a_name_as_it_does_for_qemu_img() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    let dir = scratch();
+    let dir = dir.path();
+    let image = dir.join("a.qcow2");
+    run(Command::new("qemu-img")
+        .current_dir(dir)
+        .args(["create", "-q", "-f", "qcow2", "a.qcow2", "1M"]));
+    run(Command::new("qemu-img")
+        .current_dir(dir)
+        .args(["snapshot", "-c", "name", "a.qcow2"]));
+    let bytes = std::fs::read(&image).unwrap();
+    let at = bytes
+        .windows(5)
+        .position(|bytes| bytes == b"1name")
+        .unwrap();
+    poke(&image, at as u64, b"1na\0e");
+    for words in [
+        vec!["snapshot", "-l", "a.qcow2"],
+        vec!["info", "--output=json", "a.qcow2"],
+        vec!["snapshot", "-a", "name", "a.qcow2"],
+        vec!["snapshot", "-a", "na", "a.qcow2"],
+    ] {
+        let theirs = answers(Command::new("qemu-img"), dir, &words);
+        assert_eq!(
+            answers(qemu_img_of_ours(), dir, &words),
+            theirs,
+            "{words:?}"
+        );
+    }
+    let deleted = answers(
+        qemu_img_of_ours(),
+        dir,
+        &["snapshot", "-d", "na", "a.qcow2"],
+    );
+    assert_eq!(deleted, (String::new(), Some(0)));
+}
+
+#[test]
+fn a_table_of_more_than_64_mib_is_refused() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    /// The longest ID and name, and all the extra data that there may be.
+    const ENTRY_BYTES: u64 = (40u64 + 1024 + 2 * 65535).next_multiple_of(8);
+    const TABLE: u64 = 1 << 20;
+    let dir = scratch();
+    let dir = dir.path();
+    let image = dir.join("a.qcow2");
+    run(Command::new("qemu-img")
+        .current_dir(dir)
+        .args(["create", "-q", "-f", "qcow2", "a.qcow2", "1M"]));
+    let count = (64u64 << 20) / ENTRY_BYTES + 1;
+    for entry in 0..count {
+        let at = TABLE + entry * ENTRY_BYTES;
+        poke(&image, at + 12, &[0xff; 4]);
+        poke(&image, at + 36, &1024_u32.to_be_bytes());
+    }
+    poke(&image, TABLE + count * ENTRY_BYTES - 1, &[0]);
+    poke(&image, 60, &(count as u32).to_be_bytes());
+    poke(&image, 64, &TABLE.to_be_bytes());
+    for program in [Command::new("qemu-img"), qemu_img_of_ours()] {
+        let (text, status) = answers(program, dir, &["info", "a.qcow2"]);
+        assert!(text.contains("Snapshot table is too big"), "{text}");
+        assert_eq!(status, Some(1));
+    }
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::create::format_name;
 use crate::encryption::described;
 use crate::error::CommandError;
-use crate::layer::{Layer, Look, chain};
+use crate::layer::{Layer, Look, Protocol, chain};
 use crate::open::{OneImage, Trust, block_on, sharing};
 use crate::output::{OutputArgs, OutputFormat, Program, print, print_json};
 use crate::size;
@@ -59,6 +59,7 @@ fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
         sharing: sharing(args.force_share || source.force_share, Sharing::AsFormat),
         locking: source.locking,
         policy: args.trust.backing_policy,
+        ..Look::default()
     };
     let layers = block_on(Aio::Auto, async {
         let layer = Layer::look_source(&source, &look).await;
@@ -109,7 +110,7 @@ fn disk_size_text(layer: &Layer) -> String {
 fn as_text(layer: &Layer, detail: Detail) -> String {
     let mut lines = vec![
         format!("image: {}", layer.shown_name()),
-        format!("file format: {}", format_name(layer.format)),
+        format!("file format: {}", shown_format(layer)),
         format!("virtual size: {}", with_bytes(layer.virtual_size())),
         format!("disk size: {}", disk_size_text(layer)),
     ];
@@ -123,13 +124,31 @@ fn as_text(layer: &Layer, detail: Detail) -> String {
     if layer.inspection.is_none() && detail.limits {
         limits_text(&image_limits(layer), 0, &mut lines);
     }
+    if layer.protocol != Protocol::BareNbd {
+        child_text(layer, detail, &mut lines);
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+/// The format, or the protocol where no format stands over it.
+fn shown_format(layer: &Layer) -> &'static str {
+    match layer.protocol {
+        Protocol::BareNbd => "nbd",
+        Protocol::File | Protocol::Nbd => format_name(layer.format),
+    }
+}
+
+/// What is told of the file, which an image has for a child.
+fn child_text(layer: &Layer, detail: Detail, lines: &mut Vec<String>) {
+    let protocol = child_format(layer);
     lines.push("Child node '/file':".to_string());
     lines.push(format!("    filename: {}", layer.filename));
-    lines.push("    protocol type: file".to_string());
+    lines.push(format!("    protocol type: {protocol}"));
     lines.push(format!("    file length: {}", with_bytes(layer.file_len)));
     lines.push(format!("    disk size: {}", disk_size_text(layer)));
     if detail.limits {
-        limits_text(&file_limits(), 1, &mut lines);
+        limits_text(&file_limits(), 1, lines);
     }
     let mut specific = Vec::new();
     if let Some(bytes) = layer.extent_hint_bytes {
@@ -143,8 +162,14 @@ fn as_text(layer: &Layer, detail: Detail) -> String {
         lines.push("    Format specific information:".to_string());
         lines.extend(specific.iter().map(|line| format!("        {line}")));
     }
-    lines.push(String::new());
-    lines.join("\n")
+}
+
+/// The protocol's name.
+fn child_format(layer: &Layer) -> &'static str {
+    match layer.protocol {
+        Protocol::File => "file",
+        Protocol::Nbd | Protocol::BareNbd => "nbd",
+    }
 }
 
 fn qcow2_text(layer: &Layer, inspection: &Inspection, detail: Detail, lines: &mut Vec<String>) {
@@ -328,10 +353,13 @@ fn as_json(layer: &Layer, detail: Detail) -> Value {
     let mut put = |name: &str, value: Value| {
         out.insert(name.to_string(), value);
     };
-    put(
-        "children",
-        json!([{ "name": "file", "info": child_json(layer, detail) }]),
-    );
+    let children = match layer.protocol {
+        Protocol::BareNbd => json!([]),
+        Protocol::File | Protocol::Nbd => {
+            json!([{ "name": "file", "info": child_json(layer, detail) }])
+        }
+    };
+    put("children", children);
     let header = layer.header();
     let backing = header.and_then(|header| header.backing_file.as_ref());
     if let Some(inspection) = &layer.inspection {
@@ -350,7 +378,7 @@ fn as_json(layer: &Layer, detail: Detail) -> Value {
     if let Some(header) = header {
         put("cluster-size", header.geometry().cluster_bytes().into());
     }
-    put("format", format_name(layer.format).into());
+    put("format", shown_format(layer).into());
     if let Some(bytes) = layer.disk_size {
         put("actual-size", bytes.into());
     }
@@ -382,7 +410,7 @@ fn child_json(layer: &Layer, detail: Detail) -> Value {
         "children": [],
         "virtual-size": layer.file_len,
         "filename": layer.filename,
-        "format": "file",
+        "format": child_format(layer),
     });
     if let Some(bytes) = layer.disk_size {
         out["actual-size"] = bytes.into();
@@ -394,7 +422,9 @@ fn child_json(layer: &Layer, detail: Detail) -> Value {
     if detail.ours {
         data["zero-methods"] = layer.zero_methods.clone().into();
     }
-    out["format-specific"] = json!({ "type": "file", "data": data });
+    if layer.protocol == Protocol::File {
+        out["format-specific"] = json!({ "type": "file", "data": data });
+    }
     out["dirty-flag"] = false.into();
     if detail.limits {
         out["limits"] = file_limits();

@@ -134,6 +134,7 @@ fn list(args: &Args, spec: &ImageSpec) -> Result<(), CommandError> {
         sharing: sharing(args.force_share || source.force_share, Sharing::AsFormat),
         locking: source.locking,
         policy: args.trust.backing_policy,
+        ..Look::default()
     };
     let layer = block_on(Aio::Auto, async {
         let layer = Layer::look_source(&source, &look).await;

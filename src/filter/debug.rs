@@ -1,5 +1,6 @@
 //! [`DebugFile`]: a file whose requests fail or stop as rules have it, QEMU's `blkdebug`.
 
+use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,23 +9,15 @@ use cowslip::file::{
     BlockFile, Capabilities, Claim, Durability, Event, FileExtent, FileId, Observer, Protection,
     Space,
 };
+use cowslip::limits::{Limits, ZeroPart};
 use cowslip::{Buf, BufMut};
-use cowslip_queue::Pending;
+use cowslip_queue::{Pending, pending};
 
 use super::breakpoints::Breakpoints;
 use super::rules::{ConfigError, IoType, Rule, RuleSet, RuleText};
 
 /// A configuration is some lines; more than this is another file by mistake.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
-
-/// A limit of requests: its option and its value in bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limit {
-    /// `max-transfer` and its like.
-    pub name: &'static str,
-    /// The value.
-    pub bytes: u64,
-}
 
 /// What a file that debugs is asked to do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,10 +26,8 @@ pub struct DebugSpec {
     pub config: Option<String>,
     /// Rules beside those.
     pub rules: Vec<RuleText>,
-    /// What requests are multiples of, if it is said.
-    pub align: Option<u64>,
-    /// Other limits. They are checked and have no effect: requests here are never split by them.
-    pub limits: Vec<Limit>,
+    /// What larger requests are cut by, as it is said.
+    pub limits: Limits,
 }
 
 impl DebugSpec {
@@ -53,26 +44,54 @@ impl DebugSpec {
         texts.iter().map(RuleText::rule).collect()
     }
 
-    /// The alignment, on a file with one of its own.
+    /// The limits, on a file with an alignment of its own.
     ///
     /// # Errors
-    /// A limit that cannot be met.
-    pub fn alignment(&self, own: u32) -> Result<u32, ConfigError> {
-        let unmet = |name: &str, bytes: u64| {
-            ConfigError(format!("Cannot meet constraints with {name} {bytes}"))
+    /// One that cannot be met, in QEMU's words.
+    pub fn limits_over(&self, own_align: u32) -> Result<Limits, ConfigError> {
+        let said = &self.limits;
+        let is_met = |bytes: u64, unit: u64| {
+            bytes == 0 || bytes < i32::MAX as u64 && bytes.is_multiple_of(unit)
         };
-        let in_range = |bytes: u64| bytes < i32::MAX as u64;
-        let align = match self.align {
-            None | Some(0) => own,
-            Some(align) if in_range(align) && align.is_power_of_two() => own.max(align as u32),
-            Some(align) => return Err(unmet("align", align)),
-        };
-        for Limit { name, bytes } in &self.limits {
-            if !in_range(*bytes) || !bytes.is_multiple_of(u64::from(align)) {
-                return Err(unmet(name, *bytes));
+        let align = said.align.max(u64::from(own_align)).max(1);
+        let zeroes_unit = said.zeroes_unit.max(align);
+        let discard_unit = said.discard_unit.max(align);
+        let align_is_met = said.align == 0 || is_met(said.align, 1) && said.align.is_power_of_two();
+        for (name, bytes, is_met) in [
+            ("align", said.align, align_is_met),
+            (
+                "max-transfer",
+                said.transfer_max,
+                is_met(said.transfer_max, align),
+            ),
+            (
+                "opt-write-zero",
+                said.zeroes_unit,
+                is_met(said.zeroes_unit, align),
+            ),
+            (
+                "max-write-zero",
+                said.zeroes_max,
+                is_met(said.zeroes_max, zeroes_unit),
+            ),
+            (
+                "opt-discard",
+                said.discard_unit,
+                is_met(said.discard_unit, align),
+            ),
+            (
+                "max-discard",
+                said.discard_max,
+                is_met(said.discard_max, discard_unit),
+            ),
+        ] {
+            if !is_met {
+                return Err(ConfigError(format!(
+                    "Cannot meet constraints with {name} {bytes}"
+                )));
             }
         }
-        Ok(align)
+        Ok(Limits { align, ..*said })
     }
 }
 
@@ -91,11 +110,19 @@ fn config_text(name: &str) -> Result<String, ConfigError> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A file whose requests fail or stop as rules have it.
+/// A file whose requests fail or stop as rules have it. Those that are larger than its limits become several, one after
+/// the other, and the rules are about each of them.
 #[derive(Debug)]
 pub struct DebugFile {
-    inner: Arc<dyn BlockFile>,
+    node: Node,
     capabilities: Capabilities,
+}
+
+/// What a request needs, whoever runs it.
+#[derive(Clone, Debug)]
+struct Node {
+    inner: Arc<dyn BlockFile>,
+    limits: Limits,
     watch: Arc<Watch>,
 }
 
@@ -122,32 +149,7 @@ impl Observer for Watch {
     }
 }
 
-impl DebugFile {
-    /// Wraps a file.
-    ///
-    /// # Errors
-    /// What is asked for makes no sense, or cannot be read.
-    pub fn new(
-        inner: Arc<dyn BlockFile>,
-        spec: &DebugSpec,
-        breakpoints: Breakpoints,
-    ) -> Result<DebugFile, ConfigError> {
-        let rules = spec.all_rules()?;
-        let capabilities = Capabilities {
-            alignment_bytes: spec.alignment(inner.capabilities().alignment_bytes)?,
-            ..inner.capabilities().clone()
-        };
-        breakpoints.attach();
-        Ok(DebugFile {
-            inner,
-            capabilities,
-            watch: Arc::new(Watch {
-                rules: Mutex::new(RuleSet::new(rules)),
-                breakpoints,
-            }),
-        })
-    }
-
+impl Node {
     fn check(&self, io: IoType, bytes: Range<u64>) -> io::Result<()> {
         match self.watch.rules().verdict(io, bytes) {
             Some(errno) => Err(io::Error::from_raw_os_error(errno)),
@@ -166,27 +168,16 @@ impl DebugFile {
             Err(error) => Pending::ready(Err(error)),
         }
     }
-}
 
-impl BlockFile for DebugFile {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-
-    fn id(&self) -> Option<FileId> {
-        self.inner.id()
-    }
-
-    fn observer(&self) -> Option<Arc<dyn Observer>> {
-        Some(Arc::clone(&self.watch) as Arc<dyn Observer>)
-    }
-
-    fn len(&self) -> Pending<io::Result<u64>> {
-        self.inner.len()
+    /// Runs several requests as one; on a queue.
+    fn run<T: Send + 'static, F: Future<Output = T> + 'static>(
+        &self,
+        requests: impl FnOnce(Node) -> F,
+    ) -> Pending<T> {
+        let (completer, done) = pending();
+        let requests = requests(self.clone());
+        cowslip_queue::spawn(async move { completer.complete(requests.await) });
+        done
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
@@ -194,6 +185,21 @@ impl BlockFile for DebugFile {
             Ok(()) => self.inner.read(offset, buf),
             Err(error) => Pending::ready((Err(error), buf)),
         }
+    }
+
+    async fn read_parts(self, offset: u64, mut buf: BufMut) -> (io::Result<()>, BufMut) {
+        let range = offset..offset + buf.len() as u64;
+        let mut read = buf.split_to(0);
+        let mut outcome = Ok(());
+        for part in self.limits.transfers(range) {
+            let mut this = buf;
+            buf = this.split_off((part.end - part.start) as usize);
+            if outcome.is_ok() {
+                (outcome, this) = self.read(part.start, this).await;
+            }
+            read.unsplit(this);
+        }
+        (outcome, read)
     }
 
     fn write(
@@ -208,50 +214,201 @@ impl BlockFile for DebugFile {
         })
     }
 
-    fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {
-        self.unless((IoType::WriteZeroes, offset..offset + len), |file| {
-            file.zero(offset, len, space)
+    async fn write_parts(
+        self,
+        range: Range<u64>,
+        data: Vec<Buf>,
+        durability: Durability,
+    ) -> io::Result<()> {
+        let mut data = VecDeque::from(data);
+        for part in self.limits.transfers(range) {
+            let this = take_front(&mut data, (part.end - part.start) as usize);
+            self.write(part.start, this, durability).await?;
+        }
+        Ok(())
+    }
+
+    async fn zero_parts(self, range: Range<u64>, space: Space) -> io::Result<()> {
+        for part in self.limits.zeroes(range) {
+            match part {
+                ZeroPart::Zeroes(part) => self.zero(part, space).await?,
+                ZeroPart::Written(part) => {
+                    let zeroes = vec![Buf::zeroed((part.end - part.start) as usize)];
+                    self.write(part.start, zeroes, Durability::Cached).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn zero(&self, range: Range<u64>, space: Space) -> Pending<io::Result<()>> {
+        self.unless((IoType::WriteZeroes, range.clone()), |file| {
+            file.zero(range.start, range.end - range.start, space)
         })
+    }
+
+    fn discard(&self, range: Range<u64>) -> Pending<io::Result<()>> {
+        self.unless((IoType::Discard, range.clone()), |file| {
+            file.discard(range.start, range.end - range.start)
+        })
+    }
+
+    async fn discard_parts(self, range: Range<u64>) -> io::Result<()> {
+        for part in self.limits.discards(range) {
+            self.discard(part).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The first `len` bytes of the buffers, which are taken from them.
+fn take_front(data: &mut VecDeque<Buf>, mut len: usize) -> Vec<Buf> {
+    let mut taken = Vec::new();
+    while len > 0 {
+        let Some(first) = data.pop_front() else {
+            break;
+        };
+        if first.len() > len {
+            data.push_front(first.slice(len, first.len() - len));
+            taken.push(first.slice(0, len));
+            break;
+        }
+        len -= first.len();
+        taken.push(first);
+    }
+    taken
+}
+
+impl DebugFile {
+    /// Wraps a file.
+    ///
+    /// # Errors
+    /// What is asked for makes no sense, or cannot be read.
+    pub fn new(
+        inner: Arc<dyn BlockFile>,
+        spec: &DebugSpec,
+        breakpoints: Breakpoints,
+    ) -> Result<DebugFile, ConfigError> {
+        let rules = spec.all_rules()?;
+        let limits = spec.limits_over(inner.capabilities().alignment_bytes)?;
+        let capabilities = Capabilities {
+            // Limits are less than 2 GiB.
+            alignment_bytes: limits.align as u32,
+            ..inner.capabilities().clone()
+        };
+        breakpoints.attach();
+        let watch = Arc::new(Watch {
+            rules: Mutex::new(RuleSet::new(rules)),
+            breakpoints,
+        });
+        Ok(DebugFile {
+            node: Node {
+                inner,
+                limits,
+                watch,
+            },
+            capabilities,
+        })
+    }
+
+    fn cuts(&self, range: &Range<u64>) -> bool {
+        self.node.limits.cut_transfer(range)
+    }
+}
+
+impl BlockFile for DebugFile {
+    fn name(&self) -> &str {
+        self.node.inner.name()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn id(&self) -> Option<FileId> {
+        self.node.inner.id()
+    }
+
+    fn observer(&self) -> Option<Arc<dyn Observer>> {
+        Some(Arc::clone(&self.node.watch) as Arc<dyn Observer>)
+    }
+
+    fn len(&self) -> Pending<io::Result<u64>> {
+        self.node.inner.len()
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+        match self.cuts(&(offset..offset + buf.len() as u64)) {
+            false => self.node.read(offset, buf),
+            true => self.node.run(|node| node.read_parts(offset, buf)),
+        }
+    }
+
+    fn write(
+        &self,
+        offset: u64,
+        data: Vec<Buf>,
+        durability: Durability,
+    ) -> Pending<io::Result<()>> {
+        let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
+        let range = offset..offset + len;
+        match self.cuts(&range) {
+            false => self.node.write(offset, data, durability),
+            true => self
+                .node
+                .run(|node| node.write_parts(range, data, durability)),
+        }
+    }
+
+    fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {
+        let range = offset..offset + len;
+        match self.node.limits.are_any() {
+            false => self.node.zero(range, space),
+            true => self.node.run(|node| node.zero_parts(range, space)),
+        }
     }
 
     fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
-        self.unless((IoType::Discard, offset..offset + len), |file| {
-            file.discard(offset, len)
-        })
+        let range = offset..offset + len;
+        match self.node.limits.are_any() {
+            false => self.node.discard(range),
+            true => self.node.run(|node| node.discard_parts(range)),
+        }
     }
 
     fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
-        self.inner.allocate(offset, len)
+        self.node.inner.allocate(offset, len)
     }
 
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        self.unless((IoType::BlockStatus, offset..offset + len), |file| {
-            file.extents(offset, len)
-        })
+        self.node
+            .unless((IoType::BlockStatus, offset..offset + len), |file| {
+                file.extents(offset, len)
+            })
     }
 
     fn flush(&self) -> Pending<io::Result<()>> {
-        self.unless((IoType::Flush, 0..0), |file| file.flush())
+        self.node.unless((IoType::Flush, 0..0), |file| file.flush())
     }
 
     fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
-        self.inner.set_len(len)
+        self.node.inner.set_len(len)
     }
 
     fn allocated_bytes(&self) -> Option<u64> {
-        self.inner.allocated_bytes()
+        self.node.inner.allocated_bytes()
     }
 
     fn free_bytes(&self) -> Option<u64> {
-        self.inner.free_bytes()
+        self.node.inner.free_bytes()
     }
 
     fn close(&self) -> Pending<io::Result<()>> {
-        self.inner.close()
+        self.node.inner.close()
     }
 
     fn claim(&self, wanted: Claim) -> cowslip::Result<Protection> {
-        self.inner.claim(wanted)
+        self.node.inner.claim(wanted)
     }
 
     fn claim_after(
@@ -259,10 +416,10 @@ impl BlockFile for DebugFile {
         wanted: Claim,
         predecessor: &dyn BlockFile,
     ) -> cowslip::Result<Protection> {
-        self.inner.claim_after(wanted, predecessor)
+        self.node.inner.claim_after(wanted, predecessor)
     }
 
     fn claimed(&self) -> Claim {
-        self.inner.claimed()
+        self.node.inner.claimed()
     }
 }

@@ -7,10 +7,12 @@
 
 use std::time::Duration;
 
+use cowslip::limits::Limits;
+
 use super::above;
 use super::spec::Source;
 use crate::error::CommandError;
-use crate::filter::{DebugSpec, Limit, NullSpec, RuleText};
+use crate::filter::{DebugSpec, NullSpec, RuleText};
 use crate::options;
 
 /// Names and values.
@@ -36,6 +38,8 @@ pub struct Filters {
     pub bare_null: Option<String>,
     /// In place of a file, the disk of an image.
     pub image: Option<Box<Source>>,
+    /// What requests to the image's disk are cut by.
+    pub limits: Limits,
 }
 
 /// Nodes in a line at most: nobody's has so many, and each is a call within a call.
@@ -140,7 +144,7 @@ impl Peeling {
             .map(|(_, value)| value.as_str())
     }
 
-    /// The format's own options go to the plain ones, those of a `blkdebug` above it that only sets limits away.
+    /// The format's own options go to the plain ones, those of a `blkdebug` above it that only sets limits to the disk's.
     /// The beginning of the names that describe its file.
     fn format(&mut self) -> Result<String, CommandError> {
         match self.get("driver") {
@@ -172,14 +176,14 @@ impl Peeling {
         self.rest.iter().any(|(name, _)| is_rule(name))
     }
 
-    /// `blkdebug` without rules above a format: its limits change nothing for an image that takes requests of any size.
+    /// `blkdebug` without rules above a format: the disk of the image has its limits, and nothing stands over it.
     fn limits_above(&mut self) -> Result<(), CommandError> {
         let name = self.take("filename").or(self.take("x-image"));
         let Filter::Debug(spec) = self.debug("")? else {
             return Ok(());
         };
-        spec.alignment(1)
-            .map_err(|error| CommandError::new(error.0))?;
+        let limits = spec.limits_over(1);
+        self.filters.limits = limits.map_err(|error| CommandError::new(error.0))?;
         self.take("driver");
         for (option, _) in &mut self.rest {
             if let Some(own) = option.strip_prefix("image.") {
@@ -313,18 +317,18 @@ impl Peeling {
     fn debug(&mut self, prefix: &str) -> Result<Filter, CommandError> {
         let mut spec = DebugSpec {
             config: self.take(&format!("{prefix}config")),
-            align: self.size(prefix, "align")?,
             ..DebugSpec::default()
         };
-        for name in [
-            "max-transfer",
-            "opt-write-zero",
-            "max-write-zero",
-            "opt-discard",
-            "max-discard",
+        let limits = &mut spec.limits;
+        for (name, limit) in [
+            ("align", &mut limits.align),
+            ("max-transfer", &mut limits.transfer_max),
+            ("opt-write-zero", &mut limits.zeroes_unit),
+            ("max-write-zero", &mut limits.zeroes_max),
+            ("opt-discard", &mut limits.discard_unit),
+            ("max-discard", &mut limits.discard_max),
         ] {
-            let bytes = self.size(prefix, name)?;
-            spec.limits.extend(bytes.map(|bytes| Limit { name, bytes }));
+            *limit = self.size(prefix, name)?.unwrap_or_default();
         }
         for kind in ["inject-error", "set-state"] {
             spec.rules.extend(self.rules(prefix, kind)?);
@@ -477,8 +481,8 @@ mod tests {
             assert_eq!(plain, pairs("driver=qcow2,file.filename=a"), "{list}");
             let spec = debug(&filters);
             assert_eq!(
-                (spec.config.as_deref(), spec.align),
-                (Some("c"), Some(4096))
+                (spec.config.as_deref(), spec.limits.align),
+                (Some("c"), 4096)
             );
         }
         let (plain, filters) = peeled("driver=blkdebug,image.filename=a,inject-error.0.event=none");
@@ -490,12 +494,28 @@ mod tests {
     }
 
     #[test]
-    fn limits_above_a_format_vanish_and_rules_are_refused() {
-        let list = "driver=blkdebug,image.driver=qcow2,align=4k,filename=blkdebug::a";
+    fn limits_above_a_format_are_those_of_its_disk() {
+        let list =
+            "driver=blkdebug,image.driver=qcow2,align=4k,max-transfer=64k,filename=blkdebug::a";
         let (mut plain, filters) = peeled(list);
         plain.sort();
         assert_eq!(plain, pairs("driver=qcow2,file.filename=a"));
-        assert_eq!(filters, Filters::default());
+        let limits = Limits {
+            align: 4096,
+            transfer_max: 65536,
+            ..Limits::default()
+        };
+        let expected = Filters {
+            limits,
+            ..Filters::default()
+        };
+        assert_eq!(filters, expected);
+        let list = "driver=blkdebug,image.driver=qcow2,opt-discard=3k,max-discard=4k,filename=a";
+        let error = peel(pairs(list), 0).unwrap_err().to_string();
+        assert!(
+            error.contains("Cannot meet constraints with max-discard 4096"),
+            "{error}"
+        );
     }
 
     #[test]

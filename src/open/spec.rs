@@ -2,7 +2,7 @@
 //!
 //! An option that is not understood is refused: silently dropping one would change what is opened.
 
-use cowslip::file::host::Locking;
+use cowslip::file::host::{Driver, Locking};
 use cowslip::image::{
     AllocPolicy, BackingChoice, CopyOnRead, DetectZeroes, DiscardPolicy, Format, ZeroMethod,
 };
@@ -41,6 +41,8 @@ pub struct Source {
     pub full_name: Option<String>,
     /// The file is this export of an NBD server.
     pub remote: Option<ExportName>,
+    /// No format stands over the export: `driver=nbd`.
+    pub is_bare_export: bool,
     /// What is between the image and the file.
     pub filters: Filters,
     /// The format, if it is fixed.
@@ -69,6 +71,8 @@ pub struct Source {
     pub force_share: bool,
     /// `file.locking=`.
     pub locking: Locking,
+    /// `file.driver=`, or `driver=` where that is a file's: what the file has to be.
+    pub driver: Driver,
     /// `snapshot.id=`, `snapshot.name=`: the internal snapshot to read.
     pub snapshot: Option<SnapshotChoice>,
     /// `encrypt.key-secret=`, or `key-secret=` of a LUKS volume: the ID of what opens the image.
@@ -91,7 +95,7 @@ pub fn parse_format(name: &str) -> Result<Format, CommandError> {
     match name {
         "qcow2" => Ok(Format::Qcow2),
         "luks" => Ok(Format::Luks),
-        "raw" | "file" | "host_device" => Ok(Format::Raw),
+        "raw" | "file" | "host_device" | "host_cdrom" => Ok(Format::Raw),
         _ => Err(CommandError::new(foreign::driver_refused(name))),
     }
 }
@@ -185,9 +189,11 @@ impl ImageSpec {
                 return self.resolve_pairs(driver.chain([name]).collect());
             }
             let format = self.format.as_deref().map(parse_format).transpose()?;
+            let driver = self.format.as_deref().and_then(Driver::from_name);
             let mut source = Source {
                 given: self.filename.clone(),
                 format,
+                driver: driver.unwrap_or_default(),
                 ..Source::empty()
             };
             source.name(&self.filename)?;
@@ -340,6 +346,7 @@ impl Source {
             filename: String::new(),
             full_name: None,
             remote: None,
+            is_bare_export: false,
             filters: Filters::default(),
             format: None,
             backing: None,
@@ -354,6 +361,7 @@ impl Source {
             no_flush: None,
             force_share: false,
             locking: Locking::Auto,
+            driver: Driver::Unsaid,
             snapshot: None,
             key_secret: None,
             backing_key_secret: None,
@@ -383,11 +391,18 @@ impl Source {
 
     fn apply(&mut self, name: &str, value: &str) -> Result<(), CommandError> {
         match name {
-            "driver" if value == "nbd" => self.format = Some(Format::Raw),
-            "driver" => self.format = Some(parse_format(value)?),
-            "file.driver" if ["file", "host_device", "nbd"].contains(&value) => {}
+            "driver" if value == "nbd" => {
+                self.format = Some(Format::Raw);
+                self.is_bare_export = true;
+            }
+            "driver" => {
+                self.format = Some(parse_format(value)?);
+                self.driver = Driver::from_name(value).unwrap_or(self.driver);
+            }
+            "file.driver" if value == "nbd" => {}
             "file.driver" => {
-                return Err(CommandError::new(foreign::driver_refused(value)));
+                let refused = || CommandError::new(foreign::driver_refused(value));
+                self.driver = Driver::from_name(value).ok_or_else(refused)?;
             }
             "filename" | "file.filename" | "file" => self.name(value)?,
             "backing" => self.backing = Some(backing_choice(value)),

@@ -8,6 +8,7 @@ use cowslip_queue::{Buf, BufMut};
 use crate::chain::{self, Below, Files, Layer, Naming};
 use crate::file::{BlockFile, Claim, Durability, FileId, Gate, HostFile, Sharing, Space};
 use crate::job::{self, Job};
+use crate::limits::Limits;
 use crate::luks::{self, KeyChange, Means};
 use crate::qcow2::amend::Amendment;
 use crate::qcow2::create::Preallocation;
@@ -21,6 +22,7 @@ use crate::zero::is_zero;
 use crate::{Error, Result, extents};
 
 mod bitmaps;
+mod cut;
 mod options;
 mod statistics;
 mod whole_clusters;
@@ -110,6 +112,8 @@ pub struct Image {
     copy_on_read: CopyOnRead,
     /// Writes store whole clusters, compressed.
     whole_clusters: Option<WholeClusters>,
+    /// Larger requests are cut by these.
+    limits: Limits,
     unprotected: Vec<String>,
     /// One change of keys at a time.
     keys: Turn<()>,
@@ -187,6 +191,7 @@ impl Image {
             detect_zeroes,
             copy_on_read,
             compress,
+            limits,
             ..
         } = options;
         if let (true, Layer::Raw(raw)) = (compress, &top) {
@@ -205,6 +210,7 @@ impl Image {
             detect_zeroes,
             copy_on_read,
             whole_clusters: compress.then(WholeClusters::default),
+            limits,
             unprotected: files.into_unprotected(),
             keys: Turn::new(()),
         })
@@ -310,11 +316,11 @@ impl Image {
         }
     }
 
-    /// The file of a raw image, which holds the bytes of the disk at their offsets.
+    /// The file of a raw image, which holds the bytes of the disk at their offsets, to be changed.
     pub(crate) fn raw_file(&self) -> Option<&HostFile> {
         match &self.top {
             Layer::Raw(raw) if raw.file().is_encrypted() => None,
-            Layer::Raw(raw) => Some(raw.file()),
+            Layer::Raw(raw) => Some(raw.file_to_change()),
             Layer::Qcow2(_) => None,
         }
     }
@@ -384,6 +390,13 @@ impl Image {
     /// Out of range, I/O, or a corrupt table entry; what of them cannot be kept is an error too.
     pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
         self.validate(offset, buf.len() as u64)?;
+        match self.is_cut(offset, buf.len()) {
+            false => self.read_part(offset, buf).await,
+            true => Box::pin(self.read_in_parts(offset, buf)).await,
+        }
+    }
+
+    async fn read_part(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
         if let (Layer::Qcow2(image), true) = (&self.top, self.copy_on_read != CopyOnRead::Off) {
             let range = offset..offset + buf.len() as u64;
             let copying = image.copy_on_read(range, (&self.below, self.copy_on_read));
@@ -437,6 +450,18 @@ impl Image {
             };
             return self.write_zeroes(offset, data.len() as u64, zeroes).await;
         }
+        match self.is_cut(offset, data.len()) {
+            false => self.write_part(offset, data, (options, admitted)).await,
+            true => Box::pin(self.write_in_parts(offset, data, (options, admitted))).await,
+        }
+    }
+
+    async fn write_part(
+        &self,
+        offset: u64,
+        data: Buf,
+        (options, admitted): (WriteOptions, &Admitted<'_>),
+    ) -> Result<()> {
         match &self.top {
             Layer::Raw(raw) => {
                 admitted();
@@ -488,9 +513,14 @@ impl Image {
     /// As `write`; `Unsupported` if `fast_only` and zeroes would have to be written.
     pub async fn write_zeroes(&self, offset: u64, len: u64, options: ZeroOptions) -> Result<()> {
         self.validate_write(offset, len)?;
-        if len == 0 {
-            return Ok(());
+        match self.limits.are_any() {
+            _ if len == 0 => Ok(()),
+            false => self.zero_part(offset, len, options).await,
+            true => Box::pin(self.zero_in_parts(offset, len, options)).await,
         }
+    }
+
+    async fn zero_part(&self, offset: u64, len: u64, options: ZeroOptions) -> Result<()> {
         match &self.top {
             Layer::Raw(raw) => {
                 if options.fast_only && !raw.file().capabilities().zeroes_fast {
@@ -533,6 +563,13 @@ impl Image {
         if self.discard == DiscardPolicy::Ignore || len == 0 {
             return Ok(());
         }
+        match self.limits.are_any() {
+            false => self.discard_part(offset, len).await,
+            true => Box::pin(self.discard_in_parts(offset, len)).await,
+        }
+    }
+
+    async fn discard_part(&self, offset: u64, len: u64) -> Result<()> {
         match &self.top {
             Layer::Raw(raw) => raw.discard(offset, len).await,
             Layer::Qcow2(image) => {
@@ -769,7 +806,7 @@ impl Image {
         }
     }
 
-    /// Flushes, gives back what was allocated ahead, stores the bitmaps, ends the session, and lets others have the files.
+    /// Flushes, if anything was changed since it was opened, gives back what was allocated ahead, stores the bitmaps, ends the session, and lets others have the files.
     ///
     /// # Errors
     /// I/O. The image is closed in any case, and `check` finds no corruption.

@@ -19,6 +19,7 @@ pub mod foreign;
 pub mod growth;
 pub mod image;
 pub mod job;
+pub mod limits;
 pub mod luks;
 pub mod measure;
 mod pairs;

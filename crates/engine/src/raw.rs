@@ -34,6 +34,8 @@ pub struct Raw {
     durable_writes: DurableWrites,
     /// A flush or a durable write has failed.
     lost: AtomicBool,
+    /// Something was asked for that changes the file.
+    changed: AtomicBool,
 }
 
 const SECTOR_BYTES: u64 = 512;
@@ -49,6 +51,7 @@ impl Raw {
             flushes: Turn::new(false),
             durable_writes: DurableWrites::default(),
             lost: AtomicBool::new(false),
+            changed: AtomicBool::new(false),
         }
     }
 
@@ -95,6 +98,17 @@ impl Raw {
         &self.file
     }
 
+    /// The file, for whoever changes it past this image.
+    pub(crate) fn file_to_change(&self) -> &HostFile {
+        self.will_change();
+        &self.file
+    }
+
+    /// From here on there is something to be flushed.
+    fn will_change(&self) {
+        self.changed.store(true, Ordering::Release);
+    }
+
     /// Makes durable all that had completed. After a failure it fails until the image is reopened.
     pub async fn flush(&self) -> Result<()> {
         let mut failed = self.flushes.take().await;
@@ -124,11 +138,14 @@ impl Raw {
         }
     }
 
-    /// Flushes, and cuts off what direct I/O has written beyond an end that is no multiple of its
+    /// Flushes, if anything was changed, and cuts off what direct I/O has written beyond an end that is no multiple of its
     /// block: the disk is the file, and it keeps its size.
     pub async fn close(&self) -> Result<()> {
         self.file.cut_padding(self.start + self.size()).await?;
-        self.flush().await
+        match self.changed.load(Ordering::Acquire) {
+            true => self.flush().await,
+            false => Ok(()),
+        }
     }
 
     /// All of it is data.
@@ -144,6 +161,7 @@ impl Raw {
 
     /// Writes.
     pub async fn write(&self, offset: u64, data: Buf, durability: Durability) -> Result<()> {
+        self.will_change();
         if self.guard_first_sector && offset < SECTOR_BYTES {
             self.check_first_sector(offset, &data).await?;
         }
@@ -184,6 +202,7 @@ impl Raw {
 
     /// Makes a range read as zeroes.
     pub async fn write_zeroes(&self, offset: u64, len: u64, space: Space) -> Result<()> {
+        self.will_change();
         self.file.zero(self.start + offset, len, space).await
     }
 
@@ -192,6 +211,7 @@ impl Raw {
         if self.file.is_encrypted() {
             return Ok(());
         }
+        self.will_change();
         match self.file.discard(self.start + offset, len).await {
             Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::Unsupported => {
                 Ok(())
@@ -212,6 +232,7 @@ impl Raw {
 
     /// Writes what lies before the disk, with a barrier after each stage.
     pub(crate) async fn write_keys(&self, stages: luks::Stages) -> Result<()> {
+        self.will_change();
         let file = self.file.in_the_clear();
         for stage in stages {
             for (at, bytes) in stage {
@@ -229,6 +250,7 @@ impl Raw {
             let text = "Unsupported preallocation mode: metadata";
             return Err(Error::Invalid(text.to_string()));
         }
+        self.will_change();
         let file = self.file.block_file();
         let claim = file.claimed();
         let held = claim.held.with(Permission::Resize);

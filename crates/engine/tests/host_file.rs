@@ -368,7 +368,7 @@ fn what_is_no_file_is_refused_in_the_systems_words() {
         (
             dir.path().into(),
             &read,
-            format!("Could not open '{place}': Is a directory"),
+            format!("'file' driver requires '{place}' to be a regular file"),
         ),
         (
             dir.path().into(),

@@ -1,11 +1,15 @@
 //! `break`, `wait_break`, `resume`, `remove_break`: requests that stop in the filter `blkdebug`.
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::Poll;
+use std::time::Duration;
 
 use cowslip::file::Event;
 
 use super::shell::{Complaint, Outcome, Shell, unsupported};
+
+/// How long a request may take to a stop: whatever comes at all has come by then.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 impl Shell {
     /// Whether requests can stop: a filter of the image stops them.
@@ -39,29 +43,20 @@ impl Shell {
         resumed.map_err(|_| none(what))
     }
 
-    /// Waits until a request has stopped; where none is left that could, it says so (QEMU waits for ever).
+    /// Waits until a request has stopped, but not for ever, as QEMU does: a script that errs is to end.
     pub(super) async fn wait_break(&mut self, args: &[String]) -> Outcome {
         let what = "Could not wait for a request";
         self.can_stop(what)?;
         let mut stopped = self.out.breakpoints().stopped(&args[0]);
-        let mut has_stopped = false;
+        let mut too_long = pin!(cowslip_queue::sleep(LONGEST_WAIT));
         std::future::poll_fn(|context| {
             if Pin::new(&mut stopped).poll(context).is_ready() {
-                has_stopped = true;
-                return Poll::Ready(());
+                return Poll::Ready(Ok(()));
             }
-            self.started
-                .retain_mut(|request| Pin::new(request).poll(context).is_pending());
-            match self.started.is_empty() {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
-            }
+            let waited = too_long.as_mut().poll(context);
+            waited.map(|()| Err(none(what)))
         })
-        .await;
-        match has_stopped {
-            true => Ok(()),
-            false => Err(none(what)),
-        }
+        .await
     }
 }
 

@@ -1,11 +1,11 @@
-//! Files of the host: regular files and block devices.
+//! Files of the host: regular files and block devices; character devices where the caller says that it is a device.
 //!
 //! Promises what [`BlockFile`] asks for. I/O goes through the queue of the calling thread, or through
 //! the pool of threads; the page cache is used or bypassed (`O_DIRECT`) as the caller says, and with
 //! it comes the alignment that requests must have. Also the ordinary gate: files that images name,
 //! looked up beside the image.
 //!
-//! Leaves out: character devices, anything with a protocol in its name.
+//! Leaves out: anything with a protocol in its name.
 
 use std::io;
 use std::ops::Range;
@@ -76,6 +76,58 @@ pub enum CreateMode {
     Truncate,
 }
 
+/// What the caller says that a file is, by QEMU's names of drivers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Driver {
+    /// Nothing: it may be a regular file or a block device.
+    #[default]
+    Unsaid,
+    /// `file`: a regular file.
+    File,
+    /// `host_device`: a device.
+    HostDevice,
+    /// `host_cdrom`: the same here.
+    HostCdrom,
+}
+
+impl Driver {
+    /// The driver of a name.
+    pub fn from_name(name: &str) -> Option<Driver> {
+        [Driver::File, Driver::HostDevice, Driver::HostCdrom]
+            .into_iter()
+            .find(|driver| driver.name() == name)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            // By their names alone, QEMU takes files for those of this driver.
+            Driver::Unsaid | Driver::File => "file",
+            Driver::HostDevice => "host_device",
+            Driver::HostCdrom => "host_cdrom",
+        }
+    }
+
+    fn takes(self, kind: FileType) -> bool {
+        match self {
+            Driver::Unsaid => matches!(kind, FileType::RegularFile | FileType::BlockDevice),
+            Driver::File => kind == FileType::RegularFile,
+            Driver::HostDevice | Driver::HostCdrom => {
+                matches!(kind, FileType::BlockDevice | FileType::CharacterDevice)
+            }
+        }
+    }
+
+    /// What is said of a file that is something else, in QEMU's words.
+    fn refused(self, name: &str) -> Error {
+        let wanted = match self {
+            Driver::Unsaid | Driver::File => "a regular file",
+            Driver::HostDevice | Driver::HostCdrom => "either a character or block device",
+        };
+        let driver = self.name();
+        Error::Invalid(format!("'{driver}' driver requires '{name}' to be {wanted}"))
+    }
+}
+
 /// How to open a file of the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostOptions {
@@ -91,15 +143,17 @@ pub struct HostOptions {
     pub aio: Aio,
     /// Whether claims on the file are made known to other processes.
     pub locking: Locking,
+    /// What it has to be.
+    pub driver: Driver,
 }
 
-/// Opens a regular file or a block device. Blocks, but not for long.
+/// Opens a regular file or a device. Blocks, but not for long.
 ///
 /// Nothing is claimed of a file that exists (see [`BlockFile::claim`]); one that is made is claimed as
 /// QEMU does, before it is cut to nothing.
 ///
 /// # Errors
-/// The system's refusal; another process that uses a file which shall be cut; something that is neither of the two; a file system without direct I/O if
+/// The system's refusal; another process that uses a file which shall be cut; something else than the driver takes; a file system without direct I/O if
 /// that was asked for; a kernel without io_uring if that was.
 pub fn open_host_file(path: &Path, options: &HostOptions) -> Result<Arc<dyn BlockFile>> {
     let name = path.to_string_lossy().into_owned();
@@ -130,21 +184,26 @@ fn open_flags(options: &HostOptions) -> OFlags {
 /// A way to open a file.
 type Opener<'a> = &'a dyn Fn(OFlags, Mode) -> rustix::io::Result<OwnedFd>;
 
-/// Opens, and asks what it is.
-fn open_checked(open: Opener<'_>, options: &HostOptions) -> rustix::io::Result<(OwnedFd, Stat)> {
+/// Opens, and asks what it is; no file if it is not what the driver takes.
+fn open_checked(
+    open: Opener<'_>,
+    options: &HostOptions,
+) -> rustix::io::Result<(Option<OwnedFd>, Stat)> {
     // As every program that makes files: the user's mask takes away what it wants.
     let mode = Mode::from_raw_mode(0o644);
     let flags = open_flags(options);
     let fd = open(flags, mode)?;
     let stat = rustix::fs::fstat(&fd)?;
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile | FileType::BlockDevice => {}
-        FileType::Directory => return Err(Errno::ISDIR),
-        FileType::Fifo | FileType::Socket => return Err(Errno::SPIPE),
-        _ => return Err(Errno::NOTBLK),
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if !options.driver.takes(kind) {
+        return match (options.driver, kind) {
+            (Driver::Unsaid, FileType::Fifo | FileType::Socket) => Err(Errno::SPIPE),
+            (Driver::Unsaid, FileType::CharacterDevice) => Err(Errno::NOTBLK),
+            _ => Ok((None, stat)),
+        };
     }
     rustix::fs::fcntl_setfl(&fd, flags & OFlags::DIRECT)?;
-    Ok((fd, stat))
+    Ok((Some(fd), stat))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +211,8 @@ enum Kind {
     Regular,
     /// With its size, which is fixed while it is open.
     BlockDevice(u64),
+    /// Likewise; most have none.
+    CharacterDevice(u64),
 }
 
 #[derive(Debug)]
@@ -179,7 +240,8 @@ impl HostBlockFile {
         };
         let failed = |error: io::Error| Error::io(format!("Could not {verb} '{name}'"), error);
         let (fd, stat) = match open_checked(open, options) {
-            Ok(opened) => opened,
+            Ok((Some(fd), stat)) => (fd, stat),
+            Ok((None, _)) => return Err(options.driver.refused(&name)),
             // The one meaning of EINVAL here: no direct I/O on this file system.
             Err(Errno::INVAL) if options.page_cache == PageCache::Bypass => {
                 return Err(Error::Unsupported {
@@ -207,6 +269,12 @@ impl HostBlockFile {
             FileType::BlockDevice => {
                 let size = file.block_device_size().map_err(failed)?;
                 (Kind::BlockDevice(size), FileId(stat.st_rdev, 0))
+            }
+            FileType::CharacterDevice => {
+                let end = rustix::fs::seek(&*file, rustix::fs::SeekFrom::End(0));
+                let size = end.map_err(|error| failed(error.into()))?;
+                // No file has this number, and a block device may have that of this one.
+                (Kind::CharacterDevice(size), FileId(stat.st_rdev, u64::MAX))
             }
             _ => (Kind::Regular, FileId(stat.st_dev, stat.st_ino)),
         };
@@ -249,7 +317,7 @@ impl HostBlockFile {
     fn length(&self) -> io::Result<u64> {
         match self.kind {
             Kind::Regular => Ok(rustix::fs::fstat(&*self.file)?.st_size as u64),
-            Kind::BlockDevice(size) => Ok(size),
+            Kind::BlockDevice(size) | Kind::CharacterDevice(size) => Ok(size),
         }
     }
 }
@@ -305,6 +373,7 @@ impl BlockFile for HostBlockFile {
         match self.kind {
             Kind::Regular => self.file.shape(offset, len, Shape::Punch),
             Kind::BlockDevice(_) => self.file.discard_blocks(offset, len),
+            Kind::CharacterDevice(_) => Pending::ready(Err(io::ErrorKind::Unsupported.into())),
         }
     }
 
@@ -341,7 +410,9 @@ impl BlockFile for HostBlockFile {
                 hole: run.hole,
             }),
             // A device tells nothing about its blocks.
-            Kind::BlockDevice(size) => Pending::ready(Ok(split_at_end(offset, end, size))),
+            Kind::BlockDevice(size) | Kind::CharacterDevice(size) => {
+                Pending::ready(Ok(split_at_end(offset, end, size)))
+            }
         }
     }
 
@@ -355,15 +426,21 @@ impl BlockFile for HostBlockFile {
     fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
         match self.kind {
             Kind::Regular => self.file.set_len(len),
-            Kind::BlockDevice(size) if size == len => Pending::ready(Ok(())),
-            Kind::BlockDevice(_) => Pending::ready(Err(Errno::OPNOTSUPP.into())),
+            Kind::BlockDevice(size) | Kind::CharacterDevice(size) if size == len => {
+                Pending::ready(Ok(()))
+            }
+            Kind::BlockDevice(_) | Kind::CharacterDevice(_) => {
+                Pending::ready(Err(Errno::OPNOTSUPP.into()))
+            }
         }
     }
 
     fn cut_alone(&self, cut: Cut) -> Pending<io::Result<cut::Outcome>> {
         match self.kind {
             Kind::Regular => self.file.cut_alone(cut),
-            Kind::BlockDevice(_) => Pending::ready(Err(Errno::OPNOTSUPP.into())),
+            Kind::BlockDevice(_) | Kind::CharacterDevice(_) => {
+                Pending::ready(Err(Errno::OPNOTSUPP.into()))
+            }
         }
     }
 
@@ -385,14 +462,14 @@ impl BlockFile for HostBlockFile {
                 };
                 Some(blocks * STAT_BLOCK_BYTES)
             }
-            Kind::BlockDevice(_) => None,
+            Kind::BlockDevice(_) | Kind::CharacterDevice(_) => None,
         }
     }
 
     fn free_bytes(&self) -> Option<u64> {
         match self.kind {
             Kind::Regular => room::free_bytes(&*self.file),
-            Kind::BlockDevice(_) => None,
+            Kind::BlockDevice(_) | Kind::CharacterDevice(_) => None,
         }
     }
 

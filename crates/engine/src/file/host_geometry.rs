@@ -86,9 +86,10 @@ const PUNCH: [u32; 3] = [
 ];
 
 pub(super) fn space_calls(fd: &OwnedFd, stat: &Stat) -> SpaceCalls {
-    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if matches!(kind, FileType::BlockDevice | FileType::CharacterDevice) {
         return SpaceCalls {
-            zeroes_fast: device_zeroes_fast(stat),
+            zeroes_fast: kind == FileType::BlockDevice && device_zeroes_fast(stat),
             // Discarded blocks may read as anything.
             punches_holes: false,
         };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::file::{BlockFile, Sharing};
+use crate::limits::Limits;
 use crate::luks::Passphrase;
 use crate::qcow2::repair;
 use crate::qcow2::snapshot::SnapshotChoice;
@@ -211,6 +212,9 @@ pub struct OpenOptions {
     pub copy_on_read: CopyOnRead,
     /// Writes store whole clusters, compressed: what a write does not cover of them is read and stored with it.
     pub compress: bool,
+    /// Reads, writes, zeroes and discards of the disk are cut by these, one part after the other: for tests of what
+    /// is above, since an image takes requests of any size.
+    pub limits: Limits,
     /// Where unallocated data comes from.
     pub backing: BackingChoice,
     /// The file that guest data is in, instead of the one that the image names; only for an image with a data file.
@@ -257,7 +261,7 @@ impl Format {
     /// The format of a name, as `-f` and headers have it.
     pub fn from_name(name: &str) -> Option<Format> {
         match name {
-            "raw" | "file" | "host_device" => Some(Format::Raw),
+            "raw" | "file" | "host_device" | "host_cdrom" => Some(Format::Raw),
             "qcow2" => Some(Format::Qcow2),
             "luks" => Some(Format::Luks),
             _ => None,

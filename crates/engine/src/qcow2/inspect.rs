@@ -15,6 +15,7 @@ use crate::{Error, Result};
 /// Bytes of a snapshot table or bitmap directory that are read at once.
 const WINDOW_BYTES: u64 = 64 << 10;
 const SNAPSHOT_TABLE: &str = "snapshot table";
+const BEYOND_END: &str = "an entry reaches beyond the end";
 const BITMAP_DIRECTORY: &str = "bitmap directory";
 
 /// An internal snapshot.
@@ -126,6 +127,8 @@ struct TableReader<'a> {
     structure: &'static str,
     next: u64,
     end: u64,
+    /// What is wrong with entries that reach beyond the end.
+    beyond_end: &'static str,
     window: Vec<u8>,
     at: usize,
 }
@@ -150,7 +153,7 @@ impl TableReader<'_> {
             if self.at == self.window.len() {
                 let bytes = WINDOW_BYTES.min(self.end - self.next);
                 if bytes == 0 {
-                    return Err(self.corrupt("an entry reaches beyond the end"));
+                    return Err(self.corrupt(self.beyond_end));
                 }
                 self.window = read(self.file, self.next, bytes).await?;
                 self.next += bytes;
@@ -164,8 +167,14 @@ impl TableReader<'_> {
     }
 }
 
+/// A name from an image: a zero byte ends it, as it does for QEMU.
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+    String::from_utf8_lossy(before_zero(bytes)).into_owned()
+}
+
+/// What stands before the first zero byte.
+pub(super) fn before_zero(bytes: &[u8]) -> &[u8] {
+    bytes.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
 async fn snapshots(
@@ -196,14 +205,18 @@ pub(super) async fn snapshot_table_bytes(
 
 fn snapshot_table<'a>(file: &'a dyn BlockFile, header: &Header, file_len: u64) -> TableReader<'a> {
     let start = header.snapshots_offset;
+    // QEMU leaves out the padding of the last entry where the table is the end of the file.
+    let file_end = file_len.next_multiple_of(8);
+    let longest = start.saturating_add(snapshot::TABLE_BYTES_MAX);
     TableReader {
         file,
         structure: SNAPSHOT_TABLE,
         next: start,
-        // QEMU leaves out the padding of the last entry where the table is the end of the file.
-        end: file_len
-            .next_multiple_of(8)
-            .min(start.saturating_add(snapshot::TABLE_BYTES_MAX)),
+        end: file_end.min(longest),
+        beyond_end: match longest < file_end {
+            true => "Snapshot table is too big (more than 64 MiB); check -r all removes what is beyond",
+            false => BEYOND_END,
+        },
         window: Vec::new(),
         at: 0,
     }
@@ -248,6 +261,7 @@ async fn bitmaps(
         structure: BITMAP_DIRECTORY,
         next: start,
         end: start.saturating_add(extension.bitmap_directory_size),
+        beyond_end: BEYOND_END,
         window: Vec::new(),
         at: 0,
     };

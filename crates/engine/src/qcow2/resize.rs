@@ -369,13 +369,23 @@ impl Qcow2 {
         }
     }
 
-    /// Flushes, and gives back what was allocated ahead.
+    /// Flushes what the session has changed, and gives back what was allocated ahead.
     pub(crate) async fn close(&self) -> Result<()> {
         let closed = self.finish().await;
         let mut state = self.lock();
         state.closed = true;
         state.maintenance.wake();
         closed
+    }
+
+    /// Whether the session has changed nothing, and kept no space ahead: then there is nothing to flush that is its own.
+    fn is_as_opened(&self) -> bool {
+        let state = self.lock();
+        let is_unwritten = state.raised.is_empty()
+            && state.counted_ahead.is_empty()
+            && state.quarantine.is_empty()
+            && state.claimed == state.claimed_at_open;
+        is_unwritten && !state.ready_for_changes && !state.damaged && state.latch.is_none()
     }
 
     async fn finish(&self) -> Result<()> {
@@ -385,6 +395,9 @@ impl Qcow2 {
         let _drained = self.drain().await;
         if self.raw_data {
             self.data.cut_padding(self.size()).await?;
+        }
+        if self.is_as_opened() {
+            return Ok(());
         }
         self.write_back().await?;
         {

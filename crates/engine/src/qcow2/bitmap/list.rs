@@ -10,6 +10,7 @@ use super::super::entry::bitmap::{
     NAME_BYTES_MAX,
 };
 use super::super::geometry::Geometry;
+use super::super::inspect::before_zero;
 use super::bits::DirtyBits;
 use crate::planted::{self, Mistake};
 use crate::{Error, Result};
@@ -341,7 +342,7 @@ impl Bitmaps {
         let found = self
             .list
             .iter()
-            .position(|bitmap| bitmap.entry.name == name.as_bytes());
+            .position(|bitmap| before_zero(&bitmap.entry.name) == name.as_bytes());
         found.ok_or_else(|| Error::Invalid(format!("Dirty bitmap '{name}' not found")))
     }
 

@@ -7,6 +7,7 @@ use super::super::entry::snapshot::{
     EXTRA_BYTES_KNOWN, Extra, FIXED_BYTES, Fixed, TABLE_BYTES_MAX, completed_extra,
 };
 use super::super::header::SNAPSHOTS_MAX;
+use super::super::inspect::before_zero;
 use crate::{Error, Result};
 
 /// The longest name of a new snapshot in bytes: QEMU's tools cut longer ones.
@@ -69,6 +70,16 @@ impl Entry {
     /// Size of the disk, if the entry says so.
     pub fn disk_bytes(&self) -> Option<u64> {
         Extra::decode(&self.extra).disk_bytes
+    }
+
+    /// The ID as it is compared: a zero byte ends it.
+    fn told_id(&self) -> &[u8] {
+        before_zero(&self.id)
+    }
+
+    /// The name, likewise.
+    fn told_name(&self) -> &[u8] {
+        before_zero(&self.name)
     }
 
     fn encode(&self, out: &mut Vec<u8>) {
@@ -141,14 +152,15 @@ impl SnapshotList {
 
     /// The position of the snapshot that is meant.
     pub fn find(&self, choice: &SnapshotChoice) -> Option<usize> {
-        let by_id = |id: &str| self.entries.iter().position(|e| e.id == id.as_bytes());
-        let by_name = |name: &str| self.entries.iter().position(|e| e.name == name.as_bytes());
+        let by_id = |id: &str| self.entries.iter().position(|e| e.told_id() == id.as_bytes());
+        let has_name = |entry: &Entry, name: &str| entry.told_name() == name.as_bytes();
+        let by_name = |name: &str| self.entries.iter().position(|e| has_name(e, name));
         match choice {
             SnapshotChoice::IdOrName(text) => by_id(text).or_else(|| by_name(text)),
             SnapshotChoice::Id(id) => by_id(id),
             SnapshotChoice::Name(name) => by_name(name),
             SnapshotChoice::IdAndName { id, name } => {
-                by_id(id).filter(|&at| self.entries[at].name == name.as_bytes())
+                by_id(id).filter(|&at| has_name(&self.entries[at], name))
             }
         }
     }
@@ -303,6 +315,22 @@ mod tests {
         };
         assert_eq!((both("3", "b"), both("1", "b")), (Some(2), None));
         assert_eq!(find(SnapshotChoice::IdOrName(String::new())), None);
+    }
+
+    #[test]
+    fn a_zero_byte_ends_ids_and_names() {
+        let mut list = list(&["a", "b"]);
+        list.entries[1].id = b"9\x002".to_vec();
+        list.entries[1].name = b"n\0b".to_vec();
+        for (choice, expected) in [
+            (SnapshotChoice::Name("n".to_string()), Some(1)),
+            (SnapshotChoice::Name("n\0b".to_string()), None),
+            (SnapshotChoice::Id("9".to_string()), Some(1)),
+        ] {
+            assert_eq!(list.find(&choice), expected, "{choice}");
+        }
+        // What follows is kept, as it is the image's.
+        assert!(list.encode().windows(3).any(|bytes| bytes == b"n\0b"));
     }
 
     #[test]

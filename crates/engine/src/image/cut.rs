@@ -1,0 +1,83 @@
+//! Requests to a disk that has limits (`OpenOptions::limits`): their parts, one after the other. The first that fails ends
+//! the request; what came before it is done.
+
+use cowslip_queue::{Buf, BufMut};
+
+use super::{Admitted, Image, WriteOptions, ZeroOptions};
+use crate::limits::ZeroPart;
+use crate::{Error, Result};
+
+impl Image {
+    /// Whether the limits cut a read or a write.
+    pub(super) fn is_cut(&self, offset: u64, len: usize) -> bool {
+        self.limits.cut_transfer(&(offset..offset + len as u64))
+    }
+
+    pub(super) async fn read_in_parts(&self, offset: u64, mut buf: BufMut) -> Result<BufMut> {
+        let range = offset..offset + buf.len() as u64;
+        let mut read = buf.split_to(0);
+        for part in self.limits.transfers(range) {
+            let mut rest = buf;
+            let this = rest.split_to((part.end - part.start) as usize);
+            read.unsplit(self.read_part(part.start, this).await?);
+            buf = rest;
+        }
+        Ok(read)
+    }
+
+    pub(super) async fn write_in_parts(
+        &self,
+        offset: u64,
+        data: Buf,
+        (options, admitted): (WriteOptions, &Admitted<'_>),
+    ) -> Result<()> {
+        let range = offset..offset + data.len() as u64;
+        for part in self.limits.transfers(range.clone()) {
+            let (start, len) = (part.start - offset, part.end - part.start);
+            let this = data.slice(start as usize, len as usize);
+            // It is the last part's space that is to be told of.
+            let told: &Admitted<'_> = match part.end == range.end {
+                true => admitted,
+                false => &|| (),
+            };
+            self.write_part(part.start, this, (options, told)).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn zero_in_parts(
+        &self,
+        offset: u64,
+        len: u64,
+        options: ZeroOptions,
+    ) -> Result<()> {
+        for part in self.limits.zeroes(offset..offset + len) {
+            match part {
+                ZeroPart::Zeroes(part) => {
+                    let len = part.end - part.start;
+                    self.zero_part(part.start, len, options).await?;
+                }
+                ZeroPart::Written(_) if options.fast_only => {
+                    return Err(Error::Unsupported {
+                        file: self.name().to_string(),
+                        feature: "zeroing what the disk's limits make be written".to_string(),
+                    });
+                }
+                ZeroPart::Written(part) => {
+                    let zeroes = Buf::zeroed((part.end - part.start) as usize);
+                    let options = WriteOptions { fua: options.fua };
+                    let told: &Admitted<'_> = &|| ();
+                    self.write_part(part.start, zeroes, (options, told)).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn discard_in_parts(&self, offset: u64, len: u64) -> Result<()> {
+        for part in self.limits.discards(offset..offset + len) {
+            self.discard_part(part.start, part.end - part.start).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,301 @@
+//! How large requests may be, and what becomes of larger ones (pure).
+//!
+//! Devices have such limits; here only those have them who ask for them, to test what is above or below. Requests are cut as
+//! QEMU's block layer cuts them (`block/io.c`): into parts one after the other, of which those of zeroes that the limits
+//! do not let through as zeroes are written out.
+//!
+//! An example: with `zeroes_unit` of 15 MiB, zeroes over 32..64 MiB are 32..45 written out, as no unit begins at 32, then
+//! 45..60 as zeroes, and 60..64 written out.
+
+use std::ops::Range;
+
+/// Bytes of zeroes that are written at a time where nothing limits that, as in QEMU.
+const WRITTEN_ZEROES_MAX: u64 = 16 << 20;
+
+/// How large requests may be, in bytes; 0 where there is no limit, so the default cuts nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Limits {
+    /// What reads, writes, zeroes and discards begin and end at multiples of.
+    pub align: u64,
+    /// The most that is read or written at a time. A multiple of `align`, as all that follow.
+    pub transfer_max: u64,
+    /// Zeroes are whole units of this many bytes.
+    pub zeroes_unit: u64,
+    /// The most that becomes zeroes at a time. A multiple of `zeroes_unit`.
+    pub zeroes_max: u64,
+    /// Discards do not cross the bounds of such units, unless they begin and end there.
+    pub discard_unit: u64,
+    /// The most that is discarded at a time. A multiple of `discard_unit`.
+    pub discard_max: u64,
+}
+
+/// A part of a request for zeroes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ZeroPart {
+    /// Becomes zeroes as a request for that.
+    Zeroes(Range<u64>),
+    /// Is written, as bytes.
+    Written(Range<u64>),
+}
+
+impl Limits {
+    /// Whether there are any.
+    pub fn are_any(&self) -> bool {
+        *self
+            != Limits {
+                align: self.align.min(1),
+                ..Limits::default()
+            }
+    }
+
+    fn align(&self) -> u64 {
+        self.align.max(1)
+    }
+
+    /// The whole blocks in a range; empty at its start if there is none.
+    fn blocks(&self, range: &Range<u64>) -> Range<u64> {
+        let start = range.start.checked_next_multiple_of(self.align());
+        let start = start.unwrap_or(u64::MAX);
+        let end = range.end - range.end % self.align();
+        match start < end {
+            true => start..end,
+            false => range.start..range.start,
+        }
+    }
+
+    /// Whether a read or a write of the range is cut.
+    pub fn cut_transfer(&self, range: &Range<u64>) -> bool {
+        self.transfer_max != 0 && self.transfer_end(range.start) < range.end
+    }
+
+    /// Where a transfer ends at the latest that begins here. It begins with the whole block.
+    fn transfer_end(&self, start: u64) -> u64 {
+        match self.transfer_max {
+            0 => u64::MAX,
+            most => (start - start % self.align()).saturating_add(most.max(self.align())),
+        }
+    }
+
+    /// The parts of a read or a write.
+    pub fn transfers(self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let mut at = range.start;
+        std::iter::from_fn(move || {
+            let part = at..self.transfer_end(at).min(range.end);
+            at = part.end;
+            (!part.is_empty()).then_some(part)
+        })
+    }
+
+    /// The parts of a request for zeroes.
+    pub fn zeroes(self, range: Range<u64>) -> impl Iterator<Item = ZeroPart> {
+        let blocks = self.blocks(&range);
+        let mut at = range.start;
+        std::iter::from_fn(move || {
+            if at >= range.end {
+                return None;
+            }
+            let part = match at {
+                at if at < blocks.start => self.written(at..blocks.start),
+                at if at >= blocks.end => self.written(at..range.end),
+                at => self.zeroes_of_blocks(at..blocks.end),
+            };
+            at = match &part {
+                ZeroPart::Zeroes(part) | ZeroPart::Written(part) => part.end,
+            };
+            Some(part)
+        })
+    }
+
+    /// What is written first of a range.
+    fn written(&self, range: Range<u64>) -> ZeroPart {
+        let most = match self.transfer_max {
+            0 => WRITTEN_ZEROES_MAX,
+            most => most.min(WRITTEN_ZEROES_MAX),
+        };
+        ZeroPart::Written(range.start..range.end.min(range.start.saturating_add(most)))
+    }
+
+    /// What is done first of whole blocks.
+    fn zeroes_of_blocks(&self, blocks: Range<u64>) -> ZeroPart {
+        let unit = self.zeroes_unit.max(self.align());
+        let len = blocks.end - blocks.start;
+        match blocks.start % unit {
+            0 if len < unit => self.written(blocks),
+            0 => {
+                let most = whole_units(self.zeroes_max, unit);
+                let whole = (len - len % unit).min(most);
+                ZeroPart::Zeroes(blocks.start..blocks.start + whole)
+            }
+            before => self.written(blocks.start..blocks.end.min(blocks.start - before + unit)),
+        }
+    }
+
+    /// The parts of a discard; what is no whole block of it stays as it is.
+    pub fn discards(self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let blocks = self.blocks(&range);
+        let unit = self.discard_unit.max(self.align());
+        let most = whole_units(self.discard_max, unit);
+        let mut at = blocks.start;
+        std::iter::from_fn(move || {
+            if at >= blocks.end {
+                return None;
+            }
+            let len = blocks.end - at;
+            let len = match at % unit {
+                0 if len < unit => len,
+                0 => (len - len % unit).min(most),
+                before => len.min(unit - before),
+            };
+            at += len;
+            Some(at - len..at)
+        })
+    }
+}
+
+/// The limit of requests that are whole units, with none for 0.
+fn whole_units(most: u64, unit: u64) -> u64 {
+    match most {
+        0 => u64::MAX,
+        most => (most - most % unit).max(unit),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn transfers_are_cut_at_multiples_from_the_first_whole_block_on() {
+        let limits = Limits {
+            align: 4 * KIB,
+            transfer_max: 64 * KIB,
+            ..Limits::default()
+        };
+        let parts: Vec<_> = limits.transfers(1000..1000 + 128 * KIB).collect();
+        let ends = [64 * KIB, 128 * KIB, 128 * KIB + 1000];
+        assert_eq!(parts[0].start, 1000);
+        assert_eq!(parts.iter().map(|part| part.end).collect::<Vec<_>>(), ends);
+        assert!(limits.cut_transfer(&(1000..1000 + 64 * KIB)));
+        assert!(!limits.cut_transfer(&(1000..64 * KIB)));
+        assert!(!Limits::default().cut_transfer(&(0..u64::MAX)));
+        assert_eq!(
+            Limits::default().transfers(5..9).collect::<Vec<_>>(),
+            [5..9]
+        );
+        assert_eq!(limits.transfers(5..5).count(), 0);
+    }
+
+    #[test]
+    fn zeroes_that_are_no_whole_units_are_written_out() {
+        let limits = Limits {
+            align: 512,
+            zeroes_unit: 15 * MIB,
+            zeroes_max: 15 * MIB,
+            ..Limits::default()
+        };
+        let parts: Vec<_> = limits.zeroes(32 * MIB..64 * MIB).collect();
+        let expected = [
+            ZeroPart::Written(32 * MIB..45 * MIB),
+            ZeroPart::Zeroes(45 * MIB..60 * MIB),
+            ZeroPart::Written(60 * MIB..64 * MIB),
+        ];
+        assert_eq!(parts, expected);
+        let parts: Vec<_> = limits.zeroes(15 * MIB - 700..45 * MIB + 100).collect();
+        let expected = [
+            ZeroPart::Written(15 * MIB - 700..15 * MIB - 512),
+            ZeroPart::Written(15 * MIB - 512..15 * MIB),
+            ZeroPart::Zeroes(15 * MIB..30 * MIB),
+            ZeroPart::Zeroes(30 * MIB..45 * MIB),
+            ZeroPart::Written(45 * MIB..45 * MIB + 100),
+        ];
+        assert_eq!(parts, expected);
+        let whole = ZeroPart::Zeroes(7..u64::MAX);
+        assert_eq!(
+            Limits::default().zeroes(7..u64::MAX).collect::<Vec<_>>(),
+            [whole]
+        );
+        let none_whole = ZeroPart::Written(513..1023);
+        assert_eq!(limits.zeroes(513..1023).collect::<Vec<_>>(), [none_whole]);
+    }
+
+    #[test]
+    fn discards_leave_what_is_no_block_and_end_at_units() {
+        let limits = Limits {
+            align: 512,
+            discard_unit: 15 * MIB,
+            discard_max: 30 * MIB,
+            ..Limits::default()
+        };
+        let start = 80_000_001;
+        let parts: Vec<_> = limits.discards(start..start + 90 * MIB).collect();
+        let expected = [
+            80_000_512..90 * MIB,
+            90 * MIB..120 * MIB,
+            120 * MIB..150 * MIB,
+            150 * MIB..165 * MIB,
+            165 * MIB..(start + 90 * MIB) / 512 * 512,
+        ];
+        assert_eq!(parts, expected);
+        assert_eq!(limits.discards(1..1000).count(), 0);
+        assert_eq!(Limits::default().discards(1..9).collect::<Vec<_>>(), [1..9]);
+    }
+
+    /// Whatever the limits, the parts cover the request in order, and each is within them.
+    #[test]
+    fn parts_cover_the_request_and_keep_the_limits() {
+        for (align, unit) in [(0, 0), (1, 3), (4, 0), (4, 12), (2, 8)] {
+            for (transfer_max, factor) in [(0, 0), (4, 1), (8, 2)] {
+                let limits = Limits {
+                    align,
+                    transfer_max,
+                    zeroes_unit: unit,
+                    zeroes_max: unit * factor,
+                    discard_unit: unit,
+                    discard_max: unit * factor,
+                };
+                for start in 0..26 {
+                    for end in start + 1..40 {
+                        covers(limits, start..end);
+                    }
+                }
+            }
+        }
+    }
+
+    fn covers(limits: Limits, range: Range<u64>) {
+        let step = |at: u64, part: &Range<u64>| {
+            assert!(part.start == at && part.end > at, "{limits:?} {range:?}");
+            part.end
+        };
+        let end = limits
+            .transfers(range.clone())
+            .fold(range.start, |at, part| {
+                assert!(limits.transfer_max == 0 || part.end - part.start <= limits.transfer_max);
+                step(at, &part)
+            });
+        assert_eq!(end, range.end);
+        let unit = limits.zeroes_unit.max(limits.align());
+        let end = limits
+            .zeroes(range.clone())
+            .fold(range.start, |at, part| match part {
+                ZeroPart::Written(part) => step(at, &part),
+                ZeroPart::Zeroes(part) => {
+                    assert!(part.start.is_multiple_of(unit) && part.end.is_multiple_of(unit));
+                    assert!(limits.zeroes_max == 0 || part.end - part.start <= limits.zeroes_max);
+                    step(at, &part)
+                }
+            });
+        assert_eq!(end, range.end);
+        let blocks = limits.blocks(&range);
+        let end = limits
+            .discards(range.clone())
+            .fold(blocks.start, |at, part| {
+                assert!(limits.discard_max == 0 || part.end - part.start <= limits.discard_max);
+                step(at, &part)
+            });
+        assert_eq!(end, blocks.end);
+    }
+}

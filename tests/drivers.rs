@@ -1,0 +1,61 @@
+//! What a file has to be for the driver that the command line names, beside QEMU's programs.
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::{cowslip, outcome, peers_are_installed, scratch};
+
+/// Both outputs and the exit status.
+fn answers(mut program: Command, dir: &Path, words: &[&str]) -> (String, Option<i32>) {
+    let output = outcome(program.current_dir(dir).args(words));
+    let text = [&output.stdout[..], &output.stderr[..]].concat();
+    (
+        String::from_utf8_lossy(&text).into_owned(),
+        output.status.code(),
+    )
+}
+
+fn same(program: &str, dir: &Path, words: &[&str]) {
+    let theirs = answers(Command::new(program), dir, words);
+    let mut ours = cowslip();
+    ours.arg(program);
+    assert_eq!(answers(ours, dir, words), theirs, "{program} {words:?}");
+}
+
+#[test]
+fn a_file_is_what_its_driver_takes() {
+    if !peers_are_installed(&["qemu-io", "qemu-img"]) {
+        return;
+    }
+    let dir = scratch();
+    let dir = dir.path();
+    std::fs::create_dir(dir.join("d")).unwrap();
+    std::fs::write(dir.join("f"), [0; 4096]).unwrap();
+    for driver in ["file", "host_device", "host_cdrom"] {
+        for name in ["d", "f", "/dev/null"] {
+            let list = format!("driver={driver},filename={name},locking=off");
+            for open in [format!("open -o {list}"), format!("open -r -o {list}")] {
+                same("qemu-io", dir, &["-c", &open, "-c", "length"]);
+            }
+            let list = format!("driver=raw,file.driver={driver},file.filename={name}");
+            same("qemu-img", dir, &["map", "--image-opts", &list]);
+        }
+    }
+    for words in [
+        vec!["-c", "length", "d"],
+        vec!["-r", "-c", "length", "d"],
+        vec!["-r", "-f", "host_device", "-c", "length", "/dev/null"],
+    ] {
+        same("qemu-io", dir, &words);
+    }
+    for words in [
+        vec!["info", "d"],
+        vec!["check", "d"],
+        vec!["resize", "-f", "raw", "d", "1M"],
+        vec!["info", "-f", "file", "d"],
+        vec!["convert", "-O", "raw", "d", "x"],
+    ] {
+        same("qemu-img", dir, &words);
+    }
+}
