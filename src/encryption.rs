@@ -7,6 +7,7 @@ use cowslip::luks::{
     CipherMode, ErasedKeys, Hash, Header, IvGenerator, KeyChange, KeySize, KeySlot, Means, NewKey,
     NewVolume, Spec, VolumeOptions, iterations_run,
 };
+use cowslip::qcow2::create::Encryption;
 use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Map, Value, json};
@@ -100,12 +101,8 @@ impl KeyOptions {
     }
 
     fn secret(&self) -> Result<&str, CommandError> {
-        self.secret.as_deref().ok_or_else(|| {
-            CommandError::new(format!(
-                "Parameter '{}key-secret' is required for cipher",
-                self.prefix
-            ))
-        })
+        let secret = self.secret.as_deref();
+        secret.ok_or_else(|| no_secret(self.prefix))
     }
 
     /// Makes a header, with a new master key in its first slot.
@@ -126,6 +123,53 @@ impl KeyOptions {
         let mut entropy = |bytes: &mut [u8]| fill_random(bytes);
         Ok(NewVolume::make(&options, &mut entropy)?)
     }
+}
+
+/// How a new qcow2 image shall be encrypted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EncryptionOptions {
+    /// QEMU's old way, under the secret of this ID.
+    Aes {
+        /// The ID, if one is named.
+        secret: Option<String>,
+    },
+    /// LUKS.
+    Luks(KeyOptions),
+}
+
+impl EncryptionOptions {
+    /// Bytes that the header takes, if there is one.
+    ///
+    /// # Errors
+    /// As [`KeyOptions::header_bytes`].
+    pub fn header_bytes(&self) -> Result<u64, CommandError> {
+        match self {
+            EncryptionOptions::Aes { .. } => Ok(0),
+            EncryptionOptions::Luks(keys) => keys.header_bytes(),
+        }
+    }
+
+    /// What is made of it.
+    ///
+    /// # Errors
+    /// There is no such secret, or the system has no random bytes.
+    pub fn make(&self) -> Result<Encryption, CommandError> {
+        match self {
+            EncryptionOptions::Aes { secret } => {
+                // Nothing of it goes into the image, but who makes one has it.
+                let secret = secret.as_deref().ok_or_else(|| no_secret("encrypt."))?;
+                object::passphrase(secret)?;
+                Ok(Encryption::Aes)
+            }
+            EncryptionOptions::Luks(keys) => keys.make().map(Encryption::Luks),
+        }
+    }
+}
+
+fn no_secret(prefix: &str) -> CommandError {
+    CommandError::new(format!(
+        "Parameter '{prefix}key-secret' is required for cipher"
+    ))
 }
 
 /// What `amend` shall do with key slots.

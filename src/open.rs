@@ -422,6 +422,7 @@ fn engine_options(source: &Source, how: &OpenHow) -> Result<OpenOptions, Command
         sharing: source.sharing(how),
         workers: how.workers.clone(),
         snapshot: how.snapshot.clone().or(source.snapshot.clone()),
+        encrypt_format: source.encrypt_format.clone(),
         passphrase: source.opened_by(source.key_secret.as_ref().or(how.key_secret.as_ref()))?,
         backing_passphrase: source.opened_by(source.backing_key_secret.as_ref())?,
     })

@@ -287,14 +287,20 @@ impl Request {
         {
             return Ok(None);
         }
-        if header.is_some_and(|header| header.crypt_method == CryptMethod::None) {
-            let text = "Can't amend encryption options - encryption not present";
-            return Err(CommandError::new(text));
+        let refuse = |text: &str| Err(CommandError::new(text));
+        match header.map(|header| header.crypt_method) {
+            Some(CryptMethod::None) => {
+                return refuse("Can't amend encryption options - encryption not present");
+            }
+            Some(CryptMethod::Aes) => {
+                return refuse("Only LUKS encryption options can be amended");
+            }
+            Some(CryptMethod::Luks) | None => {}
         }
         let value = |name: &str| options::value(&self.options, &format!("{prefix}{name}"));
         let asked = SlotOptions::parse(value)?;
         let Some(keys) = image.keys().await? else {
-            return Err(CommandError::new("the image has no key slots"));
+            return refuse("the image has no key slots");
         };
         asked
             .change(&keys, current.unwrap_or_default(), force)

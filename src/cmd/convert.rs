@@ -363,7 +363,9 @@ impl<'a> Request<'a> {
             let text = "Compression not supported for this file format";
             return Err(CommandError::new(text));
         }
-        if args.compress && value("encrypt.format").is_some() {
+        let old_way = value("encryption").map(|on| options::switch("encryption", on));
+        let encrypts = old_way.transpose()? == Some(true) || value("encrypt.format").is_some();
+        if args.compress && encrypts {
             let text = "Compression and encryption not supported at the same time";
             return Err(CommandError::new(text));
         }

@@ -21,7 +21,7 @@ use cowslip::qcow2::create::{
 use cowslip::qcow2::header::CompressionType;
 use serde_json::{Map, Value};
 
-use crate::encryption::KeyOptions;
+use crate::encryption::{EncryptionOptions, KeyOptions};
 use crate::error::CommandError;
 use crate::interrupt::RemovedOnInterrupt;
 use crate::job::JobArgs;
@@ -678,15 +678,16 @@ pub(super) fn qcow2_options(request: &Request) -> Result<CreateOptions, CommandE
     Ok(out)
 }
 
-/// What is said of an image's keys, if it shall be encrypted.
+/// What is said of an image's encryption, if it shall be.
 ///
 /// # Errors
-/// Another way to encrypt than LUKS, or options of keys that are not.
+/// Another way to encrypt than LUKS and QEMU's old one, or options of keys that are not.
 pub(super) fn keys_of_qcow2<'a>(
     value: &impl Fn(&'static str) -> Option<&'a str>,
-) -> Result<Option<KeyOptions>, CommandError> {
+) -> Result<Option<EncryptionOptions>, CommandError> {
+    const KEY_SECRET: &str = "encrypt.key-secret";
     const OPTIONS: &[&str] = &[
-        "encrypt.key-secret",
+        KEY_SECRET,
         "encrypt.cipher-alg",
         "encrypt.cipher-mode",
         "encrypt.ivgen-alg",
@@ -695,17 +696,28 @@ pub(super) fn keys_of_qcow2<'a>(
         "encrypt.iter-time",
     ];
     let refuse = |text: &str| Err(CommandError::new(text));
-    let aes = "encryption with 'aes' is not supported; encrypt.format=luks is";
+    let aes = || {
+        // Nothing of it can be chosen.
+        let others = OPTIONS.iter().filter(|name| **name != KEY_SECRET);
+        let mut others = others.filter(|name| value(name).is_some());
+        match others.next() {
+            Some(other) => Err(CommandError::new(format!("Parameter '{other}' is unexpected"))),
+            None => Ok(Some(EncryptionOptions::Aes {
+                secret: value(KEY_SECRET).map(str::to_string),
+            })),
+        }
+    };
     match (value("encryption"), value("encrypt.format")) {
         (Some(_), Some(_)) => {
             refuse("'encrypt.format' and its alias 'encryption' can't be used at the same time")
         }
-        (Some(on), None) if options::switch("encryption", on)? => refuse(aes),
+        (Some(on), None) if options::switch("encryption", on)? => aes(),
         (_, Some("luks")) => {
             let named = |name: &str| OPTIONS.iter().find(|known| **known == name);
-            KeyOptions::parse("encrypt.", |name| value(named(name)?)).map(Some)
+            let keys = KeyOptions::parse("encrypt.", |name| value(named(name)?))?;
+            Ok(Some(EncryptionOptions::Luks(keys)))
         }
-        (_, Some("aes")) => refuse(aes),
+        (_, Some("aes")) => aes(),
         (_, Some(other)) => Err(not_accepted("format", other)),
         (_, None) if OPTIONS.iter().any(|name| value(name).is_some()) => {
             refuse("Parameter 'encrypt.format' is missing")

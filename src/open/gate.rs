@@ -86,6 +86,7 @@ impl Source {
             ("backing", self.backing.is_some()),
             ("data-file", self.data_file.is_some()),
             ("snapshot", self.snapshot.is_some()),
+            ("encrypt.format", self.encrypt_format.is_some()),
             ("key-secret", keys),
             ("copy-on-read", self.copy_on_read.is_some()),
             ("compress", self.compress),

@@ -75,6 +75,8 @@ pub struct Source {
     pub driver: Driver,
     /// `snapshot.id=`, `snapshot.name=`: the internal snapshot to read.
     pub snapshot: Option<SnapshotChoice>,
+    /// `encrypt.format=`: the method that the image is encrypted with.
+    pub encrypt_format: Option<String>,
     /// `encrypt.key-secret=`, or `key-secret=` of a LUKS volume: the ID of what opens the image.
     pub key_secret: Option<String>,
     /// The same of the encrypted images below it.
@@ -289,6 +291,7 @@ impl Source {
         }
         let given = |name: &str| pairs.iter().any(|(given, _)| given == name);
         for (name, format) in [
+            ("encrypt.format", Format::Qcow2),
             ("encrypt.key-secret", Format::Qcow2),
             ("key-secret", Format::Luks),
         ] {
@@ -363,6 +366,7 @@ impl Source {
             locking: Locking::Auto,
             driver: Driver::Unsaid,
             snapshot: None,
+            encrypt_format: None,
             key_secret: None,
             backing_key_secret: None,
             copy_on_read: None,
@@ -432,7 +436,8 @@ impl Source {
                     ))
                 })?;
             }
-            "encrypt.format" | "backing.encrypt.format" if value == "luks" => {}
+            "encrypt.format" => self.encrypt_format = Some(value.to_string()),
+            "backing.encrypt.format" if ["aes", "luks"].contains(&value) => {}
             "encrypt.key-secret" | "key-secret" => self.key_secret = Some(value.to_string()),
             "backing.encrypt.key-secret" | "backing.key-secret" => {
                 self.backing_key_secret = Some(value.to_string());
@@ -668,8 +673,8 @@ mod tests {
             let text = format!("Block format '{format}' does not support the option '{option}'");
             assert!(refused(options, true).ends_with(&text), "{options}");
         }
-        let aes = refused("driver=qcow2,file.filename=a,encrypt.format=aes", true);
-        assert!(aes.contains("'encrypt.format' is not supported"), "{aes}");
+        let below = refused("driver=qcow2,file.filename=a,backing.encrypt.format=x", true);
+        assert!(below.contains("'backing.encrypt.format' is not"), "{below}");
         assert!(refused("json:[]", false).contains("Invalid JSON"));
         assert!(refused("json:{", false).contains("JSON"));
     }

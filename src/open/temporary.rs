@@ -41,6 +41,7 @@ pub async fn open_above(
             name: path.display().to_string(),
             format: Some(format),
         },
+        encrypt_format: None,
         passphrase: None,
         backing_passphrase: source.opened_by(source.key_secret.as_ref())?,
         ..super::engine_options(source, how)?

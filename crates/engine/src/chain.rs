@@ -144,7 +144,8 @@ pub async fn read_runs(
     ] = runs
     {
         image.file().reach(Event::ReadAio).await;
-        return image.data_file().read(host.0, buf).await;
+        let file = image.data_file().for_guest(host.0, start);
+        return file.read(host.0, buf).await;
     }
     let mut jobs = Jobs::default();
     let mut deeper = Vec::new();
@@ -220,7 +221,7 @@ impl Jobs {
         (told, image): (&HostFile, Option<&Qcow2>),
     ) -> Vec<Result<(u64, BufMut)>> {
         let plain = self.plain.into_iter().map(|(at, source, part)| async move {
-            let part = fetch((file, told), source, part).await;
+            let part = fetch((file, told), (at, source), part).await;
             part.map(|part| (at, part))
         });
         let plain = join_all(plain);
@@ -237,12 +238,12 @@ impl Jobs {
 
 async fn fetch(
     (file, told): (&HostFile, &HostFile),
-    source: Source,
+    (at, source): (u64, Source),
     mut part: BufMut,
 ) -> Result<BufMut> {
     if let Source::Data(host) = source {
         told.reach(Event::ReadAio).await;
-        return file.read(host.0, part).await;
+        return file.for_guest(host.0, at).read(host.0, part).await;
     }
     part.fill(0);
     Ok(part)

@@ -29,7 +29,7 @@ mod host_probe;
 mod host_room;
 pub mod memory;
 
-pub use aligned::HostFile;
+pub use aligned::{HostFile, Numbering};
 pub use cowslip_queue::space::{Calls, Holes, HolesBy, Way};
 
 pub use event::{Event, Observer};

@@ -711,7 +711,7 @@ impl Image {
         }
     }
 
-    /// The LUKS header of the image's keys, as it is in the file; `None` if it is not encrypted.
+    /// The LUKS header of the image's keys, as it is in the file; `None` if it has none.
     ///
     /// # Errors
     /// I/O, or a header that is none.
@@ -739,7 +739,7 @@ impl Image {
         self.validate_write(0, 0)?;
         let _turn = self.keys.take().await;
         let Some((file, place)) = self.place_of_keys().await? else {
-            return Err(Error::Invalid("the image is not encrypted".to_string()));
+            return Err(Error::Invalid("the image is not encrypted with LUKS".to_string()));
         };
         let stages = luks::stages(&file, place, (change, means), job).await?;
         job.enter(job::Stage::Flush);

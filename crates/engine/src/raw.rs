@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cowslip_queue::{Buf, BufMut};
 
 use crate::durable::DurableWrites;
-use crate::file::{Claim, Durability, Event, HostFile, Permission, Space};
+use crate::file::{Claim, Durability, Event, HostFile, Numbering, Permission, Space};
 use crate::image::Format;
 use crate::job::Job;
 use crate::luks::{self, SectorCipher};
@@ -73,7 +73,7 @@ impl Raw {
         Ok(Raw {
             start,
             ..Raw::new(
-                file.encrypted(cipher, start),
+                file.encrypted(cipher, Numbering::Place(start)),
                 round_down(size, SECTOR_BYTES),
                 false,
             )

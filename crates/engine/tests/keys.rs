@@ -9,7 +9,7 @@ use cowslip::luks::{
     CipherMode, ErasedKeys, Hash, IvGenerator, KeyChange, KeySize, Means, NewKey, NewVolume,
     Passphrase, Spec, VolumeOptions,
 };
-use cowslip::qcow2::create::{CreateOptions, Preallocation, create, create_luks};
+use cowslip::qcow2::create::{CreateOptions, Encryption, Preallocation, create, create_luks};
 use cowslip::{Image, Job, Result, Workers};
 use cowslip_queue::{Buf, BufMut};
 
@@ -63,9 +63,19 @@ fn made(format: Format) -> Vec<u8> {
     } else {
         let mut options = CreateOptions::new(DISK_BYTES);
         options.cluster_size = 4096;
-        options.encryption = Some(volume);
+        options.encryption = Some(Encryption::Luks(volume));
         block_on(create(file.clone(), None, &options)).unwrap();
     }
+    file.contents()
+}
+
+/// An image in QEMU's old way, with clusters as small as they can be.
+fn made_the_old_way() -> Vec<u8> {
+    let mut options = CreateOptions::new(DISK_BYTES);
+    options.cluster_size = 512;
+    options.encryption = Some(Encryption::Aes);
+    let file = Arc::new(MemoryFile::new("image", Vec::new(), 1));
+    block_on(create(file.clone(), None, &options)).unwrap();
     file.contents()
 }
 
@@ -102,8 +112,8 @@ fn read(image: &Image) -> Vec<u8> {
 }
 
 /// An image with some data, and the disk.
-fn filled(format: Format) -> (Vec<u8>, Vec<u8>) {
-    let file = Arc::new(MemoryFile::new("image", made(format), 1));
+fn filled(format: Format, made: Vec<u8>) -> (Vec<u8>, Vec<u8>) {
+    let file = Arc::new(MemoryFile::new("image", made, 1));
     let image = open(file.clone(), format, "a").unwrap();
     write(&image, 0, (0, DISK_BYTES as usize));
     write(&image, 1000, (1, 9000));
@@ -125,8 +135,13 @@ fn seen(format: Format, bytes: &[u8], passphrases: &[&str]) -> Option<Vec<u8>> {
 
 #[test]
 fn sectors_are_the_old_or_the_new_ones_after_a_crash() {
-    for format in [Format::Qcow2, Format::Luks] {
-        let (start, old) = filled(format);
+    let images = [
+        (Format::Qcow2, made(Format::Qcow2)),
+        (Format::Qcow2, made_the_old_way()),
+        (Format::Luks, made(Format::Luks)),
+    ];
+    for (format, made) in images {
+        let (start, old) = filled(format, made);
         let file = Recorder::new(start.clone());
         let image = open(file.clone(), format, "a").unwrap();
         // In place, into new space, over the edges of sectors and clusters.
@@ -155,6 +170,32 @@ fn sectors_are_the_old_or_the_new_ones_after_a_crash() {
             );
         });
     }
+}
+
+/// A device's block holds several clusters, each with sectors of its own numbers.
+#[test]
+fn blocks_of_a_device_may_hold_clusters_from_all_over_the_disk() {
+    let file = Arc::new(MemoryFile::new("image", made_the_old_way(), 4096));
+    let image = open(file.clone(), Format::Qcow2, "a").unwrap();
+    let mut disk = vec![0; DISK_BYTES as usize];
+    let mut put = |at: usize, byte: u8, len: usize| {
+        write(&image, at as u64, (byte, len));
+        disk[at..at + len].fill(byte);
+    };
+    // Backwards, so that what lies side by side in the file does not on the disk; then over edges, in place.
+    for (byte, cluster) in (1..).zip((0..40).rev().step_by(3)) {
+        put(cluster * 512, byte, 512);
+    }
+    put(0, 100, 7);
+    put(3000, 101, 5000);
+    put(DISK_BYTES as usize - 100, 102, 100);
+    assert!(read(&image) == disk);
+    block_on(image.flush()).unwrap();
+    block_on(image.close()).unwrap();
+    let found = seen(Format::Qcow2, &file.contents(), &["a"]).unwrap();
+    assert!(found == disk);
+    let otherwise = seen(Format::Qcow2, &file.contents(), &["b"]).unwrap();
+    assert!(otherwise != disk, "another password is another disk");
 }
 
 fn add(current: &str, new: &str, slot: Option<u64>) -> KeyChange {
@@ -188,7 +229,7 @@ fn changes() -> [(KeyChange, &'static [&'static str], &'static [&'static str]); 
 #[test]
 fn some_passphrase_opens_what_a_crash_or_a_failure_leaves_of_a_change() {
     for format in [Format::Qcow2, Format::Luks] {
-        let (mut start, disk) = filled(format);
+        let (mut start, disk) = filled(format, made(format));
         for (change, before, after) in changes() {
             let either = [before, after].concat();
             let judge = |what: &str, bytes: &[u8]| {
@@ -223,7 +264,7 @@ fn some_passphrase_opens_what_a_crash_or_a_failure_leaves_of_a_change() {
 #[test]
 fn requests_go_on_while_keys_change_and_a_plain_image_has_none() {
     for format in [Format::Qcow2, Format::Luks] {
-        let (start, _) = filled(format);
+        let (start, _) = filled(format, made(format));
         let file = Arc::new(MemoryFile::new("image", start, 1));
         let image = open(file.clone(), format, "a").unwrap();
         write(&image, 5000, (7, 5000));

@@ -30,7 +30,7 @@ fn noise(state: &mut u64) -> u64 {
 }
 
 fn layout(bytes: Vec<u8>) -> cowslip::Result<(Vec<Part>, Vec<Area>, Header)> {
-    let header = Header::parse_encrypted_too(&bytes, bytes.len() as u64, "image")?;
+    let header = Header::parse(&bytes, bytes.len() as u64, "image")?;
     let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("image", bytes, 4096));
     block_on(async {
         let layout = Layout::read(&file, &header).await?;

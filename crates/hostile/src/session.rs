@@ -227,7 +227,7 @@ fn walk_layout(file: &Arc<Watched>) {
 pub fn header(file: &Arc<Watched>) -> cowslip::Result<Header> {
     let start = block_on(read_start(file.as_ref()))?;
     let len = file.contents().len() as u64;
-    Header::parse_encrypted_too(&start, len, file.name())
+    Header::parse(&start, len, file.name())
 }
 
 /// Checks an image.

@@ -11,8 +11,10 @@
 //! [`HostFile::encrypted`] is the same file with a cipher between: bytes are decrypted behind each read and encrypted, in a
 //! copy, before each write. Its sectors are blocks like those of a device, so finer writes are read, changed and written in
 //! the same place, and keep clear of the writes to the file without the cipher. What reads as zeroes below does not read so
-//! above: zeroes are written.
+//! above: zeroes are written. Where sectors are numbered by the guest's offsets, each use of the file says which these are
+//! ([`HostFile::for_guest`]).
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
@@ -40,23 +42,28 @@ pub struct HostFile {
     writes: Arc<Mutex<Writes>>,
     space_changes: Arc<AtomicU64>,
     cipher: Option<Arc<Ciphered>>,
+    /// Bytes by which the guest's offsets are ahead of the file's, modulo 2^64; `None` where it is not said yet. Only sectors that
+    /// are numbered by them ask.
+    ahead: Option<u64>,
     observer: Option<Arc<dyn Observer>>,
+}
+
+/// What the number of an encrypted sector is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbering {
+    /// That of its place in the file, counted from this offset.
+    Place(u64),
+    /// That of the guest's sector in it.
+    Guest,
 }
 
 /// A cipher between a file and whoever uses it.
 #[derive(Debug)]
 struct Ciphered {
     cipher: SectorCipher,
-    /// Where sector 0 is in the file.
-    base: u64,
+    numbering: Numbering,
     /// What can be done with the file through it.
     capabilities: Capabilities,
-}
-
-impl Ciphered {
-    fn sector(&self, offset: u64) -> u64 {
-        (offset - self.base) / SECTOR_BYTES
-    }
 }
 
 /// Bytes that a cipher takes as one.
@@ -199,12 +206,15 @@ impl HostFile {
             writes: Arc::default(),
             space_changes: Arc::default(),
             cipher: None,
+            ahead: None,
         }
     }
 
-    /// The same file, whose bytes from `base` on are encrypted. What is before is out of reach.
-    pub fn encrypted(&self, cipher: SectorCipher, base: u64) -> HostFile {
-        assert!(base.is_multiple_of(SECTOR_BYTES), "data begins at a sector");
+    /// The same file, whose bytes are encrypted. What is before the first sector is out of reach.
+    pub fn encrypted(&self, cipher: SectorCipher, numbering: Numbering) -> HostFile {
+        if let Numbering::Place(base) = numbering {
+            assert!(base.is_multiple_of(SECTOR_BYTES), "data begins at a sector");
+        }
         let alignment = self.alignment.max(SECTOR_BYTES);
         let capabilities = Capabilities {
             alignment_bytes: alignment as u32,
@@ -217,7 +227,7 @@ impl HostFile {
             alignment,
             cipher: Some(Arc::new(Ciphered {
                 cipher,
-                base,
+                numbering,
                 capabilities,
             })),
             ..self.clone()
@@ -236,6 +246,35 @@ impl HostFile {
     /// Whether there is a cipher between.
     pub fn is_encrypted(&self) -> bool {
         self.cipher.is_some()
+    }
+
+    /// Whether bytes that lie side by side in the file belong together only if the guest has them side by side, too.
+    pub fn is_keyed_by_guest(&self) -> bool {
+        let cipher = self.cipher.as_ref();
+        cipher.is_some_and(|ciphered| ciphered.numbering == Numbering::Guest)
+    }
+
+    /// The file, for bytes that are at `host` in it and at `guest` for the guest.
+    pub fn for_guest(&self, host: u64, guest: u64) -> Cow<'_, HostFile> {
+        match self.is_keyed_by_guest() {
+            false => Cow::Borrowed(self),
+            true => Cow::Owned(HostFile {
+                ahead: Some(guest.wrapping_sub(host)),
+                ..self.clone()
+            }),
+        }
+    }
+
+    /// The number of the sector at an offset in the file.
+    fn sector(&self, numbering: Numbering, offset: u64) -> u64 {
+        let from_first = match numbering {
+            Numbering::Place(base) => offset - base,
+            Numbering::Guest => {
+                let ahead = self.ahead.expect("whoever uses the file says for what");
+                offset.wrapping_add(ahead)
+            }
+        };
+        from_first / SECTOR_BYTES
     }
 
     /// Tells the file's observer, if it has one, what is about to be done; returns when the work may go on.
@@ -317,7 +356,7 @@ impl HostFile {
         let (outcome, mut buf) = self.file.read(offset, buf).await;
         outcome.map_err(|error| self.failed("read", error))?;
         if let Some(ciphered) = &self.cipher {
-            let first = ciphered.sector(offset);
+            let first = self.sector(ciphered.numbering, offset);
             ciphered.cipher.decrypt(first, &mut buf);
         }
         Ok(buf)
@@ -329,7 +368,7 @@ impl HostFile {
             return data;
         };
         let mut joined = joined(&data);
-        let first = ciphered.sector(offset);
+        let first = self.sector(ciphered.numbering, offset);
         ciphered.cipher.encrypt(first, &mut joined);
         vec![joined.freeze()]
     }

@@ -233,6 +233,8 @@ pub struct OpenOptions {
     pub workers: Workers,
     /// The disk as it was when this internal snapshot was taken, its size too; only to be read.
     pub snapshot: Option<SnapshotChoice>,
+    /// How the image is encrypted, by the method's name; an image that is not, or otherwise, is refused. `None` takes all.
+    pub encrypt_format: Option<String>,
     /// What opens the image if it is encrypted.
     pub passphrase: Option<Passphrase>,
     /// What opens the encrypted images below it.

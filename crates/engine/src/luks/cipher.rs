@@ -12,10 +12,14 @@ use aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit, consts
 use aes::{Aes128, Aes192, Aes256};
 use zeroize::Zeroizing;
 
+use super::Passphrase;
 use super::header::Hash;
 
 /// Bytes that have one vector.
 pub const SECTOR_BYTES: usize = 512;
+/// Bits of a sector's number. A block of a device that reaches beyond what is encrypted may begin before sector 0; its numbers
+/// count up to there, modulo as many sectors as 2^64 bytes have.
+const NUMBER_BITS: u32 = u64::BITS - SECTOR_BYTES.ilog2();
 const BLOCK_BYTES: usize = 16;
 const BLOCKS: usize = SECTOR_BYTES / BLOCK_BYTES;
 
@@ -181,6 +185,20 @@ impl SectorCipher {
         }
     }
 
+    /// The cipher of qcow2's encryption method 1, which has no header: the first 16 bytes of the password are the key, or all of
+    /// it and zeroes.
+    pub(crate) fn of_password(password: &Passphrase) -> SectorCipher {
+        let spec = Spec {
+            key_size: KeySize::Aes128,
+            mode: CipherMode::Cbc,
+            iv: IvGenerator::Plain64,
+        };
+        let mut key = Zeroizing::new([0; 16]);
+        let len = password.bytes().len().min(key.len());
+        key[..len].copy_from_slice(&password.bytes()[..len]);
+        SectorCipher::new(spec, &key[..])
+    }
+
     /// Encrypts whole sectors, of which the first has this number.
     pub fn encrypt(&self, first_sector: u64, bytes: &mut [u8]) {
         self.apply(first_sector, bytes, Direction::Encrypt);
@@ -195,7 +213,7 @@ impl SectorCipher {
         let mut sectors = bytes.chunks_exact_mut(SECTOR_BYTES);
         for (number, sector) in (first_sector..).zip(&mut sectors) {
             let (blocks, _) = Block::slice_as_chunks_mut(sector);
-            let vector = self.vector(number);
+            let vector = self.vector(number & ((1 << NUMBER_BITS) - 1));
             match (self.spec.mode, direction) {
                 (CipherMode::Xts, _) => self.xts(vector, blocks, direction),
                 (CipherMode::Cbc, Direction::Encrypt) => self.chain(vector, blocks),
@@ -340,6 +358,38 @@ mod tests {
                 assert_eq!(all, plain, "{spec:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_password_is_a_key_cut_or_filled_up() {
+        let cipher = |password: &str| SectorCipher::of_password(&Passphrase::new(password.into()));
+        let encrypted = |password: &str| {
+            let mut sector = vec![0x0a; SECTOR_BYTES];
+            cipher(password).encrypt(7, &mut sector);
+            sector
+        };
+        let long = "astrochicken-and-more";
+        assert_eq!(encrypted(long), encrypted(&long[..16]));
+        assert_ne!(encrypted(long), encrypted(&long[..15]));
+        assert_eq!(encrypted("abc"), encrypted("abc\0\0\0"));
+        let key = bytes("617374726f636869636b656e00000000");
+        let spec = spec(KeySize::Aes128, CipherMode::Cbc, IvGenerator::Plain64);
+        let mut sector = vec![0x0a; SECTOR_BYTES];
+        SectorCipher::new(spec, &key).encrypt(7, &mut sector);
+        assert_eq!(encrypted("astrochicken"), sector);
+    }
+
+    #[test]
+    fn numbers_before_the_first_sector_count_up_to_it() {
+        let cipher = SectorCipher::of_password(&Passphrase::new(b"abc".to_vec()));
+        let mut across = vec![3; 2 * SECTOR_BYTES];
+        let before = 0u64.wrapping_sub(SECTOR_BYTES as u64) / SECTOR_BYTES as u64;
+        cipher.encrypt(before, &mut across);
+        let mut first = vec![3; SECTOR_BYTES];
+        cipher.encrypt(0, &mut first);
+        assert_eq!(across[SECTOR_BYTES..], first);
+        cipher.decrypt(before, &mut across);
+        assert_eq!(across, [3; 2 * SECTOR_BYTES]);
     }
 
     #[test]

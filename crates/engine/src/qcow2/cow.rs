@@ -26,6 +26,8 @@ const BUFFERS_PER_WRITE: usize = 512;
 /// A part of a write to the host.
 struct Segment {
     offset: u64,
+    /// Where the guest has it.
+    guest: u64,
     data: Buf,
     step: usize,
 }
@@ -34,8 +36,19 @@ struct Segment {
 struct HostWrite {
     offset: u64,
     end: u64,
+    /// Where the guest has the first.
+    guest: u64,
     data: Vec<Buf>,
     steps: Few<usize>,
+}
+
+/// Which segments go down together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Join {
+    /// Neighbours on the host.
+    OnHost,
+    /// Neighbours on the host that are neighbours for the guest.
+    OnBoth,
 }
 
 impl Qcow2 {
@@ -48,6 +61,7 @@ impl Qcow2 {
             let write = HostWrite {
                 offset,
                 end: offset + step.data.len() as u64,
+                guest: self.geometry().guest_offset(step.cluster).0 + step.write.bytes.start,
                 data: vec![step.data.clone()],
                 steps: smallvec![0],
             };
@@ -55,7 +69,11 @@ impl Qcow2 {
         }
         let mut outcome: Few<Result<()>> = batch.steps.iter().map(|_| Ok(())).collect();
         let segments = self.segments(&batch.steps, below, &mut outcome).await;
-        let writes = join_adjacent(segments);
+        let join = match self.data.is_keyed_by_guest() {
+            true => Join::OnBoth,
+            false => Join::OnHost,
+        };
+        let writes = join_adjacent(segments, join);
         let done = join_all(
             writes
                 .into_iter()
@@ -85,11 +103,13 @@ impl Qcow2 {
             && write.end - write.offset <= PART_BYTES_MAX
             && batch.durability == Durability::Cached
             && write.steps.iter().all(is_new)
+            && !self.data.is_keyed_by_guest()
         {
             self.write_gathered(write.offset, write.data).await
         } else {
             let HostWrite { offset, data, .. } = write;
-            self.data.write(offset, data, batch.durability).await
+            let file = self.data.for_guest(offset, write.guest);
+            file.write(offset, data, batch.durability).await
         };
         (write.steps, written)
     }
@@ -105,9 +125,11 @@ impl Qcow2 {
         let mut segments: Vec<Segment> = Vec::new();
         for (index, (step, fills)) in steps.iter().zip(fills).enumerate() {
             let host = step.write.host.0;
+            let guest = self.geometry().guest_offset(step.cluster).0;
             let mut add = |offset, data| {
                 segments.push(Segment {
                     offset: host + offset,
+                    guest: guest + offset,
                     data,
                     step: index,
                 });
@@ -264,12 +286,19 @@ pub(super) fn zeroes(len: usize) -> Buf {
         .slice(0, len)
 }
 
-fn join_adjacent(segments: Vec<Segment>) -> Vec<HostWrite> {
+fn join_adjacent(segments: Vec<Segment>, join: Join) -> Vec<HostWrite> {
     let mut writes: Vec<HostWrite> = Vec::new();
     for segment in segments {
         let len = segment.data.len() as u64;
+        let continues = |last: &HostWrite| match join {
+            Join::OnHost => last.end == segment.offset,
+            Join::OnBoth => {
+                let guest_end = last.guest + (last.end - last.offset);
+                last.end == segment.offset && guest_end == segment.guest
+            }
+        };
         match writes.last_mut() {
-            Some(last) if last.end == segment.offset && last.data.len() < BUFFERS_PER_WRITE => {
+            Some(last) if continues(last) && last.data.len() < BUFFERS_PER_WRITE => {
                 last.end += len;
                 let joined = last.data.last().and_then(|data| data.joined(&segment.data));
                 match (joined, last.data.last_mut()) {
@@ -283,6 +312,7 @@ fn join_adjacent(segments: Vec<Segment>) -> Vec<HostWrite> {
             _ => writes.push(HostWrite {
                 offset: segment.offset,
                 end: segment.offset + len,
+                guest: segment.guest,
                 data: vec![segment.data],
                 steps: smallvec![segment.step],
             }),
@@ -298,22 +328,41 @@ mod tests {
     #[test]
     fn adjacent_segments_go_down_together() {
         let data = Buf::copy_of(&[7; 64]);
-        let segment = |offset, start, len, step| Segment {
+        let segment = |(offset, guest), start, len, step| Segment {
             offset,
+            guest,
             data: data.slice(start, len),
             step,
         };
-        let writes = join_adjacent(vec![
-            segment(100, 0, 10, 0),
-            segment(110, 10, 10, 1),
-            segment(120, 40, 4, 1),
-            segment(200, 50, 4, 2),
-        ]);
-        let shape: Vec<_> = writes
-            .iter()
-            .map(|w| (w.offset, w.end, w.data.len(), w.steps.to_vec()))
-            .collect();
-        assert_eq!(shape, [(100, 124, 2, vec![0, 1]), (200, 204, 1, vec![2])]);
+        let segments = || {
+            vec![
+                segment((100, 500), 0, 10, 0),
+                segment((110, 510), 10, 10, 1),
+                segment((120, 800), 40, 4, 1),
+                segment((200, 804), 50, 4, 2),
+            ]
+        };
+        let shape = |join| -> Vec<_> {
+            join_adjacent(segments(), join)
+                .iter()
+                .map(|w| (w.offset..w.end, w.guest, w.data.len(), w.steps.to_vec()))
+                .collect()
+        };
+        assert_eq!(
+            shape(Join::OnHost),
+            [
+                (100..124, 500, 2, vec![0, 1]),
+                (200..204, 804, 1, vec![2])
+            ]
+        );
+        assert_eq!(
+            shape(Join::OnBoth),
+            [
+                (100..120, 500, 1, vec![0, 1]),
+                (120..124, 800, 1, vec![1]),
+                (200..204, 804, 1, vec![2])
+            ]
+        );
     }
 
     #[test]

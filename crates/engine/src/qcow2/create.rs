@@ -78,6 +78,15 @@ impl Preallocation {
     }
 }
 
+/// How a new image is encrypted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Encryption {
+    /// QEMU's old way: the password is the key, and nothing of it is in the image.
+    Aes,
+    /// With a key that this volume holds.
+    Luks(NewVolume),
+}
+
 /// What a new image shall be like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CreateOptions {
@@ -103,8 +112,8 @@ pub struct CreateOptions {
     pub data_file: Option<String>,
     /// The data file alone shall always be a valid raw image.
     pub data_file_raw: bool,
-    /// The keys of the guest's data, if it shall be encrypted.
-    pub encryption: Option<NewVolume>,
+    /// How the guest's data shall be encrypted, if it shall be.
+    pub encryption: Option<Encryption>,
     /// Space that is allocated now.
     pub preallocation: Preallocation,
     /// How space is to be allocated later, to be remembered in the image where it has room.
@@ -256,7 +265,8 @@ impl CreateOptions {
             size: round_up(self.size, SIZE_UNIT),
             crypt_method: match self.encryption {
                 None => CryptMethod::None,
-                Some(_) => CryptMethod::Luks,
+                Some(Encryption::Aes) => CryptMethod::Aes,
+                Some(Encryption::Luks(_)) => CryptMethod::Luks,
             },
             l1_size: 0,
             l1_table_offset: 0,
@@ -340,7 +350,9 @@ pub async fn create_as_job(
         write::plain_file(data_file, size, options.preallocation, job).await?;
     }
     writer.preallocate(&layout, options.preallocation).await?;
-    if let (Some(volume), Some((offset, _))) = (&options.encryption, layout.keys) {
+    if let (Some(Encryption::Luks(volume)), Some((offset, _))) =
+        (&options.encryption, layout.keys)
+    {
         writer.keys(volume, offset).await?;
     }
     writer.tables(&layout).await?;

@@ -88,10 +88,21 @@ pub enum CryptMethod {
     /// It is not.
     #[default]
     None,
-    /// The legacy method: AES-CBC.
+    /// QEMU's old way: AES-128 in CBC mode, the password being the key, a sector's vector its number on the disk.
     Aes,
     /// LUKS.
     Luks,
+}
+
+impl CryptMethod {
+    /// The name that QEMU's options and reports use, if there is a method.
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            CryptMethod::None => None,
+            CryptMethod::Aes => Some("aes"),
+            CryptMethod::Luks => Some("luks"),
+        }
+    }
 }
 
 /// How compressed clusters are compressed.
@@ -185,28 +196,12 @@ impl Header {
     ///
     /// # Errors
     /// `Corrupt` where the specification is broken, `Unsupported` for unknown incompatible features
-    /// and for encryption other than LUKS.
+    /// and ways to encrypt.
     pub fn parse(bytes: &[u8], file_len: u64, file_name: &str) -> Result<Header> {
-        let header = Header::parse_encrypted_too(bytes, file_len, file_name)?;
-        match header.crypt_method {
-            CryptMethod::None | CryptMethod::Luks => Ok(header),
-            CryptMethod::Aes => Err(Error::Unsupported {
-                file: file_name.to_string(),
-                feature: "encryption (AES): the image's data is encrypted in QEMU's old way, which"
-                    .to_string(),
-            }),
-        }
-    }
-
-    /// As [`Header::parse`], for reports that never look at guest data: also encrypted images.
-    ///
-    /// # Errors
-    /// As `parse`, but for encryption.
-    pub fn parse_encrypted_too(bytes: &[u8], file_len: u64, file_name: &str) -> Result<Header> {
         Header::parsed(&validate::Parser::new(bytes, file_len, file_name))
     }
 
-    /// As [`Header::parse_encrypted_too`], for a check and its repair: the tables may lie beyond the
+    /// As [`Header::parse`], for a check and its repair: the tables may lie beyond the
     /// end of the file, and the refcount table may be missing or misplaced.
     ///
     /// # Errors

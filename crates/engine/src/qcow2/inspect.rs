@@ -90,7 +90,7 @@ pub async fn read_start(file: &dyn BlockFile) -> Result<Vec<u8>> {
 pub async fn inspect(file: &Arc<dyn BlockFile>) -> Result<Inspection> {
     let start = read_start(file.as_ref()).await?;
     let len = file_len(file.as_ref()).await?;
-    let header = Header::parse_encrypted_too(&start, len, file.name())?;
+    let header = Header::parse(&start, len, file.name())?;
     let snapshots = snapshots(file.as_ref(), &header, len).await?;
     let bitmaps = match header.consistent_bitmaps() {
         Some(extension) => bitmaps(file.as_ref(), extension, &header, len).await?,

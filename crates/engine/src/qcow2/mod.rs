@@ -514,9 +514,11 @@ impl Qcow2 {
                     continue;
                 }
             }
+            let guest = self.geometry().guest_offset(step.cluster).0;
+            let file = self.data.for_guest(step.write.host.0, guest);
             for left in self.geometry().parts_in(&step.write.lease, filled) {
                 let start = step.write.host.0 + left.start;
-                let erased = self.data.zero(start, left.end - left.start, Space::Release);
+                let erased = file.zero(start, left.end - left.start, Space::Release);
                 if erased.await.is_err() {
                     self.lock().joint.fail(step.cluster, attempted);
                 }

@@ -10,7 +10,7 @@ use super::entry::{EntryFormat, big_endian};
 use super::gather::Gathering;
 use super::geometry::{HostCluster, HostOffset, round_up};
 use super::header::extensions::CryptoHeader;
-use super::header::{FIRST_READ_BYTES, Header};
+use super::header::{CryptMethod, FIRST_READ_BYTES, Header};
 use super::inflight::{Epochs, JointSpace, Leases};
 use super::inspect::snapshot_table_bytes;
 use super::plan::Unref;
@@ -22,9 +22,9 @@ use super::tables::Tables;
 use super::{Counts, EIO, Qcow2, State, growth, snapshot};
 use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
-use crate::file::{ChosenBy, Event, FileRequest, Gate, HostFile, Role};
+use crate::file::{ChosenBy, Event, FileRequest, Gate, HostFile, Numbering, Role};
 use crate::image::{DirtyImage, OpenOptions, RepairWatch, WriteStatistics, ZeroMethod};
-use crate::luks;
+use crate::luks::{self, SectorCipher};
 use crate::planted::{self, Mistake};
 use crate::sync::{Mutex, Turn, Waiters};
 use crate::{Error, Result};
@@ -76,6 +76,9 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         }
         false => file.clone(),
     };
+    if opening.is_top {
+        refuse_other_encryption(options, &header)?;
+    }
     let data = decrypted(&opening, &header, data).await?;
     let l1 = read_table(file, header.l1_table_offset, header.l1_bytes()).await?;
     let knows_fresh = options.zero_method.knows_fresh() && !data.is_encrypted();
@@ -252,22 +255,43 @@ async fn open_data_file(
     }
 }
 
-/// The file that guest data is in, with the image's cipher between. A sector's number is its place in that file: the
-/// same data elsewhere is other bytes.
+/// The file that guest data is in, with the image's cipher between. Under LUKS a sector's number is its place in that file: the
+/// same data elsewhere is other bytes. In QEMU's old way it is its place on the disk.
 async fn decrypted(opening: &Opening<'_>, header: &Header, data: HostFile) -> Result<HostFile> {
-    let Some(crypto) = header.extensions.crypto_header else {
-        return Ok(data);
-    };
-    if opening.options.metadata_only {
+    if header.crypt_method == CryptMethod::None || opening.options.metadata_only {
         return Ok(data);
     }
     let passphrase = opening.options.passphrase(opening.is_top).ok_or_else(|| {
         Error::Key("Parameter 'encrypt.key-secret' is required for cipher".to_string())
     })?;
+    let Some(crypto) = header.extensions.crypto_header else {
+        let cipher = SectorCipher::of_password(passphrase);
+        let data = data.encrypted(cipher, Numbering::Guest);
+        return Ok(match header.has_data_file() {
+            // It has everything where the disk has it.
+            true => data.for_guest(0, 0).into_owned(),
+            false => data,
+        });
+    };
     let place = place_of_keys(crypto, (&opening.file, opening.file_len))?;
     let key = (passphrase, &opening.options.workers);
     let (_, cipher) = luks::unlock(&opening.file, place, key).await?;
-    Ok(data.encrypted(cipher, 0))
+    Ok(data.encrypted(cipher, Numbering::Place(0)))
+}
+
+/// The method that the caller says is the image's, in QEMU's words.
+fn refuse_other_encryption(options: &OpenOptions, header: &Header) -> Result<()> {
+    let Some(said) = &options.encrypt_format else {
+        return Ok(());
+    };
+    let text = match header.crypt_method.name() {
+        Some(name) if name == said => return Ok(()),
+        Some(name) => format!(
+            "Header reported '{name}' encryption format but options specify '{said}'"
+        ),
+        None => format!("No encryption in image header, but options specified format '{said}'"),
+    };
+    Err(Error::Invalid(text))
 }
 
 /// Where the LUKS volume of an image's keys is.

@@ -82,7 +82,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 fn check_bytes(bytes: Vec<u8>, options: &CheckOptions) -> Result<(CheckResult, Vec<Finding>)> {
-    let header = Header::parse_encrypted_too(&bytes[..bytes.len().min(512)], u64::MAX, "image")?;
+    let header = Header::parse(&bytes[..bytes.len().min(512)], u64::MAX, "image")?;
     let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("image", bytes, 512));
     let mut findings = Vec::new();
     let result = block_on(check(&file, &header, options, &mut findings))?;

@@ -4,7 +4,7 @@ use super::super::entry::{EntryFormat, L2Entry, Standard, TableRef, set_refcount
 use super::super::geometry::{Geometry, HostCluster, HostOffset, round_up};
 use super::super::header::{CryptoHeader, Header};
 use super::placement::Placement;
-use super::{CreateOptions, Preallocation, SIZE_UNIT, Version};
+use super::{CreateOptions, Encryption, Preallocation, SIZE_UNIT, Version};
 use crate::Result;
 
 /// Guest bytes that one allocation of QEMU's preallocation asks for at most, before rounding down
@@ -29,6 +29,8 @@ pub(super) struct Layout {
     /// The cluster of each L2 table, in order of the disk. All or none.
     pub l2_tables: Vec<u64>,
     runs: Vec<Run>,
+    /// Guest data is encrypted.
+    is_encrypted: bool,
     /// Where the LUKS volume of the image's keys is, and its bytes.
     pub keys: Option<(u64, u64)>,
     /// The clusters in `file` that the guest's data will be in, if they are in one piece.
@@ -62,6 +64,7 @@ impl Layout {
             l1_cluster,
             l2_tables: Vec::new(),
             runs: Vec::new(),
+            is_encrypted: options.encryption.is_some(),
             keys: None,
             data_bytes: None,
             file_len: 0,
@@ -75,7 +78,7 @@ impl Layout {
             }
             _ => layout.assign_clusters(size)?,
         }
-        if let Some(volume) = &options.encryption {
+        if let Some(Encryption::Luks(volume)) = &options.encryption {
             let len = volume.header().payload_offset;
             let cluster = layout.placement.allocate(geometry.clusters_for(len))?;
             layout.keys = Some((cluster * layout.cluster_bytes(), len));
@@ -253,8 +256,8 @@ impl Layout {
         for run in self.runs[from..].iter().take_while(|run| run.guest < end) {
             for guest in run.guest.max(first)..end.min(run.guest + run.count) {
                 let host = HostCluster(run.host + (guest - run.guest));
-                let allocated = !geometry.extended_l2() && self.keys.is_none();
-                let zeroes = !geometry.extended_l2() && self.keys.is_some();
+                let allocated = !geometry.extended_l2() && !self.is_encrypted;
+                let zeroes = !geometry.extended_l2() && self.is_encrypted;
                 let entry = L2Entry::Standard(Standard {
                     host: Some(geometry.host_offset(host)),
                     copied: true,
