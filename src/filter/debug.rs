@@ -291,6 +291,7 @@ impl DebugFile {
     ) -> Result<DebugFile, ConfigError> {
         let rules = spec.all_rules()?;
         let limits = spec.limits_over(inner.capabilities().alignment_bytes)?;
+        let limits = limits.over(inner.limits());
         let capabilities = Capabilities {
             // Limits are less than 2 GiB.
             alignment_bytes: limits.align as u32,
@@ -327,6 +328,10 @@ impl BlockFile for DebugFile {
 
     fn id(&self) -> Option<FileId> {
         self.node.inner.id()
+    }
+
+    fn limits(&self) -> Limits {
+        self.node.limits
     }
 
     fn observer(&self) -> Option<Arc<dyn Observer>> {

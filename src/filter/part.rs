@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cowslip::file::{
     BlockFile, Capabilities, Claim, Durability, FileExtent, FileId, Observer, Protection, Space,
 };
+use cowslip::limits::Limits;
 use cowslip::{Buf, BufMut};
 use cowslip_queue::Pending;
 
@@ -93,6 +94,10 @@ impl BlockFile for PartFile {
 
     fn id(&self) -> Option<FileId> {
         self.inner.id()
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::default().over(self.inner.limits())
     }
 
     fn observer(&self) -> Option<Arc<dyn Observer>> {

@@ -16,6 +16,7 @@ use cowslip_queue::cut::{self, Cut};
 use cowslip_queue::{Buf, BufMut, Pending};
 
 use crate::image::Format;
+use crate::limits::Limits;
 
 mod aligned;
 mod claim;
@@ -102,6 +103,12 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     /// Who is told what the work on the file has reached. By default nobody.
     fn observer(&self) -> Option<Arc<dyn Observer>> {
         None
+    }
+
+    /// What it cuts larger requests by. Of these the disk of an image in it has the most that is read or written at a
+    /// time, as with QEMU. By default there are none.
+    fn limits(&self) -> Limits {
+        Limits::default()
     }
 
     /// Its length in bytes, now.

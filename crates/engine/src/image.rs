@@ -183,6 +183,7 @@ impl Image {
             return Err(Error::Invalid(text.to_string()));
         }
         let files = Files::new(options.sharing, predecessors);
+        let limits = options.limits.over(file.limits());
         let (top, below, namings) = chain::open(file, &options, gate, &files).await?;
         let OpenOptions {
             writable,
@@ -191,7 +192,6 @@ impl Image {
             detect_zeroes,
             copy_on_read,
             compress,
-            limits,
             ..
         } = options;
         if let (true, Layer::Raw(raw)) = (compress, &top) {

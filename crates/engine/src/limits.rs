@@ -48,6 +48,18 @@ impl Limits {
             }
     }
 
+    /// These of what stands over something that cuts by `below`.
+    pub fn over(self, below: Limits) -> Limits {
+        let transfer_max = match (self.transfer_max, below.transfer_max) {
+            (0, most) | (most, 0) => most,
+            (one, other) => one.min(other),
+        };
+        Limits {
+            transfer_max,
+            ..self
+        }
+    }
+
     fn align(&self) -> u64 {
         self.align.max(1)
     }
@@ -186,6 +198,19 @@ mod tests {
             [5..9]
         );
         assert_eq!(limits.transfers(5..5).count(), 0);
+    }
+
+    #[test]
+    fn what_is_above_transfers_no_more_at_a_time() {
+        let with = |transfer_max| Limits {
+            transfer_max,
+            zeroes_unit: transfer_max,
+            ..Limits::default()
+        };
+        for (above, below, most) in [(0, 0, 0), (0, 7, 7), (7, 0, 7), (7, 9, 7), (9, 7, 7)] {
+            let limits = with(above).over(with(below));
+            assert_eq!((limits.transfer_max, limits.zeroes_unit), (most, above));
+        }
     }
 
     #[test]

@@ -102,6 +102,7 @@ impl Case {
             },
             // What a dropped request has left with the kernel keeps the file open a little longer.
             locking: Locking::Off,
+            ..HostOptions::default()
         }
     }
 

@@ -54,7 +54,11 @@ impl Shell {
                 return Poll::Ready(Ok(()));
             }
             let waited = too_long.as_mut().poll(context);
-            waited.map(|()| Err(none(what)))
+            waited.map(|()| {
+                // Nobody will resume what stops there later on, and the next flush would wait for it.
+                drop(self.out.breakpoints().remove(&args[0]));
+                Err(none(what))
+            })
         })
         .await
     }
