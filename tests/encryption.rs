@@ -227,7 +227,10 @@ fn clusters_are_encrypted_anew_where_they_go() {
         return;
     }
     let ways = [QCOW2_KEYS, AES_KEYS];
-    for (whose, keys) in Whose::BOTH.map(|whose| ways.map(|keys| (whose, keys))).as_flattened() {
+    for (whose, keys) in Whose::BOTH
+        .map(|whose| ways.map(|keys| (whose, keys)))
+        .as_flattened()
+    {
         let whose = *whose;
         let dir = scratch();
         let dir = dir.path();
@@ -299,10 +302,7 @@ fn conversions_go_into_and_out_of_encryption() {
         let image = opened(format, "image");
         Whose::Ours.img(
             dir,
-            &format!(
-                "convert -f raw -O {} -o {keys} plain image",
-                driver(format)
-            ),
+            &format!("convert -f raw -O {} -o {keys} plain image", driver(format)),
         );
         for reader in Whose::BOTH {
             assert!(reader.disk(dir, &image) == plain, "{format} {reader:?}");

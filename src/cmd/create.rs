@@ -701,7 +701,9 @@ pub(super) fn keys_of_qcow2<'a>(
         let others = OPTIONS.iter().filter(|name| **name != KEY_SECRET);
         let mut others = others.filter(|name| value(name).is_some());
         match others.next() {
-            Some(other) => Err(CommandError::new(format!("Parameter '{other}' is unexpected"))),
+            Some(other) => Err(CommandError::new(format!(
+                "Parameter '{other}' is unexpected"
+            ))),
             None => Ok(Some(EncryptionOptions::Aes {
                 secret: value(KEY_SECRET).map(str::to_string),
             })),

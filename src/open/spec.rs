@@ -673,7 +673,10 @@ mod tests {
             let text = format!("Block format '{format}' does not support the option '{option}'");
             assert!(refused(options, true).ends_with(&text), "{options}");
         }
-        let below = refused("driver=qcow2,file.filename=a,backing.encrypt.format=x", true);
+        let below = refused(
+            "driver=qcow2,file.filename=a,backing.encrypt.format=x",
+            true,
+        );
         assert!(below.contains("'backing.encrypt.format' is not"), "{below}");
         assert!(refused("json:[]", false).contains("Invalid JSON"));
         assert!(refused("json:{", false).contains("JSON"));

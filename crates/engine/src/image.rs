@@ -739,7 +739,9 @@ impl Image {
         self.validate_write(0, 0)?;
         let _turn = self.keys.take().await;
         let Some((file, place)) = self.place_of_keys().await? else {
-            return Err(Error::Invalid("the image is not encrypted with LUKS".to_string()));
+            return Err(Error::Invalid(
+                "the image is not encrypted with LUKS".to_string(),
+            ));
         };
         let stages = luks::stages(&file, place, (change, means), job).await?;
         job.enter(job::Stage::Flush);

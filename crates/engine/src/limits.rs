@@ -174,6 +174,8 @@ fn whole_units(most: u64, unit: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::iter::once;
+
     use super::*;
 
     const KIB: u64 = 1 << 10;
@@ -193,10 +195,7 @@ mod tests {
         assert!(limits.cut_transfer(&(1000..1000 + 64 * KIB)));
         assert!(!limits.cut_transfer(&(1000..64 * KIB)));
         assert!(!Limits::default().cut_transfer(&(0..u64::MAX)));
-        assert_eq!(
-            Limits::default().transfers(5..9).collect::<Vec<_>>(),
-            [5..9]
-        );
+        assert!(Limits::default().transfers(5..9).eq(once(5..9)));
         assert_eq!(limits.transfers(5..5).count(), 0);
     }
 
@@ -265,7 +264,7 @@ mod tests {
         ];
         assert_eq!(parts, expected);
         assert_eq!(limits.discards(1..1000).count(), 0);
-        assert_eq!(Limits::default().discards(1..9).collect::<Vec<_>>(), [1..9]);
+        assert!(Limits::default().discards(1..9).eq(once(1..9)));
     }
 
     /// Whatever the limits, the parts cover the request in order, and each is within them.

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use cowslip::commit::{Afterwards, Commit};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Durability, FileRequest, Gate};
-use cowslip::image::{Format, OpenOptions};
+use cowslip::image::{Format, OpenOptions, WriteOptions};
 use cowslip::qcow2::amend::Amendment;
+use cowslip::qcow2::check::CheckResult;
 use cowslip::qcow2::create::{CreateOptions, Version, create};
 use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
 use cowslip::{Buf, BufMut, Error, Image, Job, Result};
@@ -63,11 +64,12 @@ impl Files {
     }
 
     /// Closes `top`, and looks at what is left of it.
-    fn close(&self, image: &Image) {
+    fn close(&self, image: &Image) -> CheckResult {
         block_on(image.close()).unwrap();
         let mut findings = Vec::new();
         let result = our_check(self.get("top").contents(), &mut findings).unwrap();
         assert!(result.is_clean(), "{findings:?}");
+        result
     }
 }
 
@@ -320,4 +322,44 @@ fn what_cannot_be_addressed_is_refused() {
     let saved = block_on(raw.write_vm_state(0, Buf::copy_of(&[1])));
     assert!(matches!(saved, Err(Error::Unsupported { .. })));
     assert_eq!(raw.vm_state_offset(), None);
+}
+
+/// Version 2 has no zero flag, so a discard over a backing file leaves clusters as they are. What lies behind the new end
+/// does not: it would be taken for VM state, and its space would be lost.
+#[test]
+fn shrinking_gives_up_all_that_is_behind_the_end_whatever_lies_below() {
+    for version in [Version::V2, Version::V3] {
+        let mut files = Files::default();
+        let base = files.add("base");
+        let options = CreateOptions {
+            cluster_size: 512,
+            ..CreateOptions::new(SIZE)
+        };
+        block_on(create(base, None, &options)).unwrap();
+        let files = files.with_top(CreateOptions {
+            version,
+            backing_file: Some("base".to_string()),
+            backing_format: Some("qcow2".to_string()),
+            ..CreateOptions::new(SIZE)
+        });
+        let image = files.open("top");
+        let data = Buf::copy_of(&vec![5; SIZE as usize]);
+        block_on(image.write(0, data, WriteOptions::default())).unwrap();
+        let small = TABLE / 2;
+        block_on(image.resize(small)).unwrap();
+        assert!(is_all(&disk(&image), 5));
+        assert_eq!(image.vm_state_offset(), Some(TABLE));
+        let behind = load(&image, 0, (SIZE - TABLE) as usize);
+        assert!(
+            is_all(&behind, 0),
+            "{version:?}: a guest's data is VM state"
+        );
+        let result = files.close(&image);
+        let clusters = result.allocated_clusters;
+        assert_eq!(
+            clusters,
+            small / 512,
+            "{version:?}: space stays behind the end"
+        );
+    }
 }

@@ -124,7 +124,9 @@ impl Driver {
             Driver::HostDevice | Driver::HostCdrom => "either a character or block device",
         };
         let driver = self.name();
-        Error::Invalid(format!("'{driver}' driver requires '{name}' to be {wanted}"))
+        Error::Invalid(format!(
+            "'{driver}' driver requires '{name}' to be {wanted}"
+        ))
     }
 }
 

@@ -350,10 +350,7 @@ mod tests {
         };
         assert_eq!(
             shape(Join::OnHost),
-            [
-                (100..124, 500, 2, vec![0, 1]),
-                (200..204, 804, 1, vec![2])
-            ]
+            [(100..124, 500, 2, vec![0, 1]), (200..204, 804, 1, vec![2])]
         );
         assert_eq!(
             shape(Join::OnBoth),

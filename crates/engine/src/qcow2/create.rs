@@ -350,8 +350,7 @@ pub async fn create_as_job(
         write::plain_file(data_file, size, options.preallocation, job).await?;
     }
     writer.preallocate(&layout, options.preallocation).await?;
-    if let (Some(Encryption::Luks(volume)), Some((offset, _))) =
-        (&options.encryption, layout.keys)
+    if let (Some(Encryption::Luks(volume)), Some((offset, _))) = (&options.encryption, layout.keys)
     {
         writer.keys(volume, offset).await?;
     }

@@ -214,7 +214,9 @@ fn snapshot_table<'a>(file: &'a dyn BlockFile, header: &Header, file_len: u64) -
         next: start,
         end: file_end.min(longest),
         beyond_end: match longest < file_end {
-            true => "Snapshot table is too big (more than 64 MiB); check -r all removes what is beyond",
+            true => {
+                "Snapshot table is too big (more than 64 MiB); check -r all removes what is beyond"
+            }
             false => BEYOND_END,
         },
         window: Vec::new(),

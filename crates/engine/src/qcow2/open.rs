@@ -286,9 +286,9 @@ fn refuse_other_encryption(options: &OpenOptions, header: &Header) -> Result<()>
     };
     let text = match header.crypt_method.name() {
         Some(name) if name == said => return Ok(()),
-        Some(name) => format!(
-            "Header reported '{name}' encryption format but options specify '{said}'"
-        ),
+        Some(name) => {
+            format!("Header reported '{name}' encryption format but options specify '{said}'")
+        }
         None => format!("No encryption in image header, but options specified format '{said}'"),
     };
     Err(Error::Invalid(text))

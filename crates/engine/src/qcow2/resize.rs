@@ -147,7 +147,7 @@ impl Qcow2 {
         if size > old {
             self.grow_disk(old..size, below, plan).await
         } else {
-            self.shrink_disk(size..old, below).await
+            self.shrink_disk(size..old).await
         }
     }
 
@@ -211,9 +211,9 @@ impl Qcow2 {
     }
 
     /// The size first, then the space (invariant D6).
-    async fn shrink_disk(&self, removed: Range<u64>, below: &Below) -> Result<()> {
+    async fn shrink_disk(&self, removed: Range<u64>) -> Result<()> {
         if planted::is(Mistake::ShrinkFreesFirst) {
-            self.free_beyond_end(removed.clone(), below).await?;
+            self.free_beyond_end(removed.clone()).await?;
         }
         self.set_size(removed.start).await?;
         if planted::is(Mistake::ShrinkKeepsEntries) {
@@ -221,19 +221,21 @@ impl Qcow2 {
         }
         // The disk is smaller, durably. If its space cannot be given back for want of space, the
         // change of entries stays in memory for a later cycle, and nothing has failed.
-        match self.free_beyond_end(removed, below).await {
+        match self.free_beyond_end(removed).await {
             Err(error) if is_no_space(&error) => Ok(()),
             freed => freed,
         }
     }
 
-    async fn free_beyond_end(&self, removed: Range<u64>, below: &Below) -> Result<()> {
+    /// Gives up all that is behind the end. Nothing below shows through there, so nothing has to read as zeroes: else version
+    /// 2, which cannot say that of a cluster, would keep them, and they would be taken for VM state.
+    async fn free_beyond_end(&self, removed: Range<u64>) -> Result<()> {
+        let nothing = Below::default();
         let unit = self.geometry().cluster_bytes();
         let whole = round_up(removed.start, unit)..round_up(removed.end, unit);
         if whole.start < whole.end {
-            let rest = self
-                .change_entries(whole.clone(), below, (EntryRequest::Discard, Unref::Free))
-                .await?;
+            let ask = (EntryRequest::Discard, Unref::Free);
+            let rest = self.change_entries(whole.clone(), &nothing, ask).await?;
             debug_assert!(rest.is_empty(), "a discard never writes");
         }
         if self.loses_vm_state(removed.end, removed.start) {

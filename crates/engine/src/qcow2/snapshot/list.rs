@@ -152,7 +152,11 @@ impl SnapshotList {
 
     /// The position of the snapshot that is meant.
     pub fn find(&self, choice: &SnapshotChoice) -> Option<usize> {
-        let by_id = |id: &str| self.entries.iter().position(|e| e.told_id() == id.as_bytes());
+        let by_id = |id: &str| {
+            self.entries
+                .iter()
+                .position(|e| e.told_id() == id.as_bytes())
+        };
         let has_name = |entry: &Entry, name: &str| entry.told_name() == name.as_bytes();
         let by_name = |name: &str| self.entries.iter().position(|e| has_name(e, name));
         match choice {
