@@ -459,6 +459,30 @@ fn only_safe_versions_and_ciphers_are_spoken() {
     still_serves(&watched);
 }
 
+#[test]
+fn the_older_version_does_not_tell_who_is_known_either() {
+    let watched = usual();
+    let told = |name: &'static [u8]| {
+        let context = raw_context(|builder| {
+            let version = Some(SslVersion::TLS1_2);
+            builder.set_max_proto_version(version).unwrap();
+            builder.set_psk_client_callback(move |_, _, identity, key| {
+                identity[..name.len()].copy_from_slice(name);
+                key[..32].fill(9);
+                Ok(32)
+            });
+        });
+        raw_client(&watched, &context).map(drop).unwrap_err()
+    };
+    let known = told(b"alice\0");
+    watched.heard("(user \"alice\")");
+    for stranger in [&b"mallory\0"[..], b"\0", b"\xff\xfe\0"] {
+        assert_eq!(told(stranger), known);
+    }
+    watched.heard("(there is no key for user \"mallory\")");
+    still_serves(&watched);
+}
+
 /// OpenSSL's own server, to which our client speaks: what the client says.
 fn with_raw_server(context: SslContext) -> String {
     let (_directory, path) = server_that(move |mut stream| {
