@@ -129,15 +129,33 @@ pub fn run(args: Args, program: &Program) -> u8 {
     match compared(&args, program) {
         Ok(true) => 0,
         Ok(false) => EXIT_DIFFERENT,
-        Err(error) => program.fail(&error),
+        Err(Failed { error, note }) => {
+            // Behind the error, as what qemu-img prints into a file or a pipe comes at its end.
+            let exit_code = program.fail(&error);
+            print(note);
+            exit_code
+        }
     }
 }
 
-fn compared(args: &Args, program: &Program) -> Result<bool, CommandError> {
+/// Why nothing has come of it.
+struct Failed {
+    error: CommandError,
+    /// What is to be said all the same.
+    note: &'static str,
+}
+
+impl From<CommandError> for Failed {
+    fn from(error: CommandError) -> Failed {
+        Failed { error, note: "" }
+    }
+}
+
+fn compared(args: &Args, program: &Program) -> Result<bool, Failed> {
     let not_opened = |error: CommandError| error.with_exit_code(EXIT_NOT_OPENED);
     let [first, second] = &args.filenames[..] else {
         let text = "Expecting two image file names";
-        return Err(usage_error(text, "compare", program));
+        return Err(usage_error(text, "compare", program).into());
     };
     let cache = CacheMode::parse(&args.cache).ok_or_else(|| {
         let text = format!("Invalid source cache option: {}", args.cache);
@@ -159,8 +177,8 @@ fn compared(args: &Args, program: &Program) -> Result<bool, CommandError> {
         let first = open_image(&specs[0], &how).await.map_err(not_opened)?;
         let second = open_image(&specs[1], &how).await.map_err(not_opened)?;
         let outcome = look(args, [&first, &second]).await;
-        outcome.inspect_err(|_| args.job.unless(args.quiet).end_line())
-    })?;
+        Ok(outcome.inspect_err(|_| args.job.unless(args.quiet).end_line()))
+    })??;
     let shown = args.job.unless(args.quiet);
     shown.clear();
     if args.json {
@@ -172,7 +190,7 @@ fn compared(args: &Args, program: &Program) -> Result<bool, CommandError> {
     Ok(outcome.is_identical())
 }
 
-async fn look(args: &Args, images: [&Image; 2]) -> Result<Outcome, CommandError> {
+async fn look(args: &Args, images: [&Image; 2]) -> Result<Outcome, Failed> {
     let sizes = images.map(|image| image.size().next_multiple_of(SECTOR_BYTES));
     if args.strict && sizes[0] != sizes[1] {
         let comparison = None;
@@ -189,6 +207,7 @@ async fn look(args: &Args, images: [&Image; 2]) -> Result<Outcome, CommandError>
     };
     let compared = compare(images, strictness, &job).await;
     let comparison = compared.map_err(|failure| {
+        let mut note = "";
         let (text, exit_code) = match failure {
             Failure::Extents(side, error) => {
                 let text = format!("Sector allocation test failed for {}: {error}", name(side));
@@ -196,7 +215,7 @@ async fn look(args: &Args, images: [&Image; 2]) -> Result<Outcome, CommandError>
             }
             Failure::Read(side, at, error) => {
                 if !args.quiet && !args.json {
-                    print(warning(sizes, at));
+                    note = warning(sizes, at);
                 }
                 let words = error.system_words();
                 let text = format!("Error while reading offset {at} of {}: {words}", name(side));
@@ -204,7 +223,8 @@ async fn look(args: &Args, images: [&Image; 2]) -> Result<Outcome, CommandError>
             }
             Failure::Cancelled => ("Cancelled".to_string(), EXIT_NOT_READ),
         };
-        CommandError::new(text).with_exit_code(exit_code)
+        let error = CommandError::new(text).with_exit_code(exit_code);
+        Failed { error, note }
     })?;
     Ok(Outcome {
         sizes,

@@ -398,7 +398,9 @@ fn as_json(layer: &Layer, detail: Detail) -> Value {
     if layer.keys.is_some() || header.is_some_and(is_encrypted) {
         put("encrypted", true.into());
     }
-    put("dirty-flag", header.is_some_and(Header::is_dirty).into());
+    if layer.protocol != Protocol::BareNbd {
+        put("dirty-flag", header.is_some_and(Header::is_dirty).into());
+    }
     if detail.limits {
         put("limits", image_limits(layer));
     }
@@ -424,8 +426,8 @@ fn child_json(layer: &Layer, detail: Detail) -> Value {
     }
     if layer.protocol == Protocol::File {
         out["format-specific"] = json!({ "type": "file", "data": data });
+        out["dirty-flag"] = false.into();
     }
-    out["dirty-flag"] = false.into();
     if detail.limits {
         out["limits"] = file_limits();
     }

@@ -588,9 +588,15 @@ mod tests {
         );
         assert_eq!(by_options.backing, Some(BackingChoice::None));
         let (given, full_name) = (by_options.given.clone(), by_options.full_name.clone());
+        // Only one of them says that it is a regular file.
+        assert_eq!(
+            (by_options.driver, by_json.driver),
+            (Driver::Unsaid, Driver::File)
+        );
         let as_given = Source {
             given,
             full_name,
+            driver: Driver::Unsaid,
             ..by_json
         };
         assert_eq!(by_options, as_given);

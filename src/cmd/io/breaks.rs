@@ -56,7 +56,7 @@ impl Shell {
             let waited = too_long.as_mut().poll(context);
             waited.map(|()| {
                 // Nobody will resume what stops there later on, and the next flush would wait for it.
-                drop(self.out.breakpoints().remove(&args[0]));
+                let _unset = self.out.breakpoints().remove(&args[0]);
                 Err(none(what))
             })
         })
