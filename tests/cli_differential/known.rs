@@ -128,10 +128,6 @@ const KNOWN: &[Known] = &[
         "qemu-img ends a progress that has not begun",
     ),
     (
-        |line| line.theirs.contains("Is a directory") && line.ours.contains("to be a regular file"),
-        "a directory is told so however it is opened",
-    ),
-    (
         |line| line.is("map") && line.both_end_with(0) && line.layout == Layout::Free,
         "what is allocated, once each program has written, is ours to choose",
     ),
