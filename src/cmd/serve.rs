@@ -411,9 +411,27 @@ fn server(service: &Service, program: &Program, disk: Disk) -> Server {
     server.add_export(service.export_name.clone(), Arc::new(disk));
     if service.talk == Talk::Everything {
         let program = program.clone();
-        server.observe(move |event| program.complain(described(event)));
+        let tells_all = !is_called_as_qemu();
+        server.observe(move |event| {
+            if tells_all || has_gone_wrong(event) {
+                program.complain(described(event));
+            }
+        });
     }
     server
+}
+
+/// Whether `qemu-nbd -v` tells of it: scripts compare what it says.
+fn has_gone_wrong(event: &ServerEvent) -> bool {
+    match event {
+        ServerEvent::Disconnected { reason, .. } => reason.is_some(),
+        ServerEvent::AcceptFailed { .. } => true,
+        ServerEvent::Connected { .. }
+        | ServerEvent::Option { .. }
+        | ServerEvent::Secured { .. }
+        | ServerEvent::Chosen { .. }
+        | ServerEvent::RequestFailed { .. } => false,
+    }
 }
 
 fn described(event: &ServerEvent) -> String {

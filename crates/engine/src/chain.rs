@@ -15,7 +15,7 @@ use crate::file::{ChosenBy, Event, Gate, HostFile, Role};
 use crate::image::{BackingChoice, Format, OpenOptions};
 use crate::qcow2::map::{Run, Source};
 use crate::qcow2::{self, Qcow2, Wanted};
-use crate::raw::Raw;
+use crate::raw::{self, Raw};
 use crate::{Error, file, foreign, luks};
 
 mod files;
@@ -552,7 +552,12 @@ async fn open_layer(
         }
         Format::Raw => {
             let guard = options.format.is_none() && options.writable;
-            Ok((Layer::Raw(Box::new(Raw::new(file, file_len, guard))), None))
+            // As with QEMU, a disk has whole sectors: the last one of a file that can grow reads as zeroes behind its end.
+            let size = match file.capabilities().extends_with_zeroes {
+                true => file_len.next_multiple_of(raw::SECTOR_BYTES),
+                false => file_len,
+            };
+            Ok((Layer::Raw(Box::new(Raw::new(file, size, guard))), None))
         }
         Format::Qcow2 => {
             let opening = qcow2::Opening {

@@ -38,10 +38,11 @@ pub struct Raw {
     changed: AtomicBool,
 }
 
-const SECTOR_BYTES: u64 = 512;
+/// What disks are whole multiples of.
+pub(crate) const SECTOR_BYTES: u64 = 512;
 
 impl Raw {
-    /// The image in `file`, with the size that it has now.
+    /// The image in `file`, of this size.
     pub fn new(file: HostFile, size: u64, guard_first_sector: bool) -> Raw {
         Raw {
             file,
@@ -256,13 +257,14 @@ impl Raw {
         let held = claim.held.with(Permission::Resize);
         drop(file.claim(Claim { held, ..claim })?);
         let old = self.size();
+        let old_len = self.file.len().await?;
         if let Some(how) = preallocation.fill().filter(|_| size > old) {
             space::check_room(file.as_ref(), size - old).await?;
             job.expect(size - old);
             let added = self.start + old..self.start + size;
             if let Err(error) = space::fill(&self.file, added, how, job).await {
                 // The failure that led here is the one to tell of.
-                drop(self.file.set_len(self.start + old).await);
+                drop(self.file.set_len(old_len).await);
                 return Err(error);
             }
         }

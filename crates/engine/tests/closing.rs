@@ -70,3 +70,35 @@ fn a_flush_that_is_asked_for_is_one() {
         assert!(matches!(ops[..], [Op::Flush]), "{format:?}: {ops:?}");
     }
 }
+
+/// Of a file that is no whole sectors long the disk has the rest of the last one, too; the file keeps its length until that
+/// is written.
+#[test]
+fn a_raw_disk_has_whole_sectors() {
+    let file = Recorder::new(vec![7; 1000]);
+    let options = OpenOptions {
+        format: Some(Format::Raw),
+        writable: true,
+        ..OpenOptions::default()
+    };
+    block_on(async {
+        let image = Image::open(Arc::clone(&file) as _, options.clone(), &NoFiles).await;
+        let image = image.unwrap();
+        assert_eq!(image.size(), 1024);
+        let read = image.read(0, BufMut::zeroed(1024)).await.unwrap();
+        assert!(read[..1000] == [7; 1000] && read[1000..] == [0; 24]);
+        image.close().await.unwrap();
+        assert_eq!(file.contents().len(), 1000);
+        let image = Image::open(Arc::clone(&file) as _, options, &NoFiles).await;
+        let image = image.unwrap();
+        let data = Buf::copy_of(&[8; 10]);
+        image
+            .write(1010, data, WriteOptions::default())
+            .await
+            .unwrap();
+        image.close().await.unwrap();
+    });
+    let after = file.contents();
+    assert_eq!(after.len(), 1020);
+    assert!(after[1000..1010] == [0; 10] && after[1010..] == [8; 10]);
+}
