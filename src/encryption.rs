@@ -161,7 +161,7 @@ impl EncryptionOptions {
                 object::passphrase(secret)?;
                 Ok(Encryption::Aes)
             }
-            EncryptionOptions::Luks(keys) => keys.make().map(Encryption::Luks),
+            EncryptionOptions::Luks(keys) => keys.make().map(Box::new).map(Encryption::Luks),
         }
     }
 }

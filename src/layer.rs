@@ -118,6 +118,9 @@ impl Layer {
             return Err(CommandError::new("Block node is read-only"));
         }
         let mut layer = Layer::look_named(source, look).await?;
+        let of_image = |()| source.doubts.of_image(layer.format);
+        let doubts = source.doubts.of_file().and_then(of_image);
+        doubts.map_err(CommandError::new)?;
         layer.full_name.clone_from(&source.full_name);
         Ok(layer)
     }

@@ -27,6 +27,7 @@ use crate::repair_text::repaired_when_opened;
 
 mod above;
 mod cache_sizes;
+mod doubts;
 pub mod foreign;
 mod gate;
 mod graph;
@@ -127,6 +128,8 @@ pub struct OpenHow {
     pub cache: CacheMode,
     /// `--aio`.
     pub aio: Aio,
+    /// It was named `native`, which QEMU has without the page cache only. Said under its programs' names alone.
+    pub aio_is_native: bool,
     /// What discards do.
     pub discard: DiscardPolicy,
     /// What writes of zeroes do, unless the specification says otherwise.
@@ -232,15 +235,42 @@ impl Source {
             create: CreateMode::OpenExisting,
             page_cache: direct.unwrap_or(how.cache.page_cache()),
             flush: flush.unwrap_or(how.cache.flush_policy()),
-            aio: how.aio,
+            aio: self.aio.map_or(how.aio, |(aio, _)| aio),
             locking: self.locking,
             driver: self.driver,
+        }
+    }
+
+    /// What is wrong with what was said of the file, once it is open.
+    fn judged_by_file(&self, how: &OpenHow) -> Result<(), String> {
+        let is_native = self
+            .aio
+            .map_or(how.aio_is_native, |(_, is_native)| is_native);
+        if is_native && self.host_options(how).page_cache == PageCache::Use {
+            let text = "aio=native was specified, but it requires cache.direct=on, which was not specified.";
+            return Err(text.to_string());
+        }
+        self.doubts.of_file()?;
+        let is_named = matches!(
+            self.backing,
+            Some(BackingChoice::Override { .. } | BackingChoice::InFormat(_))
+        );
+        match self.format {
+            Some(Format::Raw | Format::Luks) if is_named => {
+                Err("Driver doesn't support backing files".to_string())
+            }
+            _ => Ok(()),
         }
     }
 
     /// What other processes may do meanwhile.
     pub fn sharing(&self, how: &OpenHow) -> Sharing {
         sharing(self.force_share, how.sharing)
+    }
+
+    /// The ID of the secret that opens the image.
+    fn secret<'a>(&'a self, how: &'a OpenHow) -> Option<&'a String> {
+        self.key_secret.as_ref().or(how.key_secret.as_ref())
     }
 
     /// The secret of this ID, if one is named.
@@ -289,7 +319,7 @@ async fn open_source(source: &Source, how: &OpenHow) -> Result<Image, CommandErr
     let (file, options, gate) = prepare(source, how).await?;
     match (Image::open(file, options, &gate).await, &how.snapshot) {
         (Err(why), Some(_)) => Err(not_loaded(source, how, &why).await),
-        (opened, _) => finish(source, opened),
+        (opened, _) => finish((source, how), opened),
     }
 }
 
@@ -301,7 +331,7 @@ async fn not_loaded(source: &Source, how: &OpenHow, why: &cowslip::Error) -> Com
     };
     let disk = async {
         let (file, options, gate) = prepare(source, &without).await?;
-        finish(source, Image::open(file, options, &gate).await)
+        finish((source, how), Image::open(file, options, &gate).await)
     };
     let format = match disk.await {
         Err(error) => return error,
@@ -333,7 +363,7 @@ pub async fn reopen_image(
         return Err(source.refused(&cowslip::Error::Invalid(text.to_string())));
     }
     let (file, options, gate) = prepare(&source, how).await?;
-    finish(&source, image.reopen(file, options, &gate).await)
+    finish((&source, how), image.reopen(file, options, &gate).await)
 }
 
 async fn prepare(
@@ -353,7 +383,15 @@ async fn prepare(
     if let Some(data_file) = &source.data_file {
         options.data_file = Some(open_node(data_file, how).await?);
     }
-    Ok((open_file(source, how).await?, options, gate))
+    if source.backing_is_empty {
+        output::warn("Use of \"backing\": \"\" is deprecated; use \"backing\": null instead");
+    }
+    let file = open_file(source, how).await?;
+    if how.copy_on_read && !options.writable && how.images_above == 0 {
+        let text = "Can't use copy-on-read on read-only device";
+        return Err(source.refused(&cowslip::Error::Invalid(text.to_string())));
+    }
+    Ok((file, options, gate))
 }
 
 /// What a node below another one has, as a file: the file itself, or the disk of an image in it.
@@ -423,22 +461,37 @@ fn engine_options(source: &Source, how: &OpenHow) -> Result<OpenOptions, Command
         workers: how.workers.clone(),
         snapshot: how.snapshot.clone().or(source.snapshot.clone()),
         encrypt_format: source.encrypt_format.clone(),
-        passphrase: source.opened_by(source.key_secret.as_ref().or(how.key_secret.as_ref()))?,
+        // One that is missing is told of if the image needs it.
+        passphrase: source.opened_by(source.secret(how)).unwrap_or_default(),
         backing_passphrase: source.opened_by(source.backing_key_secret.as_ref())?,
     })
 }
 
-fn finish(source: &Source, opened: cowslip::Result<Image>) -> Result<Image, CommandError> {
+fn finish(
+    (source, how): (&Source, &OpenHow),
+    opened: cowslip::Result<Image>,
+) -> Result<Image, CommandError> {
+    if let Err(cowslip::Error::Key(_)) = &opened {
+        source.opened_by(source.secret(how))?;
+    }
     let image = opened.map_err(|error| source.refused(&error))?;
+    let format = image.layers()[0].format;
+    let doubts = source.doubts.of_image(format);
+    doubts.map_err(|why| source.refused(&cowslip::Error::Invalid(why)))?;
     if let Some(header) = image
         .layers()
         .first()
         .and_then(|layer| layer.header.clone())
     {
+        let refused =
+            |why: &str| CommandError::new(format!("Could not open '{}': {why}", source.given));
+        if source.discard_no_unref && header.version < 3 {
+            return Err(refused(
+                "discard-no-unref is only supported since qcow2 version 3",
+            ));
+        }
         let checked = source.cache.check(1 << header.cluster_bits);
-        checked.map_err(|why| {
-            CommandError::new(format!("Could not open '{}': {why}", source.given))
-        })?;
+        checked.map_err(|why| refused(&why))?;
     }
     for file in image.unprotected() {
         warn_unprotected(file);
@@ -503,7 +556,11 @@ async fn open_below(source: &Source, how: &OpenHow) -> Result<Arc<dyn BlockFile>
             .map_err(|why| CommandError::new(format!("Could not open '{}': {why}", source.given)));
     }
     let file = open_host_file(Path::new(&source.filename), &source.host_options(how));
-    file.map_err(|error| source.refused(&error))
+    let file = file.map_err(|error| source.refused(&error))?;
+    source
+        .judged_by_file(how)
+        .map_err(|why| source.refused(&cowslip::Error::Invalid(why)))?;
+    Ok(file)
 }
 
 /// Opens the image's file alone, to be examined: finds out its format and claims it.

@@ -1,8 +1,9 @@
-//! Command lines of qemu-img, right and wrong ones, beside qemu-img itself: on equal files the same exit code, the same
-//! words but for what `support/judge.rs` and `known.rs` name, the same disks, and images that both checkers accept.
+//! Command lines of qemu-img, qemu-io and qemu-nbd, right and wrong ones, beside these programs themselves: on equal files the
+//! same exit code, the same words but for what `support/judge.rs` and `known.rs` name, the same disks, and images that both
+//! checkers accept. Of what qemu-nbd serves, clients see the same.
 //!
 //! `COWSLIP_CLI_SEED` replays one case, or with `COWSLIP_CLI_CASES` so many from there on. A failure prints the
-//! seed, how the files were made, the lines and what came of the last.
+//! seed, how the files were made, the lines and what came of the last. Every test here has cases of its own: name the test, too.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::path::Path;
@@ -11,6 +12,8 @@ use std::process::Command;
 mod cast;
 mod known;
 mod lines;
+mod programs;
+mod served;
 
 use crate::support::judge::{Layout, comparable};
 use crate::support::twins::{Twin, Verdict, compare_files, copy_all, qemu_img};
@@ -81,8 +84,25 @@ fn quoted(words: &[String]) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
+/// A case: its seed, the files that it begins with, and a directory for it.
+type Check = fn(u64, &Cast, &Path) -> Verdict;
+
+/// As many cases as the environment wants, or so many.
+fn run_some(check: Check, usual: u64) {
+    let seed = number_from_environment("COWSLIP_CLI_SEED");
+    let cases = number_from_environment("COWSLIP_CLI_CASES");
+    let count = cases.unwrap_or(if seed.is_some() { 1 } else { usual });
+    run_cases(check, seed.unwrap_or(0), count);
+}
+
+/// Cases beyond those of an ordinary run.
+fn run_many(check: Check, usual: u64) {
+    let count = number_from_environment("COWSLIP_CLI_CASES");
+    run_cases(check, 1 << 32, count.unwrap_or(usual));
+}
+
 /// Runs cases, and tells how many differ.
-fn run_cases(first: u64, count: u64) {
+fn run_cases(check: Check, first: u64, count: u64) {
     let mut failures = Vec::new();
     let mut cast: Option<(u64, tempfile::TempDir, Cast)> = None;
     for seed in first..first + count {
@@ -95,7 +115,7 @@ fn run_cases(first: u64, count: u64) {
         let (_, directory, files) = cast.as_ref().unwrap();
         let case = directory.path().join(seed.to_string());
         std::fs::create_dir(&case).unwrap();
-        if let Err(why) = check_case(seed, files, &case) {
+        if let Err(why) = check(seed, files, &case) {
             eprintln!("{why}");
             failures.push(seed);
         }
@@ -279,10 +299,7 @@ fn command_lines_do_what_qemu_imgs_do() {
     if !peers_are_installed(&["qemu-img", "qemu-io"]) {
         return;
     }
-    let seed = number_from_environment("COWSLIP_CLI_SEED");
-    let cases = number_from_environment("COWSLIP_CLI_CASES");
-    let count = cases.unwrap_or(if seed.is_some() { 1 } else { CASES });
-    run_cases(seed.unwrap_or(0), count);
+    run_some(check_case, CASES);
 }
 
 /// Differences beyond the seeds of an ordinary run: `cargo test --test command cli_differential -- --ignored`.
@@ -290,9 +307,6 @@ fn command_lines_do_what_qemu_imgs_do() {
 #[ignore = "takes minutes"]
 fn many_command_lines_do_what_qemu_imgs_do() {
     if peers_are_installed(&["qemu-img", "qemu-io"]) {
-        run_cases(
-            1 << 32,
-            number_from_environment("COWSLIP_CLI_CASES").unwrap_or(4000),
-        );
+        run_many(check_case, 4000);
     }
 }

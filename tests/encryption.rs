@@ -369,7 +369,7 @@ create -f qcow2 -o encryption=on,encrypt.format=aes,encrypt.key-secret=s x 1M
 create -f qcow2 -o encrypt.format=aes x 1M
 create -f qcow2 -o encrypt.format=aes,encrypt.key-secret=s x 1M
 create -f qcow2 -o encrypt.format=aes,encrypt.key-secret=s,encrypt.cipher-alg=aes-128 x 1M
-create -f qcow2 -o encrypt.format=aes,encrypt.key-secret=s,encrypt.iter-time=10,encrypt.hash-alg=sha1 x 1M
+create -f qcow2 -o encrypt.format=aes,encrypt.key-secret=s,encrypt.iter-time=10 x 1M
 measure -O qcow2 -o encryption=on --size 1G
 measure -O qcow2 -o encrypt.format=aes --size 1G
 convert -O raw volume x

@@ -7,6 +7,7 @@ use std::ffi::OsString;
 
 use cowslip_queue::{Backend, Queue};
 
+use crate::cmd::trace::{Traced, trace};
 use crate::getopt::{Long, Mistake, Name, Scanner, Value};
 use crate::open::object;
 use crate::output::{self, Program};
@@ -96,6 +97,8 @@ enum Ended {
     Help,
     /// `--version`.
     Version,
+    /// The list of trace events, of which there are none.
+    TraceEvents,
     /// A mistake of the command line's form, which earns the usage text.
     Mistake(Option<Mistake>),
     /// A mistake of its content.
@@ -108,7 +111,7 @@ impl From<Mistake> for Ended {
     }
 }
 
-fn parse_line(args: &[String]) -> Result<Line, Ended> {
+fn parse_line(args: &[String], program: &Program) -> Result<Line, Ended> {
     let mut scanner = Scanner::new(args, LETTERS, LONGS);
     let mut request = ImageRequest::default();
     let mut commands = Vec::new();
@@ -120,6 +123,10 @@ fn parse_line(args: &[String]) -> Result<Line, Ended> {
             Name::Letter('h') => return Err(Ended::Help),
             Name::Letter('V') => return Err(Ended::Version),
             Name::Letter('c') => commands.push(value),
+            Name::Letter('T') => match trace(&value, program).map_err(Ended::Complaint)? {
+                Traced::Noted => {}
+                Traced::Listed => return Err(Ended::TraceEvents),
+            },
             Name::Letter('f') => request.format = Some(value),
             Name::Long("image-opts") => image_options = true,
             Name::Long("object") => {
@@ -128,12 +135,16 @@ fn parse_line(args: &[String]) -> Result<Line, Ended> {
             _ => request.take(name, &value).map_err(Ended::Complaint)?,
         }
     }
+    let operands = scanner.operands();
+    if operands.len() > 1 {
+        return Err(Ended::Mistake(None));
+    }
     if image_options && request.format.is_some() {
         return Err(Ended::Complaint(
             "--image-opts and -f are mutually exclusive".to_string(),
         ));
     }
-    match (&scanner.operands()[..], image_options) {
+    match (&operands[..], image_options) {
         ([], _) => {}
         ([file], false) => request.filename = Some(file.to_string()),
         ([options], true) => request.options = Some(options.to_string()),
@@ -152,12 +163,13 @@ pub fn run_args(args: &[OsString], program: &Program) -> u8 {
         .iter()
         .map(|arg| arg.to_string_lossy().into_owned())
         .collect();
-    match parse_line(&args) {
+    match parse_line(&args, program) {
         Ok(line) => run_line(line, program),
         Err(Ended::Help) => {
             output::print(&usage(&program.name));
             0
         }
+        Err(Ended::TraceEvents) => 0,
         Err(Ended::Version) => {
             output::print(&format!(
                 "qemu-io version 10.0.2 (cowslip {})\n",

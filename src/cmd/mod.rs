@@ -33,6 +33,7 @@ pub mod rebase;
 pub mod resize;
 pub mod serve;
 pub mod snapshot;
+pub mod trace;
 
 /// Verbs that are the same under the names `qemu-img` and `cowslip`.
 #[derive(Subcommand)]

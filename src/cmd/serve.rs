@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cowslip::file::Sharing;
+use cowslip::image::Format;
 use cowslip_nbd::server::Lifetime;
 use cowslip_nbd::tls::ServerTls;
 use cowslip_nbd::{Server, ServerEvent, ServerOptions};
@@ -317,6 +318,11 @@ async fn serve_image(
     // The image first: whoever is refused its lock touches no socket.
     let image = Arc::new(open_served(service).await?);
     let size = image.size();
+    if let Err(offset) = i64::try_from(service.offset).map_err(|_| service.offset as i64) {
+        return Err(CommandError::new(format!(
+            "Value '{offset}' is out of range for parameter 'offset'"
+        )));
+    }
     if service.offset > size {
         return Err(CommandError::new(format!(
             "Offset ({}) cannot be greater than size of the containing file ({size})",
@@ -389,15 +395,29 @@ fn confine(
 
 async fn open_served(service: &Service) -> Result<cowslip::Image, CommandError> {
     let spec = &service.spec;
-    open::open_image(spec, &service.how).await.map_err(|error| {
+    let failed =
+        |why: &str| CommandError::new(format!("Failed to blk_new_open '{}': {why}", spec.filename));
+    let image = open::open_image(spec, &service.how).await;
+    let image = image.map_err(|error| {
         let text = error.to_string();
         let prefix = format!("Could not open '{}': ", spec.filename);
         if text.starts_with("Failed to load snapshot: ") {
             return error;
         }
         let why = text.strip_prefix(&prefix).unwrap_or(&text);
-        CommandError::new(format!("Failed to blk_new_open '{}': {why}", spec.filename))
-    })
+        failed(why)
+    })?;
+    if service.how.access != Access::Write {
+        return Ok(image);
+    }
+    let source = spec.resolve()?;
+    if source.read_only {
+        return Err(failed("Block node is read-only"));
+    }
+    if source.format.is_none() && image.layers()[0].format == Format::Raw {
+        eprint!("{}", open::guessed_raw(&source.filename));
+    }
+    Ok(image)
 }
 
 fn server(service: &Service, program: &Program, disk: Disk) -> Server {

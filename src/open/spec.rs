@@ -2,7 +2,7 @@
 //!
 //! An option that is not understood is refused: silently dropping one would change what is opened.
 
-use cowslip::file::host::{Driver, Locking};
+use cowslip::file::host::{Aio, Driver, Locking};
 use cowslip::image::{
     AllocPolicy, BackingChoice, CopyOnRead, DetectZeroes, DiscardPolicy, Format, ZeroMethod,
 };
@@ -10,6 +10,7 @@ use cowslip::qcow2::snapshot::SnapshotChoice;
 
 use super::above::{self, Copies};
 use super::cache_sizes::CacheSizes;
+use super::doubts::Doubts;
 use super::foreign;
 use super::graph::{self, Filters};
 use super::json;
@@ -63,6 +64,8 @@ pub struct Source {
     pub cache: CacheSizes,
     /// `read-only=on`.
     pub read_only: bool,
+    /// `read-only=off`.
+    pub read_write: bool,
     /// `cache.direct=`.
     pub direct: Option<bool>,
     /// `cache.no-flush=`.
@@ -85,6 +88,12 @@ pub struct Source {
     pub copy_on_read: Option<CopyOnRead>,
     /// Writes store whole clusters, compressed.
     pub compress: bool,
+    /// `backing=`, of which QEMU says that one should not.
+    pub backing_is_empty: bool,
+    /// `file.aio=`, and whether it is QEMU's `native`.
+    pub aio: Option<(Aio, bool)>,
+    /// What is wrong with the rest of what was said.
+    pub doubts: Doubts,
     /// `data-file=` and `data-file.*`: the file that guest data is in.
     pub data_file: Option<Box<Source>>,
 }
@@ -210,6 +219,8 @@ impl ImageSpec {
             source.filename.clone_from(&self.filename);
         }
         source.say_given(&self.filename);
+        // In JSON it may be null, which is how it should be said.
+        source.backing_is_empty &= self.image_opts;
         Ok(source)
     }
 }
@@ -289,21 +300,6 @@ impl Source {
         if is_remote && source.remote.is_none() {
             source.remote = Some(ExportName::of_options(&place)?);
         }
-        let given = |name: &str| pairs.iter().any(|(given, _)| given == name);
-        for (name, format) in [
-            ("encrypt.format", Format::Qcow2),
-            ("encrypt.key-secret", Format::Qcow2),
-            ("key-secret", Format::Luks),
-        ] {
-            if given(name)
-                && let Some(other) = source.format.filter(|other| *other != format)
-            {
-                return Err(CommandError::new(format!(
-                    "Block format '{}' does not support the option '{name}'",
-                    other.name()
-                )));
-            }
-        }
         if source.filename.is_empty() && source.remote.is_none() {
             let text = "A block device must be specified for \"file\"";
             return Err(CommandError::new(text));
@@ -360,6 +356,7 @@ impl Source {
             alloc_policy: None,
             cache: CacheSizes::default(),
             read_only: false,
+            read_write: false,
             direct: None,
             no_flush: None,
             force_share: false,
@@ -371,6 +368,9 @@ impl Source {
             backing_key_secret: None,
             copy_on_read: None,
             compress: false,
+            backing_is_empty: false,
+            aio: None,
+            doubts: Doubts::default(),
             data_file: None,
         }
     }
@@ -393,7 +393,20 @@ impl Source {
         Ok(())
     }
 
+    /// The choice of a backing file so far, in this format.
+    fn backing_in(&self, format: Format) -> BackingChoice {
+        let name = self.backing.as_ref().and_then(override_name);
+        match name.map(str::to_string) {
+            Some(name) => BackingChoice::Override {
+                name,
+                format: Some(format),
+            },
+            None => BackingChoice::InFormat(format),
+        }
+    }
+
     fn apply(&mut self, name: &str, value: &str) -> Result<(), CommandError> {
+        self.doubts.hear(name);
         match name {
             "driver" if value == "nbd" => {
                 self.format = Some(Format::Raw);
@@ -409,23 +422,16 @@ impl Source {
                 self.driver = Driver::from_name(value).ok_or_else(refused)?;
             }
             "filename" | "file.filename" | "file" => self.name(value)?,
-            "backing" => self.backing = Some(backing_choice(value)),
+            "backing" => {
+                self.backing = Some(backing_choice(value));
+                self.backing_is_empty = value.is_empty();
+            }
             "backing.file.filename" | "backing.filename" => {
                 let format = self.backing.as_ref().and_then(override_format);
                 let name = value.to_string();
                 self.backing = Some(BackingChoice::Override { name, format });
             }
-            "backing.driver" => {
-                let format = parse_format(value)?;
-                let name = self.backing.as_ref().and_then(override_name);
-                self.backing = Some(match name.map(str::to_string) {
-                    Some(name) => BackingChoice::Override {
-                        name,
-                        format: Some(format),
-                    },
-                    None => BackingChoice::InFormat(format),
-                });
-            }
+            "backing.driver" => self.backing = Some(self.backing_in(parse_format(value)?)),
             "discard" => self.discard = Some(discard_policy(value)?),
             "discard-no-unref" => self.discard_no_unref = options::switch(name, value)?,
             "detect-zeroes" => self.detect_zeroes = Some(detect_zeroes(value)?),
@@ -445,14 +451,29 @@ impl Source {
             "snapshot.id" => self.snapshot = Some(with_id(self.snapshot.take(), value)),
             "snapshot.name" => self.snapshot = Some(with_name(self.snapshot.take(), value)),
             "alloc-policy" => self.alloc_policy = Some(alloc_policy(name, value)?),
-            "read-only" => self.read_only = options::switch(name, value)?,
+            "read-only" => {
+                self.read_only = options::switch(name, value)?;
+                self.read_write = !self.read_only;
+            }
             "force-share" => self.force_share = options::switch(name, value)?,
             "locking" | "file.locking" => self.locking = locking(value)?,
             "cache.direct" => self.direct = Some(options::switch(name, value)?),
             "cache.no-flush" => self.no_flush = Some(options::switch(name, value)?),
-            // These tune caches and checks that work otherwise here, or name nodes of a graph.
-            _ if without_effect(name) => {}
+            "file.cache.direct" => self.direct = Some(options::switch("cache.direct", value)?),
+            "file.cache.no-flush" => {
+                self.no_flush = Some(options::switch("cache.no-flush", value)?)
+            }
+            "file.read-only" => self.read_only |= options::switch("read-only", value)?,
+            "file.force-share" => self.force_share |= options::switch("force-share", value)?,
+            "file.aio" => {
+                let aio = super::parse_aio(value).ok_or_else(|| {
+                    CommandError::new(format!("invalid parameter value: {value}"))
+                })?;
+                self.aio = Some((aio, value == "native"));
+            }
             _ if self.cache.take(name, value)? => {}
+            // These tune caches and checks that work otherwise here, name nodes of a graph, or are nothing.
+            _ if self.doubts.take(name, value)? => {}
             _ => {
                 let text = format!("Block option '{name}' is not supported");
                 return Err(CommandError::new(text));
@@ -460,22 +481,6 @@ impl Source {
         }
         Ok(())
     }
-}
-
-fn without_effect(name: &str) -> bool {
-    let own = name.strip_prefix("file.").unwrap_or(name);
-    let own = own.strip_prefix("backing.").unwrap_or(own);
-    matches!(
-        own,
-        "node-name"
-            | "auto-read-only"
-            | "lazy-refcounts"
-            | "cache-clean-interval"
-            | "file.driver"
-            | "overlap-check"
-    ) || own.starts_with("overlap-check.")
-        || own.starts_with("pass-discard-")
-        || name.starts_with("backing.") && own.ends_with("cache-size")
 }
 
 fn backing_choice(value: &str) -> BackingChoice {
@@ -509,7 +514,7 @@ fn locking(value: &str) -> Result<Locking, CommandError> {
         "on" => Ok(Locking::On),
         "off" => Ok(Locking::Off),
         _ => Err(CommandError::new(format!(
-            "Parameter 'locking' does not accept value '{value}'"
+            "invalid parameter value: {value}"
         ))),
     }
 }
@@ -527,11 +532,8 @@ fn discard_policy(value: &str) -> Result<DiscardPolicy, CommandError> {
 /// # Errors
 /// No such mode.
 pub fn detect_zeroes(value: &str) -> Result<DetectZeroes, CommandError> {
-    DetectZeroes::from_name(value).ok_or_else(|| {
-        CommandError::new(format!(
-            "Parameter 'detect-zeroes' does not accept value '{value}'"
-        ))
-    })
+    DetectZeroes::from_name(value)
+        .ok_or_else(|| CommandError::new(format!("invalid parameter value: {value}")))
 }
 
 /// How space is allocated, as options `name` have it.

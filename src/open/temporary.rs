@@ -25,6 +25,7 @@ pub async fn open_above(
     let reading = OpenHow {
         access: Access::Read,
         temporary: false,
+        copy_on_read: false,
         ..how.clone()
     };
     let below = open_image(spec, &reading).await?;
@@ -43,7 +44,9 @@ pub async fn open_above(
         },
         encrypt_format: None,
         passphrase: None,
-        backing_passphrase: source.opened_by(source.key_secret.as_ref())?,
+        backing_passphrase: source
+            .opened_by(source.key_secret.as_ref())
+            .unwrap_or_default(),
         ..super::engine_options(source, how)?
     };
     let opened = Image::open(file, options, &source.gate(how)).await;

@@ -14,7 +14,12 @@ pub struct Line<'a> {
 impl Line<'_> {
     /// Why the reports may differ: the first reason that fits.
     pub fn may_differ(&self) -> Option<&'static str> {
-        let fits = KNOWN.iter().find(|(fits, _)| fits(self));
+        self.first_fit(KNOWN)
+    }
+
+    /// The same of these reasons.
+    pub fn first_fit(&self, reasons: &[Known]) -> Option<&'static str> {
+        let fits = reasons.iter().find(|(fits, _)| fits(self));
         fits.map(|(_, why)| *why)
     }
 
@@ -39,7 +44,7 @@ impl Line<'_> {
         None
     }
 
-    fn both_say(&self, text: &str) -> bool {
+    pub fn both_say(&self, text: &str) -> bool {
         self.theirs.contains(text) && self.ours.contains(text)
     }
 
@@ -47,17 +52,17 @@ impl Line<'_> {
         self.words.first().is_some_and(|first| first == verb)
     }
 
-    fn says(&self, theirs: &str, ours: &str) -> bool {
+    pub fn says(&self, theirs: &str, ours: &str) -> bool {
         self.theirs.contains(theirs) && self.ours.contains(ours)
     }
 
-    fn both_end_with(&self, code: u8) -> bool {
+    pub fn both_end_with(&self, code: u8) -> bool {
         let end = format!("--- Some({code})");
         self.theirs.ends_with(&end) && self.ours.ends_with(&end)
     }
 
     /// Whether neither has done anything.
-    fn both_fail(&self) -> bool {
+    pub fn both_fail(&self) -> bool {
         let fails = |text: &str| !text.ends_with("--- Some(0)");
         fails(self.theirs) && fails(self.ours)
     }
@@ -73,7 +78,8 @@ impl Line<'_> {
     }
 }
 
-type Known = (fn(&Line<'_>) -> bool, &'static str);
+/// When a line may differ, and why.
+pub type Known = (fn(&Line<'_>) -> bool, &'static str);
 
 const KNOWN: &[Known] = &[
     (

@@ -8,8 +8,12 @@ use crate::support::rng::Rng;
 
 /// What an option takes.
 #[derive(Clone, Copy)]
-enum Takes {
+pub enum Takes {
     Nothing,
+    /// One of these.
+    Of(&'static [&'static str]),
+    /// What this makes.
+    Made(fn(&mut Lines) -> String),
     Format,
     Image,
     Cache,
@@ -41,7 +45,7 @@ use Takes::{
 };
 
 /// An option: its spellings, what it takes, and that it is taken once in so many lines.
-type Choice = (&'static [&'static str], Takes, u64);
+pub type Choice = (&'static [&'static str], Takes, u64);
 
 const QUIET: Choice = (&["-q", "--quiet"], Nothing, 8);
 const PROGRESS: Choice = (&["-p", "--progress"], Nothing, 8);
@@ -49,7 +53,7 @@ const FORMAT: Choice = (&["-f", "--format"], Format, 4);
 const IMAGE_OPTS: Choice = (&["--image-opts"], Nothing, 40);
 const FORCE_SHARE: Choice = (&["-U", "--force-share"], Nothing, 8);
 const OUTPUT: Choice = (&["--output"], Output, 3);
-const OBJECT: Choice = (&["--object"], Object, 60);
+pub const OBJECT: Choice = (&["--object"], Object, 60);
 
 /// A verb: its options, and what follows them.
 struct Verb {
@@ -381,8 +385,17 @@ impl Lines {
             is_it
         });
         let verb = verb.expect("below the total");
+        let parts = self.options(verb.options);
+        let operands = (verb.operands)(self);
+        let mut words = self.joined(parts, operands);
+        words.insert(0, verb.name.to_string());
+        words
+    }
+
+    /// Some of these options, in any order.
+    pub fn options(&mut self, choices: &[Choice]) -> Vec<Vec<String>> {
         let mut parts: Vec<Vec<String>> = Vec::new();
-        for (spellings, takes, times) in verb.options {
+        for (spellings, takes, times) in choices {
             while self.rng.once_in(*times) {
                 parts.push(self.option(spellings, *takes));
                 if *times == 1 || !self.rng.once_in(6) {
@@ -391,7 +404,11 @@ impl Lines {
             }
         }
         self.shuffle(&mut parts);
-        let operands = (verb.operands)(self);
+        parts
+    }
+
+    /// Options and operands as words, sometimes with a mistake.
+    pub fn joined(&mut self, mut parts: Vec<Vec<String>>, operands: Vec<String>) -> Vec<String> {
         // Operands keep their order, between options.
         let mut from = 0;
         for operand in operands {
@@ -408,7 +425,6 @@ impl Lines {
         if self.rng.once_in(6) {
             self.mangle(&mut words);
         }
-        words.insert(0, verb.name.to_string());
         words
     }
 
@@ -455,6 +471,8 @@ impl Lines {
     fn value(&mut self, takes: Takes) -> Option<String> {
         let choices: &[&str] = match takes {
             Nothing => return None,
+            Takes::Of(values) => values,
+            Takes::Made(make) => return Some(make(self)),
             Format => &[
                 "qcow2", "qcow2", "qcow2", "qcow2", "raw", "raw", "raw", "foo", "",
             ],
@@ -512,7 +530,7 @@ impl Lines {
     }
 
     /// An image's name, or all that is said of it.
-    fn image(&mut self) -> String {
+    pub fn image(&mut self) -> String {
         match self.rng.below(20) {
             0..14 => (*self.rng.pick(IMAGES)).to_string(),
             14 | 15 => (*self.rng.pick(ODDITIES)).to_string(),
@@ -543,7 +561,7 @@ impl Lines {
         }
     }
 
-    fn format_and_name(&mut self) -> (&'static str, &'static str) {
+    pub fn format_and_name(&mut self) -> (&'static str, &'static str) {
         let name = *self.rng.pick(IMAGES);
         let format = match (name.ends_with(".raw"), self.rng.once_in(6)) {
             (true, false) | (false, true) => "raw",

@@ -77,6 +77,10 @@ fn timeless(line: &str, layout: Layout) -> String {
     if let Some(start) = before("Run completed in ") {
         return format!("{start}Run completed in <time>\n");
     }
+    // What qemu-io says of a request's time.
+    if let Some(start) = before(" ops; ") {
+        return format!("{start} ops; <time>\n");
+    }
     let trimmed = line.trim_start();
     for key in ["\"date-sec\":", "\"date-nsec\":"] {
         if trimmed.starts_with(key) {
@@ -100,12 +104,23 @@ fn timeless(line: &str, layout: Layout) -> String {
         if let Some(key) = keys.iter().find(|key| trimmed.starts_with(**key)) {
             return format!("{key}<bytes>\n");
         }
+        // What qemu-io's shell says of an image's clusters.
+        if line.contains("allocated at offset") {
+            return prompt_of(line);
+        }
         let shares = ["\"fragmented-clusters\": ", "\"allocated-clusters\": "];
         if shares.iter().any(|key| trimmed.starts_with(key)) || line.contains("% fragmented, ") {
             return String::new();
         }
     }
     dateless(line)
+}
+
+/// The prompts of qemu-io's shell that a line begins with.
+fn prompt_of(line: &str) -> String {
+    const PROMPT: &str = "qemu-io> ";
+    let end = line.rfind(PROMPT).map_or(0, |at| at + PROMPT.len());
+    line[..end].to_string()
 }
 
 /// Dates of snapshots, which are made at different moments.

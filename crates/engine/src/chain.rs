@@ -404,7 +404,13 @@ pub async fn open(
                 (backing, ChosenBy::Image)
             }
             BackingChoice::Override { name, format } => {
-                (Some((name.clone(), *format)), ChosenBy::Caller)
+                // Another file, but of the format that the image names, as in QEMU.
+                let named = match format {
+                    None => in_named_format(backing, (&options, layers.len()))?,
+                    Some(_) => None,
+                };
+                let format = format.or(named.and_then(|(_, format)| format));
+                (Some((name.clone(), format)), ChosenBy::Caller)
             }
         };
         let Some((backing_name, format)) = backing else {

@@ -63,7 +63,7 @@ fn made(format: Format) -> Vec<u8> {
     } else {
         let mut options = CreateOptions::new(DISK_BYTES);
         options.cluster_size = 4096;
-        options.encryption = Some(Encryption::Luks(volume));
+        options.encryption = Some(Encryption::Luks(Box::new(volume)));
         block_on(create(file.clone(), None, &options)).unwrap();
     }
     file.contents()

@@ -23,8 +23,6 @@ pub struct ImageRequest {
     /// `-f`.
     pub format: Option<String>,
     how: OpenHow,
-    /// The engine's name as it was given.
-    aio: Option<String>,
 }
 
 impl Default for ImageRequest {
@@ -39,7 +37,6 @@ impl Default for ImageRequest {
                 discard: DiscardPolicy::Unmap,
                 ..OpenHow::default()
             },
-            aio: None,
         }
     }
 }
@@ -80,7 +77,7 @@ impl ImageRequest {
             Name::Letter('i') => {
                 self.how.aio =
                     open::parse_aio(value).ok_or_else(|| format!("Invalid aio option: {value}"))?;
-                self.aio = Some(value.to_string());
+                self.how.aio_is_native = value == "native";
             }
             _ => {}
         }
@@ -108,26 +105,17 @@ impl ImageRequest {
         }
     }
 
-    /// What contradicts itself, in QEMU's words.
+    /// What contradicts itself before a file is opened, in QEMU's words.
     fn contradiction(&self, source: Option<&Source>) -> Option<&'static str> {
-        let writable = self.how.access == Access::Write;
-        let direct = matches!(self.how.cache, CacheMode::None | CacheMode::DirectSync);
+        let writable = self.how.access == Access::Write && !self.how.temporary;
         let option = |is_set: fn(&Source) -> bool| source.is_some_and(is_set);
         let forced = self.how.sharing == Sharing::Forced || option(|source| source.force_share);
         if !self.names_an_image() {
             Some("Must specify either driver or file")
         } else if self.filename.as_deref() == Some("") {
             Some("The 'file' block driver requires a file name")
-        } else if forced && writable {
+        } else if forced && writable && !option(|source| source.read_only) {
             Some("force-share=on can only be used with read-only images")
-        } else if self.aio.as_deref() == Some("native") && !direct {
-            Some(
-                "aio=native was specified, but it requires cache.direct=on, which was not specified.",
-            )
-        } else if self.how.copy_on_read && !writable {
-            Some("Can't use copy-on-read on read-only device")
-        } else if option(|source| source.read_only) && writable {
-            Some("Block node is read-only")
         } else {
             None
         }
@@ -183,7 +171,10 @@ impl Opened {
         }
     }
 
-    async fn open_plainly(before: Option<&Image>, request: ImageRequest) -> Result<Opened, String> {
+    async fn open_plainly(
+        before: Option<&Image>,
+        mut request: ImageRequest,
+    ) -> Result<Opened, String> {
         let spec = request.spec();
         let without_prefix = |error: crate::error::CommandError| {
             let text = error.to_string();
@@ -195,6 +186,9 @@ impl Opened {
             return Err(why.unwrap_or("Nothing to open").to_string());
         }
         let source = spec.resolve().map_err(without_prefix)?;
+        if source.read_write {
+            request.how.access = Access::Write;
+        }
         if let Some(why) = request.contradiction(Some(&source)) {
             return Err(why.to_string());
         }
@@ -207,9 +201,14 @@ impl Opened {
         };
         let image = image.map_err(without_prefix)?;
         let writable = request.how.access == Access::Write;
+        if source.read_only && writable {
+            // Told last, when all else is well.
+            image.close().await.map_err(|why| why.to_string())?;
+            return Err("Block node is read-only".to_string());
+        }
         let mut warnings = Vec::new();
         let is_raw = image.layers().first().map(|layer| layer.format) == Some(Format::Raw);
-        if is_raw && source.format.is_none() && writable {
+        if is_raw && source.format.is_none() && writable && before.is_none() {
             warnings.push(open::guessed_raw(&source.filename));
         }
         Ok(Opened {

@@ -9,10 +9,12 @@ use crate::getopt::{Name, Scanner};
 
 /// Extents asked for at once: enough to make the calls few, little enough to hold.
 const EXTENTS_MAX: usize = 4096;
+const SECTOR_BYTES: u64 = 512;
 
 impl Shell {
     pub(super) fn length(&self) -> Outcome {
-        let size = self.image()?.size();
+        // QEMU counts sectors.
+        let size = self.image()?.size().next_multiple_of(SECTOR_BYTES);
         self.out.print(&format!("{}\n", report::size(size as f64)));
         Ok(())
     }

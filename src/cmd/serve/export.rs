@@ -127,9 +127,10 @@ impl Disk {
             Context::Allocation | Context::Depth => {
                 let (start, len) = (range.start, range.end - range.start);
                 let extents = self.image.extents(start, len, most).await?;
-                let state = match context {
-                    Context::Depth => depth,
-                    _ => allocation,
+                let layers = self.image.layers().len() as u32;
+                let state = |run: &Extent| match context {
+                    Context::Depth => depth(run, layers),
+                    _ => allocation(run),
                 };
                 return Ok(joined(extents.iter().map(|run| (run.len, state(run)))));
             }
@@ -157,10 +158,12 @@ fn allocation(extent: &Extent) -> AllocationFlags {
         .with_if(AllocationFlags::ZERO, extent.zero)
 }
 
-/// Which image of the chain holds a run: the one on top is 1, and 0 is none.
-fn depth(extent: &Extent) -> AllocationFlags {
+/// Which image of a chain of so many holds a run: the one on top is 1, and 0 is none. As in QEMU, an image that is shorter than
+/// the one above it holds what is beyond its end.
+fn depth(extent: &Extent, layers: u32) -> AllocationFlags {
     AllocationFlags(match extent.present {
         true => extent.depth + 1,
+        false if extent.depth + 1 < layers => extent.depth + 2,
         false => 0,
     })
 }
@@ -275,14 +278,15 @@ mod tests {
             extent(35, 5, 0, false, true),
             extent(40, 1, 0, true, true),
         ];
-        let seen = |state: fn(&Extent) -> AllocationFlags| {
+        let seen = |state: &dyn Fn(&Extent) -> AllocationFlags| {
             let runs = joined(extents.iter().map(|run| (run.len, state(run))));
             let seen = runs.iter().map(|run| (run.len, run.flags.0));
             seen.collect::<Vec<_>>()
         };
         let hole = AllocationFlags::HOLE.with(AllocationFlags::ZERO).0;
         let expected = [(30, 0), (10, hole), (1, AllocationFlags::ZERO.0)];
-        assert_eq!(seen(allocation), expected);
-        assert_eq!(seen(depth), [(10, 1), (20, 2), (10, 0), (1, 1)]);
+        assert_eq!(seen(&allocation), expected);
+        let of_two = |extent: &Extent| depth(extent, 2);
+        assert_eq!(seen(&of_two), [(10, 1), (20, 2), (10, 0), (1, 1)]);
     }
 }

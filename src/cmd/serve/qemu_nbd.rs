@@ -10,6 +10,7 @@ use cowslip_nbd::tls::{ClientTls, ServerTls};
 
 use super::{Address, DEFAULT_PORT, Ground, Service, Talk, list, sandbox, start};
 use crate::cmd::discard_policy;
+use crate::cmd::trace::{Traced, trace};
 use crate::error::CommandError;
 use crate::getopt::{Long, Mistake, Name, Scanner, Value};
 use crate::nbd::{ClientSide, TlsName};
@@ -159,7 +160,7 @@ struct Line {
     socket: Option<String>,
     cache_given: bool,
     discard_given: bool,
-    aio: Option<String>,
+    aio_given: bool,
     lists: bool,
     /// A device of the kernel's is to be connected, or disconnected.
     kernel: Option<Kernel>,
@@ -209,7 +210,7 @@ fn wish(args: &[String], program: &Program) -> Result<Wish, Refusal> {
         socket: None,
         cache_given: false,
         discard_given: false,
-        aio: None,
+        aio_given: false,
         lists: false,
         kernel: None,
         of_image: false,
@@ -220,32 +221,15 @@ fn wish(args: &[String], program: &Program) -> Result<Wish, Refusal> {
         match name {
             Name::Letter('h') => return Ok(Wish::Help),
             Name::Letter('V') => return Ok(Wish::Version),
-            Name::Letter('T') => match option.value().as_str() {
-                // There are none to list.
-                "help" => return Ok(Wish::TraceEvents),
-                value => trace(value, program)?,
+            Name::Letter('T') => match trace(&option.value(), program) {
+                Ok(Traced::Listed) => return Ok(Wish::TraceEvents),
+                Ok(Traced::Noted) => {}
+                Err(why) => return complaint(why),
             },
             _ => line.take(name, option.value())?,
         }
     }
     line.finish(&scanner.operands())
-}
-
-/// `-T`: there are no trace events, which is what QEMU says of those that it does not have.
-fn trace(value: &str, program: &Program) -> Result<(), Refusal> {
-    for part in value.split(',').filter(|part| !part.is_empty()) {
-        let pattern = match part.split_once('=') {
-            None => part,
-            Some(("enable", pattern)) => pattern,
-            Some((name @ ("file" | "events"), _)) => {
-                return complaint(format!("Tracing (-T {name}=) is not supported"));
-            }
-            Some((name, _)) => return complaint(format!("Invalid parameter '{name}'")),
-        };
-        let name = pattern.strip_prefix('-').unwrap_or(pattern);
-        program.complain(format_args!("warning: trace event '{name}' does not exist"));
-    }
-    Ok(())
 }
 
 /// A number as the C library reads it: also hexadecimal and octal.
@@ -286,12 +270,9 @@ impl Line {
             Name::Long("pid-file") => service.pid_file = Some(PathBuf::from(value)),
             Name::Letter('x') => service.export_name = limited("export name", value)?,
             Name::Letter('D') => service.description = limited("export description", value)?,
-            Name::Letter('o') => match number(&value).map(|offset| (offset, offset.try_into())) {
-                Some((_, Ok(offset))) => service.offset = offset,
-                Some((offset, Err(_))) => {
-                    let text = format!("Value '{offset}' is out of range for parameter 'offset'");
-                    return complaint(text);
-                }
+            // Whether it is one is judged with the image.
+            Name::Letter('o') => match number(&value) {
+                Some(offset) => service.offset = offset as u64,
                 None => return complaint(format!("Invalid offset '{value}'")),
             },
             Name::Letter('e') => match number(&value).map(i32::try_from) {
@@ -331,7 +312,7 @@ impl Line {
                 how.cache = CacheMode::parse(&value)
                     .ok_or_else(|| Refusal::Complaint(format!("Invalid cache mode `{value}'")))?;
             }
-            Name::Long("aio") if self.aio.is_some() => {
+            Name::Long("aio") if self.aio_given => {
                 return complaint("--aio can only be specified once");
             }
             Name::Long("discard") if self.discard_given => {
@@ -340,7 +321,8 @@ impl Line {
             Name::Long("aio") => {
                 how.aio = open::parse_aio(&value)
                     .ok_or_else(|| Refusal::Complaint(format!("Invalid aio mode '{value}'")))?;
-                self.aio = Some(value);
+                how.aio_is_native = value == "native";
+                self.aio_given = true;
             }
             Name::Long("backing-policy") => {
                 how.policy = open::parse_policy(&value).map_err(Refusal::Complaint)?;
@@ -355,6 +337,13 @@ impl Line {
                     let text = "Failed to parse detect_zeroes mode: invalid parameter value";
                     Refusal::Complaint(format!("{text}: {value}"))
                 })?;
+                // The discards that were asked for so far.
+                let unmaps = how.discard == DiscardPolicy::Unmap;
+                if how.detect_zeroes == DetectZeroes::Unmap && !unmaps {
+                    let text = "setting detect-zeroes to unmap is not allowed without setting discard \
+                                operation to unmap";
+                    return complaint(text);
+                }
             }
             Name::Letter('l') => {
                 let choice = open::parse_choice(&value).map_err(|why| {
@@ -372,12 +361,6 @@ impl Line {
     }
 
     fn finish(mut self, operands: &[&str]) -> Result<Wish, Refusal> {
-        let how = &self.service.how;
-        if how.detect_zeroes == DetectZeroes::Unmap && how.discard != DiscardPolicy::Unmap {
-            let text = "setting detect-zeroes to unmap is not allowed without setting discard \
-                        operation to unmap";
-            return complaint(text.to_string());
-        }
         self.service.address = match self.socket {
             Some(path) => Address::Unix(PathBuf::from(path)),
             None => Address::Tcp {
@@ -385,7 +368,6 @@ impl Line {
                 port: self.port.unwrap_or_else(|| DEFAULT_PORT.to_string()),
             },
         };
-        self.tls.validate(self.lists)?;
         if self.lists {
             if !operands.is_empty() {
                 return complaint("List mode is incompatible with a file name");
@@ -396,28 +378,20 @@ impl Line {
             if self.service.ground == Ground::Back {
                 return complaint("List mode is incompatible with forking");
             }
+            self.tls.validate(self.lists)?;
             let tls = self.tls.for_listing(&self.service.address)?;
             return Ok(Wish::List(self.service.address, tls));
         }
-        self.service.tls = self.tls.for_serving()?;
         let [file] = operands else {
             return Err(Refusal::Count);
         };
+        self.tls.validate(self.lists)?;
+        self.service.tls = self.tls.for_serving()?;
         if let Some(kernel) = self.kernel {
             return complaint(kernel.refusal());
         }
         if self.image_options && self.format.is_some() {
             return complaint("--image-opts and -f are mutually exclusive");
-        }
-        let direct = matches!(
-            self.service.how.cache,
-            CacheMode::None | CacheMode::DirectSync
-        );
-        if self.aio.as_deref() == Some("native") && !direct {
-            return complaint(format!(
-                "Failed to blk_new_open '{file}': aio=native was specified, \
-                 but it requires cache.direct=on, which was not specified."
-            ));
         }
         self.service.spec = ImageSpec {
             image_opts: self.image_options,

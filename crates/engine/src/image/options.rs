@@ -37,7 +37,7 @@ pub enum BackingChoice {
     Override {
         /// Its name, relative to the image.
         name: String,
-        /// Its format; probed if unknown.
+        /// Its format; if unknown, that which the image names for its own, and probed if it names none.
         format: Option<Format>,
     },
 }

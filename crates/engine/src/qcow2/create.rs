@@ -84,7 +84,7 @@ pub enum Encryption {
     /// QEMU's old way: the password is the key, and nothing of it is in the image.
     Aes,
     /// With a key that this volume holds.
-    Luks(NewVolume),
+    Luks(Box<NewVolume>),
 }
 
 /// What a new image shall be like.

@@ -6,6 +6,7 @@
 //! A server with TLS insists on it (the specification's FORCEDTLS): before `STARTTLS` nothing is told or agreed on, and
 //! nothing that came in the clear counts afterwards.
 
+use std::borrow::Cow;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -87,11 +88,17 @@ enum Step {
 }
 
 /// Refusal of an option: the reply's code and its message.
-struct Refusal(OptionReplyCode, &'static str);
+struct Refusal(OptionReplyCode, Cow<'static, str>);
+
+impl Refusal {
+    fn new(code: OptionReplyCode, text: impl Into<Cow<'static, str>>) -> Refusal {
+        Refusal(code, text.into())
+    }
+}
 
 impl From<Malformed> for Refusal {
     fn from(malformed: Malformed) -> Refusal {
-        Refusal(OptionReplyCode::ErrInvalid, malformed.0)
+        Refusal::new(OptionReplyCode::ErrInvalid, malformed.0)
     }
 }
 
@@ -244,7 +251,7 @@ impl<'a> Haggling<'a> {
     }
 
     fn answer_too_long(&mut self, option: OptionCode) -> Step {
-        let reason = Refusal(OptionReplyCode::ErrTooBig, "the option is too long");
+        let reason = Refusal::new(OptionReplyCode::ErrTooBig, "the option is too long");
         self.refuse(option, self.needs_tls(option).unwrap_or(reason));
         Step::Next
     }
@@ -253,7 +260,7 @@ impl<'a> Haggling<'a> {
     fn needs_tls(&self, option: OptionCode) -> Option<Refusal> {
         let may_precede = matches!(option, OptionCode::StartTls | OptionCode::Abort);
         let needed = self.security == Security::Missing && !may_precede;
-        needed.then_some(Refusal(
+        needed.then_some(Refusal::new(
             OptionReplyCode::ErrTlsRequired,
             "the option is not permitted before TLS",
         ))
@@ -286,7 +293,7 @@ impl<'a> Haggling<'a> {
             OptionCode::ListMetaContext => self.list_contexts(data),
             OptionCode::SetMetaContext => self.set_contexts(data),
             OptionCode::ExtendedHeaders => self.extended_headers(data),
-            OptionCode::ExportName | OptionCode::Unknown(_) => Err(Refusal(
+            OptionCode::ExportName | OptionCode::Unknown(_) => Err(Refusal::new(
                 OptionReplyCode::ErrUnsupported,
                 "the option is not supported",
             )),
@@ -326,8 +333,14 @@ impl<'a> Haggling<'a> {
         no_data(data)?;
         match self.security {
             Security::Missing => Ok(Step::Secure),
-            Security::NotOffered => Err(Refusal(OptionReplyCode::ErrPolicy, "TLS not configured")),
-            Security::Present => Err(Refusal(OptionReplyCode::ErrInvalid, "TLS already enabled")),
+            Security::NotOffered => Err(Refusal::new(
+                OptionReplyCode::ErrPolicy,
+                "TLS not configured",
+            )),
+            Security::Present => Err(Refusal::new(
+                OptionReplyCode::ErrInvalid,
+                "TLS already enabled",
+            )),
         }
     }
 
@@ -386,10 +399,16 @@ impl<'a> Haggling<'a> {
     }
 
     fn find(&self, name: &str) -> Result<&Arc<dyn Export>, Refusal> {
-        self.shared.find(name).ok_or(Refusal(
-            OptionReplyCode::ErrUnknown,
-            "there is no export of this name",
-        ))
+        // QEMU's words, which its clients show, and no more of a long name.
+        let unknown = || {
+            let shown = match name.char_indices().nth(80) {
+                Some((end, _)) => format!("{}...", &name[..end]),
+                None => name.to_string(),
+            };
+            let text = format!("export '{shown}' not present");
+            Refusal::new(OptionReplyCode::ErrUnknown, text)
+        };
+        self.shared.find(name).ok_or_else(unknown)
     }
 
     fn structured_reply(&mut self, data: &[u8]) -> Result<Step, Refusal> {
@@ -399,11 +418,11 @@ impl<'a> Haggling<'a> {
                 self.replies = ReplyStyle::Structured;
                 Ok(Step::Next)
             }
-            ReplyStyle::Structured => Err(Refusal(
+            ReplyStyle::Structured => Err(Refusal::new(
                 OptionReplyCode::ErrInvalid,
                 "structured replies are agreed on already",
             )),
-            ReplyStyle::Extended => Err(Refusal(
+            ReplyStyle::Extended => Err(Refusal::new(
                 OptionReplyCode::ErrExtendedHeadersRequired,
                 "extended headers are agreed on already",
             )),
@@ -414,7 +433,7 @@ impl<'a> Haggling<'a> {
         no_data(data)?;
         if self.replies == ReplyStyle::Extended {
             let reason = "extended headers are agreed on already";
-            return Err(Refusal(OptionReplyCode::ErrInvalid, reason));
+            return Err(Refusal::new(OptionReplyCode::ErrInvalid, reason));
         }
         self.replies = ReplyStyle::Extended;
         Ok(Step::Next)
@@ -423,7 +442,7 @@ impl<'a> Haggling<'a> {
     fn contexts_request(&self, data: &[u8]) -> Result<MetaContextRequest, Refusal> {
         if self.replies == ReplyStyle::Simple {
             let reason = "structured replies must be agreed on first";
-            return Err(Refusal(OptionReplyCode::ErrInvalid, reason));
+            return Err(Refusal::new(OptionReplyCode::ErrInvalid, reason));
         }
         let request = MetaContextRequest::decode(data)?;
         self.find(&request.name)?;
@@ -469,7 +488,7 @@ impl<'a> Haggling<'a> {
 fn no_data(data: &[u8]) -> Result<(), Refusal> {
     match data {
         [] => Ok(()),
-        _ => Err(Refusal(
+        _ => Err(Refusal::new(
             OptionReplyCode::ErrInvalid,
             "the option takes no data",
         )),

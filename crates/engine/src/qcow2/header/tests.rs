@@ -122,7 +122,6 @@ fn what_the_specification_forbids_is_refused() {
         (&[(23, &[8])], "cluster size: 2^8"),
         (&[(23, &[22])], "cluster size: 2^22"),
         (&[(35, &[3])], "encryption method 3"),
-        (&[(35, &[1])], "encryption (AES)"),
         (&[(35, &[2])], "Missing CRYPTO header"),
         (&[(79, &[0x20])], "Unknown incompatible feature: 20"),
         (
@@ -162,6 +161,19 @@ fn what_the_specification_forbids_is_refused() {
     for (patches, words) in cases {
         refuses(sample(3), patches, words);
     }
+}
+
+#[test]
+fn the_old_encryption_has_no_header_of_its_own() {
+    let mut header = sample(2);
+    header.crypt_method = CryptMethod::Aes;
+    let parsed = parse(&header.encode().unwrap()).unwrap();
+    assert_eq!(parsed.crypt_method, CryptMethod::Aes);
+    header.extensions.crypto_header = Some(CryptoHeader {
+        offset: 0x5_0000,
+        length: 4096,
+    });
+    refuses(header, &[], "without LUKS");
 }
 
 #[test]

@@ -1,0 +1,319 @@
+//! Command lines of qemu-io: which image it opens and how. What its shell's commands do is asked by `io_differential.rs`; here
+//! they are few, and come in any number.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use super::cast::Cast;
+use super::known::{Known, Line};
+use super::lines::Takes::{Aio, Cache, Format, Made, Nothing, Of};
+use super::lines::{Choice, Lines, OBJECT};
+use super::{LINES, quoted, run_many, run_some};
+use crate::support::golden::{lines, words};
+use crate::support::judge::{Layout, comparable};
+use crate::support::twins::{Twin, Verdict, compare_files, copy_all};
+use crate::support::{cowslip, peers_are_installed, scratch};
+
+/// Cases of an ordinary test run: some seconds.
+const CASES: u64 = 48;
+
+const DISCARDS: &[&str] = &["unmap", "ignore", "on", "off", "foo", ""];
+
+pub const TRACES: &[&str] = &["foo", "enable=foo", "-foo", "x=y", "help", ""];
+
+const OPTIONS: &[Choice] = &[
+    (&["-c", "--cmd"], Made(Lines::io_command), 1),
+    (&["-c", "--cmd"], Made(Lines::io_command), 2),
+    (&["-c", "--cmd"], Made(Lines::io_command), 2),
+    (&["-f", "--format"], Format, 3),
+    (&["-r", "--read-only"], Nothing, 5),
+    (&["-s", "--snapshot"], Nothing, 10),
+    (&["-n", "--nocache"], Nothing, 12),
+    (&["-C", "--copy-on-read"], Nothing, 10),
+    (&["-m", "--misalign"], Nothing, 12),
+    (&["-k", "--native-aio"], Nothing, 25),
+    (&["-t", "--cache"], Cache, 8),
+    (&["-i", "--aio"], Aio, 12),
+    (&["-d", "--discard"], Of(DISCARDS), 6),
+    (&["-U", "--force-share"], Nothing, 10),
+    (&["-T", "--trace"], Of(TRACES), 40),
+    (&["-v"], Nothing, 60),
+    (&["-o"], Of(&["driver=qcow2"]), 60),
+    (&["-h", "--help"], Nothing, 80),
+    (&["-V", "--version"], Nothing, 80),
+    OBJECT,
+];
+
+/// Lines of the shell.
+const COMMANDS: &[&str] = &[
+    "read 0 4k",
+    "read -P 0 0 512",
+    "read -P 7 100k 1000",
+    "read -v 1000 20",
+    "read 3M 512",
+    "read 0 -1",
+    "read",
+    "readv 0 512 1k",
+    "aio_read 0 4k",
+    "write 0 4k",
+    "write -P 7 0 64k",
+    "write -P 9 100k 1000",
+    "write -P 3 999k 1k",
+    "write -z 64k 64k",
+    "write -z -u 0 128k",
+    "write -c -P 5 0 64k",
+    "write -n 0 64k",
+    "write -f -P 4 4k 4k",
+    "writev -P 6 1k 512 512",
+    "aio_write -P 8 8k 4k",
+    "aio_flush",
+    "discard 0 64k",
+    "discard 1000 512",
+    "flush",
+    "length",
+    "map",
+    "alloc 0 128k",
+    "info",
+    "truncate 2M",
+    "truncate 100k",
+    "sleep 1",
+    "close",
+    "quit",
+    "q",
+    "open base.qcow2",
+    "open -r img.qcow2",
+    "open -s -o driver=qcow2 img.qcow2",
+    "open -o driver=raw a.raw",
+    "open nosuch",
+    "open",
+    "reopen -r",
+    "reopen -w",
+    "reopen -c none",
+    "reopen -o cache.no-flush=on",
+    "foo",
+    "",
+    " ",
+    "# read 0 1",
+    "help nosuch",
+    "read -x 0 1",
+];
+
+/// What is said of an image beside its name.
+const IMAGE_OPTIONS: &[&str] = &[
+    "",
+    "",
+    "",
+    ",read-only=on",
+    ",read-only=off",
+    ",cache.direct=on",
+    ",cache.no-flush=on",
+    ",cache.direct=x",
+    ",discard=unmap",
+    ",discard=foo",
+    ",detect-zeroes=on",
+    ",detect-zeroes=unmap",
+    ",detect-zeroes=foo",
+    ",detect-zeroes=unmap,discard=unmap",
+    ",lazy-refcounts=on",
+    ",l2-cache-size=64k",
+    ",cache-size=1k,l2-cache-size=2k",
+    ",backing=",
+    ",backing.driver=raw",
+    ",backing.driver=qcow2,backing.file.filename=base.qcow2",
+    ",backing.file.filename=a.raw",
+    ",overlap-check=all",
+    ",pass-discard-other=on",
+    ",discard-no-unref=on",
+    ",force-share=on",
+    ",force-share=x",
+    ",file.locking=off",
+    ",file.locking=foo",
+    ",file.driver=file",
+    ",file.aio=threads",
+    ",file.cache.direct=off",
+    ",encrypt.format=luks",
+    ",encrypt.format=aes,encrypt.key-secret=s0",
+    ",encrypt.key-secret=s0",
+    ",node-name=n",
+    ",auto-read-only=on",
+    ",foo=1",
+    ",offset=512",
+    ",offset=4k,size=64k",
+    ",size=x",
+    ",copy-on-read=on",
+    ",read-only",
+    ",",
+];
+
+impl Lines {
+    /// A line of the shell.
+    pub fn io_command(&mut self) -> String {
+        (*self.rng.pick(COMMANDS)).to_string()
+    }
+
+    /// A list of options that names an image.
+    pub fn image_options(&mut self) -> String {
+        let (format, name) = self.format_and_name();
+        let more = *self.rng.pick(IMAGE_OPTIONS);
+        format!("driver={format},file.filename={name}{more}")
+    }
+
+    /// A command line of qemu-io.
+    fn qemu_io(&mut self) -> Vec<String> {
+        let mut parts = self.options(OPTIONS);
+        let mut operands = match self.rng.below(16) {
+            0 => Vec::new(),
+            1..=4 => {
+                parts.push(vec!["--image-opts".to_string()]);
+                vec![self.image_options()]
+            }
+            5 => vec![self.image_options()],
+            _ => vec![self.image()],
+        };
+        if self.rng.once_in(40) {
+            operands.push(self.image());
+        }
+        self.joined(parts, operands)
+    }
+}
+
+/// Differences that are meant, of all programs that are no qemu-img.
+pub const KNOWN: &[Known] = &[
+    (
+        |line| line.both_say(" 10.0.2 (") && line.both_end_with(0),
+        "each program tells its own version",
+    ),
+    (
+        |line| {
+            line.ours
+                .contains("Temporary snapshots (-s) are supported of image files")
+        },
+        "what -s is not done of is refused by name",
+    ),
+    (
+        |line| {
+            line.ours
+                .contains("A temporary snapshot (-s) cannot be opened anew")
+        },
+        "qemu-io looks for the file that it has removed, or begins another",
+    ),
+    (
+        |line| line.says("qcow2_writev_start_req", "") && line.both_end_with(0),
+        "there are no trace events",
+    ),
+];
+
+fn qemu_io() -> Command {
+    Command::new("qemu-io")
+}
+
+/// Our shell under the name that its errors then begin with.
+fn ours() -> Command {
+    let mut command = cowslip();
+    command.arg("qemu-io");
+    command
+}
+
+/// The directories of both programs.
+fn twins(cast: &Cast, directory: &Path) -> (Twin, Twin) {
+    let twin = |name: &str, program| {
+        let directory = directory.join(name);
+        copy_all(&cast.directory, &directory);
+        Twin { directory, program }
+    };
+    (
+        twin("theirs", qemu_io as fn() -> Command),
+        twin("ours", ours),
+    )
+}
+
+/// What a program has said, without how it describes itself.
+fn told(output: &Output, layout: Layout) -> String {
+    let text = comparable(output, layout);
+    let parts = text.find("Usage: qemu-io").zip(text.find("--- errors"));
+    match parts {
+        Some((start, end)) if start < end => {
+            format!("{}<usage>\n{}", &text[..start], &text[end..])
+        }
+        _ => text,
+    }
+}
+
+fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
+    let (theirs, ours) = twins(cast, directory);
+    let mut generator = Lines::new(seed);
+    let mut layout = Layout::Equal;
+    let mut lines = String::new();
+    for _ in 0..LINES {
+        let words = generator.qemu_io();
+        lines += &format!("  qemu-io {}\n", quoted(&words));
+        let (expected, got) = (theirs.run(&words), ours.run(&words));
+        // A line may write before it asks what is allocated.
+        let asks = |word: &String| ["map", "alloc"].iter().any(|verb| word.contains(verb));
+        let asked = words.iter().any(asks);
+        let judged = if asked { Layout::Free } else { layout };
+        let line = Line {
+            words: &words,
+            theirs: &told(&expected, judged),
+            ours: &told(&got, judged),
+            layout,
+        };
+        let compared = match line.theirs == line.ours {
+            false if line.may_differ().or(line.first_fit(KNOWN)).is_some() => return Ok(()),
+            false => Err(format!(
+                "qemu-io says:\n{}\nours:\n{}\n",
+                line.theirs, line.ours
+            )),
+            true => compare_files(&theirs, &ours, &mut layout),
+        };
+        compared.map_err(|why| format!("seed {seed}:\n{}{lines}{why}", cast.told))?;
+    }
+    Ok(())
+}
+
+/// Lines that once did something else than qemu-io's, run one after the other on the same files.
+const MENDED: &str = r#"
+"#;
+
+#[test]
+fn lines_of_qemu_io_that_once_differed_differ_no_more() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let directory = scratch();
+    let cast = Cast::make(directory.path().join("cast"), 0);
+    let (theirs, ours) = twins(&cast, directory.path());
+    let mut failures = String::new();
+    for line in lines(MENDED) {
+        // An underscore is a blank in a word.
+        let words: Vec<String> = words(line)
+            .into_iter()
+            .map(|word| word.replace('_', " "))
+            .collect();
+        let said = |twin: &Twin| told(&twin.run(&words), Layout::Free);
+        let (expected, got) = (said(&theirs), said(&ours));
+        if expected != got {
+            failures += &format!("{line}\n--- expected\n{expected}\n--- actual\n{got}\n");
+        }
+        if let Err(why) = compare_files(&theirs, &ours, &mut Layout::Free) {
+            failures += &format!("{line}\n{why}\n");
+        }
+    }
+    assert!(failures.is_empty(), "{failures}");
+}
+
+#[test]
+fn lines_of_qemu_io_do_what_qemu_ios_do() {
+    if peers_are_installed(&["qemu-img", "qemu-io"]) {
+        run_some(check_case, CASES);
+    }
+}
+
+/// Differences beyond the seeds of an ordinary run: `cargo test --test command cli_differential -- --ignored`.
+#[test]
+#[ignore = "takes minutes"]
+fn many_lines_of_qemu_io_do_what_qemu_ios_do() {
+    if peers_are_installed(&["qemu-img", "qemu-io"]) {
+        run_many(check_case, 4000);
+    }
+}
