@@ -407,7 +407,7 @@ fn a_data_file_that_cannot_be_used_is_named() {
     std::fs::remove_file(bench.path("data.raw")).unwrap();
     assert_says(&bench.refused(&write), &["data.raw", "No such file"]);
     std::fs::create_dir(bench.path("data.raw")).unwrap();
-    assert_says(&bench.refused(&write), &["data.raw", "regular file"]);
+    assert_says(&bench.refused(&write), &["data.raw", "Is a directory"]);
     std::fs::remove_dir(bench.path("data.raw")).unwrap();
     // Itself: guest data would overwrite the header.
     symlink(IMAGE, bench.path("data.raw")).unwrap();
