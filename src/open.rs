@@ -316,6 +316,9 @@ pub async fn open_image(spec: &ImageSpec, how: &OpenHow) -> Result<Image, Comman
 }
 
 async fn open_source(source: &Source, how: &OpenHow) -> Result<Image, CommandError> {
+    if source.backing_is_empty {
+        output::warn("Use of \"backing\": \"\" is deprecated; use \"backing\": null instead");
+    }
     let (file, options, gate) = prepare(source, how).await?;
     match (Image::open(file, options, &gate).await, &how.snapshot) {
         (Err(why), Some(_)) => Err(not_loaded(source, how, &why).await),
@@ -382,9 +385,6 @@ async fn prepare(
     }
     if let Some(data_file) = &source.data_file {
         options.data_file = Some(open_node(data_file, how).await?);
-    }
-    if source.backing_is_empty {
-        output::warn("Use of \"backing\": \"\" is deprecated; use \"backing\": null instead");
     }
     let file = open_file(source, how).await?;
     if how.copy_on_read && !options.writable && how.images_above == 0 {

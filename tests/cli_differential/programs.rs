@@ -44,7 +44,7 @@ const OPTIONS: &[Choice] = &[
     OBJECT,
 ];
 
-/// Lines of the shell.
+/// Lines of the shell. None of which the outcome depends on time (`aio_read`), or is ours to choose (discards of less than a sector).
 const COMMANDS: &[&str] = &[
     "read 0 4k",
     "read -P 0 0 512",
@@ -54,7 +54,6 @@ const COMMANDS: &[&str] = &[
     "read 0 -1",
     "read",
     "readv 0 512 1k",
-    "aio_read 0 4k",
     "write 0 4k",
     "write -P 7 0 64k",
     "write -P 9 100k 1000",
@@ -65,10 +64,8 @@ const COMMANDS: &[&str] = &[
     "write -n 0 64k",
     "write -f -P 4 4k 4k",
     "writev -P 6 1k 512 512",
-    "aio_write -P 8 8k 4k",
     "aio_flush",
     "discard 0 64k",
-    "discard 1000 512",
     "flush",
     "length",
     "map",
@@ -198,6 +195,26 @@ pub const KNOWN: &[Known] = &[
         "qemu-io looks for the file that it has removed, or begins another",
     ),
     (
+        |line| {
+            line.ours
+                .contains("force-share=on can only be used with read-only images")
+        },
+        "-U goes with nothing that is written: neither with -s, nor with reopen -w",
+    ),
+    (
+        |line| {
+            let mistakes = [
+                "force-share=on can only be used with read-only images",
+                "-U conflicts with image options",
+                "Can't use copy-on-read on read-only device",
+                "aio=native was specified",
+            ];
+            let tells = |mistake: &&str| line.theirs.contains(*mistake);
+            line.both_fail() && mistakes.iter().any(tells)
+        },
+        "of two mistakes that contradict an image either is told",
+    ),
+    (
         |line| line.says("qcow2_writev_start_req", "") && line.both_end_with(0),
         "there are no trace events",
     ),
@@ -273,6 +290,42 @@ fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
 
 /// Lines that once did something else than qemu-io's, run one after the other on the same files.
 const MENDED: &str = r#"
+-T x=y -c length a.raw
+-T foo -t foo a.raw
+-i native a.raw nosuch
+-i native nosuch
+-i native -c length a.raw
+-f qcow2 --image-opts a b
+-c length odd.raw
+-C -r nosuch
+-C -r -c length a.raw
+-C -s -c read_0_4k over.qcow2
+-c reopen_-r a.raw
+--image-opts -c length driver=raw,file.filename=a.raw,lazy-refcounts=on
+--image-opts -c length driver=raw,file.filename=a.raw,file.foo=1
+--image-opts -c length driver=raw,file.filename=a.raw,file.aio=foo
+--image-opts -c length driver=raw,file.filename=a.raw,file.aio=native
+--image-opts -c length driver=raw,file.filename=a.raw,file.aio=threads,file.cache.direct=off
+--image-opts -c length driver=raw,file.filename=a.raw,file.read-only=on
+--image-opts -c length driver=raw,file.filename=a.raw,file.locking=foo
+--image-opts -c length driver=raw,file.filename=a.raw,backing.driver=raw
+--image-opts -c length driver=raw,file.filename=a.raw,detect-zeroes=foo
+--image-opts -c length driver=qcow2,file.filename=img.qcow2,foo=1
+--image-opts -c length driver=qcow2,file.filename=img.qcow2,size=x
+--image-opts -c length driver=qcow2,file.filename=nosuch,foo=1
+--image-opts -c length driver=qcow2,file.filename=a.raw,foo=1
+--image-opts -c length driver=qcow2,file.filename=img.qcow2,overlap-check=foo
+--image-opts -c length driver=qcow2,file.filename=img.qcow2,pass-discard-other=x
+--image-opts -c length driver=qcow2,file.filename=img.qcow2,node-name=1
+--image-opts -c length driver=qcow2,file.filename=img.qcow2,backing=
+--image-opts -c length driver=qcow2,file.filename=base.qcow2,backing.driver=raw
+--image-opts -r -c read_-v_0_16 driver=qcow2,file.filename=over.qcow2,backing.file.filename=base.qcow2
+--image-opts -c length driver=qcow2,file.filename=v2.qcow2,discard-no-unref=on
+--image-opts -c length driver=qcow2,file.filename=img.qcow2,encrypt.key-secret=s0
+--image-opts -c length driver=qcow2,file.filename=img.qcow2,encrypt.format=aes,encrypt.key-secret=s0
+--image-opts -c length driver=qcow2,file.filename=img.qcow2,encrypt.format=luks
+--image-opts -r -c write_0_4k driver=qcow2,file.filename=img.qcow2,read-only=off
+--image-opts -C -c length driver=qcow2,file.filename=img.qcow2,read-only=on
 "#;
 
 #[test]

@@ -133,6 +133,14 @@ const KNOWN: &[Known] = &[
         "QEMU rounds a raw disk up to whole sectors",
     ),
     (
+        |line| {
+            let moves = |word: &String| word.starts_with("-o") || word.starts_with("--of");
+            let takes = |word: &String| word == "-s" || word.starts_with("--sn");
+            line.words.iter().any(moves) && line.words.iter().any(takes)
+        },
+        "qemu-nbd tells that a temporary image holds nothing, and nothing of those below, if the disk begins elsewhere",
+    ),
+    (
         |line| line.theirs.contains("probing guessed raw") && line.theirs.ends_with("--- Some(1)"),
         "a qemu-nbd in the background that has warned of something is taken for one that has failed",
     ),
@@ -373,7 +381,6 @@ impl Clients<'_> {
             "write -z -n 0 64k",
             "write -f -P 4 4k 4k",
             "discard 0 64k",
-            "discard 1000 512",
             "flush",
             "length",
             "read 900k 64k",

@@ -400,8 +400,11 @@ pub async fn open(
                 (backing, ChosenBy::Image)
             }
             BackingChoice::InFormat(format) => {
-                let backing = backing.map(|(name, _)| (name, Some(*format)));
-                (backing, ChosenBy::Image)
+                let Some((name, _)) = backing else {
+                    let text = "Could not open backing file: A block device must be specified for \"file\"";
+                    return Err(Error::Invalid(text.to_string()));
+                };
+                (Some((name, Some(*format))), ChosenBy::Image)
             }
             BackingChoice::Override { name, format } => {
                 // Another file, but of the format that the image names, as in QEMU.
