@@ -130,6 +130,8 @@ nosuch -r
 --sha=x nosuch
 --des=1 nosuch
 --dis nosuch
+--b=x nosuch
+--s=x nosuch
 --t nosuch
 --tls nosuch
 -D '' nosuch

@@ -68,12 +68,14 @@ const LONGS: &[Long] = &[
         letter: None,
         value: Value::None,
     },
-    Long {
-        name: "backing-policy",
-        letter: None,
-        value: Value::Required,
-    },
 ];
+
+/// Not qemu-io's. No shortened name means it.
+const OWN: &[Long] = &[Long {
+    name: "backing-policy",
+    letter: None,
+    value: Value::Required,
+}];
 
 const fn long(name: &'static str, letter: char, value: Value) -> Long {
     Long {
@@ -112,7 +114,7 @@ impl From<Mistake> for Ended {
 }
 
 fn parse_line(args: &[String], program: &Program) -> Result<Line, Ended> {
-    let mut scanner = Scanner::new(args, LETTERS, LONGS);
+    let mut scanner = Scanner::new(args, LETTERS, LONGS).with_own(OWN);
     let mut request = ImageRequest::default();
     let mut commands = Vec::new();
     let mut image_options = false;

@@ -44,7 +44,8 @@ const OPTIONS: &[Choice] = &[
     OBJECT,
 ];
 
-/// Lines of the shell. None of which the outcome depends on time (`aio_read`), or is ours to choose (discards of less than a sector).
+/// Lines of the shell. None of which the outcome depends on time (`aio_read`), or is ours to choose (discards of less than a sector,
+/// compressed writes over what is stored).
 const COMMANDS: &[&str] = &[
     "read 0 4k",
     "read -P 0 0 512",
@@ -60,7 +61,6 @@ const COMMANDS: &[&str] = &[
     "write -P 3 999k 1k",
     "write -z 64k 64k",
     "write -z -u 0 128k",
-    "write -c -P 5 0 64k",
     "write -n 0 64k",
     "write -f -P 4 4k 4k",
     "writev -P 6 1k 512 512",
@@ -209,10 +209,32 @@ pub const KNOWN: &[Known] = &[
                 "Can't use copy-on-read on read-only device",
                 "aio=native was specified",
             ];
-            let tells = |mistake: &&str| line.theirs.contains(*mistake);
+            let tells =
+                |mistake: &&str| line.theirs.contains(*mistake) || line.ours.contains(*mistake);
             line.both_fail() && mistakes.iter().any(tells)
         },
         "of two mistakes that contradict an image either is told",
+    ),
+    (
+        |line| {
+            line.theirs.contains("    bitmaps:\n")
+                && line.words.iter().any(|word| word.contains("info"))
+        },
+        "`info` of the shell lists no bitmaps",
+    ),
+    (
+        |line| {
+            let has = |letter: &str, long: &str| {
+                let is_it = |word: &String| word == letter || word.starts_with(long);
+                line.words.iter().any(is_it)
+            };
+            has("-s", "--sn") && has("-r", "--re")
+        },
+        "-s of what is only read makes no temporary image",
+    ),
+    (
+        |line| line.theirs.contains("short-form boolean option"),
+        "QEMU's warnings of options without a value",
     ),
     (
         |line| line.says("qcow2_writev_start_req", "") && line.both_end_with(0),
@@ -256,6 +278,12 @@ fn told(output: &Output, layout: Layout) -> String {
     }
 }
 
+/// Whether a line may write over the tables of an image: what checkers say of what is left of it is no contract.
+fn overwrites_an_image(words: &[String]) -> bool {
+    let has = |part: &str| words.iter().any(|word| word.contains(part));
+    has("raw") && has(".qcow2")
+}
+
 fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
     let (theirs, ours) = twins(cast, directory);
     let mut generator = Lines::new(seed);
@@ -283,6 +311,9 @@ fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
             )),
             true => compare_files(&theirs, &ours, &mut layout),
         };
+        if compared.is_err() && line.theirs == line.ours && overwrites_an_image(&words) {
+            return Ok(());
+        }
         compared.map_err(|why| format!("seed {seed}:\n{}{lines}{why}", cast.told))?;
     }
     Ok(())
@@ -291,6 +322,9 @@ fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
 /// Lines that once did something else than qemu-io's, run one after the other on the same files.
 const MENDED: &str = r#"
 -T x=y -c length a.raw
+--b=any a.raw
+-f foo ''
+-f raw ''
 -T foo -t foo a.raw
 -i native a.raw nosuch
 -i native nosuch

@@ -126,14 +126,6 @@ const KNOWN: &[Known] = &[
     ),
     (
         |line| {
-            let whole = |size: u64| size.is_multiple_of(512);
-            let sizes = exported(line.theirs).zip(exported(line.ours));
-            sizes.is_some_and(|(theirs, ours)| whole(theirs) && !whole(ours))
-        },
-        "QEMU rounds a raw disk up to whole sectors",
-    ),
-    (
-        |line| {
             let moves = |word: &String| word.starts_with("-o") || word.starts_with("--of");
             let takes = |word: &String| word == "-s" || word.starts_with("--sn");
             line.words.iter().any(moves) && line.words.iter().any(takes)
@@ -141,18 +133,14 @@ const KNOWN: &[Known] = &[
         "qemu-nbd tells that a temporary image holds nothing, and nothing of those below, if the disk begins elsewhere",
     ),
     (
+        |line| line.theirs.contains("Failed to bind socket to") && line.both_fail(),
+        "the socket is made when the image is open",
+    ),
+    (
         |line| line.theirs.contains("probing guessed raw") && line.theirs.ends_with("--- Some(1)"),
         "a qemu-nbd in the background that has warned of something is taken for one that has failed",
     ),
 ];
-
-/// The size of the disk that was listed.
-fn exported(said: &str) -> Option<u64> {
-    let line = said
-        .lines()
-        .find_map(|line| line.strip_prefix("  size:  "))?;
-    line.parse().ok()
-}
 
 fn qemu_nbd() -> Command {
     Command::new("qemu-nbd")
@@ -204,7 +192,8 @@ impl Server {
         let mut greeted = false;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                if status.success() && (greeted || greets(socket)) {
+                // QEMU's may say that it has failed, and serve.
+                if greeted || greets(socket) {
                     let pid = std::fs::read_to_string(pid_file).unwrap_or_default();
                     self.detached = pid.trim().parse().ok();
                 }

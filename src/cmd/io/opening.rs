@@ -182,6 +182,9 @@ impl Opened {
             text.strip_prefix(&prefix).unwrap_or(&text).to_string()
         };
         if !request.names_an_image() || request.filename.as_deref() == Some("") {
+            if let Some(format) = &request.format {
+                open::parse_format(format).map_err(|why| why.to_string())?;
+            }
             let why = request.contradiction(None);
             return Err(why.unwrap_or("Nothing to open").to_string());
         }

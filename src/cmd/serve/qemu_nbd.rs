@@ -53,13 +53,16 @@ const LONGS: &[Long] = &[
     only_long("tls-hostname", Value::Required),
     only_long("tls-authz", Value::Required),
     only_long("image-opts", Value::None),
-    only_long("backing-policy", Value::Required),
     long("trace", 'T', Value::Required),
     only_long("fork", Value::None),
     only_long("pid-file", Value::Required),
     only_long("selinux-label", Value::Required),
     only_long("handshake-limit", Value::Required),
-    // Not QEMU's: what keeps ours from being asked for more than it should.
+];
+
+/// Not QEMU's: what keeps ours from being asked for more than it should. No shortened name means one of them.
+const OWN: &[Long] = &[
+    only_long("backing-policy", Value::Required),
     only_long("sandbox", Value::Required),
 ];
 
@@ -200,7 +203,7 @@ struct TlsWords {
 }
 
 fn wish(args: &[String], program: &Program) -> Result<Wish, Refusal> {
-    let mut scanner = Scanner::new(args, LETTERS, LONGS);
+    let mut scanner = Scanner::new(args, LETTERS, LONGS).with_own(OWN);
     let mut line = Line {
         service: Service::of(ImageSpec::named("", None)),
         format: None,
