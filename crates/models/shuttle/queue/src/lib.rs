@@ -21,6 +21,8 @@ pub mod fiemap;
 pub mod file;
 #[path = "../../../../queue/src/lease.rs"]
 pub mod lease;
+#[path = "../../../../queue/src/line.rs"]
+mod line;
 #[path = "../../../../queue/src/lock.rs"]
 pub mod lock;
 #[path = "../../../../queue/src/mailbox.rs"]
