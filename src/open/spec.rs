@@ -595,10 +595,16 @@ mod tests {
             (by_options.driver, by_json.driver),
             (Driver::Unsaid, Driver::File)
         );
+        for source in [&by_options, &by_json] {
+            assert_eq!(source.doubts.of_image(Format::Qcow2), Ok(()));
+        }
         let as_given = Source {
             given,
             full_name,
             driver: Driver::Unsaid,
+            doubts: by_options.doubts.clone(),
+            // An empty name and null are both said to be none.
+            backing_is_empty: true,
             ..by_json
         };
         assert_eq!(by_options, as_given);
@@ -640,11 +646,9 @@ mod tests {
                 .unwrap_err()
                 .contains("address missing")
         );
-        assert!(
-            resolve("driver=raw,file.filename=a,host=h", true)
-                .unwrap_err()
-                .contains("'host' is not supported")
-        );
+        let other = resolve("driver=raw,file.filename=a,host=h", true).unwrap();
+        let why = other.doubts.of_image(Format::Raw).unwrap_err();
+        assert!(why.contains("'host'"), "{why}");
     }
 
     #[test]
@@ -659,7 +663,9 @@ mod tests {
         let http = "driver=qcow2,file.driver=http,file.url=http://h/a";
         assert!(refused(http, true).contains("'http' is not supported; let nbdkit serve it"));
         assert!(refused("rbd:x", false).contains("'rbd' is not supported; map it"));
-        assert!(refused("driver=qcow2,file.filename=a,x=1", true).contains("'x' is not supported"));
+        let later = resolve("driver=qcow2,file.filename=a,x=1", true).unwrap();
+        let why = later.doubts.of_image(Format::Qcow2).unwrap_err();
+        assert!(why.contains("'x'"), "{why}");
         assert!(refused("driver=qcow2", true).contains("must be specified"));
         for (options, format, option) in [
             (
@@ -678,8 +684,10 @@ mod tests {
                 "key-secret",
             ),
         ] {
+            let source = resolve(options, true).unwrap();
+            let why = source.doubts.of_image(source.format.unwrap()).unwrap_err();
             let text = format!("Block format '{format}' does not support the option '{option}'");
-            assert!(refused(options, true).ends_with(&text), "{options}");
+            assert!(why.ends_with(&text), "{options}: {why}");
         }
         let below = refused(
             "driver=qcow2,file.filename=a,backing.encrypt.format=x",

@@ -144,10 +144,10 @@ struct Run {
     bitmaps: BTreeMap<String, Followed>,
 }
 
-fn below(name: &str) -> BackingChoice {
+fn below(file: &File) -> BackingChoice {
     BackingChoice::Override {
-        name: name.to_string(),
-        format: None,
+        name: file.name.clone(),
+        format: Some(file.format),
     }
 }
 
@@ -451,7 +451,7 @@ impl Run {
         self.trace.line(|| format!("{deed:?} {disturbance:?}"));
         let mut views = vec![self.view.clone()];
         if let Deed::Unsafe(file) = deed {
-            views.push(self.read(TOP, below(&file.name))?);
+            views.push(self.read(TOP, below(file))?);
         }
         let bases = self.layers()?;
         let before = self.views()?;
