@@ -29,7 +29,9 @@ const STORIES: &[Story] = &[
         file: "src/storage/storage_util.c, virStorageBackendCreateQemuImgCmdFromVol",
         lines: &[
             "qemu-img create -f qcow2 -o compat=0.10 $DIR/vol0.qcow2 2048K",
-            // What virt-install and virt-manager ask libvirt for (virtinst/storage.py): a new disk in a pool.
+            // virt-install, virt-manager and virt-clone run none of the programs: they ask libvirt for volumes, with lazy_refcounts if
+            // qcow2 (virtinst/storage.py, validate), all of it allocated unless `sparse=yes`.
+            "qemu-img create -f qcow2 -o compat=1.1,lazy_refcounts $DIR/vol.qcow2 2048K",
             "qemu-img create -f qcow2 -o preallocation=metadata,compat=1.1,lazy_refcounts $DIR/vol1.qcow2 2048K",
             "qemu-img create -f qcow2 -o preallocation=falloc,compat=1.1,cluster_size=131072,extended_l2=on $DIR/vol2.qcow2 2048K",
             "qemu-img create -f qcow2 -o nocow=on,compat=1.1 $DIR/vol3.qcow2 2048K",
@@ -193,15 +195,18 @@ const STORIES: &[Story] = &[
     },
     Story {
         project: "OpenStack Nova",
-        file: "nova/privsep/qemu.py, nova/virt/libvirt/imagebackend.py, nova/virt/disk/api.py",
+        file: "nova/privsep/qemu.py, nova/virt/libvirt/utils.py (create_image, create_cow_image), driver.py (_rebase_with_qemu_img), nova/virt/disk/api.py (extend)",
         lines: &[
             "env LC_ALL=C LANG=C prlimit --as=1073741824 --cpu=30 qemu-img info $DIR/top.qcow2 --force-share --output=json",
             "env LC_ALL=C LANG=C qemu-img info $DIR/base.qcow2 --force-share --output=json -f qcow2",
             "qemu-img convert -t none -O raw -f qcow2 $DIR/base.qcow2 $DIR/base.part",
             "qemu-img convert -t writeback -O qcow2 -f qcow2 -c $DIR/top.qcow2 $DIR/snapshot.qcow2",
-            "qemu-img create -f qcow2 -o backing_file=$DIR/base.raw,backing_fmt=raw $DIR/disk 3145728",
+            "qemu-img create -f raw $DIR/ephemeral 1048576",
+            "qemu-img create -f qcow2 -o backing_file=$DIR/base.raw,backing_fmt=raw,size=3145728 $DIR/disk",
+            "qemu-img create -f qcow2 -o backing_file=$DIR/base.qcow2,backing_fmt=qcow2,cluster_size=65536 $DIR/disk.rescue",
             "qemu-img resize $DIR/disk 4194304",
-            "qemu-img rebase -b  $DIR/disk",
+            "qemu-img rebase -b $DIR/base.qcow2 -F qcow2 $DIR/disk",
+            "qemu-img rebase -b '' $DIR/disk",
         ],
     },
 ];
