@@ -54,7 +54,7 @@ struct Traffic {
     used: usize,
 }
 
-/// What lies between a client and a server. The first connection is slow behind the first [`ALONE_BYTES`], until so many
+/// What lies between a client and a server. A connection is slow behind its first [`ALONE_BYTES`], until so many
 /// connections are used.
 struct Relay {
     socket: PathBuf,
@@ -73,16 +73,11 @@ impl Relay {
         std::thread::spawn(move || {
             for client in listener.incoming() {
                 let (client, server) = (client.unwrap(), UnixStream::connect(&server).unwrap());
-                let is_first = {
-                    let mut traffic = traffic.lock().unwrap();
-                    traffic.came += 1;
-                    traffic.came == 1
-                };
-                let slow = is_first.then_some(wanted);
+                traffic.lock().unwrap().came += 1;
                 for (from, to) in [(&client, &server), (&server, &client)] {
                     let ends = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     let traffic = Arc::clone(&traffic);
-                    std::thread::spawn(move || pass_on(ends, &traffic, slow));
+                    std::thread::spawn(move || pass_on(ends, &traffic, wanted));
                 }
             }
         });
@@ -101,11 +96,7 @@ impl Relay {
     }
 }
 
-fn pass_on(
-    (mut from, mut to): (UnixStream, UnixStream),
-    traffic: &Mutex<Traffic>,
-    slow: Option<usize>,
-) {
+fn pass_on((mut from, mut to): (UnixStream, UnixStream), traffic: &Mutex<Traffic>, wanted: usize) {
     let mut buffer = vec![0; 64 << 10];
     let mut passed = 0;
     loop {
@@ -115,10 +106,7 @@ fn pass_on(
         if before < HANDSHAKE_BYTES && passed >= HANDSHAKE_BYTES {
             traffic.lock().unwrap().used += 1;
         }
-        if let Some(wanted) = slow
-            && passed > ALONE_BYTES
-            && traffic.lock().unwrap().used < wanted
-        {
+        if passed > ALONE_BYTES && traffic.lock().unwrap().used < wanted {
             std::thread::sleep(SLOWNESS);
         }
         if count == 0 || to.write_all(&buffer[..count]).is_err() {
