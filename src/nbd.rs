@@ -159,6 +159,9 @@ pub fn refused(error: &ClientError, option: &str) -> CommandError {
         } => CommandError::new(format!(
             "TLS negotiation required before option {option}\nDid you forget a valid tls-creds?\nserver reported: {message}"
         )),
+        ClientError::Io(_) | ClientError::Protocol(_) => {
+            CommandError::new(format!("Failed to negotiate with the server: {error}"))
+        }
         error => CommandError::new(error.to_string()),
     }
 }

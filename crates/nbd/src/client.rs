@@ -62,7 +62,11 @@ impl fmt::Display for ClientError {
             ClientError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 f.write_str("the server closed the connection")
             }
-            ClientError::Io(error) => error.fmt(f),
+            ClientError::Io(error) => {
+                // Without the number that the library adds to the system's words.
+                let text = error.to_string();
+                f.write_str(text.split(" (os error ").next().unwrap_or(&text))
+            }
             ClientError::Protocol(malformed) => write!(f, "NBD protocol: {malformed}"),
             ClientError::Refused { reply, message } if message.is_empty() => {
                 write!(f, "the server refused: {reply:?}")

@@ -18,6 +18,8 @@ mod tests;
 pub const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// Marks the newstyle handshake and begins every option: `IHAVEOPT`.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+/// Marks the oldstyle handshake.
+pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
 /// Begins every reply to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 /// Begins every request.

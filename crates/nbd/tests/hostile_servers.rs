@@ -605,12 +605,6 @@ fn handshakes_that_break_the_rules_fail() {
     };
     broken(|stream| stream.write_all(b"SSH-2.0-OpenSSH_9.9\r\n").unwrap());
     broken(|stream| {
-        // The old style.
-        let mut greeting = encode_greeting(HandshakeFlags::empty());
-        greeting[8..16].copy_from_slice(&0x4202_8186_1253_u64.to_be_bytes());
-        stream.write_all(&greeting).unwrap();
-    });
-    broken(|stream| {
         greet(stream);
         next_option(stream);
         stream.write_all(&[9; OPTION_REPLY_HEADER_BYTES]).unwrap();
@@ -705,5 +699,58 @@ fn arbitrary_replies_never_panic() {
         });
         // Whatever it is, it ends; a panic would show, and so would waiting for ever.
         let _ended = outcome(ask, reply);
+    }
+}
+
+/// The greeting of an oldstyle server: `doc/proto.md`, "Oldstyle negotiation".
+fn oldstyle_greeting(flags: u32) -> Vec<u8> {
+    let magics = [
+        INIT_MAGIC.to_be_bytes(),
+        0x0000_4202_8186_1253_u64.to_be_bytes(),
+    ];
+    let mut greeting = magics.concat();
+    greeting.extend(SIZE.to_be_bytes());
+    greeting.extend(flags.to_be_bytes());
+    greeting.extend([0; 124]);
+    greeting
+}
+
+/// What comes of connecting to an oldstyle server that greets so.
+fn meet_oldstyle(greeting: Vec<u8>, export: &'static str) -> Result<(u64, u16), ClientError> {
+    let server = scripted(move |stream| {
+        stream.write_all(&greeting).unwrap();
+        // Nothing more, until the client has hung up.
+        drop(stream.shutdown(std::net::Shutdown::Write));
+        drop(stream.read(&mut [0; 64]));
+    });
+    let met = queue(Backend::Auto).unwrap().block_on(async {
+        let stream = Stream::connect_unix(&server.path).await?;
+        let client = Client::connect(stream, &ConnectOptions::new(export)).await?;
+        Ok((client.export().size, client.export().flags.0))
+    });
+    server.thread.join().unwrap();
+    met
+}
+
+#[test]
+fn oldstyle_servers_have_one_export_and_no_unknown_flags() {
+    assert_eq!(
+        meet_oldstyle(oldstyle_greeting(0x25), "").unwrap(),
+        (SIZE, 0x25)
+    );
+    let named = meet_oldstyle(oldstyle_greeting(1), "disk").unwrap_err();
+    assert!(
+        named.to_string().contains("one export, without a name"),
+        "{named}"
+    );
+    let unknown = meet_oldstyle(oldstyle_greeting(0x1_0001), "").unwrap_err();
+    assert!(unknown.to_string().contains("unknown flags"), "{unknown}");
+    let mut strange = oldstyle_greeting(1);
+    strange[8] = 7;
+    let strange = meet_oldstyle(strange, "").unwrap_err();
+    assert!(strange.to_string().contains("unknown style"), "{strange}");
+    for len in [3, 16, 20, 28, 100, 151] {
+        let short = meet_oldstyle(oldstyle_greeting(1)[..len].to_vec(), "");
+        assert!(matches!(short, Err(ClientError::Io(_))), "{len}");
     }
 }

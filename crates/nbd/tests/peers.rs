@@ -376,3 +376,34 @@ fn our_client_uses_nbdkit() {
     let _server = Foreign::start("nbdkit", &["-f", "-U", path, "memory", "8M"], &socket);
     use_foreign_server(&socket, "", Extended::Perhaps);
 }
+
+/// The handshake of long ago, in which nothing is asked.
+#[test]
+fn our_client_uses_an_oldstyle_server() {
+    if !installed("nbdkit") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("socket");
+    let path = socket.to_str().unwrap();
+    let arguments = ["-f", "--oldstyle", "-U", path, "memory", "8M"];
+    let _server = Foreign::start("nbdkit", &arguments, &socket);
+    queue(Backend::Auto).unwrap().block_on(async {
+        let client = connect_with_patience(&socket, "").await;
+        assert_eq!(client.size(), 8 << 20);
+        let data = Buf::copy_of(&[5; 100_000]);
+        client.write(777, data, Durability::Cached).await.unwrap();
+        // It offers flushes, too, but refuses them in this style.
+        let buf = client.read(0, BufMut::zeroed(200_000)).await.unwrap();
+        let is_data = |at| (777..100_777).contains(&at);
+        assert!(
+            buf.iter()
+                .enumerate()
+                .all(|(at, &byte)| (byte == 5) == is_data(at))
+        );
+        client.disconnect().await.unwrap();
+        let stream = Stream::connect_unix(&socket).await.unwrap();
+        let exports = Client::list(stream, None).await.unwrap();
+        assert_eq!((&*exports[0].name, exports[0].size), ("", 8 << 20));
+    });
+}

@@ -11,9 +11,10 @@ use cowslip_queue::{Buf, Stream};
 use super::{ClientError, ConnectOptions, ExportDescription, Headers};
 use crate::inbox::{Ended, Inbox};
 use crate::protocol::handshake::{
-    EXPORT_NAME_PADDING_BYTES, EXPORT_NAME_REPLY_BYTES, GREETING_BYTES, Info, InfoRequest,
-    MetaContextEntry, MetaContextRequest, OPTION_REPLY_HEADER_BYTES, OptionReplyHeader,
-    ServerEntry, decode_export_name_reply, decode_greeting, encode_client_flags, encode_option,
+    EXPORT_NAME_PADDING_BYTES, EXPORT_NAME_REPLY_BYTES, Info, InfoRequest, MAGICS_BYTES,
+    MetaContextEntry, MetaContextRequest, OFFER_BYTES, OLDSTYLE_EXPORT_BYTES,
+    OPTION_REPLY_HEADER_BYTES, OptionReplyHeader, ServerEntry, Style, decode_export_name_reply,
+    decode_magics, decode_offer, decode_oldstyle_export, encode_client_flags, encode_option,
 };
 use crate::protocol::{
     BASE_ALLOCATION, ClientFlags, HandshakeFlags, InfoCode, Malformed, OptionCode, OptionReplyCode,
@@ -43,11 +44,20 @@ pub(super) async fn choose(
     if options.export.len() > STRING_BYTES_MAX {
         return Err(Malformed("the export's name is longer than 4096 bytes").into());
     }
-    let mut haggling = Haggling::begin(stream, options.tls.as_ref()).await?;
     let mut agreed = Agreed {
         export: ExportDescription::unknown(&options.export),
         status_context: None,
         headers: Headers::Simple,
+    };
+    let mut haggling = match greet(stream, options.tls.as_ref()).await? {
+        Greeted::New(haggling) => haggling,
+        Greeted::Old(..) if !options.export.is_empty() => {
+            return Err(Malformed("an oldstyle server has one export, without a name").into());
+        }
+        Greeted::Old(export, inbox) => {
+            agreed.export = export;
+            return Ok((agreed, inbox));
+        }
     };
     if haggling.fixed_newstyle {
         if options.structured_replies {
@@ -85,7 +95,13 @@ pub(super) async fn list(
     stream: Stream,
     tls: Option<&ClientTls>,
 ) -> Result<Vec<ExportDescription>, ClientError> {
-    let mut haggling = Haggling::begin(stream, tls).await?;
+    let mut haggling = match greet(stream, tls).await? {
+        Greeted::New(haggling) => haggling,
+        Greeted::Old(export, inbox) => {
+            inbox.wire().farewell().await;
+            return Ok(vec![export]);
+        }
+    };
     if !haggling.fixed_newstyle {
         return Err(Malformed("the server is too old to list its exports").into());
     }
@@ -149,6 +165,36 @@ fn accepted(answer: Answer) -> Result<Replies, ClientError> {
     }
 }
 
+/// What a server has greeted with.
+enum Greeted {
+    /// It can be asked.
+    New(Haggling),
+    /// It has described its export, and waits for requests.
+    Old(ExportDescription, Inbox),
+}
+
+/// Hears the server's greeting and answers it.
+async fn greet(stream: Stream, tls: Option<&ClientTls>) -> Result<Greeted, ClientError> {
+    let mut inbox = Inbox::new(Wire::Plain(stream.clone()));
+    let magics = inbox.take(MAGICS_BYTES).await?;
+    match decode_magics(&magics)? {
+        Style::New => Haggling::begin(stream, inbox, tls).await.map(Greeted::New),
+        Style::Old if tls.is_some() => Err(no_tls()),
+        Style::Old => {
+            let message = inbox.take(OLDSTYLE_EXPORT_BYTES).await?;
+            let mut export = ExportDescription::unknown("");
+            (export.size, export.flags) = decode_oldstyle_export(&message)?;
+            inbox.skip(EXPORT_NAME_PADDING_BYTES).await?;
+            Ok(Greeted::Old(export, inbox))
+        }
+    }
+}
+
+/// What there is for TLS in servers before its option.
+fn no_tls() -> ClientError {
+    ClientError::Tls("Server does not support STARTTLS".into())
+}
+
 /// Option haggling.
 struct Haggling {
     inbox: Inbox,
@@ -157,10 +203,12 @@ struct Haggling {
 }
 
 impl Haggling {
-    async fn begin(stream: Stream, tls: Option<&ClientTls>) -> Result<Haggling, ClientError> {
-        let mut inbox = Inbox::new(Wire::Plain(stream.clone()));
-        let greeting = inbox.take(GREETING_BYTES).await?;
-        let offered = decode_greeting(&greeting)?;
+    async fn begin(
+        stream: Stream,
+        mut inbox: Inbox,
+        tls: Option<&ClientTls>,
+    ) -> Result<Haggling, ClientError> {
+        let offered = decode_offer(&inbox.take(OFFER_BYTES).await?)?;
         let fixed_newstyle = offered.contains(HandshakeFlags::FIXED_NEWSTYLE);
         let no_zeroes = offered.contains(HandshakeFlags::NO_ZEROES);
         let flags = ClientFlags::empty()
@@ -182,7 +230,7 @@ impl Haggling {
     /// Begins TLS. Nothing has been asked yet, and if this fails nothing will be.
     async fn secure(&mut self, stream: Stream, tls: &ClientTls) -> Result<(), ClientError> {
         if !self.fixed_newstyle {
-            return Err(ClientError::Tls("Server does not support STARTTLS".into()));
+            return Err(no_tls());
         }
         match self.option(OptionCode::StartTls, &[]).await? {
             Answer::Accepted(replies) if replies.is_empty() => {}

@@ -4,12 +4,18 @@
 //! encoded without its header, so that the header can state the length.
 
 use super::{
-    ClientFlags, HandshakeFlags, INIT_MAGIC, InfoCode, Malformed, OPTION_MAGIC, OPTION_REPLY_MAGIC,
-    OptionCode, OptionReplyCode, Reader, TransmissionFlags, length_u32,
+    ClientFlags, HandshakeFlags, INIT_MAGIC, InfoCode, Malformed, OLDSTYLE_MAGIC, OPTION_MAGIC,
+    OPTION_REPLY_MAGIC, OptionCode, OptionReplyCode, Reader, TransmissionFlags, length_u32,
 };
 
 /// Bytes of the server's greeting.
-pub const GREETING_BYTES: usize = 18;
+pub const GREETING_BYTES: usize = MAGICS_BYTES + OFFER_BYTES;
+/// Bytes of it that tell the style.
+pub const MAGICS_BYTES: usize = 16;
+/// Bytes of the rest, of a newstyle server.
+pub const OFFER_BYTES: usize = 2;
+/// Bytes of the rest, of an oldstyle server, without the reserved ones.
+pub const OLDSTYLE_EXPORT_BYTES: usize = 12;
 /// Bytes of the client's answer to it.
 pub const CLIENT_FLAGS_BYTES: usize = 4;
 /// Bytes of an option before its data.
@@ -18,7 +24,7 @@ pub const OPTION_HEADER_BYTES: usize = 16;
 pub const OPTION_REPLY_HEADER_BYTES: usize = 20;
 /// Bytes of the answer to `EXPORT_NAME` without the reserved ones.
 pub const EXPORT_NAME_REPLY_BYTES: usize = 10;
-/// Reserved bytes after it, unless `NO_ZEROES` was agreed on.
+/// Reserved bytes after it, unless `NO_ZEROES` was agreed on, and after an oldstyle export.
 pub const EXPORT_NAME_PADDING_BYTES: usize = 124;
 
 /// The first message, the server's.
@@ -30,21 +36,55 @@ pub fn encode_greeting(flags: HandshakeFlags) -> [u8; GREETING_BYTES] {
     message
 }
 
-/// Checks the greeting and returns what the server offers.
+/// How a server goes on behind the magic numbers of its greeting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// It offers, and is asked for an export.
+    New,
+    /// It describes its one export, and then takes requests (`doc/proto.md`, "Oldstyle negotiation").
+    Old,
+}
+
+/// Takes the magic numbers that begin the greeting.
 ///
 /// # Errors
-/// If it is no NBD server, or one that speaks the old style only.
-pub fn decode_greeting(message: &[u8]) -> Result<HandshakeFlags, Malformed> {
+/// If it is no NBD server.
+pub fn decode_magics(message: &[u8]) -> Result<Style, Malformed> {
     let mut reader = Reader::new(message);
     if reader.u64()? != INIT_MAGIC {
         return Err(Malformed("the server does not speak NBD"));
     }
-    if reader.u64()? != OPTION_MAGIC {
-        return Err(Malformed("the server does not speak newstyle NBD"));
-    }
+    let style = match reader.u64()? {
+        OPTION_MAGIC => Style::New,
+        OLDSTYLE_MAGIC => Style::Old,
+        _ => return Err(Malformed("the server speaks an unknown style of NBD")),
+    };
+    reader.end()?;
+    Ok(style)
+}
+
+/// What a newstyle server offers, which follows the magic numbers.
+///
+/// # Errors
+/// If it has not two bytes.
+pub fn decode_offer(message: &[u8]) -> Result<HandshakeFlags, Malformed> {
+    let mut reader = Reader::new(message);
     let flags = HandshakeFlags(reader.u16()?);
     reader.end()?;
     Ok(flags)
+}
+
+/// Size and flags of the export of an oldstyle server, which follow the magic numbers.
+///
+/// # Errors
+/// If it has unknown flags.
+pub fn decode_oldstyle_export(message: &[u8]) -> Result<(u64, TransmissionFlags), Malformed> {
+    let mut reader = Reader::new(message);
+    let size = reader.u64()?;
+    let flags = u16::try_from(reader.u32()?);
+    let flags = flags.map_err(|_| Malformed("unknown flags of an oldstyle export"))?;
+    reader.end()?;
+    Ok((size, TransmissionFlags(flags)))
 }
 
 /// The client's answer to the greeting.

@@ -287,7 +287,7 @@ impl RawClient {
     pub fn greeted(path: &Path) -> RawClient {
         let mut client = RawClient::silent(path);
         let greeting = client.receive(GREETING_BYTES);
-        decode_greeting(&greeting).unwrap();
+        assert_eq!(decode_magics(&greeting[..MAGICS_BYTES]), Ok(Style::New));
         client.send(&encode_client_flags(ClientFlags(3)));
         client
     }
