@@ -7,8 +7,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::golden::{said, words};
-use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
+use crate::support::golden::{self, said, words};
+use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch, twins};
 use serde_json::json;
 
 /// Command lines of `create`. `x` is the file that is made. Words are cut at blanks; `''` is an
@@ -370,6 +370,39 @@ fn the_allocation_policy_stays_in_an_image_that_qemu_changes() {
     );
     assert_eq!(refused.status.code(), Some(1));
     assert!(!dir.path().join("y").exists());
+}
+
+/// Direct I/O to a first block that is a hole would tell nothing about the alignment that it needs.
+#[test]
+fn a_raw_file_begins_with_a_block_of_data_as_qemu_imgs_does() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    let dir = scratch();
+    let run_both = |line: &str| {
+        for (name, mut command) in [("ours", golden::ours()), ("theirs", twins::qemu_img())] {
+            let line = line.replace("NAME", name);
+            run(command.current_dir(dir.path()).args(words(&line)));
+        }
+    };
+    run_both("create -q -f qcow2 NAME.empty 1M");
+    for line in [
+        "create -q -f raw NAME 0",
+        "create -q -f raw NAME 512",
+        "create -q -f raw NAME 3584",
+        "create -q -f raw NAME 4k",
+        "create -q -f raw NAME 1M",
+        "create -q -f raw -o preallocation=falloc NAME 1M",
+        "convert -f qcow2 -O raw NAME.empty NAME",
+        "create -q -f qcow2 -o data_file=NAME NAME.qcow2 1M",
+    ] {
+        run_both(line);
+        let map = |name| golden::mapped(dir.path(), name, &["data", "zero"]);
+        assert_eq!(map("ours"), map("theirs"), "{line}");
+        for name in ["ours", "theirs"] {
+            std::fs::remove_file(dir.path().join(name)).unwrap();
+        }
+    }
 }
 
 #[test]

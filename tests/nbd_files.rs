@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::golden::{ours, said};
+use crate::support::twins::qemu_img;
 use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 /// A server; ends with this value.
@@ -243,4 +245,80 @@ fn what_a_server_does_not_offer_is_said() {
         told.contains("request on write denied without write permission"),
         "{told}"
     );
+}
+
+/// An export cannot be made, but an image in it: to the last word as qemu-img, and with the same disks.
+#[test]
+fn images_are_made_in_exports_as_qemu_img_makes_them() {
+    if !peers_are_installed(&["qemu-nbd", "qemu-img"]) {
+        return;
+    }
+    const LINES: &[&str] = &[
+        "create -f raw EXPORT 8M",
+        "create -f raw EXPORT 9M",
+        "create -f raw -o preallocation=full EXPORT 1M",
+        "create -f raw -o nocow=on EXPORT 1M",
+        "create -f raw -o help EXPORT",
+        "create -f qcow2 EXPORT 4G",
+        "info -f qcow2 EXPORT",
+        "check -f qcow2 EXPORT",
+        "create -f qcow2 -o preallocation=metadata EXPORT 8M",
+        "create -f qcow2 nbd:unix:DIR/nobody 1M",
+        "convert -f raw -O raw DIR/source EXPORT",
+        "convert -f raw -O raw DIR/large EXPORT",
+        "convert -f raw -O qcow2 DIR/source EXPORT",
+        "compare -f raw -F qcow2 DIR/source EXPORT",
+        "check -q -f qcow2 EXPORT",
+        "convert -c -f raw -O qcow2 DIR/large EXPORT",
+        "compare -f raw -F qcow2 DIR/large EXPORT",
+        "dd -f raw -O qcow2 bs=64k count=7 if=DIR/source of=EXPORT",
+        "check -q -f qcow2 EXPORT",
+        "dd -f raw -O raw bs=64k count=7 if=DIR/source of=EXPORT",
+    ];
+    let tell = |command: fn() -> Command| {
+        let dir = scratch();
+        let path = |name: &str| dir.path().join(name);
+        let mut source = vec![0; 3 << 20];
+        source[1_000_000..2_000_000].fill(7);
+        std::fs::write(path("source"), &source).unwrap();
+        source.resize(20 << 20, 0);
+        std::fs::write(path("large"), &source).unwrap();
+        std::fs::write(path("disk"), vec![9; 8 << 20]).unwrap();
+        let server = Server::theirs(&path("disk"), &[]);
+        let told = LINES.iter().map(|line| {
+            let here = dir.path().display().to_string();
+            let line = line.replace("EXPORT", &server.address);
+            let mut command = command();
+            command.args(line.replace("DIR", &here).split(' '));
+            said(&outcome(&mut command)).replace(&here, "DIR")
+        });
+        let told: Vec<String> = told.collect();
+        drop(server);
+        (told, std::fs::read(path("disk")).unwrap())
+    };
+    let (theirs, their_disk) = tell(qemu_img);
+    let (ours, our_disk) = tell(ours);
+    for ((line, ours), theirs) in LINES.iter().zip(&ours).zip(&theirs) {
+        assert_eq!(ours, theirs, "{line}");
+    }
+    // The last command made a raw disk of the first 448 KiB.
+    assert!(our_disk[..448 << 10] == their_disk[..448 << 10]);
+    assert_eq!(theirs.last().unwrap(), "[exit status: 0]\n");
+}
+
+#[test]
+fn an_export_that_is_the_source_is_not_made_anew() {
+    let dir = scratch();
+    let disk = raw_file(dir.path(), 1 << 20);
+    let server = Server::ours(&disk, &["-f", "raw"]);
+    let words = ["convert", "-f", "raw", "-O", "qcow2"];
+    let output = outcome(cowslip().args(words).args([&server.address; 2]));
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        told.contains("Is another process using the image"),
+        "{told}"
+    );
+    drop(server);
+    assert_eq!(std::fs::read(&disk).unwrap(), vec![0; 1 << 20]);
 }

@@ -168,9 +168,20 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
             },
             size: size.map(|size| options::size("size", size)).transpose()?,
         };
-        let outcome = changes.carry_out(&image, &job, &mut done).await;
-        let closed = image.close().await;
-        Ok(outcome.and(closed).map(|()| request.options))
+        let passes = changes.in_passes(&image);
+        let mut image = Some(image);
+        for pass in passes {
+            let image = match image.take() {
+                Some(image) => image,
+                None => open_image(&spec, &how).await?,
+            };
+            let outcome = pass.carry_out(&image, &job, &mut done).await;
+            let outcome = outcome.and(image.close().await);
+            if outcome.is_err() {
+                return Ok(outcome.map(|()| Vec::new()));
+            }
+        }
+        Ok(Ok(request.options))
     })?;
     if let Err(Error::Cancelled) = outcome {
         program.complain(match done {
@@ -203,11 +214,30 @@ struct Changes {
 }
 
 impl Changes {
+    /// In one session, or in two where version 3 allows what version 2 does not: an amendment ends its session.
+    fn in_passes(self, image: &Image) -> Vec<Changes> {
+        let layers = image.layers();
+        let header = layers.first().and_then(|layer| layer.header.as_ref());
+        let is_old = header.is_some_and(|header| header.version < 3);
+        match self.size {
+            Some(_) if is_old && self.amendment.version == Some(Version::V3) => vec![
+                Changes { size: None, ..self },
+                Changes {
+                    keys: None,
+                    size: self.size,
+                    amendment: Amendment::default(),
+                },
+            ],
+            _ => vec![self],
+        }
+    }
+
     /// Carries them out; `done` counts those that have come to their end.
     async fn carry_out(self, image: &Image, job: &Job, done: &mut u32) -> Result<(), Error> {
         // What is refused is refused before anything is changed.
         if self.amendment != Amendment::default() {
-            image.may_amend(&self.amendment).await?;
+            let size = self.size.unwrap_or(image.size());
+            image.may_amend(&self.amendment, size).await?;
         }
         if let Some(keys) = self.keys {
             image.change_keys(&keys, &encryption::means(), job).await?;

@@ -3,17 +3,10 @@
 //! All that can be checked is checked before the file is touched; a file that was made here and
 //! could not be finished is removed.
 
-use std::io::ErrorKind;
-use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
-use std::sync::Arc;
-
 use clap::ArgAction;
 use cowslip::Job;
-use cowslip::file::host::{
-    Aio, CreateMode, FlushPolicy, HostOptions, open_host_file, resolve_name,
-};
-use cowslip::file::{BlockFile, Claim, FileId, Sharing};
+use cowslip::file::host::{Aio, FlushPolicy, resolve_name};
+use cowslip::file::{Claim, FileId, Sharing};
 use cowslip::image::Format;
 use cowslip::qcow2::create::{
     CreateOptions, Preallocation, Version, create_as_job, create_luks, create_raw,
@@ -23,13 +16,17 @@ use serde_json::{Map, Value};
 
 use crate::encryption::{EncryptionOptions, KeyOptions};
 use crate::error::CommandError;
-use crate::interrupt::RemovedOnInterrupt;
 use crate::job::JobArgs;
 use crate::layer::{self, Layer, Look};
-use crate::open::{Trust, alloc_policy, block_on, claim_file, foreign, local_name, parse_format};
+use crate::open::{Trust, alloc_policy, block_on, foreign, parse_format};
 use crate::options::{self, Kind, Known};
-use crate::output::{Program, json_text, print, warn};
+use crate::output::{Program, json_text, print};
 use crate::size::{self, SIZE_MAX, SizeError};
+
+mod place;
+
+use place::tell_file_system;
+pub use place::{NewFile, Place};
 
 /// Command line of `create`.
 #[derive(clap::Args)]
@@ -212,9 +209,6 @@ pub(super) const LUKS_OPTIONS: &[Known] = &[
     ),
 ];
 
-/// The extent size hint where space is allocated ahead, as QEMU's.
-const EXTENT_HINT_BYTES: u64 = 1 << 20;
-
 /// Options of the file that an image is in.
 const FILE_OPTIONS: &[Known] = &[
     known(
@@ -233,6 +227,13 @@ const FILE_OPTIONS: &[Known] = &[
         "Extent size hint for the image file, 0 to disable",
     ),
 ];
+
+/// Options of what is there already, and stays as long as it is.
+const FIXED_OPTIONS: &[Known] = &[known(
+    "preallocation",
+    Kind::Text,
+    "Preallocation mode (allowed values: off)",
+)];
 
 /// Formats that a backing file may be said to have although nobody looks at it.
 const BACKING_FORMATS: &[&str] = &[
@@ -283,8 +284,8 @@ pub fn run(args: Args, program: &Program) -> u8 {
 /// An image that is to be made, everything known and checked but what the files say.
 #[derive(Debug)]
 pub(super) struct Request {
-    /// The file, without `file:`.
-    pub(super) filename: String,
+    /// Where it is made.
+    pub(super) place: Place,
     /// Its format.
     pub(super) format: Format,
     /// Names and values, checked one by one.
@@ -381,12 +382,7 @@ pub(super) fn format_named(name: &str) -> Result<Format, CommandError> {
     }
 }
 
-fn is_device(filename: &str) -> bool {
-    let kind = std::fs::metadata(filename).map(|found| found.file_type());
-    kind.is_ok_and(|kind| kind.is_block_device() || kind.is_char_device())
-}
-
-/// Lists the options of a format; with a file, those of files too. Devices have none.
+/// Lists the options of a format; with a file, those of files too.
 pub(super) fn print_help(
     name: &str,
     filename: Option<&str>,
@@ -394,10 +390,7 @@ pub(super) fn print_help(
 ) -> Result<(), CommandError> {
     let format = format_named(name)?;
     if let Some(filename) = filename {
-        let known = match is_device(filename) {
-            true => options_of_format(format),
-            false => options_of(format),
-        };
+        let known = Place::named(filename)?.options_of(format);
         let text = options::help_text(&listed(known, program));
         print(&format!("Supported options:\n{text}"));
         return Ok(());
@@ -430,8 +423,8 @@ fn request(
     size: Option<u64>,
 ) -> Result<Request, CommandError> {
     let format = format_named(&args.format)?;
-    let path = local_name(filename)?;
-    let mut given = options::normalise(given, &options_of(format))?;
+    let place = Place::named(filename)?;
+    let mut given = options::normalise(given, &place.options_of(format))?;
     for (name, value) in [
         ("backing_file", &args.backing),
         ("backing_fmt", &args.backing_format),
@@ -460,7 +453,7 @@ fn request(
         return Err(same_as_backing());
     }
     Ok(Request {
-        filename: path,
+        place,
         format,
         options: given,
         size,
@@ -521,7 +514,7 @@ async fn open_chain(
         ..Look::default()
     };
     let format = format.map(parse_format).transpose()?;
-    let resolved = resolve_name(&request.filename, name);
+    let resolved = resolve_name(request.place.name(), name);
     let first = Layer::look_resolved(&resolved, format, &look).await?;
     let chain = layer::chain(first, &look).await;
     chain.map_err(|why| CommandError::new(format!("Could not open backing file: {why}")))
@@ -589,46 +582,34 @@ fn announce(request: &Request, args: &Args) {
     print(&format!("Formatting '{filename}', fmt={format}{shown}\n"));
 }
 
-/// What the file system is told about a new file before it has any space. By default the policy says: whole
-/// extents where space is allocated ahead, and nothing where only what is written takes space.
-fn tell_file_system(request: &Request, file: &dyn BlockFile) -> Result<(), CommandError> {
-    let value = |name| options::value(&request.options, name);
-    let nocow = value("nocow").map(|on| options::switch("nocow", on));
-    if nocow.transpose()? == Some(true) {
-        // As in QEMU, which does not say either where it has no effect.
-        drop(file.set_nocow());
-    }
-    let asked = value("extent_size_hint");
-    let bytes = match asked {
-        Some(text) => options::size("extent_size_hint", text)?,
-        None if value("alloc_policy") == Some("sparse") => 0,
-        None => EXTENT_HINT_BYTES,
-    };
-    if bytes > u64::from(u32::MAX) {
-        return Err(CommandError::new("Extent size hint is too large"));
-    }
-    let told = if bytes > 0 {
-        file.set_extent_hint(bytes)
-    } else {
-        Ok(())
-    };
-    if let (Err(error), Some(_)) = (told, asked) {
-        let why = cowslip::error::system_words(&error);
-        warn(&format!("Failed to set extent size hint: {why}"));
-    }
-    Ok(())
-}
-
+/// How space is allocated, by the option.
+///
+/// # Errors
+/// There is no such mode, or not for this format and place.
 pub(super) fn preallocation(request: &Request) -> Result<Preallocation, CommandError> {
     let Some(value) = options::value(&request.options, "preallocation") else {
         return Ok(Preallocation::Off);
     };
-    Preallocation::from_name(value).ok_or_else(|| match request.format {
+    let mode = Preallocation::from_name(value).ok_or_else(|| match request.format {
         Format::Raw | Format::Luks => {
             CommandError::new(format!("invalid parameter value: {value}"))
         }
         Format::Qcow2 => not_accepted("preallocation", value),
-    })
+    })?;
+    let is_refused = match request.format {
+        Format::Raw if request.place.is_fixed() => mode != Preallocation::Off,
+        Format::Raw => mode == Preallocation::Metadata,
+        Format::Luks | Format::Qcow2 => false,
+    };
+    match (is_refused, request.place.is_fixed()) {
+        (false, _) => Ok(mode),
+        (true, true) => Err(CommandError::new(format!(
+            "Unsupported preallocation mode '{value}'"
+        ))),
+        (true, false) => Err(CommandError::new(format!(
+            "Unsupported preallocation mode: {value}"
+        ))),
+    }
 }
 
 fn not_accepted(name: &str, value: &str) -> CommandError {
@@ -740,80 +721,6 @@ pub(super) fn keys_of_luks(given: &[(String, String)]) -> Result<KeyOptions, Com
     KeyOptions::parse("", |name| options::value(given, name))
 }
 
-/// A file of the host that is being made. If it was new it is removed when this is dropped, or the
-/// process interrupted, before it is finished.
-pub(super) struct NewFile {
-    remove: Option<RemovedOnInterrupt>,
-}
-
-impl NewFile {
-    /// Makes or opens the file `name`, which must be none of `used`, and claims it. What it holds is
-    /// lost only when the image is written.
-    pub(super) fn open(
-        name: &str,
-        used: &[FileId],
-        claim: Claim,
-    ) -> Result<(NewFile, Arc<dyn BlockFile>), CommandError> {
-        NewFile::open_with(name, used, claim, FlushPolicy::Honour)
-    }
-
-    /// The same, with a say about whether flushes count.
-    fn open_with(
-        name: &str,
-        used: &[FileId],
-        claim: Claim,
-        flush: FlushPolicy,
-    ) -> Result<(NewFile, Arc<dyn BlockFile>), CommandError> {
-        let refused = |error: cowslip::Error| {
-            CommandError::new(match &error {
-                cowslip::Error::Io { source, .. } => format!(
-                    "Could not create '{name}': {}",
-                    cowslip::error::system_words(source)
-                ),
-                cowslip::Error::Locked(_) => error.to_string(),
-                other => format!("Could not create '{name}': {other}"),
-            })
-        };
-        let path = Path::new(name);
-        let options = |create| HostOptions {
-            writable: true,
-            create,
-            flush,
-            ..HostOptions::default()
-        };
-        let mut is_new = true;
-        let file = match open_host_file(path, &options(CreateMode::CreateNew)) {
-            Err(cowslip::Error::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {
-                is_new = false;
-                open_host_file(path, &options(CreateMode::OpenExisting))
-            }
-            other => other,
-        };
-        let file = file.map_err(refused)?;
-        if file.id().is_some_and(|id| used.contains(&id)) {
-            return Err(same_as_backing());
-        }
-        claim_file(&file, claim).map_err(refused)?;
-        // Removed is only what nobody else has got hold of.
-        let remove = is_new.then(|| RemovedOnInterrupt::new(path));
-        Ok((NewFile { remove }, file))
-    }
-
-    /// It stays.
-    pub(super) fn finished(mut self) {
-        self.remove = None;
-    }
-}
-
-impl Drop for NewFile {
-    fn drop(&mut self) {
-        if let Some(file) = &self.remove {
-            // The failure that led here is reported; a file that cannot be removed is no image.
-            drop(std::fs::remove_file(file.path()));
-        }
-    }
-}
-
 async fn make(request: &Request, backing: Option<&[Layer]>, job: &Job) -> Result<(), CommandError> {
     let backing = backing.unwrap_or_default();
     let used: Vec<FileId> = backing.iter().filter_map(|layer| layer.id).collect();
@@ -829,36 +736,33 @@ pub(super) async fn make_files(
     mut used: Vec<FileId>,
     job: &Job,
 ) -> Result<Vec<NewFile>, CommandError> {
-    let open =
-        |name: &str, used: &[FileId], claim| NewFile::open_with(name, used, claim, request.flush);
+    let open = async |place: &Place, used: &[FileId], claim| {
+        let (new, file) = place.make(used, claim, request.flush).await?;
+        tell_file_system(request, &*file)?;
+        Ok::<_, CommandError>((new, file))
+    };
     if request.format == Format::Raw {
         let preallocation = preallocation(request)?;
-        if preallocation == Preallocation::Metadata {
-            let text = "Unsupported preallocation mode: metadata";
-            return Err(CommandError::new(text));
-        }
         let size = request.size.unwrap_or(0);
-        let (new, file) = open(&request.filename, &used, Claim::CREATE_RAW)?;
-        tell_file_system(request, &*file)?;
+        let (new, file) = open(&request.place, &used, Claim::CREATE_RAW).await?;
         create_raw(file, size, preallocation, job).await?;
         return Ok(vec![new]);
     }
     if request.format == Format::Luks {
         let volume = keys_of_luks(&request.options)?.make()?;
         let made = (&volume, preallocation(request)?);
-        let (new, file) = open(&request.filename, &used, Claim::qcow2(true))?;
-        tell_file_system(request, &*file)?;
+        let (new, file) = open(&request.place, &used, Claim::qcow2(true)).await?;
         create_luks(file, request.size.unwrap_or(0), made, job).await?;
         return Ok(vec![new]);
     }
     let options = qcow2_options(request)?;
-    let (new, file) = open(&request.filename, &used, Claim::qcow2(true))?;
-    tell_file_system(request, &*file)?;
+    let (new, file) = open(&request.place, &used, Claim::qcow2(true)).await?;
     let data = match &options.data_file {
         Some(name) => {
             used.extend(file.id());
-            let name = resolve_name(&request.filename, name);
-            Some(open(&name, &used, Claim::data_file(true))?)
+            let name = resolve_name(request.place.name(), name);
+            let claim = Claim::data_file(true);
+            Some(NewFile::open_with(&name, &used, claim, request.flush)?)
         }
         None => None,
     };

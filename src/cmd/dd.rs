@@ -8,12 +8,12 @@ use cowslip::file::host::{Aio, FlushPolicy};
 use cowslip::image::Format;
 
 use super::convert::refuse_source;
-use super::create::{self, NewFile, format_name};
+use super::create::{self, NewFile, Place, format_name};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{
-    Access, ImageSpec, OpenHow, Trust, block_on, foreign, local_name, open_image, sharing, workers,
+    Access, ImageSpec, OpenHow, Trust, block_on, foreign, open_image, sharing, workers,
 };
 use crate::options::{bytes_within, number_within};
 use crate::output::Program;
@@ -132,7 +132,7 @@ fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
         });
         let mut sources = Sources::default();
         sources.add(&image, range);
-        refuse_source(&local_name(output)?, std::slice::from_ref(&image))
+        refuse_source(&Place::named(output)?, std::slice::from_ref(&image))
             .map_err(|error| refused(output, &error))?;
         copy(args, (&sources, output, format), &job).await
     };
@@ -165,7 +165,7 @@ async fn copy(
         return Err(refused(output, &CommandError::new(text)));
     }
     let wanted = create::Request {
-        filename: local_name(output)?,
+        place: Place::named(output)?,
         format,
         options: Vec::new(),
         size: Some(sources.size()),

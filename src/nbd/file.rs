@@ -10,6 +10,7 @@
 //! them, and a server that takes no more clients costs nothing but the attempt. A request goes to the connection
 //! that has the fewest.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -172,10 +173,12 @@ impl BlockFile for NbdFile {
     }
 
     fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
-        match len == self.size {
-            true => Pending::ready(Ok(())),
-            false => unsupported(),
-        }
+        let what = match len.cmp(&self.size) {
+            Ordering::Equal => return Pending::ready(Ok(())),
+            Ordering::Greater => "Cannot grow NBD nodes",
+            Ordering::Less => "Cannot resize NBD nodes",
+        };
+        Pending::ready(Err(io::Error::new(io::ErrorKind::Unsupported, what)))
     }
 
     fn allocated_bytes(&self) -> Option<u64> {

@@ -324,16 +324,9 @@ fn is_told_by_name(pairs: &[(String, String)]) -> bool {
         match own {
             "driver" => !graph::is_filter(value),
             "offset" | "size" => false,
-            _ => ![
-                "backing",
-                "encrypt.",
-                "key-secret",
-                "image.",
-                "file.",
-                "data-file",
-            ]
-            .iter()
-            .any(|decides| own.starts_with(decides)),
+            _ => !["backing", "encrypt.", "key-secret", "image.", "file."]
+                .iter()
+                .any(|decides| own.starts_with(decides)),
         }
     })
 }

@@ -99,13 +99,6 @@ const KNOWN: &[Known] = &[
         "qemu-img warns twice where it tries twice",
     ),
     (
-        |line| {
-            line.ours
-                .contains("Cannot downgrade an image that has internal snapshots")
-        },
-        "version 2 cannot say all that snapshots of version 3 may hold",
-    ),
-    (
         |line| line.both_say("error while writing at byte ") && line.both_end_with(1),
         "a piece is told by its beginning, and pieces are others",
     ),

@@ -700,14 +700,14 @@ impl Image {
         }
     }
 
-    /// Refuses what [`Image::amend`] would refuse of the image's header, and changes nothing.
+    /// Refuses what [`Image::amend`] would refuse of the image's header if the disk had `size` bytes, and changes nothing.
     ///
     /// # Errors
     /// As `amend`.
-    pub async fn may_amend(&self, amendment: &Amendment) -> Result<()> {
+    pub async fn may_amend(&self, amendment: &Amendment, size: u64) -> Result<()> {
         match &self.top {
             Layer::Raw(_) => Ok(()),
-            Layer::Qcow2(image) => image.may_amend(amendment).await,
+            Layer::Qcow2(image) => image.may_amend(amendment, size).await,
         }
     }
 

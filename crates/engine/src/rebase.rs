@@ -61,7 +61,7 @@ impl Image {
     ) -> Result<()> {
         let amendment = Amendment::of_backing(backing);
         let image = self.rebased_layer()?;
-        image.may_amend(&amendment).await?;
+        image.may_amend(&amendment, image.size()).await?;
         if storage == Storage::Compressed && image.header().has_data_file() {
             return Err(Error::Unsupported {
                 file: image.name().to_string(),

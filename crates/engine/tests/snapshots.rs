@@ -4,6 +4,7 @@
 
 mod beside_requests;
 mod cut_short;
+mod downgrade;
 mod exchange;
 
 use std::sync::Arc;

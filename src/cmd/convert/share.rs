@@ -7,9 +7,8 @@ use cowslip::file::host::{HostOptions, open_host_file, reflink};
 use cowslip::file::{BlockFile, Claim};
 use cowslip::{Error, Image, Job};
 
-use super::super::create::NewFile;
+use super::super::create::{NewFile, Place};
 use crate::error::CommandError;
-use crate::open::local_name;
 
 /// What disks are a multiple of.
 const SECTOR_BYTES: u64 = 512;
@@ -20,7 +19,9 @@ pub async fn share(
     target: &str,
     job: &Job,
 ) -> Result<Option<Converted>, CommandError> {
-    let name = local_name(target)?;
+    let Place::Host(name) = Place::named(target)? else {
+        return Ok(None);
+    };
     let layer = &source.layers()[0];
     // What has no identity is no file of this system, such as an export of a server.
     if layer.id.is_none() || std::path::Path::new(&name).exists() {

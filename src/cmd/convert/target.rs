@@ -8,10 +8,10 @@ use cowslip::file::host::{Aio, FlushPolicy, HostOptions, open_host_file};
 use cowslip::image::{DiscardPolicy, Format};
 use cowslip::{Image, Job};
 
-use super::super::create::{self, NewFile, format_name};
+use super::super::create::{self, NewFile, Place, format_name};
 use super::{Form, Request, too_small};
 use crate::error::CommandError;
-use crate::open::{Access, ImageSpec, OpenHow, local_name, open_image, workers};
+use crate::open::{Access, ImageSpec, OpenHow, open_image, workers};
 use crate::options;
 use crate::output::is_called_as_qemu;
 
@@ -48,9 +48,9 @@ impl Target {
         (found, job): (Found, &Job),
     ) -> Result<Target, CommandError> {
         let format = request.format.unwrap_or(Format::Raw);
-        let name = local_name(request.target)?;
+        let place = Place::named(request.target)?;
         let wanted = create::Request {
-            filename: name.clone(),
+            place: place.clone(),
             format,
             options: request.created.clone(),
             size: Some(size),
@@ -63,9 +63,11 @@ impl Target {
                 request.target
             ))
         };
-        refuse_source(&name, sources).map_err(prefixed)?;
-        check_room(request, &name, found)?;
-        let was_there = Path::new(&name).is_file();
+        refuse_source(&place, sources).map_err(prefixed)?;
+        if let Some(path) = place.path() {
+            check_room(request, path, found)?;
+        }
+        let was_there = place.path().is_some_and(Path::is_file);
         // What is allocated ahead takes its time; a few tables do not, and would be told as so many per cent.
         let allocates = options_value(request, "preallocation");
         let of_creation = match allocates {
@@ -81,7 +83,7 @@ impl Target {
         Ok(Target {
             image,
             files,
-            overwritten: was_there.then(|| name.to_string()),
+            overwritten: was_there.then(|| place.name().to_string()),
         })
     }
 
@@ -144,12 +146,9 @@ pub async fn unwritten_when_made(request: &Request<'_>) -> Result<Unwritten, Com
         // What was never written decrypts to anything.
         return Ok(Unwritten::Unknown);
     }
-    let name = local_name(request.target)?;
-    let is_file = std::fs::metadata(&name).is_ok_and(|found| found.is_file());
-    Ok(match is_file || !Path::new(&name).exists() {
-        true => Unwritten::Zeroes,
-        // A device keeps what it held.
-        false => Unwritten::Unknown,
+    Ok(match Place::named(request.target)?.is_fixed() {
+        false => Unwritten::Zeroes,
+        true => Unwritten::Unknown,
     })
 }
 
@@ -163,7 +162,7 @@ async fn backing_bytes(
     name: &str,
     format: &str,
 ) -> Result<u64, CommandError> {
-    let resolved = cowslip::file::host::resolve_name(&local_name(request.target)?, name);
+    let resolved = cowslip::file::host::resolve_name(Place::named(request.target)?.name(), name);
     let how = OpenHow {
         policy: request.args.trust.backing_policy,
         sharing: cowslip::file::Sharing::Forced,
@@ -216,18 +215,21 @@ async fn open_for_writing(request: &Request<'_>) -> Result<Image, CommandError> 
 ///
 /// # Errors
 /// The file is one of theirs, in the words of one whose lock says so.
-pub fn refuse_source(name: &str, sources: &[Image]) -> Result<(), CommandError> {
+pub fn refuse_source(place: &Place, sources: &[Image]) -> Result<(), CommandError> {
     let id = |name: &str| {
         use std::os::unix::fs::MetadataExt;
         let found = std::fs::metadata(name).ok()?;
         Some(FileId(found.dev(), found.ino()))
     };
-    let Some(target) = id(name) else {
-        return Ok(());
-    };
+    let name = place.name();
+    let target = id(name);
     let layers = sources.iter().flat_map(Image::layers);
     let mut files = layers.flat_map(|layer| [layer.name, layer.data_name]);
-    match files.any(|file| id(&file) == Some(target)) {
+    let is_same = |file: &str| match place {
+        Place::Host(_) => target.is_some() && id(file) == target,
+        Place::Export(..) => file == name,
+    };
+    match files.any(|file| is_same(&file)) {
         true => Err(CommandError::new(format!(
             "Failed to get \"write\" lock\nIs another process using the image [{name}]?"
         ))),
@@ -236,14 +238,14 @@ pub fn refuse_source(name: &str, sources: &[Image]) -> Result<(), CommandError> 
 }
 
 /// Refuses, under our own name, what may not fit; qemu-img begins, and ends on a full disk.
-fn check_room(request: &Request<'_>, name: &str, found: Found) -> Result<(), CommandError> {
+fn check_room(request: &Request<'_>, path: &Path, found: Found) -> Result<(), CommandError> {
     if is_called_as_qemu()
         || request.args.no_space_check
         || request.options.form == Form::Compressed
     {
         return Ok(());
     }
-    let directory = match Path::new(name).parent() {
+    let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
@@ -254,7 +256,7 @@ fn check_room(request: &Request<'_>, name: &str, found: Found) -> Result<(), Com
         flush: FlushPolicy::Ignore,
         ..HostOptions::default()
     };
-    let was_there = open_host_file(Path::new(name), &options).ok();
+    let was_there = open_host_file(path, &options).ok();
     if was_there
         .as_ref()
         .is_some_and(|file| !file.capabilities().extends_with_zeroes)

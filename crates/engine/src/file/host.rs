@@ -431,8 +431,12 @@ impl BlockFile for HostBlockFile {
             Kind::BlockDevice(size) | Kind::CharacterDevice(size) if size == len => {
                 Pending::ready(Ok(()))
             }
-            Kind::BlockDevice(_) | Kind::CharacterDevice(_) => {
-                Pending::ready(Err(Errno::OPNOTSUPP.into()))
+            Kind::BlockDevice(size) | Kind::CharacterDevice(size) => {
+                let what = match len > size {
+                    true => "Cannot grow device files",
+                    false => "Cannot resize device files",
+                };
+                Pending::ready(Err(io::Error::new(io::ErrorKind::Unsupported, what)))
             }
         }
     }

@@ -197,11 +197,6 @@ fn downgrade(new: &mut Header) -> Result<()> {
     if new.refcount_order != 4 {
         return refuse("compat=0.10 requires refcount_bits=16".to_string());
     }
-    if new.nb_snapshots > 0 {
-        // Their tables may have zero clusters too.
-        let text = "Cannot downgrade an image that has internal snapshots";
-        return refuse(text.to_string());
-    }
     debug_assert_eq!(
         new.compression_type,
         CompressionType::Deflate,
@@ -311,7 +306,11 @@ impl Qcow2 {
             self.complete_snapshots(job).await?;
         }
         if version < before.version {
+            self.refuse_for_version_2(before.size).await?;
             self.unflag_zero_clusters(below, job).await?;
+            if before.nb_snapshots > 0 {
+                self.unflag_snapshots(job).await?;
+            }
             // Nothing could refer to their space any more.
             self.lock().bitmaps.remove_all();
         }
@@ -339,13 +338,16 @@ impl Qcow2 {
         self.to_the_end(change).await
     }
 
-    /// Refuses what [`Qcow2::amend`] would refuse of this header, before anything is done.
+    /// Refuses what [`Qcow2::amend`] would refuse of this header with a disk of `size` bytes, before anything is done.
     ///
     /// # Errors
     /// As `amend`.
-    pub(crate) async fn may_amend(&self, amendment: &Amendment) -> Result<()> {
+    pub(crate) async fn may_amend(&self, amendment: &Amendment, size: u64) -> Result<()> {
         let old = self.header();
         let mut new = amendment.apply(&old)?;
+        if new.version < old.version {
+            self.refuse_for_version_2(size).await?;
+        }
         let cluster = self.first_cluster().await?;
         stages(&cluster, &old, &mut new).map(drop)
     }

@@ -344,6 +344,11 @@ pub async fn create_as_job(
     }
     job.expect(tables_len);
     let writer = write::Writer::new(&file, job);
+    let fits = write::refuse_growth(file.as_ref(), layout.file_len).await;
+    fits.map_err(|error| Error::Invalid(format!("Could not resize image: {error}")))?;
+    if let Some(data_file) = &data_file {
+        write::refuse_growth(data_file.as_ref(), size).await?;
+    }
     write::set_len(file.as_ref(), 0).await?;
     if let Some(data_file) = &data_file {
         write::set_len(data_file.as_ref(), 0).await?;
@@ -408,6 +413,7 @@ pub async fn create_raw(
         job.expect(size);
     }
     claim_new(file.as_ref(), Claim::CREATE_RAW)?;
+    write::refuse_growth(file.as_ref(), size).await?;
     write::set_len(file.as_ref(), 0).await?;
     write::plain_file(&file, size, preallocation, job).await?;
     claim_new(file.as_ref(), Claim::NONE)

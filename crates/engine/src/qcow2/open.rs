@@ -226,8 +226,8 @@ async fn open_data_file(
         Some(file) => Ok(Arc::clone(file)),
         None => {
             let named = header.data_file_name();
-            let named =
-                named.ok_or_else(|| corrupt("the image has a data file, but does not name it"));
+            let unnamed = || Error::Invalid("'data-file' is required for this image".to_string());
+            let named = named.ok_or_else(unnamed);
             let request = FileRequest {
                 named_by: opening.file.name(),
                 name: named?,

@@ -23,6 +23,7 @@ mod flags;
 mod list;
 mod steps;
 mod tree;
+mod unflag;
 
 use super::header::incompatible;
 use super::inspect::{SnapshotInfo, inspect};

@@ -7,8 +7,9 @@ use cowslip_queue::BufMut;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::super::geometry::{round_down, round_up};
-use super::Preallocation;
 use super::layout::Layout;
+use super::{Preallocation, SIZE_UNIT};
+use crate::error::system_words;
 use crate::file::{BlockFile, Durability, HostFile};
 use crate::job::{Job, Stage};
 use crate::luks::NewVolume;
@@ -17,6 +18,8 @@ use crate::{Error, Result};
 
 /// Bytes of neighbouring tables that are written at once.
 const TABLES_BYTES: usize = 2 << 20;
+/// What a raw file begins with, in bytes: the largest block that direct I/O asks for.
+const FIRST_BLOCK_BYTES: u64 = 4096;
 /// Writes of tables that are in flight together.
 const IN_FLIGHT: usize = 4;
 
@@ -162,6 +165,35 @@ pub(super) async fn set_len(file: &dyn BlockFile, len: u64) -> Result<()> {
     cut.map_err(|error| Error::io(context("resize"), error))
 }
 
+/// Refuses to make more of a device than it is, before anything is written.
+pub(super) async fn refuse_growth(file: &dyn BlockFile, len: u64) -> Result<()> {
+    if file.capabilities().extends_with_zeroes {
+        return Ok(());
+    }
+    let failed = |error: io::Error| Error::Invalid(system_words(&error));
+    match file.len().await {
+        Ok(now) if now >= len => Ok(()),
+        Ok(_) => file.set_len(len).await.map_err(failed),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Has a raw file begin with data, as QEMU does: from a first block without space direct I/O would learn nothing about the
+/// alignment that it needs (QEMU's `file-posix.c`, where it allocates the first block). Of what keeps what it held the first sector is
+/// cleared, so that nobody takes it for an image of its old format.
+async fn begin(file: &Arc<dyn BlockFile>, len: u64, job: &Job) -> Result<()> {
+    let is_regular = file.capabilities().extends_with_zeroes;
+    let bytes = match is_regular && len >= FIRST_BLOCK_BYTES {
+        true => FIRST_BLOCK_BYTES,
+        false => SIZE_UNIT.min(len),
+    };
+    if bytes > 0 {
+        let zeroes = vec![0; bytes as usize];
+        Writer::new(file, job).put(0, &zeroes).await?;
+    }
+    Ok(())
+}
+
 /// Gives an empty file `len` bytes, allocated as the options say.
 pub(super) async fn plain_file(
     file: &Arc<dyn BlockFile>,
@@ -173,6 +205,7 @@ pub(super) async fn plain_file(
         space::fill(&HostFile::new(Arc::clone(file)), 0..len, how, job).await?;
     }
     set_len(file.as_ref(), len).await?;
+    begin(file, len, job).await?;
     let flushed = file.flush().await;
     flushed.map_err(|error| Error::io(format!("Could not flush '{}'", file.name()), error))
 }

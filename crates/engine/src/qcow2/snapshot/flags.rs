@@ -116,7 +116,8 @@ impl Qcow2 {
         Ok(())
     }
 
-    async fn write_changes(&self, offset: u64, old: &[u8], new: &[u8]) -> Result<()> {
+    /// Writes the sectors of a structure that change.
+    pub(super) async fn write_changes(&self, offset: u64, old: &[u8], new: &[u8]) -> Result<()> {
         for run in changed_sectors(old, new) {
             let data = vec![Buf::copy_of(&new[run.clone()])];
             let at = offset + run.start as u64;

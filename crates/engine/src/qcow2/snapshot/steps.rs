@@ -95,7 +95,7 @@ impl Direction {
 }
 
 /// The snapshots of an image; all lies within the file.
-async fn read_list(file: &HostFile, header: &Header) -> Result<SnapshotList> {
+pub(super) async fn read_list(file: &HostFile, header: &Header) -> Result<SnapshotList> {
     if header.nb_snapshots == 0 {
         return Ok(SnapshotList::default());
     }
@@ -213,16 +213,20 @@ impl Qcow2 {
 
     /// What a snapshot reaches.
     pub(super) async fn snapshot_tree(&self, entry: &Entry, job: &Job) -> Result<Tree> {
+        let l1 = self.snapshot_l1(entry).await?;
+        self.read_tree(l1, job).await
+    }
+
+    /// The L1 table of a snapshot.
+    pub(super) async fn snapshot_l1(&self, entry: &Entry) -> Result<Vec<u64>> {
         let bytes = u64::from(entry.fixed.l1_size) * 8;
         let mut l1 = Vec::with_capacity(entry.fixed.l1_size as usize);
-        {
-            let reader = Reader::new(self.file.block_file()).await?;
-            let mut pieces = pin!(reader.pieces(entry.fixed.l1_offset, bytes, PIECE_BYTES));
-            while let Some(piece) = pieces.next().await {
-                l1.extend(piece?.words());
-            }
+        let reader = Reader::new(self.file.block_file()).await?;
+        let mut pieces = pin!(reader.pieces(entry.fixed.l1_offset, bytes, PIECE_BYTES));
+        while let Some(piece) = pieces.next().await {
+            l1.extend(piece?.words());
         }
-        self.read_tree(l1, job).await
+        Ok(l1)
     }
 
     /// An L1 table all of whose L2 tables are shared.
@@ -400,7 +404,7 @@ impl Qcow2 {
 
     /// Clusters that nothing refers to, durably, and that nobody reads: their space is given back, and they are
     /// free.
-    async fn free_clusters(&self, counts: &Counts, freed: Vec<HostCluster>) {
+    pub(super) async fn free_clusters(&self, counts: &Counts, freed: Vec<HostCluster>) {
         let _stage = (!freed.is_empty()).then(|| self.probe.stage(ProbeStage::Release));
         let content = self.punch_clusters(&freed).await;
         let mut state = self.lock();
@@ -498,7 +502,7 @@ impl Qcow2 {
     }
 
     /// A failure behind the switch: what was to go is leaked, and the rest is for a repair.
-    fn or_latched<T>(&self, outcome: Result<T>) -> Result<T> {
+    pub(super) fn or_latched<T>(&self, outcome: Result<T>) -> Result<T> {
         if let Err(error) = &outcome {
             let mut state = self.lock();
             state.latch.get_or_insert(error.duplicate());

@@ -16,9 +16,9 @@ use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
 /// Bytes of memory for what grows with the image, for each of two trees; as a check may use by default.
-const MEMORY_BYTES_MAX: u64 = 1 << 30;
+pub const MEMORY_BYTES_MAX: u64 = 1 << 30;
 /// What an L2 table takes in the collection of them.
-const TABLE_MEMORY_BYTES: u64 = 64;
+pub const TABLE_MEMORY_BYTES: u64 = 64;
 
 /// What an L1 table reaches. The image was checked, so all of it is sound.
 #[derive(Debug)]
@@ -39,10 +39,7 @@ impl Qcow2 {
     pub(super) async fn read_tree(&self, l1: Vec<u64>, job: &Job) -> Result<Tree> {
         job.enter(Stage::Tables);
         let mut memory = Memory::new(MEMORY_BYTES_MAX);
-        let too_large = |OutOfMemory| Error::Unsupported {
-            file: self.name().to_string(),
-            feature: "a snapshot whose references take more memory than is allowed".to_string(),
-        };
+        let too_large = |OutOfMemory| too_large(self.name());
         let mut references = Counts::new(u64::MAX);
         let mut tables: BTreeMap<u64, u64> = BTreeMap::new();
         for &entry in &l1 {
@@ -85,6 +82,14 @@ impl Qcow2 {
             tables,
             references,
         })
+    }
+}
+
+/// The refusal where there are more references than memory for them.
+pub fn too_large(name: &str) -> Error {
+    Error::Unsupported {
+        file: name.to_string(),
+        feature: "a snapshot whose references take more memory than is allowed".to_string(),
     }
 }
 
