@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use clap::ArgAction;
 use cowslip::convert::{
-    Converted, Failure, Form, Means, Options, Order, Plan, Sources, Unreadable, Unwritten,
+    Converted, Failure, Form, IN_FLIGHT, IN_FLIGHT_FAR, Means, Options, Order, Plan, Sources,
+    Unreadable, Unwritten,
 };
 use cowslip::file::Sharing;
 use cowslip::file::host::Aio;
@@ -17,7 +18,7 @@ use cowslip::qcow2::snapshot::SnapshotChoice;
 use cowslip::{Error, Image, Job};
 use serde_json::{Value, json};
 
-use super::create;
+use super::create::{self, Place};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
@@ -120,15 +121,9 @@ pub struct Args {
     /// Move at most so many bytes a second
     #[arg(short = 'r', long, value_name = "RATE", allow_hyphen_values = true)]
     rate: Option<String>,
-    /// How many pieces are under way together, 1 to 16; each takes up to 2 MiB of memory
-    #[arg(
-        short = 'm',
-        long,
-        value_name = "NUMBER",
-        default_value = "8",
-        allow_hyphen_values = true
-    )]
-    parallel: String,
+    /// How many pieces are under way together, 1 to 16, each with up to 2 MiB of memory; 8, or 16 if a server is asked
+    #[arg(short = 'm', long, value_name = "NUMBER", allow_hyphen_values = true)]
+    parallel: Option<String>,
     /// Have the system copy, and share data where the file system can
     #[arg(short = 'C', long)]
     copy_range_offloading: bool,
@@ -246,7 +241,10 @@ impl<'a> Request<'a> {
             Some(text) => sparse_bytes(text)?,
             None => Options::default().sparse_bytes,
         };
-        let in_flight = parallel(&args.parallel)?;
+        let in_flight = match &args.parallel {
+            Some(text) => parallel(text)? as usize,
+            None => IN_FLIGHT,
+        };
         refuse_contradictions(args)?;
         let (target, sources) = match &args.names[..] {
             [sources @ .., target] if !sources.is_empty() => (target, sources),
@@ -269,7 +267,7 @@ impl<'a> Request<'a> {
             target_cache: CacheMode::default(),
             source_cache,
             options: Options {
-                in_flight: in_flight as usize,
+                in_flight,
                 order: if args.oob_writes {
                     Order::Any
                 } else {
@@ -401,6 +399,15 @@ impl<'a> Request<'a> {
             Some(target) => target.unwritten(self),
             None => target::unwritten_when_made(self).await?,
         };
+        let existing_image = existing.as_ref().map(Target::image);
+        let images = sources.iter().chain(existing_image);
+        let is_far = images
+            .flat_map(Image::layers)
+            .any(|layer| layer.id.is_none())
+            || matches!(Place::named(self.target), Ok(Place::Export(..)));
+        if self.args.parallel.is_none() && is_far {
+            options.in_flight = IN_FLIGHT_FAR;
+        }
         let plan = Plan::new(&disks, options, (job, &warn)).await;
         let plan = plan.map_err(failed)?;
         let target = match existing {

@@ -32,6 +32,8 @@ pub use survey::{Found, touched_bytes};
 pub const PIECE_BYTES: u64 = 2 << 20;
 /// Pieces that are under way together, by default: as many as qemu-img's coroutines.
 pub const IN_FLIGHT: usize = 8;
+/// The same where one end is behind a network: with 20 ms to a server 512 MiB take half as long as with 8.
+pub const IN_FLIGHT_FAR: usize = 16;
 /// The unit of a disk's size.
 const SECTOR_BYTES: u64 = 512;
 

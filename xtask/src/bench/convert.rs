@@ -141,9 +141,16 @@ const CASES: &[Case] = &[
     case("zstd to raw", Source::Zstd, Target::Raw, 1.5),
     case("NBD export to qcow2", Source::Served, Target::Qcow2, 1.0),
     case("NBD export to raw", Source::Served, Target::Raw, 1.0),
+    // Its bytes take longer than its distance.
     case(
         "NBD export 5 ms away to qcow2",
-        Source::Distant,
+        Source::Distant(5),
+        Target::Qcow2,
+        1.0,
+    ),
+    case(
+        "NBD export 20 ms away to qcow2",
+        Source::Distant(20),
         Target::Qcow2,
         1.5,
     ),

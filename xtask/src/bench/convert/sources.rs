@@ -47,12 +47,10 @@ pub enum Source {
     Zstd,
     /// A raw file, all of it data, behind qemu-nbd.
     Served,
-    /// The same behind nbdkit, which answers each read after [`DISTANCE`].
-    Distant,
+    /// The same behind nbdkit, which answers each read after so many milliseconds.
+    Distant(u32),
 }
 
-/// What a server far away adds to a request.
-const DISTANCE: Duration = Duration::from_millis(5);
 /// How long a server may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -76,7 +74,7 @@ impl Source {
             | Source::PiecesRaw
             | Source::Compressible
             | Source::Served
-            | Source::Distant => "raw",
+            | Source::Distant(_) => "raw",
             Source::Qcow2
             | Source::SparseQcow2
             | Source::Scattered
@@ -94,7 +92,7 @@ impl Source {
     /// How commands name it.
     pub fn name(self, place: &Path) -> OsString {
         match self {
-            Source::Served | Source::Distant => {
+            Source::Served | Source::Distant(_) => {
                 let socket = socket(place);
                 format!("nbd+unix:///?socket={}", socket.display()).into()
             }
@@ -112,11 +110,11 @@ impl Source {
                 command.arg(&socket).arg(self.path(place));
                 command
             }
-            Source::Distant => {
+            Source::Distant(milliseconds) => {
                 let mut command = Command::new("nbdkit");
                 command.args(["-f", "-r", "--filter=delay", "-U"]);
                 command.arg(&socket).arg("file").arg(self.path(place));
-                command.arg(format!("rdelay={}ms", DISTANCE.as_millis()));
+                command.arg(format!("rdelay={milliseconds}ms"));
                 command
             }
             _ => return Ok(None),
@@ -150,7 +148,7 @@ impl Source {
         let raw = place.join(format!("{PREFIX}.raw"));
         match self {
             Source::Raw | Source::Served => populate(&path, data_bytes),
-            Source::Distant => populate(&path, data_bytes / 4),
+            Source::Distant(_) => populate(&path, data_bytes / 4),
             Source::Compressible => populate_compressible(&path, data_bytes / 4),
             Source::SparseRaw => sparse(&path, data_bytes),
             Source::PiecesRaw => pieces(&path, data_bytes / 4),
