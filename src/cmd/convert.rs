@@ -4,7 +4,7 @@
 //! ends it early leaves nothing that passes for an image: a new target is removed, one that was there before is
 //! emptied; one that `-n` has filled in part stays, and it is said.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::ArgAction;
 use cowslip::convert::{
@@ -15,10 +15,12 @@ use cowslip::file::Sharing;
 use cowslip::file::host::Aio;
 use cowslip::image::Format;
 use cowslip::qcow2::snapshot::SnapshotChoice;
-use cowslip::{Error, Image, Job};
+use cowslip::{BufMut, Error, Image, Job};
+
+use futures_util::future::{Either, select};
 use serde_json::{Value, json};
 
-use super::create::{self, Place};
+use super::create;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
@@ -36,6 +38,11 @@ mod target;
 
 use target::Target;
 pub use target::refuse_source;
+
+/// A read of a server that is near takes a fraction of this; one that takes longer is waited for.
+const FAR: Duration = Duration::from_millis(4);
+/// What is read to find that out.
+const PROBE_BYTES: usize = 512;
 
 /// Command line of `convert`.
 #[derive(clap::Args)]
@@ -121,7 +128,7 @@ pub struct Args {
     /// Move at most so many bytes a second
     #[arg(short = 'r', long, value_name = "RATE", allow_hyphen_values = true)]
     rate: Option<String>,
-    /// How many pieces are under way together, 1 to 16, each with up to 2 MiB of memory; 8, or 16 if a server is asked
+    /// How many pieces are under way together, 1 to 16, each with up to 2 MiB of memory; 8, or 16 if a server is far away
     #[arg(short = 'm', long, value_name = "NUMBER", allow_hyphen_values = true)]
     parallel: Option<String>,
     /// Have the system copy, and share data where the file system can
@@ -232,6 +239,24 @@ pub fn sparse_bytes(text: &str) -> Result<u64, CommandError> {
              sparse detection (fully allocates output)."
         ))),
     }
+}
+
+/// A read that is still under way after [`FAR`]: then more has to be under way. Where nothing waits, pieces that no cache
+/// holds any more only cost.
+async fn slow_read(sources: &[Image]) -> Option<impl Future<Output = ()>> {
+    for image in sources {
+        let is_remote = image.layers().iter().any(|layer| layer.id.is_none());
+        if !is_remote || image.size() == 0 {
+            continue;
+        }
+        // What cannot be read is told when it is copied.
+        let read = Box::pin(async move { drop(image.read(0, BufMut::zeroed(PROBE_BYTES)).await) });
+        let time = Box::pin(cowslip_queue::sleep(FAR));
+        if let Either::Right((_, read)) = select(read, time).await {
+            return Some(read);
+        }
+    }
+    None
 }
 
 impl<'a> Request<'a> {
@@ -399,13 +424,11 @@ impl<'a> Request<'a> {
             Some(target) => target.unwritten(self),
             None => target::unwritten_when_made(self).await?,
         };
-        let existing_image = existing.as_ref().map(Target::image);
-        let images = sources.iter().chain(existing_image);
-        let is_far = images
-            .flat_map(Image::layers)
-            .any(|layer| layer.id.is_none())
-            || matches!(Place::named(self.target), Ok(Place::Export(..)));
-        if self.args.parallel.is_none() && is_far {
+        let slow_read = match self.args.parallel {
+            None => slow_read(&sources).await,
+            Some(_) => None,
+        };
+        if slow_read.is_some() {
             options.in_flight = IN_FLIGHT_FAR;
         }
         let plan = Plan::new(&disks, options, (job, &warn)).await;
@@ -421,6 +444,9 @@ impl<'a> Request<'a> {
             Ok(done)
         };
         let done = copied.await;
+        if let Some(read) = slow_read {
+            read.await;
+        }
         target.end(done).await
     }
 
