@@ -156,19 +156,8 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
             options: options::normalise_for_amend(lists.concat(), &amendable, &all)?,
         };
         let current = spec.resolve()?.key_secret;
-        let keys = request
-            .key_change(&image, current.as_deref(), args.force)
-            .await?;
-        let size = options::value(&request.options, "size");
-        let changes = Changes {
-            keys,
-            amendment: match format {
-                Some(Format::Luks) => Amendment::default(),
-                _ => request.amendment(&image)?,
-            },
-            size: size.map(|size| options::size("size", size)).transpose()?,
-        };
-        let passes = changes.in_passes(&image);
+        let changes = request.changes(&image, current.as_deref(), args.force);
+        let passes = changes.await?.in_passes(&image);
         let mut image = Some(image);
         for pass in passes {
             let image = match image.take() {
@@ -176,9 +165,8 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
                 None => open_image(&spec, &how).await?,
             };
             let outcome = pass.carry_out(&image, &job, &mut done).await;
-            let outcome = outcome.and(image.close().await);
-            if outcome.is_err() {
-                return Ok(outcome.map(|()| Vec::new()));
+            if let Err(error) = outcome.and(image.close().await) {
+                return Ok(Err(error));
             }
         }
         Ok(Ok(request.options))
@@ -297,6 +285,26 @@ fn print_help(format: Format, program: &Program) -> Result<(), CommandError> {
 }
 
 impl Request {
+    /// All that shall change; `current` is the secret that the image was opened by.
+    async fn changes(
+        &self,
+        image: &Image,
+        current: Option<&str>,
+        force: bool,
+    ) -> Result<Changes, CommandError> {
+        let keys = self.key_change(image, current, force).await?;
+        let size = options::value(&self.options, "size");
+        let format = image.layers().first().map(|layer| layer.format);
+        Ok(Changes {
+            keys,
+            amendment: match format {
+                Some(Format::Luks) => Amendment::default(),
+                _ => self.amendment(image)?,
+            },
+            size: size.map(|size| options::size("size", size)).transpose()?,
+        })
+    }
+
     /// What becomes of the image's key slots, if something shall.
     async fn key_change(
         &self,
