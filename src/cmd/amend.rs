@@ -238,6 +238,7 @@ impl Changes {
         }
         if self.amendment != Amendment::default() {
             image.amend(&self.amendment, job).await?;
+            *done += 1;
         }
         Ok(())
     }

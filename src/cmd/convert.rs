@@ -8,15 +8,14 @@ use std::time::{Duration, Instant};
 
 use clap::ArgAction;
 use cowslip::convert::{
-    Converted, Failure, Form, IN_FLIGHT, IN_FLIGHT_FAR, Means, Options, Order, Plan, Sources,
-    Unreadable, Unwritten,
+    Converted, Failure, Form, IN_FLIGHT_FAR, Means, Options, Order, Plan, Sources, Unreadable,
+    Unwritten,
 };
 use cowslip::file::Sharing;
 use cowslip::file::host::Aio;
 use cowslip::image::Format;
 use cowslip::qcow2::snapshot::SnapshotChoice;
 use cowslip::{BufMut, Error, Image, Job};
-
 use futures_util::future::{Either, select};
 use serde_json::{Value, json};
 
@@ -268,7 +267,7 @@ impl<'a> Request<'a> {
         };
         let in_flight = match &args.parallel {
             Some(text) => parallel(text)? as usize,
-            None => IN_FLIGHT,
+            None => Options::default().in_flight,
         };
         refuse_contradictions(args)?;
         let (target, sources) = match &args.names[..] {

@@ -596,20 +596,16 @@ pub(super) fn preallocation(request: &Request) -> Result<Preallocation, CommandE
         }
         Format::Qcow2 => not_accepted("preallocation", value),
     })?;
-    let is_refused = match request.format {
-        Format::Raw if request.place.is_fixed() => mode != Preallocation::Off,
-        Format::Raw => mode == Preallocation::Metadata,
-        Format::Luks | Format::Qcow2 => false,
+    let refused = match request.format {
+        Format::Raw if request.place.is_fixed() && mode != Preallocation::Off => {
+            format!("Unsupported preallocation mode '{value}'")
+        }
+        Format::Raw if mode == Preallocation::Metadata => {
+            format!("Unsupported preallocation mode: {value}")
+        }
+        _ => return Ok(mode),
     };
-    match (is_refused, request.place.is_fixed()) {
-        (false, _) => Ok(mode),
-        (true, true) => Err(CommandError::new(format!(
-            "Unsupported preallocation mode '{value}'"
-        ))),
-        (true, false) => Err(CommandError::new(format!(
-            "Unsupported preallocation mode: {value}"
-        ))),
-    }
+    Err(CommandError::new(refused))
 }
 
 fn not_accepted(name: &str, value: &str) -> CommandError {
