@@ -555,7 +555,7 @@ fn change_flag(
 }
 
 /// A cluster without the zero flag that reads as zeroes: an unallocated one, unless a layer below shows through it.
-fn unflagged(entry: &Standard, shows_below: bool) -> EntryChange {
+pub fn unflagged(entry: &Standard, shows_below: bool) -> EntryChange {
     match entry.zeroes {
         0 => EntryChange::None,
         _ if shows_below && !planted::is(Mistake::UnflaggedShowsBelow) => EntryChange::Write,

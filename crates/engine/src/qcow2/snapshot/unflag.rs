@@ -14,6 +14,7 @@ use super::super::entry::inspect::inspect_l1;
 use super::super::entry::snapshot::Extra;
 use super::super::entry::{L2Entry, Standard, big_endian};
 use super::super::geometry::{HostCluster, HostOffset};
+use super::super::plan::{self, EntryChange};
 use super::super::{Counts, Qcow2};
 use super::steps::read_list;
 use super::tree::{MEMORY_BYTES_MAX, TABLE_MEMORY_BYTES, too_large};
@@ -90,27 +91,31 @@ impl Qcow2 {
         let bits = self.geometry().cluster_bits();
         let times = counts.refcounts.get(HostCluster(offset >> bits)).await? as i64;
         let shows_below = self.header().backing_file.is_some();
-        let wanted = match shows_below {
-            true => table.zeroes.len() as u64,
-            false => 0,
+        let is_written = |(_, entry): &&(usize, Standard)| {
+            plan::unflagged(entry, shows_below) == EntryChange::Write
         };
+        let wanted = table.zeroes.iter().filter(is_written).count() as u64;
         let first = match wanted {
             0 => 0,
             _ => self.take_run(counts, wanted).await?,
         };
         let changed = async {
-            let mut to = (first..).map(|cluster| Standard {
-                host: Some(HostOffset(cluster << bits)),
-                allocated: 1,
-                ..Standard::UNALLOCATED
-            });
             let old = table.bytes.clone();
-            for (at, _) in &table.zeroes {
-                let new = match shows_below {
-                    true => to.next().expect("there is no end of them"),
-                    false => Standard::UNALLOCATED,
+            let mut next = first;
+            for (at, entry) in &table.zeroes {
+                let new = match plan::unflagged(entry, shows_below) {
+                    EntryChange::None => continue,
+                    EntryChange::Set(new, _) => new,
+                    EntryChange::Write => {
+                        next += 1;
+                        L2Entry::Standard(Standard {
+                            host: Some(HostOffset((next - 1) << bits)),
+                            allocated: self.geometry().all_subclusters(),
+                            ..Standard::UNALLOCATED
+                        })
+                    }
                 };
-                let (word, _) = self.format.encode_l2(&L2Entry::Standard(new));
+                let (word, _) = self.format.encode_l2(&new);
                 table.bytes[*at..][..8].copy_from_slice(&word.to_be_bytes());
             }
             if wanted > 0 {
