@@ -143,6 +143,8 @@ a b
 --image-opts driver=qcow2,file.filename=top.qcow2
 --image-opts driver=raw,file.driver=file,file.filename=top.qcow2
 --image-opts driver=qcow2,file.filename=nonex
+--image-opts driver=qcow2,file.filename=ext.qcow2,data-file.filename=d.raw
+--output=json --image-opts driver=qcow2,file.filename=ext.qcow2,data-file.filename=d.raw
 json:{\"driver\":\"qcow2\",\"file\":{\"driver\":\"file\",\"filename\":\"top.qcow2\"}}
 ";
 

@@ -322,3 +322,87 @@ fn an_export_that_is_the_source_is_not_made_anew() {
     drop(server);
     assert_eq!(std::fs::read(&disk).unwrap(), vec![0; 1 << 20]);
 }
+
+/// How many reads a server that takes a tenth of a second for each had to do at the same time.
+fn reads_together(words: &[&str]) -> usize {
+    let dir = scratch();
+    let [disk, socket, log, copy] =
+        ["disk", "s", "log", "copy"].map(|name| dir.path().join(name).display().to_string());
+    std::fs::write(&disk, vec![7; 64 << 20]).unwrap();
+    let mut command = Command::new("nbdkit");
+    command.args([
+        "-f",
+        "-r",
+        "-t",
+        "32",
+        "--filter=log",
+        "--filter=delay",
+        "-U",
+    ]);
+    command.args([&socket, "file", &disk, "rdelay=100ms"]);
+    let server = Server::start(command.arg(format!("logfile={log}")), Path::new(&socket));
+    let convert = ["convert", "-q", "-f", "raw", "-O", "raw"];
+    run(cowslip()
+        .args(convert)
+        .args(words)
+        .args([&server.address, &copy]));
+    drop(server);
+    assert!(std::fs::read(&copy).unwrap() == vec![7; 64 << 20]);
+    let (mut now, mut most) = (0, 0);
+    for line in std::fs::read_to_string(log).unwrap().lines() {
+        if line.contains(" ...Read id=") {
+            now -= 1;
+        } else if line.contains(" Read id=") {
+            now += 1;
+        }
+        most = most.max(now);
+    }
+    most
+}
+
+/// A first read tells that the server is far, and then twice as many pieces as else are under way.
+#[test]
+fn a_server_that_is_far_is_asked_for_more_at_a_time() {
+    if !peers_are_installed(&["nbdkit"]) {
+        return;
+    }
+    let usual = reads_together(&["-m", "8"]);
+    assert!((4..=8).contains(&usual), "{usual}");
+    let far = reads_together(&[]);
+    assert!((12..=17).contains(&far), "{far}");
+}
+
+/// What was there before would be taken for an image of its old format.
+#[test]
+fn a_raw_disk_in_an_export_begins_with_zeroes_and_leaves_the_rest() {
+    if !peers_are_installed(&["qemu-nbd"]) {
+        return;
+    }
+    let dir = scratch();
+    let disk = dir.path().join("disk");
+    std::fs::write(&disk, vec![9; 1 << 20]).unwrap();
+    let server = Server::theirs(&disk, &[]);
+    run(cowslip().args(["create", "-q", "-f", "raw", &server.address, "1M"]));
+    drop(server);
+    let found = std::fs::read(&disk).unwrap();
+    assert_eq!(found[..512], [0; 512]);
+    assert!(found[512..].iter().all(|byte| *byte == 9));
+}
+
+#[test]
+fn a_server_that_hangs_up_is_told_in_plain_words() {
+    let dir = scratch();
+    let socket = dir.path().join("s");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let server = std::thread::spawn(move || drop(listener.accept().unwrap()));
+    let address = format!("nbd:unix:{}", socket.display());
+    let output = outcome(cowslip().args(["map", "-f", "raw", &address]));
+    server.join().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        told.contains("': Failed to negotiate with the server: "),
+        "{told}"
+    );
+    assert!(!told.contains("os error"), "{told}");
+}

@@ -97,6 +97,7 @@ a.qcow2
 -f qcow2 -o data_file_raw=on d.qcow2
 -f qcow2 -o compat=0.10 d.qcow2
 -f qcow2 -o data_file= d.qcow2
+-f qcow2 -o lazy_refcounts=on d.qcow2
 -f qcow2 -o help a.qcow2
 -f qcow2 -o help
 -f raw -o help
