@@ -107,6 +107,18 @@ const KNOWN: &[Known] = &[
         "a check does not need the backing file",
     ),
     (
+        |line| {
+            let changes = |word: &String| {
+                let name = word.trim_start_matches('-');
+                name.len() < word.len() && name.starts_with(['a', 'c', 'd'])
+            };
+            line.is("snapshot")
+                && !line.words.iter().any(changes)
+                && line.theirs.contains("Could not open backing file: ")
+        },
+        "a list of snapshots does not need the backing file",
+    ),
+    (
         |line| line.theirs.contains("short-form boolean option") && line.both_fail(),
         "QEMU's warnings of what it takes for options of no value",
     ),
