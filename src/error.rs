@@ -3,8 +3,10 @@
 use std::fmt;
 
 use cowslip::Error;
+use cowslip::error::Overwrite;
 
 use crate::open::foreign::format_refused;
+use crate::output::is_called_as_qemu;
 
 /// A message without the program's name, and the exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +81,19 @@ pub fn opening_reason(filename: &str, error: &Error) -> String {
                 (None, None) => format!("{feature} is not supported"),
             }
         }
+        Error::Overwrites(overwrite) => overwrite_words(overwrite),
         other => other.to_string(),
+    }
+}
+
+/// Refusal to overwrite what is read; under QEMU's names in the words of its locks, which find the same there.
+fn overwrite_words(overwrite: &Overwrite) -> String {
+    match is_called_as_qemu() {
+        true => format!(
+            "Failed to get \"write\" lock\nIs another process using the image [{}]?",
+            overwrite.file
+        ),
+        false => overwrite.to_string(),
     }
 }
 
@@ -91,6 +105,9 @@ impl fmt::Display for CommandError {
 
 impl From<Error> for CommandError {
     fn from(error: Error) -> CommandError {
-        CommandError::new(error.to_string())
+        CommandError::new(match &error {
+            Error::Overwrites(overwrite) => overwrite_words(overwrite),
+            other => other.to_string(),
+        })
     }
 }

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use cowslip::file::host::{
     BackingPolicy, Driver, HostGate, HostOptions, Locking, open_host_file, resolve_name,
 };
-use cowslip::file::{BlockFile, ChosenBy, Claim, FileId, FileRequest, Gate, Role, Sharing};
+use cowslip::file::{
+    BlockFile, ChosenBy, Claim, ContentId, FileRequest, Gate, ReadAs, ReadSet, Role, Sharing,
+    Storage,
+};
 use cowslip::foreign::probe;
 use cowslip::image::Format;
 use cowslip::luks;
@@ -43,8 +46,10 @@ pub struct Layer {
     pub extent_hint_bytes: Option<u64>,
     /// How space comes to read as zeroes there, the cheapest first.
     pub zero_methods: Vec<&'static str>,
-    /// Which file it is.
-    pub id: Option<FileId>,
+    /// Which bytes it shows.
+    pub content: Option<ContentId>,
+    /// Where its bytes are stored.
+    pub storage: Storage,
     /// What a qcow2 image says of itself.
     pub inspection: Option<Inspection>,
     /// The header of a LUKS volume, or of the keys in an encrypted image.
@@ -158,31 +163,25 @@ impl Layer {
         self.full_name.as_ref().unwrap_or(&self.filename)
     }
 
+    /// A request for another file that the image names, to be read.
+    fn request<'a>(&'a self, name: &'a str, role: Role) -> FileRequest<'a> {
+        FileRequest {
+            named_by: &self.filename,
+            name,
+            role,
+            writable: false,
+            chosen_by: ChosenBy::Image,
+        }
+    }
+
     /// Looks at the backing file that `self` names.
     async fn look_below(
         &self,
         (name, format): (&str, Option<Format>),
         look: &Look,
     ) -> Result<Layer, CommandError> {
-        let gate = NodeGate {
-            host: HostGate {
-                options: HostOptions::default(),
-                policy: look.policy,
-            },
-            how: OpenHow {
-                sharing: look.sharing,
-                policy: look.policy,
-                ..OpenHow::default()
-            },
-        };
-        let request = FileRequest {
-            named_by: &self.filename,
-            name,
-            role: Role::Backing,
-            writable: false,
-            chosen_by: ChosenBy::Image,
-        };
-        let (file, told) = match gate.reach(&request).await {
+        let request = self.request(name, Role::Backing);
+        let (file, told) = match gate(look).reach(&request).await {
             Ok(reached) => (Ok(reached.file), reached.format),
             Err(cowslip::Error::Invalid(why)) => {
                 let own = why.strip_prefix("Could not open backing file: ");
@@ -270,7 +269,8 @@ impl Layer {
             disk_size: file.allocated_bytes(),
             extent_hint_bytes: file.extent_hint_bytes(),
             zero_methods: zero_methods(file.as_ref()),
-            id: file.id(),
+            content: file.content_id(),
+            storage: file.storage(),
             inspection,
             keys,
         })
@@ -308,6 +308,37 @@ impl Layer {
     }
 }
 
+/// The way to the files that images name, for looking at them.
+fn gate(look: &Look) -> NodeGate {
+    NodeGate {
+        host: HostGate {
+            options: HostOptions::default(),
+            policy: look.policy,
+        },
+        how: OpenHow {
+            sharing: look.sharing,
+            policy: look.policy,
+            ..OpenHow::default()
+        },
+    }
+}
+
+/// The files of a backing chain, with the data files of its images, as a set that must not be overwritten. A data file
+/// that cannot be opened is left out: nothing that can be opened is it.
+pub async fn read_set(chain: &[Layer], read_as: ReadAs, look: &Look) -> ReadSet {
+    let mut set = ReadSet::default();
+    for layer in chain {
+        set.add_stored(&layer.filename, layer.storage.clone(), read_as);
+        let Some(name) = layer.header().and_then(Header::data_file_name) else {
+            continue;
+        };
+        if let Ok(data) = gate(look).reach(&layer.request(name, Role::Data)).await {
+            set.add(data.file.as_ref(), read_as);
+        }
+    }
+    set
+}
+
 /// The layer below one, if it names one.
 ///
 /// # Errors
@@ -317,6 +348,21 @@ pub async fn below(above: &Layer, look: &Look) -> Result<Option<Layer>, CommandE
         None => Ok(None),
         Some(named) => above.look_below(named, look).await.map(Some),
     }
+}
+
+/// A layer and those below it, as far as they can be opened, and once each.
+pub async fn openable_chain(first: Layer, look: &Look) -> Vec<Layer> {
+    let mut layers = vec![first];
+    while layers.len() <= LAYERS_MAX
+        && let Ok(Some(layer)) = below(&layers[layers.len() - 1], look).await
+    {
+        let known = |other: &Layer| other.content.is_some() && other.content == layer.content;
+        if layers.iter().any(known) {
+            break;
+        }
+        layers.push(layer);
+    }
+    layers
 }
 
 /// A layer and those below it.
@@ -339,7 +385,7 @@ pub async fn chain(first: Layer, look: &Look) -> Result<Vec<Layer>, CommandError
         let resolved = resolve_name(&above.filename, name);
         let layer = above.look_below((name, format), look).await;
         let layer = layer.map_err(|why| failed(&resolved, why))?;
-        let known = |other: &Layer| other.id.is_some() && other.id == layer.id;
+        let known = |other: &Layer| other.content.is_some() && other.content == layer.content;
         if layers.iter().any(known) || layers.len() > LAYERS_MAX {
             let text = format!("Backing file '{resolved}' creates an infinite loop.");
             return Err(CommandError::new(text));

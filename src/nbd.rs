@@ -16,6 +16,7 @@ use std::num::NonZeroU8;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cowslip::file::Storage;
 use cowslip_nbd::ClientError;
 use cowslip_nbd::protocol::OptionReplyCode;
 use cowslip_nbd::tls::{ClientTls, PeerCheck};
@@ -178,6 +179,19 @@ impl ExportName {
                 format!("nbd+unix://{slash}{export}?socket={}", path.display())
             }
         }
+    }
+
+    /// Where its bytes are stored, as far as its name tells: two names of one socket are one server.
+    pub fn storage(&self) -> Storage {
+        use std::os::unix::fs::MetadataExt;
+        let server = match &self.server {
+            Address::Tcp { host, port } => format!("tcp:{host}:{port}"),
+            Address::Unix(path) => match std::fs::metadata(path) {
+                Ok(found) => format!("unix:{}:{}", found.dev(), found.ino()),
+                Err(_) => format!("unix:{}", path.display()),
+            },
+        };
+        Storage::named(&format!("{server}/{}", self.export))
     }
 
     /// Reads a file name that begins with `nbd:`, `nbd://`, `nbd+tcp://`, `nbd+unix://`, or with `nbds` in their place; `None`

@@ -10,7 +10,7 @@ use cowslip::file::host::{
     Aio, BackingPolicy, CreateMode, Driver, FlushPolicy, HostGate, HostOptions, Locking, PageCache,
     open_host_file,
 };
-use cowslip::file::{BlockFile, Claim, Protection, Sharing};
+use cowslip::file::{BlockFile, Claim, Protection, ReadSet, Sharing};
 use cowslip::image::{
     AllocPolicy, BackingChoice, CopyOnRead, DetectZeroes, DiscardPolicy, Format, OpenOptions,
     WritePolicy,
@@ -160,6 +160,8 @@ pub struct OpenHow {
     pub copy_on_read: bool,
     /// Images for which this one is opened, as their file.
     pub images_above: usize,
+    /// Files that the command reads besides, which opening for writing must not reach.
+    pub read_besides: ReadSet,
 }
 
 impl OpenHow {
@@ -458,6 +460,7 @@ fn engine_options(source: &Source, how: &OpenHow) -> Result<OpenOptions, Command
         metadata_only: how.metadata_only,
         cache_bytes: source.cache.budget().unwrap_or(how.cache_bytes),
         sharing: source.sharing(how),
+        read_besides: how.read_besides.clone(),
         workers: how.workers.clone(),
         snapshot: how.snapshot.clone().or(source.snapshot.clone()),
         encrypt_format: source.encrypt_format.clone(),

@@ -35,6 +35,7 @@ mod nbd_peers;
 mod nbd_psk;
 mod nbd_reconnect;
 mod nbd_tls;
+mod overwrite;
 mod power_cut;
 mod preallocation_jobs;
 mod qemu_nbd_lines;

@@ -12,7 +12,7 @@ use std::time::Instant;
 use cowslip::Error;
 use cowslip::allocate::{Abilities, Chosen, End, LibraryMakes, Method, Outcome, Plan, ZeroesTake};
 use cowslip::file::host::{Aio, probe_space, takes_length};
-use cowslip::file::{Claim, HolesBy, HostFile};
+use cowslip::file::{Claim, HolesBy, HostFile, ReadSet};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
@@ -180,7 +180,8 @@ impl Request<'_> {
 
     async fn carry_out(&self, job: &cowslip::Job) -> Result<Done, Failure> {
         let claim = Claim::CREATE_RAW;
-        let (new, file) = NewFile::open(&self.path, &[], claim).map_err(Failure::Told)?;
+        let (new, file) =
+            NewFile::open(&self.path, &ReadSet::default(), claim).map_err(Failure::Told)?;
         let file = HostFile::new(file);
         let plan = self.plan(&file).await?;
         let (abilities, mut chosen) = match plan.is_done() {

@@ -7,6 +7,7 @@
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use cowslip::Error;
 use cowslip::file::host::Aio;
+use cowslip::file::{ReadAs, ReadSet};
 use cowslip::image::{BackingChoice, Image};
 use cowslip::qcow2::bitmap::BitmapChange;
 use serde_json::json;
@@ -203,7 +204,13 @@ async fn change_all(
     granularity: Option<u64>,
 ) -> Result<(), CommandError> {
     let source = match &args.source_file {
-        Some(file) => Some(open_source(args, file).await?),
+        Some(file) => {
+            let source = open_source(args, file).await?;
+            let mut read = ReadSet::default();
+            source.add_to(&mut read, ReadAs::Source);
+            image.check_overwrites(&read)?;
+            Some(source)
+        }
         None => None,
     };
     for action in &args.actions.0 {

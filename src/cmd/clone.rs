@@ -9,7 +9,7 @@ use std::path::{Path, absolute};
 use std::sync::Arc;
 
 use cowslip::file::host::{Aio, reflink, resolve_name};
-use cowslip::file::{BlockFile, Claim, Durability, FileId, HostFile, Sharing};
+use cowslip::file::{BlockFile, Claim, Durability, HostFile, ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::inspect::inspect;
@@ -19,7 +19,8 @@ use serde_json::json;
 use super::create::{NewFile, format_name};
 use crate::error::CommandError;
 use crate::job::JobArgs;
-use crate::open::{ImageSpec, OpenHow, block_on, open_alone};
+use crate::layer::{self, Layer, Look};
+use crate::open::{ImageSpec, OpenHow, Source, block_on, open_alone, sharing};
 use crate::output::{DoneArgs, Program};
 
 /// Command line of `clone`.
@@ -34,6 +35,9 @@ pub struct Args {
     /// Copy where the file system cannot share data
     #[arg(long)]
     copy: bool,
+    /// Clone the image although another process writes to it
+    #[arg(short = 'U', long)]
+    force_share: bool,
     #[command(flatten)]
     done: DoneArgs,
     #[command(flatten)]
@@ -51,6 +55,7 @@ impl Args {
             format: None,
             data_file: None,
             copy: false,
+            force_share: false,
             done: DoneArgs::default(),
             job,
             source,
@@ -70,7 +75,7 @@ fn cloned(args: &Args) -> Result<(), CommandError> {
     let source = spec.resolve()?;
     block_on(Aio::Auto, async {
         let how = OpenHow {
-            sharing: Sharing::AsFormat,
+            sharing: sharing(args.force_share, Sharing::Frozen),
             ..OpenHow::default()
         };
         let (file, format) = open_alone(&source, &how).await?;
@@ -78,16 +83,17 @@ fn cloned(args: &Args) -> Result<(), CommandError> {
             Format::Qcow2 => Some(usable_header(&file, args).await?),
             Format::Raw | Format::Luks => None,
         };
-        let mut used: Vec<FileId> = file.id().into_iter().collect();
+        let mut read = files_below(&source, format).await;
+        read.add(file.as_ref(), ReadAs::Source);
         let claim = match format {
             Format::Qcow2 | Format::Luks => Claim::qcow2(true),
             Format::Raw => Claim::CREATE_RAW,
         };
         let data = match header.as_ref().and_then(Header::data_file_name) {
-            Some(name) => Some(clone_data_file(name, &mut used, args, &job).await?),
+            Some(name) => Some(clone_data_file(name, &mut read, args, (&how, &job)).await?),
             None => None,
         };
-        let (new, target) = NewFile::open(&args.target, &used, claim)?;
+        let (new, target) = NewFile::open(&args.target, &read, claim)?;
         share(&file, &target, (args, format), &job).await?;
         if let Some(header) = header {
             rename_files(&target, header, args).await?;
@@ -136,19 +142,36 @@ async fn usable_header(file: &Arc<dyn BlockFile>, args: &Args) -> Result<Header,
     }
 }
 
+/// The files of the chain below the source, as far as they are there: the clone needs them too.
+async fn files_below(source: &Source, format: Format) -> ReadSet {
+    let look = Look {
+        sharing: Sharing::Forced,
+        ..Look::default()
+    };
+    let source = Source {
+        format: Some(format),
+        ..source.clone()
+    };
+    let Ok(first) = Layer::look_source(&source, &look).await else {
+        return ReadSet::default();
+    };
+    let chain = layer::openable_chain(first, &look).await;
+    layer::read_set(&chain, ReadAs::Source, &look).await
+}
+
 async fn clone_data_file(
     name: &str,
-    used: &mut Vec<FileId>,
+    read: &mut ReadSet,
     args: &Args,
-    job: &Job,
+    (how, job): (&OpenHow, &Job),
 ) -> Result<NewFile, CommandError> {
     let target = args.data_file.as_deref().unwrap_or_default();
     let spec = ImageSpec::named(&resolve_name(&args.source, name), Some("raw"));
-    let (file, _) = open_alone(&spec.resolve()?, &OpenHow::default()).await?;
-    used.extend(file.id());
+    let (file, _) = open_alone(&spec.resolve()?, how).await?;
+    read.add(file.as_ref(), ReadAs::Source);
     let target = resolve_name(&args.target, target);
-    let (new, target) = NewFile::open(&target, used, Claim::data_file(true))?;
-    used.extend(target.id());
+    let (new, target) = NewFile::open(&target, read, Claim::data_file(true))?;
+    read.add(target.as_ref(), ReadAs::Image);
     share(&file, &target, (args, Format::Raw), job).await?;
     flush(&target).await?;
     Ok(new)

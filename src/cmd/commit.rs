@@ -3,8 +3,8 @@
 
 use cowslip::Error;
 use cowslip::commit::{Afterwards, Commit};
-use cowslip::file::FileId;
 use cowslip::file::host::{Aio, HostOptions, open_host_file, resolve_name};
+use cowslip::file::{ContentId, Sharing};
 use cowslip::image::{DiscardPolicy, Image, OpenOptions};
 use serde_json::json;
 
@@ -100,6 +100,8 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
                 write_policy: how.cache.write_policy(),
                 discard: DiscardPolicy::Unmap,
                 dirty: repaired_when_opened(),
+                // While data moves into a base, its length is ours, as QEMU's jobs have it.
+                sharing: Sharing::FixedLength,
                 passphrase: source.opened_by(source.backing_key_secret.as_ref())?,
                 backing_passphrase: source.opened_by(source.backing_key_secret.as_ref())?,
                 ..OpenOptions::default()
@@ -149,12 +151,12 @@ fn depth(args: &Args, image: &Image, source: &Source) -> Result<usize, CommandEr
     // As it is named there, or as a file: from where the image is, and under our own name from here too.
     let from_here = (!is_called_as_qemu()).then(|| base.clone());
     let wanted = [Some(resolve_name(&source.filename, base)), from_here];
-    let wanted = wanted.map(|name| name.and_then(|name| file_id(&name)));
-    let is_base = |id: Option<FileId>| id.is_some() && wanted.contains(&id);
+    let wanted = wanted.map(|name| name.and_then(|name| content_of(&name)));
+    let is_base = |id: &Option<ContentId>| id.is_some() && wanted.contains(id);
     let found = (1..layers.len()).find(|&depth| {
         let named = layers[depth - 1].header.as_ref();
         let named = named.and_then(|header| header.backing_file.as_deref());
-        named == Some(base) || is_base(layers[depth].id)
+        named == Some(base) || is_base(&layers[depth].content)
     });
     found.ok_or_else(|| {
         let text = format!(
@@ -165,7 +167,7 @@ fn depth(args: &Args, image: &Image, source: &Source) -> Result<usize, CommandEr
     })
 }
 
-fn file_id(name: &str) -> Option<FileId> {
+fn content_of(name: &str) -> Option<ContentId> {
     let file = open_host_file(name.as_ref(), &HostOptions::default());
-    file.ok().and_then(|file| file.id())
+    file.ok().and_then(|file| file.content_id())
 }

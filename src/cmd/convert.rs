@@ -11,8 +11,8 @@ use cowslip::convert::{
     Converted, Failure, Form, IN_FLIGHT_FAR, Means, Options, Order, Plan, Sources, Unreadable,
     Unwritten,
 };
-use cowslip::file::Sharing;
 use cowslip::file::host::Aio;
+use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
 use cowslip::qcow2::snapshot::SnapshotChoice;
 use cowslip::{BufMut, Error, Image, Job};
@@ -36,7 +36,6 @@ mod share;
 mod target;
 
 use target::Target;
-pub use target::refuse_source;
 
 /// A read of a server that is near takes a fraction of this; one that takes longer is waited for.
 const FAR: Duration = Duration::from_millis(4);
@@ -414,14 +413,16 @@ impl<'a> Request<'a> {
                 program.warn(words(failure).replace("reading at byte", "reading offset"));
             }
         };
+        let backing = target::named_backing(self).await?;
+        let read = files_read(&sources, backing.as_ref());
         let existing = match self.args.no_create {
-            true => Some(Target::open(self, disks.size()).await?),
+            true => Some(Target::open(self, &read, disks.size()).await?),
             false => None,
         };
         let mut options = self.options;
         options.unwritten = match &existing {
             Some(target) => target.unwritten(self),
-            None => target::unwritten_when_made(self).await?,
+            None => target::unwritten_when_made(self, backing.as_ref().map(Image::size))?,
         };
         let slow_read = match self.args.parallel {
             None => slow_read(&sources).await,
@@ -431,13 +432,20 @@ impl<'a> Request<'a> {
             options.in_flight = IN_FLIGHT_FAR;
         }
         let plan = Plan::new(&disks, options, (job, &warn)).await;
-        let plan = plan.map_err(failed)?;
+        let mut plan = plan.map_err(failed)?;
         let target = match existing {
             Some(target) => target,
-            None => Target::make(self, (&sources, disks.size()), (plan.found(), job)).await?,
+            None => Target::make(self, (&read, disks.size()), (plan.found(), job)).await?,
         };
         let copied = async {
             bitmaps::refuse_target(self.args, target.image())?;
+            if options.unwritten == Unwritten::Zeroes && !target.is_zero(self) {
+                // A data file that was there before keeps its bytes.
+                options.unwritten = Unwritten::Unknown;
+                plan = Plan::new(&disks, options, (job, &warn))
+                    .await
+                    .map_err(failed)?;
+            }
             let done = plan.run(target.image(), job).await.map_err(failed)?;
             bitmaps::copy(&wanted, (&sources[0], target.image())).await?;
             Ok(done)
@@ -456,7 +464,7 @@ impl<'a> Request<'a> {
             snapshot: self.snapshot.clone().filter(|_| !(several && is_name)),
             cache: self.source_cache,
             aio: Aio::Threads,
-            sharing: sharing(self.args.force_share, Sharing::default()),
+            sharing: sharing(self.args.force_share, Sharing::Frozen),
             policy: self.args.trust.backing_policy,
             workers: workers(),
             ..OpenHow::default()
@@ -516,6 +524,18 @@ impl<'a> Request<'a> {
             "seconds": seconds,
         })
     }
+}
+
+/// The files that a conversion reads: those of the sources and of the target's backing chain.
+fn files_read(sources: &[Image], backing: Option<&Image>) -> ReadSet {
+    let mut read = ReadSet::default();
+    for source in sources {
+        source.add_to(&mut read, ReadAs::Source);
+    }
+    if let Some(backing) = backing {
+        backing.add_to(&mut read, ReadAs::Backing);
+    }
+    read
 }
 
 /// Options that do not go together, and those that are not there.

@@ -6,7 +6,7 @@
 use clap::ArgAction;
 use cowslip::Job;
 use cowslip::file::host::{Aio, FlushPolicy, resolve_name};
-use cowslip::file::{Claim, FileId, Sharing};
+use cowslip::file::{Claim, ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
 use cowslip::qcow2::create::{
     CreateOptions, Preallocation, Version, create_as_job, create_luks, create_raw,
@@ -321,9 +321,9 @@ fn create_image(args: &Args, program: &Program) -> Result<(), CommandError> {
     let mut request = request(args, filename, lists.concat(), size).map_err(prefixed)?;
     let job = args.job.job()?;
     let work = async {
-        let backing = look_at_backing(&mut request, args).await?;
+        let read = look_at_backing(&mut request, args).await?;
         announce(&request, args);
-        make(&request, backing.as_deref(), &job).await
+        make(&request, read, &job).await
     };
     block_on(Aio::Auto, work).map_err(prefixed)?;
     args.job.end();
@@ -465,23 +465,22 @@ fn same_as_backing() -> CommandError {
     CommandError::new("Error: Trying to create an image with the same filename as the backing file")
 }
 
-/// Opens the backing chain for its size, unless that is not wanted; and settles the size.
-async fn look_at_backing(
-    request: &mut Request,
-    args: &Args,
-) -> Result<Option<Vec<Layer>>, CommandError> {
+/// Opens the backing chain for its size, unless that is not wanted, and settles the size. Returns the files of the chain; of
+/// one that is not wanted, those that are there.
+async fn look_at_backing(request: &mut Request, args: &Args) -> Result<ReadSet, CommandError> {
     let name = options::value(&request.options, "backing_file").map(str::to_string);
     let format = options::value(&request.options, "backing_fmt").map(str::to_string);
-    let mut layers = None;
+    let mut read = ReadSet::default();
     if let Some(name) = &name {
         let without_format = "Backing file specified without backing format";
         if args.backing_unsafe {
             if format.is_none() {
                 return Err(CommandError::new(without_format));
             }
+            read = openable_files(request, name, format.as_deref(), &args.trust).await;
         } else {
             let chain = open_chain(request, name, format.as_deref(), &args.trust).await;
-            let chain = chain.map_err(|why| {
+            let (chain, files) = chain.map_err(|why| {
                 CommandError::new(format!("{why}\nCould not open backing image."))
             })?;
             if format.is_none() {
@@ -492,32 +491,59 @@ async fn look_at_backing(
             }
             let size = chain[0].virtual_size();
             request.size = request.size.or(Some(size));
-            layers = Some(chain);
+            read = files;
         }
     }
     if request.size.is_none() {
         return Err(CommandError::new("Image creation needs a size parameter"));
     }
-    Ok(layers)
+    Ok(read)
 }
 
-/// Looks at the chain, whoever else uses it: nothing is read but sizes and names.
+/// How a backing chain is looked at, whatever other processes do with it: nothing is read but sizes and names.
+fn look_with(trust: &Trust) -> Look {
+    Look {
+        sharing: Sharing::Forced,
+        policy: trust.backing_policy,
+        ..Look::default()
+    }
+}
+
+/// The files of a backing chain that need not be there, as far as they are.
+pub(super) async fn openable_files(
+    request: &Request,
+    name: &str,
+    format: Option<&str>,
+    trust: &Trust,
+) -> ReadSet {
+    let look = look_with(trust);
+    let format = format.and_then(|name| parse_format(name).ok());
+    let resolved = resolve_name(request.place.name(), name);
+    match Layer::look_resolved(&resolved, format, &look).await {
+        Ok(first) => {
+            let chain = layer::openable_chain(first, &look).await;
+            layer::read_set(&chain, ReadAs::Backing, &look).await
+        }
+        Err(_) => ReadSet::default(),
+    }
+}
+
+/// Looks at the chain; also returns its files.
 async fn open_chain(
     request: &Request,
     name: &str,
     format: Option<&str>,
     trust: &Trust,
-) -> Result<Vec<Layer>, CommandError> {
-    let look = Look {
-        sharing: Sharing::Forced,
-        policy: trust.backing_policy,
-        ..Look::default()
-    };
+) -> Result<(Vec<Layer>, ReadSet), CommandError> {
+    let look = look_with(trust);
     let format = format.map(parse_format).transpose()?;
     let resolved = resolve_name(request.place.name(), name);
     let first = Layer::look_resolved(&resolved, format, &look).await?;
     let chain = layer::chain(first, &look).await;
-    chain.map_err(|why| CommandError::new(format!("Could not open backing file: {why}")))
+    let chain =
+        chain.map_err(|why| CommandError::new(format!("Could not open backing file: {why}")))?;
+    let read = layer::read_set(&chain, ReadAs::Backing, &look).await;
+    Ok((chain, read))
 }
 
 /// The name of a format on command lines and in images.
@@ -717,48 +743,47 @@ pub(super) fn keys_of_luks(given: &[(String, String)]) -> Result<KeyOptions, Com
     KeyOptions::parse("", |name| options::value(given, name))
 }
 
-async fn make(request: &Request, backing: Option<&[Layer]>, job: &Job) -> Result<(), CommandError> {
-    let backing = backing.unwrap_or_default();
-    let used: Vec<FileId> = backing.iter().filter_map(|layer| layer.id).collect();
-    for file in make_files(request, used, job).await? {
+async fn make(request: &Request, read: ReadSet, job: &Job) -> Result<(), CommandError> {
+    for file in make_files(request, read, job).await? {
         file.finished();
     }
     Ok(())
 }
 
-/// Makes the image's file, and its data file if it has one; none of them may be one of `used`.
+/// Makes the image's file, and its data file if it has one. All of them are open, and known to store nothing of `read`,
+/// before any of them is cut or written.
 pub(super) async fn make_files(
     request: &Request,
-    mut used: Vec<FileId>,
+    mut read: ReadSet,
     job: &Job,
 ) -> Result<Vec<NewFile>, CommandError> {
-    let open = async |place: &Place, used: &[FileId], claim| {
-        let (new, file) = place.make(used, claim, request.flush).await?;
+    let open = async |place: &Place, read: &ReadSet, claim| {
+        let (new, file) = place.make(read, claim, request.flush).await?;
         tell_file_system(request, &*file)?;
         Ok::<_, CommandError>((new, file))
     };
     if request.format == Format::Raw {
         let preallocation = preallocation(request)?;
         let size = request.size.unwrap_or(0);
-        let (new, file) = open(&request.place, &used, Claim::CREATE_RAW).await?;
+        let (new, file) = open(&request.place, &read, Claim::CREATE_RAW).await?;
         create_raw(file, size, preallocation, job).await?;
         return Ok(vec![new]);
     }
     if request.format == Format::Luks {
         let volume = keys_of_luks(&request.options)?.make()?;
         let made = (&volume, preallocation(request)?);
-        let (new, file) = open(&request.place, &used, Claim::qcow2(true)).await?;
+        let (new, file) = open(&request.place, &read, Claim::qcow2(true)).await?;
         create_luks(file, request.size.unwrap_or(0), made, job).await?;
         return Ok(vec![new]);
     }
     let options = qcow2_options(request)?;
-    let (new, file) = open(&request.place, &used, Claim::qcow2(true)).await?;
+    let (new, file) = open(&request.place, &read, Claim::qcow2(true)).await?;
     let data = match &options.data_file {
         Some(name) => {
-            used.extend(file.id());
+            read.add(file.as_ref(), ReadAs::Image);
             let name = resolve_name(request.place.name(), name);
             let claim = Claim::data_file(true);
-            Some(NewFile::open_with(&name, &used, claim, request.flush)?)
+            Some(NewFile::open_with(&name, &read, claim, request.flush)?)
         }
         None => None,
     };

@@ -3,11 +3,10 @@
 //! `count` is counted from the beginning of the input, also where blocks are skipped: that is what qemu-img does.
 
 use cowslip::convert::{Options, Plan, Sources, Unwritten};
-use cowslip::file::Sharing;
 use cowslip::file::host::{Aio, FlushPolicy};
+use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
 
-use super::convert::refuse_source;
 use super::create::{self, NewFile, Place, format_name};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
@@ -115,7 +114,7 @@ fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
     let work = async {
         let how = OpenHow {
             aio: Aio::Threads,
-            sharing: sharing(args.force_share, Sharing::default()),
+            sharing: sharing(args.force_share, Sharing::Frozen),
             policy: args.trust.backing_policy,
             workers: workers(),
             ..OpenHow::default()
@@ -132,9 +131,9 @@ fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
         });
         let mut sources = Sources::default();
         sources.add(&image, range);
-        refuse_source(&Place::named(output)?, std::slice::from_ref(&image))
-            .map_err(|error| refused(output, &error))?;
-        copy(args, (&sources, output, format), &job).await
+        let mut read = ReadSet::default();
+        image.add_to(&mut read, ReadAs::Source);
+        copy(args, (&sources, read), (output, format), &job).await
     };
     let done = block_on(Aio::Threads, work);
     if done.is_err() && job.is_cancelled() {
@@ -156,7 +155,8 @@ fn output_format(args: &Args) -> Result<Format, CommandError> {
 
 async fn copy(
     args: &Args,
-    (sources, output, format): (&Sources<'_>, &str, Format),
+    (sources, read): (&Sources<'_>, ReadSet),
+    (output, format): (&str, Format),
     job: &cowslip::Job,
 ) -> Result<(), CommandError> {
     if format == Format::Luks {
@@ -171,7 +171,7 @@ async fn copy(
         size: Some(sources.size()),
         flush: FlushPolicy::Honour,
     };
-    let made = create::make_files(&wanted, Vec::new(), job).await;
+    let made = create::make_files(&wanted, read, job).await;
     let files = made.map_err(|error| refused(output, &error))?;
     let how = OpenHow {
         access: Access::Write,

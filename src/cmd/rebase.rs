@@ -5,8 +5,8 @@
 //! `-u` not of whoever calls it `qemu-img`, which makes it.
 
 use cowslip::Error;
-use cowslip::file::Sharing;
 use cowslip::file::host::{Aio, resolve_name};
+use cowslip::file::{ReadAs, Sharing};
 use cowslip::image::{BackingChoice, Format, Image};
 use cowslip::qcow2::amend::{Amendment, Backing};
 use cowslip::rebase::Storage;
@@ -215,8 +215,8 @@ async fn change(
     Ok(rebased)
 }
 
-/// Refuses a backing file that is, or whose chain has, the image itself. What cannot be looked at is no loop; whether
-/// it has to be there is for others to say.
+/// Refuses a backing file that is, or whose chain has, the image itself, or that is stored where the image writes. A file
+/// that cannot be opened is no loop; opening it for the rebase reports why.
 async fn refuse_loop(
     image: &Image,
     (args, resolved): (&Args, &str),
@@ -228,19 +228,19 @@ async fn refuse_loop(
         policy: how.policy,
         ..Look::default()
     };
-    let own = image.layers().first().and_then(|layer| layer.id);
-    let mut next = Layer::look_resolved(resolved, format, &look).await.ok();
-    let mut seen = Vec::new();
-    while let Some(found) = next {
-        if found.id.is_some() && found.id == own {
-            return Err(args.could_not_change("the backing chain would be a loop"));
-        }
-        // Another loop is none of ours.
-        if seen.contains(&found.id) {
-            break;
-        }
-        seen.push(found.id);
-        next = layer::below(&found, &look).await.unwrap_or_default();
+    let Ok(first) = Layer::look_resolved(resolved, format, &look).await else {
+        return Ok(());
+    };
+    let chain = layer::openable_chain(first, &look).await;
+    let own = image
+        .layers()
+        .first()
+        .and_then(|layer| layer.content.clone());
+    let is_own = |layer: &Layer| layer.content.is_some() && layer.content == own;
+    if chain.iter().any(is_own) {
+        return Err(args.could_not_change("the backing chain would be a loop"));
     }
-    Ok(())
+    let read = layer::read_set(&chain, ReadAs::Backing, &look).await;
+    let checked = image.check_overwrites(&read);
+    checked.map_err(|error| args.could_not_change(CommandError::from(error)))
 }

@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cowslip::file::{
-    BlockFile, Capabilities, Claim, Durability, Event, FileExtent, FileId, Observer, Protection,
-    Space,
+    BlockFile, Capabilities, Claim, ContentId, Durability, Event, FileExtent, FileId, Observer,
+    Protection, Space, Storage,
 };
 use cowslip::limits::{Limits, ZeroPart};
 use cowslip::{Buf, BufMut};
@@ -328,6 +328,14 @@ impl BlockFile for DebugFile {
 
     fn id(&self) -> Option<FileId> {
         self.node.inner.id()
+    }
+
+    fn content_id(&self) -> Option<ContentId> {
+        self.node.inner.content_id()
+    }
+
+    fn storage(&self) -> Storage {
+        self.node.inner.storage()
     }
 
     fn limits(&self) -> Limits {

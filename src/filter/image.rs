@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space, Storage};
 use cowslip::image::{Format, WriteOptions, ZeroOptions};
 use cowslip::{Buf, BufMut, Error, Image};
 use cowslip_queue::{Pending, pending};
@@ -85,6 +85,10 @@ impl BlockFile for ImageFile {
 
     fn id(&self) -> Option<FileId> {
         None
+    }
+
+    fn storage(&self) -> Storage {
+        self.image.storage()
     }
 
     fn len(&self) -> Pending<io::Result<u64>> {

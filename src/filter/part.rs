@@ -4,7 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use cowslip::file::{
-    BlockFile, Capabilities, Claim, Durability, FileExtent, FileId, Observer, Protection, Space,
+    BlockFile, Capabilities, Claim, ContentId, Durability, FileExtent, FileId, Observer,
+    Protection, Space, Storage,
 };
 use cowslip::limits::Limits;
 use cowslip::{Buf, BufMut};
@@ -94,6 +95,14 @@ impl BlockFile for PartFile {
 
     fn id(&self) -> Option<FileId> {
         self.inner.id()
+    }
+
+    fn content_id(&self) -> Option<ContentId> {
+        Some(self.inner.content_id()?.part(self.start, self.len))
+    }
+
+    fn storage(&self) -> Storage {
+        self.inner.storage().part(self.start, self.len)
     }
 
     fn limits(&self) -> Limits {

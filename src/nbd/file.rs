@@ -15,7 +15,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space, Storage};
 use cowslip_nbd::ExportDescription;
 use cowslip_nbd::export::Durability as NbdDurability;
 use cowslip_nbd::protocol::TransmissionFlags;
@@ -55,6 +55,7 @@ pub async fn open(
     Ok(Arc::new(NbdFile {
         name: name.to_string(),
         workers,
+        storage: export.storage(),
         size: description.size,
         flags: description.flags,
         capabilities: capabilities(&description, writable),
@@ -74,6 +75,7 @@ fn capabilities(export: &ExportDescription, writable: bool) -> Capabilities {
 /// An export as a file.
 struct NbdFile {
     name: String,
+    storage: Storage,
     /// Never empty: the first one has a connection.
     workers: Vec<Worker>,
     size: u64,
@@ -123,6 +125,10 @@ impl BlockFile for NbdFile {
 
     fn id(&self) -> Option<FileId> {
         None
+    }
+
+    fn storage(&self) -> Storage {
+        self.storage.clone()
     }
 
     fn len(&self) -> Pending<io::Result<u64>> {

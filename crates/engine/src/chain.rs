@@ -13,6 +13,7 @@ use futures_util::future::{join, join_all};
 use crate::Result;
 use crate::file::{ChosenBy, Event, Gate, HostFile, Role};
 use crate::image::{BackingChoice, Format, OpenOptions};
+use crate::qcow2::header::CryptMethod;
 use crate::qcow2::map::{Run, Source};
 use crate::qcow2::{self, Qcow2, Wanted};
 use crate::raw::{self, Raw};
@@ -55,6 +56,15 @@ impl Layer {
         match self {
             Layer::Raw(_) => None,
             Layer::Qcow2(image) => Some(image),
+        }
+    }
+
+    /// Whether what it shows depends on the password that it was opened with, as in QEMU's old way to encrypt. (In a
+    /// LUKS volume any password that opens it leads to the same key.)
+    pub fn depends_on_password(&self) -> bool {
+        match self {
+            Layer::Raw(_) => false,
+            Layer::Qcow2(image) => image.header().crypt_method == CryptMethod::Aes,
         }
     }
 
@@ -385,7 +395,7 @@ pub async fn open(
 ) -> Result<(Layer, Below, Vec<Naming>)> {
     let mut layers: Vec<Layer> = Vec::new();
     let mut namings = Vec::new();
-    files.enter(&file, Role::Backing);
+    files.enter(&file, Role::Backing, options.writable)?;
     let mut next = Some((file, options.clone()));
     while let Some((file, options)) = next.take() {
         let name = file.name().to_string();
@@ -438,11 +448,14 @@ pub async fn open(
             Err(_) if options.metadata_only => break,
             Err(error) => return Err(backing_failed(error, &backing_name)),
         };
-        match files.enter(&backing_file, Role::Backing) {
+        match files.enter(&backing_file, Role::Backing, false)? {
             Entry::New => {}
             Entry::Again(Role::Backing) => return Err(could_not("the backing chain is a loop")),
             Entry::Again(Role::Data) => {
                 return Err(could_not("it is the data file of an image of the chain"));
+            }
+            Entry::Overlaps => {
+                return Err(could_not("it is stored where another file of the chain is"));
             }
         }
         let options = OpenOptions {

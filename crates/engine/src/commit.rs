@@ -16,7 +16,7 @@ use cowslip_queue::BufMut;
 
 use crate::chain::{self, Below, Layer};
 use crate::extents::extents;
-use crate::file::{Claim, Gate};
+use crate::file::{Claim, Gate, ReadAs};
 use crate::image::{BackingChoice, Extent, Image, OpenOptions, WriteOptions, ZeroOptions};
 use crate::job::{Cost, Job, PIECE_BYTES, Pieces, Stage};
 use crate::planted::{self, Mistake};
@@ -69,13 +69,22 @@ impl Image {
             return Err(Error::Invalid(text.to_string()));
         }
         let naming = &self.namings[commit.depth - 1];
-        let options = OpenOptions {
+        let mut options = OpenOptions {
             format: Some(below.format()),
             writable: true,
             backing: BackingChoice::AsNamed,
             ..commit.base.clone()
         };
         let file = gate.reach(&naming.request(true)).await?.file;
+        let between = &layers[..commit.depth - 1];
+        let between = || between.iter().flat_map(|layer| layer.files());
+        for file in between() {
+            // Unprotected it is like every other file, of which the opening has warned.
+            let _ = file.claim(Claim::BETWEEN)?;
+        }
+        for file in self.top.files().chain(between()) {
+            options.read_besides.add(file.as_ref(), ReadAs::Image);
+        }
         let predecessors = self.files().cloned().collect();
         let base = Image::open_after(file, options, gate, predecessors).await?;
         // From here on the base claims its files, and is not read through this chain: it changes.

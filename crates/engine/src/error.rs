@@ -7,7 +7,7 @@
 use std::fmt;
 use std::io;
 
-use crate::file::Conflict;
+use crate::file::{Conflict, ReadAs};
 
 /// A failure of an operation on an image.
 #[derive(Debug)]
@@ -50,8 +50,42 @@ pub enum Error {
     Key(String),
     /// Another process uses the file in a way that does not go together with ours.
     Locked(Box<Conflict>),
+    /// A file would be written whose bytes are read by the same command.
+    Overwrites(Box<Overwrite>),
     /// The caller has cancelled the job; what it had done is taken back.
     Cancelled,
+}
+
+/// A write that would change what is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overwrite {
+    /// The file that would be written, as the user named it.
+    pub file: String,
+    /// The file that is read.
+    pub read: String,
+    /// What it is read as.
+    pub read_as: ReadAs,
+}
+
+impl fmt::Display for Overwrite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Overwrite {
+            file,
+            read,
+            read_as,
+        } = self;
+        let read_as = read_as.name();
+        match file == read {
+            true => write!(
+                f,
+                "'{file}' must not be overwritten: it is read as {read_as}"
+            ),
+            false => write!(
+                f,
+                "'{file}' must not be overwritten: it stores '{read}', which is read as {read_as}"
+            ),
+        }
+    }
 }
 
 impl Error {
@@ -72,6 +106,7 @@ impl Error {
         const EROFS_AS_EACCES: i32 = EACCES;
         const ENOTSUP: i32 = 95;
         const EAGAIN: i32 = 11;
+        const EBUSY: i32 = 16;
         const ECANCELED: i32 = 125;
         match self {
             Error::Io { source, .. } => source.raw_os_error().unwrap_or(EIO),
@@ -82,6 +117,7 @@ impl Error {
             Error::ReadOnly(_) => EROFS_AS_EACCES,
             Error::Forbidden(_) => EACCES,
             Error::Locked(_) => EAGAIN,
+            Error::Overwrites(_) => EBUSY,
             Error::Cancelled => ECANCELED,
         }
     }
@@ -122,6 +158,7 @@ impl Error {
             Error::Latched(what) => Error::Latched(what.clone()),
             Error::Forbidden(what) => Error::Forbidden(what.clone()),
             Error::Locked(conflict) => Error::Locked(conflict.clone()),
+            Error::Overwrites(overwrite) => Error::Overwrites(overwrite.clone()),
             Error::Cancelled => Error::Cancelled,
         }
     }
@@ -157,6 +194,7 @@ impl fmt::Display for Error {
             Error::Invalid(what) | Error::Key(what) | Error::Forbidden(what) => f.write_str(what),
             Error::ReadOnly(what) => write!(f, "'{what}' is read-only"),
             Error::Locked(conflict) => conflict.fmt(f),
+            Error::Overwrites(overwrite) => overwrite.fmt(f),
             Error::Cancelled => f.write_str("cancelled"),
             Error::Latched(what) => write!(
                 f,

@@ -28,7 +28,9 @@ mod host_name;
 mod host_policy;
 mod host_probe;
 mod host_room;
+mod host_storage;
 pub mod memory;
+mod storage;
 
 pub use aligned::{HostFile, Numbering};
 pub use cowslip_queue::space::{Calls, Holes, HolesBy, Way};
@@ -36,6 +38,8 @@ pub use cowslip_queue::space::{Calls, Holes, HolesBy, Way};
 pub use event::{Event, Observer};
 
 pub use claim::{Claim, Conflict, Permission, Permissions, Protection, Sharing, Side};
+
+pub use storage::{ContentId, ReadAs, ReadSet, Storage};
 
 /// What a file can do and what it asks for; fixed once it is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +103,17 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
 
     /// Which file it is, where that can be told.
     fn id(&self) -> Option<FileId>;
+
+    /// Identity of its bytes, to tell without reading them that two files hold the same. Unknown by default: a file over
+    /// another one, which may show it in part or transformed, has to say what it shows.
+    fn content_id(&self) -> Option<ContentId> {
+        None
+    }
+
+    /// The files and devices that a write to it changes; by default itself. A file over others names theirs.
+    fn storage(&self) -> Storage {
+        self.id().map_or_else(Storage::default, Storage::whole)
+    }
 
     /// Who is told what the work on the file has reached. By default nobody.
     fn observer(&self) -> Option<Arc<dyn Observer>> {

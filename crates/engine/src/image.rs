@@ -6,13 +6,16 @@ use std::sync::Arc;
 use cowslip_queue::{Buf, BufMut};
 
 use crate::chain::{self, Below, Files, Layer, Naming};
-use crate::file::{BlockFile, Claim, Durability, FileId, Gate, HostFile, Sharing, Space};
+use crate::file::{
+    BlockFile, Claim, ContentId, Durability, FileId, Gate, HostFile, ReadAs, ReadSet, Sharing,
+    Space, Storage,
+};
 use crate::job::{self, Job};
 use crate::limits::Limits;
 use crate::luks::{self, KeyChange, Means};
 use crate::qcow2::amend::Amendment;
 use crate::qcow2::create::Preallocation;
-use crate::qcow2::header::Header;
+use crate::qcow2::header::{CryptMethod, Header};
 use crate::qcow2::inspect::SnapshotInfo;
 use crate::qcow2::probe::{Observation, Stage};
 use crate::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
@@ -92,11 +95,13 @@ pub struct LayerInfo {
     pub data_name: String,
     /// Which file it is, where that can be told.
     pub id: Option<FileId>,
+    /// Which bytes its file shows, where that can be told.
+    pub content: Option<ContentId>,
 }
 
-/// See [`Image::origin`].
+/// Identity of what a layer shows: its format and the bytes of its files. See [`Image::origin`].
 #[derive(PartialEq, Eq)]
-pub(crate) struct Origin(Format, Vec<FileId>);
+pub(crate) struct Origin(Format, Vec<ContentId>);
 
 /// A disk, open.
 #[derive(Debug)]
@@ -115,6 +120,8 @@ pub struct Image {
     /// Larger requests are cut by these.
     limits: Limits,
     unprotected: Vec<String>,
+    /// It shows an internal snapshot.
+    is_snapshot: bool,
     /// One change of keys at a time.
     keys: Turn<()>,
 }
@@ -182,7 +189,8 @@ impl Image {
             let text = "Can't use copy-on-read on read-only device";
             return Err(Error::Invalid(text.to_string()));
         }
-        let files = Files::new(options.sharing, predecessors);
+        let files = Files::new(options.sharing, predecessors, options.read_besides.clone());
+        let is_snapshot = options.snapshot.is_some();
         let limits = options.limits.over(file.limits());
         let (top, below, namings) = chain::open(file, &options, gate, &files).await?;
         let OpenOptions {
@@ -212,6 +220,7 @@ impl Image {
             whole_clusters: compress.then(WholeClusters::default),
             limits,
             unprotected: files.into_unprotected(),
+            is_snapshot,
             keys: Turn::new(()),
         })
     }
@@ -251,14 +260,59 @@ impl Image {
             .collect()
     }
 
-    /// What the layer at this depth is, whatever its name, where that can be told: equal ones hold the same.
+    /// Identity of what the layer at this depth shows, whatever its name: equal ones hold the same. Unknown for a snapshot,
+    /// which shows other clusters of its files, for an image whose password is its key, and where a file's bytes are.
     pub(crate) fn origin(&self, depth: u32) -> Option<Origin> {
         let layer = match depth {
             0 => &self.top,
             depth => self.below.layers().get(depth as usize - 1)?,
         };
-        let ids: Option<Vec<FileId>> = layer.files().map(|file| file.id()).collect();
-        Some(Origin(layer.format(), ids?))
+        let is_view = depth == 0 && self.is_snapshot;
+        if is_view || layer.depends_on_password() {
+            return None;
+        }
+        let contents: Option<Vec<ContentId>> = layer.files().map(|f| f.content_id()).collect();
+        Some(Origin(layer.format(), contents?))
+    }
+
+    /// Whether an image that has just been made reads as zeroes everywhere: it refers to nothing, or to space that did not
+    /// exist before. A device, an export or a data file on one keeps the bytes that it had.
+    pub fn is_zero_when_new(&self) -> bool {
+        if !self.below.layers().is_empty() {
+            return false;
+        }
+        let extends = |file: &HostFile| file.capabilities().extends_with_zeroes;
+        match &self.top {
+            Layer::Raw(raw) => raw.format() == Format::Raw && extends(raw.file()),
+            Layer::Qcow2(image) => {
+                let is_plain = image.header().crypt_method == CryptMethod::None;
+                image.maps_nothing() || (is_plain && extends(image.data_file()))
+            }
+        }
+    }
+
+    /// Adds the files of all layers to those that must not be overwritten.
+    pub fn add_to(&self, set: &mut ReadSet, read_as: ReadAs) {
+        for file in self.files() {
+            set.add(file.as_ref(), read_as);
+        }
+    }
+
+    /// Checks that the image's own files, which are those that it writes, store nothing of the set.
+    ///
+    /// # Errors
+    /// [`Error::Overwrites`]
+    pub fn check_overwrites(&self, set: &ReadSet) -> Result<()> {
+        self.top
+            .files()
+            .try_for_each(|file| set.check(file.as_ref()))
+    }
+
+    /// Where the files of all layers are stored.
+    pub fn storage(&self) -> Storage {
+        let mut storage = Storage::default();
+        self.files().for_each(|file| storage.extend(file.storage()));
+        storage
     }
 
     /// What the top layer is doing at this moment, if it is qcow2: for whoever watches.
@@ -865,6 +919,7 @@ impl LayerInfo {
             header,
             data_name: layer.data_file().name().to_string(),
             id: layer.files().next().and_then(|file| file.id()),
+            content: layer.files().next().and_then(|file| file.content_id()),
         }
     }
 }

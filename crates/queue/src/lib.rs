@@ -24,6 +24,7 @@ pub mod file;
 pub mod lease;
 mod line;
 pub mod lock;
+pub mod loop_device;
 mod mailbox;
 mod memory;
 pub mod pending;

@@ -10,7 +10,7 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use cowslip::file::{BlockFile, Capabilities, ContentId, Durability, FileExtent, FileId, Space};
 use cowslip_queue::{Buf, BufMut, Pending, pending};
 
 use crate::rng::Rng;
@@ -399,6 +399,10 @@ impl BlockFile for SimFile {
 
     fn id(&self) -> Option<FileId> {
         Some(FileId(1, self.index as u64))
+    }
+
+    fn content_id(&self) -> Option<ContentId> {
+        self.id().map(ContentId::whole)
     }
 
     fn len(&self) -> Pending<io::Result<u64>> {

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use cowslip::convert::Converted;
 use cowslip::file::host::{HostOptions, open_host_file, reflink};
-use cowslip::file::{BlockFile, Claim};
+use cowslip::file::{BlockFile, Claim, ReadSet};
 use cowslip::{Error, Image, Job};
 
 use super::super::create::{NewFile, Place};
 use crate::error::CommandError;
 
-/// What disks are a multiple of.
+/// The unit of a disk's size.
 const SECTOR_BYTES: u64 = 512;
 
 /// Makes the target share the source's data; `None` if it cannot, or was there before: then nothing was done.
@@ -23,25 +23,23 @@ pub async fn share(
         return Ok(None);
     };
     let layer = &source.layers()[0];
-    // What has no identity is no file of this system, such as an export of a server.
-    if layer.id.is_none() || std::path::Path::new(&name).exists() {
+    if layer.content.is_none() || std::path::Path::new(&name).exists() {
         return Ok(None);
     }
     // The image holds the claim; this handle only names the file to the system.
     let file = open_host_file(layer.name.as_ref(), &HostOptions::default())?;
     let len = file.len().await;
     let len = len.map_err(|error| Error::io(format!("'{}'", layer.name), error))?;
-    let sectors = |bytes: u64| bytes.div_ceil(SECTOR_BYTES);
-    // A part of a file is shorter than that.
-    if file.id() != layer.id || sectors(len) != sectors(source.size()) {
+    let size = source.size().next_multiple_of(SECTOR_BYTES);
+    // The disk has to be all of the file, and the file as it is: neither a part of it nor what a filter makes of it.
+    if file.content_id() != layer.content || len.next_multiple_of(SECTOR_BYTES) != size {
         return Ok(None);
     }
     let (new, target): (NewFile, Arc<dyn BlockFile>) =
-        NewFile::open(&name, &[], Claim::CREATE_RAW)?;
+        NewFile::open(&name, &ReadSet::default(), Claim::CREATE_RAW)?;
     if reflink(file.as_ref(), target.as_ref()).is_err() {
         return Ok(None);
     }
-    let size = source.size().next_multiple_of(SECTOR_BYTES);
     let cut = target.set_len(size).await;
     cut.map_err(|error| Error::io(format!("Could not resize '{name}'"), error))?;
     job.expect(size);

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use cowslip::convert::{Converted, Found, Unwritten};
-use cowslip::file::FileId;
 use cowslip::file::host::{Aio, FlushPolicy, HostOptions, open_host_file};
+use cowslip::file::{ReadSet, Sharing};
 use cowslip::image::{DiscardPolicy, Format};
 use cowslip::{Image, Job};
 
@@ -24,9 +24,13 @@ pub struct Target {
 }
 
 impl Target {
-    /// Opens the target of `-n`.
-    pub async fn open(request: &Request<'_>, size: u64) -> Result<Target, CommandError> {
-        let image = open_for_writing(request).await?;
+    /// Opens the target of `-n`, of which the image's own files must store nothing of `read`.
+    pub async fn open(
+        request: &Request<'_>,
+        read: &ReadSet,
+        size: u64,
+    ) -> Result<Target, CommandError> {
+        let image = open_for_writing(request, read).await?;
         if image.size() < size {
             return Err(too_small());
         }
@@ -41,10 +45,10 @@ impl Target {
         })
     }
 
-    /// Makes a target that has room for `size` bytes.
+    /// Makes a target that has room for `size` bytes, in files that store nothing of `read`.
     pub async fn make(
         request: &Request<'_>,
-        (sources, size): (&[Image], u64),
+        (read, size): (&ReadSet, u64),
         (found, job): (Found, &Job),
     ) -> Result<Target, CommandError> {
         let format = request.format.unwrap_or(Format::Raw);
@@ -63,7 +67,6 @@ impl Target {
                 request.target
             ))
         };
-        refuse_source(&place, sources).map_err(prefixed)?;
         if let Some(path) = place.path() {
             check_room(request, path, found)?;
         }
@@ -74,9 +77,9 @@ impl Target {
             "falloc" | "full" => job.clone(),
             _ => Job::default(),
         };
-        let files = create::make_files(&wanted, Vec::new(), &of_creation).await;
+        let files = create::make_files(&wanted, read.clone(), &of_creation).await;
         let files = files.map_err(prefixed)?;
-        let image = open_for_writing(request).await?;
+        let image = open_for_writing(request, read).await?;
         if image.size() < size {
             return Err(too_small());
         }
@@ -103,6 +106,11 @@ impl Target {
             true => Unwritten::Zeroes,
             false => Unwritten::Unknown,
         }
+    }
+
+    /// Whether it reads as zeroes where nothing is written: it was said to, or is new and does.
+    pub fn is_zero(&self, request: &Request<'_>) -> bool {
+        request.args.target_is_zero || self.image.is_zero_when_new()
     }
 
     /// Closes the target; what is no copy does not stay to be taken for one.
@@ -133,22 +141,21 @@ impl Target {
     }
 }
 
-/// What a target that is made reads as where nothing is written.
-pub async fn unwritten_when_made(request: &Request<'_>) -> Result<Unwritten, CommandError> {
-    if request.has_backing() {
-        let name = options_value(request, "backing_file");
-        let format = options_value(request, "backing_fmt");
-        return Ok(Unwritten::Backing(
-            backing_bytes(request, name, format).await?,
-        ));
+/// What a target that is made is expected to read as where nothing is written; [`Image::is_zero_when_new`] says of the
+/// target itself, once it is there, whether it does. `backing_bytes` is the size of its backing file.
+pub fn unwritten_when_made(
+    request: &Request<'_>,
+    backing_bytes: Option<u64>,
+) -> Result<Unwritten, CommandError> {
+    if let Some(bytes) = backing_bytes {
+        return Ok(Unwritten::Backing(bytes));
     }
-    if request.format == Some(Format::Luks) {
+    let is_fixed = Place::named(request.target)?.is_fixed();
+    Ok(match request.format {
         // What was never written decrypts to anything.
-        return Ok(Unwritten::Unknown);
-    }
-    Ok(match Place::named(request.target)?.is_fixed() {
-        false => Unwritten::Zeroes,
-        true => Unwritten::Unknown,
+        Some(Format::Luks) => Unwritten::Unknown,
+        Some(Format::Raw) if is_fixed => Unwritten::Unknown,
+        _ => Unwritten::Zeroes,
     })
 }
 
@@ -156,27 +163,40 @@ fn options_value<'a>(request: &'a Request<'_>, name: &str) -> &'a str {
     options::value(&request.created, name).unwrap_or_default()
 }
 
-/// Bytes that the backing file of a new target has.
-async fn backing_bytes(
+/// The backing chain that a target is said to have, open; `None` if none is. The files of one that exists already are those
+/// of its own chain as well, so that this one need not be there.
+pub async fn named_backing(request: &Request<'_>) -> Result<Option<Image>, CommandError> {
+    if !request.has_backing() {
+        return Ok(None);
+    }
+    let name = options_value(request, "backing_file");
+    let format = options::value(&request.created, "backing_fmt");
+    match open_backing(request, name, format).await {
+        Ok(image) => Ok(Some(image)),
+        Err(_) if request.args.no_create => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+async fn open_backing(
     request: &Request<'_>,
     name: &str,
-    format: &str,
-) -> Result<u64, CommandError> {
+    format: Option<&str>,
+) -> Result<Image, CommandError> {
     let resolved = cowslip::file::host::resolve_name(Place::named(request.target)?.name(), name);
     let how = OpenHow {
         policy: request.args.trust.backing_policy,
         sharing: cowslip::file::Sharing::Forced,
         ..OpenHow::default()
     };
-    let opened = open_image(&ImageSpec::named(&resolved, Some(format)), &how).await;
-    let opened = opened.map_err(|why| {
+    let opened = open_image(&ImageSpec::named(&resolved, format), &how).await;
+    opened.map_err(|why| {
         let target = request.target;
         CommandError::new(format!(
             "Could not open '{target}': Could not open backing file: {}",
             unwrapped(&why)
         ))
-    })?;
-    Ok(opened.size())
+    })
 }
 
 /// Of "Could not open 'x': Could not open 'x': why" the second half.
@@ -188,7 +208,7 @@ fn unwrapped(why: &CommandError) -> String {
     }
 }
 
-async fn open_for_writing(request: &Request<'_>) -> Result<Image, CommandError> {
+async fn open_for_writing(request: &Request<'_>, read: &ReadSet) -> Result<Image, CommandError> {
     let key = match request.format {
         Some(Format::Luks) => options::value(&request.created, "key-secret"),
         _ => options::value(&request.created, "encrypt.key-secret"),
@@ -201,6 +221,9 @@ async fn open_for_writing(request: &Request<'_>) -> Result<Image, CommandError> 
         policy: request.args.trust.backing_policy,
         workers: workers(),
         key_secret: key.map(str::to_string),
+        // What others write meanwhile would be neither theirs nor a copy.
+        sharing: Sharing::Frozen,
+        read_besides: read.clone(),
         ..OpenHow::default()
     };
     let spec = ImageSpec {
@@ -208,33 +231,6 @@ async fn open_for_writing(request: &Request<'_>) -> Result<Image, CommandError> 
         ..ImageSpec::named(request.target, request.format.map(format_name))
     };
     open_image(&spec, &how).await
-}
-
-/// Refuses to make the target of a file that the sources need. Locks would too, but not under `-U`, nor on all file
-/// systems.
-///
-/// # Errors
-/// The file is one of theirs, in the words of one whose lock says so.
-pub fn refuse_source(place: &Place, sources: &[Image]) -> Result<(), CommandError> {
-    let id = |name: &str| {
-        use std::os::unix::fs::MetadataExt;
-        let found = std::fs::metadata(name).ok()?;
-        Some(FileId(found.dev(), found.ino()))
-    };
-    let name = place.name();
-    let target = id(name);
-    let layers = sources.iter().flat_map(Image::layers);
-    let mut files = layers.flat_map(|layer| [layer.name, layer.data_name]);
-    let is_same = |file: &str| match place {
-        Place::Host(_) => target.is_some() && id(file) == target,
-        Place::Export(..) => file == name,
-    };
-    match files.any(|file| is_same(&file)) {
-        true => Err(CommandError::new(format!(
-            "Failed to get \"write\" lock\nIs another process using the image [{name}]?"
-        ))),
-        false => Ok(()),
-    }
 }
 
 /// Refuses, under our own name, what may not fit; qemu-img begins, and ends on a full disk.

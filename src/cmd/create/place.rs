@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cowslip::file::host::{CreateMode, FlushPolicy, HostOptions, open_host_file};
-use cowslip::file::{BlockFile, Claim, FileId};
+use cowslip::file::{BlockFile, Claim, ReadAs, ReadSet};
 use cowslip::image::Format;
 
 use super::{FIXED_OPTIONS, Request, options_of, options_of_format, same_as_backing};
@@ -80,17 +80,19 @@ impl Place {
     /// Makes the file, or opens what is there, and claims it. What it holds is lost only when the image is written.
     ///
     /// # Errors
-    /// It cannot be made or opened, is one of `used`, or others use it.
+    /// It cannot be made or opened, stores a file of `read`, or others use it.
     pub(super) async fn make(
         &self,
-        used: &[FileId],
+        read: &ReadSet,
         claim: Claim,
         flush: FlushPolicy,
     ) -> Result<(NewFile, Arc<dyn BlockFile>), CommandError> {
         let (export, name) = match self {
-            Place::Host(path) => return NewFile::open_with(path, used, claim, flush),
+            Place::Host(path) => return NewFile::open_with(path, read, claim, flush),
             Place::Export(export, name) => (export, name),
         };
+        // Some servers take one client at a time: the second would wait for the first.
+        refused_overwrite(read.check_stored(name, &export.storage()))?;
         let file = nbd::open(export, name, true).await.map_err(|why| {
             CommandError::new(format!(
                 "Protocol driver 'nbd' does not support creating new images, so an existing image must be selected as \
@@ -101,6 +103,16 @@ impl Place {
     }
 }
 
+/// The refusal to overwrite a file, in QEMU's words where it is a backing file.
+fn refused_overwrite(checked: cowslip::Result<()>) -> Result<(), CommandError> {
+    checked.map_err(|error| match error {
+        cowslip::Error::Overwrites(overwrite) if overwrite.read_as == ReadAs::Backing => {
+            same_as_backing()
+        }
+        other => other.into(),
+    })
+}
+
 /// A file of the host that is being made. If it was new it is removed when this is dropped, or the
 /// process interrupted, before it is finished.
 pub struct NewFile {
@@ -108,20 +120,20 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Makes or opens the file `name`, which must be none of `used`, and claims it. What it holds is
+    /// Makes or opens the file `name`, which must store nothing of `read`, and claims it. What it holds is
     /// lost only when the image is written.
     pub fn open(
         name: &str,
-        used: &[FileId],
+        read: &ReadSet,
         claim: Claim,
     ) -> Result<(NewFile, Arc<dyn BlockFile>), CommandError> {
-        NewFile::open_with(name, used, claim, FlushPolicy::Honour)
+        NewFile::open_with(name, read, claim, FlushPolicy::Honour)
     }
 
     /// The same, with a say about whether flushes count.
     pub(super) fn open_with(
         name: &str,
-        used: &[FileId],
+        read: &ReadSet,
         claim: Claim,
         flush: FlushPolicy,
     ) -> Result<(NewFile, Arc<dyn BlockFile>), CommandError> {
@@ -151,9 +163,7 @@ impl NewFile {
             other => other,
         };
         let file = file.map_err(refused)?;
-        if file.id().is_some_and(|id| used.contains(&id)) {
-            return Err(same_as_backing());
-        }
+        refused_overwrite(read.check(file.as_ref()))?;
         claim_file(&file, claim).map_err(refused)?;
         // Removed is only what nobody else has got hold of.
         let remove = is_new.then(|| RemovedOnInterrupt::new(path));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::Result;
-use crate::file::{BlockFile, Claim, FileId, Protection, Role, Sharing};
+use crate::file::{BlockFile, Claim, ContentId, Protection, ReadSet, Role, Sharing, Storage};
 use crate::image::Format;
 use crate::sync::{Mutex, lock};
 
@@ -13,13 +13,40 @@ pub struct Files {
     sharing: Sharing,
     /// The files of the image that is reopened.
     predecessors: Vec<Arc<dyn BlockFile>>,
+    /// Files that whoever opens the image reads besides.
+    read: ReadSet,
     entered: Mutex<Entered>,
 }
 
 #[derive(Debug, Default)]
 struct Entered {
-    ids: Vec<(FileId, Role)>,
+    uses: Vec<Use>,
     unprotected: Vec<String>,
+}
+
+/// A file and what it is used for.
+#[derive(Debug)]
+struct Use {
+    role: Role,
+    written: bool,
+    content: Option<ContentId>,
+    storage: Storage,
+}
+
+impl Use {
+    /// How a further use goes together with this one. It does not if the chain comes to the same bytes again, if one
+    /// would write what the other reads, or if guest data had two owners.
+    fn beside(&self, new: &Use) -> Entry {
+        if self.content.is_some() && self.content == new.content {
+            return Entry::Again(self.role);
+        }
+        let is_exclusive = |one: &Use| one.written || one.role == Role::Data;
+        let meets = || self.storage.overlaps(&new.storage);
+        match (is_exclusive(self) || is_exclusive(new)) && meets() {
+            true => Entry::Overlaps,
+            false => Entry::New,
+        }
+    }
 }
 
 /// Whether a file has a use already.
@@ -29,31 +56,42 @@ pub enum Entry {
     New,
     /// It has this one. (An image has the role of a backing file, the uppermost too.)
     Again(Role),
+    /// Another file, of which one is written or has guest data, is stored in the same place.
+    Overlaps,
 }
 
 impl Files {
     /// No files yet; of an image that takes the place of one that has `predecessors`.
-    pub fn new(sharing: Sharing, predecessors: Vec<Arc<dyn BlockFile>>) -> Files {
+    pub fn new(sharing: Sharing, predecessors: Vec<Arc<dyn BlockFile>>, read: ReadSet) -> Files {
         Files {
             sharing,
             predecessors,
+            read,
             entered: Mutex::default(),
         }
     }
 
-    /// Adds a file.
-    pub fn enter(&self, file: &Arc<dyn BlockFile>, role: Role) -> Entry {
-        let Some(id) = file.id() else {
-            return Entry::New;
+    /// Adds a file, which is `written` or only read.
+    ///
+    /// # Errors
+    /// [`crate::Error::Overwrites`]: it is to be written, and is read for something else.
+    pub fn enter(&self, file: &Arc<dyn BlockFile>, role: Role, written: bool) -> Result<Entry> {
+        if written {
+            self.read.check(file.as_ref())?;
+        }
+        let new = Use {
+            role,
+            written,
+            content: file.content_id(),
+            storage: file.storage(),
         };
         let mut entered = lock(&self.entered);
-        match entered.ids.iter().find(|(other, _)| *other == id) {
-            Some((_, role)) => Entry::Again(*role),
-            None => {
-                entered.ids.push((id, role));
-                Entry::New
-            }
+        let mut beside = entered.uses.iter().map(|other| other.beside(&new));
+        if let Some(conflict) = beside.find(|entry| *entry != Entry::New) {
+            return Ok(conflict);
         }
+        entered.uses.push(new);
+        Ok(Entry::New)
     }
 
     /// Claims the file of an image; `writable` is only true of the uppermost.
@@ -68,6 +106,7 @@ impl Files {
         let claim = match format {
             Format::Qcow2 | Format::Luks => Claim::qcow2(writable),
             Format::Raw if is_top => Claim::raw(writable, self.sharing),
+            Format::Raw if self.sharing == Sharing::Frozen => Claim::raw(false, Sharing::Frozen),
             Format::Raw => Claim::raw(false, Sharing::AsFormat),
         };
         self.claim(file, claim)
@@ -78,13 +117,19 @@ impl Files {
     /// # Errors
     /// As [`BlockFile::claim`].
     pub fn claim_data_file(&self, file: &Arc<dyn BlockFile>, writable: bool) -> Result<()> {
-        self.claim(file, Claim::data_file(writable))
+        let claim = match self.sharing {
+            Sharing::Frozen => Claim::raw(writable, Sharing::Frozen),
+            Sharing::AsFormat | Sharing::FixedLength | Sharing::Forced => {
+                Claim::data_file(writable)
+            }
+        };
+        self.claim(file, claim)
     }
 
     fn claim(&self, file: &Arc<dyn BlockFile>, claim: Claim) -> Result<()> {
         let claim = match self.sharing {
             Sharing::Forced => Claim::FORCED,
-            Sharing::AsFormat | Sharing::FixedLength => claim,
+            Sharing::AsFormat | Sharing::FixedLength | Sharing::Frozen => claim,
         };
         let same = |other: &&Arc<dyn BlockFile>| other.id().is_some() && other.id() == file.id();
         let protection = match self.predecessors.iter().find(same) {

@@ -136,6 +136,9 @@ pub enum Sharing {
     /// The same, but nobody changes the length of a raw image: for servers, whose clients were told
     /// its size.
     FixedLength,
+    /// Nobody writes any file of the image or changes its length, whatever its format: for copies, which must not be
+    /// torn, and for their targets. QEMU's `convert` opens its sources so.
+    Frozen,
     /// Others may do everything, and what is read may be torn (QEMU: `force-share`, `-U`). Only for
     /// reading.
     Forced,
@@ -184,16 +187,25 @@ impl Claim {
     /// A raw image.
     pub const fn raw(writable: bool, sharing: Sharing) -> Claim {
         Claim {
-            held: match writable {
-                true => READ.with(Permission::Write),
-                false => READ,
+            held: match (writable, sharing) {
+                (true, Sharing::Frozen) => CHANGE,
+                (true, _) => READ.with(Permission::Write),
+                (false, _) => READ,
             },
             shared: match sharing {
                 Sharing::FixedLength => ALL_BUT_RESIZE,
+                Sharing::Frozen => ALL_BUT_CHANGE,
                 Sharing::AsFormat | Sharing::Forced => Permissions::ALL,
             },
         }
     }
+
+    /// An image that is neither the base nor the top of a commit: what it shows changes with the base, and nobody else
+    /// may go by it.
+    pub const BETWEEN: Claim = Claim {
+        held: READ,
+        shared: ALL_BUT_CHANGE.without(Permission::ConsistentRead),
+    };
 
     /// A raw image that is being made.
     pub const CREATE_RAW: Claim = Claim {

@@ -22,8 +22,9 @@ use rustix::io::Errno;
 use super::host_lock::{Ask, Claims};
 use super::host_policy::Beneath;
 use super::{
-    BlockFile, Calls, Capabilities, ChosenBy, Claim, Durability, FileExtent, FileId, FileRequest,
-    Gate, Holes, Protection, Space, Way, host_geometry as geometry, host_room as room,
+    BlockFile, Calls, Capabilities, ChosenBy, Claim, ContentId, Durability, FileExtent, FileId,
+    FileRequest, Gate, Holes, Protection, Space, Storage, Way, host_geometry as geometry,
+    host_room as room, host_storage as storage,
 };
 use crate::{Error, Result};
 
@@ -335,6 +336,17 @@ impl BlockFile for HostBlockFile {
 
     fn id(&self) -> Option<FileId> {
         Some(self.id)
+    }
+
+    fn content_id(&self) -> Option<ContentId> {
+        Some(ContentId::whole(self.id))
+    }
+
+    fn storage(&self) -> Storage {
+        match self.kind {
+            Kind::BlockDevice(_) => storage::of_block_device(&*self.file, self.id.0),
+            Kind::Regular | Kind::CharacterDevice(_) => Storage::whole(self.id),
+        }
     }
 
     fn len(&self) -> Pending<io::Result<u64>> {

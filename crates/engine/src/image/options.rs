@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::file::{BlockFile, Sharing};
+use crate::file::{BlockFile, ReadSet, Sharing};
 use crate::limits::Limits;
 use crate::luks::Passphrase;
 use crate::qcow2::repair;
@@ -229,6 +229,8 @@ pub struct OpenOptions {
     pub cache_bytes: u64,
     /// What other processes may do with the image meanwhile.
     pub sharing: Sharing,
+    /// Files that the caller reads besides: an image is refused for writing if it is stored in one of them.
+    pub read_besides: ReadSet,
     /// Who packs and unpacks compressed clusters.
     pub workers: Workers,
     /// The disk as it was when this internal snapshot was taken, its size too; only to be read.

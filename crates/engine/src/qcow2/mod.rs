@@ -213,6 +213,11 @@ struct State {
 }
 
 impl Qcow2 {
+    /// Whether the active L1 table refers to no L2 table: all of the disk is unallocated.
+    pub(crate) fn maps_nothing(&self) -> bool {
+        self.lock().tables.l1().iter().all(|&entry| entry == 0)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }

@@ -243,8 +243,11 @@ async fn open_data_file(
         Ok(file) if file.id().is_some() && file.id() == opening.file.block_file().id() => {
             Err(corrupt("the image names itself as its data file"))
         }
-        Ok(file) => match opening.files.enter(&file, Role::Data) {
+        Ok(file) => match opening.files.enter(&file, Role::Data, writable)? {
             Entry::Again(_) => Err(corrupt("its data file is in use by an image of its chain")),
+            Entry::Overlaps => Err(corrupt(
+                "its data file is stored where another file of its chain is",
+            )),
             Entry::New => {
                 opening.files.claim_data_file(&file, writable)?;
                 Ok(HostFile::new(file))

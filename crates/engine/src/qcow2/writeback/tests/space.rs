@@ -46,7 +46,7 @@ pub fn new_disk(cluster_size: u64, alignment_bytes: u32) -> Arc<Disk> {
 /// The image itself, for what its doors do not show.
 pub fn qcow2_on(disk: &Arc<Disk>) -> Qcow2 {
     let options = options();
-    let files = crate::chain::Files::new(Sharing::default(), Vec::new());
+    let files = crate::chain::Files::new(Sharing::default(), Vec::new(), Default::default());
     let opening = Opening {
         file: HostFile::new(disk.clone()),
         file_len: disk.len_bytes(),

@@ -1,0 +1,641 @@
+//! Commands that would overwrite a file that they read: refused under whatever name the file is given, and no byte of it
+//! changes.
+#![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::loop_device::LoopDevice;
+use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
+
+/// Another name of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Alias {
+    SameName,
+    HardLink,
+    SymbolicLink,
+    BindMount,
+    LoopDevice,
+    /// The victim is a loop device over the file, the other name another node of the device.
+    OtherNode,
+    /// A description of a part of the file.
+    Part,
+}
+
+const FILE_NAMES: [Alias; 6] = [
+    Alias::SameName,
+    Alias::HardLink,
+    Alias::SymbolicLink,
+    Alias::BindMount,
+    Alias::LoopDevice,
+    Alias::OtherNode,
+];
+
+/// What keeps an alias alive.
+#[derive(Default)]
+struct Kept {
+    devices: Vec<LoopDevice>,
+    mounted: Option<PathBuf>,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(at) = &self.mounted {
+            drop(outcome(Command::new("umount").arg(at)));
+        }
+    }
+}
+
+/// Files that are read, and two names of one of them: as the command reads it, and as it writes it.
+struct Scene {
+    dir: tempfile::TempDir,
+    read: String,
+    written: String,
+    _kept: Kept,
+}
+
+/// `over.qcow2` on `s.raw`, `top.qcow2` on that, `ext.qcow2` with its data in `d.raw`, `t.qcow2` with a bitmap.
+fn files(dir: &Path) {
+    let at = |name: &str| dir.join(name);
+    for (name, seed) in [("s.raw", 1u64), ("d.raw", 2)] {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+            (state >> 33) as u8
+        };
+        let bytes: Vec<u8> = (0..1 << 20).map(|_| next()).collect();
+        fs::write(at(name), bytes).unwrap();
+    }
+    let data = fs::read(at("d.raw")).unwrap();
+    let create = |line: &str| {
+        let words = line.split_whitespace();
+        run(Command::new("qemu-img")
+            .args(["create", "-q", "-f", "qcow2"])
+            .args(words)
+            .current_dir(dir));
+    };
+    create("-b s.raw -F raw over.qcow2");
+    create("-b over.qcow2 -F qcow2 top.qcow2");
+    create("-o data_file=d.raw,data_file_raw=on ext.qcow2 1M");
+    fs::write(at("d.raw"), data).unwrap();
+    create("-b ext.qcow2 -F qcow2 overext.qcow2");
+    create("t.qcow2 1M");
+    create("old.qcow2 1M");
+    fs::write(at("old.raw"), vec![9; 1 << 20]).unwrap();
+    qemu_img(&["bitmap", "--add"], &[&at("t.qcow2"), Path::new("b")]);
+    // A device over it has whole sectors.
+    let image = fs::OpenOptions::new().write(true).open(at("t.qcow2"));
+    image.unwrap().set_len(1 << 20).unwrap();
+}
+
+impl Scene {
+    /// `None` where the alias cannot be made here.
+    fn new(victim: &str, alias: Alias) -> Option<Scene> {
+        let dir = scratch();
+        files(dir.path());
+        let at = |name: &str| dir.path().join(name);
+        let mut kept = Kept::default();
+        let is_root = rustix::process::geteuid().is_root();
+        let mut read = at(victim).display().to_string();
+        let mut written = "alias".to_string();
+        match alias {
+            Alias::SameName => written = victim.to_string(),
+            Alias::HardLink => fs::hard_link(at(victim), at("alias")).unwrap(),
+            Alias::SymbolicLink => std::os::unix::fs::symlink(victim, at("alias")).unwrap(),
+            Alias::BindMount | Alias::OtherNode if !is_root => {
+                eprintln!("SKIPPED: {alias:?} needs root");
+                return None;
+            }
+            Alias::BindMount => {
+                fs::write(at("alias"), "").unwrap();
+                let mut mount = Command::new("mount");
+                run(mount.args([Path::new("--bind"), &at(victim), &at("alias")]));
+                kept.mounted = Some(at("alias"));
+            }
+            Alias::LoopDevice => {
+                let device = LoopDevice::over(&at(victim), &[])?;
+                written = device.path.display().to_string();
+                kept.devices.push(device);
+            }
+            Alias::OtherNode => {
+                let device = LoopDevice::over(&at(victim), &[])?;
+                read = device.path.display().to_string();
+                let number = read.trim_start_matches("/dev/loop").to_string();
+                let mut node = Command::new("mknod");
+                run(node.arg(at("alias")).args(["b", "7", &number]));
+                kept.devices.push(device);
+            }
+            Alias::Part => {
+                written = format!("driver=raw,offset=64k,size=512k,file.filename={victim}");
+            }
+        }
+        Some(Scene {
+            dir,
+            read,
+            written,
+            _kept: kept,
+        })
+    }
+
+    /// All files and their bytes.
+    fn bytes(&self) -> BTreeMap<String, Vec<u8>> {
+        let files = fs::read_dir(self.dir.path()).unwrap();
+        let regular = files.map(Result::unwrap).filter(|entry| {
+            let kind = fs::metadata(entry.path()).map(|found| found.is_file());
+            kind.unwrap_or(false)
+        });
+        regular
+            .map(|entry| {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                (name, fs::read(entry.path()).unwrap())
+            })
+            .collect()
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let line = line
+            .replace("READ", &self.read)
+            .replace("WRITTEN", &self.written)
+            .replace("DIR", &self.dir.path().display().to_string());
+        let mut command = cowslip();
+        command.args(line.split_whitespace());
+        command.current_dir(self.dir.path()).stdin(Stdio::null());
+        command
+    }
+
+    /// Refused with a message, and nothing that was there has changed; a new file is gone.
+    fn is_refused(&self, line: &str, context: &str) {
+        let before = self.bytes();
+        let output = outcome(&mut self.command(line));
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        let context = format!("{context}: {line}\n{errors}");
+        assert_eq!(output.status.code(), Some(1), "{context}");
+        assert!(before == self.bytes(), "changed a file: {context}");
+        let words = [
+            "must not be overwritten: it",
+            "Failed to get \"write\" lock",
+            "Failed to get shared \"write\" lock",
+            "with the same filename as the backing file",
+            "would be a loop",
+            "is a loop",
+            "creates an infinite loop",
+            "is stored where another file of the chain is",
+        ];
+        let is_clear = |line: &str| words.iter().any(|words| line.contains(words));
+        assert!(errors.lines().any(is_clear), "{context}");
+        assert!(errors.lines().count() <= 3, "{context}");
+    }
+}
+
+/// Command lines that read READ and would write WRITTEN, which is another name of it.
+const LINES_OF_RAW: &[&str] = &[
+    "convert -f raw -O raw READ WRITTEN",
+    "convert -f raw -O qcow2 READ WRITTEN",
+    "convert -n -f raw -O raw READ WRITTEN",
+    "convert -n -U -f raw -O raw READ WRITTEN",
+    "convert -f raw -O raw -C READ WRITTEN",
+    "convert -n -f raw -O raw old.raw READ WRITTEN",
+    "convert -f raw -O qcow2 -o data_file=WRITTEN READ new.qcow2",
+    "convert -f raw -O qcow2 -o data_file=WRITTEN READ old.qcow2",
+    "convert -f raw -O qcow2 -c -o data_file=WRITTEN,data_file_raw=on READ new.qcow2",
+    "dd -f raw -O raw if=READ of=WRITTEN",
+    "dd -U -f raw -O qcow2 if=READ of=WRITTEN",
+    "clone --copy -f raw READ WRITTEN",
+    "create -f qcow2 -b READ -F raw WRITTEN",
+    "create -f qcow2 -b READ -F raw -o data_file=WRITTEN new.qcow2",
+    "create -f qcow2 -b READ -F raw -o data_file=WRITTEN old.qcow2",
+    "create -u -f qcow2 -b READ -F raw WRITTEN 1M",
+    "qemu-img convert -f raw -O raw READ WRITTEN",
+    "qemu-img convert -n -f raw -O raw READ WRITTEN",
+    "qemu-img convert -f raw -O qcow2 -o data_file=WRITTEN READ new.qcow2",
+    "qemu-img dd -f raw -O raw if=READ of=WRITTEN",
+];
+
+/// The same where READ is named by images: `s.raw` lies below `over.qcow2` and `top.qcow2`.
+const LINES_OF_BASE: &[&str] = &[
+    "convert -O raw over.qcow2 WRITTEN",
+    "convert -O qcow2 top.qcow2 WRITTEN",
+    "convert -n -O raw top.qcow2 WRITTEN",
+    "convert -O qcow2 -o data_file=WRITTEN top.qcow2 new.qcow2",
+    "convert -O qcow2 -o data_file=WRITTEN top.qcow2 old.qcow2",
+    "convert -O qcow2 -B DIR/s.raw -F raw top.qcow2 WRITTEN",
+    "convert -O qcow2 -B DIR/s.raw -F raw -o data_file=WRITTEN top.qcow2 new.qcow2",
+    "convert -O qcow2 -B DIR/over.qcow2 -F qcow2 -o data_file=WRITTEN t.qcow2 old.qcow2",
+    "convert -n -O raw -B DIR/over.qcow2 t.qcow2 WRITTEN",
+    "convert -O raw old.qcow2 top.qcow2 WRITTEN",
+    "dd -O raw if=top.qcow2 of=WRITTEN",
+    "clone --copy over.qcow2 WRITTEN",
+    "clone --copy top.qcow2 WRITTEN",
+    "create -f qcow2 -b DIR/top.qcow2 -F qcow2 WRITTEN",
+    "create -f qcow2 -b DIR/top.qcow2 -F qcow2 -o data_file=WRITTEN new.qcow2",
+    "create -u -f qcow2 -b DIR/top.qcow2 -F qcow2 WRITTEN 1M",
+    "qemu-img convert -n -O raw over.qcow2 WRITTEN",
+    "qemu-img convert -O qcow2 -B DIR/s.raw -F raw -o data_file=WRITTEN over.qcow2 new.qcow2",
+];
+
+/// The same of a data file: `d.raw` holds the data of `ext.qcow2`, below `overext.qcow2`.
+const LINES_OF_DATA: &[&str] = &[
+    "convert -O raw ext.qcow2 WRITTEN",
+    "convert -n -O raw overext.qcow2 WRITTEN",
+    "convert -n -O qcow2 ext.qcow2 ext.qcow2",
+    "convert -O qcow2 -o data_file=WRITTEN overext.qcow2 new.qcow2",
+    "convert -O qcow2 -B DIR/ext.qcow2 -F qcow2 -o data_file=WRITTEN t.qcow2 old.qcow2",
+    "convert -n -f raw -O qcow2 READ ext.qcow2",
+    "dd -O raw if=overext.qcow2 of=WRITTEN",
+    "clone --copy --data-file WRITTEN ext.qcow2 new.qcow2",
+    "clone --copy --data-file new.raw ext.qcow2 WRITTEN",
+    "create -f qcow2 -b DIR/ext.qcow2 -F qcow2 WRITTEN",
+    "create -f qcow2 -b DIR/overext.qcow2 -F qcow2 -o data_file=WRITTEN new.qcow2",
+];
+
+/// The same of an image that is changed, and of what it would be put on.
+const LINES_OF_IMAGES: &[&str] = &[
+    "convert -O qcow2 READ WRITTEN",
+    "convert -n -O qcow2 READ WRITTEN",
+    "convert -O qcow2 -B READ -F qcow2 t.qcow2 WRITTEN",
+    "dd -O qcow2 if=READ of=WRITTEN",
+    "clone --copy READ WRITTEN",
+    "create -f qcow2 -b READ -F qcow2 WRITTEN",
+    "rebase -b READ -F qcow2 WRITTEN",
+    "rebase -u -b READ -F qcow2 WRITTEN",
+    "bitmap --add --merge b -b READ -F qcow2 WRITTEN c",
+];
+
+fn refused(victim: &str, aliases: &[Alias], lines: &[&str]) {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    for &alias in aliases {
+        let Some(scene) = Scene::new(victim, alias) else {
+            continue;
+        };
+        for line in lines {
+            scene.is_refused(line, &format!("{alias:?} of {victim}"));
+        }
+    }
+}
+
+#[test]
+fn a_raw_source_or_backing_file_is_not_overwritten() {
+    refused("s.raw", &FILE_NAMES, LINES_OF_RAW);
+}
+
+#[test]
+fn a_file_below_a_source_is_not_overwritten() {
+    refused("s.raw", &FILE_NAMES[..5], LINES_OF_BASE);
+}
+
+#[test]
+fn a_data_file_of_what_is_read_is_not_overwritten() {
+    refused("d.raw", &FILE_NAMES[..5], LINES_OF_DATA);
+}
+
+#[test]
+fn an_image_is_not_written_from_itself() {
+    refused("t.qcow2", &FILE_NAMES, LINES_OF_IMAGES);
+}
+
+#[test]
+fn a_part_of_a_source_is_not_overwritten() {
+    let lines = [
+        "convert -n -f raw --target-image-opts READ WRITTEN",
+        "convert -n --target-image-opts over.qcow2 WRITTEN",
+        "convert -n --target-image-opts top.qcow2 WRITTEN",
+        "qemu-img convert -n -f raw --target-image-opts READ WRITTEN",
+        "qemu-img convert -n --target-image-opts top.qcow2 WRITTEN",
+    ];
+    refused("s.raw", &[Alias::Part], &lines);
+}
+
+/// An image that is changed while its own chain leads to the place where it is stored.
+#[test]
+fn an_image_on_a_device_over_itself_is_not_changed() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    let dir = scratch();
+    files(dir.path());
+    let Some(device) = LoopDevice::over(&dir.path().join("t.qcow2"), &[]) else {
+        return;
+    };
+    let name = device.path.display().to_string();
+    run(Command::new("qemu-img")
+        .args([
+            "create", "-q", "-u", "-f", "qcow2", "-b", &name, "-F", "qcow2",
+        ])
+        .args(["loop.qcow2", "1M"])
+        .current_dir(dir.path()));
+    fs::copy(dir.path().join("loop.qcow2"), dir.path().join("t.qcow2")).unwrap();
+    let scene = Scene {
+        dir,
+        read: String::new(),
+        written: String::new(),
+        _kept: Kept::default(),
+    };
+    for line in [
+        "resize t.qcow2 +1M",
+        "commit t.qcow2",
+        "convert -n -O qcow2 old.qcow2 t.qcow2",
+    ] {
+        scene.is_refused(line, "its own backing file");
+    }
+}
+
+/// A server, killed when it is dropped.
+struct Server(Child);
+
+impl Server {
+    fn start(dir: &Path, words: &[&str]) -> Server {
+        let socket = dir.join("sock");
+        let mut serve = cowslip();
+        serve.args(["serve", "-k", "sock"]).args(words);
+        serve
+            .current_dir(dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        let mut server = Server(serve.spawn().unwrap());
+        let begun = Instant::now();
+        while !socket.exists() {
+            assert!(server.0.try_wait().unwrap().is_none(), "{words:?}");
+            assert!(begun.elapsed() < Duration::from_secs(30), "{words:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        server
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// Who stands behind an export is not known by name; the locks of its server tell.
+#[test]
+fn an_export_of_a_source_is_not_overwritten() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    let dir = scratch();
+    files(dir.path());
+    let scene = Scene {
+        dir,
+        read: String::new(),
+        written: String::new(),
+        _kept: Kept::default(),
+    };
+    let lines = [
+        "convert -f raw -O raw EXPORT s.raw",
+        "convert -n -f raw -O raw EXPORT s.raw",
+        "convert -f raw -O qcow2 -o data_file=s.raw EXPORT new.qcow2",
+        "convert -f raw -O raw s.raw EXPORT",
+        "convert -n -f raw -O raw s.raw EXPORT",
+        "convert -n -O raw top.qcow2 EXPORT",
+        "convert -n -f raw -O raw EXPORT EXPORT",
+        "dd -f raw -O raw if=EXPORT of=s.raw",
+        "dd -f raw -O raw if=s.raw of=EXPORT",
+        "qemu-img convert -n -f raw -O raw EXPORT s.raw",
+        "qemu-img convert -n -f raw -O raw s.raw EXPORT",
+    ];
+    for words in [&["-f", "raw", "s.raw"][..], &["-r", "-f", "raw", "s.raw"]] {
+        let _server = Server::start(scene.dir.path(), words);
+        let before = scene.bytes();
+        for line in lines {
+            let line = line.replace("EXPORT", "nbd+unix:///?socket=sock");
+            let output = outcome(&mut scene.command(&line));
+            let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{words:?} {line}\n{errors}");
+            assert!(before == scene.bytes(), "{words:?} {line}\n{errors}");
+        }
+        drop(fs::remove_file(scene.dir.path().join("sock")));
+    }
+}
+
+/// Parts that do not meet are different disks: they may be one another's source, target and backing file.
+#[test]
+fn parts_of_one_file_that_do_not_meet_are_different_disks() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    let dir = scratch();
+    let at = |name: &str| dir.path().join(name);
+    let (a, b) = (vec![b'a'; 1 << 20], vec![b'b'; 1 << 20]);
+    fs::write(at("ab.raw"), [a.clone(), b.clone()].concat()).unwrap();
+    let part = |offset: &str| format!("driver=raw,offset={offset},size=1M,file.filename=ab.raw");
+    let json = |offset: u64| {
+        format!(
+            "json:{{\"driver\":\"raw\",\"offset\":{offset},\"size\":1048576,\"file\":{{\"driver\":\
+             \"file\",\"filename\":\"ab.raw\"}}}}"
+        )
+    };
+    let ours = |words: &[&str]| {
+        let mut command = cowslip();
+        command.arg0("qemu-img").args(words).current_dir(dir.path());
+        command
+    };
+    let compared = outcome(&mut ours(&[
+        "compare",
+        "--image-opts",
+        &part("0"),
+        &part("1M"),
+    ]));
+    assert_eq!(compared.status.code(), Some(1), "{compared:?}");
+    let same = outcome(&mut ours(&[
+        "compare",
+        "--image-opts",
+        &part("1M"),
+        &part("1M"),
+    ]));
+    assert_eq!(same.status.code(), Some(0), "{same:?}");
+    run(&mut ours(&[
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-b",
+        &json(0),
+        "-F",
+        "raw",
+        "top.qcow2",
+    ]));
+    run(&mut ours(&[
+        "rebase",
+        "-b",
+        &json(1 << 20),
+        "-F",
+        "raw",
+        "top.qcow2",
+    ]));
+    run(&mut ours(&[
+        "convert",
+        "-O",
+        "raw",
+        "top.qcow2",
+        "shown.raw",
+    ]));
+    assert!(
+        fs::read(at("shown.raw")).unwrap() == a,
+        "rebase changed the disk"
+    );
+    // An overlay in one part, over the other part as its backing file.
+    run(Command::new("truncate")
+        .args(["-s", "4M", "two.raw"])
+        .current_dir(dir.path()));
+    run(&mut ours(&[
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-b",
+        &json(0),
+        "-F",
+        "raw",
+        "o.qcow2",
+    ]));
+    let image = fs::read(at("o.qcow2")).unwrap();
+    let mut whole = vec![0; 4 << 20];
+    whole[2 << 20..(2 << 20) + image.len()].copy_from_slice(&image);
+    whole[..1 << 20].copy_from_slice(&b);
+    fs::write(at("ab.raw"), &whole).unwrap();
+    let nested =
+        "driver=qcow2,file.driver=raw,file.offset=2M,file.size=2M,file.file.filename=ab.raw";
+    run(&mut ours(&[
+        "convert",
+        "--image-opts",
+        "-O",
+        "raw",
+        nested,
+        "shown.raw",
+    ]));
+    assert!(
+        fs::read(at("shown.raw")).unwrap() == b,
+        "a chain of two parts of one file"
+    );
+}
+
+/// Snapshots of one image are different disks, and so are views of one image under two passwords.
+#[test]
+fn views_of_one_image_are_different_disks() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let dir = scratch();
+    let ours = |words: &[&str]| {
+        let mut command = cowslip();
+        command.arg0("qemu-img").args(words).current_dir(dir.path());
+        outcome(&mut command)
+    };
+    let io = |words: &[&str], image: &str| {
+        let mut command = Command::new("qemu-io");
+        run(command.args(words).arg(image).current_dir(dir.path()));
+    };
+    assert!(
+        ours(&["create", "-q", "-f", "qcow2", "a.qcow2", "1M"])
+            .status
+            .success()
+    );
+    io(&["-c", "write -P 1 0 1M"], "a.qcow2");
+    assert!(ours(&["snapshot", "-c", "one", "a.qcow2"]).status.success());
+    io(&["-c", "write -P 2 0 1M"], "a.qcow2");
+    let view = |name: &str| format!("driver=qcow2,file.filename=a.qcow2,snapshot.name={name}");
+    assert!(ours(&["snapshot", "-c", "two", "a.qcow2"]).status.success());
+    for (first, second, expected) in [
+        (view("one"), view("two"), 1),
+        (
+            view("two"),
+            "driver=qcow2,file.filename=a.qcow2".to_string(),
+            0,
+        ),
+        (
+            view("one"),
+            "driver=qcow2,file.filename=a.qcow2".to_string(),
+            1,
+        ),
+    ] {
+        let compared = ours(&["compare", "--image-opts", &first, &second]);
+        assert_eq!(
+            compared.status.code(),
+            Some(expected),
+            "{first} {second} {compared:?}"
+        );
+    }
+    let secrets = [
+        "--object",
+        "secret,id=k1,data=first",
+        "--object",
+        "secret,id=k2,data=second",
+    ];
+    let options = "encryption=on,encrypt.key-secret=k1";
+    let made = ours(
+        &[
+            &["create", "-q"],
+            &secrets[..],
+            &["-f", "qcow2", "-o", options, "e.qcow2", "1M"],
+        ]
+        .concat(),
+    );
+    if !made.status.success() {
+        panic!("{made:?}");
+    }
+    let view = |key: &str| format!("driver=qcow2,file.filename=e.qcow2,encrypt.key-secret={key}");
+    let filled = ours(
+        &[
+            &["convert", "-n"],
+            &secrets[..],
+            &[
+                "--image-opts",
+                "--target-image-opts",
+                "driver=qcow2,file.filename=a.qcow2",
+                &view("k1"),
+            ],
+        ]
+        .concat(),
+    );
+    assert!(filled.status.success(), "{filled:?}");
+    for (second, expected) in [("k1", 0), ("k2", 1)] {
+        let compared = ours(
+            &[
+                &["compare"],
+                &secrets[..],
+                &["--image-opts", &view("k1"), &view(second)],
+            ]
+            .concat(),
+        );
+        assert_eq!(
+            compared.status.code(),
+            Some(expected),
+            "{second} {compared:?}"
+        );
+    }
+}
+
+/// A part with a small offset has as many sectors as the file, and is not the file.
+#[test]
+fn a_part_of_a_file_is_not_shared_as_the_whole() {
+    if !peers_are_installed(&["mkfs.xfs"]) {
+        return;
+    }
+    let Some(mounted) = crate::support::mounted::Mounted::new(&["mkfs.xfs", "-q"]) else {
+        return;
+    };
+    let bytes = [vec![b'X'; 100], vec![b'Y'; 900]].concat();
+    fs::write(mounted.at.join("p.raw"), &bytes).unwrap();
+    let part = "driver=raw,offset=100,file.filename=p.raw";
+    run(cowslip()
+        .args([
+            "convert",
+            "--source-image-opts",
+            "-O",
+            "raw",
+            part,
+            "out.raw",
+        ])
+        .current_dir(&mounted.at));
+    let copied = fs::read(mounted.at.join("out.raw")).unwrap();
+    assert!(copied[..900] == bytes[100..], "{:?}", &copied[..4]);
+}
