@@ -30,6 +30,7 @@ mod output;
 mod progress;
 mod repair_text;
 mod size;
+mod text_file;
 mod time;
 
 use cmd::early::Judge;

@@ -203,11 +203,11 @@ fn a_file_has_one_use_in_a_chain() {
         );
     };
     // The data file is the backing file, by whatever name.
-    fs::hard_link(dir.join("in/base"), dir.join("in/other")).unwrap();
     run(&mut words(
         dir,
         "create -q -u -f qcow2 -o data_file=base -b other -F raw in/a.qcow2 1M",
     ));
+    fs::hard_link(dir.join("in/base"), dir.join("in/other")).unwrap();
     for line in [
         "map in/a.qcow2",
         "io -c quit in/a.qcow2",
@@ -218,11 +218,11 @@ fn a_file_has_one_use_in_a_chain() {
     // An image below has the data file of the one above, or has the one above.
     run(&mut words(
         dir,
-        "create -q -f qcow2 -o data_file=d in/below.qcow2 1M",
+        "create -q -u -f qcow2 -o data_file=d -b below.qcow2 -F qcow2 in/a.qcow2 1M",
     ));
     run(&mut words(
         dir,
-        "create -q -u -f qcow2 -o data_file=d -b below.qcow2 -F qcow2 in/a.qcow2 1M",
+        "create -q -f qcow2 -o data_file=d in/below.qcow2 1M",
     ));
     refused(
         "io -c quit in/a.qcow2",

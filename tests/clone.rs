@@ -138,5 +138,5 @@ fn what_is_damaged_or_in_use_is_not_cloned() {
         assert!(!dir.join("b.qcow2").exists());
     }
     std::fs::write(dir.join("a.qcow2"), sound).unwrap();
-    assert!(complaint(&ours(dir, "clone a.qcow2 a.qcow2")).contains("same"));
+    assert!(complaint(&ours(dir, "clone a.qcow2 a.qcow2")).contains("read as a source"));
 }

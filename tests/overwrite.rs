@@ -639,3 +639,21 @@ fn a_part_of_a_file_is_not_shared_as_the_whole() {
     let copied = fs::read(mounted.at.join("out.raw")).unwrap();
     assert!(copied[..900] == bytes[100..], "{:?}", &copied[..4]);
 }
+
+/// Pictures and process numbers are no images, and do not take the place of one.
+#[test]
+fn a_picture_or_a_process_number_does_not_overwrite_the_image() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    let Some(scene) = Scene::new("t.qcow2", Alias::HardLink) else {
+        return;
+    };
+    for line in [
+        "extents --svg WRITTEN READ",
+        "serve -k DIR/sock --pid-file WRITTEN READ",
+        "qemu-nbd -k DIR/sock --pid-file=WRITTEN READ",
+    ] {
+        scene.is_refused(line, "a file of text");
+    }
+}

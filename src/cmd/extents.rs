@@ -8,13 +8,16 @@
 //! `sequential.rs`, `interleave.rs`, `join.rs` and `draw.rs` decide, without I/O; `text.rs`, `json.rs` and
 //! `svg.rs` put it in words. The definitions of all figures are in docs/extents.md.
 
-use cowslip::file::Sharing;
-use cowslip::file::host::Aio;
+use std::path::Path;
+
+use cowslip::file::host::{Aio, HostOptions, open_host_file};
+use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip_queue::fiemap::{self, Flags};
 
 use crate::error::CommandError;
 use crate::open::{ImageSpec, OpenHow, Trust, block_on, sharing};
 use crate::output::{OutputArgs, Program};
+use crate::text_file;
 
 mod draw;
 mod guest;
@@ -131,7 +134,8 @@ fn reported(args: &Args, program: &Program) -> Result<(), CommandError> {
         };
         let scene = beside.report(&mut subjects, &mut out)?;
         if let (0, Some(path), Some(scene)) = (number, &args.svg, &scene) {
-            write_svg(path, &scene.svg(neighbours.as_ref())?)?;
+            let picture = scene.svg(neighbours.as_ref())?;
+            text_file::write(Path::new(path), &picture, "write", &files_read(args))?;
         }
         if let (true, Some(scene)) = (show.drawn, &scene) {
             out.text(&scene.terminal(show.ink, neighbours.as_ref())?);
@@ -189,11 +193,15 @@ fn sync(args: &Args) -> fiemap::Sync {
     }
 }
 
-fn write_svg(path: &str, text: &str) -> Result<(), CommandError> {
-    std::fs::write(path, text).map_err(|error| {
-        let words = cowslip::error::system_words(&error);
-        CommandError::new(format!("Could not write '{path}': {words}"))
-    })
+/// The files that are looked at, as a set that must not be overwritten.
+fn files_read(args: &Args) -> ReadSet {
+    let mut read = ReadSet::default();
+    for name in &args.files {
+        if let Ok(file) = open_host_file(Path::new(name), &HostOptions::default()) {
+            read.add(file.as_ref(), ReadAs::Source);
+        }
+    }
+    read
 }
 
 /// Opens all files, and the data files of images behind them, each once. Complains of those that cannot be

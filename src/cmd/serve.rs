@@ -4,11 +4,11 @@
 //! in order: nothing new is accepted, what was started is finished, the image is flushed and closed,
 //! the socket removed. Left out, and refused in plain words: the kernel's NBD devices.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cowslip::file::Sharing;
+use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
 use cowslip_nbd::server::Lifetime;
 use cowslip_nbd::tls::ServerTls;
@@ -21,6 +21,7 @@ use crate::nbd::Address;
 use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow, Trust};
 use crate::options;
 use crate::output::{Program, is_called_as_qemu};
+use crate::text_file;
 
 mod detach;
 mod export;
@@ -332,7 +333,9 @@ async fn serve_image(
     let disk = Disk::new(Arc::clone(&image), service).await?;
     let listening = Listening::on(&service.address)?;
     if let Some(path) = &service.pid_file {
-        write_pid_file(path)?;
+        let mut read = ReadSet::default();
+        image.add_to(&mut read, ReadAs::Image);
+        text_file::write(path, &format!("{}\n", std::process::id()), "create", &read)?;
     }
     let server = server(service, program, disk);
     let detached = Detached::prepare(role).map_err(|error| CommandError::new(words(&error)))?;
@@ -475,11 +478,4 @@ fn described(event: &ServerEvent) -> String {
         },
         ServerEvent::AcceptFailed { reason } => format!("accepting a client failed: {reason}"),
     }
-}
-
-fn write_pid_file(path: &Path) -> Result<(), CommandError> {
-    std::fs::write(path, format!("{}\n", std::process::id())).map_err(|error| {
-        let name = path.display();
-        CommandError::new(format!("Could not create '{name}': {}", words(&error)))
-    })
 }

@@ -44,6 +44,10 @@ const PEERS: &[Peer] = &[
         packages: &["nbdkit"],
     },
     Peer {
+        program: "strace",
+        packages: &["strace"],
+    },
+    Peer {
         program: "fio",
         packages: &["fio"],
     },

@@ -30,7 +30,8 @@ impl Target {
         read: &ReadSet,
         size: u64,
     ) -> Result<Target, CommandError> {
-        let image = open_for_writing(request, read).await?;
+        // What others write meanwhile would be neither theirs nor a copy.
+        let image = open_for_writing(request, read, Sharing::Frozen).await?;
         if image.size() < size {
             return Err(too_small());
         }
@@ -79,7 +80,7 @@ impl Target {
         };
         let files = create::make_files(&wanted, read.clone(), &of_creation).await;
         let files = files.map_err(prefixed)?;
-        let image = open_for_writing(request, read).await?;
+        let image = open_for_writing(request, read, Sharing::AsFormat).await?;
         if image.size() < size {
             return Err(too_small());
         }
@@ -208,7 +209,11 @@ fn unwrapped(why: &CommandError) -> String {
     }
 }
 
-async fn open_for_writing(request: &Request<'_>, read: &ReadSet) -> Result<Image, CommandError> {
+async fn open_for_writing(
+    request: &Request<'_>,
+    read: &ReadSet,
+    sharing: Sharing,
+) -> Result<Image, CommandError> {
     let key = match request.format {
         Some(Format::Luks) => options::value(&request.created, "key-secret"),
         _ => options::value(&request.created, "encrypt.key-secret"),
@@ -221,8 +226,7 @@ async fn open_for_writing(request: &Request<'_>, read: &ReadSet) -> Result<Image
         policy: request.args.trust.backing_policy,
         workers: workers(),
         key_secret: key.map(str::to_string),
-        // What others write meanwhile would be neither theirs nor a copy.
-        sharing: Sharing::Frozen,
+        sharing,
         read_besides: read.clone(),
         ..OpenHow::default()
     };
