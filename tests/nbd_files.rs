@@ -316,7 +316,7 @@ fn an_export_that_is_the_source_is_not_made_anew() {
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        told.contains("Is another process using the image"),
+        told.contains("must not be overwritten: it is read as a source"),
         "{told}"
     );
     drop(server);
