@@ -4,6 +4,8 @@
 //! in order: nothing new is accepted, what was started is finished, the image is flushed and closed,
 //! the socket removed. Left out, and refused in plain words: the kernel's NBD devices.
 
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +30,7 @@ mod list;
 mod listening;
 pub mod qemu_nbd;
 mod sandbox;
+mod socket_name;
 
 use detach::{Detached, Role};
 use export::Disk;
@@ -478,7 +481,14 @@ fn described(event: &ServerEvent) -> String {
 }
 
 fn write_pid_file(path: &Path) -> Result<(), CommandError> {
-    std::fs::write(path, format!("{}\n", std::process::id())).map_err(|error| {
+    let mut options = std::fs::OpenOptions::new();
+    // Nobody else's, as QEMU's.
+    let options = options.write(true).create(true).truncate(true).mode(0o600);
+    let written = options.open(path).and_then(|mut file| {
+        let text = format!("{}\n", std::process::id());
+        file.write_all(text.as_bytes())
+    });
+    written.map_err(|error| {
         let name = path.display();
         CommandError::new(format!("Could not create '{name}': {}", words(&error)))
     })
