@@ -37,6 +37,7 @@ mod nbd_reconnect;
 mod nbd_tls;
 mod power_cut;
 mod preallocation_jobs;
+mod private_files;
 mod qemu_nbd_lines;
 mod report;
 mod resize_amend;
