@@ -27,6 +27,7 @@ use crate::open;
 mod file;
 mod link;
 mod requests;
+mod unflushed;
 mod worker;
 
 pub use file::open;
