@@ -27,6 +27,7 @@ mod nbd;
 mod open;
 mod options;
 mod output;
+mod private_files;
 mod progress;
 mod repair_text;
 mod size;

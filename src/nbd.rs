@@ -28,6 +28,7 @@ use crate::open;
 mod file;
 mod link;
 mod requests;
+mod unflushed;
 mod worker;
 
 pub use file::open;

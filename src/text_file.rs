@@ -1,5 +1,7 @@
 //! Files of text that a command writes beside the images that it reads: pictures, process numbers.
 
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use cowslip::file::ReadSet;
@@ -7,16 +9,27 @@ use cowslip::file::host::{HostOptions, open_host_file};
 
 use crate::error::CommandError;
 
-/// Writes a file of text, which must not be one that the command reads.
+/// Writes a file of text, which must not be one that the command reads. A new one has this mode, less what the process masks.
 ///
 /// # Errors
 /// It stores a file of `read`; the system's failure, behind "Could not `verb`".
-pub fn write(path: &Path, text: &str, verb: &str, read: &ReadSet) -> Result<(), CommandError> {
+pub fn write(
+    path: &Path,
+    text: &str,
+    mode: u32,
+    verb: &str,
+    read: &ReadSet,
+) -> Result<(), CommandError> {
     // What cannot be opened is no file of an image that is open.
     if let Ok(file) = open_host_file(path, &HostOptions::default()) {
         read.check(file.as_ref())?;
     }
-    std::fs::write(path, text).map_err(|error| {
+    let mut options = std::fs::OpenOptions::new();
+    let options = options.write(true).create(true).truncate(true).mode(mode);
+    let written = options
+        .open(path)
+        .and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|error| {
         let words = cowslip::error::system_words(&error);
         CommandError::new(format!("Could not {verb} '{}': {words}", path.display()))
     })

@@ -94,6 +94,7 @@ fn on_fuse() {
     };
     let battery = Battery::new(&mounted.at, "fallocate", ALL);
     battery.run_on_new_files();
+    battery.an_interrupted_one_is_not_cut();
     battery.hidden_holes_get_space();
 }
 

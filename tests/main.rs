@@ -39,6 +39,7 @@ mod nbd_tls;
 mod overwrite;
 mod power_cut;
 mod preallocation_jobs;
+mod private_files;
 mod qemu_nbd_lines;
 mod report;
 mod resize_amend;

@@ -138,16 +138,75 @@ fn what_is_written_arrives_however_often_the_server_was_lost() {
     let dir = scratch();
     let path = |name: &str| dir.path().join(name);
     make_disk(&path("disk"), &mut Rng::new(2));
-    let target = std::fs::File::create(path("target")).unwrap();
-    target.set_len(DISK_BYTES).unwrap();
-    let _server = Server::start(&path("target"), &path("s"), &[]);
-    let cutter = Cutter::start(path("cut"), path("s"), 4);
-    let to = cutter.image(",reconnect-delay=60");
-    let words = ["-n", "-f", "raw", "--target-image-opts"];
-    run(convert(&words).arg(path("disk")).arg(&to));
-    assert_eq!(cutter.cuts_left(), 0, "it was cut");
-    let [disk, copy] = ["disk", "target"].map(|name| std::fs::read(path(name)).unwrap());
-    assert!(disk == copy, "the copy differs");
+    for cache in ["writethrough", "writeback"] {
+        let target = std::fs::File::create(path(cache)).unwrap();
+        target.set_len(DISK_BYTES).unwrap();
+        let socket = |name: &str| path(&format!("{name}-{cache}"));
+        let _server = Server::start(&path(cache), &socket("s"), &[]);
+        let cutter = Cutter::start(socket("cut"), socket("s"), 4);
+        let to = cutter.image(",reconnect-delay=60");
+        let words = ["-n", "-t", cache, "-f", "raw", "--target-image-opts"];
+        let converted = outcome(convert(&words).arg(path("disk")).arg(&to));
+        // Which writes were acknowledged when a connection was lost is a matter of moments; only
+        // durable ones need no flush.
+        match cache {
+            "writethrough" => assert!(converted.status.success(), "{}", said(&converted)),
+            _ if converted.status.success() => {}
+            _ => assert!(said(&converted).contains(LOST), "{}", said(&converted)),
+        }
+        assert_eq!(cutter.cuts_left(), 0, "it was cut");
+        let [disk, copy] = ["disk", cache].map(|name| std::fs::read(path(name)).unwrap());
+        assert!(disk == copy, "the copy differs: {cache}");
+    }
+}
+
+/// What a flush says that may not stand for all that was acknowledged before.
+const LOST: &str = "the connection was lost, and with it perhaps writes that the server had \
+                    acknowledged and nobody had flushed";
+
+#[test]
+fn a_flush_by_the_next_server_does_not_stand_for_what_the_last_one_acknowledged() {
+    let dir = scratch();
+    let path = |name: &str| dir.path().join(name);
+    make_disk(&path("disk"), &mut Rng::new(5));
+    // What is written before the server is another one, and whether the flush behind it fails.
+    let cases = [
+        ("", false),
+        ("write 0 4k\nflush\n", false),
+        ("write 4k 4k\n", true),
+        ("write 4k 4k\nflush\nwrite 8k 4k\n", true),
+        ("write -f 0 4k\n", false),
+        ("discard 0 4k\n", true),
+        ("write -z 0 4k\n", true),
+    ];
+    for (index, (lines, is_lost)) in cases.into_iter().enumerate() {
+        // A server that was killed may keep its socket open for a moment.
+        let socket = path(&format!("s{index}"));
+        let image = format!("driver=nbd,path={},reconnect-delay=60", socket.display());
+        let server = Server::start(&path("disk"), &socket, &[]);
+        let (from_shell, to_us) = std::io::pipe().unwrap();
+        let mut shell = cowslip();
+        shell.args(["io", "--image-opts", &image]);
+        shell
+            .stdin(Stdio::piped())
+            .stdout(to_us.try_clone().unwrap())
+            .stderr(to_us);
+        let mut running = shell.spawn().unwrap();
+        drop(shell);
+        let mut asks = running.stdin.take().unwrap();
+        let mut told = std::io::BufReader::new(from_shell);
+        asks.write_all(format!("{lines}read 64k 4k\n").as_bytes())
+            .unwrap();
+        wait_for(&mut told, "read 4096/4096 bytes at offset 65536");
+        drop(server);
+        let _next = Server::start(&path("disk"), &socket, &[]);
+        asks.write_all(b"flush\nread 64k 4k\n").unwrap();
+        drop(asks);
+        let said = wait_for(&mut told, "read 4096/4096 bytes at offset 65536");
+        let failed = said.contains("flush failed: Input/output error");
+        assert_eq!(failed, is_lost, "{lines}: {said}");
+        running.wait().unwrap();
+    }
 }
 
 #[test]
@@ -190,14 +249,15 @@ fn without_a_delay_and_after_it_requests_fail() {
     assert!(!shell.wait().unwrap().success());
 }
 
-/// Reads until a text has come.
-fn wait_for(told: &mut impl Read, text: &str) {
+/// Reads until a text has come; what was read.
+fn wait_for(told: &mut impl Read, text: &str) -> String {
     let mut so_far = Vec::new();
     let mut byte = [0];
     while !String::from_utf8_lossy(&so_far).contains(text) {
         assert_eq!(told.read(&mut byte).unwrap(), 1, "{so_far:?}");
         so_far.push(byte[0]);
     }
+    String::from_utf8_lossy(&so_far).into_owned()
 }
 
 #[test]
@@ -218,10 +278,15 @@ fn a_server_that_is_not_there_yet_is_waited_for() {
         at("nobody", ",reconnect-delay=1.5"),
     ];
     for words in cases {
+        let begun = Instant::now();
         let options = ["info", "--image-opts", &words];
         let theirs = outcome(Command::new("qemu-img").args(options));
         let ours = outcome(cowslip().arg("qemu-img").args(options));
         assert_eq!(said(&ours), said(&theirs), "{words}");
+        if words.ends_with("=1") {
+            // Each of the two has waited for a second.
+            assert!(begun.elapsed() >= Duration::from_secs(2), "{words}");
+        }
     }
     drop(silent);
     make_disk(&path("disk"), &mut Rng::new(4));

@@ -70,6 +70,9 @@ enum Verb {
 
 /// Measures an image, makes tables or a page; the exit code.
 pub fn run(args: Args, program: &Program) -> u8 {
+    if args.verb.is_some() {
+        crate::private_files::keep_private();
+    }
     let outcome = match args.verb {
         None => return run_image(&args.image, program),
         Some(Verb::Table(table)) => tables::run(*table, program),

@@ -52,6 +52,7 @@ pub struct Args {
 
 /// Runs the demonstration; fails if anything was not as it must be.
 pub fn run(args: Args, program: &Program) -> u8 {
+    crate::private_files::keep_private();
     match demonstrate(&args) {
         Ok(report) => {
             if args.json {
@@ -217,7 +218,9 @@ impl WorkDirectory {
     fn make(args: &Args) -> Result<WorkDirectory, CommandError> {
         let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
         let path = parent.join(format!("cowslip-demo-{}", std::process::id()));
-        fs::create_dir_all(&path).map_err(|e| {
+        // One that was there already would be somebody else's.
+        let made = fs::create_dir_all(&parent).and_then(|()| fs::create_dir(&path));
+        made.map_err(|e| {
             let words = cowslip::error::system_words(&e);
             CommandError::new(format!("Could not create '{}': {words}", path.display()))
         })?;

@@ -135,7 +135,7 @@ fn reported(args: &Args, program: &Program) -> Result<(), CommandError> {
         let scene = beside.report(&mut subjects, &mut out)?;
         if let (0, Some(path), Some(scene)) = (number, &args.svg, &scene) {
             let picture = scene.svg(neighbours.as_ref())?;
-            text_file::write(Path::new(path), &picture, "write", &files_read(args))?;
+            text_file::write(Path::new(path), &picture, 0o666, "write", &files_read(args))?;
         }
         if let (true, Some(scene)) = (show.drawn, &scene) {
             out.text(&scene.terminal(show.ink, neighbours.as_ref())?);

@@ -29,6 +29,7 @@ mod list;
 mod listening;
 pub mod qemu_nbd;
 mod sandbox;
+mod socket_name;
 
 use detach::{Detached, Role};
 use export::Disk;
@@ -335,7 +336,9 @@ async fn serve_image(
     if let Some(path) = &service.pid_file {
         let mut read = ReadSet::default();
         image.add_to(&mut read, ReadAs::Image);
-        text_file::write(path, &format!("{}\n", std::process::id()), "create", &read)?;
+        let text = format!("{}\n", std::process::id());
+        // Nobody else's, as QEMU's.
+        text_file::write(path, &text, 0o600, "create", &read)?;
     }
     let server = server(service, program, disk);
     let detached = Detached::prepare(role).map_err(|error| CommandError::new(words(&error)))?;

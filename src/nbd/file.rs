@@ -6,7 +6,8 @@
 //!
 //! One connection is what everybody gets. Who asks for more (`connections=N`) gets them from servers that offer
 //! `CAN_MULTI_CONN`: what one connection has written the others read, and a flush over one is for what all have been
-//! told is written (`doc/proto.md`, "Transmission flags"). They come up behind the first one, so that nobody waits for
+//! told is written (`doc/proto.md`, "Transmission flags"). It is sent over each that has written all the same: one whose
+//! server has ended says nothing of that by itself, and another may have reached the server that came after it. They come up behind the first one, so that nobody waits for
 //! them, and a server that takes no more clients costs nothing but the attempt. A request goes to the connection
 //! that has the fewest.
 
@@ -23,6 +24,7 @@ use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
 
 use super::ExportName;
 use super::requests::Request;
+use super::unflushed::FlushPart;
 use super::worker::Worker;
 use crate::error::CommandError;
 
@@ -175,7 +177,18 @@ impl BlockFile for NbdFile {
     }
 
     fn flush(&self) -> Pending<io::Result<()>> {
-        self.ask(Request::Flush)
+        let (to, flushed) = pending();
+        let ready: Vec<&Worker> = self.workers.iter().filter(|w| w.is_ready()).collect();
+        let states = ready.iter().map(|worker| FlushState {
+            has_unflushed: worker.has_unflushed(),
+            under_way: worker.under_way(),
+        });
+        let over = flushed_over(&states.collect::<Vec<_>>());
+        let parts = FlushPart::split(to, over.len());
+        for (index, part) in over.into_iter().zip(parts) {
+            ready[index].post(Request::Flush(part));
+        }
+        flushed
     }
 
     fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
@@ -189,5 +202,48 @@ impl BlockFile for NbdFile {
 
     fn allocated_bytes(&self) -> Option<u64> {
         None
+    }
+}
+
+/// What matters of a connection when something is to be flushed.
+#[derive(Clone, Copy, Debug)]
+struct FlushState {
+    has_unflushed: bool,
+    under_way: usize,
+}
+
+/// Over which connections a flush goes: all that have written something since their last one, or
+/// else the one with the fewest requests.
+fn flushed_over(connections: &[FlushState]) -> Vec<usize> {
+    let indices = || 0..connections.len();
+    let written: Vec<usize> = indices()
+        .filter(|&i| connections[i].has_unflushed)
+        .collect();
+    match written.is_empty() {
+        true => indices()
+            .min_by_key(|&i| connections[i].under_way)
+            .into_iter()
+            .collect(),
+        false => written,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flush_goes_over_each_connection_that_has_written() {
+        let over = |states: &[(bool, usize)]| {
+            let states = states.iter().map(|&(has_unflushed, under_way)| FlushState {
+                has_unflushed,
+                under_way,
+            });
+            flushed_over(&states.collect::<Vec<_>>())
+        };
+        assert_eq!(over(&[(false, 3), (false, 1), (false, 2)]), [1]);
+        assert_eq!(over(&[(true, 3), (false, 0), (true, 2)]), [0, 2]);
+        assert_eq!(over(&[(false, 0)]), [0]);
+        assert!(over(&[]).is_empty());
     }
 }

@@ -7,11 +7,14 @@
 //!
 //! What nobody can make good from here: a server that ends loses what it has answered and nobody has flushed, if it
 //! keeps that in its memory; and one that goes on with a request of the old connection while the new one is there can
-//! do an old write after a newer one. So the wait is the user's choice, and off if nobody chooses.
+//! do an old write after a newer one. So the wait is the user's choice, and off if nobody chooses; and the first flush
+//! after a loss of the first kind fails ([`super::unflushed`]).
 
 use std::cell::RefCell;
+use std::io;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cowslip_nbd::protocol::{OptionReplyCode, TransmissionFlags};
@@ -20,6 +23,7 @@ use cowslip_nbd::{Client, ClientError, ConnectOptions, ExportDescription};
 use cowslip_queue::{Completer, Pending, pending, sleep, spawn};
 use futures_util::future::{self, Either};
 
+use super::unflushed::Unflushed;
 use super::{ExportName, refused};
 use crate::error::CommandError;
 
@@ -56,14 +60,20 @@ pub(super) struct Link {
     state: RefCell<State>,
     /// Requests that wait for a connection.
     waiting: RefCell<Vec<Completer<()>>>,
+    /// Acknowledged writes that are not durable yet.
+    unflushed: Arc<Mutex<Unflushed>>,
 }
 
 impl Link {
-    /// Connects, and tries again as long as the export's `open-timeout` allows.
+    /// Connects, and tries again as long as the export's `open-timeout` allows. What is written
+    /// over it is counted in `unflushed`.
     ///
     /// # Errors
     /// Those of the last attempt.
-    pub(super) async fn open(export: &ExportName) -> Result<Link, CommandError> {
+    pub(super) async fn open(
+        export: &ExportName,
+        unflushed: Arc<Mutex<Unflushed>>,
+    ) -> Result<Link, CommandError> {
         let tls = export.tls.as_ref();
         let way = Way {
             export: export.clone(),
@@ -79,6 +89,7 @@ impl Link {
             description: client.export().clone(),
             state: RefCell::new(State::Up(Rc::new(client))),
             waiting: RefCell::default(),
+            unflushed,
         })
     }
 
@@ -95,17 +106,63 @@ impl Link {
     /// Asks the server, as often as it takes: again over the next connection where one was lost before the answer.
     pub(super) async fn ask<T>(
         self: &Rc<Link>,
-        mut request: impl FnMut(&Client) -> Pending<Result<T, ClientError>>,
+        request: impl FnMut(&Client) -> Pending<Result<T, ClientError>>,
     ) -> Result<T, ClientError> {
+        let (answer, _) = self.ask_and_tell_who(request).await?;
+        Ok(answer)
+    }
+
+    /// Asks for a change that is not durable by itself: until a flush, it may be lost with the
+    /// connection.
+    pub(super) async fn change(
+        self: &Rc<Link>,
+        request: impl FnMut(&Client) -> Pending<Result<(), ClientError>>,
+    ) -> Result<(), ClientError> {
+        let ((), client) = self.ask_and_tell_who(request).await?;
+        let mut unflushed = self.unflushed();
+        unflushed.acknowledge();
+        if !self.is_current(&client) {
+            unflushed.connection_lost();
+        }
+        Ok(())
+    }
+
+    /// Has the server make durable what was written.
+    ///
+    /// # Errors
+    /// The connection's; or something may be lost that was written over one that is lost.
+    pub(super) async fn flush(
+        self: &Rc<Link>,
+        request: impl FnMut(&Client) -> Pending<Result<(), ClientError>>,
+    ) -> Result<io::Result<()>, ClientError> {
+        let begun = self.unflushed().begin_flush();
+        self.ask(request).await?;
+        Ok(self.unflushed().end_flush(begun))
+    }
+
+    async fn ask_and_tell_who<T>(
+        self: &Rc<Link>,
+        mut request: impl FnMut(&Client) -> Pending<Result<T, ClientError>>,
+    ) -> Result<(T, Rc<Client>), ClientError> {
         loop {
             let client = self.client().await?;
             match request(&client).await {
                 Err(ClientError::Io(why)) if self.asks_again() => {
                     self.lost(&client, ClientError::Io(why));
                 }
-                answered => return answered,
+                answered => return answered.map(|answer| (answer, client)),
             }
         }
+    }
+
+    fn unflushed(&self) -> MutexGuard<'_, Unflushed> {
+        self.unflushed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_current(&self, client: &Rc<Client>) -> bool {
+        matches!(&*self.state.borrow(), State::Up(current) if Rc::ptr_eq(current, client))
     }
 
     /// The connection, once there is one.
@@ -130,11 +187,10 @@ impl Link {
 
     /// Has a new connection made in the place of this one, unless somebody has before.
     fn lost(self: &Rc<Link>, client: &Rc<Client>, why: ClientError) {
-        let mut state = self.state.borrow_mut();
-        let is_this_one = matches!(&*state, State::Up(current) if Rc::ptr_eq(current, client));
-        if is_this_one {
+        if self.is_current(client) {
             let until = Instant::now() + self.way.export.waits.reconnect;
-            *state = State::Down { until, why };
+            self.state.replace(State::Down { until, why });
+            self.unflushed().connection_lost();
             spawn(Rc::clone(self).come_back());
         }
     }
@@ -204,20 +260,49 @@ impl Way {
         })
     }
 
+    /// Connects, and tries again until `patience` is over.
+    ///
+    /// # Errors
+    /// What the last attempt that had an answer met.
     async fn connect_within(&self, patience: Duration) -> Result<Client, CommandError> {
         let begun = Instant::now();
-        let mut pause = PAUSES.0;
+        let mut attempts = Attempts::default();
+        let mut last = CommandError::new("Connection attempt cancelled by timeout");
         loop {
             let left = patience.saturating_sub(begun.elapsed());
-            let attempt = within(left, self.connect()).await;
-            let timeout = "Connection attempt cancelled by timeout";
-            let attempt = attempt.unwrap_or_else(|| Err(CommandError::new(timeout)));
-            if attempt.is_ok() || begun.elapsed() + pause >= patience {
-                return attempt;
+            match within(left, self.connect()).await {
+                Some(Ok(client)) => return Ok(client),
+                Some(Err(error)) => last = error,
+                None => return Err(last),
             }
-            sleep(pause).await;
-            pause = (2 * pause).min(PAUSES.1);
+            match attempts.pause(patience.saturating_sub(begun.elapsed())) {
+                Some(pause) => sleep(pause).await,
+                None => return Err(last),
+            }
         }
+    }
+}
+
+/// Pauses between attempts that have a deadline.
+struct Attempts {
+    next: Duration,
+}
+
+impl Default for Attempts {
+    fn default() -> Attempts {
+        Attempts { next: PAUSES.0 }
+    }
+}
+
+impl Attempts {
+    /// The pause before the next attempt, with so much time left; `None` once there is none.
+    ///
+    /// Each is twice as long as the one before it, but no longer than half of what is left, so
+    /// that a server that comes late is found too. The last one ends at the deadline, not before.
+    fn pause(&mut self, left: Duration) -> Option<Duration> {
+        let pause = self.next.min(left / 2).max(PAUSES.0).min(left);
+        self.next = (2 * self.next).min(PAUSES.1);
+        (!pause.is_zero()).then_some(pause)
     }
 }
 
@@ -226,5 +311,35 @@ async fn within<T>(time: Duration, future: impl Future<Output = T>) -> Option<T>
     match future::select(pin!(future), pin!(sleep(time))).await {
         Either::Left((output, _)) => Some(output),
         Either::Right(((), _)) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When attempts are made that take no time, in milliseconds since the first.
+    fn attempts_within(patience: Duration) -> (Vec<u128>, Duration) {
+        let mut attempts = Attempts::default();
+        let (mut at, mut made) = (Duration::ZERO, vec![0]);
+        while let Some(pause) = attempts.pause(patience.saturating_sub(at)) {
+            at += pause;
+            made.push(at.as_millis());
+        }
+        (made, at)
+    }
+
+    #[test]
+    fn attempts_last_as_long_as_the_patience() {
+        for millis in [1, 20, 21, 600, 1000, 5000, 60_000, 3_600_000] {
+            let patience = Duration::from_millis(millis);
+            let (made, given_up_at) = attempts_within(patience);
+            assert_eq!(given_up_at, patience, "{made:?}");
+            let mut gaps = made.windows(2).map(|pair| pair[1] - pair[0]);
+            assert!(gaps.clone().all(|gap| gap <= PAUSES.1.as_millis()));
+            let last = gaps.next_back().unwrap();
+            assert!(last <= 2 * PAUSES.0.as_millis(), "{made:?}");
+        }
+        assert_eq!(attempts_within(Duration::ZERO).0, [0]);
     }
 }

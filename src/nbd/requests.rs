@@ -6,11 +6,12 @@ use std::rc::Rc;
 use cowslip::file::{FileExtent, Space};
 use cowslip_nbd::export::{Durability, ZeroRequest};
 use cowslip_nbd::protocol::{AllocationFlags, ErrorCode, TransmissionFlags};
-use cowslip_nbd::{ClientError, ExportDescription};
-use cowslip_queue::{Buf, BufMut, Completer};
+use cowslip_nbd::{Client, ClientError, ExportDescription};
+use cowslip_queue::{Buf, BufMut, Completer, Pending};
 use futures_util::future;
 
 use super::link::Link;
+use super::unflushed::FlushPart;
 
 /// Payloads without a word of the server (`doc/proto.md`, "Block sizes").
 const PAYLOAD_BYTES: u64 = 32 << 20;
@@ -33,7 +34,7 @@ pub(super) enum Request {
     Zero(u64, u64, Space, Completer<io::Result<()>>),
     Trim(u64, u64, Completer<io::Result<()>>),
     Status(u64, u64, Completer<io::Result<Vec<FileExtent>>>),
-    Flush(Completer<io::Result<()>>),
+    Flush(FlushPart),
 }
 
 /// What the server takes.
@@ -66,14 +67,15 @@ pub(super) async fn answer(link: &Rc<Link>, limits: Limits, request: Request) {
                 fast_only: false,
             };
             let pieces = pieces(offset, len, limits.plain_bytes);
-            let zeroed = pieces
-                .map(|(offset, len)| link.ask(move |client| client.write_zeroes(offset, len, how)));
+            let zeroed = pieces.map(|(offset, len)| {
+                link.change(move |client| client.write_zeroes(offset, len, how))
+            });
             to.complete(all(zeroed).await);
         }
         Request::Trim(offset, len, to) => {
             let pieces = pieces(offset, len, limits.plain_bytes);
             let trimmed = pieces.map(|(offset, len)| {
-                link.ask(move |client| client.trim(offset, len, Durability::Cached))
+                link.change(move |client| client.trim(offset, len, Durability::Cached))
             });
             to.complete(all(trimmed).await);
         }
@@ -162,7 +164,7 @@ async fn write(
     for buf in data {
         for (start, len) in pieces(0, buf.len() as u64, limits.payload_bytes) {
             let (at, part) = (at + start, buf.slice(start as usize, len as usize));
-            writes.push(link.ask(move |client| client.write(at, part.clone(), durability)));
+            writes.push(write_part(link, at, part, durability));
         }
         at += buf.len() as u64;
     }
@@ -173,16 +175,27 @@ async fn write(
     }
 }
 
+/// Writes what one request can.
+async fn write_part(link: &Rc<Link>, at: u64, part: Buf, durability: Durability) -> Answer {
+    let write = move |client: &Client| client.write(at, part.clone(), durability);
+    match durability {
+        Durability::Cached => link.change(write).await,
+        Durability::Durable => link.ask(write).await,
+    }
+}
+
 fn has(link: &Link, flag: TransmissionFlags) -> bool {
     link.description().flags.contains(flag)
 }
 
 /// Makes durable what was written. A server without such requests has no cache that it may lose.
 async fn flush(link: &Rc<Link>) -> io::Result<()> {
-    match has(link, TransmissionFlags::SEND_FLUSH) {
-        true => link.ask(|client| client.flush()).await.map_err(io_error),
-        false => Ok(()),
-    }
+    let can_flush = has(link, TransmissionFlags::SEND_FLUSH);
+    let flushed = link.flush(|client| match can_flush {
+        true => client.flush(),
+        false => Pending::ready(Ok(())),
+    });
+    flushed.await.map_err(io_error)?
 }
 
 /// Data and holes as the server tells them, what reads as zeroes being holes; all is data if it tells nothing.

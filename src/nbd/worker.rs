@@ -15,6 +15,7 @@ use futures_util::future::{self, Either};
 use super::ExportName;
 use super::link::Link;
 use super::requests::{Request, answer, limits};
+use super::unflushed::Unflushed;
 use crate::error::CommandError;
 
 /// A connection. When this is dropped, all that was asked is answered, and the connection ends.
@@ -85,6 +86,12 @@ impl Worker {
         self.mailbox.under_way.load(Ordering::Relaxed)
     }
 
+    /// Whether something was written over it that no flush has made durable.
+    pub(super) fn has_unflushed(&self) -> bool {
+        let unflushed = self.mailbox.unflushed.lock();
+        !unflushed.unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// Has something asked.
     pub(super) fn post(&self, request: Request) {
         self.mailbox.post(request);
@@ -109,6 +116,8 @@ struct Mailbox {
     ready: AtomicBool,
     /// Requests that were posted and are not answered.
     under_way: AtomicUsize,
+    /// What the server has acknowledged and not made durable.
+    unflushed: Arc<Mutex<Unflushed>>,
 }
 
 #[derive(Default)]
@@ -179,7 +188,8 @@ fn work(export: &ExportName, mailbox: &Arc<Mailbox>, role: Role) {
     };
     queue.block_on(async {
         // Nothing is asked before there is a connection, so what comes first can only be the end.
-        let (connecting, ended) = (pin!(Link::open(export)), pin!(mailbox.next()));
+        let unflushed = Arc::clone(&mailbox.unflushed);
+        let (connecting, ended) = (pin!(Link::open(export, unflushed)), pin!(mailbox.next()));
         let link = match future::select(connecting, ended).await {
             Either::Left((Ok(link), _)) => Rc::new(link),
             Either::Left((Err(error), _)) => return role.failed(error),

@@ -1,12 +1,11 @@
 //! `-s`: what is written goes into a temporary image over the one that is named, and is gone when it is closed.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cowslip::Image;
 use cowslip::file::BlockFile;
-use cowslip::file::host::{CreateMode, HostOptions, open_host_file};
+use cowslip::file::host::{HostOptions, open_unnamed_file};
 use cowslip::image::{BackingChoice, Format, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 
@@ -66,32 +65,16 @@ fn refuse_what_has_no_name(source: &Source) -> Result<(), CommandError> {
     }
 }
 
-/// A file that nobody else finds, in `$TMPDIR` or where large temporary files belong.
+/// A file that nobody else can open, in `$TMPDIR` or where large temporary files belong.
 fn unnamed_file(how: &OpenHow) -> Result<Arc<dyn BlockFile>, CommandError> {
     let directory = std::env::var_os("TMPDIR").filter(|value| !value.is_empty());
     let directory = directory.map_or(PathBuf::from("/var/tmp"), PathBuf::from);
     let options = HostOptions {
-        writable: true,
-        create: CreateMode::CreateNew,
         page_cache: how.cache.page_cache(),
         aio: how.aio,
         ..HostOptions::default()
     };
-    for number in 0.. {
-        let path = directory.join(format!("cowslip-{}-{number}.qcow2", std::process::id()));
-        match open_host_file(&path, &options) {
-            Ok(file) => return without_name(file, &path),
-            Err(cowslip::Error::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {
-            }
-            Err(error) => return Err(not_made(&directory, &error)),
-        }
-    }
-    unreachable!("there is always a next number")
-}
-
-fn without_name(file: Arc<dyn BlockFile>, path: &Path) -> Result<Arc<dyn BlockFile>, CommandError> {
-    std::fs::remove_file(path).map_err(|error| not_made(path, &error))?;
-    Ok(file)
+    open_unnamed_file(&directory, &options).map_err(|error| not_made(&directory, &error))
 }
 
 fn not_made(place: &Path, why: &dyn std::fmt::Display) -> CommandError {

@@ -28,6 +28,7 @@ mod host_name;
 mod host_policy;
 mod host_probe;
 mod host_room;
+mod host_scratch;
 mod host_storage;
 pub mod memory;
 mod storage;

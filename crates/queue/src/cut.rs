@@ -2,6 +2,8 @@
 //!
 //! A length that was read is old the moment somebody appends. So the file is looked at and cut under a lease
 //! ([`crate::lease`]), which the kernel grants only while nobody else has it open, and which holds up whoever opens it.
+//! The kernel is asked for it once more directly before each call that takes something from the
+//! file, and when all is done: nothing is cut while somebody waits.
 
 use std::io;
 use std::ops::{Range, RangeInclusive};
@@ -11,7 +13,7 @@ use std::time::Duration;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstat, ftruncate, seek};
 use rustix::io::Errno;
 
-use crate::lease;
+use crate::lease::{self, Ended, Lease};
 
 /// So often the file is tried, so long apart: a process that forks beside us has our descriptors for a moment, and a
 /// program that looks at new files has them open no longer.
@@ -49,12 +51,15 @@ pub enum Data {
 pub enum Outcome {
     /// The file has the length.
     Cut,
-    /// Untouched: somebody else has it open.
+    /// Somebody else has it open, or waits for it: nothing is cut off, or not all.
     InUse,
     /// Untouched: it has another length, or holds data that is not ours.
     Changed,
     /// Untouched: it has so much data beyond the length that nobody knows in time whose it is.
     Unknown,
+    /// The file has the length, but the cut took so long that the kernel has let in somebody who
+    /// waited: what they have appended meanwhile may be lost.
+    Late,
 }
 
 /// Whose the data beyond the length is.
@@ -63,6 +68,21 @@ enum Found {
     Zeroes,
     Data,
     TooMuch,
+    /// Nobody has looked to the end, since somebody waits for the file.
+    Awaited,
+}
+
+/// What a cut does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Reads what may be others'.
+    Look,
+    /// Asks whether it may begin, and changes the length.
+    Cut,
+    /// Asks whether it may go on, and punches.
+    Punch,
+    /// Gives the lease back.
+    End,
 }
 
 /// Cuts a file that is open for writing, and for reading if it is looked for data.
@@ -71,38 +91,64 @@ enum Found {
 /// `EINVAL` where the file system has no leases, `EACCES` if the file is another user's and the process lacks
 /// `CAP_LEASE`; then it is untouched. The system's.
 pub fn cut_alone(file: impl AsFd, cut: &Cut) -> io::Result<Outcome> {
-    let file = file.as_fd();
+    cut_alone_with(file.as_fd(), cut, &|_| {})
+}
+
+/// The same; `before` is told of each step, so that tests can have others come between.
+fn cut_alone_with(file: BorrowedFd<'_>, cut: &Cut, before: &dyn Fn(Step)) -> io::Result<Outcome> {
     for _ in 0..TRIES {
         if let Some(lease) = lease::take_alone(&file)? {
-            let outcome = cut_under_lease(file, cut);
-            drop(lease);
-            return outcome;
+            let outcome = cut_under_lease(file, cut, &lease, before);
+            before(Step::End);
+            let ended = lease.give_back();
+            return match (outcome?, ended?) {
+                (Outcome::Cut, Ended::Lost) => Ok(Outcome::Late),
+                (outcome, _) => Ok(outcome),
+            };
         }
         std::thread::sleep(APART);
     }
     Ok(Outcome::InUse)
 }
 
-/// From here on nobody else can be writing: what is found stays.
-fn cut_under_lease(file: BorrowedFd<'_>, cut: &Cut) -> io::Result<Outcome> {
-    let now = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
+/// While the lease lasts nobody else can be writing: what is found stays.
+fn cut_under_lease(
+    file: BorrowedFd<'_>,
+    cut: &Cut,
+    lease: &Lease<'_>,
+    before: &dyn Fn(Step),
+) -> io::Result<Outcome> {
+    let len = || -> io::Result<u64> { Ok(u64::try_from(fstat(file)?.st_size).unwrap_or(0)) };
+    let now = len()?;
     if !cut.expected.contains(&now) {
         return Ok(Outcome::Changed);
     }
     if cut.data == Data::Others {
-        match look(file, cut.to..now, LOOK_BYTES_MAX)? {
+        before(Step::Look);
+        match look(file, cut.to..now, LOOK_BYTES_MAX, lease)? {
             Found::Zeroes => {}
             Found::Data => return Ok(Outcome::Changed),
             Found::TooMuch => return Ok(Outcome::Unknown),
+            Found::Awaited => return Ok(Outcome::InUse),
         }
+    }
+    before(Step::Cut);
+    // A lease that has not lasted may have let somebody in, who may have changed the length.
+    if !lease.may_change()? || len()? != now || !lease.may_change()? {
+        return Ok(Outcome::InUse);
     }
     if now == cut.to && i64::try_from(cut.to).is_ok_and(|to| to < i64::MAX) {
         // Not every file system looks beyond an end that stays where it is.
         ftruncate(file, cut.to + 1)?;
+        if !lease.may_finish()? {
+            return Ok(Outcome::InUse);
+        }
     }
     ftruncate(file, cut.to)?;
+    before(Step::Punch);
     let Range { start, end } = cut.punch;
-    if start < end {
+    // What is not punched has space, and is otherwise as it was.
+    if start < end && lease.may_finish()? {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match fallocate(file, flags, start, end - start) {
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
@@ -113,8 +159,13 @@ fn cut_under_lease(file: BorrowedFd<'_>, cut: &Cut) -> io::Result<Outcome> {
 }
 
 /// What a range of a file reads as; holes and space that was never written are not read, as far as the file system
-/// tells.
-fn look(file: BorrowedFd<'_>, range: Range<u64>, most: u64) -> io::Result<Found> {
+/// tells. Stops when somebody waits for the file.
+fn look(
+    file: BorrowedFd<'_>,
+    range: Range<u64>,
+    most: u64,
+    lease: &Lease<'_>,
+) -> io::Result<Found> {
     let mut buffer = vec![0; READ_BYTES];
     let mut at = range.start;
     let mut left = most;
@@ -128,6 +179,9 @@ fn look(file: BorrowedFd<'_>, range: Range<u64>, most: u64) -> io::Result<Found>
             let len = usize::try_from(hole - at).map_or(READ_BYTES, |len| len.min(READ_BYTES));
             if left < len as u64 {
                 return Ok(Found::TooMuch);
+            }
+            if !lease.may_change()? {
+                return Ok(Found::Awaited);
             }
             match rustix::io::pread(file, &mut buffer[..len], at) {
                 Ok(0) => return Ok(Found::Zeroes),
@@ -160,6 +214,17 @@ mod tests {
         file.write_all_at(&[1; 100], 0).unwrap();
         file.set_len(len).unwrap();
         file
+    }
+
+    /// A process that forks beside us has our descriptors for a moment.
+    fn alone(file: &File) -> Lease<'_> {
+        for _ in 0..1000 {
+            if let Some(lease) = lease::take_alone(file).unwrap() {
+                return lease;
+            }
+            std::thread::sleep(APART);
+        }
+        panic!("somebody has the file open");
     }
 
     fn cut(expected: u64, data: Data) -> Cut {
@@ -207,7 +272,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = file(&dir.path().join("a"), 0);
         file.write_all_at(&[0; 1 << 20], 0).unwrap();
-        let look = |most| look(file.as_fd(), 0..1 << 20, most).unwrap();
+        let lease = alone(&file);
+        let look = |most| look(file.as_fd(), 0..1 << 20, most, &lease).unwrap();
         assert_eq!(look((1 << 20) - 1), Found::TooMuch);
         assert_eq!(look(1 << 20), Found::Zeroes);
     }
@@ -223,5 +289,66 @@ mod tests {
         assert_eq!(file.metadata().unwrap().len(), 9000);
         drop(reader);
         assert_eq!(cut_alone(&file, &request).unwrap(), Outcome::Cut);
+    }
+
+    /// Appends as another program would, which waits for the lease.
+    fn append(path: &Path) {
+        let mut options = OpenOptions::new();
+        let mut other = options.append(true).open(path).unwrap();
+        std::io::Write::write_all(&mut other, b"PRECIOUS").unwrap();
+    }
+
+    #[test]
+    fn what_is_appended_by_somebody_who_waited_stays() {
+        for (step, data) in [
+            (Step::Cut, Data::Ours),
+            (Step::Cut, Data::Others),
+            (Step::Look, Data::Others),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("a");
+            let file = file(&path, 9000);
+            file.write_all_at(&[0; 1000], 4000).unwrap();
+            let opener = std::sync::Mutex::new(None);
+            let before = |next| {
+                if next == step {
+                    let path = path.clone();
+                    let thread = std::thread::spawn(move || append(&path));
+                    *opener.lock().unwrap() = Some(thread);
+                    lease::testing::wait_for_opener(file.as_fd());
+                }
+            };
+            let outcome = cut_alone_with(file.as_fd(), &cut(9000, data), &before).unwrap();
+            assert_eq!(outcome, Outcome::InUse, "{step:?} {data:?}");
+            opener.into_inner().unwrap().unwrap().join().unwrap();
+            let found = std::fs::read(&path).unwrap();
+            assert_eq!((found.len(), &found[9000..]), (9008, &b"PRECIOUS"[..]));
+        }
+    }
+
+    #[test]
+    fn nothing_is_cut_without_the_lease_and_its_loss_is_told() {
+        for (step, expected) in [
+            (Step::Look, Outcome::InUse),
+            (Step::Cut, Outcome::InUse),
+            (Step::Punch, Outcome::Late),
+            (Step::End, Outcome::Late),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("a");
+            let file = file(&path, 9000);
+            file.write_all_at(&[0; 1000], 4000).unwrap();
+            let before = |next| {
+                if next == step {
+                    lease::testing::lose(file.as_fd());
+                    append(&path);
+                }
+            };
+            let whole = cut(9000, Data::Others);
+            let outcome = cut_alone_with(file.as_fd(), &whole, &before).unwrap();
+            assert_eq!(outcome, expected, "{step:?}");
+            let found = std::fs::read(&path).unwrap();
+            assert_eq!(&found[found.len() - 8..], b"PRECIOUS", "{step:?}");
+        }
     }
 }

@@ -317,6 +317,14 @@ impl Entry {
                 self.wait(now);
                 None
             }
+            Ok((Ok(Trimmed::Late), _)) => {
+                self.owes = false;
+                self.let_go();
+                Some(Event::Left {
+                    bytes: 0,
+                    why: target::CUT_LATE.to_string(),
+                })
+            }
             Err(Refused::Busy) => {
                 self.wait(now);
                 None

@@ -5,7 +5,7 @@
 //! touches neither. Giving it back is the dangerous part: a length that was read is old the moment somebody appends,
 //! and both `ftruncate` and a punched hole would then cut off what was written. So it is done under a lease
 //! ([`cowslip_queue::lease`]), which the kernel grants only while nobody else has the file open, and which holds
-//! up whoever opens it meanwhile.
+//! up whoever opens it meanwhile; directly before the cut the kernel is asked once more.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use cowslip_queue::fiemap::{self, Flags};
-use cowslip_queue::lease;
+use cowslip_queue::lease::{self, Ended};
 use rustix::fs::{
     FallocateFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fallocate, fgetxattr,
     fstat, ftruncate, futimens, openat,
@@ -57,12 +57,18 @@ pub enum Trimmed {
         /// What the file system keeps all the same.
         left: u64,
     },
-    /// Somebody has the file open.
+    /// Somebody has the file open, or waits for it.
     InUse,
+    /// It was cut, but so late that the kernel may have let in somebody who waited.
+    Late,
 }
 
 /// Why space stays behind an end that was cut.
 pub const KEPT_BY_SYSTEM: &str = "its file system keeps what lies behind an end that does not move";
+
+/// What is said of a cut that came late.
+pub const CUT_LATE: &str = "it was cut so late that another program could open it meanwhile \
+                            (/proc/sys/fs/lease-break-time): what it has appended may be lost";
 
 /// Which file it is, whatever its name.
 pub type Id = (u64, u64);
@@ -183,7 +189,10 @@ impl Handle {
             Ok(None) => Use::Somebody,
             Err(error) => {
                 let why = match error.raw_os_error() {
-                    Some(libc::EINVAL) => "its file system has no leases".to_string(),
+                    Some(libc::EINVAL | libc::EOPNOTSUPP) => {
+                        "its file system has no leases that hold for all who may open it"
+                            .to_string()
+                    }
                     Some(libc::EACCES) => "it is another user's".to_string(),
                     _ => cowslip::error::system_words(&error),
                 };
@@ -228,6 +237,9 @@ pub fn trim(file: &File) -> io::Result<Trimmed> {
         return Err(io::Error::other(why));
     }
     let before = fstat(file)?;
+    if !lease.may_change()? {
+        return Ok(Trimmed::InUse);
+    }
     ftruncate(file, size(&before))?;
     let after = fstat(file)?;
     let time = |seconds, nanoseconds: u64| Timespec {
@@ -246,7 +258,9 @@ pub fn trim(file: &File) -> io::Result<Trimmed> {
         Some(left) => left,
         None => beyond_end_by_blocks(&after),
     };
-    drop(lease);
+    if lease.give_back()? == Ended::Lost {
+        return Ok(Trimmed::Late);
+    }
     Ok(Trimmed::Done {
         size: size(&before),
         given_back: space(&before).saturating_sub(space(&after)),

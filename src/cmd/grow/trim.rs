@@ -99,6 +99,10 @@ fn trim(
             bytes: beyond.unwrap_or(0),
             why: "somebody has it open".to_string(),
         },
+        Trimmed::Late => Event::Left {
+            bytes: 0,
+            why: target::CUT_LATE.to_string(),
+        },
     };
     teller.tell(shown, &event);
     Ok(())

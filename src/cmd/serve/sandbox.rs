@@ -219,7 +219,8 @@ const ALLOWED: &[i64] = &[
     // Also locks of open files.
     libc::SYS_fcntl,
     libc::SYS_close,
-    // The end: the socket's name. Landlock says where.
+    // The end: the socket's name, and the lock of its directory. Landlock says where.
+    libc::SYS_flock,
     libc::SYS_unlinkat,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_unlink,

@@ -140,6 +140,12 @@ impl Plan {
                     .left("its file system does not tell what was written there from what was not"))
             }
             Ok(Outcome::InUse) => Err(self.left("another program has the file open")),
+            Ok(Outcome::Late) => Err(Error::Invalid(format!(
+                "'{}' was cut to its {} bytes, but that took so long that another program could open \
+                 it meanwhile (/proc/sys/fs/lease-break-time): what it has appended may be lost",
+                self.file.name(),
+                self.len
+            ))),
             Err(error) => {
                 let why = match &error {
                     Error::Io { source, .. } => crate::error::system_words(source),

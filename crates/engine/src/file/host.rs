@@ -165,6 +165,23 @@ pub fn open_host_file(path: &Path, options: &HostOptions) -> Result<Arc<dyn Bloc
     Ok(Arc::new(file))
 }
 
+/// Makes a file in a directory that nobody else can open, and that vanishes when it is closed.
+/// Blocks, but not for long.
+///
+/// # Errors
+/// As [`open_host_file`].
+pub fn open_unnamed_file(directory: &Path, options: &HostOptions) -> Result<Arc<dyn BlockFile>> {
+    let options = HostOptions {
+        writable: true,
+        create: CreateMode::CreateNew,
+        ..*options
+    };
+    let open = |_, _| super::host_scratch::unnamed(directory);
+    let name = directory.join("(unnamed)").to_string_lossy().into_owned();
+    let file = HostBlockFile::open(&open, name, &options)?;
+    Ok(Arc::new(file))
+}
+
 fn open_flags(options: &HostOptions) -> OFlags {
     // Opening a FIFO would wait for its other end; whether it is one is told afterwards.
     let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;

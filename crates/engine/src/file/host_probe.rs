@@ -4,13 +4,13 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use cowslip_queue::fiemap::{self, Flags};
 use cowslip_queue::space::{Way, give};
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
+use super::host_scratch::unnamed;
 use crate::allocate::{Abilities, LibraryMakes, ZeroesTake};
 use crate::{Error, Result};
 
@@ -29,8 +29,8 @@ pub fn probe_space(directory: &Path) -> Result<Abilities> {
         let text = format!("Could not try a file in '{}'", directory.display());
         Error::io(text, error)
     };
-    let file = scratch(directory).map_err(failed)?;
-    let written = scratch(directory).map_err(failed)?;
+    let file = unnamed(directory).map_err(|error| failed(error.into()))?;
+    let written = unnamed(directory).map_err(|error| failed(error.into()))?;
     abilities(&file, &written).map_err(failed)
 }
 
@@ -43,30 +43,12 @@ pub fn takes_length(directory: &Path, len: u64) -> Result<bool> {
         let text = format!("Could not make a file in '{}'", directory.display());
         Error::io(text, error)
     };
-    let scratch = scratch(directory).map_err(failed)?;
+    let scratch = unnamed(directory).map_err(|error| failed(error.into()))?;
     match rustix::fs::ftruncate(&scratch, len) {
         Ok(()) => Ok(true),
         Err(Errno::FBIG | Errno::INVAL | Errno::OVERFLOW) => Ok(false),
         Err(error) => Err(failed(error.into())),
     }
-}
-
-/// A file that vanishes when it is closed.
-fn scratch(directory: &Path) -> io::Result<OwnedFd> {
-    let mode = Mode::RUSR | Mode::WUSR;
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    match rustix::fs::open(directory, flags | OFlags::TMPFILE, mode) {
-        // The kernel or the file system has no nameless files: NFS, FUSE.
-        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {}
-        result => return Ok(result?),
-    }
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let process = rustix::process::getpid().as_raw_nonzero();
-    let path = directory.join(format!(".cowslip-trial-{process}-{number}"));
-    let file = rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::EXCL, mode)?;
-    rustix::fs::unlink(&path)?;
-    Ok(file)
 }
 
 fn space_of(file: &OwnedFd) -> io::Result<u64> {

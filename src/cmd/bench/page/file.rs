@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::Page;
 use crate::error::CommandError;
 use crate::interrupt::RemovedOnInterrupt;
+use crate::private_files;
 
 /// Where a page goes.
 #[derive(Clone, Debug)]
@@ -60,6 +61,7 @@ impl PageFile {
         let write = || {
             let mut file = File::create(temporary)?;
             file.write_all(text.as_bytes())?;
+            private_files::hand_over(&file)?;
             file.sync_all()?;
             fs::rename(temporary, &self.path)
         };

@@ -1,0 +1,364 @@
+//! The name of a server's socket: how it is taken, taken over from a server that was killed, and
+//! given up.
+//!
+//! A killed server leaves its socket behind. Its name is taken over only if nobody answers there;
+//! one that answers keeps it, and so does what is no socket. No call removes a name on condition
+//! that it still names what was looked at, so two servers that look, remove and bind at the same
+//! time could remove each other's sockets. Therefore servers of ours take turns: whoever binds,
+//! removes a stale socket or gives up its own holds an exclusive `flock(2)` on the directory
+//! meanwhile.
+//!
+//! - The lock ends with the process, however that ends, and leaves no file behind. It holds for
+//!   all processes that share the directory, also from several containers.
+//! - A socket is bound and listens in one turn, so no other server of ours finds it deaf.
+//! - What was found stale is looked at once more in the turn, by its inode, which is held open so
+//!   that its number cannot come to mean another socket. Any number of servers may have found it
+//!   stale: the first removes it, and the others find a socket that answers.
+//! - Where the directory cannot be locked (it may not be read, its file system has no such locks,
+//!   another program keeps it locked) nothing is removed but the server's own socket.
+//!
+//! Moving the socket away to look at it would need no lock, but a live one would be out of reach
+//! meanwhile, a third server could take its name, and a crash would leave it without one. Servers
+//! of other programs do not take turns; qemu-nbd removes whatever has the name that it wants.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cowslip_queue::Listener;
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, open};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::words;
+use crate::error::CommandError;
+
+/// How often, and how long apart, a socket that answers is looked at before it is believed.
+const SETTLING_TRIES: u32 = 20;
+const SETTLING_PAUSE: Duration = Duration::from_millis(25);
+/// How often a socket has to refuse before it is believed: other programs' sockets have their names
+/// a moment before they listen.
+const REFUSALS: u32 = 3;
+/// How often, and how long apart, a locked directory is tried: 10 s, a turn takes microseconds.
+const TURN_TRIES: u32 = 400;
+const TURN_PAUSE: Duration = Duration::from_millis(25);
+
+/// The name of a socket; it vanishes when the server ends.
+pub(super) struct SocketName {
+    path: PathBuf,
+    directory: Directory,
+    socket: Option<Socket>,
+}
+
+impl SocketName {
+    /// Listens on a path, which nobody may be listening on.
+    ///
+    /// # Errors
+    /// `Failed to bind socket to PATH: why`.
+    pub(super) fn bind(path: &Path) -> Result<(Listener, SocketName), CommandError> {
+        SocketName::bind_within(path, TURN_TRIES)
+    }
+
+    fn bind_within(path: &Path, tries: u32) -> Result<(Listener, SocketName), CommandError> {
+        let stale = Place::once_settled(path).into_stale();
+        let directory = Directory::of(path);
+        let turn = directory.take_turn(tries);
+        if let (Ok(_), Some(stale)) = (&turn, stale)
+            && stale.is_still_stale(path)
+        {
+            // If it cannot be removed, binding says why.
+            drop(std::fs::remove_file(path));
+        }
+        let bound = Listener::unix(path);
+        let listener = bound.map_err(|error| {
+            let hint = match (Place::of(path), &turn) {
+                (Place::Answers, _) => " (a server answers there)".to_string(),
+                (Place::Stale(_), Err(why)) => format!(
+                    " (no server answers there, but the socket is not replaced, since its \
+                     directory could not be locked: {why})"
+                ),
+                _ => String::new(),
+            };
+            let (path, why) = (path.display(), words(&error));
+            CommandError::new(format!("Failed to bind socket to {path}: {why}{hint}"))
+        })?;
+        let socket = Socket::at(path);
+        drop(turn);
+        let path = path.to_path_buf();
+        Ok((
+            listener,
+            SocketName {
+                path,
+                directory,
+                socket,
+            },
+        ))
+    }
+
+    /// The path.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for SocketName {
+    /// Removes the name, unless it has come to be another server's. A sandbox allows this.
+    fn drop(&mut self) {
+        let Some(socket) = &self.socket else {
+            return;
+        };
+        let turn = self.directory.take_turn(TURN_TRIES);
+        // Then the next server takes it over.
+        if matches!(turn, Err(NoTurn::Busy)) {
+            return;
+        }
+        if socket_id(&self.path) == Some(socket.id) {
+            drop(std::fs::remove_file(&self.path));
+        }
+    }
+}
+
+/// The directory that a name is in.
+struct Directory(Result<OwnedFd, Errno>);
+
+/// The right to change what a name in a directory means; ends when it is dropped.
+struct Turn<'a>(&'a OwnedFd);
+
+/// Why there is no turn.
+enum NoTurn {
+    /// The directory is locked by another program, for longer than turns take.
+    Busy,
+    /// It cannot be locked.
+    Impossible(Errno),
+}
+
+impl std::fmt::Display for NoTurn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            NoTurn::Busy => f.write_str("another program keeps it locked"),
+            NoTurn::Impossible(why) => f.write_str(&words(&(*why).into())),
+        }
+    }
+}
+
+impl Directory {
+    /// Opens the directory of a path.
+    fn of(path: &Path) -> Directory {
+        let parent = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Directory(open(parent, flags, Mode::empty()))
+    }
+
+    /// Locks it; waits for those who have it.
+    fn take_turn(&self, tries: u32) -> Result<Turn<'_>, NoTurn> {
+        let directory = match &self.0 {
+            Ok(directory) => directory,
+            Err(why) => return Err(NoTurn::Impossible(*why)),
+        };
+        for _ in 0..tries {
+            match flock(directory, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Turn(directory)),
+                Err(Errno::AGAIN | Errno::INTR) => std::thread::sleep(TURN_PAUSE),
+                Err(why) => return Err(NoTurn::Impossible(why)),
+            }
+        }
+        Err(NoTurn::Busy)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // Should it fail, it ends when the directory is closed.
+        flock(self.0, FlockOperation::Unlock).ok();
+    }
+}
+
+/// Device and inode.
+type SocketId = (u64, u64);
+
+/// Which socket a path names; `None` if it names none.
+fn socket_id(path: &Path) -> Option<SocketId> {
+    let metadata = path.symlink_metadata().ok()?;
+    let is_socket = metadata.file_type().is_socket();
+    is_socket.then(|| (metadata.dev(), metadata.ino()))
+}
+
+/// A socket in the file system. While this lives, no other file gets its inode number.
+struct Socket {
+    id: SocketId,
+    _inode: OwnedFd,
+}
+
+impl Socket {
+    /// The one that a path names; `None` if it names none.
+    fn at(path: &Path) -> Option<Socket> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let inode = open(path, flags, Mode::empty()).ok()?;
+        let stat = fstat(&inode).ok()?;
+        let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+        is_socket.then_some(Socket {
+            id: (stat.st_dev, stat.st_ino),
+            _inode: inode,
+        })
+    }
+
+    fn is_still_stale(&self, path: &Path) -> bool {
+        matches!(Place::of(path), Place::Stale(now) if now.id == self.id)
+    }
+}
+
+/// What is where a socket is to be.
+enum Place {
+    /// A socket that nobody listens on any more.
+    Stale(Socket),
+    /// A socket that somebody listens on.
+    Answers,
+    /// Nothing, or what must not be touched.
+    Other,
+}
+
+impl Place {
+    fn into_stale(self) -> Option<Socket> {
+        match self {
+            Place::Stale(socket) => Some(socket),
+            Place::Answers | Place::Other => None,
+        }
+    }
+
+    /// What is there when it has been the same for a while. The system closes the sockets of a
+    /// server that was killed a little later than it ends, if the server had a ring.
+    fn once_settled(path: &Path) -> Place {
+        let mut place = Place::of(path);
+        let mut refusals = 0;
+        for _ in 0..SETTLING_TRIES {
+            refusals += u32::from(matches!(place, Place::Stale(_)));
+            if matches!(place, Place::Other) || refusals == REFUSALS {
+                break;
+            }
+            std::thread::sleep(SETTLING_PAUSE);
+            place = Place::of(path);
+        }
+        place
+    }
+
+    /// Connects to whoever is there, which does a server no harm: a client that leaves before it
+    /// has chosen an export counts for nothing.
+    fn of(path: &Path) -> Place {
+        let Some(socket) = Socket::at(path) else {
+            return Place::Other;
+        };
+        // Where as many as can be are waiting already, that is the answer; it is not waited for.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let connected = SocketAddrUnix::new(path).and_then(|address| {
+            let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+            let client = rustix::net::socket_with(family, kind, flags, None)?;
+            rustix::net::connect(&client, &address)
+        });
+        match connected {
+            Ok(()) | Err(Errno::AGAIN) => Place::Answers,
+            // It says so of the one that was opened only if the path still names that.
+            Err(Errno::CONNREFUSED) if socket_id(path) == Some(socket.id) => Place::Stale(socket),
+            Err(_) => Place::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::sync::Barrier;
+
+    /// Leaves a socket on which nobody listens.
+    fn leave_stale(path: &Path) {
+        drop(UnixListener::bind(path).unwrap());
+    }
+
+    /// Has servers start on one stale socket at once; what came of each.
+    fn race(path: &Path, servers: usize) -> Vec<Result<(Listener, SocketName), CommandError>> {
+        leave_stale(path);
+        let start = Barrier::new(servers);
+        std::thread::scope(|scope| {
+            let racing: Vec<_> = (0..servers)
+                .map(|_| {
+                    scope.spawn(|| {
+                        start.wait();
+                        SocketName::bind(path)
+                    })
+                })
+                .collect();
+            racing.into_iter().map(|one| one.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn of_servers_that_start_on_one_stale_socket_one_gets_it() {
+        let dir = tempfile::tempdir().unwrap();
+        for round in 0..6 {
+            // Pairs and triples, each in a directory of its own, so that they run side by side.
+            std::thread::scope(|scope| {
+                for place in 0..8 {
+                    let dir = dir.path().join(format!("{round}-{place}"));
+                    scope.spawn(move || {
+                        std::fs::create_dir(&dir).unwrap();
+                        let path = dir.join("s");
+                        let outcomes = race(&path, 2 + place % 2);
+                        let mut winners = outcomes.iter().filter_map(|one| one.as_ref().ok());
+                        let (_, name) = winners.next().expect("one of them listens");
+                        assert!(winners.next().is_none(), "two servers have one name");
+                        let socket = name.socket.as_ref().unwrap();
+                        assert_eq!(socket_id(&path), Some(socket.id), "its socket has the name");
+                        assert!(UnixStream::connect(&path).is_ok());
+                        drop(outcomes);
+                        assert!(!path.exists(), "it is removed in the end");
+                    });
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn the_loser_is_told_that_a_server_answers() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let first = SocketName::bind(&path).unwrap();
+        let error = SocketName::bind(&path).err().unwrap().to_string();
+        assert!(
+            error.ends_with("Address in use (a server answers there)")
+                || error.ends_with("Address already in use (a server answers there)"),
+            "{error}"
+        );
+        drop(first);
+    }
+
+    #[test]
+    fn a_name_that_has_become_anothers_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let (listener, name) = SocketName::bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let other = UnixListener::bind(&path).unwrap();
+        drop((listener, name));
+        assert!(UnixStream::connect(&path).is_ok());
+        drop(other);
+    }
+
+    #[test]
+    fn without_a_turn_a_stale_socket_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        leave_stale(&path);
+        let id = socket_id(&path);
+        let locked = Directory::of(&path);
+        let turn = locked.take_turn(1).ok().unwrap();
+        let error = SocketName::bind_within(&path, 2).err().unwrap().to_string();
+        assert!(error.contains("another program keeps it locked"), "{error}");
+        assert_eq!(socket_id(&path), id);
+        drop(turn);
+        assert!(SocketName::bind(&path).is_ok());
+    }
+}
