@@ -48,7 +48,8 @@ pub struct Capabilities {
     pub extends_with_zeroes: bool,
     /// `zero` is a single call of the file system or device, not written zeroes.
     pub zeroes_fast: bool,
-    /// `discard` gives space back, and what it discards reads as zeroes.
+    /// `discard` gives space back, what it discards reads as zeroes, and what `extents` calls a
+    /// hole reads so, too, whoever has written it.
     pub punches_holes: bool,
 }
 
