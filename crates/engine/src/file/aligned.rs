@@ -268,7 +268,10 @@ impl HostFile {
     /// The number of the sector at an offset in the file.
     fn sector(&self, numbering: Numbering, offset: u64) -> u64 {
         let from_first = match numbering {
-            Numbering::Place(base) => offset - base,
+            // The first block of a device may begin before the data: its sectors there have the
+            // numbers that count up to 0, modulo 2^64 bytes. The cipher counts alike, so what is
+            // decrypted of them is encrypted again as it was.
+            Numbering::Place(base) => offset.wrapping_sub(base),
             Numbering::Guest => {
                 let ahead = self.ahead.expect("whoever uses the file says for what");
                 offset.wrapping_add(ahead)

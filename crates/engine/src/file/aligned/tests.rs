@@ -1,4 +1,5 @@
-//! Writes of one host block whose order the test decides.
+//! Writes of one host block whose order the test decides; blocks before the data of an
+//! encrypted volume.
 
 use std::future::Future;
 use std::io;
@@ -166,4 +167,33 @@ fn a_dropped_write_whose_driver_goes_away_has_ended() {
     assert!(poll(next.as_mut()).is_pending());
     slow.go_on();
     assert!(matches!(poll(next.as_mut()), Poll::Ready(Ok(()))));
+}
+
+fn finish<T>(future: impl Future<Output = T>) -> T {
+    match poll(pin!(future)) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("memory makes nobody wait"),
+    }
+}
+
+/// The first block of the device begins 3 sectors before the data.
+#[test]
+fn the_block_before_the_data_of_a_volume_is_written_back_as_it_was() {
+    let base = BLOCK - 5 * SECTOR_BYTES;
+    let cipher = || SectorCipher::of_password(&crate::luks::Passphrase::new(b"word".to_vec()));
+    let header: Vec<u8> = (0..4 * BLOCK).map(|at| (at % 251) as u8).collect();
+    let written = |alignment: u32| {
+        let memory = Arc::new(MemoryFile::new("volume", header.clone(), alignment));
+        let file = HostFile::new(memory.clone()).encrypted(cipher(), Numbering::Place(base));
+        for (at, len) in [(0, 512), (100, 50), (1000, 6000), (2560, 512)] {
+            finish(file.write(base + at, bytes(3, len), Durability::Cached)).unwrap();
+            let read = finish(file.read_new(base + at, len as u64)).unwrap();
+            assert!(read.iter().all(|&byte| byte == 3), "{alignment} {at}");
+        }
+        memory.contents()
+    };
+    // Sectors alone never reach before the data.
+    let as_sectors = written(512);
+    assert_eq!(as_sectors[..base as usize], header[..base as usize]);
+    assert!(written(4096) == as_sectors);
 }
