@@ -13,6 +13,7 @@ mod clone;
 mod convert;
 mod create_info;
 mod demo;
+mod devices;
 mod drivers;
 mod encryption;
 mod extents;

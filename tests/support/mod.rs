@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 pub mod engine;
 pub mod golden;
 pub mod judge;
+pub mod loop_device;
 pub mod model;
 pub mod mounted;
 pub mod rng;

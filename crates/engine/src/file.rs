@@ -42,6 +42,10 @@ pub use claim::{Claim, Conflict, Permission, Permissions, Protection, Sharing, S
 pub struct Capabilities {
     /// Offsets and lengths of reads and writes must be multiples of this many bytes (a power of two).
     pub alignment_bytes: u32,
+    /// Offsets and lengths of `zero` and `discard` must be multiples of this many bytes (a power of
+    /// two), and of `alignment_bytes`: those of a block device go by its logical blocks also where
+    /// the page cache takes reads and writes of any length.
+    pub space_alignment_bytes: u32,
     /// The file may be written.
     pub writable: bool,
     /// What lies beyond the end of file, and what `set_len` adds, reads as zeroes: regular files.
