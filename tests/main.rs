@@ -23,6 +23,7 @@ mod foreign_formats;
 mod generate;
 mod graph;
 mod grow;
+mod guessed_raw;
 mod interop_matrix;
 mod io_differential;
 mod io_shell;

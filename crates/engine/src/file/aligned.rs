@@ -12,6 +12,9 @@
 //! through the page cache. The ends of a range that are finer are zeroed by writing, and not
 //! discarded.
 //!
+//! [`HostFile::guarded`] is the same file, but its first sector is examined before it changes
+//! (`aligned/first_sector.rs`).
+//!
 //! [`HostFile::encrypted`] is the same file with a cipher between: bytes are decrypted behind each read and encrypted, in a
 //! copy, before each write. Its sectors are blocks like those of a device, so finer writes are read, changed and written in
 //! the same place, and keep clear of the writes to the file without the cipher. What reads as zeroes below does not read so
@@ -37,6 +40,9 @@ use crate::planted::{self, Mistake};
 use crate::qcow2::geometry::{round_down, round_up};
 use crate::sync::{Mutex, lock};
 use crate::{Error, Result};
+use first_sector::Change;
+
+mod first_sector;
 
 /// A [`BlockFile`] that takes requests of any alignment.
 #[derive(Clone, Debug)]
@@ -45,6 +51,8 @@ pub struct HostFile {
     alignment: u64,
     /// The unit of calls that zero or discard: a multiple of `alignment`.
     space_alignment: u64,
+    /// No request may make the first sector look like that of an image.
+    is_guarded: bool,
     writes: Arc<Mutex<Writes>>,
     space_changes: Arc<AtomicU64>,
     cipher: Option<Arc<Ciphered>>,
@@ -222,6 +230,7 @@ impl HostFile {
             file,
             alignment,
             space_alignment,
+            is_guarded: false,
             writes: Arc::default(),
             space_changes: Arc::default(),
             cipher: None,
@@ -416,7 +425,7 @@ impl HostFile {
     pub async fn prepare_write(&self, offset: u64, data: Vec<Buf>) -> Result<PreparedWrite> {
         let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
         let end = offset + len;
-        if len == 0 || self.alignment == 1 {
+        if len == 0 || (self.alignment == 1 && !self.guards(&(offset..end))) {
             return Ok(PreparedWrite {
                 admitted: None,
                 start: offset,
@@ -424,8 +433,9 @@ impl HostFile {
             });
         }
         let blocks = round_down(offset, self.alignment)..round_up(end, self.alignment);
+        let change = Change::Bytes(offset, &data);
         if self.is_aligned(offset, len) {
-            let admitted = self.admit(blocks, Ends::Whole).await;
+            let admitted = self.admit(blocks, Ends::Whole, change).await?;
             let data = match self.is_encrypted() {
                 true => self.enciphered(offset, data),
                 false => self.fit_memory(data),
@@ -436,7 +446,8 @@ impl HostFile {
                 data,
             });
         }
-        let admitted = self.admit(blocks.clone(), Ends::ReadModifyWrite).await;
+        let admitted = self.admit(blocks.clone(), Ends::ReadModifyWrite, change);
+        let admitted = admitted.await?;
         let start = blocks.start;
         let whole = self.fill_ends(offset, data, blocks).await?;
         Ok(PreparedWrite {
@@ -521,7 +532,8 @@ impl HostFile {
 
     /// Zeroes whole blocks by one call.
     async fn zero_blocks(&self, blocks: Range<u64>, space: Space) -> Result<Taken> {
-        let admitted = self.admit(blocks.clone(), Ends::Whole).await;
+        let change = Change::Zeroes(blocks.clone());
+        let admitted = self.admit(blocks.clone(), Ends::Whole, change).await?;
         self.reach(Event::PwritevZero).await;
         let zeroed = self
             .file
@@ -550,10 +562,12 @@ impl HostFile {
     pub async fn discard(&self, offset: u64, len: u64) -> Result<Range<u64>> {
         let start = round_up(offset, self.space_alignment);
         let inner = start..round_down(offset + len, self.space_alignment).max(start);
+        let inner = self.spare_first_sector(inner);
         if inner.is_empty() {
             return Ok(inner);
         }
-        let admitted = self.admit(inner.clone(), Ends::Whole).await;
+        let change = Change::Zeroes(inner.clone());
+        let admitted = self.admit(inner.clone(), Ends::Whole, change).await?;
         let discarded = self.file.discard(inner.start, inner.end - inner.start);
         let discarded = admitted.until(discarded).await;
         self.space_changed(discarded)
@@ -609,7 +623,16 @@ impl HostFile {
 
     /// Cuts or extends the file.
     pub async fn set_len(&self, len: u64) -> Result<()> {
-        self.space_changed(self.file.set_len(len).await)
+        let set = match self.guards(&(len..u64::MAX)) {
+            false => self.file.set_len(len).await,
+            true => {
+                let cut = len..first_sector::BYTES;
+                let change = Change::Zeroes(cut.clone());
+                let admitted = self.admit(cut, Ends::Whole, change).await?;
+                admitted.until(self.file.set_len(len)).await
+            }
+        };
+        self.space_changed(set)
             .map_err(|error| self.failed("resize", error))
     }
 
@@ -646,7 +669,21 @@ impl HostFile {
         vec![joined(&data).freeze()]
     }
 
-    async fn admit(&self, range: Range<u64>, ends: Ends) -> Admitted {
+    /// Waits until nothing is in the way of a change to these blocks, and examines what it would
+    /// make of the first sector, if that is guarded. Nobody else changes the sector then until the
+    /// change has ended.
+    async fn admit(&self, blocks: Range<u64>, ends: Ends, change: Change<'_>) -> Result<Admitted> {
+        if !self.guards(&blocks) {
+            return Ok(self.register(blocks, ends).await);
+        }
+        let claim = 0..blocks.end.max(first_sector::BYTES);
+        let admitted = self.register(claim, Ends::ReadModifyWrite).await;
+        // Boxed: few files are guarded, and each write would have room for it.
+        Box::pin(self.examine(change)).await?;
+        Ok(admitted)
+    }
+
+    async fn register(&self, range: Range<u64>, ends: Ends) -> Admitted {
         let (id, waiting) = {
             let mut writes = lock(&self.writes);
             let id = writes.next_id;
