@@ -3,6 +3,7 @@
 //! Needs root and loop devices, and says so if it has neither.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -26,10 +27,47 @@ const ODD: [(usize, usize); 7] = [
     (512 * 1000, 512 * 9),
 ];
 
+/// A loop device on a file of its own.
+struct Device {
+    device: LoopDevice,
+    _dir: tempfile::TempDir,
+}
+
+impl Device {
+    fn new(block_bytes: u32, bytes: &[u8]) -> Option<Device> {
+        let dir = scratch();
+        let file = dir.path().join("disk");
+        std::fs::write(&file, bytes).unwrap();
+        let block = block_bytes.to_string();
+        let device = LoopDevice::over(&file, &["--sector-size", &block])?;
+        Some(Device { device, _dir: dir })
+    }
+
+    fn path(&self) -> &Path {
+        &self.device.path
+    }
+
+    fn name(&self) -> &str {
+        self.path().to_str().unwrap()
+    }
+
+    fn contents(&self) -> Vec<u8> {
+        std::fs::read(self.path()).unwrap()
+    }
+
+    /// Puts bytes on it, from its beginning.
+    fn fill(&self, bytes: &[u8]) {
+        let device = std::fs::File::options().write(true).open(self.path());
+        let device = device.unwrap();
+        device.write_all_at(bytes, 0).unwrap();
+        device.sync_all().unwrap();
+    }
+}
+
 /// A device of ours and one of QEMU's, with the same bytes.
 struct Twins {
-    ours: LoopDevice,
-    theirs: LoopDevice,
+    ours: Device,
+    theirs: Device,
     before: Vec<u8>,
 }
 
@@ -40,8 +78,8 @@ impl Twins {
         }
         let before = Rng::new(u64::from(block_bytes)).bytes(DEVICE_BYTES);
         Some(Twins {
-            ours: LoopDevice::new(block_bytes, &before)?,
-            theirs: LoopDevice::new(block_bytes, &before)?,
+            ours: Device::new(block_bytes, &before)?,
+            theirs: Device::new(block_bytes, &before)?,
             before,
         })
     }
@@ -90,13 +128,13 @@ fn zeroes_and_writes_at_odd_places_are_those_of_qemu() {
                 commands.push(format!("write -z -f {} {len}", at + len + 17));
                 commands.push(format!("write -P 0x5a {} {len}", behind + len + 5));
             }
-            let run = |is_ours: bool, device: &LoopDevice| {
+            let run = |is_ours: bool, device: &Device| {
                 let mut shell = program("qemu-io", is_ours);
                 shell.args(["-f", "raw", "-d", "unmap", "-t", cache]);
                 for command in &commands {
                     shell.args(["-c", command]);
                 }
-                let output = outcome(shell.arg(&device.path));
+                let output = outcome(shell.arg(device.path()));
                 let line = format!("{block} {cache} {is_ours}");
                 must(&line, &output);
                 let told = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -128,7 +166,7 @@ fn discards_at_odd_places_touch_nothing_else() {
                 let line = format!("discard {at} {len}");
                 let mut shell = program("qemu-io", true);
                 shell.args(["-f", "raw", "-d", "unmap", "-t", cache, "-c", &line]);
-                let output = outcome(shell.arg(&device.path));
+                let output = outcome(shell.arg(device.path()));
                 let line = format!("{block} {cache} {line}");
                 must(&line, &output);
                 assert!(!said(&output).contains("failed"), "{line}");
@@ -223,8 +261,8 @@ fn images_on_devices_hold_what_was_copied_into_them() {
                     expected[90..191].fill(0x5a);
                     std::fs::write(dir.path().join("expected"), &expected).unwrap();
                     let compare = ["compare", "-q", "-f", "raw", "-F", "qcow2"];
-                    qemu_img(&compare, &[&dir.path().join("expected"), &twins.ours.path]);
-                    qemu_img(&["check", "-q", "-f", "qcow2"], &[&twins.ours.path]);
+                    qemu_img(&compare, &[&dir.path().join("expected"), twins.ours.path()]);
+                    qemu_img(&["check", "-q", "-f", "qcow2"], &[twins.ours.path()]);
                 }
             }
         }
@@ -290,7 +328,7 @@ fn clients_zero_and_trim_odd_ranges_of_devices() {
             let mut serve = cowslip();
             serve.args(["qemu-nbd", "-f", "raw", "--discard=unmap", "--cache", cache]);
             serve.args(["--fork", "-k"]).arg(&socket);
-            run(serve.arg(&twins.ours.path));
+            run(serve.arg(twins.ours.path()));
             let export = format!("nbd+unix:///?socket={}", socket.display());
             let mut shell = Command::new("qemu-io");
             shell.args(["-f", "raw", "-d", "unmap"]);
