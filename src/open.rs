@@ -445,6 +445,7 @@ fn engine_options(source: &Source, how: &OpenHow) -> Result<OpenOptions, Command
     Ok(OpenOptions {
         dirty: repaired_when_opened(),
         format: source.format,
+        guessed: false,
         writable: source.host_options(how).writable,
         write_policy: how.cache.write_policy(),
         discard: source.discard.unwrap_or(how.discard),

@@ -292,9 +292,11 @@ impl DebugFile {
         let rules = spec.all_rules()?;
         let limits = spec.limits_over(inner.capabilities().alignment_bytes)?;
         let limits = limits.over(inner.limits());
+        // Limits are less than 2 GiB.
+        let alignment = limits.align as u32;
         let capabilities = Capabilities {
-            // Limits are less than 2 GiB.
-            alignment_bytes: limits.align as u32,
+            alignment_bytes: alignment,
+            space_alignment_bytes: alignment.max(inner.capabilities().space_alignment_bytes),
             ..inner.capabilities().clone()
         };
         breakpoints.attach();

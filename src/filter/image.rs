@@ -29,6 +29,7 @@ impl ImageFile {
         let layers = image.layers();
         let capabilities = Capabilities {
             alignment_bytes: 1,
+            space_alignment_bytes: 1,
             writable: image.is_writable(),
             extends_with_zeroes: false,
             zeroes_fast: layers[0].format == Format::Qcow2,

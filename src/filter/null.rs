@@ -41,6 +41,7 @@ impl NullFile {
             spec,
             capabilities: Capabilities {
                 alignment_bytes: 1,
+                space_alignment_bytes: 1,
                 writable: true,
                 extends_with_zeroes: false,
                 zeroes_fast: true,

@@ -65,8 +65,10 @@ pub async fn open(
 }
 
 fn capabilities(export: &ExportDescription, writable: bool) -> Capabilities {
+    let minimum = export.block_sizes.map_or(1, |sizes| sizes.minimum);
     Capabilities {
-        alignment_bytes: export.block_sizes.map_or(1, |sizes| sizes.minimum),
+        alignment_bytes: minimum,
+        space_alignment_bytes: minimum,
         writable,
         extends_with_zeroes: false,
         zeroes_fast: export.flags.contains(TransmissionFlags::SEND_WRITE_ZEROES),

@@ -44,6 +44,14 @@ impl Layer {
         }
     }
 
+    /// Whether it is raw for want of a better guess: nobody has named its format.
+    pub fn is_guessed(&self) -> bool {
+        match self {
+            Layer::Raw(raw) => raw.file().is_guarded(),
+            Layer::Qcow2(_) => false,
+        }
+    }
+
     /// Bytes of the disk that it holds.
     pub fn size(&self) -> u64 {
         match self {
@@ -460,6 +468,7 @@ pub async fn open(
         }
         let options = OpenOptions {
             format: format.or(told),
+            guessed: false,
             writable: false,
             backing: BackingChoice::AsNamed,
             data_file: None,
@@ -534,8 +543,8 @@ fn in_named_format(
 
 /// The format by its magic number.
 async fn probe(file: &HostFile) -> Result<Format> {
-    let wanted = foreign::PROBED_BYTES.min(file.len().await?);
-    let start = file.read_new(0, wanted).await?;
+    let there = foreign::PROBED_BYTES.min(file.len().await?);
+    let start = file.read_new(0, there).await?;
     foreign::probe(&start, file.name())
 }
 
@@ -573,13 +582,16 @@ async fn open_layer(
             Ok((Layer::Raw(Box::new(raw)), None))
         }
         Format::Raw => {
-            let guard = options.format.is_none() && options.writable;
+            let file = match options.format.is_none() || options.guessed {
+                true => file.guarded(),
+                false => file,
+            };
             // As with QEMU, a disk has whole sectors: the last one of a file that can grow reads as zeroes behind its end.
             let size = match file.capabilities().extends_with_zeroes {
                 true => file_len.next_multiple_of(raw::SECTOR_BYTES),
                 false => file_len,
             };
-            Ok((Layer::Raw(Box::new(Raw::new(file, size, guard))), None))
+            Ok((Layer::Raw(Box::new(Raw::new(file, size))), None))
         }
         Format::Qcow2 => {
             let opening = qcow2::Opening {

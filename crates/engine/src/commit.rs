@@ -71,6 +71,7 @@ impl Image {
         let naming = &self.namings[commit.depth - 1];
         let mut options = OpenOptions {
             format: Some(below.format()),
+            guessed: below.is_guessed(),
             writable: true,
             backing: BackingChoice::AsNamed,
             ..commit.base.clone()

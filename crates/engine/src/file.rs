@@ -47,13 +47,18 @@ pub use storage::{ContentId, ReadAs, ReadSet, Storage};
 pub struct Capabilities {
     /// Offsets and lengths of reads and writes must be multiples of this many bytes (a power of two).
     pub alignment_bytes: u32,
+    /// Offsets and lengths of `zero` and `discard` must be multiples of this many bytes (a power of
+    /// two), and of `alignment_bytes`: those of a block device go by its logical blocks also where
+    /// the page cache takes reads and writes of any length.
+    pub space_alignment_bytes: u32,
     /// The file may be written.
     pub writable: bool,
     /// What lies beyond the end of file, and what `set_len` adds, reads as zeroes: regular files.
     pub extends_with_zeroes: bool,
     /// `zero` is a single call of the file system or device, not written zeroes.
     pub zeroes_fast: bool,
-    /// `discard` gives space back, and what it discards reads as zeroes.
+    /// `discard` gives space back, what it discards reads as zeroes, and what `extents` calls a
+    /// hole reads so, too, whoever has written it.
     pub punches_holes: bool,
 }
 

@@ -11,6 +11,9 @@ use crate::image::Format;
 use crate::qcow2::header;
 use crate::{Error, Result};
 
+/// `EPERM`, as the system has it.
+const EPERM: i32 = 1;
+
 /// Bytes from the beginning of a file that tell its format.
 pub const PROBED_BYTES: u64 = 512;
 
@@ -35,7 +38,27 @@ pub fn name(bytes: &[u8]) -> Option<&'static str> {
     let begins_so = |(at, sign, _): &&(usize, &[u8], &str)| {
         bytes.get(*at..).is_some_and(|rest| rest.starts_with(sign))
     };
-    BEGINNINGS.iter().find(begins_so).map(|(_, _, name)| *name)
+    match BEGINNINGS.iter().find(begins_so) {
+        Some((_, _, name)) => Some(name),
+        None => is_vmdk_descriptor(bytes).then_some("vmdk"),
+    }
+}
+
+/// Whether a text is the description of a VMDK image as QEMU recognises it: `version=N` on a line,
+/// behind comments and lines of spaces.
+fn is_vmdk_descriptor(text: &[u8]) -> bool {
+    let mut rest = text;
+    while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
+        let (line, next) = (&rest[..end], &rest[end + 1..]);
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        match line {
+            [b'#', ..] => {}
+            [b' ', blank @ ..] if blank.iter().all(|&byte| byte == b' ') => {}
+            _ => return matches!(line, b"version=1" | b"version=2" | b"version=3"),
+        }
+        rest = next;
+    }
+    false
 }
 
 /// The format of the file of this name, which begins with `bytes`: [`PROBED_BYTES`] of them where it has so many.
@@ -43,7 +66,11 @@ pub fn name(bytes: &[u8]) -> Option<&'static str> {
 /// # Errors
 /// [`Error::Unsupported`] names the format, as `image format NAME`.
 pub fn probe(bytes: &[u8], file: &str) -> Result<Format> {
-    match (header::probe(bytes), name(bytes)) {
+    // A shorter file is a disk of a whole sector, whose rest reads as zeroes.
+    let mut sector = [0; PROBED_BYTES as usize];
+    let there = bytes.len().min(sector.len());
+    sector[..there].copy_from_slice(&bytes[..there]);
+    match (header::probe(&sector), name(&sector)) {
         (Format::Raw, Some(name)) => Err(Error::Unsupported {
             file: file.to_string(),
             feature: format!("image format {name}"),
@@ -52,9 +79,52 @@ pub fn probe(bytes: &[u8], file: &str) -> Result<Format> {
     }
 }
 
+/// Checks that a disk whose format was guessed to be raw still looks raw with this first sector.
+///
+/// # Errors
+/// `Io` with EPERM, which names the format that it would look like.
+pub fn check_stays_raw(sector: &[u8], file: &str) -> Result<()> {
+    let format = match (header::probe(sector), name(sector)) {
+        (Format::Raw, None) => return Ok(()),
+        (Format::Raw, Some(foreign)) => foreign,
+        (ours, _) => ours.name(),
+    };
+    Err(Error::io(
+        format!(
+            "Writing a {format} header into '{file}', whose format was guessed to be raw; \
+             name the format to allow it"
+        ),
+        std::io::Error::from_raw_os_error(EPERM),
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn descriptions_of_vmdk_images_are_recognised_as_by_qemu() {
+        for text in [
+            "version=1\n",
+            "version=3\r\nCID=1",
+            "# comment\n \nversion=2\n",
+            "#a\r\n  \r\n#\0\0\nversion=1\n",
+        ] {
+            assert_eq!(name(text.as_bytes()), Some("vmdk"), "{text:?}");
+        }
+        for text in [
+            "version=4\n",
+            "version=1",
+            "version=1 \n",
+            " version=1\n",
+            "\n\nversion=1\n",
+            "# version=1\n",
+            " \t\nversion=1\n",
+            "",
+        ] {
+            assert_eq!(name(text.as_bytes()), None, "{text:?}");
+        }
+    }
 
     #[test]
     fn images_of_others_are_not_raw() {
@@ -75,6 +145,12 @@ mod tests {
         ] {
             assert_eq!(probe(bytes, "a").unwrap(), format);
         }
+        // The file is shorter than the disk, which a guest may make longer.
+        assert!(probe(b"QED", "a").is_err());
+        // What is further behind tells nothing.
+        let mut far = vec![b'#'; PROBED_BYTES as usize];
+        far.extend(b"\nversion=1\n");
+        assert_eq!(probe(&far, "a").unwrap(), Format::Raw);
         assert_eq!(name(b"QFI\xfb\0\0\0\x01"), Some("qcow"));
         assert_eq!(name(b"QFI\xfb\0\0\0\x02"), None);
     }

@@ -370,10 +370,11 @@ impl Image {
         }
     }
 
-    /// The file of a raw image, which holds the bytes of the disk at their offsets, to be changed.
-    pub(crate) fn raw_file(&self) -> Option<&HostFile> {
+    /// The file of a raw image, which holds the bytes of the disk at their offsets, if this range
+    /// of it may be changed past the image: what is encrypted or examined on the way may not.
+    pub(crate) fn raw_file(&self, range: &Range<u64>) -> Option<&HostFile> {
         match &self.top {
-            Layer::Raw(raw) if raw.file().is_encrypted() => None,
+            Layer::Raw(raw) if raw.file().is_encrypted() || raw.file().guards(range) => None,
             Layer::Raw(raw) => Some(raw.file_to_change()),
             Layer::Qcow2(_) => None,
         }

@@ -13,10 +13,9 @@ use crate::job::Job;
 use crate::luks::{self, SectorCipher};
 use crate::qcow2::create::Preallocation;
 use crate::qcow2::geometry::{HostOffset, round_down};
-use crate::qcow2::header;
 use crate::qcow2::map::{Run, Source};
 use crate::sync::Turn;
-use crate::{Error, Result, foreign, space};
+use crate::{Error, Result, space};
 
 /// A raw image.
 #[derive(Debug)]
@@ -25,9 +24,6 @@ pub struct Raw {
     /// Where the disk begins in the file: 0, or behind a LUKS header.
     start: u64,
     size: AtomicU64,
-    /// The format was guessed: a guest must not write another format's header into the first sector
-    /// and so have the next open read files of its choice.
-    guard_first_sector: bool,
     /// One flush at a time, and what an earlier one has said: of two that are in flight together the
     /// system tells only one that bytes were lost. `true` after a failure (invariant D4).
     flushes: Turn<bool>,
@@ -42,13 +38,14 @@ pub struct Raw {
 pub(crate) const SECTOR_BYTES: u64 = 512;
 
 impl Raw {
-    /// The image in `file`, of this size.
-    pub fn new(file: HostFile, size: u64, guard_first_sector: bool) -> Raw {
+    /// The image in `file`, of this size. Where its format was guessed, the file is
+    /// [`HostFile::guarded`]: a guest must not write another format's header into the first sector
+    /// and so have the next opener read files of its choice.
+    pub fn new(file: HostFile, size: u64) -> Raw {
         Raw {
             file,
             start: 0,
             size: AtomicU64::new(size),
-            guard_first_sector,
             flushes: Turn::new(false),
             durable_writes: DurableWrites::default(),
             lost: AtomicBool::new(false),
@@ -76,7 +73,6 @@ impl Raw {
             ..Raw::new(
                 file.encrypted(cipher, Numbering::Place(start)),
                 round_down(size, SECTOR_BYTES),
-                false,
             )
         })
     }
@@ -163,42 +159,21 @@ impl Raw {
     /// Writes.
     pub async fn write(&self, offset: u64, data: Buf, durability: Durability) -> Result<()> {
         self.will_change();
-        if self.guard_first_sector && offset < SECTOR_BYTES {
-            self.check_first_sector(offset, &data).await?;
-        }
         self.file.reach(Event::WriteAio).await;
         let at = self.start + offset;
         if durability == Durability::Cached {
             return self.file.write(at, vec![data], durability).await;
         }
+        // What is refused, or fails before, has lost nothing.
+        let prepared = self.file.prepare_write(at, vec![data]).await?;
         let under_way = self.durable_writes.begin();
-        let written = self.file.write(at, vec![data], durability).await;
+        let written = self.file.write_prepared(prepared, durability).await;
         if written.is_err() {
             self.lost.store(true, Ordering::Release);
         }
         under_way.end();
         written?;
         self.hear_others().await
-    }
-
-    async fn check_first_sector(&self, offset: u64, data: &[u8]) -> Result<()> {
-        let mut sector = self.file.read_new(0, SECTOR_BYTES).await?;
-        let end = (offset as usize + data.len()).min(sector.len());
-        sector[offset as usize..end].copy_from_slice(&data[..end - offset as usize]);
-        let format = match (header::probe(&sector), foreign::name(&sector)) {
-            (Format::Raw, foreign) => foreign,
-            (ours, _) => Some(ours.name()),
-        };
-        if let Some(format) = format {
-            return Err(Error::io(
-                format!(
-                    "Writing a {format} header into '{}', whose format was guessed to be raw; name the format to allow it",
-                    self.file.name()
-                ),
-                std::io::Error::from_raw_os_error(1),
-            ));
-        }
-        Ok(())
     }
 
     /// Makes a range read as zeroes.

@@ -247,7 +247,8 @@ impl File {
         self.call(What::SyncData)
     }
 
-    /// Changes the space of a range.
+    /// Changes the space of a range. `ErrorKind::Unsupported` where the file takes no such call, or
+    /// to zero or punch, none of this range.
     pub fn shape(self: &Arc<Self>, offset: u64, len: u64, shape: Shape) -> Pending<io::Result<()>> {
         if len == 0 {
             return Pending::ready(Ok(()));
@@ -267,10 +268,14 @@ impl File {
         blocking(move || cut::cut_alone(file.as_fd(), &cut))
     }
 
-    /// Tells a block device that a range is not needed any more.
+    /// Tells a block device that a range is not needed any more. `ErrorKind::Unsupported` where it
+    /// takes no such call, or none of this range.
     pub fn discard_blocks(self: &Arc<Self>, offset: u64, len: u64) -> Pending<io::Result<()>> {
         let file = Arc::clone(self);
-        blocking(move || sys::discard_blocks(file.as_fd(), offset, len))
+        blocking(move || {
+            let discarded = sys::discard_blocks(file.as_fd(), offset, len);
+            discarded.map_err(without_such_call)
+        })
     }
 
     /// The size of a block device in bytes.
@@ -574,6 +579,16 @@ enum What {
     Shape { offset: u64, len: u64, shape: Shape },
 }
 
+impl What {
+    /// Whether it says nothing about the data if the file refuses it: the caller can do without.
+    fn may_be_refused(self) -> bool {
+        match self {
+            What::Shape { shape, .. } => matches!(shape, Shape::Zero | Shape::Punch),
+            What::SyncData => false,
+        }
+    }
+}
+
 impl Call {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
@@ -603,6 +618,9 @@ impl Call {
         match result.map_err(Trouble::of) {
             Err(Trouble::Repeat) => return Next::Again(self),
             Err(Trouble::Block) => return Next::Block(self),
+            Err(Trouble::Fail(error)) if self.what.may_be_refused() => {
+                self.complete(Err(without_such_call(error)));
+            }
             Err(Trouble::Fail(error)) => self.complete(Err(error)),
             Ok(()) => self.complete(Ok(())),
         }
@@ -631,6 +649,15 @@ impl Call {
                 }
             }
         }
+    }
+}
+
+/// A refusal of a call that zeroes or gives back space: `EINVAL`, too, says that the file takes
+/// none of this range, as where it begins within a block of a device.
+fn without_such_call(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::EINVAL) => Errno::OPNOTSUPP.into(),
+        _ => error,
     }
 }
 

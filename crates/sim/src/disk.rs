@@ -115,6 +115,7 @@ impl fmt::Debug for SimDisk {
 pub fn regular(alignment_bytes: u32) -> Capabilities {
     Capabilities {
         alignment_bytes,
+        space_alignment_bytes: alignment_bytes,
         writable: true,
         extends_with_zeroes: true,
         zeroes_fast: true,
@@ -340,7 +341,11 @@ impl fmt::Debug for SimFile {
 
 impl SimFile {
     fn check_alignment(&self, offset: u64, len: u64) {
-        let alignment = u64::from(self.capabilities.alignment_bytes);
+        self.check_unit(self.capabilities.alignment_bytes, (offset, len));
+    }
+
+    fn check_unit(&self, alignment_bytes: u32, (offset, len): (u64, u64)) {
+        let alignment = u64::from(alignment_bytes);
         assert!(
             offset.is_multiple_of(alignment) && len.is_multiple_of(alignment),
             "{offset:#x}+{len:#x} in '{}' is not aligned to {alignment}",
@@ -447,10 +452,12 @@ impl BlockFile for SimFile {
     }
 
     fn zero(&self, offset: u64, len: u64, _: Space) -> Pending<io::Result<()>> {
+        self.check_unit(self.capabilities.space_alignment_bytes, (offset, len));
         self.change(Verb::Zero, vec![Effect::Zero { offset, len }])
     }
 
     fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.check_unit(self.capabilities.space_alignment_bytes, (offset, len));
         let mut effects = Effect::Punch { offset, len }.atoms(512);
         if !self.capabilities.punches_holes {
             // What such a discard leaves behind is unspecified: old bytes here, zeroes there.

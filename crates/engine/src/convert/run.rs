@@ -437,7 +437,7 @@ impl<'a> Run<'a> {
     async fn offload(&self, range: Range<u64>, place: Place) -> Outcome<Converted> {
         let len = range.end - range.start;
         go_on(self.job.begin(len).await)?;
-        if let Some(target) = self.target.raw_file() {
+        if let Some(target) = self.target.raw_file(&range) {
             let source = self.sources.0[place.source].image.data_file(place.depth);
             let (from, to) = (source.block_file(), target.block_file());
             let copied = copy_range((from, place.offset), (to, range.start), len).await;

@@ -8,6 +8,13 @@
 //! A write that nobody waits for any more keeps its blocks until it has ended: it would put old bytes
 //! beside its own over whatever the next one writes.
 //!
+//! Calls that zero or discard may have a coarser unit than reads and writes, as on a block device
+//! through the page cache. The ends of a range that are finer are zeroed by writing, and not
+//! discarded.
+//!
+//! [`HostFile::guarded`] is the same file, but its first sector is examined before it changes
+//! (`aligned/first_sector.rs`).
+//!
 //! [`HostFile::encrypted`] is the same file with a cipher between: bytes are decrypted behind each read and encrypted, in a
 //! copy, before each write. Its sectors are blocks like those of a device, so finer writes are read, changed and written in
 //! the same place, and keep clear of the writes to the file without the cipher. What reads as zeroes below does not read so
@@ -33,12 +40,19 @@ use crate::planted::{self, Mistake};
 use crate::qcow2::geometry::{round_down, round_up};
 use crate::sync::{Mutex, lock};
 use crate::{Error, Result};
+use first_sector::Change;
+
+mod first_sector;
 
 /// A [`BlockFile`] that takes requests of any alignment.
 #[derive(Clone, Debug)]
 pub struct HostFile {
     file: Arc<dyn BlockFile>,
     alignment: u64,
+    /// The unit of calls that zero or discard: a multiple of `alignment`.
+    space_alignment: u64,
+    /// No request may make the first sector look like that of an image.
+    is_guarded: bool,
     writes: Arc<Mutex<Writes>>,
     space_changes: Arc<AtomicU64>,
     cipher: Option<Arc<Ciphered>>,
@@ -69,11 +83,27 @@ struct Ciphered {
 /// Bytes that a cipher takes as one.
 const SECTOR_BYTES: u64 = crate::luks::SECTOR_BYTES as u64;
 
+/// A write that has what it needs: its blocks, if it has any to itself, and all their bytes.
+/// Dropped, it gives the blocks up.
+pub struct PreparedWrite {
+    admitted: Option<Admitted>,
+    start: u64,
+    data: Vec<Buf>,
+}
+
 /// How a write treats the blocks at its ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ends {
     Whole,
+    /// It reads blocks, and writes what it has made of them: nobody else writes them meanwhile.
     ReadModifyWrite,
+}
+
+/// Whether the file has a call for what was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    Yes,
+    No,
 }
 
 /// Writes under way and waiting, in order of arrival; only kept for files with an alignment.
@@ -194,15 +224,13 @@ impl Wake for Abandoned {
 impl HostFile {
     /// Wraps a file.
     pub fn new(file: Arc<dyn BlockFile>) -> HostFile {
-        let alignment = u64::from(file.capabilities().alignment_bytes.max(1));
-        assert!(
-            alignment.is_power_of_two(),
-            "an alignment is a power of two"
-        );
+        let (alignment, space_alignment) = alignments(file.as_ref());
         HostFile {
             observer: file.observer(),
             file,
             alignment,
+            space_alignment,
+            is_guarded: false,
             writes: Arc::default(),
             space_changes: Arc::default(),
             cipher: None,
@@ -216,8 +244,10 @@ impl HostFile {
             assert!(base.is_multiple_of(SECTOR_BYTES), "data begins at a sector");
         }
         let alignment = self.alignment.max(SECTOR_BYTES);
+        let space_alignment = self.space_alignment.max(SECTOR_BYTES);
         let capabilities = Capabilities {
             alignment_bytes: alignment as u32,
+            space_alignment_bytes: space_alignment as u32,
             extends_with_zeroes: false,
             zeroes_fast: false,
             punches_holes: false,
@@ -225,6 +255,7 @@ impl HostFile {
         };
         HostFile {
             alignment,
+            space_alignment,
             cipher: Some(Arc::new(Ciphered {
                 cipher,
                 numbering,
@@ -236,8 +267,10 @@ impl HostFile {
 
     /// The same file without the cipher: what is before the data is in the clear.
     pub fn in_the_clear(&self) -> HostFile {
+        let (alignment, space_alignment) = alignments(self.file.as_ref());
         HostFile {
-            alignment: u64::from(self.file.capabilities().alignment_bytes.max(1)),
+            alignment,
+            space_alignment,
             cipher: None,
             ..self.clone()
         }
@@ -268,7 +301,10 @@ impl HostFile {
     /// The number of the sector at an offset in the file.
     fn sector(&self, numbering: Numbering, offset: u64) -> u64 {
         let from_first = match numbering {
-            Numbering::Place(base) => offset - base,
+            // The first block of a device may begin before the data: its sectors there have the
+            // numbers that count up to 0, modulo 2^64 bytes. The cipher counts alike, so what is
+            // decrypted of them is encrypted again as it was.
+            Numbering::Place(base) => offset.wrapping_sub(base),
             Numbering::Guest => {
                 let ahead = self.ahead.expect("whoever uses the file says for what");
                 offset.wrapping_add(ahead)
@@ -380,33 +416,67 @@ impl HostFile {
 
     /// Writes the buffers one after the other at `offset`.
     pub async fn write(&self, offset: u64, data: Vec<Buf>, durability: Durability) -> Result<()> {
+        let prepared = self.prepare_write(offset, data).await?;
+        self.write_prepared(prepared, durability).await
+    }
+
+    /// The first half of a write: waits until nothing is in its way, and reads what it needs. A
+    /// failure has written nothing.
+    pub async fn prepare_write(&self, offset: u64, data: Vec<Buf>) -> Result<PreparedWrite> {
         let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
-        if len == 0 {
-            return Ok(());
+        let end = offset + len;
+        if len == 0 || (self.alignment == 1 && !self.guards(&(offset..end))) {
+            return Ok(PreparedWrite {
+                admitted: None,
+                start: offset,
+                data,
+            });
         }
-        if self.alignment == 1 {
-            self.reach(Event::Pwritev).await;
-            let written = self.file.write(offset, data, durability).await;
-            self.reach(Event::PwritevDone).await;
-            return written.map_err(|error| self.failed("write", error));
-        }
-        let blocks = round_down(offset, self.alignment)..round_up(offset + len, self.alignment);
-        let (admitted, start, data) = if self.is_aligned(offset, len) {
-            let admitted = self.admit(blocks, Ends::Whole).await;
+        let blocks = round_down(offset, self.alignment)..round_up(end, self.alignment);
+        let change = Change::Bytes(offset, &data);
+        if self.is_aligned(offset, len) {
+            let admitted = self.admit(blocks, Ends::Whole, change).await?;
             let data = match self.is_encrypted() {
                 true => self.enciphered(offset, data),
                 false => self.fit_memory(data),
             };
-            (admitted, offset, data)
-        } else {
-            let admitted = self.admit(blocks.clone(), Ends::ReadModifyWrite).await;
-            let start = blocks.start;
-            let whole = self.fill_ends(offset, data, blocks).await?;
-            (admitted, start, self.enciphered(start, vec![whole]))
-        };
+            return Ok(PreparedWrite {
+                admitted: Some(admitted),
+                start: offset,
+                data,
+            });
+        }
+        let admitted = self.admit(blocks.clone(), Ends::ReadModifyWrite, change);
+        let admitted = admitted.await?;
+        let start = blocks.start;
+        let whole = self.fill_ends(offset, data, blocks).await?;
+        Ok(PreparedWrite {
+            admitted: Some(admitted),
+            start,
+            data: self.enciphered(start, vec![whole]),
+        })
+    }
+
+    /// The second half of a write.
+    pub async fn write_prepared(
+        &self,
+        prepared: PreparedWrite,
+        durability: Durability,
+    ) -> Result<()> {
+        let PreparedWrite {
+            admitted,
+            start,
+            data,
+        } = prepared;
+        if data.iter().all(|buf| buf.is_empty()) {
+            return Ok(());
+        }
         self.reach(Event::Pwritev).await;
         let written = self.file.write(start, data, durability);
-        let written = admitted.until(written).await;
+        let written = match admitted {
+            Some(admitted) => admitted.until(written).await,
+            None => written.await,
+        };
         self.reach(Event::PwritevDone).await;
         written.map_err(|error| self.failed("write", error))
     }
@@ -447,27 +517,42 @@ impl HostFile {
     }
 
     async fn make_zero(&self, offset: u64, len: u64, space: Space) -> Result<()> {
-        const CHUNK: u64 = 2 << 20;
-        let inner = round_up(offset, self.alignment)..round_down(offset + len, self.alignment);
-        let mut rest = [offset..offset + len, 0..0];
-        if inner.start < inner.end && self.capabilities().zeroes_fast {
-            let admitted = self.admit(inner.clone(), Ends::Whole).await;
-            self.reach(Event::PwritevZero).await;
-            let zeroed = self.file.zero(inner.start, inner.end - inner.start, space);
-            match admitted.until(zeroed).await {
-                Ok(()) => rest = [offset..inner.start, inner.end..offset + len],
-                Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
-                Err(error) => return Err(self.failed("write", error)),
-            }
+        let end = offset + len;
+        let inner = round_up(offset, self.space_alignment)..round_down(end, self.space_alignment);
+        if inner.is_empty() || !self.capabilities().zeroes_fast {
+            return self.write_zeroes(offset..end).await;
         }
-        for range in rest {
-            let mut at = range.start;
-            while at < range.end {
-                let next = (range.end - at).min(CHUNK);
-                let zeroes = vec![Buf::zeroed(next as usize)];
-                self.write(at, zeroes, Durability::Cached).await?;
-                at += next;
-            }
+        self.write_zeroes(offset..inner.start).await?;
+        let rest = match self.zero_blocks(inner.clone(), space).await? {
+            Taken::Yes => inner.end..end,
+            Taken::No => inner.start..end,
+        };
+        self.write_zeroes(rest).await
+    }
+
+    /// Zeroes whole blocks by one call.
+    async fn zero_blocks(&self, blocks: Range<u64>, space: Space) -> Result<Taken> {
+        let change = Change::Zeroes(blocks.clone());
+        let admitted = self.admit(blocks.clone(), Ends::Whole, change).await?;
+        self.reach(Event::PwritevZero).await;
+        let zeroed = self
+            .file
+            .zero(blocks.start, blocks.end - blocks.start, space);
+        match admitted.until(zeroed).await {
+            Ok(()) => Ok(Taken::Yes),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Taken::No),
+            Err(error) => Err(self.failed("write", error)),
+        }
+    }
+
+    async fn write_zeroes(&self, range: Range<u64>) -> Result<()> {
+        const CHUNK: u64 = 2 << 20;
+        let mut at = range.start;
+        while at < range.end {
+            let next = (range.end - at).min(CHUNK);
+            let zeroes = vec![Buf::zeroed(next as usize)];
+            self.write(at, zeroes, Durability::Cached).await?;
+            at += next;
         }
         Ok(())
     }
@@ -475,12 +560,14 @@ impl HostFile {
     /// Gives the space of the whole blocks within a range back to the host, and says which part that
     /// was.
     pub async fn discard(&self, offset: u64, len: u64) -> Result<Range<u64>> {
-        let start = round_up(offset, self.alignment);
-        let inner = start..round_down(offset + len, self.alignment).max(start);
+        let start = round_up(offset, self.space_alignment);
+        let inner = start..round_down(offset + len, self.space_alignment).max(start);
+        let inner = self.spare_first_sector(inner);
         if inner.is_empty() {
             return Ok(inner);
         }
-        let admitted = self.admit(inner.clone(), Ends::Whole).await;
+        let change = Change::Zeroes(inner.clone());
+        let admitted = self.admit(inner.clone(), Ends::Whole, change).await?;
         let discarded = self.file.discard(inner.start, inner.end - inner.start);
         let discarded = admitted.until(discarded).await;
         self.space_changed(discarded)
@@ -536,7 +623,16 @@ impl HostFile {
 
     /// Cuts or extends the file.
     pub async fn set_len(&self, len: u64) -> Result<()> {
-        self.space_changed(self.file.set_len(len).await)
+        let set = match self.guards(&(len..u64::MAX)) {
+            false => self.file.set_len(len).await,
+            true => {
+                let cut = len..first_sector::BYTES;
+                let change = Change::Zeroes(cut.clone());
+                let admitted = self.admit(cut, Ends::Whole, change).await?;
+                admitted.until(self.file.set_len(len)).await
+            }
+        };
+        self.space_changed(set)
             .map_err(|error| self.failed("resize", error))
     }
 
@@ -573,7 +669,21 @@ impl HostFile {
         vec![joined(&data).freeze()]
     }
 
-    async fn admit(&self, range: Range<u64>, ends: Ends) -> Admitted {
+    /// Waits until nothing is in the way of a change to these blocks, and examines what it would
+    /// make of the first sector, if that is guarded. Nobody else changes the sector then until the
+    /// change has ended.
+    async fn admit(&self, blocks: Range<u64>, ends: Ends, change: Change<'_>) -> Result<Admitted> {
+        if !self.guards(&blocks) {
+            return Ok(self.register(blocks, ends).await);
+        }
+        let claim = 0..blocks.end.max(first_sector::BYTES);
+        let admitted = self.register(claim, Ends::ReadModifyWrite).await;
+        // Boxed: few files are guarded, and each write would have room for it.
+        Box::pin(self.examine(change)).await?;
+        Ok(admitted)
+    }
+
+    async fn register(&self, range: Range<u64>, ends: Ends) -> Admitted {
         let (id, waiting) = {
             let mut writes = lock(&self.writes);
             let id = writes.next_id;
@@ -601,6 +711,18 @@ impl HostFile {
         }
         admitted
     }
+}
+
+/// The units of a file's reads and writes, and of its calls that zero or discard.
+fn alignments(file: &dyn BlockFile) -> (u64, u64) {
+    let capabilities = file.capabilities();
+    let alignment = u64::from(capabilities.alignment_bytes.max(1));
+    let space = u64::from(capabilities.space_alignment_bytes).max(alignment);
+    assert!(
+        alignment.is_power_of_two() && space.is_power_of_two(),
+        "an alignment is a power of two"
+    );
+    (alignment, space)
 }
 
 /// A copy of the buffers, one behind the other.

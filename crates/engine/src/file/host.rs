@@ -279,6 +279,7 @@ impl HostBlockFile {
             start_bytes: direct.memory_bytes as usize,
             len_bytes: direct.offset_bytes as usize,
         });
+        let alignment = direct.map_or(1, |direct| direct.offset_bytes);
         let space = geometry::space_calls(&fd, &stat);
         let route = match options.aio {
             Aio::Auto | Aio::Uring => Route::Ring,
@@ -300,7 +301,8 @@ impl HostBlockFile {
         };
         let file = HostBlockFile {
             capabilities: Capabilities {
-                alignment_bytes: direct.map_or(1, |direct| direct.offset_bytes),
+                alignment_bytes: alignment,
+                space_alignment_bytes: alignment.max(space.alignment_bytes),
                 writable: options.writable,
                 extends_with_zeroes: kind == Kind::Regular,
                 zeroes_fast: space.zeroes_fast,

@@ -62,9 +62,11 @@ fn probe_alignment(fd: &OwnedFd) -> io::Result<DirectAlignment> {
     })
 }
 
-/// What the file system does about space.
+/// What the file system or the device does about space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpaceCalls {
+    /// What offsets and lengths must be multiples of, whether or not the page cache is used.
+    pub(super) alignment_bytes: u32,
     pub(super) zeroes_fast: bool,
     pub(super) punches_holes: bool,
 }
@@ -89,6 +91,7 @@ pub(super) fn space_calls(fd: &OwnedFd, stat: &Stat) -> SpaceCalls {
     let kind = FileType::from_raw_mode(stat.st_mode);
     if matches!(kind, FileType::BlockDevice | FileType::CharacterDevice) {
         return SpaceCalls {
+            alignment_bytes: logical_block_bytes(fd, kind),
             zeroes_fast: kind == FileType::BlockDevice && device_zeroes_fast(stat),
             // Discarded blocks may read as anything.
             punches_holes: false,
@@ -96,8 +99,21 @@ pub(super) fn space_calls(fd: &OwnedFd, stat: &Stat) -> SpaceCalls {
     }
     let magic = rustix::fs::fstatfs(fd.as_fd()).map_or(0, |told| told.f_type as u32);
     SpaceCalls {
+        // A file system zeroes parts of its blocks.
+        alignment_bytes: 1,
         zeroes_fast: ZERO_AND_PUNCH.contains(&magic),
         punches_holes: ZERO_AND_PUNCH.contains(&magic) || PUNCH.contains(&magic),
+    }
+}
+
+/// The unit that a block device is addressed by. Its calls for space take nothing finer.
+fn logical_block_bytes(fd: &OwnedFd, kind: FileType) -> u32 {
+    if kind != FileType::BlockDevice {
+        return 1;
+    }
+    match rustix::fs::ioctl_blksszget(fd) {
+        Ok(bytes) if bytes.is_power_of_two() => bytes,
+        Ok(_) | Err(_) => SAFE_BYTES,
     }
 }
 

@@ -20,6 +20,7 @@ impl MemoryFile {
     pub fn new(name: &str, bytes: Vec<u8>, alignment_bytes: u32) -> MemoryFile {
         let capabilities = Capabilities {
             alignment_bytes,
+            space_alignment_bytes: alignment_bytes,
             writable: true,
             extends_with_zeroes: true,
             zeroes_fast: true,

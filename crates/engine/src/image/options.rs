@@ -191,8 +191,11 @@ impl std::fmt::Debug for RepairWatch {
 /// How an image is opened.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    /// The format; `None` probes (and then a raw image's first sector may not become a qcow2 header).
+    /// The format; `None` probes.
     pub format: Option<Format>,
+    /// The format was guessed when the image was opened before. As where it is guessed now, nothing
+    /// may make the first sector of a raw image look like that of an image of another format.
+    pub guessed: bool,
     /// The image will be written.
     pub writable: bool,
     /// When a write is durable.

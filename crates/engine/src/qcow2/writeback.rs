@@ -527,9 +527,10 @@ impl Qcow2 {
 
     /// What free clusters read as: zeroes where the host has a hole. An earlier session has left it there, and
     /// the flush that precedes the first write of this one has made it durable; or this one has punched it, and it
-    /// counts as a change of space.
+    /// counts as a change of space. Only a file system that is known to punch holes is believed about
+    /// where they are: FUSE calls a hole what is written and still in the page cache.
     async fn look_for_holes(&self, free: Range<u64>, found: &mut Vec<(Range<u64>, Content)>) {
-        if !self.zero_method.knows_fresh() {
+        if !self.zero_method.knows_fresh() || !self.file.capabilities().punches_holes {
             return found.push((free, Content::Unknown));
         }
         if planted::is(Mistake::FoundCountsAsZeroes) {

@@ -1,4 +1,5 @@
-//! Writes of one host block whose order the test decides.
+//! Writes of one host block whose order the test decides; devices with units of their own; blocks
+//! before the data of an encrypted volume.
 
 use std::future::Future;
 use std::io;
@@ -166,4 +167,174 @@ fn a_dropped_write_whose_driver_goes_away_has_ended() {
     assert!(poll(next.as_mut()).is_pending());
     slow.go_on();
     assert!(matches!(poll(next.as_mut()), Poll::Ready(Ok(()))));
+}
+
+/// A device whose calls for space take whole blocks only, which they zero.
+#[derive(Debug)]
+struct Device {
+    memory: MemoryFile,
+    capabilities: Capabilities,
+    has_zero: bool,
+}
+
+impl Device {
+    fn new(alignment_bytes: u32, space_alignment_bytes: u32, has_zero: bool) -> Arc<Device> {
+        let memory = MemoryFile::new("device", vec![7; 4 * BLOCK as usize], alignment_bytes);
+        Arc::new(Device {
+            capabilities: Capabilities {
+                space_alignment_bytes,
+                ..memory.capabilities().clone()
+            },
+            memory,
+            has_zero,
+        })
+    }
+
+    fn takes(&self, offset: u64, len: u64) -> io::Result<()> {
+        let unit = u64::from(self.capabilities.space_alignment_bytes);
+        assert!(len > 0 && offset.is_multiple_of(unit) && len.is_multiple_of(unit));
+        match self.has_zero {
+            true => Ok(()),
+            false => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+}
+
+impl BlockFile for Device {
+    fn name(&self) -> &str {
+        "device"
+    }
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn id(&self) -> Option<FileId> {
+        None
+    }
+    fn len(&self) -> Pending<io::Result<u64>> {
+        self.memory.len()
+    }
+    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+        self.memory.read(offset, buf)
+    }
+    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
+        self.memory.write(offset, data, how)
+    }
+    fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {
+        match self.takes(offset, len) {
+            Ok(()) => self.memory.zero(offset, len, space),
+            refused => Pending::ready(refused),
+        }
+    }
+    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        match self.takes(offset, len) {
+            Ok(()) => self.memory.discard(offset, len),
+            refused => Pending::ready(refused),
+        }
+    }
+    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.memory.allocate(offset, len)
+    }
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        self.memory.extents(offset, len)
+    }
+    fn flush(&self) -> Pending<io::Result<()>> {
+        self.memory.flush()
+    }
+    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
+        self.memory.set_len(len)
+    }
+    fn allocated_bytes(&self) -> Option<u64> {
+        None
+    }
+}
+
+fn finish<T>(future: impl Future<Output = T>) -> T {
+    match poll(pin!(future)) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("memory makes nobody wait"),
+    }
+}
+
+/// Ranges around the limits of blocks and sectors.
+fn odd_ranges() -> impl Iterator<Item = Range<u64>> {
+    let ends = [0, 1, 100, 511, 512, 513, 4000, 4096, 4097, 5000, 8191, 8192];
+    let pairs = ends
+        .into_iter()
+        .flat_map(move |start| ends.map(|end| start..end));
+    pairs.filter(|range| !range.is_empty())
+}
+
+#[test]
+fn zeroes_reach_every_byte_of_a_range_whatever_the_unit_of_the_call() {
+    for (alignment, space) in [
+        (1, 1),
+        (1, 512),
+        (1, 4096),
+        (512, 4096),
+        (4096, 4096),
+        (4096, 512),
+    ] {
+        for has_zero in [true, false] {
+            for range in odd_ranges() {
+                let device = Device::new(alignment, space, has_zero);
+                let file = HostFile::new(device.clone());
+                let len = range.end - range.start;
+                finish(file.zero(range.start, len, Space::Release)).unwrap();
+                for (at, byte) in (0..).zip(device.memory.contents()) {
+                    assert_eq!(
+                        byte == 0,
+                        range.contains(&at),
+                        "{alignment} {space} {range:?} {at}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_discard_takes_the_whole_blocks_of_a_range_and_says_which() {
+    for (alignment, space) in [(1, 1), (1, 512), (1, 4096), (512, 4096), (4096, 4096)] {
+        for range in odd_ranges() {
+            let device = Device::new(alignment, space, true);
+            let file = HostFile::new(device.clone());
+            let len = range.end - range.start;
+            let taken = finish(file.discard(range.start, len)).unwrap();
+            let unit = u64::from(space);
+            let whole = range.start.next_multiple_of(unit)..range.end / unit * unit;
+            match whole.is_empty() {
+                true => assert!(taken.is_empty()),
+                false => assert_eq!(taken, whole),
+            }
+            for (at, byte) in (0..).zip(device.memory.contents()) {
+                assert_eq!(
+                    byte == 0,
+                    taken.contains(&at),
+                    "{alignment} {space} {range:?} {at}"
+                );
+            }
+        }
+    }
+}
+
+/// The first block of the device begins 3 sectors before the data.
+#[test]
+fn the_block_before_the_data_of_a_volume_is_written_back_as_it_was() {
+    let base = BLOCK - 5 * SECTOR_BYTES;
+    let cipher = || SectorCipher::of_password(&crate::luks::Passphrase::new(b"word".to_vec()));
+    let header: Vec<u8> = (0..4 * BLOCK).map(|at| (at % 251) as u8).collect();
+    let written = |alignment: u32| {
+        let memory = Arc::new(MemoryFile::new("volume", header.clone(), alignment));
+        let file = HostFile::new(memory.clone()).encrypted(cipher(), Numbering::Place(base));
+        for (at, len) in [(0, 512), (100, 50), (1000, 6000), (2560, 512)] {
+            finish(file.write(base + at, bytes(3, len), Durability::Cached)).unwrap();
+            let read = finish(file.read_new(base + at, len as u64)).unwrap();
+            assert!(read.iter().all(|&byte| byte == 3), "{alignment} {at}");
+        }
+        memory.contents()
+    };
+    // Sectors alone never reach before the data.
+    let as_sectors = written(512);
+    assert_eq!(as_sectors[..base as usize], header[..base as usize]);
+    assert!(written(4096) == as_sectors);
 }

@@ -95,6 +95,7 @@ impl Disk {
         Arc::new(Disk {
             capabilities: Capabilities {
                 alignment_bytes,
+                space_alignment_bytes: alignment_bytes,
                 writable: true,
                 extends_with_zeroes: true,
                 zeroes_fast: true,

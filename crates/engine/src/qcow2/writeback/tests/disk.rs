@@ -38,6 +38,7 @@ struct Inside {
 /// The file.
 pub struct Disk {
     capabilities: Capabilities,
+    is_called_a_hole: bool,
     inside: Mutex<Inside>,
 }
 
@@ -52,13 +53,24 @@ impl Disk {
         Arc::new(Disk {
             capabilities: Capabilities {
                 alignment_bytes,
+                space_alignment_bytes: alignment_bytes,
                 writable: true,
                 extends_with_zeroes: true,
                 zeroes_fast: true,
                 punches_holes: true,
             },
+            is_called_a_hole: false,
             inside: Mutex::default(),
         })
+    }
+
+    /// A file of which all is called a hole, as FUSE does where the system has not handed it yet
+    /// what was written.
+    pub fn called_a_hole(punches_holes: bool) -> Arc<Disk> {
+        let mut disk = Arc::into_inner(Disk::new(1)).expect("nobody else has it");
+        disk.capabilities.punches_holes = punches_holes;
+        disk.is_called_a_hole = true;
+        Arc::new(disk)
     }
 
     /// A copy of a file that is not long, its holes as other files have them.
@@ -201,7 +213,7 @@ impl BlockFile for Disk {
         let whole = FileExtent {
             start: offset,
             len,
-            hole: false,
+            hole: self.is_called_a_hole,
         };
         Pending::ready(Ok(vec![whole]))
     }
