@@ -19,6 +19,7 @@ use crate::image::Format;
 use crate::limits::Limits;
 
 mod aligned;
+mod brake;
 mod claim;
 mod event;
 pub mod host;
@@ -34,6 +35,7 @@ pub mod memory;
 mod storage;
 
 pub use aligned::{HostFile, Numbering};
+pub(crate) use brake::Brake;
 pub use cowslip_queue::space::{Calls, Holes, HolesBy, Way};
 
 pub use event::{Event, Observer};

@@ -34,7 +34,9 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 use cowslip_queue::cut::{self, Cut};
 use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
 
-use super::{BlockFile, Capabilities, Durability, Event, FileExtent, Holes, Observer, Space, Way};
+use super::{
+    BlockFile, Brake, Capabilities, Durability, Event, FileExtent, Holes, Observer, Space, Way,
+};
 use crate::luks::SectorCipher;
 use crate::planted::{self, Mistake};
 use crate::qcow2::geometry::{round_down, round_up};
@@ -60,6 +62,7 @@ pub struct HostFile {
     /// are numbered by them ask.
     ahead: Option<u64>,
     observer: Option<Arc<dyn Observer>>,
+    brake: Brake,
 }
 
 /// What the number of an encrypted sector is.
@@ -235,6 +238,7 @@ impl HostFile {
             space_changes: Arc::default(),
             cipher: None,
             ahead: None,
+            brake: Brake::default(),
         }
     }
 
@@ -273,6 +277,35 @@ impl HostFile {
             space_alignment,
             cipher: None,
             ..self.clone()
+        }
+    }
+
+    /// The brake that stops all changes of the file through this handle and those made of it.
+    pub(crate) fn brake(&self) -> Brake {
+        self.brake.clone()
+    }
+
+    /// The same file, stopped by the brake of another one of its session.
+    pub(crate) fn stopped_with(self, other: &HostFile) -> HostFile {
+        HostFile {
+            brake: other.brake(),
+            ..self
+        }
+    }
+
+    /// The same file, which no brake stops: for the mark that an image is corrupt.
+    pub(crate) fn without_brake(&self) -> HostFile {
+        HostFile {
+            brake: Brake::default(),
+            ..self.clone()
+        }
+    }
+
+    /// Refuses to change the file once its brake is pulled; asked right before each change.
+    fn unstopped(&self) -> Result<()> {
+        match self.brake.is_pulled() {
+            true => Err(Error::Latched(self.name().to_string())),
+            false => Ok(()),
         }
     }
 
@@ -472,6 +505,7 @@ impl HostFile {
             return Ok(());
         }
         self.reach(Event::Pwritev).await;
+        self.unstopped()?;
         let written = self.file.write(start, data, durability);
         let written = match admitted {
             Some(admitted) => admitted.until(written).await,
@@ -535,6 +569,7 @@ impl HostFile {
         let change = Change::Zeroes(blocks.clone());
         let admitted = self.admit(blocks.clone(), Ends::Whole, change).await?;
         self.reach(Event::PwritevZero).await;
+        self.unstopped()?;
         let zeroed = self
             .file
             .zero(blocks.start, blocks.end - blocks.start, space);
@@ -568,6 +603,7 @@ impl HostFile {
         }
         let change = Change::Zeroes(inner.clone());
         let admitted = self.admit(inner.clone(), Ends::Whole, change).await?;
+        self.unstopped()?;
         let discarded = self.file.discard(inner.start, inner.end - inner.start);
         let discarded = admitted.until(discarded).await;
         self.space_changed(discarded)
@@ -579,6 +615,7 @@ impl HostFile {
     pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         let start = round_down(offset, self.alignment);
         let end = round_up(offset + len, self.alignment);
+        self.unstopped()?;
         let allocated = self.file.allocate(start, end - start).await;
         self.space_changed(allocated)
             .map_err(|error| self.failed("allocate space for", error))
@@ -586,13 +623,23 @@ impl HostFile {
 
     /// Allocates space for a range; the end of file stays.
     pub async fn allocate_keeping_end(&self, offset: u64, len: u64) -> Result<()> {
+        self.unstopped()?;
         let allocated = self.file.allocate_keeping_end(offset, len).await;
+        self.space_changed(allocated)
+            .map_err(|error| self.failed("allocate space for", error))
+    }
+
+    /// Allocates a range as zeroes that count as written, where device and system have a call for that.
+    pub async fn allocate_written(&self, offset: u64, len: u64) -> Result<()> {
+        self.unstopped()?;
+        let allocated = self.file.allocate_written(offset, len).await;
         self.space_changed(allocated)
             .map_err(|error| self.failed("allocate space for", error))
     }
 
     /// Gives a hole its space by other means than the file system's call.
     pub async fn give_space(&self, range: Range<u64>, way: Way) -> Result<()> {
+        self.unstopped()?;
         let given = self.file.give_space(range, way).await;
         self.space_changed(given)
             .map(drop)
@@ -623,6 +670,7 @@ impl HostFile {
 
     /// Cuts or extends the file.
     pub async fn set_len(&self, len: u64) -> Result<()> {
+        self.unstopped()?;
         let set = match self.guards(&(len..u64::MAX)) {
             false => self.file.set_len(len).await,
             true => {
@@ -638,6 +686,7 @@ impl HostFile {
 
     /// Cuts the file if nobody else has it open.
     pub(crate) async fn cut_alone(&self, cut: Cut) -> Result<cut::Outcome> {
+        self.unstopped()?;
         self.space_changed(self.file.cut_alone(cut).await)
             .map_err(|error| self.failed("cut", error))
     }

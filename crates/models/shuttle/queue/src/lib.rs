@@ -25,6 +25,8 @@ pub mod lease;
 mod line;
 #[path = "../../../../queue/src/lock.rs"]
 pub mod lock;
+#[path = "../../../../queue/src/loop_device.rs"]
+pub mod loop_device;
 #[path = "../../../../queue/src/mailbox.rs"]
 mod mailbox;
 #[path = "../../../../queue/src/memory.rs"]
