@@ -27,6 +27,7 @@ mod io_differential;
 mod io_shell;
 mod locks;
 mod measure_dd;
+mod measured_size;
 mod nbd_bitmaps;
 mod nbd_connections;
 mod nbd_files;

@@ -102,6 +102,8 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         state: Mutex::new(fresh_state(header.clone(), l1, Fresh::knowing(knows_fresh))),
         turn: Turn::new(empty_counts(file.clone(), format)),
         vm_state: Turn::new(()),
+        fixed_end: (!file.capabilities().extends_with_zeroes)
+            .then_some(opening.file_len >> format.geometry.cluster_bits()),
         sparse: OnceLock::new(),
         durable_writes: DurableWrites::default(),
         gathering: Gathering::default(),
@@ -321,6 +323,8 @@ fn empty_counts(file: HostFile, format: EntryFormat) -> Counts {
         refcounts: Refcounts::new(file, format, Vec::new(), HostOffset(0)),
         scanned: 0,
         grown_bytes: 0,
+        step_bytes_max: u64::MAX,
+        blocks_there: 0,
         compressed_tail: None,
         cannot_allocate: false,
         tables_allocated: 0,
