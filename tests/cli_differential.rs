@@ -9,6 +9,7 @@
 use std::path::Path;
 use std::process::Command;
 
+mod aliases;
 mod cast;
 mod known;
 mod lines;

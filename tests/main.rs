@@ -30,6 +30,7 @@ mod io_shell;
 mod lock_bytes;
 mod locks;
 mod measure_dd;
+mod measured_size;
 mod nbd_bitmaps;
 mod nbd_connections;
 mod nbd_files;

@@ -1,15 +1,17 @@
 //! How large the file of a qcow2 image will be, to the byte, as `qemu-img measure` tells it.
 //!
 //! That is a promise of room, made before a volume is cut for the image: metadata as it is for a disk whose clusters
-//! are all there, and as many clusters as hold data. The refcount structures count themselves, hence the loop.
+//! are all there, and as many clusters as hold data. The promise is kept: a copy takes no more than that where there is no more,
+//! but for `preallocation=metadata`, which assigns all clusters and needs the fully allocated size.
 
 use crate::convert::{Outcome, Sources, touched_bytes};
+use crate::qcow2::count_growth::{mapping_clusters, structures_for};
 use crate::qcow2::create::{CreateOptions, Preallocation};
 use crate::qcow2::geometry::{Geometry, round_up};
 use crate::qcow2::inspect::BitmapInfo;
 use crate::{Error, Result};
 
-/// Bytes of an entry of the L1 table, the refcount table, or a bitmap's table.
+/// Bytes of an entry of a bitmap's table.
 const ENTRY_BYTES: u64 = 8;
 /// Bytes of a bitmap's directory entry before its name (qcow2.rst, "Bitmap directory").
 const BITMAP_ENTRY_BYTES: u64 = 24;
@@ -51,28 +53,9 @@ pub async fn measure(
 
 /// The header, the tables and the counts of an image whose disk has so many bytes in whole clusters.
 fn metadata_bytes(geometry: &Geometry, disk: u64) -> u64 {
-    let cluster = geometry.cluster_bytes();
-    let clusters = disk / cluster;
-    let l2_bytes = round_up(clusters * geometry.l2_entry_bytes(), cluster);
-    let l1_bytes = round_up(l2_bytes / cluster * ENTRY_BYTES, cluster);
-    let tables = cluster + l2_bytes + l1_bytes;
-    tables + counts_bytes(geometry, (tables + disk) / cluster)
-}
-
-/// Refcount blocks and the refcount table for so many clusters and for themselves.
-fn counts_bytes(geometry: &Geometry, clusters: u64) -> u64 {
-    let entries = geometry.refcount_table_entries_per_cluster();
-    let (mut blocks, mut table) = (0, 0);
-    loop {
-        let counted = clusters + blocks + table;
-        let more_blocks = counted.div_ceil(geometry.refcounts_per_block());
-        let more_table = more_blocks.div_ceil(entries);
-        if (more_blocks, more_table) == (blocks, table) {
-            return (blocks + table) * geometry.cluster_bytes();
-        }
-        // Both only grow, and slower than what they count.
-        (blocks, table) = (more_blocks, more_table);
-    }
+    let tables = mapping_clusters(geometry, disk);
+    let (blocks, table) = structures_for(geometry, tables + geometry.clusters_for(disk));
+    (tables + blocks + table) * geometry.cluster_bytes()
 }
 
 /// The room that a source's persistent bitmaps take in the image, if all of their bits are stored. Those that were not

@@ -23,6 +23,7 @@ mod host_file;
 mod keys;
 mod layout;
 mod limits;
+mod measured;
 mod model;
 mod repair_noise;
 mod repair_qemu;

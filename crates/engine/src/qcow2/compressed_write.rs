@@ -164,8 +164,10 @@ impl Qcow2 {
     /// Places, writes and publishes compressed clusters.
     async fn store(&self, together: Together, below: &Below) -> Result<()> {
         let bytes: u64 = together.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-        // Space for them wherever they go, before anything is taken.
-        self.make_room(self.geometry().clusters_for(bytes) + 1)
+        // Space for them, before anything is taken: side by side, or each in a cluster of its own, which is less
+        // where they are few.
+        let side_by_side = self.geometry().clusters_for(bytes) + 1;
+        self.make_room(side_by_side.min(together.len() as u64))
             .await?;
         // The lease keeps others away from the guest clusters; it is waited for without the turn.
         let clusters: Vec<GuestCluster> = together.iter().map(|(cluster, _)| *cluster).collect();

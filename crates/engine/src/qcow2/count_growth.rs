@@ -1,5 +1,56 @@
 //! Where the refcount structures go that a longer file needs: at the beginning of the new space, which
-//! they count with themselves. Pure.
+//! they count with themselves; and how many of them an image needs. Pure.
+
+use super::geometry::Geometry;
+
+/// Bytes of an entry of the L1 table or the refcount table.
+const ENTRY_BYTES: u64 = 8;
+
+/// Refcount blocks, and clusters of the refcount table, that count so many clusters and themselves.
+pub fn structures_for(geometry: &Geometry, clusters: u64) -> (u64, u64) {
+    let entries = geometry.refcount_table_entries_per_cluster();
+    let (mut blocks, mut table) = (0, 0);
+    loop {
+        let counted = clusters + blocks + table;
+        let more_blocks = counted.div_ceil(geometry.refcounts_per_block());
+        let more_table = more_blocks.div_ceil(entries);
+        if (more_blocks, more_table) == (blocks, table) {
+            return (blocks, table);
+        }
+        // Both only grow, and slower than what they count.
+        (blocks, table) = (more_blocks, more_table);
+    }
+}
+
+/// Clusters of the header and of all tables that map a disk of so many bytes, but for those that count.
+pub fn mapping_clusters(geometry: &Geometry, disk_bytes: u64) -> u64 {
+    let clusters = geometry.clusters_for(disk_bytes);
+    let l2_tables = geometry.clusters_for(clusters * geometry.l2_entry_bytes());
+    1 + l2_tables + geometry.clusters_for(l2_tables * ENTRY_BYTES)
+}
+
+/// Refcount blocks of an image of a disk of so many bytes, all of it allocated.
+fn blocks_for_disk(geometry: &Geometry, disk_bytes: u64) -> u64 {
+    let clusters = mapping_clusters(geometry, disk_bytes) + geometry.clusters_for(disk_bytes);
+    structures_for(geometry, clusters).0
+}
+
+/// Entries of the refcount table that takes the place of one of `entries`, for block `last`: enough for the disk when all of it
+/// is allocated, so that no second move is paid for by an image that has just the space that it needs. Beyond that half as many
+/// again, so that it moves rarely; and no more than `entries_max` unless it must.
+pub fn table_entries(
+    geometry: &Geometry,
+    disk_bytes: u64,
+    (entries, last, entries_max): (u64, u64, u64),
+) -> u64 {
+    let whole = blocks_for_disk(geometry, disk_bytes);
+    let ample = if last < whole {
+        whole
+    } else {
+        entries + entries / 2
+    };
+    ample.min(entries_max).max(last + 1)
+}
 
 /// New space and the refcount structures that count it.
 #[derive(Debug)]

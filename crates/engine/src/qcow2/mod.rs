@@ -25,7 +25,7 @@ pub mod compress;
 mod compressed_read;
 mod compressed_write;
 mod copy_on_read;
-mod count_growth;
+pub(crate) mod count_growth;
 mod cow;
 pub mod create;
 mod drain;
@@ -121,6 +121,8 @@ pub struct Qcow2 {
     turn: Turn<Counts>,
     /// Held by whoever uses the area of the VM state, and by whoever changes the size of the disk.
     vm_state: Turn<()>,
+    /// Whole clusters of a file that cannot grow.
+    fixed_end: Option<u64>,
     /// The host file had much less than was allocated when that was first asked.
     sparse: OnceLock<bool>,
     durable_writes: DurableWrites,
@@ -139,6 +141,10 @@ pub struct Counts {
     scanned: u64,
     /// Bytes by which this session has grown the file.
     grown_bytes: u64,
+    /// Steps of growth are no longer: a longer one found no space.
+    step_bytes_max: u64,
+    /// So many refcount blocks, from the first on, are known to exist.
+    blocks_there: u64,
     /// Space for metadata packed with compressed clusters: see `compressed_write.rs`.
     compressed_tail: Option<compressed_write::Tail>,
     /// The host file cannot allocate; extend it only.

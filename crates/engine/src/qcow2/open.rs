@@ -108,6 +108,8 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         )),
         turn: Turn::new(empty_counts(file.clone(), format)),
         vm_state: Turn::new(()),
+        fixed_end: (!file.capabilities().extends_with_zeroes)
+            .then_some(opening.file_len >> format.geometry.cluster_bits()),
         sparse: OnceLock::new(),
         durable_writes: DurableWrites::default(),
         gathering: Gathering::default(),
@@ -330,6 +332,8 @@ fn empty_counts(file: HostFile, format: EntryFormat) -> Counts {
         refcounts: Refcounts::new(file, format, Vec::new(), HostOffset(0)),
         scanned: 0,
         grown_bytes: 0,
+        step_bytes_max: u64::MAX,
+        blocks_there: 0,
         compressed_tail: None,
         cannot_allocate: false,
         tables_allocated: 0,

@@ -45,6 +45,10 @@ impl Qcow2 {
         let mut cycled = false;
         loop {
             match self.allocate_tables(counts).await {
+                // For one there may be.
+                Err(error) if is_no_space(&error) && counts.tables_allocated > 1 => {
+                    counts.tables_allocated = 0;
+                }
                 Err(error) if is_no_space(&error) && !cycled && !self.is_latched() => {
                     // What is freed but not yet durable may do.
                     cycled = true;
@@ -90,7 +94,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// What tables have not used is free like everything else, at the end.
+    /// What tables have not used is free like everything else: at the end, and where nothing else is left.
     pub(super) fn release_table_space(&self, state: &mut State) {
         while let Some((start, len, content)) = state.table_space.take(u64::MAX) {
             state.free.add(start, len, content);

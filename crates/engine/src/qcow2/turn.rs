@@ -36,7 +36,7 @@ impl Qcow2 {
             }
             if let Some(clusters) = room {
                 // Without space, requests meet the error when they need some.
-                idle &= self.make_room(clusters).await.is_err();
+                idle &= self.make_room_ahead(clusters).await.is_err();
             }
             if idle {
                 waiting.await;

@@ -41,6 +41,7 @@ use crate::file::{Durability, Event, HostFile};
 use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
+mod fixed;
 mod grow;
 
 /// Clusters whose counts are looked through at a time.
@@ -456,6 +457,25 @@ impl Qcow2 {
             .await
     }
 
+    /// The same ahead of need: what is left where space is scarce is left to those who need it.
+    pub(super) async fn make_room_ahead(&self, clusters: u64) -> Result<()> {
+        let mut counts = self.turn.take().await;
+        let room = async {
+            while self.lock().free.clusters() < clusters {
+                self.unlatched(&self.lock())?;
+                if !self.scan(&mut counts).await? {
+                    self.grow_ahead(&mut counts, clusters).await?;
+                }
+            }
+            Ok(())
+        };
+        let outcome = self.to_the_end(room).await;
+        if outcome.is_err() {
+            self.lock().low_water = 0;
+        }
+        outcome
+    }
+
     async fn make_room_in_turn(&self, counts: &mut Counts, clusters: u64) -> Result<()> {
         let mut cycled = false;
         loop {
@@ -489,6 +509,8 @@ impl Qcow2 {
     /// Looks through the counts of clusters that existed at open; `false` when there are no more.
     pub(super) async fn scan(&self, counts: &mut Counts) -> Result<bool> {
         let end = self.lock().claimed_at_open;
+        // A cluster that the end of a device cuts through cannot be written as a whole.
+        let end = end.min(self.fixed_end.unwrap_or(u64::MAX));
         let from = counts.scanned;
         if from >= end {
             return Ok(false);

@@ -6,6 +6,7 @@ use super::super::alloc::Content;
 use super::super::entry::bitmap::{Fixed, TableEntry};
 use super::super::geometry::HostCluster;
 use super::super::header::{BitmapsExtension, autoclear};
+use super::super::writeback::is_no_space;
 use super::super::{Counts, Qcow2};
 use super::PIECE_BYTES;
 use super::bits::DirtyBits;
@@ -166,32 +167,29 @@ impl Qcow2 {
         let is_mixed = |&index: &u64| bits.uniform(at(index), cluster_bytes).is_none();
         let mixed = (0..table_entries).filter(is_mixed).count() as u64;
         let table_clusters = self.geometry().clusters_for(table_entries * 8);
-        let bytes = (table_clusters + mixed) * cluster_bytes;
-        let first = self.take_counted(counts, bytes, taken).await?;
-        let table_offset = first << self.geometry().cluster_bits();
-        let mut next = table_offset + table_clusters * cluster_bytes;
+        let places = self.take_places(counts, (table_clusters, mixed), taken);
+        let (table_offset, places) = places.await?;
+        let mut places = places.into_iter();
         let mut table = Vec::with_capacity(table_entries as usize * 8);
-        let (mut waiting, mut waiting_at) = (Vec::new(), next);
+        let (mut waiting, mut waiting_at) = (Vec::new(), 0);
         for index in 0..table_entries {
             let entry = match bits.uniform(at(index), cluster_bytes) {
                 Some(false) => TableEntry::Clean,
                 Some(true) => TableEntry::Dirty,
                 None => {
+                    let place = places.next().expect("a place for each piece");
+                    if place != waiting_at + waiting.len() as u64 || waiting.len() >= WRITE_BYTES {
+                        let bytes = std::mem::take(&mut waiting);
+                        self.write_clusters(waiting_at, bytes).await?;
+                        waiting_at = place;
+                    }
                     waiting.extend(bits.store(at(index), cluster_bytes as usize));
-                    next += cluster_bytes;
-                    TableEntry::At(next - cluster_bytes)
+                    TableEntry::At(place)
                 }
             };
             table.extend(entry.encode().to_be_bytes());
-            if waiting.len() >= WRITE_BYTES {
-                self.write_clusters(waiting_at, std::mem::take(&mut waiting))
-                    .await?;
-                waiting_at = next;
-            }
         }
-        if !waiting.is_empty() {
-            self.write_clusters(waiting_at, waiting).await?;
-        }
+        self.write_clusters(waiting_at, waiting).await?;
         self.write_clusters(table_offset, table).await?;
         let mut stored = fixed;
         stored.table_offset = table_offset;
@@ -199,8 +197,37 @@ impl Qcow2 {
         Ok(stored)
     }
 
-    /// Writes whole clusters; what bytes do not fill is zeroes.
+    /// Space for the table of a bitmap, and for so many clusters of bits: in one piece, or the bits anywhere where no free piece
+    /// is that long. Offsets of the table and of each cluster.
+    async fn take_places(
+        &self,
+        counts: &mut Counts,
+        (table, bits): (u64, u64),
+        taken: &mut Taken,
+    ) -> Result<(u64, Vec<u64>)> {
+        let bytes = |clusters: u64| clusters << self.geometry().cluster_bits();
+        match self.take_counted(counts, bytes(table + bits), taken).await {
+            Ok(first) => {
+                let start = first + table;
+                let places = (start..start + bits).map(bytes).collect();
+                return Ok((bytes(first), places));
+            }
+            Err(error) if is_no_space(&error) && !self.is_latched() => {}
+            Err(error) => return Err(error),
+        }
+        let first = self.take_counted(counts, bytes(table), taken).await?;
+        let mut places = Vec::new();
+        for _ in 0..bits {
+            places.push(bytes(self.take_counted(counts, bytes(1), taken).await?));
+        }
+        Ok((bytes(first), places))
+    }
+
+    /// Writes whole clusters, if any; what bytes do not fill is zeroes.
     async fn write_clusters(&self, offset: u64, bytes: Vec<u8>) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
         let mut bytes = bytes;
         let clusters = self.geometry().clusters_for(bytes.len() as u64);
         bytes.resize((clusters << self.geometry().cluster_bits()) as usize, 0);

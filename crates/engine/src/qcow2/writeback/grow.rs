@@ -1,15 +1,15 @@
 //! The file grows, and the counts with it: new refcount blocks, and tables, are durable before anything reaches
 //! them, and reach what they count before it is handed out.
 
-use super::{REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, entry_writes};
+use super::{REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, entry_writes, is_no_space};
 use crate::file::Event;
 use crate::growth::Situation;
 use crate::planted::{self, Mistake};
 use crate::qcow2::alloc::Content;
-use crate::qcow2::count_growth::CountGrowth;
+use crate::qcow2::count_growth::{CountGrowth, table_entries};
 use crate::qcow2::entry::set_refcount;
 use crate::qcow2::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
-use crate::qcow2::growth::{self, Method};
+use crate::qcow2::growth::{self, Method, Step};
 use crate::qcow2::latch::Flush;
 use crate::qcow2::probe::Stage;
 use crate::qcow2::refcount::Refcounts;
@@ -17,8 +17,34 @@ use crate::qcow2::{Counts, Qcow2};
 use crate::{Buf, Error, Result};
 
 impl Qcow2 {
-    /// Extends the file, and the counts with it, as the policy says.
+    /// Finds room that is not free yet: in what no count covers, where the file has its length; else by extending the file, as
+    /// the policy says, or by less if there is no space for that.
     pub(super) async fn grow(&self, counts: &mut Counts, clusters: u64) -> Result<()> {
+        if self.fixed_end.is_some() {
+            return self.grow_ahead(counts, clusters).await;
+        }
+        let needed_bytes = clusters << self.geometry().cluster_bits();
+        loop {
+            let step = self.next_step(counts, clusters);
+            match self.grow_by(counts, clusters, step).await {
+                Err(error) if is_no_space(&error) && !self.is_latched() => {}
+                outcome => return outcome,
+            }
+            counts.step_bytes_max = step.bytes / 2;
+            if step.bytes == needed_bytes {
+                return self.use_up(counts, clusters, step.method).await;
+            }
+        }
+    }
+
+    /// Extends the file as the policy says, or not at all.
+    pub(super) async fn grow_ahead(&self, counts: &mut Counts, clusters: u64) -> Result<()> {
+        let step = self.next_step(counts, clusters);
+        self.grow_by(counts, clusters, step).await
+    }
+
+    /// The policy's next step, no longer than those that have found space.
+    fn next_step(&self, counts: &Counts, clusters: u64) -> Step {
         let bits = self.geometry().cluster_bits();
         let now = Situation {
             file_bytes: self.lock().claimed << bits,
@@ -27,7 +53,40 @@ impl Qcow2 {
             needed_bytes: clusters << bits,
         };
         let step = growth::next_step(self.policy, &now);
-        self.grow_by(counts, clusters, step).await
+        Step {
+            bytes: step.bytes.min(counts.step_bytes_max).max(now.needed_bytes),
+            ..step
+        }
+    }
+
+    /// Finds some room where there is not enough for what is needed in one piece at the end of the file: what was kept for tables,
+    /// what is missing beside what is free, a single cluster, or those of a refcount table that moves.
+    async fn use_up(&self, counts: &mut Counts, clusters: u64, method: Method) -> Result<()> {
+        let missing = {
+            let mut state = self.lock();
+            if state.table_space.clusters() > 0 {
+                self.release_table_space(&mut state);
+                return Ok(());
+            }
+            clusters.saturating_sub(state.free.clusters())
+        };
+        let bits = self.geometry().cluster_bits();
+        let mut outcome = Err(self.no_space());
+        for fewer in [missing, 1, 0] {
+            let step = Step {
+                bytes: fewer.max(1) << bits,
+                method,
+            };
+            outcome = match fewer < clusters {
+                true => self.grow_by(counts, fewer, step).await,
+                false => continue,
+            };
+            match &outcome {
+                Err(error) if is_no_space(error) && !self.is_latched() => {}
+                _ => return outcome,
+            }
+        }
+        outcome
     }
 
     /// Extends the file by a step that has room for so many clusters.
@@ -35,24 +94,20 @@ impl Qcow2 {
         &self,
         counts: &mut Counts,
         clusters: u64,
-        step: growth::Step,
+        step: Step,
     ) -> Result<()> {
-        let no_space = || {
-            let full = std::io::Error::from_raw_os_error(28);
-            Error::io(
-                format!("Could not allocate clusters in '{}'", self.name()),
-                full,
-            )
-        };
-        if !self.file.capabilities().extends_with_zeroes {
-            return Err(no_space());
+        if let Some(end) = self.fixed_end {
+            return self.count_fixed_space(counts, end).await;
         }
         let bits = self.geometry().cluster_bits();
         let claimed = self.lock().claimed;
         let ahead = self.geometry().clusters_for(step.bytes).max(clusters);
         let growth = self.plan_counts(counts, claimed, (ahead, clusters)).await?;
-        if growth.end > HOST_OFFSET_END >> bits || growth.table_bytes() > REFCOUNT_TABLE_BYTES_MAX {
-            return Err(no_space());
+        let is_too_long =
+            growth.end > HOST_OFFSET_END >> bits || growth.table_bytes() > REFCOUNT_TABLE_BYTES_MAX;
+        // Without a need only a table that moves is worth it: it leaves the clusters of the old one.
+        if is_too_long || (clusters == 0 && growth.table_clusters == 0) {
+            return Err(self.no_space());
         }
         self.refuse_growth_over_tables(growth.end)?;
         // What is stepped over becomes a hole.
@@ -143,9 +198,9 @@ impl Qcow2 {
             let table_clusters = if last < entries {
                 0
             } else {
-                // Half as much again, so that it moves rarely; longer than this nobody reads it.
-                let ample = (entries + entries / 2).min(REFCOUNT_TABLE_BYTES_MAX / 8);
-                let wanted = ample.max(last + 1);
+                // Longer than this nobody reads it.
+                let most = REFCOUNT_TABLE_BYTES_MAX / 8;
+                let wanted = table_entries(geometry, self.size(), (entries, last, most));
                 wanted.div_ceil(geometry.refcount_table_entries_per_cluster())
             };
             let growth = CountGrowth {
@@ -170,7 +225,11 @@ impl Qcow2 {
     }
 
     /// Writes new refcount blocks and makes them reachable, in order.
-    async fn write_counts(&self, counts: &mut Counts, growth: &CountGrowth) -> Result<()> {
+    pub(super) async fn write_counts(
+        &self,
+        counts: &mut Counts,
+        growth: &CountGrowth,
+    ) -> Result<()> {
         if growth.blocks.is_empty() {
             return Ok(());
         }

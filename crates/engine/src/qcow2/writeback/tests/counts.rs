@@ -13,6 +13,7 @@ use crate::qcow2::count_growth::CountGrowth;
 use crate::qcow2::create::{CreateOptions, create};
 use crate::qcow2::entry::set_refcount;
 use crate::qcow2::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
+use crate::qcow2::growth;
 use crate::qcow2::refcount::Refcounts;
 use crate::qcow2::writeback::grow::gap_from;
 use crate::qcow2::writeback::{REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, is_no_space, set_free};
@@ -183,6 +184,41 @@ fn a_longer_file_is_counted_by_what_lies_at_its_new_beginning() {
     assert!(moved > 100, "{moved} tables move");
 }
 
+/// Whether a device has space that no block counts, and where.
+#[test]
+fn the_lowest_space_without_a_block_is_counted() {
+    let mut random = Random(0x0123_4567_89ab_cdef);
+    let (mut counted, mut full) = (0, 0);
+    for _ in 0..300 {
+        let disk = small();
+        let image = qcow2_on(&disk);
+        let mut counts = block_on(image.turn.take());
+        let model = Model::random(&mut random, &disk);
+        counts.refcounts = model.refcounts(&image, &disk);
+        let entries = model.table.len() as u64;
+        let longest = model.counts.len() as u64 + 200;
+        let end = [1 + random.below(longest), 1 + random.below(5 * PER_BLOCK)];
+        let end = end[random.below(2) as usize];
+        let total = end.div_ceil(PER_BLOCK);
+        let missing = (0..total).find(|&block| !model.has_block(block));
+        let Some(growth) = image.plan_fixed(&mut counts, end).unwrap() else {
+            // One cluster is left, which its own block would take; or as many as a table would.
+            let rest = missing.map(|block| end - block * PER_BLOCK);
+            assert!(rest.is_none_or(|rest| rest <= 1 || (end > entries * PER_BLOCK && rest < 5)));
+            full += 1;
+            continue;
+        };
+        let first = missing.expect("there is something to count");
+        assert_eq!(growth.start, first * PER_BLOCK);
+        assert_eq!(growth.end, end.min((first + 1) * PER_BLOCK));
+        assert_eq!(growth.blocks, [first]);
+        assert_eq!(growth.table_clusters > 0, first >= entries);
+        assert!(growth.first_free() <= growth.end);
+        counted += 1;
+    }
+    assert!(counted > 50 && full > 10, "{counted}, {full}");
+}
+
 /// All that follows the extension of the file in the log.
 fn after_extension(disk: &Disk) -> Vec<Op> {
     let log = disk.take_log();
@@ -311,7 +347,11 @@ fn a_refcount_table_does_not_grow_beyond_its_largest_length() {
         let needed = last_block * PER_BLOCK + 1 - growth.first_free();
         image.lock().claimed = claimed;
         block_on(image.file.set_len(claimed * CLUSTER)).expect("it is sparse");
-        let grown = block_on(image.grow(&mut counts, needed));
+        let step = growth::Step {
+            bytes: needed * CLUSTER,
+            method: growth::Method::Extend,
+        };
+        let grown = block_on(image.grow_by(&mut counts, needed, step));
         assert_eq!(grown.is_ok(), fits, "block {last_block}: {grown:?}");
         if fits {
             let bytes = image.header().refcount_table_bytes();

@@ -1,0 +1,261 @@
+//! A copy into an export, or a device, of exactly the size that `measure` has told, which both programs tell alike.
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::golden::ours;
+use crate::support::{peers_are_installed, run, scratch};
+
+/// A source, options of the target, and words for `convert`.
+const COPIES: &[(&str, &str, &str)] = &[
+    ("large.qcow2", "", "-c"),
+    ("large.qcow2", "cluster_size=2M", "-c"),
+    ("noise.raw", "", ""),
+    ("noise.raw", "", "-c"),
+    ("noise.raw", "cluster_size=512", ""),
+    ("noise.raw", "cluster_size=512,refcount_bits=64", "-c"),
+    ("noise.raw", "cluster_size=16k,extended_l2=on", "-W"),
+    ("noise.raw", "cluster_size=4k,compression_type=zstd", "-c"),
+    ("noise.raw", "cluster_size=4k,preallocation=falloc", ""),
+    ("noise.raw", "preallocation=full", ""),
+    ("noise.raw", "compat=0.10,cluster_size=1k", "-c -m 16"),
+    (
+        "noise.raw",
+        "cluster_size=2k,encrypt.format=luks,encrypt.key-secret=s0,encrypt.iter-time=10",
+        "",
+    ),
+    ("top.qcow2", "cluster_size=1k", ""),
+    ("marked.qcow2", "", "--bitmaps"),
+    ("marked.qcow2", "cluster_size=512", "--bitmaps"),
+    ("marked.qcow2", "cluster_size=4k", "-l then"),
+];
+
+/// Where the target is.
+#[derive(Clone, Copy, Debug)]
+enum Target {
+    QemuNbd,
+    OurServer,
+    Device,
+}
+
+/// The target, gone when dropped.
+struct Place {
+    name: String,
+    server: Option<Child>,
+}
+
+impl Place {
+    fn new(target: Target, file: &Path) -> Place {
+        let socket = file.with_extension("socket");
+        let mut command = match target {
+            Target::Device => {
+                let device = run(Command::new("losetup").args(["-f", "--show"]).arg(file));
+                return Place {
+                    name: device.trim().to_string(),
+                    server: None,
+                };
+            }
+            Target::QemuNbd => Command::new("qemu-nbd"),
+            Target::OurServer => {
+                let mut command = crate::support::cowslip();
+                command.arg("qemu-nbd");
+                command
+            }
+        };
+        command
+            .args(["-t", "-f", "raw", "-k"])
+            .arg(&socket)
+            .arg(file);
+        let server = command.stdout(Stdio::null()).spawn().unwrap();
+        let begun = Instant::now();
+        while !socket.exists() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "no socket");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Place {
+            name: format!("nbd:unix:{}", socket.display()),
+            server: Some(server),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        match &mut self.server {
+            Some(server) => {
+                drop(server.kill());
+                drop(server.wait());
+            }
+            None => drop(Command::new("losetup").args(["-d", &self.name]).status()),
+        }
+    }
+}
+
+/// A little data on a large disk, noise everywhere, a chain, a disk with bitmaps and a snapshot.
+fn make_sources(dir: &Path) {
+    let noise = (0..3u64 << 20).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8);
+    std::fs::write(dir.join("noise.raw"), noise.collect::<Vec<u8>>()).unwrap();
+    let run_there = |program: &str, words: &[&str]| {
+        run(Command::new(program).current_dir(dir).args(words));
+    };
+    let lines = [
+        "create -q -f qcow2 large.qcow2 1G",
+        "create -q -f qcow2 -b noise.raw -F raw top.qcow2",
+        "convert -f raw -O qcow2 noise.raw marked.qcow2",
+        "bitmap --add -g 512 marked.qcow2 one",
+        "bitmap --add -g 512 marked.qcow2 two",
+        "bitmap --add -g 64k marked.qcow2 three",
+        "snapshot -c then marked.qcow2",
+    ];
+    for line in lines {
+        run_there("qemu-img", &line.split(' ').collect::<Vec<_>>());
+    }
+    for (image, write) in [
+        ("large.qcow2", "write 1M 64k"),
+        ("top.qcow2", "write -P 7 100k 300k"),
+        ("marked.qcow2", "write -P 9 0 1M"),
+    ] {
+        run_there("qemu-io", &["-f", "qcow2", "-c", write, image]);
+    }
+}
+
+fn measured(mut program: Command, dir: &Path, line: &[&str]) -> (u64, u64) {
+    let told = run(program.current_dir(dir).arg("measure").args(line));
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    let number = |key: &str| told[key].as_u64().unwrap_or(0);
+    (number("required"), number("bitmaps"))
+}
+
+fn check_copy(dir: &Path, target: Target, (source, options, words): (&str, &str, &str)) {
+    let what = format!("{target:?}: {source} {options} {words}");
+    let secret = ["--object", "secret,id=s0,data=abc"];
+    let of_target: &[&str] = if options.is_empty() {
+        &[]
+    } else {
+        &["-o", options]
+    };
+    let of_source: &[&str] = if words.contains("-l") {
+        &["-l", "then"]
+    } else {
+        &[]
+    };
+    let line = [
+        &secret[..],
+        &["--output=json", "-O", "qcow2"],
+        of_target,
+        of_source,
+        &[source],
+    ]
+    .concat();
+    let (required, bitmaps) = measured(ours(), dir, &line);
+    assert_eq!(
+        (required, bitmaps),
+        measured(Command::new("qemu-img"), dir, &line),
+        "{what}"
+    );
+    let bytes = required
+        + if words.contains("--bitmaps") {
+            bitmaps
+        } else {
+            0
+        };
+
+    let file = dir.join("target");
+    // What it held before is no part of the copy.
+    std::fs::write(&file, vec![0xa5; bytes as usize]).unwrap();
+    let place = Place::new(target, &file);
+    let words: Vec<&str> = words.split_whitespace().collect();
+    let line = [
+        &secret[..],
+        &["-O", "qcow2"],
+        of_target,
+        &words,
+        &[source, &place.name],
+    ]
+    .concat();
+    let output = crate::support::outcome(ours().current_dir(dir).arg("convert").args(line));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{what}: {bytes} bytes: {said}");
+    drop(place);
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), bytes, "{what}");
+
+    let key = match options.contains("key-secret") {
+        true => ",encrypt.key-secret=s0",
+        false => "",
+    };
+    let copy = format!("driver=qcow2,file.filename=target{key}");
+    let format = if source.ends_with(".raw") {
+        "raw"
+    } else {
+        "qcow2"
+    };
+    let snapshot = if of_source.is_empty() {
+        ""
+    } else {
+        ",snapshot.name=then"
+    };
+    let original = format!("driver={format},file.filename={source}{snapshot}");
+    let compare = ["compare", "-q", "--image-opts", &original, &copy];
+    run(ours().current_dir(dir).args(compare).args(secret));
+    let check = ["check", "-q", "--image-opts", &copy];
+    run(Command::new("qemu-img")
+        .current_dir(dir)
+        .args(check)
+        .args(secret));
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn a_copy_fits_into_exactly_what_was_measured() {
+    if !peers_are_installed(&["qemu-img", "qemu-io", "qemu-nbd"]) {
+        return;
+    }
+    let mut targets = vec![Target::QemuNbd, Target::OurServer];
+    match rustix::process::geteuid().is_root() {
+        true => targets.push(Target::Device),
+        false => eprintln!("SKIPPED: loop devices need root"),
+    }
+    let dir = scratch();
+    make_sources(dir.path());
+    for (at, copy) in COPIES.iter().enumerate() {
+        check_copy(dir.path(), targets[at % targets.len()], *copy);
+    }
+}
+
+/// What the first refcount block of an image on a device does not count, 2 GiB with the usual clusters, is counted when it is
+/// needed, by a session of its own too.
+#[test]
+fn an_image_uses_all_of_its_device() {
+    if !peers_are_installed(&["qemu-img", "qemu-io", "losetup"]) {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED: loop devices need root");
+    }
+    let dir = scratch();
+    let file = dir.path().join("target");
+    std::fs::write(&file, vec![0xa5; 700 << 10]).unwrap();
+    let place = Place::new(Target::Device, &file);
+    let device = &place.name;
+    run(ours()
+        .args(["create", "-q", "-f", "qcow2", "-o", "cluster_size=512"])
+        .args([device, "600k"]));
+    for (pattern, at) in [("1", "0"), ("2", "300k")] {
+        let write = format!("write -P {pattern} {at} 300k");
+        run(crate::support::cowslip().args(["io", "-f", "qcow2", "-c", &write, device]));
+    }
+    run(Command::new("qemu-img").args(["check", "-q", "-f", "qcow2", device]));
+    let reads = [
+        "-f",
+        "qcow2",
+        "-c",
+        "read -P 1 0 300k",
+        "-c",
+        "read -P 2 300k 300k",
+        device,
+    ];
+    let told = run(Command::new("qemu-io").args(reads));
+    assert!(!told.contains("verification failed"), "{told}");
+}
