@@ -7,15 +7,14 @@ use super::super::entry::bitmap::{Fixed, TableEntry};
 use super::super::geometry::HostCluster;
 use super::super::header::{BitmapsExtension, autoclear};
 use super::super::{Counts, Qcow2};
-use super::PIECE_BYTES;
 use super::bits::DirtyBits;
 use super::list::{self, Bitmaps, Bits, Entry};
 use crate::file::Durability;
 use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
-/// Bits that wait to be written together.
-const WRITE_BYTES: usize = 1 << 20;
+/// So many pieces of bits wait to be written together: 1 MiB as a rule.
+const PIECES_PER_WRITE: u64 = 4;
 
 /// Space of structures that nothing refers to yet: all of this can be taken back.
 #[derive(Debug, Default)]
@@ -183,7 +182,7 @@ impl Qcow2 {
                 }
             };
             table.extend(entry.encode().to_be_bytes());
-            if waiting.len() >= WRITE_BYTES {
+            if waiting.len() as u64 >= PIECES_PER_WRITE * self.bitmap_piece_bytes {
                 self.write_clusters(waiting_at, std::mem::take(&mut waiting))
                     .await?;
                 waiting_at = next;
@@ -264,8 +263,9 @@ impl Qcow2 {
     async fn free_bitmap(&self, counts: &mut Counts, fixed: &Fixed) -> Result<()> {
         let bits = self.geometry().cluster_bits();
         let entries = u64::from(fixed.table_entries);
-        for start in (0..entries).step_by((PIECE_BYTES / 8) as usize) {
-            let piece = start..entries.min(start + PIECE_BYTES / 8);
+        let step = self.bitmap_piece_bytes / 8;
+        for start in (0..entries).step_by(step as usize) {
+            let piece = start..entries.min(start + step);
             for entry in self.read_table(fixed, piece).await? {
                 if let TableEntry::At(offset) = entry {
                     self.free_unprotected(counts, offset >> bits).await?;
