@@ -827,6 +827,11 @@ impl Config {
             Encryption::Luks(CipherMode::Xts),
         ]);
         self.leave_out(Part::Compressed);
+        if self.layout.version == 2 {
+            // Nothing could say that preallocated clusters read as zeroes.
+            self.preallocation = Preallocation::Off;
+            self.leave_out(Part::Resizes);
+        }
     }
 
     /// Tables of bitmaps are read, and bits written, in few entries at a time.
