@@ -1,10 +1,10 @@
 //! The stories of what the simulator once did not see. Most of them are looked at often
 //! ([`look`](crate::look)), so that few of their sessions have to end with the power.
 
-use cowslip::image::{AllocPolicy, WritePolicy, ZeroMethod};
+use cowslip::image::{AllocPolicy, CopyOnRead, WritePolicy, ZeroMethod};
 
 use super::{small_counts, tables, whole};
-use crate::config::{Config, Data, Ending, Round};
+use crate::config::{Below, Config, Data, Ending, Round};
 use crate::disk::Pace;
 use crate::model::{Grain, SECTOR_BYTES};
 use crate::rng::Rng;
@@ -36,6 +36,13 @@ fn bitmaps_under_writes(config: &mut Config, round: &mut Round, rng: &mut Rng) -
     config.data = rng.pick(&[Data::Inside, Data::Inside, Data::External]);
     config.pace = rng.pick(&[Pace::SlowWrites, Pace::SlowWrites, Pace::Stragglers]);
     whole(config, rng.between(4, 16));
+    if rng.chance(30) {
+        // What reads copy from below is no change.
+        let (layout, size) = (None, config.size);
+        config.below.push(Below { layout, size });
+        config.prepared.filled = false;
+        round.copy_on_read = CopyOnRead::All;
+    }
     round.requests = rng.pick(&[60, 150]);
     round.depth = rng.pick(&[8, 16, 24]);
     round.whole_percent = rng.pick(&[0, 20]);
@@ -48,13 +55,30 @@ fn bitmaps_under_writes(config: &mut Config, round: &mut Round, rng: &mut Rng) -
     4
 }
 
-/// A large disk of which all parts are written, so that the bits of each piece are mixed. How many
-/// such sessions follow one another.
+/// A large disk of which all parts are written, so that the bits of each piece are mixed, around the
+/// places where tables, slices and pages of bits meet. Some disks gain most of what they have, which
+/// is dirty as a whole. How many such sessions follow one another.
 fn bitmaps_in_pieces(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
     config.layout.cluster_bits = 9;
-    let tables_there = rng.between(40, 400);
-    tables(config, tables_there);
-    round.bitmap_piece_bytes = rng.pick(&[8, 8, 16, 64]);
+    let count = rng.between(40, 1000);
+    tables(config, count);
+    let (table, few) = (config.layout.table_coverage_bytes() / SECTOR_BYTES, 3);
+    // Each of several tables.
+    let meetings = (1..count).step_by(count.div_ceil(60) as usize);
+    let around = |table_number: u64| table_number * table - few..table_number * table + few;
+    // Bits of a page meet in the middle of the largest.
+    let page = count > 520;
+    config.windows = meetings.map(around).collect();
+    if page && !config.windows.contains(&around(512)) {
+        config.windows.push(around(512));
+        config.windows.sort_by_key(|window| window.start);
+    }
+    if rng.chance(40) {
+        config.created_bytes = config.size / rng.between(2, 20) / SECTOR_BYTES * SECTOR_BYTES;
+        round.grows_at = Some(rng.below(40));
+        round.resizes = rng.chance(50);
+    }
+    round.bitmap_piece_bytes = rng.pick(&[8, 16, 64, 256]);
     round.bitmaps_percent = rng.pick(&[10, 20]);
     round.requests = rng.pick(&[60, 150]);
     round.weights = [5, 60, 8, 8, 4, 0];
@@ -78,7 +102,12 @@ fn durable_writes_long(config: &mut Config, round: &mut Round, rng: &mut Rng) ->
     round.span_clusters = 64 * rng.between(5, 30);
     round.fua_percent = 100;
     round.maintained = false;
-    if rng.chance(20) {
+    if rng.chance(40) {
+        // Some leave a mapping that is not durable, over which a durable one goes in place.
+        round.fua_percent = rng.pick(&[30, 60]);
+        round.span_clusters = 64 * rng.between(1, 4);
+        round.cache_bytes = 1 << 20;
+    } else if rng.chance(20) {
         round.write_policy = WritePolicy::Writethrough;
     }
     round.weights = [5, 45, 15, 25, 0, 0];
@@ -108,20 +137,23 @@ fn data_files_cut(config: &mut Config, (mut round, rng): (Round, &mut Rng)) {
     config.rounds = (0..8).map(|number| session(number, rng)).collect();
 }
 
-/// A disk of many tables of which some are given up, and few writes between flushes. How many such
-/// sessions follow one another.
+/// A disk of many tables over another, much of which is given up or becomes zeroes, and few requests
+/// between flushes: entries of zeroes in a new table promise no bytes. How many such sessions follow
+/// one another.
 fn tables_on_used_space(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
     config.layout.cluster_bits = rng.pick(&[9, 9, 10, 12]);
     config.prepared.filled = true;
     // What is given up keeps its bytes, and what the file grows by reads as zeroes.
-    config.punches_holes = rng.chance(30);
-    tables(config, rng.between(20, 60));
+    config.punches_holes = rng.chance(20);
+    tables(config, rng.between(60, 250));
+    let (layout, size) = (None, config.size);
+    config.below.push(Below { layout, size });
     round.alloc_policy = AllocPolicy::Sparse;
     round.zero_method = rng.pick(&[ZeroMethod::Auto, ZeroMethod::Fresh]);
     round.depth = rng.pick(&[1, 1, 2]);
     round.requests = 250;
-    round.whole_percent = rng.pick(&[30, 100]);
-    round.weights = [4, 36, 10, 14, 36, 0];
+    round.whole_percent = rng.pick(&[80, 100]);
+    round.weights = [2, rng.pick(&[8, 20]), 36, 18, 36, 0];
     round.ending = Ending::Crash(rng.between(200, 3000));
     3
 }
