@@ -19,6 +19,7 @@ use crate::image::Format;
 use crate::limits::Limits;
 
 mod aligned;
+mod brake;
 mod claim;
 mod event;
 pub mod host;
@@ -31,6 +32,7 @@ mod host_room;
 pub mod memory;
 
 pub use aligned::{HostFile, Numbering};
+pub(crate) use brake::Brake;
 pub use cowslip_queue::space::{Calls, Holes, HolesBy, Way};
 
 pub use event::{Event, Observer};

@@ -181,6 +181,8 @@ mistakes! {
     BlocksNotCounted,
     /// A durable write that failed leaves no latch.
     NoLatchAfterDurableWrite,
+    /// A write of a root that failed leaves no latch.
+    NoLatchAfterFailedRoot,
     /// A flush that fails for want of space is taken for one that may be retried.
     FlushWithoutSpaceRetried,
     /// A flush does not ask the durable writes beside it what they have heard.

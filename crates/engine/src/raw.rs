@@ -36,6 +36,8 @@ pub struct Raw {
     lost: AtomicBool,
     /// Something was asked for that changes the file.
     changed: AtomicBool,
+    /// Key slots are being written, or that has failed.
+    keys_unknown: AtomicBool,
 }
 
 /// What disks are whole multiples of.
@@ -53,6 +55,7 @@ impl Raw {
             durable_writes: DurableWrites::default(),
             lost: AtomicBool::new(false),
             changed: AtomicBool::new(false),
+            keys_unknown: AtomicBool::new(false),
         }
     }
 
@@ -231,9 +234,22 @@ impl Raw {
         Ok(Some((file, 0..len)))
     }
 
-    /// Writes what lies before the disk, with a barrier after each stage.
+    /// Writes what lies before the disk, with a barrier after each stage. Once that has failed, or was dropped half way,
+    /// keys cannot be changed until the volume is opened again: a failed write may have been done, so slots may not be
+    /// what they were read as.
     pub(crate) async fn write_keys(&self, stages: luks::Stages) -> Result<()> {
         self.will_change();
+        // What was read may be what a process that died has left unflushed.
+        self.flush().await?;
+        if self.keys_unknown.swap(true, Ordering::AcqRel) {
+            return Err(Error::Latched(self.file.name().to_string()));
+        }
+        self.write_key_stages(stages).await?;
+        self.keys_unknown.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    async fn write_key_stages(&self, stages: luks::Stages) -> Result<()> {
         let file = self.file.in_the_clear();
         for stage in stages {
             for (at, bytes) in stage {

@@ -128,13 +128,7 @@ async fn zero_by_calls(file: &HostFile, range: Range<u64>, job: &Job) -> Result<
     if !range.start.is_multiple_of(unit) || !range.end.is_multiple_of(unit) {
         return Ok(range);
     }
-    let call = |at, len| {
-        let outcome = file.block_file().allocate_written(at, len);
-        async move {
-            let text = || format!("Could not allocate space for '{}'", file.name());
-            outcome.await.map_err(|error| Error::io(text(), error))
-        }
-    };
+    let call = |at, len| file.allocate_written(at, len);
     by_calls(range, ZERO_CALL_BYTES, (Account::Paced, job), call).await
 }
 

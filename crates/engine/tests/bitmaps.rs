@@ -378,3 +378,31 @@ fn clusters_of_other_metadata_stay_counted() {
     let result = our_check(file.contents(), &mut findings).unwrap();
     assert_eq!(result.corruptions, 0, "{findings:?}");
 }
+
+/// What is removed is on disk until the close. When the disk changes its size meanwhile, its table has the wrong length
+/// and has to say that it was not saved: else nobody opens the image after a crash, and the close would not free it.
+#[test]
+fn a_removed_bitmap_does_not_outlive_another_size() {
+    let file = Arc::new(MemoryFile::new("image", Vec::new(), 1));
+    let mut options = CreateOptions::new(1 << 20);
+    options.cluster_size = 4096;
+    block_on(create(file.clone(), None, &options)).unwrap();
+    let image = open(&file, true).unwrap();
+    let granularity = Some(512);
+    change(&image, "b", &BitmapChange::Add { granularity });
+    block_on(image.close()).unwrap();
+
+    let image = open(&file, true).unwrap();
+    change(&image, "b", &BitmapChange::Remove);
+    block_on(image.resize(40 << 20)).unwrap();
+    let crashed = copy(&file);
+    block_on(image.close()).unwrap();
+    assert_clean(&file);
+    assert!(found(&file).is_empty());
+
+    assert_eq!(found(&crashed), [("b".to_string(), true)]);
+    let image = open(&crashed, true).unwrap();
+    change(&image, "b", &BitmapChange::Remove);
+    block_on(image.close()).unwrap();
+    assert_clean(&crashed);
+}

@@ -166,8 +166,13 @@ fn an_emptied_image_is_as_short_as_a_new_one() {
     let disk = files.read("top");
     let image = files.open("top", true);
     block_on(image.commit(&into(1, Afterwards::Empty), &files, &Job::default())).unwrap();
-    block_on(image.close()).unwrap();
     assert_eq!(*files.written.lock().unwrap(), ["mid"]);
+    // What it held is freed, so nobody may read it there any more, nor commit it once more.
+    let found = block_on(image.read(0, BufMut::zeroed(SIZE as usize))).unwrap();
+    assert!(found[..] == disk[..]);
+    let again = block_on(image.commit(&into(1, Afterwards::Empty), &files, &Job::default()));
+    assert!(matches!(again, Err(Error::Latched(_))), "{again:?}");
+    block_on(image.close()).unwrap();
     assert!(files.read("top") == disk && files.read("mid") == disk);
     files.make("new", Some("mid"));
     let len = |name: &str| files.get(name).contents().len() as u64;

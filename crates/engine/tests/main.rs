@@ -16,6 +16,7 @@ mod copied_bytes;
 mod copy_on_read;
 mod discard;
 mod dropped;
+mod failed_writes;
 mod foreign;
 mod gather;
 mod host_file;

@@ -27,7 +27,9 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 use cowslip_queue::cut::{self, Cut};
 use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
 
-use super::{BlockFile, Capabilities, Durability, Event, FileExtent, Holes, Observer, Space, Way};
+use super::{
+    BlockFile, Brake, Capabilities, Durability, Event, FileExtent, Holes, Observer, Space, Way,
+};
 use crate::luks::SectorCipher;
 use crate::planted::{self, Mistake};
 use crate::qcow2::geometry::{round_down, round_up};
@@ -46,6 +48,7 @@ pub struct HostFile {
     /// are numbered by them ask.
     ahead: Option<u64>,
     observer: Option<Arc<dyn Observer>>,
+    brake: Brake,
 }
 
 /// What the number of an encrypted sector is.
@@ -207,6 +210,7 @@ impl HostFile {
             space_changes: Arc::default(),
             cipher: None,
             ahead: None,
+            brake: Brake::default(),
         }
     }
 
@@ -240,6 +244,35 @@ impl HostFile {
             alignment: u64::from(self.file.capabilities().alignment_bytes.max(1)),
             cipher: None,
             ..self.clone()
+        }
+    }
+
+    /// The brake that stops all changes of the file through this handle and those made of it.
+    pub(crate) fn brake(&self) -> Brake {
+        self.brake.clone()
+    }
+
+    /// The same file, stopped by the brake of another one of its session.
+    pub(crate) fn stopped_with(self, other: &HostFile) -> HostFile {
+        HostFile {
+            brake: other.brake(),
+            ..self
+        }
+    }
+
+    /// The same file, which no brake stops: for the mark that an image is corrupt.
+    pub(crate) fn without_brake(&self) -> HostFile {
+        HostFile {
+            brake: Brake::default(),
+            ..self.clone()
+        }
+    }
+
+    /// Refuses to change the file once its brake is pulled; asked right before each change.
+    fn unstopped(&self) -> Result<()> {
+        match self.brake.is_pulled() {
+            true => Err(Error::Latched(self.name().to_string())),
+            false => Ok(()),
         }
     }
 
@@ -386,6 +419,7 @@ impl HostFile {
         }
         if self.alignment == 1 {
             self.reach(Event::Pwritev).await;
+            self.unstopped()?;
             let written = self.file.write(offset, data, durability).await;
             self.reach(Event::PwritevDone).await;
             return written.map_err(|error| self.failed("write", error));
@@ -405,6 +439,7 @@ impl HostFile {
             (admitted, start, self.enciphered(start, vec![whole]))
         };
         self.reach(Event::Pwritev).await;
+        self.unstopped()?;
         let written = self.file.write(start, data, durability);
         let written = admitted.until(written).await;
         self.reach(Event::PwritevDone).await;
@@ -453,6 +488,7 @@ impl HostFile {
         if inner.start < inner.end && self.capabilities().zeroes_fast {
             let admitted = self.admit(inner.clone(), Ends::Whole).await;
             self.reach(Event::PwritevZero).await;
+            self.unstopped()?;
             let zeroed = self.file.zero(inner.start, inner.end - inner.start, space);
             match admitted.until(zeroed).await {
                 Ok(()) => rest = [offset..inner.start, inner.end..offset + len],
@@ -481,6 +517,7 @@ impl HostFile {
             return Ok(inner);
         }
         let admitted = self.admit(inner.clone(), Ends::Whole).await;
+        self.unstopped()?;
         let discarded = self.file.discard(inner.start, inner.end - inner.start);
         let discarded = admitted.until(discarded).await;
         self.space_changed(discarded)
@@ -492,6 +529,7 @@ impl HostFile {
     pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         let start = round_down(offset, self.alignment);
         let end = round_up(offset + len, self.alignment);
+        self.unstopped()?;
         let allocated = self.file.allocate(start, end - start).await;
         self.space_changed(allocated)
             .map_err(|error| self.failed("allocate space for", error))
@@ -499,13 +537,23 @@ impl HostFile {
 
     /// Allocates space for a range; the end of file stays.
     pub async fn allocate_keeping_end(&self, offset: u64, len: u64) -> Result<()> {
+        self.unstopped()?;
         let allocated = self.file.allocate_keeping_end(offset, len).await;
+        self.space_changed(allocated)
+            .map_err(|error| self.failed("allocate space for", error))
+    }
+
+    /// Allocates a range as zeroes that count as written, where device and system have a call for that.
+    pub async fn allocate_written(&self, offset: u64, len: u64) -> Result<()> {
+        self.unstopped()?;
+        let allocated = self.file.allocate_written(offset, len).await;
         self.space_changed(allocated)
             .map_err(|error| self.failed("allocate space for", error))
     }
 
     /// Gives a hole its space by other means than the file system's call.
     pub async fn give_space(&self, range: Range<u64>, way: Way) -> Result<()> {
+        self.unstopped()?;
         let given = self.file.give_space(range, way).await;
         self.space_changed(given)
             .map(drop)
@@ -536,12 +584,14 @@ impl HostFile {
 
     /// Cuts or extends the file.
     pub async fn set_len(&self, len: u64) -> Result<()> {
+        self.unstopped()?;
         self.space_changed(self.file.set_len(len).await)
             .map_err(|error| self.failed("resize", error))
     }
 
     /// Cuts the file if nobody else has it open.
     pub(crate) async fn cut_alone(&self, cut: Cut) -> Result<cut::Outcome> {
+        self.unstopped()?;
         self.space_changed(self.file.cut_alone(cut).await)
             .map_err(|error| self.failed("cut", error))
     }

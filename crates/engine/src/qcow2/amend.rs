@@ -26,8 +26,8 @@ use super::header::{
     AllocationHint, BACKING_NAME_BYTES_MAX, CompressionType, Extensions, HEADER_BYTES,
     HEADER_BYTES_V2, Header, autoclear, compatible, incompatible,
 };
+use super::latch::Flush;
 use crate::chain::Below;
-use crate::file::Durability;
 use crate::image::AllocPolicy;
 use crate::job::Job;
 use crate::planted::{self, Mistake};
@@ -317,6 +317,13 @@ impl Qcow2 {
         if !planted::is(Mistake::HeaderBeforeMapping) {
             self.close().await?;
         }
+        let changed = self.change_closed(amendment, job).await;
+        self.end_session();
+        changed
+    }
+
+    /// Changes the header of an image whose session has been written.
+    async fn change_closed(&self, amendment: &Amendment, job: &Job) -> Result<()> {
         // The close may have changed it.
         let old = self.header();
         let mut new = amendment.apply(&old)?;
@@ -368,11 +375,9 @@ impl Qcow2 {
         }
         let cluster = self.first_cluster().await?;
         for stage in stages(&cluster, old, &mut new)? {
-            for (at, bytes) in stage {
-                let data = vec![Buf::from(bytes)];
-                self.file.write(at as u64, data, Durability::Cached).await?;
-            }
-            self.barrier().await?;
+            let writes = stage.into_iter();
+            let writes = writes.map(|(at, bytes)| (at as u64, vec![Buf::from(bytes)]));
+            self.write_root(writes.collect(), Flush::All).await?;
         }
         self.lock().header = Header::parse_damaged(&new.encode()?, self.name())?;
         Ok(())

@@ -23,8 +23,9 @@ use super::entry::big_endian;
 use super::entry::bitmap::{COUNT_MAX, DIRECTORY_BYTES_MAX, Fixed, TableEntry};
 use super::header::Header;
 use super::inspect::{self, BitmapInfo};
+use super::latch::Flush;
 use super::{Qcow2, State};
-use crate::file::{Durability, HostFile};
+use crate::file::HostFile;
 use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
@@ -194,7 +195,8 @@ impl Qcow2 {
             let wanted = {
                 let state = self.lock();
                 self.unlatched(&state)?;
-                if state.bitmaps.list().is_empty() {
+                // Those that the session has removed are on disk until the close.
+                if state.bitmaps.list().is_empty() && state.bitmaps.directory().is_empty() {
                     return Ok(());
                 }
                 state.bitmaps.refuse_resize(size)?;
@@ -218,12 +220,12 @@ impl Qcow2 {
             // In place: of each entry nothing changes but a bit.
             let bytes = list::encode(entries.iter());
             debug_assert_eq!(bytes.len() as u64, extension.bitmap_directory_size);
-            let data = vec![Buf::from(bytes)];
-            let at = extension.bitmap_directory_offset;
-            self.file.write(at, data, Durability::Cached).await?;
-            if !planted::is(Mistake::BitmapMarkUnflushed) {
-                self.barrier().await?;
-            }
+            let flush = match planted::is(Mistake::BitmapMarkUnflushed) {
+                true => Flush::Nothing,
+                false => Flush::All,
+            };
+            let write = vec![(extension.bitmap_directory_offset, vec![Buf::from(bytes)])];
+            self.write_root(write, flush).await?;
         }
         self.lock().bitmaps.now_tracking(marked);
         Ok(())

@@ -13,7 +13,7 @@
 //! The last stage is for the file's length: the table lies where it did, in front of what became free, and the
 //! file is cut behind the last cluster in use. Its holes are punched. Internal snapshots keep what they refer to.
 //!
-//! The session ends with it: its tables in memory are those of the full image.
+//! The session ends with it: nothing but closing may follow, and reads see what is below.
 
 use std::ops::Range;
 
@@ -37,33 +37,38 @@ impl Qcow2 {
     pub(crate) async fn make_empty(&self) -> Result<()> {
         self.ready_for_changes().await?;
         self.close().await?;
+        let _still = self.stand_still().await?;
         let mut counts = self.turn.take().await;
-        self.to_the_end(self.empty_in_turn(&mut counts)).await
+        let emptied = self.to_the_end(self.empty_in_turn(&mut counts)).await;
+        self.end_session();
+        emptied
     }
 
     async fn empty_in_turn(&self, counts: &mut Counts) -> Result<()> {
-        let old_l1 = {
-            let state = self.lock();
-            self.unlatched(&state)?;
-            state.tables.l1().to_vec()
-        };
+        // Of whoever has written since the close.
+        self.cycle(counts).await?;
+        let old_l1 = self.lock().tables.l1().to_vec();
         if old_l1.iter().all(|&entry| entry == 0) {
             return Ok(());
         }
         if planted::is(Mistake::EmptiedBeforeHeader) {
-            self.free_reached(counts, &old_l1).await?;
+            let old_tables = self.sound_tables();
+            self.free_reached(counts, &old_tables).await?;
             self.cut_and_punch(counts).await?;
         }
         let bits = self.geometry().cluster_bits();
         let clusters = self.geometry().clusters_for(old_l1.len() as u64 * 8);
         let first = self.take_run(counts, clusters).await?;
         let old_first = self.lock().header.l1_table_offset >> bits;
+        let old_tables = self.sound_tables();
         self.move_to_empty_l1(counts, first..first + clusters)
             .await?;
-        // The image is empty, durably. What fails from here on leaves leaks.
+        // The image is empty, durably, and in memory: nobody reads what is freed now. What fails from here on leaves
+        // leaks.
+        self.forget_tables(vec![0; old_l1.len()]);
         let mut freed_all = Ok(());
         if !planted::is(Mistake::EmptiedBeforeHeader) {
-            freed_all = self.free_reached(counts, &old_l1).await;
+            freed_all = self.free_reached(counts, &old_tables).await;
         }
         let left = match first < old_first {
             true => old_first,
@@ -110,22 +115,21 @@ impl Qcow2 {
         self.write_header(&header).await
     }
 
-    /// Lowers the counts of all that a table reached, durably. What its entries do not tell stays counted, and
-    /// so does what is not theirs: metadata.
-    async fn free_reached(&self, counts: &mut Counts, l1: &[u64]) -> Result<()> {
+    /// The places of the L2 tables that are where a table may be.
+    fn sound_tables(&self) -> Vec<HostOffset> {
+        let state = self.lock();
+        let indexes = 0..state.tables.l1().len() as u64;
+        let sound = indexes.filter(|index| !state.bad_tables.contains(index));
+        let tables = sound.filter_map(|index| state.tables.table(index).ok().flatten());
+        tables.map(|table| table.offset).collect()
+    }
+
+    /// Lowers the counts of all that these tables reached, and their own, durably. What entries do not tell stays
+    /// counted, and so does what is not theirs: metadata.
+    async fn free_reached(&self, counts: &mut Counts, tables: &[HostOffset]) -> Result<()> {
         let mut damage = None;
-        for index in 0..l1.len() as u64 {
-            let table = {
-                let state = self.lock();
-                match state.bad_tables.contains(&index) {
-                    true => None,
-                    false => state.tables.table(index).ok().flatten(),
-                }
-            };
-            let Some(table) = table else {
-                continue;
-            };
-            let lowered = self.free_table(counts, table.offset).await;
+        for &table in tables {
+            let lowered = self.free_table(counts, table).await;
             if let Err(error @ Error::Corrupt { .. }) = lowered {
                 damage.get_or_insert(error);
             } else {

@@ -6,9 +6,10 @@ use std::ops::Range;
 use cowslip_queue::Buf;
 
 use super::Qcow2;
+use super::latch::Flush;
 use super::open::place_of_keys;
 use crate::Result;
-use crate::file::{Durability, HostFile};
+use crate::file::HostFile;
 use crate::luks;
 
 impl Qcow2 {
@@ -28,11 +29,9 @@ impl Qcow2 {
         let written = async {
             self.unlatched(&self.lock())?;
             for stage in stages {
-                for (at, bytes) in stage {
-                    let data = vec![Buf::from(bytes)];
-                    self.file.write(at, data, Durability::Cached).await?;
-                }
-                self.barrier().await?;
+                let writes = stage.into_iter();
+                let writes = writes.map(|(at, bytes)| (at, vec![Buf::from(bytes)]));
+                self.write_root(writes.collect(), Flush::All).await?;
             }
             Ok(())
         };

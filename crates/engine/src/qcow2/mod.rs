@@ -39,6 +39,7 @@ pub mod header;
 pub(crate) mod inflight;
 pub mod inspect;
 mod keys;
+mod latch;
 pub mod layout;
 pub mod map;
 mod open;
@@ -71,6 +72,7 @@ use self::entry::{EntryError, EntryFormat, L2Entry};
 use self::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset};
 use self::header::Header;
 use self::inflight::{Epochs, JointSpace, Leases, Left};
+use self::latch::Latch;
 use self::map::{Run, Source};
 use self::plan::{Freed, Unref};
 use self::punch::Punches;
@@ -200,7 +202,7 @@ struct State {
     /// The persistent bitmaps, if the image may be written.
     bitmaps: Bitmaps,
     /// Why writes and flushes are refused (invariant D4).
-    latch: Option<Error>,
+    latch: Latch,
     /// Guest data is mapped to metadata: the image is to be marked corrupt.
     damaged: bool,
     /// No request may begin: somebody waits for all to end.
@@ -537,7 +539,7 @@ impl Qcow2 {
             && let Some(error) = outcome.iter().find_map(|outcome| outcome.as_ref().err())
         {
             // It is a flush of the file, and one that failed: see `sync`.
-            state.latch.get_or_insert(error.duplicate());
+            state.latch.set(error.duplicate());
         }
         for (step, outcome) in batch.steps.iter().zip(outcome) {
             let attempted = self.attempted(&step.write);
@@ -666,7 +668,7 @@ impl Qcow2 {
             offset: host.0,
             detail: "guest data is mapped to a cluster that holds metadata".to_string(),
         };
-        state.latch.get_or_insert(error.duplicate());
+        state.latch.set(error.duplicate());
         state.damaged = true;
         Err(error)
     }
@@ -706,14 +708,9 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Whether an earlier failure keeps everybody from writing.
-    fn is_latched(&self) -> bool {
-        self.lock().latch.is_some()
-    }
-
     /// The latch, for requests that write or flush.
     fn unlatched(&self, state: &State) -> Result<()> {
-        if let Some(error) = &state.latch {
+        if let Some(error) = state.latch.reason() {
             return Err(match error {
                 Error::Corrupt { .. } => error.duplicate(),
                 _ => Error::Latched(self.name().to_string()),

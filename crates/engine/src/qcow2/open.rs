@@ -13,6 +13,7 @@ use super::header::extensions::CryptoHeader;
 use super::header::{CryptMethod, FIRST_READ_BYTES, Header};
 use super::inflight::{Epochs, JointSpace, Leases};
 use super::inspect::snapshot_table_bytes;
+use super::latch::Latch;
 use super::plan::Unref;
 use super::probe::Probe;
 use super::punch::Punches;
@@ -22,7 +23,7 @@ use super::tables::Tables;
 use super::{Counts, EIO, Qcow2, State, growth, snapshot};
 use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
-use crate::file::{ChosenBy, Event, FileRequest, Gate, HostFile, Numbering, Role};
+use crate::file::{Brake, ChosenBy, Event, FileRequest, Gate, HostFile, Numbering, Role};
 use crate::image::{DirtyImage, OpenOptions, RepairWatch, WriteStatistics, ZeroMethod};
 use crate::luks::{self, SectorCipher};
 use crate::planted::{self, Mistake};
@@ -99,7 +100,12 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         },
         write_policy: options.write_policy,
         writable,
-        state: Mutex::new(fresh_state(header.clone(), l1, Fresh::knowing(knows_fresh))),
+        state: Mutex::new(fresh_state(
+            header.clone(),
+            l1,
+            Fresh::knowing(knows_fresh),
+            file.brake(),
+        )),
         turn: Turn::new(empty_counts(file.clone(), format)),
         vm_state: Turn::new(()),
         sparse: OnceLock::new(),
@@ -248,7 +254,7 @@ async fn open_data_file(
             Entry::Again(_) => Err(corrupt("its data file is in use by an image of its chain")),
             Entry::New => {
                 opening.files.claim_data_file(&file, writable)?;
-                Ok(HostFile::new(file))
+                Ok(HostFile::new(file).stopped_with(&opening.file))
             }
         },
         Err(_) if opening.options.metadata_only => Ok(opening.file.clone()),
@@ -329,7 +335,7 @@ fn empty_counts(file: HostFile, format: EntryFormat) -> Counts {
     }
 }
 
-fn fresh_state(header: Header, l1: Vec<u64>, fresh: Fresh) -> State {
+fn fresh_state(header: Header, l1: Vec<u64>, fresh: Fresh, brake: Brake) -> State {
     State {
         tables: Tables::new(header.entry_format(), l1),
         header,
@@ -359,7 +365,7 @@ fn fresh_state(header: Header, l1: Vec<u64>, fresh: Fresh) -> State {
         ready_for_changes: false,
         ready_for_writes: false,
         bitmaps: Bitmaps::default(),
-        latch: None,
+        latch: Latch::new(brake),
         damaged: false,
         draining: None,
         hold: None,

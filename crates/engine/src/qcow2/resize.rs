@@ -373,7 +373,8 @@ impl Qcow2 {
 
     /// Flushes what the session has changed, and gives back what was allocated ahead.
     pub(crate) async fn close(&self) -> Result<()> {
-        let closed = self.finish().await;
+        // Where it has failed, memory and medium differ: nobody goes on.
+        let closed = self.or_latched(self.finish().await);
         let mut state = self.lock();
         state.closed = true;
         state.maintenance.wake();
@@ -387,7 +388,7 @@ impl Qcow2 {
             && state.counted_ahead.is_empty()
             && state.quarantine.is_empty()
             && state.claimed == state.claimed_at_open;
-        is_unwritten && !state.ready_for_changes && !state.damaged && state.latch.is_none()
+        is_unwritten && !state.ready_for_changes && !state.damaged && !state.latch.is_set()
     }
 
     async fn finish(&self) -> Result<()> {

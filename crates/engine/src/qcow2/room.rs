@@ -108,7 +108,7 @@ impl Qcow2 {
             let first = state.free.run_ending_at(claimed).unwrap_or(claimed);
             let start =
                 first.max(state.claimed_at_open) - u64::from(planted::is(Mistake::TrimCutsUsed));
-            let stays = state.latch.is_some() || state.epochs.any_abandoned();
+            let stays = state.latch.is_set() || state.epochs.any_abandoned();
             if stays {
                 return Ok(());
             }

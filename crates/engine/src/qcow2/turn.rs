@@ -19,7 +19,7 @@ impl Qcow2 {
         loop {
             let (waiting, write_back, room) = {
                 let mut state = self.lock();
-                if state.closed || state.latch.is_some() {
+                if state.closed || state.latch.is_set() {
                     return;
                 }
                 let room = (state.free.clusters() < state.low_water).then_some(state.low_water);
@@ -54,7 +54,7 @@ impl Drop for Unfinished<'_> {
             let abandoned = std::io::Error::from(std::io::ErrorKind::Interrupted);
             let text = format!("Writing metadata of '{}' was broken off", image.name());
             let mut state = image.lock();
-            state.latch.get_or_insert(Error::io(text, abandoned));
+            state.latch.set(Error::io(text, abandoned));
         }
     }
 }

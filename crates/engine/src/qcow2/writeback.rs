@@ -32,6 +32,7 @@ use futures_util::future::join_all;
 use super::alloc::{self, Content};
 use super::geometry::HostCluster;
 use super::header::{AllocationHint, Header, autoclear, incompatible};
+use super::latch::Flush;
 use super::plan::Freed;
 use super::probe::Stage;
 use super::tables::{Cut, OnDisk, SliceCopy};
@@ -165,7 +166,7 @@ impl Qcow2 {
         }
         state.unflushed = true;
         if !is_no_space(error) && !planted::is(Mistake::NoLatchAfterFailedFlush) {
-            state.latch.get_or_insert(error.duplicate());
+            state.latch.set(error.duplicate());
         }
     }
 
@@ -264,13 +265,13 @@ impl Qcow2 {
 
     /// Flushes a file. Whatever the error of a flush that fails, no space too: what it should have
     /// covered may be lost, and the system tells so only once (invariant D4).
-    async fn sync(&self, file: &HostFile) -> Result<()> {
+    pub(super) async fn sync(&self, file: &HostFile) -> Result<()> {
         let under_way = self.durable_writes.begin();
         let flushed = file.flush().await;
         if let Err(error) = &flushed {
             let retried = planted::is(Mistake::FlushWithoutSpaceRetried) && is_no_space(error);
             if !retried && !planted::is(Mistake::NoLatchAfterFailedFlush) {
-                self.lock().latch.get_or_insert(error.duplicate());
+                self.lock().latch.set(error.duplicate());
             }
         }
         under_way.end();
@@ -289,7 +290,7 @@ impl Qcow2 {
         if all_heard.is_err() {
             let abandoned = std::io::Error::from(std::io::ErrorKind::Interrupted);
             let text = format!("A durable write to '{}' was broken off", self.name());
-            state.latch.get_or_insert(Error::io(text, abandoned));
+            state.latch.set(Error::io(text, abandoned));
         }
         self.unlatched(&state)
     }
@@ -319,7 +320,7 @@ impl Qcow2 {
     }
 
     /// Writes them all at once; returns when all have ended.
-    async fn write_all(&self, writes: Vec<(u64, Vec<Buf>)>) -> Result<()> {
+    pub(super) async fn write_all(&self, writes: Vec<(u64, Vec<Buf>)>) -> Result<()> {
         let writes = writes
             .into_iter()
             .map(|(at, data)| self.file.write(at, data, Durability::Cached));
@@ -422,12 +423,12 @@ impl Qcow2 {
         }
         if let Some(error) = damaged {
             // The image's own counts contradict its tables: it must not be written any more.
-            state.latch.get_or_insert(error);
+            state.latch.set(error);
         }
         if let Err(error) = &written {
             state.unflushed = true;
             if !is_no_space(error) {
-                state.latch.get_or_insert(error.duplicate());
+                state.latch.set(error.duplicate());
             }
         }
         Ok(())
@@ -521,7 +522,7 @@ impl Qcow2 {
             offset: self.geometry().host_offset(HostCluster(cluster)).0,
             detail: "it is 0, but the cluster holds metadata".to_string(),
         };
-        state.latch.get_or_insert(error.duplicate());
+        state.latch.set(error.duplicate());
         Err(error)
     }
 
@@ -573,27 +574,15 @@ impl Qcow2 {
     /// Changes a root (invariant D6): one write within header sector 0, between barriers. What the
     /// new header refers to is durable already.
     pub(super) async fn write_header(&self, header: &Header) -> Result<()> {
-        self.unlatched(&self.lock())?;
         let _roots = (self.stage() == Stage::Idle).then(|| self.probe.stage(Stage::Roots));
-        let fixed = Buf::from(header.fixed_part());
-        let written = match self.file.write(0, vec![fixed], Durability::Cached).await {
-            Ok(()) => self.sync(&self.file).await,
-            Err(error) => Err(error),
-        };
-        let mut state = self.lock();
-        match written {
-            Ok(()) => state.header = header.clone(),
-            // Old or new: a reopen finds out.
-            Err(error) => {
-                state.latch.get_or_insert(error.duplicate());
-                return Err(error);
-            }
-        }
+        let fixed = vec![(0, vec![Buf::from(header.fixed_part())])];
+        self.write_root(fixed, Flush::File).await?;
+        self.lock().header = header.clone();
         Ok(())
     }
 
     /// Changes the hint where it is: eight bytes of one sector, which nothing depends on, so nothing is
-    /// flushed for them.
+    /// flushed for them, and want of space stops nobody. Where they are is known: the failed write of a root latches.
     pub(super) async fn write_allocation_hint(&self, hint: AllocationHint) -> Result<()> {
         {
             let state = self.lock();
@@ -603,28 +592,40 @@ impl Qcow2 {
             }
         }
         let data = vec![Buf::from(hint.encode().to_vec())];
-        self.file
-            .write(hint.data_offset, data, Durability::Cached)
-            .await?;
+        let write = self.file.write(hint.data_offset, data, Durability::Cached);
+        let written = write.await;
+        if let Err(error) = &written
+            && !is_no_space(error)
+        {
+            self.latch(error);
+        }
+        written?;
         self.lock().header.extensions.allocation = Some(hint);
         Ok(())
     }
 
-    /// Sets the corrupt bit where damage was met (invariant S3); version 2 has none. The image is
-    /// latched already, so a failure of this one write changes nothing.
+    /// Sets the corrupt bit where damage was met (invariant S3); version 2 has none. It is the only write that may
+    /// follow the latch, which the damage has set: not after the failed write of a root, since the header in memory
+    /// may be another one than the medium's then.
     pub(super) async fn mark_corrupt(&self) {
         let _turn = self.turn.take().await;
         let mut header = {
             let state = self.lock();
-            if !state.damaged || state.header.version < 3 || state.header.is_corrupt() {
+            let is_marked = state.header.version < 3 || state.header.is_corrupt();
+            if !state.damaged || is_marked || !state.latch.knows_roots() {
                 return;
             }
             state.header.clone()
         };
         header.incompatible_features |= incompatible::CORRUPT;
         let fixed = vec![Buf::from(header.fixed_part())];
-        let written = self.file.write(0, fixed, Durability::Cached).await;
-        if written.is_ok() && self.file.flush().await.is_ok() {
+        let unbraked = self.file.without_brake();
+        let written = match unbraked.write(0, fixed, Durability::Cached).await {
+            Ok(()) => self.file.flush().await,
+            failed => failed,
+        };
+        // With or without the bit, all else is the same: it may be tried again.
+        if written.is_ok() {
             self.lock().header = header;
         }
     }
@@ -671,7 +672,7 @@ impl Qcow2 {
         if !planted::is(Mistake::NoFlushBeforeFirstWrite)
             && let Err(error) = self.barrier().await
         {
-            self.lock().latch.get_or_insert(error.duplicate());
+            self.lock().latch.set(error.duplicate());
             return Err(error);
         }
         let maintained = autoclear::DATA_FILE_RAW | autoclear::BITMAPS;

@@ -1,6 +1,7 @@
 //! Images made by QEMU's tools, bytes of them changed, and how to run both checkers on them.
 
 pub mod crash;
+pub mod failing;
 pub mod slow;
 
 use std::path::{Path, PathBuf};

@@ -42,7 +42,7 @@ impl Qcow2 {
         let mut counts = self.turn.take().await;
         let bitmaps = {
             let mut state = self.lock();
-            if state.latch.is_some() || !state.bitmaps.is_to_be_stored() {
+            if state.latch.is_set() || !state.bitmaps.is_to_be_stored() {
                 return Ok(());
             }
             std::mem::take(&mut state.bitmaps)

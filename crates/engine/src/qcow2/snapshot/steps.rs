@@ -443,10 +443,10 @@ impl Qcow2 {
         if is_known && self.unlatched(&self.lock()).is_ok() {
             job.enter(Stage::Undo);
             if let Err(failed) = self.undo(counts, preparation).await {
-                self.lock().latch.get_or_insert(failed);
+                self.lock().latch.set(failed);
             }
         } else {
-            self.lock().latch.get_or_insert(error.duplicate());
+            self.lock().latch.set(error.duplicate());
         }
         Err(error)
     }
@@ -493,21 +493,12 @@ impl Qcow2 {
     }
 
     /// All that is known of tables and clusters was known of the old state.
-    fn forget_tables(&self, l1: Vec<u64>) {
+    pub(in super::super) fn forget_tables(&self, l1: Vec<u64>) {
         let mut state = self.lock();
         if !planted::is(Mistake::SnapshotKeepsSlices) {
             state.tables.replace(l1);
         }
         state.fresh.forget();
-    }
-
-    /// A failure behind the switch: what was to go is leaked, and the rest is for a repair.
-    pub(super) fn or_latched<T>(&self, outcome: Result<T>) -> Result<T> {
-        if let Err(error) = &outcome {
-            let mut state = self.lock();
-            state.latch.get_or_insert(error.duplicate());
-        }
-        outcome
     }
 
     /// Gives up what only the old state needed, now that nothing refers to it, durably.

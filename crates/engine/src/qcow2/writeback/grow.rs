@@ -10,6 +10,7 @@ use crate::qcow2::count_growth::CountGrowth;
 use crate::qcow2::entry::set_refcount;
 use crate::qcow2::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
 use crate::qcow2::growth::{self, Method};
+use crate::qcow2::latch::Flush;
 use crate::qcow2::probe::Stage;
 use crate::qcow2::refcount::Refcounts;
 use crate::qcow2::{Counts, Qcow2};
@@ -180,8 +181,7 @@ impl Qcow2 {
         let written = self.write_counts_in_order(counts, growth).await;
         if let Err(error) = &written {
             // Some blocks may be written, none reachable or all: a reopen finds out.
-            let mut state = self.lock();
-            state.latch.get_or_insert(error.duplicate());
+            self.latch(error);
         }
         written
     }
@@ -264,8 +264,8 @@ impl Qcow2 {
                 .await?;
         } else {
             self.file.reach(Event::RefblockAllocHookup).await;
-            self.write_all(entry_writes(old.0, &changed)).await?;
-            self.sync(&self.file).await?;
+            self.write_root(entry_writes(old.0, &changed), Flush::File)
+                .await?;
             counts.refcounts.set_table(table, old);
         }
         let mut state = self.lock();

@@ -52,7 +52,9 @@ fn an_image_is_marked_where_damage_was_met_and_nowhere_else() {
         {
             let mut state = image.lock();
             state.damaged = damaged;
-            state.latch = damaged.then(|| damage("guest data is mapped to metadata"));
+            if damaged {
+                state.latch.set(damage("guest data is mapped to metadata"));
+            }
         }
         disk.take_log();
         block_on(image.mark_corrupt());
@@ -131,6 +133,6 @@ fn a_session_that_cannot_be_made_ready_does_not_write() {
         disk.take_log();
         block_on(image.ready_for_writes()).expect_err("it is latched");
         assert_eq!(changes(&disk), []);
-        assert!(!image.lock().ready_for_writes && image.lock().latch.is_some());
+        assert!(!image.lock().ready_for_writes && image.is_latched());
     }
 }

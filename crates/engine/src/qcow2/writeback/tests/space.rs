@@ -377,7 +377,7 @@ fn a_session_gives_back_what_it_has_grown_and_not_used() {
         block_on(image.make_room(3)).expect("there is room");
         let (before, at_open) = (disk.len_bytes(), image.lock().claimed_at_open * CLUSTER);
         match stays {
-            "latch" => image.lock().latch = Some(Error::Latched(String::new())),
+            "latch" => image.latch(&Error::Latched(String::new())),
             "abandoned" => {
                 let mut state = image.lock();
                 state.epochs.enter();
