@@ -459,6 +459,7 @@ fn engine_options(source: &Source, how: &OpenHow) -> Result<OpenOptions, Command
         data_file: None,
         backing: source.backing.clone().unwrap_or(how.backing.clone()),
         metadata_only: how.metadata_only,
+        bitmap_piece_bytes: 0,
         cache_bytes: source.cache.budget().unwrap_or(how.cache_bytes),
         sharing: source.sharing(how),
         read_besides: how.read_besides.clone(),

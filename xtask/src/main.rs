@@ -6,6 +6,8 @@
 //! - `models`, `threads`, `tsan` and `miri` look for races, for longer than the gate does;
 //! - `fuzz` runs the fuzzers, which need a nightly compiler;
 //! - `iotests` runs QEMU's own acceptance tests, from its unpacked source;
+//! - `mistakes` plants the mistakes of `crates/sim/mistakes` in a copy of the engine, which the
+//!   simulator must notice;
 //! - `mutants` changes the engine in many small ways and lists what nothing notices.
 //!
 //! Leaves out whatever a user of Cowslip might want: that belongs to the command itself.
@@ -20,11 +22,13 @@ mod fuzz;
 mod iotests;
 mod kernel;
 mod libssl;
+mod mistakes;
 mod mutants;
 mod peers;
 mod run;
 mod test;
 mod threads;
+mod tree;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
@@ -57,6 +61,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Runs QEMU's own acceptance tests under the names of its programs
     Iotests(iotests::Args),
+    /// Plants the mistakes of crates/sim/mistakes in a copy of the engine; the simulator must notice each
+    Mistakes(mistakes::Args),
     /// Lists mutants of the engine that neither unit tests nor the simulator notice (cargo-mutants)
     Mutants(mutants::Args),
 }
@@ -72,6 +78,7 @@ fn main() -> ExitCode {
         Command::Miri => threads::miri(),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Iotests(args) => iotests::run(&args),
+        Command::Mistakes(args) => mistakes::run(&args),
         Command::Mutants(args) => mutants::run(&args),
     };
     match outcome {

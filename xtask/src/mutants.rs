@@ -6,10 +6,10 @@
 //! cargo-mutants has found. A run that was stopped goes on from there with `--resume`.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
-use crate::run;
+use crate::{run, tree};
 
 /// The modules of `crates/engine/src/qcow2` that are mutated, and whose unit tests each meets.
 const MODULES: [(&str, &[&str]); 10] = [
@@ -104,25 +104,12 @@ impl Place {
             found: base.join("found"),
             target: base.join("target"),
         };
-        remove(&place.tree)?;
+        tree::copy(&place.tree)?;
         if !resume {
-            remove(&place.found)?;
+            tree::remove(&place.found)?;
         }
         // cargo-mutants makes no more than the last directory of its output.
-        make(&place.found)?;
-        let mut list = Command::new("git");
-        list.current_dir(run::root());
-        list.args(["ls-files", "--cached", "--others", "--exclude-standard"]);
-        for name in run::output(&mut list)?.lines() {
-            let source = run::root().join(name);
-            // Listed, but removed since.
-            if source.is_file() {
-                let target = place.tree.join(name);
-                make(target.parent().expect("it is below the tree"))?;
-                fs::copy(&source, &target)
-                    .map_err(|e| format!("cannot copy {}: {e}", source.display()))?;
-            }
-        }
+        tree::make(&place.found)?;
         Ok(place)
     }
 
@@ -150,19 +137,6 @@ impl Place {
         let text = fs::read_to_string(&path)
             .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
         Ok(text.lines().map(str::to_string).collect())
-    }
-}
-
-fn make(directory: &Path) -> Result<(), String> {
-    fs::create_dir_all(directory).map_err(|e| format!("cannot make {}: {e}", directory.display()))
-}
-
-fn remove(directory: &Path) -> Result<(), String> {
-    match fs::remove_dir_all(directory) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(format!("cannot remove {}: {e}", directory.display()))
-        }
-        _ => Ok(()),
     }
 }
 

@@ -3,7 +3,7 @@
 //! and the order: documentation's examples first, so that the output ends in the runner's summary. Where OpenSSL's library is
 //! there, all of it is built with the feature that needs it (`libssl.rs`).
 
-use crate::{libssl, peers, run};
+use crate::{libssl, mistakes, peers, run};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -22,7 +22,8 @@ pub fn run(args: &Args) -> Result<(), String> {
     let mut failures = Vec::new();
     if run::find_program("cargo-nextest").is_some() {
         if args.filter.is_empty() {
-            failures.extend(planted().err());
+            // The engine that they are planted in is built beside the one that is tested.
+            failures.extend(mistakes::gate().err());
             let mut examples = run::cargo();
             examples.args(["test", "--workspace", "--doc", "--quiet"]);
             examples.args(libssl::features());
@@ -53,21 +54,6 @@ pub fn run(args: &Args) -> Result<(), String> {
     } else {
         Err(failures.join("\n"))
     }
-}
-
-/// The simulator must notice the mistakes that take it few seeds; `cargo xtask sim --planted all` tries
-/// the others too. The engine that they are planted in is built beside the one that is tested.
-fn planted() -> Result<(), String> {
-    let mut build = run::cargo();
-    // With the whole workspace selected, dependencies have the features that they have been built with.
-    build.args(["build", "--workspace", "--bin", "cowslip-sim"]);
-    build.args(["--features", "cowslip-sim/planted", "--quiet"]);
-    build.args(libssl::features());
-    run::run(&mut build)?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    let program = run::root().join(target).join("debug/cowslip-sim");
-    let mut suite = std::process::Command::new(program);
-    run::run(suite.args(["--planted", "quick", "--budget", "400", "--jobs", "2"]))
 }
 
 /// With all peers there, a test that cannot find its peer has failed, not skipped.

@@ -331,6 +331,15 @@ impl Image {
         }
     }
 
+    /// Whether the top layer, if it is qcow2 and open for writing, protects this byte of its file
+    /// from guest data: it is part of a cluster that holds metadata.
+    pub fn is_protected(&self, host_offset: u64) -> Option<bool> {
+        match &self.top {
+            Layer::Raw(_) => None,
+            Layer::Qcow2(image) => Some(image.is_protected(host_offset)),
+        }
+    }
+
     /// What the metadata caches of the chain did so far and hold, all together.
     pub fn cache_statistics(&self) -> CacheStatistics {
         let below = self.below.layers().iter().map(|layer| &**layer);

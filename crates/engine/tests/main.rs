@@ -18,6 +18,7 @@ mod discard;
 mod dropped;
 mod failed_writes;
 mod first_sector;
+mod foreign;
 mod gather;
 mod host_file;
 mod keys;

@@ -4,6 +4,10 @@
 //! of the disk that can hold none of that any more has to be dirty; that stays so when the bitmap is disabled, and
 //! goes over to those that it is merged into. Only what a request asked for since may be dirty.
 //!
+//! A write that was under way then may have been part of what the disk held. The first read of its
+//! place that begins later decides: whatever it sees was there after the bitmap began to record, so
+//! anything else that is found there afterwards has changed under its eyes.
+//!
 //! An image in memory has one list of bitmaps, and the medium has the one that was stored last: its bitmaps follow
 //! the disk in here as if nobody had changed the list since. After a crash the file has that list or, if the close
 //! had begun, the current one, as a whole. A bitmap that is marked IN_USE says nothing; every other one is judged.
@@ -11,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crate::model::{Model, Moment, Survival, WriteId};
+use crate::model::{Found, Grain, Granules, Model, Moment, Survival, WriteId, recognise};
 use crate::remembered::Content;
 use crate::rng::Rng;
 
@@ -142,6 +146,8 @@ struct Tracked {
     lost: bool,
     /// What the disk may have held when it began to record.
     since: Content,
+    /// A moment at which it had begun.
+    recording: Moment,
     /// What has to be dirty whatever the disk holds.
     must: BTreeSet<u64>,
     /// What may be dirty.
@@ -149,6 +155,22 @@ struct Tracked {
 }
 
 impl Tracked {
+    /// A read that began at `begun` has seen this in a granule, after the bitmap began to record: no
+    /// matter what the disk held then, anything but this is a change.
+    fn saw(&mut self, begun: Moment, (granule, write): (u64, WriteId)) {
+        if !self.enabled || begun <= self.recording {
+            return;
+        }
+        let mut parts = self.since.iter_mut();
+        let part = parts.find(|(granules, _)| granules.contains(&granule));
+        if let Some((granules, contents)) = part {
+            let possible = &mut contents[(granule - granules.start) as usize];
+            if possible.len() > 1 && possible.contains(&write) {
+                *possible = vec![write];
+            }
+        }
+    }
+
     /// What has to be dirty if a reader might find this on the disk. Behind its end nothing has.
     fn required(&self, (found, model): (&Content, &Model)) -> BTreeSet<u64> {
         let mut required = self.must.clone();
@@ -247,6 +269,19 @@ impl Bitmaps {
     /// It has ended, well or not.
     pub fn end(&mut self, id: WriteId) {
         self.in_flight.retain(|(other, _)| *other != id);
+    }
+
+    /// A read that began at `begun` has delivered `bytes`, rightly.
+    pub fn saw(&mut self, begun: Moment, (granules, bytes): (&Granules, &[u8]), grain: &Grain) {
+        let base = grain.start(granules.start);
+        for granule in granules.clone() {
+            let from = (grain.start(granule) - base) as usize;
+            let to = (grain.start(granule + 1) - base) as usize;
+            if let Found::Own(write) = recognise(granule, &bytes[from..to]) {
+                self.lists()
+                    .for_each(|bitmap| bitmap.saw(begun, (granule, write)));
+            }
+        }
     }
 
     /// The disk is about to have another size, with nothing else in flight.
@@ -353,6 +388,7 @@ impl Bitmaps {
         };
         let found = model.possible_since(begun);
         model.abandon_read(begun);
+        let recording = model.moment();
         match change {
             Change::Add(name, granularity) => self.now.push(Tracked {
                 name,
@@ -360,6 +396,7 @@ impl Bitmaps {
                 enabled: true,
                 lost: false,
                 since: found,
+                recording,
                 must: BTreeSet::new(),
                 may,
             }),
@@ -368,6 +405,7 @@ impl Bitmaps {
                 let at = self.find(&name);
                 let bitmap = &mut self.now[at];
                 (bitmap.since, bitmap.must) = (found, BTreeSet::new());
+                bitmap.recording = recording;
                 bitmap.may = if bitmap.enabled {
                     may
                 } else {
@@ -379,6 +417,7 @@ impl Bitmaps {
                 let bitmap = &mut self.now[at];
                 if !bitmap.enabled {
                     (bitmap.enabled, bitmap.since) = (true, found);
+                    bitmap.recording = recording;
                     bitmap.may.add_all(&may);
                 }
             }
@@ -492,7 +531,7 @@ fn judge_list(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Grain, Outcome, Until};
+    use crate::model::{Outcome, Until, fill};
 
     const SECTORS: Range<u64> = 0..64;
 
@@ -613,6 +652,45 @@ mod tests {
         sizes(bitmaps.clone(), std::slice::from_ref(&found)).unwrap();
         found.dirty.clear();
         assert!(sizes(bitmaps, &[found]).is_err());
+    }
+
+    /// A write that is under way when a bitmap is cleared may belong to what is recorded or not; a
+    /// read that begins later and does not see it yet decides that it does.
+    #[test]
+    fn a_write_that_a_later_read_does_not_see_yet_is_recorded() {
+        for is_seen in [false, true] {
+            let (mut bitmaps, mut model) = tracked();
+            bitmaps.begin(30, 30 * 512..31 * 512);
+            model.begin_write(30, 30, &(30..31));
+            change(&mut bitmaps, &mut model, What::Clear);
+            let (begun, mut bytes) = (model.begin_read(), vec![0; 512]);
+            let written = if is_seen { 30 } else { 7 };
+            fill(&model.grain().clone(), written, 30..31, &mut bytes);
+            model.end_read(begun, &(30..31), &bytes).unwrap();
+            bitmaps.saw(begun, (&(30..31), &bytes), &model.grain().clone());
+            model.end_write(30, &(30..31), Outcome::Done(Until::End));
+            bitmaps.end(30);
+            bitmaps.end_close();
+            let clean = adopt(&bitmaps, &model, &[reading(&bitmaps, &[])]);
+            assert_eq!(clean.is_ok(), is_seen, "{clean:?}");
+            adopt(&bitmaps, &model, &[reading(&bitmaps, &[30])]).unwrap();
+        }
+    }
+
+    /// A read that began before the bitmap was cleared says nothing.
+    #[test]
+    fn a_read_that_began_earlier_decides_nothing() {
+        let (mut bitmaps, mut model) = tracked();
+        let (begun, mut bytes) = (model.begin_read(), vec![0; 512]);
+        bitmaps.begin(30, 30 * 512..31 * 512);
+        model.begin_write(30, 30, &(30..31));
+        change(&mut bitmaps, &mut model, What::Clear);
+        fill(&model.grain().clone(), 7, 30..31, &mut bytes);
+        bitmaps.saw(begun, (&(30..31), &bytes), &model.grain().clone());
+        model.end_write(30, &(30..31), Outcome::Done(Until::End));
+        bitmaps.end(30);
+        bitmaps.end_close();
+        adopt(&bitmaps, &model, &[reading(&bitmaps, &[])]).unwrap();
     }
 
     #[test]

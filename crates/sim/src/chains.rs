@@ -24,11 +24,12 @@ use cowslip::{Buf, BufMut, Error, Image, Job};
 use crate::bitmaps::What;
 use crate::disk::content::Content;
 use crate::disk::{Losses, Pace, SimDisk, regular};
-use crate::drive::{attempt, block_on};
+use crate::drive::{attempt_watched, block_on};
 use crate::inspect::inspect;
 use crate::prepare::{self, TOP};
 use crate::rng::Rng;
 use crate::run::Totals;
+use crate::second_reader::Layer;
 use crate::subject::SimGate;
 use crate::trace::Trace;
 
@@ -38,6 +39,8 @@ use bitmaps::{Ended, Followed};
 pub const FIRST_SEED: u64 = 1 << 42;
 /// Runs in a soak that demands coverage.
 const RUNS: u64 = 100;
+/// Percent of the flushes of a deed at which it is looked what the power would leave.
+const LOOKS_PERCENT: u64 = 25;
 
 /// An image below the overlay.
 #[derive(Clone, Debug)]
@@ -463,7 +466,15 @@ impl Run {
             Disturbance::None | Disturbance::Cancelled(_) => {}
         }
         let work = self.work(deed, disturbance);
-        let outcome = attempt(&self.disk, &mut self.rng, "deed", work)?;
+        let (mut order, mut looks) = (self.rng.clone(), Rng::new(self.rng.clone().bits()));
+        let mut found = Ok(());
+        let outcome = attempt_watched((&self.disk, &mut order), "deed", work, || {
+            if self.disk.has_issued_flush() && found.is_ok() && looks.chance(LOOKS_PERCENT) {
+                found = self.look(&views, &Rng::new(looks.bits()));
+            }
+        })?;
+        self.rng = order;
+        found.map_err(|what| format!("if the power failed now: {what}"))?;
         totals.requests += 1;
         let mut when = "after a deed";
         let has_power = self.disk.has_power();
@@ -590,13 +601,51 @@ impl Run {
         }
     }
 
-    /// What must hold whatever has happened.
-    fn judge(&mut self, when: &str, views: &[Vec<u8>]) -> Result<(), String> {
+    /// What the power would leave if it failed now: every image is sound, and the overlay reads as it
+    /// did, as far as the second reader can tell.
+    fn look(&self, views: &[Vec<u8>], rng: &Rng) -> Result<(), String> {
+        let how = (Losses::Adverse, &Trace::off());
+        let left = self.disk.if_power_failed(rng, how);
+        for name in self.qcow2_names() {
+            let findings = inspect(&left.content(&name).expect("the run has made it"));
+            let flags = findings.flags.iter().chain(&findings.low_counts);
+            if let Some(first) = findings.corruptions.iter().chain(flags).next() {
+                return Err(format!("{name}: corrupt: {first}"));
+            }
+        }
+        let layer = Layer::open(&left, TOP).ok_or("a file that is below is missing")?;
+        let len = layer.size() as usize;
+        let (mut bytes, mut known) = (vec![0; len], vec![false; len]);
+        layer.read(0, &mut bytes, &mut known);
+        let differs = |view: &Vec<u8>| {
+            let mut places = bytes.iter().zip(view).zip(&known);
+            match view.len() == len {
+                true => places.position(|((a, b), known)| *known && a != b),
+                false => Some(len),
+            }
+        };
+        let found: Vec<Option<usize>> = views.iter().map(differs).collect();
+        match found.contains(&None) {
+            true => Ok(()),
+            false => Err(format!(
+                "other bytes were found after reopening, the first at {:x?}",
+                found[0]
+            )),
+        }
+    }
+
+    /// The images that are not raw, the overlay last.
+    fn qcow2_names(&self) -> Vec<String> {
         let qcow2 = self.chains.iter().flatten();
         let qcow2 = qcow2.filter(|file| file.format == Format::Qcow2);
         let mut names: Vec<String> = qcow2.map(|file| file.name.clone()).collect();
         names.push(TOP.to_string());
-        for name in names {
+        names
+    }
+
+    /// What must hold whatever has happened.
+    fn judge(&mut self, when: &str, views: &[Vec<u8>]) -> Result<(), String> {
+        for name in self.qcow2_names() {
             let found =
                 prepare::examine(&name, (&self.disk, prepare::Lag::default()), &mut self.rng);
             let (_, found) = found.map_err(|what| format!("{when}: {name}: {what}"))?;

@@ -3,6 +3,7 @@
 use cowslip::image::{
     AllocPolicy, CopyOnRead, DetectZeroes, DiscardPolicy, WritePolicy, ZeroMethod,
 };
+use cowslip::luks::CipherMode;
 use cowslip::qcow2::create::Preallocation;
 
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
@@ -57,6 +58,17 @@ pub enum Data {
     External,
     /// In a data file that is also a raw image.
     ExternalRaw,
+}
+
+/// How the guest data of the top image is encrypted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encryption {
+    /// Not at all.
+    None,
+    /// In QEMU's old way: the passphrase is the key.
+    Aes,
+    /// By the keys of a LUKS volume, in this mode.
+    Luks(CipherMode),
 }
 
 /// How a round ends.
@@ -140,6 +152,8 @@ pub struct Round {
     pub copy_on_read: CopyOnRead,
     /// Writes store whole clusters, compressed.
     pub compress: bool,
+    /// Bytes of a bitmap's table that are read at a time; 0 for as many as usual.
+    pub bitmap_piece_bytes: u64,
 }
 
 /// A part of runs that can be left out.
@@ -179,11 +193,15 @@ pub enum Part {
     Bitmaps,
     /// Copies that reads make.
     CopyOnRead,
+    /// Encrypted images.
+    Encryption,
+    /// Looks at what a power failure would leave.
+    Looks,
 }
 
 impl Part {
     /// All parts, by the names that commands use.
-    pub const NAMES: [(&'static str, Part); 17] = [
+    pub const NAMES: [(&'static str, Part); 19] = [
         ("kills", Part::Kills),
         ("faults", Part::Faults),
         ("compressed", Part::Compressed),
@@ -201,6 +219,8 @@ impl Part {
         ("vm-state", Part::VmState),
         ("bitmaps", Part::Bitmaps),
         ("copy-on-read", Part::CopyOnRead),
+        ("encryption", Part::Encryption),
+        ("looks", Part::Looks),
     ];
 }
 
@@ -223,6 +243,8 @@ pub struct Config {
     pub crammed: Option<u64>,
     /// Where its data is.
     pub data: Data,
+    /// How that is encrypted.
+    pub encryption: Encryption,
     /// What is allocated when it is made.
     pub preallocation: Preallocation,
     /// The chain below it, from the bottom.
@@ -245,6 +267,8 @@ pub struct Config {
     pub pace: Pace,
     /// How the disk lies.
     pub lie: Lie,
+    /// What a power failure would leave is looked at now and then.
+    pub looks: bool,
     /// The sessions.
     pub rounds: Vec<Round>,
 }
@@ -552,6 +576,7 @@ impl Round {
             },
             copy_on_read: CopyOnRead::Off,
             compress: false,
+            bitmap_piece_bytes: 0,
         }
     }
 }
@@ -649,6 +674,7 @@ impl Config {
             } else {
                 Data::Inside
             },
+            encryption: Encryption::None,
             preallocation: draw_preallocation(rng, (below.is_empty(), size), allocates),
             below: if kind == Kind::Qcow2 {
                 below
@@ -675,6 +701,7 @@ impl Config {
                 Pace::SlowWrites,
             ]),
             lie: Lie::None,
+            looks: true,
             rounds,
             layout,
         };
@@ -689,6 +716,8 @@ impl Config {
             self.draw_policies(seed);
             self.draw_vm_state(seed);
             self.draw_filters(seed);
+            self.draw_encryption(seed);
+            self.draw_pieces(seed);
         }
         if self.size > PREALLOCATED_BYTES_MAX && self.resizes_write_zeroes() {
             self.leave_out(Part::Resizes);
@@ -741,7 +770,7 @@ impl Config {
             round.alloc_policy = rng.pick(&[Auto, Contiguous, Sparse, Sparse]);
             if matches!(
                 self.profile,
-                Profile::Story(Story::HolesLate | Story::FlushedOften)
+                Profile::Story(Story::HolesLate | Story::FlushedOften | Story::TablesOnUsedSpace)
             ) {
                 // The others keep what they have allocated.
                 round.alloc_policy = Sparse;
@@ -781,6 +810,41 @@ impl Config {
         }
     }
 
+    /// Some images are encrypted. What is compressed would not be, so nothing is.
+    fn draw_encryption(&mut self, seed: u64) {
+        let rng = &mut Rng::derived(seed, "encryption", 0);
+        let drawn = !matches!(self.profile, Profile::Directed(_) | Profile::Story(_));
+        if drawn && self.data != Data::ExternalRaw && rng.chance(6) {
+            self.encrypt(rng);
+        }
+    }
+
+    /// Encrypts the guest's data.
+    pub(crate) fn encrypt(&mut self, rng: &mut Rng) {
+        self.encryption = rng.pick(&[
+            Encryption::Aes,
+            Encryption::Luks(CipherMode::Cbc),
+            Encryption::Luks(CipherMode::Xts),
+        ]);
+        self.leave_out(Part::Compressed);
+        if self.layout.version == 2 {
+            // Nothing could say that preallocated clusters read as zeroes.
+            self.preallocation = Preallocation::Off;
+            self.leave_out(Part::Resizes);
+        }
+    }
+
+    /// Tables of bitmaps are read, and bits written, in few entries at a time.
+    fn draw_pieces(&mut self, seed: u64) {
+        if matches!(self.profile, Profile::Directed(_) | Profile::Story(_)) {
+            return;
+        }
+        for (round, index) in self.rounds.iter_mut().zip(0..) {
+            let rng = &mut Rng::derived(seed, "pieces", index);
+            round.bitmap_piece_bytes = rng.pick(&[0, 8, 16, 64, 512]);
+        }
+    }
+
     /// Leaves a part out.
     pub fn leave_out(&mut self, part: Part) {
         for round in &mut self.rounds {
@@ -810,6 +874,8 @@ impl Config {
                 Part::Alignment
                 | Part::RawData
                 | Part::Recoveries
+                | Part::Encryption
+                | Part::Looks
                 | Part::Dirty
                 | Part::Crammed => {}
             }
@@ -818,6 +884,8 @@ impl Config {
             Part::Alignment => self.alignment_bytes = 1,
             Part::RawData if self.data == Data::ExternalRaw => self.data = Data::External,
             Part::Crammed => self.crammed = None,
+            Part::Encryption => self.encryption = Encryption::None,
+            Part::Looks => self.looks = false,
             Part::Growth | Part::Resizes => self.created_bytes = self.size,
             _ => {}
         }
@@ -827,7 +895,7 @@ impl Config {
     pub fn describe(&self) -> String {
         let layout = &self.layout;
         let mut text = format!(
-            "{:?} {:?} {:?} size {:#x} cluster {} extended {} version {} refcount bits {} lazy {} data {:?} preallocation {:?}\n\
+            "{:?} {:?} {:?} size {:#x} cluster {} extended {} version {} refcount bits {} lazy {} data {:?} encryption {:?} preallocation {:?}\n\
              VM state {:?} grain {:?} alignment {} zeroes_fast {} punches_holes {} allocates {:?} pace {:?}",
             self.kind,
             self.profile,
@@ -839,6 +907,7 @@ impl Config {
             layout.refcount_bits,
             layout.lazy_refcounts,
             self.data,
+            self.encryption,
             self.preallocation,
             self.vm_state,
             self.grain,

@@ -84,17 +84,6 @@ pub fn seeds(coverage: &Coverage, attempt: u64, all: bool) -> Vec<u64> {
     wanted.map(|(number, _)| seed(number, attempt)).collect()
 }
 
-/// The numbers of all goals that a run can reach, in an order in which neighbours differ.
-#[cfg(feature = "planted")]
-pub(crate) fn spread() -> Vec<usize> {
-    let goals = Goal::all();
-    let mut numbers: Vec<usize> = (0..goals.len())
-        .filter(|number| goals[*number].is_possible())
-        .collect();
-    Rng::derived(0, "spread", 0).shuffle(&mut numbers);
-    numbers
-}
-
 /// Usual seeds whose runs have the values that `coverage` has not seen drawn.
 pub fn drawing(coverage: &Coverage, attempt: u64) -> Vec<u64> {
     let mut lacking = coverage.undrawn();

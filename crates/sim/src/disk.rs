@@ -319,6 +319,20 @@ impl SimDisk {
         }
     }
 
+    /// What would be left if the power failed now, as a disk of its own: a draw from `rng`. Nothing
+    /// happens to this one.
+    pub fn if_power_failed(&self, rng: &Rng, (losses, trace): (Losses, &Trace)) -> SimDisk {
+        let files = self.lock().if_power_failed(rng.clone(), (losses, trace));
+        let disk = SimDisk::new(rng.clone(), Trace::off());
+        disk.lock().files = files;
+        disk
+    }
+
+    /// Whether a flush has been issued since this was last asked.
+    pub fn has_issued_flush(&self) -> bool {
+        std::mem::take(&mut self.lock().flush_issued)
+    }
+
     /// The process dies; the bytes that the system holds stay, flushed or not.
     pub fn kill(&self, rng: Rng) {
         self.lock().kill(rng);

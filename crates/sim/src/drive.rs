@@ -74,6 +74,19 @@ pub(crate) fn attempt<T: 'static>(
     name: &str,
     future: impl Future<Output = T> + 'static,
 ) -> Result<Option<T>, String> {
+    attempt_watched((disk, rng), name, future, || ())
+}
+
+/// The same; `watch` is called at each of its moments.
+///
+/// # Errors
+/// If it hangs.
+pub(crate) fn attempt_watched<T: 'static>(
+    (disk, rng): (&SimDisk, &mut Rng),
+    name: &str,
+    future: impl Future<Output = T> + 'static,
+    mut watch: impl FnMut(),
+) -> Result<Option<T>, String> {
     let result = Rc::new(RefCell::new(None));
     let slot = Rc::clone(&result);
     let mut executor = Executor::default();
@@ -81,8 +94,10 @@ pub(crate) fn attempt<T: 'static>(
         let value = future.await;
         *slot.borrow_mut() = Some(value);
     });
-    let stop =
-        |executor: &mut Executor, _: &mut Rng| (executor.unfinished() == 0).then_some(Stop::Idle);
+    let stop = |executor: &mut Executor, _: &mut Rng| {
+        watch();
+        (executor.unfinished() == 0).then_some(Stop::Idle)
+    };
     match drive(&mut executor, disk, rng, stop)? {
         Stop::Idle => Ok(result.borrow_mut().take()),
         Stop::PowerOff | Stop::Failure => Ok(None),

@@ -9,6 +9,7 @@
 mod bitmaps;
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use crate::bitmaps::Reading;
 use crate::disk::content::Content;
@@ -44,6 +45,9 @@ const DIRTY: u64 = 1;
 const CORRUPT: u64 = 2;
 const DATA_FILE: u64 = 4;
 const EXTENDED: u64 = 16;
+/// Header extensions.
+const CRYPTO_HEADER: u64 = 0x0537_be77;
+const BITMAPS: u64 = 0x2385_2875;
 /// Findings that are kept; the first ones tell the story.
 const CORRUPTIONS_MAX: usize = 20;
 
@@ -60,13 +64,140 @@ struct Reader<'a> {
     extended: bool,
     found: Findings,
     /// What references each cluster, by index.
-    references: BTreeMap<u64, Vec<String>>,
+    references: BTreeMap<u64, Vec<User>>,
     /// Entries with COPIED set or clear: where, cluster, set.
-    copied: Vec<(String, u64, bool)>,
+    copied: Vec<(User, u64, bool)>,
 }
 
 fn number(content: &Content, offset: u64, bytes: usize) -> u64 {
     content.number(offset, bytes)
+}
+
+/// The data of a header extension: where it is, and its length.
+fn extension(content: &Content, wanted: u64) -> Option<(u64, u64)> {
+    if content.number(4, 4) < 3 {
+        // Without a length of the header; extensions begin where version 2 ends.
+        return extension_from(content, 72, wanted);
+    }
+    extension_from(content, content.number(100, 4), wanted)
+}
+
+fn extension_from(content: &Content, start: u64, wanted: u64) -> Option<(u64, u64)> {
+    let (mut at, cluster) = (start, 1 << content.number(20, 4));
+    while at + 8 <= cluster {
+        let (kind, len) = (content.number(at, 4), content.number(at + 4, 4));
+        match kind {
+            0 => return None,
+            _ if kind == wanted => return Some((at + 8, len)),
+            _ => at = (at + 8 + len).next_multiple_of(8),
+        }
+    }
+    None
+}
+
+/// Where the keys of an encrypted image are, and their length.
+pub fn crypto_header(content: &Content) -> Option<(u64, u64)> {
+    let (at, _) = extension(content, CRYPTO_HEADER)?;
+    Some((content.number(at, 8), content.number(at + 8, 8)))
+}
+
+/// The IDs of the snapshots, in the table's order.
+pub fn snapshot_ids(content: &Content) -> Vec<String> {
+    let (count, mut at) = (content.number(60, 4), content.number(64, 8));
+    let mut ids = Vec::new();
+    for _ in 0..count {
+        let field = |offset, bytes| content.number(at + offset, bytes);
+        let (id, name, extra) = (field(12, 2), field(14, 2), field(36, 4));
+        let id = content.bytes(at + 40 + extra, id as usize);
+        ids.push(String::from_utf8_lossy(&id).into_owned());
+        at =
+            (at + 40 + extra + ids.last().map_or(0, String::len) as u64 + name).next_multiple_of(8);
+    }
+    ids
+}
+
+/// The structures that guest data must never land in, by the bytes of their first clusters: the
+/// header, tables of the active state, counts, the tables of snapshots and bitmaps, the keys.
+pub fn metadata(content: &Content) -> Vec<(String, std::ops::Range<u64>)> {
+    let field = |offset, bytes| content.number(offset, bytes);
+    let cluster = 1 << field(20, 4);
+    let mut found = vec![("the header".to_string(), 0..cluster)];
+    let mut add = |what: String, at: u64, len: u64| found.push((what, at..at + len));
+    add("the L1 table".to_string(), field(40, 8), field(36, 4) * 8);
+    let (table, clusters) = (field(48, 8), field(56, 4));
+    add("the refcount table".to_string(), table, clusters * cluster);
+    for index in 0..clusters * cluster / 8 {
+        match field(table + index * 8, 8) & !0x1ff {
+            0 => {}
+            block => add(format!("refcount block {index}"), block, cluster),
+        }
+    }
+    for index in 0..field(36, 4) {
+        match field(field(40, 8) + index * 8, 8) & OFFSET {
+            0 => {}
+            l2 => add(format!("L2 table {index}"), l2, cluster),
+        }
+    }
+    if field(60, 4) > 0 {
+        add("the snapshot table".to_string(), field(64, 8), 1);
+    }
+    if let Some((at, len)) = crypto_header(content) {
+        add("the encryption header".to_string(), at, len);
+    }
+    let consistent = field(4, 4) >= 3 && field(88, 8) & 1 != 0;
+    if let (true, Some((at, _))) = (consistent, extension(content, BITMAPS)) {
+        let (len, directory) = (field(at + 8, 8), field(at + 16, 8));
+        add("the bitmap directory".to_string(), directory, len);
+    }
+    found
+}
+
+/// What a cluster is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Thing {
+    Header,
+    Keys,
+    L1,
+    RefcountTable,
+    RefcountBlock(u64),
+    Table(u64),
+    Guest(u64),
+    Compressed(u64),
+    SnapshotTable,
+    BitmapDirectory,
+    BitmapTable(u64),
+    Bits(u64),
+}
+
+/// A use of a cluster: by the active state, or by the snapshot of this number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct User(Option<u64>, Thing);
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(snapshot) = self.0 {
+            write!(f, "snapshot {snapshot}: ")?;
+        }
+        match self.1 {
+            Thing::Header => f.write_str("the header"),
+            Thing::Keys => f.write_str("the encryption header"),
+            Thing::L1 => f.write_str("the L1 table"),
+            Thing::RefcountTable => f.write_str("the refcount table"),
+            Thing::RefcountBlock(index) => write!(f, "refcount block {index}"),
+            Thing::Table(index) => write!(f, "L2 table {index}"),
+            Thing::Guest(guest) => write!(f, "guest cluster {guest:#x}"),
+            Thing::Compressed(guest) => write!(f, "compressed guest cluster {guest:#x}"),
+            Thing::SnapshotTable => f.write_str("the snapshot table"),
+            Thing::BitmapDirectory => f.write_str("the bitmap directory"),
+            Thing::BitmapTable(number) => write!(f, "the table of bitmap {number}"),
+            Thing::Bits(number) => write!(f, "bits of bitmap {number}"),
+        }
+    }
+}
+
+fn listed(users: &[User]) -> String {
+    let users: Vec<String> = users.iter().map(User::to_string).collect();
+    users.join(" and ")
 }
 
 /// Looks at a qcow2 file.
@@ -107,7 +238,8 @@ pub fn inspect(content: &Content) -> Findings {
         copied: Vec::new(),
     };
     reader.metadata();
-    reader.mapping("", reader.l1);
+    reader.keys();
+    reader.mapping(None, reader.l1);
     reader.snapshots();
     reader.bitmaps();
     reader.judge();
@@ -126,7 +258,7 @@ impl Reader<'_> {
     }
 
     /// Notes a reference to `len` bytes; false if they cannot be read.
-    fn reference(&mut self, what: &str, offset: u64, len: u64) -> bool {
+    fn reference(&mut self, what: User, offset: u64, len: u64) -> bool {
         let cluster = self.cluster();
         if !offset.is_multiple_of(cluster) {
             self.corrupt(format!("{what} at {offset:#x}, which starts no cluster"));
@@ -141,22 +273,21 @@ impl Reader<'_> {
             return false;
         }
         for index in offset / cluster..(offset + len).div_ceil(cluster) {
-            let users = self.references.entry(index).or_default();
-            users.push(what.to_string());
+            self.references.entry(index).or_default().push(what);
         }
         true
     }
 
     fn metadata(&mut self) {
         let cluster = self.cluster();
-        self.reference("the header", 0, cluster);
+        self.reference(User(None, Thing::Header), 0, cluster);
         let (l1, entries) = self.l1;
         if entries > 0 {
-            self.reference("the L1 table", l1, u64::from(entries) * 8);
+            self.reference(User(None, Thing::L1), l1, u64::from(entries) * 8);
         }
         let (table, clusters) = self.refcounts;
         let len = u64::from(clusters) * cluster;
-        if !self.reference("the refcount table", table, len) {
+        if !self.reference(User(None, Thing::RefcountTable), table, len) {
             return;
         }
         for index in 0..len / 8 {
@@ -164,8 +295,19 @@ impl Reader<'_> {
             if entry & 0x1ff != 0 {
                 self.corrupt(format!("refcount table entry {index} is {entry:#x}"));
             } else if entry != 0 {
-                self.reference(&format!("refcount block {index}"), entry, cluster);
+                self.reference(User(None, Thing::RefcountBlock(index)), entry, cluster);
             }
+        }
+    }
+
+    /// The LUKS volume that holds the keys of the image.
+    fn keys(&mut self) {
+        match (self.content.number(32, 4), crypto_header(self.content)) {
+            (2, None) => self.corrupt("an encrypted image has no keys".to_string()),
+            (_, Some((at, len))) => {
+                self.reference(User(None, Thing::Keys), at, len);
+            }
+            (_, None) => {}
         }
     }
 
@@ -197,12 +339,12 @@ impl Reader<'_> {
             let l1 = (field(0, 8), field(8, 4) as u32);
             let names = field(12, 2) + field(14, 2);
             at = (at + 40 + field(36, 4) + names).next_multiple_of(8);
-            let who = format!("snapshot {index}: ");
-            self.reference(&format!("{who}its L1 table"), l1.0, u64::from(l1.1) * 8);
-            self.mapping(&who, l1);
+            let who = Some(index);
+            self.reference(User(who, Thing::L1), l1.0, u64::from(l1.1) * 8);
+            self.mapping(who, l1);
         }
         if count > 0 {
-            self.reference("the snapshot table", table, at - table);
+            self.reference(User(None, Thing::SnapshotTable), table, at - table);
             let bytes = self.content.bytes(table, (at - table) as usize);
             self.remember(&bytes);
         }
@@ -220,11 +362,11 @@ impl Reader<'_> {
     }
 
     /// The tables and clusters of an L1 table; `who` has it, nobody in particular the active state.
-    fn mapping(&mut self, who: &str, (l1, entries): (u64, u32)) {
+    fn mapping(&mut self, who: Option<u64>, (l1, entries): (u64, u32)) {
         let entry_bytes = if self.extended { 16 } else { 8 };
         let per_table = self.cluster() / entry_bytes;
         let needed = self.size.div_ceil(self.cluster() * per_table);
-        if who.is_empty() && needed > u64::from(entries) {
+        if who.is_none() && needed > u64::from(entries) {
             self.corrupt(format!("{entries} L1 entries, and the disk needs {needed}"));
         }
         for index in 0..u64::from(entries) {
@@ -239,11 +381,11 @@ impl Reader<'_> {
             if table == 0 {
                 continue;
             }
-            let what = format!("{who}L2 table {index}");
-            if !self.reference(&what, table, self.cluster()) {
+            let what = User(who, Thing::Table(index));
+            if !self.reference(what, table, self.cluster()) {
                 continue;
             }
-            if who.is_empty() {
+            if who.is_none() {
                 let cluster = table >> self.cluster_bits;
                 self.copied.push((what, cluster, entry & COPIED != 0));
             } else {
@@ -257,7 +399,7 @@ impl Reader<'_> {
         }
     }
 
-    fn entry(&mut self, who: &str, guest_cluster: u64, at: u64) {
+    fn entry(&mut self, who: Option<u64>, guest_cluster: u64, at: u64) {
         let entry = self.content.number(at, 8);
         let bitmap = if self.extended {
             self.content.number(at + 8, 8)
@@ -268,9 +410,10 @@ impl Reader<'_> {
             return;
         }
         let guest = guest_cluster << self.cluster_bits;
-        let what = format!("{who}guest cluster {guest:#x}");
+        let what = User(who, Thing::Guest(guest));
         if entry & COMPRESSED != 0 {
-            return self.compressed(who, &format!("guest cluster {guest:#x}"), (entry, bitmap));
+            let what = User(who, Thing::Compressed(guest));
+            return self.compressed(what, (entry, bitmap));
         }
         let zero = if self.version == 3 && !self.extended {
             ZERO
@@ -310,10 +453,10 @@ impl Reader<'_> {
             }
             return;
         }
-        if !self.reference(&what, offset, self.cluster()) {
+        if !self.reference(what, offset, self.cluster()) {
             return;
         }
-        if who.is_empty() {
+        if who.is_none() {
             self.copied
                 .push((what, offset >> self.cluster_bits, entry & COPIED != 0));
         } else {
@@ -322,16 +465,16 @@ impl Reader<'_> {
         }
     }
 
-    fn compressed(&mut self, who: &str, what: &str, (entry, bitmap): (u64, u64)) {
+    fn compressed(&mut self, what: User, (entry, bitmap): (u64, u64)) {
         if self.data_file || entry & COPIED != 0 || bitmap != 0 {
-            self.corrupt(format!("{what} is compressed: {entry:#x}, {bitmap:#x}"));
+            self.corrupt(format!("{what}: {entry:#x}, {bitmap:#x}"));
         }
         let offset_bits = 62 - (self.cluster_bits - 8);
         let offset = entry & ((1 << offset_bits) - 1);
         let sectors = (entry & !COMPRESSED & !COPIED) >> offset_bits;
         let end = (offset / 512 + 1 + sectors) * 512;
         let first = offset >> self.cluster_bits << self.cluster_bits;
-        self.reference(&format!("{who}compressed {what}"), first, end - first);
+        self.reference(what, first, end - first);
     }
 
     fn judge(&mut self) {
@@ -339,14 +482,14 @@ impl Reader<'_> {
         for (index, users) in &references {
             if !may_share(users) {
                 let offset = index << self.cluster_bits;
-                self.corrupt(format!("{offset:#x} is used by {}", users.join(" and ")));
+                self.corrupt(format!("{offset:#x} is used by {}", listed(users)));
             }
             let count = self.count(*index);
             if count < users.len() as u64 {
                 let offset = index << self.cluster_bits;
                 let what = format!(
                     "{offset:#x} has count {count} and is used by {}",
-                    users.join(" and ")
+                    listed(users)
                 );
                 match self.found.dirty {
                     true if self.found.low_counts.len() < CORRUPTIONS_MAX => {
@@ -383,19 +526,9 @@ impl Reader<'_> {
 }
 
 /// Whether these may use one cluster: compressed clusters, or one thing and snapshots of it.
-fn may_share(users: &[String]) -> bool {
-    let things = users.iter().map(|user| match user.split_once(": ") {
-        Some((_, thing)) => (true, thing),
-        None => (false, user.as_str()),
-    });
-    let mut things: Vec<(bool, &str)> = things.collect();
-    if things
-        .iter()
-        .all(|(_, thing)| thing.starts_with("compressed"))
-    {
-        return true;
-    }
-    let own = things.iter().filter(|(snapshot, _)| !snapshot).count();
-    things.dedup_by_key(|(_, thing)| *thing);
-    own <= 1 && things.len() == 1
+fn may_share(users: &[User]) -> bool {
+    let is_compressed = |user: &User| matches!(user.1, Thing::Compressed(_));
+    let own = users.iter().filter(|user| user.0.is_none()).count();
+    let is_one = users.iter().all(|user| user.1 == users[0].1);
+    users.iter().all(is_compressed) || own <= 1 && is_one
 }

@@ -6,6 +6,7 @@
 mod anatomy;
 pub mod bitmaps;
 pub mod chains;
+pub mod cipher;
 pub mod config;
 pub mod coverage;
 pub mod directed;
@@ -13,6 +14,8 @@ pub mod disk;
 mod drive;
 pub mod executor;
 pub mod inspect;
+mod look;
+pub mod mixture;
 pub mod model;
 pub mod panics;
 #[cfg(feature = "planted")]

@@ -1,9 +1,10 @@
-//! The command `cowslip-sim`: many seeds on several threads, or one seed with its record.
+//! The command `cowslip-sim`: many runs on several threads, or one seed with its record.
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use clap::Parser;
 use cowslip_sim::config::{Kind, Part};
 use cowslip_sim::run::{Changes, Report, run};
 use cowslip_sim::shrink;
@@ -11,44 +12,101 @@ use cowslip_sim::soak::Soak;
 use cowslip_sim::summary::Summary;
 use cowslip_sim::trace::Trace;
 
-const USAGE: &str = "\
-usage: cowslip-sim [--seeds N] [--start S] [--jobs J] [--kind qcow2|raw|plain] [--keep-going]
-                   [--seconds N] [--coverage | --require-coverage | --no-coverage]
-                   [--json]
-       cowslip-sim --replay SEED [--kind K] [--salt N] [--skip ID,ID,...] [--tail LINES]
-                   [--rounds N] [--moment N]
-       cowslip-sim --shrink SEED [--kind K]
-       cowslip-sim --planted all|quick|NAME,... [--budget SEEDS] [--start S] [--jobs J] [--json]
-
-Every form takes --without PART,...: kills, faults, compressed, discards, maintenance, alignment,
-raw-data, small-caches, resizes, recoveries, dirty, crammed, growth, snapshots, vm-state, bitmaps,
-copy-on-read.
---coverage prints where crashes and faults fell; --require-coverage first aims runs at all places where
-they can fall, and fails if one stays empty. That is so by itself from 1000 seeds on, but with
---seconds, --without or --no-coverage.
-Runs the engine on simulated disks. Every run follows from its seed; a run that fails prints the
-command that replays it. --planted, in a build with the feature of that name, plants one mistake
-after the other in the engine and fails unless each is noticed within its budget of seeds; with
---replay and --shrink it plants that one.";
-
+/// Runs the engine on simulated disks.
+///
+/// Every run follows from its seed; a run that fails prints the command that replays it. Without
+/// --replay, --shrink or --planted it makes the runs of the mixture: drawn ones, directed ones,
+/// stories and chains of images. Where no --start says which, it makes others each time, and prints
+/// which ones.
+#[derive(Parser)]
+#[command(name = "cowslip-sim", bin_name = "cowslip-sim", max_term_width = 100)]
 struct Options {
+    /// Runs of the mixture, or of successive seeds where there is none (--kind, --drawn)
+    #[arg(long, default_value_t = 1000, value_name = "N")]
     seeds: u64,
-    start: u64,
+    /// The number of the first run; the clock says which if this does not
+    #[arg(long, value_name = "S")]
+    start: Option<u64>,
+    /// Threads
+    #[arg(long, default_value_t = 1, value_name = "J")]
     jobs: usize,
+    /// What is tested
+    #[arg(long, default_value = "qcow2", value_name = "KIND", value_parser = kind)]
     kind: Kind,
+    /// Successive seeds instead of the mixture: drawn runs alone
+    #[arg(long)]
+    drawn: bool,
+    /// Goes on after a run that fails
+    #[arg(long)]
     keep_going: bool,
-    replay: Option<u64>,
-    shrink: Option<u64>,
-    changes: Changes,
-    tail: usize,
+    /// Begins no run later than this after the first
+    #[arg(long, value_name = "N")]
+    seconds: Option<u64>,
+    /// Prints where crashes and faults fell
+    #[arg(long, group = "wanted")]
+    coverage: bool,
+    /// First aims runs at all places where they can fall, and fails if one stays empty; that is so by
+    /// itself from 1000 runs on, but with --seconds, --without or --no-coverage
+    #[arg(long, group = "wanted")]
+    require_coverage: bool,
+    /// Asks for no coverage
+    #[arg(long, group = "wanted")]
+    no_coverage: bool,
+    /// Prints the figures as JSON
+    #[arg(long)]
     json: bool,
-    /// None: by the number of seeds.
-    coverage: Option<Wanted>,
-    /// No run begins later than this.
-    limit: Duration,
+    /// Performs the run of this seed and prints its record
+    #[arg(long, value_name = "SEED", conflicts_with = "shrink")]
+    replay: Option<u64>,
+    /// Makes the run of this seed, which fails, smaller
+    #[arg(long, value_name = "SEED")]
+    shrink: Option<u64>,
+    /// Another order of events
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    salt: u64,
+    /// Requests that are left out
+    #[arg(long, value_delimiter = ',', value_name = "ID,...")]
+    skip: Vec<u32>,
+    /// The last lines of the record, so many
+    #[arg(long, value_name = "LINES")]
+    tail: Option<usize>,
+    /// Rounds that are kept
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
+    /// The last round ends after so many issues and completions
+    #[arg(long, value_name = "N")]
+    moment: Option<u64>,
+    /// Parts of runs that are left out
+    #[arg(long, value_delimiter = ',', value_name = "PART,...", value_parser = part)]
+    without: Vec<Part>,
+    /// Plants one mistake after the other in the engine ("all", "quick" or names) and fails unless
+    /// each is noticed; with --replay and --shrink it plants that one. In a build with the feature
+    /// of that name
+    #[arg(long, value_name = "NAME,...")]
     planted: Option<String>,
-    trial: Option<String>,
+    /// Runs in which a planted mistake has to be noticed
+    #[arg(long, default_value_t = 6000, value_name = "RUNS")]
     budget: u64,
+    /// One mistake, in this process
+    #[arg(long, value_name = "NAME", hide = true)]
+    trial: Option<String>,
+}
+
+fn kind(name: &str) -> Result<Kind, String> {
+    match name {
+        "qcow2" => Ok(Kind::Qcow2),
+        "raw" => Ok(Kind::Raw),
+        "plain" => Ok(Kind::Plain),
+        _ => Err("it is qcow2, raw or plain".to_string()),
+    }
+}
+
+fn part(name: &str) -> Result<Part, String> {
+    let known = Part::NAMES.iter().find(|(known, _)| *known == name);
+    known.map(|(_, part)| *part).ok_or_else(|| {
+        let names: Vec<&str> = Part::NAMES.iter().map(|(name, _)| *name).collect();
+        format!("the parts are {}", names.join(", "))
+    })
 }
 
 /// What is wanted of the coverage.
@@ -59,110 +117,49 @@ enum Wanted {
     Required,
 }
 
-/// Soaks of so many seeds demand a full matrix, unless something is left out of their runs.
+/// Soaks of so many runs demand a full matrix, unless something is left out of their runs.
 const DEMANDING_SEEDS: u64 = 1000;
+/// Starts that the clock chooses from. Campaigns look through 20 000 seeds for each.
+const STARTS: u64 = 1 << 24;
 
 impl Options {
     fn wanted(&self) -> Wanted {
         let complete = self.kind == Kind::Qcow2
             && self.seeds >= DEMANDING_SEEDS
-            && self.limit == Duration::MAX
-            && self.changes.without.is_empty();
-        match self.coverage {
+            && self.seconds.is_none()
+            && self.without.is_empty();
+        match (self.coverage, self.require_coverage, self.no_coverage) {
+            (_, true, _) => Wanted::Required,
+            (_, _, true) => Wanted::No,
             // What was asked for is printed; a soak demands it as well.
-            Some(Wanted::Printed) if complete => Wanted::Required,
-            Some(wanted) => wanted,
-            None if complete => Wanted::Required,
-            None => Wanted::No,
+            _ if complete => Wanted::Required,
+            (true, ..) => Wanted::Printed,
+            _ => Wanted::No,
+        }
+    }
+
+    fn changes(&self) -> Changes {
+        Changes {
+            skip: self.skip.iter().copied().collect::<BTreeSet<_>>(),
+            salt: self.salt,
+            edit: None,
+            without: self.without.iter().copied().collect(),
+            rounds: self.rounds,
+            moment: self.moment,
         }
     }
 }
 
-fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
-    let mut options = Options {
-        seeds: 1000,
-        start: 0,
-        jobs: 1,
-        kind: Kind::Qcow2,
-        keep_going: false,
-        replay: None,
-        shrink: None,
-        changes: Changes::default(),
-        tail: usize::MAX,
-        json: false,
-        coverage: None,
-        limit: Duration::MAX,
-        planted: None,
-        trial: None,
-        budget: 6000,
-    };
-    while let Some(name) = args.next() {
-        match name.as_str() {
-            "--keep-going" => options.keep_going = true,
-            "--json" => options.json = true,
-            "--coverage" => options.coverage = Some(Wanted::Printed),
-            "--require-coverage" => options.coverage = Some(Wanted::Required),
-            "--no-coverage" => options.coverage = Some(Wanted::No),
-            _ => option(&mut options, &name, args.next())?,
-        }
-    }
-    Ok(options)
-}
-
-/// An option that has a value.
-fn option(options: &mut Options, name: &str, value: Option<String>) -> Result<(), String> {
-    let value = value.ok_or_else(|| format!("{name} needs a value"))?;
-    let number = || {
-        value
-            .parse::<u64>()
-            .map_err(|_| format!("{name}: not a number: {value}"))
-    };
-    match name {
-        "--seeds" => options.seeds = number()?,
-        "--start" => options.start = number()?,
-        "--jobs" => options.jobs = number()?.max(1) as usize,
-        "--replay" => options.replay = Some(number()?),
-        "--shrink" => options.shrink = Some(number()?),
-        "--seconds" => options.limit = Duration::from_secs(number()?),
-        "--salt" => options.changes.salt = number()?,
-        "--rounds" => options.changes.rounds = Some(number()? as usize),
-        "--moment" => options.changes.moment = Some(number()?),
-        "--tail" => options.tail = number()? as usize,
-        "--planted" => options.planted = Some(value),
-        "--trial" => options.trial = Some(value),
-        "--budget" => options.budget = number()?,
-        "--kind" => {
-            options.kind = match value.as_str() {
-                "qcow2" => Kind::Qcow2,
-                "raw" => Kind::Raw,
-                "plain" => Kind::Plain,
-                _ => return Err(format!("no such kind: {value}")),
-            }
-        }
-        "--without" => {
-            for name in value.split(',') {
-                let part = Part::NAMES.iter().find(|(known, _)| *known == name);
-                let (_, part) = part.ok_or_else(|| format!("no such part: {name}"))?;
-                options.changes.without.insert(*part);
-            }
-        }
-        "--skip" => {
-            let ids: Result<BTreeSet<u32>, _> = value.split(',').map(str::parse).collect();
-            options.changes.skip = ids.map_err(|_| format!("not numbers: {value}"))?;
-        }
-        _ => return Err(format!("no such option: {name}")),
-    }
-    Ok(())
+/// A start that no soak before had, as a rule.
+fn start_by_clock() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let nanos = since.map_or(0, |since| since.as_nanos());
+    (nanos % u128::from(STARTS)) as u64
 }
 
 fn main() -> ExitCode {
-    let options = match parse(std::env::args().skip(1)) {
-        Ok(options) => options,
-        Err(what) => {
-            eprintln!("{what}\n{USAGE}");
-            return ExitCode::from(2);
-        }
-    };
+    let options = Options::parse();
+    let changes = options.changes();
     if let Some(names) = options.planted.as_ref().or(options.trial.as_ref()) {
         match plant(&options, names) {
             Ok(None) => {}
@@ -174,43 +171,46 @@ fn main() -> ExitCode {
         }
     }
     if let Some(seed) = options.replay {
-        let report = run(seed, options.kind, &options.changes, Trace::kept());
-        return show(&report, options.tail);
+        let report = run(seed, options.kind, &changes, Trace::kept());
+        return show(&report, options.tail.unwrap_or(usize::MAX));
     }
     if let Some(seed) = options.shrink {
-        return match shrink::shrink(seed, options.kind, &options.changes, |text| {
-            eprintln!("{text}")
-        }) {
+        return match shrink::shrink(seed, options.kind, &changes, |text| eprintln!("{text}")) {
             None => {
                 println!("seed {seed} passes");
                 ExitCode::SUCCESS
             }
             Some(changes) => {
                 let report = run(seed, options.kind, &changes, Trace::kept());
-                let code = show(&report, options.tail);
+                let code = show(&report, options.tail.unwrap_or(usize::MAX));
                 println!("replay: {}", shrink::command(seed, options.kind, &changes));
                 code
             }
         };
     }
-    many(&options)
+    many(&options, &changes)
 }
 
 /// Runs the suite of planted mistakes; with a replay it plants the one that is named, and no more.
 #[cfg(feature = "planted")]
 fn plant(options: &Options, names: &str) -> Result<Option<ExitCode>, String> {
-    use cowslip_sim::planted;
+    use cowslip_sim::planted::{self, Trying};
     let mistakes = planted::named(names)?;
+    let start = options.start.unwrap_or(0);
+    let trying = |runs: u64| Trying {
+        runs: start..start + runs,
+        drawn: options.drawn,
+        seconds: options.seconds.unwrap_or(u64::MAX),
+    };
     if options.trial.is_some() {
-        planted::trial(mistakes[0], options.start..options.start + options.seeds);
+        planted::trial(mistakes[0], &trying(options.seeds));
         return Ok(Some(ExitCode::SUCCESS));
     }
     if options.replay.is_some() || options.shrink.is_some() {
         cowslip::planted::plant(mistakes.first().copied());
         return Ok(None);
     }
-    let seeds = options.start..options.start + options.budget;
-    let trials = planted::suite(&mistakes, seeds, options.jobs);
+    let trials = planted::suite(&mistakes, &trying(options.budget), options.jobs.max(1));
     let text = match options.json {
         true => planted::json(&trials),
         false => planted::table(&trials),
@@ -250,19 +250,29 @@ fn show(report: &Report, tail: usize) -> ExitCode {
     }
 }
 
-fn many(options: &Options) -> ExitCode {
-    let mut soak = Soak::new(options.kind, &options.changes, options.jobs);
+fn many(options: &Options, changes: &Changes) -> ExitCode {
+    let start = options.start.unwrap_or_else(start_by_clock);
+    let said = format!("start {start} (--start {start} makes the same runs again)");
+    match options.json {
+        // Standard output is the figures'.
+        true => eprintln!("{said}"),
+        false => println!("{said}"),
+    }
+    let mut soak = Soak::new(options.kind, changes, options.jobs.max(1));
     soak.keep_going = options.keep_going;
-    soak.limit(options.limit);
+    soak.limit(options.seconds.map_or(Duration::MAX, Duration::from_secs));
     let told = |seed: u64, what: &str| {
-        let command = shrink::command(seed, options.kind, &options.changes);
+        let command = shrink::command(seed, options.kind, changes);
         println!("seed {seed} failed: {what}\n  replay: {command}");
     };
-    let wanted = options.wanted();
-    if wanted == Wanted::Required {
-        soak.campaign(options.start, options.seeds > 0, told);
+    if options.wanted() == Wanted::Required {
+        soak.campaign(start % STARTS, options.seeds > 0, told);
     }
-    soak.range(options.start..options.start + options.seeds, told);
+    let runs = start..start + options.seeds;
+    match options.kind == Kind::Qcow2 && !options.drawn {
+        true => soak.mixture(runs, told),
+        false => soak.range(runs, told),
+    }
     report(options, &soak.summary(), soak.elapsed())
 }
 
@@ -272,7 +282,7 @@ fn report(options: &Options, summary: &Summary, took: Duration) -> ExitCode {
     if options.json {
         println!("{}", summary.json(took));
     } else {
-        if options.coverage.is_some_and(|wanted| wanted != Wanted::No) {
+        if options.coverage || options.require_coverage {
             println!("{}", summary.coverage.describe());
         }
         println!("{}", summary.figures(took));

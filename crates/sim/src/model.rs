@@ -367,6 +367,11 @@ impl Model {
         }
     }
 
+    /// This moment.
+    pub fn moment(&mut self) -> Moment {
+        self.tick()
+    }
+
     /// A flush begins; the moment is for its end.
     pub fn begin_flush(&mut self) -> Moment {
         self.tick()

@@ -11,12 +11,21 @@ use std::time::Instant;
 
 use cowslip::planted::{Mistake, plant};
 
-use crate::chains;
 use crate::config::Kind;
-use crate::directed;
+use crate::mixture::Mixture;
 use crate::run::{Changes, run};
-use crate::stories;
 use crate::trace::Trace;
+
+/// Which runs a mistake meets.
+#[derive(Clone, Debug)]
+pub struct Trying {
+    /// Their numbers.
+    pub runs: Range<u64>,
+    /// They are successive seeds, not those of the mixture.
+    pub drawn: bool,
+    /// No run begins later than so many seconds after the first.
+    pub seconds: u64,
+}
 
 /// How a mistake was noticed.
 #[derive(Clone, Debug)]
@@ -101,12 +110,12 @@ pub fn named(names: &str) -> Result<Vec<Mistake>, String> {
 }
 
 /// Tries each mistake with these runs, in order, until it is noticed; some at a time.
-pub fn suite(mistakes: &[Mistake], seeds: Range<u64>, jobs: usize) -> Vec<Trial> {
+pub fn suite(mistakes: &[Mistake], trying: &Trying, jobs: usize) -> Vec<Trial> {
     let next = AtomicUsize::new(0);
     let trials = Mutex::new(Vec::new());
     let work = || {
         while let Some(&mistake) = mistakes.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let trial = attempt(mistake, seeds.clone());
+            let trial = attempt(mistake, trying);
             eprintln!("{mistake:?}: {} seeds", trial.seeds);
             let mut trials = trials.lock().unwrap_or_else(PoisonError::into_inner);
             trials.push(trial);
@@ -123,7 +132,7 @@ pub fn suite(mistakes: &[Mistake], seeds: Range<u64>, jobs: usize) -> Vec<Trial>
 }
 
 /// A process of its own, since some mistakes end in a panic while another one unwinds.
-fn attempt(mistake: Mistake, seeds: Range<u64>) -> Trial {
+fn attempt(mistake: Mistake, trying: &Trying) -> Trial {
     let begun = Instant::now();
     let mut trial = Trial {
         mistake,
@@ -134,8 +143,15 @@ fn attempt(mistake: Mistake, seeds: Range<u64>) -> Trial {
     };
     let mut command = Command::new(std::env::current_exe().expect("this program is a file"));
     command.args(["--trial", &format!("{mistake:?}")]);
-    command.args(["--start", &seeds.start.to_string()]);
-    command.args(["--seeds", &(seeds.end - seeds.start).to_string()]);
+    let Range { start, end } = trying.runs;
+    command.args(["--start", &start.to_string()]);
+    command.args(["--seeds", &(end - start).to_string()]);
+    if trying.seconds != u64::MAX {
+        command.args(["--seconds", &trying.seconds.to_string()]);
+    }
+    if trying.drawn {
+        command.arg("--drawn");
+    }
     let output = command.output().expect("this program runs again");
     let mut seed = 0;
     for line in String::from_utf8_lossy(&output.stdout).lines() {
@@ -167,10 +183,19 @@ fn attempt(mistake: Mistake, seeds: Range<u64>) -> Trial {
 }
 
 /// One mistake, in this process; says line by line how far it got.
-pub fn trial(mistake: Mistake, runs: Range<u64>) {
+pub fn trial(mistake: Mistake, trying: &Trying) {
     plant(Some(mistake));
-    let goals = directed::spread();
-    for seed in runs.flat_map(|run| seeds_of(&goals, run)) {
+    let (mixture, begun) = (Mixture::default(), Instant::now());
+    let seeds = |run: u64| -> Vec<u64> {
+        match trying.drawn {
+            true => vec![run],
+            false => mixture.seeds(run).collect(),
+        }
+    };
+    for seed in trying.runs.clone().flat_map(seeds) {
+        if begun.elapsed().as_secs() >= trying.seconds {
+            return;
+        }
         println!("seed {seed}");
         let report = run(seed, Kind::Qcow2, &Changes::default(), Trace::off());
         println!("crashes {}", report.totals.crashes);
@@ -189,24 +214,6 @@ pub fn trial(mistake: Mistake, runs: Range<u64>) {
     }
 }
 
-/// The seeds of a run of a trial: after every sixteenth comes one about chains.
-fn seeds_of(goals: &[usize], run: u64) -> impl Iterator<Item = u64> + use<> {
-    let of_chains = (run % 16 == 15).then_some(chains::FIRST_SEED + run / 16);
-    std::iter::once(seed_of(goals, run)).chain(of_chains)
-}
-
-/// The seed of a run of a trial: every fourth one is directed at the next goal, every fourth tells the
-/// next story, the others are drawn.
-fn seed_of(goals: &[usize], run: u64) -> u64 {
-    let (quarter, count) = (run / 4, goals.len() as u64);
-    match run % 4 {
-        0 => 2 * quarter,
-        1 => directed::seed(goals[(quarter % count) as usize], quarter / count),
-        2 => 2 * quarter + 1,
-        _ => stories::FIRST_SEED + quarter,
-    }
-}
-
 /// Phrases of failures, and the judgement that says them.
 const JUDGEMENTS: &[(&str, &str)] = &[
     ("nothing moves any more", "hang"),
@@ -214,6 +221,7 @@ const JUDGEMENTS: &[(&str, &str)] = &[
     ("the bitmaps are", "bitmaps"),
     ("no end after", "hang"),
     ("panicked at", "panic"),
+    ("is not protected", "protection"),
     ("found after reopening", "bytes after a crash"),
     ("size was found", "size after a crash"),
     ("were read;", "bytes of a read"),

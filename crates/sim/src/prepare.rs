@@ -1,19 +1,22 @@
 //! What a run stands on: the files of the image and of the chain below it, how they are opened, and
 //! how the files themselves are judged between sessions.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use cowslip::Image;
 use cowslip::file::{BlockFile, Capabilities};
 use cowslip::image::{DetectZeroes, DiscardPolicy, Format, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::luks::{Hash, IvGenerator, KeySize, NewVolume, Passphrase, Spec, VolumeOptions};
 use cowslip::qcow2::check::{self, CheckOptions, Finding};
-use cowslip::qcow2::create::{CreateOptions, Version, create};
+use cowslip::qcow2::create::{self, CreateOptions, Version, create};
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::snapshot::SnapshotChoice;
 use cowslip_queue::BufMut;
 
 use crate::anatomy;
-use crate::config::{Config, Data, Kind, Layout, Round};
+use crate::cipher::{self, Cipher};
+use crate::config::{Config, Data, Encryption, Kind, Layout, Round};
 use crate::disk::content::Content;
 use crate::disk::{SimDisk, regular};
 use crate::drive::block_on;
@@ -127,6 +130,7 @@ pub(crate) fn build(
     let data_file = (config.data != Data::Inside).then(|| DATA.to_string());
     options.data_file_raw = config.data == Data::ExternalRaw;
     options.data_file.clone_from(&data_file);
+    options.encryption = encryption(config, seed)?;
     make(TOP, config, (options, data_file), disk, rng)?;
     if config.prepared.filled {
         let first = 100 * config.below.len() as WriteId + 1;
@@ -197,6 +201,66 @@ fn create_options(
     options
 }
 
+/// The encryption of a new image, whose key costs little to open.
+fn encryption(config: &Config, seed: u64) -> Result<Option<create::Encryption>, String> {
+    let mode = match config.encryption {
+        Encryption::None => return Ok(None),
+        Encryption::Aes => return Ok(Some(create::Encryption::Aes)),
+        Encryption::Luks(mode) => mode,
+    };
+    let options = VolumeOptions {
+        spec: Spec {
+            key_size: KeySize::Aes128,
+            mode,
+            iv: IvGenerator::Plain64,
+        },
+        hash: Hash::Sha1,
+        passphrase: passphrase(),
+        slot_iterations: 1,
+        digest_iterations: 1,
+    };
+    let rng = &mut Rng::derived(seed, "keys", 0);
+    let made = NewVolume::make(&options, &mut |bytes: &mut [u8]| {
+        bytes.fill_with(|| rng.bits() as u8);
+        Ok(())
+    });
+    let volume = made.map_err(|error| format!("making keys: {error}"))?;
+    Ok(Some(create::Encryption::Luks(Box::new(volume))))
+}
+
+fn passphrase() -> Passphrase {
+    Passphrase::new(cipher::PASSPHRASE.to_vec())
+}
+
+/// What opens the image under test, if it is encrypted.
+pub(crate) fn key(config: &Config) -> Option<Passphrase> {
+    (config.encryption != Encryption::None).then(passphrase)
+}
+
+/// The second reader's view of the image under test.
+///
+/// # Errors
+/// What is wrong with its keys.
+pub(crate) fn second(disk: &SimDisk, keys: &Keys) -> Result<Option<Layer>, String> {
+    let cipher = keys.of(disk)?;
+    Ok(Layer::open(disk, TOP).map(|layer| layer.encrypted(cipher)))
+}
+
+/// The cipher of the image under test, which no run changes: looked up once.
+#[derive(Debug, Default)]
+pub(crate) struct Keys(OnceCell<Option<Cipher>>);
+
+impl Keys {
+    fn of(&self, disk: &SimDisk) -> Result<Option<Cipher>, String> {
+        if let Some(known) = self.0.get() {
+            return Ok(known.clone());
+        }
+        let content = disk.content(TOP).expect("the run has made it");
+        let cipher = Cipher::of_image(&content)?;
+        Ok(self.0.get_or_init(|| cipher).clone())
+    }
+}
+
 fn capabilities(config: &Config) -> Capabilities {
     let mut capabilities = regular(config.alignment_bytes);
     capabilities.zeroes_fast = config.zeroes_fast;
@@ -243,6 +307,7 @@ fn fill_layer(
     let options = OpenOptions {
         format: Some(Format::Qcow2),
         writable: true,
+        passphrase: key(config).filter(|_| name == TOP),
         ..OpenOptions::default()
     };
     let opening = async move { Image::open(file, options, &gate).await };
@@ -348,6 +413,8 @@ pub(crate) fn open(
         cache_bytes: round.cache_bytes,
         copy_on_read: round.copy_on_read,
         compress: round.compress,
+        bitmap_piece_bytes: round.bitmap_piece_bytes,
+        passphrase: key(config),
         ..OpenOptions::default()
     };
     async move {
@@ -364,6 +431,7 @@ pub(crate) fn open(
 /// # Errors
 /// The engine's.
 pub(crate) fn open_at(
+    config: &Config,
     disk: &SimDisk,
     id: &str,
 ) -> impl Future<Output = cowslip::Result<Subject>> + use<> {
@@ -372,6 +440,7 @@ pub(crate) fn open_at(
     let options = OpenOptions {
         format: Some(Format::Qcow2),
         snapshot: Some(SnapshotChoice::Id(id.to_string())),
+        passphrase: key(config),
         ..OpenOptions::default()
     };
     async move {
@@ -415,9 +484,7 @@ pub(crate) fn check(
     if findings.snapshots != baseline.snapshots && fixed {
         return Err("what snapshots reach has changed".to_string());
     }
-    if findings.autoclear & UNKNOWN_AUTOCLEAR != 0 {
-        baseline.judge_untouched(disk)?;
-    }
+    baseline.judge(disk, &findings)?;
     Ok(found)
 }
 
@@ -499,6 +566,17 @@ pub(crate) struct Found {
 }
 
 impl Baseline {
+    /// What a session must not touch.
+    ///
+    /// # Errors
+    /// If it has.
+    pub fn judge(&self, disk: &SimDisk, findings: &Findings) -> Result<(), String> {
+        match findings.autoclear & UNKNOWN_AUTOCLEAR {
+            0 => Ok(()),
+            _ => self.judge_untouched(disk),
+        }
+    }
+
     /// While an unknown autoclear bit is set, nothing else may have changed (D5).
     fn judge_untouched(&self, disk: &SimDisk) -> Result<(), String> {
         let Some((image, data)) = &self.untouched else {

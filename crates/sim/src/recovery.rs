@@ -11,7 +11,7 @@ use crate::coverage::{Phase, Situation, Target};
 use crate::directed::Goal;
 use crate::disk::Losses;
 use crate::disk::fault::{Duration, EIO, Fault, Verb};
-use crate::drive::{Stop, attempt, block_on};
+use crate::drive::{Stop, attempt, attempt_watched, block_on};
 use crate::inspect::inspect;
 use crate::model::{self, Grain, Granules, Model, Survival, Violation, WriteId};
 use crate::prepare::{self, TOP};
@@ -186,7 +186,14 @@ impl Run<'_> {
         }
         self.aim_at_plan(Phase::Opening, plan, (index, number));
         let opening = prepare::open(&self.config, round, &self.disk);
-        let opened = attempt(&self.disk, &mut self.rng, "open", opening)?;
+        let (mut rng, mut found) = (self.rng.clone(), Ok(()));
+        let opened = attempt_watched((&self.disk, &mut rng), "open", opening, || {
+            if found.is_ok() {
+                found = self.look(&self.disk);
+            }
+        })?;
+        self.rng = rng;
+        found.map_err(|what| format!("while the image is opened, {what}"))?;
         if let Some(failed) = self.disk.delivered().1 {
             let file = plan.faults.first().and_then(|fault| fault.file);
             let mut coverage = self.coverage.borrow_mut();
@@ -330,7 +337,7 @@ impl Run<'_> {
                 .map_err(|violation| violation.to_string())?;
         }
         let second = match self.config.kind {
-            Kind::Qcow2 => Layer::open(&self.disk, TOP),
+            Kind::Qcow2 => prepare::second(&self.disk, self.looks.keys())?,
             Kind::Plain | Kind::Raw => None,
         };
         for window in self.model.windows() {
@@ -431,7 +438,7 @@ impl Run<'_> {
         let mut snapshots = std::mem::take(&mut self.snapshots);
         for snapshot in snapshots.known_mut() {
             let id = snapshot.id.clone();
-            let opening = prepare::open_at(&self.disk, &id);
+            let opening = prepare::open_at(&self.config, &self.disk, &id);
             let opened = block_on(&self.disk, &mut self.rng, "open at a snapshot", opening)?;
             let subject =
                 opened.map_err(|error| format!("snapshot {id} does not open: {error}"))?;
@@ -480,7 +487,7 @@ enum Place {
 ///
 /// # Errors
 /// What it has, and may not have.
-fn adopt_snapshot(
+pub(crate) fn adopt_snapshot(
     grain: &Grain,
     (granules, contents): (Granules, &mut [Vec<WriteId>]),
     bytes: &[u8],
@@ -502,7 +509,7 @@ fn adopt_snapshot(
 ///
 /// # Errors
 /// If nothing is left: why the first of them cannot be.
-fn keep_possible(
+pub(crate) fn keep_possible(
     disks: &mut Vec<Model>,
     mut judge: impl FnMut(&mut Model) -> Result<(), Violation>,
 ) -> Result<(), Violation> {

@@ -16,6 +16,8 @@ use crate::directed::Goal;
 use crate::disk::{self, SimDisk};
 use crate::drive::{Stop, drive};
 use crate::executor::{Executor, Kind as TaskKind};
+use crate::inspect;
+use crate::look::{Known, Looker, Looks};
 use crate::model::{Model, Survival, WriteId, ZERO};
 use crate::prepare;
 use crate::profile::Profile;
@@ -179,6 +181,7 @@ pub(crate) struct Run<'a> {
     pub bitmaps: Bitmaps,
     /// What may be behind in the files.
     pub lag: prepare::Lag,
+    pub looks: Looks,
     pub rng: Rng,
     pub trace: Trace,
     pub totals: Totals,
@@ -253,6 +256,7 @@ impl<'a> Run<'a> {
             snapshots,
             bitmaps: Bitmaps::default(),
             lag: prepare::Lag::default(),
+            looks: Looks::new(),
             rng,
             trace: trace.clone(),
             totals: Totals::default(),
@@ -285,6 +289,7 @@ impl<'a> Run<'a> {
     }
 
     fn session(&mut self, index: usize, round: &Round) -> Result<(), String> {
+        self.looks.begin(&self.config, (self.seed, index as u64));
         let subject = self.recover(index, round)?;
         self.progress
             .set(((index + 1).min(self.config.rounds.len()), 0));
@@ -435,14 +440,20 @@ impl<'a> Run<'a> {
             target: work.target,
             seen: 0,
         };
-        let directed = matches!(config.profile, Profile::Directed(_));
+        let watch = Watch {
+            looker: self.looker(),
+            subject,
+            session,
+            is_directed: matches!(config.profile, Profile::Directed(_)),
+        };
         let spawn = |executor: &mut Executor, request: Request| {
             begun.borrow_mut().push(request.id);
             let name = format!("request {}", request.id);
             let task = perform(subject.clone(), Rc::clone(session), request);
             executor.spawn(name, TaskKind::Foreground, task);
         };
-        drive(executor, &self.disk, &mut self.rng, |executor, rng| {
+        let mut order = self.rng.clone();
+        let stopped = drive(executor, &self.disk, &mut order, |executor, rng| {
             if session.failure.borrow().is_some() {
                 return Some(Stop::Failure);
             }
@@ -457,7 +468,7 @@ impl<'a> Run<'a> {
                 coverage.borrow_mut().fault(stage(subject), last, file);
             }
             aim.follow(subject, &disk);
-            if let Some(what) = directed.then(|| refuted(config, subject, &disk)).flatten() {
+            if let Err(what) = watch.watch(executor, &disk) {
                 session.fail(what);
             }
             while session.resizing.get() == Resizing::No
@@ -490,7 +501,30 @@ impl<'a> Run<'a> {
                 spawn(executor, request);
             }
             (numbers.is_empty() && executor.unfinished() == 0).then_some(Stop::Idle)
-        })
+        });
+        self.rng = order;
+        stopped
+    }
+
+    /// The run as looks need it.
+    pub fn looker(&self) -> Looker<'_> {
+        Looker {
+            looks: &self.looks,
+            config: &self.config,
+            baseline: &self.baseline,
+            lag: self.lag,
+            trace: &self.trace,
+        }
+    }
+
+    /// Looks at what would be left with no session, or none any more.
+    pub fn look(&self, disk: &SimDisk) -> Result<(), String> {
+        let known = Known {
+            model: &self.model,
+            snapshots: &self.snapshots,
+            bitmaps: &self.bitmaps,
+        };
+        self.looker().look(disk, known)
     }
 
     /// Ends a session as the round says.
@@ -520,7 +554,10 @@ impl<'a> Run<'a> {
             self.bitmaps.begin_close();
             // The background task sees the close, as it would in a server.
             match self.close(&subject, &mut served.executor)? {
-                Some(Ok(())) => return self.closed(),
+                Some(Ok(())) => {
+                    unprotected(&subject, &self.disk)?;
+                    return self.closed();
+                }
                 Some(Err(error)) if self.disk.delivered().0 > 0 => {
                     self.trace.line(|| format!("close failed: {error}"));
                 }
@@ -619,10 +656,19 @@ impl<'a> Run<'a> {
             let closed = subject.close().await;
             *slot.borrow_mut() = Some(closed);
         });
+        let found = RefCell::new(None);
+        let mut rng = self.rng.clone();
         let stop = |executor: &mut Executor, _: &mut Rng| {
+            if let Err(what) = self.look(&self.disk) {
+                found.borrow_mut().get_or_insert(what);
+            }
             (executor.unfinished() == 0).then_some(Stop::Idle)
         };
-        let stop = drive(executor, &self.disk, &mut self.rng, stop)?;
+        let stop = drive(executor, &self.disk, &mut rng, stop)?;
+        if let Some(what) = found.take() {
+            return Err(format!("while the image is closed, {what}"));
+        }
+        self.rng = rng;
         // Whatever the background task still has in flight comes to an end.
         while self.disk.has_power() && (self.disk.in_flight() > 0 || executor.has_ready()) {
             self.disk.step();
@@ -667,6 +713,64 @@ fn sight(subject: &Subject, disk: &SimDisk, recovering: bool) -> Option<Sight> {
             .any(|name| disk.has_hole_at_risk(name)),
         recovering,
     })
+}
+
+/// What is watched while requests are served.
+struct Watch<'a> {
+    looker: Looker<'a>,
+    subject: &'a Subject,
+    session: &'a Session,
+    is_directed: bool,
+}
+
+impl Watch<'_> {
+    /// One moment of it.
+    ///
+    /// # Errors
+    /// What must not be.
+    fn watch(&self, executor: &Executor, disk: &SimDisk) -> Result<(), String> {
+        let (config, session) = (self.looker.config, self.session);
+        if self.is_directed
+            && let Some(what) = refuted(config, self.subject, disk)
+        {
+            return Err(what);
+        }
+        let known = Known {
+            model: &session.model.borrow(),
+            snapshots: &session.snapshots.borrow(),
+            bitmaps: &session.bitmaps.borrow(),
+        };
+        self.looker.look(disk, known)?;
+        let is_idle = executor.unfinished() == 0 && disk.in_flight() == 0;
+        match is_idle && stage(self.subject) == Stage::Idle && disk.has_power() {
+            true => unprotected(self.subject, disk),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Every cluster that holds metadata is protected from the guest's data, with nothing under way.
+/// After a failure nobody knows which metadata the file has.
+///
+/// # Errors
+/// What is not protected.
+fn unprotected(subject: &Subject, disk: &SimDisk) -> Result<(), String> {
+    let (Subject::Image(image), 0) = (subject, disk.delivered().0) else {
+        return Ok(());
+    };
+    if image.observe().is_none() {
+        return Ok(());
+    }
+    let content = disk.content(prepare::TOP).expect("the run has made it");
+    let cluster = 1 << content.number(20, 4);
+    for (what, range) in inspect::metadata(&content) {
+        let mut clusters = range.clone().step_by(cluster);
+        let open = |at: &u64| image.is_protected(*at) == Some(false);
+        if let Some(at) = clusters.find(open) {
+            return Err(format!("{what} at {at:#x} is not protected"));
+        }
+    }
+    Ok(())
 }
 
 /// What is going on though it cannot be.

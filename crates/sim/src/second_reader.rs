@@ -2,6 +2,7 @@
 //!
 //! Compressed clusters are left out.
 
+use crate::cipher::Cipher;
 use crate::disk::SimDisk;
 use crate::disk::content::Content;
 use crate::prepare::DATA;
@@ -11,8 +12,11 @@ const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 
 /// An image and what lies below it.
+#[derive(Clone, Debug)]
 pub struct Layer {
     content: Content,
+    /// What its guest data is encrypted with.
+    cipher: Option<Cipher>,
     /// Where its guest data is, if that is another file.
     data: Option<Content>,
     /// `None`: a raw image.
@@ -21,6 +25,7 @@ pub struct Layer {
     below: Option<Box<Layer>>,
 }
 
+#[derive(Clone, Debug)]
 struct Table {
     cluster_bits: u32,
     extended: bool,
@@ -29,6 +34,32 @@ struct Table {
 }
 
 impl Layer {
+    /// The same image with its guest data encrypted so.
+    pub fn encrypted(self, cipher: Option<Cipher>) -> Layer {
+        Layer { cipher, ..self }
+    }
+
+    /// The image as it was when the snapshot of this number in the table was taken.
+    pub fn at_snapshot(&self, number: usize) -> Option<Layer> {
+        let field = |offset, bytes| self.content.number(offset, bytes);
+        let mut at = field(64, 8);
+        for _ in 0..number {
+            let names = field(at + 12, 2) + field(at + 14, 2);
+            at = (at + 40 + field(at + 36, 4) + names).next_multiple_of(8);
+        }
+        let mut layer = self.clone();
+        layer.table.as_mut()?.l1 = (field(at, 8), field(at + 8, 4));
+        if field(at + 36, 4) >= 16 {
+            layer.size = field(at + 48, 8);
+        }
+        Some(layer)
+    }
+
+    /// Bytes of the disk.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
     /// The image of that name, and its chain. `None` if a file is missing.
     pub fn open(disk: &SimDisk, name: &str) -> Option<Layer> {
         let content = disk.content(name)?;
@@ -37,6 +68,7 @@ impl Layer {
             return Some(Layer {
                 size: content.len(),
                 content,
+                cipher: None,
                 data: None,
                 table: None,
                 below: None,
@@ -68,6 +100,7 @@ impl Layer {
             table: Some(table),
             below,
             content,
+            cipher: None,
         })
     }
 
@@ -157,15 +190,24 @@ impl Layer {
         }
         if allocated {
             let place = (word & OFFSET) + at % cluster;
-            return self
-                .data
-                .as_ref()
-                .unwrap_or(&self.content)
-                .read(place, bytes);
+            return self.read_data((place, at), bytes);
         }
         if let (Some(below), true) = (&self.below, at < self.size) {
             let within = (below.size.saturating_sub(at) as usize).min(bytes.len());
             below.read(at, &mut bytes[..within], &mut known[..within]);
         }
+    }
+
+    /// Reads guest data that is at `host` in its file and at `guest` for the guest.
+    fn read_data(&self, (host, guest): (u64, u64), bytes: &mut [u8]) {
+        let file = self.data.as_ref().unwrap_or(&self.content);
+        let Some(cipher) = &self.cipher else {
+            return file.read(host, bytes);
+        };
+        let before = host % 512;
+        let mut sectors = vec![0; (before as usize + bytes.len()).next_multiple_of(512)];
+        file.read(host - before, &mut sectors);
+        cipher.read((host - before, guest - before), &mut sectors);
+        bytes.copy_from_slice(&sectors[before as usize..][..bytes.len()]);
     }
 }

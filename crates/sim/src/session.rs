@@ -172,8 +172,13 @@ async fn read(subject: &Subject, session: &Session, request: &Request, range: (u
             session.tell(request.id, range.0..range.0 + range.1, || {
                 "done".to_string()
             });
-            if let Err(violation) = model.end_read(begun, &request.granules, &buf) {
-                session.violated(request.id, &violation);
+            match model.end_read(begun, &request.granules, &buf) {
+                Ok(()) => {
+                    let seen = (&request.granules, &buf[..]);
+                    let mut bitmaps = session.bitmaps.borrow_mut();
+                    bitmaps.saw(begun, seen, model.grain());
+                }
+                Err(violation) => session.violated(request.id, &violation),
             }
         }
         Err(error) => {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::chains;
 use crate::config::Kind;
 use crate::directed;
+use crate::mixture::Mixture;
 use crate::run::{Changes, run};
 use crate::stories;
 use crate::summary::Summary;
@@ -84,6 +85,19 @@ impl<'a> Soak<'a> {
             let more = seed < seeds.end;
             if more {
                 self.one(seed, &told);
+            }
+            more
+        });
+    }
+
+    /// Makes these runs of the mixture.
+    pub fn mixture(&self, runs: std::ops::Range<u64>, told: impl Fn(u64, &str) + Sync) {
+        let (mixture, next) = (Mixture::default(), AtomicU64::new(runs.start));
+        self.on_threads(|| {
+            let run = next.fetch_add(1, Ordering::Relaxed);
+            let more = run < runs.end;
+            if more {
+                mixture.seeds(run).for_each(|seed| self.one(seed, &told));
             }
             more
         });

@@ -6,6 +6,7 @@ use cowslip::image::{DiscardPolicy, WritePolicy};
 use cowslip::qcow2::create::Preallocation;
 use cowslip::qcow2::probe::Stage;
 
+use crate::chains;
 use crate::config::{Below, Config, Data, Ending, Layout, Round};
 use crate::coverage::{Phase, Situation, Target};
 use crate::disk::fault::{Duration, EIO, ENOSPC, Fault, Verb};
@@ -14,8 +15,13 @@ use crate::model::{Grain, SECTOR_BYTES};
 use crate::profile::Prepared;
 use crate::rng::Rng;
 
+mod later;
+
 /// Seeds from here on tell stories.
 pub const FIRST_SEED: u64 = 1 << 41;
+/// Seeds from here on tell those of [`Story::LATER`]: they came later, and the seeds before stay what
+/// they are.
+pub const LATER_SEED: u64 = 3 << 40;
 /// Runs of each story in a soak.
 const RUNS: u64 = 10;
 
@@ -52,10 +58,28 @@ pub enum Story {
     SnapshotsCutShort,
     /// Bitmaps follow writes, are changed between them, and the power fails as they are stored.
     BitmapsCutShort,
+    /// Bitmaps are changed while slow writes are under way, and what these write is read.
+    BitmapsUnderWrites,
+    /// Bitmaps whose tables and bits have many pieces.
+    BitmapsInPieces,
+    /// Durable writes go over many tables, of which few fit into the cache, and only their last parts
+    /// are in place.
+    DurableWritesLong,
+    /// Disks with raw data files shrink and grow, and the power fails as they do.
+    DataFilesCut,
+    /// New tables come to lie where others had their data, in cycles that have nothing else to order.
+    TablesOnUsedSpace,
+    /// The L1 table and the refcount table move, tables come into being and are copied, snapshots come
+    /// and go.
+    RootsMove,
+    /// Refcount blocks are added one after the other, and their table moves.
+    CountsGrow,
+    /// Encrypted images, under requests that are not aligned to sectors, with snapshots.
+    Encrypted,
 }
 
 impl Story {
-    /// All of them.
+    /// Those with seeds from [`FIRST_SEED`] on.
     pub const ALL: [Story; 13] = [
         Story::BlocksAdded,
         Story::CountsFail,
@@ -72,10 +96,35 @@ impl Story {
         Story::BitmapsCutShort,
     ];
 
+    /// Those with seeds from [`LATER_SEED`] on.
+    pub const LATER: [Story; 8] = [
+        Story::BitmapsUnderWrites,
+        Story::BitmapsInPieces,
+        Story::DurableWritesLong,
+        Story::DataFilesCut,
+        Story::TablesOnUsedSpace,
+        Story::RootsMove,
+        Story::CountsGrow,
+        Story::Encrypted,
+    ];
+
+    /// All of either kind.
+    pub fn all() -> impl Iterator<Item = Story> {
+        Story::ALL.into_iter().chain(Story::LATER)
+    }
+
     /// The story of a seed, if it tells one.
     pub fn of(seed: u64) -> Option<Story> {
-        let number = seed.checked_sub(FIRST_SEED)? % Story::ALL.len() as u64;
-        Some(Story::ALL[number as usize])
+        let (stories, number) = match seed {
+            LATER_SEED..chains::FIRST_SEED => (&Story::LATER[..], seed - LATER_SEED),
+            FIRST_SEED..LATER_SEED => (&Story::ALL[..], seed - FIRST_SEED),
+            _ => return None,
+        };
+        Some(stories[(number % stories.len() as u64) as usize])
+    }
+
+    fn is_later(self) -> bool {
+        Story::LATER.contains(&self)
     }
 
     /// Where the power fails.
@@ -133,6 +182,15 @@ impl Story {
         Some((verb, moment, rng.between(1, most)))
     }
 
+    /// Percent of the flushes of a session at which it is looked what a power failure would leave, and
+    /// how many looks there are at most.
+    pub(crate) fn looks(self) -> (u64, u64) {
+        match self.is_later() {
+            true => (80, 30),
+            false => (60, 20),
+        }
+    }
+
     /// Openings that the power ends, before one that it does not.
     pub(crate) fn broken_openings(self) -> usize {
         match self {
@@ -142,12 +200,24 @@ impl Story {
     }
 }
 
+/// The seeds of stories, one of either kind after the other.
+pub(crate) fn seed(number: u64) -> u64 {
+    let first = if number % 2 == 0 {
+        FIRST_SEED
+    } else {
+        LATER_SEED
+    };
+    first + number / 2
+}
+
 /// Seeds for some runs of each story.
 pub(crate) fn seeds(attempt: u64) -> Vec<u64> {
-    let count = RUNS * Story::ALL.len() as u64;
-    (0..count)
-        .map(|run| FIRST_SEED + attempt * count + run)
-        .collect()
+    let of = |first: u64, stories: usize| {
+        let count = RUNS * stories as u64;
+        (0..count).map(move |run| first + attempt * count + run)
+    };
+    let later = of(LATER_SEED, Story::LATER.len());
+    of(FIRST_SEED, Story::ALL.len()).chain(later).collect()
 }
 
 /// Shapes a drawn qcow2 configuration.
@@ -168,6 +238,9 @@ pub(crate) fn shape(config: &mut Config, story: Story, rng: &mut Rng) {
     };
     let mut round = config.rounds[0].clone();
     usual(&mut round, rng);
+    if story.is_later() {
+        return later::shape(config, story, (round, rng));
+    }
     let rounds = order(config, story, &mut round, rng);
     config.rounds = vec![round; rounds];
     if story == Story::FlushedOften {
@@ -558,11 +631,18 @@ mod tests {
     #[test]
     fn seeds_from_there_on_tell_one_story_after_the_other() {
         assert_eq!(Story::of(FIRST_SEED - 1), None);
-        for (number, story) in (0..).zip(Story::ALL) {
-            let seed = FIRST_SEED + Story::ALL.len() as u64 + number;
-            assert_eq!(Story::of(seed), Some(story));
-            let config = Config::draw(seed, Kind::Qcow2);
-            assert_eq!(config.profile, Profile::Story(story));
+        assert_eq!(Story::of(chains::FIRST_SEED), None);
+        let kinds = [
+            (FIRST_SEED, &Story::ALL[..]),
+            (LATER_SEED, &Story::LATER[..]),
+        ];
+        for (first, stories) in kinds {
+            for (number, story) in (0..).zip(stories) {
+                let seed = first + stories.len() as u64 + number;
+                assert_eq!(Story::of(seed), Some(*story));
+                let config = Config::draw(seed, Kind::Qcow2);
+                assert_eq!(config.profile, Profile::Story(*story));
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ const SEEDS: &str = "COWSLIP_SIM_SEEDS";
 fn as_many_seeds_as_are_asked_for_pass() {
     let seeds = std::env::var(SEEDS).expect("COWSLIP_SIM_SEEDS says how many seeds to run");
     let status = Command::new(env!("CARGO_BIN_EXE_cowslip-sim"))
-        .args(["--seeds", &seeds, "--jobs", "2"])
+        .args(["--seeds", &seeds, "--start", "0", "--jobs", "2"])
         .status()
         .expect("the simulator was built with this test");
     assert!(status.success(), "the simulator found a fault: {status}");

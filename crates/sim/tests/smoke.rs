@@ -3,8 +3,10 @@
 use cowslip_sim::chains;
 use cowslip_sim::config::{Config, Ending, Kind};
 use cowslip_sim::disk::Lie;
+use cowslip_sim::mixture::Mixture;
 use cowslip_sim::run::{Changes, run};
 use cowslip_sim::shrink;
+use cowslip_sim::stories::{self, Story};
 use cowslip_sim::trace::Trace;
 
 fn pass(kind: Kind, seeds: std::ops::Range<u64>) {
@@ -39,9 +41,33 @@ fn raw_images_pass() {
     pass(Kind::Raw, 0..60);
 }
 
+/// Drawn runs, directed ones, stories and chains, as a soak makes them.
+fn mixture_passes(runs: std::ops::Range<u64>) {
+    let mixture = Mixture::default();
+    for seed in runs.flat_map(|run| mixture.seeds(run)) {
+        pass(Kind::Qcow2, seed..seed + 1);
+    }
+}
+
 #[test]
 fn qcow2_images_pass() {
-    pass(Kind::Qcow2, 0..150);
+    mixture_passes(0..160);
+}
+
+/// The same, by a second thread of whoever runs the tests.
+#[test]
+fn more_qcow2_images_pass() {
+    mixture_passes(160..320);
+}
+
+/// Each story of those that came later.
+#[test]
+fn later_stories_pass() {
+    let count = 4 * Story::LATER.len() as u64;
+    pass(
+        Kind::Qcow2,
+        stories::LATER_SEED..stories::LATER_SEED + count,
+    );
 }
 
 /// Overlays that are rebased and committed, with power failures in between.

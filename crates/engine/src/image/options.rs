@@ -11,6 +11,8 @@ use crate::workers::Workers;
 
 /// Bytes of L2 slices kept where the caller sets no budget.
 const CACHE_BYTES_DEFAULT: u64 = 32 << 20;
+/// Bytes of a bitmap's table that are read at a time.
+const BITMAP_PIECE_BYTES_DEFAULT: u64 = 256 << 10;
 
 /// An image's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,6 +232,9 @@ pub struct OpenOptions {
     /// Bytes of L2 tables kept in memory for the whole chain, what it takes to find them included; 0 is
     /// 32 MiB. A few slices are kept whatever the budget.
     pub cache_bytes: u64,
+    /// Bytes of a bitmap's table that are read at a time, and a quarter of the bits that are written
+    /// at a time; 0 is 256 KiB. For tests, which cannot have bitmaps of many pieces otherwise.
+    pub bitmap_piece_bytes: u64,
     /// What other processes may do with the image meanwhile.
     pub sharing: Sharing,
     /// Files that the caller reads besides: an image is refused for writing if it is stored in one of them.
@@ -252,6 +257,14 @@ impl OpenOptions {
         match is_top {
             true => self.passphrase.as_ref(),
             false => self.backing_passphrase.as_ref(),
+        }
+    }
+
+    /// The pieces in which bitmaps are read, in whole table entries.
+    pub(crate) fn bitmap_piece_bytes_or_default(&self) -> u64 {
+        match self.bitmap_piece_bytes {
+            0 => BITMAP_PIECE_BYTES_DEFAULT,
+            bytes => bytes.next_multiple_of(8),
         }
     }
 

@@ -35,9 +35,6 @@ pub(super) use list::Bitmaps;
 
 use list::{Bits, Entry, Which};
 
-/// Bytes of a table that are looked at together.
-const PIECE_BYTES: u64 = 256 << 10;
-
 /// Reads the bitmap directory; none if there is no consistent one.
 pub(super) async fn read_directory(file: &HostFile, header: &Header) -> Result<Vec<Entry>> {
     let Some(extension) = header.consistent_bitmaps() else {
@@ -258,7 +255,7 @@ impl Qcow2 {
         let wanted = wanted.min(u64::from(fixed.table_entries));
         let mut index = 0;
         while index < wanted {
-            let entries = (wanted - index).min(PIECE_BYTES / 8);
+            let entries = (wanted - index).min(self.bitmap_piece_bytes / 8);
             for entry in self.read_table(fixed, index..index + entries).await? {
                 let at = index * cluster_bytes;
                 match entry {

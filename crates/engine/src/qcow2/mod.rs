@@ -129,6 +129,8 @@ pub struct Qcow2 {
     gathering: gather::Gathering,
     /// Who packs and unpacks compressed clusters.
     workers: Workers,
+    /// Bytes of a bitmap's table that are read at a time.
+    bitmap_piece_bytes: u64,
     /// For whoever watches.
     probe: probe::Probe,
 }

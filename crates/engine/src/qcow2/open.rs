@@ -114,6 +114,7 @@ pub async fn open(opening: Opening<'_>) -> Result<Qcow2> {
         durable_writes: DurableWrites::default(),
         gathering: Gathering::default(),
         workers: options.workers.clone(),
+        bitmap_piece_bytes: options.bitmap_piece_bytes_or_default(),
         probe: Probe::default(),
         file: file.clone(),
         data,

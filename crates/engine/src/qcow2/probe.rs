@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use super::Qcow2;
+use super::geometry::HostCluster;
 
 /// What the holder of the write-back turn is doing. The order is that of `writeback.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -146,6 +147,13 @@ impl Qcow2 {
     pub fn stage(&self) -> Stage {
         let stage = self.probe.stage.load(Ordering::Relaxed);
         Stage::ALL[usize::from(stage)]
+    }
+
+    /// Whether the cluster with this byte of the image file is known to hold metadata, so that no
+    /// guest data can land there.
+    pub fn is_protected(&self, host_offset: u64) -> bool {
+        let cluster = HostCluster(host_offset >> self.geometry().cluster_bits());
+        self.lock().protected.contains(cluster)
     }
 
     /// What is going on now.

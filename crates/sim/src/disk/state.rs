@@ -198,6 +198,8 @@ pub(super) struct State {
     pub power_at: Option<(Verb, Moment, u64)>,
     /// What happened last.
     pub last_event: Option<(Verb, Moment)>,
+    /// A flush has been issued since this was last asked.
+    pub flush_issued: bool,
     /// Issues and completions from the next failure on until the power fails.
     pub power_after_fault: Option<u64>,
     /// Operations issued after that: nobody hears of them.
@@ -225,6 +227,7 @@ impl State {
             power_flushes: None,
             power_at: None,
             last_event: None,
+            flush_issued: false,
             power_after_fault: None,
             unheard: Vec::new(),
             clock: 0,
@@ -245,6 +248,7 @@ impl State {
     /// An issue or a completion has happened: the power may fail now.
     fn event(&mut self, verb: Verb, moment: Moment) {
         self.last_event = Some((verb, moment));
+        self.flush_issued |= (verb, moment) == (Verb::Flush, Moment::Issue);
         if let Some((_, _, left)) = self
             .power_at
             .as_mut()
@@ -581,37 +585,51 @@ impl State {
 
     /// The power fails: what is left of each file.
     pub fn crash(mut self, rng: Rng) -> Vec<FileState> {
-        let mut crash = Crash::draw(rng, self.losses, self.undecided());
-        self.trace.line(|| {
+        let crash = Crash::draw(rng, self.losses, self.undecided());
+        let mut order: Vec<usize> = (0..self.pending.len()).collect();
+        self.rng.shuffle(&mut order);
+        self.outcome(crash, &order, &self.trace)
+    }
+
+    /// What would be left of each file if the power failed now.
+    pub fn if_power_failed(
+        &self,
+        mut rng: Rng,
+        (losses, trace): (Losses, &Trace),
+    ) -> Vec<FileState> {
+        let mut order: Vec<usize> = (0..self.pending.len()).collect();
+        rng.shuffle(&mut order);
+        let crash = Crash::draw(rng, losses, self.undecided());
+        self.outcome(crash, &order, trace)
+    }
+
+    /// What a crash leaves of each file, if operations under way would have taken effect in this
+    /// order.
+    fn outcome(&self, mut crash: Crash, order: &[usize], trace: &Trace) -> Vec<FileState> {
+        trace.line(|| {
             let (effects, pending) = (self.undecided(), self.pending.len());
             format!(
                 "POWER FAILS with {effects} effects at risk, {pending} operations in flight ({})",
                 crash.describe()
             )
         });
-        let mut pending = std::mem::take(&mut self.pending);
-        self.rng.shuffle(&mut pending);
-        let trace = self.trace.clone();
         let mut survivors = Vec::new();
-        for (index, mut file) in self.files.into_iter().enumerate() {
-            let sector = file.sector_bytes();
-            let logged = file.log.into_iter();
-            let mut effects: Vec<(u64, Effect, bool)> = logged
-                .map(|entry| (entry.op, entry.effect, entry.durable))
+        for (index, file) in self.files.iter().enumerate() {
+            let (sector, mut left) = (file.sector_bytes(), file.durable.clone());
+            let logged = file.log.iter();
+            let mut effects: Vec<(u64, &Effect, bool)> = logged
+                .map(|entry| (entry.op, &entry.effect, entry.durable))
                 .collect();
-            for op in pending.iter().filter(|op| op.file == index) {
-                effects.extend(
-                    op.effects
-                        .iter()
-                        .map(|effect| (op.id, effect.clone(), false)),
-                );
+            let pending = order.iter().map(|&at| &self.pending[at]);
+            for op in pending.filter(|op| op.file == index) {
+                effects.extend(op.effects.iter().map(|effect| (op.id, effect, false)));
             }
             for (op, effect, durable) in effects {
                 let fate = if durable {
-                    effect.apply(&mut file.durable);
+                    effect.apply(&mut left);
                     Fate::Applied
                 } else {
-                    crash.decide(&effect, sector, &mut file.durable)
+                    crash.decide(effect, sector, &mut left)
                 };
                 trace.about(|| {
                     let (start, end) = effect.range();
@@ -625,7 +643,7 @@ impl State {
                     }
                 });
             }
-            survivors.push(FileState::new(&file.name, file.capabilities, file.durable));
+            survivors.push(FileState::new(&file.name, file.capabilities.clone(), left));
         }
         survivors
     }

@@ -3,11 +3,10 @@
 
 use std::ops::Range;
 
-use super::Reader;
+use super::{Reader, Thing, User};
 use crate::bitmaps::Reading;
 
 const CONSISTENT: u64 = 1;
-const EXTENSION: u64 = 0x2385_2875;
 const IN_USE: u64 = 1;
 const AUTO: u64 = 2;
 const FIXED_BYTES: u64 = 24;
@@ -25,7 +24,7 @@ impl Reader<'_> {
         if self.found.autoclear & CONSISTENT == 0 {
             return;
         }
-        let Some((at, len)) = self.extension() else {
+        let Some((at, len)) = super::extension(self.content, super::BITMAPS) else {
             return self.corrupt("bitmaps are consistent, and there is no extension".to_string());
         };
         if len != 24 {
@@ -39,7 +38,7 @@ impl Reader<'_> {
                 "the extension has {count} bitmaps, reserved {reserved:#x}"
             ));
         }
-        if !self.reference("the bitmap directory", directory, bytes) {
+        if !self.reference(User(None, Thing::BitmapDirectory), directory, bytes) {
             return;
         }
         let (mut at, end) = (directory, directory + bytes);
@@ -54,20 +53,6 @@ impl Reader<'_> {
                 "the directory has {bytes} bytes, and its entries end at {at:#x}"
             ));
         }
-    }
-
-    /// Where the data of the bitmaps extension is, and its length.
-    fn extension(&self) -> Option<(u64, u64)> {
-        let mut at = self.content.number(100, 4);
-        while at + 8 <= self.cluster() {
-            let (kind, len) = (self.content.number(at, 4), self.content.number(at + 4, 4));
-            match kind {
-                0 => return None,
-                EXTENSION => return Some((at + 8, len)),
-                _ => at = (at + 8 + len).next_multiple_of(8),
-            }
-        }
-        None
     }
 
     /// Reads the bitmap whose entry is there; where the next one is.
@@ -115,11 +100,8 @@ impl Reader<'_> {
             ));
         }
         let mut dirty = Vec::new();
-        if !self.reference(
-            &format!("the table of bitmap {number}"),
-            table.offset,
-            table.entries * 8,
-        ) {
+        let what = User(None, Thing::BitmapTable(number));
+        if !self.reference(what, table.offset, table.entries * 8) {
             return dirty;
         }
         let mut add = |bit: u64| {
@@ -154,7 +136,7 @@ impl Reader<'_> {
             }
         }
         for offset in clusters {
-            self.reference(&format!("bits of bitmap {number}"), offset, self.cluster());
+            self.reference(User(None, Thing::Bits(number)), offset, self.cluster());
         }
         for (index, entry) in wrong {
             self.corrupt(format!(

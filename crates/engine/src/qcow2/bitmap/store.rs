@@ -8,15 +8,14 @@ use super::super::geometry::HostCluster;
 use super::super::header::{BitmapsExtension, autoclear};
 use super::super::writeback::is_no_space;
 use super::super::{Counts, Qcow2};
-use super::PIECE_BYTES;
 use super::bits::DirtyBits;
 use super::list::{self, Bitmaps, Bits, Entry};
 use crate::file::Durability;
 use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
-/// Bits that wait to be written together.
-const WRITE_BYTES: usize = 1 << 20;
+/// So many pieces of bits wait to be written together: 1 MiB as a rule.
+const PIECES_PER_WRITE: u64 = 4;
 
 /// Space of structures that nothing refers to yet: all of this can be taken back.
 #[derive(Debug, Default)]
@@ -171,6 +170,7 @@ impl Qcow2 {
         let (table_offset, places) = places.await?;
         let mut places = places.into_iter();
         let mut table = Vec::with_capacity(table_entries as usize * 8);
+        let write_bytes = PIECES_PER_WRITE * self.bitmap_piece_bytes;
         let (mut waiting, mut waiting_at) = (Vec::new(), 0);
         for index in 0..table_entries {
             let entry = match bits.uniform(at(index), cluster_bytes) {
@@ -178,7 +178,8 @@ impl Qcow2 {
                 Some(true) => TableEntry::Dirty,
                 None => {
                     let place = places.next().expect("a place for each piece");
-                    if place != waiting_at + waiting.len() as u64 || waiting.len() >= WRITE_BYTES {
+                    let is_next = place == waiting_at + waiting.len() as u64;
+                    if !is_next || waiting.len() as u64 >= write_bytes {
                         let bytes = std::mem::take(&mut waiting);
                         self.write_clusters(waiting_at, bytes).await?;
                         waiting_at = place;
@@ -291,8 +292,9 @@ impl Qcow2 {
     async fn free_bitmap(&self, counts: &mut Counts, fixed: &Fixed) -> Result<()> {
         let bits = self.geometry().cluster_bits();
         let entries = u64::from(fixed.table_entries);
-        for start in (0..entries).step_by((PIECE_BYTES / 8) as usize) {
-            let piece = start..entries.min(start + PIECE_BYTES / 8);
+        let step = self.bitmap_piece_bytes / 8;
+        for start in (0..entries).step_by(step as usize) {
+            let piece = start..entries.min(start + step);
             for entry in self.read_table(fixed, piece).await? {
                 if let TableEntry::At(offset) = entry {
                     self.free_unprotected(counts, offset >> bits).await?;

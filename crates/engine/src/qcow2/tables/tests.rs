@@ -534,3 +534,28 @@ fn a_disk_of_no_bytes_has_a_share_of_the_budget() {
     let tables = Tables::new(format, Vec::new());
     assert!(tables.bytes_wanted(true) > 0);
 }
+
+/// Entries may go down beside what they refer to only if no crash can show anything else there than
+/// zeroes or what is being written.
+#[test]
+fn a_cut_is_ordered_by_promises_and_by_tables_on_used_space() {
+    let table = |on_disk| {
+        let offset = HostOffset(1 << 16);
+        (3, NewTable { offset, on_disk })
+    };
+    let cut = |promises_bytes, on_disk: &[OnDisk]| Cut {
+        new_tables: on_disk.iter().copied().map(table).collect(),
+        promises_bytes,
+        ..Cut::default()
+    };
+    use OnDisk::{Table, Unknown, Zeroes};
+    assert!(!cut(false, &[]).is_ordered());
+    assert!(!cut(false, &[Zeroes, Zeroes]).is_ordered());
+    assert!(cut(true, &[]).is_ordered());
+    assert!(cut(true, &[Zeroes]).is_ordered());
+    for used in [Unknown, Table] {
+        assert!(cut(false, &[used]).is_ordered(), "{used:?}");
+        assert!(cut(false, &[Zeroes, used]).is_ordered(), "{used:?}");
+        assert!(cut(false, &[used, Zeroes]).is_ordered(), "{used:?}");
+    }
+}

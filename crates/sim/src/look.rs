@@ -1,0 +1,291 @@
+//! Looks: what a power failure would leave at this moment, judged, and then the run goes on.
+//!
+//! A run ends few of its sessions with a power failure, and a barrier that is missing shows only
+//! in the moment before the next one is issued. So at some of the moments at which a flush is issued
+//! the bytes that might survive are drawn, on a copy, and judged as those of a real ending: by the
+//! second opinion on the file, and by the second reader's bytes, which the model must allow. The
+//! engine is not asked, and nothing of the run changes, so a seed is the same run with and without.
+
+use std::cell::RefCell;
+
+use crate::anatomy;
+use crate::bitmaps::Bitmaps;
+use crate::config::{Config, Kind};
+use crate::disk::{Losses, SimDisk};
+use crate::inspect::{self, inspect};
+use crate::model::{Granules, Model, Survival, Violation};
+use crate::prepare::{self, Baseline, Keys, Lag, TOP};
+use crate::profile::Profile;
+use crate::recovery::{adopt_snapshot, keep_possible};
+use crate::remembered::Snapshots;
+use crate::rng::Rng;
+use crate::second_reader::Layer;
+use crate::trace::Trace;
+
+/// Granules that the looks of a session read, about.
+const GRANULES_LOOKED_AT: u64 = 12_000;
+
+/// What may be found.
+#[derive(Clone, Copy)]
+pub(crate) struct Known<'a> {
+    pub model: &'a Model,
+    pub snapshots: &'a Snapshots,
+    pub bitmaps: &'a Bitmaps,
+}
+
+/// When a session is looked at.
+#[derive(Debug)]
+struct Plan {
+    rng: Rng,
+    /// Percent of the flushes.
+    percent: u64,
+    left: u64,
+}
+
+/// The looks of a run.
+#[derive(Debug)]
+pub(crate) struct Looks {
+    keys: Keys,
+    plan: RefCell<Plan>,
+}
+
+/// A run as a look needs it.
+#[derive(Clone, Copy)]
+pub(crate) struct Looker<'a> {
+    pub looks: &'a Looks,
+    pub config: &'a Config,
+    pub baseline: &'a Baseline,
+    pub lag: Lag,
+    pub trace: &'a Trace,
+}
+
+impl Looks {
+    /// None before the first session begins.
+    pub fn new() -> Looks {
+        Looks {
+            keys: Keys::default(),
+            plan: RefCell::new(Plan {
+                rng: Rng::new(0),
+                percent: 0,
+                left: 0,
+            }),
+        }
+    }
+
+    /// The keys of the image under test.
+    pub fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    /// A session begins.
+    pub fn begin(&self, config: &Config, (seed, session): (u64, u64)) {
+        let rng = Rng::derived(seed, "looks", session);
+        let (percent, left) = match config.profile {
+            Profile::Story(story) => story.looks(),
+            Profile::Directed(_) => (25, 8),
+            _ => (20, 6),
+        };
+        let is_asked = config.kind == Kind::Qcow2 && config.looks;
+        // Each look reads all of it.
+        let granules: u64 = config.windows.iter().map(|w| w.end - w.start).sum();
+        let left = left.min(GRANULES_LOOKED_AT / granules.max(1) + 2);
+        *self.plan.borrow_mut() = Plan {
+            rng,
+            percent,
+            left: if is_asked { left } else { 0 },
+        };
+    }
+
+    /// The stream of the next look, if there is one now.
+    fn next(&self, disk: &SimDisk) -> Option<Rng> {
+        let has_flushed = disk.has_issued_flush();
+        let plan = &mut *self.plan.borrow_mut();
+        let due = has_flushed && plan.left > 0 && plan.rng.chance(plan.percent);
+        due.then(|| {
+            plan.left -= 1;
+            Rng::new(plan.rng.bits())
+        })
+    }
+}
+
+impl Looker<'_> {
+    /// Looks, if it is time to.
+    ///
+    /// # Errors
+    /// What must not be left.
+    pub fn look(&self, disk: &SimDisk, known: Known<'_>) -> Result<(), String> {
+        let Some(rng) = self.looks.next(disk) else {
+            return Ok(());
+        };
+        let left = disk.if_power_failed(&rng, (Losses::Adverse, &Trace::off()));
+        self.judge(&left, known).map_err(|what| {
+            if self.trace.is_kept() {
+                // The same once more, for the record.
+                disk.if_power_failed(&rng, (Losses::Adverse, self.trace));
+            }
+            format!("if the power failed now: {what}")
+        })
+    }
+
+    fn judge(&self, left: &SimDisk, known: Known<'_>) -> Result<(), String> {
+        let content = left.content(TOP).expect("the run has made it");
+        let findings = inspect(&content);
+        if let [first, ..] = &findings.corruptions[..] {
+            return Err(format!("corrupt: {first}"));
+        }
+        let flags_lag =
+            self.lag.flags || known.snapshots.is_pending() && self.config.layout.version == 2;
+        if let ([first, ..], false) = (&findings.flags[..], flags_lag) {
+            return Err(format!("corrupt: {first}"));
+        }
+        if let ([first, ..], false) = (&findings.low_counts[..], self.lag.counts) {
+            return Err(format!(
+                "dirty by a change of snapshots, and corrupt: {first}"
+            ));
+        }
+        self.baseline.judge(left, &findings)?;
+        let (mut model, mut snapshots) = (known.model.clone(), known.snapshots.clone());
+        let mut bitmaps = known.bitmaps.clone();
+        model.crash();
+        bitmaps.crash();
+        let mut disks = snapshots.disks(&model);
+        snapshots.adopt(&inspect::snapshot_ids(&content))?;
+        let size = content.number(24, 8);
+        keep_possible(&mut disks, |disk| disk.adopt_size(size, Survival::Durable))
+            .map_err(|violation| violation.to_string())?;
+        let layer = prepare::second(left, self.looks.keys())?.expect("no file is missing");
+        for window in model.windows() {
+            let window = disks[0].on_disk(&window);
+            let bytes = Seen::disk(&layer, (&model, &window));
+            self.adopt(left, &bytes, &mut disks)?;
+        }
+        for window in model.vm_state_windows() {
+            let bytes = Seen::vm_state(&layer, (&model, &window));
+            for (granules, bytes) in bytes.parts() {
+                keep_possible(&mut disks, |disk| {
+                    let adopted =
+                        disk.vm_state(|state| state.adopt(&granules, bytes, Survival::Durable));
+                    adopted.expect("the others have it too")
+                })
+                .map_err(|violation| format!("VM state: {violation}"))?;
+            }
+        }
+        self.judge_snapshots(&layer, (&mut snapshots, &model))?;
+        bitmaps.adopt(&findings.bitmaps, (&disks[0], Survival::Durable))
+    }
+
+    fn adopt(&self, left: &SimDisk, seen: &Seen, disks: &mut Vec<Model>) -> Result<(), String> {
+        for (granules, bytes) in seen.parts() {
+            let adopted = keep_possible(disks, |disk| {
+                disk.adopt(&granules, bytes, Survival::Durable)
+            });
+            adopted.map_err(|violation: Violation| {
+                let at = violation.offset;
+                self.trace.focus(|| anatomy::places(left, at));
+                violation.to_string()
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Every snapshot holds what it held.
+    fn judge_snapshots(
+        &self,
+        layer: &Layer,
+        (snapshots, model): (&mut Snapshots, &Model),
+    ) -> Result<(), String> {
+        for (number, snapshot) in snapshots.known_mut().iter_mut().enumerate() {
+            let id = &snapshot.id;
+            let layer = layer.at_snapshot(number).expect("the image is qcow2");
+            if layer.size() != snapshot.size {
+                return Err(format!("snapshot {id} has {} bytes", layer.size()));
+            }
+            let end = model.grain().index_of(snapshot.size);
+            for (window, contents) in &mut snapshot.content {
+                let window = window.start..window.end.min(end).max(window.start);
+                let seen = Seen::disk(&layer, (model, &window));
+                judge_part(model, &seen, contents)
+                    .map_err(|found| format!("snapshot {id} (Disk) has {found}"))?;
+            }
+            for (window, contents) in &mut snapshot.vm_state {
+                let seen = Seen::vm_state(&layer, (model, window));
+                judge_part(model, &seen, contents)
+                    .map_err(|found| format!("snapshot {id} (VmState) has {found}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn judge_part(
+    model: &Model,
+    seen: &Seen,
+    contents: &mut [Vec<crate::model::WriteId>],
+) -> Result<(), String> {
+    for (granules, bytes) in seen.parts() {
+        let first = (granules.start - seen.granules.start) as usize;
+        let count = (granules.end - granules.start) as usize;
+        let part = &mut contents[first..first + count];
+        adopt_snapshot(model.grain(), (granules, part), bytes)?;
+    }
+    Ok(())
+}
+
+/// What the second reader has found in a run of granules, where it can tell.
+struct Seen {
+    granules: Granules,
+    starts: Vec<usize>,
+    bytes: Vec<u8>,
+    /// By granule.
+    known: Vec<bool>,
+}
+
+impl Seen {
+    fn disk(layer: &Layer, range: (&Model, &Granules)) -> Seen {
+        Seen::with(range, |at, bytes, known| layer.read(at, bytes, known))
+    }
+
+    fn vm_state(layer: &Layer, range: (&Model, &Granules)) -> Seen {
+        Seen::with(range, |at, bytes, known| {
+            layer.read_vm_state(at, bytes, known);
+        })
+    }
+
+    fn with(
+        (model, granules): (&Model, &Granules),
+        read: impl FnOnce(u64, &mut [u8], &mut [bool]),
+    ) -> Seen {
+        let grain = model.grain();
+        let base = grain.start(granules.start);
+        let starts = (granules.start..=granules.end).map(|granule| grain.start(granule) - base);
+        let starts: Vec<usize> = starts.map(|start| start as usize).collect();
+        let len = *starts.last().expect("there is an end");
+        let (mut bytes, mut known) = (vec![0; len], vec![false; len]);
+        read(base, &mut bytes, &mut known);
+        let ends = starts.windows(2);
+        let known = ends.map(|ends| !known[ends[0]..ends[1]].contains(&false));
+        let known = known.collect();
+        Seen {
+            granules: granules.clone(),
+            starts,
+            bytes,
+            known,
+        }
+    }
+
+    /// The runs of granules that are known as wholes, with their bytes.
+    fn parts(&self) -> impl Iterator<Item = (Granules, &[u8])> {
+        let count = self.starts.len() - 1;
+        let is_known = |index: usize| self.known[index];
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let first = (at..count).find(|&index| is_known(index))?;
+            let end = (first..count)
+                .find(|&index| !is_known(index))
+                .unwrap_or(count);
+            at = end;
+            let granules = self.granules.start + first as u64..self.granules.start + end as u64;
+            Some((granules, &self.bytes[self.starts[first]..self.starts[end]]))
+        })
+    }
+}
