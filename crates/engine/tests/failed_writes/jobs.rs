@@ -470,7 +470,8 @@ fn some_passphrase_opens_an_image_whatever_fails_of_a_change_of_keys() {
     }
 }
 
-/// Images that were not closed cleanly, or whose metadata contradicts itself, and whose disks can be read.
+/// Images that were not closed cleanly, or whose metadata contradicts itself, and whose disks can
+/// be read.
 pub fn damaged() -> Vec<Contents> {
     let start = with_snapshot(&small());
     let refcount_table = u64::from_be_bytes(start[0].1[48..56].try_into().unwrap()) as usize;

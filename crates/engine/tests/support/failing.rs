@@ -1,4 +1,5 @@
-//! Files in memory of which one change fails: done all the same, in part, or not at all. Later ones succeed.
+//! Files in memory of which one change fails: done all the same, in part, or not at all. Later ones
+//! succeed.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
