@@ -104,7 +104,7 @@ pub fn impossible(stage: Stage, situation: Situation, feature: Feature) -> Optio
             "holes are punched by the holder of the turn, as no cluster is larger than a block of the host, and a barrier comes before this stage",
         ),
         (Situation::Punch, Feature::Extended) if stage == Stage::CountTable => Some(
-            "where subclusters are larger than a block of the host, the refcount table reaches further than files here",
+            "where subclusters are larger than a block of the host, the refcount table reaches further than files here, but for few that another goal puts at its end",
         ),
         _ => None,
     }
@@ -283,14 +283,17 @@ impl Sight {
         }
     }
 
-    /// Whether it counts for the matrix, whose impossible cells are so in cycles. A change of
-    /// snapshots has one barrier for counts, tables and flags, so a hole of the cycle before it may
-    /// still be at risk at the flags.
+    /// Whether it counts for the matrix. Two of its impossible cells have exceptions, at which no run
+    /// aims. A change of snapshots has one barrier for counts, tables and flags, so a hole of the
+    /// cycle before it may still be at risk at the flags. A file that lies far out, for the sake of
+    /// another goal, may need entries of the refcount table while a hole is punched in place.
     fn counts(&self, situation: Situation, feature: Feature) -> bool {
-        let stage = self.observed.stage;
-        let at_flags = self.observed.snapshots_change && stage == Stage::Slices;
-        let is_punch = situation == Situation::Punch;
-        !(at_flags && is_punch && impossible(stage, situation, feature).is_some())
+        let excepted = match (self.observed.stage, feature) {
+            (Stage::Slices, Feature::Tiny) => self.observed.snapshots_change,
+            (Stage::CountTable, Feature::Extended) => true,
+            _ => false,
+        };
+        !(excepted && situation == Situation::Punch)
     }
 }
 
