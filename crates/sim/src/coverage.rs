@@ -287,7 +287,11 @@ impl Sight {
 /// What was seen though it cannot be, and why it cannot.
 pub fn contradiction(config: &Config, sight: &Sight) -> Option<String> {
     let stage = sight.observed.stage;
-    for (situation, name) in SITUATIONS.iter().filter(|(s, _)| sight.is(*s)) {
+    // A change of snapshots clears flags in this stage too, and no barrier comes before.
+    let clears_flags = stage == Stage::Slices && sight.observed.snapshots_change;
+    let counts =
+        |situation| sight.is(situation) && !(clears_flags && situation == Situation::Punch);
+    for (situation, name) in SITUATIONS.iter().filter(|(s, _)| counts(*s)) {
         for (feature, of) in FEATURES.iter().filter(|(f, _)| has(config, *f)) {
             if let Some(why) = impossible(stage, *situation, *feature) {
                 let stage = stage_name(stage);

@@ -36,7 +36,7 @@ fn bitmaps_under_writes(config: &mut Config, round: &mut Round, rng: &mut Rng) -
     config.data = rng.pick(&[Data::Inside, Data::Inside, Data::External]);
     config.pace = rng.pick(&[Pace::SlowWrites, Pace::SlowWrites, Pace::Stragglers]);
     whole(config, rng.between(4, 16));
-    if rng.chance(30) {
+    if rng.chance(50) {
         // What reads copy from below is no change.
         let (layout, size) = (None, config.size);
         config.below.push(Below { layout, size });
@@ -102,15 +102,19 @@ fn durable_writes_long(config: &mut Config, round: &mut Round, rng: &mut Rng) ->
     round.span_clusters = 64 * rng.between(5, 30);
     round.fua_percent = 100;
     round.maintained = false;
+    round.weights = [5, 45, 15, 25, 0, 0];
     if rng.chance(40) {
         // Some leave a mapping that is not durable, over which a durable one goes in place.
-        round.fua_percent = rng.pick(&[30, 60]);
-        round.span_clusters = 64 * rng.between(1, 4);
+        whole(config, 64 * rng.between(2, 4));
+        round.fua_percent = rng.pick(&[20, 50]);
+        round.span_clusters = 64 * 4;
+        round.whole_percent = 50;
+        round.requests = 120;
         round.cache_bytes = 1 << 20;
+        round.weights = [5, 70, 5, 8, 0, 0];
     } else if rng.chance(20) {
         round.write_policy = WritePolicy::Writethrough;
     }
-    round.weights = [5, 45, 15, 25, 0, 0];
     round.ending = Ending::Crash(rng.between(10, 700));
     8
 }
