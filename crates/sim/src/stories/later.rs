@@ -36,13 +36,6 @@ fn bitmaps_under_writes(config: &mut Config, round: &mut Round, rng: &mut Rng) -
     config.data = rng.pick(&[Data::Inside, Data::Inside, Data::External]);
     config.pace = rng.pick(&[Pace::SlowWrites, Pace::SlowWrites, Pace::Stragglers]);
     whole(config, rng.between(4, 16));
-    if rng.chance(50) {
-        // What reads copy from below is no change.
-        let (layout, size) = (None, config.size);
-        config.below.push(Below { layout, size });
-        config.prepared.filled = false;
-        round.copy_on_read = CopyOnRead::All;
-    }
     round.requests = rng.pick(&[60, 150]);
     round.depth = rng.pick(&[8, 16, 24]);
     round.whole_percent = rng.pick(&[0, 20]);
@@ -52,6 +45,15 @@ fn bitmaps_under_writes(config: &mut Config, round: &mut Round, rng: &mut Rng) -
         round.weights[5] = rng.pick(&[0, 0, 10]);
     }
     round.ending = Ending::Close;
+    if rng.chance(40) {
+        // What reads copy from below is no change, where so few writes go that this shows.
+        config.prepared.filled = false;
+        whole(config, rng.between(60, 160));
+        let (layout, size) = (None, config.size);
+        config.below.push(Below { layout, size });
+        round.copy_on_read = CopyOnRead::All;
+        round.weights = [75, 12, 2, 2, 4, 0];
+    }
     4
 }
 
