@@ -132,7 +132,7 @@ fn data_files_cut(config: &mut Config, (mut round, rng): (Round, &mut Rng)) {
     round.whole_percent = 80;
     let session = |number: u64, rng: &mut Rng| {
         let mut round = round.clone();
-        round.shrinks_at = (number % 2 == 0).then(|| rng.below(24));
+        round.shrinks_at = number.is_multiple_of(2).then(|| rng.below(24));
         round.grows_at = (number % 2 == 1).then(|| rng.below(6));
         round.ending = match rng.chance(50) {
             true => Ending::Close,
