@@ -671,6 +671,7 @@ mod tests {
     fn a_change_of_snapshots_has_no_barrier_before_its_flags() {
         let mut config = Config::draw(1, Kind::Qcow2);
         (config.layout.cluster_bits, config.alignment_bytes) = (9, 4096);
+        config.data = Data::Inside;
         let mut seen = sight(Stage::Slices);
         seen.hole_at_risk = true;
         assert!(contradiction(&config, &seen).is_some());
