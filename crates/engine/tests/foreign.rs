@@ -66,13 +66,24 @@ fn judge(kept: &[u8], format: Format, (size, written): (usize, &[(u8, usize, usi
     }
     let file = Arc::new(MemoryFile::new("foreign", unpacked(kept), 1));
     let image = open(&file, format);
-    assert!(read(&image) == disk, "other bytes than QEMU wrote");
+    // Of a volume what was never written decrypts to anything.
+    let shown = |image: &Image, disk: &[u8]| {
+        let read = read(image);
+        match format {
+            Format::Luks => written.iter().all(|(_, start, len)| {
+                let range = *start..start + len;
+                read[range.clone()] == disk[range]
+            }),
+            Format::Raw | Format::Qcow2 => read == disk,
+        }
+    };
+    assert!(shown(&image, &disk), "other bytes than QEMU wrote");
     let (start, len) = (written[1].1 + 100, 700);
     let data = Buf::from(vec![0x44; len]);
     block_on(image.write(start as u64, data, WriteOptions::default())).unwrap();
     block_on(image.close()).unwrap();
     disk[start..start + len].fill(0x44);
-    assert!(read(&open(&file, format)) == disk, "beside a change");
+    assert!(shown(&open(&file, format), &disk), "beside a change");
 }
 
 #[test]
