@@ -452,17 +452,11 @@ fn parts_of_one_file_that_do_not_meet_are_different_disks() {
         &part("1M"),
     ]));
     assert_eq!(same.status.code(), Some(0), "{same:?}");
-    run(&mut ours(&[
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-b",
-        &json(0),
-        "-F",
-        "raw",
-        "top.qcow2",
-    ]));
+    let overlay = |name: &str| {
+        let words = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b"];
+        run(&mut ours(&[&words[..], &[&json(0), name]].concat()));
+    };
+    overlay("top.qcow2");
     run(&mut ours(&[
         "rebase",
         "-b",
@@ -483,20 +477,7 @@ fn parts_of_one_file_that_do_not_meet_are_different_disks() {
         "rebase changed the disk"
     );
     // An overlay in one part, over the other part as its backing file.
-    run(Command::new("truncate")
-        .args(["-s", "4M", "two.raw"])
-        .current_dir(dir.path()));
-    run(&mut ours(&[
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-b",
-        &json(0),
-        "-F",
-        "raw",
-        "o.qcow2",
-    ]));
+    overlay("o.qcow2");
     let image = fs::read(at("o.qcow2")).unwrap();
     let mut whole = vec![0; 4 << 20];
     whole[2 << 20..(2 << 20) + image.len()].copy_from_slice(&image);
