@@ -543,7 +543,7 @@ impl HostFile {
             .map_err(|error| self.failed("allocate space for", error))
     }
 
-    /// Allocates a range as zeroes that count as written, where device and system have a call for that.
+    /// Allocates a range as zeroes that count as written, where there is a call for that.
     pub async fn allocate_written(&self, offset: u64, len: u64) -> Result<()> {
         self.unstopped()?;
         let allocated = self.file.allocate_written(offset, len).await;
