@@ -90,7 +90,12 @@ impl Drop for Place {
                 drop(server.kill());
                 drop(server.wait());
             }
-            None => drop(Command::new("losetup").args(["-d", &self.name]).status()),
+            None => {
+                // What the device has cached is in its file only once it is written back: while anybody else looks at
+                // the device, detaching it does not do that.
+                drop(Command::new("sync").arg(&self.name).status());
+                drop(Command::new("losetup").args(["-d", &self.name]).status());
+            }
         }
     }
 }
