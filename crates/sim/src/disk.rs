@@ -289,6 +289,11 @@ impl SimDisk {
         self.lock().has_hole_at_risk(name)
     }
 
+    /// Whether bytes of a file are at risk that were written by a process that has died since.
+    pub fn has_outlived_at_risk(&self, name: &str) -> bool {
+        self.lock().has_outlived_at_risk(name)
+    }
+
     /// Changes the bytes of a file on the medium, as another program would between two sessions.
     pub fn edit(&self, name: &str, change: impl FnOnce(&mut Content)) {
         let mut state = self.lock();

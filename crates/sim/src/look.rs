@@ -130,7 +130,8 @@ impl Looker<'_> {
     pub fn look(&self, disk: &SimDisk, known: Known<'_>) -> Result<(), String> {
         for rng in self.looks.next(disk) {
             let left = disk.if_power_failed(&rng, (Losses::Adverse, &Trace::off()));
-            self.judge(&left, known).map_err(|what| {
+            let is_covered = !disk.has_outlived_at_risk(TOP);
+            self.judge(&left, (known, is_covered)).map_err(|what| {
                 if self.trace.is_kept() {
                     // The same once more, for the record.
                     disk.if_power_failed(&rng, (Losses::Adverse, self.trace));
@@ -141,7 +142,7 @@ impl Looker<'_> {
         Ok(())
     }
 
-    fn judge(&self, left: &SimDisk, known: Known<'_>) -> Result<(), String> {
+    fn judge(&self, left: &SimDisk, (known, is_covered): (Known<'_>, bool)) -> Result<(), String> {
         let content = left.content(TOP).expect("the run has made it");
         let findings = inspect(&content);
         if let [first, ..] = &findings.corruptions[..] {
@@ -162,8 +163,12 @@ impl Looker<'_> {
         let mut bitmaps = known.bitmaps.clone();
         model.crash();
         bitmaps.crash();
-        let mut disks = snapshots.disks(&model);
-        snapshots.adopt(&inspect::snapshot_ids(&content))?;
+        if is_covered {
+            snapshots.covered();
+        }
+        let mut disks = snapshots.disks(&model, Survival::Durable);
+        let ids = inspect::snapshot_ids(&content);
+        snapshots.adopt(&ids, (&model, Survival::Durable))?;
         let size = content.number(24, 8);
         keep_possible(&mut disks, |disk| disk.adopt_size(size, Survival::Durable))
             .map_err(|violation| violation.to_string())?;

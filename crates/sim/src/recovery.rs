@@ -328,8 +328,8 @@ impl Run<'_> {
         let Some(survival) = self.survival.take() else {
             return Ok(());
         };
-        let mut disks = self.snapshots.disks(&self.model);
-        self.verify_list(subject)?;
+        let mut disks = self.snapshots.disks(&self.model, survival);
+        self.verify_list(subject, survival)?;
         // A raw file that asks for aligned writes grows to whole blocks with the first one at its end,
         // and a raw disk with it.
         if let (Some(size), true) = (subject.size(), self.config.kind == Kind::Qcow2) {
@@ -420,7 +420,7 @@ impl Run<'_> {
     }
 
     /// The image has the snapshots that it may have.
-    fn verify_list(&mut self, subject: &Subject) -> Result<(), String> {
+    fn verify_list(&mut self, subject: &Subject, survival: Survival) -> Result<(), String> {
         let Subject::Image(image) = subject else {
             return Ok(());
         };
@@ -429,7 +429,7 @@ impl Run<'_> {
         let list = block_on(&self.disk, &mut self.rng, "list snapshots", listing)?;
         let list = list.map_err(|error| format!("the snapshots are not listed: {error}"))?;
         let ids: Vec<String> = list.into_iter().map(|snapshot| snapshot.id).collect();
-        self.snapshots.adopt(&ids)
+        self.snapshots.adopt(&ids, (&self.model, survival))
     }
 
     /// Every snapshot holds what it held. What was not certain is from now on.

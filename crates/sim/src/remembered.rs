@@ -4,8 +4,10 @@
 //! read at that moment, granule by granule; where that was not certain, a later read of it decides. It never
 //! changes. An operation that did not end well leaves the state before it or the state after it, as a whole: which
 //! of them is seen when the image is opened again, by the list of snapshots, and by the disk if one was applied.
+//! After the death of a process that is what the system holds: until a flush covers it, a power
+//! failure may still leave the other state.
 
-use crate::model::{Granules, Model, WriteId};
+use crate::model::{Granules, Model, Survival, WriteId};
 
 /// What each granule of a window may hold.
 pub type Content = Vec<(Granules, Vec<Vec<WriteId>>)>;
@@ -45,11 +47,11 @@ pub enum Change {
     Delete(String),
 }
 
-/// The state after an operation that may have happened.
+/// A state that an ending may leave.
 #[derive(Clone, Debug)]
-struct Pending {
+struct State {
     known: Vec<Remembered>,
-    /// What the disk is, if the operation changes it.
+    /// The disk, if it is another than the one before the ending.
     disk: Option<Model>,
 }
 
@@ -57,7 +59,11 @@ struct Pending {
 #[derive(Clone, Debug, Default)]
 pub struct Snapshots {
     known: Vec<Remembered>,
-    pending: Option<Pending>,
+    /// The state after an operation that may have happened.
+    pending: Option<State>,
+    /// The states that a power failure may leave besides, until a flush has covered what the
+    /// process that died had written. A session changes nothing before such a flush.
+    uncovered: Vec<State>,
 }
 
 /// Snapshots that an image has at most: each of them is read after each ending.
@@ -75,6 +81,7 @@ impl Snapshots {
         Snapshots {
             known: known.collect(),
             pending: None,
+            uncovered: Vec::new(),
         }
     }
 
@@ -95,7 +102,7 @@ impl Snapshots {
                 content: model.possible(),
                 vm_state: model.possible_vm_state(),
             });
-            self.pending = Some(Pending { known, disk: None });
+            self.pending = Some(State { known, disk: None });
             return Some(Change::Take(id));
         }
         let position = usize::try_from(pick % known.len().max(1) as u64).ok()?;
@@ -107,7 +114,7 @@ impl Snapshots {
         if what == What::Delete {
             known.remove(position);
         }
-        self.pending = Some(Pending { known, disk });
+        self.pending = Some(State { known, disk });
         Some(match what {
             What::Delete => Change::Delete(chosen.id),
             _ => Change::Apply(chosen.id),
@@ -131,43 +138,73 @@ impl Snapshots {
         self.pending.is_some()
     }
 
-    /// What the disk may be after an ending.
-    pub fn disks(&self, before: &Model) -> Vec<Model> {
-        let after = self
-            .pending
-            .iter()
-            .filter_map(|pending| pending.disk.clone());
-        std::iter::once(before.clone()).chain(after).collect()
+    /// A flush has covered what processes wrote that died.
+    pub fn covered(&mut self) {
+        self.uncovered.clear();
     }
 
-    /// After an ending: the image has these snapshots.
+    /// The disks that an ending may leave.
+    pub fn disks(&self, before: &Model, survival: Survival) -> Vec<Model> {
+        let others = self
+            .uncovered
+            .iter()
+            .filter(|_| survival == Survival::Durable);
+        let others = others.chain(&self.pending);
+        let others = others.filter_map(|state| state.disk.clone());
+        std::iter::once(before.clone()).chain(others).collect()
+    }
+
+    /// Takes these snapshots for those of the image after an ending, with `before` as the disk
+    /// before it.
     ///
     /// # Errors
-    /// If it may not have.
-    pub fn adopt(&mut self, ids: &[String]) -> Result<(), String> {
-        let of = |known: &[Remembered]| -> Vec<String> {
-            known.iter().map(|snapshot| snapshot.id.clone()).collect()
+    /// If no state that may be left has them.
+    pub fn adopt(
+        &mut self,
+        ids: &[String],
+        (before, survival): (&Model, Survival),
+    ) -> Result<(), String> {
+        let known = State {
+            known: std::mem::take(&mut self.known),
+            disk: None,
         };
-        let (before, pending) = (of(&self.known), self.pending.take());
-        if ids == before {
-            return Ok(());
+        let uncovered = std::mem::take(&mut self.uncovered);
+        let mut states = vec![known];
+        // Nothing that came after them is on the medium yet.
+        if survival == Survival::Durable {
+            states.extend(uncovered.iter().cloned());
         }
-        match pending {
-            Some(after) if of(&after.known) == ids => {
-                self.known = after.known;
-                Ok(())
+        states.extend(self.pending.take());
+        let Some(found) = states.iter().find(|state| state.ids() == ids) else {
+            let states: Vec<_> = states.iter().map(State::ids).collect();
+            return Err(format!(
+                "the image has the snapshots {ids:?}; possible: {states:?}"
+            ));
+        };
+        self.known.clone_from(&found.known);
+        if survival == Survival::Cached {
+            self.uncovered = uncovered;
+            if states.iter().any(|state| state.disk.is_some()) {
+                states[0].disk = Some(before.clone());
             }
-            after => {
-                let after = after.map(|after| of(&after.known));
-                Err(format!(
-                    "the image has the snapshots {ids:?}: {before:?} or {after:?}"
-                ))
+            if states.len() > 1 {
+                self.uncovered.extend(states);
             }
         }
+        Ok(())
     }
 
     /// All of them.
     pub fn known_mut(&mut self) -> &mut [Remembered] {
         &mut self.known
+    }
+}
+
+impl State {
+    fn ids(&self) -> Vec<String> {
+        self.known
+            .iter()
+            .map(|snapshot| snapshot.id.clone())
+            .collect()
     }
 }

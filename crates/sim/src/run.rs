@@ -578,6 +578,7 @@ impl<'a> Run<'a> {
         let begun = self.model.begin_flush();
         self.model.end_flush(begun);
         self.bitmaps.end_close();
+        self.snapshots.covered();
         self.totals.closes += 1;
         self.survival = Some(Survival::Cached);
         self.disk.set_faults(&[]);
@@ -630,6 +631,9 @@ impl<'a> Run<'a> {
         self.model.crash();
         self.bitmaps.crash();
         self.totals.crashes += 1;
+        if !self.disk.has_outlived_at_risk(prepare::TOP) {
+            self.snapshots.covered();
+        }
         let rng = Rng::new(self.rng.bits());
         if let Ending::Kill(_) = how {
             self.disk.set_faults(&[]);

@@ -29,6 +29,8 @@ struct Logged {
     completed: Option<u64>,
     /// It was a durable write and has completed.
     durable: bool,
+    /// The process that made it has died.
+    outlived: bool,
 }
 
 /// A file: what reads see, what is on the medium, and the difference.
@@ -69,6 +71,10 @@ impl FileState {
             _ => false,
         };
         self.log.iter().any(is_root)
+    }
+
+    fn has_outlived_at_risk(&self) -> bool {
+        self.log.iter().any(|entry| entry.outlived)
     }
 
     /// The unit that a crash never tears in a write.
@@ -475,6 +481,7 @@ impl State {
             effect,
             completed: None,
             durable: false,
+            outlived: false,
         });
     }
 
@@ -588,6 +595,11 @@ impl State {
         }
     }
 
+    pub fn has_outlived_at_risk(&self, name: &str) -> bool {
+        let mut files = self.files.iter().filter(|file| file.name == name);
+        files.any(FileState::has_outlived_at_risk)
+    }
+
     pub fn has_hole_at_risk(&self, name: &str) -> bool {
         let is_hole = |effect: &Effect| matches!(effect, Effect::Punch { .. });
         let mut in_flight = self
@@ -698,6 +710,10 @@ impl State {
             for entry in log.filter(|entry| entry.op == op.id) {
                 entry.completed = Some(now);
             }
+        }
+        let logs = self.files.iter_mut().map(|file| &mut file.log);
+        for entry in logs.flatten() {
+            entry.outlived = true;
         }
     }
 
