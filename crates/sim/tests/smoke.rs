@@ -178,3 +178,39 @@ fn durable_writes_do_not_build_on_what_a_dead_process_left_unflushed() {
         config.rounds = vec![first, second];
     });
 }
+
+/// The next session finds the snapshot in the system's memory, and flushes before it writes.
+#[test]
+fn a_power_failure_may_take_back_a_snapshot_that_a_dead_process_did_not_flush() {
+    pass(Kind::Qcow2, 3_000_248..3_000_249);
+    pass_edited(0..150, |config| {
+        let mut first = config.rounds[0].clone();
+        let moment = first.requests % 60;
+        first.requests = 40;
+        first.faults.clear();
+        first.snapshots_percent = 100;
+        let mut second = first.clone();
+        first.ending = Ending::Kill(moment);
+        second.weights = [0, 40, 0, 0, 0, 0];
+        second.snapshots_percent = 0;
+        (first.resizes, second.resizes) = (false, false);
+        second.fua_percent = 100;
+        second.ending = Ending::Crash(1 + moment % 7);
+        config.rounds = vec![first, second];
+    });
+}
+
+/// Growth by many blocks of 512 bytes: a torn write of the refcount table had reached the entry of
+/// a block that is counted in a block whose entry it had not reached.
+#[test]
+fn a_torn_refcount_table_refers_to_no_block_that_is_not_counted() {
+    for seed in [3_298_541_259_449, 3_298_541_266_801, 3_298_541_270_077] {
+        pass(Kind::Qcow2, seed..seed + 1);
+    }
+}
+
+/// A write that failed because of a neighbour had left its bytes in space that others published.
+#[test]
+fn a_write_that_fails_beside_another_fails_those_beside_it() {
+    pass(Kind::Qcow2, 2_199_029_635_816..2_199_029_635_817);
+}

@@ -561,6 +561,8 @@ impl Qcow2 {
                 let neighbour = std::io::Error::from_raw_os_error(EIO);
                 let text = format!("A write beside this one failed in '{}'", self.name());
                 *outcome = Err(Error::io(text, neighbour));
+                // What this write has left beside others stays there, so they fail in turn.
+                state.joint.fail(step.cluster, attempted);
             }
             let published = outcome.is_ok() || planted::is(Mistake::FailedWritePublishes);
             if published && step.write.change != plan::Change::None {

@@ -6,7 +6,7 @@ use crate::file::Event;
 use crate::growth::Situation;
 use crate::planted::{self, Mistake};
 use crate::qcow2::alloc::Content;
-use crate::qcow2::count_growth::{CountGrowth, table_entries};
+use crate::qcow2::count_growth::{CountGrowth, ordered_entries, table_entries};
 use crate::qcow2::entry::set_refcount;
 use crate::qcow2::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
 use crate::qcow2::growth::{self, Method, Step};
@@ -325,8 +325,10 @@ impl Qcow2 {
                 .await?;
         } else {
             self.file.reach(Event::RefblockAllocHookup).await;
-            self.write_root(entry_writes(old.0, &changed), Flush::File)
-                .await?;
+            for entries in ordered_entries(&geometry, &changed) {
+                self.write_root(entry_writes(old.0, &entries), Flush::File)
+                    .await?;
+            }
             counts.refcounts.set_table(table, old);
         }
         let mut state = self.lock();
