@@ -143,7 +143,7 @@ impl Scene {
             dir,
             read,
             written,
-            kept: kept,
+            kept,
         })
     }
 
