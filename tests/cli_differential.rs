@@ -6,6 +6,7 @@
 //! seed, how the files were made, the lines and what came of the last. Every test here has cases of its own: name the test, too.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
+use std::ops::Range;
 use std::path::Path;
 use std::process::Command;
 
@@ -17,6 +18,7 @@ mod programs;
 mod served;
 
 use crate::support::judge::{Layout, comparable};
+use crate::support::mounted::Mounted;
 use crate::support::twins::{Twin, Verdict, compare_files, copy_all, qemu_img};
 use crate::support::{golden, number_from_environment, peers_are_installed, run, scratch};
 use cast::Cast;
@@ -88,33 +90,65 @@ fn quoted(words: &[String]) -> String {
 /// A case: its seed, the files that it begins with, and a directory for it.
 type Check = fn(u64, &Cast, &Path) -> Verdict;
 
+/// Where the files of some cases are.
+enum Place {
+    Scratch(tempfile::TempDir),
+    Mounted(Mounted),
+}
+
+impl Place {
+    fn scratch(_: u64) -> Place {
+        Place::Scratch(scratch())
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Place::Scratch(directory) => directory.path(),
+            Place::Mounted(mounted) => &mounted.at,
+        }
+    }
+}
+
+/// A place for the cases that begin with the files of this number.
+type PlaceOf = fn(u64) -> Place;
+
 /// As many cases as the environment wants, or so many.
 fn run_some(check: Check, usual: u64) {
+    run_some_in(Place::scratch, check, usual);
+}
+
+/// The same in places of these.
+fn run_some_in(place: PlaceOf, check: Check, usual: u64) {
     let seed = number_from_environment("COWSLIP_CLI_SEED");
     let cases = number_from_environment("COWSLIP_CLI_CASES");
     let count = cases.unwrap_or(if seed.is_some() { 1 } else { usual });
-    run_cases(check, seed.unwrap_or(0), count);
+    run_cases(place, check, seed.unwrap_or(0)..seed.unwrap_or(0) + count);
 }
 
 /// Cases beyond those of an ordinary run.
 fn run_many(check: Check, usual: u64) {
-    let count = number_from_environment("COWSLIP_CLI_CASES");
-    run_cases(check, 1 << 32, count.unwrap_or(usual));
+    run_many_in(Place::scratch, check, usual);
+}
+
+/// The same in places of these.
+fn run_many_in(place: PlaceOf, check: Check, usual: u64) {
+    let count = number_from_environment("COWSLIP_CLI_CASES").unwrap_or(usual);
+    run_cases(place, check, 1 << 32..(1 << 32) + count);
 }
 
 /// Runs cases, and tells how many differ.
-fn run_cases(check: Check, first: u64, count: u64) {
+fn run_cases(place: PlaceOf, check: Check, seeds: Range<u64>) {
     let mut failures = Vec::new();
-    let mut cast: Option<(u64, tempfile::TempDir, Cast)> = None;
-    for seed in first..first + count {
+    let mut cast: Option<(u64, Place, Cast)> = None;
+    for seed in seeds {
         let number = seed / CASES_OF_A_CAST;
         if cast.as_ref().is_none_or(|(made, ..)| *made != number) {
-            let directory = scratch();
-            let made = Cast::make(directory.path().join("cast"), number);
-            cast = Some((number, directory, made));
+            let place = place(number);
+            let made = Cast::make(place.path().join("cast"), number);
+            cast = Some((number, place, made));
         }
-        let (_, directory, files) = cast.as_ref().unwrap();
-        let case = directory.path().join(seed.to_string());
+        let (_, place, files) = cast.as_ref().unwrap();
+        let case = place.path().join(seed.to_string());
         std::fs::create_dir(&case).unwrap();
         if let Err(why) = check(seed, files, &case) {
             eprintln!("{why}");

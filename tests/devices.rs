@@ -375,3 +375,191 @@ fn parts_of_devices_may_begin_within_a_block() {
         assert!(twins.ours.contents() == expected, "{block}");
     }
 }
+
+/// Lines of qemu-img about DEVICE, full of noise, and files beside it. What a raw device and `out.raw`
+/// hold afterwards is the same byte by byte.
+const LINES_OF_RAW: &[&str] = &[
+    "dd -f raw -O raw bs=4k if=source0 of=DEVICE",
+    "dd -f raw -O raw bs=1000 count=256 skip=128 if=source0 of=DEVICE",
+    "dd -f raw -O raw bs=333 if=source1 of=DEVICE",
+    "dd -f raw -O raw bs=512 if=source2 of=DEVICE",
+    "dd -f raw -O raw bs=1M if=source3 of=DEVICE",
+    "dd -f raw -O raw bs=3000 count=11 skip=7 if=DEVICE of=out.raw",
+    "dd -f raw -O raw bs=1M skip=5 if=DEVICE of=out.raw",
+    "dd --image-opts -O raw bs=3000 count=11 skip=7 if=DIRECT of=out.raw",
+    "dd --image-opts -O raw bs=1537 if=DIRECT of=out.raw",
+    "create -f raw DEVICE 1M",
+    "create -f raw DEVICE 2M",
+    "create -f raw DEVICE 3M",
+    "create -f raw DEVICE 1000",
+    "create -f raw -o preallocation=falloc DEVICE 1000k",
+    "create -f raw -o preallocation=full DEVICE 1000k",
+    "resize -f raw DEVICE 2M",
+    "resize -f raw DEVICE +1M",
+    "resize -f raw --shrink DEVICE 1M",
+    "resize -f raw --shrink DEVICE 1000",
+    "resize -f raw --preallocation=full DEVICE +512",
+    "resize --shrink --image-opts DIRECT 1M",
+    "resize --image-opts DIRECT +1M",
+    "convert -n -f raw -O raw source3 DEVICE",
+    "convert -f raw -O raw DEVICE out.raw",
+    "convert -T none -f raw -O raw DEVICE out.raw",
+];
+
+/// The same of images on it, a few lines one after the other. What the disk shows is the same.
+const LINES_OF_IMAGES: &[&[&str]] = &[
+    &["create -q -f qcow2 DEVICE 3M", "WRITES"],
+    &[
+        "create -q -f qcow2 -o cluster_size=512 DEVICE 1000k",
+        "WRITES",
+        "resize -f qcow2 DEVICE +51200",
+        "WRITES",
+        "resize -f qcow2 --shrink DEVICE 700k",
+        "WRITES",
+        "resize -f qcow2 DEVICE 1000k",
+        "WRITES",
+    ],
+    &[
+        "create -q -f qcow2 -o cluster_size=512,preallocation=metadata DEVICE 1M",
+        "WRITES",
+        "snapshot -c one DEVICE",
+        "WRITES",
+        "snapshot -a one DEVICE",
+        "snapshot -d one DEVICE",
+        "amend -f qcow2 -o refcount_bits=64 DEVICE",
+        "bitmap -f qcow2 --add DEVICE b",
+        "WRITES",
+    ],
+    &[
+        "create -q -f qcow2 -o cluster_size=16k,extended_l2=on DEVICE 1M",
+        "WRITES",
+        "amend -f qcow2 -o lazy_refcounts=on DEVICE",
+        "WRITES",
+    ],
+    &["dd -f raw -O qcow2 bs=1000 if=source0 of=DEVICE", "WRITES"],
+    &[
+        "create -q -f qcow2 -o cluster_size=512,backing_file=BASE,backing_fmt=raw DEVICE 900k",
+        "WRITES",
+        "commit -q -f qcow2 DEVICE",
+        "WRITES",
+        "rebase -f qcow2 -b  DEVICE",
+        "WRITES",
+    ],
+];
+
+/// A line of qemu-img for one side; `WRITES` is a run of qemu-io at odd places.
+fn run_line(line: &str, (is_ours, cache): (bool, &str), device: &Device, dir: &Path) -> Output {
+    let name = device.name();
+    if line == "WRITES" {
+        let mut shell = program("qemu-io", is_ours);
+        shell.args(["-f", "qcow2", "-d", "unmap", "-t", cache]);
+        for (at, len) in ODD {
+            shell.args(["-c", &format!("write -P {} {at} {len}", 1 + at % 251)]);
+            let at = at + 300_000;
+            shell.args(["-c", &format!("write -z -u {at} {len}")]);
+        }
+        return outcome(shell.current_dir(dir).arg(name));
+    }
+    let direct = format!("driver=raw,file.driver=host_device,file.filename={name},cache.direct=on");
+    let line = line.replace("DEVICE", name).replace("DIRECT", &direct);
+    let base = dir.join("source3");
+    let line = line.replace("BASE", base.to_str().unwrap());
+    // Two blanks are around an empty word.
+    let words = line.split(' ');
+    outcome(program("qemu-img", is_ours).current_dir(dir).args(words))
+}
+
+/// Directories with the same files for both.
+fn directories() -> [tempfile::TempDir; 2] {
+    [(); 2].map(|()| {
+        let dir = scratch();
+        sources(dir.path());
+        dir
+    })
+}
+
+#[test]
+fn every_verb_does_to_a_raw_device_what_qemus_does() {
+    for block in BLOCKS {
+        let Some(twins) = Twins::new(block) else {
+            return;
+        };
+        for line in LINES_OF_RAW {
+            twins.reset();
+            let [our_dir, their_dir] = directories();
+            let ours = run_line(line, (true, ""), &twins.ours, our_dir.path());
+            let theirs = run_line(line, (false, ""), &twins.theirs, their_dir.path());
+            let context = format!("{block} {line}: {}{}", said(&ours), said(&theirs));
+            assert_eq!(ours.status.code(), theirs.status.code(), "{context}");
+            let is_same = twins.ours.contents() == twins.theirs.contents();
+            assert!(is_same, "{context}");
+            let written = [our_dir, their_dir].map(|dir| std::fs::read(dir.path().join("out.raw")));
+            assert!(
+                written[0].as_ref().ok() == written[1].as_ref().ok(),
+                "{context}"
+            );
+        }
+    }
+}
+
+#[test]
+fn images_on_devices_show_what_those_of_qemu_show() {
+    for block in BLOCKS {
+        let Some(twins) = Twins::new(block) else {
+            return;
+        };
+        for (number, lines) in LINES_OF_IMAGES.iter().enumerate() {
+            // Past the page cache, and in one of the other modes.
+            for cache in [CACHES[0], CACHES[1 + number % 4]] {
+                twins.reset();
+                let dirs = directories();
+                for line in *lines {
+                    let ours = run_line(line, (true, cache), &twins.ours, dirs[0].path());
+                    let theirs = run_line(line, (false, cache), &twins.theirs, dirs[1].path());
+                    let context = format!(
+                        "{block} {cache} {line} of {lines:?}: {}{}",
+                        said(&ours),
+                        said(&theirs)
+                    );
+                    assert_eq!(ours.status.code(), theirs.status.code(), "{context}");
+                    if !ours.status.success() {
+                        continue;
+                    }
+                    let failed = |output: &Output| said(output).matches("failed").count();
+                    assert_eq!(failed(&ours), failed(&theirs), "{context}");
+                    let devices = [twins.ours.path(), twins.theirs.path()];
+                    let compare = ["compare", "-q", "-f", "qcow2", "-F", "qcow2"];
+                    let compared = outcome(Command::new("qemu-img").args(compare).args(devices));
+                    assert!(compared.status.success(), "{context}{}", said(&compared));
+                    qemu_img(&["check", "-q", "-f", "qcow2"], &[twins.ours.path()]);
+                }
+            }
+        }
+    }
+}
+
+/// Allocated ahead, the new end of an image shows nothing of what the device held, as it does with
+/// QEMU.
+#[test]
+fn the_new_end_of_an_image_on_a_device_is_zeroes() {
+    for block in BLOCKS {
+        let Some(twins) = Twins::new(block) else {
+            return;
+        };
+        for mode in ["off", "metadata", "falloc", "full"] {
+            twins.reset();
+            let grow = format!("resize -f qcow2 --preallocation={mode} DEVICE 1000k");
+            let dir = scratch();
+            for line in [
+                "create -q -f qcow2 -o cluster_size=512 DEVICE 700k",
+                &grow,
+                "convert -f qcow2 -O raw DEVICE out.raw",
+            ] {
+                let output = run_line(line, (true, ""), &twins.ours, dir.path());
+                must(&format!("{block} {line}"), &output);
+            }
+            let shown = std::fs::read(dir.path().join("out.raw")).unwrap();
+            assert!(shown.iter().all(|&byte| byte == 0), "{block} {mode}");
+        }
+    }
+}

@@ -5,11 +5,11 @@
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 use crate::support::golden::words;
 use crate::support::rng::Rng;
+use crate::support::server::Server;
 use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 /// QEMU's program of this name, or ours under it.
@@ -441,43 +441,12 @@ fn an_image_that_describes_itself_is_refused_in_one_line() {
     }
 }
 
-/// A server; ends with this value.
-struct Server(Child);
-
-impl Server {
-    fn of(at: &Path, image: &str) -> Server {
-        let words = [
-            "-t",
-            "-r",
-            "--shared=8",
-            "-f",
-            "qcow2",
-            "-k",
-            "socket",
-            image,
-        ];
-        let mut command = Command::new("qemu-nbd");
-        let socket = at.join("socket");
-        let child = command
-            .current_dir(at)
-            .args(&words[..6])
-            .arg(&socket)
-            .arg(words[7]);
-        let server = Server(child.stdout(Stdio::null()).spawn().unwrap());
-        let begun = Instant::now();
-        while !socket.exists() {
-            assert!(begun.elapsed() < Duration::from_secs(30), "no socket");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        server
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
+/// QEMU's server of an image.
+fn serve(at: &Path, image: &str) -> Server {
+    let socket = at.join("socket");
+    let mut command = Command::new("qemu-nbd");
+    command.args(["-t", "-r", "--shared=8", "-f", "qcow2", "-k"]);
+    Server::start(command.current_dir(at).arg(&socket).arg(image), &socket)
 }
 
 #[test]
@@ -491,7 +460,7 @@ fn a_backing_file_is_behind_a_server() {
     let socket = at.join("socket").display().to_string();
     let name = format!("nbd:unix:{socket}");
     let uri = format!("nbd+unix:///?socket={socket}");
-    let server = Server::of(at, "base");
+    let server = serve(at, "base");
     same(
         at,
         &[

@@ -3,16 +3,15 @@
 //! several at once.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
-use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 use cowslip_nbd::export::{Durability, ZeroRequest};
 use cowslip_nbd::{Client, ConnectOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Queue, Stream};
 
 use crate::support::golden::{self, said};
+use crate::support::server::Server;
 use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 /// Fills the disk before: no header has such bytes.
@@ -40,30 +39,12 @@ const HEADERS: &[(usize, &[u8])] = &[
 ];
 
 /// A server of a disk whose format nobody names.
-struct Server(Child);
-
-impl Server {
-    fn start(dir: &Path, disk: &str) -> Server {
-        let socket = dir.join("socket");
-        let mut serve = cowslip();
-        serve.args(["serve", "--discard=unmap", "--socket"]);
-        let serve = serve.arg(&socket).arg(dir.join(disk));
-        let child = serve.stderr(Stdio::null()).spawn().unwrap();
-        let server = Server(child);
-        let begun = Instant::now();
-        while UnixStream::connect(&socket).is_err() {
-            assert!(begun.elapsed() < Duration::from_secs(20), "no server");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        server
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
+fn serve(dir: &Path, disk: &str) -> Server {
+    let socket = dir.join("socket");
+    let mut serve = cowslip();
+    serve.args(["serve", "--discard=unmap", "--socket"]);
+    let serve = serve.arg(&socket).arg(dir.join(disk));
+    Server::start(serve.stderr(Stdio::null()), &socket)
 }
 
 /// A part of a header, and how it is asked for.
@@ -161,7 +142,7 @@ fn no_requests_at_once_make_a_guessed_disk_an_image() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| scratch());
     let disk = dir.path().join("disk");
     std::fs::write(&disk, vec![FILL; 1 << 20]).unwrap();
-    let _server = Server::start(dir.path(), "disk");
+    let _server = serve(dir.path(), "disk");
     let queue = Queue::new(Backend::Threads).unwrap();
     queue.block_on(async {
         let mut clients = Vec::new();

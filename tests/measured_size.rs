@@ -2,11 +2,12 @@
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use crate::support::golden::ours;
-use crate::support::{peers_are_installed, run, scratch};
+use crate::support::loop_device::LoopDevice;
+use crate::support::server::Server;
+use crate::support::{cowslip, peers_are_installed, run, scratch};
 
 /// A source, options of the target, and words for `convert`.
 const COPIES: &[(&str, &str, &str)] = &[
@@ -43,60 +44,35 @@ enum Target {
 /// The target, gone when dropped.
 struct Place {
     name: String,
-    server: Option<Child>,
+    _device: Option<LoopDevice>,
+    _server: Option<Server>,
 }
 
 impl Place {
-    fn new(target: Target, file: &Path) -> Place {
+    /// `None` where there are no loop devices.
+    fn new(target: Target, file: &Path) -> Option<Place> {
         let socket = file.with_extension("socket");
-        let mut command = match target {
+        let server = match target {
             Target::Device => {
-                let device = run(Command::new("losetup").args(["-f", "--show"]).arg(file));
-                return Place {
-                    name: device.trim().to_string(),
-                    server: None,
-                };
+                let device = LoopDevice::over(file, &[])?;
+                return Some(Place {
+                    name: device.path.display().to_string(),
+                    _device: Some(device),
+                    _server: None,
+                });
             }
-            Target::QemuNbd => Command::new("qemu-nbd"),
+            Target::QemuNbd => Server::of_qemu(file, &socket, &[]),
             Target::OurServer => {
-                let mut command = crate::support::cowslip();
-                command.arg("qemu-nbd");
-                command
+                let mut command = cowslip();
+                command.args(["qemu-nbd", "-t", "-f", "raw", "-k"]);
+                Server::start(command.arg(&socket).arg(file), &socket)
             }
         };
-        command
-            .args(["-t", "-f", "raw", "-k"])
-            .arg(&socket)
-            .arg(file);
-        // A server that was killed leaves its socket.
-        drop(std::fs::remove_file(&socket));
-        let server = command.stdout(Stdio::null()).spawn().unwrap();
-        let begun = Instant::now();
-        while !socket.exists() {
-            assert!(begun.elapsed() < Duration::from_secs(30), "no socket");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Place {
-            name: format!("nbd:unix:{}", socket.display()),
-            server: Some(server),
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        match &mut self.server {
-            Some(server) => {
-                drop(server.kill());
-                drop(server.wait());
-            }
-            None => {
-                // What the device has cached is in its file only once it is written back: while anybody else looks at
-                // the device, detaching it does not do that.
-                drop(Command::new("sync").arg(&self.name).status());
-                drop(Command::new("losetup").args(["-d", &self.name]).status());
-            }
-        }
+        Some(Place {
+            name: server.uri(),
+            _device: None,
+            _server: Some(server),
+        })
     }
 }
 
@@ -171,7 +147,9 @@ fn check_copy(dir: &Path, target: Target, (source, options, words): (&str, &str,
     let file = dir.join("target");
     // What it held before is no part of the copy.
     std::fs::write(&file, vec![0xa5; bytes as usize]).unwrap();
-    let place = Place::new(target, &file);
+    let Some(place) = Place::new(target, &file) else {
+        return;
+    };
     let words: Vec<&str> = words.split_whitespace().collect();
     let line = [
         &secret[..],
@@ -218,11 +196,7 @@ fn a_copy_fits_into_exactly_what_was_measured() {
     if !peers_are_installed(&["qemu-img", "qemu-io", "qemu-nbd"]) {
         return;
     }
-    let mut targets = vec![Target::QemuNbd, Target::OurServer];
-    match rustix::process::geteuid().is_root() {
-        true => targets.push(Target::Device),
-        false => eprintln!("SKIPPED: loop devices need root"),
-    }
+    let targets = [Target::QemuNbd, Target::OurServer, Target::Device];
     let dir = scratch();
     make_sources(dir.path());
     for (at, copy) in COPIES.iter().enumerate() {
@@ -237,20 +211,19 @@ fn an_image_uses_all_of_its_device() {
     if !peers_are_installed(&["qemu-img", "qemu-io", "losetup"]) {
         return;
     }
-    if !rustix::process::geteuid().is_root() {
-        return eprintln!("SKIPPED: loop devices need root");
-    }
     let dir = scratch();
     let file = dir.path().join("target");
     std::fs::write(&file, vec![0xa5; 700 << 10]).unwrap();
-    let place = Place::new(Target::Device, &file);
+    let Some(place) = Place::new(Target::Device, &file) else {
+        return;
+    };
     let device = &place.name;
     run(ours()
         .args(["create", "-q", "-f", "qcow2", "-o", "cluster_size=512"])
         .args([device, "600k"]));
     for (pattern, at) in [("1", "0"), ("2", "300k")] {
         let write = format!("write -P {pattern} {at} 300k");
-        run(crate::support::cowslip().args(["io", "-f", "qcow2", "-c", &write, device]));
+        run(cowslip().args(["io", "-f", "qcow2", "-c", &write, device]));
     }
     run(Command::new("qemu-img").args(["check", "-q", "-f", "qcow2", device]));
     let reads = [

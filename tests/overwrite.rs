@@ -4,12 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 use crate::support::loop_device::LoopDevice;
+use crate::support::server::Server;
 use crate::support::{cowslip, outcome, peers_are_installed, qemu_img, run, scratch};
 
 /// Another name of a file.
@@ -55,7 +56,7 @@ struct Scene {
     dir: tempfile::TempDir,
     read: String,
     written: String,
-    _kept: Kept,
+    kept: Kept,
 }
 
 /// `over.qcow2` on `s.raw`, `top.qcow2` on that, `ext.qcow2` with its data in `d.raw`, `t.qcow2` with a bitmap.
@@ -97,6 +98,11 @@ impl Scene {
     fn new(victim: &str, alias: Alias) -> Option<Scene> {
         let dir = scratch();
         files(dir.path());
+        Scene::of(dir, victim, alias)
+    }
+
+    /// The same of files that are there already.
+    fn of(dir: tempfile::TempDir, victim: &str, alias: Alias) -> Option<Scene> {
         let at = |name: &str| dir.path().join(name);
         let mut kept = Kept::default();
         let is_root = rustix::process::geteuid().is_root();
@@ -137,8 +143,18 @@ impl Scene {
             dir,
             read,
             written,
-            _kept: kept,
+            kept,
         })
+    }
+
+    /// Files alone, for command lines that name them.
+    fn without_alias(dir: tempfile::TempDir) -> Scene {
+        Scene {
+            dir,
+            read: String::new(),
+            written: String::new(),
+            kept: Kept::default(),
+        }
     }
 
     /// All files and their bytes.
@@ -156,12 +172,17 @@ impl Scene {
             .collect()
     }
 
-    fn command(&self, line: &str) -> Command {
-        let line = line
-            .replace("READ", &self.read)
+    /// A line with the names of this scene.
+    fn named(&self, line: &str) -> String {
+        line.replace("READ", &self.read)
             .replace("WRITTEN", &self.written)
-            .replace("DIR", &self.dir.path().display().to_string());
-        let mut command = cowslip();
+            .replace("DIR", &self.dir.path().display().to_string())
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let line = self.named(line);
+        let mut command = Command::new("timeout");
+        command.arg("60").arg(cowslip().get_program());
         command.args(line.split_whitespace());
         command.current_dir(self.dir.path()).stdin(Stdio::null());
         command
@@ -183,11 +204,30 @@ impl Scene {
             "would be a loop",
             "is a loop",
             "creates an infinite loop",
-            "is stored where another file of the chain is",
+            "is stored where another file of ",
+            "it is the data file of an image of the chain",
+            "the image names itself as its data file",
+            "its data file is in use by an image of its chain",
         ];
         let is_clear = |line: &str| words.iter().any(|words| line.contains(words));
         assert!(errors.lines().any(is_clear), "{context}");
         assert!(errors.lines().count() <= 3, "{context}");
+    }
+
+    /// Refused, or done with all files as they were but `x.qcow2`, whatever its other names are.
+    fn changes_the_image_alone(&self, line: &str) {
+        let others = || {
+            let inode = |name: &str| {
+                let found = fs::metadata(self.dir.path().join(name)).unwrap();
+                (found.dev(), found.ino())
+            };
+            let mut bytes = self.bytes();
+            bytes.retain(|name, _| inode(name) != inode("x.qcow2"));
+            bytes
+        };
+        let before = others();
+        let output = outcome(&mut self.command(line));
+        assert!(before == others(), "changed a file: {line}: {output:?}");
     }
 }
 
@@ -311,6 +351,147 @@ fn a_part_of_a_source_is_not_overwritten() {
     refused("s.raw", &[Alias::Part], &lines);
 }
 
+/// Images, each `x.qcow2`, that write a file which they also read, as lines of qemu-img make them.
+/// WRITTEN and READ are two names of this file, which is named first.
+const TANGLED: &[(&str, &[&str])] = &[
+    // The data file is the backing file, one further below, or the data file of one below.
+    (
+        "s.raw",
+        &[
+            "create -q -u -f qcow2 -b READ -F raw -o data_file=dummy x.qcow2 1M",
+            "amend -q -o data_file=WRITTEN x.qcow2",
+        ],
+    ),
+    (
+        "s.raw",
+        &[
+            "create -q -u -f qcow2 -b READ -F raw m.qcow2 1M",
+            "create -q -u -f qcow2 -b m.qcow2 -F qcow2 -o data_file=dummy x.qcow2 1M",
+            "amend -q -o data_file=WRITTEN x.qcow2",
+        ],
+    ),
+    (
+        "d.raw",
+        &[
+            "amend -q -o data_file=READ ext.qcow2",
+            "create -q -u -f qcow2 -b overext.qcow2 -F qcow2 -o data_file=dummy x.qcow2 1M",
+            "amend -q -o data_file=WRITTEN x.qcow2",
+        ],
+    ),
+    // It is an image below.
+    (
+        "t.qcow2",
+        &[
+            "create -q -u -f qcow2 -b READ -F qcow2 -o data_file=dummy x.qcow2 1M",
+            "amend -q -o data_file=WRITTEN x.qcow2",
+        ],
+    ),
+    // The image lies below itself, at once or further down, or stores its data in itself.
+    (
+        "x.qcow2",
+        &[
+            "create -q -f qcow2 x.qcow2 1M",
+            "rebase -u -b WRITTEN -F qcow2 x.qcow2",
+        ],
+    ),
+    (
+        "x.qcow2",
+        &[
+            "create -q -f qcow2 x.qcow2 1M",
+            "rebase -u -b WRITTEN -F raw x.qcow2",
+        ],
+    ),
+    (
+        "x.qcow2",
+        &[
+            "create -q -u -f qcow2 -b WRITTEN -F qcow2 m.qcow2 1M",
+            "create -q -u -f qcow2 -b m.qcow2 -F qcow2 x.qcow2 1M",
+        ],
+    ),
+    (
+        "x.qcow2",
+        &[
+            "create -q -u -f qcow2 -o data_file=dummy x.qcow2 1M",
+            "amend -q -o data_file=WRITTEN x.qcow2",
+        ],
+    ),
+];
+
+/// Every verb that changes one image in place.
+const CHANGES: &[&str] = &[
+    "resize x.qcow2 +1M",
+    "resize --shrink x.qcow2 512k",
+    "resize --preallocation=full x.qcow2 2M",
+    "amend -o lazy_refcounts=on x.qcow2",
+    "amend -o compat=0.10 x.qcow2",
+    "amend -o refcount_bits=64 x.qcow2",
+    "amend -o data_file=d.raw x.qcow2",
+    "snapshot -c one x.qcow2",
+    "snapshot -a one x.qcow2",
+    "snapshot -d one x.qcow2",
+    "commit x.qcow2",
+    "commit -d x.qcow2",
+    "rebase -b old.raw -F raw x.qcow2",
+    "convert -n -O qcow2 old.qcow2 x.qcow2",
+    "io x.qcow2",
+    "serve -k DIR/sock x.qcow2",
+    "qemu-img resize x.qcow2 +1M",
+    "qemu-img amend -o refcount_bits=64 x.qcow2",
+    "qemu-img snapshot -c one x.qcow2",
+    "qemu-io x.qcow2",
+    "qemu-nbd -k DIR/sock x.qcow2",
+];
+
+/// Verbs that open the image alone, and so read nothing that they write.
+const CHANGES_OF_THE_IMAGE_ALONE: &[&str] = &[
+    "bitmap --add x.qcow2 b",
+    "bitmap --add --merge b -b old.qcow2 -F qcow2 x.qcow2 m",
+    "bitmap --disable x.qcow2 b",
+    "bitmap --remove x.qcow2 b",
+    "qemu-img bitmap --add x.qcow2 c",
+];
+
+/// An image is changed by a verb that names nothing else: all that it reads is its own chain.
+#[test]
+fn an_image_that_reads_what_it_writes_is_not_changed() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    for (number, (victim, lines)) in TANGLED.iter().enumerate() {
+        for (kind, alias) in FILE_NAMES.into_iter().enumerate() {
+            let dir = scratch();
+            files(dir.path());
+            fs::write(dir.path().join("x.qcow2"), vec![0; 1 << 20]).unwrap();
+            let Some(scene) = Scene::of(dir, victim, alias) else {
+                continue;
+            };
+            for line in *lines {
+                let line = scene.named(line);
+                run(Command::new("qemu-img")
+                    .args(line.split_whitespace())
+                    .current_dir(scene.dir.path()));
+            }
+            // A device over it has whole sectors, and shows them as they are now.
+            let image = fs::OpenOptions::new()
+                .write(true)
+                .open(scene.dir.path().join("x.qcow2"));
+            image.unwrap().set_len(1 << 20).unwrap();
+            for device in &scene.kept.devices {
+                run(Command::new("blockdev")
+                    .arg("--flushbufs")
+                    .arg(&device.path));
+            }
+            // A sixth of them: over all images every line meets every kind of name.
+            for line in CHANGES.iter().skip((number + kind) % 6).step_by(6) {
+                scene.is_refused(line, &format!("{alias:?} of {victim}, {lines:?}"));
+            }
+            for line in CHANGES_OF_THE_IMAGE_ALONE {
+                scene.changes_the_image_alone(line);
+            }
+        }
+    }
+}
+
 /// An image that is changed while its own chain leads to the place where it is stored.
 #[test]
 fn an_image_on_a_device_over_itself_is_not_changed() {
@@ -330,48 +511,13 @@ fn an_image_on_a_device_over_itself_is_not_changed() {
         .args(["loop.qcow2", "1M"])
         .current_dir(dir.path()));
     fs::copy(dir.path().join("loop.qcow2"), dir.path().join("t.qcow2")).unwrap();
-    let scene = Scene {
-        dir,
-        read: String::new(),
-        written: String::new(),
-        _kept: Kept::default(),
-    };
+    let scene = Scene::without_alias(dir);
     for line in [
         "resize t.qcow2 +1M",
         "commit t.qcow2",
         "convert -n -O qcow2 old.qcow2 t.qcow2",
     ] {
         scene.is_refused(line, "its own backing file");
-    }
-}
-
-/// A server, killed when it is dropped.
-struct Server(Child);
-
-impl Server {
-    fn start(dir: &Path, words: &[&str]) -> Server {
-        let socket = dir.join("sock");
-        let mut serve = cowslip();
-        serve.args(["serve", "-k", "sock"]).args(words);
-        serve
-            .current_dir(dir)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
-        let mut server = Server(serve.spawn().unwrap());
-        let begun = Instant::now();
-        while !socket.exists() {
-            assert!(server.0.try_wait().unwrap().is_none(), "{words:?}");
-            assert!(begun.elapsed() < Duration::from_secs(30), "{words:?}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        server
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
     }
 }
 
@@ -383,12 +529,7 @@ fn an_export_of_a_source_is_not_overwritten() {
     }
     let dir = scratch();
     files(dir.path());
-    let scene = Scene {
-        dir,
-        read: String::new(),
-        written: String::new(),
-        _kept: Kept::default(),
-    };
+    let scene = Scene::without_alias(dir);
     let lines = [
         "convert -f raw -O raw EXPORT s.raw",
         "convert -n -f raw -O raw EXPORT s.raw",
@@ -403,16 +544,18 @@ fn an_export_of_a_source_is_not_overwritten() {
         "qemu-img convert -n -f raw -O raw s.raw EXPORT",
     ];
     for words in [&["-f", "raw", "s.raw"][..], &["-r", "-f", "raw", "s.raw"]] {
-        let _server = Server::start(scene.dir.path(), words);
+        let mut serve = cowslip();
+        serve.current_dir(scene.dir.path());
+        serve.args(["serve", "-k", "sock"]).args(words);
+        let server = Server::start(&mut serve, &scene.dir.path().join("sock"));
         let before = scene.bytes();
         for line in lines {
-            let line = line.replace("EXPORT", "nbd+unix:///?socket=sock");
+            let line = line.replace("EXPORT", &server.uri());
             let output = outcome(&mut scene.command(&line));
             let errors = String::from_utf8_lossy(&output.stderr).into_owned();
             assert_eq!(output.status.code(), Some(1), "{words:?} {line}\n{errors}");
             assert!(before == scene.bytes(), "{words:?} {line}\n{errors}");
         }
-        drop(fs::remove_file(scene.dir.path().join("sock")));
     }
 }
 

@@ -2,13 +2,12 @@
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::fs;
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use crate::support::loop_device::LoopDevice;
+use crate::support::server::Server;
 use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 const DISK_BYTES: u64 = 1 << 20;
@@ -35,7 +34,7 @@ struct Made {
     name: String,
     file: PathBuf,
     _device: Option<LoopDevice>,
-    server: Option<Child>,
+    _server: Option<Server>,
 }
 
 impl Made {
@@ -49,7 +48,7 @@ impl Made {
             name: file.display().to_string(),
             file,
             _device: None,
-            server: None,
+            _server: None,
         };
         match place {
             Place::NewFile | Place::OldFile => {}
@@ -60,16 +59,9 @@ impl Made {
             }
             Place::Export => {
                 let socket = dir.join(format!("{stem}.sock"));
-                let mut server = Command::new("qemu-nbd");
-                server.args(["-t", "-f", "raw", "--discard=unmap", "-k"]);
-                server.arg(&socket).arg(&made.file).stdin(Stdio::null());
-                made.server = Some(server.spawn().unwrap());
-                let begun = Instant::now();
-                while UnixStream::connect(&socket).is_err() {
-                    assert!(begun.elapsed() < Duration::from_secs(30), "no server");
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                made.name = format!("nbd+unix:///?socket={}", socket.display());
+                let server = Server::of_qemu(&made.file, &socket, &["--discard=unmap"]);
+                made.name = server.uri();
+                made._server = Some(server);
             }
         }
         Some(made)
@@ -78,10 +70,6 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        if let Some(server) = &mut self.server {
-            drop(server.kill());
-            drop(server.wait());
-        }
         drop(fs::remove_file(&self.file));
     }
 }
@@ -143,8 +131,29 @@ fn check(dir: &Path, words: &[&str], target: (&str, &str)) {
     assert!(compared.status.success(), "{context}{compared:?}");
 }
 
-#[test]
-fn raw_targets_show_the_source_whatever_was_there() {
+/// Command lines that make a raw target, TO, of the disk. MODE is every preallocation.
+const TO_RAW: &[&str] = &[
+    "convert -O raw -o preallocation=MODE s.raw TO",
+    "convert -O raw -o preallocation=MODE s.qcow2 TO",
+    "convert -O raw -S 0 s.qcow2 TO",
+    "convert -O raw -C s.qcow2 TO",
+    "dd -O raw bs=4k if=s.raw of=TO",
+    "dd -O raw bs=4k if=s.qcow2 of=TO",
+];
+
+/// The same of images.
+const TO_QCOW2: &[&str] = &[
+    "convert -O qcow2 -o preallocation=MODE s.raw TO",
+    "convert -O qcow2 -o preallocation=MODE,extended_l2=on s.raw TO",
+    "convert -O qcow2 -o preallocation=MODE,compat=0.10 s.raw TO",
+    "convert -O qcow2 -c s.qcow2 TO",
+    "convert -O qcow2 -S 0 s.qcow2 TO",
+    "dd -O qcow2 bs=4k if=s.raw of=TO",
+];
+const MODES: [&str; 4] = ["off", "metadata", "falloc", "full"];
+
+/// Every line makes a target in every place.
+fn check_all(format: &str, lines: &[&str]) {
     if !peers_are_installed(&["qemu-img", "qemu-nbd"]) {
         return;
     }
@@ -152,84 +161,31 @@ fn raw_targets_show_the_source_whatever_was_there() {
     let dir = dir.path();
     source(dir);
     for place in Place::ALL {
-        for mode in ["off", "falloc", "full"] {
-            for from in ["s.raw", "s.qcow2"] {
+        for line in lines {
+            let modes = match line.contains("MODE") {
+                true => &MODES[..],
+                false => &MODES[..1],
+            };
+            for mode in modes {
                 let Some(made) = Made::new(dir, place, "t") else {
                     continue;
                 };
-                let mode = format!("preallocation={mode}");
-                let words = ["convert", "-O", "raw", "-o", &mode, from, &made.name];
-                check(dir, &words, ("raw", &made.name));
+                let line = line.replace("MODE", mode).replace("TO", &made.name);
+                let words: Vec<&str> = line.split_whitespace().collect();
+                check(dir, &words, (format, &made.name));
             }
-        }
-        for words in [
-            &["convert", "-S", "0", "-O", "raw"][..],
-            &["convert", "-C", "-O", "raw"],
-        ] {
-            let Some(made) = Made::new(dir, place, "t") else {
-                continue;
-            };
-            let words = [words, &["s.qcow2", &made.name]].concat();
-            check(dir, &words, ("raw", &made.name));
-        }
-        for from in ["s.raw", "s.qcow2"] {
-            let Some(made) = Made::new(dir, place, "t") else {
-                continue;
-            };
-            let (from, to) = (format!("if={from}"), format!("of={}", made.name));
-            check(
-                dir,
-                &["dd", "-O", "raw", "bs=4k", &from, &to],
-                ("raw", &made.name),
-            );
         }
     }
 }
 
 #[test]
+fn raw_targets_show_the_source_whatever_was_there() {
+    check_all("raw", TO_RAW);
+}
+
+#[test]
 fn qcow2_targets_show_the_source_whatever_was_there() {
-    if !peers_are_installed(&["qemu-img", "qemu-nbd"]) {
-        return;
-    }
-    let dir = scratch();
-    let dir = dir.path();
-    source(dir);
-    for place in Place::ALL {
-        for mode in ["off", "metadata", "falloc", "full"] {
-            for more in ["", ",extended_l2=on", ",compat=0.10"] {
-                let Some(made) = Made::new(dir, place, "t") else {
-                    continue;
-                };
-                let options = format!("preallocation={mode}{more}");
-                let words = [
-                    "convert", "-O", "qcow2", "-o", &options, "s.raw", &made.name,
-                ];
-                check(dir, &words, ("qcow2", &made.name));
-            }
-        }
-        for words in [
-            &["convert", "-c", "-O", "qcow2"][..],
-            &["convert", "-S", "0", "-O", "qcow2"],
-        ] {
-            let Some(made) = Made::new(dir, place, "t") else {
-                continue;
-            };
-            check(
-                dir,
-                &[words, &["s.qcow2", &made.name]].concat(),
-                ("qcow2", &made.name),
-            );
-        }
-        let Some(made) = Made::new(dir, place, "t") else {
-            continue;
-        };
-        let to = format!("of={}", made.name);
-        check(
-            dir,
-            &["dd", "-O", "qcow2", "bs=4k", "if=s.raw", &to],
-            ("qcow2", &made.name),
-        );
-    }
+    check_all("qcow2", TO_QCOW2);
 }
 
 #[test]
@@ -243,7 +199,7 @@ fn targets_with_data_files_show_the_source_whatever_was_there() {
     // Data files lie in files and on devices.
     for data in [Place::NewFile, Place::OldFile, Place::Device] {
         for image in [Place::NewFile, Place::Device] {
-            for mode in ["off", "metadata", "falloc", "full"] {
+            for mode in MODES {
                 for raw in ["on", "off"] {
                     let made = (Made::new(dir, image, "t"), Made::new(dir, data, "d"));
                     let (Some(made), Some(data)) = made else {

@@ -1,6 +1,8 @@
-//! Command lines about files that are in use: under another name, through a device, as a part, as a backing or data file, by a
-//! process that writes to them. A line that would write what it reads is refused and leaves every byte; any other does
-//! what qemu-img's does, and changes only the files that it names as targets.
+//! Command lines about files that are in use: under another name, through a device, as a part, as a
+//! backing or data file, behind a server, by a process that writes to them; and about targets that
+//! are full of something else. A line that would write what it reads is refused and leaves every
+//! byte; any other does what qemu-img's does, and changes only the files that it names as targets.
+//! Some cases are on XFS, where copies may share their data.
 //!
 //! `COWSLIP_CLI_SEED` and `COWSLIP_CLI_CASES` choose the cases, as in all tests here. Bind mounts and loop devices need root.
 
@@ -12,11 +14,13 @@ use std::process::{Child, Command, Output, Stdio};
 
 use super::cast::Cast;
 use super::known::Line;
-use super::{LINES, quoted, run_many, run_some};
+use super::{LINES, Place, quoted, run_many_in, run_some_in};
 use crate::support::golden;
 use crate::support::judge::{Layout, comparable};
+use crate::support::mounted::Mounted;
 use crate::support::rng::Rng;
-use crate::support::twins::{Twin, Verdict, compare_files, copy_all, qemu_img};
+use crate::support::server::Server;
+use crate::support::twins::{Twin, Verdict, compare_disks, compare_files, copy_all, qemu_img};
 use crate::support::{cowslip, outcome, peers_are_installed, run};
 
 /// Cases of an ordinary test run: some seconds.
@@ -52,6 +56,11 @@ const NAMES_OF_ROOT: &[(&str, &str)] = &[
     ("disk", "disk.bin"),
 ];
 
+/// The address of the server of SERVED, in the directory of the case.
+const EXPORT: &str = "nbd+unix:///?socket=export";
+/// Full of garbage.
+const SERVED: &str = "garbage.raw";
+
 /// Bytes of most disks.
 const DISK_BYTES: u64 = 1 << 20;
 
@@ -66,11 +75,18 @@ struct Case {
     is_ours_alone: bool,
     /// A process has this file open for writing meanwhile.
     held: Option<&'static str>,
+    /// The image that it makes or writes, and its format.
+    target: Option<(String, &'static str)>,
 }
 
 impl Case {
     fn contradicts_itself(&self) -> bool {
         !self.in_place && !self.reads.is_disjoint(&self.writes)
+    }
+
+    /// Whether it is about an export, and needs the server.
+    fn is_served(&self) -> bool {
+        self.words.iter().any(|word| word.contains(EXPORT))
     }
 
     /// The files whose bytes it may change.
@@ -136,11 +152,15 @@ impl Aliases {
             true => "host_device",
             false => "file",
         };
-        let start = *self.rng.pick(&[0, 512, 65536, DISK_BYTES / 2]);
-        let size = *self.rng.pick(&[65536, DISK_BYTES / 2]);
+        let start = *self.rng.pick(&[0, 100, 512, 65536, DISK_BYTES / 2]);
+        // To the end, which may be within a sector.
+        let size = match self.rng.once_in(3) {
+            true => String::new(),
+            false => format!(r#","size":{}"#, self.rng.pick(&[65536, DISK_BYTES / 2])),
+        };
         debug_assert_eq!(format_of(file), "raw");
         format!(
-            r#"json:{{"driver":"raw","offset":{start},"size":{size},"file":{{"driver":"{driver}","filename":"{name}"}}}}"#
+            r#"json:{{"driver":"raw","offset":{start}{size},"file":{{"driver":"{driver}","filename":"{name}"}}}}"#
         )
     }
 
@@ -156,7 +176,7 @@ impl Aliases {
 
     /// Something to write: one of what is read, something else that exists, or a new file.
     fn target(&mut self, reads: &BTreeSet<&'static str>) -> (String, Option<&'static str>) {
-        match self.rng.below(8) {
+        match self.rng.below(9) {
             0..3 => {
                 let (name, file) = self.name_among(reads);
                 (name.to_string(), Some(file))
@@ -166,12 +186,13 @@ impl Aliases {
                 (name.to_string(), Some(file))
             }
             5 => ("new.raw".to_string(), None),
+            6 => (EXPORT.to_string(), Some(SERVED)),
             _ => ("new.qcow2".to_string(), None),
         }
     }
 
     fn line(&mut self) -> Case {
-        let mut case = match self.rng.below(22) {
+        let mut case = match self.rng.below(24) {
             0..10 => self.convert(),
             10..13 => self.create(),
             13..15 => self.dd(),
@@ -231,7 +252,7 @@ impl Aliases {
         let mut writes = BTreeSet::new();
         let (mut target, mut file) = self.target(&reads);
         let mut format = match file {
-            Some("disk.bin") | None if self.rng.once_in(2) => "qcow2",
+            Some("disk.bin" | SERVED) | None if self.rng.once_in(2) => "qcow2",
             Some(file) => format_of(file),
             None => *self.rng.pick(&["raw", "qcow2"]),
         };
@@ -261,8 +282,11 @@ impl Aliases {
                 words.push(word.to_string());
             }
         }
-        words.extend(["-O".to_string(), format.to_string(), source, target]);
-        Case::new(words, reads, writes)
+        words.extend(["-O", format].map(str::to_string));
+        words.extend([source, target.clone()]);
+        let mut case = Case::new(words, reads, writes);
+        case.target = Some((target, format));
+        case
     }
 
     fn create(&mut self) -> Case {
@@ -279,8 +303,10 @@ impl Aliases {
         }
         let (target, file) = self.target(&reads);
         writes.extend(file);
-        words.extend([target, "1M".to_string()]);
-        Case::new(words, reads, writes)
+        words.extend([target.clone(), "1M".to_string()]);
+        let mut case = Case::new(words, reads, writes);
+        case.target = Some((target, "qcow2"));
+        case
     }
 
     fn dd(&mut self) -> Case {
@@ -374,6 +400,7 @@ impl Case {
             in_place: false,
             is_ours_alone: false,
             held: None,
+            target: None,
         }
     }
 }
@@ -492,10 +519,17 @@ impl Side {
         let directory = &self.twin.directory;
         self.names.settle();
         let _held = case.held.map(|file| Holder::new(directory, file));
+        let socket = directory.join("export");
+        let server = || Server::of_qemu(&directory.join(SERVED), &socket, &["--discard=unmap"]);
+        let server = case.is_served().then(server);
         let output = match case.is_ours_alone {
             true => outcome(cowslip().current_dir(directory).args(&case.words)),
             false => self.twin.run(&case.words),
         };
+        if server.is_some() {
+            drop(server);
+            std::fs::remove_file(socket).unwrap();
+        }
         self.names.settle();
         output
     }
@@ -508,6 +542,16 @@ impl Side {
             .filter_map(|name| Some((name, bytes(name)?)))
             .collect()
     }
+}
+
+/// XFS for every other number, if that can be mounted.
+fn place(number: u64) -> Place {
+    let is_root = rustix::process::geteuid().is_root();
+    let mounted = match is_root && number % 2 == 1 {
+        true => Mounted::new(&["mkfs.xfs", "-q"]),
+        false => None,
+    };
+    mounted.map_or_else(|| Place::scratch(number), Place::Mounted)
 }
 
 /// Runs a line on both sides, and says whether another may follow.
@@ -553,21 +597,20 @@ fn check_line(
         let Line { theirs, ours, .. } = line;
         return Err(format!("qemu-img says:\n{theirs}\nours:\n{ours}\n"));
     }
+    // What a target shows comes first: of a file that becomes a data file nothing else is the contract.
+    if let Some((target, format)) = &case.target {
+        let file = if target == EXPORT { SERVED } else { target };
+        compare_disks(&theirs.twin, &ours.twin, file, format)
+            .map_err(|why| format!("{target}: {why}"))?;
+    }
     let is_data_file = case.words.iter().any(|word| word.starts_with("data_file="));
     if let Err(why) = compare_files(&theirs.twin, &ours.twin, layout) {
-        // Of a file that becomes a data file only what its image shows is the contract: ours ends with the disk.
+        // Ours ends with the disk.
         let is_its = case.writes.iter().any(|name| why.starts_with(name));
         return match is_data_file && is_its {
             true => Ok(false),
             false => Err(why),
         };
-    }
-    if case.writes.contains("disk.bin") && !is_data_file {
-        let disks = [theirs, ours].map(|side| side.twin.directory.join("disk.bin"));
-        let compared = outcome(qemu_img().args(["compare", "-U"]).args(disks));
-        if !compared.status.success() {
-            return Err(format!("the device: {}", golden::said(&compared)));
-        }
     }
     // What belongs to which chain is as it was in the beginning.
     Ok(case.in_place || case.writes.is_empty())
@@ -601,7 +644,7 @@ fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
 #[test]
 fn files_in_use_are_left_alone() {
     if peers_are_installed(&["qemu-img", "qemu-io"]) {
-        run_some(check_case, CASES);
+        run_some_in(place, check_case, CASES);
     }
 }
 
@@ -610,6 +653,6 @@ fn files_in_use_are_left_alone() {
 #[ignore = "takes minutes"]
 fn many_files_in_use_are_left_alone() {
     if peers_are_installed(&["qemu-img", "qemu-io"]) {
-        run_many(check_case, 4000);
+        run_many_in(place, check_case, 4000);
     }
 }

@@ -119,13 +119,36 @@ pub fn compare_files(theirs: &Twin, ours: &Twin, layout: &mut Layout) -> Verdict
     Ok(())
 }
 
+/// What both images show is the same. Each is copied in the directory of its program, from which
+/// QEMU looks for a data file.
+pub fn compare_disks(theirs: &Twin, ours: &Twin, name: &str, format: &str) -> Verdict {
+    let copies = [theirs, ours].map(|twin| twin.directory.with_extension("shown"));
+    let copy = |twin: &Twin, to: &Path| {
+        let words = ["convert", "-U", "-f", format, "-O", "raw", name];
+        let mut convert = qemu_img();
+        outcome(convert.args(words).arg(to).current_dir(&twin.directory))
+    };
+    let copied = [copy(theirs, &copies[0]), copy(ours, &copies[1])];
+    if copied.iter().any(|copied| !copied.status.success()) {
+        return Err(copied.iter().map(golden::said).collect());
+    }
+    let compare = ["compare", "-f", "raw", "-F", "raw"];
+    let compared = outcome(qemu_img().args(compare).args(&copies));
+    for copy in &copies {
+        std::fs::remove_file(copy).unwrap();
+    }
+    match compared.status.success() {
+        true => Ok(()),
+        false => Err(golden::said(&compared)),
+    }
+}
+
 fn compare_file(theirs: &Twin, ours: &Twin, name: &str) -> Verdict {
     const MAGIC: &[u8] = b"QFI\xfb";
     let formats = [theirs, ours].map(|twin| twin.starts_with(name, MAGIC));
     if formats[0] != formats[1] {
         return Err(format!("is qcow2 or not: {formats:?}\n"));
     }
-    let [expected, got] = [theirs, ours].map(|twin| twin.directory.join(name));
     // Keys and salts are random.
     let is_volume = |twin: &Twin| twin.starts_with(name, b"LUKS\xba\xbe");
     if is_volume(theirs) && is_volume(ours) {
@@ -136,36 +159,36 @@ fn compare_file(theirs: &Twin, ours: &Twin, name: &str) -> Verdict {
         return Ok(());
     }
     if !formats[0] {
-        let same = std::fs::read(&expected).unwrap() == std::fs::read(&got).unwrap();
-        return match same {
+        let bytes = [theirs, ours].map(|twin| std::fs::read(twin.directory.join(name)).unwrap());
+        return match bytes[0] == bytes[1] {
             true => Ok(()),
             false => Err("the bytes differ\n".to_string()),
         };
     }
-    let compare = ["compare", "-U", "-f", "qcow2", "-F", "qcow2"];
-    let compared = outcome(qemu_img().args(compare).args([&expected, &got]));
-    let check = |mut program: Command, file: &Path| {
-        outcome(program.args(["check", "-U", "-f", "qcow2"]).arg(file))
+    let compared = compare_disks(theirs, ours, name, "qcow2");
+    // A data file is named from the directory of the program.
+    let check = |mut program: Command, twin: &Twin| {
+        let words = ["check", "-U", "-f", "qcow2", name];
+        outcome(program.args(words).current_dir(&twin.directory))
     };
-    let before = check(qemu_img(), &expected);
+    let before = check(qemu_img(), theirs);
     // What is broken, or has lost its backing file, stays so; what is encrypted is compared by those who have the key.
-    let bytes = std::fs::read(&got).unwrap();
+    let bytes = std::fs::read(ours.directory.join(name)).unwrap();
     let is_encrypted = bytes.get(32..36).is_some_and(|method| method != [0; 4]);
     let is_broken = !before.status.success() || is_encrypted;
-    if !compared.status.success() && !is_broken {
-        return Err(golden::said(&compared));
+    if compared.is_err() && !is_broken {
+        return compared;
     }
     for program in [qemu_img(), cowslip()] {
-        let checked = check(program, &got);
+        let checked = check(program, ours);
         if checked.status.code() != before.status.code() && !checked.status.success() {
             return Err(golden::said(&checked));
         }
     }
-    let info = |file: &Path| {
-        let info = ["info", "-U", "-f", "qcow2", "--output=json"];
-        let info = outcome(qemu_img().args(info).arg(file));
-        let directory = file.parent().unwrap().display().to_string();
-        let info = comparable(&info, Layout::Free).replace(&directory, "DIR");
+    let info = |twin: &Twin| {
+        let words = ["info", "-U", "-f", "qcow2", "--output=json", name];
+        let info = outcome(qemu_img().args(words).current_dir(&twin.directory));
+        let info = comparable(&info, Layout::Free);
         let is_random = |line: &&str| {
             let key = line.trim_start();
             key.starts_with("\"uuid\":")
@@ -175,7 +198,7 @@ fn compare_file(theirs: &Twin, ours: &Twin, name: &str) -> Verdict {
         let lines = info.lines().filter(|line| !is_random(line));
         lines.collect::<Vec<_>>().join("\n")
     };
-    let (expected, got) = (info(&expected), info(&got));
+    let (expected, got) = (info(theirs), info(ours));
     match expected == got {
         true => Ok(()),
         false => Err(format!("info: {got}\nexpected: {expected}\n")),

@@ -613,8 +613,8 @@ impl HostFile {
 
     /// Allocates space for the blocks of a range, and moves the end of file up to their end.
     pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
-        let start = round_down(offset, self.alignment);
-        let end = round_up(offset + len, self.alignment);
+        let start = round_down(offset, self.space_alignment);
+        let end = round_up(offset + len, self.space_alignment);
         self.unstopped()?;
         let allocated = self.file.allocate(start, end - start).await;
         self.space_changed(allocated)

@@ -1,0 +1,52 @@
+//! Servers of a test, on sockets of the file system.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A server, killed when it is dropped.
+pub struct Server {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Server {
+    /// Starts a server, and waits until it answers on this socket: one more connection, which the
+    /// server must be able to bear (qemu-nbd with `-t`).
+    pub fn start(command: &mut Command, socket: &Path) -> Server {
+        // One that was killed leaves its socket.
+        drop(std::fs::remove_file(socket));
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null());
+        let child = command.spawn().unwrap();
+        let socket = socket.to_path_buf();
+        let mut server = Server { child, socket };
+        let begun = Instant::now();
+        while UnixStream::connect(&server.socket).is_err() {
+            let ended = server.child.try_wait().unwrap();
+            assert!(ended.is_none(), "{command:?}: {ended:?}");
+            assert!(begun.elapsed() < Duration::from_secs(30), "{command:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        server
+    }
+
+    /// QEMU's server of a raw file, with further words.
+    pub fn of_qemu(file: &Path, socket: &Path, words: &[&str]) -> Server {
+        let mut command = Command::new("qemu-nbd");
+        command.args(["-t", "-f", "raw", "-k"]).arg(socket);
+        Server::start(command.args(words).arg(file), socket)
+    }
+
+    /// The address of its only export.
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.socket.display())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
