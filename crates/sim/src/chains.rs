@@ -23,7 +23,7 @@ use cowslip::{Buf, BufMut, Error, Image, Job};
 
 use crate::bitmaps::What;
 use crate::disk::content::Content;
-use crate::disk::{Flushes, Losses, Pace, SimDisk, regular};
+use crate::disk::{Losses, Pace, SimDisk, regular};
 use crate::drive::{attempt_watched, block_on};
 use crate::inspect::inspect;
 use crate::prepare::{self, TOP};
@@ -470,13 +470,15 @@ impl Run {
         let (mut order, mut looks) = (self.rng.clone(), Rng::new(self.rng.clone().bits()));
         let mut found = Ok(());
         let outcome = attempt_watched((&self.disk, &mut order), "deed", work, || {
-            let looks_now = match self.disk.issued_flush() {
-                Some(Flushes::Root) => true,
-                Some(Flushes::Others) => looks.chance(LOOKS_PERCENT),
-                None => false,
+            let Some(at_risk) = self.disk.issued_flush() else {
+                return;
             };
-            if looks_now && found.is_ok() {
-                found = self.look(&views, &Rng::new(looks.bits()));
+            let looks_now = at_risk.has_root() || looks.chance(LOOKS_PERCENT);
+            let outcomes = std::iter::once(Losses::Adverse).chain(Losses::by_structure(at_risk));
+            for losses in outcomes.filter(|_| looks_now) {
+                if found.is_ok() {
+                    found = self.look(&views, (&Rng::new(looks.bits()), losses));
+                }
             }
         })?;
         self.rng = order;
@@ -609,9 +611,8 @@ impl Run {
 
     /// What the power would leave if it failed now: every image is sound, and the overlay reads as it
     /// did, as far as the second reader can tell.
-    fn look(&self, views: &[Vec<u8>], rng: &Rng) -> Result<(), String> {
-        let how = (Losses::Adverse, &Trace::off());
-        let left = self.disk.if_power_failed(rng, how);
+    fn look(&self, views: &[Vec<u8>], (rng, losses): (&Rng, Losses)) -> Result<(), String> {
+        let left = self.disk.if_power_failed(rng, (losses, &Trace::off()));
         for name in self.qcow2_names() {
             let findings = inspect(&left.content(&name).expect("the run has made it"));
             let flags = findings.flags.iter().chain(&findings.low_counts);
