@@ -120,10 +120,9 @@ impl Barrier {
         round.ending = rng.pick(&[Ending::Close, Ending::Crash(moment)]);
         whole(config, rng.between(16, 48));
         let rounds = match self {
-            Barrier::LeftBehind
-            | Barrier::Autoclear
-            | Barrier::DurableWrite
-            | Barrier::Repair => self.between_sessions(config, &mut round, rng),
+            Barrier::LeftBehind | Barrier::Autoclear | Barrier::DurableWrite | Barrier::Repair => {
+                self.between_sessions(config, &mut round, rng)
+            }
             Barrier::Blocks | Barrier::CountTable | Barrier::L1 | Barrier::Snapshots => {
                 self.roots(config, &mut round, rng)
             }

@@ -125,7 +125,13 @@ impl Cipher {
         let start = content.number(104, 4) * SECTOR as u64;
         // Its sectors count from there, as those of the disk do.
         let numbering = Numbering::Disk;
-        Ok(Some((Cipher { numbering, ..cipher }, start)))
+        Ok(Some((
+            Cipher {
+                numbering,
+                ..cipher
+            },
+            start,
+        )))
     }
 
     /// Opens key slot 0 of the LUKS volume at `at`.

@@ -80,7 +80,9 @@ mod tests {
         assert_eq!(told.len() as u64, count / 4);
         assert!(Story::all().all(|story| told.contains(&story)));
         for first in [chains::FIRST_SEED, raw::FIRST_SEED] {
-            let others = seeds.iter().filter(|seed| (first..first + count).contains(seed));
+            let others = seeds
+                .iter()
+                .filter(|seed| (first..first + count).contains(seed));
             assert_eq!(others.count() as u64, count / 16);
         }
     }

@@ -4,14 +4,16 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use cowslip::{Image, Job};
 use cowslip::file::{BlockFile, Capabilities};
 use cowslip::image::{DetectZeroes, DiscardPolicy, Format, OpenOptions, WriteOptions, ZeroOptions};
-use cowslip::luks::{CipherMode, Hash, IvGenerator, KeySize, NewVolume, Passphrase, Spec, VolumeOptions};
+use cowslip::luks::{
+    CipherMode, Hash, IvGenerator, KeySize, NewVolume, Passphrase, Spec, VolumeOptions,
+};
 use cowslip::qcow2::check::{self, CheckOptions, Finding};
 use cowslip::qcow2::create::{self, CreateOptions, Version, create};
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::snapshot::SnapshotChoice;
+use cowslip::{Image, Job};
 use cowslip_queue::BufMut;
 
 use crate::anatomy;
@@ -299,7 +301,8 @@ fn garbage(len: u64, rng: &mut Rng) -> Content {
 /// The length of a device that has room for what a run asks for, or for a part of it.
 fn device_bytes(config: &Config, rng: &mut Rng) -> u64 {
     let cluster = config.layout.cluster_bytes();
-    let bytes = |window: &Granules| config.grain.start(window.end) - config.grain.start(window.start);
+    let bytes =
+        |window: &Granules| config.grain.start(window.end) - config.grain.start(window.start);
     let windows = config.windows.iter().chain(&config.vm_state);
     let used: u64 = windows
         .map(|window| {
@@ -309,14 +312,21 @@ fn device_bytes(config: &Config, rng: &mut Rng) -> u64 {
         .sum();
     let l1 = (config.size * 4 / config.table_bytes() * 8).next_multiple_of(cluster);
     let metadata = 2 * l1 + 24 * cluster;
-    let copies = 2 + 4 * u64::from(config.rounds.iter().any(|round| round.snapshots_percent > 0));
+    let copies = 2 + 4 * u64::from(
+        config
+            .rounds
+            .iter()
+            .any(|round| round.snapshots_percent > 0),
+    );
     let room = match config.room {
         Room::Scarce => used * rng.between(40, 150) / 100 + metadata,
         // What crashes leak, and what is freed only later, is missing.
         _ => used * copies * 3 + 8 * metadata + (1 << 20),
     };
-    // The end cuts through a cluster, as a rule.
-    room / 4096 * 4096
+    // The end cuts through a cluster, where that is not the unit of the device.
+    let unit = u64::from(capabilities(config).space_alignment_bytes);
+    let whole = room.next_multiple_of(cluster.max(unit));
+    whole - rng.below(cluster.div_ceil(unit)) * unit
 }
 
 fn passphrase() -> Passphrase {
@@ -406,7 +416,10 @@ fn make(
             // A raw disk has the length of its file.
             let (files, content) = match options.data_file_raw || !is_device {
                 true => (file_capabilities(config), Content::default()),
-                false => (files, garbage(3 * config.size.max(config.created_bytes), rng)),
+                false => (
+                    files,
+                    garbage(3 * config.size.max(config.created_bytes), rng),
+                ),
             };
             disk.add_file(&name, files, content);
             Some(disk.open(&name, true).expect("it was added"))

@@ -123,7 +123,9 @@ impl Session {
         let is_full = self.may_be_full
             && matches!(error, Error::Io { source, .. } if source.raw_os_error() == Some(ENOSPC));
         if is_full {
-            return self.trace.line(|| format!("{what} finds no space: {error}"));
+            return self
+                .trace
+                .line(|| format!("{what} finds no space: {error}"));
         }
         self.failed_for_good(what, error);
     }

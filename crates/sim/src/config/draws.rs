@@ -119,14 +119,14 @@ impl Config {
         let percent = match self.profile {
             Profile::Directed(Goal::Barrier(Barrier::Blocks | Barrier::CountTable)) => 30,
             Profile::Directed(_) | Profile::Story(_) => 0,
-            _ => 10,
+            _ => 12,
         };
         // Whoever makes such an image writes no more than its metadata.
         let is_bare = self.preallocation == Preallocation::Off;
         if !rng.chance(percent) || !is_bare || self.layout.cluster_bits > 16 {
             return;
         }
-        self.room = match rng.chance(25) {
+        self.room = match rng.chance(40) {
             true => Room::Scarce,
             false => Room::Fixed,
         };

@@ -137,7 +137,9 @@ impl Map {
 
     /// What begins at, or holds, this place.
     pub fn at(&self, place: u64) -> Structure {
-        let behind = self.places.partition_point(|(range, _)| range.start <= place);
+        let behind = self
+            .places
+            .partition_point(|(range, _)| range.start <= place);
         let before = behind.checked_sub(1).map(|index| &self.places[index]);
         match before {
             _ if !self.is_image => Structure::Raw,
@@ -163,7 +165,9 @@ fn directories(content: &Content) -> impl Iterator<Item = Range<u64>> + use<> {
         }
         at = data + len.next_multiple_of(8);
     }
-    found.into_iter().map(|(at, len)| at..at.saturating_add(len))
+    found
+        .into_iter()
+        .map(|(at, len)| at..at.saturating_add(len))
 }
 
 #[cfg(test)]
