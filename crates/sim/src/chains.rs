@@ -534,7 +534,8 @@ impl Run {
                 return;
             };
             let looks_now = at_risk.has_root() || looks.chance(LOOKS_PERCENT);
-            let outcomes = std::iter::once(Losses::Adverse).chain(Losses::by_structure(at_risk));
+            let by_structure = Losses::by_structure(at_risk).filter(|_| at_risk.has_root());
+            let outcomes = std::iter::once(Losses::Adverse).chain(by_structure);
             for losses in outcomes.filter(|_| looks_now) {
                 if found.is_ok() {
                     found = self.look(&views, (&Rng::new(looks.bits()), losses));

@@ -30,11 +30,14 @@ use crate::trace::Trace;
 const GRANULES_LOOKED_AT: u64 = 12_000;
 
 /// Outcomes that are drawn where the header or the refcount table is at risk.
-const LOOKS_AT_A_ROOT: usize = 4;
+const LOOKS_AT_A_ROOT: usize = 2;
 
 /// Flushes of a session that cover the same kinds of structure, and at which it is looked what the
-/// loss of each of these kinds would leave.
-const LOOKS_AT_A_KIND: u64 = 2;
+/// loss of one of these kinds, or of all others, would leave.
+const LOOKS_AT_A_KIND: u64 = 1;
+
+/// So many of them are drawn, unless the run is aimed at a barrier.
+const OUTCOMES_BY_STRUCTURE: usize = 2;
 
 /// What may be found.
 #[derive(Clone, Copy)]
@@ -108,7 +111,7 @@ impl Looks {
         let rng = Rng::derived(seed, "looks", session);
         let (percent, left) = match config.profile {
             Profile::Story(story) => story.looks(),
-            Profile::Directed(Goal::Barrier(_)) => (30, 200),
+            Profile::Directed(Goal::Barrier(_)) => (15, 60),
             Profile::Directed(_) => (25, 8),
             _ => (20, 6),
         };
@@ -122,7 +125,7 @@ impl Looks {
             percent,
             left,
             roots_left: left.div_ceil(2),
-            kinds_left: left,
+            kinds_left: left.div_ceil(3),
             seen: BTreeMap::new(),
             barrier: match config.profile {
                 Profile::Directed(Goal::Barrier(barrier)) => Some((barrier, 0)),
@@ -152,7 +155,12 @@ impl Looks {
         };
         let mut losses = vec![Losses::Adverse; count];
         if plan.kinds_are_due(at_risk) {
-            losses.extend(Losses::by_structure(at_risk));
+            let mut by_structure: Vec<Losses> = Losses::by_structure(at_risk).collect();
+            if plan.barrier.is_none() {
+                plan.rng.shuffle(&mut by_structure);
+                by_structure.truncate(OUTCOMES_BY_STRUCTURE);
+            }
+            losses.extend(by_structure);
         }
         let draw = |losses| (Rng::new(plan.rng.bits()), losses);
         losses.into_iter().map(draw).collect()

@@ -298,6 +298,9 @@ fn garbage(len: u64, rng: &mut Rng) -> Content {
     content
 }
 
+/// Key slots of a LUKS volume take no more.
+const KEYS_BYTES: u64 = 2 << 20;
+
 /// The length of a device that has room for what a run asks for, or for a part of it.
 fn device_bytes(config: &Config, rng: &mut Rng) -> u64 {
     let cluster = config.layout.cluster_bytes();
@@ -311,7 +314,11 @@ fn device_bytes(config: &Config, rng: &mut Rng) -> u64 {
         })
         .sum();
     let l1 = (config.size * 4 / config.table_bytes() * 8).next_multiple_of(cluster);
-    let metadata = 2 * l1 + 24 * cluster;
+    let keys = match config.encryption {
+        Encryption::Luks(_) => KEYS_BYTES,
+        Encryption::None | Encryption::Aes => 0,
+    };
+    let metadata = 2 * l1 + 24 * cluster + keys;
     let copies = 2 + 4 * u64::from(
         config
             .rounds

@@ -141,6 +141,7 @@ impl Config {
             self.leave_out(Part::VmState);
         }
         if self.room == Room::Scarce {
+            self.prepared.filled = false;
             // A close that has to store bitmaps, or clusters that are packed, may find no space.
             self.leave_out(Part::Bitmaps);
             self.leave_out(Part::Compressed);
