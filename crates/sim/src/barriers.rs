@@ -338,7 +338,7 @@ fn bitmaps(config: &mut Config, mut round: Round, rng: &mut Rng) {
         }
         round.requests = match number {
             0 => 30,
-            _ if number % 3 == 0 => round.requests,
+            _ if number.is_multiple_of(3) => round.requests,
             _ => 1 + number % 2,
         };
         if number == 0 {
