@@ -18,12 +18,13 @@ use cowslip::job::{Attendant, Moment};
 use cowslip::qcow2::amend::{Amendment, Backing};
 use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::create::{CreateOptions, Version, create};
+use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
 use cowslip::rebase::Storage;
 use cowslip::{Buf, BufMut, Error, Image, Job};
 
 use crate::bitmaps::What;
 use crate::disk::content::Content;
-use crate::disk::{Flushes, Losses, Pace, SimDisk, regular};
+use crate::disk::{Losses, Pace, SimDisk, regular};
 use crate::drive::{attempt_watched, block_on};
 use crate::inspect::inspect;
 use crate::prepare::{self, TOP};
@@ -118,6 +119,7 @@ pub(crate) fn run(seed: u64, trace: &Trace, totals: &mut Totals) -> Result<(), S
         chains: Default::default(),
         size: 0,
         view: Vec::new(),
+        snapshot: None,
         is_extended: false,
         is_clean: true,
         bitmaps: BTreeMap::new(),
@@ -140,6 +142,8 @@ struct Run {
     size: u64,
     /// What the overlay reads as.
     view: Vec<u8>,
+    /// What its snapshot reads as, if it has one.
+    snapshot: Option<Vec<u8>>,
     /// The overlay has subclusters, which version 2 has not.
     is_extended: bool,
     /// The power has not failed yet.
@@ -187,6 +191,11 @@ impl Run {
         };
         self.make(&top, self.chains[0].last().cloned())?;
         self.fill(&top)?;
+        if !self.is_extended && Rng::derived(self.rng.clone().bits(), "snapshot", 0).chance(40) {
+            // Zeroes over what was written keep its space.
+            self.fill(&top)?;
+            self.take_snapshot(&top)?;
+        }
         self.disk.persist_all();
         self.view = self.read(TOP, BackingChoice::AsNamed)?;
         Ok(())
@@ -279,6 +288,49 @@ impl Run {
         filled.map_err(|error| format!("filling {}: {error}", file.name))
     }
 
+    /// Takes a snapshot of the overlay, which then becomes another.
+    fn take_snapshot(&mut self, top: &File) -> Result<(), String> {
+        self.snapshot = Some(self.read(TOP, BackingChoice::AsNamed)?);
+        let opening = self.open(TOP, (true, BackingChoice::AsNamed));
+        let work = async move {
+            let image = opening.await?;
+            let new = NewSnapshot::default();
+            image.create_snapshot(&new, &Job::default()).await?;
+            image.close().await
+        };
+        let taken = block_on(&self.disk, &mut self.rng, "snapshot", work)?;
+        taken.map_err(|error| format!("taking a snapshot: {error}"))?;
+        self.fill(top)
+    }
+
+    /// The snapshot reads as it did.
+    fn judge_snapshot(&mut self, when: &str) -> Result<(), String> {
+        let Some(wanted) = self.snapshot.clone() else {
+            return Ok(());
+        };
+        let file = self.disk.open(TOP, false).expect("the run has made it");
+        let options = OpenOptions {
+            format: Some(Format::Qcow2),
+            snapshot: Some(SnapshotChoice::Id("1".to_string())),
+            ..OpenOptions::default()
+        };
+        let (gate, len) = (SimGate(self.disk.clone()), wanted.len());
+        let work = async move {
+            let image = Image::open(file, options, &gate).await?;
+            let read = image.read(0, BufMut::zeroed(len)).await?;
+            image.close().await?;
+            Ok::<_, Error>(read.to_vec())
+        };
+        let read = block_on(&self.disk, &mut self.rng, "read", work)?;
+        let read = read.map_err(|error| format!("{when}: the snapshot is unreadable: {error}"))?;
+        match read == wanted {
+            true => Ok(()),
+            false => Err(format!(
+                "{when}: other bytes were found after reopening, in a snapshot"
+            )),
+        }
+    }
+
     /// All that an image reads as, through its chain or another.
     fn read(&mut self, name: &str, backing: BackingChoice) -> Result<Vec<u8>, String> {
         let opening = self.open(name, (false, backing));
@@ -330,6 +382,14 @@ impl Run {
         let chain = self.rng.index(2);
         let files = &self.chains[chain];
         let file = self.rng.pick(files);
+        if self.snapshot.is_some() {
+            // What is below is the snapshot's, too, and stays.
+            return Ok(match self.rng.below(8) {
+                0 | 1 => Deed::Write,
+                2 | 3 => Deed::Width(1 << self.rng.between(2, 6)),
+                _ => Deed::Version2,
+            });
+        }
         Ok(match self.rng.below(16) {
             0 | 1 => Deed::Write,
             12.. => self.draw_bitmap_deed(),
@@ -470,13 +530,16 @@ impl Run {
         let (mut order, mut looks) = (self.rng.clone(), Rng::new(self.rng.clone().bits()));
         let mut found = Ok(());
         let outcome = attempt_watched((&self.disk, &mut order), "deed", work, || {
-            let looks_now = match self.disk.issued_flush() {
-                Some(Flushes::Root) => true,
-                Some(Flushes::Others) => looks.chance(LOOKS_PERCENT),
-                None => false,
+            let Some(at_risk) = self.disk.issued_flush() else {
+                return;
             };
-            if looks_now && found.is_ok() {
-                found = self.look(&views, &Rng::new(looks.bits()));
+            let looks_now = at_risk.has_root() || looks.chance(LOOKS_PERCENT);
+            let by_structure = Losses::by_structure(at_risk).filter(|_| at_risk.has_root());
+            let outcomes = std::iter::once(Losses::Adverse).chain(by_structure);
+            for losses in outcomes.filter(|_| looks_now) {
+                if found.is_ok() {
+                    found = self.look(&views, (&Rng::new(looks.bits()), losses));
+                }
             }
         })?;
         self.rng = order;
@@ -609,9 +672,8 @@ impl Run {
 
     /// What the power would leave if it failed now: every image is sound, and the overlay reads as it
     /// did, as far as the second reader can tell.
-    fn look(&self, views: &[Vec<u8>], rng: &Rng) -> Result<(), String> {
-        let how = (Losses::Adverse, &Trace::off());
-        let left = self.disk.if_power_failed(rng, how);
+    fn look(&self, views: &[Vec<u8>], (rng, losses): (&Rng, Losses)) -> Result<(), String> {
+        let left = self.disk.if_power_failed(rng, (losses, &Trace::off()));
         for name in self.qcow2_names() {
             let findings = inspect(&left.content(&name).expect("the run has made it"));
             let flags = findings.flags.iter().chain(&findings.low_counts);
@@ -620,6 +682,14 @@ impl Run {
             }
         }
         let layer = Layer::open(&left, TOP).ok_or("a file that is below is missing")?;
+        if let (Some(view), Some(layer)) = (&self.snapshot, layer.at_snapshot(0)) {
+            let (mut bytes, mut known) = (vec![0; view.len()], vec![false; view.len()]);
+            layer.read(0, &mut bytes, &mut known);
+            let mut pairs = bytes.iter().zip(view).zip(&known);
+            if let Some(at) = pairs.position(|((a, b), known)| *known && a != b) {
+                return Err(format!("a snapshot has other bytes at {at:#x}"));
+            }
+        }
         let len = layer.size() as usize;
         let (mut bytes, mut known) = (vec![0; len], vec![false; len]);
         layer.read(0, &mut bytes, &mut known);
@@ -660,6 +730,7 @@ impl Run {
                 return Err(format!("{leaks} clusters of {name} are leaked {when}"));
             }
         }
+        self.judge_snapshot(when)?;
         let found = self.read(TOP, BackingChoice::AsNamed)?;
         if views.contains(&found) {
             self.view = found;

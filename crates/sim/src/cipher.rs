@@ -113,6 +113,27 @@ impl Cipher {
         }
     }
 
+    /// The cipher of a LUKS volume of its own, and where its data begins. `None` if it is none.
+    ///
+    /// # Errors
+    /// What is wrong with its keys.
+    pub fn of_volume(content: &Content) -> Result<Option<(Cipher, u64)>, String> {
+        if content.bytes(0, 6) != *b"LUKS\xba\xbe" {
+            return Ok(None);
+        }
+        let cipher = Cipher::unlock(content, 0)?;
+        let start = content.number(104, 4) * SECTOR as u64;
+        // Its sectors count from there, as those of the disk do.
+        let numbering = Numbering::Disk;
+        Ok(Some((
+            Cipher {
+                numbering,
+                ..cipher
+            },
+            start,
+        )))
+    }
+
     /// Opens key slot 0 of the LUKS volume at `at`.
     fn unlock(content: &Content, at: u64) -> Result<Cipher, String> {
         let field = |offset, bytes| content.number(at + offset, bytes);

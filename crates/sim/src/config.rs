@@ -11,6 +11,7 @@ use crate::disk::{Allocates, Lie, Pace};
 use crate::model::{Grain, Granules, SECTOR_BYTES};
 use crate::prepare::{BOTTOM, DATA, TOP};
 use crate::profile::{self, Prepared, Profile};
+use crate::raw;
 use crate::rng::Rng;
 
 mod draws;
@@ -70,6 +71,17 @@ pub enum Encryption {
     Aes,
     /// By the keys of a LUKS volume, in this mode.
     Luks(CipherMode),
+}
+
+/// Whether a file that is written can become longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// As a regular file does.
+    Grows,
+    /// It is a device, which has the length that it has: more than the run will need.
+    Fixed,
+    /// It is a device that may be too small.
+    Scarce,
 }
 
 /// How a round ends.
@@ -196,13 +208,15 @@ pub enum Part {
     CopyOnRead,
     /// Encrypted images.
     Encryption,
+    /// Files that can neither grow nor be cut.
+    Devices,
     /// Looks at what a power failure would leave.
     Looks,
 }
 
 impl Part {
     /// All parts, by the names that commands use.
-    pub const NAMES: [(&'static str, Part); 19] = [
+    pub const NAMES: [(&'static str, Part); 20] = [
         ("kills", Part::Kills),
         ("faults", Part::Faults),
         ("compressed", Part::Compressed),
@@ -221,6 +235,7 @@ impl Part {
         ("bitmaps", Part::Bitmaps),
         ("copy-on-read", Part::CopyOnRead),
         ("encryption", Part::Encryption),
+        ("devices", Part::Devices),
         ("looks", Part::Looks),
     ];
 }
@@ -246,6 +261,8 @@ pub struct Config {
     pub data: Data,
     /// How that is encrypted.
     pub encryption: Encryption,
+    /// Whether the image is in a file or on a device, and an external data file that is not raw too.
+    pub room: Room,
     /// What is allocated when it is made.
     pub preallocation: Preallocation,
     /// The chain below it, from the bottom.
@@ -676,6 +693,7 @@ impl Config {
                 Data::Inside
             },
             encryption: Encryption::None,
+            room: Room::Grows,
             preallocation: draw_preallocation(rng, (below.is_empty(), size), allocates),
             below: if kind == Kind::Qcow2 {
                 below
@@ -711,6 +729,9 @@ impl Config {
     }
 
     fn shape(&mut self, seed: u64) {
+        if seed >= raw::FIRST_SEED && self.kind == Kind::Qcow2 {
+            return raw::shape(self, seed);
+        }
         if self.kind == Kind::Qcow2 {
             self.profile = Profile::draw(seed);
             profile::shape(self, seed);
@@ -719,6 +740,7 @@ impl Config {
             self.draw_filters(seed);
             self.draw_encryption(seed);
             self.draw_pieces(seed);
+            self.draw_room(seed);
         }
         if self.size > PREALLOCATED_BYTES_MAX && self.resizes_write_zeroes() {
             self.leave_out(Part::Resizes);
@@ -767,6 +789,7 @@ impl Config {
                 | Part::RawData
                 | Part::Recoveries
                 | Part::Encryption
+                | Part::Devices
                 | Part::Looks
                 | Part::Dirty
                 | Part::Crammed => {}
@@ -777,6 +800,7 @@ impl Config {
             Part::RawData if self.data == Data::ExternalRaw => self.data = Data::External,
             Part::Crammed => self.crammed = None,
             Part::Encryption => self.encryption = Encryption::None,
+            Part::Devices => self.room = Room::Grows,
             Part::Looks => self.looks = false,
             Part::Growth | Part::Resizes => self.created_bytes = self.size,
             _ => {}
@@ -787,7 +811,7 @@ impl Config {
     pub fn describe(&self) -> String {
         let layout = &self.layout;
         let mut text = format!(
-            "{:?} {:?} {:?} size {:#x} cluster {} extended {} version {} refcount bits {} lazy {} data {:?} encryption {:?} preallocation {:?}\n\
+            "{:?} {:?} {:?} size {:#x} cluster {} extended {} version {} refcount bits {} lazy {} data {:?} encryption {:?} room {:?} preallocation {:?}\n\
              VM state {:?} grain {:?} alignment {} zeroes_fast {} punches_holes {} allocates {:?} pace {:?}",
             self.kind,
             self.profile,
@@ -800,6 +824,7 @@ impl Config {
             layout.lazy_refcounts,
             self.data,
             self.encryption,
+            self.room,
             self.preallocation,
             self.vm_state,
             self.grain,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use cowslip::qcow2::probe::{Observation, Stage};
 
+use crate::barriers::Barrier;
 use crate::config::{Config, Data, Kind};
 use crate::directed::Goal;
 use crate::disk::Moment;
@@ -241,6 +242,8 @@ pub struct Coverage {
     faults: BTreeMap<FaultKey, [u64; STAGES]>,
     points: BTreeMap<(Phase, Moment, &'static str), u64>,
     drawn: BTreeMap<Drawn, u64>,
+    /// Looks at barriers that runs were aimed at.
+    barriers: BTreeMap<Barrier, u64>,
 }
 
 /// Whether a disk has the feature.
@@ -330,6 +333,7 @@ impl Coverage {
                 let key = (phase, moment, verb_name(verb));
                 self.points.contains_key(&key)
             }
+            Goal::Barrier(barrier) => self.barriers.contains_key(&barrier),
         }
     }
 
@@ -371,6 +375,13 @@ impl Coverage {
         self.faults.entry(key).or_default()[stage as usize] += 1;
     }
 
+    /// So many times it was looked what the loss of structures around a barrier would leave.
+    pub(crate) fn barrier(&mut self, barrier: Barrier, looks: u64) {
+        if looks > 0 {
+            *self.barriers.entry(barrier).or_default() += looks;
+        }
+    }
+
     /// A run was drawn.
     pub fn draw(&mut self, config: &Config) {
         for key in axes(config) {
@@ -396,6 +407,9 @@ impl Coverage {
         }
         for (key, more) in &other.drawn {
             *self.drawn.entry(key.clone()).or_default() += more;
+        }
+        for (barrier, more) in &other.barriers {
+            self.barrier(*barrier, *more);
         }
     }
 
@@ -444,6 +458,10 @@ impl Coverage {
                 "no power failure with the {moment:?} of a {verb}, {phase:?}"
             ));
         }
+        let all = Barrier::ALL.into_iter();
+        for barrier in all.filter(|barrier| !self.has_reached(Goal::Barrier(*barrier))) {
+            gaps.push(format!("nothing was lost around the barrier {barrier:?}"));
+        }
         let undrawn = self.undrawn().into_iter();
         gaps.extend(undrawn.map(|(axis, value)| format!("no run had {axis} {value}")));
         gaps
@@ -489,6 +507,10 @@ impl Coverage {
                 text += &format!("\n  {phase:?}, {moment:?}:");
             }
             text += &format!(" {verb} {count},");
+        }
+        text.push_str("\n\nlooks around barriers");
+        for (barrier, count) in &self.barriers {
+            text += &format!("\n  {barrier:?} {count}");
         }
         text.push_str("\n\ndrawn");
         let mut axis = "";

@@ -5,6 +5,7 @@ use cowslip::image::{DiscardPolicy, WritePolicy};
 use cowslip::qcow2::create::Preallocation;
 use cowslip::qcow2::probe::Stage;
 
+use crate::barriers::Barrier;
 use crate::config::{Config, Data, Ending, Layout};
 use crate::coverage::{
     Coverage, FAULTS, FEATURES, Feature, Phase, Point, SITUATIONS, Situation, impossible, points,
@@ -32,6 +33,8 @@ pub enum Goal {
     Fault(Verb, i32),
     /// The power fails with this event.
     Point(Point),
+    /// It is looked at what a power failure would leave around this barrier.
+    Barrier(Barrier),
 }
 
 impl Goal {
@@ -45,6 +48,7 @@ impl Goal {
         }
         goals.extend(FAULTS.map(|(verb, errno)| Goal::Fault(verb, errno)));
         goals.extend(points().map(Goal::Point));
+        goals.extend(Barrier::ALL.map(Goal::Barrier));
         assert!(
             goals.len() <= STRIDE as usize,
             "each goal has seeds of its own"
@@ -65,7 +69,7 @@ impl Goal {
             Goal::Cell(stage, situation, feature) => {
                 impossible(stage, situation, feature).is_none()
             }
-            Goal::Fault(..) | Goal::Point(_) => true,
+            Goal::Fault(..) | Goal::Point(_) | Goal::Barrier(_) => true,
         }
     }
 }
@@ -123,6 +127,7 @@ pub(crate) fn shape(config: &mut Config, goal: Goal, rng: &mut Rng) {
         }
         Goal::Fault(verb, errno) => fault(config, (verb, errno), rng),
         Goal::Point(point) => power_failure(config, point),
+        Goal::Barrier(barrier) => barrier.shape(config, rng),
     }
 }
 

@@ -21,12 +21,14 @@ pub mod crash;
 pub mod effect;
 pub mod fault;
 mod state;
+pub mod structure;
 
 use content::Content;
 use effect::Effect;
 use fault::{Fault, Faults, Verb};
 use state::{Answer, Asked, FileState, State};
-pub use state::{Counters, Flushes, Moment};
+pub use state::{Counters, Moment};
+use structure::{Structure, Structures};
 
 /// How operations are delayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +89,19 @@ pub enum Losses {
     Any,
     /// Those that show best in which order things were done.
     Adverse,
+    /// All but the writes of one structure: what it builds on is lost.
+    AllBut(Structure),
+    /// The writes of one structure: what builds on it survives.
+    Of(Structure),
+}
+
+impl Losses {
+    /// The ways to lose writes of one structure, or of all others, where several are at risk.
+    pub fn by_structure(at_risk: Structures) -> impl Iterator<Item = Losses> {
+        let both = |structure| [Losses::AllBut(structure), Losses::Of(structure)];
+        let several = at_risk.iter().nth(1).is_some();
+        at_risk.iter().filter(move |_| several).flat_map(both)
+    }
 }
 
 /// What a file allows beyond the engine's capabilities.
@@ -108,6 +123,18 @@ pub struct SimDisk {
 impl fmt::Debug for SimDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SimDisk({:?})", self.counters())
+    }
+}
+
+/// A file that has the length that it has.
+pub fn device(alignment_bytes: u32, block_bytes: u32) -> Capabilities {
+    Capabilities {
+        alignment_bytes,
+        space_alignment_bytes: block_bytes.max(alignment_bytes),
+        writable: true,
+        extends_with_zeroes: false,
+        zeroes_fast: true,
+        punches_holes: false,
     }
 }
 
@@ -333,8 +360,8 @@ impl SimDisk {
         disk
     }
 
-    /// The flush that has been issued since this was last asked, if one has.
-    pub fn issued_flush(&self) -> Option<Flushes> {
+    /// What was at risk when a flush was issued since this was last asked, if one was.
+    pub fn issued_flush(&self) -> Option<Structures> {
         self.lock().flush_issued.take()
     }
 
@@ -381,12 +408,24 @@ impl SimFile {
         );
     }
 
+    /// Nothing lies beyond the end of a device.
+    fn check_end(&self, end: u64) {
+        let len = || self.disk.lock().files[self.index].volatile.len();
+        assert!(
+            self.capabilities.extends_with_zeroes || end <= len(),
+            "a change up to {end:#x} of '{}', which ends before",
+            self.name
+        );
+    }
+
     fn change(&self, verb: Verb, effects: Vec<Effect>) -> Pending<io::Result<()>> {
         self.check_writable();
         let (to, waiting) = pending();
         let unsupported = match verb {
             Verb::Zero => !self.capabilities.zeroes_fast,
-            Verb::Allocate => self.disk.allocates == Allocates::No,
+            Verb::Allocate => {
+                self.disk.allocates == Allocates::No || !self.capabilities.extends_with_zeroes
+            }
             _ => false,
         };
         self.disk.lock().issue(Asked {
@@ -451,6 +490,7 @@ impl BlockFile for SimFile {
         self.check_writable();
         let len: usize = data.iter().map(|buf| buf.len()).sum();
         self.check_alignment(offset, len as u64);
+        self.check_end(offset + len as u64);
         let mut bytes = Vec::with_capacity(len);
         for buf in &data {
             bytes.extend_from_slice(buf);
@@ -472,11 +512,13 @@ impl BlockFile for SimFile {
 
     fn zero(&self, offset: u64, len: u64, _: Space) -> Pending<io::Result<()>> {
         self.check_unit(self.capabilities.space_alignment_bytes, (offset, len));
+        self.check_end(offset + len);
         self.change(Verb::Zero, vec![Effect::Zero { offset, len }])
     }
 
     fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
         self.check_unit(self.capabilities.space_alignment_bytes, (offset, len));
+        self.check_end(offset + len);
         let mut effects = Effect::Punch { offset, len }.atoms(512);
         if !self.capabilities.punches_holes {
             // What such a discard leaves behind is unspecified: old bytes here, zeroes there.
@@ -505,6 +547,11 @@ impl BlockFile for SimFile {
     }
 
     fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
+        if !self.capabilities.extends_with_zeroes {
+            let is_so = self.disk.lock().files[self.index].volatile.len() == len;
+            let refused = || Err(io::Error::from(io::ErrorKind::Unsupported));
+            return Pending::ready(if is_so { Ok(()) } else { refused() });
+        }
         self.change(Verb::SetLen, vec![Effect::SetLen(len)])
     }
 

@@ -95,6 +95,11 @@ fn extension_from(content: &Content, start: u64, wanted: u64) -> Option<(u64, u6
     None
 }
 
+/// Whether a file is a qcow2 image.
+pub fn is_image(content: &Content) -> bool {
+    content.number(0, 4) == 0x5146_49fb
+}
+
 /// Where the keys of an encrypted image are, and their length.
 pub fn crypto_header(content: &Content) -> Option<(u64, u64)> {
     let (at, _) = extension(content, CRYPTO_HEADER)?;

@@ -4,6 +4,7 @@
 //! Uses the engine's public API only. Everything that happens in a run follows from its seed.
 
 mod anatomy;
+pub mod barriers;
 pub mod bitmaps;
 pub mod chains;
 pub mod cipher;
@@ -22,6 +23,7 @@ pub mod panics;
 pub mod planted;
 mod prepare;
 pub mod profile;
+pub mod raw;
 mod recovery;
 pub mod remembered;
 pub mod rng;

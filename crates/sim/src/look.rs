@@ -7,11 +7,15 @@
 //! engine is not asked, and nothing of the run changes, so a seed is the same run with and without.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 use crate::anatomy;
+use crate::barriers::Barrier;
 use crate::bitmaps::Bitmaps;
 use crate::config::{Config, Kind};
-use crate::disk::{Flushes, Losses, SimDisk};
+use crate::directed::Goal;
+use crate::disk::structure::Structures;
+use crate::disk::{Losses, SimDisk};
 use crate::inspect::{self, inspect};
 use crate::model::{Granules, Model, Survival, Violation};
 use crate::prepare::{self, Baseline, Keys, Lag, TOP};
@@ -26,7 +30,14 @@ use crate::trace::Trace;
 const GRANULES_LOOKED_AT: u64 = 12_000;
 
 /// Outcomes that are drawn where the header or the refcount table is at risk.
-const LOOKS_AT_A_ROOT: usize = 4;
+const LOOKS_AT_A_ROOT: usize = 2;
+
+/// Flushes of a session that cover the same kinds of structure, and at which it is looked what the
+/// loss of one of these kinds, or of all others, would leave.
+const LOOKS_AT_A_KIND: u64 = 1;
+
+/// So many of them are drawn, unless the run is aimed at a barrier.
+const OUTCOMES_BY_STRUCTURE: usize = 2;
 
 /// What may be found.
 #[derive(Clone, Copy)]
@@ -45,7 +56,16 @@ struct Plan {
     left: u64,
     /// Those of flushes that cover a root.
     roots_left: u64,
+    /// Those at which each kind of structure is lost.
+    kinds_left: u64,
+    /// How often the flushes covered these.
+    seen: BTreeMap<Structures, u64>,
+    /// The barrier that the run is aimed at, and the looks at it.
+    barrier: Option<(Barrier, u64)>,
 }
+
+/// A copy that a look draws.
+type Draw = (Rng, Losses);
 
 /// The looks of a run.
 #[derive(Debug)]
@@ -74,6 +94,9 @@ impl Looks {
                 percent: 0,
                 left: 0,
                 roots_left: 0,
+                kinds_left: 0,
+                seen: BTreeMap::new(),
+                barrier: None,
             }),
         }
     }
@@ -88,10 +111,11 @@ impl Looks {
         let rng = Rng::derived(seed, "looks", session);
         let (percent, left) = match config.profile {
             Profile::Story(story) => story.looks(),
+            Profile::Directed(Goal::Barrier(_)) => (15, 60),
             Profile::Directed(_) => (25, 8),
             _ => (20, 6),
         };
-        let is_asked = config.kind == Kind::Qcow2 && config.looks;
+        let is_asked = config.kind != Kind::Plain && config.looks;
         // Each look reads all of it.
         let granules: u64 = config.windows.iter().map(|w| w.end - w.start).sum();
         let left = left.min(GRANULES_LOOKED_AT / granules.max(1) + 2);
@@ -101,16 +125,27 @@ impl Looks {
             percent,
             left,
             roots_left: left.div_ceil(2),
+            kinds_left: left.div_ceil(3),
+            seen: BTreeMap::new(),
+            barrier: match config.profile {
+                Profile::Directed(Goal::Barrier(barrier)) => Some((barrier, 0)),
+                _ => None,
+            },
         };
     }
 
-    /// The streams of the next looks, if it is time for any.
-    fn next(&self, disk: &SimDisk) -> Vec<Rng> {
-        let Some(flush) = disk.issued_flush() else {
+    /// The barrier that the session was aimed at, and how often it was looked at.
+    pub fn at_barrier(&self) -> Option<(Barrier, u64)> {
+        self.plan.borrow().barrier
+    }
+
+    /// The copies that are drawn now, if it is time for any.
+    fn next(&self, disk: &SimDisk) -> Vec<Draw> {
+        let Some(at_risk) = disk.issued_flush() else {
             return Vec::new();
         };
         let plan = &mut *self.plan.borrow_mut();
-        let count = if flush == Flushes::Root && plan.roots_left > 0 {
+        let count = if at_risk.has_root() && plan.roots_left > 0 {
             plan.roots_left -= 1;
             LOOKS_AT_A_ROOT
         } else {
@@ -118,7 +153,36 @@ impl Looks {
             plan.left -= u64::from(due);
             usize::from(due)
         };
-        (0..count).map(|_| Rng::new(plan.rng.bits())).collect()
+        let mut losses = vec![Losses::Adverse; count];
+        if plan.kinds_are_due(at_risk) {
+            let mut by_structure: Vec<Losses> = Losses::by_structure(at_risk).collect();
+            if plan.barrier.is_none() {
+                plan.rng.shuffle(&mut by_structure);
+                by_structure.truncate(OUTCOMES_BY_STRUCTURE);
+            }
+            losses.extend(by_structure);
+        }
+        let draw = |losses| (Rng::new(plan.rng.bits()), losses);
+        losses.into_iter().map(draw).collect()
+    }
+}
+
+impl Plan {
+    /// Whether it is to be looked what the loss of each of these kinds would leave: at the first
+    /// flushes that cover them, and wherever the barrier is that the run is aimed at.
+    fn kinds_are_due(&mut self, at_risk: Structures) -> bool {
+        let seen = self.seen.entry(at_risk).or_default();
+        *seen += 1;
+        let is_wanted = match self.barrier {
+            Some((barrier, _)) => barrier.is_at(at_risk),
+            None => *seen <= LOOKS_AT_A_KIND,
+        };
+        let is_due = is_wanted && self.kinds_left > 0;
+        self.kinds_left -= u64::from(is_due);
+        if let Some((_, looks)) = &mut self.barrier {
+            *looks += u64::from(is_due);
+        }
+        is_due
     }
 }
 
@@ -128,13 +192,13 @@ impl Looker<'_> {
     /// # Errors
     /// What must not be left.
     pub fn look(&self, disk: &SimDisk, known: Known<'_>) -> Result<(), String> {
-        for rng in self.looks.next(disk) {
-            let left = disk.if_power_failed(&rng, (Losses::Adverse, &Trace::off()));
+        for (rng, losses) in self.looks.next(disk) {
+            let left = disk.if_power_failed(&rng, (losses, &Trace::off()));
             let is_covered = !disk.has_outlived_at_risk(TOP);
             self.judge(&left, (known, is_covered)).map_err(|what| {
                 if self.trace.is_kept() {
                     // The same once more, for the record.
-                    disk.if_power_failed(&rng, (Losses::Adverse, self.trace));
+                    disk.if_power_failed(&rng, (losses, self.trace));
                 }
                 format!("if the power failed now: {what}")
             })?;
@@ -143,6 +207,11 @@ impl Looker<'_> {
     }
 
     fn judge(&self, left: &SimDisk, (known, is_covered): (Known<'_>, bool)) -> Result<(), String> {
+        if self.config.kind != Kind::Qcow2 {
+            let mut disks = vec![known.model.clone()];
+            disks[0].crash();
+            return self.judge_disk(left, known.model, &mut disks).map(drop);
+        }
         let content = left.content(TOP).expect("the run has made it");
         let findings = inspect(&content);
         if let [first, ..] = &findings.corruptions[..] {
@@ -172,12 +241,7 @@ impl Looker<'_> {
         let size = content.number(24, 8);
         keep_possible(&mut disks, |disk| disk.adopt_size(size, Survival::Durable))
             .map_err(|violation| violation.to_string())?;
-        let layer = prepare::second(left, self.looks.keys())?.expect("no file is missing");
-        for window in model.windows() {
-            let window = disks[0].on_disk(&window);
-            let bytes = Seen::disk(&layer, (&model, &window));
-            self.adopt(left, &bytes, &mut disks)?;
-        }
+        let layer = self.judge_disk(left, &model, &mut disks)?;
         for window in model.vm_state_windows() {
             let bytes = Seen::vm_state(&layer, (&model, &window));
             for (granules, bytes) in bytes.parts() {
@@ -191,6 +255,22 @@ impl Looker<'_> {
         }
         self.judge_snapshots(&layer, (&mut snapshots, &model))?;
         bitmaps.adopt(&findings.bitmaps, (&disks[0], Survival::Durable))
+    }
+
+    /// The second reader finds what the disk may hold.
+    fn judge_disk(
+        &self,
+        left: &SimDisk,
+        model: &Model,
+        disks: &mut Vec<Model>,
+    ) -> Result<Layer, String> {
+        let layer = prepare::second(left, self.looks.keys())?.expect("no file is missing");
+        for window in model.windows() {
+            let window = disks[0].on_disk(&window);
+            let bytes = Seen::disk(&layer, (model, &window));
+            self.adopt(left, &bytes, disks)?;
+        }
+        Ok(layer)
     }
 
     fn adopt(&self, left: &SimDisk, seen: &Seen, disks: &mut Vec<Model>) -> Result<(), String> {

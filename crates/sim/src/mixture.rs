@@ -1,9 +1,11 @@
 //! The mixture of runs that a soak makes, the gate makes, and planted mistakes meet: half of them are
-//! drawn, a quarter is directed at one goal after the other, a quarter tells stories, and after every
-//! sixteenth comes one about chains.
+//! drawn, an eighth is directed at one goal after the other, an eighth at one barrier after the
+//! other, a quarter tells stories, after every sixteenth comes one about chains, and half way between
+//! these one about raw disks.
 
 use crate::chains;
 use crate::directed::{self, Goal};
+use crate::raw;
 use crate::rng::Rng;
 use crate::stories;
 
@@ -12,31 +14,47 @@ use crate::stories;
 pub struct Mixture {
     /// The numbers of all goals that a run can reach, in an order in which neighbours differ.
     goals: Vec<usize>,
+    /// The numbers of those that are barriers.
+    barriers: Vec<usize>,
 }
 
 impl Default for Mixture {
     fn default() -> Mixture {
         let goals = Goal::all();
-        let mut numbers: Vec<usize> = (0..goals.len())
-            .filter(|number| goals[*number].is_possible())
-            .collect();
+        let possible = (0..goals.len()).filter(|number| goals[*number].is_possible());
+        let is_barrier = |number: &usize| matches!(goals[*number], Goal::Barrier(_));
+        let (barriers, mut numbers): (Vec<usize>, Vec<usize>) = possible.partition(is_barrier);
         Rng::derived(0, "spread", 0).shuffle(&mut numbers);
-        Mixture { goals: numbers }
+        Mixture {
+            goals: numbers,
+            barriers,
+        }
     }
 }
 
 impl Mixture {
-    /// The seeds of a run: its own, and now and then one about chains.
+    /// The seeds of a run: its own, and now and then one about chains or raw disks.
     pub fn seeds(&self, run: u64) -> impl Iterator<Item = u64> + use<> {
-        let of_chains = (run % 16 == 15).then_some(chains::FIRST_SEED + run / 16);
-        std::iter::once(self.seed(run)).chain(of_chains)
+        let more = match run % 16 {
+            15 => Some(chains::FIRST_SEED + run / 16),
+            7 => Some(raw::FIRST_SEED + run / 16),
+            _ => None,
+        };
+        std::iter::once(self.seed(run)).chain(more)
     }
 
     fn seed(&self, run: u64) -> u64 {
-        let (quarter, count) = (run / 4, self.goals.len() as u64);
+        let quarter = run / 4;
         match run % 4 {
             0 => 2 * quarter,
-            1 => directed::seed(self.goals[(quarter % count) as usize], quarter / count),
+            1 => {
+                let goals = match quarter % 2 {
+                    0 => &self.goals,
+                    _ => &self.barriers,
+                };
+                let (eighth, count) = (quarter / 2, goals.len() as u64);
+                directed::seed(goals[(eighth % count) as usize], eighth / count)
+            }
             2 => 2 * quarter + 1,
             _ => stories::seed(quarter),
         }
@@ -52,7 +70,7 @@ mod tests {
     #[test]
     fn no_run_is_made_twice_and_all_kinds_are() {
         let mixture = Mixture::default();
-        let count = 4 * mixture.goals.len() as u64;
+        let count = 8 * mixture.goals.len() as u64;
         let seeds: Vec<u64> = (0..count).flat_map(|run| mixture.seeds(run)).collect();
         let different: BTreeSet<u64> = seeds.iter().copied().collect();
         assert_eq!(different.len(), seeds.len());
@@ -61,7 +79,11 @@ mod tests {
         let told: Vec<Story> = seeds.iter().filter_map(|seed| Story::of(*seed)).collect();
         assert_eq!(told.len() as u64, count / 4);
         assert!(Story::all().all(|story| told.contains(&story)));
-        let of_chains = seeds.iter().filter(|seed| **seed >= chains::FIRST_SEED);
-        assert_eq!(of_chains.count() as u64, count / 16);
+        for first in [chains::FIRST_SEED, raw::FIRST_SEED] {
+            let others = seeds
+                .iter()
+                .filter(|seed| (first..first + count).contains(seed));
+            assert_eq!(others.count() as u64, count / 16);
+        }
     }
 }

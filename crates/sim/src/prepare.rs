@@ -4,23 +4,25 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use cowslip::Image;
 use cowslip::file::{BlockFile, Capabilities};
 use cowslip::image::{DetectZeroes, DiscardPolicy, Format, OpenOptions, WriteOptions, ZeroOptions};
-use cowslip::luks::{Hash, IvGenerator, KeySize, NewVolume, Passphrase, Spec, VolumeOptions};
+use cowslip::luks::{
+    CipherMode, Hash, IvGenerator, KeySize, NewVolume, Passphrase, Spec, VolumeOptions,
+};
 use cowslip::qcow2::check::{self, CheckOptions, Finding};
 use cowslip::qcow2::create::{self, CreateOptions, Version, create};
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::snapshot::SnapshotChoice;
+use cowslip::{Image, Job};
 use cowslip_queue::BufMut;
 
 use crate::anatomy;
 use crate::cipher::{self, Cipher};
-use crate::config::{Config, Data, Encryption, Kind, Layout, Round};
-use crate::disk::content::Content;
-use crate::disk::{SimDisk, regular};
+use crate::config::{Config, Data, Encryption, Kind, Layout, Room, Round};
+use crate::disk::content::{Content, PAGE_BYTES};
+use crate::disk::{SimDisk, device, regular};
 use crate::drive::block_on;
-use crate::inspect::{Findings, inspect};
+use crate::inspect::{self, Findings, inspect};
 use crate::model::{self, Granules, Model, WriteId, ZERO};
 use crate::profile::Prepared;
 use crate::rng::Rng;
@@ -95,7 +97,10 @@ pub(crate) fn build(
     let draw = &mut Rng::derived(seed, "initial", 0);
     let mut initial = Initial::zeroes(&config.windows);
     if config.kind != Kind::Qcow2 {
-        add_raw((TOP, config.size, 1), config, disk, &mut initial, draw);
+        match config.encryption {
+            Encryption::None => add_raw((TOP, config.size, 1), config, disk, &mut initial, draw),
+            _ => make_volume((config, seed), disk, (draw, rng), &mut initial)?,
+        }
         return Ok(initial);
     }
     let mut backing = None;
@@ -201,13 +206,20 @@ fn create_options(
     options
 }
 
-/// The encryption of a new image, whose key costs little to open.
+/// The encryption of a new image.
 fn encryption(config: &Config, seed: u64) -> Result<Option<create::Encryption>, String> {
-    let mode = match config.encryption {
-        Encryption::None => return Ok(None),
-        Encryption::Aes => return Ok(Some(create::Encryption::Aes)),
-        Encryption::Luks(mode) => mode,
-    };
+    match config.encryption {
+        Encryption::None => Ok(None),
+        Encryption::Aes => Ok(Some(create::Encryption::Aes)),
+        Encryption::Luks(mode) => {
+            let volume = volume(mode, seed)?;
+            Ok(Some(create::Encryption::Luks(Box::new(volume))))
+        }
+    }
+}
+
+/// A LUKS volume whose key costs little to open.
+fn volume(mode: CipherMode, seed: u64) -> Result<NewVolume, String> {
     let options = VolumeOptions {
         spec: Spec {
             key_size: KeySize::Aes128,
@@ -224,8 +236,104 @@ fn encryption(config: &Config, seed: u64) -> Result<Option<create::Encryption>, 
         bytes.fill_with(|| rng.bits() as u8);
         Ok(())
     });
-    let volume = made.map_err(|error| format!("making keys: {error}"))?;
-    Ok(Some(create::Encryption::Luks(Box::new(volume))))
+    made.map_err(|error| format!("making keys: {error}"))
+}
+
+/// Makes a LUKS volume, all of whose disk is written.
+fn make_volume(
+    (config, seed): (&Config, u64),
+    disk: &SimDisk,
+    (draw, rng): (&mut Rng, &mut Rng),
+    initial: &mut Initial,
+) -> Result<(), String> {
+    let Encryption::Luks(mode) = config.encryption else {
+        return Err("QEMU's old way needs an image".to_string());
+    };
+    let volume = volume(mode, seed)?;
+    let start = volume.header().payload_offset;
+    let content = match config.room {
+        Room::Grows => Content::default(),
+        Room::Fixed | Room::Scarce => garbage(start + config.size, draw),
+    };
+    disk.add_file(TOP, capabilities(config), content);
+    let file = disk.open(TOP, true).expect("it was added");
+    let (size, job) = (config.size, Job::default());
+    let making = async move {
+        create::create_luks(file, size, (&volume, create::Preallocation::Off), &job).await
+    };
+    let made = block_on(disk, rng, "create", making)?;
+    made.map_err(|error| format!("creating a LUKS volume: {error}"))?;
+    let opening = open(config, &config.rounds[0], disk);
+    let opened = block_on(disk, rng, "open", opening)?;
+    let subject = opened.map_err(|error| format!("opening a LUKS volume: {error}"))?;
+    let granules = config.windows[0].clone();
+    let middle = draw.between(granules.start + 1, granules.end - 1);
+    for (id, part) in [(1, granules.start..middle), (2, middle..granules.end)] {
+        let at = config.grain.start(part.start);
+        let mut buf = BufMut::zeroed((config.grain.start(part.end) - at) as usize);
+        model::fill(&config.grain, id, part.clone(), &mut buf);
+        part.for_each(|granule| initial.set(granule, id));
+        let (subject, data) = (subject.clone(), buf.freeze());
+        let writing = async move { subject.write(at, data, WriteOptions::default()).await };
+        let wrote = block_on(disk, rng, "fill", writing)?;
+        wrote.map_err(|error| format!("filling a LUKS volume: {error}"))?;
+    }
+    let closed = block_on(disk, rng, "close", async move { subject.close().await })?;
+    closed.map_err(|error| format!("closing a LUKS volume: {error}"))
+}
+
+/// A device of so many bytes with anything on it, where space is taken first.
+fn garbage(len: u64, rng: &mut Rng) -> Content {
+    /// Whoever looks at a disk copies what it holds.
+    const WRITTEN_BYTES: u64 = 1 << 20;
+    let mut content = Content::default();
+    content.set_len(len);
+    let mut at = 0;
+    while at < len.min(WRITTEN_BYTES) {
+        let part = (len - at).min(PAGE_BYTES);
+        let byte = rng.between(1, 255) as u8;
+        content.write(at, &vec![byte; part as usize]);
+        at += part;
+    }
+    content
+}
+
+/// Key slots of a LUKS volume take no more.
+const KEYS_BYTES: u64 = 2 << 20;
+
+/// The length of a device that has room for what a run asks for, or for a part of it.
+fn device_bytes(config: &Config, rng: &mut Rng) -> u64 {
+    let cluster = config.layout.cluster_bytes();
+    let bytes =
+        |window: &Granules| config.grain.start(window.end) - config.grain.start(window.start);
+    let windows = config.windows.iter().chain(&config.vm_state);
+    let used: u64 = windows
+        .map(|window| {
+            let tables = bytes(window) / config.table_bytes() + 2;
+            bytes(window).next_multiple_of(cluster) + (tables + 2) * cluster
+        })
+        .sum();
+    let l1 = (config.size * 4 / config.table_bytes() * 8).next_multiple_of(cluster);
+    let keys = match config.encryption {
+        Encryption::Luks(_) => KEYS_BYTES,
+        Encryption::None | Encryption::Aes => 0,
+    };
+    let metadata = 2 * l1 + 24 * cluster + keys;
+    let copies = 2 + 4 * u64::from(
+        config
+            .rounds
+            .iter()
+            .any(|round| round.snapshots_percent > 0),
+    );
+    let room = match config.room {
+        Room::Scarce => used * rng.between(40, 150) / 100 + metadata,
+        // What crashes leak, and what is freed only later, is missing.
+        _ => used * copies * 3 + 8 * metadata + (1 << 20),
+    };
+    // The end cuts through a cluster, where that is not the unit of the device.
+    let unit = u64::from(capabilities(config).space_alignment_bytes);
+    let whole = room.next_multiple_of(cluster.max(unit));
+    whole - rng.below(cluster.div_ceil(unit)) * unit
 }
 
 fn passphrase() -> Passphrase {
@@ -242,26 +350,43 @@ pub(crate) fn key(config: &Config) -> Option<Passphrase> {
 /// # Errors
 /// What is wrong with its keys.
 pub(crate) fn second(disk: &SimDisk, keys: &Keys) -> Result<Option<Layer>, String> {
-    let cipher = keys.of(disk)?;
-    Ok(Layer::open(disk, TOP).map(|layer| layer.encrypted(cipher)))
+    let (cipher, start) = keys.of(disk)?;
+    Ok(Layer::open(disk, TOP).map(|layer| layer.encrypted(cipher, start)))
 }
 
 /// The cipher of the image under test, which no run changes: looked up once.
 #[derive(Debug, Default)]
-pub(crate) struct Keys(OnceCell<Option<Cipher>>);
+pub(crate) struct Keys(OnceCell<(Option<Cipher>, u64)>);
 
 impl Keys {
-    fn of(&self, disk: &SimDisk) -> Result<Option<Cipher>, String> {
+    /// And where the disk begins in its file, if that is a LUKS volume.
+    fn of(&self, disk: &SimDisk) -> Result<(Option<Cipher>, u64), String> {
         if let Some(known) = self.0.get() {
             return Ok(known.clone());
         }
         let content = disk.content(TOP).expect("the run has made it");
-        let cipher = Cipher::of_image(&content)?;
-        Ok(self.0.get_or_init(|| cipher).clone())
+        let found = match Cipher::of_volume(&content)? {
+            Some((cipher, start)) => (Some(cipher), start),
+            None if inspect::is_image(&content) => (Cipher::of_image(&content)?, 0),
+            None => (None, 0),
+        };
+        Ok(self.0.get_or_init(|| found).clone())
     }
 }
 
 fn capabilities(config: &Config) -> Capabilities {
+    if config.room != Room::Grows && config.kind != Kind::Plain {
+        // Larger than the unit of reads and writes, where these go through the page cache.
+        let block_bytes = if config.zeroes_fast { 512 } else { 4096 };
+        let mut capabilities = device(config.alignment_bytes, block_bytes);
+        capabilities.zeroes_fast = config.zeroes_fast || config.punches_holes;
+        return capabilities;
+    }
+    file_capabilities(config)
+}
+
+/// Those of a regular file.
+fn file_capabilities(config: &Config) -> Capabilities {
     let mut capabilities = regular(config.alignment_bytes);
     capabilities.zeroes_fast = config.zeroes_fast;
     capabilities.punches_holes = config.punches_holes;
@@ -281,12 +406,29 @@ fn make(
     disk: &SimDisk,
     rng: &mut Rng,
 ) -> Result<(), String> {
-    disk.add_file(name, capabilities(config), Content::default());
+    let is_device = config.room != Room::Grows && name == TOP;
+    let content = match is_device {
+        true => garbage(device_bytes(config, rng), rng),
+        false => Content::default(),
+    };
+    let files = match is_device {
+        true => capabilities(config),
+        false => file_capabilities(config),
+    };
+    disk.add_file(name, files.clone(), content);
     let file = disk.open(name, true).expect("it was added");
     let data_file: Option<Arc<dyn BlockFile>> = match data_file {
         None => None,
         Some(name) => {
-            disk.add_file(&name, capabilities(config), Content::default());
+            // A raw disk has the length of its file.
+            let (files, content) = match options.data_file_raw || !is_device {
+                true => (file_capabilities(config), Content::default()),
+                false => (
+                    files,
+                    garbage(3 * config.size.max(config.created_bytes), rng),
+                ),
+            };
+            disk.add_file(&name, files, content);
             Some(disk.open(&name, true).expect("it was added"))
         }
     };
@@ -398,6 +540,7 @@ pub(crate) fn open(
     let options = OpenOptions {
         format: Some(match kind {
             Kind::Qcow2 => Format::Qcow2,
+            Kind::Raw if config.encryption != Encryption::None => Format::Luks,
             Kind::Raw | Kind::Plain => Format::Raw,
         }),
         writable: true,

@@ -337,8 +337,8 @@ impl Run<'_> {
                 .map_err(|violation| violation.to_string())?;
         }
         let second = match self.config.kind {
-            Kind::Qcow2 => prepare::second(&self.disk, self.looks.keys())?,
-            Kind::Plain | Kind::Raw => None,
+            Kind::Qcow2 | Kind::Raw => prepare::second(&self.disk, self.looks.keys())?,
+            Kind::Plain => None,
         };
         for window in self.model.windows() {
             let window = disks[0].on_disk(&window);

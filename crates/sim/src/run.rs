@@ -21,6 +21,7 @@ use crate::look::{Known, Looker, Looks};
 use crate::model::{Model, Survival, WriteId, ZERO};
 use crate::prepare;
 use crate::profile::Profile;
+use crate::raw;
 use crate::remembered::Snapshots;
 use crate::rng::Rng;
 use crate::session::{Resizing, Session, perform};
@@ -127,7 +128,7 @@ pub fn run(seed: u64, kind: Kind, changes: &Changes, trace: Trace) -> Report {
     let coverage = Rc::new(RefCell::new(Coverage::default()));
     let progress = Rc::new(Cell::new((0, 0)));
     let attempt = || {
-        if seed >= chains::FIRST_SEED && kind == Kind::Qcow2 {
+        if (chains::FIRST_SEED..raw::FIRST_SEED).contains(&seed) && kind == Kind::Qcow2 {
             let mut done = Totals::default();
             let outcome = chains::run(seed, &trace, &mut done);
             totals.set(done);
@@ -319,7 +320,11 @@ impl<'a> Run<'a> {
         let events = after.issued + after.completed - before.issued - before.completed;
         self.progress.set((self.progress.get().0, events));
         self.totals.faults += self.disk.delivered().0;
-        self.end(round, served, subject)
+        let ended = self.end(round, served, subject);
+        if let Some((barrier, looks)) = self.looks.at_barrier() {
+            self.coverage.borrow_mut().barrier(barrier, looks);
+        }
+        ended
     }
 
     /// The event in this phase with which the run is made to lose power, if it is.
@@ -392,7 +397,7 @@ impl<'a> Run<'a> {
             self.snapshots.clone(),
             self.bitmaps.clone(),
         );
-        let rules = (work.round, self.config.layout.version);
+        let rules = (work.round, &self.config);
         let session = Session::new(known, (&self.disk, &self.trace), rules);
         let session = Rc::new(session);
         let mut executor = Executor::default();

@@ -17,6 +17,8 @@ pub struct Layer {
     content: Content,
     /// What its guest data is encrypted with.
     cipher: Option<Cipher>,
+    /// Where a raw disk begins in its file.
+    start: u64,
     /// Where its guest data is, if that is another file.
     data: Option<Content>,
     /// `None`: a raw image.
@@ -34,9 +36,19 @@ struct Table {
 }
 
 impl Layer {
-    /// The same image with its guest data encrypted so.
-    pub fn encrypted(self, cipher: Option<Cipher>) -> Layer {
-        Layer { cipher, ..self }
+    /// The same image with its guest data encrypted so; that of a raw disk begins at `start` in its
+    /// file.
+    pub fn encrypted(self, cipher: Option<Cipher>, start: u64) -> Layer {
+        let size = match self.table {
+            Some(_) => self.size,
+            None => self.size.saturating_sub(start),
+        };
+        Layer {
+            cipher,
+            start,
+            size,
+            ..self
+        }
     }
 
     /// The image as it was when the snapshot of this number in the table was taken.
@@ -69,6 +81,7 @@ impl Layer {
                 size: content.len(),
                 content,
                 cipher: None,
+                start: 0,
                 data: None,
                 table: None,
                 below: None,
@@ -101,6 +114,7 @@ impl Layer {
             below,
             content,
             cipher: None,
+            start: 0,
         })
     }
 
@@ -109,10 +123,24 @@ impl Layer {
         let Some(table) = &self.table else {
             let within = (self.size.saturating_sub(offset) as usize).min(bytes.len());
             bytes.fill(0);
-            self.content.read(offset, &mut bytes[..within]);
+            self.read_raw(offset, &mut bytes[..within]);
             return known.fill(true);
         };
         self.read_units(table, (offset, self.size), bytes, known);
+    }
+
+    /// Reads a range of a raw disk.
+    fn read_raw(&self, offset: u64, bytes: &mut [u8]) {
+        let Some(cipher) = &self.cipher else {
+            return self.content.read(self.start + offset, bytes);
+        };
+        let end = offset + bytes.len() as u64;
+        let sectors = offset / 512 * 512..end.next_multiple_of(512);
+        let len = (sectors.end - sectors.start) as usize;
+        let mut whole = self.content.bytes(self.start + sectors.start, len);
+        cipher.read((self.start + sectors.start, sectors.start), &mut whole);
+        let skipped = (offset - sectors.start) as usize;
+        bytes.copy_from_slice(&whole[skipped..skipped + bytes.len()]);
     }
 
     /// Reads a range of the VM state, which begins at the first L1 entry behind the disk and has nothing below.

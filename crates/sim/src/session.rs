@@ -13,7 +13,7 @@ use cowslip_queue::BufMut;
 
 use crate::anatomy;
 use crate::bitmaps::{self, Bitmaps};
-use crate::config::{Ending, PREALLOCATED_BYTES_MAX, Round};
+use crate::config::{Config, Ending, PREALLOCATED_BYTES_MAX, Room, Round};
 use crate::disk::SimDisk;
 use crate::model::{self, Model, Outcome, Until, Violation, WriteId, ZERO};
 use crate::remembered::{Snapshots, What};
@@ -36,6 +36,8 @@ pub(crate) struct Session {
     pub is_over: Cell<bool>,
     /// The image's version.
     version: u32,
+    /// The device that it is on may have no space left.
+    may_be_full: bool,
     write_policy: WritePolicy,
     discards: bool,
     detect_zeroes: DetectZeroes,
@@ -56,7 +58,7 @@ impl Session {
     pub fn new(
         (model, snapshots, bitmaps): (Model, Snapshots, Bitmaps),
         (disk, trace): (&SimDisk, &Trace),
-        (round, version): (&Round, u32),
+        (round, config): (&Round, &Config),
     ) -> Session {
         Session {
             model: RefCell::new(model),
@@ -68,7 +70,8 @@ impl Session {
             bitmaps: RefCell::new(bitmaps),
             resizing: Cell::new(Resizing::No),
             is_over: Cell::new(false),
-            version,
+            version: config.layout.version,
+            may_be_full: config.room == Room::Scarce,
             write_policy: round.write_policy,
             ends_early: round.ending != Ending::Close,
             detect_zeroes: round.detect_zeroes,
@@ -114,8 +117,21 @@ impl Session {
         }
     }
 
-    /// A request failed: that is a finding unless the disk was told to fail.
+    /// A request failed: that is a finding unless the disk was told to fail, or is full.
     fn failed(&self, what: &str, error: &cowslip::Error) {
+        const ENOSPC: i32 = 28;
+        let is_full = self.may_be_full
+            && matches!(error, Error::Io { source, .. } if source.raw_os_error() == Some(ENOSPC));
+        if is_full {
+            return self
+                .trace
+                .line(|| format!("{what} finds no space: {error}"));
+        }
+        self.failed_for_good(what, error);
+    }
+
+    /// The same for what needs no space.
+    fn failed_for_good(&self, what: &str, error: &cowslip::Error) {
         self.trace.line(|| format!("{what} failed: {error}"));
         if self.disk.delivered().0 == 0 {
             self.fail(format!("{what} failed although the disk did not: {error}"));
@@ -251,7 +267,7 @@ async fn flush(subject: &Subject, session: &Session, id: WriteId) {
             session.tell(id, 0..0, || "done: a flush".to_string());
             session.model.borrow_mut().end_flush(begun);
         }
-        Err(error) => session.failed(&format!("request {id} (flush)"), &error),
+        Err(error) => session.failed_for_good(&format!("request {id} (flush)"), &error),
     }
 }
 

@@ -562,7 +562,7 @@ fn erasures_fail(config: &mut Config, round: &mut Round, errno: i32, rng: &mut R
 }
 
 /// Requests without anything special, and no end but that which the story has.
-fn usual(round: &mut Round, rng: &mut Rng) {
+pub(crate) fn usual(round: &mut Round, rng: &mut Rng) {
     round.requests = 200;
     round.depth = rng.pick(&[8, 16, 24]);
     round.hot_percent = 0;
@@ -599,21 +599,21 @@ fn fails(verb: Verb, errno: i32, after: u64) -> Fault {
 }
 
 /// Blocks and slices that count 64 clusters each, and a disk that needs many of them.
-fn small_counts(config: &mut Config, rng: &mut Rng) {
+pub(crate) fn small_counts(config: &mut Config, rng: &mut Rng) {
     config.layout.cluster_bits = 9;
     config.layout.refcount_bits = 64;
     whole(config, rng.between(24, 48) * 64);
 }
 
 /// A disk of so many clusters, all of it in use.
-fn whole(config: &mut Config, clusters: u64) {
+pub(crate) fn whole(config: &mut Config, clusters: u64) {
     config.size = clusters * config.layout.cluster_bytes();
     config.created_bytes = config.size;
     config.windows = std::iter::once(0..config.size / SECTOR_BYTES).collect();
 }
 
 /// A disk of so many tables, a few clusters of each of which are in use.
-fn tables(config: &mut Config, count: u64) {
+pub(crate) fn tables(config: &mut Config, count: u64) {
     let step = config.layout.table_coverage_bytes();
     config.size = count * step;
     config.created_bytes = config.size;

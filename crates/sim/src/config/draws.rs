@@ -5,7 +5,9 @@ use cowslip::image::{AllocPolicy, CopyOnRead, DetectZeroes, DiscardPolicy, ZeroM
 use cowslip::luks::CipherMode;
 use cowslip::qcow2::create::Preallocation;
 
-use super::{Config, Data, Encryption, Kind, Part};
+use super::{Config, Data, Encryption, Kind, Part, Room};
+use crate::barriers::Barrier;
+use crate::directed::Goal;
 use crate::model::SECTOR_BYTES;
 use crate::profile::Profile;
 use crate::rng::Rng;
@@ -47,6 +49,7 @@ impl Config {
             if matches!(
                 self.profile,
                 Profile::Story(Story::HolesLate | Story::FlushedOften | Story::TablesOnUsedSpace)
+                    | Profile::Directed(Goal::Barrier(Barrier::Zeroes))
             ) {
                 // The others keep what they have allocated.
                 round.alloc_policy = Sparse;
@@ -107,6 +110,41 @@ impl Config {
             // Nothing could say that preallocated clusters read as zeroes.
             self.preallocation = Preallocation::Off;
             self.leave_out(Part::Resizes);
+        }
+    }
+
+    /// Some images are on devices, a few of which are too small for all that is asked for.
+    pub(super) fn draw_room(&mut self, seed: u64) {
+        let rng = &mut Rng::derived(seed, "room", 0);
+        let percent = match self.profile {
+            Profile::Directed(Goal::Barrier(Barrier::Blocks | Barrier::CountTable)) => 30,
+            Profile::Directed(_) | Profile::Story(_) => 0,
+            _ => 12,
+        };
+        // Whoever makes such an image writes no more than its metadata.
+        let is_bare = self.preallocation == Preallocation::Off;
+        if !rng.chance(percent) || !is_bare || self.layout.cluster_bits > 16 {
+            return;
+        }
+        self.room = match rng.chance(40) {
+            true => Room::Scarce,
+            false => Room::Fixed,
+        };
+        // What lies beyond is counted by nobody, and there is no file to extend.
+        self.crammed = None;
+        if self.data == Data::ExternalRaw {
+            self.leave_out(Part::Resizes);
+        }
+        if self.data != Data::Inside {
+            // It lies in the data file, however far out.
+            self.vm_state.clear();
+            self.leave_out(Part::VmState);
+        }
+        if self.room == Room::Scarce {
+            self.prepared.filled = false;
+            // A close that has to store bitmaps, or clusters that are packed, may find no space.
+            self.leave_out(Part::Bitmaps);
+            self.leave_out(Part::Compressed);
         }
     }
 

@@ -14,6 +14,7 @@ use crate::rng::Rng;
 use super::Losses;
 use super::content::Content;
 use super::effect::{Effect, SPACE_ATOM_BYTES};
+use super::structure::Structure;
 
 /// What becomes of one effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +62,10 @@ pub enum Style {
     OnlyOne,
     /// So many survive that came last, and nothing else does.
     Newest(usize),
+    /// Writes of this structure survive, and nothing else does.
+    Only(Structure),
+    /// All but the writes of this structure survive.
+    Without(Structure),
 }
 
 impl Style {
@@ -114,10 +119,15 @@ impl Crash {
         let style = match losses {
             Losses::Any => Style::draw(&mut rng),
             Losses::Adverse => Style::draw_adverse(&mut rng),
+            Losses::AllBut(structure) => Style::Only(structure),
+            Losses::Of(structure) => Style::Without(structure),
         };
         Crash {
             style,
-            torn_percent: rng.pick(&[0, 0, 10, 50, 100]),
+            torn_percent: match style {
+                Style::Only(_) | Style::Without(_) => 0,
+                _ => rng.pick(&[0, 0, 10, 50, 100]),
+            },
             at: rng.index(effects.max(1)),
             seen: 0,
             effects,
@@ -134,8 +144,18 @@ impl Crash {
         )
     }
 
+    /// Whether an effect survives or not by what it changes.
+    pub fn goes_by_structure(&self) -> bool {
+        matches!(self.style, Style::Only(_) | Style::Without(_))
+    }
+
     /// Decides the next effect, in the order in which they were applied, and changes the file.
-    pub fn decide(&mut self, effect: &Effect, sector_bytes: u64, content: &mut Content) -> Fate {
+    pub fn decide(
+        &mut self,
+        (effect, place): (&Effect, Option<Structure>),
+        sector_bytes: u64,
+        content: &mut Content,
+    ) -> Fate {
         let index = self.seen;
         self.seen += 1;
         let torn = self.rng.chance(self.torn_percent);
@@ -149,6 +169,8 @@ impl Crash {
             Style::AllButOne => index != self.at,
             Style::OnlyOne => index == self.at,
             Style::Newest(count) => index + count >= self.effects,
+            Style::Only(structure) => place == Some(structure),
+            Style::Without(structure) => place != Some(structure),
         };
         let extreme = matches!(self.style, Style::DropAll | Style::ApplyAll);
         if torn && !extreme {

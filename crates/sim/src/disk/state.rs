@@ -18,6 +18,7 @@ use super::content::{Content, PAGE_BYTES};
 use super::crash::{Crash, Fate};
 use super::effect::{Effect, SPACE_ATOM_BYTES};
 use super::fault::{Faults, Verb};
+use super::structure::{Map, Structure, Structures};
 use super::{Lie, Losses, Pace};
 
 /// One effect that is in the volatile content and that no flush has covered.
@@ -61,16 +62,17 @@ impl FileState {
         self.durable = self.volatile.clone();
     }
 
-    /// Whether a write of the header of a qcow2 image, or of its refcount table, is at risk.
-    fn has_root_at_risk(&self) -> bool {
-        let number = |at, bytes| self.volatile.number(at, bytes);
-        let table = number(48, 8);
-        let end = table.saturating_add(number(56, 4) << number(20, 4).min(21));
-        let is_root = |entry: &Logged| match &entry.effect {
-            Effect::Write { offset, .. } => *offset < 512 || (table..end).contains(offset),
-            _ => false,
-        };
-        self.log.iter().any(is_root)
+    /// Of which structures writes are at risk.
+    fn at_risk(&self) -> Structures {
+        let mut at_risk = Structures::NONE;
+        if self.log.is_empty() {
+            return at_risk;
+        }
+        let map = Map::of(&self.volatile);
+        for entry in self.log.iter().filter(|entry| !entry.durable) {
+            at_risk.add(structure(&map, &entry.effect));
+        }
+        at_risk
     }
 
     fn has_outlived_at_risk(&self) -> bool {
@@ -131,6 +133,15 @@ impl FileState {
     }
 }
 
+/// What an effect changes.
+fn structure(map: &Map, effect: &Effect) -> Structure {
+    match effect {
+        Effect::Write { offset, .. } | Effect::Zero { offset, .. } => map.at(*offset),
+        // Space, which no structure has yet, or any more.
+        Effect::Punch { .. } | Effect::Allocate { .. } | Effect::SetLen(_) => map.at(u64::MAX),
+    }
+}
+
 /// What an operation delivers in the end.
 pub(super) enum Answer {
     Read {
@@ -175,15 +186,6 @@ pub(super) struct Asked {
     pub answer: Answer,
 }
 
-/// What a flush covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flushes {
-    /// The header of an image, or its refcount table, and what else there is.
-    Root,
-    /// Anything but these.
-    Others,
-}
-
 /// Which of an operation's two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Moment {
@@ -226,7 +228,7 @@ pub(super) struct State {
     /// What happened last.
     pub last_event: Option<(Verb, Moment)>,
     /// The flush that has been issued since this was last asked.
-    pub flush_issued: Option<Flushes>,
+    pub flush_issued: Option<Structures>,
     /// Issues and completions from the next failure on until the power fails.
     pub power_after_fault: Option<u64>,
     /// Operations issued after that: nobody hears of them.
@@ -350,10 +352,11 @@ impl State {
         });
         let verb = op.verb;
         if verb == Verb::Flush {
-            self.flush_issued = Some(match self.files[op.file].has_root_at_risk() {
-                true => Flushes::Root,
-                false => Flushes::Others,
-            });
+            let mut at_risk = Structures::NONE;
+            self.files
+                .iter()
+                .for_each(|file| at_risk.add_all(file.at_risk()));
+            self.flush_issued = Some(at_risk);
         }
         self.pending.push(op);
         self.event(verb, Moment::Issue);
@@ -654,6 +657,7 @@ impl State {
         let mut survivors = Vec::new();
         for (index, file) in self.files.iter().enumerate() {
             let (sector, mut left) = (file.sector_bytes(), file.durable.clone());
+            let map = crash.goes_by_structure().then(|| Map::of(&file.volatile));
             let logged = file.log.iter();
             let mut effects: Vec<(u64, &Effect, bool)> = logged
                 .map(|entry| (entry.op, &entry.effect, entry.durable))
@@ -667,7 +671,8 @@ impl State {
                     effect.apply(&mut left);
                     Fate::Applied
                 } else {
-                    crash.decide(effect, sector, &mut left)
+                    let place = map.as_ref().map(|map| structure(map, effect));
+                    crash.decide((effect, place), sector, &mut left)
                 };
                 trace.about(|| {
                     let (start, end) = effect.range();
