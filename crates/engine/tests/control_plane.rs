@@ -1,4 +1,4 @@
-//! Resizes that preallocate, and changes of the header, cut short at every write: by a crash, by the job's
+//! Resizes that preallocate or shrink, and changes of the header, cut short at every write: by a crash, by the job's
 //! being cancelled, and by a full disk.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,6 +19,10 @@ use crate::support::crash::{Recorder, each_crash};
 
 const OLD: u64 = 100 << 10;
 const NEW: u64 = 400 << 10;
+/// A disk that shrinks, and what is written of it at a time.
+const LONG: u64 = 384 << 10;
+const SHORT: u64 = 128 << 10;
+const PIECE: u64 = 64 << 10;
 
 struct NoGate;
 
@@ -249,6 +253,189 @@ fn a_crash_in_an_amendment_leaves_the_old_header_or_the_new_one() {
                 judge(what, bytes);
             });
             assert!(states > 1);
+        }
+    }
+}
+
+/// A disk of small clusters whose counts take many blocks, written in several sessions: each lays blocks of its own.
+fn many_blocks(backwards: bool, extended_l2: bool) -> Vec<u8> {
+    let file = Arc::new(MemoryFile::new("image", Vec::new(), 1));
+    now(async {
+        let options = CreateOptions {
+            extended_l2,
+            cluster_size: if extended_l2 { 16384 } else { 512 },
+            refcount_bits: 64,
+            ..CreateOptions::new(LONG)
+        };
+        create(file.clone(), None, &options).await.unwrap();
+        let pieces = LONG / PIECE;
+        for piece in 0..pieces {
+            let piece = if backwards { pieces - 1 - piece } else { piece };
+            let image = open(file.clone()).await;
+            let data = Buf::copy_of(&[1 + piece as u8; PIECE as usize]);
+            let written = image.write(piece * PIECE, data, Default::default());
+            written.await.unwrap();
+            image.close().await.unwrap();
+        }
+    });
+    file.contents()
+}
+
+/// Refcount blocks that the table refers to, those of them that hold zeroes alone, L1 entries behind the end.
+fn left_behind(bytes: &[u8]) -> (usize, usize, usize) {
+    let header = Header::parse(bytes, u64::MAX, "image").unwrap();
+    let table = |offset: u64, len: usize| {
+        let bytes = &bytes[offset as usize..][..len];
+        let words = bytes.chunks_exact(8);
+        words.map(|word| u64::from_be_bytes(word.try_into().unwrap()))
+    };
+    let cluster = 1usize << header.cluster_bits;
+    let len = header.refcount_table_clusters as usize * cluster;
+    let blocks: Vec<u64> = table(header.refcount_table_offset, len)
+        .filter(|&entry| entry != 0)
+        .collect();
+    let is_empty = |&&block: &&u64| bytes[block as usize..][..cluster].iter().all(|&b| b == 0);
+    let empty = blocks.iter().filter(is_empty).count();
+    let per_table = cluster * cluster / if cluster == 512 { 8 } else { 16 };
+    let needed = header.size.div_ceil(per_table as u64) as usize;
+    let l1 = table(header.l1_table_offset, header.l1_size as usize * 8);
+    let behind = l1.skip(needed).filter(|&entry| entry != 0).count();
+    (blocks.len(), empty, behind)
+}
+
+/// The image is sound, has the old or the new size, and reads as it should below the new one; the disk can be shrunk
+/// again, and grow, and be written.
+fn judge_shrunk(what: &str, bytes: &[u8]) {
+    let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("image", bytes.to_vec(), 1));
+    let shows = |read: &[u8], what: &str| {
+        for (piece, bytes) in read[..SHORT as usize].chunks(PIECE as usize).enumerate() {
+            assert!(bytes.iter().all(|&byte| byte == 1 + piece as u8), "{what}");
+        }
+    };
+    now(async {
+        assert_eq!(checked(&file).await.corruptions, 0, "{what}");
+        let image = open(file.clone()).await;
+        assert!([SHORT, LONG].contains(&image.size()), "{what}");
+        image.resize(SHORT).await.unwrap();
+        image.resize(LONG).await.unwrap();
+        let read = image.read(0, BufMut::zeroed(LONG as usize)).await.unwrap();
+        shows(&read, what);
+        assert!(
+            read[SHORT as usize..].iter().all(|&byte| byte == 0),
+            "{what}"
+        );
+        let rest = Buf::copy_of(&vec![77; (LONG - SHORT) as usize]);
+        image.write(SHORT, rest, Default::default()).await.unwrap();
+        image.close().await.unwrap();
+        let image = open(file.clone()).await;
+        let read = image.read(0, BufMut::zeroed(LONG as usize)).await.unwrap();
+        shows(&read, what);
+        assert!(
+            read[SHORT as usize..].iter().all(|&byte| byte == 77),
+            "{what}"
+        );
+        image.close().await.unwrap();
+        assert_eq!(checked(&file).await.corruptions, 0, "{what}");
+    });
+}
+
+#[test]
+fn a_shrink_leaves_no_empty_block_no_table_behind_the_end_and_a_shorter_file() {
+    for (backwards, extended_l2) in [(false, false), (true, false), (false, true)] {
+        let start = many_blocks(backwards, extended_l2);
+        let before = left_behind(&start);
+        let file: Arc<MemoryFile> = Arc::new(MemoryFile::new("image", start.clone(), 1));
+        now(async {
+            let image = open(file.clone()).await;
+            image.resize(SHORT).await.unwrap();
+            image.close().await.unwrap();
+            let found = checked(&(file.clone() as Arc<dyn BlockFile>)).await;
+            assert_eq!((found.corruptions, found.leaks), (0, 0));
+        });
+        let (blocks, empty, behind) = left_behind(&file.contents());
+        assert_eq!((empty, behind), (0, 0), "{before:?}");
+        assert!(extended_l2 || blocks < before.0, "{blocks} of {before:?}");
+        assert!(backwards || file.contents().len() < start.len() * 2 / 3);
+        judge_shrunk("shrunk", &file.contents());
+    }
+}
+
+#[test]
+fn a_session_that_shrinks_and_grows_uses_the_space_again() {
+    let start = many_blocks(true, false);
+    let file: Arc<MemoryFile> = Arc::new(MemoryFile::new("image", start.clone(), 1));
+    now(async {
+        let image = open(file.clone()).await;
+        for _ in 0..8 {
+            image.resize(SHORT).await.unwrap();
+            image.resize(LONG).await.unwrap();
+            let rest = Buf::copy_of(&vec![77; (LONG - SHORT) as usize]);
+            image.write(SHORT, rest, Default::default()).await.unwrap();
+        }
+        image.close().await.unwrap();
+        let found = checked(&(file.clone() as Arc<dyn BlockFile>)).await;
+        assert_eq!((found.corruptions, found.leaks), (0, 0));
+    });
+    let (before, after) = (start.len(), file.contents().len());
+    assert!(
+        after <= before + before / 20,
+        "{before} bytes became {after}"
+    );
+}
+
+#[test]
+fn a_damaged_image_keeps_its_length_and_its_blocks_when_it_shrinks() {
+    let mut start = many_blocks(false, false);
+    let header = Header::parse(&start, u64::MAX, "image").unwrap();
+    // Guest data behind the last cluster that has a count.
+    let last = start.len() as u64;
+    start.extend([0xee; 512]);
+    let table = &start[header.l1_table_offset as usize..][..8];
+    let table = u64::from_be_bytes(table.try_into().unwrap()) & 0x00ff_ffff_ffff_fe00;
+    let entry = (last | 1 << 63).to_be_bytes();
+    start[table as usize..][..8].copy_from_slice(&entry);
+    let file: Arc<MemoryFile> = Arc::new(MemoryFile::new("image", start.clone(), 1));
+    now(async {
+        let image = open(file.clone()).await;
+        image.resize(SHORT).await.unwrap();
+        let read = image.read(0, BufMut::zeroed(512)).await.unwrap();
+        assert_eq!(read[..], [0xee; 512], "what is in use was cut off");
+        image.close().await.unwrap();
+    });
+    assert!(file.contents().len() >= start.len());
+}
+
+#[test]
+fn a_crash_in_a_shrink_leaves_the_old_disk_or_the_new_one() {
+    for (backwards, extended_l2) in [(false, false), (true, false), (false, true)] {
+        let start = many_blocks(backwards, extended_l2);
+        let file = Recorder::new(start.clone());
+        now(async {
+            let image = open(file.clone()).await;
+            image.resize(SHORT).await.unwrap();
+            image.close().await.unwrap();
+        });
+        let states = each_crash(&start, &file.ops(), |what, bytes| {
+            judge_shrunk(&format!("{extended_l2} {backwards} {what}"), bytes);
+        });
+        assert!(states > 10, "{states}");
+    }
+}
+
+#[test]
+fn a_shrink_that_the_medium_fails_can_be_repeated() {
+    let start = many_blocks(true, false);
+    for budget in 0.. {
+        let file = Recorder::failing_after(start.clone(), budget);
+        let shrunk = now(async {
+            let image = open(file.clone()).await;
+            let shrunk = image.resize(SHORT).await;
+            shrunk.and(image.close().await).is_ok()
+        });
+        judge_shrunk(&format!("after {budget}"), &file.contents());
+        if shrunk {
+            assert!(budget > 5, "{budget}");
+            break;
         }
     }
 }

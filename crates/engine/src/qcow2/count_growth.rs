@@ -1,7 +1,7 @@
 //! Where the refcount structures go that a longer file needs: at the beginning of the new space, which
 //! they count with themselves; and how many of them an image needs. Pure.
 
-use super::geometry::Geometry;
+use super::geometry::{Geometry, HostCluster};
 
 /// Bytes of an entry of the L1 table or the refcount table.
 const ENTRY_BYTES: u64 = 8;
@@ -52,6 +52,34 @@ pub fn table_entries(
     ample.min(entries_max).max(last + 1)
 }
 
+/// A refcount block, and what it counts.
+#[derive(Debug)]
+pub struct BlockUse {
+    /// Its index in the refcount table.
+    pub index: u64,
+    /// Where it is.
+    pub cluster: HostCluster,
+    /// How often it is counted, by itself or by another block.
+    pub own_count: u64,
+    /// The first two clusters that it counts.
+    pub counted: Vec<HostCluster>,
+    /// Other metadata is in its range, whatever its counts say.
+    pub holds_metadata: bool,
+}
+
+impl BlockUse {
+    /// Whether the count of the block is in the block.
+    pub fn counts_itself(&self) -> bool {
+        self.counted.contains(&self.cluster)
+    }
+
+    /// Whether the image is the same without the block: it counts nothing but itself, and nothing shares it.
+    pub fn may_go(&self) -> bool {
+        let only_itself = self.counted.iter().all(|&counted| counted == self.cluster);
+        only_itself && self.own_count == 1 && !self.holds_metadata
+    }
+}
+
 /// New space and the refcount structures that count it.
 #[derive(Debug)]
 pub struct CountGrowth {
@@ -84,5 +112,30 @@ impl CountGrowth {
             .iter()
             .zip(first..)
             .map(move |(&index, at)| (index, at, empty.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_goes_that_counts_nothing_or_itself_alone() {
+        let block = |counted: &[u64], own_count, holds_metadata| BlockUse {
+            index: 3,
+            cluster: HostCluster(7),
+            own_count,
+            counted: counted.iter().copied().map(HostCluster).collect(),
+            holds_metadata,
+        };
+        assert!(block(&[], 1, false).may_go() && !block(&[], 1, false).counts_itself());
+        assert!(block(&[7], 1, false).may_go() && block(&[7], 1, false).counts_itself());
+        // Another cluster is in use, or another block is.
+        assert!(!block(&[8], 1, false).may_go());
+        assert!(!block(&[6, 7], 1, false).may_go() && !block(&[7, 8], 1, false).may_go());
+        // Another entry of the table refers to it, or nothing counts it: damage.
+        assert!(!block(&[], 2, false).may_go() && !block(&[7], 2, false).may_go());
+        assert!(!block(&[], 0, false).may_go());
+        assert!(!block(&[], 1, true).may_go());
     }
 }

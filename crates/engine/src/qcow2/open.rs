@@ -335,6 +335,7 @@ fn empty_counts(file: HostFile, format: EntryFormat) -> Counts {
         grown_bytes: 0,
         step_bytes_max: u64::MAX,
         blocks_there: 0,
+        dropped: BTreeSet::new(),
         compressed_tail: None,
         cannot_allocate: false,
         tables_allocated: 0,

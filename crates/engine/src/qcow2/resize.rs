@@ -221,7 +221,11 @@ impl Qcow2 {
         }
         // The disk is smaller, durably. If its space cannot be given back for want of space, the
         // change of entries stays in memory for a later cycle, and nothing has failed.
-        match self.free_beyond_end(removed).await {
+        let freed = async {
+            self.free_beyond_end(removed.clone()).await?;
+            self.give_up_emptied(removed.start).await
+        };
+        match freed.await {
             Err(error) if is_no_space(&error) => Ok(()),
             freed => freed,
         }
