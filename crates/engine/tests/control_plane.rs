@@ -378,7 +378,7 @@ fn a_session_that_shrinks_and_grows_uses_the_space_again() {
     });
     let (before, after) = (start.len(), file.contents().len());
     assert!(
-        after <= before + before / 20,
+        after <= before + before / 8,
         "{before} bytes became {after}"
     );
 }
