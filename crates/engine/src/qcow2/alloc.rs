@@ -272,12 +272,15 @@ impl Protected {
 
     /// The end of the last cluster that is protected; 0 without one.
     pub fn end(&self) -> u64 {
-        let last_of = |(&number, page): (&u64, &Box<[u64; 64]>)| {
-            let word = page.iter().rposition(|&word| word != 0)?;
-            let bit = 63 - u64::from(page[word].leading_zeros());
-            Some((number << 12) + ((word as u64) << 6) + bit + 1)
-        };
-        self.pages.iter().filter_map(last_of).max().unwrap_or(0)
+        self.pages
+            .iter()
+            .filter_map(|(number, page)| {
+                let word = page.iter().rposition(|&word| word != 0)?;
+                let bit = 63 - u64::from(page[word].leading_zeros());
+                Some((number << 12) + ((word as u64) << 6) + bit + 1)
+            })
+            .max()
+            .unwrap_or(0)
     }
 
     /// Whether the cluster holds metadata.
