@@ -641,3 +641,57 @@ fn what_is_converted_lies_in_the_order_of_the_guest() {
         assert_eq!(extents.len(), 1, "{options}: {map:#}");
     }
 }
+
+/// On a backing file is left out what the source has from its own; where it has none, or one that ends before, it reads as zeroes,
+/// and so must the copy.
+#[test]
+fn a_copy_on_a_backing_file_reads_as_its_source() {
+    if !peers_are_installed(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let dir = scratch();
+    let peer = |program: &str, words: &[&str]| {
+        run(Command::new(program).current_dir(&dir).args(words));
+    };
+    for line in [
+        "create -q -f qcow2 base.qcow2 1M",
+        "create -q -f qcow2 short.qcow2 260k",
+        "create -q -f qcow2 alone.qcow2 1M",
+        "create -q -f qcow2 -o data_file=data.bin beside.qcow2 1M",
+        "create -q -f raw holes.raw 1M",
+        "create -q -f qcow2 -b short.qcow2 -F qcow2 longer.qcow2 1M",
+        "create -q -f qcow2 -b base.qcow2 -F qcow2 over.qcow2 1M",
+    ] {
+        peer("qemu-img", &words(line));
+    }
+    for (image, format, write) in [
+        ("base.qcow2", "qcow2", "write -P 9 0 512k"),
+        ("short.qcow2", "qcow2", "write -P 9 0 260k"),
+        ("alone.qcow2", "qcow2", "write -P 5 640k 64k"),
+        ("beside.qcow2", "qcow2", "write -P 5 100k 64k"),
+        ("holes.raw", "raw", "write -P 5 100k 64k"),
+        ("longer.qcow2", "qcow2", "write -P 5 200k 30k"),
+        ("over.qcow2", "qcow2", "write -P 5 400k 300k"),
+    ] {
+        peer("qemu-io", &["-f", format, "-c", write, image]);
+    }
+    let sources = [
+        "alone.qcow2",
+        "beside.qcow2",
+        "holes.raw",
+        "longer.qcow2",
+        "over.qcow2",
+    ];
+    for source in sources {
+        for options in ["", "-c", "-W", "-S 0", "-o cluster_size=4k"] {
+            let format = source.rsplit('.').next().unwrap();
+            let line = format!(
+                "convert -f {format} -O qcow2 -B base.qcow2 -F qcow2 {options} {source} x.qcow2"
+            );
+            run(golden::ours().current_dir(&dir).args(words(&line)));
+            let compare = ["compare", "-f", format, "-F", "qcow2", source, "x.qcow2"];
+            let compared = outcome(Command::new("qemu-img").current_dir(&dir).args(compare));
+            assert!(compared.status.success(), "{line}: {}", said(&compared));
+        }
+    }
+}

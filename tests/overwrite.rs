@@ -452,17 +452,11 @@ fn parts_of_one_file_that_do_not_meet_are_different_disks() {
         &part("1M"),
     ]));
     assert_eq!(same.status.code(), Some(0), "{same:?}");
-    run(&mut ours(&[
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-b",
-        &json(0),
-        "-F",
-        "raw",
-        "top.qcow2",
-    ]));
+    let overlay = |name: &str| {
+        let words = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b"];
+        run(&mut ours(&[&words[..], &[&json(0), name]].concat()));
+    };
+    overlay("top.qcow2");
     run(&mut ours(&[
         "rebase",
         "-b",
@@ -483,20 +477,7 @@ fn parts_of_one_file_that_do_not_meet_are_different_disks() {
         "rebase changed the disk"
     );
     // An overlay in one part, over the other part as its backing file.
-    run(Command::new("truncate")
-        .args(["-s", "4M", "two.raw"])
-        .current_dir(dir.path()));
-    run(&mut ours(&[
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-b",
-        &json(0),
-        "-F",
-        "raw",
-        "o.qcow2",
-    ]));
+    overlay("o.qcow2");
     let image = fs::read(at("o.qcow2")).unwrap();
     let mut whole = vec![0; 4 << 20];
     whole[2 << 20..(2 << 20) + image.len()].copy_from_slice(&image);
@@ -518,52 +499,52 @@ fn parts_of_one_file_that_do_not_meet_are_different_disks() {
     );
 }
 
-/// Snapshots of one image are different disks, and so are views of one image under two passwords.
+fn as_qemu_img(dir: &Path, words: &[&str]) -> std::process::Output {
+    let mut command = cowslip();
+    command.arg0("qemu-img").args(words).current_dir(dir);
+    outcome(&mut command)
+}
+
+/// The exit code of a comparison of two descriptions.
+fn compared(dir: &Path, before: &[&str], images: [&str; 2]) -> Option<i32> {
+    let words = [&["compare"], before, &["--image-opts"], &images].concat();
+    as_qemu_img(dir, &words).status.code()
+}
+
 #[test]
-fn views_of_one_image_are_different_disks() {
+fn snapshots_of_one_image_are_different_disks() {
     if !peers_are_installed(&["qemu-img", "qemu-io"]) {
         return;
     }
     let dir = scratch();
-    let ours = |words: &[&str]| {
-        let mut command = cowslip();
-        command.arg0("qemu-img").args(words).current_dir(dir.path());
-        outcome(&mut command)
-    };
-    let io = |words: &[&str], image: &str| {
-        let mut command = Command::new("qemu-io");
-        run(command.args(words).arg(image).current_dir(dir.path()));
-    };
-    assert!(
-        ours(&["create", "-q", "-f", "qcow2", "a.qcow2", "1M"])
-            .status
-            .success()
+    let dir = dir.path();
+    qemu_img(
+        &["create", "-q", "-f", "qcow2"],
+        &[&dir.join("a.qcow2"), Path::new("1M")],
     );
-    io(&["-c", "write -P 1 0 1M"], "a.qcow2");
-    assert!(ours(&["snapshot", "-c", "one", "a.qcow2"]).status.success());
-    io(&["-c", "write -P 2 0 1M"], "a.qcow2");
-    let view = |name: &str| format!("driver=qcow2,file.filename=a.qcow2,snapshot.name={name}");
-    assert!(ours(&["snapshot", "-c", "two", "a.qcow2"]).status.success());
-    for (first, second, expected) in [
-        (view("one"), view("two"), 1),
-        (
-            view("two"),
-            "driver=qcow2,file.filename=a.qcow2".to_string(),
-            0,
-        ),
-        (
-            view("one"),
-            "driver=qcow2,file.filename=a.qcow2".to_string(),
-            1,
-        ),
-    ] {
-        let compared = ours(&["compare", "--image-opts", &first, &second]);
-        assert_eq!(
-            compared.status.code(),
-            Some(expected),
-            "{first} {second} {compared:?}"
-        );
+    for (byte, name) in [("1", "one"), ("2", "two")] {
+        let write = format!("write -P {byte} 0 1M");
+        let mut io = Command::new("qemu-io");
+        run(io.args(["-c", &write, "a.qcow2"]).current_dir(dir));
+        let taken = as_qemu_img(dir, &["snapshot", "-c", name, "a.qcow2"]);
+        assert!(taken.status.success(), "{taken:?}");
     }
+    let disk = "driver=qcow2,file.filename=a.qcow2";
+    let [one, two] = ["one", "two"].map(|name| format!("{disk},snapshot.name={name}"));
+    assert_eq!(compared(dir, &[], [&one, &two]), Some(1));
+    assert_eq!(compared(dir, &[], [&two, disk]), Some(0));
+    assert_eq!(compared(dir, &[], [&one, disk]), Some(1));
+}
+
+/// In QEMU's old encryption the password is the key: another one shows another disk.
+#[test]
+fn views_of_one_image_under_two_passwords_are_different_disks() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    let dir = scratch();
+    let dir = dir.path();
+    fs::write(dir.join("s.raw"), vec![1; 1 << 20]).unwrap();
     let secrets = [
         "--object",
         "secret,id=k1,data=first",
@@ -571,47 +552,14 @@ fn views_of_one_image_are_different_disks() {
         "secret,id=k2,data=second",
     ];
     let options = "encryption=on,encrypt.key-secret=k1";
-    let made = ours(
-        &[
-            &["create", "-q"],
-            &secrets[..],
-            &["-f", "qcow2", "-o", options, "e.qcow2", "1M"],
-        ]
-        .concat(),
-    );
-    if !made.status.success() {
-        panic!("{made:?}");
-    }
-    let view = |key: &str| format!("driver=qcow2,file.filename=e.qcow2,encrypt.key-secret={key}");
-    let filled = ours(
-        &[
-            &["convert", "-n"],
-            &secrets[..],
-            &[
-                "--image-opts",
-                "--target-image-opts",
-                "driver=qcow2,file.filename=a.qcow2",
-                &view("k1"),
-            ],
-        ]
-        .concat(),
-    );
-    assert!(filled.status.success(), "{filled:?}");
-    for (second, expected) in [("k1", 0), ("k2", 1)] {
-        let compared = ours(
-            &[
-                &["compare"],
-                &secrets[..],
-                &["--image-opts", &view("k1"), &view(second)],
-            ]
-            .concat(),
-        );
-        assert_eq!(
-            compared.status.code(),
-            Some(expected),
-            "{second} {compared:?}"
-        );
-    }
+    let convert = ["convert", "-f", "raw", "-O", "qcow2", "-o", options];
+    let words = [&convert[..], &secrets, &["s.raw", "e.qcow2"]].concat();
+    let made = as_qemu_img(dir, &words);
+    assert!(made.status.success(), "{made:?}");
+    let [first, second] = ["k1", "k2"]
+        .map(|key| format!("driver=qcow2,file.filename=e.qcow2,encrypt.key-secret={key}"));
+    assert_eq!(compared(dir, &secrets, [&first, &first]), Some(0));
+    assert_eq!(compared(dir, &secrets, [&first, &second]), Some(1));
 }
 
 /// A part with a small offset has as many sectors as the file, and is not the file.

@@ -170,18 +170,18 @@ async fn find(
     let options = qcow2_options(disk, &value)?;
     let geometry = geometry(&options)?;
     let keys = match keys_of_qcow2(&value)? {
-        Some(keys) => keys.header_bytes()?.next_multiple_of(options.cluster_size),
+        Some(keys) => keys.header_bytes()?,
         None => 0,
     };
-    let sizes = measure(&options, &geometry, sources.as_ref()).await;
+    let sizes = measure(&options, &geometry, keys, sources.as_ref()).await;
     let sizes = sizes.map_err(|failure| CommandError::from(failure.into_error()))?;
     let bitmaps = match &image {
         Some((_, spec)) if options.version == Version::V3 => bitmaps_of(args, spec).await?,
         _ => None,
     };
     Ok(Told {
-        required: sizes.required + keys,
-        fully_allocated: sizes.fully_allocated + keys,
+        required: sizes.required,
+        fully_allocated: sizes.fully_allocated,
         bitmaps: bitmaps.map(|found| bitmaps_bytes(&found, disk, options.cluster_size)),
     })
 }

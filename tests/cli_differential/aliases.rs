@@ -137,7 +137,7 @@ impl Aliases {
             false => "file",
         };
         let start = *self.rng.pick(&[0, 512, 65536, DISK_BYTES / 2]);
-        let size = *self.rng.pick(&[4096, 65536, DISK_BYTES / 2]);
+        let size = *self.rng.pick(&[65536, DISK_BYTES / 2]);
         debug_assert_eq!(format_of(file), "raw");
         format!(
             r#"json:{{"driver":"raw","offset":{start},"size":{size},"file":{{"driver":"{driver}","filename":"{name}"}}}}"#
@@ -175,13 +175,13 @@ impl Aliases {
             0..10 => self.convert(),
             10..13 => self.create(),
             13..15 => self.dd(),
-            15 | 16 => self.rebase(),
-            17 => self.commit(),
-            18..21 => self.compare(),
+            15 => self.rebase(),
+            16 => self.commit(),
+            17..21 => self.compare(),
             _ => self.clone_of_ours(),
         };
         let may_be_held = !case.is_ours_alone && !case.contradicts_itself();
-        if may_be_held && self.rng.once_in(6) {
+        if may_be_held && case.reads.contains("a.raw") && self.rng.once_in(3) {
             case.held = Some("a.raw");
         }
         case
@@ -193,9 +193,15 @@ impl Aliases {
         reads: &BTreeSet<&'static str>,
         writes: &mut BTreeSet<&'static str>,
     ) -> String {
-        let name = match self.rng.below(4) {
+        let full = BTreeSet::from(["disk.bin", "garbage.raw"]);
+        let name = match self.rng.below(5) {
             0 => "new.bin",
-            1 | 2 => {
+            1 => {
+                let (name, file) = self.name_among(&full);
+                writes.insert(file);
+                name
+            }
+            2 | 3 => {
                 let (name, file) = self.name_among(reads);
                 writes.insert(file);
                 name
@@ -291,8 +297,8 @@ impl Aliases {
     }
 
     fn overlay(&mut self) -> &'static str {
-        const OVERLAYS: &[&str] = &["top.qcow2", "mid.qcow2", "over.qcow2"];
-        *self.rng.pick(OVERLAYS)
+        const OVERLAYS: [&str; 3] = ["top.qcow2", "mid.qcow2", "over.qcow2"];
+        OVERLAYS[self.rng.below(3) as usize]
     }
 
     fn rebase(&mut self) -> Case {
@@ -316,7 +322,8 @@ impl Aliases {
 
     fn compare(&mut self) -> Case {
         let (first, of_first, mut reads) = self.source();
-        let (second, of_second, more) = match self.rng.once_in(2) {
+        let is_part = first.starts_with("json:");
+        let (second, of_second, more) = match !is_part && self.rng.once_in(2) {
             true => self.source(),
             false => {
                 // A part of the same file, or another name of it.
@@ -538,7 +545,7 @@ fn check_line(
         ours: &told,
         layout: *layout,
     };
-    let is_known = line.may_differ().is_some() || line.may_leave_others().is_some();
+    let is_known = line.may_differ().is_some();
     if line.both_fail() || (line.theirs != line.ours && is_known) {
         return Ok(false);
     }
@@ -546,8 +553,15 @@ fn check_line(
         let Line { theirs, ours, .. } = line;
         return Err(format!("qemu-img says:\n{theirs}\nours:\n{ours}\n"));
     }
-    compare_files(&theirs.twin, &ours.twin, layout)?;
     let is_data_file = case.words.iter().any(|word| word.starts_with("data_file="));
+    if let Err(why) = compare_files(&theirs.twin, &ours.twin, layout) {
+        // Of a file that becomes a data file only what its image shows is the contract: ours ends with the disk.
+        let is_its = case.writes.iter().any(|name| why.starts_with(name));
+        return match is_data_file && is_its {
+            true => Ok(false),
+            false => Err(why),
+        };
+    }
     if case.writes.contains("disk.bin") && !is_data_file {
         let disks = [theirs, ours].map(|side| side.twin.directory.join("disk.bin"));
         let compared = outcome(qemu_img().args(["compare", "-U"]).args(disks));
@@ -555,7 +569,8 @@ fn check_line(
             return Err(format!("the device: {}", golden::said(&compared)));
         }
     }
-    Ok(true)
+    // What belongs to which chain is as it was in the beginning.
+    Ok(case.in_place || case.writes.is_empty())
 }
 
 fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {

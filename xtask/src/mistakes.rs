@@ -17,7 +17,37 @@ const PLACE: &str = "crates/sim/mistakes";
 const LIST_END: &str = "\n}\n\n/// Whether this mistake is planted: never.";
 
 /// Those that take more runs than the gate has time for.
-const SLOW: &[&str] = &[];
+const SLOW: &[&str] = &[
+    "AllDirtyReadAsClean",
+    "BarrierOfTheDataOnly",
+    "BelowMarksBitmaps",
+    "CipherOnHalfOfReads",
+    "ClearNotStored",
+    "DataFileNotCut",
+    "EncryptedHolesAreZeroes",
+    "EncryptedSpaceIsFresh",
+    "FirstSliceDecides",
+    "FlagsUnflushed",
+    "FreedMetadataIsZeroes",
+    "KeysNotProtected",
+    "KeysSwapped",
+    "LastBitsNotWritten",
+    "LastPieceNotRead",
+    "LastPromiseDecides",
+    "LastStepDecides",
+    "LostBitmapStoredAsSound",
+    "LuksNumberedByGuest",
+    "MarkStaysInItsPage",
+    "MergeIntoForgotten",
+    "NewL1Unflushed",
+    "ResizedBitmapNotStored",
+    "SettledTooLate",
+    "ShrinkCutsBlocks",
+    "SliceUnderWayIsDurable",
+    "TablesOnUsedSpaceUnordered",
+    "UnwrittenSlicesLeft",
+    "WritethroughForgotten",
+];
 
 /// Options of `cargo xtask mistakes`.
 #[derive(clap::Args)]

@@ -266,7 +266,8 @@ fn roots_are_written_in_one_place() {
     );
 }
 
-/// The files of `qcow2/` that may write by themselves, and why a failed write there may be followed by others.
+/// The files of `qcow2/` that may write by themselves, and why other writes may follow one that has
+/// failed there.
 const WRITERS: &[(&str, &str)] = &[
     (
         "qcow2/writeback.rs",

@@ -456,15 +456,8 @@ pub async fn open(
             Err(_) if options.metadata_only => break,
             Err(error) => return Err(backing_failed(error, &backing_name)),
         };
-        match files.enter(&backing_file, Role::Backing, false)? {
-            Entry::New => {}
-            Entry::Again(Role::Backing) => return Err(could_not("the backing chain is a loop")),
-            Entry::Again(Role::Data) => {
-                return Err(could_not("it is the data file of an image of the chain"));
-            }
-            Entry::Overlaps => {
-                return Err(could_not("it is stored where another file of the chain is"));
-            }
+        if let Some(why) = second_use(files.enter(&backing_file, Role::Backing, false)?) {
+            return Err(could_not(why));
         }
         let options = OpenOptions {
             format: format.or(told),
@@ -482,6 +475,16 @@ pub async fn open(
     let top = layers.next().expect("the loop opened one");
     let below = Below::new(layers.map(Arc::new).collect());
     Ok((top, below, namings))
+}
+
+/// Why a backing file cannot be used beside the files of the chain so far, if so.
+fn second_use(entry: Entry) -> Option<&'static str> {
+    match entry {
+        Entry::New => None,
+        Entry::Again(Role::Backing) => Some("the backing chain is a loop"),
+        Entry::Again(Role::Data) => Some("it is the data file of an image of the chain"),
+        Entry::Overlaps => Some("it is stored where another file of the chain is"),
+    }
 }
 
 /// Shares the budget for L2 slices in proportion to what each image could use.

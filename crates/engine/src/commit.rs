@@ -81,7 +81,7 @@ impl Image {
         let between = || between.iter().flat_map(|layer| layer.files());
         for file in between() {
             // Unprotected it is like every other file, of which the opening has warned.
-            let _ = file.claim(Claim::BETWEEN)?;
+            drop(file.claim(Claim::BETWEEN)?);
         }
         for file in self.top.files().chain(between()) {
             options.read_besides.add(file.as_ref(), ReadAs::Image);

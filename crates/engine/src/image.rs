@@ -7,15 +7,14 @@ use cowslip_queue::{Buf, BufMut};
 
 use crate::chain::{self, Below, Files, Layer, Naming};
 use crate::file::{
-    BlockFile, Claim, ContentId, Durability, FileId, Gate, HostFile, ReadAs, ReadSet, Sharing,
-    Space, Storage,
+    BlockFile, Claim, ContentId, Durability, FileId, Gate, HostFile, Sharing, Space,
 };
 use crate::job::{self, Job};
 use crate::limits::Limits;
 use crate::luks::{self, KeyChange, Means};
 use crate::qcow2::amend::Amendment;
 use crate::qcow2::create::Preallocation;
-use crate::qcow2::header::{CryptMethod, Header};
+use crate::qcow2::header::Header;
 use crate::qcow2::inspect::SnapshotInfo;
 use crate::qcow2::probe::{Observation, Stage};
 use crate::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
@@ -26,6 +25,7 @@ use crate::{Error, Result, extents};
 
 mod bitmaps;
 mod cut;
+mod identity;
 mod options;
 mod statistics;
 mod whole_clusters;
@@ -98,10 +98,6 @@ pub struct LayerInfo {
     /// Which bytes its file shows, where that can be told.
     pub content: Option<ContentId>,
 }
-
-/// Identity of what a layer shows: its format and the bytes of its files. See [`Image::origin`].
-#[derive(PartialEq, Eq)]
-pub(crate) struct Origin(Format, Vec<ContentId>);
 
 /// A disk, open.
 #[derive(Debug)]
@@ -258,61 +254,6 @@ impl Image {
             .chain(below)
             .map(LayerInfo::of)
             .collect()
-    }
-
-    /// Identity of what the layer at this depth shows, whatever its name: equal ones hold the same. Unknown for a snapshot,
-    /// which shows other clusters of its files, for an image whose password is its key, and where a file's bytes are.
-    pub(crate) fn origin(&self, depth: u32) -> Option<Origin> {
-        let layer = match depth {
-            0 => &self.top,
-            depth => self.below.layers().get(depth as usize - 1)?,
-        };
-        let is_view = depth == 0 && self.is_snapshot;
-        if is_view || layer.depends_on_password() {
-            return None;
-        }
-        let contents: Option<Vec<ContentId>> = layer.files().map(|f| f.content_id()).collect();
-        Some(Origin(layer.format(), contents?))
-    }
-
-    /// Whether an image that has just been made reads as zeroes everywhere: it refers to nothing, or to space that did not
-    /// exist before. A device, an export or a data file on one keeps the bytes that it had.
-    pub fn is_zero_when_new(&self) -> bool {
-        if !self.below.layers().is_empty() {
-            return false;
-        }
-        let extends = |file: &HostFile| file.capabilities().extends_with_zeroes;
-        match &self.top {
-            Layer::Raw(raw) => raw.format() == Format::Raw && extends(raw.file()),
-            Layer::Qcow2(image) => {
-                let is_plain = image.header().crypt_method == CryptMethod::None;
-                image.maps_nothing() || (is_plain && extends(image.data_file()))
-            }
-        }
-    }
-
-    /// Adds the files of all layers to those that must not be overwritten.
-    pub fn add_to(&self, set: &mut ReadSet, read_as: ReadAs) {
-        for file in self.files() {
-            set.add(file.as_ref(), read_as);
-        }
-    }
-
-    /// Checks that the image's own files, which are those that it writes, store nothing of the set.
-    ///
-    /// # Errors
-    /// [`Error::Overwrites`]
-    pub fn check_overwrites(&self, set: &ReadSet) -> Result<()> {
-        self.top
-            .files()
-            .try_for_each(|file| set.check(file.as_ref()))
-    }
-
-    /// Where the files of all layers are stored.
-    pub fn storage(&self) -> Storage {
-        let mut storage = Storage::default();
-        self.files().for_each(|file| storage.extend(file.storage()));
-        storage
     }
 
     /// What the top layer is doing at this moment, if it is qcow2: for whoever watches.

@@ -25,17 +25,19 @@ pub struct Sizes {
     pub fully_allocated: u64,
 }
 
-/// The sizes for an image of these options; with `sources`, as it will be when they are converted into it.
+/// The sizes for an image of these options, with so many bytes of keys if it is encrypted; with `sources`, as it will be when they
+/// are converted into it.
 ///
 /// # Errors
 /// The tables of a source cannot be read.
 pub async fn measure(
     options: &CreateOptions,
     geometry: &Geometry,
+    keys_bytes: u64,
     sources: Option<&Sources<'_>>,
 ) -> Outcome<Sizes> {
     let disk = round_up(options.size, geometry.cluster_bytes());
-    let tables = metadata_bytes(geometry, disk);
+    let tables = metadata_bytes(geometry, disk, keys_bytes);
     let all = options.preallocation == Preallocation::Falloc
         || options.preallocation == Preallocation::Full
         // How much the image shares with it is not known: nothing, at worst.
@@ -51,9 +53,10 @@ pub async fn measure(
     })
 }
 
-/// The header, the tables and the counts of an image whose disk has so many bytes in whole clusters.
-fn metadata_bytes(geometry: &Geometry, disk: u64) -> u64 {
-    let tables = mapping_clusters(geometry, disk);
+/// The header, the tables, the keys and the counts of an image whose disk has so many bytes in whole clusters. The clusters of the keys
+/// are counted like all others, which qemu-img forgets.
+fn metadata_bytes(geometry: &Geometry, disk: u64, keys: u64) -> u64 {
+    let tables = mapping_clusters(geometry, disk) + geometry.clusters_for(keys);
     let (blocks, table) = structures_for(geometry, tables + geometry.clusters_for(disk));
     (tables + blocks + table) * geometry.cluster_bytes()
 }
@@ -102,7 +105,9 @@ mod tests {
         let mut options = CreateOptions::new(size);
         change(&mut options);
         let geometry = geometry(&options).unwrap();
-        let sizes = measure(&options, &geometry, None).now_or_never().unwrap();
+        let sizes = measure(&options, &geometry, 0, None)
+            .now_or_never()
+            .unwrap();
         let sizes = sizes.unwrap();
         (sizes.required, sizes.fully_allocated)
     }
@@ -121,6 +126,20 @@ mod tests {
             options.preallocation = Preallocation::Falloc
         });
         assert_eq!(full, (1_074_135_040, 1_074_135_040));
+    }
+
+    /// With small clusters the keys alone need refcount blocks.
+    #[test]
+    fn keys_are_counted() {
+        let mut options = CreateOptions::new(3 << 20);
+        options.cluster_size = 2048;
+        let geometry = geometry(&options).unwrap();
+        let required = |keys| {
+            let sizes = measure(&options, &geometry, keys, None).now_or_never();
+            sizes.unwrap().unwrap().required
+        };
+        assert_eq!(required(2 << 20) - required(0), (2 << 20) + 2048);
+        assert_eq!(required(1), required(0) + 2048);
     }
 
     #[test]

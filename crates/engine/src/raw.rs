@@ -209,9 +209,9 @@ impl Raw {
         Ok(Some((file, 0..len)))
     }
 
-    /// Writes what lies before the disk, with a barrier after each stage. Once that has failed, or was dropped half way,
-    /// keys cannot be changed until the volume is opened again: a failed write may have been done, so slots may not be
-    /// what they were read as.
+    /// Writes what lies before the disk, with a barrier after each stage. Once that has failed, or
+    /// was dropped half way, keys cannot be changed until the volume is opened again: a failed
+    /// write may have been done, so slots may not be what they were read as.
     pub(crate) async fn write_keys(&self, stages: luks::Stages) -> Result<()> {
         self.will_change();
         // What was read may be what a process that died has left unflushed.

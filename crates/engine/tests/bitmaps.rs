@@ -379,8 +379,9 @@ fn clusters_of_other_metadata_stay_counted() {
     assert_eq!(result.corruptions, 0, "{findings:?}");
 }
 
-/// What is removed is on disk until the close. When the disk changes its size meanwhile, its table has the wrong length
-/// and has to say that it was not saved: else nobody opens the image after a crash, and the close would not free it.
+/// A bitmap that is removed is on disk until the close. When the disk changes its size meanwhile, its
+/// table has the wrong length, and its entry has to say that it was not saved: else nobody opens the
+/// image after a crash, and the close would not free it.
 #[test]
 fn a_removed_bitmap_does_not_outlive_another_size() {
     let file = Arc::new(MemoryFile::new("image", Vec::new(), 1));

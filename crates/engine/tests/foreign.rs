@@ -58,21 +58,32 @@ fn read(image: &Image) -> Vec<u8> {
     block_on(image.read(0, buf)).unwrap().to_vec()
 }
 
-/// Reads the whole disk, changes a part of it that is not aligned, and reads it again.
+/// Reads the disk, changes a part of it that is not aligned, and reads it again. What nobody has
+/// written reads as zeroes, but in a LUKS volume, where it decrypts to anything.
 fn judge(kept: &[u8], format: Format, (size, written): (usize, &[(u8, usize, usize)])) {
     let mut disk = vec![0; size];
     for (byte, start, len) in written {
         disk[*start..start + len].fill(*byte);
     }
+    let is_that = |found: Vec<u8>, disk: &[u8]| match format {
+        Format::Luks => {
+            let mut ranges = written.iter().map(|(_, start, len)| *start..start + len);
+            ranges.all(|range| found[range.clone()] == disk[range])
+        }
+        _ => found == disk,
+    };
     let file = Arc::new(MemoryFile::new("foreign", unpacked(kept), 1));
     let image = open(&file, format);
-    assert!(read(&image) == disk, "other bytes than QEMU wrote");
+    assert!(is_that(read(&image), &disk), "other bytes than QEMU wrote");
     let (start, len) = (written[1].1 + 100, 700);
     let data = Buf::from(vec![0x44; len]);
     block_on(image.write(start as u64, data, WriteOptions::default())).unwrap();
     block_on(image.close()).unwrap();
     disk[start..start + len].fill(0x44);
-    assert!(read(&open(&file, format)) == disk, "beside a change");
+    assert!(
+        is_that(read(&open(&file, format)), &disk),
+        "beside a change"
+    );
 }
 
 #[test]

@@ -240,7 +240,7 @@ async fn fits(number: u64) -> Result<(), String> {
         false => Form::Plain,
     };
     let geometry = geometry(&shape).unwrap();
-    let measured = measure(&shape, &geometry, Some(&sources)).await.unwrap();
+    let measured = measure(&shape, &geometry, 0, Some(&sources)).await.unwrap();
     let limit = match shape.preallocation {
         Preallocation::Metadata => measured.fully_allocated,
         _ => measured.required,

@@ -23,7 +23,7 @@ use cowslip::{Buf, BufMut, Error, Image, Job};
 
 use crate::bitmaps::What;
 use crate::disk::content::Content;
-use crate::disk::{Losses, Pace, SimDisk, regular};
+use crate::disk::{Flushes, Losses, Pace, SimDisk, regular};
 use crate::drive::{attempt_watched, block_on};
 use crate::inspect::inspect;
 use crate::prepare::{self, TOP};
@@ -39,7 +39,8 @@ use bitmaps::{Ended, Followed};
 pub const FIRST_SEED: u64 = 1 << 42;
 /// Runs in a soak that demands coverage.
 const RUNS: u64 = 100;
-/// Percent of the flushes of a deed at which it is looked what the power would leave.
+/// Percent of the flushes of a deed, beside those of roots, at which it is looked what the power would
+/// leave.
 const LOOKS_PERCENT: u64 = 25;
 
 /// An image below the overlay.
@@ -469,7 +470,12 @@ impl Run {
         let (mut order, mut looks) = (self.rng.clone(), Rng::new(self.rng.clone().bits()));
         let mut found = Ok(());
         let outcome = attempt_watched((&self.disk, &mut order), "deed", work, || {
-            if self.disk.has_issued_flush() && found.is_ok() && looks.chance(LOOKS_PERCENT) {
+            let looks_now = match self.disk.issued_flush() {
+                Some(Flushes::Root) => true,
+                Some(Flushes::Others) => looks.chance(LOOKS_PERCENT),
+                None => false,
+            };
+            if looks_now && found.is_ok() {
                 found = self.look(&views, &Rng::new(looks.bits()));
             }
         })?;

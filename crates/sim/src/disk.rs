@@ -26,7 +26,7 @@ use content::Content;
 use effect::Effect;
 use fault::{Fault, Faults, Verb};
 use state::{Answer, Asked, FileState, State};
-pub use state::{Counters, Moment};
+pub use state::{Counters, Flushes, Moment};
 
 /// How operations are delayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -328,9 +328,9 @@ impl SimDisk {
         disk
     }
 
-    /// Whether a flush has been issued since this was last asked.
-    pub fn has_issued_flush(&self) -> bool {
-        std::mem::take(&mut self.lock().flush_issued)
+    /// The flush that has been issued since this was last asked, if one has.
+    pub fn issued_flush(&self) -> Option<Flushes> {
+        self.lock().flush_issued.take()
     }
 
     /// The process dies; the bytes that the system holds stay, flushed or not.

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use crate::anatomy;
 use crate::bitmaps::Bitmaps;
 use crate::config::{Config, Kind};
-use crate::disk::{Losses, SimDisk};
+use crate::disk::{Flushes, Losses, SimDisk};
 use crate::inspect::{self, inspect};
 use crate::model::{Granules, Model, Survival, Violation};
 use crate::prepare::{self, Baseline, Keys, Lag, TOP};
@@ -24,6 +24,9 @@ use crate::trace::Trace;
 
 /// Granules that the looks of a session read, about.
 const GRANULES_LOOKED_AT: u64 = 12_000;
+
+/// Outcomes that are drawn where the header or the refcount table is at risk.
+const LOOKS_AT_A_ROOT: usize = 4;
 
 /// What may be found.
 #[derive(Clone, Copy)]
@@ -40,6 +43,8 @@ struct Plan {
     /// Percent of the flushes.
     percent: u64,
     left: u64,
+    /// Those of flushes that cover a root.
+    roots_left: u64,
 }
 
 /// The looks of a run.
@@ -68,6 +73,7 @@ impl Looks {
                 rng: Rng::new(0),
                 percent: 0,
                 left: 0,
+                roots_left: 0,
             }),
         }
     }
@@ -89,22 +95,30 @@ impl Looks {
         // Each look reads all of it.
         let granules: u64 = config.windows.iter().map(|w| w.end - w.start).sum();
         let left = left.min(GRANULES_LOOKED_AT / granules.max(1) + 2);
+        let left = if is_asked { left } else { 0 };
         *self.plan.borrow_mut() = Plan {
             rng,
             percent,
-            left: if is_asked { left } else { 0 },
+            left,
+            roots_left: left.div_ceil(2),
         };
     }
 
-    /// The stream of the next look, if there is one now.
-    fn next(&self, disk: &SimDisk) -> Option<Rng> {
-        let has_flushed = disk.has_issued_flush();
+    /// The streams of the next looks, if it is time for any.
+    fn next(&self, disk: &SimDisk) -> Vec<Rng> {
+        let Some(flush) = disk.issued_flush() else {
+            return Vec::new();
+        };
         let plan = &mut *self.plan.borrow_mut();
-        let due = has_flushed && plan.left > 0 && plan.rng.chance(plan.percent);
-        due.then(|| {
-            plan.left -= 1;
-            Rng::new(plan.rng.bits())
-        })
+        let count = if flush == Flushes::Root && plan.roots_left > 0 {
+            plan.roots_left -= 1;
+            LOOKS_AT_A_ROOT
+        } else {
+            let due = plan.left > 0 && plan.rng.chance(plan.percent);
+            plan.left -= u64::from(due);
+            usize::from(due)
+        };
+        (0..count).map(|_| Rng::new(plan.rng.bits())).collect()
     }
 }
 
@@ -114,17 +128,17 @@ impl Looker<'_> {
     /// # Errors
     /// What must not be left.
     pub fn look(&self, disk: &SimDisk, known: Known<'_>) -> Result<(), String> {
-        let Some(rng) = self.looks.next(disk) else {
-            return Ok(());
-        };
-        let left = disk.if_power_failed(&rng, (Losses::Adverse, &Trace::off()));
-        self.judge(&left, known).map_err(|what| {
-            if self.trace.is_kept() {
-                // The same once more, for the record.
-                disk.if_power_failed(&rng, (Losses::Adverse, self.trace));
-            }
-            format!("if the power failed now: {what}")
-        })
+        for rng in self.looks.next(disk) {
+            let left = disk.if_power_failed(&rng, (Losses::Adverse, &Trace::off()));
+            self.judge(&left, known).map_err(|what| {
+                if self.trace.is_kept() {
+                    // The same once more, for the record.
+                    disk.if_power_failed(&rng, (Losses::Adverse, self.trace));
+                }
+                format!("if the power failed now: {what}")
+            })?;
+        }
+        Ok(())
     }
 
     fn judge(&self, left: &SimDisk, known: Known<'_>) -> Result<(), String> {

@@ -202,7 +202,7 @@ impl Story {
 
 /// The seeds of stories, one of either kind after the other.
 pub(crate) fn seed(number: u64) -> u64 {
-    let first = if number % 2 == 0 {
+    let first = if number.is_multiple_of(2) {
         FIRST_SEED
     } else {
         LATER_SEED

@@ -51,19 +51,26 @@ fn mixture_passes(runs: std::ops::Range<u64>) {
 
 #[test]
 fn qcow2_images_pass() {
-    mixture_passes(0..160);
+    mixture_passes(0..500);
 }
 
 /// The same, by a second thread of whoever runs the tests.
 #[test]
 fn more_qcow2_images_pass() {
-    mixture_passes(160..320);
+    mixture_passes(500..1000);
+}
+
+/// A snapshot was taken while a hole was not durable; no barrier comes before its flags are cleared,
+/// and the simulator said that one did.
+#[test]
+fn snapshots_clear_flags_beside_holes() {
+    pass(Kind::Qcow2, 1_099_511_969_349..1_099_511_969_350);
 }
 
 /// Each story of those that came later.
 #[test]
 fn later_stories_pass() {
-    let count = 4 * Story::LATER.len() as u64;
+    let count = 8 * Story::LATER.len() as u64;
     pass(
         Kind::Qcow2,
         stories::LATER_SEED..stories::LATER_SEED + count,
@@ -82,17 +89,20 @@ fn space_of_a_table_that_could_not_be_written_is_free_again() {
     pass(Kind::Qcow2, 900_656..900_657);
 }
 
-/// The header that refers to another bitmap directory was written, and the write failed; the close went on to write
-/// the hint on allocation where the old header had it.
+/// The header that refers to another bitmap directory was written, and the write failed; the close
+/// went on to write the hint on allocation where the old header had it.
 #[test]
 fn nothing_is_written_by_a_header_that_may_be_another_one() {
     pass(Kind::Qcow2, 2_199_023_259_022..2_199_023_259_023);
 }
 
-/// A bitmap was removed, and the disk got another size: its table was leaked.
+/// A bitmap was removed, and the disk got another size: its table was leaked, or of the wrong length
+/// after a crash.
 #[test]
 fn a_removed_bitmap_does_not_outlive_another_size() {
-    pass(Kind::Qcow2, 2_199_123_261_899..2_199_123_261_900);
+    for seed in [2_199_123_261_899, 200_015_486] {
+        pass(Kind::Qcow2, seed..seed + 1);
+    }
 }
 
 #[test]

@@ -200,10 +200,19 @@ impl Asker<'_> {
         }
         let extents = self.extents(part.image, local..part.range.end, at).await?;
         let end = extents.last().map_or(local, |last| last.start + last.len);
+        let below = match self.options.unwritten {
+            Unwritten::Backing(_) => part.image.layers().get(1).map_or(0, |layer| layer.size),
+            Unwritten::Zeroes | Unwritten::Unknown => 0,
+        };
+        let extents = cut_at(extents, round_up(below, SECTOR_BYTES));
         let in_all = |local: u64| local - part.range.start + part.start;
         let spans = extents.iter().filter_map(|extent| {
             let start = in_all(extent.start);
-            let what = what(extent, (index, start), &self.options);
+            let is_below = extent.start < below && (extent.depth > 0 || !extent.present);
+            let what = match (self.options.unwritten, is_below) {
+                (Unwritten::Backing(_), true) => What::Nothing,
+                _ => what(extent, (index, start), &self.options),
+            };
             let len = extent.len;
             (what != What::Nothing).then_some(Span { start, len, what })
         });
@@ -240,17 +249,43 @@ impl Asker<'_> {
     }
 }
 
-/// What is done with an extent of a source, which begins at `start` of all. Pure.
+/// The extents, the one that `end` lies in as two.
+fn cut_at(extents: Vec<Extent>, end: u64) -> Vec<Extent> {
+    let mut out = Vec::with_capacity(extents.len() + 1);
+    for extent in extents {
+        let split = end.clamp(extent.start, extent.start + extent.len);
+        let first = split - extent.start;
+        let parts = [
+            (extent.start, first, extent.host_offset),
+            (
+                split,
+                extent.len - first,
+                extent.host_offset.map(|at| at + first),
+            ),
+        ];
+        for (start, len, host_offset) in parts.into_iter().filter(|(_, len, _)| *len > 0) {
+            out.push(Extent {
+                start,
+                len,
+                host_offset,
+                ..extent
+            });
+        }
+    }
+    out
+}
+
+/// What is done with an extent of a source, which begins at `start` of all; on a backing file, with one that the source's own image
+/// answers for: it holds it, or has nothing below that would. Pure.
 fn what(extent: &Extent, (source, start): (usize, u64), options: &Options) -> What {
     let writes_all = options.sparse_bytes == 0;
-    if let Unwritten::Backing(backing_bytes) = options.unwritten {
-        if extent.depth > 0 || !extent.present {
-            return What::Nothing;
-        }
-        // Beyond the end of its backing file the target reads as zeroes.
-        if extent.zero && !writes_all && start >= round_up(backing_bytes, SECTOR_BYTES) {
-            return What::Nothing;
-        }
+    // Beyond the end of its backing file the target reads as zeroes.
+    if let Unwritten::Backing(backing_bytes) = options.unwritten
+        && extent.zero
+        && !writes_all
+        && start >= round_up(backing_bytes, SECTOR_BYTES)
+    {
+        return What::Nothing;
     }
     match extent.zero {
         true if writes_all => What::Data(None),
@@ -309,12 +344,30 @@ mod tests {
     }
 
     #[test]
-    fn on_a_backing_file_only_the_image_itself_is_copied() {
+    fn extents_are_cut_where_the_backing_file_ends() {
+        let start_and_len = |end| {
+            let cut = cut_at(vec![NOTHING, DATA], end);
+            let told = |e: &Extent| (e.start, e.len, e.host_offset);
+            cut.iter().map(told).collect::<Vec<_>>()
+        };
+        let whole = (1 << 20, 4096, Some(512));
+        assert_eq!(start_and_len(0), [whole, whole]);
+        assert_eq!(start_and_len(1 << 20), [whole, whole]);
+        assert_eq!(start_and_len((1 << 20) + 4096), [whole, whole]);
+        let halves = [
+            (1 << 20, 1024, Some(512)),
+            ((1 << 20) + 1024, 3072, Some(1536)),
+        ];
+        assert_eq!(start_and_len((1 << 20) + 1024), [halves, halves].concat());
+    }
+
+    #[test]
+    fn on_a_backing_file_zeroes_are_written_up_to_its_end() {
         let long = |o: &mut Options| o.unwritten = Unwritten::Backing(1 << 30);
         assert_eq!(of(DATA, long), What::Data(None));
-        assert_eq!(of(Extent { depth: 1, ..DATA }, long), What::Nothing);
         assert_eq!(of(ZERO, long), What::Zero);
-        assert_eq!(of(NOTHING, long), What::Nothing);
+        // Nobody below has it.
+        assert_eq!(of(NOTHING, long), What::Zero);
         // The extent begins at 2 MiB of all.
         let short = |o: &mut Options| o.unwritten = Unwritten::Backing((2 << 20) - 100);
         assert_eq!(of(ZERO, short), What::Nothing);

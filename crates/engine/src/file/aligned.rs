@@ -88,7 +88,7 @@ const SECTOR_BYTES: u64 = crate::luks::SECTOR_BYTES as u64;
 
 /// A write that has what it needs: its blocks, if it has any to itself, and all their bytes.
 /// Dropped, it gives the blocks up.
-pub struct PreparedWrite {
+pub(crate) struct PreparedWrite {
     admitted: Option<Admitted>,
     start: u64,
     data: Vec<Buf>,
@@ -455,7 +455,7 @@ impl HostFile {
 
     /// The first half of a write: waits until nothing is in its way, and reads what it needs. A
     /// failure has written nothing.
-    pub async fn prepare_write(&self, offset: u64, data: Vec<Buf>) -> Result<PreparedWrite> {
+    pub(crate) async fn prepare_write(&self, offset: u64, data: Vec<Buf>) -> Result<PreparedWrite> {
         let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
         let end = offset + len;
         if len == 0 || (self.alignment == 1 && !self.guards(&(offset..end))) {
@@ -491,7 +491,7 @@ impl HostFile {
     }
 
     /// The second half of a write.
-    pub async fn write_prepared(
+    pub(crate) async fn write_prepared(
         &self,
         prepared: PreparedWrite,
         durability: Durability,
@@ -629,7 +629,7 @@ impl HostFile {
             .map_err(|error| self.failed("allocate space for", error))
     }
 
-    /// Allocates a range as zeroes that count as written, where device and system have a call for that.
+    /// Allocates a range as zeroes that count as written, where there is a call for that.
     pub async fn allocate_written(&self, offset: u64, len: u64) -> Result<()> {
         self.unstopped()?;
         let allocated = self.file.allocate_written(offset, len).await;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Shared by all handles of the files of a session. Once it is pulled, none of them writes, zeroes, discards,
-/// allocates or changes a length; what was issued before goes to its end.
+/// Shared by all handles of the files of a session. Once it is pulled, none of them writes, zeroes,
+/// discards, allocates or changes a length; what was issued before goes to its end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Brake(Arc<AtomicBool>);
 

@@ -63,8 +63,8 @@ impl Qcow2 {
         let old_tables = self.sound_tables();
         self.move_to_empty_l1(counts, first..first + clusters)
             .await?;
-        // The image is empty, durably, and in memory: nobody reads what is freed now. What fails from here on leaves
-        // leaks.
+        // The image is empty, durably, and in memory: nobody reads what is freed now. What fails
+        // from here on leaves leaks.
         self.forget_tables(vec![0; old_l1.len()]);
         let mut freed_all = Ok(());
         if !planted::is(Mistake::EmptiedBeforeHeader) {
@@ -124,8 +124,8 @@ impl Qcow2 {
         tables.map(|table| table.offset).collect()
     }
 
-    /// Lowers the counts of all that these tables reached, and their own, durably. What entries do not tell stays
-    /// counted, and so does what is not theirs: metadata.
+    /// Lowers the counts of all that these tables reached, and their own, durably. What entries do
+    /// not tell stays counted, and so does what is not theirs: metadata.
     async fn free_reached(&self, counts: &mut Counts, tables: &[HostOffset]) -> Result<()> {
         let mut damage = None;
         for &table in tables {

@@ -1,12 +1,12 @@
-//! The latch of an image (invariant D4). Once nobody can say what the medium holds, the session changes nothing any
-//! more: not its caches, not its roots, not the length of its files. Reads go on from memory's mapping, and opening
-//! the image again finds out.
+//! The latch of an image (invariant D4). Once nobody can say what the medium holds, the session
+//! changes nothing any more: no data, no metadata, not the length of a file. Reads go
+//! on from memory's mapping, and opening the image again finds out.
 //!
-//! A write that has failed may have been done, as a whole or in part. After the failed write of a root, memory and
-//! medium may therefore name different structures, and whatever is written by what memory says may land in a live
-//! one. So [`Qcow2::write_root`] is the only way to write a root, and it latches on any failure, for want of space
-//! too. The latch pulls the brake that all handles of the image's files share, so a step that does not ask for the
-//! latch is stopped at the file.
+//! A write that has failed may have been done, as a whole or in part. After the failed write of a
+//! root, memory and medium may therefore name different structures, and whatever is written by what
+//! memory says may land in a live one. So [`Qcow2::write_root`] is the only way to write a root,
+//! and it latches on any failure, for want of space too. The latch pulls the brake that all handles
+//! of the image's files share, so a step that does not ask for the latch is stopped at the file.
 
 use super::Qcow2;
 use crate::file::Brake;
@@ -75,12 +75,13 @@ pub(super) enum Flush {
 pub(super) type RootWrites = Vec<(u64, Vec<Buf>)>;
 
 impl Qcow2 {
-    /// Writes parts of a root, all at once, and flushes. Roots are the header with its extensions, the refcount table
-    /// that the header names, the bitmap directory and the key slots. The entries of L1 go down in cycles, which know
-    /// that a failed one may have been written.
+    /// Writes parts of a root, all at once, and flushes. Roots are the header with its extensions,
+    /// the refcount table that the header names, the bitmap directory and the key slots. The
+    /// entries of L1 go down in cycles, which know that a failed one may have been written.
     ///
     /// # Errors
-    /// Any failure latches the image: the write may have been done, and the flush may have covered it.
+    /// Any failure latches the image: the write may have been done, and the flush may have covered
+    /// it.
     pub(super) async fn write_root(&self, writes: RootWrites, flush: Flush) -> Result<()> {
         self.unlatched(&self.lock())?;
         let written = async {

@@ -145,6 +145,8 @@ pub struct Counts {
     grown_bytes: u64,
     /// Steps of growth are no longer: a longer one found no space.
     step_bytes_max: u64,
+    /// The last growth stepped over counts beyond the end of the file, which takes long: a smaller one is not tried.
+    stepped_over: bool,
     /// So many refcount blocks, from the first on, are known to exist.
     blocks_there: u64,
     /// Refcount blocks that this session has dropped, by index, whose space is within the file.

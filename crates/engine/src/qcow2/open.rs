@@ -334,6 +334,7 @@ fn empty_counts(file: HostFile, format: EntryFormat) -> Counts {
         scanned: 0,
         grown_bytes: 0,
         step_bytes_max: u64::MAX,
+        stepped_over: false,
         blocks_there: 0,
         dropped: BTreeSet::new(),
         compressed_tail: None,

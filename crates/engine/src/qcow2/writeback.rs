@@ -606,7 +606,8 @@ impl Qcow2 {
     }
 
     /// Changes the hint where it is: eight bytes of one sector, which nothing depends on, so nothing is
-    /// flushed for them, and want of space stops nobody. Where they are is known: the failed write of a root latches.
+    /// flushed for them, and want of space stops nobody. Where they are is known, since the failed
+    /// write of a root latches.
     pub(super) async fn write_allocation_hint(&self, hint: AllocationHint) -> Result<()> {
         {
             let state = self.lock();
@@ -628,9 +629,9 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Sets the corrupt bit where damage was met (invariant S3); version 2 has none. It is the only write that may
-    /// follow the latch, which the damage has set: not after the failed write of a root, since the header in memory
-    /// may be another one than the medium's then.
+    /// Sets the corrupt bit where damage was met (invariant S3); version 2 has none. It is the only
+    /// write that may follow the latch, which the damage has set. After the failed write of a root
+    /// it may not: the header in memory may be another one than the medium's.
     pub(super) async fn mark_corrupt(&self) {
         let _turn = self.turn.take().await;
         let mut header = {

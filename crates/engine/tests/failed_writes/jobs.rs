@@ -37,6 +37,7 @@ fn case(
         changes_keys: false,
         ends_with_close: false,
         writes: None,
+        is_long: false,
     }
 }
 
@@ -371,7 +372,10 @@ fn a_longer_refcount_table_counts_all_or_is_not_there() {
     let after = changed(&start, |image| job(image, &plain(&Vec::new())).unwrap());
     let tables = (table(&start), table(&after));
     assert!(tables.0 != tables.1, "it becomes longer: {tables:?}");
-    each_failure(&case("refcount table", start, job));
+    each_failure(&Case {
+        is_long: true,
+        ..case("refcount table", start, job)
+    });
 }
 
 fn passphrase(name: &str) -> Passphrase {
@@ -470,7 +474,8 @@ fn some_passphrase_opens_an_image_whatever_fails_of_a_change_of_keys() {
     }
 }
 
-/// Images that were not closed cleanly, or whose metadata contradicts itself, and whose disks can be read.
+/// Images that were not closed cleanly, or whose metadata contradicts itself, and whose disks can
+/// be read.
 pub fn damaged() -> Vec<Contents> {
     let start = with_snapshot(&small());
     let refcount_table = u64::from_be_bytes(start[0].1[48..56].try_into().unwrap()) as usize;

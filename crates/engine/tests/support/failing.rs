@@ -1,4 +1,5 @@
-//! Files in memory of which one change fails: done all the same, in part, or not at all. Later ones succeed.
+//! Files in memory of which one change fails: done all the same, in part, or not at all. Later ones
+//! succeed.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -117,6 +118,8 @@ struct State {
     strike: Option<Strike>,
     /// Whether each change so far could have been done by half.
     halves: Vec<bool>,
+    /// Which of them write a header.
+    headers: Vec<usize>,
     /// The change that has failed.
     struck: Option<String>,
     /// The files that must not change any more.
@@ -196,6 +199,11 @@ impl Medium {
         self.state().halves.clone()
     }
 
+    /// The numbers of the changes that write a header.
+    pub fn headers(&self) -> Vec<usize> {
+        self.state().headers.clone()
+    }
+
     /// The change that has failed.
     pub fn struck(&self) -> Option<String> {
         self.state().struck.clone()
@@ -239,6 +247,9 @@ impl FailingFile {
         }
         let number = state.halves.len();
         state.halves.push(change.can_be_halved());
+        if matches!(change, Change::Write(..)) && change.stops_the_session() {
+            state.headers.push(number);
+        }
         match state.strike.filter(|strike| strike.at == number) {
             None => (Reach::All, None),
             Some(strike) => {

@@ -59,6 +59,18 @@ impl FileState {
         self.durable = self.volatile.clone();
     }
 
+    /// Whether a write of the header of a qcow2 image, or of its refcount table, is at risk.
+    fn has_root_at_risk(&self) -> bool {
+        let number = |at, bytes| self.volatile.number(at, bytes);
+        let table = number(48, 8);
+        let end = table.saturating_add(number(56, 4) << number(20, 4).min(21));
+        let is_root = |entry: &Logged| match &entry.effect {
+            Effect::Write { offset, .. } => *offset < 512 || (table..end).contains(offset),
+            _ => false,
+        };
+        self.log.iter().any(is_root)
+    }
+
     /// The unit that a crash never tears in a write.
     fn sector_bytes(&self) -> u64 {
         u64::from(self.capabilities.alignment_bytes).max(512)
@@ -157,6 +169,15 @@ pub(super) struct Asked {
     pub answer: Answer,
 }
 
+/// What a flush covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flushes {
+    /// The header of an image, or its refcount table, and what else there is.
+    Root,
+    /// Anything but these.
+    Others,
+}
+
 /// Which of an operation's two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Moment {
@@ -198,8 +219,8 @@ pub(super) struct State {
     pub power_at: Option<(Verb, Moment, u64)>,
     /// What happened last.
     pub last_event: Option<(Verb, Moment)>,
-    /// A flush has been issued since this was last asked.
-    pub flush_issued: bool,
+    /// The flush that has been issued since this was last asked.
+    pub flush_issued: Option<Flushes>,
     /// Issues and completions from the next failure on until the power fails.
     pub power_after_fault: Option<u64>,
     /// Operations issued after that: nobody hears of them.
@@ -227,7 +248,7 @@ impl State {
             power_flushes: None,
             power_at: None,
             last_event: None,
-            flush_issued: false,
+            flush_issued: None,
             power_after_fault: None,
             unheard: Vec::new(),
             clock: 0,
@@ -248,7 +269,6 @@ impl State {
     /// An issue or a completion has happened: the power may fail now.
     fn event(&mut self, verb: Verb, moment: Moment) {
         self.last_event = Some((verb, moment));
-        self.flush_issued |= (verb, moment) == (Verb::Flush, Moment::Issue);
         if let Some((_, _, left)) = self
             .power_at
             .as_mut()
@@ -323,6 +343,12 @@ impl State {
             }
         });
         let verb = op.verb;
+        if verb == Verb::Flush {
+            self.flush_issued = Some(match self.files[op.file].has_root_at_risk() {
+                true => Flushes::Root,
+                false => Flushes::Others,
+            });
+        }
         self.pending.push(op);
         self.event(verb, Moment::Issue);
     }

@@ -36,13 +36,6 @@ fn bitmaps_under_writes(config: &mut Config, round: &mut Round, rng: &mut Rng) -
     config.data = rng.pick(&[Data::Inside, Data::Inside, Data::External]);
     config.pace = rng.pick(&[Pace::SlowWrites, Pace::SlowWrites, Pace::Stragglers]);
     whole(config, rng.between(4, 16));
-    if rng.chance(30) {
-        // What reads copy from below is no change.
-        let (layout, size) = (None, config.size);
-        config.below.push(Below { layout, size });
-        config.prepared.filled = false;
-        round.copy_on_read = CopyOnRead::All;
-    }
     round.requests = rng.pick(&[60, 150]);
     round.depth = rng.pick(&[8, 16, 24]);
     round.whole_percent = rng.pick(&[0, 20]);
@@ -52,6 +45,15 @@ fn bitmaps_under_writes(config: &mut Config, round: &mut Round, rng: &mut Rng) -
         round.weights[5] = rng.pick(&[0, 0, 10]);
     }
     round.ending = Ending::Close;
+    if rng.chance(40) {
+        // What reads copy from below is no change, where so few writes go that this shows.
+        config.prepared.filled = false;
+        whole(config, rng.between(60, 160));
+        let (layout, size) = (None, config.size);
+        config.below.push(Below { layout, size });
+        round.copy_on_read = CopyOnRead::All;
+        round.weights = [75, 12, 2, 2, 4, 0];
+    }
     4
 }
 
@@ -102,15 +104,19 @@ fn durable_writes_long(config: &mut Config, round: &mut Round, rng: &mut Rng) ->
     round.span_clusters = 64 * rng.between(5, 30);
     round.fua_percent = 100;
     round.maintained = false;
+    round.weights = [5, 45, 15, 25, 0, 0];
     if rng.chance(40) {
         // Some leave a mapping that is not durable, over which a durable one goes in place.
-        round.fua_percent = rng.pick(&[30, 60]);
-        round.span_clusters = 64 * rng.between(1, 4);
+        whole(config, 64 * rng.between(2, 4));
+        round.fua_percent = rng.pick(&[20, 50]);
+        round.span_clusters = 64 * 4;
+        round.whole_percent = 50;
+        round.requests = 120;
         round.cache_bytes = 1 << 20;
+        round.weights = [5, 70, 5, 8, 0, 0];
     } else if rng.chance(20) {
         round.write_policy = WritePolicy::Writethrough;
     }
-    round.weights = [5, 45, 15, 25, 0, 0];
     round.ending = Ending::Crash(rng.between(10, 700));
     8
 }
@@ -126,7 +132,7 @@ fn data_files_cut(config: &mut Config, (mut round, rng): (Round, &mut Rng)) {
     round.whole_percent = 80;
     let session = |number: u64, rng: &mut Rng| {
         let mut round = round.clone();
-        round.shrinks_at = (number % 2 == 0).then(|| rng.below(24));
+        round.shrinks_at = number.is_multiple_of(2).then(|| rng.below(24));
         round.grows_at = (number % 2 == 1).then(|| rng.below(6));
         round.ending = match rng.chance(50) {
             true => Ending::Close,

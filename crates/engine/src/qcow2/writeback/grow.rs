@@ -27,7 +27,8 @@ impl Qcow2 {
         loop {
             let step = self.next_step(counts, clusters);
             match self.grow_by(counts, clusters, step).await {
-                Err(error) if is_no_space(&error) && !self.is_latched() => {}
+                Err(error) if is_no_space(&error) && !self.is_latched() && !counts.stepped_over => {
+                }
                 outcome => return outcome,
             }
             counts.step_bytes_max = step.bytes / 2;
@@ -106,6 +107,7 @@ impl Qcow2 {
         let is_too_long =
             growth.end > HOST_OFFSET_END >> bits || growth.table_bytes() > REFCOUNT_TABLE_BYTES_MAX;
         // Without a need only a table that moves is worth it: it leaves the clusters of the old one.
+        counts.stepped_over = growth.start > claimed;
         if is_too_long || (clusters == 0 && growth.table_clusters == 0) {
             return Err(self.no_space());
         }

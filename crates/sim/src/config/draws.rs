@@ -1,0 +1,123 @@
+//! What is drawn of a configuration after its profile has shaped it, from streams of their own: how
+//! space is allocated, what filters do, the VM state, encryption.
+
+use cowslip::image::{AllocPolicy, CopyOnRead, DetectZeroes, DiscardPolicy, ZeroMethod};
+use cowslip::luks::CipherMode;
+use cowslip::qcow2::create::Preallocation;
+
+use super::{Config, Data, Encryption, Kind, Part};
+use crate::model::SECTOR_BYTES;
+use crate::profile::Profile;
+use crate::rng::Rng;
+use crate::stories::Story;
+
+impl Config {
+    /// Some machines keep their state behind the disk: at the beginning of the area, and around the beginning of a further
+    /// table, so that L1 has to grow once or often.
+    pub(super) fn draw_vm_state(&mut self, seed: u64) {
+        let rng = &mut Rng::derived(seed, "vm state", 0);
+        let usual = !matches!(self.profile, Profile::Directed(_) | Profile::Story(_));
+        // Where it is given up in a raw data file, that is zeroed.
+        let slow = self.data == Data::ExternalRaw && self.resizes_write_zeroes();
+        if !usual || slow || !rng.chance(25) {
+            return;
+        }
+        let per_sector = self.grain.per_sector();
+        let sectors = rng.pick(&[8, 32, 70]);
+        let further = self.table_bytes() * rng.pick(&[1, 1, 2, 5, 17]) / SECTOR_BYTES;
+        let begin = further - rng.between(0, further.min(sectors));
+        let windows = [0..sectors.min(begin), begin..begin + sectors];
+        let granules = windows.map(|window| window.start * per_sector..window.end * per_sector);
+        self.vm_state = granules.into_iter().filter(|w| !w.is_empty()).collect();
+        for round in &mut self.rounds {
+            round.vm_state_percent = rng.pick(&[3, 10, 30]);
+            // One request at a time gets into the area: others are under way beside it.
+            round.depth = round.depth.max(rng.pick(&[1, 16, 32]));
+        }
+    }
+
+    /// How space is allocated, and what discards keep of it.
+    pub(super) fn draw_policies(&mut self, seed: u64) {
+        use AllocPolicy::{Auto, Contiguous, Sparse};
+        use DetectZeroes::{Off, On, Unmap};
+        let rng = &mut Rng::derived(seed, "policies", 0);
+        self.prepared.stored_policy = rng.pick(&[Auto, Auto, Contiguous, Sparse]);
+        for round in &mut self.rounds {
+            round.alloc_policy = rng.pick(&[Auto, Contiguous, Sparse, Sparse]);
+            if matches!(
+                self.profile,
+                Profile::Story(Story::HolesLate | Story::FlushedOften | Story::TablesOnUsedSpace)
+            ) {
+                // The others keep what they have allocated.
+                round.alloc_policy = Sparse;
+            }
+            round.discard_no_unref = rng.chance(15);
+            round.zero_method = rng.pick(&[
+                ZeroMethod::Auto,
+                ZeroMethod::Auto,
+                ZeroMethod::Fresh,
+                ZeroMethod::ZeroRange,
+                ZeroMethod::Write,
+            ]);
+            round.detect_zeroes = match round.discard {
+                DiscardPolicy::Unmap => rng.pick(&[Off, On, Unmap]),
+                DiscardPolicy::Ignore => rng.pick(&[Off, On]),
+            };
+        }
+    }
+
+    /// Some sessions copy what they read, and some compress what they write.
+    pub(super) fn draw_filters(&mut self, seed: u64) {
+        let rng = &mut Rng::derived(seed, "filters", 0);
+        if self.kind != Kind::Qcow2
+            || matches!(self.profile, Profile::Directed(_) | Profile::Story(_))
+        {
+            return;
+        }
+        // A part of a cluster that is stored anew makes all of it dirty.
+        let has_bitmaps = self.rounds.iter().any(|round| round.bitmaps_percent > 0);
+        for round in &mut self.rounds {
+            if rng.chance(25) {
+                round.copy_on_read =
+                    rng.pick(&[CopyOnRead::All, CopyOnRead::All, CopyOnRead::DownTo(1)]);
+            }
+            let compresses = self.data == Data::Inside && rng.chance(8);
+            round.compress = compresses && !has_bitmaps;
+        }
+    }
+
+    /// Some images are encrypted. What is compressed would not be, so nothing is.
+    pub(super) fn draw_encryption(&mut self, seed: u64) {
+        let rng = &mut Rng::derived(seed, "encryption", 0);
+        let drawn = !matches!(self.profile, Profile::Directed(_) | Profile::Story(_));
+        if drawn && self.data != Data::ExternalRaw && rng.chance(6) {
+            self.encrypt(rng);
+        }
+    }
+
+    /// Encrypts the guest's data.
+    pub(crate) fn encrypt(&mut self, rng: &mut Rng) {
+        self.encryption = rng.pick(&[
+            Encryption::Aes,
+            Encryption::Luks(CipherMode::Cbc),
+            Encryption::Luks(CipherMode::Xts),
+        ]);
+        self.leave_out(Part::Compressed);
+        if self.layout.version == 2 {
+            // Nothing could say that preallocated clusters read as zeroes.
+            self.preallocation = Preallocation::Off;
+            self.leave_out(Part::Resizes);
+        }
+    }
+
+    /// Tables of bitmaps are read, and bits written, in few entries at a time.
+    pub(super) fn draw_pieces(&mut self, seed: u64) {
+        if matches!(self.profile, Profile::Directed(_) | Profile::Story(_)) {
+            return;
+        }
+        for (round, index) in self.rounds.iter_mut().zip(0..) {
+            let rng = &mut Rng::derived(seed, "pieces", index);
+            round.bitmap_piece_bytes = rng.pick(&[0, 8, 16, 64, 512]);
+        }
+    }
+}
