@@ -90,6 +90,25 @@ async fn checked(file: &Arc<dyn BlockFile>) -> CheckResult {
         .unwrap()
 }
 
+/// The first byte other than zero that no refcount block counts.
+fn uncounted_data(bytes: &[u8]) -> Option<usize> {
+    let header = Header::parse(bytes, u64::MAX, "image").unwrap();
+    let cluster = 1usize << header.cluster_bits;
+    let counted = (cluster * 8 >> header.refcount_order) * cluster;
+    let table = header.refcount_table_offset as usize;
+    let is_counted = |at: usize| {
+        let entry = table + at / counted * 8;
+        let len = header.refcount_table_clusters as usize * cluster;
+        entry < table + len && bytes[entry..][..8].iter().any(|&byte| byte != 0)
+    };
+    let mut parts = (0..bytes.len()).step_by(counted);
+    parts.find_map(|at| {
+        let part = &bytes[at..bytes.len().min(at + counted)];
+        let data = part.iter().position(|&byte| byte != 0);
+        data.filter(|_| !is_counted(at)).map(|data| at + data)
+    })
+}
+
 /// The image is sound, has the old or the new size, and reads as it should; the resize can be repeated.
 fn judge(what: &str, bytes: &[u8]) {
     let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("image", bytes.to_vec(), 1));
@@ -356,8 +375,80 @@ fn a_shrink_leaves_no_empty_block_no_table_behind_the_end_and_a_shorter_file() {
         assert_eq!((empty, behind), (0, 0), "{before:?}");
         assert!(extended_l2 || blocks < before.0, "{blocks} of {before:?}");
         assert!(backwards || file.contents().len() < start.len() * 2 / 3);
+        // Nobody takes that space again: it is the host's.
+        assert_eq!(uncounted_data(&file.contents()), None);
         judge_shrunk("shrunk", &file.contents());
     }
+}
+
+/// What a disk becomes that shrinks and grows again, in one session or in two, and is filled then.
+fn filled_again(file: &Arc<Recorder>, sessions: u32) -> Vec<u8> {
+    now(async {
+        let mut image = open(file.clone()).await;
+        image.resize(SHORT).await.unwrap();
+        if sessions > 1 {
+            image.close().await.unwrap();
+            image = open(file.clone()).await;
+        }
+        image.resize(LONG).await.unwrap();
+        let rest = Buf::copy_of(&vec![77; (LONG - SHORT) as usize]);
+        image.write(SHORT, rest, Default::default()).await.unwrap();
+        image.close().await.unwrap();
+        let file: Arc<dyn BlockFile> = file.clone();
+        let found = checked(&file).await;
+        assert_eq!((found.corruptions, found.leaks), (0, 0));
+    });
+    file.contents()
+}
+
+#[test]
+fn space_that_no_hole_gives_back_keeps_its_counts() {
+    for (backwards, sessions) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
+        let start = many_blocks(backwards, false);
+        let file = Recorder::without_holes(start.clone());
+        let (before, after) = (start.len(), filled_again(&file, sessions).len());
+        // Tables and blocks are laid anew; what a lost block counts is 32 KiB, and there are seven.
+        let more = before / 8;
+        assert!(after <= before + more, "{before} bytes became {after}");
+    }
+}
+
+#[test]
+fn a_device_uses_the_space_again() {
+    for (backwards, sessions) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
+        let mut start = many_blocks(backwards, false);
+        // What is written in one piece has other tables, and they come first.
+        start.resize(start.len() + (8 << 10), 0);
+        let file = Recorder::device(start.clone());
+        let after = filled_again(&file, sessions);
+        assert_eq!(after.len(), start.len());
+        judge_shrunk("a device", &after);
+    }
+}
+
+#[test]
+fn a_shrink_that_is_cancelled_is_done_and_keeps_blocks() {
+    let start = many_blocks(true, false);
+    let file: Arc<MemoryFile> = Arc::new(MemoryFile::new("image", start.clone(), 1));
+    now(async {
+        let image = open(file.clone()).await;
+        let job = Job::default();
+        job.cancel();
+        let resized = image.resize_as_job(SHORT, Preallocation::Off, &job);
+        resized.await.unwrap();
+        image.close().await.unwrap();
+    });
+    let (_, empty, behind) = left_behind(&file.contents());
+    assert!(empty > 0 && behind > 0 && file.contents().len() >= start.len());
+    judge_shrunk("cancelled", &file.contents());
+    // The next resize gives up the rest, though the disk has that size already.
+    now(async {
+        let image = open(file.clone()).await;
+        image.resize(SHORT).await.unwrap();
+        image.close().await.unwrap();
+    });
+    let (_, empty, behind) = left_behind(&file.contents());
+    assert_eq!((empty, behind), (0, 0));
 }
 
 #[test]
@@ -403,6 +494,30 @@ fn a_damaged_image_keeps_its_length_and_its_blocks_when_it_shrinks() {
         image.close().await.unwrap();
     });
     assert!(file.contents().len() >= start.len());
+}
+
+#[test]
+fn a_table_without_a_count_stays_where_a_shrink_finds_it() {
+    let mut start = many_blocks(false, false);
+    let header = Header::parse(&start, u64::MAX, "image").unwrap();
+    let word = |bytes: &[u8], at: u64| {
+        let word = bytes[at as usize..][..8].try_into().unwrap();
+        u64::from_be_bytes(word) & 0x00ff_ffff_ffff_fe00
+    };
+    // The last table, which is behind the new end; 64 counts to a block.
+    let entry = header.l1_table_offset + 8 * u64::from(header.l1_size - 1);
+    let (table, cluster) = (word(&start, entry), word(&start, entry) / 512);
+    let block = word(&start, header.refcount_table_offset + cluster / 64 * 8);
+    start[(block + cluster % 64 * 8) as usize..][..8].fill(0);
+    let file: Arc<MemoryFile> = Arc::new(MemoryFile::new("image", start.clone(), 1));
+    now(async {
+        let image = open(file.clone()).await;
+        image.resize(SHORT).await.unwrap();
+        image.close().await.unwrap();
+    });
+    let after = file.contents();
+    assert_eq!(word(&after, entry), table);
+    assert!(after.len() >= start.len());
 }
 
 #[test]

@@ -283,6 +283,18 @@ impl Protected {
             .unwrap_or(0)
     }
 
+    /// Whether a cluster of a range holds metadata, other than this one.
+    pub fn has_other(&self, range: Range<u64>, than: HostCluster) -> bool {
+        let pages = range.start >> 12..range.end.div_ceil(1 << 12);
+        // Most pages of a long range do not exist.
+        let mut pages = pages.filter(|page| self.pages.contains_key(page));
+        pages.any(|page| {
+            let clusters = range.start.max(page << 12)..range.end.min((page + 1) << 12);
+            let mut others = clusters.map(HostCluster).filter(|other| *other != than);
+            others.any(|other| self.contains(other))
+        })
+    }
+
     /// Whether the cluster holds metadata.
     pub fn contains(&self, cluster: HostCluster) -> bool {
         self.pages
@@ -496,6 +508,10 @@ mod tests {
         let mut protected = Protected::default();
         assert!(protected.insert(HostCluster(4097)) && !protected.insert(HostCluster(4097)));
         assert!(protected.contains(HostCluster(4097)) && !protected.contains(HostCluster(4096)));
+        let other = |range, than| protected.has_other(range, HostCluster(than));
+        assert!(other(0..4098, 0) && other(4097..9000, 4096) && other(4097..4098, 0));
+        assert!(!other(0..4097, 0) && !other(4098..9000, 0) && !other(0..9000, 4097));
+        assert!(!other(4097..4097, 0) && !other(9000..0, 0));
         protected.remove(HostCluster(4097));
         assert!(!protected.contains(HostCluster(4097)));
         // Clusters whose numbers differ in one bit are told apart.

@@ -80,6 +80,14 @@ impl Recorder {
         recorder
     }
 
+    /// A file in which nothing becomes a hole.
+    pub fn without_holes(bytes: Vec<u8>) -> Arc<Recorder> {
+        let mut recorder = Recorder::new(bytes);
+        let file = Arc::get_mut(&mut recorder).unwrap();
+        file.capabilities.punches_holes = false;
+        recorder
+    }
+
     pub fn contents(&self) -> Vec<u8> {
         self.file.contents()
     }

@@ -1,21 +1,26 @@
-//! Refcount blocks that count nothing any more, after a shrink: the refcount table ceases to refer to them, durably, and only
-//! then is their space free. The file ends behind the last cluster in use then.
+//! What a shrink has emptied: L2 tables behind the end, refcount blocks that count nothing, and the
+//! end of the file. The refcount table ceases to refer to a block, durably, before the block's space
+//! is free.
 //!
 //! | step | a crash after it leaves |
 //! | --- | --- |
-//! | L1 entries of empty tables behind the end are cleared, in a cycle; the tables lose their counts by the quarantine (D2) | leaks |
-//! | a barrier over all counts; a check finds nothing but leaks | the same |
+//! | a barrier over all counts; a check finds nothing but leaks | leaks |
+//! | L1 entries of empty tables behind the end are cleared, in a cycle; the tables lose their counts by the quarantine (D2) | the same |
 //! | entries of the refcount table become 0, each for a block that counts nothing, or itself alone; barrier | leaks: blocks that others count |
 //! | these blocks' counts are lowered | the same, fewer |
 //! | the last two steps again, for blocks that have counted these blocks alone | the same |
-//! | the file is cut behind the last cluster that has a count | the same |
+//! | the file is cut behind the last cluster that has a count; barrier | a longer file |
+//! | what no block counts any more, before the end, is punched | the same, fewer holes |
 //!
-//! Entries of one round depend on no other, so a write of the table that tears is harmless. A block that counts another one goes
-//! in a later round: without its count, an entry that is still there would refer to free space.
+//! Entries of one round depend on no other, so a write of the table that tears is harmless. A block
+//! that counts another one goes in a later round: without its count, an entry that is still there
+//! would refer to free space.
 //!
-//! An image in which the check finds more than leaks keeps its blocks and its length: what it does not count may be in use.
+//! An image in which the check finds more than leaks keeps its tables, its blocks and its length:
+//! what it does not count may be in use.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use super::{SCAN_CLUSTERS, entry_writes};
 use crate::qcow2::alloc::Content;
@@ -23,46 +28,66 @@ use crate::qcow2::count_growth::{BlockUse, CountGrowth};
 use crate::qcow2::geometry::HostCluster;
 use crate::qcow2::latch::Flush;
 use crate::qcow2::plan::Freed;
+use crate::qcow2::probe::Stage;
 use crate::qcow2::{Counts, Qcow2};
 use crate::{Job, Result};
 
+/// Rounds of dropping blocks, each of which takes a flush. Blocks that an even longer chain of
+/// blocks has counted stay until the next shrink: a hostile image has a million of them.
+const ROUNDS_MAX: usize = 1024;
+
 impl Qcow2 {
-    /// Gives up what a shrink to `size` has left empty: L2 tables behind the end, refcount blocks, and the end of
-    /// the file. No request that changes something is under way meanwhile.
-    pub(in crate::qcow2) async fn give_up_emptied(&self, size: u64) -> Result<()> {
+    /// Gives up what a shrink to `size` has left empty. No request that changes something is under
+    /// way meanwhile. Cancelling the job before the check has ended leaves all of it as it is.
+    pub(in crate::qcow2) async fn give_up_emptied(&self, size: u64, job: &Job) -> Result<()> {
         let _drained = self.drain().await;
         let tables = self.empty_tables_behind(size).await?;
         let mut counts = self.turn.take().await;
-        self.to_the_end(self.give_up_in_turn(&mut counts, &tables))
+        self.to_the_end(self.give_up_in_turn(&mut counts, &tables, job))
             .await
     }
 
-    async fn give_up_in_turn(&self, counts: &mut Counts, tables: &[u64]) -> Result<()> {
+    async fn give_up_in_turn(&self, counts: &mut Counts, tables: &[u64], job: &Job) -> Result<()> {
         self.cycle(counts).await?;
         {
             let mut state = self.lock();
-            let state = &mut *state;
             // Nobody knows what a request that was broken off still reaches.
             if state.epochs.any_abandoned() || !state.bad_tables.is_empty() {
                 return Ok(());
             }
-            let now = state.epochs.current();
-            for table in state.tables.drop_tables(tables) {
-                state.quarantine.push((Freed::Cluster(table.offset), now));
-            }
-            self.release_table_space(state);
+            self.release_table_space(&mut state);
         }
         counts.compressed_tail = None;
         self.release_counted_ahead(counts).await?;
-        self.cycle(counts).await?;
+        // The check reads the counts from the file.
         counts.refcounts.write_dirty().await?;
         self.barrier().await?;
         let spared = "the file keeps its length";
-        if self.refuse_unsound(spared, &Job::default()).await.is_err() {
+        if self.refuse_unsound(spared, job).await.is_err() {
             return Ok(());
         }
-        self.drop_empty_blocks(counts).await?;
-        self.cut_behind_last_use(counts).await
+        self.drop_tables(counts, tables).await?;
+        let dropped = self.drop_empty_blocks(counts).await?;
+        self.cut_behind_last_use(counts).await?;
+        self.punch_uncounted(&dropped).await;
+        Ok(())
+    }
+
+    /// Makes L1 refer to these tables no longer, durably; then they lose their counts.
+    async fn drop_tables(&self, counts: &mut Counts, tables: &[u64]) -> Result<()> {
+        if tables.is_empty() {
+            return Ok(());
+        }
+        {
+            let mut state = self.lock();
+            for table in state.tables.drop_tables(tables) {
+                self.give_up(&mut state, Freed::Cluster(table.offset));
+            }
+        }
+        self.cycle(counts).await?;
+        // A block that goes has no count that is still to be written.
+        counts.refcounts.write_dirty().await?;
+        self.sync(&self.file).await
     }
 
     /// L1 indices of tables behind the end of the disk that map nothing. A VM state there keeps its tables.
@@ -94,26 +119,53 @@ impl Qcow2 {
         Ok(true)
     }
 
-    async fn drop_empty_blocks(&self, counts: &mut Counts) -> Result<()> {
+    /// Drops all blocks that count nothing, round by round. Returns their indices.
+    async fn drop_empty_blocks(&self, counts: &mut Counts) -> Result<Vec<u64>> {
+        let mut dropped = Vec::new();
         let mut candidates: BTreeSet<u64> = (0..counts.refcounts.table().len() as u64).collect();
-        while !candidates.is_empty() {
-            let mut empty = Vec::new();
-            for index in candidates {
-                if let Some(block) = self.block_use(counts, index).await?
-                    && block.may_go()
-                {
-                    empty.push(block);
-                }
-            }
+        for _ in 0..ROUNDS_MAX {
+            let empty = self.empty_blocks(counts, &candidates).await?;
+            let Some(lowest) = empty.first().map(|block| block.index) else {
+                break;
+            };
             self.drop_blocks(counts, &empty).await?;
-            // Only what has counted these blocks may have become empty.
-            candidates = empty
-                .iter()
-                .filter(|block| !block.counts_itself())
-                .map(|block| self.geometry().refcount_block_index(block.cluster))
-                .collect();
+            dropped.extend(empty.iter().map(|block| block.index));
+            candidates = match self.may_leave_gaps() {
+                // Only what has counted these blocks may have become empty.
+                true => empty
+                    .iter()
+                    .filter(|block| !block.counts_itself())
+                    .map(|block| self.geometry().refcount_block_index(block.cluster))
+                    .collect(),
+                false => (0..lowest).collect(),
+            };
         }
-        Ok(())
+        Ok(dropped)
+    }
+
+    /// Those of these blocks that may go now, the lowest first.
+    async fn empty_blocks(
+        &self,
+        counts: &mut Counts,
+        candidates: &BTreeSet<u64>,
+    ) -> Result<Vec<BlockUse>> {
+        let mut empty = Vec::new();
+        for &index in candidates.iter().rev() {
+            match self.block_use(counts, index).await? {
+                Some(block) if block.may_go() => empty.push(block),
+                Some(_) if !self.may_leave_gaps() => break,
+                Some(_) | None => {}
+            }
+        }
+        empty.reverse();
+        Ok(empty)
+    }
+
+    /// Whether a block may go before another one that stays. In a file nobody but this session takes
+    /// what it has counted again, so that the space has to go back to the host: where
+    /// there are no holes, only blocks behind the last one that stays are dropped.
+    fn may_leave_gaps(&self) -> bool {
+        self.fixed_end.is_some() || self.file.capabilities().punches_holes
     }
 
     /// What a refcount block counts, as far as it matters. `None` if there is no block.
@@ -130,8 +182,7 @@ impl Qcow2 {
         let holds_metadata = counted.len() < 2 && {
             let state = self.lock();
             let existing = range.start..range.end.min(state.claimed);
-            let mut others = existing.map(HostCluster).filter(|other| *other != cluster);
-            others.any(|other| state.protected.contains(other))
+            state.protected.has_other(existing, cluster)
         };
         Ok(Some(BlockUse {
             index,
@@ -159,8 +210,10 @@ impl Qcow2 {
         let indices: Vec<u64> = blocks.iter().map(|block| block.index).collect();
         let entries: Vec<(u64, u64)> = indices.iter().map(|&index| (index, 0)).collect();
         let table = counts.refcounts.table_offset();
+        let stage = self.probe.stage(Stage::CountTable);
         self.write_root(entry_writes(table.0, &entries), Flush::File)
             .await?;
+        drop(stage);
         counts.refcounts.forget_blocks(&indices);
         for block in blocks {
             if block.counts_itself() {
@@ -171,7 +224,10 @@ impl Qcow2 {
             self.free_metadata(counts, own).await?;
         }
         match self.fixed_end {
-            Some(_) => counts.blocks_there = counts.blocks_there.min(indices[0]),
+            Some(_) => {
+                let lowest = indices.iter().min().copied().unwrap_or(u64::MAX);
+                counts.blocks_there = counts.blocks_there.min(lowest);
+            }
             None => counts.dropped.extend(indices),
         }
         counts.refcounts.write_dirty().await
@@ -221,6 +277,33 @@ impl Qcow2 {
         // Growth builds on the length: whether a cut that failed has been made, nobody knows.
         self.or_latched(self.file.set_len(used_to << geometry.cluster_bits()).await)?;
         self.sync(&self.file).await
+    }
+
+    /// Gives the space back to the host that these blocks have counted, whatever is done with
+    /// discards: nothing refers to it, and another session does not take it.
+    async fn punch_uncounted(&self, dropped: &[u64]) {
+        if self.fixed_end.is_some() {
+            return;
+        }
+        let geometry = *self.geometry();
+        let claimed = self.lock().claimed;
+        let dropped: BTreeSet<u64> = dropped.iter().copied().collect();
+        let mut gaps: Vec<Range<u64>> = Vec::new();
+        for index in dropped {
+            let first = geometry.first_counted(index).0;
+            let end = geometry.first_counted(index + 1).0.min(claimed);
+            match gaps.last_mut() {
+                _ if first >= end => {}
+                Some(gap) if gap.end == first => gap.end = end,
+                Some(_) | None => gaps.push(first..end),
+            }
+        }
+        let bits = geometry.cluster_bits();
+        for gap in gaps {
+            let bytes = (gap.end - gap.start) << bits;
+            // A discard is advice: where it fails, the space merely stays allocated.
+            drop(self.file.discard(gap.start << bits, bytes).await);
+        }
     }
 
     /// Makes a block again that this session has dropped, which frees what it counts; `false` if there is none. The block
