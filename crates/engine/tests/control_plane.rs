@@ -15,7 +15,7 @@ use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create};
 use cowslip::qcow2::header::Header;
 use cowslip::{Buf, BufMut, Error, Image, Job, Result};
 
-use crate::support::crash::{Recorder, each_crash};
+use crate::support::crash::{Op, Recorder, each_crash};
 
 const OLD: u64 = 100 << 10;
 const NEW: u64 = 400 << 10;
@@ -544,6 +544,77 @@ fn a_crash_in_a_shrink_leaves_the_old_disk_or_the_new_one() {
         });
         assert!(states > 10, "{states}");
     }
+}
+
+/// An image of 64 counts to a block whose refcount table has room, and whose file ends where no
+/// block counts: a shrink, or a crash, leaves it so.
+fn ends_uncounted() -> Vec<u8> {
+    let file = Arc::new(MemoryFile::new("image", Vec::new(), 1));
+    now(async {
+        let options = CreateOptions {
+            cluster_size: 512,
+            refcount_bits: 64,
+            ..CreateOptions::new(8 << 20)
+        };
+        create(file.clone(), None, &options).await.unwrap();
+        let image = open(file.clone()).await;
+        let data = Buf::copy_of(&vec![1; 2 << 20]);
+        image.write(0, data, Default::default()).await.unwrap();
+        image.close().await.unwrap();
+    });
+    let mut bytes = file.contents();
+    bytes.resize(bytes.len().next_multiple_of(32 << 10) + (32 << 10), 0);
+    bytes
+}
+
+#[test]
+fn a_crash_as_many_blocks_become_reachable_leaves_each_with_its_count() {
+    let start = ends_uncounted();
+    let file = Recorder::new(start.clone());
+    now(async {
+        let image = open(file.clone()).await;
+        let data = Buf::copy_of(&vec![2; 3 << 20]);
+        let written = image.write(2 << 20, data, Default::default());
+        written.await.unwrap();
+    });
+    let header = Header::parse(&start, u64::MAX, "image").unwrap();
+    let table = header.refcount_table_offset;
+    let len = u64::from(header.refcount_table_clusters) * 512;
+    let is_entries = |op: &Op| match op {
+        Op::Write(at, data) => (table..table + len).contains(at) && data.len() < 512 * 8,
+        Op::SetLen(_) | Op::Flush => false,
+    };
+    let mut ops = file.ops();
+    let first = ops.iter().position(is_entries).expect("the table has room");
+    let last = ops.iter().rposition(is_entries).unwrap();
+    // What comes before is done: a barrier follows it.
+    let mut durable = start;
+    for op in ops.drain(..first) {
+        op.apply(&mut durable, usize::MAX);
+    }
+    ops.truncate(last + 1 - first);
+    // Each sector of the entries may be the one that stays what it was.
+    let mut sectors = 0;
+    for (nth, op) in ops.iter().enumerate() {
+        let Op::Write(at, data) = op else {
+            continue;
+        };
+        let mut bytes = durable.clone();
+        for op in &ops[..nth] {
+            op.apply(&mut bytes, usize::MAX);
+        }
+        for sector in *at / 512..(at + data.len() as u64).div_ceil(512) {
+            let mut torn = bytes.clone();
+            op.apply(&mut torn, usize::MAX);
+            let part = sector as usize * 512..(sector as usize + 1) * 512;
+            torn[part.clone()].copy_from_slice(&bytes[part]);
+            let torn: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("image", torn, 1));
+            let found = now(checked(&torn));
+            assert_eq!(found.corruptions, 0, "sector {sector:#x} of {nth}");
+            sectors += 1;
+        }
+    }
+    assert!(sectors > 2, "{sectors}");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Where the refcount structures go that a longer file needs: at the beginning of the new space, which
 //! they count with themselves; and how many of them an image needs. Pure.
 
+use std::collections::BTreeSet;
+
 use super::geometry::{Geometry, HostCluster};
 
 /// Bytes of an entry of the L1 table or the refcount table.
@@ -113,11 +115,69 @@ impl CountGrowth {
             .zip(first..)
             .map(move |(&index, at)| (index, at, empty.clone()))
     }
+
+    /// Index and cluster of each new block, in rounds: what counts a block is itself, or is there
+    /// before its round. The entries of one round depend on no other, so their write may tear.
+    pub fn rounds(&self, geometry: &Geometry) -> Vec<Vec<(u64, u64)>> {
+        let first = self.start + self.table_clusters;
+        let mut left: Vec<(u64, u64)> = self.blocks.iter().copied().zip(first..).collect();
+        let mut rounds = Vec::new();
+        while !left.is_empty() {
+            let missing: BTreeSet<u64> = left.iter().map(|(index, _)| *index).collect();
+            // The lowest that is missing is always ready: blocks lie before what they count, or in it.
+            let (ready, waiting) = left.into_iter().partition(|&(index, at)| {
+                let counted_by = geometry.refcount_block_index(HostCluster(at));
+                counted_by >= index || !missing.contains(&counted_by)
+            });
+            rounds.push(ready);
+            left = waiting;
+        }
+        rounds
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_block_is_reachable_after_what_counts_it() {
+        // Sixty-four counts to a block.
+        let geometry = Geometry::new(9, 6, false).unwrap();
+        for (start, blocks, rounds) in [
+            // A block of the file counts all of them.
+            (10, 1..50, 1),
+            // The first one counts itself, and the others.
+            (64, 1..2, 1),
+            (64, 1..50, 2),
+            (100, 1..20, 2),
+            // It counts some, and the second one others, which count the rest.
+            (100, 1..80, 3),
+            (64, 1..6000, 4),
+        ] {
+            let growth = CountGrowth {
+                start,
+                end: 64 * blocks.end,
+                blocks: blocks.clone().collect(),
+                table_clusters: 0,
+            };
+            let found = growth.rounds(&geometry);
+            let counts: Vec<usize> = found.iter().map(Vec::len).collect();
+            assert_eq!(found.len(), rounds, "{start} {blocks:?} {counts:?}");
+            let mut there: BTreeSet<u64> = (0..blocks.start).collect();
+            for round in &found {
+                for &(index, at) in round {
+                    assert!(
+                        at / 64 == index || there.contains(&(at / 64)),
+                        "{index} at {at}"
+                    );
+                }
+                there.extend(round.iter().map(|(index, _)| *index));
+            }
+            let placed: BTreeSet<_> = found.into_iter().flatten().collect();
+            assert!(placed.into_iter().eq(blocks.zip(start..)));
+        }
+    }
 
     #[test]
     fn a_block_goes_that_counts_nothing_or_itself_alone() {

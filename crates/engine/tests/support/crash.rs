@@ -17,7 +17,7 @@ pub enum Op {
 
 impl Op {
     /// Does it, or the first `sectors` of it.
-    fn apply(&self, bytes: &mut Vec<u8>, sectors: usize) {
+    pub fn apply(&self, bytes: &mut Vec<u8>, sectors: usize) {
         match self {
             Op::Write(offset, data) => {
                 // A sector is written whole or not at all.
