@@ -8,7 +8,7 @@ use cowslip::qcow2::probe::Stage;
 use crate::barriers::Barrier;
 use crate::config::{Config, Data, Ending, Layout};
 use crate::coverage::{
-    Coverage, FAULTS, FEATURES, Feature, Phase, Point, SITUATIONS, Situation, impossible, points,
+    Coverage, FAULTS, FEATURES, Feature, Phase, Point, SITUATIONS, Situation, excused, points,
 };
 use crate::disk::fault::{Duration, Fault, Verb};
 use crate::disk::{Allocates, Pace};
@@ -66,9 +66,7 @@ impl Goal {
     /// Whether a run can reach it.
     pub fn is_possible(self) -> bool {
         match self {
-            Goal::Cell(stage, situation, feature) => {
-                impossible(stage, situation, feature).is_none()
-            }
+            Goal::Cell(stage, situation, feature) => excused(stage, situation, feature).is_none(),
             Goal::Fault(..) | Goal::Point(_) | Goal::Barrier(_) => true,
         }
     }

@@ -38,6 +38,8 @@ pub(crate) struct Session {
     version: u32,
     /// The device that it is on may have no space left.
     may_be_full: bool,
+    /// A device that has enough space for what is written has not enough for all of the disk.
+    may_preallocate: bool,
     write_policy: WritePolicy,
     discards: bool,
     detect_zeroes: DetectZeroes,
@@ -72,6 +74,7 @@ impl Session {
             is_over: Cell::new(false),
             version: config.layout.version,
             may_be_full: config.room == Room::Scarce,
+            may_preallocate: config.room != Room::Fixed,
             write_policy: round.write_policy,
             ends_early: round.ending != Ending::Close,
             detect_zeroes: round.detect_zeroes,
@@ -291,6 +294,7 @@ async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)
         _ => Preallocation::Off,
     };
     let how = match subject.size() {
+        _ if !session.may_preallocate => Preallocation::Off,
         Some(old) if old < size && size - old <= PREALLOCATED_BYTES_MAX => how,
         _ => Preallocation::Off,
     };

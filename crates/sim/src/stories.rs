@@ -76,6 +76,9 @@ pub enum Story {
     CountsGrow,
     /// Encrypted images, under requests that are not aligned to sectors, with snapshots.
     Encrypted,
+    /// Disks whose refcount blocks count little shrink and grow, and the power fails as blocks are
+    /// dropped.
+    BlocksDropped,
 }
 
 impl Story {
@@ -97,7 +100,7 @@ impl Story {
     ];
 
     /// Those with seeds from [`LATER_SEED`] on.
-    pub const LATER: [Story; 8] = [
+    pub const LATER: [Story; 9] = [
         Story::BitmapsUnderWrites,
         Story::BitmapsInPieces,
         Story::DurableWritesLong,
@@ -106,6 +109,7 @@ impl Story {
         Story::RootsMove,
         Story::CountsGrow,
         Story::Encrypted,
+        Story::BlocksDropped,
     ];
 
     /// All of either kind.

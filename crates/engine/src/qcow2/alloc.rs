@@ -136,6 +136,34 @@ impl FreeSet {
         (first < end).then_some(first)
     }
 
+    /// Removes those of a range.
+    pub fn remove(&mut self, range: Range<u64>) {
+        let before = self.runs.range(..range.start).next_back();
+        let first = before.map_or(range.start, |(&at, _)| at);
+        let near: Vec<_> = self
+            .runs
+            .range(first..range.end.max(first))
+            .map(|(&at, &run)| (at, run))
+            .collect();
+        for (at, (len, content)) in near {
+            let end = at + len;
+            if end <= range.start {
+                continue;
+            }
+            self.runs.remove(&at);
+            self.clusters -= end.min(range.end) - at.max(range.start);
+            if at < range.start {
+                self.runs.insert(at, (range.start - at, content));
+            }
+            if end > range.end {
+                self.runs.insert(range.end, (end - range.end, content));
+            }
+        }
+        while self.runs.len() > RUNS_MAX {
+            self.forget_one();
+        }
+    }
+
     /// Removes all free clusters from `start` on.
     pub fn cut_at(&mut self, start: u64) {
         let above = self.runs.split_off(&start);
@@ -240,6 +268,31 @@ impl Protected {
         if let Some(page) = self.pages.get_mut(&(cluster.0 >> 12)) {
             page[(cluster.0 >> 6 & 63) as usize] &= !(1 << (cluster.0 & 63));
         }
+    }
+
+    /// The end of the last cluster that is protected; 0 without one.
+    pub fn end(&self) -> u64 {
+        self.pages
+            .iter()
+            .filter_map(|(number, page)| {
+                let word = page.iter().rposition(|&word| word != 0)?;
+                let bit = 63 - u64::from(page[word].leading_zeros());
+                Some((number << 12) + ((word as u64) << 6) + bit + 1)
+            })
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Whether a cluster of a range holds metadata, other than this one.
+    pub fn has_other(&self, range: Range<u64>, than: HostCluster) -> bool {
+        let pages = range.start >> 12..range.end.div_ceil(1 << 12);
+        // Most pages of a long range do not exist.
+        let mut pages = pages.filter(|page| self.pages.contains_key(page));
+        pages.any(|page| {
+            let clusters = range.start.max(page << 12)..range.end.min((page + 1) << 12);
+            let mut others = clusters.map(HostCluster).filter(|other| *other != than);
+            others.any(|other| self.contains(other))
+        })
     }
 
     /// Whether the cluster holds metadata.
@@ -388,6 +441,28 @@ mod tests {
     }
 
     #[test]
+    fn a_range_that_is_removed_leaves_what_is_around_it() {
+        let runs = [(3, 5), (10, 20), (33, 4)];
+        for (start, end) in (0..40).flat_map(|start| (start..40).map(move |end| (start, end))) {
+            let mut free = FreeSet::default();
+            for (start, count) in runs {
+                free.add(HostCluster(start), count, Content::Zeroes);
+            }
+            free.remove(start..end);
+            let is_free = |cluster: &u64| runs.iter().any(|(s, n)| (*s..s + n).contains(cluster));
+            let stays = |cluster: &u64| is_free(cluster) && !(start..end).contains(cluster);
+            let expected: Vec<u64> = (0..40).filter(stays).collect();
+            assert_eq!(free.clusters(), expected.len() as u64, "{start}..{end}");
+            let mut left = Vec::new();
+            while let Some((cluster, _, content)) = free.take(1) {
+                assert_eq!(content, Content::Zeroes);
+                left.push(cluster.0);
+            }
+            assert_eq!(left, expected, "{start}..{end}");
+        }
+    }
+
+    #[test]
     fn the_runs_that_are_kept_are_bounded() {
         let mut free = FreeSet::default();
         for run in 0..RUNS_MAX as u64 + 100 {
@@ -423,8 +498,20 @@ mod tests {
     #[test]
     fn protection_is_by_cluster() {
         let mut protected = Protected::default();
+        assert_eq!(protected.end(), 0);
+        for cluster in [0, 63, 64, 4095, 4096, 100_000] {
+            protected.insert(HostCluster(cluster));
+            assert_eq!(protected.end(), cluster + 1);
+        }
+        protected.remove(HostCluster(100_000));
+        assert_eq!(protected.end(), 4097);
+        let mut protected = Protected::default();
         assert!(protected.insert(HostCluster(4097)) && !protected.insert(HostCluster(4097)));
         assert!(protected.contains(HostCluster(4097)) && !protected.contains(HostCluster(4096)));
+        let other = |range, than| protected.has_other(range, HostCluster(than));
+        assert!(other(0..4098, 0) && other(4097..9000, 4096) && other(4097..4098, 0));
+        assert!(!other(0..4097, 0) && !other(4098..9000, 0) && !other(0..9000, 4097));
+        assert!(!other(4097..4097, 0) && !other(9000..0, 0));
         protected.remove(HostCluster(4097));
         assert!(!protected.contains(HostCluster(4097)));
         // Clusters whose numbers differ in one bit are told apart.

@@ -1,7 +1,7 @@
 //! Where the refcount structures go that a longer file needs: at the beginning of the new space, which
 //! they count with themselves; and how many of them an image needs. Pure.
 
-use super::geometry::{Geometry, HostOffset};
+use super::geometry::{Geometry, HostCluster};
 
 /// Bytes of an entry of the L1 table or the refcount table.
 const ENTRY_BYTES: u64 = 8;
@@ -55,6 +55,34 @@ pub fn table_entries(
     ample.min(entries_max).max(last + 1)
 }
 
+/// A refcount block, and what it counts.
+#[derive(Debug)]
+pub struct BlockUse {
+    /// Its index in the refcount table.
+    pub index: u64,
+    /// Where it is.
+    pub cluster: HostCluster,
+    /// How often it is counted, by itself or by another block.
+    pub own_count: u64,
+    /// The first two clusters that it counts.
+    pub counted: Vec<HostCluster>,
+    /// Other metadata is in its range, whatever its counts say.
+    pub holds_metadata: bool,
+}
+
+impl BlockUse {
+    /// Whether the count of the block is in the block.
+    pub fn counts_itself(&self) -> bool {
+        self.counted.contains(&self.cluster)
+    }
+
+    /// Whether the image is the same without the block: it counts nothing but itself, and nothing shares it.
+    pub fn may_go(&self) -> bool {
+        let only_itself = self.counted.iter().all(|&counted| counted == self.cluster);
+        only_itself && self.own_count == 1 && !self.holds_metadata
+    }
+}
+
 /// New space and the refcount structures that count it.
 #[derive(Debug)]
 pub struct CountGrowth {
@@ -88,89 +116,110 @@ impl CountGrowth {
             .zip(first..)
             .map(move |(&index, at)| (index, at, empty.clone()))
     }
+
+    /// Index and cluster of each new block, in rounds with a barrier after each. A torn write leaves
+    /// some of its sectors: no entry reaches the medium before the entry of the block that counts
+    /// its block, unless both lie in one sector that is written at once.
+    pub fn rounds(&self, geometry: &Geometry) -> Vec<Vec<(u64, u64)>> {
+        let mut rounds: Vec<Vec<(u64, u64)>> = Vec::new();
+        let first = self.start + self.table_clusters;
+        // Blocks lie before what they count, or in it: what counts them comes first.
+        for (&index, at) in self.blocks.iter().zip(first..) {
+            let counted_by = geometry.refcount_block_index(HostCluster(at));
+            match rounds.last_mut() {
+                Some(round) if !is_apart(round, (counted_by, index)) => round.push((index, at)),
+                _ => rounds.push(vec![(index, at)]),
+            }
+        }
+        rounds
+    }
 }
 
-/// Entries of the refcount table for new blocks, as pairs of index and offset, split into writes
-/// with a barrier after each. A torn write leaves some of its sectors: no entry reaches the medium
-/// before that of the block which counts the block it refers to, or in the same sector.
-///
-/// Blocks lie where they or blocks before them count, so each write has at least one sector.
-pub fn ordered_entries(geometry: &Geometry, entries: &[(u64, u64)]) -> Vec<Vec<(u64, u64)>> {
-    let sector_of = |index: u64| index / ENTRIES_IN_SECTOR;
-    let mut writes: Vec<Vec<(u64, u64)>> = Vec::new();
-    for &(index, offset) in entries {
-        let cluster = geometry.host_cluster(HostOffset(offset));
-        let counted_by = geometry.refcount_block_index(cluster);
-        let first = writes.last().and_then(|write| write.first());
-        let needs_barrier = first.is_some_and(|(first, _)| {
-            (*first..index).contains(&counted_by) && sector_of(counted_by) != sector_of(index)
-        });
-        match writes.last_mut() {
-            Some(write) if !needs_barrier => write.push((index, offset)),
-            _ => writes.push(vec![(index, offset)]),
-        }
-    }
-    writes
+/// Whether a round has the entry `counted_by`, but would not write it in one sector, and at once,
+/// with entry `index` at its end.
+fn is_apart(round: &[(u64, u64)], (counted_by, index): (u64, u64)) -> bool {
+    let Ok(position) = round.binary_search_by_key(&counted_by, |entry| entry.0) else {
+        return false;
+    };
+    let is_one_write = index - counted_by == (round.len() - position) as u64;
+    !is_one_write || counted_by / ENTRIES_IN_SECTOR != index / ENTRIES_IN_SECTOR
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qcow2::geometry::HostCluster;
-    use std::collections::BTreeSet;
 
-    /// Every set of sectors that a torn write may leave, where there are few; all but one, and one
-    /// alone, where there are many.
-    fn torn(sectors: &[u64]) -> Vec<BTreeSet<u64>> {
-        let all: BTreeSet<u64> = sectors.iter().copied().collect();
-        let mut outcomes = vec![all.clone()];
-        for sector in &all {
-            outcomes.push(BTreeSet::from([*sector]));
-            outcomes.push(
-                all.iter()
-                    .copied()
-                    .filter(|other| other != sector)
-                    .collect(),
-            );
-        }
-        outcomes
+    /// Pieces of a round that a crash leaves as a whole or not at all: entries in one sector
+    /// without a gap.
+    fn pieces(round: &[(u64, u64)]) -> impl Iterator<Item = &[(u64, u64)]> {
+        round.chunk_by(|one, next| one.0 + 1 == next.0 && one.0 / 64 == next.0 / 64)
     }
 
     #[test]
-    fn a_block_is_reachable_only_with_the_block_that_counts_it() {
-        for (cluster_bits, order) in [(9, 6), (9, 4), (9, 0), (12, 6), (16, 4)] {
-            let geometry = Geometry::new(cluster_bits, order, false).expect("it is valid");
-            for (first, count) in [(0, 1), (1, 63), (1, 64), (60, 700), (63, 129), (127, 9000)] {
-                let start = geometry.first_counted(first).0;
-                let entries: Vec<(u64, u64)> = (0..count)
-                    .map(|n| (first + n, (start + n) << cluster_bits))
-                    .collect();
-                let writes = ordered_entries(&geometry, &entries);
-                assert_eq!(writes.concat(), entries);
-                let mut durable: BTreeSet<u64> = (0..first).collect();
-                for write in &writes {
-                    let sectors: Vec<u64> = write.iter().map(|entry| entry.0 / 64).collect();
-                    for left in torn(&sectors) {
-                        let written = write.iter().filter(|entry| left.contains(&(entry.0 / 64)));
-                        let written: Vec<_> = written.copied().collect();
-                        let there: BTreeSet<u64> = written.iter().map(|entry| entry.0).collect();
-                        for (index, offset) in written {
-                            let by =
-                                geometry.refcount_block_index(HostCluster(offset >> cluster_bits));
-                            assert!(
-                                durable.contains(&by) || there.contains(&by),
-                                "{index} by {by}"
-                            );
-                        }
+    fn a_block_is_reachable_only_with_what_counts_it() {
+        // Sixty-four counts to a block.
+        let geometry = Geometry::new(9, 6, false).unwrap();
+        let gaps = |blocks: Vec<u64>, step: usize| blocks.into_iter().step_by(step).collect();
+        let cases: [(u64, Vec<u64>, usize); 9] = [
+            // A block of the file counts all of them.
+            (10, (1..50).collect(), 1),
+            // The first one counts itself, and the others.
+            (64, (1..2).collect(), 1),
+            (64, (1..50).collect(), 1),
+            (100, (1..20).collect(), 1),
+            (64, (1..65).collect(), 2),
+            // It counts some, and the second one others, which count the rest.
+            (100, (1..180).collect(), 2),
+            (64, (1..6000).collect(), 3),
+            (63 * 64, (63..6000).collect(), 4),
+            // Another block lies between.
+            (64, gaps((1..50).collect(), 2), 2),
+        ];
+        for (start, blocks, rounds) in cases {
+            let growth = CountGrowth {
+                start,
+                end: 64 * (blocks[blocks.len() - 1] + 1),
+                blocks: blocks.clone(),
+                table_clusters: 0,
+            };
+            let found = growth.rounds(&geometry);
+            let counts: Vec<usize> = found.iter().map(Vec::len).collect();
+            assert_eq!(found.len(), rounds, "{start} {} {counts:?}", blocks.len());
+            let new = |index: u64| blocks.contains(&index);
+            let mut there = Vec::new();
+            for round in &found {
+                for piece in pieces(round) {
+                    for &(index, at) in piece {
+                        let by = at / 64;
+                        let is_there = !new(by) || there.contains(&by);
+                        let is_beside = piece.iter().any(|entry| entry.0 == by);
+                        assert!(is_there || is_beside, "{index} at {at}");
                     }
-                    durable.extend(write.iter().map(|entry| entry.0));
                 }
-                assert!(
-                    writes.len() <= 4,
-                    "{} writes of {count} entries",
-                    writes.len()
-                );
+                there.extend(round.iter().map(|(index, _)| *index));
             }
+            let placed: Vec<_> = found.into_iter().flatten().collect();
+            assert!(placed.into_iter().eq(blocks.into_iter().zip(start..)));
         }
+    }
+
+    #[test]
+    fn a_block_goes_that_counts_nothing_or_itself_alone() {
+        let block = |counted: &[u64], own_count, holds_metadata| BlockUse {
+            index: 3,
+            cluster: HostCluster(7),
+            own_count,
+            counted: counted.iter().copied().map(HostCluster).collect(),
+            holds_metadata,
+        };
+        assert!(block(&[], 1, false).may_go() && !block(&[], 1, false).counts_itself());
+        assert!(block(&[7], 1, false).may_go() && block(&[7], 1, false).counts_itself());
+        // Another cluster is in use, or another block is.
+        assert!(!block(&[8], 1, false).may_go());
+        assert!(!block(&[6, 7], 1, false).may_go() && !block(&[7, 8], 1, false).may_go());
+        // Another entry of the table refers to it, or nothing counts it: damage.
+        assert!(!block(&[], 2, false).may_go() && !block(&[7], 2, false).may_go());
+        assert!(!block(&[], 0, false).may_go());
+        assert!(!block(&[], 1, true).may_go());
     }
 }

@@ -149,6 +149,8 @@ pub struct Counts {
     stepped_over: bool,
     /// So many refcount blocks, from the first on, are known to exist.
     blocks_there: u64,
+    /// Refcount blocks that this session has dropped, by index, whose space is within the file.
+    dropped: BTreeSet<u64>,
     /// Space for metadata packed with compressed clusters: see `compressed_write.rs`.
     compressed_tail: Option<compressed_write::Tail>,
     /// The host file cannot allocate; extend it only.

@@ -336,6 +336,7 @@ fn empty_counts(file: HostFile, format: EntryFormat) -> Counts {
         step_bytes_max: u64::MAX,
         stepped_over: false,
         blocks_there: 0,
+        dropped: BTreeSet::new(),
         compressed_tail: None,
         cannot_allocate: false,
         tables_allocated: 0,

@@ -186,6 +186,44 @@ impl Refcounts {
         Ok(new)
     }
 
+    /// The first clusters within `range` whose count is not 0, `most` of them.
+    ///
+    /// # Errors
+    /// I/O, or a corrupt table entry.
+    pub async fn counted(&mut self, range: Range<u64>, most: usize) -> Result<Vec<HostCluster>> {
+        let per_slice = self.counts_per_slice();
+        let order = self.geometry().refcount_order();
+        let mut found = Vec::new();
+        let mut at = range.start;
+        while at < range.end && found.len() < most {
+            let slice = at / per_slice;
+            let end = range.end.min((slice + 1) * per_slice);
+            if self.load(slice).await? {
+                let bytes = &self.slices[&slice];
+                let is_counted =
+                    |cluster: &u64| refcount_at(bytes, (cluster % per_slice) as usize, order) != 0;
+                let left = most - found.len();
+                found.extend((at..end).filter(is_counted).take(left).map(HostCluster));
+            }
+            at = end;
+        }
+        Ok(found)
+    }
+
+    /// Records that the table on disk refers to these blocks no longer. All that they count is 0, and written.
+    pub fn forget_blocks(&mut self, indices: &[u64]) {
+        let per_block = self.geometry().slices_per_table();
+        for &index in indices {
+            self.table[index as usize] = 0;
+            let slices = index * per_block..(index + 1) * per_block;
+            debug_assert!(self.dirty.range(slices.clone()).next().is_none());
+            for slice in slices {
+                self.slices.remove(&slice);
+                self.dirty.remove(&slice);
+            }
+        }
+    }
+
     /// Runs of clusters with count 0 within `range`.
     ///
     /// # Errors

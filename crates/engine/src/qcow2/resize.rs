@@ -147,7 +147,7 @@ impl Qcow2 {
         if size > old {
             self.grow_disk(old..size, below, plan).await
         } else {
-            self.shrink_disk(size..old).await
+            self.shrink_disk(size..old, plan.1).await
         }
     }
 
@@ -211,7 +211,7 @@ impl Qcow2 {
     }
 
     /// The size first, then the space (invariant D6).
-    async fn shrink_disk(&self, removed: Range<u64>) -> Result<()> {
+    async fn shrink_disk(&self, removed: Range<u64>, job: &Job) -> Result<()> {
         if planted::is(Mistake::ShrinkFreesFirst) {
             self.free_beyond_end(removed.clone()).await?;
         }
@@ -220,9 +220,14 @@ impl Qcow2 {
             return Ok(());
         }
         // The disk is smaller, durably. If its space cannot be given back for want of space, the
-        // change of entries stays in memory for a later cycle, and nothing has failed.
-        match self.free_beyond_end(removed).await {
-            Err(error) if is_no_space(&error) => Ok(()),
+        // change of entries stays in memory for a later cycle, and nothing has failed, unless a root
+        // or a flush has: then nothing can follow in this session.
+        let freed = async {
+            self.free_beyond_end(removed.clone()).await?;
+            self.give_up_emptied(removed.start, job).await
+        };
+        match freed.await {
+            Err(error) if is_no_space(&error) && !self.is_latched() => Ok(()),
             freed => freed,
         }
     }

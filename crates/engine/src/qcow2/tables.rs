@@ -198,6 +198,41 @@ impl Tables {
         self.new_tables.insert(l1_index, table);
     }
 
+    /// Makes L1 refer to these tables no longer, which the next cycle writes, and returns those that it did refer to. Nothing
+    /// of them is to be written; what somebody looks at stays.
+    pub fn drop_tables(&mut self, l1_indices: &[u64]) -> Vec<TableRef> {
+        let mut gone = BTreeSet::new();
+        let mut dropped = Vec::new();
+        for &index in l1_indices {
+            let per_table = self.format.geometry.slices_per_table();
+            let slices = index * per_table..(index + 1) * per_table;
+            let is_quiet = !self.new_tables.contains_key(&index)
+                && self.loading.range(slices.clone()).next().is_none()
+                && slices.clone().all(|slice| self.slots.may_go(slice));
+            if let (Ok(Some(table)), true) = (self.table(index), is_quiet) {
+                self.l1[index as usize] = 0;
+                self.l1_dirty.insert(index);
+                gone.insert(index);
+                dropped.push(table);
+            }
+        }
+        let per_table = self.format.geometry.slices_per_table();
+        self.slots
+            .forget(|slice| gone.contains(&(slice / per_table)));
+        self.freed.wake();
+        dropped
+    }
+
+    /// Whether no entry of a slice in memory refers to space: all of it is unallocated, or zeroes.
+    pub fn maps_nothing(&self, slice: u64) -> bool {
+        let entries = 0..self.format.geometry.slice_entries() as usize;
+        let mut words = entries.map(|entry| self.slots.words(slice, entry));
+        words.all(|(word, bitmap)| match self.format.decode_l2(word, bitmap) {
+            Ok(L2Entry::Standard(entry)) => entry.host.is_none() && entry.allocated == 0,
+            Ok(L2Entry::Compressed(_)) | Err(_) => false,
+        })
+    }
+
     /// Finds out what a slice needs, and reserves a slot if it has to be loaded.
     pub fn prepare(&mut self, slice: u64) -> Result<Prepared, EntryError> {
         if self.slots.look(slice) {

@@ -41,6 +41,7 @@ use crate::file::{Durability, Event, HostFile};
 use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
+mod drop_counts;
 mod fixed;
 mod grow;
 
@@ -500,7 +501,7 @@ impl Qcow2 {
 
     /// Finds some free clusters among those that exist, or grows the file by so many at least.
     pub(super) async fn find_room(&self, counts: &mut Counts, clusters: u64) -> Result<()> {
-        if self.scan(counts).await? {
+        if self.scan(counts).await? || self.recount_dropped(counts).await? {
             return Ok(());
         }
         self.grow(counts, clusters).await

@@ -281,6 +281,17 @@ fn a_disk_has_the_old_size_or_the_new_one() {
         let job = resize(size, Preallocation::Off);
         each_failure(&case("resize in small clusters", start.clone(), job));
     }
+    let small_blocks = CreateOptions {
+        refcount_bits: 64,
+        ..tiny
+    };
+    let start = made(&small_blocks, Vec::new(), |image| {
+        put(image, SIZE / 2, (7, SIZE as usize / 2)).unwrap();
+        block_on(image.flush()).unwrap();
+        put(image, 0, (8, SIZE as usize / 2)).unwrap();
+    });
+    let shrink = resize(SIZE / 4, Preallocation::Off);
+    each_failure(&case("shrink that drops blocks", start, shrink));
     let start = with_bitmaps(&small());
     for (how, size) in [
         (Preallocation::Off, 4 * SIZE),

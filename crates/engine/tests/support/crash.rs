@@ -17,7 +17,7 @@ pub enum Op {
 
 impl Op {
     /// Does it, or the first `sectors` of it.
-    fn apply(&self, bytes: &mut Vec<u8>, sectors: usize) {
+    pub fn apply(&self, bytes: &mut Vec<u8>, sectors: usize) {
         match self {
             Op::Write(offset, data) => {
                 // A sector is written whole or not at all.
@@ -77,6 +77,14 @@ impl Recorder {
         let mut recorder = Recorder::new(bytes);
         let device = Arc::get_mut(&mut recorder).unwrap();
         device.capabilities.extends_with_zeroes = false;
+        recorder
+    }
+
+    /// A file in which nothing becomes a hole.
+    pub fn without_holes(bytes: Vec<u8>) -> Arc<Recorder> {
+        let mut recorder = Recorder::new(bytes);
+        let file = Arc::get_mut(&mut recorder).unwrap();
+        file.capabilities.punches_holes = false;
         recorder
     }
 

@@ -23,6 +23,7 @@ pub(super) fn shape(config: &mut Config, story: Story, (mut round, rng): (Round,
         Story::DataFilesCut => return data_files_cut(config, (round, rng)),
         Story::TablesOnUsedSpace => tables_on_used_space(config, &mut round, rng),
         Story::RootsMove => return roots_move(config, (round, rng)),
+        Story::BlocksDropped => return blocks_dropped(config, (round, rng)),
         Story::CountsGrow => counts_grow(config, &mut round, rng),
         _ => encrypted(config, &mut round, rng),
     };
@@ -162,6 +163,40 @@ fn tables_on_used_space(config: &mut Config, round: &mut Round, rng: &mut Rng) -
     round.weights = [2, rng.pick(&[8, 20]), 36, 18, 36, 0];
     round.ending = Ending::Crash(rng.between(200, 3000));
     3
+}
+
+/// A disk of blocks that count sixty-four clusters each, which becomes smaller and larger again in
+/// each session. What is written in several sessions has blocks that others count.
+fn blocks_dropped(config: &mut Config, (mut round, rng): (Round, &mut Rng)) {
+    small_counts(config, rng);
+    whole(config, rng.between(4, 16) * 64);
+    config.prepared.filled = rng.chance(50);
+    config.prepared.snapshots = rng.pick(&[0, 0, 0, 1]);
+    config.data = rng.pick(&[Data::Inside, Data::Inside, Data::Inside, Data::External]);
+    if config.data != Data::Inside {
+        config.prepared.snapshots = 0;
+    }
+    config.punches_holes = rng.chance(80);
+    round.requests = 40;
+    round.depth = rng.pick(&[1, 4, 16]);
+    round.span_clusters = rng.pick(&[12, 40, 90]);
+    round.whole_percent = 80;
+    round.weights = [10, 60, 4, 10, 6, 0];
+    round.cache_bytes = rng.pick(&[1, 1 << 20]);
+    let session = |number: u64, rng: &mut Rng| {
+        let mut round = round.clone();
+        match number % 2 {
+            0 => round.shrinks_at = Some(rng.below(36)),
+            _ => round.grows_at = Some(rng.below(4)),
+        }
+        round.resizes = rng.chance(20);
+        round.ending = match rng.chance(60) {
+            true => Ending::Close,
+            false => Ending::Crash(rng.between(40, 600)),
+        };
+        round
+    };
+    config.rounds = (0..8).map(|number| session(number, rng)).collect();
 }
 
 /// A small disk that grows to many tables, whose tables a snapshot shares or not.

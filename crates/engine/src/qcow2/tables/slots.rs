@@ -156,6 +156,22 @@ impl Slots {
         self.set_budget(bytes);
     }
 
+    /// Whether a slice is not in memory, or can leave it.
+    pub fn may_go(&self, slice: u64) -> bool {
+        let at = self.index.get(&slice);
+        at.is_none_or(|&at| self.slots[at as usize].may_go())
+    }
+
+    /// Lets slices go whose table is gone.
+    pub fn forget(&mut self, is_gone: impl Fn(u64) -> bool) {
+        self.entered.retain(|&slice| !is_gone(slice));
+        self.kept.retain(|&slice| !is_gone(slice));
+        let slices = self.slots.iter().map(|slot| slot.slice);
+        for slice in slices.filter(|&slice| is_gone(slice)).collect::<Vec<_>>() {
+            self.remove(slice);
+        }
+    }
+
     /// Slices that the budget holds as they are on disk.
     pub fn capacity(&self) -> u64 {
         self.budget_bytes / self.whole_bytes()

@@ -6,7 +6,7 @@ use crate::file::Event;
 use crate::growth::Situation;
 use crate::planted::{self, Mistake};
 use crate::qcow2::alloc::Content;
-use crate::qcow2::count_growth::{CountGrowth, ordered_entries, table_entries};
+use crate::qcow2::count_growth::{CountGrowth, table_entries};
 use crate::qcow2::entry::set_refcount;
 use crate::qcow2::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
 use crate::qcow2::growth::{self, Method, Step};
@@ -280,12 +280,10 @@ impl Qcow2 {
         let mut table = counts.refcounts.table().to_vec();
         let entries = growth.table_clusters * geometry.refcount_table_entries_per_cluster();
         table.resize(table.len().max(entries as usize), 0);
-        let mut changed = Vec::new();
         let mut writes = Vec::new();
         for (index, at, bytes) in blocks {
             let offset = at << geometry.cluster_bits();
             table[index as usize] = offset;
-            changed.push((index, offset));
             writes.push((offset, vec![Buf::from(bytes)]));
         }
         let moved = growth.table_clusters > 0;
@@ -325,7 +323,12 @@ impl Qcow2 {
                 .await?;
         } else {
             self.file.reach(Event::RefblockAllocHookup).await;
-            for entries in ordered_entries(&geometry, &changed) {
+            // A write that tears must not leave an entry for a block that another one counts, without
+            // the entry of that one.
+            let bits = geometry.cluster_bits();
+            for round in growth.rounds(&geometry) {
+                let entries = round.into_iter().map(|(index, at)| (index, at << bits));
+                let entries: Vec<(u64, u64)> = entries.collect();
                 self.write_root(entry_writes(old.0, &entries), Flush::File)
                     .await?;
             }
