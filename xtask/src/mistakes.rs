@@ -39,6 +39,7 @@ const SLOW: &[&str] = &[
     "LuksNumberedByGuest",
     "MarkStaysInItsPage",
     "MergeIntoForgotten",
+    "NewBlocksAtOnce",
     "NewL1Unflushed",
     "ResizedBitmapNotStored",
     "SettledTooLate",
