@@ -38,6 +38,7 @@ const SLOW: &[&str] = &[
     "LostBitmapStoredAsSound",
     "LuksNumberedByGuest",
     "MergeIntoForgotten",
+    "NewBlocksAtOnce",
     "NewL1Unflushed",
     "SettledTooLate",
     "ShrinkCutsBlocks",

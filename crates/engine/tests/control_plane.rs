@@ -94,7 +94,7 @@ async fn checked(file: &Arc<dyn BlockFile>) -> CheckResult {
 fn uncounted_data(bytes: &[u8]) -> Option<usize> {
     let header = Header::parse(bytes, u64::MAX, "image").unwrap();
     let cluster = 1usize << header.cluster_bits;
-    let counted = (cluster * 8 >> header.refcount_order) * cluster;
+    let counted = ((cluster * 8) >> header.refcount_order) * cluster;
     let table = header.refcount_table_offset as usize;
     let is_counted = |at: usize| {
         let entry = table + at / counted * 8;

@@ -691,7 +691,7 @@ mod tests {
                 evicted: 0,
                 refcount_table_moved: false,
                 l1_table_moved: false,
-                snapshots_change: true,
+                snapshots_change: false,
             },
             hole_at_risk: false,
             recovering: true,
@@ -720,7 +720,9 @@ mod tests {
         assert!(before.contains(&gap));
         let impossible = |gap: &String| gap.contains("snapshot x data file");
         assert!(!before.iter().any(impossible));
-        coverage.crash(&config, &sight(Stage::Slices));
+        let mut seen = sight(Stage::Slices);
+        seen.observed.snapshots_change = true;
+        coverage.crash(&config, &seen);
         let after = coverage.gaps();
         assert!(!after.contains(&gap));
         let odd = "1 crashes fell on B:L2 x snapshot x data file, but";

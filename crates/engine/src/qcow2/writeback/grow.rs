@@ -323,21 +323,26 @@ impl Qcow2 {
                 .await?;
         } else {
             self.file.reach(Event::RefblockAllocHookup).await;
-            // A write that tears must not leave an entry for a block that another one counts, without
-            // the entry of that one.
-            let bits = geometry.cluster_bits();
-            for round in growth.rounds(&geometry) {
-                let entries = round.into_iter().map(|(index, at)| (index, at << bits));
-                let entries: Vec<(u64, u64)> = entries.collect();
-                self.write_root(entry_writes(old.0, &entries), Flush::File)
-                    .await?;
-            }
+            self.write_entries(old, growth).await?;
             counts.refcounts.set_table(table, old);
         }
         let mut state = self.lock();
         metadata.for_each(|cluster| {
             state.protected.insert(HostCluster(cluster));
         });
+        Ok(())
+    }
+
+    /// Writes the entries of new blocks into the refcount table that there is. A write that tears must
+    /// not leave an entry for a block that another one counts, without the entry of that one.
+    async fn write_entries(&self, table: HostOffset, growth: &CountGrowth) -> Result<()> {
+        let bits = self.geometry().cluster_bits();
+        for round in growth.rounds(self.geometry()) {
+            let entries = round.into_iter().map(|(index, at)| (index, at << bits));
+            let entries: Vec<(u64, u64)> = entries.collect();
+            self.write_root(entry_writes(table.0, &entries), Flush::File)
+                .await?;
+        }
         Ok(())
     }
 }
