@@ -200,15 +200,6 @@ fn a_power_failure_may_take_back_a_snapshot_that_a_dead_process_did_not_flush() 
     });
 }
 
-/// Growth by many blocks of 512 bytes: a torn write of the refcount table had reached the entry of
-/// a block that is counted in a block whose entry it had not reached.
-#[test]
-fn a_torn_refcount_table_refers_to_no_block_that_is_not_counted() {
-    for seed in [3_298_541_259_449, 3_298_541_266_801, 3_298_541_270_077] {
-        pass(Kind::Qcow2, seed..seed + 1);
-    }
-}
-
 /// A write that failed because of a neighbour had left its bytes in space that others published.
 #[test]
 fn a_write_that_fails_beside_another_fails_those_beside_it() {
