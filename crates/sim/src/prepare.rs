@@ -318,7 +318,12 @@ fn device_bytes(config: &Config, rng: &mut Rng) -> u64 {
         Encryption::Luks(_) => KEYS_BYTES,
         Encryption::None | Encryption::Aes => 0,
     };
-    let metadata = 2 * l1 + 24 * cluster + keys;
+    // Where the data file is the raw disk, all of it is mapped from the beginning.
+    let mapped = match config.data {
+        Data::ExternalRaw => (config.size * 4 / config.table_bytes() + 1) * cluster,
+        Data::External | Data::Inside => 0,
+    };
+    let metadata = 2 * (l1 + mapped) + 24 * cluster + keys;
     let copies = 2 + 4 * u64::from(
         config
             .rounds
@@ -423,10 +428,12 @@ fn make(
             // A raw disk has the length of its file.
             let (files, content) = match options.data_file_raw || !is_device {
                 true => (file_capabilities(config), Content::default()),
-                false => (
-                    files,
-                    garbage(3 * config.size.max(config.created_bytes), rng),
-                ),
+                false => {
+                    // Whole clusters are filled.
+                    let disk_bytes = config.size.max(config.created_bytes);
+                    let bytes = disk_bytes.next_multiple_of(config.layout.cluster_bytes());
+                    (files, garbage(3 * bytes, rng))
+                }
             };
             disk.add_file(&name, files, content);
             Some(disk.open(&name, true).expect("it was added"))

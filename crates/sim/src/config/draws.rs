@@ -145,6 +145,8 @@ impl Config {
             // A close that has to store bitmaps, or clusters that are packed, may find no space.
             self.leave_out(Part::Bitmaps);
             self.leave_out(Part::Compressed);
+            // A read that copies finds no space.
+            self.leave_out(Part::CopyOnRead);
         }
     }
 

@@ -112,6 +112,12 @@ impl Qcow2 {
             return Err(self.no_space());
         }
         self.refuse_growth_over_tables(growth.end)?;
+        // Nothing fails between new blocks that are reachable and the end behind them: a close would
+        // cut them off. What they count is 0 before and after.
+        let runs = counts
+            .refcounts
+            .zero_runs(growth.first_free()..growth.end)
+            .await?;
         // What is stepped over becomes a hole.
         self.extend_file(
             counts,
@@ -121,10 +127,6 @@ impl Qcow2 {
         .await?;
         counts.grown_bytes += (growth.end - growth.start) << bits;
         self.write_counts(counts, &growth).await?;
-        let runs = counts
-            .refcounts
-            .zero_runs(growth.first_free()..growth.end)
-            .await?;
         let content = match step.method {
             Method::Allocate if !counts.cannot_allocate => Content::Reserved,
             Method::Allocate | Method::Extend => Content::Zeroes,

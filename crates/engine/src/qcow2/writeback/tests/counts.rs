@@ -3,11 +3,14 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use super::disk::{Disk, Op};
 use super::space::qcow2_on;
-use super::{ENOSPC, block_on, faults};
+use super::{EIO, ENOSPC, block_on, faults, open};
+use crate::Buf;
 use crate::file::HostFile;
+use crate::image::WriteOptions;
 use crate::qcow2::alloc::Content;
 use crate::qcow2::count_growth::CountGrowth;
 use crate::qcow2::create::{CreateOptions, create};
@@ -442,4 +445,39 @@ fn counts_that_could_not_be_raised_are_raised_later() {
         let count = block_on(counts.refcounts.get(cluster)).unwrap();
         assert_eq!(count, raised[&cluster], "{cluster:?}");
     }
+}
+
+/// New blocks are reachable before anything else can fail: a close cuts the file where the session
+/// takes its end to be.
+#[test]
+fn a_read_that_fails_as_the_file_grows_leaves_no_block_behind_the_end() {
+    let mut failed = 0;
+    for nth in 0..60 {
+        // Blocks of two pages, each for 8 MiB.
+        let disk = Disk::new(1);
+        let options = CreateOptions {
+            cluster_size: 8 << 10,
+            refcount_bits: 64,
+            ..CreateOptions::new(64 << 20)
+        };
+        block_on(create(disk.clone(), None, &options)).expect("there is room");
+        let image = open(disk.clone());
+        let left = AtomicI64::new(nth);
+        disk.fail(move |op| {
+            let is_due = matches!(op, Op::Read(_)) && left.fetch_sub(1, Ordering::Relaxed) == 0;
+            is_due.then(|| std::io::Error::from_raw_os_error(EIO))
+        });
+        for at in (0..24 << 20).step_by(1 << 20) {
+            let data = Buf::from(vec![1; 1 << 20]);
+            let written = block_on(image.write(at, data, WriteOptions::default()));
+            if written.is_err() {
+                failed += 1;
+                break;
+            }
+        }
+        disk.mend();
+        block_on(image.close()).expect("a read that failed changes nothing");
+        assert_eq!(faults(disk.contents()).0, 0, "read {nth} has failed");
+    }
+    assert!(failed >= 3, "only {failed} writes fail");
 }
