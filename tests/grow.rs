@@ -280,6 +280,36 @@ fn no_byte_is_lost_while_files_are_cut_and_appended_to() {
     });
 }
 
+/// XFS gives back nothing by itself of a file that was preallocated once.
+#[test]
+fn space_that_a_file_system_adds_to_a_file_given_steps_before_is_given_back() {
+    on(Kind::Xfs, |at| {
+        let mut grow = Grow::start(&["--idle", "0.02"], at);
+        let path = at.join("a");
+        let append = |pieces: std::ops::Range<u64>, pause: Duration| {
+            let mut options = OpenOptions::new();
+            let mut file = options.create(true).append(true).open(&path).unwrap();
+            for piece in pieces {
+                file.write_all(&bytes(0, piece * PIECE as u64, PIECE))
+                    .unwrap();
+                std::thread::sleep(pause);
+            }
+        };
+        append(0..48, Duration::from_millis(5));
+        grow.until("given-back", &path);
+        // It is forgotten, and what comes next is seen at once with its end.
+        std::thread::sleep(Duration::from_millis(300));
+        grow.signal(Signal::STOP);
+        append(48..51, Duration::ZERO);
+        append(51..112, Duration::ZERO);
+        assert!(excess(&path) > 8192, "nothing to give back");
+        grow.signal(Signal::CONT);
+        expect_no_excess(std::slice::from_ref(&path));
+        grow.end();
+        expect_content(&path, 0, 112 * PIECE as u64);
+    });
+}
+
 #[test]
 fn a_file_that_is_opened_for_each_write_keeps_its_space_until_it_is_left() {
     on_both(|at| {

@@ -64,6 +64,8 @@ pub struct Snapshots {
     /// The states that a power failure may leave besides, until a flush has covered what the
     /// process that died had written. A session changes nothing before such a flush.
     uncovered: Vec<State>,
+    /// The power has failed meanwhile, and nothing has read yet which of these it left.
+    is_undecided: bool,
 }
 
 /// Snapshots that an image has at most: each of them is read after each ending.
@@ -82,6 +84,7 @@ impl Snapshots {
             known: known.collect(),
             pending: None,
             uncovered: Vec::new(),
+            is_undecided: false,
         }
     }
 
@@ -138,17 +141,26 @@ impl Snapshots {
         self.pending.is_some()
     }
 
-    /// A flush has covered what processes wrote that died.
+    /// A flush has covered what processes wrote that died, unless the power failed before it.
     pub fn covered(&mut self) {
-        self.uncovered.clear();
+        if !self.is_undecided {
+            self.uncovered.clear();
+        }
+    }
+
+    /// The power has failed.
+    pub fn power_failed(&mut self) {
+        self.is_undecided |= !self.uncovered.is_empty();
+    }
+
+    fn may_be_uncovered(&self, survival: Survival) -> bool {
+        survival == Survival::Durable || self.is_undecided
     }
 
     /// The disks that an ending may leave.
     pub fn disks(&self, before: &Model, survival: Survival) -> Vec<Model> {
-        let others = self
-            .uncovered
-            .iter()
-            .filter(|_| survival == Survival::Durable);
+        let uncovered = self.uncovered.iter();
+        let others = uncovered.filter(|_| self.may_be_uncovered(survival));
         let others = others.chain(&self.pending);
         let others = others.filter_map(|state| state.disk.clone());
         std::iter::once(before.clone()).chain(others).collect()
@@ -171,7 +183,7 @@ impl Snapshots {
         let uncovered = std::mem::take(&mut self.uncovered);
         let mut states = vec![known];
         // Nothing that came after them is on the medium yet.
-        if survival == Survival::Durable {
+        if self.may_be_uncovered(survival) {
             states.extend(uncovered.iter().cloned());
         }
         states.extend(self.pending.take());
@@ -182,7 +194,7 @@ impl Snapshots {
             ));
         };
         self.known.clone_from(&found.known);
-        if survival == Survival::Cached {
+        if !self.may_be_uncovered(survival) {
             self.uncovered = uncovered;
             if states.iter().any(|state| state.disk.is_some()) {
                 states[0].disk = Some(before.clone());
@@ -191,6 +203,7 @@ impl Snapshots {
                 self.uncovered.extend(states);
             }
         }
+        self.is_undecided = false;
         Ok(())
     }
 

@@ -647,6 +647,7 @@ impl<'a> Run<'a> {
         } else {
             let next = Rng::new(self.rng.bits());
             self.disk = self.disk.crash(rng, next);
+            self.snapshots.power_failed();
             self.survival = Some(Survival::Durable);
         }
         self.check("after a crash")

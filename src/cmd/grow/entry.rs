@@ -40,6 +40,8 @@ pub struct Entry {
     steps: u64,
     /// Something was allocated since it was last cut.
     owes: bool,
+    /// Something was allocated at some time.
+    was_given: bool,
     is_kept: bool,
     is_refused: bool,
     changed_at: Instant,
@@ -63,6 +65,7 @@ impl Entry {
             has_grown_since_close: true,
             steps: 0,
             owes: false,
+            was_given: false,
             is_kept: false,
             is_refused: false,
             changed_at: now,
@@ -83,6 +86,16 @@ impl Entry {
     /// Something was allocated, and may lie behind its end.
     pub fn owes(&self) -> bool {
         self.owes
+    }
+
+    /// Something was allocated for it at some time.
+    pub fn was_given(&self) -> bool {
+        self.was_given
+    }
+
+    /// Something was allocated for it before it was forgotten.
+    pub fn recalled(&mut self) {
+        self.was_given = true;
     }
 
     /// It takes a descriptor.
@@ -173,6 +186,7 @@ impl Entry {
         match allocated {
             Allocated::All => {
                 self.owes = true;
+                self.was_given = true;
                 self.steps += 1;
                 self.ahead.granted(&range);
                 Some(Event::Allocated {
@@ -184,6 +198,7 @@ impl Entry {
             Allocated::Full => {
                 // Some file systems leave a part of it there.
                 self.owes = true;
+                self.was_given = true;
                 self.full_until = Some(now + FULL_WAIT);
                 None
             }
@@ -222,9 +237,24 @@ impl Entry {
         }
     }
 
+    /// Takes on what the file system has ahead of a file of which it gives back nothing by itself: see [`LEAP_BYTES`].
+    fn owes_what_the_system_added(&mut self, find: impl FnOnce() -> Result<Handle, Refused>) {
+        let end = self.size.next_multiple_of(BLOCK_MAX_BYTES);
+        let has_more = self.was_given && self.has_grown_since_close && self.space > end;
+        if has_more && !self.owes && !self.is_refused {
+            self.owes = self.open(find).is_ok();
+        }
+    }
+
     /// Somebody who could write has closed it.
-    pub fn closed(&mut self, idle: Duration, now: Instant) -> Option<Event> {
+    pub fn closed(
+        &mut self,
+        idle: Duration,
+        find: impl FnOnce() -> Result<Handle, Refused>,
+        now: Instant,
+    ) -> Option<Event> {
         let mut event = None;
+        self.owes_what_the_system_added(find);
         if std::mem::take(&mut self.has_grown_since_close) {
             match at_close(Some(self.closes)) {
                 AtClose::Trim(closes) => self.closes = closes,

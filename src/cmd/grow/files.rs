@@ -5,7 +5,7 @@
 //! as a close. So nothing here relies on who did something, only on what the file is like now: a length that has
 //! not changed needs nothing, and only growth since the last close makes another close count.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use cowslip::growth::{Rule, Steps};
@@ -19,6 +19,8 @@ use super::watch::{Batch, Change, Key, Watch};
 
 /// Files that are remembered.
 const FILES_MAX: usize = 4096;
+/// Forgotten files that are known to have been given space.
+const GIVEN_MAX: usize = 1 << 16;
 /// Files that are given space at a time.
 const HELD_MAX: u64 = 1024;
 /// Descriptors for each of these: one that does not count as open, one that does.
@@ -44,6 +46,8 @@ pub struct Files {
     entries: HashMap<Key, Entry>,
     /// Those that have lost their name and owe something, and what they were called.
     orphans: Vec<(String, Entry)>,
+    /// Those that were given space and are forgotten.
+    given: HashSet<Id>,
     held_max: usize,
     /// Of all files: bytes behind ends, and how many are held. Counted anew for each batch, and kept up within it.
     held_bytes: u64,
@@ -66,6 +70,7 @@ impl Files {
             settings,
             entries: HashMap::new(),
             orphans: Vec::new(),
+            given: HashSet::new(),
             held_max: usize::try_from(held).unwrap_or(1),
             held_bytes: 0,
             held_files: 0,
@@ -156,7 +161,8 @@ impl Files {
             }
         }
         if change.is_closed {
-            events.extend(entry.closed(self.settings.idle, now));
+            let find = || Handle::find(directory, &key.1);
+            events.extend(entry.closed(self.settings.idle, find, now));
         }
         for event in events {
             teller.tell(&name(watch, key), &event);
@@ -201,7 +207,10 @@ impl Files {
             size.saturating_sub(FIRST_GROWTH_BYTES),
             space.saturating_sub(FIRST_GROWTH_BYTES),
         );
-        let entry = Entry::new(id, before, self.settings.rule, now);
+        let mut entry = Entry::new(id, before, self.settings.rule, now);
+        if self.given.remove(&id) {
+            entry.recalled();
+        }
         self.entries.insert(key.clone(), entry);
         true
     }
@@ -232,8 +241,11 @@ impl Files {
             }
         }
         let idle = self.settings.idle;
-        self.entries
-            .retain(|_, entry| !entry.is_forgotten(idle, now));
+        for (_, entry) in self.entries.extract_if(|_, e| e.is_forgotten(idle, now)) {
+            if entry.was_given() && self.given.len() < GIVEN_MAX {
+                self.given.insert(entry.id);
+            }
+        }
         self.orphans.retain(|(_, e)| e.owes() && !e.is_deleted());
     }
 

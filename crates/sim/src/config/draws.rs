@@ -132,7 +132,9 @@ impl Config {
         };
         // What lies beyond is counted by nobody, and there is no file to extend.
         self.crammed = None;
-        if self.data == Data::ExternalRaw {
+        let below_shows = self.layout.version == 2 && !self.below.is_empty();
+        if self.data == Data::ExternalRaw || below_shows {
+            // The first has no file to extend; what a growth of the second uncovers is written.
             self.leave_out(Part::Resizes);
         }
         if self.data != Data::Inside {
