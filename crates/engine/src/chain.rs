@@ -12,7 +12,8 @@ use futures_util::future::{join, join_all};
 
 use crate::Result;
 use crate::file::{ChosenBy, Event, Gate, HostFile, Role};
-use crate::image::{BackingChoice, Format, OpenOptions};
+use crate::image::{BackingChoice, OpenOptions};
+use crate::policy::Format;
 use crate::qcow2::header::CryptMethod;
 use crate::qcow2::map::{Run, Source};
 use crate::qcow2::{self, Qcow2, Wanted};

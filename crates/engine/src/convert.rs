@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use crate::image::{Image, ZeroOptions};
 use crate::job::{Job, Stage};
-use crate::qcow2::geometry::round_up;
+use crate::units::round_up;
 use crate::{Error, Result};
 
 mod line;

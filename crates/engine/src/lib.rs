@@ -6,21 +6,13 @@
 //!
 //! May not know: NBD, command lines, printing, sockets, time.
 
-pub mod allocate;
 mod chain;
 pub mod commit;
 pub mod compare;
 pub mod convert;
 mod durable;
-pub mod error;
 mod extents;
-pub mod file;
-pub mod foreign;
-pub mod growth;
 pub mod image;
-pub mod job;
-pub mod limits;
-pub mod luks;
 pub mod measure;
 mod pairs;
 #[cfg(feature = "planted")]
@@ -28,20 +20,25 @@ pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
 pub mod qcow2;
-#[cfg(test)]
-mod random;
 mod raw;
 pub mod rebase;
-pub mod space;
-mod sync;
-pub mod workers;
-mod zero;
 
-pub use cowslip_queue::{Buf, BufMut};
-pub use error::{Error, Result};
+pub use cowslip_block::{
+    Buf, BufMut, Error, Job, Result, Workers, error, foreign, job, limits, workers,
+};
+pub use cowslip_hostfile::{allocate, growth, space};
+pub use cowslip_luks as luks;
 pub use image::Image;
-pub use job::Job;
-pub use workers::Workers;
+
+#[cfg(test)]
+use cowslip_block::random;
+use cowslip_block::{policy, sync, units, zero};
+
+/// Files: the trait [`BlockFile`](file::BlockFile) and those of the host.
+pub mod file {
+    pub use cowslip_block::file::*;
+    pub use cowslip_hostfile::host;
+}
 
 /// The README's example compiles.
 #[cfg(doctest)]

@@ -7,8 +7,9 @@
 use crate::convert::{Outcome, Sources, touched_bytes};
 use crate::qcow2::count_growth::{mapping_clusters, structures_for};
 use crate::qcow2::create::{CreateOptions, Preallocation};
-use crate::qcow2::geometry::{Geometry, round_up};
+use crate::qcow2::geometry::Geometry;
 use crate::qcow2::inspect::BitmapInfo;
+use crate::units::round_up;
 use crate::{Error, Result};
 
 /// Bytes of an entry of a bitmap's table.

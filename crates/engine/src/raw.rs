@@ -2,19 +2,21 @@
 //! behind a header, under a cipher: zeroes there are written, and discards do nothing, since no hole reads as zeroes.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use cowslip_queue::{Buf, BufMut};
 
 use crate::durable::DurableWrites;
 use crate::file::{Claim, Durability, Event, HostFile, Numbering, Permission, Space};
-use crate::image::Format;
 use crate::job::Job;
 use crate::luks::{self, SectorCipher};
+use crate::policy::Format;
 use crate::qcow2::create::Preallocation;
-use crate::qcow2::geometry::{HostOffset, round_down};
+use crate::qcow2::geometry::HostOffset;
 use crate::qcow2::map::{Run, Source};
 use crate::sync::Turn;
+use crate::units::round_down;
 use crate::{Error, Result, space};
 
 /// A raw image.
@@ -74,7 +76,7 @@ impl Raw {
         Ok(Raw {
             start,
             ..Raw::new(
-                file.encrypted(cipher, Numbering::Place(start)),
+                file.encrypted(Arc::new(cipher), Numbering::Place(start)),
                 round_down(size, SECTOR_BYTES),
             )
         })

@@ -21,8 +21,8 @@ use crate::image::{Image, ZeroOptions};
 use crate::job::{Cost, Job, PIECE_BYTES, Pieces, Stage};
 use crate::pairs::{Known, Spans};
 use crate::qcow2::amend::{Amendment, Backing};
-use crate::qcow2::geometry::{round_down, round_up};
 use crate::qcow2::{Fua, Qcow2};
+use crate::units::{round_down, round_up};
 use crate::zero::is_zero;
 use crate::{Error, Result};
 

@@ -13,11 +13,8 @@ use cowslip::file::host::{
 };
 use cowslip::file::{BlockFile, ChosenBy, Durability, FileRequest, Gate, Role, Space};
 use cowslip::{Buf, BufMut, Error};
+use cowslip_block::random::Random;
 use cowslip_queue::{Backend, Queue};
-use random::Random;
-
-#[path = "../src/random.rs"]
-mod random;
 
 /// Small, seeded and good enough: xorshift.
 fn writable() -> HostOptions {

@@ -14,7 +14,7 @@ pub mod pending;
 pub mod planted;
 pub mod primitives;
 pub mod qcow2;
-#[path = "../../engine/src/sync.rs"]
+#[path = "../../block/src/sync.rs"]
 pub mod sync;
 
 pub use pending::{Completer, Pending, pending};

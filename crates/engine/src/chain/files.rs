@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::file::{BlockFile, Claim, ContentId, Protection, ReadSet, Role, Sharing, Storage};
-use crate::image::Format;
+use crate::policy::Format;
 use crate::sync::{Mutex, lock};
 
 /// The files that were opened so far.

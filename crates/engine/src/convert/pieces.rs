@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::survey::{Place, Span, What};
-use crate::qcow2::geometry::{round_down, round_up};
+use crate::units::{round_down, round_up};
 
 /// Holes up to this length are read with the data around them: a request more costs as much.
 const GAP_BYTES: u64 = 64 << 10;
@@ -154,7 +154,7 @@ impl Cutter {
 
 /// A range, cut at multiples of `unit`.
 fn cut(range: Range<u64>, unit: u64) -> impl Iterator<Item = Range<u64>> {
-    crate::qcow2::geometry::pieces(range.start, range.end - range.start, unit)
+    crate::units::pieces(range.start, range.end - range.start, unit)
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use crate::file::host::copy_range;
 use crate::image::{Admitted, Image, ZeroOptions};
 use crate::job::Job;
 use crate::qcow2::Packed;
-use crate::qcow2::geometry::{pieces, round_down, round_up};
+use crate::units::{pieces, round_down, round_up};
 use crate::{Error, Result};
 
 /// A target's cluster is taken apart from this size on: writing zeroes around a little data costs more than a request.

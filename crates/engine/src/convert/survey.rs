@@ -11,7 +11,7 @@ use super::{
 };
 use crate::image::{Extent, Image};
 use crate::job::Job;
-use crate::qcow2::geometry::{round_down, round_up};
+use crate::units::{round_down, round_up};
 
 /// Extents that are asked for at once.
 const ASKED: usize = 4096;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::qcow2::geometry::pieces;
+use crate::units::pieces;
 use crate::zero::is_zero;
 
 /// By what unit, and from what length on, zeroes are left out.

@@ -11,9 +11,9 @@ use cowslip_queue::{Buf, BufMut};
 use super::{Image, ZeroOptions};
 use crate::file::Durability;
 use crate::qcow2::Qcow2;
-use crate::qcow2::geometry::{pieces, round_down, round_up};
 use crate::qcow2::inflight::{Kind, Leases, Ticket, Want};
 use crate::sync::{Mutex, lock};
+use crate::units::{pieces, round_down, round_up};
 use crate::{Error, Result, chain};
 
 /// All leases here are in one set, whatever tables map their clusters.

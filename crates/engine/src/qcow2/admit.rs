@@ -346,7 +346,7 @@ impl Qcow2 {
             return Ok(Ok(()));
         };
         let len = end - request.at;
-        let parts = geometry::pieces(request.at, len, self.geometry().cluster_bytes());
+        let parts = crate::units::pieces(request.at, len, self.geometry().cluster_bytes());
         let mut views: Few<_> = Few::new();
         for part in parts {
             let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
@@ -443,7 +443,7 @@ impl Qcow2 {
         }
         let mut found: Option<Range<u64>> = None;
         let len = range.end - range.start;
-        for part in geometry::pieces(range.start, len, self.geometry().cluster_bytes()) {
+        for part in crate::units::pieces(range.start, len, self.geometry().cluster_bytes()) {
             let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
             let view = self.view(state, cluster, below)?;
             let mut runs = Vec::new();

@@ -20,7 +20,6 @@ use cowslip_queue::{Buf, BufMut};
 
 use super::Qcow2;
 use super::create::Version;
-use super::geometry::round_up;
 use super::header::extensions::{PADDING, PREFIX_BYTES, area_end};
 use super::header::{
     AllocationHint, BACKING_NAME_BYTES_MAX, CompressionType, Extensions, HEADER_BYTES,
@@ -28,9 +27,10 @@ use super::header::{
 };
 use super::latch::Flush;
 use crate::chain::Below;
-use crate::image::AllocPolicy;
 use crate::job::Job;
 use crate::planted::{self, Mistake};
+use crate::policy::AllocPolicy;
+use crate::units::round_up;
 use crate::{Error, Result};
 
 mod unflag;

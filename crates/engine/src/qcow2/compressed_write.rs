@@ -15,15 +15,14 @@ use futures_util::future::join_all;
 use super::admit::Stay;
 use super::compress::Compressor;
 use super::entry::{Compressed, L2Entry, SECTOR_BYTES};
-use super::geometry::{
-    Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset, pieces, round_up,
-};
+use super::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset};
 use super::inflight::{Kind, Want};
 use super::plan::{Freed, Promise};
 use super::{Counts, Fua, Qcow2, State};
 use crate::chain::Below;
 use crate::file::{Durability, Event};
 use crate::planted::{self, Mistake};
+use crate::units::{pieces, round_up};
 use crate::workers::GROUP_BYTES;
 use crate::{Error, Result};
 

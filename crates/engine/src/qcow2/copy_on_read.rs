@@ -13,14 +13,14 @@ use std::ops::Range;
 use cowslip_queue::{Buf, BufMut};
 
 use super::admit::{Origin, Request};
-use super::geometry::{pieces, round_down, round_up};
 use super::map::{Run, Source};
 use super::plan::EntryRequest;
 use super::{Fua, Qcow2};
 use crate::Result;
 use crate::chain::{Below, Decided, decide, read_runs};
 use crate::file::Event;
-use crate::image::CopyOnRead;
+use crate::policy::CopyOnRead;
+use crate::units::{pieces, round_down, round_up};
 use crate::zero::is_zero;
 
 /// Bytes that are copied at a time, unless a cluster has more.

@@ -9,7 +9,6 @@ use smallvec::smallvec;
 
 use super::admit::{Batch, Step};
 use super::gather::PART_BYTES_MAX;
-use super::geometry::{round_down, round_up};
 use super::growth::Policy;
 use super::map::{Run, Source};
 use super::plan::{Change, Fill};
@@ -19,6 +18,7 @@ use crate::Result;
 use crate::chain::{Below, read_runs};
 use crate::file::{Durability, Event, Space};
 use crate::planted::{self, Mistake};
+use crate::units::{round_down, round_up};
 
 /// Buffers that go down in one write; the system takes 1024.
 const BUFFERS_PER_WRITE: usize = 512;

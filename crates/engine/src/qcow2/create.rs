@@ -9,18 +9,17 @@
 
 use std::sync::Arc;
 
-use super::geometry::{
-    CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, CLUSTER_BITS_MIN_EXTENDED, Geometry, round_up,
-};
+use super::geometry::{CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, CLUSTER_BITS_MIN_EXTENDED, Geometry};
 use super::header::{
     AllocationHint, CompressionType, CryptMethod, Extensions, HEADER_BYTES, HEADER_BYTES_V2,
     Header, L1_BYTES_MAX, autoclear, compatible, incompatible,
 };
 use crate::file::{BlockFile, Claim};
-use crate::image::AllocPolicy;
 use crate::job::Job;
 use crate::luks::NewVolume;
+use crate::policy::AllocPolicy;
 use crate::space::{self, Fill};
+use crate::units::round_up;
 use crate::{Error, Result};
 
 mod layout;

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::admit::Stay;
 use super::entry::L2Entry;
-use super::geometry::{self, GuestCluster, GuestOffset, round_down, round_up};
+use super::geometry::{GuestCluster, GuestOffset};
 use super::inflight::{Kind, Want};
 use super::map::Source;
 use super::plan::{self, EntryChange, EntryRequest, Freed, Promise, Unref};
@@ -19,6 +19,7 @@ use crate::chain::{Below, decide_zero};
 use crate::file::Space;
 use crate::image::ZeroOptions;
 use crate::planted::{self, Mistake};
+use crate::units::{round_down, round_up};
 use crate::{Error, Result};
 
 /// What is asked for, and what becomes of the space.
@@ -66,7 +67,7 @@ impl Qcow2 {
             EntryRequest::Zero
         };
         if inner.start >= inner.end {
-            for part in geometry::pieces(range.start, range.end - range.start, unit) {
+            for part in crate::units::pieces(range.start, range.end - range.start, unit) {
                 self.zero_part(part, below, options).await?;
             }
         } else {
@@ -179,7 +180,7 @@ impl Qcow2 {
                 feature: "zeroing this range without writing zeroes".to_string(),
             });
         }
-        for piece in geometry::pieces(range.start, range.end - range.start, CHUNK_BYTES) {
+        for piece in crate::units::pieces(range.start, range.end - range.start, CHUNK_BYTES) {
             let zeroes = super::cow::zeroes((piece.end - piece.start) as usize);
             self.write(piece.start, zeroes, below, Fua::No).await?;
         }
@@ -211,7 +212,7 @@ impl Qcow2 {
     ) -> Result<Vec<Range<u64>>> {
         let mut writes = Vec::new();
         let coverage = self.geometry().slice_coverage_bytes();
-        for piece in geometry::pieces(range.start, range.end - range.start, coverage) {
+        for piece in crate::units::pieces(range.start, range.end - range.start, coverage) {
             let guest = piece.clone();
             writes.extend(
                 self.change_within_slice((piece, &guest), below, ask)
@@ -361,7 +362,7 @@ impl Qcow2 {
             lease: None,
             is_seen: ask.0 != EntryRequest::Flag,
         };
-        for part in geometry::pieces(
+        for part in crate::units::pieces(
             piece.start,
             piece.end - piece.start,
             self.geometry().cluster_bytes(),

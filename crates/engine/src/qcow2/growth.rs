@@ -6,7 +6,7 @@
 
 use super::header::AllocationHint;
 use crate::growth::{Situation, Steps};
-use crate::image::{AllocPolicy, ZeroMethod};
+use crate::policy::{AllocPolicy, ZeroMethod};
 
 /// A session that has grown less than this does not allocate.
 const ALLOCATE_FROM_BYTES: u64 = 1 << 20;

@@ -20,8 +20,7 @@
 
 use super::entry::EntryFormat;
 use super::geometry::{CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, Geometry};
-use crate::image::Format;
-use crate::{Error, Result, luks};
+use crate::{Error, Result};
 
 pub mod extensions;
 #[cfg(test)]
@@ -34,7 +33,7 @@ pub use extensions::{
 };
 
 /// The first four bytes of every qcow2 image.
-pub const MAGIC: [u8; 4] = *b"QFI\xfb";
+pub use crate::foreign::QCOW2_MAGIC as MAGIC;
 /// Length of a version 2 header.
 pub const HEADER_BYTES_V2: u32 = 72;
 /// The least length of a version 3 header.
@@ -350,14 +349,5 @@ impl Header {
     /// Bytes of the refcount table.
     pub fn refcount_table_bytes(&self) -> u64 {
         u64::from(self.refcount_table_clusters) << self.cluster_bits
-    }
-}
-
-/// The format of a file that begins with `bytes` (8 or more where the file has them).
-pub fn probe(bytes: &[u8]) -> Format {
-    match bytes.get(..8) {
-        Some(start) if start[..4] == MAGIC && start[4..] >= [0, 0, 0, 2][..] => Format::Qcow2,
-        Some(start) if start.starts_with(&luks::MAGIC) && start[6..] == [0, 1] => Format::Luks,
-        _ => Format::Raw,
     }
 }

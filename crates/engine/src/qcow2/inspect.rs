@@ -77,7 +77,9 @@ pub async fn read_start(file: &dyn BlockFile) -> Result<Vec<u8>> {
     let len = file_len(file).await?;
     let start = read(file, 0, len.min(FIRST_READ_BYTES)).await?;
     let wanted = Header::wanted_bytes(&start, len);
-    if super::header::probe(&start) != crate::image::Format::Qcow2 || wanted <= start.len() as u64 {
+    if crate::foreign::supported(&start) != crate::policy::Format::Qcow2
+        || wanted <= start.len() as u64
+    {
         return Ok(start);
     }
     read(file, 0, wanted).await
@@ -111,8 +113,8 @@ async fn file_len(file: &dyn BlockFile) -> Result<u64> {
 /// Reads bytes at any offset; what is beyond the end of file is zero.
 async fn read(file: &dyn BlockFile, offset: u64, len: u64) -> Result<Vec<u8>> {
     let alignment = u64::from(file.capabilities().alignment_bytes);
-    let start = super::geometry::round_down(offset, alignment);
-    let end = super::geometry::round_up(offset + len, alignment);
+    let start = crate::units::round_down(offset, alignment);
+    let end = crate::units::round_up(offset + len, alignment);
     let (done, buf) = file
         .read(start, BufMut::zeroed((end - start) as usize))
         .await;

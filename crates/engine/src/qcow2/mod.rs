@@ -81,10 +81,9 @@ use self::tables::{Prepared, Tables};
 use crate::chain::Below;
 use crate::durable::DurableWrites;
 use crate::file::{Durability, Event, HostFile, Space};
-use crate::image::{
-    Admitted, CacheStatistics, DiscardPolicy, WritePolicy, WriteStatistics, ZeroMethod,
-};
+use crate::image::{Admitted, CacheStatistics, WriteStatistics};
 use crate::planted::{self, Mistake};
+use crate::policy::{DiscardPolicy, WritePolicy, ZeroMethod};
 use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
 use crate::{Error, Result, Workers};
 
@@ -409,7 +408,7 @@ impl Qcow2 {
             }
             at = piece.end;
             let len = piece.end - piece.start;
-            for part in geometry::pieces(piece.start, len, self.geometry().cluster_bytes()) {
+            for part in crate::units::pieces(piece.start, len, self.geometry().cluster_bytes()) {
                 let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
                 let entry = state.tables.entry(cluster);
                 let entry =

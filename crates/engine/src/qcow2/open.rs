@@ -8,7 +8,7 @@ use super::alloc::{FreeSet, Fresh, Protected};
 use super::bitmap::{self, Bitmaps};
 use super::entry::{EntryFormat, big_endian};
 use super::gather::Gathering;
-use super::geometry::{HostCluster, HostOffset, round_up};
+use super::geometry::{HostCluster, HostOffset};
 use super::header::extensions::CryptoHeader;
 use super::header::{CryptMethod, FIRST_READ_BYTES, Header};
 use super::inflight::{Epochs, JointSpace, Leases};
@@ -24,10 +24,12 @@ use super::{Counts, EIO, Qcow2, State, growth, snapshot};
 use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
 use crate::file::{Brake, ChosenBy, Event, FileRequest, Gate, HostFile, Numbering, Role};
-use crate::image::{DirtyImage, OpenOptions, RepairWatch, WriteStatistics, ZeroMethod};
+use crate::image::{DirtyImage, OpenOptions, RepairWatch, WriteStatistics};
 use crate::luks::{self, SectorCipher};
 use crate::planted::{self, Mistake};
+use crate::policy::ZeroMethod;
 use crate::sync::{Mutex, Turn, Waiters};
+use crate::units::round_up;
 use crate::{Error, Result};
 
 const EACCES: i32 = 13;
@@ -278,7 +280,7 @@ async fn decrypted(opening: &Opening<'_>, header: &Header, data: HostFile) -> Re
     })?;
     let Some(crypto) = header.extensions.crypto_header else {
         let cipher = SectorCipher::of_password(passphrase);
-        let data = data.encrypted(cipher, Numbering::Guest);
+        let data = data.encrypted(Arc::new(cipher), Numbering::Guest);
         return Ok(match header.has_data_file() {
             // It has everything where the disk has it.
             true => data.for_guest(0, 0).into_owned(),
@@ -288,7 +290,7 @@ async fn decrypted(opening: &Opening<'_>, header: &Header, data: HostFile) -> Re
     let place = place_of_keys(crypto, (&opening.file, opening.file_len))?;
     let key = (passphrase, &opening.options.workers);
     let (_, cipher) = luks::unlock(&opening.file, place, key).await?;
-    Ok(data.encrypted(cipher, Numbering::Place(0)))
+    Ok(data.encrypted(Arc::new(cipher), Numbering::Place(0)))
 }
 
 /// The method that the caller says is the image's, in QEMU's words.

@@ -22,7 +22,7 @@ use std::ops::Range;
 use super::alloc::Content;
 use super::create::Preallocation;
 use super::entry::{L2Entry, Standard};
-use super::geometry::{self, GuestOffset, HostCluster, HostOffset, round_down, round_up};
+use super::geometry::{GuestOffset, HostCluster, HostOffset};
 use super::growth::{Method, Step};
 use super::inflight::{Kind, Want};
 use super::plan::{EntryRequest, Preallocated, Promise, Unref, preallocated};
@@ -31,6 +31,7 @@ use crate::chain::Below;
 use crate::file::Space;
 use crate::job::{Job, Stage};
 use crate::space::{self, Fill};
+use crate::units::{round_down, round_up};
 use crate::{Error, Result};
 
 /// Bytes of refcount blocks that one step of growth makes, all of them in memory.
@@ -90,7 +91,7 @@ impl Qcow2 {
             }
             job.check()?;
             job.enter(Stage::Tables);
-            for piece in geometry::pieces(
+            for piece in crate::units::pieces(
                 range.start,
                 range.end - range.start,
                 self.geometry().slice_coverage_bytes(),
@@ -292,7 +293,7 @@ impl Qcow2 {
     ) -> Result<Option<Range<u64>>> {
         let mut write = None;
         let unit = self.geometry().cluster_bytes();
-        for part in geometry::pieces(piece.start, piece.end - piece.start, unit) {
+        for part in crate::units::pieces(piece.start, piece.end - piece.start, unit) {
             let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
             let view = self.view(state, cluster, below)?;
             let size = state.header.size;

@@ -22,8 +22,8 @@ use super::{Counts, Qcow2};
 use crate::Result;
 use crate::chain::Below;
 use crate::file::HostFile;
-use crate::image::DiscardPolicy;
 use crate::planted::{self, Mistake};
+use crate::policy::DiscardPolicy;
 use crate::sync::Waiters;
 
 /// Holes that are punched at once.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use cowslip_queue::Buf;
 
 use super::create::Preallocation;
-use super::geometry::{HostCluster, round_up};
+use super::geometry::HostCluster;
 use super::plan::{EntryRequest, Freed, Unref};
 use super::tables::{NewTable, OnDisk};
 use super::writeback::is_no_space;
@@ -16,6 +16,7 @@ use crate::image::ZeroOptions;
 use crate::job::Job;
 use crate::planted::{self, Mistake};
 use crate::sync::Waiters;
+use crate::units::round_up;
 use crate::{Error, Result};
 
 /// A table that is being copied.

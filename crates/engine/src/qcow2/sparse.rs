@@ -8,10 +8,11 @@ use std::ops::Range;
 
 use super::Qcow2;
 use super::entry::{EntryFormat, L2Entry, refcount_at};
-use super::geometry::{GuestOffset, HostOffset, pieces};
+use super::geometry::{GuestOffset, HostOffset};
 use super::header::Header;
 use crate::Result;
 use crate::file::HostFile;
+use crate::units::pieces;
 
 /// Counts the clusters in use until they are more, by a tenth and by two at least, than the host
 /// has given space to.

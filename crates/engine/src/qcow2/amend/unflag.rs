@@ -5,13 +5,13 @@
 use std::ops::Range;
 
 use super::super::Qcow2;
-use super::super::geometry::{pieces, round_up};
 use super::super::map::Source;
 use super::super::plan::{EntryRequest, Unref};
 use super::super::{Fua, cow};
 use crate::Result;
 use crate::chain::Below;
 use crate::job::{Job, Stage};
+use crate::units::{pieces, round_up};
 
 /// Zeroes are written in pieces of this size.
 const PIECE_BYTES: u64 = 2 << 20;

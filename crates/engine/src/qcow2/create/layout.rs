@@ -1,11 +1,12 @@
 //! Where everything of a fresh image is, and what its tables say. Pure.
 
 use super::super::entry::{EntryFormat, L2Entry, Standard, TableRef, set_refcount};
-use super::super::geometry::{Geometry, HostCluster, HostOffset, round_up};
+use super::super::geometry::{Geometry, HostCluster, HostOffset};
 use super::super::header::{CryptoHeader, Header};
 use super::placement::Placement;
 use super::{CreateOptions, Encryption, Preallocation, SIZE_UNIT, Version};
 use crate::Result;
+use crate::units::round_up;
 
 /// Guest bytes that one allocation of QEMU's preallocation asks for at most, before rounding down
 /// to clusters: it counts them in a C int.

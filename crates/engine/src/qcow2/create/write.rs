@@ -6,7 +6,6 @@ use std::sync::Arc;
 use cowslip_queue::BufMut;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::super::geometry::{round_down, round_up};
 use super::layout::Layout;
 use super::{Preallocation, SIZE_UNIT};
 use crate::error::system_words;
@@ -14,6 +13,7 @@ use crate::file::{BlockFile, Durability, HostFile};
 use crate::job::{Job, Stage};
 use crate::luks::NewVolume;
 use crate::space;
+use crate::units::{round_down, round_up};
 use crate::{Error, Result};
 
 /// Bytes of neighbouring tables that are written at once.

@@ -4,7 +4,7 @@
 //! then the unknown ones in the order in which they were found.
 
 use super::CompressionType;
-use crate::image::AllocPolicy;
+use crate::policy::AllocPolicy;
 
 const END: u32 = 0;
 pub(super) const BACKING_FORMAT: u32 = 0xe279_2aca;

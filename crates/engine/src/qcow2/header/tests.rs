@@ -272,11 +272,3 @@ fn no_mutation_of_a_header_causes_a_panic() {
     }
     assert!(accepted > 1000, "{accepted} mutations were accepted");
 }
-
-#[test]
-fn probing_looks_at_magic_and_version() {
-    assert_eq!(probe(b"QFI\xfb\0\0\0\x03"), Format::Qcow2);
-    assert_eq!(probe(b"QFI\xfb\0\0\0\x01"), Format::Raw);
-    assert_eq!(probe(b"QFI\xfb"), Format::Raw);
-    assert_eq!(probe(b""), Format::Raw);
-}

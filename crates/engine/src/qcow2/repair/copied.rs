@@ -4,11 +4,11 @@ use futures_util::StreamExt;
 
 use super::super::entry::big_endian;
 use super::super::entry::inspect::{self, Claim};
-use super::super::geometry::pieces;
 use super::survey::{Owner, put};
 use super::tables::read_each;
 use super::{Change, Plan, Step};
 use crate::Result;
+use crate::units::pieces;
 
 /// Long tables are read in pieces of this size.
 const PIECE_BYTES: u64 = 256 << 10;

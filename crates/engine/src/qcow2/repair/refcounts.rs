@@ -8,11 +8,12 @@ use futures_util::StreamExt;
 use super::super::check::counts::Copied;
 use super::super::check::{Finding, Structure};
 use super::super::entry::{big_endian, inspect, refcount_at, set_refcount};
-use super::super::geometry::{HostCluster, pieces, round_up};
+use super::super::geometry::HostCluster;
 use super::super::header::REFCOUNT_TABLE_BYTES_MAX;
 use super::copied::apply;
 use super::tables::read_each;
 use super::{Change, Plan, Step};
+use crate::units::{pieces, round_up};
 use crate::{Error, Result};
 
 /// A refcount block that is to be written.

@@ -8,11 +8,11 @@ use super::super::entry::snapshot::{
     EXTRA_BYTES_KNOWN, EXTRA_BYTES_MAX, EXTRA_BYTES_V3, Extra, FIXED_BYTES, Fixed, TABLE_BYTES_MAX,
     completed_extra,
 };
-use super::super::geometry::pieces;
 use super::super::header::{BitmapsExtension, L1_BYTES_MAX, autoclear};
 use super::survey::{L1, Owner};
 use super::{Plan, SnapshotFate, Step};
 use crate::Result;
+use crate::units::pieces;
 
 /// An entry of the snapshot table.
 #[derive(Clone, Debug)]

@@ -2,12 +2,13 @@
 
 use super::super::changed::changed_sectors;
 use super::super::entry::{refcount_at, set_refcount};
-use super::super::geometry::{HostCluster, pieces};
+use super::super::geometry::HostCluster;
 use super::super::header::{Header, autoclear, incompatible};
 use super::copied::{Walk, apply};
 use super::{Change, Outcome, Plan, Scope, Step, Summary, verify};
 use crate::file::Durability;
 use crate::planted::{self, Mistake};
+use crate::units::pieces;
 use crate::{Buf, Result};
 
 /// Data is copied in pieces of this size.

@@ -8,10 +8,10 @@ use super::super::check::counts::Copied;
 use super::super::entry::big_endian;
 use super::super::entry::inspect::{self, Claim};
 use super::super::entry::mend::{Mend, Surroundings, Wrong};
-use super::super::geometry::pieces;
 use super::survey::{Copy, L2Table, LostCluster, LostTable, Owner};
 use super::{Change, Event, Plan, Step};
 use crate::file::HostFile;
+use crate::units::pieces;
 use crate::{BufMut, Result};
 
 /// Long tables are read in pieces of this size.

@@ -7,7 +7,7 @@ use futures_util::StreamExt;
 
 use super::super::alloc::Content;
 use super::super::check::reader::Reader;
-use super::super::geometry::{HostCluster, round_up};
+use super::super::geometry::HostCluster;
 use super::super::header::{Header, L1_BYTES_MAX, incompatible};
 use super::super::inspect::snapshot_table_bytes;
 use super::super::probe::Stage as ProbeStage;
@@ -20,6 +20,7 @@ use super::tree::{Balance, Tree};
 use crate::file::{Durability, HostFile};
 use crate::job::{Job, Stage};
 use crate::planted::{self, Mistake};
+use crate::units::round_up;
 use crate::{Buf, Error, Result};
 
 /// Changed slices of counts that are kept before they are written.

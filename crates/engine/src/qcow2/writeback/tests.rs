@@ -20,8 +20,8 @@ use super::*;
 use crate::Image;
 use crate::file::memory::MemoryFile;
 use crate::file::{BlockFile, Capabilities, FileExtent, FileId, FileRequest, Gate, Space};
-use crate::image::DiscardPolicy;
 use crate::image::{OpenOptions, WriteOptions};
+use crate::policy::DiscardPolicy;
 use crate::qcow2::check::{self, CheckOptions, Finding};
 use crate::qcow2::create::{CreateOptions, create};
 

@@ -1,0 +1,792 @@
+//! [`HostFile`]: requests of any alignment on a file that asks for one.
+//!
+//! A finer read is widened and cut. A finer write becomes a read-modify-write of the host blocks at
+//! its ends, and of nothing else; while such a block is between its read and its write, no other
+//! write to it starts, and it waits for those under way. So 512-byte clusters work on a device with
+//! 4096-byte blocks, metadata and data alike.
+//!
+//! A write that nobody waits for any more keeps its blocks until it has ended: it would put old bytes
+//! beside its own over whatever the next one writes.
+//!
+//! Calls that zero or discard may have a coarser unit than reads and writes, as on a block device
+//! through the page cache. The ends of a range that are finer are zeroed by writing, and not
+//! discarded.
+//!
+//! [`HostFile::guarded`] is the same file, but its first sector is examined before it changes
+//! (`aligned/first_sector.rs`).
+//!
+//! [`HostFile::encrypted`] is the same file with a cipher between: bytes are decrypted behind each read and encrypted, in a
+//! copy, before each write. Its sectors are blocks like those of a device, so finer writes are read, changed and written in
+//! the same place, and keep clear of the writes to the file without the cipher. What reads as zeroes below does not read so
+//! above: zeroes are written. Where sectors are numbered by the guest's offsets, each use of the file says which these are
+//! ([`HostFile::for_guest`]).
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker, ready};
+
+use cowslip_queue::cut::{self, Cut};
+use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
+
+use super::{
+    BlockFile, Brake, Capabilities, Durability, Event, FileExtent, Holes, Observer, Space, Way,
+};
+use crate::sync::{Mutex, lock};
+use crate::units::{SECTOR_BYTES, round_down, round_up};
+use crate::{Error, Result};
+use first_sector::Change;
+
+mod first_sector;
+
+/// A [`BlockFile`] that takes requests of any alignment.
+#[derive(Clone, Debug)]
+pub struct HostFile {
+    file: Arc<dyn BlockFile>,
+    alignment: u64,
+    /// The unit of calls that zero or discard: a multiple of `alignment`.
+    space_alignment: u64,
+    /// No request may make the first sector look like that of an image.
+    is_guarded: bool,
+    writes: Arc<Mutex<Writes>>,
+    space_changes: Arc<AtomicU64>,
+    cipher: Option<Arc<Ciphered>>,
+    /// Bytes by which the guest's offsets are ahead of the file's, modulo 2^64; `None` where it is not said yet. Only sectors that
+    /// are numbered by them ask.
+    ahead: Option<u64>,
+    observer: Option<Arc<dyn Observer>>,
+    brake: Brake,
+}
+
+/// What the number of an encrypted sector is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbering {
+    /// That of its place in the file, counted from this offset.
+    Place(u64),
+    /// That of the guest's sector in it.
+    Guest,
+}
+
+/// A cipher between a file and whoever uses it.
+#[derive(Debug)]
+struct Ciphered {
+    cipher: Arc<dyn Cipher>,
+    numbering: Numbering,
+    /// What can be done with the file through it.
+    capabilities: Capabilities,
+}
+
+/// A cipher of whole sectors of [`SECTOR_BYTES`].
+pub trait Cipher: Send + Sync + std::fmt::Debug {
+    /// Encrypts whole sectors, of which the first has this number.
+    fn encrypt(&self, first_sector: u64, bytes: &mut [u8]);
+
+    /// Decrypts whole sectors, of which the first has this number.
+    fn decrypt(&self, first_sector: u64, bytes: &mut [u8]);
+}
+
+/// A write that has what it needs: its blocks, if it has any to itself, and all their bytes.
+/// Dropped, it gives the blocks up.
+pub struct PreparedWrite {
+    admitted: Option<Admitted>,
+    start: u64,
+    data: Vec<Buf>,
+}
+
+/// How a write treats the blocks at its ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ends {
+    Whole,
+    /// It reads blocks, and writes what it has made of them: nobody else writes them meanwhile.
+    ReadModifyWrite,
+}
+
+/// Whether the file has a call for what was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    Yes,
+    No,
+}
+
+/// Writes under way and waiting, in order of arrival; only kept for files with an alignment.
+#[derive(Default)]
+struct Writes {
+    active: Vec<(u64, Range<u64>, Ends)>,
+    waiting: VecDeque<(u64, Range<u64>, Ends, Completer<()>)>,
+    next_id: u64,
+}
+
+impl std::fmt::Debug for Writes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "Writes(active: {:?}, waiting: {})",
+            self.active,
+            self.waiting.len()
+        )
+    }
+}
+
+fn conflict(a: (&Range<u64>, Ends), b: (&Range<u64>, Ends)) -> bool {
+    (a.1 == Ends::ReadModifyWrite || b.1 == Ends::ReadModifyWrite)
+        && a.0.start < b.0.end
+        && b.0.start < a.0.end
+}
+
+/// A write that is registered; leaving lets the next ones in.
+struct Admitted {
+    writes: Arc<Mutex<Writes>>,
+    id: u64,
+}
+
+impl Admitted {
+    /// Awaits an operation on the blocks, and leaves when it has ended, whoever waits then.
+    fn until(self, operation: Pending<io::Result<()>>) -> UnderWay {
+        UnderWay(Some((operation, self)))
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let mut writes = lock(&self.writes);
+        writes.active.retain(|(id, ..)| *id != self.id);
+        writes
+            .waiting
+            .retain(|(id, _, _, waiter)| *id != self.id && waiter.is_awaited());
+        let mut still: VecDeque<(u64, Range<u64>, Ends, Completer<()>)> = VecDeque::new();
+        for (id, range, ends, waiter) in std::mem::take(&mut writes.waiting) {
+            let blocked = writes
+                .active
+                .iter()
+                .any(|(_, r, e)| conflict((&range, ends), (r, *e)))
+                || still
+                    .iter()
+                    .any(|(_, r, e, _)| conflict((&range, ends), (r, *e)));
+            if blocked {
+                still.push_back((id, range, ends, waiter));
+            } else {
+                writes.active.push((id, range, ends));
+                waiter.complete(());
+            }
+        }
+        writes.waiting = still;
+    }
+}
+
+/// An operation and its claim to the blocks that it writes.
+type Claimed = (Pending<io::Result<()>>, Admitted);
+
+/// A future of [`Admitted::until`].
+struct UnderWay(Option<Claimed>);
+
+impl Future for UnderWay {
+    type Output = io::Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let (operation, _) = self
+            .0
+            .as_mut()
+            .expect("a completed future is not polled again");
+        let outcome = ready!(Pin::new(operation).poll(cx));
+        self.0 = None;
+        Poll::Ready(outcome)
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        if let Some(claimed) = self.0.take() {
+            Arc::new(Abandoned(Mutex::new(Some(claimed)))).wake();
+        }
+    }
+}
+
+/// An operation that nobody waits for: whoever completes it ends its claim.
+struct Abandoned(Mutex<Option<Claimed>>);
+
+impl Wake for Abandoned {
+    fn wake(self: Arc<Self>) {
+        let waker = Waker::from(Arc::clone(&self));
+        let mut held = lock(&self.0);
+        let Some((operation, _)) = held.as_mut() else {
+            return;
+        };
+        // Its range holds the old or the new bytes, as with any request that is dropped. It has ended, too,
+        // if its driver went away.
+        if operation
+            .poll_ended(&mut Context::from_waker(&waker))
+            .is_ready()
+        {
+            *held = None;
+        }
+    }
+}
+
+impl HostFile {
+    /// Wraps a file.
+    pub fn new(file: Arc<dyn BlockFile>) -> HostFile {
+        let (alignment, space_alignment) = alignments(file.as_ref());
+        HostFile {
+            observer: file.observer(),
+            file,
+            alignment,
+            space_alignment,
+            is_guarded: false,
+            writes: Arc::default(),
+            space_changes: Arc::default(),
+            cipher: None,
+            ahead: None,
+            brake: Brake::default(),
+        }
+    }
+
+    /// The same file, whose bytes are encrypted. What is before the first sector is out of reach.
+    pub fn encrypted(&self, cipher: Arc<dyn Cipher>, numbering: Numbering) -> HostFile {
+        if let Numbering::Place(base) = numbering {
+            assert!(base.is_multiple_of(SECTOR_BYTES), "data begins at a sector");
+        }
+        let alignment = self.alignment.max(SECTOR_BYTES);
+        let space_alignment = self.space_alignment.max(SECTOR_BYTES);
+        let capabilities = Capabilities {
+            alignment_bytes: alignment as u32,
+            space_alignment_bytes: space_alignment as u32,
+            extends_with_zeroes: false,
+            zeroes_fast: false,
+            punches_holes: false,
+            ..self.file.capabilities().clone()
+        };
+        HostFile {
+            alignment,
+            space_alignment,
+            cipher: Some(Arc::new(Ciphered {
+                cipher,
+                numbering,
+                capabilities,
+            })),
+            ..self.clone()
+        }
+    }
+
+    /// The same file without the cipher: what is before the data is in the clear.
+    pub fn in_the_clear(&self) -> HostFile {
+        let (alignment, space_alignment) = alignments(self.file.as_ref());
+        HostFile {
+            alignment,
+            space_alignment,
+            cipher: None,
+            ..self.clone()
+        }
+    }
+
+    /// The brake that stops all changes of the file through this handle and those made of it.
+    pub fn brake(&self) -> Brake {
+        self.brake.clone()
+    }
+
+    /// The same file, stopped by the brake of another one of its session.
+    pub fn stopped_with(self, other: &HostFile) -> HostFile {
+        HostFile {
+            brake: other.brake(),
+            ..self
+        }
+    }
+
+    /// The same file, which no brake stops: for the mark that an image is corrupt.
+    pub fn without_brake(&self) -> HostFile {
+        HostFile {
+            brake: Brake::default(),
+            ..self.clone()
+        }
+    }
+
+    /// Refuses to change the file once its brake is pulled; asked right before each change.
+    fn unstopped(&self) -> Result<()> {
+        match self.brake.is_pulled() {
+            true => Err(Error::Latched(self.name().to_string())),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether there is a cipher between.
+    pub fn is_encrypted(&self) -> bool {
+        self.cipher.is_some()
+    }
+
+    /// Whether bytes that lie side by side in the file belong together only if the guest has them side by side, too.
+    pub fn is_keyed_by_guest(&self) -> bool {
+        let cipher = self.cipher.as_ref();
+        cipher.is_some_and(|ciphered| ciphered.numbering == Numbering::Guest)
+    }
+
+    /// The file, for bytes that are at `host` in it and at `guest` for the guest.
+    pub fn for_guest(&self, host: u64, guest: u64) -> Cow<'_, HostFile> {
+        match self.is_keyed_by_guest() {
+            false => Cow::Borrowed(self),
+            true => Cow::Owned(HostFile {
+                ahead: Some(guest.wrapping_sub(host)),
+                ..self.clone()
+            }),
+        }
+    }
+
+    /// The number of the sector at an offset in the file.
+    fn sector(&self, numbering: Numbering, offset: u64) -> u64 {
+        let from_first = match numbering {
+            // The first block of a device may begin before the data: its sectors there have the
+            // numbers that count up to 0, modulo 2^64 bytes. The cipher counts alike, so what is
+            // decrypted of them is encrypted again as it was.
+            Numbering::Place(base) => offset.wrapping_sub(base),
+            Numbering::Guest => {
+                let ahead = self.ahead.expect("whoever uses the file says for what");
+                offset.wrapping_add(ahead)
+            }
+        };
+        from_first / SECTOR_BYTES
+    }
+
+    /// Tells the file's observer, if it has one, what is about to be done; returns when the work may go on.
+    pub async fn reach(&self, event: Event) {
+        if let Some(observer) = &self.observer
+            && let Some(wait) = observer.reached(event)
+        {
+            wait.await;
+        }
+    }
+
+    /// The same from where nothing can be waited for.
+    pub fn pass(&self, event: Event) {
+        if let Some(observer) = &self.observer {
+            observer.passed(event);
+        }
+    }
+
+    /// How often space was allocated, zeroed or given back, or the length changed, each time counted when it
+    /// had ended, well or not. What reads as zeroes since then need not do so after a crash, until a flush
+    /// that began later.
+    pub fn space_changes(&self) -> u64 {
+        self.space_changes.load(Ordering::Acquire)
+    }
+
+    /// Ends an operation that changes space.
+    fn space_changed<T>(&self, outcome: T) -> T {
+        self.space_changes.fetch_add(1, Ordering::AcqRel);
+        outcome
+    }
+
+    /// The file's name, for messages.
+    pub fn name(&self) -> &str {
+        self.file.name()
+    }
+
+    /// What the file can do.
+    pub fn capabilities(&self) -> &Capabilities {
+        match &self.cipher {
+            None => self.file.capabilities(),
+            Some(ciphered) => &ciphered.capabilities,
+        }
+    }
+
+    /// The file itself, without a cipher.
+    pub fn block_file(&self) -> &Arc<dyn BlockFile> {
+        &self.file
+    }
+
+    fn failed(&self, verb: &str, source: io::Error) -> Error {
+        Error::io(format!("Could not {verb} '{}'", self.name()), source)
+    }
+
+    /// The file's length in bytes.
+    pub async fn len(&self) -> Result<u64> {
+        self.file
+            .len()
+            .await
+            .map_err(|error| self.failed("get the size of", error))
+    }
+
+    /// Fills `buf` from `offset` on; zeroes beyond the end of file.
+    pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+        let len = buf.len() as u64;
+        if self.is_aligned(offset, len) && self.is_memory_aligned(&buf) {
+            return self.read_blocks(offset, buf).await;
+        }
+        let mut buf = buf;
+        let start = round_down(offset, self.alignment);
+        let end = round_up(offset + len, self.alignment);
+        let wide = BufMut::zeroed((end - start) as usize);
+        let wide = self.read_blocks(start, wide).await?;
+        buf.copy_from_slice(&wide[(offset - start) as usize..][..len as usize]);
+        Ok(buf)
+    }
+
+    /// Reads whole blocks.
+    async fn read_blocks(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+        let (outcome, mut buf) = self.file.read(offset, buf).await;
+        outcome.map_err(|error| self.failed("read", error))?;
+        if let Some(ciphered) = &self.cipher {
+            let first = self.sector(ciphered.numbering, offset);
+            ciphered.cipher.decrypt(first, &mut buf);
+        }
+        Ok(buf)
+    }
+
+    /// What is to be written to whole blocks: the bytes, or an encrypted copy.
+    fn enciphered(&self, offset: u64, data: Vec<Buf>) -> Vec<Buf> {
+        let Some(ciphered) = &self.cipher else {
+            return data;
+        };
+        let mut joined = joined(&data);
+        let first = self.sector(ciphered.numbering, offset);
+        ciphered.cipher.encrypt(first, &mut joined);
+        vec![joined.freeze()]
+    }
+
+    /// Reads `len` bytes at `offset` into a new buffer.
+    pub async fn read_new(&self, offset: u64, len: u64) -> Result<BufMut> {
+        self.read(offset, BufMut::zeroed(len as usize)).await
+    }
+
+    /// Writes the buffers one after the other at `offset`.
+    pub async fn write(&self, offset: u64, data: Vec<Buf>, durability: Durability) -> Result<()> {
+        let prepared = self.prepare_write(offset, data).await?;
+        self.write_prepared(prepared, durability).await
+    }
+
+    /// The first half of a write: waits until nothing is in its way, and reads what it needs. A
+    /// failure has written nothing.
+    pub async fn prepare_write(&self, offset: u64, data: Vec<Buf>) -> Result<PreparedWrite> {
+        let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
+        let end = offset + len;
+        if len == 0 || (self.alignment == 1 && !self.guards(&(offset..end))) {
+            return Ok(PreparedWrite {
+                admitted: None,
+                start: offset,
+                data,
+            });
+        }
+        let blocks = round_down(offset, self.alignment)..round_up(end, self.alignment);
+        let change = Change::Bytes(offset, &data);
+        if self.is_aligned(offset, len) {
+            let admitted = self.admit(blocks, Ends::Whole, change).await?;
+            let data = match self.is_encrypted() {
+                true => self.enciphered(offset, data),
+                false => self.fit_memory(data),
+            };
+            return Ok(PreparedWrite {
+                admitted: Some(admitted),
+                start: offset,
+                data,
+            });
+        }
+        let admitted = self.admit(blocks.clone(), Ends::ReadModifyWrite, change);
+        let admitted = admitted.await?;
+        let start = blocks.start;
+        let whole = self.fill_ends(offset, data, blocks).await?;
+        Ok(PreparedWrite {
+            admitted: Some(admitted),
+            start,
+            data: self.enciphered(start, vec![whole]),
+        })
+    }
+
+    /// The second half of a write.
+    pub async fn write_prepared(
+        &self,
+        prepared: PreparedWrite,
+        durability: Durability,
+    ) -> Result<()> {
+        let PreparedWrite {
+            admitted,
+            start,
+            data,
+        } = prepared;
+        if data.iter().all(|buf| buf.is_empty()) {
+            return Ok(());
+        }
+        self.reach(Event::Pwritev).await;
+        self.unstopped()?;
+        let written = self.file.write(start, data, durability);
+        let written = match admitted {
+            Some(admitted) => admitted.until(written).await,
+            None => written.await,
+        };
+        self.reach(Event::PwritevDone).await;
+        written.map_err(|error| self.failed("write", error))
+    }
+
+    /// The whole blocks that a finer write lies in, with its bytes in their place.
+    async fn fill_ends(&self, offset: u64, data: Vec<Buf>, blocks: Range<u64>) -> Result<Buf> {
+        let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
+        let mut whole = BufMut::zeroed((blocks.end - blocks.start) as usize);
+        let last = blocks.end - self.alignment;
+        let head_partial = offset > blocks.start;
+        let tail_partial = offset + len < blocks.end && (last > blocks.start || !head_partial);
+        let head = (Event::PwritevRmwHead, Event::PwritevRmwAfterHead);
+        let tail = (Event::PwritevRmwTail, Event::PwritevRmwAfterTail);
+        let ends = [
+            (head_partial, blocks.start, head),
+            (tail_partial, last, tail),
+        ];
+        for (partial, at, (before, after)) in ends {
+            if partial {
+                self.reach(before).await;
+                let old = BufMut::zeroed(self.alignment as usize);
+                let old = self.read_blocks(at, old).await?;
+                whole[(at - blocks.start) as usize..][..old.len()].copy_from_slice(&old);
+                self.reach(after).await;
+            }
+        }
+        let mut at = (offset - blocks.start) as usize;
+        for buf in &data {
+            whole[at..at + buf.len()].copy_from_slice(buf);
+            at += buf.len();
+        }
+        Ok(whole.freeze())
+    }
+
+    /// Makes a range read as zeroes, by one call of the file system where it can, else by writing.
+    pub async fn zero(&self, offset: u64, len: u64, space: Space) -> Result<()> {
+        self.space_changed(self.make_zero(offset, len, space).await)
+    }
+
+    async fn make_zero(&self, offset: u64, len: u64, space: Space) -> Result<()> {
+        let end = offset + len;
+        let inner = round_up(offset, self.space_alignment)..round_down(end, self.space_alignment);
+        if inner.is_empty() || !self.capabilities().zeroes_fast {
+            return self.write_zeroes(offset..end).await;
+        }
+        self.write_zeroes(offset..inner.start).await?;
+        let rest = match self.zero_blocks(inner.clone(), space).await? {
+            Taken::Yes => inner.end..end,
+            Taken::No => inner.start..end,
+        };
+        self.write_zeroes(rest).await
+    }
+
+    /// Zeroes whole blocks by one call.
+    async fn zero_blocks(&self, blocks: Range<u64>, space: Space) -> Result<Taken> {
+        let change = Change::Zeroes(blocks.clone());
+        let admitted = self.admit(blocks.clone(), Ends::Whole, change).await?;
+        self.reach(Event::PwritevZero).await;
+        self.unstopped()?;
+        let zeroed = self
+            .file
+            .zero(blocks.start, blocks.end - blocks.start, space);
+        match admitted.until(zeroed).await {
+            Ok(()) => Ok(Taken::Yes),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(Taken::No),
+            Err(error) => Err(self.failed("write", error)),
+        }
+    }
+
+    async fn write_zeroes(&self, range: Range<u64>) -> Result<()> {
+        const CHUNK: u64 = 2 << 20;
+        let mut at = range.start;
+        while at < range.end {
+            let next = (range.end - at).min(CHUNK);
+            let zeroes = vec![Buf::zeroed(next as usize)];
+            self.write(at, zeroes, Durability::Cached).await?;
+            at += next;
+        }
+        Ok(())
+    }
+
+    /// Gives the space of the whole blocks within a range back to the host, and says which part that
+    /// was.
+    pub async fn discard(&self, offset: u64, len: u64) -> Result<Range<u64>> {
+        let start = round_up(offset, self.space_alignment);
+        let inner = start..round_down(offset + len, self.space_alignment).max(start);
+        let inner = self.spare_first_sector(inner);
+        if inner.is_empty() {
+            return Ok(inner);
+        }
+        let change = Change::Zeroes(inner.clone());
+        let admitted = self.admit(inner.clone(), Ends::Whole, change).await?;
+        self.unstopped()?;
+        let discarded = self.file.discard(inner.start, inner.end - inner.start);
+        let discarded = admitted.until(discarded).await;
+        self.space_changed(discarded)
+            .map(|()| inner)
+            .map_err(|error| self.failed("discard", error))
+    }
+
+    /// Allocates space for the blocks of a range, and moves the end of file up to their end.
+    pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
+        let start = round_down(offset, self.space_alignment);
+        let end = round_up(offset + len, self.space_alignment);
+        self.unstopped()?;
+        let allocated = self.file.allocate(start, end - start).await;
+        self.space_changed(allocated)
+            .map_err(|error| self.failed("allocate space for", error))
+    }
+
+    /// Allocates space for a range; the end of file stays.
+    pub async fn allocate_keeping_end(&self, offset: u64, len: u64) -> Result<()> {
+        self.unstopped()?;
+        let allocated = self.file.allocate_keeping_end(offset, len).await;
+        self.space_changed(allocated)
+            .map_err(|error| self.failed("allocate space for", error))
+    }
+
+    /// Allocates a range as zeroes that count as written, where there is a call for that.
+    pub async fn allocate_written(&self, offset: u64, len: u64) -> Result<()> {
+        self.unstopped()?;
+        let allocated = self.file.allocate_written(offset, len).await;
+        self.space_changed(allocated)
+            .map_err(|error| self.failed("allocate space for", error))
+    }
+
+    /// Gives a hole its space by other means than the file system's call.
+    pub async fn give_space(&self, range: Range<u64>, way: Way) -> Result<()> {
+        self.unstopped()?;
+        let given = self.file.give_space(range, way).await;
+        self.space_changed(given)
+            .map(drop)
+            .map_err(|error| self.failed("allocate space for", error))
+    }
+
+    /// The first `most` holes of a range.
+    pub async fn holes(&self, range: Range<u64>, most: usize) -> Result<Holes> {
+        let holes = self.file.holes(range, most).await;
+        holes.map_err(|error| self.failed("map", error))
+    }
+
+    /// Data and holes of a range.
+    pub async fn extents(&self, offset: u64, len: u64) -> Result<Vec<FileExtent>> {
+        let extents = self.file.extents(offset, len).await;
+        extents.map_err(|error| self.failed("map", error))
+    }
+
+    /// Makes durable all that had completed when it was called.
+    pub async fn flush(&self) -> Result<()> {
+        self.reach(Event::FlushToOs).await;
+        self.reach(Event::FlushToDisk).await;
+        self.file
+            .flush()
+            .await
+            .map_err(|error| self.failed("flush", error))
+    }
+
+    /// Cuts or extends the file.
+    pub async fn set_len(&self, len: u64) -> Result<()> {
+        self.unstopped()?;
+        let set = match self.guards(&(len..u64::MAX)) {
+            false => self.file.set_len(len).await,
+            true => {
+                let cut = len..first_sector::BYTES;
+                let change = Change::Zeroes(cut.clone());
+                let admitted = self.admit(cut, Ends::Whole, change).await?;
+                admitted.until(self.file.set_len(len)).await
+            }
+        };
+        self.space_changed(set)
+            .map_err(|error| self.failed("resize", error))
+    }
+
+    /// Cuts the file if nobody else has it open.
+    pub async fn cut_alone(&self, cut: Cut) -> Result<cut::Outcome> {
+        self.unstopped()?;
+        self.space_changed(self.file.cut_alone(cut).await)
+            .map_err(|error| self.failed("cut", error))
+    }
+
+    /// Cuts a file that should have `len` bytes and has more, but no more than whole blocks at its
+    /// end explain: what lies further is not ours.
+    pub async fn cut_padding(&self, len: u64) -> Result<()> {
+        let now = self.len().await?;
+        if now > len && now <= round_up(len, self.alignment) {
+            self.set_len(len).await?;
+        }
+        Ok(())
+    }
+
+    fn is_aligned(&self, offset: u64, len: u64) -> bool {
+        (offset | len) & (self.alignment - 1) == 0
+    }
+
+    fn is_memory_aligned(&self, bytes: &[u8]) -> bool {
+        self.alignment == 1 || (bytes.as_ptr() as u64).is_multiple_of(self.alignment)
+    }
+
+    /// Buffers whose addresses and lengths direct I/O takes: the same ones, or a copy.
+    fn fit_memory(&self, data: Vec<Buf>) -> Vec<Buf> {
+        let fits = |buf: &Buf| self.is_memory_aligned(buf) && self.is_aligned(0, buf.len() as u64);
+        if data.iter().all(fits) {
+            return data;
+        }
+        vec![joined(&data).freeze()]
+    }
+
+    /// Waits until nothing is in the way of a change to these blocks, and examines what it would
+    /// make of the first sector, if that is guarded. Nobody else changes the sector then until the
+    /// change has ended.
+    async fn admit(&self, blocks: Range<u64>, ends: Ends, change: Change<'_>) -> Result<Admitted> {
+        if !self.guards(&blocks) {
+            return Ok(self.register(blocks, ends).await);
+        }
+        let claim = 0..blocks.end.max(first_sector::BYTES);
+        let admitted = self.register(claim, Ends::ReadModifyWrite).await;
+        // Boxed: few files are guarded, and each write would have room for it.
+        Box::pin(self.examine(change)).await?;
+        Ok(admitted)
+    }
+
+    async fn register(&self, range: Range<u64>, ends: Ends) -> Admitted {
+        let (id, waiting) = {
+            let mut writes = lock(&self.writes);
+            let id = writes.next_id;
+            writes.next_id += 1;
+            let mut others = writes.active.iter().map(|(_, r, e)| (r, *e));
+            let mut earlier = writes.waiting.iter().map(|(_, r, e, _)| (r, *e));
+            let blocked = others.any(|other| conflict((&range, ends), other))
+                || earlier.any(|other| conflict((&range, ends), other));
+            if blocked {
+                let (completer, waiting) = pending();
+                writes.waiting.push_back((id, range, ends, completer));
+                (id, Some(waiting))
+            } else {
+                writes.active.push((id, range, ends));
+                (id, None)
+            }
+        };
+        // Registered from here on: a future that is dropped while it waits leaves nothing behind.
+        let admitted = Admitted {
+            writes: Arc::clone(&self.writes),
+            id,
+        };
+        if let Some(waiting) = waiting {
+            waiting.await;
+        }
+        admitted
+    }
+}
+
+/// The units of a file's reads and writes, and of its calls that zero or discard.
+fn alignments(file: &dyn BlockFile) -> (u64, u64) {
+    let capabilities = file.capabilities();
+    let alignment = u64::from(capabilities.alignment_bytes.max(1));
+    let space = u64::from(capabilities.space_alignment_bytes).max(alignment);
+    assert!(
+        alignment.is_power_of_two() && space.is_power_of_two(),
+        "an alignment is a power of two"
+    );
+    (alignment, space)
+}
+
+/// A copy of the buffers, one behind the other.
+fn joined(data: &[Buf]) -> BufMut {
+    let mut joined = BufMut::for_overwrite(data.iter().map(|buf| buf.len()).sum());
+    let mut at = 0;
+    for buf in data {
+        joined[at..at + buf.len()].copy_from_slice(buf);
+        at += buf.len();
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,358 @@
+//! Writes of one host block whose order the test decides; devices with units of their own; blocks
+//! before the data of an encrypted volume.
+
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+
+use super::super::memory::MemoryFile;
+use super::super::{FileId, Pending};
+use super::*;
+
+const BLOCK: u64 = 4096;
+
+/// What a write would do, and who waits for it.
+type Held = (u64, Vec<Buf>, Completer<io::Result<()>>);
+
+/// A file whose writes are carried out when the test says so.
+struct Slow {
+    file: MemoryFile,
+    held: Mutex<Vec<Held>>,
+}
+
+impl std::fmt::Debug for Slow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Slow")
+    }
+}
+
+impl Slow {
+    fn new() -> Arc<Slow> {
+        let bytes = vec![0; 2 * BLOCK as usize];
+        Arc::new(Slow {
+            file: MemoryFile::new("slow", bytes, BLOCK as u32),
+            held: Mutex::default(),
+        })
+    }
+
+    fn held(&self) -> usize {
+        lock(&self.held).len()
+    }
+
+    /// Carries out the oldest write.
+    fn go_on(&self) {
+        let (offset, data, completer) = lock(&self.held).remove(0);
+        let mut written = pin!(self.file.write(offset, data, Durability::Cached));
+        let Poll::Ready(outcome) = poll(written.as_mut()) else {
+            panic!("memory is written at once");
+        };
+        completer.complete(outcome);
+    }
+}
+
+impl BlockFile for Slow {
+    fn name(&self) -> &str {
+        "slow"
+    }
+    fn capabilities(&self) -> &Capabilities {
+        self.file.capabilities()
+    }
+    fn id(&self) -> Option<FileId> {
+        None
+    }
+    fn len(&self) -> Pending<io::Result<u64>> {
+        self.file.len()
+    }
+    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+        self.file.read(offset, buf)
+    }
+    fn write(&self, offset: u64, data: Vec<Buf>, _: Durability) -> Pending<io::Result<()>> {
+        let (completer, written) = pending();
+        lock(&self.held).push((offset, data, completer));
+        written
+    }
+    fn zero(&self, _: u64, _: u64, _: Space) -> Pending<io::Result<()>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.file.discard(offset, len)
+    }
+    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.file.allocate(offset, len)
+    }
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        self.file.extents(offset, len)
+    }
+    fn flush(&self) -> Pending<io::Result<()>> {
+        self.file.flush()
+    }
+    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
+        self.file.set_len(len)
+    }
+    fn allocated_bytes(&self) -> Option<u64> {
+        None
+    }
+}
+
+fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+fn bytes(fill: u8, len: usize) -> Vec<Buf> {
+    vec![Buf::from(vec![fill; len])]
+}
+
+/// The dropped write has read its block before the neighbour was written, and writes it late.
+#[test]
+fn a_dropped_write_keeps_its_block_until_it_has_ended() {
+    for dropped_len in [512, BLOCK as usize] {
+        let slow = Slow::new();
+        let file = HostFile::new(slow.clone());
+        let mut dropped = Box::pin(file.write(0, bytes(1, dropped_len), Durability::Cached));
+        assert!(poll(dropped.as_mut()).is_pending());
+        assert_eq!(slow.held(), 1);
+        drop(dropped);
+        let mut neighbour = pin!(file.write(512, bytes(2, 512), Durability::Durable));
+        assert!(poll(neighbour.as_mut()).is_pending());
+        assert_eq!(slow.held(), 1, "it waits for the end of the first");
+        let mut elsewhere = pin!(file.write(BLOCK, bytes(3, 512), Durability::Cached));
+        assert!(poll(elsewhere.as_mut()).is_pending());
+        assert_eq!(slow.held(), 2, "others do not");
+        slow.go_on();
+        assert!(poll(neighbour.as_mut()).is_pending());
+        assert_eq!(slow.held(), 2, "its turn has come");
+        slow.go_on();
+        slow.go_on();
+        assert!(matches!(poll(neighbour.as_mut()), Poll::Ready(Ok(()))));
+        assert!(matches!(poll(elsewhere.as_mut()), Poll::Ready(Ok(()))));
+        let now = slow.file.contents();
+        assert_eq!([now[0], now[511], now[512], now[1023]], [1, 1, 2, 2]);
+        assert_eq!(now[BLOCK as usize], 3);
+        assert!(lock(&file.writes).active.is_empty());
+    }
+}
+
+#[test]
+fn waiters_that_are_dropped_are_passed_over() {
+    let slow = Slow::new();
+    let file = HostFile::new(slow.clone());
+    let mut dropped = Box::pin(file.write(0, bytes(1, 512), Durability::Cached));
+    assert!(poll(dropped.as_mut()).is_pending());
+    drop(dropped);
+    let mut waiting = Box::pin(file.write(512, bytes(2, 512), Durability::Cached));
+    let mut last = pin!(file.write(1024, bytes(3, 512), Durability::Cached));
+    assert!(poll(waiting.as_mut()).is_pending());
+    assert!(poll(last.as_mut()).is_pending());
+    drop(waiting);
+    slow.go_on();
+    assert!(poll(last.as_mut()).is_pending());
+    slow.go_on();
+    assert!(matches!(poll(last.as_mut()), Poll::Ready(Ok(()))));
+    let now = slow.file.contents();
+    assert_eq!([now[0], now[512], now[1024]], [1, 0, 3]);
+}
+
+#[test]
+fn a_dropped_write_whose_driver_goes_away_has_ended() {
+    let slow = Slow::new();
+    let file = HostFile::new(slow.clone());
+    let mut dropped = Box::pin(file.write(0, bytes(1, 512), Durability::Cached));
+    assert!(poll(dropped.as_mut()).is_pending());
+    drop(dropped);
+    let mut next = pin!(file.write(512, bytes(2, 512), Durability::Cached));
+    assert!(poll(next.as_mut()).is_pending());
+    let held = std::mem::take(&mut *lock(&slow.held));
+    drop(held);
+    assert!(poll(next.as_mut()).is_pending());
+    slow.go_on();
+    assert!(matches!(poll(next.as_mut()), Poll::Ready(Ok(()))));
+}
+
+/// A device whose calls for space take whole blocks only, which they zero.
+#[derive(Debug)]
+struct Device {
+    memory: MemoryFile,
+    capabilities: Capabilities,
+    has_zero: bool,
+}
+
+impl Device {
+    fn new(alignment_bytes: u32, space_alignment_bytes: u32, has_zero: bool) -> Arc<Device> {
+        let memory = MemoryFile::new("device", vec![7; 4 * BLOCK as usize], alignment_bytes);
+        Arc::new(Device {
+            capabilities: Capabilities {
+                space_alignment_bytes,
+                ..memory.capabilities().clone()
+            },
+            memory,
+            has_zero,
+        })
+    }
+
+    fn takes(&self, offset: u64, len: u64) -> io::Result<()> {
+        let unit = u64::from(self.capabilities.space_alignment_bytes);
+        assert!(len > 0 && offset.is_multiple_of(unit) && len.is_multiple_of(unit));
+        match self.has_zero {
+            true => Ok(()),
+            false => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+}
+
+impl BlockFile for Device {
+    fn name(&self) -> &str {
+        "device"
+    }
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+    fn id(&self) -> Option<FileId> {
+        None
+    }
+    fn len(&self) -> Pending<io::Result<u64>> {
+        self.memory.len()
+    }
+    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+        self.memory.read(offset, buf)
+    }
+    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
+        self.memory.write(offset, data, how)
+    }
+    fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {
+        match self.takes(offset, len) {
+            Ok(()) => self.memory.zero(offset, len, space),
+            refused => Pending::ready(refused),
+        }
+    }
+    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        match self.takes(offset, len) {
+            Ok(()) => self.memory.discard(offset, len),
+            refused => Pending::ready(refused),
+        }
+    }
+    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
+        self.memory.allocate(offset, len)
+    }
+    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        self.memory.extents(offset, len)
+    }
+    fn flush(&self) -> Pending<io::Result<()>> {
+        self.memory.flush()
+    }
+    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
+        self.memory.set_len(len)
+    }
+    fn allocated_bytes(&self) -> Option<u64> {
+        None
+    }
+}
+
+fn finish<T>(future: impl Future<Output = T>) -> T {
+    match poll(pin!(future)) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("memory makes nobody wait"),
+    }
+}
+
+/// Ranges around the limits of blocks and sectors.
+fn odd_ranges() -> impl Iterator<Item = Range<u64>> {
+    let ends = [0, 1, 100, 511, 512, 513, 4000, 4096, 4097, 5000, 8191, 8192];
+    let pairs = ends
+        .into_iter()
+        .flat_map(move |start| ends.map(|end| start..end));
+    pairs.filter(|range| !range.is_empty())
+}
+
+#[test]
+fn zeroes_reach_every_byte_of_a_range_whatever_the_unit_of_the_call() {
+    for (alignment, space) in [
+        (1, 1),
+        (1, 512),
+        (1, 4096),
+        (512, 4096),
+        (4096, 4096),
+        (4096, 512),
+    ] {
+        for has_zero in [true, false] {
+            for range in odd_ranges() {
+                let device = Device::new(alignment, space, has_zero);
+                let file = HostFile::new(device.clone());
+                let len = range.end - range.start;
+                finish(file.zero(range.start, len, Space::Release)).unwrap();
+                for (at, byte) in (0..).zip(device.memory.contents()) {
+                    assert_eq!(
+                        byte == 0,
+                        range.contains(&at),
+                        "{alignment} {space} {range:?} {at}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_discard_takes_the_whole_blocks_of_a_range_and_says_which() {
+    for (alignment, space) in [(1, 1), (1, 512), (1, 4096), (512, 4096), (4096, 4096)] {
+        for range in odd_ranges() {
+            let device = Device::new(alignment, space, true);
+            let file = HostFile::new(device.clone());
+            let len = range.end - range.start;
+            let taken = finish(file.discard(range.start, len)).unwrap();
+            let unit = u64::from(space);
+            let whole = range.start.next_multiple_of(unit)..range.end / unit * unit;
+            match whole.is_empty() {
+                true => assert!(taken.is_empty()),
+                false => assert_eq!(taken, whole),
+            }
+            for (at, byte) in (0..).zip(device.memory.contents()) {
+                assert_eq!(
+                    byte == 0,
+                    taken.contains(&at),
+                    "{alignment} {space} {range:?} {at}"
+                );
+            }
+        }
+    }
+}
+
+/// A cipher of which each sector's number shows in each of its bytes.
+#[derive(Debug)]
+struct Mask;
+
+impl Cipher for Mask {
+    fn encrypt(&self, first_sector: u64, bytes: &mut [u8]) {
+        let sectors = bytes.chunks_exact_mut(SECTOR_BYTES as usize);
+        for (index, sector) in sectors.enumerate() {
+            let number = first_sector.wrapping_add(index as u64);
+            let mask = 1 + (number % 251) as u8;
+            sector.iter_mut().for_each(|byte| *byte ^= mask);
+        }
+    }
+
+    fn decrypt(&self, first_sector: u64, bytes: &mut [u8]) {
+        self.encrypt(first_sector, bytes);
+    }
+}
+
+/// The first block of the device begins 3 sectors before the data.
+#[test]
+fn the_block_before_the_data_of_a_volume_is_written_back_as_it_was() {
+    let base = BLOCK - 5 * SECTOR_BYTES;
+    let header: Vec<u8> = (0..4 * BLOCK).map(|at| (at % 251) as u8).collect();
+    let written = |alignment: u32| {
+        let memory = Arc::new(MemoryFile::new("volume", header.clone(), alignment));
+        let file = HostFile::new(memory.clone()).encrypted(Arc::new(Mask), Numbering::Place(base));
+        for (at, len) in [(0, 512), (100, 50), (1000, 6000), (2560, 512)] {
+            finish(file.write(base + at, bytes(3, len), Durability::Cached)).unwrap();
+            let read = finish(file.read_new(base + at, len as u64)).unwrap();
+            assert!(read.iter().all(|&byte| byte == 3), "{alignment} {at}");
+        }
+        memory.contents()
+    };
+    // Sectors alone never reach before the data.
+    let as_sectors = written(512);
+    assert_eq!(as_sectors[..base as usize], header[..base as usize]);
+    assert!(written(4096) == as_sectors);
+}

@@ -1,0 +1,371 @@
+//! [`Job`]: a long piece of work as its caller sees it: how far it is, how fast it may go, and that it is to
+//! stop.
+//!
+//! A job is handed to the operation and shared with whoever watches. The operation asks it before each
+//! piece of work ([`Job::begin`]) and tells it after ([`Job::done`]); the result is the operation's own. No
+//! thread and no clock: what is shown, and how long a piece has to wait, is for the [`Attendant`] that the
+//! caller passes. Cancelling is a flag; the operation undoes what it has done before it fails with
+//! [`Error::Cancelled`].
+
+use std::fmt;
+use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+use crate::{Error, Result};
+
+/// Bytes that one write of a job has.
+pub const PIECE_BYTES: u64 = 2 << 20;
+/// Writes of a job that are in flight together.
+const IN_FLIGHT: usize = 4;
+
+/// What a job is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Stage {
+    /// It prepares.
+    Begin,
+    /// Space is allocated.
+    Allocate,
+    /// Zeroes are written.
+    WriteZeroes,
+    /// Tables are written.
+    Tables,
+    /// Reference counts are written anew.
+    Counts,
+    /// Keys are derived from passphrases.
+    Keys,
+    /// Data is copied.
+    Copy,
+    /// What was done becomes durable.
+    Flush,
+    /// What was done is taken back.
+    Undo,
+}
+
+impl Stage {
+    const ALL: [Stage; 9] = [
+        Stage::Begin,
+        Stage::Allocate,
+        Stage::WriteZeroes,
+        Stage::Tables,
+        Stage::Counts,
+        Stage::Keys,
+        Stage::Copy,
+        Stage::Flush,
+        Stage::Undo,
+    ];
+
+    /// One word for programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Begin => "begin",
+            Stage::Allocate => "allocate",
+            Stage::WriteZeroes => "write-zeroes",
+            Stage::Tables => "tables",
+            Stage::Counts => "refcounts",
+            Stage::Keys => "keys",
+            Stage::Copy => "copy",
+            Stage::Flush => "flush",
+            Stage::Undo => "undo",
+        }
+    }
+}
+
+/// How far a job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What it is doing.
+    pub stage: Stage,
+    /// Bytes that are done.
+    pub done_bytes: u64,
+    /// Bytes that there are to do, as far as that is known.
+    pub total_bytes: u64,
+}
+
+/// A moment to wait for.
+pub type Moment = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Who attends to a job: shows its progress and sets its pace.
+pub trait Attendant: Send + Sync {
+    /// Called after each piece of work.
+    fn progress(&self, _progress: Progress) {}
+
+    /// `None` if the job may move so many bytes more now, and then they count. Else a moment after which it
+    /// asks again, short enough for a job that may be cancelled.
+    fn pace(&self, _bytes: u64) -> Option<Moment> {
+        None
+    }
+}
+
+/// A long piece of work.
+#[derive(Clone, Default)]
+pub struct Job(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    cancelled: AtomicBool,
+    stage: AtomicU8,
+    done_bytes: AtomicU64,
+    total_bytes: AtomicU64,
+    attendant: Option<Box<dyn Attendant>>,
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Job({:?})", self.progress())
+    }
+}
+
+impl Job {
+    /// A job that somebody attends to. [`Job::default`] is one that nobody does.
+    pub fn attended(attendant: impl Attendant + 'static) -> Job {
+        Job(Arc::new(Shared {
+            attendant: Some(Box::new(attendant)),
+            ..Shared::default()
+        }))
+    }
+
+    /// Asks the job to stop. The operation takes back what it has done.
+    pub fn cancel(&self) {
+        self.0.cancelled.store(true, Ordering::Release);
+    }
+
+    /// Whether it was asked to stop.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.cancelled.load(Ordering::Acquire)
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> Progress {
+        let stage = self.0.stage.load(Ordering::Acquire);
+        Progress {
+            stage: Stage::ALL[stage as usize],
+            done_bytes: self.0.done_bytes.load(Ordering::Acquire),
+            total_bytes: self.0.total_bytes.load(Ordering::Acquire),
+        }
+    }
+
+    fn tell(&self) {
+        if let Some(attendant) = &self.0.attendant {
+            attendant.progress(self.progress());
+        }
+    }
+
+    /// For the operation: there are so many bytes more to do.
+    pub fn expect(&self, bytes: u64) {
+        self.0.total_bytes.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    /// For whoever goes about the work in another way: what was expected and done so far counts no more.
+    pub fn forget(&self) {
+        self.0.total_bytes.store(0, Ordering::Release);
+        self.0.done_bytes.store(0, Ordering::Release);
+    }
+
+    /// For the operation: this is done from now on.
+    pub fn enter(&self, stage: Stage) {
+        self.0.stage.store(stage as u8, Ordering::Release);
+    }
+
+    /// For the operation: waits until so many bytes more may be moved.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`].
+    pub async fn begin(&self, bytes: u64) -> Result<()> {
+        self.check()?;
+        while let Some(moment) = self.0.attendant.as_ref().and_then(|a| a.pace(bytes)) {
+            moment.await;
+            self.check()?;
+        }
+        Ok(())
+    }
+
+    /// For the operation: whether it may go on.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`].
+    pub fn check(&self) -> Result<()> {
+        match self.is_cancelled() {
+            true => Err(Error::Cancelled),
+            false => Ok(()),
+        }
+    }
+
+    /// For the operation: so many bytes are done.
+    pub fn done(&self, bytes: u64) {
+        let done = self.0.done_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
+        // An estimate that was too low is none.
+        self.0.total_bytes.fetch_max(done, Ordering::AcqRel);
+        self.tell();
+    }
+
+    /// Runs a piece of work for each that is found, several at a time. All that has begun has ended when it
+    /// returns.
+    ///
+    /// # Errors
+    /// The first one of a piece or of finding them, [`Error::Cancelled`].
+    pub async fn run_each<P: Pieces, F: Future<Output = Result<()>>>(
+        &self,
+        pieces: &mut P,
+        work: impl Fn(P::Piece) -> F,
+    ) -> Result<()> {
+        let mut in_flight = FuturesUnordered::new();
+        let (mut outcome, mut is_more) = (Ok(()), true);
+        loop {
+            while outcome.is_ok() && is_more && in_flight.len() < IN_FLIGHT {
+                match pieces.next().await {
+                    Ok(None) => is_more = false,
+                    Ok(Some((piece, cost))) => {
+                        outcome = self.begin(cost.moved_bytes).await;
+                        if outcome.is_ok() {
+                            let work = work(piece);
+                            in_flight.push(async move { (work.await, cost) });
+                        }
+                    }
+                    Err(error) => outcome = Err(error),
+                }
+            }
+            match in_flight.next().await {
+                None => return outcome,
+                Some((Ok(()), cost)) => self.done(cost.done_bytes),
+                Some((Err(error), _)) => outcome = outcome.and(Err(error)),
+            }
+        }
+    }
+
+    /// Runs a piece of work for each [`PIECE_BYTES`] of a range, several at a time. All that has begun
+    /// has ended when it returns.
+    ///
+    /// # Errors
+    /// The first one of a piece, [`Error::Cancelled`].
+    pub async fn run_pieces<F: Future<Output = Result<()>>>(
+        &self,
+        range: Range<u64>,
+        piece: impl Fn(u64, u64) -> F,
+    ) -> Result<()> {
+        let mut pieces = Equal(range);
+        self.run_each(&mut pieces, |(at, len)| piece(at, len)).await
+    }
+}
+
+/// What a piece of work comes to.
+#[derive(Clone, Copy, Debug)]
+pub struct Cost {
+    /// Bytes that it moves, which the pace goes by.
+    pub moved_bytes: u64,
+    /// Bytes that are done with it.
+    pub done_bytes: u64,
+}
+
+impl Cost {
+    /// That of moving so many bytes.
+    pub fn moving(bytes: u64) -> Cost {
+        Cost {
+            moved_bytes: bytes,
+            done_bytes: bytes,
+        }
+    }
+}
+
+/// Pieces of work that are found one after the other.
+pub trait Pieces {
+    /// What a piece is.
+    type Piece;
+
+    /// The next one.
+    fn next(&mut self) -> impl Future<Output = Result<Option<(Self::Piece, Cost)>>> + Send;
+}
+
+/// A range in pieces of [`PIECE_BYTES`].
+struct Equal(Range<u64>);
+
+impl Pieces for Equal {
+    type Piece = (u64, u64);
+
+    async fn next(&mut self) -> Result<Option<((u64, u64), Cost)>> {
+        let at = self.0.start;
+        let len = PIECE_BYTES.min(self.0.end.saturating_sub(at));
+        self.0.start += len;
+        Ok((len > 0).then_some(((at, len), Cost::moving(len))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+    use std::sync::Mutex;
+
+    #[derive(Clone, Default)]
+    struct Recorder(Arc<Mutex<Vec<u64>>>, Arc<Mutex<bool>>);
+
+    impl Attendant for Recorder {
+        fn progress(&self, progress: Progress) {
+            self.0.lock().unwrap().push(progress.done_bytes);
+        }
+
+        fn pace(&self, bytes: u64) -> Option<Moment> {
+            assert!(bytes <= PIECE_BYTES);
+            let mut asked = self.1.lock().unwrap();
+            *asked = !*asked;
+            // Each piece has to ask twice.
+            asked.then(|| Box::pin(std::future::ready(())) as Moment)
+        }
+    }
+
+    #[test]
+    fn pieces_are_told_of_and_cover_the_range() {
+        let recorder = Recorder::default();
+        let job = Job::attended(recorder.clone());
+        let len = 3 * PIECE_BYTES + 5;
+        job.expect(len);
+        let seen = Mutex::new(Vec::new());
+        let work = job.run_pieces(7..7 + len, |at, len| {
+            seen.lock().unwrap().push(at..at + len);
+            std::future::ready(Ok(()))
+        });
+        work.now_or_never().unwrap().unwrap();
+        let seen = seen.into_inner().unwrap();
+        assert_eq!(seen.first().unwrap().start, 7);
+        assert!(seen.windows(2).all(|pair| pair[0].end == pair[1].start));
+        assert_eq!(seen.last().unwrap().end, 7 + len);
+        assert_eq!(recorder.0.lock().unwrap().last(), Some(&len));
+        assert_eq!(job.progress().total_bytes, len);
+    }
+
+    #[test]
+    fn a_cancelled_job_begins_nothing_and_an_error_waits_for_the_others() {
+        let job = Job::default();
+        let begun = AtomicU64::new(0);
+        let work = job.run_pieces(0..100 * PIECE_BYTES, |at, _| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            if at == 2 * PIECE_BYTES {
+                job.cancel();
+            }
+            std::future::ready(Ok(()))
+        });
+        let outcome = work.now_or_never().unwrap();
+        assert!(matches!(outcome, Err(Error::Cancelled)), "{outcome:?}");
+        assert_eq!(begun.load(Ordering::Relaxed), 3);
+        assert_eq!(job.progress().done_bytes, 3 * PIECE_BYTES);
+
+        let (job, ended) = (Job::default(), AtomicU64::new(0));
+        let work = job.run_pieces(0..9 * PIECE_BYTES, |at, _| {
+            let ended = &ended;
+            async move {
+                ended.fetch_add(1, Ordering::Relaxed);
+                match at {
+                    0 => Err(Error::Invalid("no".to_string())),
+                    _ => Ok(()),
+                }
+            }
+        });
+        assert!(work.now_or_never().unwrap().is_err());
+        assert_eq!(ended.load(Ordering::Relaxed), IN_FLIGHT as u64);
+    }
+}

@@ -1,0 +1,25 @@
+//! What disks and files are, whatever is in them: the trait [`file::BlockFile`] and the adaptor that makes requests
+//! of any alignment fit it, errors, jobs, and the words for what a request means.
+//!
+//! May not know: formats of images but for their first bytes, files of the host, encryption, NBD, command lines,
+//! printing, sockets, time.
+
+pub mod error;
+pub mod file;
+pub mod foreign;
+pub mod job;
+pub mod limits;
+pub mod policy;
+#[doc(hidden)]
+pub mod random;
+#[doc(hidden)]
+pub mod sync;
+pub mod units;
+pub mod workers;
+#[doc(hidden)]
+pub mod zero;
+
+pub use cowslip_queue::{Buf, BufMut};
+pub use error::{Error, Result};
+pub use job::Job;
+pub use workers::Workers;
