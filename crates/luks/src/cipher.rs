@@ -6,15 +6,16 @@
 //!
 //! XTS works on all 32 blocks of a sector at once, which is what the processor's AES units want.
 
-use cowslip_block::file::Cipher;
 use std::fmt;
 
 use aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit, consts::U16};
 use aes::{Aes128, Aes192, Aes256};
 use zeroize::Zeroizing;
 
-use super::Passphrase;
-use super::header::Hash;
+use cowslip_block::file::Cipher;
+
+use super::hash::Hash;
+use super::passphrase::Passphrase;
 
 /// Bytes that have one vector.
 pub const SECTOR_BYTES: usize = 512;
@@ -398,7 +399,7 @@ mod tests {
         let spec = spec(KeySize::Aes128, CipherMode::Xts, IvGenerator::Plain64);
         let text = format!("{:?}", SectorCipher::new(spec, &[0xab; 32]));
         assert!(!text.contains("171") && !text.contains("ab"), "{text}");
-        let passphrase = super::super::Passphrase::new(b"hunter2".to_vec());
+        let passphrase = super::super::passphrase::Passphrase::new(b"hunter2".to_vec());
         assert_eq!(format!("{passphrase:?}"), "Passphrase(..)");
     }
 }

@@ -9,7 +9,7 @@ use sha1::Sha1;
 use sha2::{Sha256, Sha512};
 use zeroize::Zeroizing;
 
-use super::header::Hash;
+use super::hash::Hash;
 use crate::Result;
 use crate::job::Job;
 

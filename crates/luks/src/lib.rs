@@ -19,11 +19,8 @@
 //!
 //! Left out: version 2, detached headers, ciphers other than AES.
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-
-use zeroize::Zeroizing;
 
 use cowslip_block::file::{self, BlockFile, HostFile};
 use cowslip_block::job::{self, Job};
@@ -34,36 +31,18 @@ use cowslip_block::{Error, Result, Workers};
 mod change;
 mod cipher;
 mod derive;
+mod hash;
 mod header;
+mod passphrase;
 mod slot;
 
 pub use change::{ErasedKeys, KeyChange, Means, NewKey, Random};
 pub use change::{Stages, stages};
 pub use cipher::{CipherMode, IvGenerator, KeySize, SECTOR_BYTES, SectorCipher, Spec};
-pub use header::{HEADER_BYTES, Hash, Header, KeySlot, MAGIC};
+pub use hash::Hash;
+pub use header::{HEADER_BYTES, Header, KeySlot, MAGIC};
+pub use passphrase::Passphrase;
 pub use slot::{Entropy, NewVolume, VolumeOptions, iterations_run};
-
-/// What opens a key slot.
-#[derive(Clone)]
-pub struct Passphrase(Arc<Zeroizing<Vec<u8>>>);
-
-impl Passphrase {
-    /// These bytes, which may be any.
-    pub fn new(bytes: Vec<u8>) -> Passphrase {
-        Passphrase(Arc::new(Zeroizing::new(bytes)))
-    }
-
-    /// Its bytes.
-    pub fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Passphrase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Passphrase(..)")
-    }
-}
 
 /// Reads the header of the volume that is in these bytes of a file.
 ///

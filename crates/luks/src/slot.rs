@@ -4,16 +4,18 @@
 //! overwriting any of them destroys it. All stripes but the last are random; between them the sum so far is hashed,
 //! piece by piece.
 
-use cowslip_block::file::Cipher as _;
 use std::fmt;
 use std::io;
 
 use zeroize::Zeroizing;
 
-use super::Passphrase;
+use cowslip_block::file::Cipher as _;
+
 use super::cipher::{SectorCipher, Spec};
 use super::derive::{derive, work_bytes};
-use super::header::{DIGEST_BYTES, Hash, Header, KEY_OFFSET, KeySlot, SALT_BYTES, SLOTS, STRIPES};
+use super::hash::Hash;
+use super::header::{DIGEST_BYTES, Header, KEY_OFFSET, KeySlot, SALT_BYTES, SLOTS, STRIPES};
+use super::passphrase::Passphrase;
 use crate::job::Job;
 use crate::{Error, Result};
 

@@ -5,8 +5,9 @@
 use futures_util::StreamExt;
 
 use super::counts::Copied;
+use super::findings::{Finding, Structure};
 use super::reader::{Reader, Window};
-use super::{Finding, PIECE_BYTES, State, Structure};
+use super::state::{PIECE_BYTES, State};
 use crate::Result;
 use crate::qcow2::entry::bitmap::{FIXED_BYTES, Fixed, TableEntry};
 

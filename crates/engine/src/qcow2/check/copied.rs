@@ -1,9 +1,10 @@
 //! COPIED: set exactly where the refcount on disk is 1. A second look, at images where counting has
 //! found that some flag may be wrong.
 
+use super::findings::Finding;
 use super::reader::{Reader, Window};
 use super::refcounts::Refcounts;
-use super::{Finding, L2Table, State};
+use super::state::{L2Table, State};
 use crate::Result;
 use crate::qcow2::entry::big_endian;
 use crate::qcow2::entry::inspect::{self, Claim};

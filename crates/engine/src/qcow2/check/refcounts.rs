@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use futures_util::StreamExt;
 
 use super::counts::{Copied, FOURS};
+use super::findings::{Finding, Structure};
 use super::reader::{Bytes, Reader};
-use super::{Finding, PIECE_BYTES, State, Structure};
+use super::state::{PIECE_BYTES, State};
 use crate::Result;
 use crate::qcow2::entry::{big_endian, inspect, refcount_at};
 use crate::qcow2::geometry::{Geometry, HostCluster, HostOffset};

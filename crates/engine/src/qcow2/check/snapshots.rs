@@ -1,7 +1,8 @@
 //! The snapshot table: where the L1 tables of snapshots are (qcow2.rst, "Snapshots").
 
+use super::findings::Finding;
 use super::reader::{Reader, Window};
-use super::{Finding, L1, Owner, State, count_l1};
+use super::state::{L1, Owner, State, count_l1};
 use crate::qcow2::entry::snapshot::{
     EXTRA_BYTES_MAX, EXTRA_BYTES_V3, FIXED_BYTES, Fixed, TABLE_BYTES_MAX,
 };

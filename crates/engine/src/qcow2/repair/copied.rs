@@ -4,9 +4,10 @@ use futures_util::StreamExt;
 
 use super::super::entry::big_endian;
 use super::super::entry::inspect::{self, Claim};
+use super::plan::Plan;
+use super::step::{Change, Step};
 use super::survey::{Owner, put};
 use super::tables::read_each;
-use super::{Change, Plan, Step};
 use crate::Result;
 use crate::units::pieces;
 

@@ -11,8 +11,9 @@ use super::super::entry::{big_endian, inspect, refcount_at, set_refcount};
 use super::super::geometry::HostCluster;
 use super::super::header::REFCOUNT_TABLE_BYTES_MAX;
 use super::copied::apply;
+use super::plan::Plan;
+use super::step::{Change, Step};
 use super::tables::read_each;
-use super::{Change, Plan, Step};
 use crate::units::{pieces, round_up};
 use crate::{Error, Result};
 

@@ -5,56 +5,16 @@ use super::super::check::{SnapshotL1Flaw, Structure};
 use super::super::entry::big_endian;
 use super::super::entry::bitmap::{self, TableEntry};
 use super::super::entry::snapshot::{
-    EXTRA_BYTES_KNOWN, EXTRA_BYTES_MAX, EXTRA_BYTES_V3, Extra, FIXED_BYTES, Fixed, TABLE_BYTES_MAX,
+    EXTRA_BYTES_KNOWN, EXTRA_BYTES_MAX, EXTRA_BYTES_V3, FIXED_BYTES, Fixed, TABLE_BYTES_MAX,
     completed_extra,
 };
 use super::super::header::{BitmapsExtension, L1_BYTES_MAX, autoclear};
+use super::plan::Plan;
+use super::snapshot_entry::Snapshot;
+use super::step::{SnapshotFate, Step};
 use super::survey::{L1, Owner};
-use super::{Plan, SnapshotFate, Step};
 use crate::Result;
 use crate::units::pieces;
-
-/// An entry of the snapshot table.
-#[derive(Clone, Debug)]
-pub(super) struct Snapshot {
-    pub index: u32,
-    pub at: u64,
-    fixed: Fixed,
-    extra: Vec<u8>,
-    id: Vec<u8>,
-    name: Vec<u8>,
-}
-
-impl Snapshot {
-    fn vm_state_bytes(&self) -> u64 {
-        let large = Extra::decode(&self.extra).vm_state_bytes;
-        large.unwrap_or_else(|| self.fixed.vm_state_bytes.into())
-    }
-
-    /// L1 entries that the disk and the VM state of the time need, as far as the entry tells.
-    fn l1_entries(&self, plan: &Plan<'_>) -> u64 {
-        let size = Extra::decode(&self.extra).disk_bytes;
-        let size = size.unwrap_or(plan.header.size);
-        let bytes = size.saturating_add(self.vm_state_bytes());
-        let geometry = plan.survey.geometry;
-        geometry.l1_entries_for(bytes.min(u64::MAX - geometry.cluster_bytes()))
-    }
-
-    /// The entry, padded.
-    fn encode(&self) -> Vec<u8> {
-        let extra_bytes = self.extra.len() as u32;
-        let fixed = Fixed {
-            extra_bytes,
-            ..self.fixed
-        };
-        let mut out = fixed.encode().to_vec();
-        out.extend_from_slice(&self.extra);
-        out.extend_from_slice(&self.id);
-        out.extend_from_slice(&self.name);
-        out.resize(out.len().next_multiple_of(8), 0);
-        out
-    }
-}
 
 impl Plan<'_> {
     pub(super) async fn survey_roots(&mut self) -> Result<()> {
@@ -226,7 +186,9 @@ impl Plan<'_> {
             let offset = snapshot.fixed.l1_offset & !(self.survey.geometry.cluster_bytes() - 1);
             let entries = match flaw {
                 SnapshotL1Flaw::Unaligned { .. } => u64::from(snapshot.fixed.l1_size),
-                SnapshotL1Flaw::TooLarge { .. } => snapshot.l1_entries(self),
+                SnapshotL1Flaw::TooLarge { .. } => {
+                    snapshot.l1_entries(self.header.size, self.survey.geometry)
+                }
             };
             if !self.is_lost_l1(offset, entries).await? {
                 return Ok(Some(SnapshotFate::Removed));

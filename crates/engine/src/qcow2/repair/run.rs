@@ -1,12 +1,14 @@
 //! The stages of a repair, each durable before the next: see [`super`] for the table.
 
 use super::super::changed::changed_sectors;
+use super::super::check::{self, CheckOptions, CheckResult, Finding};
 use super::super::entry::{refcount_at, set_refcount};
 use super::super::geometry::HostCluster;
 use super::super::header::{Header, autoclear, incompatible};
 use super::copied::{Walk, apply};
-use super::{Change, Outcome, Plan, Scope, Step, Summary, verify};
-use crate::file::Durability;
+use super::plan::{Event, Observer, Outcome, Plan, RepairOptions, Scope, Summary, read_header};
+use super::step::{Change, Step};
+use crate::file::{Durability, HostFile};
 use crate::planted::{self, Mistake};
 use crate::units::pieces;
 use crate::{Buf, Result};
@@ -412,4 +414,31 @@ impl Plan<'_> {
         }
         Ok(())
     }
+}
+
+/// Checks what is in the file now.
+async fn verify(
+    file: &HostFile,
+    options: &RepairOptions,
+    observer: &mut dyn Observer,
+) -> Result<(Header, CheckResult)> {
+    struct Forward<'a>(&'a mut dyn Observer);
+    impl check::Observer for Forward<'_> {
+        fn finding(&mut self, finding: &Finding) {
+            self.0.event(Event::Remains(finding));
+        }
+        fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
+            self.0.event(Event::Progress {
+                done_bytes,
+                total_bytes,
+            });
+        }
+    }
+    let header = read_header(file).await?;
+    let check_options = CheckOptions {
+        memory_bytes_max: options.memory_bytes_max,
+    };
+    let mut observer = Forward(observer);
+    let result = check::check(file.block_file(), &header, &check_options, &mut observer).await?;
+    Ok((header, result))
 }

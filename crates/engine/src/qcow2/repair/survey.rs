@@ -10,8 +10,8 @@ use super::super::entry::EntryFormat;
 use super::super::entry::mend::Mend;
 use super::super::geometry::Geometry;
 use super::super::header::{CryptMethod, Header};
-use super::roots::Snapshot;
-use super::{Change, Step, out_of_memory};
+use super::snapshot_entry::Snapshot;
+use super::step::{Change, Step};
 use crate::{Error, Result};
 
 /// More host clusters than this are not repaired, as they are not checked.
@@ -417,4 +417,12 @@ impl Survey {
 /// Puts a word into a table.
 pub(super) fn put(bytes: &mut [u8], at: u64, word: u64) {
     bytes[at as usize..at as usize + 8].copy_from_slice(&word.to_be_bytes());
+}
+
+pub(super) fn out_of_memory(name: &str) -> Error {
+    Error::Unsupported {
+        file: name.to_string(),
+        feature: "repairing an image whose references or damage take more memory than is allowed"
+            .into(),
+    }
 }
