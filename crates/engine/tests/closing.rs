@@ -5,6 +5,8 @@ use std::sync::Arc;
 use crate::support::block_on;
 use crate::support::crash::{Op, Recorder};
 use crate::support::slow::NoFiles;
+use cowslip::file::memory::MemoryFile;
+use cowslip::file::{BlockFile, Durability, FileRequest, Gate};
 use cowslip::image::{Format, OpenOptions, WriteOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Image};
@@ -101,4 +103,49 @@ fn a_raw_disk_has_whole_sectors() {
     let after = file.contents();
     assert_eq!(after.len(), 1020);
     assert!(after[1000..1010] == [0; 10] && after[1010..] == [8; 10]);
+}
+
+/// The data file of an image.
+struct DataFile(Arc<MemoryFile>);
+
+impl Gate for DataFile {
+    fn open(&self, _: &FileRequest<'_>) -> cowslip::Result<Arc<dyn BlockFile>> {
+        Ok(Arc::clone(&self.0) as _)
+    }
+}
+
+/// A process that died has left whole blocks at the end of a raw data file. They may stay; under an
+/// autoclear bit that is not known they have to, until a session clears it and writes.
+#[test]
+fn padding_stays_under_an_unknown_autoclear_bit_until_something_is_written() {
+    const SIZE: u64 = 1536;
+    let file = Arc::new(MemoryFile::new("image", Vec::new(), 1));
+    let data = Arc::new(MemoryFile::new("data", Vec::new(), 4096));
+    let options = CreateOptions {
+        data_file: Some("data".to_string()),
+        data_file_raw: true,
+        ..CreateOptions::new(SIZE)
+    };
+    block_on(create(file.clone(), Some(data.clone()), &options)).unwrap();
+    let unknown = Buf::copy_of(&[0x80]);
+    block_on(file.write(88, vec![unknown], Durability::Cached)).unwrap();
+    block_on(data.set_len(4096)).unwrap();
+    let session = |writes: bool| {
+        let options = OpenOptions {
+            writable: true,
+            ..OpenOptions::default()
+        };
+        block_on(async {
+            let gate = DataFile(data.clone());
+            let image = Image::open(file.clone(), options, &gate).await.unwrap();
+            if writes {
+                let byte = Buf::copy_of(&[7; 512]);
+                image.write(0, byte, WriteOptions::default()).await.unwrap();
+            }
+            image.close().await.unwrap();
+        });
+        (file.contents()[88], data.contents().len() as u64)
+    };
+    assert_eq!(session(false), (0x80, 4096));
+    assert_eq!(session(true), (0, SIZE));
 }

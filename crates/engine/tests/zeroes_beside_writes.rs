@@ -113,3 +113,26 @@ fn zeroes_over_a_failed_write_stay_when_another_write_publishes_its_subcluster()
     assert_eq!(read(&image, 5 * SUBCLUSTER, 512), [HELD; 512]);
     assert!(read(&image, 5 * SUBCLUSTER + 512, 1536) == [0; 1536]);
 }
+
+/// A fails, and so does erasing what it has left, so B beside it fails, whose bytes go on into a
+/// subcluster of C.
+#[test]
+fn a_write_that_fails_for_its_neighbour_does_not_show_after_the_next() {
+    let (file, image) = disk();
+    let mut context = Context::from_waker(Waker::noop());
+    let mut b = pin!(write(&image, SUBCLUSTER - 512, 1024, HELD));
+    assert!(b.as_mut().poll(&mut context).is_pending());
+    let mut c = pin!(write(&image, SUBCLUSTER + 1024, 512, HELD));
+    assert!(c.as_mut().poll(&mut context).is_pending());
+    assert_eq!(file.waiting(), 2);
+    file.let_zeroing_fail(true);
+    block_on(write(&image, 0, 512, FAILING)).unwrap_err();
+    file.let_go();
+    block_on(b).unwrap_err();
+    let zeroes = [0; 1024];
+    assert!(read(&image, SUBCLUSTER - 512, 1024) == zeroes);
+    let last = block_on(c);
+    assert!(read(&image, SUBCLUSTER - 512, 1024) == zeroes);
+    let expected = [if last.is_ok() { HELD } else { 0 }; 512];
+    assert!(read(&image, SUBCLUSTER + 1024, 512) == expected);
+}

@@ -6,6 +6,7 @@ use cowslip_queue::Buf;
 
 use super::create::Preallocation;
 use super::geometry::HostCluster;
+use super::header::autoclear;
 use super::plan::{EntryRequest, Freed, Unref};
 use super::tables::{NewTable, OnDisk};
 use super::writeback::is_no_space;
@@ -397,12 +398,18 @@ impl Qcow2 {
         is_unwritten && !state.ready_for_changes && !state.damaged && !state.latch.is_set()
     }
 
+    /// Whether no autoclear bit is set that a change of the data file would have to clear (D5).
+    fn may_cut_padding(&self) -> bool {
+        let state = self.lock();
+        state.ready_for_changes || state.header.autoclear_features & !autoclear::KNOWN == 0
+    }
+
     async fn finish(&self) -> Result<()> {
         if !self.writable || self.lock().closed {
             return Ok(());
         }
         let _drained = self.drain().await;
-        if self.raw_data {
+        if self.raw_data && self.may_cut_padding() {
             self.data.cut_padding(self.size()).await?;
         }
         if self.is_as_opened() {
