@@ -81,7 +81,8 @@ struct Ciphered {
     capabilities: Capabilities,
 }
 
-/// A cipher of whole sectors of [`SECTOR_BYTES`].
+/// A cipher of whole sectors of [`SECTOR_BYTES`]. Their numbers are counted modulo 2^55, as offsets
+/// in bytes are modulo 2^64.
 pub trait Cipher: Send + Sync + std::fmt::Debug {
     /// Encrypts whole sectors, of which the first has this number.
     fn encrypt(&self, first_sector: u64, bytes: &mut [u8]);

@@ -62,7 +62,7 @@ pub async fn plan(
 /// Repairs the image in `file`, which nobody else may have open, and checks it.
 ///
 /// # Errors
-/// As [`plan`], or a failure of a write, after which the image is no worse and the repair may be
+/// As [`plan()`], or a failure of a write, after which the image is no worse and the repair may be
 /// tried again.
 pub async fn repair(
     file: &Arc<dyn BlockFile>,

@@ -325,7 +325,8 @@ impl Cipher for Mask {
     fn encrypt(&self, first_sector: u64, bytes: &mut [u8]) {
         let sectors = bytes.chunks_exact_mut(SECTOR_BYTES as usize);
         for (index, sector) in sectors.enumerate() {
-            let number = first_sector.wrapping_add(index as u64);
+            // Offsets are counted modulo 2^64 bytes.
+            let number = first_sector.wrapping_add(index as u64) % (1 << 55);
             let mask = 1 + (number % 251) as u8;
             sector.iter_mut().for_each(|byte| *byte ^= mask);
         }
