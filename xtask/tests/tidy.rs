@@ -4,6 +4,7 @@
 //! The rules read text, line by line, without comments. They are meant to catch slips, not malice:
 //! a rule that is in the way of better code is changed here, with the reason.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -190,6 +191,93 @@ fn the_queue_knows_nobody() {
         &["cowslip::", "cowslip_nbd", "clap", "println"],
     );
     expect_none("the queue is at the bottom", &findings);
+}
+
+#[test]
+fn the_console_knows_no_image() {
+    let words = [
+        "cowslip_nbd",
+        "cowslip_bench",
+        "cowslip_extents",
+        "Image",
+        "BlockFile",
+        "qcow2",
+        "println",
+        "eprintln",
+    ];
+    let findings = uses(
+        |s| s.path.starts_with("crates/console/src/") && !s.is_test(),
+        &words,
+    );
+    expect_none("what commands share is below images", &findings);
+}
+
+#[test]
+fn the_viewer_of_extents_knows_no_server() {
+    let findings = uses(
+        |s| s.path.starts_with("crates/extents/src/") && !s.is_test(),
+        &[
+            "cowslip_nbd",
+            "cowslip_bench",
+            "clap",
+            "println",
+            "eprintln",
+        ],
+    );
+    expect_none("files are opened by who wants a report", &findings);
+}
+
+#[test]
+fn modules_around_the_command_know_each_other_in_no_circle() {
+    let sources = sources();
+    for home in ["console", "extents", "bench"] {
+        let home = format!("crates/{home}/src/");
+        // A module with those below it is one.
+        let mut known: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+        for source in &sources {
+            let Some(file) = source.path.strip_prefix(&home) else {
+                continue;
+            };
+            let module = file.split(['/', '.']).next().unwrap_or_default();
+            let named = known.entry(module).or_default();
+            let code: Vec<String> = source.code().map(|(_, line)| line).collect();
+            named.extend(modules_named(&code.join("\n")));
+            named.remove(module);
+        }
+        // The root names all and is named by none.
+        known.remove("lib");
+        while let Some(leaf) = known.iter().find_map(|(module, named)| {
+            let is_leaf = !named.iter().any(|name| known.contains_key(name.as_str()));
+            is_leaf.then_some(*module)
+        }) {
+            known.remove(leaf);
+        }
+        let circle = known
+            .iter()
+            .map(|(module, named)| format!("{home}{module}: {named:?}"));
+        expect_none(
+            "these are in a circle, or above one",
+            &circle.collect::<Vec<_>>(),
+        );
+    }
+}
+
+/// The words behind `crate::`, alone or in a list.
+fn modules_named(code: &str) -> BTreeSet<String> {
+    let mut named = BTreeSet::new();
+    for (at, start) in code.match_indices("crate::") {
+        let rest = &code[at + start.len()..];
+        let list = match rest.strip_prefix('{') {
+            Some(list) => list.split('}').next().unwrap_or_default(),
+            None => rest,
+        };
+        let words = list.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+        match rest.starts_with('{') {
+            true => named.extend(words.map(str::to_string)),
+            false => named.extend(words.take(1).map(str::to_string)),
+        }
+    }
+    named
 }
 
 #[test]
@@ -448,6 +536,9 @@ fn the_rules_themselves_find_what_they_should() {
     assert!(has_word("use clap::Parser;", "clap"));
     assert!(!has_word("let clapped = 1;", "clap"));
     assert_eq!(without_comment("a(); // unsafe"), "a(); ");
+    let named = modules_named("use crate::one::Two;\nuse crate::{\n    three,\n    four,\n};");
+    assert!(named.contains("one") && named.contains("three") && named.contains("four"));
+    assert!(!named.contains("Two"));
     assert_eq!(without_comment("\"http://x\""), "\"http://x\"");
     let manifest = "[dependencies]\n# why\na = \"1\"\nb = \"1\"\n\nc = \"1\"\ncowslip.workspace = true\n[features]\nd = []\n";
     assert_eq!(
