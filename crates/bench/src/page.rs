@@ -217,16 +217,6 @@ pub struct Curves {
     pub series: Vec<(Series, Vec<(f64, f64)>)>,
 }
 
-/// What stands for a character in a page.
-pub fn visible(character: char) -> char {
-    match character {
-        '\n' | '\t' => character,
-        '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' => '\u{fffd}',
-        character if character.is_control() => '\u{fffd}',
-        character => character,
-    }
-}
-
 /// `12345.6` as `12 345.6`, with blanks that keep it on one line.
 pub fn grouped(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");

@@ -6,7 +6,7 @@ use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::{Bar, BarGroup, Bars, Curves, Scale, grouped, palette, rounded, visible};
+use super::{Bar, BarGroup, Bars, Curves, Scale, grouped, palette, rounded};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
@@ -58,14 +58,13 @@ fn label_style() -> TextStyle<'static> {
 /// The name of a group in lines, each of which fits the width of so many characters or is one word.
 fn wrapped(name: &str, characters: usize) -> Vec<String> {
     let cut = |word: &str| -> String {
-        let word: String = word.chars().map(visible).collect();
         match word.chars().count() > WORD_CHARACTERS_MAX {
             true => word
                 .chars()
                 .take(WORD_CHARACTERS_MAX - 1)
                 .chain(['…'])
                 .collect(),
-            false => word,
+            false => word.to_string(),
         }
     };
     let mut lines: Vec<String> = Vec::new();

@@ -1,238 +1,235 @@
 //! A page as one HTML document: its style and its charts are in it, it has no script, and it asks nobody for
 //! anything (its own content policy forbids that to whatever might be smuggled in). Names of files, cells and devices may
-//! be hostile; all text goes through [`escaped`].
+//! be hostile; the templates escape all text.
 
+use std::cell::Cell;
 use std::fmt::Write;
 
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
 use super::{
-    Align, Bars, Block, Curves, Key, Page, Scale, Section, Series, Table, TableRow, chart, palette,
-    visible,
+    Align, Bar, Bars, Block, Curves, Page, Scale, Section, Series, Table, TableRow, chart, palette,
 };
 
 const STYLE: &str = include_str!("page.css");
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// Text for an element or an attribute. What a terminal or a browser would obey, controls and marks that turn the
+/// What stands for a character in a page: what a terminal or a browser would obey, controls and marks that turn the
 /// direction of writing, becomes visible.
-pub fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => out += "&amp;",
-            '<' => out += "&lt;",
-            '>' => out += "&gt;",
-            '"' => out += "&quot;",
-            '\'' => out += "&#39;",
-            character => out.push(visible(character)),
-        }
+fn visible(character: char) -> char {
+    match character {
+        '\n' | '\t' => character,
+        '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' => '\u{fffd}',
+        character if character.is_control() => '\u{fffd}',
+        character => character,
     }
-    out
 }
 
 /// A document that is being written.
 #[derive(Default)]
 struct Document {
-    out: String,
     /// Charts so far: their titles need names of their own.
-    charts: usize,
+    charts: Cell<usize>,
 }
 
 impl Page {
     /// The whole document.
     pub fn html(&self) -> String {
-        let mut document = Document::default();
-        let title = escaped(&self.title);
-        document.push(&format!(
-            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-             <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
-             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-             <meta name=\"color-scheme\" content=\"light dark\">\n\
-             <title>{title}</title>\n<style>\n{}{STYLE}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>\n",
-            palette::style()
-        ));
-        if !self.subtitle.is_empty() {
-            document.element("p", "subtitle", &self.subtitle);
-        }
-        document.push("</header>\n");
-        document.warnings(&self.warnings);
-        if self.sections.len() > 1 {
-            document.contents(&self.sections);
-        }
-        document.push("<main>\n");
-        for (index, section) in self.sections.iter().enumerate() {
-            document.section(index, section);
-        }
-        document.push("</main>\n</body>\n</html>\n");
-        document.out
+        let document = Document::default();
+        let markup = html! {
+            (DOCTYPE) "\n"
+            html lang="en" {
+                head { "\n"
+                    meta charset="utf-8"; "\n"
+                    meta http-equiv="Content-Security-Policy" content=(POLICY); "\n"
+                    meta name="viewport" content="width=device-width, initial-scale=1"; "\n"
+                    meta name="color-scheme" content="light dark"; "\n"
+                    title { (self.title) } "\n"
+                    style { "\n" (PreEscaped(palette::style())) (PreEscaped(STYLE)) } "\n"
+                } "\n"
+                body { "\n"
+                    header {
+                        h1 { (self.title) } "\n"
+                        @if !self.subtitle.is_empty() { p.subtitle { (self.subtitle) } }
+                    } "\n"
+                    (warnings(&self.warnings))
+                    @if self.sections.len() > 1 { (contents(&self.sections)) }
+                    main { "\n"
+                        @for (index, section) in self.sections.iter().enumerate() {
+                            section id={ "section-" (index) } { "\n"
+                                h2 { (section.title) } "\n"
+                                (document.blocks(&section.blocks))
+                            } "\n"
+                        }
+                    } "\n"
+                }
+            } "\n"
+        };
+        markup.into_string().chars().map(visible).collect()
     }
 }
 
+fn warning(text: &str) -> Markup {
+    html! { p.warning { strong { "Note:" } " " (text) } "\n" }
+}
+
+fn warnings(warnings: &[String]) -> Markup {
+    html! {
+        @if let [only] = warnings {
+            (warning(only))
+        } @else if !warnings.is_empty() {
+            div.warning {
+                strong { "Note:" }
+                ul { @for warning in warnings { li { (warning) } "\n" } }
+            } "\n"
+        }
+    }
+}
+
+fn contents(sections: &[Section]) -> Markup {
+    html! {
+        nav aria-label="Contents" {
+            h2 { "Contents" } "\n"
+            ol {
+                @for (index, section) in sections.iter().enumerate() {
+                    li { a href={ "#section-" (index) } { (section.title) } } "\n"
+                }
+            }
+        } "\n"
+    }
+}
+
+/// A table or a chart; what is too wide is scrolled for itself.
+fn scrolled(label: &str, inner: &Markup) -> Markup {
+    html! { div.scroll role="region" tabindex="0" aria-label=(label) { "\n" (inner) } "\n" }
+}
+
+fn table(table: &Table) -> Markup {
+    let rows = html! {
+        table { "\n"
+            caption { (table.caption) } "\n"
+            thead { tr {
+                @for (title, align) in &table.columns {
+                    th scope="col" class=[class_of(*align)] { (title) }
+                }
+            } } "\n"
+            @for group in &table.groups {
+                tbody { "\n"
+                    @if !group.title.is_empty() {
+                        tr.group {
+                            th scope="rowgroup" colspan=(table.columns.len()) { (group.title) }
+                        } "\n"
+                    }
+                    @for row in &group.rows { (table_row(table, row)) }
+                } "\n"
+            }
+        }
+    };
+    scrolled(&table.caption, &rows)
+}
+
+fn table_row(table: &Table, row: &TableRow) -> Markup {
+    html! {
+        tr class=[row.is_marked.then_some("marked")] {
+            @for (index, (field, (_, align))) in row.fields.iter().zip(&table.columns).enumerate() {
+                @if index > 0 {
+                    td class=[class_of(*align)] { (field) }
+                } @else if let Some(key) = row.key {
+                    th scope="row" class=(palette::class(key)) { (mark()) (field) }
+                } @else {
+                    th scope="row" { (field) }
+                }
+            }
+        } "\n"
+    }
+}
+
+fn class_of(align: Align) -> Option<&'static str> {
+    (align == Align::Numbers).then_some("n")
+}
+
+/// A mark in the colour of the class that it stands in.
+fn mark() -> Markup {
+    html! { span.key aria-hidden="true" {} }
+}
+
 impl Document {
-    fn push(&mut self, html: &str) {
-        self.out += html;
-    }
-
-    /// An element of a class, with this text.
-    fn element(&mut self, name: &str, class: &str, text: &str) {
-        let class = match class.is_empty() {
-            true => String::new(),
-            false => format!(" class=\"{class}\""),
-        };
-        let text = escaped(text);
-        self.push(&format!("<{name}{class}>{text}</{name}>\n"));
-    }
-
-    fn contents(&mut self, sections: &[Section]) {
-        self.push("<nav aria-label=\"Contents\">\n<h2>Contents</h2>\n<ol>\n");
-        for (index, section) in sections.iter().enumerate() {
-            let title = escaped(&section.title);
-            self.push(&format!(
-                "<li><a href=\"#section-{index}\">{title}</a></li>\n"
-            ));
-        }
-        self.push("</ol>\n</nav>\n");
-    }
-
-    fn section(&mut self, index: usize, section: &Section) {
-        self.push(&format!("<section id=\"section-{index}\">\n"));
-        self.element("h2", "", &section.title);
+    fn blocks(&self, blocks: &[Block]) -> Markup {
         let is_chart = |block: &Block| matches!(block, Block::Bars(_) | Block::Curves(_));
-        for blocks in section.blocks.chunk_by(|a, b| is_chart(a) && is_chart(b)) {
-            // Small ones stand side by side where there is room.
-            let are_charts = blocks.iter().all(is_chart);
-            if are_charts {
-                self.push("<div class=\"charts\">\n");
-            }
-            for block in blocks {
-                self.block(block);
-            }
-            if are_charts {
-                self.push("</div>\n");
+        html! {
+            @for blocks in blocks.chunk_by(|a, b| is_chart(a) && is_chart(b)) {
+                // Small ones stand side by side where there is room.
+                @if blocks.iter().all(is_chart) {
+                    div.charts { "\n" @for block in blocks { (self.block(block)) } } "\n"
+                } @else {
+                    @for block in blocks { (self.block(block)) }
+                }
             }
         }
-        self.push("</section>\n");
     }
 
-    fn block(&mut self, block: &Block) {
+    fn block(&self, block: &Block) -> Markup {
         match block {
-            Block::Heading(text) => self.element("h3", "", text),
-            Block::Prose(text) => self.element("p", "prose", text),
-            Block::Warning(text) => self.warning(text),
-            Block::Facts(facts) => self.facts(facts),
-            Block::Table(table) => self.table(table),
+            Block::Heading(text) => html! { h3 { (text) } "\n" },
+            Block::Prose(text) => html! { p.prose { (text) } "\n" },
+            Block::Warning(text) => warning(text),
+            Block::Facts(facts) => html! {
+                dl { "\n"
+                    @for (name, value) in facts { div { dt { (name) } dd { (value) } } "\n" }
+                } "\n"
+            },
+            Block::Table(rows) => table(rows),
             Block::Bars(bars) => self.bars(bars),
             Block::Curves(curves) => self.curves(curves),
-            Block::Output { title, text } => {
-                let title = escaped(title);
-                self.push(&format!(
-                    "<details>\n<summary>{title}</summary>\n<pre tabindex=\"0\">"
-                ));
-                // A line feed after the tag would not be shown.
-                self.push(&format!("\n{}</pre>\n</details>\n", escaped(text)));
-            }
+            // A line feed after the tag is not shown.
+            Block::Output { title, text } => html! {
+                details { summary { (title) } pre tabindex="0" { "\n" (text) } } "\n"
+            },
         }
     }
 
-    fn warning(&mut self, text: &str) {
-        let text = escaped(text);
-        self.push(&format!(
-            "<p class=\"warning\"><strong>Note:</strong> {text}</p>\n"
-        ));
-    }
-
-    fn warnings(&mut self, warnings: &[String]) {
-        if let [only] = warnings {
-            self.warning(only);
-        } else if !warnings.is_empty() {
-            self.push("<div class=\"warning\">\n<strong>Note:</strong>\n<ul>\n");
-            for warning in warnings {
-                self.element("li", "", warning);
-            }
-            self.push("</ul>\n</div>\n");
+    /// A chart: its title, what is counted, its keys, and the drawings with what a screen reader says of them.
+    fn figure(
+        &self,
+        (title, unit, description): (&str, &str, &str),
+        series: &[&Series],
+        drawings: &[String],
+    ) -> Markup {
+        let drawings = html! {
+            @for drawing in drawings { (self.drawing(drawing, title, description)) }
+        };
+        html! {
+            figure { "\n"
+                figcaption { strong { (title) } "\n" span.unit { (unit) } } "\n"
+                ul.legend { "\n"
+                    @for series in series {
+                        li class=(palette::class(series.key)) { (mark()) (series.name) } "\n"
+                    }
+                } "\n"
+                (scrolled(title, &drawings))
+            } "\n"
         }
     }
 
-    fn facts(&mut self, facts: &[(String, String)]) {
-        self.push("<dl>\n");
-        for (name, value) in facts {
-            let (name, value) = (escaped(name), escaped(value));
-            self.push(&format!("<div><dt>{name}</dt><dd>{value}</dd></div>\n"));
+    fn drawing(&self, drawing: &str, title: &str, description: &str) -> Markup {
+        let number = self.charts.get() + 1;
+        self.charts.set(number);
+        // The attributes are numbers.
+        let (attributes, inner) = drawing
+            .strip_prefix("<svg")
+            .and_then(|rest| rest.split_once('>'))
+            .expect("a drawing is an element");
+        html! {
+            (PreEscaped(format!(
+                "<svg role=\"img\" aria-labelledby=\"title-{number}\" aria-describedby=\"desc-{number}\"{attributes}>"
+            ))) "\n"
+            title id={ "title-" (number) } { (title) } "\n"
+            desc id={ "desc-" (number) } { (description) }
+            (PreEscaped(inner))
         }
-        self.push("</dl>\n");
     }
 
-    fn table(&mut self, table: &Table) {
-        let caption = escaped(&table.caption);
-        self.push(&format!(
-            "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{caption}\">\n<table>\n\
-             <caption>{caption}</caption>\n<thead>\n<tr>"
-        ));
-        for (title, align) in &table.columns {
-            let class = class_of(*align);
-            let title = escaped(title);
-            self.push(&format!("<th scope=\"col\"{class}>{title}</th>"));
-        }
-        self.push("</tr>\n</thead>\n");
-        for group in &table.groups {
-            self.push("<tbody>\n");
-            if !group.title.is_empty() {
-                let (columns, title) = (table.columns.len(), escaped(&group.title));
-                self.push(&format!(
-                    "<tr class=\"group\"><th scope=\"rowgroup\" colspan=\"{columns}\">{title}</th></tr>\n"
-                ));
-            }
-            for row in &group.rows {
-                self.row(table, row);
-            }
-            self.push("</tbody>\n");
-        }
-        self.push("</table>\n</div>\n");
-    }
-
-    fn row(&mut self, table: &Table, row: &TableRow) {
-        self.push(match row.is_marked {
-            true => "<tr class=\"marked\">",
-            false => "<tr>",
-        });
-        let fields = row.fields.iter().zip(&table.columns);
-        for (index, (field, (_, align))) in fields.enumerate() {
-            let text = escaped(field);
-            match (index, row.key) {
-                (0, Some(key)) => {
-                    let key = key_mark(key);
-                    self.push(&format!("<th scope=\"row\"{}>{}{text}</th>", key.0, key.1));
-                }
-                (0, None) => self.push(&format!("<th scope=\"row\">{text}</th>")),
-                _ => {
-                    let class = class_of(*align);
-                    self.push(&format!("<td{class}>{text}</td>"));
-                }
-            }
-        }
-        self.push("</tr>\n");
-    }
-
-    /// A chart: its title, what is counted, its keys, and the drawing.
-    fn figure(&mut self, title: &str, unit: &str, series: &[&Series], drawings: &[String]) {
-        self.push("<figure>\n<figcaption>");
-        self.element("strong", "", title);
-        self.element("span", "unit", unit);
-        self.push("</figcaption>\n<ul class=\"legend\">\n");
-        for series in series {
-            let (class, mark) = key_mark(series.key);
-            let name = escaped(&series.name);
-            self.push(&format!("<li{class}>{mark}{name}</li>\n"));
-        }
-        let label = escaped(title);
-        self.push(&format!(
-            "</ul>\n<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{label}\">\n"
-        ));
-        for drawing in drawings {
-            self.push(drawing);
-        }
-        self.push("</div>\n</figure>\n");
-    }
-
-    fn bars(&mut self, bars: &Bars) {
+    fn bars(&self, bars: &Bars) -> Markup {
         let mut described = format!(
             "Bars, in each group in the order of the legend; {}.",
             bars.unit
@@ -250,20 +247,19 @@ impl Document {
             Scale::Linear => "",
             Scale::Logarithmic => "; the axis is logarithmic",
         };
-        let has_spread = |bar: &super::Bar| bar.least < bar.most;
+        let has_spread = |bar: &Bar| bar.least < bar.most;
         let mut shown = bars.groups.iter().flat_map(|group| &group.bars).flatten();
         let spread = match shown.any(has_spread) {
             true => "; whiskers from the least to the most of the runs",
             false => "",
         };
         let unit = format!("{}{scale}{spread}", bars.unit);
-        let drawings = chart::bars(bars);
-        let drawings = self.titled(&bars.title, described.trim_end_matches(','), drawings);
         let series: Vec<&Series> = bars.series.iter().collect();
-        self.figure(&bars.title, &unit, &series, &drawings);
+        let words = (&*bars.title, &*unit, described.trim_end_matches(','));
+        self.figure(words, &series, &chart::bars(bars))
     }
 
-    fn curves(&mut self, curves: &Curves) {
+    fn curves(&self, curves: &Curves) -> Markup {
         let form = match curves.is_stacked {
             true => "areas on top of each other",
             false => "lines",
@@ -272,41 +268,9 @@ impl Document {
         let series: Vec<&Series> = curves.series.iter().map(|(series, _)| series).collect();
         let names: Vec<&str> = series.iter().map(|series| series.name.as_str()).collect();
         let described = format!("{unit}: {}.", names.join(", "));
-        let drawings = self.titled(&curves.title, &described, vec![chart::curves(curves)]);
-        self.figure(&curves.title, &unit, &series, &drawings);
+        let words = (&*curves.title, &*unit, &*described);
+        self.figure(words, &series, &[chart::curves(curves)])
     }
-
-    /// The drawings with what a screen reader says of them.
-    fn titled(&mut self, title: &str, description: &str, drawings: Vec<String>) -> Vec<String> {
-        let (title, description) = (escaped(title), escaped(description));
-        let with_title = |drawing: String| {
-            self.charts += 1;
-            let number = self.charts;
-            let attributes = format!(
-                "<svg role=\"img\" aria-labelledby=\"title-{number}\" aria-describedby=\"desc-{number}\" "
-            );
-            let drawing = drawing.replacen("<svg ", &attributes, 1);
-            let titles = format!(
-                ">\n<title id=\"title-{number}\">{title}</title>\n<desc id=\"desc-{number}\">{description}</desc>"
-            );
-            // The first is the end of the opening tag: its attributes are numbers.
-            drawing.replacen('>', &titles, 1)
-        };
-        drawings.into_iter().map(with_title).collect()
-    }
-}
-
-fn class_of(align: Align) -> &'static str {
-    match align {
-        Align::Words => "",
-        Align::Numbers => " class=\"n\"",
-    }
-}
-
-/// The class of what has this key, and its coloured mark.
-fn key_mark(key: Key) -> (String, &'static str) {
-    let class = format!(" class=\"{}\"", palette::class(key));
-    (class, "<span class=\"key\" aria-hidden=\"true\"></span>")
 }
 
 #[cfg(test)]
