@@ -16,10 +16,10 @@ use cowslip::luks;
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::inspect::{Inspection, inspect, read_start};
 
-use crate::error::{CommandError, opening_reason};
+use crate::error::CommandError;
 use crate::open::{
     ImageSpec, NodeGate, OpenHow, Source, claim_file, is_description, local_name, open_file,
-    parse_format,
+    opening_reason, parse_format,
 };
 
 const SECTOR_BYTES: u64 = 512;

@@ -16,23 +16,17 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 
 mod cmd;
 mod encryption;
-mod error;
 mod filter;
 mod getopt;
-mod host_usage;
-mod interrupt;
 mod job;
 mod layer;
 mod nbd;
 mod open;
-mod options;
-mod output;
-mod private_files;
-mod progress;
 mod repair_text;
-mod size;
 mod text_file;
-mod time;
+
+// What the command has in common with its benches and viewers.
+use cowslip_console::{error, interrupt, options, output, size, time};
 
 use cmd::early::Judge;
 use cmd::{CowslipVerb, QemuImgVerb};
@@ -192,7 +186,7 @@ fn run_qemu_img(args: &[OsString], program: &Program) -> u8 {
     });
     let args: Vec<OsString> = match read {
         Some(Ok(words)) => words.into_iter().map(OsString::from).collect(),
-        Some(Err(refusal)) => return program.refuse_command_line(&refusal),
+        Some(Err(refusal)) => return refusal.tell(program),
         // The parser says what is wrong with a line that is no text.
         None => args.to_vec(),
     };

@@ -18,9 +18,8 @@ use cowslip::image::{
 use cowslip::luks::Passphrase;
 use cowslip::qcow2::snapshot::SnapshotChoice;
 use cowslip::{Image, Workers};
-use cowslip_queue::{Backend, Queue};
 
-use crate::error::{CommandError, opening_reason};
+use crate::error::CommandError;
 use crate::filter::{Breakpoints, DebugFile, ImageFile, NullFile, PartFile};
 use crate::output;
 use crate::repair_text::repaired_when_opened;
@@ -36,14 +35,17 @@ mod loaded;
 pub mod object;
 mod one;
 pub mod psk;
+mod refusal;
 mod spec;
 mod temporary;
 pub mod tls;
 
+pub use cowslip_console::queue::{block_on, parse_aio};
 pub use gate::{NodeGate, is_description};
 use graph::Filter;
 pub use loaded::{chosen_snapshot, parse_choice};
 pub use one::OneImage;
+pub use refusal::{opening_failed, opening_reason};
 pub use spec::{ImageSpec, Source, alloc_policy, detect_zeroes, local_name, parse_format};
 
 /// `--cache`.
@@ -98,15 +100,6 @@ impl CacheMode {
             _ => FlushPolicy::Honour,
         }
     }
-}
-
-/// `--aio`: the engine of this name. QEMU's `native` is the ring here.
-pub fn parse_aio(name: &str) -> Option<Aio> {
-    Some(match name {
-        "threads" => Aio::Threads,
-        "native" | "io_uring" => Aio::Uring,
-        _ => return None,
-    })
 }
 
 /// Whether an image is opened for writing.
@@ -638,26 +631,6 @@ fn warn_unprotected(file: &str) {
     output::warn(&format!(
         "the file system has no locks: nothing keeps other processes from {file}"
     ));
-}
-
-/// Runs a verb's work on a queue of its own.
-///
-/// # Errors
-/// The queue cannot be made, or the work fails.
-pub fn block_on<T>(
-    aio: Aio,
-    work: impl Future<Output = Result<T, CommandError>>,
-) -> Result<T, CommandError> {
-    let backend = match aio {
-        Aio::Auto => Backend::Auto,
-        Aio::Uring => Backend::Uring,
-        Aio::Threads => Backend::Threads,
-    };
-    let queue = Queue::new(backend).map_err(|error| {
-        let words = cowslip::error::system_words(&error);
-        CommandError::new(format!("Could not set up the I/O queue: {words}"))
-    })?;
-    queue.block_on(work)
 }
 
 #[cfg(test)]

@@ -13,13 +13,13 @@ use cowslip::Error;
 use cowslip::allocate::{Abilities, Chosen, End, LibraryMakes, Method, Outcome, Plan, ZeroesTake};
 use cowslip::file::host::{Aio, probe_space, takes_length};
 use cowslip::file::{Claim, HolesBy, HostFile, ReadSet};
+use cowslip_extents::{Figures, other_than_file};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 use signal_hook::consts::SIGXFSZ;
 
 use super::create::NewFile;
-use super::extents::{self, Figures};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
@@ -124,7 +124,7 @@ fn allocated(args: &Args, program: &Program) -> Result<(), CommandError> {
         Ok(done) => {
             args.job.end();
             // The space is there, whatever can be told of it.
-            let figures = extents::figures(&request.path);
+            let figures = cowslip_extents::figures(&request.path);
             request.tell(&done, figures, start.elapsed().as_secs_f64())
         }
     }
@@ -423,7 +423,7 @@ fn directory_of(path: &str) -> Result<PathBuf, CommandError> {
         |why: String| CommandError::new(format!("Could not allocate space for '{path}': {why}"));
     let failed = |error: std::io::Error| refused(cowslip::error::system_words(&error));
     let real = match std::fs::metadata(path) {
-        Ok(found) => match extents::other_than_file(&found) {
+        Ok(found) => match other_than_file(&found) {
             None => std::fs::canonicalize(path).map_err(failed)?,
             Some("a block device") => {
                 let why = "it is a block device, all of whose space is its own; blkdiscard --zeroout fills it with \

@@ -19,7 +19,8 @@ use serde_json::{Map, Value};
 
 use crate::error::CommandError;
 use crate::open::{
-    Access, CacheMode, OneImage, OpenHow, Source, Trust, block_on, guessed_raw, open_alone, sharing,
+    Access, CacheMode, OneImage, OpenHow, Source, Trust, block_on, guessed_raw, open_alone,
+    opening_failed, sharing,
 };
 use crate::output::{self, OutputArgs, OutputFormat, Program, usage_error};
 use crate::repair_text::tell;
@@ -284,7 +285,7 @@ async fn open_damaged(
     let start = read_start(&file, wanted, name).await?;
     // What lies beyond the end of the file is for the check to find, not for the parser to refuse.
     let header =
-        Header::parse_damaged(&start, name).map_err(|error| CommandError::opening(name, &error))?;
+        Header::parse_damaged(&start, name).map_err(|error| opening_failed(name, &error))?;
     Ok((file, header))
 }
 
@@ -299,7 +300,7 @@ async fn read_start(
     let (result, buf) = file.read(0, BufMut::zeroed(len)).await;
     result.map_err(|error| {
         let error = cowslip::Error::io("Could not read the image header", error);
-        CommandError::opening(name, &error)
+        opening_failed(name, &error)
     })?;
     Ok(buf)
 }

@@ -18,7 +18,7 @@ use crate::output::{self, Program};
 
 mod entry;
 mod files;
-pub(super) mod target;
+mod target;
 mod tell;
 mod trim;
 mod watch;

@@ -6,6 +6,7 @@ use std::ffi::OsString;
 
 use clap::Subcommand;
 use cowslip::image::DiscardPolicy;
+use cowslip_bench::{demo, guest_init};
 
 use crate::output::Program;
 
@@ -20,7 +21,6 @@ pub mod compare;
 pub mod convert;
 pub mod create;
 pub mod dd;
-pub mod demo;
 pub mod early;
 pub mod extents;
 pub mod generate;
@@ -137,8 +137,8 @@ pub enum CowslipVerb {
     /// Write manual pages into a directory
     Manual(generate::ManualArgs),
     /// Process 1 of a guest of `bench guest`
-    #[command(name = bench::guest_init::VERB, hide = true)]
-    GuestInit(bench::guest_init::Args),
+    #[command(name = guest_init::VERB, hide = true)]
+    GuestInit(guest_init::Args),
 }
 
 impl CowslipVerb {
@@ -156,7 +156,7 @@ impl CowslipVerb {
             CowslipVerb::Grow(args) => grow::run(&args, program),
             CowslipVerb::Completions(args) => generate::completions(&args),
             CowslipVerb::Manual(args) => generate::manual(&args, program),
-            CowslipVerb::GuestInit(args) => bench::guest_init::run(&args, program),
+            CowslipVerb::GuestInit(args) => guest_init::run(&args, program),
         }
     }
 }

@@ -13,6 +13,7 @@ use clap::{Arg, Command};
 
 use crate::cmd::early::Judged;
 use crate::error::CommandError;
+use crate::output::{Program, print_error};
 
 use super::{Found, Long, Mistake, Name, Scanner, Value};
 
@@ -37,6 +38,24 @@ pub enum Refusal {
     MistakeOf(&'static str, Mistake),
     /// The value of an option is wrong.
     Value(CommandError),
+}
+
+impl Refusal {
+    /// Complains of the line, and returns the exit code.
+    pub fn tell(&self, program: &Program) -> u8 {
+        let name = &program.name;
+        let (who, what) = match self {
+            Refusal::Value(error) => return program.fail(error),
+            Refusal::Mistake(mistake) => (name.clone(), mistake.to_string()),
+            Refusal::NoVerb => (name.clone(), "Not enough arguments".to_string()),
+            Refusal::UnknownVerb(verb) => (name.clone(), format!("Command not found: {verb}")),
+            Refusal::MistakeOf(verb, mistake) => (format!("{name} {verb}"), mistake.to_string()),
+        };
+        print_error(&format!(
+            "{who}: {what}\nTry '{who} --help' for more info\n"
+        ));
+        1
+    }
 }
 
 const fn flag(name: &'static str, letter: char) -> Long {

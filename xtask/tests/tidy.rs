@@ -197,6 +197,40 @@ fn the_queue_knows_nobody() {
 }
 
 #[test]
+fn the_console_knows_no_image() {
+    let words = [
+        "cowslip_nbd",
+        "cowslip_bench",
+        "cowslip_extents",
+        "Image",
+        "BlockFile",
+        "qcow2",
+        "println",
+        "eprintln",
+    ];
+    let findings = uses(
+        |s| s.path.starts_with("crates/console/src/") && !s.is_test(),
+        &words,
+    );
+    expect_none("what commands share is below images", &findings);
+}
+
+#[test]
+fn the_viewer_of_extents_knows_no_server() {
+    let findings = uses(
+        |s| s.path.starts_with("crates/extents/src/") && !s.is_test(),
+        &[
+            "cowslip_nbd",
+            "cowslip_bench",
+            "clap",
+            "println",
+            "eprintln",
+        ],
+    );
+    expect_none("files are opened by who wants a report", &findings);
+}
+
+#[test]
 fn what_is_below_the_engine_knows_no_format_above_it() {
     for (name, words) in [
         (

@@ -278,6 +278,27 @@ pub fn extents(file: impl AsFd) -> io::Result<Vec<HostExtent>> {
     Ok(found)
 }
 
+/// Bytes of space behind the block that the file ends in; `None` where the file system does not tell.
+///
+/// # Errors
+/// The system's.
+pub fn beyond_end_bytes(file: impl AsFd) -> io::Result<Option<u64>> {
+    let stat = rustix::fs::fstat(&file)?;
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    let block = u64::try_from(stat.st_blksize).unwrap_or(4096).max(1);
+    let mut beyond = 0;
+    for record in records_from(&file, size.next_multiple_of(block), Sync::No) {
+        let record = match record {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(None),
+            record => record?,
+        };
+        if !record.flags.has(Flags::INLINE) {
+            beyond += record.len;
+        }
+    }
+    Ok(Some(beyond))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

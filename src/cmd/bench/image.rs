@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use cowslip::Image;
 use cowslip::file::Sharing;
 use cowslip::image::WriteStatistics;
+use cowslip_bench::load::{Direction, Figures, Load, Order, Pause, SERIES_STEP_MS, Told};
 use serde_json::json;
 
-use super::load::{Direction, Figures, Load, Order, Pause, SERIES_STEP_MS, Told};
 use crate::cmd::serve::cache_report;
 use crate::error::CommandError;
 use crate::open::{

@@ -13,7 +13,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use cowslip_queue::fiemap::{self, Flags};
+use cowslip_queue::fiemap::beyond_end_bytes;
 use cowslip_queue::lease::{self, Ended};
 use rustix::fs::{
     FallocateFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, fallocate, fgetxattr,
@@ -275,22 +275,4 @@ fn beyond_end_by_blocks(stat: &Stat) -> u64 {
     let block = u64::try_from(stat.st_blksize).unwrap_or(4096).max(1);
     let beyond = space(stat).saturating_sub(size(stat).next_multiple_of(block));
     if beyond > RECORDS_BYTES { beyond } else { 0 }
-}
-
-/// Bytes of space behind the block that the file ends in; `None` where the file system does not tell.
-pub fn beyond_end_bytes(file: &File) -> io::Result<Option<u64>> {
-    let stat = fstat(file)?;
-    let block = u64::try_from(stat.st_blksize).unwrap_or(4096).max(1);
-    let end = size(&stat).next_multiple_of(block);
-    let mut beyond = 0;
-    for record in fiemap::records_from(file, end, fiemap::Sync::No) {
-        let record = match record {
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(None),
-            record => record?,
-        };
-        if !record.flags.has(Flags::INLINE) {
-            beyond += record.len;
-        }
-    }
-    Ok(Some(beyond))
 }

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use cowslip_queue::fiemap::beyond_end_bytes;
 use rustix::fs::{Mode, OFlags};
 
 use super::shown;
@@ -79,7 +80,7 @@ fn trim(
     let handle = Handle::find(directory, name)?;
     let (file, _) = handle.open()?;
     let failed = |error: std::io::Error| Refused::For(cowslip::error::system_words(&error));
-    let beyond = target::beyond_end_bytes(&file).map_err(failed)?;
+    let beyond = beyond_end_bytes(&file).map_err(failed)?;
     if beyond == Some(0) {
         return Ok(());
     }

@@ -1,0 +1,174 @@
+//! Under which conditions a table is made, for programs and, by way of them, for readers: the machine, the stack
+//! under each directory, the versions of all who take part, the command line, and what warns of the figures. Told once, in
+//! the report's JSON; pages are made from that.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cowslip_console::time::date_and_time;
+use cowslip_testbed::machine::{BUSY, Machine, Root};
+use cowslip_testbed::stack::Stack;
+use cowslip_testbed::told_by;
+use serde_json::{Map, Value, json};
+
+use crate::telling::Outlet;
+
+/// Programs that take part or make file systems, and how they are asked for their versions.
+const PROGRAMS: [(&str, &str); 8] = [
+    ("qemu-img", "--version"),
+    ("qemu-storage-daemon", "--version"),
+    ("qemu-nbd", "--version"),
+    ("qemu-system-x86_64", "--version"),
+    ("fio", "--version"),
+    ("mkfs.ext4", "-V"),
+    ("mkfs.xfs", "-V"),
+    ("mkfs.btrfs", "--version"),
+];
+
+/// A word as a shell takes it.
+pub fn quoted(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,+@%".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.into_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+/// A command line as a shell takes it.
+pub fn command_line<'a>(words: impl IntoIterator<Item = &'a OsStr>) -> String {
+    let words: Vec<String> = words.into_iter().map(quoted).collect();
+    words.join(" ")
+}
+
+/// A command that was run, as a shell takes it.
+pub fn line_of(command: &std::process::Command) -> String {
+    command_line(std::iter::once(command.get_program()).chain(command.get_args()))
+}
+
+/// What a table was asked for, and under which conditions it goes to this outlet. Places are added to that.
+pub fn of_table(asked: Value, outlet: &Outlet) -> Value {
+    let mut conditions = asked;
+    let mut run = of_run();
+    if let Some(command) = &outlet.command {
+        run["command"] = json!(command);
+    }
+    if !outlet.earlier.is_empty()
+        && let Some(warnings) = run["warnings"].as_array_mut()
+    {
+        // That was this command itself.
+        warnings.retain(|warning| warning != BUSY);
+    }
+    if let (Some(conditions), Value::Object(run)) = (conditions.as_object_mut(), run) {
+        conditions.extend(run);
+        conditions.insert("places".to_string(), json!([]));
+    }
+    conditions
+}
+
+/// A place of that table has these conditions.
+pub fn add_place(conditions: &mut Value, place: Value) {
+    if let Some(places) = conditions["places"].as_array_mut() {
+        places.push(place);
+    }
+}
+
+/// The machine, the versions, the time, this process's command line.
+fn of_run() -> Value {
+    let machine = Machine::look(&Root::default());
+    let mut warnings = machine.warnings();
+    if cfg!(debug_assertions) {
+        let text =
+            "Cowslip was built without optimisation: its figures say nothing. Use a release build.";
+        warnings.push(text.to_string());
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let args: Vec<_> = std::env::args_os().collect();
+    json!({
+        "date": format!("{} UTC", date_and_time(now.map_or(0, |now| now.as_secs()))),
+        "command": command_line(args.iter().map(AsRef::as_ref)),
+        "machine": machine,
+        "versions": versions(),
+        "warnings": warnings,
+    })
+}
+
+fn versions() -> Value {
+    let mut versions = Map::new();
+    let own = format!("cowslip {}", env!("CARGO_PKG_VERSION"));
+    versions.insert("cowslip".to_string(), json!(own));
+    for (program, word) in PROGRAMS {
+        let told = told_by(program, &[word]);
+        let line = told.as_deref().and_then(|text| text.lines().next());
+        versions.insert(program.to_string(), json!(line.map(str::trim)));
+    }
+    Value::Object(versions)
+}
+
+/// What is under a directory, with what its file system tells of itself.
+pub fn of_directory(directory: &Path) -> Value {
+    let stack = match Stack::look(&Root::default(), directory) {
+        Ok(stack) => stack,
+        Err(error) => return json!({ "warnings": [format!("{}: {error}", directory.display())] }),
+    };
+    let hint = File::open(directory);
+    let hint = hint.and_then(|file| cowslip_queue::attributes::extent_hint_bytes(&file));
+    json!({
+        "stack": stack,
+        "extent-hint-bytes": hint.ok(),
+        "filesystem-told": told_by_filesystem(&stack),
+        "warnings": stack.warnings(),
+    })
+}
+
+/// What the tool of a file system says of it.
+fn told_by_filesystem(stack: &Stack) -> Value {
+    let directory = stack.directory.to_string_lossy();
+    let source = stack.source.as_deref().unwrap_or_default();
+    let command: &[&str] = match stack.filesystem_type.as_deref() {
+        Some("xfs") => &["xfs_info", &directory],
+        Some("ext2" | "ext3" | "ext4") => &["dumpe2fs", "-h", source],
+        Some("btrfs") => &["btrfs", "filesystem", "usage", &directory],
+        _ => return Value::Null,
+    };
+    let output = told_by(command[0], &command[1..]);
+    json!({
+        "command": command_line(command.iter().map(AsRef::as_ref)),
+        "output": output.unwrap_or_else(|| {
+            format!("{} is not there, or tells this user nothing.", command[0])
+        }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_lines_can_be_pasted_into_a_shell() {
+        let words = ["cowslip", "bench", "--dir=/a b", "it's", "", "$x"].map(OsStr::new);
+        let line = command_line(words);
+        assert_eq!(line, r"cowslip bench '--dir=/a b' 'it'\''s' '' '$x'");
+        let back = told_by("sh", &["-c", &format!("printf '[%s]' {line}")]);
+        assert_eq!(back.unwrap(), "[cowslip][bench][--dir=/a b][it's][][$x]");
+    }
+
+    #[test]
+    fn a_run_tells_of_itself() {
+        let told = of_run();
+        assert!(told["command"].as_str().unwrap().contains("cowslip"));
+        assert!(told["machine"]["processors"].as_u64() > Some(0));
+        assert!(told["versions"]["cowslip"].is_string());
+        let here = of_directory(&std::env::temp_dir());
+        assert!(here["stack"]["filesystem-type"].is_string(), "{here}");
+        let nowhere = of_directory(Path::new("/no/such/directory"));
+        assert!(
+            nowhere["warnings"][0]
+                .as_str()
+                .unwrap()
+                .contains("No such file")
+        );
+    }
+}

@@ -1,0 +1,216 @@
+//! The figures of the demonstration, for people and for programs.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use cowslip_console::size;
+use serde_json::{Value, json};
+
+use super::load::{DEPTH, Load};
+use crate::host_usage::HostUsage;
+use crate::server::{Kind, PageCache};
+
+/// Whether an overlay has extended L2 entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subclusters {
+    /// It has.
+    On,
+    /// It has not.
+    Off,
+}
+
+impl Subclusters {
+    /// As `extended_l2` takes it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Subclusters::On => "on",
+            Subclusters::Off => "off",
+        }
+    }
+}
+
+/// The outcome of a check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Checked {
+    /// Nothing was found.
+    Clean,
+    /// What was found.
+    Bad(String),
+    /// There is no such checker here.
+    NotInstalled,
+}
+
+impl Checked {
+    fn word(&self) -> &'static str {
+        match self {
+            Checked::Clean => "clean",
+            Checked::Bad(_) => "BAD",
+            Checked::NotInstalled => "-",
+        }
+    }
+}
+
+/// One server with one kind of overlay.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Whose server.
+    pub kind: Kind,
+    /// Kind of overlay.
+    pub subclusters: Subclusters,
+    /// Time of the writes, the final flush included.
+    pub seconds: f64,
+    /// CPU time of the server during the writes.
+    pub cpu_seconds: f64,
+    /// Bytes that reached the files, from open to close.
+    pub file_bytes: Option<u64>,
+    /// What the overlay takes.
+    pub host: HostUsage,
+    /// Our check.
+    pub own_check: Checked,
+    /// QEMU's.
+    pub qemu_check: Checked,
+}
+
+/// All of it.
+pub struct Report {
+    directory: String,
+    page_cache: PageCache,
+    disk_bytes: u64,
+    operations: u64,
+    guest_bytes: u64,
+    rows: Vec<Row>,
+}
+
+impl Report {
+    /// Without rows.
+    pub fn new(directory: &Path, page_cache: PageCache, load: &Load) -> Report {
+        Report {
+            directory: directory.display().to_string(),
+            page_cache,
+            disk_bytes: load.disk_bytes(),
+            operations: load.operations(),
+            guest_bytes: load.guest_bytes(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a row.
+    pub fn add(&mut self, row: Row) {
+        self.rows.push(row);
+    }
+
+    /// Whether every image is sound, as far as it could be checked.
+    pub fn all_is_well(&self) -> bool {
+        let bad = |checked: &Checked| matches!(checked, Checked::Bad(_));
+        !self
+            .rows
+            .iter()
+            .any(|row| bad(&row.own_check) || bad(&row.qemu_check))
+    }
+
+    fn iops(&self, row: &Row) -> f64 {
+        self.operations as f64 / row.seconds
+    }
+
+    fn cpu_microseconds(&self, row: &Row) -> f64 {
+        row.cpu_seconds * 1e6 / self.operations as f64
+    }
+
+    /// The table.
+    pub fn text(&self) -> String {
+        let cache = match self.page_cache {
+            PageCache::Bypass => "O_DIRECT",
+            PageCache::Use => "the page cache, since this file system knows no O_DIRECT",
+        };
+        let mut text = format!(
+            "{} random writes of 4 KiB ({}) at queue depth {DEPTH} over NBD, then a flush,\n\
+             to an overlay on a golden image of {} that is fully written; clusters of 64 KiB.\n\
+             In {}, with {cache}. Everything was read back and compared.\n\n",
+            self.operations,
+            size::human(self.guest_bytes),
+            size::human(self.disk_bytes),
+            self.directory,
+        );
+        self.write_head(&mut text);
+        for row in &self.rows {
+            self.write_row(&mut text, row);
+        }
+        for row in &self.rows {
+            for checked in [&row.own_check, &row.qemu_check] {
+                if let Checked::Bad(words) = checked {
+                    let name = row.kind.name();
+                    text.push_str(&format!("\n{name}, {}:\n{words}\n", row.subclusters.word()));
+                }
+            }
+        }
+        text
+    }
+
+    fn write_head(&self, text: &mut String) {
+        let line = format!(
+            "{:20} {:>11} {:>7} {:>10} {:>12} {:>11} {:>11} {:>8} {:>6} {:>14}\n",
+            "server",
+            "subclusters",
+            "IOPS",
+            "CPU/write",
+            "guest wrote",
+            "files got",
+            "host space",
+            "extents",
+            "check",
+            "qemu-img check"
+        );
+        text.push_str(&line);
+    }
+
+    fn write_row(&self, text: &mut String, row: &Row) {
+        let or_dash = |figure: Option<String>| figure.unwrap_or_else(|| "-".to_string());
+        let written = writeln!(
+            text,
+            "{:20} {:>11} {:>7.0} {:>7.1} us {:>12} {:>11} {:>11} {:>8} {:>6} {:>14}",
+            row.kind.name(),
+            row.subclusters.word(),
+            self.iops(row),
+            self.cpu_microseconds(row),
+            size::human(self.guest_bytes),
+            // Memory file systems count nothing.
+            or_dash(row.file_bytes.filter(|bytes| *bytes > 0).map(size::human)),
+            size::human(row.host.bytes),
+            or_dash(row.host.extents.map(|count| count.to_string())),
+            row.own_check.word(),
+            row.qemu_check.word(),
+        );
+        written.expect("a string takes all that is written to it");
+    }
+
+    /// The same for programs.
+    pub fn json(&self) -> Value {
+        let rows: Vec<Value> = self.rows.iter().map(|row| self.row_json(row)).collect();
+        json!({
+            "directory": self.directory,
+            "direct-io": self.page_cache == PageCache::Bypass,
+            "disk-size": self.disk_bytes,
+            "queue-depth": DEPTH,
+            "block-size": 4096,
+            "operations": self.operations,
+            "rows": rows,
+        })
+    }
+
+    fn row_json(&self, row: &Row) -> Value {
+        json!({
+            "server": row.kind.name(),
+            "extended-l2": row.subclusters == Subclusters::On,
+            "iops": self.iops(row).round(),
+            "seconds": row.seconds,
+            "cpu-us-per-write": self.cpu_microseconds(row),
+            "guest-bytes": self.guest_bytes,
+            "file-bytes": row.file_bytes,
+            "host-bytes": row.host.bytes,
+            "host-extents": row.host.extents,
+            "read-back": "identical",
+            "check": row.own_check.word(),
+            "qemu-img-check": row.qemu_check.word(),
+        })
+    }
+}

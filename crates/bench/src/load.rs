@@ -1,0 +1,390 @@
+//! The load on one image: requests of one size, so many in flight, and when they are flushed.
+//!
+//! Its pace is qemu-img's, so that both engines do the same operations: one request is begun for each
+//! that ends, and a flush falls due whenever the number of requests not yet begun is a multiple of the
+//! interval. With `Drain` nothing is begun until all that is in flight, and then the flush, has ended.
+//! Without, flushes run beside the requests, one at a time.
+
+use std::cell::{Cell, RefCell};
+use std::time::{Duration, Instant};
+
+use cowslip::image::{WriteOptions, WriteStatistics};
+use cowslip::{Buf, BufMut, Image};
+use cowslip_console::output;
+use cowslip_queue::{Completer, pending};
+use futures_util::future::try_join;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+use crate::latency::Histogram;
+
+/// Width of a step of the series in milliseconds.
+pub const SERIES_STEP_MS: u64 = 100;
+
+/// What requests do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// They read.
+    Read,
+    /// They write this byte throughout.
+    Write(u8),
+}
+
+/// Where requests go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// From an offset on, each so many bytes after the last, round the disk.
+    Steps {
+        /// The first one's offset in bytes.
+        start: u64,
+        /// From one to the next in bytes.
+        step: u64,
+    },
+    /// Each place once before any is visited again, in an order that follows from a seed.
+    Random(u64),
+}
+
+/// What a due flush waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pause {
+    /// All requests end first.
+    Drain,
+    /// It runs beside them.
+    None,
+}
+
+/// What is told while requests run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Nothing.
+    Nothing,
+    /// Of each flush that has ended, how many requests had ended before it began.
+    Flushes,
+}
+
+/// Requests to one image.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// How many.
+    pub count: u64,
+    /// Size of each.
+    pub request_bytes: usize,
+    /// So many are in flight.
+    pub depth: usize,
+    /// What they do.
+    pub direction: Direction,
+    /// Where.
+    pub order: Order,
+    /// Requests to a flush; 0 for none.
+    pub flush_interval: u64,
+    /// What flushes wait for.
+    pub pause: Pause,
+    /// What is told meanwhile.
+    pub told: Told,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default)]
+pub struct Figures {
+    /// Until the last request had ended. What flushes and the close took after that is not in it.
+    pub elapsed: Duration,
+    /// Of each request.
+    pub latency: Histogram,
+    /// Flushes that were asked for.
+    pub flushes: u64,
+    /// Requests that ended in each step of the run.
+    pub series: Vec<u64>,
+    /// What writes found that were admitted in each step; empty where that is not known.
+    pub writes: Vec<WriteStatistics>,
+}
+
+/// A run, as its workers share it. Each worker has one request in flight; they live as long as the run,
+/// so that a request costs no allocation here.
+struct Run<'a> {
+    load: &'a Load,
+    image: &'a Image,
+    data: Buf,
+    start: Instant,
+    places: RefCell<Places>,
+    figures: RefCell<Figures>,
+    /// What writes had found when the last step but one ended; `None` where that is not known.
+    counted: Cell<Option<WriteStatistics>>,
+    /// Requests that have not begun.
+    unsent: Cell<u64>,
+    /// Requests that have begun and not ended.
+    in_flight: Cell<usize>,
+    /// Workers that wait for a flush, or whoever flushes beside them.
+    waiting: RefCell<Vec<Completer<()>>>,
+    /// Flushes that are due and have not begun, where nobody waits for them.
+    due: Cell<u64>,
+}
+
+impl Load {
+    /// Runs it to its end.
+    ///
+    /// # Errors
+    /// The first failure of a request or flush; the others are dropped.
+    pub async fn run(&self, image: &Image) -> cowslip::Result<Figures> {
+        let data = match self.direction {
+            Direction::Read => Buf::zeroed(0),
+            Direction::Write(pattern) => {
+                let mut data = BufMut::zeroed(self.request_bytes);
+                data.fill(pattern);
+                data.freeze()
+            }
+        };
+        let places = Places::new(self.order, self.request_bytes as u64, image.size());
+        let run = Run {
+            load: self,
+            image,
+            data,
+            start: Instant::now(),
+            places: RefCell::new(places),
+            figures: RefCell::default(),
+            counted: Cell::new(match self.direction {
+                Direction::Read => None,
+                Direction::Write(_) => image.write_statistics(),
+            }),
+            unsent: Cell::new(self.count),
+            in_flight: Cell::new(0),
+            waiting: RefCell::default(),
+            due: Cell::new(0),
+        };
+        try_join(run.all_requests(), run.flushes_beside()).await?;
+        let steps = run.figures.borrow().series.len();
+        run.count_writes(steps);
+        Ok(run.figures.into_inner())
+    }
+}
+
+impl Run<'_> {
+    async fn all_requests(&self) -> cowslip::Result<()> {
+        let workers = (self.load.depth as u64).min(self.load.count);
+        let mut workers: FuturesUnordered<_> = (0..workers).map(|_| self.work()).collect();
+        while let Some(done) = workers.next().await {
+            done?;
+        }
+        self.wake();
+        Ok(())
+    }
+
+    /// One request after the other, until none is left.
+    async fn work(&self) -> cowslip::Result<()> {
+        while let Some(unsent) = self.unsent.get().checked_sub(1) {
+            self.unsent.set(unsent);
+            self.in_flight.set(self.in_flight.get() + 1);
+            let place = self.places.borrow_mut().advance();
+            let begun = Instant::now();
+            self.request(place).await?;
+            self.in_flight.set(self.in_flight.get() - 1);
+            self.note(begun);
+            if self.is_flush_due() {
+                self.flush_in_turn().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A request that began then has ended.
+    fn note(&self, begun: Instant) {
+        let steps = self.figures.borrow().series.len();
+        self.figures.borrow_mut().note(begun, self.start);
+        if self.figures.borrow().series.len() > steps {
+            self.count_writes(steps);
+        }
+    }
+
+    /// What writes have found since this was last asked is that of the last of so many steps.
+    fn count_writes(&self, steps: usize) {
+        let (Some(before), Some(last)) = (self.counted.get(), steps.checked_sub(1)) else {
+            return;
+        };
+        let now = self.image.write_statistics().unwrap_or(before);
+        self.counted.set(Some(now));
+        let writes = &mut self.figures.borrow_mut().writes;
+        writes.resize(last, WriteStatistics::default());
+        writes.push(now.since(before));
+    }
+
+    async fn request(&self, offset: u64) -> cowslip::Result<()> {
+        match self.load.direction {
+            Direction::Read => {
+                let buf = BufMut::zeroed(self.load.request_bytes);
+                self.image.read(offset, buf).await.map(drop)
+            }
+            Direction::Write(_) => {
+                let data = self.data.clone();
+                let options = WriteOptions::default();
+                self.image.write(offset, data, options).await
+            }
+        }
+    }
+
+    fn is_flush_due(&self) -> bool {
+        let interval = self.load.flush_interval;
+        interval > 0 && self.unsent.get().is_multiple_of(interval)
+    }
+
+    /// With `Drain` the last of those in flight flushes, and the others wait for it.
+    async fn flush_in_turn(&self) -> cowslip::Result<()> {
+        if self.load.pause == Pause::None {
+            self.due.set(self.due.get() + 1);
+            self.wake();
+            return Ok(());
+        }
+        if self.in_flight.get() > 0 {
+            self.sleep().await;
+            return Ok(());
+        }
+        self.flush().await?;
+        self.wake();
+        Ok(())
+    }
+
+    /// The flushes that nobody waits for, until no request is left.
+    async fn flushes_beside(&self) -> cowslip::Result<()> {
+        if self.load.pause == Pause::Drain {
+            return Ok(());
+        }
+        loop {
+            if let Some(due) = self.due.get().checked_sub(1) {
+                self.due.set(due);
+                self.flush().await?;
+            } else if self.unsent.get() > 0 || self.in_flight.get() > 0 {
+                self.sleep().await;
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn flush(&self) -> cowslip::Result<()> {
+        self.figures.borrow_mut().flushes += 1;
+        let ended = self.load.count - self.unsent.get() - self.in_flight.get() as u64;
+        self.image.flush().await?;
+        if self.load.told == Told::Flushes {
+            output::print(&format!("Flushed after {ended} requests\n"));
+            output::flush();
+        }
+        Ok(())
+    }
+
+    /// Waits for the next [`Run::wake`].
+    async fn sleep(&self) {
+        let (completer, woken) = pending();
+        self.waiting.borrow_mut().push(completer);
+        woken.await;
+    }
+
+    fn wake(&self) {
+        for waiting in self.waiting.take() {
+            waiting.complete(());
+        }
+    }
+}
+
+impl Figures {
+    fn note(&mut self, begun: Instant, start: Instant) {
+        let now = Instant::now();
+        self.latency.add(now - begun);
+        self.elapsed = now - start;
+        let step = self.elapsed.as_millis() / u128::from(SERIES_STEP_MS);
+        let step = usize::try_from(step).unwrap_or(usize::MAX);
+        if self.series.len() <= step {
+            self.series.resize(step + 1, 0);
+        }
+        self.series[step] += 1;
+    }
+}
+
+/// The offsets of the requests, one after the other.
+struct Places {
+    order: Order,
+    request_bytes: u64,
+    disk_bytes: u64,
+    /// The next offset, or how many were random.
+    next: u64,
+}
+
+impl Places {
+    fn new(order: Order, request_bytes: u64, disk_bytes: u64) -> Places {
+        let next = match order {
+            Order::Steps { start, .. } => start,
+            Order::Random(_) => 0,
+        };
+        Places {
+            order,
+            request_bytes,
+            disk_bytes,
+            next,
+        }
+    }
+
+    fn advance(&mut self) -> u64 {
+        let at = self.next;
+        match self.order {
+            Order::Steps { step, .. } => {
+                self.next = at
+                    .wrapping_add(step)
+                    .checked_rem(self.disk_bytes)
+                    .unwrap_or(0);
+                at
+            }
+            Order::Random(seed) => {
+                let blocks = (self.disk_bytes / self.request_bytes).max(1);
+                self.next = (at + 1) % blocks;
+                permuted(seed, at, blocks) * self.request_bytes
+            }
+        }
+    }
+}
+
+/// Where `index` goes in a shuffle of `0..count` that follows from the seed. Rounds of a bijection on
+/// the next power of two, repeated until the result is within bounds; an expected two times at most.
+pub fn permuted(seed: u64, index: u64, count: u64) -> u64 {
+    let bits = u64::BITS - (count - 1).leading_zeros();
+    let mask = if bits == 0 {
+        0
+    } else {
+        u64::MAX >> (u64::BITS - bits)
+    };
+    let shift = bits / 2 + 1;
+    let mut at = index;
+    loop {
+        for round in 0..3 {
+            let word = seed.wrapping_add(round).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            at = at.wrapping_add(word).wrapping_mul(word | 1) & mask;
+            at ^= at >> shift;
+        }
+        if at < count {
+            return at;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_places_are_each_visited_once() {
+        for count in [1, 2, 3, 100, 1024, 1025] {
+            let mut places = Places::new(Order::Random(7), 512, count * 512);
+            let mut seen: Vec<u64> = (0..count).map(|_| places.advance() / 512).collect();
+            let in_order = seen.is_sorted();
+            seen.sort_unstable();
+            assert!(seen.iter().copied().eq(0..count), "{count}");
+            assert!(count < 100 || !in_order);
+        }
+    }
+
+    #[test]
+    fn steps_go_round_the_disk() {
+        let order = Order::Steps {
+            start: 3 << 10,
+            step: 3 << 10,
+        };
+        let mut places = Places::new(order, 1 << 10, 8 << 10);
+        let seen: Vec<u64> = (0..5).map(|_| places.advance() >> 10).collect();
+        assert_eq!(seen, [3, 6, 1, 4, 7]);
+    }
+}

@@ -1,0 +1,319 @@
+//! What a page of figures holds, whoever measured them: sections of prose, tables, charts and facts. A bench
+//! makes [`Section`]s out of its results and knows nothing of HTML; [`html`] writes all of them alike, [`chart`]
+//! draws them. A new kind of bench needs no change here:
+//!
+//! ```ignore
+//! let mut section = Section::new("Allocation");
+//! section.add(Block::Prose("1 GiB on fresh file systems.".to_string()));
+//! section.add(Block::Table(table));   // numbers are formatted by whoever knows their unit
+//! section.add(Block::Bars(bars));     // groups of bars, whiskers, linear or logarithmic
+//! section.add(Block::Curves(curves)); // lines or stacked areas over time or anything else
+//! page_file.write(&Page::new("cowslip bench allocate", vec![section]))?;
+//! ```
+//!
+//! All text is escaped where it is written, so it may come from anywhere.
+
+pub mod chart;
+pub mod file;
+pub mod html;
+pub mod palette;
+
+pub use palette::{Key, Kind};
+
+/// A document for people.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Page {
+    /// What it is about.
+    pub title: String,
+    /// Said below the title: when, where, by what.
+    pub subtitle: String,
+    /// What the reader must not overlook, before all else.
+    pub warnings: Vec<String>,
+    /// In their order; with more than one there is a table of contents.
+    pub sections: Vec<Section>,
+}
+
+impl Page {
+    /// A page of these sections.
+    pub fn new(title: &str, sections: Vec<Section>) -> Page {
+        Page {
+            title: title.to_string(),
+            subtitle: String::new(),
+            warnings: Vec::new(),
+            sections,
+        }
+    }
+}
+
+/// A part of a page that the table of contents names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Section {
+    /// Its name.
+    pub title: String,
+    /// What is in it.
+    pub blocks: Vec<Block>,
+}
+
+impl Section {
+    /// An empty one.
+    pub fn new(title: &str) -> Section {
+        Section {
+            title: title.to_string(),
+            blocks: Vec::new(),
+        }
+    }
+
+    /// Adds a block at its end.
+    pub fn add(&mut self, block: Block) {
+        self.blocks.push(block);
+    }
+}
+
+/// A piece of a section.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Block {
+    /// A heading within the section.
+    Heading(String),
+    /// A paragraph; lines that are broken stay so.
+    Prose(String),
+    /// What the reader must not overlook.
+    Warning(String),
+    /// Names and what they are.
+    Facts(Vec<(String, String)>),
+    /// Rows and columns.
+    Table(Table),
+    /// Bars in groups.
+    Bars(Bars),
+    /// Lines or areas.
+    Curves(Curves),
+    /// What a program printed, below its name; folded away on a screen.
+    Output {
+        /// The program and its words.
+        title: String,
+        /// As it was printed.
+        text: String,
+    },
+}
+
+/// What is in a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Align {
+    /// Words, from the left.
+    Words,
+    /// Numbers, to the right.
+    Numbers,
+}
+
+/// A table, its rows in groups that have names of their own.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Table {
+    /// What it shows.
+    pub caption: String,
+    /// Titles of the columns. The first holds the names of the rows.
+    pub columns: Vec<(String, Align)>,
+    /// The rows.
+    pub groups: Vec<RowGroup>,
+}
+
+/// Rows that belong together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RowGroup {
+    /// Their common name; empty for none.
+    pub title: String,
+    /// In their order.
+    pub rows: Vec<TableRow>,
+}
+
+/// A row of a table.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TableRow {
+    /// One text for each column.
+    pub fields: Vec<String>,
+    /// Its key in the charts, if it is in one.
+    pub key: Option<Key>,
+    /// Stands out.
+    pub is_marked: bool,
+}
+
+/// A name with its colour.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Series {
+    /// As the legend has it.
+    pub name: String,
+    /// Its colour.
+    pub key: Key,
+}
+
+impl Series {
+    /// Series of these names and kinds, numbered within their kinds.
+    pub fn numbered(names: impl IntoIterator<Item = (String, Kind)>) -> Vec<Series> {
+        let mut series: Vec<Series> = Vec::new();
+        for (name, kind) in names {
+            let index = series.iter().filter(|s| s.key.kind == kind).count();
+            let key = Key { kind, index };
+            series.push(Series { name, key });
+        }
+        series
+    }
+}
+
+/// How an axis of values is divided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scale {
+    /// Evenly, from 0.
+    #[default]
+    Linear,
+    /// By powers of ten, for what differs by orders of magnitude; 0 has no place there.
+    Logarithmic,
+}
+
+/// A chart of bars in groups.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Bars {
+    /// What it shows.
+    pub title: String,
+    /// What is counted, and whether more is better.
+    pub unit: String,
+    /// How its values are laid out.
+    pub scale: Scale,
+    /// In the order of the bars of a group.
+    pub series: Vec<Series>,
+    /// From left to right.
+    pub groups: Vec<BarGroup>,
+}
+
+/// Bars side by side.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BarGroup {
+    /// Below them; broken into lines at blanks.
+    pub name: String,
+    /// One for each series, where there is one.
+    pub bars: Vec<Option<Bar>>,
+}
+
+/// A value with its spread.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bar {
+    /// Its height.
+    pub value: f64,
+    /// Where the whisker begins; the value itself for none.
+    pub least: f64,
+    /// Where it ends.
+    pub most: f64,
+}
+
+/// A chart of lines, or of areas on top of each other.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Curves {
+    /// What it shows.
+    pub title: String,
+    /// What the horizontal axis counts.
+    pub x_unit: String,
+    /// What the vertical one counts.
+    pub y_unit: String,
+    /// Each is an area on top of those before it; all have the same places then.
+    pub is_stacked: bool,
+    /// With their points, from left to right.
+    pub series: Vec<(Series, Vec<(f64, f64)>)>,
+}
+
+/// `12345.6` as `12 345.6`, with blanks that keep it on one line.
+pub fn grouped(value: f64, decimals: usize) -> String {
+    let text = format!("{value:.decimals$}");
+    let digits = text.find('.').unwrap_or(text.len());
+    let begin = text.find(|c: char| c.is_ascii_digit()).unwrap_or(0);
+    let mut out = String::new();
+    for (index, character) in text.char_indices() {
+        let left = digits.saturating_sub(index);
+        if index > begin && index < digits && left % 3 == 0 {
+            out.push('\u{202f}');
+        }
+        out.push(character);
+    }
+    out
+}
+
+/// A number in about three digits.
+pub fn rounded(value: f64) -> String {
+    let decimals = match value.abs() {
+        size if size >= 100.0 || (size.fract() == 0.0 && size > 0.0) => 0,
+        size if size >= 10.0 => 1,
+        0.0 => 0,
+        size if size >= 0.01 => 2,
+        size => (-size.log10()).ceil().min(12.0) as usize,
+    };
+    grouped(value, decimals)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_numbers_have_gaps() {
+        let plain = |text: String| text.replace('\u{202f}', " ");
+        assert_eq!(plain(grouped(1_234_567.0, 0)), "1 234 567");
+        assert_eq!(plain(grouped(-1234.56, 1)), "-1 234.6");
+        assert_eq!(plain(grouped(999.0, 0)), "999");
+        assert_eq!(plain(rounded(0.126)), "0.13");
+        assert_eq!(plain(rounded(35_211.4)), "35 211");
+        assert_eq!(plain(rounded(4.0)), "4");
+        assert_eq!(plain(rounded(0.0)), "0");
+    }
+
+    #[test]
+    fn series_are_numbered_within_their_kinds() {
+        let names = [("a", Kind::Ours), ("b", Kind::Peer), ("c", Kind::Ours)];
+        let series = Series::numbered(names.map(|(name, kind)| (name.to_string(), kind)));
+        let indices: Vec<usize> = series.iter().map(|s| s.key.index).collect();
+        assert_eq!(indices, [0, 0, 1]);
+    }
+
+    /// How a bench whose figures are no IOPS makes a page.
+    #[test]
+    fn a_bench_of_another_kind_makes_a_page_of_blocks() {
+        let series = Series::numbered([
+            ("until it returns".to_string(), Kind::Ours),
+            ("until it is durable".to_string(), Kind::Ours),
+        ]);
+        let row = TableRow {
+            fields: ["fallocate", "0.4", "2.1"].map(str::to_string).to_vec(),
+            key: None,
+            is_marked: false,
+        };
+        let mut section = Section::new("Allocation");
+        section.add(Block::Table(Table {
+            caption: "Time to allocate 1 GiB".to_string(),
+            columns: vec![
+                ("method".to_string(), Align::Words),
+                ("returns, ms".to_string(), Align::Numbers),
+                ("durable, ms".to_string(), Align::Numbers),
+            ],
+            groups: vec![RowGroup {
+                title: "ext4".to_string(),
+                rows: vec![row],
+            }],
+        }));
+        let bar = |value: f64| {
+            Some(Bar {
+                value,
+                least: value / 2.0,
+                most: value * 2.0,
+            })
+        };
+        section.add(Block::Bars(Bars {
+            title: "Time to allocate 1 GiB".to_string(),
+            unit: "ms, less is better".to_string(),
+            scale: Scale::Logarithmic,
+            series,
+            groups: vec![BarGroup {
+                name: "ext4 fallocate".to_string(),
+                bars: vec![bar(0.4), bar(2.1)],
+            }],
+        }));
+        let html = Page::new("cowslip bench allocate", vec![section]).html();
+        for part in ["<th scope=\"row\">fallocate</th>", "durable, ms", "<svg "] {
+            assert!(html.contains(part), "{part}\n{html}");
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! What was measured: runs, their medians and ratios, and the results for programs.
+
+use cowslip_testbed::Spread;
+use serde_json::{Value, json};
+
+use crate::cell::Contestant;
+use crate::load::SERIES_STEP_MS;
+use crate::sparkline::Sparkline;
+
+/// What a table tells of each run, in order: a title with its unit, and decimals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// The title; also the name for programs.
+    pub title: &'static str,
+    /// Decimals that are shown.
+    pub decimals: usize,
+}
+
+/// A column.
+pub const fn column(title: &'static str, decimals: usize) -> Column {
+    Column { title, decimals }
+}
+
+/// One run of one contestant.
+#[derive(Clone, Debug)]
+pub struct Measurement {
+    /// Operations a second: what contestants are compared by.
+    pub iops: f64,
+    /// What else is known, each at most once.
+    pub figures: Vec<(Column, f64)>,
+    /// What the program itself told, for programs.
+    pub told: Value,
+    /// How it was started, as a shell takes it, where that is one command.
+    pub command: Option<String>,
+}
+
+impl Measurement {
+    /// Adds a figure, if it is known.
+    pub fn add(&mut self, column: Column, value: Option<f64>) {
+        self.figures.extend(value.map(|value| (column, value)));
+    }
+
+    fn figure(&self, wanted: Column) -> Option<f64> {
+        let found = self.figures.iter().find(|(column, _)| *column == wanted);
+        found.map(|(_, value)| *value)
+    }
+
+    /// Its requests over time, and which share of them allocated what. `None` where the program tells nothing.
+    fn series(&self) -> Option<(Sparkline, Option<Shares>)> {
+        // A guest tells of two parts; the first are the first writes.
+        let told = [&self.told, &self.told["first"]];
+        let told = told.into_iter().find(|told| told["series"].is_array())?;
+        let numbers = |value: &Value| -> Option<Vec<u64>> {
+            value.as_array()?.iter().map(Value::as_u64).collect()
+        };
+        let step_seconds = SERIES_STEP_MS as f64 / 1e3;
+        let counts = numbers(&told["series"])?;
+        let line = Sparkline::of(&counts, step_seconds, told["seconds"].as_f64()?)?;
+        let sum = |name: &str| {
+            let counts = numbers(&told["series-allocated"][name])?;
+            Some(counts.iter().sum::<u64>() as f64)
+        };
+        let shares = || {
+            let (clusters, subclusters) = (sum("cluster")?, sum("subcluster")?);
+            let all = clusters + subclusters + sum("nothing")?;
+            (all > 0.0).then(|| Shares {
+                clusters: clusters / all,
+                subclusters: subclusters / all,
+            })
+        };
+        Some((line, shares()))
+    }
+
+    fn json(&self) -> Value {
+        let mut run = json!({ "iops": self.iops });
+        for (column, value) in &self.figures {
+            run[column.title] = json!(value);
+        }
+        if !self.told.is_null() {
+            run["told"] = self.told.clone();
+        }
+        run
+    }
+}
+
+/// What share of writes allocated something; the others found their data's place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shares {
+    /// A cluster.
+    pub clusters: f64,
+    /// Subclusters of a cluster that was there.
+    pub subclusters: f64,
+}
+
+/// One contestant in one cell.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// The file system.
+    pub filesystem: String,
+    /// The cell's name.
+    pub cell: String,
+    /// Who.
+    pub contestant: Contestant,
+    /// Its runs.
+    pub runs: Vec<Measurement>,
+    /// It was below half of both its neighbours, and stayed there when it was measured again.
+    pub is_outlier: bool,
+}
+
+impl Row {
+    /// Without runs.
+    pub fn new(filesystem: &str, cell: &str, contestant: Contestant) -> Row {
+        Row {
+            filesystem: filesystem.to_string(),
+            cell: cell.to_string(),
+            contestant,
+            runs: Vec::new(),
+            is_outlier: false,
+        }
+    }
+
+    /// The median of operations a second; 0 without runs.
+    pub fn iops(&self) -> f64 {
+        self.spread().map_or(0.0, |spread| spread.median)
+    }
+
+    /// Operations a second of its runs.
+    pub fn spread(&self) -> Option<Spread> {
+        Spread::of(self.runs.iter().map(|run| run.iops).collect())
+    }
+
+    /// [`Measurement::series`] of the run that is nearest to the median.
+    pub fn series(&self) -> Option<(Sparkline, Option<Shares>)> {
+        let median = self.iops();
+        let distance = |run: &&Measurement| (run.iops - median).abs();
+        let runs = self.runs.iter();
+        runs.min_by(|a, b| distance(a).total_cmp(&distance(b)))?
+            .series()
+    }
+
+    /// The median of a figure.
+    pub fn median(&self, column: Column) -> Option<f64> {
+        let values = self.runs.iter().filter_map(|run| run.figure(column));
+        Spread::of(values.collect()).map(|spread| spread.median)
+    }
+}
+
+/// How many times as fast one is as others of its cell.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ratios([Option<f64>; RATIOS.len()]);
+
+/// A comparison with others of a cell, the best of which counts.
+struct Comparison {
+    title: &'static str,
+    /// For programs.
+    name: &'static str,
+    is_with: fn(Contestant, Contestant) -> bool,
+}
+
+const RATIOS: [Comparison; 4] = [
+    Comparison {
+        title: "x QEMU",
+        name: "times-qemu-img",
+        is_with: |_, other| other.is_rival(),
+    },
+    // The better of sparse and allocated raw files.
+    Comparison {
+        title: "x first",
+        name: "times-raw-first-touch",
+        is_with: |_, other| other.is_raw_first_touch(),
+    },
+    Comparison {
+        title: "x written",
+        name: "times-raw-written",
+        is_with: |_, other| other.is_raw_written(),
+    },
+    // The same with memory for all tables.
+    Comparison {
+        title: "x unlimited",
+        name: "times-unlimited",
+        is_with: |ours, other| ours.is_limited_form_of(other),
+    },
+];
+
+/// What ratios are called for programs, and in tables.
+pub const RATIOS_TOLD: [(&str, &str); RATIOS.len()] = {
+    let mut told = [("", ""); RATIOS.len()];
+    let mut index = 0;
+    while index < RATIOS.len() {
+        told[index] = (RATIOS[index].name, RATIOS[index].title);
+        index += 1;
+    }
+    told
+};
+
+impl Ratios {
+    /// With their titles.
+    pub fn titled(self) -> impl Iterator<Item = (&'static str, Option<f64>)> {
+        RATIOS.iter().map(|ratio| ratio.title).zip(self.0)
+    }
+
+    fn write_to(self, object: &mut Value) {
+        for (comparison, ratio) in RATIOS.iter().zip(self.0) {
+            object[comparison.name] = json!(ratio);
+        }
+    }
+}
+
+/// The titles of those comparisons that there are among these contestants of a cell.
+pub fn comparisons(contestants: &[Contestant]) -> Vec<&'static str> {
+    let ours = || contestants.iter().filter(|c| c.is_cowslip());
+    let compared = |comparison: &&Comparison| {
+        ours().any(|ours| contestants.iter().any(|c| (comparison.is_with)(*ours, *c)))
+    };
+    let compared = RATIOS.iter().filter(compared);
+    compared.map(|comparison| comparison.title).collect()
+}
+
+/// How a table ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End<'a> {
+    /// All is measured.
+    Complete,
+    /// A signal.
+    Interrupted,
+    /// The time was over that it was given.
+    OutOfTime,
+    /// This went wrong.
+    Failed(&'a str),
+}
+
+impl End<'_> {
+    /// Of measurements with this outcome, whose failure is said in these words.
+    pub fn of(words: Option<&str>, cells: Cells) -> End<'_> {
+        match words {
+            Some(words) => End::Failed(words),
+            None if cells.finished < cells.planned => End::OutOfTime,
+            None => End::Complete,
+        }
+    }
+}
+
+/// All that was measured.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// What was asked for, and on what machine.
+    pub conditions: Value,
+    /// In the order of measurement.
+    pub rows: Vec<Row>,
+    /// Said below the table.
+    pub notes: Vec<String>,
+    /// How many of its cells are measured.
+    pub cells: Cells,
+}
+
+impl Report {
+    /// Of the medians.
+    pub fn ratios(&self, row: &Row) -> Ratios {
+        self.ratios_of(row, &|row| Some(row.iops()))
+    }
+
+    /// Of the runs in one repetition, which followed one another.
+    fn ratios_of_run(&self, row: &Row, run: usize) -> Ratios {
+        self.ratios_of(row, &|row| Some(row.runs.get(run)?.iops))
+    }
+
+    fn ratios_of(&self, row: &Row, iops: &dyn Fn(&Row) -> Option<f64>) -> Ratios {
+        let ours = row.contestant;
+        let others = self
+            .rows
+            .iter()
+            .filter(|other| other.cell == row.cell && other.filesystem == row.filesystem);
+        let ratio = |comparison: &Comparison| {
+            let others = others.clone();
+            let others = others.filter(|other| (comparison.is_with)(ours, other.contestant));
+            let best = others.filter_map(iops).reduce(f64::max)?;
+            (ours.is_cowslip() && best > 0.0).then_some(iops(row)? / best)
+        };
+        Ratios(RATIOS.each_ref().map(ratio))
+    }
+
+    /// The results for programs.
+    pub fn json(&self, end: End<'_>) -> Value {
+        let rows = self.rows.iter().map(|row| {
+            let runs = row.runs.iter().enumerate().map(|(index, run)| {
+                let mut run = run.json();
+                self.ratios_of_run(row, index).write_to(&mut run);
+                run
+            });
+            let mut told = json!({
+                "filesystem": row.filesystem,
+                "cell": row.cell,
+                "contestant": row.contestant.name(),
+                "median-iops": row.iops(),
+            });
+            self.ratios(row).write_to(&mut told);
+            told["outlier"] = json!(row.is_outlier);
+            let command = row.runs.first().and_then(|run| run.command.as_deref());
+            told["command"] = json!(command);
+            told["runs"] = runs.collect();
+            told
+        });
+        document(
+            &self.conditions,
+            self.cells,
+            end,
+            rows.collect(),
+            &self.notes,
+        )
+    }
+}
+
+/// How many of a table's cells there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cells {
+    /// That are to be measured, at all places.
+    pub planned: usize,
+    /// That were.
+    pub finished: usize,
+}
+
+/// The document of a table, whatever its rows are: for programs, and for pages that are made from it.
+pub fn document(
+    conditions: &Value,
+    cells: Cells,
+    end: End<'_>,
+    rows: Vec<Value>,
+    notes: &[String],
+) -> Value {
+    json!({
+        "conditions": conditions,
+        "cells-planned": cells.planned,
+        "cells-finished": cells.finished,
+        "interrupted": end == End::Interrupted,
+        "out-of-time": end == End::OutOfTime,
+        "failure": match end {
+            End::Failed(words) => Some(words),
+            End::Complete | End::Interrupted | End::OutOfTime => None,
+        },
+        "rows": rows,
+        "notes": notes,
+    })
+}

@@ -1,0 +1,100 @@
+//! One program, run to its end: its time and what the system accounts to it.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use cowslip_console::error::CommandError;
+use cowslip_console::interrupt::KilledOnInterrupt;
+use wait4::Wait4;
+
+/// What a run cost, from its start to its end.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Elapsed time.
+    pub seconds: f64,
+    /// CPU time, user and system.
+    pub cpu_seconds: f64,
+    /// The most memory that it had at a time.
+    pub peak_rss_bytes: u64,
+    /// Its standard output.
+    pub output: String,
+}
+
+/// Where this program is: it is run as its users run it.
+///
+/// # Errors
+/// The system does not tell.
+pub fn own_path() -> Result<PathBuf, CommandError> {
+    std::env::current_exe()
+        .map_err(|e| CommandError::new(format!("Could not tell where this program is: {e}")))
+}
+
+/// Runs a program that must succeed.
+///
+/// # Errors
+/// It cannot be run, or fails: what it said.
+pub fn run(command: &mut Command) -> Result<Run, CommandError> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let failed = |e: std::io::Error| {
+        let words = cowslip::error::system_words(&e);
+        CommandError::new(format!("Could not run '{name}': {words}"))
+    };
+    command.stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let start = Instant::now();
+    let mut child = command.spawn().map_err(failed)?;
+    let killed = KilledOnInterrupt::new(&child);
+    let output = read_all(&mut child).map_err(failed)?;
+    let used = child.wait4().map_err(failed)?;
+    drop(killed);
+    let seconds = start.elapsed().as_secs_f64();
+    if !used.status.success() {
+        return Err(CommandError::new(format!(
+            "{command:?}: {}\n{}",
+            used.status,
+            output.1.trim()
+        )));
+    }
+    let cpu = used.rusage.utime + used.rusage.stime;
+    Ok(Run {
+        seconds,
+        cpu_seconds: cpu.as_secs_f64(),
+        peak_rss_bytes: used.rusage.maxrss,
+        output: output.0,
+    })
+}
+
+/// Standard output and standard error. One after the other: nobody here says so much that the
+/// second pipe could fill up meanwhile.
+fn read_all(child: &mut Child) -> std::io::Result<(String, String)> {
+    let mut texts = (String::new(), String::new());
+    if let Some(mut stdout) = child.stdout.take() {
+        stdout.read_to_string(&mut texts.0)?;
+    }
+    if let Some(mut stderr) = child.stderr.take() {
+        stderr.read_to_string(&mut texts.1)?;
+    }
+    Ok(texts)
+}
+
+/// Runs a program under strace and counts its system calls, those of all its threads.
+///
+/// # Errors
+/// As [`run`]; strace is not there, or says something else.
+pub fn system_calls(command: &Command, scratch: &Path) -> Result<u64, CommandError> {
+    let summary = scratch.join("system-calls");
+    let mut traced = Command::new("strace");
+    traced.args(["-f", "-qq", "-c", "-o"]).arg(&summary);
+    traced.arg(command.get_program()).args(command.get_args());
+    run(&mut traced)?;
+    let text = std::fs::read_to_string(&summary).unwrap_or_default();
+    if std::fs::remove_file(&summary).is_err() {
+        return Err(CommandError::new("strace left no summary"));
+    }
+    // "100.00    0.012345          12      1034         3 total"; errors may be missing.
+    let total = text.lines().rev().find(|line| line.ends_with(" total"));
+    let calls = total.and_then(|line| line.split_whitespace().nth(3)?.parse().ok());
+    calls.ok_or_else(|| CommandError::new(format!("strace says:\n{text}")))
+}

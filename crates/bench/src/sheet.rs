@@ -1,0 +1,402 @@
+//! The table as it grows: the rows of a cell are printed when the cell is done.
+//!
+//! Widths are therefore chosen before the rows are known: those of names from all names that may come, those
+//! of numbers from their titles and a usual size. Where a number needs more, its column is wider from then on. Which
+//! figures there are is known with the first cell; if a later one has more, the titles are printed again.
+
+use std::fmt::Write;
+
+use cowslip_console::error::CommandError;
+use cowslip_console::progress::Progress;
+use serde_json::Value;
+
+use crate::cell::Cell;
+use crate::conditions;
+use crate::report::{Cells, Column, End, Report, Row, comparisons};
+use crate::telling::{Outlet, Telling};
+
+/// Columns that hold names; all others hold numbers, written to the right.
+const NAMES: [&str; 3] = ["fs", "cell", "contestant"];
+/// Columns of numbers before the ratios, with their usual widths: "123456", "123456-123456".
+const IOPS: [(&str, usize); 2] = [("IOPS", 7), ("least-most", 13)];
+/// Of other numbers: "1234.56".
+const NUMBER_WIDTH: usize = 7;
+/// After the rows of a cell that was measured again.
+const AGAIN: &str = "(again)";
+
+/// Where columns are.
+#[derive(Debug)]
+struct Layout {
+    /// Of names, IOPS, ratios and figures.
+    widths: Vec<usize>,
+    /// Titles of the ratios that occur.
+    ratios: Vec<&'static str>,
+    /// Figures that have occurred.
+    figures: Vec<Column>,
+    is_titled: bool,
+}
+
+impl Layout {
+    fn new(places: &[String], cells: &[Cell]) -> Layout {
+        let longest = |names: &mut dyn Iterator<Item = String>, title: &str| {
+            let names = names.map(|name| name.chars().count());
+            names.max().unwrap_or(0).max(title.len())
+        };
+        let contestants = || cells.iter().flat_map(|cell| &cell.contestants);
+        let mut widths = vec![
+            longest(&mut places.iter().cloned(), NAMES[0]),
+            longest(&mut cells.iter().map(Cell::name), NAMES[1]),
+            longest(&mut contestants().map(|c| c.name()), NAMES[2]),
+        ];
+        widths.extend(IOPS.map(|(_, width)| width));
+        let all: Vec<_> = contestants().copied().collect();
+        // In their own order, and only those that a single cell has.
+        let mut ratios = comparisons(&all);
+        let compared = |title: &&str| {
+            let mut cells = cells.iter();
+            cells.any(|cell| comparisons(&cell.contestants).contains(title))
+        };
+        ratios.retain(compared);
+        widths.extend(ratios.iter().map(|title| title.len().max(NUMBER_WIDTH)));
+        Layout {
+            widths,
+            ratios,
+            figures: Vec::new(),
+            is_titled: false,
+        }
+    }
+
+    /// Makes room for the figures of these rows; those that are new come last.
+    fn take_figures(&mut self, rows: &[Row]) {
+        let runs = rows.iter().flat_map(|row| &row.runs);
+        let fullest = runs.max_by_key(|run| run.figures.len());
+        for (column, _) in fullest.iter().flat_map(|run| &run.figures) {
+            if !self.figures.contains(column) {
+                self.figures.push(*column);
+                self.widths.push(column.title.len().max(NUMBER_WIDTH));
+                self.is_titled = false;
+            }
+        }
+    }
+
+    fn titles(&self) -> Vec<String> {
+        let names = NAMES.into_iter().chain(IOPS.map(|(title, _)| title));
+        let titles = names.chain(self.ratios.iter().copied());
+        let titles = titles.chain(self.figures.iter().map(|column| column.title));
+        titles.map(str::to_string).collect()
+    }
+
+    fn fields(&self, report: &Report, row: &Row) -> Vec<String> {
+        let mark = if row.is_outlier { "!" } else { "" };
+        let spread = row.spread().map_or(String::new(), |iops| {
+            format!("{:.0}-{:.0}", iops.least, iops.greatest)
+        });
+        let mut fields = vec![
+            row.filesystem.clone(),
+            row.cell.clone(),
+            row.contestant.name(),
+            format!("{mark}{:.0}", row.iops()),
+            spread,
+        ];
+        let mut push = |value: Option<f64>, decimals: usize| {
+            fields.push(value.map_or(String::new(), |value| format!("{value:.decimals$}")));
+        };
+        for (title, ratio) in report.ratios(row).titled() {
+            if self.ratios.contains(&title) {
+                push(ratio, 2);
+            }
+        }
+        for column in &self.figures {
+            push(row.median(*column), column.decimals);
+        }
+        fields
+    }
+
+    fn line(&mut self, fields: &[String]) -> String {
+        let mut line = String::new();
+        for (index, (field, width)) in fields.iter().zip(&mut self.widths).enumerate() {
+            *width = (*width).max(field.chars().count());
+            let written = match index < NAMES.len() {
+                true => write!(line, "{field:<width$}  "),
+                false => write!(line, "{field:>width$}  "),
+            };
+            written.expect("a string takes all");
+        }
+        line.truncate(line.trim_end().len());
+        line
+    }
+
+    /// The rows of a cell, each with this word behind it; before them the titles, if they are new.
+    fn rows(&mut self, report: &Report, rows: &[Row], word: &str) -> String {
+        self.take_figures(rows);
+        let mut text = String::new();
+        if !self.is_titled {
+            self.is_titled = true;
+            let titles = self.titles();
+            text += &(self.line(&titles) + "\n");
+        }
+        for row in rows {
+            let fields = self.fields(report, row);
+            let line = format!("{} {word}", self.line(&fields));
+            text += line.trim_end();
+            text.push('\n');
+        }
+        text
+    }
+
+    /// The series of a cell's rows, below the names of their contestants.
+    fn series(&self, rows: &[Row]) -> String {
+        let mut text = String::new();
+        let indent = self.widths[0] + self.widths[1] + 4;
+        for row in rows {
+            let Some((line, shares)) = row.series() else {
+                continue;
+            };
+            let allocated = shares.map_or(String::new(), |shares| {
+                format!(
+                    "; {:.0} % took a cluster, {:.0} % subclusters",
+                    shares.clusters * 100.0,
+                    shares.subclusters * 100.0
+                )
+            });
+            text += &format!(
+                "{:indent$}{:<width$}  {}  {:.0} to {:.0} IOPS in {:.1} s each{allocated}\n",
+                "",
+                row.contestant.name(),
+                line.blocks,
+                line.least,
+                line.most,
+                line.piece_seconds,
+                width = self.widths[2],
+            );
+        }
+        text
+    }
+}
+
+/// A report that is told while it is made.
+#[derive(Debug)]
+pub struct Sheet {
+    report: Report,
+    telling: Telling,
+    layout: Layout,
+    /// Whether a line below each row shows its series, where it has one.
+    with_series: bool,
+}
+
+impl Sheet {
+    /// Nothing is printed so far. The names of all places and all cells are known; each cell is measured at each
+    /// place.
+    pub fn new(
+        report: Report,
+        (outlet, with_series): (Outlet, bool),
+        (places, cells): (&[String], &[Cell]),
+    ) -> Sheet {
+        Sheet {
+            report: Report {
+                cells: Cells {
+                    planned: places.len() * cells.len(),
+                    finished: 0,
+                },
+                ..report
+            },
+            telling: Telling::new(outlet),
+            layout: Layout::new(places, cells),
+            with_series,
+        }
+    }
+
+    /// What was measured so far.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// A cell is done: takes its rows and prints them.
+    pub fn add(&mut self, rows: Vec<Row>, progress: &Progress) {
+        let first = self.report.rows.len();
+        self.report.rows.extend(rows);
+        self.report.cells.finished += 1;
+        self.print_rows(first, "", progress);
+    }
+
+    /// Changes rows from the one of this number on, and prints those of the cells that `change` names again.
+    pub fn change(
+        &mut self,
+        first: usize,
+        change: impl FnOnce(&mut [Row]) -> Vec<String>,
+        progress: &Progress,
+    ) {
+        for cell in change(&mut self.report.rows[first..]) {
+            let of_cell = |row: &Row| row.cell == cell;
+            if let Some(index) = self.report.rows[first..].iter().position(of_cell) {
+                self.print_rows(first + index, AGAIN, progress);
+            }
+        }
+    }
+
+    /// Tells this below the table.
+    pub fn note(&mut self, note: String) {
+        self.report.notes.push(note);
+    }
+
+    /// A place has these conditions.
+    pub fn add_place(&mut self, conditions: serde_json::Value) {
+        conditions::add_place(&mut self.report.conditions, conditions);
+    }
+
+    /// Prints the rows of one cell, the first of which has this number.
+    fn print_rows(&mut self, first: usize, word: &str, progress: &Progress) {
+        let Sheet { report, layout, .. } = self;
+        let rows = report.rows[first..].chunk_by(|a, b| a.cell == b.cell);
+        let rows = rows.into_iter().next().unwrap_or_default();
+        let mut text = String::new();
+        if self.telling.wants_rows() {
+            text += &layout.rows(report, rows, word);
+            if self.with_series {
+                text += &layout.series(rows);
+            }
+        }
+        let interrupted = self.report.json(End::Interrupted);
+        self.telling.add(&text, interrupted, progress);
+    }
+
+    /// Tells the end, and what went wrong if something did; the results.
+    ///
+    /// # Errors
+    /// The page cannot be written.
+    pub fn finish(self, failure: Option<&str>) -> Result<Value, CommandError> {
+        let end = End::of(failure, self.report.cells);
+        self.telling.finish(self.report.json(end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cell::{Backing, CellLoad, Contestant, RawFile, Shape, Subclusters};
+    use crate::report::{Measurement, column};
+
+    fn cells() -> Vec<Cell> {
+        let of = |cluster_bytes, contestants: &[Contestant]| Cell {
+            shape: Shape::new(cluster_bytes, Subclusters::Off, Backing::None),
+            load: CellLoad::writes(1, 32, 4096),
+            contestants: contestants.to_vec(),
+        };
+        let ours = Contestant::Cowslip("auto");
+        let raw = Contestant::Raw(RawFile::Allocated);
+        vec![
+            of(4 << 10, &[ours, Contestant::QemuImg]),
+            of(128 << 10, &[ours, raw]),
+        ]
+    }
+
+    fn row(cell: &Cell, contestant: Contestant, iops: &[f64]) -> Row {
+        let mut row = Row::new("ext4", &cell.name(), contestant);
+        row.runs = iops
+            .iter()
+            .map(|iops| Measurement {
+                iops: *iops,
+                figures: vec![(column("CPU us", 1), 1.25)],
+                told: serde_json::Value::Null,
+                command: None,
+            })
+            .collect();
+        row
+    }
+
+    /// Where the last character of each word is.
+    fn ends(line: &str) -> Vec<usize> {
+        let chars: Vec<char> = line.chars().collect();
+        let blank = |index: usize| chars.get(index).is_none_or(|c| *c == ' ');
+        let ends = (0..chars.len()).filter(|index| !blank(*index) && blank(index + 1));
+        ends.collect()
+    }
+
+    #[test]
+    fn rows_that_come_later_stand_under_the_same_titles() {
+        let cells = cells();
+        let places = ["ext4".to_string(), "xfs:log=64M".to_string()];
+        let mut layout = Layout::new(&places, &cells);
+        let mut report = Report::default();
+        let mut text = String::new();
+        for (cell, iops) in cells
+            .iter()
+            .zip([[1.0, 2.0, 3.0], [98765.0, 123_456.0, 1e5]])
+        {
+            let contestants = cell.contestants.iter();
+            let rows: Vec<Row> = contestants.map(|c| row(cell, *c, &iops)).collect();
+            report.rows.extend(rows.clone());
+            text += &layout.rows(&report, &rows, "");
+        }
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 5, "{text}");
+        let title_at = |title: &str| lines[0].find(title).unwrap();
+        for line in &lines[1..] {
+            assert!(line.starts_with("ext4 "), "{text}");
+            let contestant = &line[title_at("contestant")..];
+            assert!(
+                contestant.starts_with("cowslip")
+                    || contestant.starts_with("qemu-img")
+                    || contestant.starts_with("raw allocated"),
+                "{text}"
+            );
+            // Numbers end where their titles end.
+            for title in ["IOPS", "least-most", "CPU us"] {
+                let end = title_at(title) + title.len() - 1;
+                assert!(ends(line).contains(&end), "{title}\n{text}");
+            }
+        }
+        assert!(lines[1].contains("1.00") && !lines[2].contains("1.00"));
+        assert!(lines[0].contains("x QEMU") && lines[0].contains("x first"));
+        assert!(!lines[0].contains("x written"), "{text}");
+        assert!(lines[3].contains("98765-123456"), "{text}");
+    }
+
+    #[test]
+    fn a_number_that_is_wider_widens_its_column() {
+        let cells = cells();
+        let mut layout = Layout::new(&["ext4".to_string()], &cells);
+        let mut report = Report::default();
+        for iops in [1e12, 5.0] {
+            report.rows = vec![row(&cells[0], Contestant::QemuImg, &[iops])];
+            let text = layout.rows(&report, &report.rows, AGAIN);
+            assert!(text.ends_with("1.2 (again)\n"), "{text}");
+        }
+        assert_eq!(layout.widths[3], "1000000000000".len());
+        assert_eq!(layout.widths[4], "1000000000000-1000000000000".len());
+    }
+
+    #[test]
+    fn titles_are_printed_again_when_there_are_more() {
+        let cells = cells();
+        let mut layout = Layout::new(&["ext4".to_string()], &cells);
+        let mut report = Report {
+            rows: vec![row(&cells[0], Contestant::QemuImg, &[5.0])],
+            ..Report::default()
+        };
+        let titled = |text: &str| text.starts_with("fs ");
+        assert!(titled(&layout.rows(&report, &report.rows, "")));
+        assert!(!titled(&layout.rows(&report, &report.rows, "")));
+        report.rows[0].runs[0].add(column("extents", 0), Some(3.0));
+        let text = layout.rows(&report, &report.rows, "");
+        assert!(titled(&text) && text.contains("CPU us  extents"), "{text}");
+    }
+
+    #[test]
+    fn the_series_of_the_median_run_is_drawn() {
+        let cells = cells();
+        let layout = Layout::new(&["ext4".to_string()], &cells);
+        let mut row = row(&cells[0], Contestant::Cowslip("auto"), &[10.0, 500.0, 90.0]);
+        for (run, series) in row.runs.iter_mut().zip([[1, 1], [2, 2], [8, 4]]) {
+            run.told = serde_json::json!({
+                "seconds": 0.2,
+                "series": series,
+                "series-allocated": { "cluster": [6, 0], "subcluster": [2, 1], "nothing": [0, 3] },
+            });
+        }
+        let text = layout.series(&[row]);
+        let expected =
+            "cowslip        █▅  40 to 80 IOPS in 0.1 s each; 50 % took a cluster, 25 % subclusters";
+        assert_eq!(text.trim(), expected);
+    }
+}

@@ -1,0 +1,307 @@
+//! Figures of those who asked first, as they told them, beside ours: other machines, other years, other versions.
+//! What can be compared is how the rows of one column differ from each other. The figures are in `sources.json`.
+
+use serde::Deserialize;
+
+use crate::page::{
+    Align, Bar, BarGroup, Bars, Block, Kind, RowGroup, Scale, Section, Series, Table, TableRow,
+    grouped,
+};
+use crate::told::Told;
+
+/// A table of somebody's.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Source {
+    /// The table of ours that measures the same.
+    table: String,
+    /// What it is about.
+    title: String,
+    /// Who told it, where and when.
+    origin: String,
+    /// Under which conditions, as far as is told.
+    conditions: String,
+    /// What rows are.
+    rows_are: String,
+    /// Titles of its columns of figures, with their units.
+    columns: Vec<String>,
+    /// Titles of our columns beside them.
+    ours: Vec<String>,
+    /// Its rows.
+    rows: Vec<SourceRow>,
+}
+
+/// A row of it; in the file its members in this order.
+#[derive(Debug, Deserialize)]
+struct SourceRow {
+    /// As the source has it.
+    name: String,
+    /// One for each column, as it was told; empty for none.
+    figures: Vec<String>,
+    /// How names of cells of ours begin that measure this; empty for none.
+    cell: String,
+    /// Who of ours is beside it, one for each of our columns; empty for nobody.
+    contestants: Vec<String>,
+}
+
+/// All of them, in the order in which pages show them.
+fn sources() -> Vec<Source> {
+    serde_json::from_str(include_str!("sources.json")).expect("the file is one of sources")
+}
+
+/// From here on figures differ by orders of magnitude.
+const WIDE: f64 = 50.0;
+
+/// Adds what sources there are of a table to its section: of those whose cells were measured, and of those that have
+/// none.
+pub fn add(told: Told<'_>, section: &mut Section) {
+    let all = sources();
+    let of_table = all.iter().filter(|source| source.table == told.table());
+    let measured = |source: &&Source| {
+        let has_cells = source.rows.iter().any(|row| !row.cell.is_empty());
+        !has_cells
+            || source
+                .rows
+                .iter()
+                .any(|row| told.rows().any(|ours| row.measures(ours.cell())))
+    };
+    let sources: Vec<&Source> = of_table.filter(measured).collect();
+    if sources.is_empty() {
+        return;
+    }
+    section.add(Block::Heading("Beside those who asked first".to_string()));
+    let text = "Their figures are of other machines, years and versions. What compares is how rows of one column differ.";
+    section.add(Block::Prose(text.to_string()));
+    for source in sources {
+        let table = source.beside(told);
+        section.blocks.extend(source.chart(told).map(Block::Bars));
+        section.add(Block::Prose(format!(
+            "Source: {}. {}",
+            source.origin, source.conditions
+        )));
+        section.add(Block::Table(table));
+    }
+}
+
+impl SourceRow {
+    /// Whether a cell of this name measures the same. All sources that tell a depth tell 32; without that they are held
+    /// against it too.
+    fn measures(&self, cell: &str) -> bool {
+        let rest = cell.strip_prefix(&self.cell);
+        let mut parts = cell.split(", ");
+        let is_of_depth = parts.all(|part| !part.starts_with("depth ") || part == "depth 32");
+        !self.cell.is_empty()
+            && is_of_depth
+            && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
+    }
+
+    /// The median of ours in that column on a file system, in its first cell that measures this.
+    fn here(&self, told: Told<'_>, filesystem: &str, column: usize) -> Option<f64> {
+        let wanted = self
+            .contestants
+            .get(column)
+            .filter(|name| !name.is_empty())?;
+        let mut found = told.rows().filter(|row| {
+            self.measures(row.cell())
+                && row.filesystem() == filesystem
+                && row.contestant() == *wanted
+        });
+        Some(found.next()?.spread("iops")?.median)
+    }
+
+    fn figure(&self, column: usize) -> Option<f64> {
+        self.figures.get(column)?.parse().ok()
+    }
+}
+
+impl Source {
+    /// Its figures, with ours of each file system beside them.
+    fn beside(&self, told: Told<'_>) -> Table {
+        let filesystems = told.filesystems();
+        let places = || {
+            filesystems
+                .iter()
+                .flat_map(|place| (0..self.ours.len()).map(move |ours| (*place, ours)))
+        };
+        let mut columns = vec![(self.rows_are.to_string(), Align::Words)];
+        columns.extend(
+            self.columns
+                .iter()
+                .map(|title| (title.to_string(), Align::Numbers)),
+        );
+        columns.extend(
+            places().map(|(place, ours)| (format!("{}, {place}", self.ours[ours]), Align::Numbers)),
+        );
+        let row = |row: &SourceRow| {
+            let mut fields = vec![row.name.to_string()];
+            let told_there = |(index, text): (usize, &String)| {
+                row.figure(index)
+                    .map_or(text.to_string(), |number| grouped(number, 0))
+            };
+            fields.extend(row.figures.iter().enumerate().map(told_there));
+            fields.extend(places().map(|(place, ours)| {
+                let here = row.here(told, place, ours);
+                here.map_or(String::new(), |number| grouped(number, 0))
+            }));
+            TableRow {
+                fields,
+                ..TableRow::default()
+            }
+        };
+        Table {
+            caption: self.title.to_string(),
+            columns,
+            groups: vec![RowGroup {
+                title: String::new(),
+                rows: self.rows.iter().map(row).collect(),
+            }],
+        }
+    }
+
+    /// Where a row is a hundred times another, an even axis shows nothing of the lesser.
+    fn scale(&self) -> Scale {
+        let columns = 0..self.columns.len();
+        let rows = self.rows.iter();
+        let figures: Vec<f64> = rows
+            .flat_map(|row| columns.clone().filter_map(|column| row.figure(column)))
+            .collect();
+        let least = figures.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = figures.iter().copied().fold(0.0, f64::max);
+        match most > WIDE * least {
+            true => Scale::Logarithmic,
+            false => Scale::Linear,
+        }
+    }
+
+    /// The same as bars, where its figures are numbers and ours are beside them.
+    fn chart(&self, told: Told<'_>) -> Option<Bars> {
+        let filesystems = told.filesystems();
+        let is_drawn = self.rows.iter().all(|row| row.figure(0).is_some()) && !self.ours.is_empty();
+        let there = self
+            .columns
+            .iter()
+            .map(|title| (format!("source: {title}"), Kind::Source));
+        let places: Vec<(&str, usize)> = filesystems
+            .iter()
+            .flat_map(|place| (0..self.ours.len()).map(move |ours| (*place, ours)))
+            .collect();
+        let here = places.iter().map(|(place, ours)| {
+            let kind = match &self.ours[*ours] {
+                title if title.starts_with("Cowslip") => Kind::Ours,
+                title if title.starts_with("QEMU") => Kind::Peer,
+                _ => Kind::Yardstick,
+            };
+            (format!("{}, {place}", self.ours[*ours]), kind)
+        });
+        let bar = |value: f64| Bar {
+            value,
+            least: value,
+            most: value,
+        };
+        let group = |row: &SourceRow| {
+            let there = (0..self.columns.len()).map(|column| row.figure(column).map(bar));
+            let here = places
+                .iter()
+                .map(|(place, ours)| row.here(told, place, *ours).map(bar));
+            BarGroup {
+                name: row.name.to_string(),
+                bars: there.chain(here).collect(),
+            }
+        };
+        is_drawn.then(|| Bars {
+            title: self.title.to_string(),
+            unit: "operations a second, more is better".to_string(),
+            scale: self.scale(),
+            series: Series::numbered(there.chain(here)),
+            groups: self.rows.iter().map(group).collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn each_row_has_a_figure_for_each_column() {
+        for source in sources() {
+            for row in &source.rows {
+                assert_eq!(
+                    row.figures.len(),
+                    source.columns.len(),
+                    "{} {}",
+                    source.title,
+                    row.name
+                );
+                let ours = if row.cell.is_empty() {
+                    0
+                } else {
+                    source.ours.len()
+                };
+                assert_eq!(row.contestants.len(), ours, "{} {}", source.title, row.name);
+            }
+        }
+    }
+
+    /// Cells are found by the beginning of their names: of those that their tables have.
+    #[test]
+    fn each_cell_is_one_of_its_table() {
+        use crate::tables::cell_names;
+        for source in sources() {
+            let Some(names) = cell_names(&source.table) else {
+                continue;
+            };
+            for row in source.rows.iter().filter(|row| !row.cell.is_empty()) {
+                let found = names.iter().any(|name| row.measures(name));
+                assert!(
+                    found,
+                    "{} is no cell of {}: {names:?}",
+                    row.cell, source.table
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn ours_stand_beside_the_row_that_they_measure() {
+        let of = |cell: &str, contestant: &str, iops: f64| {
+            json!({
+                "filesystem": "xfs", "cell": cell, "contestant": contestant, "runs": [{ "iops": iops }],
+            })
+        };
+        let document = json!({
+            "conditions": { "table": "subclusters" },
+            "rows": [
+                of("64K, backed, depth 1", "cowslip", 7.0),
+                of("64K, backed, depth 32", "cowslip", 5000.0),
+                of("64K, backed, depth 32", "qemu-img", 2000.0),
+            ],
+        });
+        let mut section = Section::new("x");
+        add(Told(&document), &mut section);
+        let tables = section.blocks.iter().filter_map(|block| match block {
+            Block::Table(table) => Some(table),
+            _ => None,
+        });
+        let tables: Vec<&Table> = tables.collect();
+        assert_eq!(tables.len(), 1, "the others measure other cells");
+        let row = tables[0].groups[0]
+            .rows
+            .iter()
+            .find(|row| row.fields[0] == "64 KB");
+        let plain = row
+            .unwrap()
+            .fields
+            .iter()
+            .map(|field| field.replace('\u{202f}', ""));
+        assert_eq!(
+            plain.collect::<Vec<_>>(),
+            ["64 KB", "1622", "1680", "5000", "2000"]
+        );
+        let prose = section.blocks.iter().any(|block| {
+            matches!(block, Block::Prose(text) if text.starts_with("Source: Alberto Garcia"))
+        });
+        assert!(prose);
+    }
+}

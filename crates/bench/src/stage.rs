@@ -1,0 +1,595 @@
+//! Where cells are measured: fresh files for each run, the same command line for each engine, order
+//! alternated, what is left behind checked.
+
+use std::cell::RefCell;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cowslip_console::error::{CommandError, failed};
+use cowslip_console::interrupt::RemovedOnInterrupt;
+use cowslip_console::progress::Progress;
+use cowslip_testbed::Place;
+use rustix::fs::FallocateFlags;
+
+use crate::cell::{
+    Backing, Before, Cell, CellLoad, Contestant, Direction, RawFile, Shape, scattering_step,
+};
+use crate::conditions::{self, line_of};
+use crate::host_usage::{HostUsage, device_flushes};
+use crate::machine::Machine;
+use crate::report::{Column, Measurement, Row, column};
+use crate::run::{own_path, run, system_calls};
+use crate::scale::Scale;
+
+/// Written by every load: zeroes might be treated apart.
+pub const PATTERN: &str = "--pattern=165";
+
+/// The raw file that is written throughout.
+const WRITTEN: &str = "written.raw";
+/// Requests of walks in order, with few in flight.
+const IN_ORDER_REQUEST_BYTES: u64 = 1 << 20;
+/// The most that one discard asks for: qemu-io takes less than 2 GiB.
+const TRIM_BYTES: u64 = 1 << 30;
+
+/// CPU time of a request, user and system.
+const CPU: Column = column("CPU us", 1);
+/// System calls of a request.
+const CALLS: Column = column("calls", 2);
+const P50: Column = column("p50 us", 0);
+const P99: Column = column("p99 us", 0);
+const P999: Column = column("p99.9 us", 0);
+/// The most memory that the process had at a time.
+pub const RSS: Column = column("RSS MiB", 0);
+/// What the file takes afterwards.
+const SPACE: Column = column("MiB", 0);
+const EXTENTS: Column = column("extents", 0);
+/// Flushes that the device completed meanwhile, by anyone.
+const FLUSHES: Column = column("flushes", 0);
+
+/// Whose turn it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// Who is measured.
+    pub contestant: Contestant,
+    /// The number of the repetition, from 0.
+    pub repetition: usize,
+}
+
+/// How one run is made.
+pub type Measure = fn(&Stage<'_>, &Cell, Turn) -> Result<Measurement, CommandError>;
+
+/// One place with all that its cells share.
+pub struct Stage<'a> {
+    place: &'a Place,
+    scale: &'a Scale,
+    progress: &'a Progress,
+    cowslip: PathBuf,
+    /// `--cache` of every run.
+    cache: &'static str,
+    /// `--aio` of every run.
+    aio: String,
+    /// The place, for the table.
+    name: String,
+    has_qemu_img: bool,
+    /// The directory, and the file in it that lives as long.
+    _removed: [RemovedOnInterrupt; 2],
+    /// An image that serves several runs.
+    shared: RefCell<Option<RemovedOnInterrupt>>,
+}
+
+impl<'a> Stage<'a> {
+    /// Finds out what this place and machine can do.
+    ///
+    /// # Errors
+    /// Nothing can be written there.
+    pub fn new(
+        place: &'a Place,
+        scale: &'a Scale,
+        progress: &'a Progress,
+        aio: Option<&str>,
+    ) -> Result<Stage<'a>, CommandError> {
+        let direct = cowslip_testbed::supports_direct_io(&place.directory);
+        let direct = direct.map_err(|e| failed("write to", &place.directory, &e))?;
+        let usual_aio = match cowslip_queue::file::ring_available() {
+            Ok(()) => "io_uring",
+            Err(_) => "threads",
+        };
+        Ok(Stage {
+            place,
+            scale,
+            progress,
+            cowslip: own_path()?,
+            cache: if direct { "none" } else { "writeback" },
+            aio: aio.unwrap_or(usual_aio).to_string(),
+            name: name_of(&place.name, aio),
+            has_qemu_img: qemu_img_is_installed(),
+            _removed: [
+                RemovedOnInterrupt::new(&place.directory),
+                RemovedOnInterrupt::new(&place.directory.join(WRITTEN)),
+            ],
+            shared: RefCell::default(),
+        })
+    }
+
+    /// What all runs here have in common.
+    pub fn conditions(&self) -> serde_json::Value {
+        let mut conditions = serde_json::json!({
+            "filesystem": self.name,
+            "cache": self.cache,
+            "aio": self.aio,
+            "aio-of-cowslip": own_aio(&self.aio),
+        });
+        let under = conditions::of_directory(&self.place.directory);
+        if let (Some(conditions), serde_json::Value::Object(under)) =
+            (conditions.as_object_mut(), under)
+        {
+            conditions.extend(under);
+        }
+        conditions
+    }
+
+    /// This program.
+    pub fn cowslip(&self) -> &Path {
+        &self.cowslip
+    }
+
+    /// `--cache` of every run.
+    pub fn cache(&self) -> &'static str {
+        self.cache
+    }
+
+    /// `--aio` of every run.
+    pub fn aio(&self) -> &str {
+        &self.aio
+    }
+
+    /// Where guests run.
+    ///
+    /// # Errors
+    /// The table is none of guests.
+    pub fn machine(&self) -> Result<&Machine, CommandError> {
+        let machine = self.scale.machine.as_deref();
+        machine.ok_or_else(|| CommandError::new("There is no machine for guests"))
+    }
+
+    /// Requests of a run at this depth.
+    pub fn requests_at(&self, depth: u64, request_bytes: u64) -> u64 {
+        self.scale.requests_at(depth, request_bytes)
+    }
+
+    /// From one request to the next where there is no other order, in bytes.
+    pub fn step_bytes(&self, request_bytes: u64) -> u64 {
+        scattering_step(self.scale.disk_bytes, request_bytes)
+    }
+
+    /// From now on this is the image that several runs share: an interruption removes it.
+    pub fn share(&self, image: &Path) {
+        *self.shared.borrow_mut() = Some(RemovedOnInterrupt::new(image));
+    }
+
+    /// Tells the progress.
+    pub fn say(&self, what: &str) {
+        self.progress.say(what);
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.place.directory.join(name)
+    }
+
+    /// A raw file that is written throughout: backing file, and yardstick of overwrites. What it holds
+    /// is of no importance, so both may be one.
+    pub fn written(&self) -> PathBuf {
+        self.file(WRITTEN)
+    }
+
+    /// Measures all contestants of a cell that are here, the order rotated with each repetition.
+    ///
+    /// # Errors
+    /// A run fails, or leaves an image that is not sound.
+    pub fn measure(&self, cell: &Cell, measure: Measure) -> Result<Vec<Row>, CommandError> {
+        let contestants = cell.contestants.iter().copied();
+        let present = contestants.filter(|c| self.can_run(cell, *c));
+        let mut rows: Vec<Row> = present
+            .map(|contestant| Row::new(&self.name, &cell.name(), contestant))
+            .collect();
+        for repetition in 0..self.scale.repetitions {
+            for turn in 0..rows.len() {
+                let index = (turn + repetition) % rows.len();
+                let row = &mut rows[index];
+                self.progress
+                    .say(&format!("{} {}", row.cell, row.contestant.name()));
+                let turn = Turn {
+                    contestant: row.contestant,
+                    repetition,
+                };
+                row.runs.push(measure(self, cell, turn)?);
+                self.progress.advance(1);
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Size of the disks in bytes.
+    pub fn disk_bytes(&self) -> u64 {
+        self.scale.disk_bytes
+    }
+
+    /// Where files go.
+    pub fn directory(&self) -> &Path {
+        &self.place.directory
+    }
+
+    fn can_run(&self, cell: &Cell, contestant: Contestant) -> bool {
+        match contestant {
+            Contestant::QemuImg
+            | Contestant::QemuImgCached(_)
+            | Contestant::QemuDriver
+            // Its image is qemu-img's.
+            | Contestant::QemuServer(_)
+            | Contestant::QemuRaw(_) => self.has_qemu_img,
+            Contestant::Raw(RawFile::Clone) => self.can_clone(),
+            Contestant::Raw(RawFile::Hinted(bytes)) => self.can_hint(bytes),
+            Contestant::Raw(_) | Contestant::CowslipCached(_) => true,
+            Contestant::Cowslip(_) | Contestant::CowslipZeroing(_) => match cell.shape.before {
+                Before::Preallocated(_) => self.can_create(&cell.shape),
+                Before::Fresh | Before::Filled | Before::Trimmed | Before::Laid(_) => true,
+            },
+        }
+    }
+
+    /// Whether our `create` knows these options.
+    fn can_create(&self, shape: &Shape) -> bool {
+        let path = self.file("probe.qcow2");
+        let mut create = Command::new(&self.cowslip);
+        create.args(["create", "-q", "-f", "qcow2", "-o", &shape.options()]);
+        let outcome = run(create.arg(&path).arg("1M"));
+        // What was refused was not made.
+        drop(fs::remove_file(&path));
+        outcome.is_ok()
+    }
+
+    fn can_hint(&self, bytes: u64) -> bool {
+        let path = self.file("probe.raw");
+        let created = run(&mut self.create_hinted(&path, bytes));
+        // Where there are no hints, create makes the file all the same.
+        let taken = created.ok().and_then(|_| {
+            let file = fs::File::open(&path).ok()?;
+            cowslip_queue::attributes::extent_hint_bytes(&file).ok()
+        });
+        drop(fs::remove_file(&path));
+        taken.is_some_and(|taken| u64::from(taken) == bytes)
+    }
+
+    fn create_hinted(&self, path: &Path, hint_bytes: u64) -> Command {
+        let mut create = Command::new(&self.cowslip);
+        let hint = format!("extent_size_hint={hint_bytes}");
+        create.args(["create", "-q", "-f", "raw", "-o", &hint]);
+        create.arg(path).arg(self.scale.disk_bytes.to_string());
+        create
+    }
+
+    fn can_clone(&self) -> bool {
+        let (source, target) = (self.file("clone-source"), self.file("clone-target"));
+        let outcome = fs::write(&source, [1; 4096]).and_then(|()| reflink(&source, &target));
+        for file in [source, target] {
+            // What was not made needs no removing.
+            drop(fs::remove_file(file));
+        }
+        outcome.is_ok()
+    }
+
+    fn count_system_calls(&self, cell: &Cell, contestant: Contestant) -> Result<u64, CommandError> {
+        let file = RemovedOnInterrupt::new(&self.prepare(cell, contestant)?);
+        let command = self.command(cell, contestant, file.path());
+        let calls = system_calls(&command, &self.place.directory)?;
+        self.dispose(contestant, file.path())?;
+        Ok(calls)
+    }
+
+    /// Makes the file that is measured, and lets what that has caused come to rest.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn prepare(&self, cell: &Cell, contestant: Contestant) -> Result<PathBuf, CommandError> {
+        let path = match contestant {
+            Contestant::Cowslip(policy) => {
+                let mut options = cell.shape.options();
+                if policy != "auto" {
+                    options += &format!(",alloc_policy={policy}");
+                }
+                self.create(Command::new(&self.cowslip), &cell.shape, &options)?
+            }
+            Contestant::CowslipZeroing(_) => {
+                let create = Command::new(&self.cowslip);
+                self.create(create, &cell.shape, &cell.shape.options())?
+            }
+            // Theirs are laid out by the table that has them.
+            Contestant::CowslipCached(_) | Contestant::QemuImgCached(_) => self.file("image.qcow2"),
+            Contestant::QemuImg | Contestant::QemuServer(_) | Contestant::QemuDriver => {
+                self.create(Command::new("qemu-img"), &cell.shape, &cell.shape.options())?
+            }
+            Contestant::Raw(state) | Contestant::QemuRaw(state) => self.prepare_raw(state)?,
+        };
+        let filled = match cell.shape.before {
+            Before::Filled => !contestant.is_raw_written(),
+            // A raw file that was trimmed is a sparse one.
+            Before::Trimmed => !contestant.is_raw(),
+            Before::Fresh | Before::Preallocated(_) | Before::Laid(_) => false,
+        };
+        if filled {
+            run(&mut self.in_order(contestant, &path, Direction::Write))?;
+        }
+        if filled && cell.shape.before == Before::Trimmed {
+            run(&mut self.trim(contestant, &path))?;
+        }
+        let file = File::open(&path).map_err(|e| failed("open", &path, &e))?;
+        rustix::fs::syncfs(&file).map_err(|e| failed("sync", &path, &e.into()))?;
+        Ok(path)
+    }
+
+    fn create(
+        &self,
+        mut command: Command,
+        shape: &Shape,
+        options: &str,
+    ) -> Result<PathBuf, CommandError> {
+        let path = self.file("image.qcow2");
+        command.args(["create", "-q", "-f", "qcow2", "-o", options]);
+        if shape.backing == Backing::Raw {
+            self.make_written()?;
+            command.args(["-F", "raw", "-b"]).arg(self.written());
+        }
+        command.arg(&path).arg(self.scale.disk_bytes.to_string());
+        run(&mut command)?;
+        Ok(path)
+    }
+
+    fn make_written(&self) -> Result<(), CommandError> {
+        let path = self.written();
+        if path.exists() {
+            return Ok(());
+        }
+        self.progress.say("writing a raw file throughout");
+        cowslip_testbed::populate(&path, self.scale.disk_bytes).map_err(CommandError::new)
+    }
+
+    fn prepare_raw(&self, state: RawFile) -> Result<PathBuf, CommandError> {
+        if state == RawFile::Written {
+            self.make_written()?;
+            return Ok(self.written());
+        }
+        let path = self.file("image.raw");
+        if state == RawFile::Clone {
+            self.make_written()?;
+            reflink(&self.written(), &path).map_err(|e| failed("clone to", &path, &e))?;
+            return Ok(path);
+        }
+        if let RawFile::Hinted(bytes) = state {
+            run(&mut self.create_hinted(&path, bytes))?;
+            return Ok(path);
+        }
+        let file = File::create(&path).map_err(|e| failed("create", &path, &e))?;
+        let made = match state {
+            RawFile::Allocated => {
+                let none = FallocateFlags::empty();
+                rustix::fs::fallocate(&file, none, 0, self.scale.disk_bytes).map_err(Into::into)
+            }
+            _ => file.set_len(self.scale.disk_bytes),
+        };
+        made.map_err(|e| failed("extend", &path, &e))?;
+        Ok(path)
+    }
+
+    /// `bench` of this file by the contestant's engine; what it is to do is still to be said.
+    fn bench(&self, contestant: Contestant, file: &Path) -> Command {
+        use Contestant::{QemuDriver, QemuImg, QemuImgCached, QemuRaw, QemuServer, Raw};
+        let mut command = match contestant {
+            QemuImg | QemuImgCached(_) | QemuServer(_) | QemuDriver | QemuRaw(_) => {
+                Command::new("qemu-img")
+            }
+            _ => Command::new(&self.cowslip),
+        };
+        command.args(["bench", "-t", self.cache, "-i", &self.aio]);
+        match contestant {
+            Contestant::CowslipZeroing(method) => {
+                let file = file.display().to_string().replace(',', ",,");
+                let image = format!("driver=qcow2,file.filename={file},zero-method={method}");
+                command.args(["--image-opts", &image]);
+            }
+            Raw(_) | QemuRaw(_) => drop(command.args(["-f", "raw"]).arg(file)),
+            _ => drop(command.args(["-f", "qcow2"]).arg(file)),
+        }
+        command
+    }
+
+    /// Reads or writes a disk throughout, in order.
+    pub fn in_order(&self, contestant: Contestant, file: &Path, direction: Direction) -> Command {
+        let request_bytes = self.scale.disk_bytes.min(IN_ORDER_REQUEST_BYTES);
+        let requests = self.scale.disk_bytes / request_bytes;
+        let mut command = self.bench(contestant, file);
+        if direction == Direction::Write {
+            command.args(["-w", PATTERN]);
+        }
+        command.args(["-d", "4", "-c", &requests.to_string()]);
+        command.args(["-s", &request_bytes.to_string()]);
+        command
+    }
+
+    /// Discards a disk throughout, and gives its space back, by the contestant's engine.
+    fn trim(&self, contestant: Contestant, file: &Path) -> Command {
+        let mut command = if contestant.is_cowslip() {
+            let mut own = Command::new(&self.cowslip);
+            own.arg("io");
+            own
+        } else {
+            Command::new("qemu-io")
+        };
+        command.args(["-f", "qcow2", "-t", self.cache, "-d", "unmap"]);
+        let mut start = 0;
+        while start < self.scale.disk_bytes {
+            let len = TRIM_BYTES.min(self.scale.disk_bytes - start);
+            command.args(["-c", &format!("discard -q {start} {len}")]);
+            start += len;
+        }
+        command.arg(file);
+        command
+    }
+
+    /// The same words for each engine but those that ask ours for its figures.
+    pub fn command(&self, cell: &Cell, contestant: Contestant, file: &Path) -> Command {
+        let mut command = self.bench(contestant, file);
+        command.args(self.load_words(&cell.load));
+        if contestant.is_cowslip() || matches!(contestant, Contestant::Raw(_)) {
+            command.arg("--json");
+        }
+        command
+    }
+
+    /// A load, as `bench` takes it.
+    pub fn load_words(&self, load: &CellLoad) -> Vec<String> {
+        let mut words = Vec::new();
+        if load.direction == Direction::Write {
+            words.extend(["-w", PATTERN].map(str::to_string));
+        }
+        let step = self.step_bytes(load.request_bytes);
+        for (name, value) in [
+            ("-c", load.requests),
+            ("-d", load.depth),
+            ("-s", load.request_bytes),
+            ("-S", step),
+            ("--flush-interval", load.flush_interval),
+        ] {
+            words.extend([name.to_string(), value.to_string()]);
+        }
+        words
+    }
+
+    /// A figure counts only if the image survived. QEMU judges all images where it is installed.
+    ///
+    /// # Errors
+    /// The image is not sound.
+    pub fn check(&self, contestant: Contestant, image: &Path) -> Result<(), CommandError> {
+        if let Contestant::Raw(_) | Contestant::QemuRaw(_) = contestant {
+            return Ok(());
+        }
+        match self.has_qemu_img {
+            true => check_by(Path::new("qemu-img"), image),
+            false => self.check_ourselves(image),
+        }
+    }
+
+    /// As [`Stage::check`], but our `check` judges.
+    ///
+    /// # Errors
+    /// The image is not sound.
+    pub fn check_ourselves(&self, image: &Path) -> Result<(), CommandError> {
+        check_by(&self.cowslip, image)
+    }
+
+    /// Ends the use of a file: removes it, or keeps it if it was asked for.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn dispose(&self, contestant: Contestant, file: &Path) -> Result<(), CommandError> {
+        let is_shared = contestant.is_raw_written();
+        match (is_shared, self.scale.keep) {
+            (true, _) => Ok(()),
+            (false, true) => {
+                let kept = self.file(&format!("{}.kept", contestant.name().replace(' ', "-")));
+                fs::rename(file, &kept).map_err(|e| failed("keep", &kept, &e))
+            }
+            (false, false) => fs::remove_file(file).map_err(|e| failed("remove", file, &e)),
+        }
+    }
+}
+
+/// The run of `bench` as a process, from its start to its end.
+///
+/// # Errors
+/// It fails, leaves an image that is not sound, or has not flushed as often as it was told to.
+pub fn bench_process(
+    stage: &Stage<'_>,
+    cell: &Cell,
+    turn: Turn,
+) -> Result<Measurement, CommandError> {
+    let contestant = turn.contestant;
+    let file = RemovedOnInterrupt::new(&stage.prepare(cell, contestant)?);
+    let flushes_before = device_flushes(file.path());
+    let mut command = stage.command(cell, contestant, file.path());
+    let run = run(&mut command)?;
+    let flushes_after = device_flushes(file.path());
+    stage.check(contestant, file.path())?;
+    let usage = HostUsage::of(file.path())?;
+    stage.dispose(contestant, file.path())?;
+    let requests = cell.load.requests as f64;
+    // QEMU tells no figures; without them the output is two lines of text.
+    let told: serde_json::Value = serde_json::from_str(&run.output).unwrap_or_default();
+    let due = cell.load.requests.checked_div(cell.load.flush_interval);
+    if !told.is_null() && told["flushes"] != due.unwrap_or(0) {
+        let text = format!("{} flushes where {due:?} were due", told["flushes"]);
+        return Err(CommandError::new(text));
+    }
+    let latency = |name| told["latency-us"][name].as_f64();
+    let mut measurement = Measurement {
+        iops: requests / run.seconds,
+        figures: Vec::new(),
+        told: serde_json::Value::Null,
+        command: Some(line_of(&command)),
+    };
+    measurement.add(CPU, Some(run.cpu_seconds * 1e6 / requests));
+    if stage.scale.system_calls && turn.repetition == 0 {
+        let calls = stage.count_system_calls(cell, contestant)?;
+        measurement.add(CALLS, Some(calls as f64 / requests));
+    }
+    measurement.add(P50, latency("p50"));
+    measurement.add(P99, latency("p99"));
+    measurement.add(P999, latency("p99.9"));
+    measurement.add(RSS, Some(mebibytes(run.peak_rss_bytes)));
+    measurement.add(SPACE, Some(mebibytes(usage.bytes)));
+    measurement.add(EXTENTS, usage.extents.map(|extents| extents as f64));
+    let flushes = flushes_before.zip(flushes_after);
+    let flushes = flushes.map(|(before, after)| (after - before) as f64);
+    measurement.add(FLUSHES, flushes);
+    measurement.told = told;
+    Ok(measurement)
+}
+
+fn check_by(checker: &Path, image: &Path) -> Result<(), CommandError> {
+    let mut command = Command::new(checker);
+    command.args(["check", "-q", "-f", "qcow2"]).arg(image);
+    run(&mut command).map(drop)
+}
+
+/// In the unit of tables.
+pub fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+fn reflink(source: &Path, target: &Path) -> std::io::Result<()> {
+    let source = File::open(source)?;
+    let target = File::create(target)?;
+    Ok(rustix::fs::ioctl_ficlone(&target, &source)?)
+}
+
+/// A place that is driven so, for the table.
+pub fn name_of(place: &str, aio: Option<&str>) -> String {
+    match aio {
+        None => place.to_string(),
+        Some(aio) => format!("{place}, {aio}"),
+    }
+}
+
+/// What our engine runs under a name of `--aio`.
+pub fn own_aio(name: &str) -> &'static str {
+    match name {
+        "threads" => "threads",
+        // There is no driver for libaio.
+        _ => "io_uring",
+    }
+}
+
+fn qemu_img_is_installed() -> bool {
+    let mut command = Command::new("qemu-img");
+    run(command.arg("--version")).is_ok()
+}

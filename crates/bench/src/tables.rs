@@ -1,0 +1,610 @@
+//! The tables' common part: their options, their places, and who measures what.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Instant;
+
+use clap::{Parser, Subcommand};
+use cowslip_console::error::CommandError;
+use cowslip_console::options::bytes_within;
+use cowslip_console::output::{self, Program};
+use cowslip_console::progress::Progress;
+use cowslip_console::queue::parse_aio;
+use cowslip_testbed::{Place, Recipe};
+use serde_json::{Value, json};
+
+use crate::cell::{Cell, Contestant, RawFile};
+use crate::conditions;
+use crate::deadline::{Shares, is_over};
+use crate::machine::{Machine, MachineOptions};
+use crate::peers::{self, Peer};
+use crate::places::{PlaceOptions, make_loop};
+use crate::report::{Report, Row};
+use crate::scale::{Scale, Source};
+use crate::sheet::Sheet;
+use crate::stage::{self, Measure, Stage, bench_process};
+use crate::telling::{Made, Outlet, made};
+use crate::{discard, flush, fragmentation, guest, metadata, preallocation, steady, subclusters};
+
+/// No file system that is smaller, whatever the disk: XFS refuses to be below 300 MiB.
+const FILESYSTEM_BYTES_MIN: u64 = 512 << 20;
+/// Runs of each contestant, if it is not said.
+const REPETITIONS: usize = 5;
+
+/// Said where `--aio` asks for what only QEMU has.
+const NO_LIBAIO: &str = "native: QEMU runs libaio; Cowslip has no driver for it and runs io_uring, as its column \
+                         of raw files does.";
+
+/// The tables.
+#[derive(Subcommand)]
+pub enum Table {
+    /// Random first writes: cluster sizes with and without subclusters, empty and on a raw file
+    Subclusters(Options),
+    /// The same with a flush after every 1, 8 and 32 writes
+    Flush(Options),
+    /// Random first writes to images and raw files of each kind of preallocation
+    Preallocation(Options),
+    /// Space and speed when half of what was written is discarded, in pieces of 64 KiB; and after what a file
+    /// system of 1 GiB asked of its disk, with fstrim
+    Discard(Options),
+    /// Images filled by random writes: extents, and reads in order and at random
+    Fragmentation(Options),
+    /// Reads and overwrites of what is allocated
+    Steady(Options),
+    /// Random requests over 8 TiB, with 64 and 128 MiB of memory for tables and without a limit
+    Metadata(Options),
+    /// Random first writes and overwrites in a Linux guest: our NBD export beside QEMU's own driver
+    Guest(GuestOptions),
+}
+
+/// What the table of guests takes.
+#[derive(clap::Args)]
+pub struct GuestOptions {
+    #[command(flatten)]
+    table: Options,
+    #[command(flatten)]
+    machine: MachineOptions,
+}
+
+/// What all tables take.
+#[derive(clap::Args)]
+pub struct Options {
+    #[command(flatten)]
+    places: PlaceOptions,
+    /// Size of the disks; if not given 4G, for discard 8G, for fragmentation 1G, for guest 1G, for metadata 8T
+    #[arg(long, value_name = "SIZE")]
+    size: Option<String>,
+    /// Requests of a run; an eighth of it at depth 1; 8000 if not given, for guest 2000, for metadata 100000
+    #[arg(long, value_name = "N")]
+    requests: Option<u64>,
+    /// Runs of each contestant in each cell; 5 if not given, for guest 3 with KVM and 1 without
+    #[arg(long, value_name = "N")]
+    repetitions: Option<usize>,
+    /// Requests in flight
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "32,1"
+    )]
+    depths: Vec<u64>,
+    /// Allocation policies, each a column: auto, contiguous, sparse; auto,sparse if not given, for guest auto
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    policies: Vec<String>,
+    /// How new clusters of ours come to read as zeroes, each a column: auto, fresh, zero-range, write; for
+    /// subclusters and preallocation auto, zero-range and write if not given
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    zero_methods: Option<Vec<String>>,
+    /// How files are driven, each a row of places: threads, native, io_uring; the best there is if not given
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    aio: Vec<String>,
+    /// Who writes the raw files that images are compared with: cowslip, qemu-img
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "cowslip"
+    )]
+    yardsticks: Vec<String>,
+    /// Only the cells whose name contains this text
+    #[arg(long, value_name = "TEXT")]
+    cells: Option<String>,
+    /// One run of each cell, few requests on a small disk: a first look
+    #[arg(long, conflicts_with_all = ["size", "requests", "repetitions"])]
+    quick: bool,
+    /// own, or seed: disks and requests as in the mails that asked first (subclusters, preallocation)
+    #[arg(
+        long,
+        value_name = "WHOSE",
+        default_value = "own",
+        conflicts_with = "quick"
+    )]
+    conditions: String,
+    /// Count system calls too, in one more run of each under strace
+    #[arg(long)]
+    system_calls: bool,
+    /// Leave the last image of each contestant there
+    #[arg(long)]
+    keep: bool,
+    /// Print the results as JSON, at the end
+    #[arg(long)]
+    json: bool,
+    /// Write the results as a page too: tables, charts, the machine and its disks, in one file. After an interruption
+    /// it has what is finished
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Draw requests over time below the rows; for preallocation on a terminal without being asked
+    #[arg(long, conflicts_with = "json")]
+    series: bool,
+    /// Which of QEMU's programs take part, of those that are installed; none leaves them out. All if not given, but
+    /// of two servers the faster. For discard qemu-storage-daemon and qemu-nbd, for guest qemu-system-x86_64, for
+    /// the others qemu-img
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    peers: Option<Vec<String>>,
+    /// Print the names of the cells, and measure nothing
+    #[arg(long, conflicts_with = "json")]
+    list: bool,
+}
+
+impl Options {
+    /// How files are driven, one after the other.
+    fn aios(&self) -> Result<Vec<Option<&str>>, CommandError> {
+        if let Some(aio) = self.aio.iter().find(|aio| parse_aio(aio).is_none()) {
+            return Err(CommandError::new(format!(
+                "--aio expects threads, native and io_uring, not '{aio}'"
+            )));
+        }
+        Ok(match self.aio.is_empty() {
+            true => vec![None],
+            false => self.aio.iter().map(|aio| Some(aio.as_str())).collect(),
+        })
+    }
+}
+
+/// The sizes and columns that the options of a table ask for.
+fn scale_of(table: &Table) -> Result<Scale, CommandError> {
+    let options = table.options();
+    let source = table.source(&options.conditions)?;
+    let disk_bytes = match (&options.size, source) {
+        (Some(size), _) => bytes_within("size", size, 1 << 20..=1 << 43)?,
+        (None, Some(source)) => source.disk_bytes,
+        (None, None) if options.quick => table.disk_bytes_of_a_quick_run(),
+        (None, None) => table.disk_bytes(),
+    };
+    let (requests, repetitions) = match options.quick {
+        true => (table.requests() / 4, 1),
+        false => {
+            let usual = source.map_or(table.requests(), |source| source.requests);
+            let repetitions = options.repetitions.unwrap_or(REPETITIONS);
+            (options.requests.unwrap_or(usual), repetitions)
+        }
+    };
+    if requests == 0 || repetitions == 0 || options.depths.contains(&0) {
+        let text = "--requests, --repetitions and --depths expect numbers above 0";
+        return Err(CommandError::new(text));
+    }
+    let policies = match options.policies.is_empty() {
+        true => Ok(table.policies().to_vec()),
+        false => options.policies.iter().map(|name| policy(name)).collect(),
+    };
+    let yardsticks = options.yardsticks.iter().map(|name| yardstick(name));
+    let zero_methods = match (&options.zero_methods, table) {
+        (Some(names), _) => names.iter().map(|name| zero_method(name)).collect(),
+        (None, Table::Subclusters(_) | Table::Preallocation(_)) => Ok(vec!["zero-range", "write"]),
+        (None, _) => Ok(Vec::new()),
+    };
+    Ok(Scale {
+        disk_bytes,
+        requests,
+        depths: options.depths.clone(),
+        repetitions,
+        policies: policies?,
+        peers: peers::chosen(table.peers(), options.peers.as_deref())?,
+        // The columns of the policies are that one.
+        zero_methods: zero_methods?.into_iter().filter(|m| *m != "auto").collect(),
+        yardsticks: yardsticks.collect::<Result<_, _>>()?,
+        system_calls: options.system_calls,
+        keep: options.keep,
+        machine: None,
+        deadline: None,
+    })
+}
+
+/// A policy that there is.
+fn policy(name: &str) -> Result<&'static str, CommandError> {
+    let known = ["auto", "contiguous", "sparse"];
+    let found = known.into_iter().find(|policy| *policy == name);
+    found.ok_or_else(|| {
+        let text = format!("--policies expects auto, contiguous and sparse, not '{name}'");
+        CommandError::new(text)
+    })
+}
+
+/// A way to make zeroes that there is.
+fn zero_method(name: &str) -> Result<&'static str, CommandError> {
+    let known = ["auto", "fresh", "zero-range", "write"];
+    let found = known.into_iter().find(|method| *method == name);
+    found.ok_or_else(|| {
+        let text =
+            format!("--zero-methods expects auto, fresh, zero-range and write, not '{name}'");
+        CommandError::new(text)
+    })
+}
+
+/// Who drives a raw file, by name.
+fn yardstick(name: &str) -> Result<fn(RawFile) -> Contestant, CommandError> {
+    match name {
+        "cowslip" => Ok(Contestant::Raw),
+        "qemu-img" => Ok(Contestant::QemuRaw),
+        _ => Err(CommandError::new(format!(
+            "--yardsticks expects cowslip and qemu-img, not '{name}'"
+        ))),
+    }
+}
+
+impl Table {
+    fn options(&self) -> &Options {
+        match self {
+            Table::Subclusters(options)
+            | Table::Flush(options)
+            | Table::Preallocation(options)
+            | Table::Discard(options)
+            | Table::Fragmentation(options)
+            | Table::Steady(options)
+            | Table::Metadata(options) => options,
+            Table::Guest(options) => &options.table,
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Table::Subclusters(_) => "subclusters",
+            Table::Flush(_) => "flush",
+            Table::Preallocation(_) => "preallocation",
+            Table::Discard(_) => "discard",
+            Table::Fragmentation(_) => "fragmentation",
+            Table::Steady(_) => "steady",
+            Table::Metadata(_) => "metadata",
+            Table::Guest(_) => "guest",
+        }
+    }
+
+    /// The conditions of the source, if they are asked for.
+    fn source(&self, conditions: &str) -> Result<Option<Source>, CommandError> {
+        match (conditions, self) {
+            ("own", _) => Ok(None),
+            ("seed", Table::Subclusters(_)) => Ok(Some(subclusters::SOURCE)),
+            ("seed", Table::Preallocation(_)) => Ok(Some(preallocation::SOURCE)),
+            ("seed", _) => Err(CommandError::new(format!(
+                "--conditions=seed: '{}' has no source but this command",
+                self.name()
+            ))),
+            _ => Err(CommandError::new(format!(
+                "--conditions expects own or seed, not '{conditions}'"
+            ))),
+        }
+    }
+
+    fn disk_bytes(&self) -> u64 {
+        match self {
+            Table::Discard(_) => 8 << 30,
+            // All of it is written, block by block.
+            Table::Fragmentation(_) => 1 << 30,
+            // Enough places for few requests.
+            Table::Guest(_) => 1 << 30,
+            // Sparse, but for its metadata.
+            Table::Metadata(_) => 8 << 40,
+            _ => 4 << 30,
+        }
+    }
+
+    fn disk_bytes_of_a_quick_run(&self) -> u64 {
+        match self {
+            Table::Metadata(_) => self.disk_bytes(),
+            _ => 1 << 30,
+        }
+    }
+
+    fn requests(&self) -> u64 {
+        match self {
+            // Fewer would find few places twice.
+            Table::Metadata(_) => 100_000,
+            // Without KVM they are slow.
+            Table::Guest(_) => 2000,
+            _ => 8000,
+        }
+    }
+
+    fn policies(&self) -> &'static [&'static str] {
+        match self {
+            Table::Guest(_) => &["auto"],
+            _ => &["auto", "sparse"],
+        }
+    }
+
+    fn peers(&self) -> &'static [Peer] {
+        match self {
+            Table::Discard(_) => &[Peer::StorageDaemon, Peer::QemuNbd],
+            Table::Guest(_) => &[Peer::System],
+            _ => &[Peer::QemuImg],
+        }
+    }
+
+    /// Whether requests over time are what it is about.
+    fn is_about_series(&self) -> bool {
+        matches!(self, Table::Preallocation(_))
+    }
+
+    /// Space that a file system needs for disks of this size: a written raw file, a new image that may
+    /// become as large, and as much again so that it is not nearly full. Where there is no raw file,
+    /// half of that.
+    fn filesystem_bytes(&self, disk_bytes: u64) -> u64 {
+        let bytes = match self {
+            Table::Discard(_) => disk_bytes / 2 * 3,
+            // Tables and counts of the smallest clusters, and what the requests write.
+            Table::Metadata(_) => disk_bytes / 4096 + (4 << 30),
+            _ => disk_bytes * 3,
+        };
+        bytes.max(FILESYSTEM_BYTES_MIN)
+    }
+
+    /// Its cells whose name contains the text of `--cells`, without peers that do not take part.
+    ///
+    /// # Errors
+    /// There is none.
+    fn cells(&self, scale: &Scale) -> Result<Vec<Cell>, CommandError> {
+        let part = self.options().cells.as_deref().unwrap_or_default();
+        let mut cells = self.all_cells(scale);
+        cells.retain(|cell| cell.name().contains(part));
+        for cell in &mut cells {
+            let takes_part = |peer| scale.peers.contains(&peer);
+            cell.contestants.retain(|c| c.peer().is_none_or(takes_part));
+        }
+        match cells.is_empty() {
+            true => Err(CommandError::new(
+                "No cell has a name with the text of --cells",
+            )),
+            false => Ok(cells),
+        }
+    }
+
+    fn all_cells(&self, scale: &Scale) -> Vec<Cell> {
+        match self {
+            Table::Subclusters(_) => subclusters::cells(scale),
+            Table::Flush(_) => flush::cells(scale),
+            Table::Preallocation(_) => preallocation::cells(scale),
+            Table::Discard(_) => discard::cells(scale),
+            Table::Fragmentation(_) => fragmentation::cells(scale),
+            Table::Steady(_) => steady::cells(scale),
+            Table::Metadata(_) => metadata::cells(scale),
+            Table::Guest(_) => guest::cells(scale),
+        }
+    }
+
+    /// Whether requests over time are drawn below the rows.
+    fn draws_series(&self) -> bool {
+        self.options().series || (self.is_about_series() && std::io::stdout().is_terminal())
+    }
+
+    /// How one run of it is made.
+    fn measure(&self) -> Measure {
+        match self {
+            Table::Discard(_) => discard::measure,
+            Table::Fragmentation(_) => fragmentation::measure,
+            Table::Metadata(_) => metadata::measure,
+            Table::Guest(_) => guest::measure,
+            _ => bench_process,
+        }
+    }
+}
+
+/// A table that is asked for, with all that its options say.
+pub struct Plan {
+    table: Table,
+    scale: Scale,
+    places: PlaceOptions,
+    recipes: Vec<Recipe>,
+    cells: Vec<Cell>,
+}
+
+/// The words of a table.
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct Words {
+    #[command(subcommand)]
+    table: Table,
+}
+
+impl Plan {
+    /// Of a table that was asked for on the command line.
+    ///
+    /// # Errors
+    /// Its options contradict each other, or what is here.
+    pub fn new(table: Table) -> Result<Plan, CommandError> {
+        let options = table.options();
+        let scale = scale_of(&table)?;
+        let places = options.places.clone();
+        let recipes = places.recipes()?;
+        options.aios()?;
+        if !recipes.is_empty() && options.keep {
+            let text =
+                "--keep keeps nothing on file systems that vanish with the command; use --dir";
+            return Err(CommandError::new(text));
+        }
+        table.source(&options.conditions)?;
+        let cells = table.cells(&scale)?;
+        Ok(Plan {
+            table,
+            scale,
+            places,
+            recipes,
+            cells,
+        })
+    }
+
+    /// Of a table that these words ask for, whose directories are called so in rows.
+    ///
+    /// # Errors
+    /// As [`Plan::new`], or there are no such options.
+    pub fn of_words(words: &[String], names: &[String]) -> Result<Plan, CommandError> {
+        let parsed = Words::try_parse_from(words);
+        let table = parsed.map_err(|e| CommandError::new(e.to_string()))?.table;
+        let mut plan = Plan::new(table)?;
+        plan.places.names = names.to_vec();
+        Ok(plan)
+    }
+
+    /// Space that a file system needs for it.
+    pub fn filesystem_bytes(&self) -> u64 {
+        self.table.filesystem_bytes(self.scale.disk_bytes)
+    }
+
+    /// What is known before anything is measured.
+    fn report(&mut self, outlet: &Outlet, program: &Program) -> Result<Report, CommandError> {
+        let Plan { table, scale, .. } = self;
+        let options = table.options();
+        let mut report = Report {
+            conditions: conditions(table, scale, outlet),
+            ..Report::default()
+        };
+        let source = table.source(&options.conditions)?;
+        let source = source.map(|source| source.words.to_string());
+        report.notes.extend(source);
+        if let Table::Metadata(_) = table {
+            report.notes.push(metadata::NOTE.to_string());
+        }
+        if options.aio.iter().any(|aio| aio == "native") {
+            report.notes.push(NO_LIBAIO.to_string());
+        }
+        if let Table::Guest(options) = table {
+            let machine = Machine::new(&options.machine, program)?;
+            report.conditions["guest"] = machine.conditions();
+            report.notes.push(machine.note());
+            if options.table.repetitions.is_none() && !options.table.quick {
+                scale.repetitions = machine.repetitions();
+                report.conditions["repetitions"] = json!(scale.repetitions);
+            }
+            scale.machine = Some(Rc::new(machine));
+        }
+        Ok(report)
+    }
+
+    /// Measures it. No cell is begun after the deadline, if there is one; each place has its share of the time until
+    /// then.
+    ///
+    /// # Errors
+    /// Nothing could be measured at all. What went wrong later is told with the results.
+    pub fn make(
+        mut self,
+        outlet: Outlet,
+        deadline: Option<Instant>,
+        program: &Program,
+    ) -> Result<Made, CommandError> {
+        let report = self.report(&outlet, program)?;
+        let filesystem_bytes = self.filesystem_bytes();
+        let Plan {
+            table,
+            mut scale,
+            places,
+            recipes,
+            cells,
+        } = self;
+        let options = table.options();
+        let aios = options.aios()?;
+        let names = places.names();
+        let names = names.iter();
+        let names = names.flat_map(|place| aios.iter().map(|aio| stage::name_of(place, *aio)));
+        let names: Vec<String> = names.collect();
+        let with_series = table.draws_series();
+        let mut sheet = Sheet::new(report, (outlet, with_series), (&names, &cells));
+        let mut shares = Shares::new(deadline, names.len() as u32);
+        let make = |recipe: &Recipe, dir: &Path| make_loop(recipe, dir, filesystem_bytes);
+        let outcome = places.each(&recipes, make).try_for_each(|held| {
+            let mut held = held?;
+            if options.keep {
+                held.place = held.place.keep();
+            }
+            for aio in &aios {
+                scale.deadline = shares.next(1);
+                measure_at(&table, (&held.place, *aio), (&scale, &cells), &mut sheet)?;
+            }
+            Ok(())
+        });
+        if sheet.report().rows.iter().any(|row| row.is_outlier) {
+            program.warn("cells that are marked are below half of both their neighbours");
+        }
+        let failure = outcome.as_ref().err().map(CommandError::to_string);
+        made(sheet.finish(failure.as_deref()), outcome)
+    }
+}
+
+/// Makes a table, or lists its cells; the exit code.
+///
+/// # Errors
+/// A place cannot be had, a run fails, an image is not sound, or the page cannot be written.
+pub fn run(table: Table, program: &Program) -> Result<u8, CommandError> {
+    let plan = Plan::new(table)?;
+    let options = plan.table.options();
+    if options.list {
+        for cell in &plan.cells {
+            output::print(&format!("{}\n", cell.name()));
+        }
+        return Ok(0);
+    }
+    let outlet = Outlet::alone(options.json, options.html.as_deref())?;
+    plan.places.enter()?;
+    let (_, outcome) = plan.make(outlet, None, program)?;
+    outcome.map(|()| 0)
+}
+
+fn measure_at(
+    table: &Table,
+    (place, aio): (&Place, Option<&str>),
+    (scale, cells): (&Scale, &[Cell]),
+    sheet: &mut Sheet,
+) -> Result<(), CommandError> {
+    let contestants = cells.iter().map(|cell| cell.contestants.len());
+    let runs = contestants.sum::<usize>() * scale.repetitions;
+    let progress = Progress::of(runs as u64);
+    let stage = Stage::new(place, scale, &progress, aio)?;
+    sheet.add_place(stage.conditions());
+    let first = sheet.report().rows.len();
+    for cell in cells {
+        if is_over(scale.deadline) {
+            break;
+        }
+        let rows = stage.measure(cell, table.measure())?;
+        sheet.add(rows, &progress);
+    }
+    if let Table::Subclusters(_) = table
+        && !is_over(scale.deadline)
+    {
+        let rows = &sheet.report().rows[first..];
+        let again = subclusters::measure_outliers_again(&stage, cells, rows)?;
+        let replace = |rows: &mut [Row]| subclusters::replace(cells, again, rows);
+        sheet.change(first, replace, &progress);
+        if let Some(note) = subclusters::by_unit(cells, &sheet.report().rows[first..]) {
+            sheet.note(note);
+        }
+    }
+    Ok(())
+}
+
+fn conditions(table: &Table, scale: &Scale, outlet: &Outlet) -> Value {
+    let asked = json!({
+        "table": table.name(),
+        "disk-bytes": scale.disk_bytes,
+        "requests": scale.requests,
+        "repetitions": scale.repetitions,
+    });
+    conditions::of_table(asked, outlet)
+}
+
+/// The names of the cells that a table of this name has by default; `None` if there is none.
+#[cfg(test)]
+pub fn cell_names(table: &str) -> Option<Vec<String>> {
+    let parsed = Words::try_parse_from([table]).ok()?;
+    let plan = Plan::new(parsed.table).ok()?;
+    Some(plan.cells.iter().map(Cell::name).collect())
+}

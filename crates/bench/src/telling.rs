@@ -1,0 +1,204 @@
+//! Results that are told while they are made, whatever is measured: rows as they come, or one document at the end,
+//! and a page. A run that is interrupted or killed has told what it knows.
+
+use std::path::Path;
+
+use cowslip_console::error::CommandError;
+use cowslip_console::interrupt::{DoneOnInterrupt, PrintedOnInterrupt};
+use cowslip_console::output;
+use cowslip_console::progress::Progress;
+use serde_json::Value;
+
+use crate::page::file::PageFile;
+use crate::pages;
+use crate::told::Told as Document;
+
+/// How results are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// As rows for people.
+    Rows,
+    /// As one document for programs, at the end.
+    Json,
+    /// With the tables before it, by whoever makes them all. After an interruption as their summary, or as one document
+    /// of all.
+    Together {
+        /// As a document.
+        json: bool,
+    },
+}
+
+/// Where results go.
+#[derive(Debug)]
+pub struct Outlet {
+    /// To standard output, so.
+    pub told: Told,
+    /// Also as a page.
+    pub page: Option<PageFile>,
+    /// Results of tables before it, which are on the same page.
+    pub earlier: Vec<Value>,
+    /// The command line that would make this alone, if it is not this process's.
+    pub command: Option<String>,
+}
+
+impl Outlet {
+    /// Of a table that is made alone, by the options `--json` and `--html`.
+    ///
+    /// # Errors
+    /// The page cannot be written.
+    pub fn alone(json: bool, html: Option<&Path>) -> Result<Outlet, CommandError> {
+        Ok(Outlet {
+            told: if json { Told::Json } else { Told::Rows },
+            page: html.map(PageFile::new).transpose()?,
+            earlier: Vec::new(),
+            command: None,
+        })
+    }
+}
+
+/// What has been told so far.
+#[derive(Debug)]
+pub struct Telling {
+    outlet: Outlet,
+    printed: PrintedOnInterrupt,
+    page_written: DoneOnInterrupt,
+}
+
+impl Telling {
+    /// Nothing is printed so far.
+    pub fn new(outlet: Outlet) -> Telling {
+        let telling = Telling {
+            outlet,
+            printed: PrintedOnInterrupt::nothing(),
+            page_written: DoneOnInterrupt::nothing(),
+        };
+        // Its first rows may be minutes away.
+        if !telling.outlet.earlier.is_empty() {
+            let end = telling.together(&telling.outlet.earlier);
+            telling.printed.replace(|| {}, end);
+        }
+        telling
+    }
+
+    /// Whether rows are printed as they come.
+    pub fn wants_rows(&self) -> bool {
+        self.outlet.told == Told::Rows
+    }
+
+    /// More is measured: prints its rows, and keeps what there is to tell if a signal comes now.
+    pub fn add(&self, rows: &str, interrupted: Value, progress: &Progress) {
+        let end = self.end(&interrupted);
+        let print = || progress.suspend(|| output::print(rows));
+        self.printed.replace(print, end);
+        if let Some(page) = self.outlet.page.clone() {
+            let documents = self.documents(interrupted);
+            self.page_written.replace(move || {
+                // There is nobody left to tell.
+                drop(pages::page(&documents).map(|made| page.write_at_last(&made)));
+            });
+        }
+    }
+
+    /// All results, this one's last.
+    fn documents(&self, document: Value) -> Vec<Value> {
+        let earlier = self.outlet.earlier.iter().cloned();
+        earlier.chain([document]).collect()
+    }
+
+    /// These results together.
+    fn together(&self, documents: &[Value]) -> String {
+        match self.outlet.told {
+            Told::Together { json: true } => output::json_text(&documents.into()) + "\n",
+            _ => documents.iter().map(pages::summary).collect(),
+        }
+    }
+
+    /// What comes last.
+    fn end(&self, document: &Value) -> String {
+        match self.outlet.told {
+            Told::Json => output::json_text(document) + "\n",
+            Told::Together { .. } => self.together(&self.documents(document.clone())),
+            Told::Rows => {
+                let told = Document(document);
+                let notes = told.notes().map(str::to_string);
+                let lines = notes.chain(told.shortfall_in_short());
+                lines.map(|line| format!("\n{line}\n")).collect()
+            }
+        }
+    }
+
+    /// Prints what comes last and writes the page; the results. After a failure that is nothing if no cell is finished; one
+    /// that an interruption has caused is left to that.
+    ///
+    /// # Errors
+    /// The page cannot be written.
+    pub fn finish(self, document: Value) -> Result<Value, CommandError> {
+        if document["failure"].is_string() {
+            self.printed.give_way();
+            if document["cells-finished"] == 0 {
+                return Ok(document);
+            }
+        }
+        if !matches!(self.outlet.told, Told::Together { .. }) {
+            let text = self.end(&document);
+            self.printed.replace(|| output::print(&text), String::new());
+        }
+        if let Some(page) = &self.outlet.page {
+            page.write(&pages::page(&self.documents(document.clone()))?)?;
+        }
+        Ok(document)
+    }
+}
+
+/// The results of a table and what went wrong after they were begun.
+pub type Made = (Value, Result<(), CommandError>);
+
+/// Of what was told at the end of measurements with this outcome.
+///
+/// # Errors
+/// It could not be told, and nothing else went wrong before.
+pub fn made(
+    told: Result<Value, CommandError>,
+    outcome: Result<(), CommandError>,
+) -> Result<Made, CommandError> {
+    match (told, outcome) {
+        (Ok(document), outcome) => Ok((document, outcome)),
+        (Err(_), Err(error)) | (Err(error), Ok(())) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_comes_last_says_how_far_it_came() {
+        let document = json!({
+            "conditions": { "table": "flush" },
+            "cells-planned": 3, "cells-finished": 1, "interrupted": false, "out-of-time": true, "failure": null,
+            "rows": [], "notes": ["a note"],
+        });
+        let outlet = |told| Outlet {
+            told,
+            page: None,
+            earlier: Vec::new(),
+            command: None,
+        };
+        let end = |told| Telling::new(outlet(told)).end(&document);
+        assert_eq!(
+            end(Told::Rows),
+            "\na note\n\nOut of time: 1 of 3 cells are finished.\n"
+        );
+        assert_eq!(
+            end(Told::Together { json: false }),
+            "flush\n  Out of time: 1 of 3 cells are finished.\n"
+        );
+        let parsed = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+        assert_eq!(parsed(&end(Told::Json)), document);
+        assert_eq!(
+            parsed(&end(Told::Together { json: true })),
+            json!([document])
+        );
+    }
+}

@@ -1,0 +1,287 @@
+//! `bench writers`: files that grow side by side in one directory, and how many pieces they end up in.
+//!
+//! `cell.rs` says what is measured, `stream.rs` writes raw files, `space.rs` only allocates, `measure.rs` makes a run and looks at its files,
+//! `table.rs` puts it in words, `section/writers.rs` on a page. [`mod@model`] simulates what no machine here holds. The story is in docs/writers.md.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Parser;
+use cowslip_console::error::CommandError;
+use cowslip_console::options::bytes_within;
+use cowslip_console::output;
+use cowslip_console::progress::Progress;
+use cowslip_testbed::{Place, Recipe};
+use serde_json::{Value, json};
+
+use crate::conditions;
+use crate::deadline::{Shares, is_over};
+use crate::places::{PlaceOptions, make_loop};
+use crate::report::{Cells, End, document};
+use crate::run::own_path;
+use crate::telling::{Made, Outlet, Telling, made};
+
+pub mod cell;
+mod measure;
+mod model;
+mod space;
+mod stream;
+mod table;
+
+use cell::{BYTES_OF_A_CELL, Cell, filesystem_bytes};
+use measure::Bench;
+use table::{Layout, Row};
+
+/// Command line of `bench writers`.
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+pub struct Args {
+    #[command(flatten)]
+    places: PlaceOptions,
+    /// What the writers of a cell write together
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    size: String,
+    /// Runs of each cell
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    runs: u64,
+    /// Only the cells whose name contains this text
+    #[arg(long, value_name = "TEXT")]
+    cells: Option<String>,
+    /// Print the names of the cells, and measure nothing
+    #[arg(long, conflicts_with = "json")]
+    list: bool,
+    /// Simulate instead: sizes that no machine here holds, several rules; with the error of the model
+    #[arg(long, conflicts_with_all = ["dir", "loops", "cells", "list"])]
+    model: bool,
+    /// Fit the model to the rows of this file, as --json has printed them, instead of those that it comes with
+    #[arg(long, value_name = "FILE", requires = "model")]
+    fit: Option<PathBuf>,
+    /// Allocate what 4, 16 and 64 writers of 64 GiB would, on sparse file systems of 15 TiB, and write nothing
+    #[arg(long, conflicts_with_all = ["size", "model"], requires = "loops")]
+    space: bool,
+    /// Print the results as JSON, at the end
+    #[arg(long)]
+    json: bool,
+    /// Also write the results to this file, as a page
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    html: Option<PathBuf>,
+}
+
+/// Measures, or simulates.
+///
+/// # Errors
+/// A place cannot be had, or a run fails.
+pub fn run(args: &Args) -> Result<(), CommandError> {
+    match args.model {
+        true => model::run(args.fit.as_deref(), args.json),
+        false => measured(args),
+    }
+}
+
+fn measured(args: &Args) -> Result<(), CommandError> {
+    let plan = Plan::new(args)?;
+    if args.list {
+        let names = plan.cells.iter().map(|cell| cell.name() + "\n");
+        output::print(&names.collect::<String>());
+        return Ok(());
+    }
+    let outlet = Outlet::alone(args.json, args.html.as_deref())?;
+    plan.places.enter()?;
+    let (_, outcome) = plan.make(outlet, None)?;
+    outcome
+}
+
+/// What is to be measured.
+pub struct Plan {
+    places: PlaceOptions,
+    recipes: Vec<Recipe>,
+    cells: Vec<Cell>,
+    bytes: u64,
+    runs: u64,
+    /// Nothing is written, on file systems that hold more than there is.
+    is_space: bool,
+}
+
+impl Plan {
+    fn new(args: &Args) -> Result<Plan, CommandError> {
+        let part = args.cells.as_deref().unwrap_or_default();
+        let mut cells = match args.space {
+            true => cell::of_space(),
+            false => cell::all(),
+        };
+        cells.retain(|cell| cell.name().contains(part));
+        if cells.is_empty() {
+            let text = "No cell has a name with the text of --cells";
+            return Err(CommandError::new(text));
+        }
+        if args.runs == 0 {
+            return Err(CommandError::new("--runs expects a number above 0"));
+        }
+        let bytes = match args.space {
+            true => space::FILE_BYTES,
+            false => bytes_within("size", &args.size, BYTES_OF_A_CELL)?,
+        };
+        let places = args.places.clone();
+        Ok(Plan {
+            recipes: places.recipes()?,
+            places,
+            cells,
+            bytes,
+            runs: args.runs,
+            is_space: args.space,
+        })
+    }
+
+    /// Of the words that ask for it; directories are called by these names in rows.
+    ///
+    /// # Errors
+    /// They contradict each other.
+    pub fn of_words(words: &[String], names: &[String]) -> Result<Plan, CommandError> {
+        let parsed = Args::try_parse_from(words);
+        let mut plan = Plan::new(&parsed.map_err(|e| CommandError::new(e.to_string()))?)?;
+        plan.places.names = names.to_vec();
+        Ok(plan)
+    }
+
+    /// Space that a file system needs for it.
+    pub fn filesystem_bytes(&self) -> u64 {
+        filesystem_bytes(self.bytes)
+    }
+
+    /// Measures it. No cell is begun after the deadline, if there is one; each place has its share of the time until
+    /// then.
+    ///
+    /// # Errors
+    /// What was measured cannot be told. What went wrong before is told with the results.
+    pub fn make(&self, outlet: Outlet, deadline: Option<Instant>) -> Result<Made, CommandError> {
+        let mut sheet = Sheet::new(self, outlet);
+        let names = self.places.names();
+        let mut shares = Shares::new(deadline, u32::try_from(names.len()).unwrap_or(u32::MAX));
+        let make = |recipe: &Recipe, directory: &Path| match self.is_space {
+            true => Place::mount_sparse(recipe, directory, space::FILESYSTEM_BYTES),
+            false => make_loop(recipe, directory, self.filesystem_bytes()),
+        };
+        let mut places = self.places.each(&self.recipes, make);
+        let outcome =
+            places.try_for_each(|held| self.measure_at(&held?.place, shares.next(1), &mut sheet));
+        let failure = outcome.as_ref().err().map(CommandError::to_string);
+        made(sheet.finish(failure.as_deref()), outcome)
+    }
+
+    fn measure_at(
+        &self,
+        place: &Place,
+        deadline: Option<Instant>,
+        sheet: &mut Sheet,
+    ) -> Result<(), CommandError> {
+        sheet.add_place(place);
+        let progress = Progress::of(self.cells.len() as u64 * self.runs);
+        let cowslip = own_path()?;
+        let bench = Bench {
+            directory: Path::new(&place.directory),
+            cowslip: &cowslip,
+            bytes: self.bytes,
+        };
+        for cell in &self.cells {
+            if is_over(deadline) {
+                break;
+            }
+            let name = cell.name();
+            if !bench.can(cell) {
+                sheet.leave_out(format!(
+                    "{} has no {name}: it takes no extent size hint",
+                    place.name
+                ));
+                progress.advance(self.runs);
+                continue;
+            }
+            let mut runs = Vec::new();
+            for seed in 0..self.runs {
+                progress.say(&format!("{} {name}", place.name));
+                runs.push(bench.measure(cell, seed)?);
+                progress.advance(1);
+            }
+            sheet.add(Row::new(&place.name, &name, runs), &progress);
+        }
+        Ok(())
+    }
+}
+
+/// What is told while it is measured.
+struct Sheet {
+    conditions: Value,
+    rows: Vec<Row>,
+    notes: Vec<String>,
+    planned: usize,
+    layout: Layout,
+    telling: Telling,
+}
+
+impl Sheet {
+    fn new(plan: &Plan, outlet: Outlet) -> Sheet {
+        let asked = json!({
+            "table": "writers",
+            "bytes-of-a-cell": plan.bytes,
+            "size-bytes": plan.bytes,
+            "repetitions": plan.runs,
+            "write-bytes": cell::WRITE_BYTES,
+        });
+        let places = plan.places.names();
+        let cells: Vec<String> = plan.cells.iter().map(Cell::name).collect();
+        Sheet {
+            conditions: conditions::of_table(asked, &outlet),
+            rows: Vec::new(),
+            notes: Vec::new(),
+            planned: places.len() * cells.len(),
+            layout: Layout::new(
+                places.iter().map(String::as_str),
+                cells.iter().map(String::as_str),
+            ),
+            telling: Telling::new(outlet),
+        }
+    }
+
+    /// A place has these conditions.
+    fn add_place(&mut self, place: &Place) {
+        let mut told = conditions::of_directory(&place.directory);
+        told["filesystem"] = place.name.clone().into();
+        conditions::add_place(&mut self.conditions, told);
+    }
+
+    fn add(&mut self, row: Row, progress: &Progress) {
+        let mut text = String::new();
+        if self.telling.wants_rows() {
+            if self.rows.is_empty() {
+                text += &self.layout.titles();
+            }
+            text += &self.layout.row(&row);
+        }
+        self.rows.push(row);
+        let interrupted = self.document(End::Interrupted);
+        self.telling.add(&text, interrupted, progress);
+    }
+
+    /// A cell cannot be measured here, for the reason that this note has.
+    fn leave_out(&mut self, note: String) {
+        self.planned -= 1;
+        self.notes.push(note);
+    }
+
+    fn cells(&self) -> Cells {
+        Cells {
+            planned: self.planned,
+            finished: self.rows.len(),
+        }
+    }
+
+    fn document(&self, end: End<'_>) -> Value {
+        let rows = self.rows.iter().map(|row| json!(row)).collect();
+        document(&self.conditions, self.cells(), end, rows, &self.notes)
+    }
+
+    /// Tells the end.
+    fn finish(self, failure: Option<&str>) -> Result<Value, CommandError> {
+        let document = self.document(End::of(failure, self.cells()));
+        self.telling.finish(document)
+    }
+}

@@ -1,0 +1,80 @@
+//! [`CommandError`]: a failure of a verb, in the words that the user reads.
+
+use std::fmt;
+use std::path::Path;
+
+use cowslip::Error;
+use cowslip::error::Overwrite;
+
+use crate::program::is_called_as_qemu;
+
+/// A message without the program's name, and the exit code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandError {
+    message: String,
+    exit_code: u8,
+}
+
+impl CommandError {
+    /// A failure with exit code 1.
+    pub fn new(message: impl Into<String>) -> CommandError {
+        CommandError {
+            message: message.into(),
+            exit_code: 1,
+        }
+    }
+
+    /// A failure of which the user has been told.
+    pub fn told() -> CommandError {
+        CommandError::new("")
+    }
+
+    /// The same with another exit code.
+    #[must_use]
+    pub fn with_exit_code(mut self, exit_code: u8) -> CommandError {
+        self.exit_code = exit_code;
+        self
+    }
+
+    /// Whether the user has been told.
+    pub fn is_told(&self) -> bool {
+        self.message.is_empty()
+    }
+
+    /// The process's exit code.
+    pub fn exit_code(&self) -> u8 {
+        self.exit_code
+    }
+}
+
+/// Refusal to overwrite what is read; under QEMU's names in the words of its locks, which find the same there.
+pub fn overwrite_words(overwrite: &Overwrite) -> String {
+    match is_called_as_qemu() {
+        true => format!(
+            "Failed to get \"write\" lock\nIs another process using the image [{}]?",
+            overwrite.file
+        ),
+        false => overwrite.to_string(),
+    }
+}
+
+impl fmt::Display for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<Error> for CommandError {
+    fn from(error: Error) -> CommandError {
+        CommandError::new(match &error {
+            Error::Overwrites(overwrite) => overwrite_words(overwrite),
+            other => other.to_string(),
+        })
+    }
+}
+
+/// `Could not VERB 'PATH': why`.
+pub fn failed(verb: &str, path: &Path, error: &std::io::Error) -> CommandError {
+    let words = cowslip::error::system_words(error);
+    CommandError::new(format!("Could not {verb} '{}': {words}", path.display()))
+}

@@ -1,0 +1,323 @@
+//! Text for people and scripts: standard output, errors in the style of QEMU's programs.
+//!
+//! Both streams often end in one pipe, so standard output is flushed before anything is written to
+//! standard error. A reader that went away ends the process, as it ends other programs; but while something is under way
+//! that has to be brought to an end first ([`brings_to_an_end`]), it is told of the failure instead, and the
+//! exit code says it afterwards.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use serde_json::Value;
+
+use crate::error::CommandError;
+use crate::program;
+pub use crate::program::is_called_as_qemu;
+
+/// Status of a process that SIGPIPE ended, as shells report it.
+const BROKEN_PIPE_STATUS: u8 = 141;
+/// Of one whose standard output has failed otherwise: the exit code must not say that all went well.
+const FAILED_STATUS: u8 = 1;
+
+/// What is told of a failure, in place of the end of the process.
+static TOLD_OF_FAILURE: Mutex<Option<Box<dyn Fn() + Send>>> = Mutex::new(None);
+/// The exit code that a failure asks for; 0 if there was none.
+static FAILURE: AtomicU8 = AtomicU8::new(0);
+
+/// From now on a standard output that fails does not end the process, since something is under way that must not be left
+/// as it is; `tell` is called instead, which must not print. Nothing more is printed then.
+pub fn brings_to_an_end(tell: impl Fn() + Send + 'static) {
+    let mut told = TOLD_OF_FAILURE
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    *told = Some(Box::new(tell));
+}
+
+/// Whether standard output has failed.
+pub fn has_failed() -> bool {
+    FAILURE.load(Ordering::Acquire) != 0
+}
+
+/// The exit code of the process whose verb has come to `code`.
+pub fn exit_code(code: u8) -> u8 {
+    match FAILURE.load(Ordering::Acquire) {
+        0 => code,
+        failure => failure,
+    }
+}
+
+/// Writes `NAME: warning: MESSAGE` to standard error.
+pub fn warn(message: &str) {
+    if let Some(name) = program::name() {
+        print_error(&format!("{name}: warning: {message}\n"));
+    }
+}
+
+/// The name that the process was called by; it prefixes every error.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// `qemu-img`, `cowslip` …
+    pub name: String,
+}
+
+impl Program {
+    /// The program of this `argv[0]`.
+    pub fn called(argv0: &OsStr) -> Program {
+        let name = Path::new(argv0).file_name().unwrap_or(argv0);
+        let program = Program {
+            name: name.to_string_lossy().into_owned(),
+        };
+        program::is_called(&program.name);
+        program
+    }
+
+    /// Writes `NAME: MESSAGE` to standard error.
+    pub fn complain(&self, message: impl Display) {
+        print_error(&format!("{}: {message}\n", self.name));
+    }
+
+    /// Writes `NAME: warning: MESSAGE` to standard error.
+    pub fn warn(&self, message: impl Display) {
+        self.complain(format_args!("warning: {message}"));
+    }
+
+    /// Complains of `error` and returns its exit code.
+    pub fn fail(&self, error: &CommandError) -> u8 {
+        if !error.is_told() {
+            self.complain(error);
+        }
+        error.exit_code()
+    }
+
+    /// The exit code of a verb's result: 0, or that of its error, which is complained of.
+    pub fn exit_code(&self, result: Result<(), CommandError>) -> u8 {
+        match result {
+            Ok(()) => 0,
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    /// Answers `--help` and `--version`, or complains of a command line in QEMU's words.
+    pub fn answer_command_line(&self, error: &clap::Error, args: &[OsString]) -> u8 {
+        if matches!(
+            error.kind(),
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+        ) {
+            print(&error.to_string());
+            return 0;
+        }
+        let verb = args.iter().skip(1).map(|arg| arg.to_string_lossy());
+        let verb = verb.into_iter().find(|arg| !arg.starts_with('-'));
+        let called = match &verb {
+            Some(verb) => format!("{} {verb}", self.name),
+            None => self.name.clone(),
+        };
+        let context = |kind| match error.get(kind) {
+            Some(ContextValue::String(text)) => Some(text.clone()),
+            _ => None,
+        };
+        let argument = context(ContextKind::InvalidArg).unwrap_or_default();
+        let (prefix, text) = match error.kind() {
+            ErrorKind::InvalidSubcommand => {
+                let name = context(ContextKind::InvalidSubcommand).unwrap_or_default();
+                print_error(&format!(
+                    "{0}: Command not found: {name}\nTry '{0} --help' for more info\n",
+                    self.name
+                ));
+                return 1;
+            }
+            ErrorKind::UnknownArgument if argument.starts_with("--") => {
+                (&called, format!("unrecognized option '{argument}'"))
+            }
+            ErrorKind::UnknownArgument if argument.starts_with('-') => {
+                let letter = argument.trim_start_matches('-');
+                (&called, format!("invalid option -- '{letter}'"))
+            }
+            ErrorKind::UnknownArgument => (&self.name, format!("Unexpected argument: {argument}")),
+            _ => (&self.name, plain_words(error)),
+        };
+        print_error(&format!(
+            "{prefix}: {text}\nTry '{called} --help' for more info\n"
+        ));
+        1
+    }
+}
+
+/// The parser's own words on one line, without its prefix and its usage text.
+fn plain_words(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let end = text.find("\n\n").unwrap_or(text.len());
+    let words: Vec<&str> = text[..end].split_whitespace().collect();
+    words.join(" ")
+}
+
+/// Writes to standard output.
+pub fn print(text: &str) {
+    if has_failed() {
+        return;
+    }
+    check(io::stdout().lock().write_all(text.as_bytes()));
+}
+
+/// Writes to standard error, as it is.
+pub fn print_error(text: &str) {
+    flush();
+    // There is nobody left to tell if standard error fails.
+    drop(io::stderr().lock().write_all(text.as_bytes()));
+}
+
+/// Writes a value to standard output as QEMU writes JSON: four blanks a level.
+pub fn print_json(value: &Value) {
+    print(&format!("{}\n", json_text(value)));
+}
+
+/// JSON with four blanks a level, keys in their order; an empty list or object takes two lines.
+pub fn json_text(value: &Value) -> String {
+    let mut out = String::new();
+    write_json(value, 0, &mut out);
+    out
+}
+
+/// The depth of a report is fixed by the code that makes it, so this recursion is bounded.
+fn write_json(value: &Value, level: usize, out: &mut String) {
+    let (open, close, members): (char, char, Vec<(Option<&str>, &Value)>) = match value {
+        Value::Array(items) => ('[', ']', items.iter().map(|item| (None, item)).collect()),
+        Value::Object(members) => {
+            let members = members
+                .iter()
+                .map(|(name, value)| (Some(name.as_str()), value));
+            ('{', '}', members.collect())
+        }
+        plain => {
+            out.push_str(&plain.to_string());
+            return;
+        }
+    };
+    let indent = |level: usize| format!("\n{:1$}", "", level * 4);
+    out.push(open);
+    for (index, (name, value)) in members.into_iter().enumerate() {
+        if index > 0 {
+            out.push(',');
+        }
+        out.push_str(&indent(level + 1));
+        if let Some(name) = name {
+            out.push_str(&format!("{}: ", Value::from(name)));
+        }
+        write_json(value, level + 1, out);
+    }
+    out.push_str(&indent(level));
+    out.push(close);
+}
+
+/// Flushes standard output.
+pub fn flush() {
+    if has_failed() {
+        return;
+    }
+    check(io::stdout().lock().flush());
+}
+
+fn check(result: io::Result<()>) {
+    let Err(error) = result else { return };
+    let status = match error.kind() {
+        io::ErrorKind::BrokenPipe => BROKEN_PIPE_STATUS,
+        _ => FAILED_STATUS,
+    };
+    let told = TOLD_OF_FAILURE
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let Some(tell) = &*told else {
+        drop(told);
+        std::process::exit(status.into());
+    };
+    // The first failure is the reason.
+    if FAILURE
+        .compare_exchange(0, status, Ordering::AcqRel, Ordering::Acquire)
+        .is_ok()
+    {
+        tell();
+    }
+}
+
+/// A mistake on the command line, with a word on where to read more.
+pub fn usage_error(text: &str, verb: &str, program: &Program) -> CommandError {
+    CommandError::new(format!(
+        "{text}\nTry '{} {verb} --help' for more info",
+        program.name
+    ))
+}
+
+/// How a report is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputFormat {
+    /// For people.
+    Human,
+    /// For programs.
+    Json,
+}
+
+impl OutputFormat {
+    /// Reads `--output`.
+    ///
+    /// # Errors
+    /// It is neither of the two.
+    pub fn parse(text: &str, verb: &str, program: &Program) -> Result<OutputFormat, CommandError> {
+        match text {
+            "human" => Ok(OutputFormat::Human),
+            "json" => Ok(OutputFormat::Json),
+            other => {
+                let text = format!("--output expects 'human' or 'json' not '{other}'");
+                Err(usage_error(&text, verb, program))
+            }
+        }
+    }
+}
+
+/// How a verb tells what it has found.
+#[derive(clap::Args)]
+pub struct OutputArgs {
+    /// Output format: human or json
+    #[arg(long, value_name = "FORMAT", default_value = "human")]
+    output: String,
+    /// The same as --output=json
+    #[arg(long)]
+    json: bool,
+}
+
+impl OutputArgs {
+    /// What is asked for.
+    ///
+    /// # Errors
+    /// `--output` is neither of the two.
+    pub fn format(&self, verb: &str, program: &Program) -> Result<OutputFormat, CommandError> {
+        Ok(match OutputFormat::parse(&self.output, verb, program)? {
+            OutputFormat::Human if self.json => OutputFormat::Json,
+            format => format,
+        })
+    }
+}
+
+/// How a verb tells what it has done.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct DoneArgs {
+    /// Print what was done as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl DoneArgs {
+    /// Tells it: the value if JSON is asked for, else the words; nothing if it is to be quiet.
+    pub fn tell(&self, quiet: bool, words: &str, value: impl FnOnce() -> Value) {
+        match self.json {
+            _ if quiet => {}
+            true => print_json(&value()),
+            false => print(words),
+        }
+    }
+}

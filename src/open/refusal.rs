@@ -1,0 +1,45 @@
+//! Why an image could not be opened, in QEMU's words where it has any.
+
+use cowslip::Error;
+
+use super::foreign::format_refused;
+use crate::error::{CommandError, overwrite_words};
+
+/// The failure to open `filename`: `Could not open 'FILE': why`.
+pub fn opening_failed(filename: &str, error: &Error) -> CommandError {
+    CommandError::new(format!(
+        "Could not open '{filename}': {}",
+        opening_reason(filename, error)
+    ))
+}
+
+/// Why a file could not be opened, in QEMU's words where it has any.
+pub fn opening_reason(filename: &str, error: &Error) -> String {
+    match error {
+        Error::Corrupt {
+            structure: "header",
+            file,
+            detail,
+            ..
+        } if file == filename => detail.clone(),
+        Error::Corrupt {
+            structure,
+            offset,
+            file,
+            detail,
+        } if file == filename => format!("{structure} at offset {offset:#x}: {detail}"),
+        Error::Unsupported { file, feature } if file == filename => {
+            let format = feature.strip_prefix("image format ");
+            match (
+                feature.strip_prefix("qcow2 feature(s) "),
+                format.and_then(format_refused),
+            ) {
+                (Some(names), _) => format!("Unsupported qcow2 feature(s): {names}"),
+                (None, Some(refused)) => refused,
+                (None, None) => format!("{feature} is not supported"),
+            }
+        }
+        Error::Overwrites(overwrite) => overwrite_words(overwrite),
+        other => other.to_string(),
+    }
+}
