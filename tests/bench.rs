@@ -266,6 +266,20 @@ fn the_table_of_discards_tells_space_over_live_data() {
 }
 
 #[test]
+fn the_table_of_served_images_has_both_servers_under_one_client() {
+    if !peers_are_installed(&["fio", "qemu-img", "qemu-storage-daemon"]) {
+        return;
+    }
+    let table =
+        tiny_table("served --requests=200 --depths=32 --peers=qemu-storage-daemon --cells=64K/2K");
+    let both = ["cowslip", "qemu-storage-daemon"];
+    assert_eq!(contestants(&table, "64K/2K, backed, depth 32"), both);
+    let ours = &table["rows"][0];
+    assert!(ours["times-qemu-img"].as_f64() > Some(0.0), "{ours}");
+    assert!(ours["runs"][0]["CPU us"].as_f64() >= Some(0.0), "{ours}");
+}
+
+#[test]
 fn the_tables_of_allocated_images_compare_with_a_written_raw_file() {
     let steady = tiny_table("steady --requests=64 --depths=32");
     let cells = [

@@ -1,35 +1,24 @@
-//! The side-by-side table: Cowslip and QEMU's two NBD servers in turn, the same client, the same
-//! operations, on loop-mounted file systems whose own space is fully written.
-//!
-//! What is equal: the number of operations (not the time: a small image is soon full and then
-//! measures overwrites), their order and places (a fixed seed, each block once), the client, the
-//! options of the image, O_DIRECT, io_uring. The order of the servers rotates with each repetition.
-//! Each run starts on a fresh image, ends with a flush, and its image is checked by qemu-img.
-//! `convert` measures conversions instead ([`convert`]), `--check` checks ([`check`]), `--shown` what allocation
-//! costs ([`shown`]).
+//! Tables that are no user's: conversions ([`convert`]), `--check` ([`check`]), and what allocation costs held against what it
+//! must reach (`--shown`, [`shown`]). Without any of these, first writes over NBD by the command's own table, on loop-mounted file
+//! systems whose own space is fully written.
 //!
 //! Needs root for the mounts; it works in a mount namespace of its own and removes the files under
 //! its mounts at once, so that whatever ends it also cleans up.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
 
-mod cell;
 mod check;
 mod convert;
-mod load;
 mod report;
-mod server;
 mod shown;
 mod usage;
 
-use cowslip_testbed::{Place, Recipe, populate};
+use cowslip_testbed::{Place, Recipe};
 
 use crate::{peers, run};
-use cell::{Backing, Cell, Creator, Subclusters};
-use server::{Kind, Server};
 
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
@@ -58,7 +47,7 @@ pub struct Args {
     /// Repetitions of each cell with each server or contestant
     #[arg(long, value_name = "N")]
     repetitions: Option<usize>,
-    /// Only these of --shown: killed, nbd, subclusters, flush, steady, discard, metadata
+    /// Only these of --shown: killed, served, subclusters, flush, steady, discard, metadata
     #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "shown")]
     tables: Vec<String>,
     /// File systems to mount; `here` uses the work directory as it is
@@ -67,10 +56,7 @@ pub struct Args {
     /// Cells, or images of `--check`, whose name contains this text
     #[arg(long, value_name = "TEXT")]
     cells: Option<String>,
-    /// Also an overlay on a populated qcow2 image
-    #[arg(long)]
-    qcow2_backing: bool,
-    /// Where the file systems' images are made; needs about 10 GiB
+    /// Where the file systems' images are made; needs about 14 GiB
     #[arg(long)]
     dir: Option<PathBuf>,
     /// The Cowslip binary to measure, rather than building one
@@ -85,56 +71,7 @@ enum Table {
     Convert,
 }
 
-/// The sizes of a run.
-#[derive(Clone, Copy)]
-pub struct Scale {
-    /// Size of the guest's disk in bytes.
-    pub disk_bytes: u64,
-    /// Size of the file system under the images in bytes.
-    pub filesystem_bytes: u64,
-    /// Operations of each run.
-    pub operations: u64,
-    /// Repetitions.
-    pub repetitions: usize,
-    /// Requests in flight.
-    pub depth: u64,
-}
-
 const GIB: u64 = 1 << 30;
-
-impl Scale {
-    fn new(args: &Args) -> Scale {
-        let (disk, filesystem, operations, repetitions) = if args.quick {
-            (GIB, 3 * GIB, 5_000, 3)
-        } else {
-            (4 * GIB, 8 * GIB, 20_000, 5)
-        };
-        Scale {
-            disk_bytes: disk,
-            filesystem_bytes: filesystem,
-            operations: args.operations.unwrap_or(operations),
-            repetitions: args.repetitions.unwrap_or(repetitions).max(1),
-            depth: 32,
-        }
-    }
-}
-
-/// One run of one server in one cell.
-#[derive(Clone, serde::Serialize)]
-pub struct Measurement {
-    /// Operations a second.
-    pub iops: f64,
-    /// CPU time of the server a request, user and system, in microseconds.
-    pub cpu_us: f64,
-    /// Mean and 99th percentile of completion latency in microseconds.
-    pub latency_us: (f64, f64),
-    /// From the request to end to the server's end, in milliseconds: what the flush left to do.
-    pub close_ms: f64,
-    /// Bytes of host storage that the image occupies afterwards.
-    pub host_bytes: u64,
-    /// Extents of the image's file on the host.
-    pub host_extents: u64,
-}
 
 /// Measures what the arguments ask for and writes the table and the results.
 pub fn run(args: &Args) -> Result<(), String> {
@@ -160,40 +97,46 @@ pub fn run(args: &Args) -> Result<(), String> {
     } else if args.shown {
         shown::run(args, &binary, &directory)?;
     } else {
-        random_writes(args, &binary, &directory)?;
+        served(args, &binary, &directory)?;
     }
     fs::remove_dir(&directory).map_err(|e| format!("cannot remove {}: {e}", directory.display()))
 }
 
-/// Measures random writes in all cells.
-fn random_writes(args: &Args, binary: &Path, directory: &Path) -> Result<(), String> {
-    let scale = Scale::new(args);
-    let servers = Kind::installed(binary);
-    let mut report = report::Report::new(&scale, &servers);
+/// First writes over NBD beside both servers of QEMU's: rows for people, and a page for each file system.
+fn served(args: &Args, binary: &Path, directory: &Path) -> Result<(), String> {
+    let installed = |server: &&str| run::find_program(server).is_some();
+    let servers: Vec<&str> = shown::SERVERS.into_iter().filter(installed).collect();
+    let peers = if servers.is_empty() {
+        "none".to_string()
+    } else {
+        servers.join(",")
+    };
     for filesystem in &args.filesystems {
-        let place = place(filesystem, directory, scale.filesystem_bytes)?;
-        for cell in cell::all(args.qcow2_backing) {
-            if args
-                .cells
-                .as_ref()
-                .is_some_and(|part| !cell.name_at(scale.depth).contains(part))
-            {
-                continue;
-            }
-            let bench = CellBench {
-                place: &place,
-                cell: &cell,
-                scale: &scale,
-                binary,
-            };
-            bench.run(&servers, &mut report)?;
-            report.print_last();
-        }
+        let page = report::new_results(&format!("served-{filesystem}"), "html")?;
+        let mut command = Command::new(binary);
+        command.args(["bench", "served", "--depths=32", "--peers"]);
+        command.arg(&peers);
+        command.args(shown::of_served(args));
+        let repetitions = args.repetitions.unwrap_or(if args.quick { 3 } else { 5 });
+        command.arg(format!("--repetitions={repetitions}"));
+        command.args(args.cells.as_ref().map(|part| format!("--cells={part}")));
+        command
+            .arg("--html")
+            .arg(&page)
+            .args(on(filesystem, directory));
+        run::run(&mut command)?;
+        println!("results: {}", page.display());
     }
-    report.print();
-    let written = report.write()?;
-    println!("results: {}", written.display());
     Ok(())
+}
+
+/// Where a table of the command's is measured: a new file system, or the directory as it is for `here`.
+fn on(filesystem: &str, directory: &Path) -> Vec<OsString> {
+    let mut words = vec!["--dir".into(), directory.into()];
+    if filesystem != "here" {
+        words.push(format!("--loop={filesystem}").into());
+    }
+    words
 }
 
 /// A new file system, or the directory as it is for `here`.
@@ -234,125 +177,6 @@ fn work_directory(args: &Args) -> Result<PathBuf, String> {
     fs::create_dir_all(&directory)
         .map_err(|e| format!("cannot make {}: {e}", directory.display()))?;
     Ok(directory)
-}
-
-/// One cell on one file system.
-struct CellBench<'a> {
-    place: &'a Place,
-    cell: &'a Cell,
-    scale: &'a Scale,
-    binary: &'a Path,
-}
-
-impl CellBench<'_> {
-    fn run(&self, servers: &[Kind], report: &mut report::Report) -> Result<(), String> {
-        self.prepare_backing()?;
-        let name = self.cell.name_at(self.scale.depth);
-        report.begin(&self.place.name, &name);
-        for repetition in 0..self.scale.repetitions {
-            let mut order = servers.to_vec();
-            order.rotate_left(repetition % servers.len());
-            for kind in order {
-                let measurement = self.measure(kind)?;
-                report.add(kind, measurement);
-            }
-        }
-        self.remove_backing()
-    }
-
-    fn image(&self) -> PathBuf {
-        self.place.directory.join("image.qcow2")
-    }
-
-    fn backing(&self) -> PathBuf {
-        self.place.directory.join("backing")
-    }
-
-    fn prepare_backing(&self) -> Result<(), String> {
-        match self.cell.backing {
-            Backing::None => Ok(()),
-            Backing::Raw => populate(&self.backing(), self.scale.disk_bytes),
-            Backing::Qcow2 => {
-                let raw = self.place.directory.join("source");
-                populate(&raw, self.scale.disk_bytes / 2)?;
-                let mut convert = Command::new("qemu-img");
-                convert.args(["convert", "-f", "raw", "-O", "qcow2", "-t", "none"]);
-                run::output(convert.arg(&raw).arg(self.backing()))?;
-                remove(&raw)?;
-                let mut resize = Command::new("qemu-img");
-                resize
-                    .args(["resize", "-q", "-f", "qcow2"])
-                    .arg(self.backing());
-                run::output(resize.arg(self.scale.disk_bytes.to_string())).map(drop)
-            }
-        }
-    }
-
-    fn remove_backing(&self) -> Result<(), String> {
-        match self.cell.backing {
-            Backing::None => Ok(()),
-            Backing::Raw | Backing::Qcow2 => remove(&self.backing()),
-        }
-    }
-
-    fn create(&self) -> Result<(), String> {
-        let mut options = "cluster_size=65536".to_string();
-        options.push_str(match self.cell.subclusters {
-            Subclusters::On => ",extended_l2=on",
-            Subclusters::Off => ",extended_l2=off",
-        });
-        let mut command = match self.cell.creator {
-            Creator::QemuImg => Command::new("qemu-img"),
-            Creator::Cowslip => Command::new(self.binary),
-        };
-        command.args(["create", "-q", "-f", "qcow2", "-o", &options]);
-        match self.cell.backing {
-            Backing::None => {}
-            Backing::Raw => drop(command.args(["-F", "raw", "-b"]).arg(self.backing())),
-            Backing::Qcow2 => drop(command.args(["-F", "qcow2", "-b"]).arg(self.backing())),
-        }
-        command
-            .arg(self.image())
-            .arg(self.scale.disk_bytes.to_string());
-        run::output(&mut command).map(drop)
-    }
-
-    fn measure(&self, kind: Kind) -> Result<Measurement, String> {
-        self.create()?;
-        run::run(&mut Command::new("sync"))?;
-        let socket = self.place.directory.join("socket");
-        let server = Server::start(kind, self.binary, &self.image(), &socket)?;
-        let cpu_before = server.cpu_seconds()?;
-        let load = load::random_writes(&socket, self.scale)?;
-        let cpu = server.cpu_seconds()? - cpu_before;
-        let closing = Instant::now();
-        server.stop()?;
-        let close_ms = closing.elapsed().as_secs_f64() * 1e3;
-        self.check(kind)?;
-        let (host_bytes, host_extents) = usage::of(&self.image())?;
-        remove(&self.image())?;
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "a count of operations, for a mean"
-        )]
-        let operations = load.operations as f64;
-        Ok(Measurement {
-            iops: load.iops,
-            cpu_us: cpu * 1e6 / operations,
-            latency_us: load.latency_us,
-            close_ms,
-            host_bytes,
-            host_extents,
-        })
-    }
-
-    /// A figure counts only if the image survived.
-    fn check(&self, kind: Kind) -> Result<(), String> {
-        let mut check = Command::new("qemu-img");
-        run::output(check.args(["check", "-f", "qcow2"]).arg(self.image()))
-            .map(drop)
-            .map_err(|e| format!("{} left a bad image: {e}", kind.name()))
-    }
 }
 
 fn remove(path: &Path) -> Result<(), String> {

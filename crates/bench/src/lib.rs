@@ -35,6 +35,7 @@ mod report;
 mod run;
 mod scale;
 mod section;
+mod served;
 mod server;
 mod sheet;
 mod sources;

@@ -33,6 +33,7 @@ pub fn title_of(table: &str) -> Option<&'static str> {
         "fragmentation" => "Filled at random, then read (fragmentation)",
         "steady" => "Reads and overwrites of what is allocated (steady)",
         "metadata" => "Random requests over a large disk, little memory for tables (metadata)",
+        "served" => "Random first writes over NBD (served)",
         "guest" => "Inside a Linux guest (guest)",
         _ => return None,
     })

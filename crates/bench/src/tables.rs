@@ -25,7 +25,9 @@ use crate::scale::{Scale, Source};
 use crate::sheet::Sheet;
 use crate::stage::{self, Measure, Stage, bench_process};
 use crate::telling::{Made, Outlet, made};
-use crate::{discard, flush, fragmentation, guest, metadata, preallocation, steady, subclusters};
+use crate::{
+    discard, flush, fragmentation, guest, metadata, preallocation, served, steady, subclusters,
+};
 
 /// No file system that is smaller, whatever the disk: XFS refuses to be below 300 MiB.
 const FILESYSTEM_BYTES_MIN: u64 = 512 << 20;
@@ -54,6 +56,8 @@ pub enum Table {
     Steady(Options),
     /// Random requests over 8 TiB, with 64 and 128 MiB of memory for tables and without a limit
     Metadata(Options),
+    /// Random first writes over NBD by one client (fio), to our server and to QEMU's
+    Served(Options),
     /// Random first writes and overwrites in a Linux guest: our NBD export beside QEMU's own driver
     Guest(GuestOptions),
 }
@@ -89,7 +93,7 @@ pub struct Options {
         default_value = "32,1"
     )]
     depths: Vec<u64>,
-    /// Allocation policies, each a column: auto, contiguous, sparse; auto,sparse if not given, for guest auto
+    /// Allocation policies, each a column: auto, contiguous, sparse; auto,sparse if not given, for guest and served auto
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     policies: Vec<String>,
     /// How new clusters of ours come to read as zeroes, each a column: auto, fresh, zero-range, write; for
@@ -138,7 +142,7 @@ pub struct Options {
     #[arg(long, conflicts_with = "json")]
     series: bool,
     /// Which of QEMU's programs take part, of those that are installed; none leaves them out. All if not given, but
-    /// of two servers the faster. For discard qemu-storage-daemon and qemu-nbd, for guest qemu-system-x86_64, for
+    /// of two servers the faster. For discard and served qemu-storage-daemon and qemu-nbd, for guest qemu-system-x86_64, for
     /// the others qemu-img
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     peers: Option<Vec<String>>,
@@ -252,7 +256,8 @@ impl Table {
             | Table::Discard(options)
             | Table::Fragmentation(options)
             | Table::Steady(options)
-            | Table::Metadata(options) => options,
+            | Table::Metadata(options)
+            | Table::Served(options) => options,
             Table::Guest(options) => &options.table,
         }
     }
@@ -266,6 +271,7 @@ impl Table {
             Table::Fragmentation(_) => "fragmentation",
             Table::Steady(_) => "steady",
             Table::Metadata(_) => "metadata",
+            Table::Served(_) => "served",
             Table::Guest(_) => "guest",
         }
     }
@@ -318,14 +324,14 @@ impl Table {
 
     fn policies(&self) -> &'static [&'static str] {
         match self {
-            Table::Guest(_) => &["auto"],
+            Table::Guest(_) | Table::Served(_) => &["auto"],
             _ => &["auto", "sparse"],
         }
     }
 
     fn peers(&self) -> &'static [Peer] {
         match self {
-            Table::Discard(_) => &[Peer::StorageDaemon, Peer::QemuNbd],
+            Table::Discard(_) | Table::Served(_) => &[Peer::StorageDaemon, Peer::QemuNbd],
             Table::Guest(_) => &[Peer::System],
             _ => &[Peer::QemuImg],
         }
@@ -378,6 +384,7 @@ impl Table {
             Table::Fragmentation(_) => fragmentation::cells(scale),
             Table::Steady(_) => steady::cells(scale),
             Table::Metadata(_) => metadata::cells(scale),
+            Table::Served(_) => served::cells(scale),
             Table::Guest(_) => guest::cells(scale),
         }
     }
@@ -393,6 +400,7 @@ impl Table {
             Table::Discard(_) => discard::measure,
             Table::Fragmentation(_) => fragmentation::measure,
             Table::Metadata(_) => metadata::measure,
+            Table::Served(_) => served::measure,
             Table::Guest(_) => guest::measure,
             _ => bench_process,
         }

@@ -1,18 +1,15 @@
 //! `cargo xtask bench --shown`: the promises of allocation, each with what it must reach, in one run.
 //!
-//! The tables are the command's own (`cowslip bench TABLE --json`), but for the one over NBD; here their
-//! rows are only held against the promises ([`promises`]), when each table is done and all together at the end. Of each
+//! The tables are the command's own (`cowslip bench TABLE --json`); here their rows are only held against the promises ([`promises`]), when each table is done and all together at the end. Of each
 //! promise the worst cell is told. Before that, the rows of first writes are run with the process killed ([`killed`]).
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use cowslip_testbed::Place;
 use serde_json::{Value, json};
 
 use self::promises::{Row, Verdict, verdicts};
-use super::server::Kind;
-use super::{Args, CellBench, Scale, cell, place, report};
+use super::{Args, GIB, on, place, report};
 use crate::run;
 
 mod killed;
@@ -21,11 +18,18 @@ mod promises;
 /// Killed writers: no table, but named like one.
 const KILLED: &str = "killed";
 /// First writes over NBD.
-const NBD: &str = "nbd";
+const SERVED: &str = "served";
 /// The command's own.
-const TABLES: [&str; 5] = ["subclusters", "flush", "steady", "discard", "metadata"];
-/// In flight in all of the command's tables.
-const DEPTHS: &str = "--depths=32";
+const TABLES: [&str; 6] = [
+    SERVED,
+    "subclusters",
+    "flush",
+    "steady",
+    "discard",
+    "metadata",
+];
+/// QEMU's servers, the faster first.
+pub const SERVERS: [&str; 2] = ["qemu-storage-daemon", "qemu-nbd"];
 
 /// What was measured so far.
 #[derive(Default)]
@@ -60,7 +64,7 @@ pub fn run(args: &Args, binary: &Path, directory: &Path) -> Result<(), String> {
 
 /// All that there are, or those that are named, in their order here.
 fn chosen(names: &[String]) -> Result<Vec<&'static str>, String> {
-    let all = || [KILLED, NBD].into_iter().chain(TABLES);
+    let all = || [KILLED].into_iter().chain(TABLES);
     if let Some(unknown) = names.iter().find(|name| !all().any(|known| known == *name)) {
         let all: Vec<&str> = all().collect();
         return Err(format!(
@@ -80,39 +84,31 @@ impl Shown {
         chosen: &[&'static str],
         (binary, directory): (&Path, &Path),
     ) -> Result<(), String> {
-        let scale = Scale::new(args);
-        if chosen.contains(&KILLED) || chosen.contains(&NBD) {
-            let place = place(filesystem, directory, scale.filesystem_bytes)?;
-            if chosen.contains(&KILLED) {
-                println!("{filesystem}: killed writers");
-                let killed = killed::run(binary, &place)?;
-                let verdict = format!(
-                    "{filesystem}: {} processes killed among their writes, {} writes flushed before: all there, no \
-                     corruption",
-                    killed.kills, killed.writes
-                );
-                println!("{verdict}");
-                self.killed.push(verdict);
-            }
-            if chosen.contains(&NBD) {
-                println!("{filesystem}: NBD");
-                let told = over_nbd(args, binary, &place)?;
-                let told = json!({ "conditions": { "table": NBD }, "rows": told });
-                self.take(NBD, filesystem, told);
-            }
+        if chosen.contains(&KILLED) {
+            let place = place(filesystem, directory, if args.quick { 3 } else { 8 } * GIB)?;
+            println!("{filesystem}: killed writers");
+            let killed = killed::run(binary, &place)?;
+            let verdict = format!(
+                "{filesystem}: {} processes killed among their writes, {} writes flushed before: all there, no \
+                 corruption",
+                killed.kills, killed.writes
+            );
+            println!("{verdict}");
+            self.killed.push(verdict);
         }
         // These make file systems of their own, where that was.
         for table in TABLES.into_iter().filter(|table| chosen.contains(table)) {
+            if table == SERVED && run::find_program(SERVERS[0]).is_none() {
+                println!("{filesystem}: {table} needs {}", SERVERS[0]);
+                continue;
+            }
             let mut command = command(args, binary, table);
             if !has_cells(args, &mut command)? {
                 println!("{filesystem}: {table} has no such cell");
                 continue;
             }
             println!("{filesystem}: {table}");
-            command.args(["--json", "--dir"]).arg(directory);
-            if filesystem != "here" {
-                command.arg(format!("--loop={filesystem}"));
-            }
+            command.arg("--json").args(on(filesystem, directory));
             command.stderr(Stdio::inherit());
             let told = run::output(&mut command)?;
             let told = serde_json::from_str(&told).map_err(|e| e.to_string())?;
@@ -141,67 +137,19 @@ fn print(verdicts: &[Verdict]) {
     }
 }
 
-/// Ours and qemu-storage-daemon, with one client, at two depths; rows as the command's tables have them.
-fn over_nbd(args: &Args, binary: &Path, place: &Place) -> Result<Vec<Value>, String> {
-    let servers = [Kind::Cowslip, Kind::StorageDaemon];
-    if run::find_program(Kind::StorageDaemon.name()).is_none() {
-        return Ok(Vec::new());
-    }
-    let mut rows = Vec::new();
-    for depth in [32, 128] {
-        let scale = Scale {
-            depth,
-            ..Scale::new(args)
-        };
-        let mut report = report::Report::new(&scale, &servers);
-        for cell in &cell::all(false) {
-            let name = cell.name_at(depth);
-            if args.cells.as_ref().is_some_and(|part| !name.contains(part)) {
-                continue;
-            }
-            let bench = CellBench {
-                place,
-                cell,
-                scale: &scale,
-                binary,
-            };
-            bench.run(&servers, &mut report)?;
-            report.print_last();
-        }
-        rows.extend(report.rows_json().iter().map(as_row_of_a_table));
-    }
-    Ok(rows)
-}
-
-/// Our side of a row over NBD, with its ratios.
-fn as_row_of_a_table(row: &Value) -> Value {
-    let runs_of = |kind: Kind| row["runs"][kind.name()].as_array();
-    let ours = runs_of(Kind::Cowslip).into_iter().flatten();
-    let theirs = runs_of(Kind::StorageDaemon);
-    let runs = ours.enumerate().map(|(repetition, run)| {
-        let iops = |run: &Value| run["iops"].as_f64();
-        let theirs = theirs.and_then(|runs| iops(runs.get(repetition)?));
-        let ratio = iops(run).zip(theirs).map(|(ours, theirs)| ours / theirs);
-        let mut run = run.clone();
-        run["times-qemu-img"] = json!(ratio);
-        run
-    });
-    json!({
-        "filesystem": row["filesystem"],
-        "cell": row["cell"],
-        "contestant": "cowslip",
-        "times-qemu-img": row["ratio"],
-        "runs": runs.collect::<Vec<_>>(),
-        "runs-of-qemu-storage-daemon": theirs,
-    })
-}
-
 /// The command that makes a table; where, and how it is told, is still to be said.
 fn command(args: &Args, binary: &Path, table: &str) -> Command {
     let repetitions = args.repetitions.unwrap_or(if args.quick { 1 } else { 5 });
     let mut command = Command::new(binary);
-    command.args(["bench", table, DEPTHS]);
+    command.args(["bench", table]);
     command.arg(format!("--repetitions={repetitions}"));
+    if table == SERVED {
+        command.args(["--depths=32,128", "--peers", SERVERS[0]]);
+        command.args(of_served(args));
+        command.args(args.cells.as_ref().map(|part| format!("--cells={part}")));
+        return command;
+    }
+    command.arg("--depths=32");
     let (mut requests, mut cells) = (args.requests, args.cells.as_deref());
     if args.quick && table == "metadata" {
         // Its disks are sparse, and smaller ones ask another question; with clusters of 64 KiB it takes minutes.
@@ -214,6 +162,13 @@ fn command(args: &Args, binary: &Path, table: &str) -> Command {
     command.args(requests.map(|requests| format!("--requests={requests}")));
     command.args(cells.map(|part| format!("--cells={part}")));
     command
+}
+
+/// How much the table over NBD writes.
+pub fn of_served(args: &Args) -> [String; 2] {
+    let (requests, gib) = if args.quick { (5000, 1) } else { (20_000, 4) };
+    let requests = args.operations.unwrap_or(requests);
+    [format!("--requests={requests}"), format!("--size={gib}G")]
 }
 
 /// Whether the table has cells with the text of `--cells`. Which it has depends on its other options.
@@ -236,25 +191,11 @@ mod tests {
     fn tables_are_chosen_by_name() {
         let names = |text: &str| text.split(',').map(str::to_string).collect::<Vec<_>>();
         assert_eq!(chosen(&[]).unwrap().len(), 7);
-        assert_eq!(chosen(&names("steady,nbd")), Ok(vec!["nbd", "steady"]));
+        assert_eq!(
+            chosen(&names("steady,served")),
+            Ok(vec!["served", "steady"])
+        );
         let refused = chosen(&names("steady,guest")).unwrap_err();
         assert!(refused.ends_with("metadata, not 'guest'"), "{refused}");
-    }
-
-    #[test]
-    fn runs_over_nbd_are_paired_by_repetition() {
-        let row = json!({
-            "filesystem": "ext4",
-            "cell": "no backing, depth 32",
-            "ratio": 2.5,
-            "runs": {
-                "cowslip": [{ "iops": 6.0 }, { "iops": 8.0 }],
-                "qemu-storage-daemon": [{ "iops": 3.0 }, { "iops": 2.0 }],
-            },
-        });
-        let row = as_row_of_a_table(&row);
-        let ratios = [0, 1].map(|run| row["runs"][run]["times-qemu-img"].as_f64());
-        assert_eq!(ratios, [Some(2.0), Some(4.0)]);
-        assert_eq!(row["times-qemu-img"], 2.5);
     }
 }
