@@ -23,10 +23,6 @@ pub mod limits;
 pub mod luks;
 pub mod measure;
 mod pairs;
-#[cfg(feature = "planted")]
-pub mod planted;
-#[cfg(not(feature = "planted"))]
-mod planted;
 pub mod qcow2;
 #[cfg(test)]
 mod random;

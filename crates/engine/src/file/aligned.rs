@@ -38,7 +38,6 @@ use super::{
     BlockFile, Brake, Capabilities, Durability, Event, FileExtent, Holes, Observer, Space, Way,
 };
 use crate::luks::SectorCipher;
-use crate::planted::{self, Mistake};
 use crate::qcow2::geometry::{round_down, round_up};
 use crate::sync::{Mutex, lock};
 use crate::{Error, Result};
@@ -129,8 +128,7 @@ impl std::fmt::Debug for Writes {
 }
 
 fn conflict(a: (&Range<u64>, Ends), b: (&Range<u64>, Ends)) -> bool {
-    !planted::is(Mistake::BlocksNotSerialised)
-        && (a.1 == Ends::ReadModifyWrite || b.1 == Ends::ReadModifyWrite)
+    (a.1 == Ends::ReadModifyWrite || b.1 == Ends::ReadModifyWrite)
         && a.0.start < b.0.end
         && b.0.start < a.0.end
 }

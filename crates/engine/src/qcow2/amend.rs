@@ -30,7 +30,6 @@ use super::latch::Flush;
 use crate::chain::Below;
 use crate::image::AllocPolicy;
 use crate::job::Job;
-use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
 mod unflag;
@@ -314,9 +313,7 @@ impl Qcow2 {
             // Nothing could refer to their space any more.
             self.lock().bitmaps.remove_all();
         }
-        if !planted::is(Mistake::HeaderBeforeMapping) {
-            self.close().await?;
-        }
+        self.close().await?;
         let changed = self.change_closed(amendment, job).await;
         self.end_session();
         changed

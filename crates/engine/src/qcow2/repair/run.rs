@@ -7,7 +7,6 @@ use super::super::header::{Header, autoclear, incompatible};
 use super::copied::{Walk, apply};
 use super::{Change, Outcome, Plan, Scope, Step, Summary, verify};
 use crate::file::Durability;
-use crate::planted::{self, Mistake};
 use crate::{Buf, Result};
 
 /// Data is copied in pieces of this size.
@@ -61,9 +60,6 @@ impl Plan<'_> {
         if header.version >= 3 {
             header.incompatible_features |= incompatible::DIRTY;
         }
-        if planted::is(Mistake::DirtyClearedEarly) {
-            header.incompatible_features &= !incompatible::DIRTY;
-        }
         if header != self.header {
             self.write_header(&header).await?;
         }
@@ -86,9 +82,6 @@ impl Plan<'_> {
         self.file.flush().await?;
         self.lower_counts().await?;
         self.walk_copied(Walk::Set).await?;
-        if planted::is(Mistake::RepairEndsUnflushed) {
-            return Ok(());
-        }
         self.file.flush().await
     }
 
