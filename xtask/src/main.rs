@@ -93,9 +93,6 @@ fn main() -> ExitCode {
 fn sim(arguments: &[String]) -> Result<(), String> {
     let mut command = run::cargo();
     command.args(["run", "--release", "--package", "cowslip-sim"]);
-    if arguments.iter().any(|argument| argument == "--planted") {
-        command.args(["--features", "planted"]);
-    }
     command.arg("--");
     command.args(arguments);
     run::run(&mut command)

@@ -1,9 +1,11 @@
-//! `cargo xtask mistakes`: mistakes that are kept as patches, so that the engine has no hook for them.
+//! `cargo xtask mistakes`: mistakes that are planted in a copy of the engine, which itself has no
+//! hook for them.
 //!
-//! A patch in `crates/sim/mistakes` says in its first lines what goes wrong, and changes the engine
-//! where `planted::is(Mistake::NAME)` holds, NAME being the file's. All of them are applied to a copy
-//! of the sources, which is built once, with their names among the mistakes that `cowslip-sim --planted`
-//! knows. Patches that are in each other's way go into copies one after the other.
+//! A patch in `crates/sim/mistakes` says in its first line what goes wrong, in a second line `Slow.`
+//! if that takes the simulator more runs than the gate has time for, and changes the engine where
+//! `planted::is(Mistake::NAME)` holds, NAME being the file's. As many as go together are applied to
+//! a copy of the sources, which gets the module `planted` that they name, and is built once. Patches
+//! that are in each other's way go into copies one after the other.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,44 +15,25 @@ use crate::{run, tree};
 
 /// Where the patches are, from the root.
 const PLACE: &str = "crates/sim/mistakes";
-/// The end of the list of mistakes in the engine's `planted.rs`.
-const LIST_END: &str = "\n}\n\n/// Whether this mistake is planted: never.";
-
-/// Those that take more runs than the gate has time for.
-const SLOW: &[&str] = &[
-    "BarrierOfTheDataOnly",
-    "BelowMarksBitmaps",
-    "CipherOnHalfOfReads",
-    "ClearNotStored",
-    "DataFileNotCut",
-    "DeviceEndRoundedUp",
-    "EncryptedHolesAreZeroes",
-    "EncryptedSpaceIsFresh",
-    "FailedBesideLeavesItsBytes",
-    "FirstSliceDecides",
-    "FlagsUnflushed",
-    "FreedMetadataIsZeroes",
-    "KeysNotProtected",
-    "KeysSwapped",
-    "LastBitsNotWritten",
-    "LastPieceDecides",
-    "LastPieceNotRead",
-    "LastPromiseDecides",
-    "LastStepDecides",
-    "LostBitmapStoredAsSound",
-    "LuksNumberedByGuest",
-    "MergeIntoForgotten",
-    "NewBlocksAtOnce",
-    "NewL1Unflushed",
-    "SettledTooLate",
-    "ShrinkCutsBlocks",
-    "SliceUnderWayIsDurable",
-    "TablesOnUsedSpaceUnordered",
-    "UnflagCountsUnflushed",
-    "UnflagTableUnflushed",
-    "UnwrittenSlicesLeft",
-    "WritethroughForgotten",
+/// The sources that patches change, from the root. The first has the module `planted`, which the
+/// others re-export.
+const SOURCES: [&str; 4] = [
+    "crates/block/src",
+    "crates/luks/src",
+    "crates/hostfile/src",
+    "crates/engine/src",
 ];
+/// Where the simulator, and the models, look for what the engine can make, from the root.
+const KNOWN: &str = "crates/sim/src/planted/engine.rs";
+/// What that file has in a copy.
+const KNOWN_IN_COPY: &str = "//! The mistakes that this engine can make.
+
+pub use cowslip::planted::{KNOWN, plant};
+";
+/// How a patch asks whether its mistake is planted.
+const HOOK: &str = "planted::is(Mistake::";
+/// What a file with hooks needs. At its end, where no patch is surprised by it.
+const IMPORT: &str = "\nuse crate::planted::{self, Mistake};\n";
 
 /// Options of `cargo xtask mistakes`.
 #[derive(clap::Args)]
@@ -77,17 +60,33 @@ struct Patch {
     name: String,
     path: PathBuf,
     does: String,
+    /// The gate tries it, too.
+    is_quick: bool,
+}
+
+/// A copy of the sources in which mistakes can be planted.
+struct Planted {
+    copy: PathBuf,
+    applied: Vec<Patch>,
+    /// Those that are in the way of others.
+    left: Vec<Patch>,
 }
 
 /// Tries each until it is noticed; fails if one is not.
 pub fn run(args: &Args) -> Result<(), String> {
     let mut left = patches(&args.only)?;
+    let mut threads_tried = false;
     let mut failures = Vec::new();
     while !left.is_empty() {
-        let (program, applied, others) = planted_copy(left, args.dev)?;
-        let mut suite = suite(&program, &names(&applied), (args.budget, args.jobs));
+        let planted = Planted::new(left)?;
+        let program = planted.build(args.dev)?;
+        let mut suite = suite(&program, &names(&planted.applied), (args.budget, args.jobs));
         failures.extend(run::run(suite.args(&args.arguments)).err());
-        left = others;
+        if args.only.is_empty() && !threads_tried {
+            failures.extend(planted.try_threads().err());
+            threads_tried = true;
+        }
+        left = planted.left;
     }
     match failures.is_empty() {
         true => Ok(()),
@@ -95,29 +94,83 @@ pub fn run(args: &Args) -> Result<(), String> {
     }
 }
 
-/// The gate's part: the simulator must notice the mistakes that take it few runs, of those in the
-/// engine and of those here.
+/// The gate's part: the simulator must notice the mistakes that take it few runs, and threads in
+/// seeded orders those that are for them.
 pub fn gate() -> Result<(), String> {
-    let (program, applied, _) = planted_copy(patches(&[])?, true)?;
-    let quick: Vec<Patch> = applied
-        .into_iter()
-        .filter(|patch| !SLOW.contains(&&patch.name[..]))
-        .collect();
-    run::run(&mut suite(&program, "quick", (400, 2)))?;
-    run::run(&mut suite(&program, &names(&quick), (400, 2)))
+    let planted = Planted::new(patches(&[])?)?;
+    if let Some(left) = planted.left.iter().find(|patch| patch.is_quick) {
+        return Err(format!("{} is in the way of another patch", left.name));
+    }
+    let program = planted.build(true)?;
+    let noticed = run::run(&mut suite(&program, "quick", (400, 2)));
+    noticed.and(planted.try_threads())
 }
 
-/// Applies as many as go together to a new copy, and builds it: the simulator, those, and the others.
-fn planted_copy(left: Vec<Patch>, dev: bool) -> Result<(PathBuf, Vec<Patch>, Vec<Patch>), String> {
-    let copy = run::root().join("target/mistakes/tree");
-    tree::copy(&copy)?;
-    let (applied, others): (Vec<Patch>, Vec<Patch>) =
-        left.into_iter().partition(|patch| apply(&copy, patch));
-    if applied.is_empty() {
-        return Err(format!("these do not apply: {}", names(&others)));
+impl Planted {
+    /// Applies as many as go together to a new copy; the quick ones first.
+    fn new(mut patches: Vec<Patch>) -> Result<Planted, String> {
+        let copy = run::root().join("target/mistakes/tree");
+        tree::copy(&copy)?;
+        patches.sort_by_key(|patch| !patch.is_quick);
+        let (applied, left): (Vec<Patch>, Vec<Patch>) =
+            patches.into_iter().partition(|patch| apply(&copy, patch));
+        if applied.is_empty() {
+            return Err(format!("these do not apply: {}", names(&left)));
+        }
+        for (index, sources) in SOURCES.iter().enumerate() {
+            let sources = copy.join(sources);
+            import(&sources)?;
+            let declares = match index {
+                0 => "\npub mod planted;\n",
+                _ => "\npub use cowslip_block::planted;\n",
+            };
+            let root = sources.join("lib.rs");
+            write(&root, &(read(&root)? + declares))?;
+        }
+        write(&copy.join(SOURCES[0]).join("planted.rs"), &module(&applied))?;
+        write(&copy.join(KNOWN), KNOWN_IN_COPY)?;
+        Ok(Planted {
+            copy,
+            applied,
+            left,
+        })
     }
-    list(&copy, &applied)?;
-    Ok((build(&copy, dev)?, applied, others))
+
+    fn cargo(&self, command: &str) -> (Command, PathBuf) {
+        let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+        let target = target.unwrap_or_else(|| run::root().join("target"));
+        let target = run::root().join(target);
+        let mut cargo = run::cargo();
+        cargo
+            .current_dir(&self.copy)
+            .env("CARGO_TARGET_DIR", &target);
+        cargo.args([command, "--quiet"]);
+        (cargo, target)
+    }
+
+    /// Builds the simulator beside everything else that is built; where it is then.
+    fn build(&self, dev: bool) -> Result<PathBuf, String> {
+        let (mut build, target) = self.cargo("build");
+        build.args(["--bin", "cowslip-sim", "--workspace"]);
+        if !dev {
+            build.arg("--release");
+        }
+        run::run(&mut build)?;
+        let profile = if dev { "debug" } else { "release" };
+        let built = target.join(profile).join("cowslip-sim");
+        // Under another name, since the simulator as it is has this one.
+        let kept = target.join(format!("mistakes/{profile}-cowslip-sim"));
+        tree::make(&target.join("mistakes"))?;
+        fs::copy(&built, &kept).map_err(|e| format!("cannot copy {}: {e}", built.display()))?;
+        Ok(kept)
+    }
+
+    /// Runs what plants mistakes in the engine on shuttle's threads.
+    fn try_threads(&self) -> Result<(), String> {
+        let (mut test, _) = self.cargo("test");
+        test.args(["--package", "cowslip-on-shuttle", "--test", "planted"]);
+        run::run(test.args(["--", "--ignored", "--nocapture"]))
+    }
 }
 
 fn names(patches: &[Patch]) -> String {
@@ -146,10 +199,14 @@ fn patches(only: &[String]) -> Result<Vec<Patch>, String> {
             continue;
         };
         if only.is_empty() || only.contains(&name) {
-            let text = fs::read_to_string(&path).map_err(failed)?;
-            let does = text.lines().take_while(|line| !line.is_empty());
-            let does = does.collect::<Vec<_>>().join(" ");
-            found.push(Patch { name, path, does });
+            let text = read(&path)?;
+            let mut head = text.lines().take_while(|line| !line.is_empty());
+            found.push(Patch {
+                name,
+                path,
+                does: head.next().unwrap_or_default().to_string(),
+                is_quick: head.next() != Some("Slow."),
+            });
         }
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
@@ -176,38 +233,72 @@ fn apply(copy: &Path, patch: &Patch) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// Makes the names known to the engine.
-fn list(copy: &Path, applied: &[Patch]) -> Result<(), String> {
-    let path = copy.join("crates/engine/src/planted.rs");
-    let failed = |e: std::io::Error| format!("cannot change {}: {e}", path.display());
-    let text = fs::read_to_string(&path).map_err(failed)?;
-    let end = text
-        .find(LIST_END)
-        .ok_or("the list of mistakes has another end")?;
-    let named = |patch: &Patch| format!("\n    /// {}\n    {},", patch.does, patch.name);
-    let names: String = applied.iter().map(named).collect();
-    let text = [&text[..end], &names, &text[end..]].concat();
-    fs::write(&path, text).map_err(failed)
+/// Gives the files of a directory that have hooks what those name.
+fn import(directory: &Path) -> Result<(), String> {
+    let failed = |e: std::io::Error| format!("cannot read {}: {e}", directory.display());
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.is_dir() {
+            import(&path)?;
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            let text = read(&path)?;
+            if text.contains(HOOK) {
+                write(&path, &(text + IMPORT))?;
+            }
+        }
+    }
+    Ok(())
 }
 
-/// Builds the simulator beside everything else that is built; where it is then.
-fn build(copy: &Path, dev: bool) -> Result<PathBuf, String> {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let target = target.unwrap_or_else(|| run::root().join("target"));
-    let target = run::root().join(target);
-    let mut build = run::cargo();
-    build.current_dir(copy).env("CARGO_TARGET_DIR", &target);
-    build.args(["build", "--bin", "cowslip-sim", "--quiet", "--workspace"]);
-    build.args(["--features", "cowslip-sim/planted"]);
-    if !dev {
-        build.arg("--release");
+/// The engine's module that knows the mistakes.
+fn module(applied: &[Patch]) -> String {
+    let mut module = String::from(MODULE);
+    module.push_str("/// A mistake.\n#[derive(Clone, Copy, Debug, PartialEq, Eq)]\n");
+    module.push_str("pub enum Mistake {\n");
+    for Patch { name, does, .. } in applied {
+        module.push_str(&format!("    /// {does}\n    {name},\n"));
     }
-    run::run(&mut build)?;
-    let profile = if dev { "debug" } else { "release" };
-    let built = target.join(profile).join("cowslip-sim");
-    // Under another name, since the simulator as it is has this one.
-    let kept = target.join(format!("mistakes/{profile}-cowslip-sim"));
-    tree::make(&target.join("mistakes"))?;
-    fs::copy(&built, &kept).map_err(|e| format!("cannot copy {}: {e}", built.display()))?;
-    Ok(kept)
+    module.push_str("}\n\n/// The mistakes by themselves.\nconst ALL: &[Mistake] = &[\n");
+    for Patch { name, .. } in applied {
+        module.push_str(&format!("    Mistake::{name},\n"));
+    }
+    module.push_str(
+        "];\n\n/// What each is called, what goes wrong, and whether few seeds notice it.\n",
+    );
+    module.push_str("pub const KNOWN: &[(&str, &str, bool)] = &[\n");
+    for patch in applied {
+        let Patch { name, does, .. } = patch;
+        module.push_str(&format!("    ({name:?}, {does:?}, {}),\n", patch.is_quick));
+    }
+    module.push_str("];\n");
+    module
+}
+
+const MODULE: &str = "//! Mistakes that this copy of the engine can make, one at a time.
+
+use std::cell::Cell;
+
+thread_local! {
+    static PLANTED: Cell<Option<Mistake>> = const { Cell::new(None) };
+}
+
+/// Plants the mistake of this name, or none, for the images that this thread drives.
+pub fn plant(name: Option<&str>) {
+    let number = |name| KNOWN.iter().position(|(known, ..)| *known == name);
+    PLANTED.set(name.map(|name| ALL[number(name).expect(\"a mistake that is known\")]));
+}
+
+/// Whether this mistake is planted.
+pub fn is(mistake: Mistake) -> bool {
+    PLANTED.get() == Some(mistake)
+}
+
+";
+
+fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    fs::write(path, text).map_err(|e| format!("cannot write {}: {e}", path.display()))
 }

@@ -22,7 +22,7 @@ pub fn run(args: &Args) -> Result<(), String> {
     let mut failures = Vec::new();
     if run::find_program("cargo-nextest").is_some() {
         if args.filter.is_empty() {
-            // The engine that they are planted in is built beside the one that is tested.
+            // They are planted in a copy of the engine, which is built beside it.
             failures.extend(mistakes::gate().err());
             let mut examples = run::cargo();
             examples.args(["test", "--workspace", "--doc", "--quiet"]);

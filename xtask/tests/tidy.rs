@@ -171,6 +171,20 @@ fn the_engine_knows_no_server_command_line_thread_or_clock() {
 }
 
 #[test]
+fn the_engine_has_no_hook_for_mistakes() {
+    let findings = uses(
+        |s| {
+            let mut crates = ["engine", "luks", "hostfile", "block"].iter();
+            crates.any(|name| s.path.starts_with(&format!("crates/{name}/")))
+        },
+        &["planted", "Mistake"],
+    );
+    expect_none("mistakes are patches in crates/sim/mistakes", &findings);
+    let manifest = fs::read_to_string(root().join("crates/engine/Cargo.toml")).expect("it exists");
+    assert!(!manifest.contains("planted"), "the engine has a feature");
+}
+
+#[test]
 fn the_nbd_crate_knows_no_image_format() {
     let words = ["cowslip::", "clap", "qcow2", "println", "eprintln"];
     let findings = uses(

@@ -15,10 +15,6 @@ mod extents;
 pub mod image;
 pub mod measure;
 mod pairs;
-#[cfg(feature = "planted")]
-pub mod planted;
-#[cfg(not(feature = "planted"))]
-mod planted;
 pub mod qcow2;
 mod raw;
 pub mod rebase;

@@ -10,8 +10,6 @@ extern crate self as cowslip_queue;
 pub mod mailbox;
 #[path = "../../queue/src/pending.rs"]
 pub mod pending;
-#[path = "../../engine/src/planted.rs"]
-pub mod planted;
 pub mod primitives;
 pub mod qcow2;
 #[path = "../../block/src/sync.rs"]

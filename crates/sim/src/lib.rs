@@ -19,7 +19,6 @@ mod look;
 pub mod mixture;
 pub mod model;
 pub mod panics;
-#[cfg(feature = "planted")]
 pub mod planted;
 mod prepare;
 pub mod profile;

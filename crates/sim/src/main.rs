@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
 use cowslip_sim::config::{Kind, Part};
+use cowslip_sim::planted::{self, Trying};
 use cowslip_sim::run::{Changes, Report, run};
 use cowslip_sim::shrink;
 use cowslip_sim::soak::Soak;
@@ -80,8 +81,8 @@ struct Options {
     #[arg(long, value_delimiter = ',', value_name = "PART,...", value_parser = part)]
     without: Vec<Part>,
     /// Plants one mistake after the other in the engine ("all", "quick" or names) and fails unless
-    /// each is noticed; with --replay and --shrink it plants that one. In a build with the feature
-    /// of that name
+    /// each is noticed; with --replay and --shrink it plants that one. In a build of cargo xtask
+    /// mistakes
     #[arg(long, value_name = "NAME,...")]
     planted: Option<String>,
     /// Runs in which a planted mistake has to be noticed
@@ -192,9 +193,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs the suite of planted mistakes; with a replay it plants the one that is named, and no more.
-#[cfg(feature = "planted")]
 fn plant(options: &Options, names: &str) -> Result<Option<ExitCode>, String> {
-    use cowslip_sim::planted::{self, Trying};
     let mistakes = planted::named(names)?;
     let start = options.start.unwrap_or(0);
     let trying = |runs: u64| Trying {
@@ -207,7 +206,7 @@ fn plant(options: &Options, names: &str) -> Result<Option<ExitCode>, String> {
         return Ok(Some(ExitCode::SUCCESS));
     }
     if options.replay.is_some() || options.shrink.is_some() {
-        cowslip::planted::plant(mistakes.first().copied());
+        planted::plant(mistakes.first().copied());
         return Ok(None);
     }
     let trials = planted::suite(&mistakes, &trying(options.budget), options.jobs.max(1));
@@ -218,11 +217,6 @@ fn plant(options: &Options, names: &str) -> Result<Option<ExitCode>, String> {
     println!("{text}");
     let survived = trials.iter().any(|trial| trial.caught.is_none());
     Ok(Some(ExitCode::from(u8::from(survived))))
-}
-
-#[cfg(not(feature = "planted"))]
-fn plant(_: &Options, _: &str) -> Result<Option<ExitCode>, String> {
-    Err("no mistake can be planted in this build: cargo xtask sim --planted all".to_string())
 }
 
 fn show(report: &Report, tail: usize) -> ExitCode {

@@ -1,15 +1,15 @@
 //! The proof that the simulator finds mistakes: plants one after the other in the engine and runs
-//! seeds until it is noticed.
+//! seeds until it is noticed. Only the engine of `cargo xtask mistakes` can make any.
 //!
 //! A mistake is noticed by the judgements that every run passes; nothing here knows what was planted.
+
+mod engine;
 
 use std::ops::Range;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
-
-use cowslip::planted::{Mistake, plant};
 
 use crate::config::Kind;
 use crate::mixture::Mixture;
@@ -53,60 +53,51 @@ pub struct Trial {
     pub seconds: f64,
 }
 
-/// Those that few seeds notice, for the gate.
-const QUICK: &[Mistake] = &[
-    Mistake::MappingBeforeData,
-    Mistake::NoBarrierBeforeEntries,
-    Mistake::QuarantineOpenedAtCut,
-    Mistake::EpochIgnored,
-    Mistake::ReadWithoutEpoch,
-    Mistake::FreedCountsAsZeroes,
-    Mistake::FoundCountsAsZeroes,
-    Mistake::CowReadsWrongHalf,
-    Mistake::HeadNotFilled,
-    Mistake::TailNotFilled,
-    Mistake::SharedClusterInPlace,
-    Mistake::SharedTableInPlace,
-    Mistake::LostWakeupOfLease,
-    Mistake::LostWakeupOfSlot,
-    Mistake::RefcountWraps,
-    Mistake::EvictedWhileWritten,
-    Mistake::EvictedWhileDirty,
-    Mistake::ZeroBitLeftSet,
-    Mistake::AutoclearLeftSet,
-    Mistake::DataFileNotFlushed,
-    Mistake::LeaseReleasedEarly,
-    Mistake::LiveTableHandedOut,
-    Mistake::DiscardIgnoresLeases,
-    Mistake::CompressedSectorTooMany,
-    Mistake::CopiedTableHandedOut,
-    Mistake::SecondLeaseLost,
-    Mistake::DiscardRoundsUp,
-    Mistake::ZeroesRoundUp,
-    Mistake::TrimCutsUsed,
-    Mistake::LoweredTwice,
-    Mistake::RawDataNotZeroed,
-    Mistake::BlocksNotSerialised,
-    Mistake::NoBarrierAfterEntries,
-];
+/// A mistake that the engine of this build can make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// What it is called.
+    pub name: &'static str,
+    /// What the engine does wrong.
+    pub does: &'static str,
+    /// Few seeds notice it: it is one of the gate's.
+    pub is_quick: bool,
+}
+
+/// All that the engine of this build can make: none, but in the copy of `cargo xtask mistakes`.
+fn known() -> impl Iterator<Item = Mistake> {
+    engine::KNOWN.iter().map(|&(name, does, is_quick)| Mistake {
+        name,
+        does,
+        is_quick,
+    })
+}
 
 /// The mistakes of these names, `all` of them, or the `quick` ones.
 ///
 /// # Errors
-/// A name that is none.
+/// A name that is none, or none at all.
 pub fn named(names: &str) -> Result<Vec<Mistake>, String> {
-    match names {
-        "all" => return Ok(Mistake::ALL.to_vec()),
-        "quick" => return Ok(QUICK.to_vec()),
-        _ => {}
-    }
-    let find = |name: &str| {
-        let known = Mistake::ALL.iter().find(|m| format!("{m:?}") == name);
-        known
-            .copied()
-            .ok_or_else(|| format!("no such mistake: {name}"))
+    let found: Vec<Mistake> = match names {
+        "all" => known().collect(),
+        "quick" => known().filter(|mistake| mistake.is_quick).collect(),
+        _ => {
+            let find = |name: &str| {
+                let mistake = known().find(|mistake| mistake.name == name);
+                mistake.ok_or_else(|| format!("no such mistake in this build: {name}"))
+            };
+            names.split(',').map(find).collect::<Result<_, _>>()?
+        }
     };
-    names.split(',').map(find).collect()
+    match found.is_empty() {
+        true => Err("no mistake can be planted in this build: cargo xtask mistakes".to_string()),
+        false => Ok(found),
+    }
+}
+
+/// Plants a mistake, or none, for the images that this thread drives.
+pub fn plant(mistake: Option<Mistake>) {
+    engine::plant(mistake.map(|mistake| mistake.name));
 }
 
 /// Tries each mistake with these runs, in order, until it is noticed; some at a time.
@@ -116,7 +107,7 @@ pub fn suite(mistakes: &[Mistake], trying: &Trying, jobs: usize) -> Vec<Trial> {
     let work = || {
         while let Some(&mistake) = mistakes.get(next.fetch_add(1, Ordering::Relaxed)) {
             let trial = attempt(mistake, trying);
-            eprintln!("{mistake:?}: {} seeds", trial.seeds);
+            eprintln!("{}: {} seeds", mistake.name, trial.seeds);
             let mut trials = trials.lock().unwrap_or_else(PoisonError::into_inner);
             trials.push(trial);
         }
@@ -142,7 +133,7 @@ fn attempt(mistake: Mistake, trying: &Trying) -> Trial {
         seconds: 0.0,
     };
     let mut command = Command::new(std::env::current_exe().expect("this program is a file"));
-    command.args(["--trial", &format!("{mistake:?}")]);
+    command.args(["--trial", mistake.name]);
     let Range { start, end } = trying.runs;
     command.args(["--start", &start.to_string()]);
     command.args(["--seeds", &(end - start).to_string()]);
@@ -260,10 +251,7 @@ pub fn table(trials: &[Trial]) -> String {
         };
         text.push_str(&format!(
             "{:<32} {by:<20} {at:>7} {:>6} {:>8} {:>8.1}\n",
-            format!("{:?}", trial.mistake),
-            trial.seeds,
-            trial.crashes,
-            trial.seconds,
+            trial.mistake.name, trial.seeds, trial.crashes, trial.seconds,
         ));
     }
     let caught = trials.iter().filter(|trial| trial.caught.is_some()).count();
@@ -284,9 +272,9 @@ pub fn json(trials: &[Trial]) -> String {
             ),
         };
         format!(
-            r#"  {{"mistake": "{:?}", "does": "{}", "caught": {caught}, "seeds": {}, "crashes": {}, "seconds": {:.2}}}"#,
-            trial.mistake,
-            escaped(trial.mistake.describe()),
+            r#"  {{"mistake": "{}", "does": "{}", "caught": {caught}, "seeds": {}, "crashes": {}, "seconds": {:.2}}}"#,
+            trial.mistake.name,
+            escaped(trial.mistake.does),
             trial.seeds,
             trial.crashes,
             trial.seconds

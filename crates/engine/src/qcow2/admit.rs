@@ -19,7 +19,6 @@ use super::tables::{NewTable, OnDisk, Prepared};
 use super::{Few, Fua, Qcow2, SlicePin, State};
 use crate::chain::Below;
 use crate::file::{Durability, Event};
-use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
 /// Slices that a batch pins at most.
@@ -102,7 +101,7 @@ impl Batch<'_> {
         if let Some(epoch) = self.epoch.take() {
             state.epochs.leave(epoch);
         }
-        state.unflushed |= !planted::is(Mistake::WriteNotToBeFlushed);
+        state.unflushed = true;
     }
 
     fn let_go(&mut self, state: &mut State) {
@@ -321,9 +320,7 @@ impl Qcow2 {
             .iter()
             .all(|step| step.write.change == Change::None);
         let mut pins = batch.pins.iter();
-        let durable = in_place
-            && (planted::is(Mistake::FuaBeforeMapping)
-                || pins.all(|&slice| state.tables.is_durable(slice)));
+        let durable = in_place && pins.all(|&slice| state.tables.is_durable(slice));
         batch.durability = super::writeback::durability(fua, durable);
         batch.needs_cycle = !durable;
         Ok(Ok(batch))
@@ -393,12 +390,10 @@ impl Qcow2 {
         for (cluster, _) in &taken {
             state.raise(*cluster);
         }
-        if !planted::is(Mistake::LeaseReleasedEarly) {
-            let granted = wants
-                .into_iter()
-                .map(|want| state.leases.grant(slice, want));
-            batch.leases.extend(granted);
-        }
+        let granted = wants
+            .into_iter()
+            .map(|want| state.leases.grant(slice, want));
+        batch.leases.extend(granted);
         state.tables.pin(slice);
         batch.pins.push(slice);
         let in_place = steps.iter().filter(|(_, w)| w.change == Change::None);
@@ -407,7 +402,7 @@ impl Qcow2 {
         state.writes.filled += steps.len() as u64 - needed - in_place;
         state.writes.in_place += in_place;
         // Before the data moves: what fails may have changed some of it.
-        if request.origin == Origin::Guest && !planted::is(Mistake::FailedWriteNotDirty) {
+        if request.origin == Origin::Guest {
             state.mark_dirty(&(request.at..end));
         }
         self.enlist(state, request, steps, (batch, &taken));
@@ -438,9 +433,6 @@ impl Qcow2 {
         range: Range<u64>,
         below: &Below,
     ) -> Result<Option<Range<u64>>> {
-        if planted::is(Mistake::CopyDoesNotLookAgain) {
-            return Ok(Some(range));
-        }
         let mut found: Option<Range<u64>> = None;
         let len = range.end - range.start;
         for part in crate::units::pieces(range.start, len, self.geometry().cluster_bytes()) {
@@ -507,22 +499,10 @@ impl Qcow2 {
                     ),
                 };
                 state.fresh.set(host, 0);
-                if !planted::is(Mistake::StaleHole) {
-                    state.punches.call_off(host, self.attempted(&write));
-                }
+                state.punches.call_off(host, self.attempted(&write));
                 state
                     .joint
                     .join(cluster, space, published, self.attempted(&write));
-                if planted::is(Mistake::MappingBeforeData)
-                    && matches!(write.change, Change::Fill(_))
-                {
-                    let before = state
-                        .tables
-                        .entry(cluster)
-                        .expect("it was decoded for the plan");
-                    let (entry, _) = plan::publish(&self.format, &before, &write);
-                    state.tables.set_entry(cluster, &entry, write.promise);
-                }
             }
             batch.steps.push(Step {
                 cluster,
@@ -551,9 +531,7 @@ impl Qcow2 {
             return Ok(Err(Need::Other(copied.wait())));
         }
         match table {
-            Some(table) if !table.copied && !planted::is(Mistake::SharedTableInPlace) => {
-                return Ok(Err(Need::OwnTable(l1_index)));
-            }
+            Some(table) if !table.copied => return Ok(Err(Need::OwnTable(l1_index))),
             Some(_) => {}
             None => {
                 if state.free.clusters() + state.table_space.clusters() == 0 {
@@ -569,11 +547,7 @@ impl Qcow2 {
                     OnDisk::Unknown
                 };
                 let offset = self.geometry().host_offset(cluster);
-                if planted::is(Mistake::LiveTableHandedOut) {
-                    self.give_back(state, &[(cluster, content)]);
-                } else {
-                    state.protected.insert(cluster);
-                }
+                state.protected.insert(cluster);
                 state
                     .tables
                     .set_table(l1_index, NewTable { offset, on_disk });
@@ -610,14 +584,10 @@ impl Qcow2 {
             let fresh = state.fresh.of(self.host_cluster(host));
             (fresh != 0).then_some(Space { host, fresh })
         });
-        let mut below_end = below
+        let below_end = below
             .size()
             .saturating_sub(start)
             .min(self.geometry().cluster_bytes());
-        if planted::is(Mistake::BackingTailForgotten) && below_end < self.geometry().cluster_bytes()
-        {
-            below_end = 0;
-        }
         Ok(View {
             start,
             entry,
@@ -701,14 +671,6 @@ impl Qcow2 {
                     last.range.end = range.end;
                 }
                 _ => wants.push(Want { range, kind }),
-            }
-        }
-        if planted::is(Mistake::SecondLeaseLost) {
-            wants.truncate(1);
-            if let (Some(want), Some((cluster, _))) = (wants.first_mut(), steps.first()) {
-                let end =
-                    self.geometry().guest_offset(*cluster).0 + self.geometry().cluster_bytes();
-                want.range.end = want.range.end.min(end);
             }
         }
         wants

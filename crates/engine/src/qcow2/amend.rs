@@ -28,7 +28,6 @@ use super::header::{
 use super::latch::Flush;
 use crate::chain::Below;
 use crate::job::Job;
-use crate::planted::{self, Mistake};
 use crate::policy::AllocPolicy;
 use crate::units::round_up;
 use crate::{Error, Result};
@@ -314,9 +313,7 @@ impl Qcow2 {
             // Nothing could refer to their space any more.
             self.lock().bitmaps.remove_all();
         }
-        if !planted::is(Mistake::HeaderBeforeMapping) {
-            self.close().await?;
-        }
+        self.close().await?;
         let changed = self.change_closed(amendment, job).await;
         self.end_session();
         changed

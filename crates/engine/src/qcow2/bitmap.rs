@@ -26,7 +26,6 @@ use super::inspect::{self, BitmapInfo};
 use super::latch::Flush;
 use super::{Qcow2, State};
 use crate::file::HostFile;
-use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
 pub use bits::{DirtyBits, DirtyRun};
@@ -215,17 +214,12 @@ impl Qcow2 {
             let state = self.lock();
             (state.bitmaps.marked(), state.header.extensions.bitmaps)
         };
-        let unmarked = planted::is(Mistake::BitmapNotMarked);
-        if let (Some(entries), Some(extension), false) = (&marked, extension, unmarked) {
+        if let (Some(entries), Some(extension)) = (&marked, extension) {
             // In place: of each entry nothing changes but a bit.
             let bytes = list::encode(entries.iter());
             debug_assert_eq!(bytes.len() as u64, extension.bitmap_directory_size);
-            let flush = match planted::is(Mistake::BitmapMarkUnflushed) {
-                true => Flush::Nothing,
-                false => Flush::All,
-            };
             let write = vec![(extension.bitmap_directory_offset, vec![Buf::from(bytes)])];
-            self.write_root(write, flush).await?;
+            self.write_root(write, Flush::All).await?;
         }
         self.lock().bitmaps.now_tracking(marked);
         Ok(())

@@ -21,7 +21,6 @@ use super::plan::{Freed, Promise};
 use super::{Counts, Fua, Qcow2, State};
 use crate::chain::Below;
 use crate::file::{Durability, Event};
-use crate::planted::{self, Mistake};
 use crate::units::{pieces, round_up};
 use crate::workers::GROUP_BYTES;
 use crate::{Error, Result};
@@ -185,7 +184,7 @@ impl Qcow2 {
         let mut state = self.lock();
         let state = &mut *state;
         let published = stored.and_then(|()| self.publish_packed(state, &clusters, &places));
-        if published.is_err() && !planted::is(Mistake::FailedCompressedLost) {
+        if published.is_err() {
             for place in places {
                 // Its reference was raised, and no entry will ever be its own.
                 self.give_up(state, Freed::Compressed(place));
@@ -241,9 +240,7 @@ impl Qcow2 {
         self.file.reach(Event::ClusterAllocBytes).await;
         let cluster_bytes = self.geometry().cluster_bytes();
         let max = self.geometry().refcount_max();
-        let tail = counts
-            .compressed_tail
-            .filter(|tail| tail.references < max || planted::is(Mistake::RefcountWraps));
+        let tail = counts.compressed_tail.filter(|tail| tail.references < max);
         let room = |tail: &Tail| round_up(tail.next, cluster_bytes) - tail.next;
         let (start, references) = match tail {
             Some(tail) if room(&tail) >= len => (tail.next, tail.references),
@@ -276,13 +273,6 @@ impl Qcow2 {
         let references = if first == last { references + 1 } else { 1 };
         counts.compressed_tail = (host(next) == last).then_some(Tail { next, references });
         let sectors = round_up(start % SECTOR_BYTES + len, SECTOR_BYTES) - start % SECTOR_BYTES;
-        let sectors = match () {
-            () if planted::is(Mistake::CompressedSectorTooMany) => sectors + SECTOR_BYTES,
-            () if planted::is(Mistake::CompressedSectorTooFew) => {
-                (sectors - SECTOR_BYTES).max(SECTOR_BYTES)
-            }
-            () => sectors,
-        };
         Ok(Compressed {
             start,
             len: sectors,
@@ -338,8 +328,7 @@ impl Qcow2 {
                         let wants = std::slice::from_ref(&want);
                         if state.leases.obstacle(slice, wants, place.ticket).is_none() {
                             let stay = Stay::new(self, &mut state, (slice, want));
-                            let dirty = !planted::is(Mistake::CompressedNotDirty);
-                            for cluster in clusters.iter().filter(|_| dirty) {
+                            for cluster in clusters {
                                 let start = self.geometry().guest_offset(*cluster).0;
                                 let end = start + self.geometry().cluster_bytes();
                                 state.mark_dirty(&(start..end));

@@ -17,7 +17,6 @@ use super::{Few, Qcow2};
 use crate::Result;
 use crate::chain::{Below, read_runs};
 use crate::file::{Durability, Event, Space};
-use crate::planted::{self, Mistake};
 use crate::units::{round_down, round_up};
 
 /// Buffers that go down in one write; the system takes 1024.
@@ -81,11 +80,7 @@ impl Qcow2 {
         );
         for (steps, written) in done.await {
             if let Err(error) = written {
-                let first_only = planted::is(Mistake::JoinedErrorOnFirstStep);
-                for step in steps
-                    .into_iter()
-                    .take(if first_only { 1 } else { usize::MAX })
-                {
+                for step in steps {
                     outcome[step] = Err(error.duplicate());
                 }
             }
@@ -160,10 +155,7 @@ impl Qcow2 {
                 let place = (run.range.start, buffer(&run));
                 let all = read_runs(self, &[run], place, below).await?.freeze();
                 let len = |fill: &Fill| (fill.range.end - fill.range.start) as usize;
-                let tail_start = match planted::is(Mistake::CowReadsWrongHalf) {
-                    true => 0,
-                    false => (tail.range.start - head.range.start) as usize,
-                };
+                let tail_start = (tail.range.start - head.range.start) as usize;
                 vec![all.slice(0, len(head)), all.slice(tail_start, len(tail))]
             }
             fills => {

@@ -24,7 +24,6 @@ use super::geometry::{HostCluster, HostOffset};
 use super::plan::Freed;
 use super::{Counts, Qcow2};
 use crate::file::Event;
-use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
 /// Clusters whose counts are looked through at a time.
@@ -51,11 +50,6 @@ impl Qcow2 {
         if old_l1.iter().all(|&entry| entry == 0) {
             return Ok(());
         }
-        if planted::is(Mistake::EmptiedBeforeHeader) {
-            let old_tables = self.sound_tables();
-            self.free_reached(counts, &old_tables).await?;
-            self.cut_and_punch(counts).await?;
-        }
         let bits = self.geometry().cluster_bits();
         let clusters = self.geometry().clusters_for(old_l1.len() as u64 * 8);
         let first = self.take_run(counts, clusters).await?;
@@ -66,10 +60,7 @@ impl Qcow2 {
         // The image is empty, durably, and in memory: nobody reads what is freed now. What fails
         // from here on leaves leaks.
         self.forget_tables(vec![0; old_l1.len()]);
-        let mut freed_all = Ok(());
-        if !planted::is(Mistake::EmptiedBeforeHeader) {
-            freed_all = self.free_reached(counts, &old_tables).await;
-        }
+        let freed_all = self.free_reached(counts, &old_tables).await;
         let left = match first < old_first {
             true => old_first,
             false => {

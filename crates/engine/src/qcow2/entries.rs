@@ -18,7 +18,6 @@ use super::{Fua, Qcow2, SlicePin, State, punch};
 use crate::chain::{Below, decide_zero};
 use crate::file::Space;
 use crate::image::ZeroOptions;
-use crate::planted::{self, Mistake};
 use crate::units::{round_down, round_up};
 use crate::{Error, Result};
 
@@ -55,7 +54,7 @@ impl Qcow2 {
         self.ready_for_writes().await?;
         let unit = self.geometry().subcluster_bytes();
         // Nobody sees what is beyond the end of the disk in its last subcluster.
-        let end = if range.end == self.size() || planted::is(Mistake::ZeroesRoundUp) {
+        let end = if range.end == self.size() {
             round_up(range.end, unit)
         } else {
             range.end
@@ -102,7 +101,7 @@ impl Qcow2 {
         };
         self.ready_for_writes().await?;
         let unit = self.geometry().subcluster_bytes();
-        let end = if range.end == self.size() || planted::is(Mistake::DiscardRoundsUp) {
+        let end = if range.end == self.size() {
             round_up(range.end, unit)
         } else {
             range.end
@@ -146,9 +145,6 @@ impl Qcow2 {
 
     /// Whether the layers below have nothing but zeroes in these parts of the disk.
     async fn reads_zero_below(&self, parts: [Range<u64>; 2], below: &Below) -> Result<bool> {
-        if planted::is(Mistake::ZeroesForgetBelow) {
-            return Ok(true);
-        }
         for part in parts {
             // Nobody sees what is beyond the end of the disk.
             let part = part.start..part.end.min(self.size());
@@ -192,7 +188,6 @@ impl Qcow2 {
         for run in self.map(range).await? {
             let zero = match run.source {
                 Source::Zero(_) => true,
-                Source::Below if planted::is(Mistake::ZeroesForgetBelow) => true,
                 Source::Below => decide_zero(below, run.range).await?,
                 Source::Data(_) | Source::Compressed(..) => false,
             };
@@ -296,10 +291,7 @@ impl Qcow2 {
                         let changes = self.changes(&mut state, piece.clone(), below, ask)?;
                         let want = changes.lease.as_slice();
                         let obstacle = state.leases.obstacle(slice, want, place.ticket);
-                        let minded = obstacle
-                            .filter(|_| !planted::is(Mistake::DiscardIgnoresLeases))
-                            .cloned();
-                        match minded {
+                        match obstacle.cloned() {
                             Some(want) => {
                                 let (ticket, waiting) =
                                     state.leases.wait(slice, want, place.ticket);
@@ -328,13 +320,11 @@ impl Qcow2 {
         (slice, piece, guest): (u64, Range<u64>, &Range<u64>),
         changes: Changes,
     ) -> Piece<'_> {
-        let is_seen = changes.is_seen && !planted::is(Mistake::DiscardNotDirty);
-        if !changes.entries.is_empty() && is_seen {
+        if !changes.entries.is_empty() && changes.is_seen {
             state.mark_dirty(guest);
         }
         // What nobody sees is zeroes in a raw data file already.
-        let in_data_file = self.raw_data && changes.is_seen && !changes.entries.is_empty();
-        if in_data_file && !planted::is(Mistake::RawDataNotZeroed) {
+        if self.raw_data && changes.is_seen && !changes.entries.is_empty() {
             let want = Want {
                 range: piece,
                 kind: Kind::Exclusive,

@@ -21,7 +21,6 @@ use smallvec::SmallVec;
 
 use super::geometry::{GuestCluster, SubclusterMask};
 use super::plan::Space;
-use crate::planted::{self, Mistake};
 use crate::sync::Waiters;
 
 /// What a lease allows.
@@ -161,9 +160,7 @@ impl Leases {
             return;
         };
         let gone = claims.swap_remove(at);
-        if !planted::is(Mistake::LostWakeupOfLease) {
-            wake_overlapping(claims, &gone.range, |_| true);
-        }
+        wake_overlapping(claims, &gone.range, |_| true);
         if claims.is_empty() {
             self.slices.remove(&ticket.slice);
         }
@@ -256,7 +253,7 @@ impl JointSpace {
         }
     }
 
-    /// What members have tried to write, for a planted mistake.
+    /// What members have tried to write.
     pub fn attempted(&self, cluster: GuestCluster) -> SubclusterMask {
         self.0.get(&cluster).map_or(0, |joint| joint.attempted)
     }
@@ -264,9 +261,7 @@ impl JointSpace {
     /// Whatever members have tried to write in these subclusters may be there, though no entry says
     /// so: they are not fresh any more for those who join from now on.
     pub fn spoil(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
-        if let Some(joint) = self.0.get_mut(&cluster)
-            && !planted::is(Mistake::FreshAfterZeroes)
-        {
+        if let Some(joint) = self.0.get_mut(&cluster) {
             joint.space.fresh &= !(joint.attempted & subclusters);
         }
     }
@@ -296,13 +291,8 @@ impl JointSpace {
             return Left::Shared;
         }
         let joint = self.0.remove(&cluster).expect("it is there");
-        let forgotten = if planted::is(Mistake::FreshAfterAttempt) {
-            0
-        } else {
-            joint.attempted
-        };
         let space = Space {
-            fresh: joint.space.fresh & !forgotten,
+            fresh: joint.space.fresh & !joint.attempted,
             ..joint.space
         };
         if joint.published {
@@ -372,9 +362,6 @@ impl Epochs {
 
     /// Whether no request of `epoch` or before is left.
     pub fn all_left(&self, epoch: u64) -> bool {
-        if planted::is(Mistake::EpochIgnored) {
-            return true;
-        }
         self.active
             .keys()
             .next()

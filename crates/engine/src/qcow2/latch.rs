@@ -10,7 +10,6 @@
 
 use super::Qcow2;
 use crate::file::Brake;
-use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
 /// Why an image takes no more writes, if it does not.
@@ -67,8 +66,6 @@ pub(super) enum Flush {
     File,
     /// The data file, then the image file.
     All,
-    /// Nothing, which is a planted mistake.
-    Nothing,
 }
 
 /// Writes at offsets in the image file.
@@ -89,13 +86,10 @@ impl Qcow2 {
             match flush {
                 Flush::File => self.sync(&self.file).await,
                 Flush::All => self.barrier().await,
-                Flush::Nothing => Ok(()),
             }
         };
         let outcome = written.await;
-        if let Err(error) = &outcome
-            && !planted::is(Mistake::NoLatchAfterFailedRoot)
-        {
+        if let Err(error) = &outcome {
             self.lock().latch.set_for_root(error.duplicate());
         }
         outcome

@@ -82,7 +82,6 @@ use crate::chain::Below;
 use crate::durable::DurableWrites;
 use crate::file::{Durability, Event, HostFile, Space};
 use crate::image::{Admitted, CacheStatistics, WriteStatistics};
-use crate::planted::{self, Mistake};
 use crate::policy::{DiscardPolicy, WritePolicy, ZeroMethod};
 use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
 use crate::{Error, Result, Workers};
@@ -338,7 +337,7 @@ impl Qcow2 {
                     // Entered with the place in hand: the table is not reused while it is read.
                     visit = Some(Visit {
                         image: self,
-                        epoch: Some(state.epochs.enter()),
+                        epoch: state.epochs.enter(),
                     });
                 }
                 if matches!(prepared, Ok(Prepared::Ready)) {
@@ -435,10 +434,9 @@ impl Qcow2 {
                 match state.held_back() {
                     Some(waiting) => waiting,
                     None => {
-                        let epoch = !planted::is(Mistake::ReadWithoutEpoch);
                         return Visit {
                             image: self,
-                            epoch: epoch.then(|| state.epochs.enter()),
+                            epoch: state.epochs.enter(),
                         };
                     }
                 }
@@ -467,12 +465,8 @@ impl Qcow2 {
         admitted: &Admitted<'_>,
     ) -> Result<()> {
         let fua = self.effective(fua);
-        let range = offset..offset + data.len() as u64;
         let request = admit::Request::new(offset, data, Origin::Guest);
         let needs_cycle = self.perform(request, (below, fua), admitted).await?; // 1-8
-        if planted::is(Mistake::FailedWriteNotDirty) {
-            self.lock().mark_dirty(&range);
-        }
         self.settle(fua, needs_cycle).await //          9
     }
 
@@ -503,7 +497,7 @@ impl Qcow2 {
                 under_way.end();
             }
             outcome.into_iter().collect::<Result<()>>()?;
-            if durable && !planted::is(Mistake::DurableWriteHearsNobody) {
+            if durable {
                 self.hear_others().await?;
             }
         }
@@ -525,10 +519,8 @@ impl Qcow2 {
             {
                 let mut state = self.lock();
                 // Whoever joins from now on makes its subclusters whole, and needs nothing erased.
-                if !planted::is(Mistake::FreshAfterFailedWrite) {
-                    state.joint.spoil(step.cluster, attempted);
-                }
-                if !state.joint.is_shared(step.cluster) || planted::is(Mistake::FailedNotErased) {
+                state.joint.spoil(step.cluster, attempted);
+                if !state.joint.is_shared(step.cluster) {
                     continue;
                 }
             }
@@ -549,7 +541,6 @@ impl Qcow2 {
         let mut state = self.lock();
         let state = &mut *state;
         if batch.durability == Durability::Durable
-            && !planted::is(Mistake::NoLatchAfterDurableWrite)
             && let Some(error) = outcome.iter().find_map(|outcome| outcome.as_ref().err())
         {
             // It is a flush of the file, and one that failed: see `sync`.
@@ -565,20 +556,12 @@ impl Qcow2 {
                 // What this write has left beside others stays there, so they fail in turn.
                 state.joint.fail(step.cluster, attempted);
             }
-            let published = outcome.is_ok() || planted::is(Mistake::FailedWritePublishes);
-            if published && step.write.change != plan::Change::None {
+            if changes && outcome.is_ok() {
                 let before = state
                     .tables
                     .entry(step.cluster)
                     .expect("it was decoded at admission, and leased");
-                let (mut entry, freed) = plan::publish(&self.format, &before, &step.write);
-                if planted::is(Mistake::JoinerPublishesOthers)
-                    && let L2Entry::Standard(entry) = &mut entry
-                {
-                    let others = state.joint.attempted(step.cluster);
-                    entry.allocated |= others;
-                    entry.zeroes &= !others;
-                }
+                let (entry, freed) = plan::publish(&self.format, &before, &step.write);
                 let promise = step.write.promise;
                 state.tables.set_entry(step.cluster, &entry, promise);
                 state.joint.published(step.cluster);
@@ -586,8 +569,8 @@ impl Qcow2 {
                     self.give_up(state, freed);
                 }
             }
-            if step.write.change != plan::Change::None {
-                if outcome.is_err() && !planted::is(Mistake::FreshAfterFailedWrite) {
+            if changes {
+                if outcome.is_err() {
                     state.joint.spoil(step.cluster, attempted);
                 }
                 self.leave_joint(state, step.cluster);
@@ -611,7 +594,6 @@ impl Qcow2 {
                     .set(self.geometry().host_cluster(space.host), space.fresh);
             }
             Left::Forfeited(_) if self.format.data_file => {}
-            Left::Forfeited(_) if planted::is(Mistake::ForfeitedLost) => {}
             Left::Forfeited(space) => {
                 self.give_up(state, Freed::Cluster(space.host));
             }
@@ -651,7 +633,7 @@ impl Qcow2 {
 
     /// Step 9 for a request: durable if it asked for it, and not too much dirty in any case.
     async fn settle(&self, fua: Fua, needs_cycle: bool) -> Result<()> {
-        if fua == Fua::Yes && needs_cycle && !planted::is(Mistake::FuaWithoutCycle) {
+        if fua == Fua::Yes && needs_cycle {
             return self.write_back().await;
         }
         Ok(())
@@ -792,13 +774,11 @@ impl Drop for Loading<'_> {
 /// A read's stay in its epoch.
 pub(crate) struct Visit<'a> {
     image: &'a Qcow2,
-    epoch: Option<u64>,
+    epoch: u64,
 }
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        if let Some(epoch) = self.epoch.take() {
-            self.image.lock().epochs.leave(epoch);
-        }
+        self.image.lock().epochs.leave(self.epoch);
     }
 }

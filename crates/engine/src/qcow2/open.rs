@@ -26,7 +26,6 @@ use crate::durable::DurableWrites;
 use crate::file::{Brake, ChosenBy, Event, FileRequest, Gate, HostFile, Numbering, Role};
 use crate::image::{DirtyImage, OpenOptions, RepairWatch, WriteStatistics};
 use crate::luks::{self, SectorCipher};
-use crate::planted::{self, Mistake};
 use crate::policy::ZeroMethod;
 use crate::sync::{Mutex, Turn, Waiters};
 use crate::units::round_up;
@@ -371,7 +370,7 @@ fn fresh_state(header: Header, l1: Vec<u64>, fresh: Fresh, brake: Brake) -> Stat
         durable_cut: 0,
         writes: WriteStatistics::default(),
         // A process that died may have left writes that nobody has flushed: the first flush covers them.
-        unflushed: !planted::is(Mistake::FirstFlushSkipped),
+        unflushed: true,
         settled_space_changes: 0,
         ready_for_changes: false,
         ready_for_writes: false,

@@ -19,7 +19,6 @@ use super::entry::{Compressed, EntryFormat, L2Entry, Standard};
 use super::geometry::{HostOffset, SubclusterMask};
 use super::map::{Run, map_cluster, reads_as_zero};
 use super::punch::HOST_BLOCK_BYTES;
-use crate::planted::{self, Mistake};
 use crate::units::{round_down, round_up};
 
 /// Space for a cluster, and what is known of it.
@@ -102,7 +101,7 @@ pub fn needs_space(view: &View) -> bool {
     match &view.entry {
         L2Entry::Compressed(_) => true,
         L2Entry::Standard(entry) => match entry.host {
-            Some(_) => !entry.copied && !planted::is(Mistake::SharedClusterInPlace),
+            Some(_) => !entry.copied,
             None => view.joined.is_none(),
         },
     }
@@ -151,10 +150,7 @@ pub fn plan_write(
             lease: bytes,
         },
         (Some(_), Some(space)) => {
-            let received = match planted::is(Mistake::SharedClusterMovesTouchedOnly) {
-                true => touched,
-                false => entry.allocated | touched,
-            };
+            let received = entry.allocated | touched;
             let fills = fills(format, view, &bytes, received, (zero, space.fresh));
             Write {
                 host: space.host,
@@ -173,10 +169,7 @@ pub fn plan_write(
             let filled = touched & !entry.allocated;
             let fills = fills(format, view, &bytes, filled, (zero, space.fresh));
             let mut lease = bytes.clone();
-            for fill in fills
-                .iter()
-                .filter(|_| !planted::is(Mistake::LeaseWithoutFills))
-            {
+            for fill in &fills {
                 lease = lease.start.min(fill.range.start)..lease.end.max(fill.range.end);
             }
             Write {
@@ -196,7 +189,6 @@ pub fn plan_write(
 fn promise(filled: SubclusterMask, zero: SubclusterMask, fresh: SubclusterMask) -> Promise {
     match filled & !(zero & fresh) {
         0 => Promise::Nothing,
-        _ if planted::is(Mistake::CopiedBytesNotPromised) => Promise::Nothing,
         _ => Promise::Bytes,
     }
 }
@@ -228,12 +220,6 @@ fn fills(
         let (is_zero, is_fresh) = (zero >> i & 1 != 0, fresh >> i & 1 != 0);
         for part in parts.into_iter().filter(|part| part.start < part.end) {
             if is_zero && is_fresh && !WRITTEN_WHOLE_BYTES.contains(&geometry.cluster_bytes()) {
-                continue;
-            }
-            let is_head = part.end <= bytes.start;
-            if (is_head && planted::is(Mistake::HeadNotFilled))
-                || (!is_head && planted::is(Mistake::TailNotFilled))
-            {
                 continue;
             }
             let mut content = Vec::new();
@@ -300,10 +286,7 @@ pub fn publish(format: &EntryFormat, before: &L2Entry, write: &Write) -> (L2Entr
                 "members share one cluster"
             );
             (
-                mistaken_fill(format, old, filled).map_or_else(
-                    || standard(write.host, old.allocated | filled, old.zeroes & !filled),
-                    |(allocated, zeroes)| standard(write.host, allocated, zeroes),
-                ),
+                standard(write.host, old.allocated | filled, old.zeroes & !filled),
                 None,
             )
         }
@@ -320,22 +303,6 @@ pub fn publish(format: &EntryFormat, before: &L2Entry, write: &Write) -> (L2Entr
             Some(Freed::Compressed(*place)),
         ),
     }
-}
-
-/// The bits that planted mistakes make of a fill.
-fn mistaken_fill(
-    format: &EntryFormat,
-    old: &Standard,
-    filled: SubclusterMask,
-) -> Option<(SubclusterMask, SubclusterMask)> {
-    if planted::is(Mistake::ZeroBitLeftSet) {
-        return Some((old.allocated | filled, old.zeroes));
-    }
-    if planted::is(Mistake::NeighbourPublished) {
-        let filled = (filled | filled << 1) & format.geometry.all_subclusters();
-        return Some((old.allocated | filled, old.zeroes & !filled));
-    }
-    None
 }
 
 /// A request that changes entries only.
@@ -437,15 +404,11 @@ pub fn change_entry(
             EntryChange::Write
         };
     }
-    let mut new = Standard {
+    let new = Standard {
         allocated: entry.allocated & !within,
         zeroes: entry.zeroes | within,
         ..*entry
     };
-    if planted::is(Mistake::AllocatedAndZero) && format.geometry.extended_l2() {
-        new.allocated = entry.allocated;
-    }
-    new.copied |= planted::is(Mistake::ZeroedSharedBecomesOwn) && entry.host.is_some();
     if new == *entry {
         return EntryChange::None;
     }
@@ -478,12 +441,8 @@ pub fn hole(
     let L2Entry::Standard(entry) = &view.entry else {
         return None;
     };
-    let mut hole = round_up(bytes.start, HOST_BLOCK_BYTES)..round_down(bytes.end, HOST_BLOCK_BYTES);
-    if planted::is(Mistake::HoleRoundsUp) {
-        hole = round_down(bytes.start, HOST_BLOCK_BYTES)..bytes.end;
-    }
-    let is_own = entry.copied || planted::is(Mistake::HoleInSharedCluster);
-    if hole.start >= hole.end || !is_own {
+    let hole = round_up(bytes.start, HOST_BLOCK_BYTES)..round_down(bytes.end, HOST_BLOCK_BYTES);
+    if hole.start >= hole.end || !entry.copied {
         return None;
     }
     let touched = format.geometry.subclusters_touched(&hole);
@@ -559,7 +518,7 @@ fn change_flag(
 pub fn unflagged(entry: &Standard, shows_below: bool) -> EntryChange {
     match entry.zeroes {
         0 => EntryChange::None,
-        _ if shows_below && !planted::is(Mistake::UnflaggedShowsBelow) => EntryChange::Write,
+        _ if shows_below => EntryChange::Write,
         _ => {
             let freed = entry.host.map(Freed::Cluster);
             EntryChange::Set(L2Entry::Standard(Standard::UNALLOCATED), freed)
@@ -569,17 +528,11 @@ pub fn unflagged(entry: &Standard, shows_below: bool) -> EntryChange {
 
 /// A cluster whose absent subclusters read as zeroes by their flag. Those that the image has stay.
 fn flagged(format: &EntryFormat, entry: &Standard, within: SubclusterMask) -> EntryChange {
-    let mut absent = within & !(entry.allocated | entry.zeroes);
-    let mut allocated = entry.allocated;
-    if planted::is(Mistake::CopyDoesNotLookAgain) {
-        absent = within;
-        allocated &= !within;
-    }
+    let absent = within & !(entry.allocated | entry.zeroes);
     if absent == 0 || format.version < 3 {
         return EntryChange::None;
     }
     let new = Standard {
-        allocated,
         zeroes: entry.zeroes | absent,
         ..*entry
     };

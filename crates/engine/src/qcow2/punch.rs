@@ -22,7 +22,6 @@ use super::{Counts, Qcow2};
 use crate::Result;
 use crate::chain::Below;
 use crate::file::HostFile;
-use crate::planted::{self, Mistake};
 use crate::policy::DiscardPolicy;
 use crate::sync::Waiters;
 
@@ -70,9 +69,6 @@ impl Punches {
         subclusters: SubclusterMask,
     ) -> Option<Pending<()>> {
         let (mask, waiters) = self.issued.get_mut(&cluster)?;
-        if planted::is(Mistake::HoleNotAwaited) {
-            return None;
-        }
         (*mask & subclusters != 0).then(|| waiters.wait())
     }
 
@@ -105,7 +101,7 @@ impl Punches {
 }
 
 /// A hole in place: what is held meanwhile, and the bytes of the file.
-type Hole<'a> = (Option<Stay<'a>>, Range<u64>);
+type Hole<'a> = (Stay<'a>, Range<u64>);
 
 /// The subclusters whose space goes with that of `given_up`: those that fill up its blocks of the host
 /// and hold no data either (`unused`).
@@ -193,9 +189,7 @@ impl Qcow2 {
                 Some(Ok((stay, hole))) => {
                     // A discard is advice: where it fails, the bytes merely stay.
                     drop(self.data.discard(hole.start, hole.end - hole.start).await);
-                    if let Some(stay) = stay {
-                        stay.end(&mut self.lock());
-                    }
+                    stay.end(&mut self.lock());
                     return Ok(());
                 }
                 Some(Err(need)) => drop(self.satisfy(need, &mut place).await?),
@@ -238,12 +232,7 @@ impl Qcow2 {
             state.leases.release(ticket);
         }
         state.mark_dirty(&part);
-        let mut stay = Some(Stay::new(self, state, (slice, want)));
-        if planted::is(Mistake::HoleHoldsNothing)
-            && let Some(stay) = stay.take()
-        {
-            stay.end(state);
-        }
+        let stay = Stay::new(self, state, (slice, want));
         Ok(Some(Ok((stay, host.0 + hole.start..host.0 + hole.end))))
     }
 
@@ -251,9 +240,6 @@ impl Qcow2 {
     /// hands meanwhile, so a hole never meets a new write.
     pub(super) async fn punch_clusters(&self, free: &[HostCluster]) -> Vec<Content> {
         let mut content = vec![Content::Unknown; free.len()];
-        if planted::is(Mistake::FreedCountsAsZeroes) {
-            content.fill(Content::Zeroes);
-        }
         if self.discard == DiscardPolicy::Ignore {
             return content;
         }

@@ -12,7 +12,6 @@ use futures_util::future::join_all;
 use super::entry::{EntryFormat, refcount_at, set_refcount};
 use super::geometry::{Geometry, HostCluster, HostOffset};
 use crate::file::{Durability, Event, HostFile};
-use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
 /// Slices that are kept, but for those that are dirty.
@@ -90,9 +89,7 @@ impl Refcounts {
     /// Records new blocks, or a table that has moved, once they are durable.
     pub fn set_table(&mut self, table: Vec<u64>, offset: HostOffset) {
         self.table = table;
-        if !planted::is(Mistake::OldRefcountTableUsed) {
-            self.table_offset = offset;
-        }
+        self.table_offset = offset;
     }
 
     /// The block at a table index, if there is one.
@@ -130,9 +127,7 @@ impl Refcounts {
         };
         if self.slices.len() >= self.slices_max {
             let dirty = &self.dirty;
-            self.slices.retain(|slice, _| {
-                dirty.contains(slice) && !planted::is(Mistake::DirtyCountEvicted)
-            });
+            self.slices.retain(|slice, _| dirty.contains(slice));
         }
         self.file.reach(Event::RefblockLoad).await;
         let bytes = self
@@ -169,10 +164,7 @@ impl Refcounts {
         let order = self.geometry().refcount_order();
         let (max, per_slice) = (self.geometry().refcount_max(), self.counts_per_slice());
         let old = self.get(cluster).await?;
-        let mut new = old.checked_add_signed(delta).filter(|&new| new <= max);
-        if planted::is(Mistake::RefcountWraps) {
-            new = Some(old.wrapping_add_signed(delta) & max);
-        }
+        let new = old.checked_add_signed(delta).filter(|&new| new <= max);
         let (Some(new), Some(bytes)) = (new, self.slices.get_mut(&slice)) else {
             return Err(Error::Corrupt {
                 file: self.file.name().to_string(),
@@ -306,9 +298,6 @@ impl Refcounts {
                 file.reach(Event::RefblockUpdatePart).await;
                 file.write(offset.0, vec![bytes], Durability::Cached).await
             });
-        }
-        if planted::is(Mistake::CountsForgottenAfterFailure) {
-            self.dirty.clear();
         }
         // All of them end before anybody tries again: a sector never has two writes in flight.
         join_all(writes).await.into_iter().collect::<Result<()>>()?;

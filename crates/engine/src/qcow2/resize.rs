@@ -15,7 +15,6 @@ use crate::chain::Below;
 use crate::file::{Durability, Event};
 use crate::image::ZeroOptions;
 use crate::job::Job;
-use crate::planted::{self, Mistake};
 use crate::sync::Waiters;
 use crate::units::round_up;
 use crate::{Error, Result};
@@ -73,9 +72,6 @@ impl Qcow2 {
                 return Ok(());
             }
             let (new, _) = self.take_clusters(&mut state, 1)[0];
-            if planted::is(Mistake::CopiedTableHandedOut) {
-                self.give_back(&mut state, &[(new, super::alloc::Content::Unknown)]);
-            }
             state.raise(new);
             state.protected.insert(new);
             state.copying.insert(l1_index, Waiters::default());
@@ -113,10 +109,7 @@ impl Qcow2 {
                 },
             );
         }
-        match planted::is(Mistake::SharedTableFreedEarly) {
-            true => state.cleared.push((Freed::Cluster(freed), now)),
-            false => state.quarantine.push((Freed::Cluster(freed), now)),
-        }
+        state.quarantine.push((Freed::Cluster(freed), now));
         state.unflushed = true;
         state.epochs.leave(epoch);
         copying.end(state);
@@ -163,9 +156,6 @@ impl Qcow2 {
     ) -> Result<()> {
         let entries = self.geometry().l1_entries_for(added.end);
         self.refuse_l1(entries)?;
-        if planted::is(Mistake::SizeBeforeL1) {
-            self.set_size(added.end).await?;
-        }
         let unit = self.geometry().cluster_bytes();
         let visible = round_up(added.start.max(below.size()), unit);
         let mut stale = added.start..visible.min(round_up(added.end, unit));
@@ -179,7 +169,7 @@ impl Qcow2 {
             _growth = Some(self.probe.l1_table_grows());
             self.lengthen_l1(entries).await?;
         }
-        if stale.start < stale.end && !planted::is(Mistake::GrowShowsStale) {
+        if stale.start < stale.end {
             let options = ZeroOptions {
                 may_unmap: false,
                 ..ZeroOptions::default()
@@ -189,7 +179,7 @@ impl Qcow2 {
         }
         // A shrinking that a crash cut short has left entries beyond the end, or a VM state is there.
         let whole = round_up(added.start, unit)..round_up(added.end, unit);
-        if whole.start < whole.end && !planted::is(Mistake::GrowShowsOldEntries) {
+        if whole.start < whole.end {
             let rest = self
                 .change_entries(whole.clone(), below, (EntryRequest::Discard, Unref::Free))
                 .await?;
@@ -214,13 +204,7 @@ impl Qcow2 {
 
     /// The size first, then the space (invariant D6).
     async fn shrink_disk(&self, removed: Range<u64>, job: &Job) -> Result<()> {
-        if planted::is(Mistake::ShrinkFreesFirst) {
-            self.free_beyond_end(removed.clone()).await?;
-        }
         self.set_size(removed.start).await?;
-        if planted::is(Mistake::ShrinkKeepsEntries) {
-            return Ok(());
-        }
         // The disk is smaller, durably. If its space cannot be given back for want of space, the
         // change of entries stays in memory for a later cycle, and nothing has failed, unless a root
         // or a flush has: then nothing can follow in this session.
@@ -306,9 +290,6 @@ impl Qcow2 {
                 clusters,
             )
         };
-        if planted::is(Mistake::OldL1FreedEarly) {
-            self.free_metadata(counts, old..old + old_clusters).await?;
-        }
         let offset = first << geometry.cluster_bits();
         self.file.reach(Event::L1GrowWriteTable).await;
         let written = self.write_new_l1(counts, first..first + clusters, Buf::from(bytes));
@@ -324,9 +305,6 @@ impl Qcow2 {
             for cluster in first..first + clusters {
                 state.protected.insert(HostCluster(cluster));
             }
-        }
-        if planted::is(Mistake::OldL1FreedEarly) {
-            return Ok(());
         }
         self.free_metadata(counts, old..old + old_clusters).await?;
         // Not with the next cycle: one that fails would leave the old place counted.

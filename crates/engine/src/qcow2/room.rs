@@ -13,7 +13,6 @@ use super::geometry::HostCluster;
 use super::writeback::is_no_space;
 use super::{Counts, Qcow2, State};
 use crate::growth::{self, AtClose};
-use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
 /// The most space for tables that is allocated at once.
@@ -110,8 +109,7 @@ impl Qcow2 {
             let claimed = state.claimed;
             let hint = state.header.extensions.allocation;
             let first = state.free.run_ending_at(claimed).unwrap_or(claimed);
-            let start =
-                first.max(state.claimed_at_open) - u64::from(planted::is(Mistake::TrimCutsUsed));
+            let start = first.max(state.claimed_at_open);
             let stays = state.latch.is_set() || state.epochs.any_abandoned();
             if stays {
                 return Ok(());

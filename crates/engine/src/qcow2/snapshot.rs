@@ -29,7 +29,6 @@ use super::header::incompatible;
 use super::inspect::{SnapshotInfo, inspect};
 use super::{Counts, Qcow2};
 use crate::job::Job;
-use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
 pub use list::{NAME_BYTES_MAX, NewSnapshot, SnapshotChoice};
@@ -173,18 +172,12 @@ impl Qcow2 {
         let prepared = prepared.await;
         let (l1_offset, balance) = self.or_undo(counts, preparation, prepared, job).await?;
         let l1_size = l1.len() as u32;
-        if planted::is(Mistake::AppliedFreesFirst) {
-            self.give_up_old(counts, &balance, &[], job).await?;
-        }
         self.switch(counts, l1, |header| {
             header.l1_table_offset = l1_offset;
             header.l1_size = l1_size;
             header.size = disk_bytes;
         })
         .await?;
-        if planted::is(Mistake::AppliedFreesFirst) {
-            return self.end_snapshots(counts).await;
-        }
         self.give_up_old(counts, &balance, &[old_l1], job).await?;
         self.end_snapshots(counts).await
     }
@@ -221,7 +214,7 @@ impl Qcow2 {
         self.switch(counts, l1, |header| {
             header.nb_snapshots = shorter.len();
             header.snapshots_offset = table;
-            if header.version >= 3 && !planted::is(Mistake::SnapshotNotMarked) {
+            if header.version >= 3 {
                 header.incompatible_features |= incompatible::DIRTY;
             }
         })

@@ -13,7 +13,6 @@ use super::entry::{EntryError, EntryFormat, L2Entry, TableRef};
 use super::geometry::{GuestCluster, HostOffset};
 use super::plan::Promise;
 use crate::image::CacheStatistics;
-use crate::planted::{self, Mistake};
 use crate::sync::Waiters;
 
 mod packed;
@@ -299,11 +298,6 @@ impl Tables {
         self.slots.look(slice)
     }
 
-    /// Whether a slice is in memory.
-    pub fn is_cached(&self, slice: u64) -> bool {
-        self.slots.contains(slice)
-    }
-
     fn slice_offset(&self, table: HostOffset, slice: u64) -> HostOffset {
         let geometry = &self.format.geometry;
         table.plus(slice % geometry.slices_per_table() * geometry.slice_bytes())
@@ -336,8 +330,7 @@ impl Tables {
     pub fn unpin(&mut self, slice: u64) {
         let slot = self.slots.slot_mut(slice);
         slot.pins -= 1;
-        let silent = planted::is(Mistake::LostWakeupOfSlot);
-        if slot.pins == 0 && !self.freed.is_empty() && !silent {
+        if slot.pins == 0 && !self.freed.is_empty() {
             self.freed.wake();
         }
     }
@@ -396,9 +389,6 @@ impl Tables {
     pub fn cut(&mut self) -> Cut {
         let mut cut = Cut::default();
         for slice in std::mem::take(&mut self.dirty) {
-            if planted::is(Mistake::EvictedWhileDirty) && !self.is_cached(slice) {
-                continue;
-            }
             let l1_index = self.l1_index(slice);
             let table = self
                 .table(l1_index)
@@ -439,9 +429,6 @@ impl Tables {
     /// Ends a cycle: what was cut is durable.
     pub fn cut_is_durable(&mut self, cut: &Cut) {
         for copy in cut.slices.iter().chain(&cut.new_slices) {
-            if !self.is_cached(copy.slice) && planted::is(Mistake::EvictedWhileWritten) {
-                continue;
-            }
             self.slots.is_written(copy.slice);
         }
         for (index, _) in &cut.new_tables {
@@ -459,9 +446,6 @@ impl Tables {
         for copy in cut.slices.iter().chain(&cut.new_slices) {
             let slot = self.slots.slot_mut(copy.slice);
             slot.writing = false;
-            if planted::is(Mistake::FailedCutStaysClean) {
-                continue;
-            }
             slot.dirty = true;
             self.dirty.insert(copy.slice);
         }

@@ -18,7 +18,6 @@ use super::plan::{EntryRequest, Unref};
 use super::{Fua, Qcow2};
 use crate::chain::{Below, read_runs};
 use crate::file::Event;
-use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
 /// No guest offset is beyond this, as in QEMU: the largest multiple of 1 GiB that a signed offset can be.
@@ -54,10 +53,7 @@ impl Qcow2 {
     /// Where a range of the area is among the guest offsets.
     fn vm_state_place(&self, offset: u64, len: u64) -> Result<Range<u64>> {
         const EIO: i32 = 5;
-        let mut begin = self.geometry().vm_state_offset(self.size());
-        if planted::is(Mistake::VmStateInTheDisk) {
-            begin = begin.saturating_sub(self.geometry().l2_coverage_bytes());
-        }
+        let begin = self.geometry().vm_state_offset(self.size());
         let start = begin.checked_add(offset);
         let end = start.and_then(|start| start.checked_add(len));
         match (start, end) {
@@ -103,9 +99,6 @@ impl Qcow2 {
 
     /// Gives up all that is mapped behind a cluster boundary beyond the end of the disk.
     pub(super) async fn free_behind(&self, start: u64) -> Result<()> {
-        if planted::is(Mistake::VmStateMoves) {
-            return Ok(());
-        }
         let nothing = Below::default();
         let coverage = self.geometry().l2_coverage_bytes();
         let entries = self.lock().tables.l1().len() as u64;

@@ -38,7 +38,6 @@ use super::probe::Stage;
 use super::tables::{Cut, OnDisk, SliceCopy};
 use super::{Counts, Fua, Qcow2, State};
 use crate::file::{Durability, Event, HostFile};
-use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
 mod drop_counts;
@@ -90,7 +89,7 @@ impl Qcow2 {
         let wanted = {
             let state = self.lock();
             self.unlatched(&state)?;
-            state.cuts + u64::from(!planted::is(Mistake::FlushJoinsEarlierCut))
+            state.cuts + 1
         };
         let mut turn = self.turn.take().await;
         {
@@ -118,16 +117,8 @@ impl Qcow2 {
                     state.tables.cut_is_durable(&cycle.tables);
                     state.durable_cut = cycle.number;
                     state.cleared.append(&mut cycle.freed);
-                    if planted::is(Mistake::QuarantineOfNextCut) {
-                        state.cleared.extend(std::mem::take(&mut state.quarantine));
-                    }
                 }
-                Err(error) => {
-                    if planted::is(Mistake::FailedCycleIsDurable) {
-                        state.durable_cut = cycle.number;
-                    }
-                    self.take_back(&mut state, cycle, error);
-                }
+                Err(error) => self.take_back(&mut state, cycle, error),
             }
         }
         if written.is_ok() {
@@ -157,17 +148,14 @@ impl Qcow2 {
     /// After a failure nothing of the cut counts as durable. Without space it may be tried again;
     /// any other failure latches the image (invariant D4).
     fn take_back(&self, state: &mut State, cycle: Cycle, error: &Error) {
-        let reached = cycle.l1_reached && !planted::is(Mistake::ReachedTablesStayNew);
-        state.tables.cut_failed(&cycle.tables, reached);
+        state.tables.cut_failed(&cycle.tables, cycle.l1_reached);
         for (cluster, count) in cycle.raised {
             *state.raised.entry(cluster).or_default() += count;
         }
-        if !planted::is(Mistake::FreedForgottenAfterFailure) {
-            let later = std::mem::replace(&mut state.quarantine, cycle.freed);
-            state.quarantine.extend(later);
-        }
+        let later = std::mem::replace(&mut state.quarantine, cycle.freed);
+        state.quarantine.extend(later);
         state.unflushed = true;
-        if !is_no_space(error) && !planted::is(Mistake::NoLatchAfterFailedFlush) {
+        if !is_no_space(error) {
             state.latch.set(error.duplicate());
         }
     }
@@ -185,8 +173,6 @@ impl Qcow2 {
                 return Err(error);
             }
         }
-        self.too_early(Mistake::QuarantineOpenedAtCut, counts, cycle)
-            .await?;
         self.count_ahead(counts, raised).await;
         let wrote_counts = counts.refcounts.is_dirty();
         let has_tables = !cycle.tables.new_tables.is_empty() || !cycle.tables.slices.is_empty();
@@ -195,10 +181,7 @@ impl Qcow2 {
         if !cycle.unordered {
             counts.refcounts.write_dirty().await?;
             self.write_new_tables(&cycle.tables).await?;
-            self.too_early(Mistake::L1BeforeTable, counts, cycle)
-                .await?;
-            let skipped = has_tables && planted::is(Mistake::NoBarrierBeforeEntries);
-            if (cycle.unflushed || wrote_counts || has_tables) && !skipped {
+            if cycle.unflushed || wrote_counts || has_tables {
                 self.barrier().await?;
                 counts.refcounts.settle();
                 self.lock().settled_space_changes = cycle.space_changes;
@@ -222,44 +205,21 @@ impl Qcow2 {
         let _roots = (!cycle.tables.l1.is_empty()).then(|| self.probe.stage(Stage::Roots));
         cycle.l1_reached = true;
         self.write_l1(&cycle.tables).await?;
-        self.too_early(Mistake::ReuseBeforeClearingDurable, counts, cycle)
-            .await?;
-        if planted::is(Mistake::NoBarrierAfterEntries) {
-            return Ok(());
-        }
         self.sync(&self.file).await
     }
 
     /// Whether entries of a cut have to wait until what they refer to, and its counts, are durable.
     fn is_ordered(&self, counts: &Counts, cycle: &Cycle) -> bool {
-        let is_settled = self.lock().settled_space_changes == cycle.space_changes
-            || planted::is(Mistake::UnsettledSpaceIsFresh);
+        let is_settled = self.lock().settled_space_changes == cycle.space_changes;
         !counts.refcounts.is_settled()
             || !is_settled
             || cycle.tables.is_ordered()
             || self.format.data_file
     }
 
-    /// What a planted mistake does before its time.
-    async fn too_early(
-        &self,
-        mistake: Mistake,
-        counts: &mut Counts,
-        cycle: &mut Cycle,
-    ) -> Result<()> {
-        if !planted::is(mistake) {
-            return Ok(());
-        }
-        if mistake == Mistake::L1BeforeTable {
-            return self.write_l1(&cycle.tables).await;
-        }
-        self.lock().cleared.append(&mut cycle.freed);
-        self.open_quarantine(counts).await
-    }
-
     /// Flushes the data file first, so that no entry can be durable before its data.
     pub(super) async fn barrier(&self) -> Result<()> {
-        if self.format.data_file && !planted::is(Mistake::DataFileNotFlushed) {
+        if self.format.data_file {
             self.sync(&self.data).await?;
         }
         self.sync(&self.file).await
@@ -271,16 +231,10 @@ impl Qcow2 {
         let under_way = self.durable_writes.begin();
         let flushed = file.flush().await;
         if let Err(error) = &flushed {
-            let retried = planted::is(Mistake::FlushWithoutSpaceRetried) && is_no_space(error);
-            if !retried && !planted::is(Mistake::NoLatchAfterFailedFlush) {
-                self.lock().latch.set(error.duplicate());
-            }
+            self.lock().latch.set(error.duplicate());
         }
         under_way.end();
         flushed?;
-        if planted::is(Mistake::DurableWritesUnheard) {
-            return self.unlatched(&self.lock());
-        }
         self.hear_others().await
     }
 
@@ -333,8 +287,7 @@ impl Qcow2 {
         let unknown = cut
             .new_tables
             .iter()
-            .filter(|(_, table)| table.on_disk == OnDisk::Unknown)
-            .filter(|_| !planted::is(Mistake::NewTableNotZeroed));
+            .filter(|(_, table)| table.on_disk == OnDisk::Unknown);
         for (_, table) in unknown {
             self.file
                 .write(
@@ -353,14 +306,11 @@ impl Qcow2 {
     /// Writes single entries: L1 in memory may hold newer ones that must not go down yet.
     async fn write_l1(&self, cut: &Cut) -> Result<()> {
         let table = self.lock().header.l1_table_offset;
-        let mut entries: Vec<_> = cut
+        let entries: Vec<_> = cut
             .l1
             .iter()
             .map(|(&index, &entry)| (index, entry))
             .collect();
-        if planted::is(Mistake::L1FromMemory) && !entries.is_empty() {
-            entries = (0..).zip(self.lock().tables.l1().to_vec()).collect();
-        }
         if !entries.is_empty() {
             self.file.reach(Event::L1Update).await;
         }
@@ -390,11 +340,6 @@ impl Qcow2 {
         for cluster in ready.iter().flat_map(|(freed, _)| self.clusters_of(freed)) {
             match counts.refcounts.add(cluster, -1).await {
                 Ok(0) => free.push(cluster),
-                Ok(1) if planted::is(Mistake::CompressedFreedEarly) => free.push(cluster),
-                Ok(1) if planted::is(Mistake::LoweredTwice) => {
-                    counts.refcounts.add(cluster, -1).await?;
-                    free.push(cluster);
-                }
                 Ok(_) => {}
                 Err(error) => damaged = Some(error),
             }
@@ -403,20 +348,12 @@ impl Qcow2 {
         free.dedup();
         if let Some(tail) = &counts.compressed_tail
             && free.binary_search(&tail.cluster(self.geometry())).is_ok()
-            && !planted::is(Mistake::CompressedTailKept)
         {
             counts.compressed_tail = None;
         }
         let written = counts.refcounts.write_dirty().await;
         drop(lower);
         let _release = self.probe.stage(Stage::Release);
-        if planted::is(Mistake::PunchAfterReuse) {
-            for cluster in free.iter() {
-                let freed = (*cluster, Content::Unknown);
-                set_free(&mut self.lock(), counts.scanned, freed);
-            }
-            self.punch_clusters(&std::mem::take(&mut free)).await;
-        }
         let content = self.punch_clusters(&free).await;
         let mut state = self.lock();
         let state = &mut *state;
@@ -557,9 +494,6 @@ impl Qcow2 {
         if !self.zero_method.knows_fresh() || !self.file.capabilities().punches_holes {
             return found.push((free, Content::Unknown));
         }
-        if planted::is(Mistake::FoundCountsAsZeroes) {
-            return found.push((free, Content::Zeroes));
-        }
         let bits = self.geometry().cluster_bits();
         let step = (LOOK_BYTES >> bits).max(1);
         let mut at = free.start;
@@ -694,15 +628,12 @@ impl Qcow2 {
         };
         // What was read so far, entries among it, may be what a process left unflushed when it died:
         // nothing may be built on it before it is durable.
-        if !planted::is(Mistake::NoFlushBeforeFirstWrite)
-            && let Err(error) = self.barrier().await
-        {
+        if let Err(error) = self.barrier().await {
             self.lock().latch.set(error.duplicate());
             return Err(error);
         }
         let maintained = autoclear::DATA_FILE_RAW | autoclear::BITMAPS;
-        let clear = !planted::is(Mistake::AutoclearLeftSet);
-        if header.autoclear_features & !maintained != 0 && clear {
+        if header.autoclear_features & !maintained != 0 {
             header.autoclear_features &= maintained;
             self.write_header(&header).await?;
         }

@@ -12,7 +12,6 @@ use super::super::entry::bitmap::{
 use super::super::geometry::Geometry;
 use super::super::inspect::before_zero;
 use super::bits::DirtyBits;
-use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
 /// What the bits of the bitmaps that an image has in memory may take together.
@@ -276,8 +275,7 @@ impl Bitmaps {
     pub fn marked(&self) -> Option<Vec<Entry>> {
         let mut marked = self.directory.clone();
         for entry in &mut marked {
-            let all = self.resizing && !planted::is(Mistake::ResizedBitmapUnmarked);
-            if entry.fixed.auto() || all {
+            if entry.fixed.auto() || self.resizing {
                 entry.fixed = entry.fixed.marked_in_use();
             }
         }
@@ -305,7 +303,7 @@ impl Bitmaps {
             if let Bits::Loaded { bits, changed } = &mut bitmap.bits {
                 let old = bits.disk_bytes();
                 bits.resize(disk_bytes);
-                if enabled && !planted::is(Mistake::GrownNotDirty) {
+                if enabled {
                     bits.mark(&(old..disk_bytes));
                 }
                 *changed = true;

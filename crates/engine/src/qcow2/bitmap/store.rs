@@ -11,7 +11,6 @@ use super::super::{Counts, Qcow2};
 use super::bits::DirtyBits;
 use super::list::{self, Bitmaps, Bits, Entry};
 use crate::file::Durability;
-use crate::planted::{self, Mistake};
 use crate::{Buf, Error, Result};
 
 /// So many pieces of bits wait to be written together: 1 MiB as a rule.
@@ -66,11 +65,6 @@ impl Qcow2 {
         };
         let old = self.header();
         let old_directory = old.consistent_bitmaps().copied();
-        if planted::is(Mistake::BitmapSpaceFreedEarly) {
-            self.free_bitmaps(counts, bitmaps.directory(), &entries)
-                .await?;
-            counts.refcounts.write_dirty().await?;
-        }
         let mut new = old.clone();
         new.extensions.bitmaps = directory;
         new.autoclear_features &= !autoclear::BITMAPS;
@@ -94,10 +88,8 @@ impl Qcow2 {
             let clusters = self.directory_clusters(&directory);
             self.free_metadata(counts, clusters).await?;
         }
-        if !planted::is(Mistake::BitmapSpaceFreedEarly) {
-            self.free_bitmaps(counts, bitmaps.directory(), &entries)
-                .await?;
-        }
+        self.free_bitmaps(counts, bitmaps.directory(), &entries)
+            .await?;
         counts.refcounts.write_dirty().await
     }
 
@@ -147,9 +139,7 @@ impl Qcow2 {
             });
         }
         counts.refcounts.write_dirty().await?;
-        if !planted::is(Mistake::BitmapUnprepared) {
-            self.barrier().await?;
-        }
+        self.barrier().await?;
         Ok(Prepared { entries, directory })
     }
 

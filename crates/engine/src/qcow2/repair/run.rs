@@ -9,7 +9,6 @@ use super::copied::{Walk, apply};
 use super::plan::{Event, Observer, Outcome, Plan, RepairOptions, Scope, Summary, read_header};
 use super::step::{Change, Step};
 use crate::file::{Durability, HostFile};
-use crate::planted::{self, Mistake};
 use crate::units::pieces;
 use crate::{Buf, Result};
 
@@ -64,9 +63,6 @@ impl Plan<'_> {
         if header.version >= 3 {
             header.incompatible_features |= incompatible::DIRTY;
         }
-        if planted::is(Mistake::DirtyClearedEarly) {
-            header.incompatible_features &= !incompatible::DIRTY;
-        }
         if header != self.header {
             self.write_header(&header).await?;
         }
@@ -89,9 +85,6 @@ impl Plan<'_> {
         self.file.flush().await?;
         self.lower_counts().await?;
         self.walk_copied(Walk::Set).await?;
-        if planted::is(Mistake::RepairEndsUnflushed) {
-            return Ok(());
-        }
         self.file.flush().await
     }
 

@@ -19,7 +19,6 @@ use super::not_found;
 use super::tree::{Balance, Tree};
 use crate::file::{Durability, HostFile};
 use crate::job::{Job, Stage};
-use crate::planted::{self, Mistake};
 use crate::units::round_up;
 use crate::{Buf, Error, Result};
 
@@ -270,7 +269,7 @@ impl Qcow2 {
     ) -> Result<()> {
         self.refuse_counts(counts, &preparation.balance, job)
             .await?;
-        if preparation.changes_active && !planted::is(Mistake::SnapshotNotMarked) {
+        if preparation.changes_active {
             self.mark_dirty(true).await?;
         }
         let stage = self.probe.stage(ProbeStage::Raise);
@@ -305,9 +304,6 @@ impl Qcow2 {
             self.clear_l1_flags().await?;
         }
         job.enter(Stage::Flush);
-        if planted::is(Mistake::SnapshotUnprepared) {
-            return Ok(());
-        }
         self.barrier().await
     }
 
@@ -496,9 +492,7 @@ impl Qcow2 {
     /// All that is known of tables and clusters was known of the old state.
     pub(in super::super) fn forget_tables(&self, l1: Vec<u64>) {
         let mut state = self.lock();
-        if !planted::is(Mistake::SnapshotKeepsSlices) {
-            state.tables.replace(l1);
-        }
+        state.tables.replace(l1);
         state.fresh.forget();
     }
 

@@ -12,7 +12,6 @@ use super::super::check::reader::Reader;
 use super::super::entry::inspect::{Claim, inspect_l1};
 use super::super::entry::{EntryFormat, big_endian};
 use crate::job::{Job, Stage};
-use crate::planted::{self, Mistake};
 use crate::{Error, Result};
 
 /// Bytes of memory for what grows with the image, for each of two trees; as a check may use by default.
@@ -101,7 +100,6 @@ fn claims(format: &EntryFormat, table: &[u8]) -> impl Iterator<Item = (u64, u64)
         match format.inspect_l2(big_endian(&words[..8]), bitmap).claim {
             Claim::Nothing => None,
             Claim::Cluster { offset, .. } => Some((offset, format.geometry.cluster_bytes())),
-            Claim::Compressed { .. } if planted::is(Mistake::SnapshotForgetsCompressed) => None,
             Claim::Compressed { start, len } => Some((start, len)),
         }
     })

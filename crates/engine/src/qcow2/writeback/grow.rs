@@ -4,7 +4,6 @@
 use super::{REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, entry_writes, is_no_space};
 use crate::file::Event;
 use crate::growth::Situation;
-use crate::planted::{self, Mistake};
 use crate::qcow2::alloc::Content;
 use crate::qcow2::count_growth::{CountGrowth, table_entries};
 use crate::qcow2::entry::set_refcount;
@@ -265,9 +264,6 @@ impl Qcow2 {
         let mut blocks: Vec<(u64, u64, Vec<u8>)> =
             growth.placed_blocks(geometry.cluster_bytes()).collect();
         for cluster in metadata.clone().map(HostCluster) {
-            if planted::is(Mistake::BlocksNotCounted) {
-                break;
-            }
             let index = geometry.refcount_block_index(cluster);
             match blocks.iter_mut().find(|(block, ..)| *block == index) {
                 Some((_, _, bytes)) => {
@@ -300,13 +296,7 @@ impl Qcow2 {
         counts.refcounts.write_dirty().await?;
         self.reach_new_blocks(moved).await;
         self.write_all(writes).await?;
-        let skip = match moved {
-            true => planted::is(Mistake::RefcountTableBeforeDurable),
-            false => planted::is(Mistake::RefcountBlockBeforeDurable),
-        };
-        if !skip {
-            self.sync(&self.file).await?;
-        }
+        self.sync(&self.file).await?;
         drop(stage);
         let _table = self.probe.stage(Stage::CountTable);
         let old = counts.refcounts.table_offset();
