@@ -17,7 +17,7 @@ const LARGER: &[(&str, usize)] = &[
     ("crates/engine", 20),
     ("crates/queue", 6),
     ("crates/sim", 22),
-    ("xtask", 7),
+    ("xtask", 5),
 ];
 
 #[test]
