@@ -1,5 +1,5 @@
-//! Encrypted images as command lines have them: the options of their keys and of changing them, how long opening a key slot
-//! shall take, and what `info` tells of a LUKS header.
+//! Encrypted images as command lines have them: the options of their keys and of changing them, how
+//! long opening a key slot shall take, and what `info` tells of a LUKS header.
 
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ use crate::open::{object, workers};
 const ITER_TIME_DEFAULT_MS: u64 = 2000;
 /// Iterations at least, however short that time is.
 const ITERATIONS_MIN: u64 = 1000;
-/// Iterations that are not exceeded here, so that every LUKS program opens what is made: see `luks::Header::parse`.
+/// Iterations that are not exceeded here, so that every LUKS program opens what is made: see
+/// `luks::Header::parse`.
 const ITERATIONS_MAX: u64 = 1 << 27;
 /// A measurement takes this long at least: the clock is finer, and the processor awake by then.
 const MEASURED_NS: u64 = 10_000_000;
@@ -183,7 +184,8 @@ pub struct SlotOptions {
 }
 
 impl SlotOptions {
-    /// Those of a list, of which `value` finds the values by name, without the prefix that they have there; texts are QEMU's.
+    /// Those of a list, of which `value` finds the values by name, without the prefix that they
+    /// have there; texts are QEMU's.
     ///
     /// # Errors
     /// It is not said whether a key is added or erased, or what would belong to the other.
@@ -293,7 +295,8 @@ fn iterations_within(per_ms: u64, time_ms: u64) -> u32 {
     iterations.clamp(ITERATIONS_MIN, ITERATIONS_MAX) as u32
 }
 
-/// How many iterations this thread does in a millisecond; by its own time, since others want the processor too.
+/// How many iterations this thread does in a millisecond; by its own time, since others want the
+/// processor too.
 fn iterations_per_ms(hash: Hash, spec: &Spec) -> u64 {
     let now = || {
         let time = clock_gettime(ClockId::ThreadCPUTime);

@@ -1,8 +1,8 @@
 //! Options of a command line, scanned as the C library's getopt does: letters may be clustered,
 //! operands and options may be mixed, long names may be shortened, and the complaints are its.
 //!
-//! Options come one by one, because the caller acts on each before the next one is looked at: of two
-//! mistakes the first is reported. Pure.
+//! Options come one by one, because the caller acts on each before the next one is looked at: of
+//! two mistakes the first is reported. Pure.
 
 use std::fmt;
 

@@ -1,8 +1,9 @@
 //! Jobs on the command line: `-p` and `--rate-limit`, for every verb that takes its time.
 //!
-//! Progress is shown as qemu-img shows it, or as lines of JSON for programs; without either, SIGUSR1 has one
-//! line told on standard error, as qemu-img does. Under our own name the rate and the time that is left stand beside
-//! it. A standard output that fails cancels the job, as an interruption does.
+//! Progress is shown as qemu-img shows it, or as lines of JSON for programs; without either,
+//! SIGUSR1 has one line told on standard error, as qemu-img does. Under our own name the rate and
+//! the time that is left stand beside it. A standard output that fails cancels the job, as an
+//! interruption does.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};

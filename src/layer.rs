@@ -323,8 +323,8 @@ fn gate(look: &Look) -> NodeGate {
     }
 }
 
-/// The files of a backing chain, with the data files of its images, as a set that must not be overwritten. A data file
-/// that cannot be opened is left out: nothing that can be opened is it.
+/// The files of a backing chain, with the data files of its images, as a set that must not be
+/// overwritten. A data file that cannot be opened is left out: nothing that can be opened is it.
 pub async fn read_set(chain: &[Layer], read_as: ReadAs, look: &Look) -> ReadSet {
     let mut set = ReadSet::default();
     for layer in chain {

@@ -101,8 +101,9 @@ struct QemuImgLine {
 /// What all verbs may name by an ID.
 #[derive(clap::Args)]
 struct Objects {
-    /// Define an object: secret,id=ID,data=TEXT or secret,id=ID,file=PATH, with format=raw or base64;
-    /// tls-creds-x509 or tls-creds-psk,id=ID,dir=DIR,endpoint=server or client; authz-simple,id=ID,identity=NAME
+    /// Define an object: secret,id=ID,data=TEXT or secret,id=ID,file=PATH, with format=raw or
+    /// base64; tls-creds-x509 or tls-creds-psk,id=ID,dir=DIR,endpoint=server or client;
+    /// authz-simple,id=ID,identity=NAME
     #[arg(long = "object", value_name = "OBJECT", global = true)]
     definitions: Vec<String>,
 }

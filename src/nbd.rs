@@ -36,7 +36,8 @@ pub use file::open;
 /// The port that servers have by default (IANA).
 const PORT: &str = "10809";
 
-/// More connections than anybody has found a use for: nbdcopy takes four, unless it is told otherwise.
+/// More connections than anybody has found a use for: nbdcopy takes four, unless it is told
+/// otherwise.
 const MOST_CONNECTIONS: NonZeroU8 = NonZeroU8::new(16).unwrap();
 
 /// Where a server is.
@@ -182,7 +183,8 @@ impl ExportName {
         }
     }
 
-    /// Where its bytes are stored, as far as its name tells: two names of one socket are one server.
+    /// Where its bytes are stored, as far as its name tells: two names of one socket are one
+    /// server.
     pub fn storage(&self) -> Storage {
         use std::os::unix::fs::MetadataExt;
         let server = match &self.server {
@@ -195,8 +197,8 @@ impl ExportName {
         Storage::named(&format!("{server}/{}", self.export))
     }
 
-    /// Reads a file name that begins with `nbd:`, `nbd://`, `nbd+tcp://`, `nbd+unix://`, or with `nbds` in their place; `None`
-    /// of others.
+    /// Reads a file name that begins with `nbd:`, `nbd://`, `nbd+tcp://`, `nbd+unix://`, or with
+    /// `nbds` in their place; `None` of others.
     ///
     /// # Errors
     /// It is not what it begins as.

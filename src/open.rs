@@ -121,7 +121,8 @@ pub struct OpenHow {
     pub cache: CacheMode,
     /// `--aio`.
     pub aio: Aio,
-    /// It was named `native`, which QEMU has without the page cache only. Said under its programs' names alone.
+    /// It was named `native`, which QEMU has without the page cache only. Said under its programs'
+    /// names alone.
     pub aio_is_native: bool,
     /// What discards do.
     pub discard: DiscardPolicy,
@@ -129,7 +130,8 @@ pub struct OpenHow {
     pub detect_zeroes: DetectZeroes,
     /// How space is allocated, unless the specification says otherwise.
     pub alloc_policy: AllocPolicy,
-    /// Bytes of L2 tables kept in memory, unless the specification says otherwise; 0 is the default.
+    /// Bytes of L2 tables kept in memory, unless the specification says otherwise; 0 is the
+    /// default.
     pub cache_bytes: u64,
     /// Where unallocated data comes from, unless the specification says otherwise.
     pub backing: BackingChoice,
@@ -172,7 +174,8 @@ impl OpenHow {
     }
 }
 
-/// The queue's threads for blocking calls, which pack and unpack clusters too: for verbs that move much data.
+/// The queue's threads for blocking calls, which pack and unpack clusters too: for verbs that move
+/// much data.
 pub fn workers() -> Workers {
     Workers::new(|work| drop(cowslip_queue::blocking(work)))
 }
@@ -419,11 +422,12 @@ fn open_node<'a>(source: &'a Source, how: &'a OpenHow) -> Opening<'a> {
 type Opening<'a> =
     Pin<Box<dyn Future<Output = Result<Arc<dyn BlockFile>, CommandError>> + Send + 'a>>;
 
-/// Images at most of which each is the file of the one before, backing files that are described so included: an image
-/// may name itself in that way.
+/// Images at most of which each is the file of the one before, backing files that are described so
+/// included: an image may name itself in that way.
 const IMAGES_IN_LINE_MAX: usize = 16;
 
-/// What reads of an image keep. `-C` above what has no layers is said of the image whose disk it is.
+/// What reads of an image keep. `-C` above what has no layers is said of the image whose disk it
+/// is.
 fn copy_on_read(source: &Source, how: &OpenHow) -> CopyOnRead {
     let is_passed_on = source.format == Some(Format::Raw) && source.filters.image.is_some();
     match (source.copy_on_read, how.copy_on_read) {

@@ -23,7 +23,8 @@ pub fn tell_step(event: &Event<'_>) {
         }
         // It is told by the line that says that the refcounts are rebuilt.
         Event::Done(Step::RefcountTable { .. }) => {}
-        // QEMU takes its marks away without a word, and of snapshots it tells what becomes of their entries.
+        // QEMU takes its marks away without a word, and of snapshots it tells what becomes of their
+        // entries.
         Event::Done(Step::Marks { .. } | Step::SnapshotTable { .. }) => {}
         Event::Done(step) => tell(step),
         _ => {}

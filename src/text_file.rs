@@ -9,7 +9,8 @@ use cowslip::file::host::{HostOptions, open_host_file};
 
 use crate::error::CommandError;
 
-/// Writes a file of text, which must not be one that the command reads. A new one has this mode, less what the process masks.
+/// Writes a file of text, which must not be one that the command reads. A new one has this mode,
+/// less what the process masks.
 ///
 /// # Errors
 /// It stores a file of `read`; the system's failure, behind "Could not `verb`".

@@ -1,6 +1,6 @@
-//! `allocate` on file systems of each kind: the method that fits is chosen, holes get space and data stays, and whatever
-//! ends it, a signal, a full disk, the job's caller, leaves the file as it was. What mounts a file system needs
-//! root and a loop device, and says so if it has neither.
+//! `allocate` on file systems of each kind: the method that fits is chosen, holes get space and
+//! data stays, and whatever ends it, a signal, a full disk, the job's caller, leaves the file as it
+//! was. What mounts a file system needs root and a loop device, and says so if it has neither.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;

@@ -463,7 +463,8 @@ fn interrupt(table: &std::process::Child) {
     run(Command::new("kill").args(["-INT", &table.id().to_string()]));
 }
 
-/// Interrupted as soon as its first cell is there: the cell was printed before the end, and the end tells of it.
+/// Interrupted as soon as its first cell is there: the cell was printed before the end, and the end
+/// tells of it.
 #[test]
 fn the_cells_that_are_done_outlive_an_interruption() {
     let dir = scratch();
@@ -673,7 +674,8 @@ fn requests_over_time_are_drawn_with_what_they_allocated() {
     let drawn = |line: &&str| line.contains(" IOPS in 0.");
     let drawn: Vec<&str> = table.lines().filter(drawn).collect();
     assert!(!drawn.is_empty(), "{table}");
-    // What begins at the contestants' names is drawn for the image; a raw file tells nothing of clusters.
+    // What begins at the contestants' names is drawn for the image; a raw file tells nothing of
+    // clusters.
     let ours = drawn.iter().find(|line| line.trim().starts_with("cowslip"));
     assert!(ours.unwrap().contains("% took a cluster"), "{table}");
     assert!(drawn[0].contains(['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']));

@@ -1,9 +1,9 @@
-//! `bitmap` beside qemu-img's: the same words, exit codes and lists; and bitmaps that both programs keep up to date,
-//! whoever made them.
+//! `bitmap` beside qemu-img's: the same words, exit codes and lists; and bitmaps that both programs
+//! keep up to date, whoever made them.
 //!
-//! Deliberate differences: several changes of one command line are made together, so one that is refused ends the
-//! list and leaves what came before it, as in QEMU, but a crash leaves all of them or none; zeroes and discards that
-//! change nothing leave a bitmap clean.
+//! Deliberate differences: several changes of one command line are made together, so one that is
+//! refused ends the list and leaves what came before it, as in QEMU, but a crash leaves all of them
+//! or none; zeroes and discards that change nothing leave a bitmap clean.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;
@@ -13,7 +13,8 @@ use crate::support::golden::{self, words};
 use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 use serde_json::Value;
 
-/// Command lines of `bitmap`, run one after the other on the same files; those that begin with `io` write.
+/// Command lines of `bitmap`, run one after the other on the same files; those that begin with `io`
+/// write.
 const LINES: &str = "
 
 a.qcow2 b0
@@ -312,7 +313,8 @@ fn lose_first_bitmap(path: &Path) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// What is done to an image with bitmaps; each changes something, in whole clusters where QEMU's discards round.
+/// What is done to an image with bitmaps; each changes something, in whole clusters where QEMU's
+/// discards round.
 const CHANGES: [&str; 9] = [
     "write -P 1 100k 200k",
     "write -P 2 1000001 3",
@@ -325,7 +327,8 @@ const CHANGES: [&str; 9] = [
     "write -P 5 8388600 8",
 ];
 
-/// Images in which bitmaps of all granularities follow the same changes, made by us and by QEMU in turns.
+/// Images in which bitmaps of all granularities follow the same changes, made by us and by QEMU in
+/// turns.
 #[test]
 fn bitmaps_are_kept_up_to_date_by_either_program() {
     if !peers_are_installed(&["qemu-img", "qemu-io", "qemu-nbd", "nbdinfo"]) {

@@ -1,5 +1,5 @@
-//! `check` and `map` against qemu-img: the same bytes on standard output, the same words on standard
-//! error, the same exit code.
+//! `check` and `map` against qemu-img: the same bytes on standard output, the same words on
+//! standard error, the same exit code.
 //!
 //! Skips loudly where qemu-img and qemu-io are not installed.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.

@@ -1,7 +1,8 @@
-//! `check -r` that is interrupted: it says what that means, dies of the signal, and leaves an image that
-//! is no worse; run again it completes.
+//! `check -r` that is interrupted: it says what that means, dies of the signal, and leaves an image
+//! that is no worse; run again it completes.
 //!
-//! It is stopped by a pipe: its progress goes to standard output, which takes so many bytes and no more.
+//! It is stopped by a pipe: its progress goes to standard output, which takes so many bytes and no
+//! more.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::fs;
@@ -21,9 +22,9 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-/// A disk of 32 MiB with 512-byte clusters, so that the walks through its tables have steps to tell of.
-/// Counts are too low and too high, flags are wrong, an entry leads nowhere; the guest's data from 1 MiB on
-/// is untouched.
+/// A disk of 32 MiB with 512-byte clusters, so that the walks through its tables have steps to tell
+/// of. Counts are too low and too high, flags are wrong, an entry leads nowhere; the guest's data
+/// from 1 MiB on is untouched.
 fn broken_image(directory: &Path) -> Vec<u8> {
     let ours = || {
         let mut command = cowslip();

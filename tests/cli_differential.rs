@@ -1,9 +1,11 @@
-//! Command lines of qemu-img, qemu-io and qemu-nbd, right and wrong ones, beside these programs themselves: on equal files the
-//! same exit code, the same words but for what `support/judge.rs` and `known.rs` name, the same disks, and images that both
-//! checkers accept. Of what qemu-nbd serves, clients see the same.
+//! Command lines of qemu-img, qemu-io and qemu-nbd, right and wrong ones, beside these programs
+//! themselves: on equal files the same exit code, the same words but for what `support/judge.rs`
+//! and `known.rs` name, the same disks, and images that both checkers accept. Of what qemu-nbd
+//! serves, clients see the same.
 //!
-//! `COWSLIP_CLI_SEED` replays one case, or with `COWSLIP_CLI_CASES` so many from there on. A failure prints the
-//! seed, how the files were made, the lines and what came of the last. Every test here has cases of its own: name the test, too.
+//! `COWSLIP_CLI_SEED` replays one case, or with `COWSLIP_CLI_CASES` so many from there on. A
+//! failure prints the seed, how the files were made, the lines and what came of the last. Every
+//! test here has cases of its own: name the test, too.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::ops::Range;
@@ -253,7 +255,8 @@ fn lines_that_once_differed_differ_no_more() {
     assert!(failures.is_empty(), "{failures}");
 }
 
-/// A chain that qemu-img 10.0.2 damages when it rebases with `-c`; what it shows before is what it shows afterwards.
+/// A chain that qemu-img 10.0.2 damages when it rebases with `-c`; what it shows before is what it
+/// shows afterwards.
 #[test]
 fn a_compressed_rebase_keeps_the_disk() {
     if !peers_are_installed(&["qemu-img", "qemu-io"]) {
@@ -337,7 +340,8 @@ fn command_lines_do_what_qemu_imgs_do() {
     run_some(check_case, CASES);
 }
 
-/// Differences beyond the seeds of an ordinary run: `cargo test --test command cli_differential -- --ignored`.
+/// Differences beyond the seeds of an ordinary run: `cargo test --test command cli_differential --
+/// --ignored`.
 #[test]
 #[ignore = "takes minutes"]
 fn many_command_lines_do_what_qemu_imgs_do() {

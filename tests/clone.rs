@@ -1,5 +1,5 @@
-//! `clone`: on file systems with reflinks the files share their data, elsewhere an overlay is offered.
-//! The first needs root and a loop device, and says so if it has neither.
+//! `clone`: on file systems with reflinks the files share their data, elsewhere an overlay is
+//! offered. The first needs root and a loop device, and says so if it has neither.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;

@@ -1,8 +1,9 @@
-//! `convert` beside qemu-img's: the same words, exit codes and disks; maps that are equal where clusters decide; and what is
-//! ours alone: interrupted, cancelled and refused conversions.
+//! `convert` beside qemu-img's: the same words, exit codes and disks; maps that are equal where
+//! clusters decide; and what is ours alone: interrupted, cancelled and refused conversions.
 //!
-//! Deliberate differences: a target whose conversion has failed does not stay; a source that is its own target is
-//! refused also where no lock says so; a device or a name behind a protocol has our words.
+//! Deliberate differences: a target whose conversion has failed does not stay; a source that is its
+//! own target is refused also where no lock says so; a device or a name behind a protocol has our
+//! words.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -304,15 +305,15 @@ fn what_convert_makes_is_what_qemu_img_makes() {
             let check = ["check", "ours"];
             let checked = run(Command::new("qemu-img").current_dir(dir).args(check));
             assert!(checked.starts_with("No errors"), "{line}: {checked}");
-            // Of a large cluster that is written in part the rest stays a hole; what is written of one that has its space
-            // is whole.
+            // Of a large cluster that is written in part the rest stays a hole; what is written of
+            // one that has its space is whole.
             let by_bytes = line.contains("2M") || line.contains("preallocation");
             let keys = match by_bytes {
                 true => &["present", "data"][..],
                 false => &["present", "zero", "data"],
             };
-            // What of a subcluster's cluster was written is each one's own matter, and so is which clusters of a data file
-            // count as written.
+            // What of a subcluster's cluster was written is each one's own matter, and so is which
+            // clusters of a data file count as written.
             if !line.contains("extended") && !line.contains("DATA") {
                 assert_eq!(
                     mapped(dir, "ours", keys),
@@ -321,7 +322,8 @@ fn what_convert_makes_is_what_qemu_img_makes() {
                 );
             }
         } else if line.ends_with("a.raw") && !line.contains("falloc") {
-            // Space that is only allocated counts as data once it was read, as it was for the comparison.
+            // Space that is only allocated counts as data once it was read, as it was for the
+            // comparison.
             assert_eq!(
                 mapped(dir, "ours", &["zero"]),
                 mapped(dir, "theirs", &["zero"]),
@@ -623,7 +625,8 @@ fn what_was_done_is_told_in_json() {
     assert_eq!(told["format"], "qcow2");
 }
 
-/// Pieces are read and written side by side, and take their space in the order of the guest all the same.
+/// Pieces are read and written side by side, and take their space in the order of the guest all the
+/// same.
 #[test]
 fn what_is_converted_lies_in_the_order_of_the_guest() {
     let dir = scratch();
@@ -642,8 +645,8 @@ fn what_is_converted_lies_in_the_order_of_the_guest() {
     }
 }
 
-/// On a backing file is left out what the source has from its own; where it has none, or one that ends before, it reads as zeroes,
-/// and so must the copy.
+/// On a backing file is left out what the source has from its own; where it has none, or one that
+/// ends before, it reads as zeroes, and so must the copy.
 #[test]
 fn a_copy_on_a_backing_file_reads_as_its_source() {
     if !peers_are_installed(&["qemu-img", "qemu-io"]) {

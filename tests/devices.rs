@@ -376,8 +376,8 @@ fn parts_of_devices_may_begin_within_a_block() {
     }
 }
 
-/// Lines of qemu-img about DEVICE, full of noise, and files beside it. What a raw device and `out.raw`
-/// hold afterwards is the same byte by byte.
+/// Lines of qemu-img about DEVICE, full of noise, and files beside it. What a raw device and
+/// `out.raw` hold afterwards is the same byte by byte.
 const LINES_OF_RAW: &[&str] = &[
     "dd -f raw -O raw bs=4k if=source0 of=DEVICE",
     "dd -f raw -O raw bs=1000 count=256 skip=128 if=source0 of=DEVICE",

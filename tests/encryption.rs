@@ -1,10 +1,11 @@
 //! Encrypted images beside QEMU: what either writes the other reads, and both say the same of it.
 //!
-//! Key slots are cheap to open here (`iter-time=10`), or a test would wait for PBKDF2. QEMU measures for two seconds how fast
-//! it is whenever it makes a header, so it makes few of them.
+//! Key slots are cheap to open here (`iter-time=10`), or a test would wait for PBKDF2. QEMU
+//! measures for two seconds how fast it is whenever it makes a header, so it makes few of them.
 //!
-//! Deliberate differences: `check`, `info` and `snapshot -l` need no key; compressed clusters, which would not be encrypted, are refused; space that is
-//! preallocated reads as zeroes, where QEMU's decrypts to anything.
+//! Deliberate differences: `check`, `info` and `snapshot -l` need no key; compressed clusters,
+//! which would not be encrypted, are refused; space that is preallocated reads as zeroes, where
+//! QEMU's decrypts to anything.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;

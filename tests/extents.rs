@@ -1,6 +1,6 @@
-//! `extents` against filefrag, xfs_bmap and btrfs's own tools, on hundreds of files of random layout; images joined
-//! with their hosts against `map` and filefrag; and bad input. What mounts a file system needs root and a loop
-//! device, and says so if it has neither.
+//! `extents` against filefrag, xfs_bmap and btrfs's own tools, on hundreds of files of random
+//! layout; images joined with their hosts against `map` and filefrag; and bad input. What mounts a
+//! file system needs root and a loop device, and says so if it has neither.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

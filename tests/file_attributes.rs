@@ -1,5 +1,5 @@
-//! What a file system is told about a new image: the extent size hint of XFS, and not to copy on write, of
-//! btrfs. Needs root and a loop device.
+//! What a file system is told about a new image: the extent size hint of XFS, and not to copy on
+//! write, of btrfs. Needs root and a loop device.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;

@@ -1,6 +1,7 @@
-//! Filters below images: faults and stops (`blkdebug`), files that keep nothing (`null-co`), parts of files
-//! (`raw` with `offset` and `size`). The same command lines with qemu-io give the same text and the same bytes;
-//! an image that has met a fault has leaks at most, as both checkers see it.
+//! Filters below images: faults and stops (`blkdebug`), files that keep nothing (`null-co`), parts
+//! of files (`raw` with `offset` and `size`). The same command lines with qemu-io give the same
+//! text and the same bytes; an image that has met a fault has leaks at most, as both checkers see
+//! it.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::io::Write as _;
@@ -304,8 +305,8 @@ fn waiting_for_what_cannot_come_ends() {
     assert!(start.elapsed() >= Duration::from_secs(10));
 }
 
-/// Lines on an image, and in `qemu-img map` of it afterwards: what was cut, and into what, is told by where faults are met
-/// and by what is data.
+/// Lines on an image, and in `qemu-img map` of it afterwards: what was cut, and into what, is told
+/// by where faults are met and by what is data.
 fn cut_alike(at: &Path, (list, lines): (&str, &[&str]), status: i32) {
     let mut answers = Vec::new();
     for (name, program) in [("theirs", qemu_io as fn() -> Command), ("ours", our_io)] {
@@ -466,7 +467,8 @@ fn make_overlay(at: &Path) {
     run(qemu_io().current_dir(at).args(lines).arg("template"));
 }
 
-/// The work of [`ALL_OVER`] with a rule; then both checkers must find leaks at most. Whether a line failed.
+/// The work of [`ALL_OVER`] with a rule; then both checkers must find leaks at most. Whether a line
+/// failed.
 fn has_failed(at: &Path, rule: &str) -> bool {
     std::fs::copy(at.join("template"), at.join("a")).unwrap();
     let list = format!(

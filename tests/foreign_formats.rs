@@ -1,5 +1,5 @@
-//! Formats and protocols that QEMU has and we have not: each is named, with what to use in its place, however it is
-//! met, and no file of theirs is taken for raw.
+//! Formats and protocols that QEMU has and we have not: each is named, with what to use in its
+//! place, however it is met, and no file of theirs is taken for raw.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;
@@ -170,7 +170,8 @@ fn protocols_are_named() {
     );
 }
 
-/// A guest that writes such a header into a disk whose format was guessed would choose what opens it next time.
+/// A guest that writes such a header into a disk whose format was guessed would choose what opens
+/// it next time.
 #[test]
 fn no_header_gets_into_a_disk_whose_format_was_guessed() {
     if !peers_are_installed(&["qemu-io"]) {

@@ -1,6 +1,7 @@
-//! Lines of nodes that scripts describe: copies that reads make, writes that are compressed, an image as the file of an
-//! image, another data file, and backing files that are described or behind a server. The same command lines with QEMU's
-//! programs give the same text, and images in the same state.
+//! Lines of nodes that scripts describe: copies that reads make, writes that are compressed, an
+//! image as the file of an image, another data file, and backing files that are described or behind
+//! a server. The same command lines with QEMU's programs give the same text, and images in the same
+//! state.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::os::unix::process::CommandExt;
@@ -65,7 +66,8 @@ fn without_qemu() -> bool {
     !peers_are_installed(&["qemu-io", "qemu-img", "qemu-nbd"])
 }
 
-/// `base` with data at its beginning, `mid` on it, and the empty `top` on that, made with `options`.
+/// `base` with data at its beginning, `mid` on it, and the empty `top` on that, made with
+/// `options`.
 fn make_chain(at: &Path, options: &str) {
     qemu(at, &words("qemu-img create -q -f qcow2 base 2M"));
     qemu(

@@ -1,5 +1,6 @@
-//! `grow` beside writers on loop-mounted ext4 and XFS: fewer extents, no byte lost, no space left, nobody without space.
-//! What mounts a file system needs root and a loop device, and says so if it has neither.
+//! `grow` beside writers on loop-mounted ext4 and XFS: fewer extents, no byte lost, no space left,
+//! nobody without space. What mounts a file system needs root and a loop device, and says so if it
+//! has neither.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::fs::{self, File, OpenOptions};
@@ -346,7 +347,8 @@ fn a_nearly_full_file_system_is_left_to_its_writers() {
         let dir = at.join("grown");
         fs::create_dir(&dir).unwrap();
         let grow = Grow::start(&[], &dir);
-        // Four fifths of what there is: no writer is short of space, whoever of them holds some ahead.
+        // Four fifths of what there is: no writer is short of space, whoever of them holds some
+        // ahead.
         let pieces = room * 4 / 5 / 4 / PIECE as u64;
         let paths: Vec<PathBuf> = (0..4).map(|n| dir.join(format!("{n}"))).collect();
         let open: Vec<File> = paths.iter().map(|path| direct(path)).collect();

@@ -1,9 +1,9 @@
 //! Images written here are read and checked by QEMU, and images written by QEMU are read, modified
 //! and extended here, over the matrix of [`crate::support::shape`].
 //!
-//! Every case prints its seed. One case again:
-//! `COWSLIP_SEED=7 COWSLIP_SHAPE=v3-65536-extended-raw-rc16 cargo test --test command interop_matrix`.
-//! More of them: `COWSLIP_SEEDS=20` runs twenty seeds of each, from `COWSLIP_SEED` on.
+//! Every case prints its seed. One case again: `COWSLIP_SEED=7
+//! COWSLIP_SHAPE=v3-65536-extended-raw-rc16 cargo test --test command interop_matrix`. More of
+//! them: `COWSLIP_SEEDS=20` runs twenty seeds of each, from `COWSLIP_SEED` on.
 //!
 //! QEMU is the oracle: what a disk reads as before our first operation is what `qemu-img convert`
 //! says. Where the two disagree about a damaged image is not looked at here.

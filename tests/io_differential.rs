@@ -7,9 +7,10 @@
 //! Left out, because the programs differ on purpose: preallocation when resizing (`truncate -m`),
 //! breakpoints. And where the format leaves a choice:
 //! - after zeroes, discards and new sizes the programs may have allocated different clusters, so
-//!   `map` and `alloc` are compared on images without that history only, and compressed writes, which
-//!   QEMU refuses on stored clusters, happen there only;
-//! - QEMU discards whole clusters only, so what is discarded of an image with subclusters is then written;
+//!   `map` and `alloc` are compared on images without that history only, and compressed writes,
+//!   which QEMU refuses on stored clusters, happen there only;
+//! - QEMU discards whole clusters only, so what is discarded of an image with subclusters is then
+//!   written;
 //! - QEMU packs compressed clusters even where a refcount has one bit, and fails;
 //! - QEMU cannot grow a version 2 image on a longer backing file;
 //! - what is discarded in a raw data file may stay;

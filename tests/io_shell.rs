@@ -1,5 +1,5 @@
-//! What `cowslip io` says under the name `qemu-io`: golden texts taken from qemu-io 10.0.2, and many
-//! lines compared with the installed one.
+//! What `cowslip io` says under the name `qemu-io`: golden texts taken from qemu-io 10.0.2, and
+//! many lines compared with the installed one.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::io::{PipeReader, Read as _, Write as _};

@@ -1,5 +1,5 @@
-//! The bytes that each command locks of each file, beside QEMU's, as `strace` sees them. What differs on purpose is in
-//! [`DIFFERENT`], with its reason in docs/locking.md.
+//! The bytes that each command locks of each file, beside QEMU's, as `strace` sees them. What
+//! differs on purpose is in [`DIFFERENT`], with its reason in docs/locking.md.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::collections::{BTreeMap, BTreeSet};

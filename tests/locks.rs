@@ -578,8 +578,8 @@ fn reopening_keeps_what_is_held_and_asks_for_what_is_new() {
     assert_ne!(check.0, Some(1), "{check:?}");
 }
 
-/// Ours and QEMU's write their own pattern, wait, and read it back; whoever found it changed was not
-/// alone.
+/// Ours and QEMU's write their own pattern, wait, and read it back; whoever found it changed was
+/// not alone.
 #[test]
 fn of_contending_processes_only_one_writes() {
     if !peers_are_installed(PEERS) {

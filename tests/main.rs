@@ -1,5 +1,6 @@
-//! The command from outside: against its peers, on file systems of its own, with bad input. One program, so that what these
-//! files share is built and linked once; `cargo nextest run -p cowslip-cli convert::` runs one file's tests.
+//! The command from outside: against its peers, on file systems of its own, with bad input. One
+//! program, so that what these files share is built and linked once; `cargo nextest run -p
+//! cowslip-cli convert::` runs one file's tests.
 
 mod allocate;
 mod backing_policy;

@@ -1,6 +1,7 @@
 //! `measure` and `dd` beside qemu-img's: the same words, numbers, exit codes and files.
 //!
-//! Deliberate differences: `dd` refuses an output that is its input, where qemu-img empties it; snapshots are refused by name.
+//! Deliberate differences: `dd` refuses an output that is its input, where qemu-img empties it;
+//! snapshots are refused by name.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;

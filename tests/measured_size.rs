@@ -1,4 +1,5 @@
-//! A copy into an export, or a device, of exactly the size that `measure` has told, which both programs tell alike.
+//! A copy into an export, or a device, of exactly the size that `measure` has told, which both
+//! programs tell alike.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;
@@ -204,8 +205,8 @@ fn a_copy_fits_into_exactly_what_was_measured() {
     }
 }
 
-/// What the first refcount block of an image on a device does not count, 2 GiB with the usual clusters, is counted when it is
-/// needed, by a session of its own too.
+/// What the first refcount block of an image on a device does not count, 2 GiB with the usual
+/// clusters, is counted when it is needed, by a session of its own too.
 #[test]
 fn an_image_uses_all_of_its_device() {
     if !peers_are_installed(&["qemu-img", "qemu-io", "losetup"]) {

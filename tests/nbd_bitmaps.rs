@@ -1,4 +1,5 @@
-//! Bitmaps as metadata contexts beside qemu-nbd's: what is refused, what is listed, and what clients read of them.
+//! Bitmaps as metadata contexts beside qemu-nbd's: what is refused, what is listed, and what
+//! clients read of them.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::os::unix::net::UnixStream;
@@ -104,7 +105,8 @@ impl Server {
         golden::said(&outcome(nbdinfo.arg(map).arg(&self.uri)))
     }
 
-    /// What clients see of it but for the preferred block size, of which each server thinks otherwise.
+    /// What clients see of it but for the preferred block size, of which each server thinks
+    /// otherwise.
     fn seen(&self, dir: &Path, line: &[&str]) -> String {
         let listed = run(theirs()
             .current_dir(dir)

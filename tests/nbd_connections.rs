@@ -16,7 +16,8 @@ use crate::support::{cowslip, run, scratch};
 const DISK_BYTES: u64 = 24 << 20;
 /// What the first connection carries quickly while it is alone.
 const ALONE_BYTES: usize = 1 << 20;
-/// How long each piece behind that takes: a disk takes seconds, which is long enough for the others to come.
+/// How long each piece behind that takes: a disk takes seconds, which is long enough for the others
+/// to come.
 const SLOWNESS: Duration = Duration::from_millis(10);
 /// What every connection carries of the handshake at most; requests are longer.
 const HANDSHAKE_BYTES: usize = 4 << 10;
@@ -54,8 +55,8 @@ struct Traffic {
     used: usize,
 }
 
-/// What lies between a client and a server. A connection is slow behind its first [`ALONE_BYTES`], until so many
-/// connections are used.
+/// What lies between a client and a server. A connection is slow behind its first [`ALONE_BYTES`],
+/// until so many connections are used.
 struct Relay {
     socket: PathBuf,
     traffic: Arc<Mutex<Traffic>>,

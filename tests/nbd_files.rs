@@ -1,4 +1,5 @@
-//! Exports of NBD servers as files of the commands: QEMU's server and ours, beside QEMU's own programs.
+//! Exports of NBD servers as files of the commands: QEMU's server and ours, beside QEMU's own
+//! programs.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::os::unix::fs::FileExt;
@@ -121,7 +122,8 @@ fn a_disk_is_written_and_read_back_over_either_server() {
     }
 }
 
-/// An image whose file is somewhere else: everything that reads it works, and says what QEMU's program says.
+/// An image whose file is somewhere else: everything that reads it works, and says what QEMU's
+/// program says.
 #[test]
 fn an_image_in_an_export_is_mapped_checked_and_described() {
     if !peers_are_installed(&["qemu-nbd", "qemu-img", "qemu-io"]) {
@@ -190,7 +192,8 @@ fn an_image_in_an_export_is_mapped_checked_and_described() {
     assert!(!told.contains("failed"), "{told}");
 }
 
-/// A server's block status decides what of a disk is copied at all: of this one, what a second suffices for.
+/// A server's block status decides what of a disk is copied at all: of this one, what a second
+/// suffices for.
 #[test]
 fn of_a_disk_of_holes_only_data_is_read() {
     if !peers_are_installed(&["qemu-nbd"]) {
@@ -247,7 +250,8 @@ fn what_a_server_does_not_offer_is_said() {
     );
 }
 
-/// An export cannot be made, but an image in it: to the last word as qemu-img, and with the same disks.
+/// An export cannot be made, but an image in it: to the last word as qemu-img, and with the same
+/// disks.
 #[test]
 fn images_are_made_in_exports_as_qemu_img_makes_them() {
     if !peers_are_installed(&["qemu-nbd", "qemu-img"]) {

@@ -1,7 +1,7 @@
 //! `cowslip serve` and the NBD programs of others: qemu-io, qemu-img, nbdinfo, nbdcopy, fio.
 //!
-//! The server is a process, the clients are processes, the image is checked by both checkers when the
-//! server has ended. What the protocol says in every corner is tested in `cowslip-nbd`.
+//! The server is a process, the clients are processes, the image is checked by both checkers when
+//! the server has ended. What the protocol says in every corner is tested in `cowslip-nbd`.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::fs;
@@ -485,7 +485,8 @@ fn context_of(uri: &str, context: &str) -> Vec<(u64, u64, u64)> {
     runs
 }
 
-/// Which layer holds what, of a chain of three with data, zeroes and gaps in each, is told as qemu-nbd tells it.
+/// Which layer holds what, of a chain of three with data, zeroes and gaps in each, is told as
+/// qemu-nbd tells it.
 #[test]
 fn allocation_depth_is_told_as_qemu_nbd_tells_it() {
     if !peers_are_installed(&["nbdinfo", "qemu-img", "qemu-nbd", "qemu-io"]) {

@@ -1,5 +1,6 @@
-//! TLS with keys shared beforehand on the command line: ours and QEMU's programs as servers and as clients of each other,
-//! libnbd's and nbdkit beside them. The default build has none of it; `nbd_tls.rs` tests what it says then.
+//! TLS with keys shared beforehand on the command line: ours and QEMU's programs as servers and as
+//! clients of each other, libnbd's and nbdkit beside them. The default build has none of it;
+//! `nbd_tls.rs` tests what it says then.
 //!
 //! What the protocol says in every corner is tested in `cowslip-nbd`.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
@@ -136,7 +137,8 @@ fn a_server_of_qemu_is_understood_in_either_version() {
     }
 }
 
-/// Command lines that end at once, each said to both programs, in a directory with `keys/`, `wrong/` and `disk.raw`.
+/// Command lines that end at once, each said to both programs, in a directory with `keys/`,
+/// `wrong/` and `disk.raw`.
 const REFUSED: &str = "
 qemu-nbd --object tls-creds-psk,id=s,endpoint=server,dir=/nonexistent --tls-creds s disk.raw
 qemu-nbd --object tls-creds-psk,id=s,endpoint=server --tls-creds s disk.raw
@@ -154,7 +156,8 @@ qemu-img info --object tls-creds-psk,id=c,dir=keys,username=alic --image-opts dr
 qemu-img info --object tls-creds-psk,id=c,dir=keys,endpoint=server --image-opts driver=nbd,path=none,tls-creds=c
 ";
 
-/// Those that meet a server of QEMU's with keys, at `SOCKET`; and with certificates of whoever has `CERTIFICATES`.
+/// Those that meet a server of QEMU's with keys, at `SOCKET`; and with certificates of whoever has
+/// `CERTIFICATES`.
 const REFUSED_BY_A_SERVER: &str = "
 qemu-img info --object tls-creds-psk,id=c,dir=wrong --image-opts driver=nbd,path=SOCKET,tls-creds=c
 qemu-img info --object tls-creds-psk,id=c,dir=wrong,username=alice --image-opts driver=nbd,path=SOCKET,tls-creds=c

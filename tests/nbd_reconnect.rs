@@ -44,8 +44,8 @@ impl Drop for Server {
     }
 }
 
-/// What lies between a client and a server: it passes on what they say, and hangs up on both when so many bytes have
-/// gone one of the ways.
+/// What lies between a client and a server: it passes on what they say, and hangs up on both when
+/// so many bytes have gone one of the ways.
 struct Cutter {
     socket: PathBuf,
     cuts: Arc<AtomicUsize>,

@@ -1,4 +1,5 @@
-//! TLS on the command line: ours and QEMU's programs as servers and as clients of each other, libnbd's beside them.
+//! TLS on the command line: ours and QEMU's programs as servers and as clients of each other,
+//! libnbd's beside them.
 //!
 //! What the protocol says in every corner is tested in `cowslip-nbd`, whose certificates these are.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
@@ -223,7 +224,8 @@ fn over_tcp_the_certificate_is_for_the_host_that_is_named() {
     assert!(refused.contains("CertificateRequired"), "{refused}");
 }
 
-/// Command lines that end at once, each said to both programs. `@NAME` is the directory of that party.
+/// Command lines that end at once, each said to both programs. `@NAME` is the directory of that
+/// party.
 const REFUSED: &str = "
 qemu-nbd --object tls-creds-x509,id=s,endpoint=server,dir=/nonexistent --tls-creds s disk.raw
 qemu-nbd --object tls-creds-x509,id=s,endpoint=server --tls-creds s disk.raw

@@ -1,5 +1,5 @@
-//! Commands that would overwrite a file that they read: refused under whatever name the file is given, and no byte of it
-//! changes.
+//! Commands that would overwrite a file that they read: refused under whatever name the file is
+//! given, and no byte of it changes.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::collections::BTreeMap;
@@ -59,7 +59,8 @@ struct Scene {
     kept: Kept,
 }
 
-/// `over.qcow2` on `s.raw`, `top.qcow2` on that, `ext.qcow2` with its data in `d.raw`, `t.qcow2` with a bitmap.
+/// `over.qcow2` on `s.raw`, `top.qcow2` on that, `ext.qcow2` with its data in `d.raw`, `t.qcow2`
+/// with a bitmap.
 fn files(dir: &Path) {
     let at = |name: &str| dir.join(name);
     for (name, seed) in [("s.raw", 1u64), ("d.raw", 2)] {
@@ -559,7 +560,8 @@ fn an_export_of_a_source_is_not_overwritten() {
     }
 }
 
-/// Parts that do not meet are different disks: they may be one another's source, target and backing file.
+/// Parts that do not meet are different disks: they may be one another's source, target and backing
+/// file.
 #[test]
 fn parts_of_one_file_that_do_not_meet_are_different_disks() {
     if !peers_are_installed(&["qemu-img"]) {

@@ -1,11 +1,10 @@
 //! The power fails while an image on a real file system is written. All that the engine asks of its
-//! files is logged; the log is cut when a flush begins, when it has ended, and in between; what the disk may hold
-//! then is put together from the log, and judged: by QEMU's check and ours, and by what QEMU and we
-//! read, sector by sector. What was flushed is there, and the rest is old or new.
+//! files is logged; the log is cut when a flush begins, when it has ended, and in between; what the
+//! disk may hold then is put together from the log, and judged: by QEMU's check and ours, and by
+//! what QEMU and we read, sector by sector. What was flushed is there, and the rest is old or new.
 //!
-//! One case again, and with more cuts:
-//! `COWSLIP_SEED=7 COWSLIP_SHAPE=v3-65536-extended-raw-rc16 COWSLIP_CUTS=200 cargo test --test command power_cut`.
-//! More of them: `COWSLIP_SEEDS=20`.
+//! One case again, and with more cuts: `COWSLIP_SEED=7 COWSLIP_SHAPE=v3-65536-extended-raw-rc16
+//! COWSLIP_CUTS=200 cargo test --test command power_cut`. More of them: `COWSLIP_SEEDS=20`.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::fs;

@@ -1,5 +1,5 @@
-//! Preallocation as a job: interrupted it leaves nothing behind, it keeps its pace, tells how far it is, and
-//! refuses what does not fit before it begins.
+//! Preallocation as a job: interrupted it leaves nothing behind, it keeps its pace, tells how far
+//! it is, and refuses what does not fit before it begins.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::io::Read;
@@ -66,7 +66,8 @@ fn state(path: &Path) -> Option<(u64, u64)> {
     Some((used_bytes(path), found.len()))
 }
 
-/// But for the tables that a larger image would have, and a block in which the file system keeps a file's extents once it had many.
+/// But for the tables that a larger image would have, and a block in which the file system keeps a
+/// file's extents once it had many.
 fn assert_taken_back(path: &Path, before: Option<(u64, u64)>, line: &str) {
     let after = state(path);
     assert_eq!(after.is_some(), before.is_some(), "{line}");

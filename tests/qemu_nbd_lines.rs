@@ -1,4 +1,5 @@
-//! Command lines of qemu-nbd that end by themselves: refused, or answered. Both programs say the same and end alike.
+//! Command lines of qemu-nbd that end by themselves: refused, or answered. Both programs say the
+//! same and end alike.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::os::unix::process::CommandExt;
@@ -196,7 +197,8 @@ fn both_say_the_same() {
         let [theirs, mut ours] = [Command::new("qemu-nbd"), ours()]
             .map(|command| in_directory(command, dir.path(), line));
         if line.starts_with("-V") {
-            // The version of ours stands behind the version that it follows, and licences are others.
+            // The version of ours stands behind the version that it follows, and licences are
+            // others.
             assert!(ours.starts_with("qemu-nbd 10.0.2 (cowslip"), "{ours}");
             ours.clone_from(&theirs);
         }

@@ -305,8 +305,8 @@ fn large_and_hostile(dir: &Path) -> PathBuf {
     page
 }
 
-/// What sticks out: elements beyond what contains them, beside those that scroll; texts of a chart that are cut off or
-/// that lie on one another.
+/// What sticks out: elements beyond what contains them, beside those that scroll; texts of a chart
+/// that are cut off or that lie on one another.
 const CHECK: &str = r#"(() => {
   const found = [];
   const name = e => `${e.tagName}.${e.getAttribute('class')} "${e.textContent.slice(0, 40)}"`;
@@ -389,7 +389,8 @@ fn examine(browser: &mut Browser, page: &Path) {
             keep(&directory.join(file), &browser.screenshot());
         }
     }
-    // Of a small page: on paper the large one takes seconds, and the check above has seen it as it is printed.
+    // Of a small page: on paper the large one takes seconds, and the check above has seen it as it
+    // is printed.
     if std::fs::metadata(page).unwrap().len() < PRINTED_BYTES_MAX {
         let pdf = browser.pdf();
         // "%PDF-"

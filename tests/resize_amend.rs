@@ -1,9 +1,11 @@
-//! `resize` and `amend` beside qemu-img's: the same words, exit codes, and images that mean the same.
+//! `resize` and `amend` beside qemu-img's: the same words, exit codes, and images that mean the
+//! same.
 //!
-//! Deliberate differences: where a longer backing file would show, what is added is marked zero, and has its
-//! space, where qemu-img may write zeroes; the tail of the old last cluster of an image with subclusters is marked zero;
-//! a data file gets its space where qemu-img only gives it its length, and that length exactly; `amend` leaves zero clusters no
-//! space where nothing lies below them.
+//! Deliberate differences: where a longer backing file would show, what is added is marked zero,
+//! and has its space, where qemu-img may write zeroes; the tail of the old last cluster of an image
+//! with subclusters is marked zero; a data file gets its space where qemu-img only gives it its
+//! length, and that length exactly; `amend` leaves zero clusters no space where nothing lies below
+//! them.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::os::unix::fs::MetadataExt;
@@ -292,7 +294,8 @@ fn the_policy_is_amended() {
     assert!(ours("amend -o help").contains("alloc_policy="));
 }
 
-/// An image with data, zero clusters with space and without, above data and above nothing, beyond an end that moved.
+/// An image with data, zero clusters with space and without, above data and above nothing, beyond
+/// an end that moved.
 fn with_zeroes(dir: &Path) {
     std::fs::write(dir.join("base.raw"), vec![7; 1 << 20]).unwrap();
     for image in ["-b base.raw -F raw over.qcow2", "alone.qcow2 3M"] {
@@ -394,7 +397,8 @@ fn refcounts_get_every_width_and_count_the_same() {
     checked_by_qemu(dir.path(), "alone.qcow2");
 }
 
-/// Disk and snapshots hold what they held, as QEMU's tools read them, and a layer below does not show through.
+/// Disk and snapshots hold what they held, as QEMU's tools read them, and a layer below does not
+/// show through.
 #[test]
 fn zero_clusters_of_snapshots_become_what_version_2_can_say() {
     if !peers_are_installed(&["qemu-img", "qemu-io"]) {

@@ -1,6 +1,6 @@
-//! The server in its sandbox: every operation works on both I/O engines, every thread is confined, the
-//! socket's name goes at the end, `--sandbox=off` is what it says, and so are `on` and `auto` where the
-//! kernel lacks something.
+//! The server in its sandbox: every operation works on both I/O engines, every thread is confined,
+//! the socket's name goes at the end, `--sandbox=off` is what it says, and so are `on` and `auto`
+//! where the kernel lacks something.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::env;
@@ -191,8 +191,8 @@ fn a_server_in_the_background_is_confined_too() {
 const WITHOUT: &str = "COWSLIP_TEST_WITHOUT_CALL";
 const ARGUMENTS: &str = "COWSLIP_TEST_ARGUMENTS";
 
-/// In the test's second process: becomes `cowslip` on a kernel that lacks a call, as far as a program can
-/// tell: it gets ENOSYS. In the first process it returns.
+/// In the test's second process: becomes `cowslip` on a kernel that lacks a call, as far as a
+/// program can tell: it gets ENOSYS. In the first process it returns.
 fn become_cowslip_without_a_call() {
     let (Ok(call), Ok(arguments)) = (env::var(WITHOUT), env::var(ARGUMENTS)) else {
         return;
@@ -209,8 +209,8 @@ fn become_cowslip_without_a_call() {
     panic!("not run: {error}");
 }
 
-/// A server on a kernel that lacks a call: with `on` it does not serve, with `auto` it does, and either
-/// way it says what is missing.
+/// A server on a kernel that lacks a call: with `on` it does not serve, with `auto` it does, and
+/// either way it says what is missing.
 fn serve_without(call: i64, test: &str, missing: &str) {
     let directory = scratch();
     run(cowslip()

@@ -1,8 +1,9 @@
-//! `snapshot` beside qemu-img's: the same words, exit codes and lists, and images in which both find the same
-//! snapshots; and what is our own.
+//! `snapshot` beside qemu-img's: the same words, exit codes and lists, and images in which both
+//! find the same snapshots; and what is our own.
 //!
-//! Deliberate differences: what cannot be counted is refused by name, and leaves no leak; `-d` takes an ID under our
-//! own name; long options take their values as short ones do; a name of more than 255 bytes is refused.
+//! Deliberate differences: what cannot be counted is refused by name, and leaves no leak; `-d`
+//! takes an ID under our own name; long options take their values as short ones do; a name of more
+//! than 255 bytes is refused.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::os::unix::fs::FileExt;
@@ -318,7 +319,8 @@ measure -l small -O qcow2 -f raw t.qcow2
 measure -l small -O qcow2
 ";
 
-/// An image with snapshots of two states, of one size: qemu-img gives a snapshot the size that the disk has now.
+/// An image with snapshots of two states, of one size: qemu-img gives a snapshot the size that the
+/// disk has now.
 fn prepare_states(dir: &Path) {
     let create = words("create -q -f qcow2 t.qcow2 3M");
     run(Command::new("qemu-img").current_dir(dir).args(create));

@@ -1,10 +1,12 @@
-//! The command lines of programs that call `qemu-img` and `qemu-nbd`, as their sources have them, through links of these
-//! names and by the machine's QEMU: the same exit code, the same words (which they parse) and the same disks.
+//! The command lines of programs that call `qemu-img` and `qemu-nbd`, as their sources have them,
+//! through links of these names and by the machine's QEMU: the same exit code, the same words
+//! (which they parse) and the same disks.
 //!
-//! Each story is what one program does with its images, line after line, on equal files; `$DIR` is their directory, as
-//! most of them name files by whole paths. Only sizes are smaller, and `iter-time` is set where keys are made, which
-//! otherwise takes seconds. What is not supported, such as other formats and images behind http, is in
-//! `foreign_formats.rs`; devices of the kernel (`qemu-nbd --connect`) are left out.
+//! Each story is what one program does with its images, line after line, on equal files; `$DIR` is
+//! their directory, as most of them name files by whole paths. Only sizes are smaller, and
+//! `iter-time` is set where keys are made, which otherwise takes seconds. What is not supported,
+//! such as other formats and images behind http, is in `foreign_formats.rs`; devices of the kernel
+//! (`qemu-nbd --connect`) are left out.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::os::unix::fs::symlink;
@@ -29,8 +31,9 @@ const STORIES: &[Story] = &[
         file: "src/storage/storage_util.c, virStorageBackendCreateQemuImgCmdFromVol",
         lines: &[
             "qemu-img create -f qcow2 -o compat=0.10 $DIR/vol0.qcow2 2048K",
-            // virt-install, virt-manager and virt-clone run none of the programs: they ask libvirt for volumes, with lazy_refcounts if
-            // qcow2 (virtinst/storage.py, validate), all of it allocated unless `sparse=yes`.
+            // virt-install, virt-manager and virt-clone run none of the programs: they ask libvirt
+            // for volumes, with lazy_refcounts if qcow2 (virtinst/storage.py, validate), all of it
+            // allocated unless `sparse=yes`.
             "qemu-img create -f qcow2 -o compat=1.1,lazy_refcounts $DIR/vol.qcow2 2048K",
             "qemu-img create -f qcow2 -o preallocation=metadata,compat=1.1,lazy_refcounts $DIR/vol1.qcow2 2048K",
             "qemu-img create -f qcow2 -o preallocation=falloc,compat=1.1,cluster_size=131072,extended_l2=on $DIR/vol2.qcow2 2048K",
@@ -292,8 +295,8 @@ fn run_line(line: &str, dir: &Path, programs: &Path) -> Output {
     )
 }
 
-/// Progress, as those who show it to their users take it apart: `\((\d?\d\.\d\d)/100%\)`, and in vdsm the whole text
-/// between two returns.
+/// Progress, as those who show it to their users take it apart: `\((\d?\d\.\d\d)/100%\)`, and in
+/// vdsm the whole text between two returns.
 fn refuse_odd_progress(output: &Output, line: &str) {
     let text = String::from_utf8_lossy(&output.stdout);
     let Some(end) = text.rfind('\r') else {

@@ -1,4 +1,5 @@
-//! Targets that are made where bytes were before: whatever a device, an export or a data file held, the copy shows the source.
+//! Targets that are made where bytes were before: whatever a device, an export or a data file held,
+//! the copy shows the source.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::fs;
@@ -74,7 +75,8 @@ impl Drop for Made {
     }
 }
 
-/// A disk of zeroes with some data: known zeroes at its beginning and end, holes, and zeroes that are stored as data.
+/// A disk of zeroes with some data: known zeroes at its beginning and end, holes, and zeroes that
+/// are stored as data.
 fn source(dir: &Path) {
     let file = fs::File::create(dir.join("s.raw")).unwrap();
     file.set_len(DISK_BYTES).unwrap();

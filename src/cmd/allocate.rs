@@ -1,8 +1,9 @@
-//! `allocate`: space for a file of any kind, allocated as a job: what the file holds stays, its holes get space.
+//! `allocate`: space for a file of any kind, allocated as a job: what the file holds stays, its
+//! holes get space.
 //!
-//! Interrupted or failed, it takes back what it has allocated; a file that it has made is removed. What is chosen is
-//! said before it is done, with the reason, and what it has come to afterwards: extents beside the fewest
-//! that there could be.
+//! Interrupted or failed, it takes back what it has allocated; a file that it has made is removed.
+//! What is chosen is said before it is done, with the reason, and what it has come to afterwards:
+//! extents beside the fewest that there could be.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -378,8 +379,8 @@ impl Request<'_> {
     }
 }
 
-/// Whether a trial is not to be had: the user may not make files there, or there is less room than it needs, which may be
-/// enough for the file.
+/// Whether a trial is not to be had: the user may not make files there, or there is less room than
+/// it needs, which may be enough for the file.
 fn is_no_trial(error: &Error) -> bool {
     let Error::Io { source, .. } = error else {
         return false;

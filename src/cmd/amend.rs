@@ -1,7 +1,8 @@
 //! `amend`: changes options of an existing image, with qemu-img's options and words.
 //!
-//! Each option is one change of the header, a resize, or a change of key slots, and crash-safe by itself. What is not
-//! changed here is refused by name before anything is changed: the backing file (as with qemu-img).
+//! Each option is one change of the header, a resize, or a change of key slots, and crash-safe by
+//! itself. What is not changed here is refused by name before anything is changed: the backing file
+//! (as with qemu-img).
 
 use clap::ArgAction;
 use cowslip::file::host::Aio;
@@ -69,7 +70,8 @@ const AMENDABLE: &[&str] = &[
     "size",
 ];
 
-/// Options that only an existing image has: those of the keys in a qcow2 image, and of a LUKS volume.
+/// Options that only an existing image has: those of the keys in a qcow2 image, and of a LUKS
+/// volume.
 const OF_KEYS: &[Known] = &[
     known(
         "encrypt.keyslot",
@@ -202,7 +204,8 @@ struct Changes {
 }
 
 impl Changes {
-    /// In one session, or in two where version 3 allows what version 2 does not: an amendment ends its session.
+    /// In one session, or in two where version 3 allows what version 2 does not: an amendment ends
+    /// its session.
     fn in_passes(self, image: &Image) -> Vec<Changes> {
         let layers = image.layers();
         let header = layers.first().and_then(|layer| layer.header.as_ref());

@@ -1,8 +1,9 @@
 //! `bench`: what an image costs, measured.
 //!
-//! `bench FILE` measures one image in process, with qemu-img's command line ([`image`]). `bench TABLE` makes a whole table,
-//! `bench all` all of them, `bench report` a page of results that were made before: all that is in the crate of the benches.
-//! A file that is called as a table is measured as `./NAME`.
+//! `bench FILE` measures one image in process, with qemu-img's command line ([`image`]). `bench
+//! TABLE` makes a whole table, `bench all` all of them, `bench report` a page of results that were
+//! made before: all that is in the crate of the benches. A file that is called as a table is
+//! measured as `./NAME`.
 
 use crate::output::Program;
 

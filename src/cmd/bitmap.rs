@@ -1,8 +1,9 @@
-//! `bitmap`: changes persistent dirty bitmaps, with qemu-img's options and words: several changes of one bitmap, in
-//! the order of the command line.
+//! `bitmap`: changes persistent dirty bitmaps, with qemu-img's options and words: several changes
+//! of one bitmap, in the order of the command line.
 //!
-//! They are made in memory, and the image has them when it is closed, all together: after a crash it has the old
-//! bitmaps or the new ones. A change that is refused ends the list, and those before it stay.
+//! They are made in memory, and the image has them when it is closed, all together: after a crash
+//! it has the old bitmaps or the new ones. A change that is refused ends the list, and those before
+//! it stay.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use cowslip::Error;
@@ -23,7 +24,8 @@ use crate::size::SIZE_MAX;
 pub struct Args {
     #[command(flatten)]
     actions: Actions,
-    /// Bytes of the disk that a bit of a new bitmap stands for; a cluster, from 4 KiB to 64 KiB, if not told
+    /// Bytes of the disk that a bit of a new bitmap stands for; a cluster, from 4 KiB to 64 KiB, if
+    /// not told
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     granularity: Option<String>,
     /// The image that --merge takes bitmaps from

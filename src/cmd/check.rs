@@ -1,10 +1,10 @@
 //! `check`: every structure and every refcount of a qcow2 image; with `-r` they are repaired, with
 //! `--plan` it is told what a repair would do.
 //!
-//! Text, JSON and exit codes are qemu-img's: 0 sound, 1 could not check, 2 corruptions, 3 leaks only,
-//! 63 for formats without checks; after a repair they tell what remains. Unlike qemu-img it needs
-//! neither the backing file nor the external data file nor the key of an encrypted image: none of
-//! them is looked at.
+//! Text, JSON and exit codes are qemu-img's: 0 sound, 1 could not check, 2 corruptions, 3 leaks
+//! only, 63 for formats without checks; after a repair they tell what remains. Unlike qemu-img it
+//! needs neither the backing file nor the external data file nor the key of an encrypted image:
+//! none of them is looked at.
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
-//! `clone`: a second file that shares all its data with the first, by the file system's reflinks (XFS,
-//! btrfs): made in an instant, independent of the first from then on.
+//! `clone`: a second file that shares all its data with the first, by the file system's reflinks
+//! (XFS, btrfs): made in an instant, independent of the first from then on.
 //!
-//! Where the file system has none the refusal offers an overlay, which shares data everywhere; `--copy` copies
-//! instead. The source is claimed as backing files are, so nobody writes to it meanwhile. What a qcow2 image
-//! names keeps its meaning at the new place.
+//! Where the file system has none the refusal offers an overlay, which shares data everywhere;
+//! `--copy` copies instead. The source is claimed as backing files are, so nobody writes to it
+//! meanwhile. What a qcow2 image names keeps its meaning at the new place.
 
 use std::path::{Path, absolute};
 use std::sync::Arc;
@@ -227,8 +227,8 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// Relative names in an image are relative to it: in another directory they become absolute. Nobody uses the
-/// clone yet, so its header is simply written.
+/// Relative names in an image are relative to it: in another directory they become absolute. Nobody
+/// uses the clone yet, so its header is simply written.
 async fn rename_files(
     target: &Arc<dyn BlockFile>,
     header: Header,

@@ -1,5 +1,5 @@
-//! `commit`: writes what an image holds into its backing file, or into one further down, with qemu-img's options
-//! and words.
+//! `commit`: writes what an image holds into its backing file, or into one further down, with
+//! qemu-img's options and words.
 
 use cowslip::Error;
 use cowslip::commit::{Afterwards, Commit};
@@ -148,7 +148,8 @@ fn depth(args: &Args, image: &Image, source: &Source) -> Result<usize, CommandEr
             _ => Ok(1),
         };
     };
-    // As it is named there, or as a file: from where the image is, and under our own name from here too.
+    // As it is named there, or as a file: from where the image is, and under our own name from here
+    // too.
     let from_here = (!is_called_as_qemu()).then(|| base.clone());
     let wanted = [Some(resolve_name(&source.filename, base)), from_here];
     let wanted = wanted.map(|name| name.and_then(|name| content_of(&name)));

@@ -1,7 +1,8 @@
 //! `compare`: whether two disks hold the same, with qemu-img's words and exit codes.
 //!
-//! 0 is the same, 1 different, 2 could not open (or a mistake in the options), 3 could not tell what is where,
-//! 4 could not read. What both disks say is zero, or have from one image, is not read.
+//! 0 is the same, 1 different, 2 could not open (or a mistake in the options), 3 could not tell
+//! what is where, 4 could not read. What both disks say is zero, or have from one image, is not
+//! read.
 
 use cowslip::compare::{Comparison, Failure, Side, Strictness, Verdict, compare};
 use cowslip::file::Sharing;

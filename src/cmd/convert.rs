@@ -1,8 +1,9 @@
 //! `convert`: copies the disk of an image, or of several one after the other, into another image.
 //!
-//! Command line, refusals and exit codes are qemu-img's, and so is what becomes of zeroes, holes and backing files. Whatever
-//! ends it early leaves nothing that passes for an image: a new target is removed, one that was there before is
-//! emptied; one that `-n` has filled in part stays, and it is said.
+//! Command line, refusals and exit codes are qemu-img's, and so is what becomes of zeroes, holes
+//! and backing files. Whatever ends it early leaves nothing that passes for an image: a new target
+//! is removed, one that was there before is emptied; one that `-n` has filled in part stays, and it
+//! is said.
 
 use std::time::{Duration, Instant};
 
@@ -126,7 +127,8 @@ pub struct Args {
     /// Move at most so many bytes a second
     #[arg(short = 'r', long, value_name = "RATE", allow_hyphen_values = true)]
     rate: Option<String>,
-    /// How many pieces are under way together, 1 to 16, each with up to 2 MiB of memory; 8, or 16 if a server is far away
+    /// How many pieces are under way together, 1 to 16, each with up to 2 MiB of memory; 8, or 16
+    /// if a server is far away
     #[arg(short = 'm', long, value_name = "NUMBER", allow_hyphen_values = true)]
     parallel: Option<String>,
     /// Have the system copy, and share data where the file system can
@@ -239,8 +241,8 @@ pub fn sparse_bytes(text: &str) -> Result<u64, CommandError> {
     }
 }
 
-/// A read that is still under way after [`FAR`]: then more has to be under way. Where nothing waits, pieces that no cache
-/// holds any more only cost.
+/// A read that is still under way after [`FAR`]: then more has to be under way. Where nothing
+/// waits, pieces that no cache holds any more only cost.
 async fn slow_read(sources: &[Image]) -> Option<impl Future<Output = ()>> {
     for image in sources {
         let is_remote = image.layers().iter().any(|layer| layer.id.is_none());
@@ -315,8 +317,8 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// What is said of the target. It is looked at when the sources are open, as qemu-img does: what is wrong with them is
-    /// told first.
+    /// What is said of the target. It is looked at when the sources are open, as qemu-img does:
+    /// what is wrong with them is told first.
     fn choose_target(&mut self) -> Result<(), CommandError> {
         let args = self.args;
         self.format = match args.target_image_opts {
@@ -486,8 +488,8 @@ impl<'a> Request<'a> {
         Ok(images)
     }
 
-    /// Whether the target may simply share the source's data: a copy of a raw file, and nothing else asked for. Not under
-    /// QEMU's name, since scripts use that copy to make holes of zeroes.
+    /// Whether the target may simply share the source's data: a copy of a raw file, and nothing
+    /// else asked for. Not under QEMU's name, since scripts use that copy to make holes of zeroes.
     fn may_share(&self, sources: &[Image]) -> bool {
         let args = self.args;
         let [source] = sources else { return false };

@@ -167,7 +167,8 @@ pub(super) const QCOW2_OPTIONS: &[Known] = &[
     ),
 ];
 
-/// Options that QEMU's images do not have. Links named as QEMU's programs take them, and do not list them.
+/// Options that QEMU's images do not have. Links named as QEMU's programs take them, and do not
+/// list them.
 pub(super) const OWN_QCOW2_OPTIONS: &[Known] = &[known(
     "alloc_policy",
     Kind::Text,
@@ -465,8 +466,8 @@ fn same_as_backing() -> CommandError {
     CommandError::new("Error: Trying to create an image with the same filename as the backing file")
 }
 
-/// Opens the backing chain for its size, unless that is not wanted, and settles the size. Returns the files of the chain; of
-/// one that is not wanted, those that are there.
+/// Opens the backing chain for its size, unless that is not wanted, and settles the size. Returns
+/// the files of the chain; of one that is not wanted, those that are there.
 async fn look_at_backing(request: &mut Request, args: &Args) -> Result<ReadSet, CommandError> {
     let name = options::value(&request.options, "backing_file").map(str::to_string);
     let format = options::value(&request.options, "backing_fmt").map(str::to_string);
@@ -500,7 +501,8 @@ async fn look_at_backing(request: &mut Request, args: &Args) -> Result<ReadSet, 
     Ok(read)
 }
 
-/// How a backing chain is looked at, whatever other processes do with it: nothing is read but sizes and names.
+/// How a backing chain is looked at, whatever other processes do with it: nothing is read but sizes
+/// and names.
 fn look_with(trust: &Trust) -> Look {
     Look {
         sharing: Sharing::Forced,
@@ -750,8 +752,8 @@ async fn make(request: &Request, read: ReadSet, job: &Job) -> Result<(), Command
     Ok(())
 }
 
-/// Makes the image's file, and its data file if it has one. All of them are open, and known to store nothing of `read`,
-/// before any of them is cut or written.
+/// Makes the image's file, and its data file if it has one. All of them are open, and known to
+/// store nothing of `read`, before any of them is cut or written.
 pub(super) async fn make_files(
     request: &Request,
     mut read: ReadSet,

@@ -1,6 +1,8 @@
-//! `dd`: copies a part of an image's disk into a new image, all of it as data, as `qemu-img dd` does.
+//! `dd`: copies a part of an image's disk into a new image, all of it as data, as `qemu-img dd`
+//! does.
 //!
-//! `count` is counted from the beginning of the input, also where blocks are skipped: that is what qemu-img does.
+//! `count` is counted from the beginning of the input, also where blocks are skipped: that is what
+//! qemu-img does.
 
 use cowslip::convert::{Options, Plan, Sources, Unwritten};
 use cowslip::file::host::{Aio, FlushPolicy};

@@ -1,4 +1,5 @@
-//! Options of qemu-img whose values are judged where they stand on the line: of several mistakes the first is told.
+//! Options of qemu-img whose values are judged where they stand on the line: of several mistakes
+//! the first is told.
 
 use super::{check, convert, resize};
 use crate::error::CommandError;

@@ -1,5 +1,5 @@
-//! `extents`: where files are on their devices, and where a guest's disk is in them. The command line, and how files are
-//! opened; the report is made in the crate of that name.
+//! `extents`: where files are on their devices, and where a guest's disk is in them. The command
+//! line, and how files are opened; the report is made in the crate of that name.
 
 use std::path::Path;
 
@@ -33,7 +33,8 @@ pub struct Args {
     force_share: bool,
     #[command(flatten)]
     trust: Trust,
-    /// How extents are found out: fiemap, fibmap or seek; the first that the file system knows by default
+    /// How extents are found out: fiemap, fibmap or seek; the first that the file system knows by
+    /// default
     #[arg(long, value_name = "METHOD", value_parser = parse_method)]
     by: Option<Method>,
     /// Write data back first, so that nothing is delayed

@@ -1,4 +1,5 @@
-//! `completions` and `manual`: what shells and `man` know of the command lines, made from their declarations.
+//! `completions` and `manual`: what shells and `man` know of the command lines, made from their
+//! declarations.
 
 use std::path::{Path, PathBuf};
 
@@ -38,7 +39,8 @@ pub struct CompletionsArgs {
 /// Command line of `manual`.
 #[derive(clap::Args)]
 pub struct ManualArgs {
-    /// A directory, such as /usr/local/share/man/man1: one page for each program and each verb is written there
+    /// A directory, such as /usr/local/share/man/man1: one page for each program and each verb is
+    /// written there
     directory: PathBuf,
 }
 

@@ -1,7 +1,8 @@
 //! `grow`: space ahead of the ends of files that other programs write.
 //!
-//! The policy is the engine's ([`cowslip::growth`]). `watch.rs` tells what happens, `files.rs` and `entry.rs` say what
-//! follows, `target.rs` does it, and has the reason why no byte is lost; `tell.rs` puts it in words.
+//! The policy is the engine's ([`cowslip::growth`]). `watch.rs` tells what happens, `files.rs` and
+//! `entry.rs` say what follows, `target.rs` does it, and has the reason why no byte is lost;
+//! `tell.rs` puts it in words.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -27,8 +28,8 @@ use files::{Files, Settings};
 use tell::{Teller, Told};
 use watch::{Batch, Watch};
 
-/// Between one look and the next, so that the writers' events come in batches: at a gigabyte a second a file gets a
-/// megabyte longer in it.
+/// Between one look and the next, so that the writers' events come in batches: at a gigabyte a
+/// second a file gets a megabyte longer in it.
 const PAUSE: Duration = Duration::from_millis(1);
 /// The longest fixed step.
 const FIXED_MAX: u64 = 1 << 40;
@@ -125,7 +126,8 @@ fn watched(args: &Args, teller: &mut Teller) -> Result<(), CommandError> {
         rule: args.policy,
         idle: args.idle,
     });
-    // Whatever ends it, what was allocated is given back first; a standard output that fails is looked for below.
+    // Whatever ends it, what was allocated is given back first; a standard output that fails is
+    // looked for below.
     output::brings_to_an_end(|| {});
     teller.begin(&args.paths);
     let outcome = attended(args, (&mut watch, &signals), &mut files, teller);

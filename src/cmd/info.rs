@@ -210,8 +210,9 @@ fn limits_text(limits: &Value, level: usize, lines: &mut Vec<String>) {
     specific_text(limits, level + 1, lines);
 }
 
-/// What requests to a file of the host have to keep to, in QEMU's words (`BlockLimitsInfo`). Here, too, what is not
-/// aligned goes through buffers that are, so nothing is refused. Those that are not told do not exist.
+/// What requests to a file of the host have to keep to, in QEMU's words (`BlockLimitsInfo`). Here,
+/// too, what is not aligned goes through buffers that are, so nothing is refused. Those that are
+/// not told do not exist.
 fn file_limits() -> Value {
     json!({
         "request-alignment": 1,

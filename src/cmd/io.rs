@@ -1,7 +1,7 @@
 //! `cowslip io`, also under the name `qemu-io`: a shell that reads, writes and examines one image.
 //!
-//! Command lines, output and errors are those of qemu-io 10.0.2, down to its C library's complaints.
-//! Left out: zones. They are refused in plain words.
+//! Command lines, output and errors are those of qemu-io 10.0.2, down to its C library's
+//! complaints. Left out: zones. They are refused in plain words.
 
 use std::ffi::OsString;
 

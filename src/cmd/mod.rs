@@ -130,7 +130,8 @@ pub enum CowslipVerb {
     Extents(Box<extents::Args>),
     /// Keep space allocated ahead of the ends of files that other programs write
     Grow(grow::Args),
-    /// Show the main job on real data: overlays on a golden image, served, written, read back, checked
+    /// Show the main job on real data: overlays on a golden image, served, written, read back,
+    /// checked
     Demo(demo::Args),
     /// Print completions for a shell
     Completions(generate::CompletionsArgs),
@@ -172,8 +173,8 @@ pub fn run_qemu_nbd(args: &[OsString], program: &Program) -> u8 {
 }
 
 /// Runs lines of the qemu-io shell on an open image, silently. Commands that reach beyond it (other
-/// files, signals, the end of the process, waiting) are only taken apart. Returns whether all succeeded.
-/// For fuzzing; runs on a queue.
+/// files, signals, the end of the process, waiting) are only taken apart. Returns whether all
+/// succeeded. For fuzzing; runs on a queue.
 pub async fn run_io_lines(image: cowslip::Image, lines: &[&str]) -> bool {
     io::run_lines(image, lines).await
 }

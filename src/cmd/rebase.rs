@@ -1,8 +1,9 @@
 //! `rebase`: gives an image another backing file, with qemu-img's options and words.
 //!
-//! Safe, which is the default, the disk stays what it is: what the new backing file shows differently is written into
-//! the image first. Unsafe (`-u`), only the header changes. A chain that would be a loop is refused either way, but with
-//! `-u` not of whoever calls it `qemu-img`, which makes it.
+//! Safe, which is the default, the disk stays what it is: what the new backing file shows
+//! differently is written into the image first. Unsafe (`-u`), only the header changes. A chain
+//! that would be a loop is refused either way, but with `-u` not of whoever calls it `qemu-img`,
+//! which makes it.
 
 use cowslip::Error;
 use cowslip::file::host::{Aio, resolve_name};
@@ -161,7 +162,8 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Changes the backing file. What is refused by us is the outer error, what the engine says the inner one.
+/// Changes the backing file. What is refused by us is the outer error, what the engine says the
+/// inner one.
 async fn change(
     image: &Image,
     (args, source): (&Args, &Source),
@@ -215,8 +217,9 @@ async fn change(
     Ok(rebased)
 }
 
-/// Refuses a backing file that is, or whose chain has, the image itself, or that is stored where the image writes. A file
-/// that cannot be opened is no loop; opening it for the rebase reports why.
+/// Refuses a backing file that is, or whose chain has, the image itself, or that is stored where
+/// the image writes. A file that cannot be opened is no loop; opening it for the rebase reports
+/// why.
 async fn refuse_loop(
     image: &Image,
     (args, resolved): (&Args, &str),

@@ -1,8 +1,8 @@
 //! `cowslip serve`, also under the name `qemu-nbd`: an image as an NBD export.
 //!
-//! The image is opened once and shared by all connections. SIGTERM, SIGINT and SIGHUP end the server
-//! in order: nothing new is accepted, what was started is finished, the image is flushed and closed,
-//! the socket removed. Left out, and refused in plain words: the kernel's NBD devices.
+//! The image is opened once and shared by all connections. SIGTERM, SIGINT and SIGHUP end the
+//! server in order: nothing new is accepted, what was started is finished, the image is flushed and
+//! closed, the socket removed. Left out, and refused in plain words: the kernel's NBD devices.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -61,8 +61,8 @@ pub struct Args {
     /// Tell clients that ask (qemu:allocation-depth) which image of the backing chain holds what
     #[arg(short = 'A', long)]
     allocation_depth: bool,
-    /// Tell clients that ask (qemu:dirty-bitmap:NAME) what this persistent bitmap, of the image or of one below it, says;
-    /// more than once for several
+    /// Tell clients that ask (qemu:dirty-bitmap:NAME) what this persistent bitmap, of the image or
+    /// of one below it, says; more than once for several
     #[arg(short = 'B', long = "bitmap", value_name = "NAME")]
     bitmaps: Vec<String>,
     /// Refuse writes
@@ -88,16 +88,16 @@ pub struct Args {
     /// What clients' discards do: unmap or ignore
     #[arg(long, default_value = "unmap")]
     discard: String,
-    /// What clients' writes of zeroes do: off (nothing special), on (they need no space that is not there),
-    /// or unmap (their space is given back)
+    /// What clients' writes of zeroes do: off (nothing special), on (they need no space that is not
+    /// there), or unmap (their space is given back)
     #[arg(long, default_value = "off", value_name = "MODE")]
     detect_zeroes: String,
-    /// How space is allocated: contiguous (whole clusters, ahead of need), sparse (what is written only),
-    /// or auto: as the image says
+    /// How space is allocated: contiguous (whole clusters, ahead of need), sparse (what is written
+    /// only), or auto: as the image says
     #[arg(long, default_value = "auto", value_name = "POLICY")]
     alloc_policy: String,
-    /// Bytes of L2 tables kept in memory for the image and its backing chain, 32M if not given; SIGUSR1
-    /// makes the server say what it keeps, and how often that did
+    /// Bytes of L2 tables kept in memory for the image and its backing chain, 32M if not given;
+    /// SIGUSR1 makes the server say what it keeps, and how often that did
     #[arg(long, value_name = "SIZE")]
     cache_size: Option<String>,
     /// Start serving at this byte of the image
@@ -109,14 +109,16 @@ pub struct Args {
     /// Write the server's process number into this file
     #[arg(long, value_name = "PATH")]
     pid_file: Option<PathBuf>,
-    /// Give up what serving does not need: auto (what the system has of it), on (or do not serve), off
+    /// Give up what serving does not need: auto (what the system has of it), on (or do not serve),
+    /// off
     #[arg(long, default_value = "auto", value_name = "MODE")]
     sandbox: String,
-    /// Serve over TLS with the credentials of this ID (--object tls-creds-x509,…,endpoint=server or tls-creds-psk,…), and
-    /// nobody without
+    /// Serve over TLS with the credentials of this ID (--object tls-creds-x509,…,endpoint=server or
+    /// tls-creds-psk,…), and nobody without
     #[arg(long, value_name = "ID")]
     tls_creds: Option<String>,
-    /// Serve those clients only whom the object of this ID allows (--object authz-simple,… or authz-list,…)
+    /// Serve those clients only whom the object of this ID allows (--object authz-simple,… or
+    /// authz-list,…)
     #[arg(long, value_name = "ID", requires = "tls_creds")]
     tls_authz: Option<String>,
     /// Tell what happens, on standard error

@@ -1,4 +1,5 @@
-//! `snapshot`: lists, makes, applies and deletes internal snapshots, with qemu-img's options and words.
+//! `snapshot`: lists, makes, applies and deletes internal snapshots, with qemu-img's options and
+//! words.
 //!
 //! Interrupted, a change is taken back, unless it has been made already: then it goes to its end.
 
@@ -32,7 +33,8 @@ pub struct Args {
     /// Make a snapshot of this name; others may have it, too
     #[arg(short, long, value_name = "NAME", action = ArgAction::Append)]
     create: Vec<String>,
-    /// Make the disk what it was when the snapshot with this ID or name was taken; what it holds now is lost
+    /// Make the disk what it was when the snapshot with this ID or name was taken; what it holds
+    /// now is lost
     #[arg(short, long, value_name = "ID|NAME", action = ArgAction::Append)]
     apply: Vec<String>,
     /// Delete the first snapshot of this name; under the name cowslip also the one with this ID

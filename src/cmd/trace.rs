@@ -1,4 +1,5 @@
-//! `-T` of qemu-io and qemu-nbd. There are no trace events, which is what QEMU says of those that it does not have.
+//! `-T` of qemu-io and qemu-nbd. There are no trace events, which is what QEMU says of those that
+//! it does not have.
 
 use crate::output::Program;
 

@@ -1,5 +1,5 @@
-//! Where requests stop, and which have: `break`, `wait_break`, `resume` and `remove_break` of the shell, as far
-//! as a file that debugs is concerned.
+//! Where requests stop, and which have: `break`, `wait_break`, `resume` and `remove_break` of the
+//! shell, as far as a file that debugs is concerned.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

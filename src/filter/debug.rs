@@ -110,8 +110,8 @@ fn config_text(name: &str) -> Result<String, ConfigError> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A file whose requests fail or stop as rules have it. Those that are larger than its limits become several, one after
-/// the other, and the rules are about each of them.
+/// A file whose requests fail or stop as rules have it. Those that are larger than its limits
+/// become several, one after the other, and the rules are about each of them.
 #[derive(Debug)]
 pub struct DebugFile {
     node: Node,

@@ -1,9 +1,9 @@
 //! Which requests to a file fail, and with what: the rules of `blkdebug`. Pure.
 //!
-//! A rule waits for an event. When the work on the image reaches it, rules of `inject-error` become active (in
-//! place of those that were), and from then on the requests that they match fail; rules of `set-state` change
-//! the state that others may ask for. So a rule hits the request that follows its event, and, unless it is
-//! for `once`, all that come later.
+//! A rule waits for an event. When the work on the image reaches it, rules of `inject-error` become
+//! active (in place of those that were), and from then on the requests that they match fail; rules
+//! of `set-state` change the state that others may ask for. So a rule hits the request that follows
+//! its event, and, unless it is for `once`, all that come later.
 
 use std::fmt;
 use std::ops::Range;

@@ -1,13 +1,15 @@
-//! The command lines of `qemu-img`, read as getopt reads them, for a parser that reads them otherwise.
+//! The command lines of `qemu-img`, read as getopt reads them, for a parser that reads them
+//! otherwise.
 //!
-//! The verbs' own parser (clap) has their options, values and help. What it does in another way is what scripts see when
-//! something is wrong with a line, and some lines that are right: a value may begin with a dash, a name may be shortened,
-//! of a line's mistakes the first one is told, in the C library's words. So a line under the name `qemu-img` is scanned
-//! here first and handed on in a form that leaves nothing to decide: options by their full names, values apart, operands
-//! behind `--`.
+//! The verbs' own parser (clap) has their options, values and help. What it does in another way is
+//! what scripts see when something is wrong with a line, and some lines that are right: a value may
+//! begin with a dash, a name may be shortened, of a line's mistakes the first one is told, in the C
+//! library's words. So a line under the name `qemu-img` is scanned here first and handed on in a
+//! form that leaves nothing to decide: options by their full names, values apart, operands behind
+//! `--`.
 //!
-//! The tables are what qemu-img 10.0.2 accepts, which is not all that its `--help` lists, in the order in which it lists
-//! them where a shortened name is ambiguous. Pure.
+//! The tables are what qemu-img 10.0.2 accepts, which is not all that its `--help` lists, in the
+//! order in which it lists them where a shortened name is ambiguous. Pure.
 
 use clap::{Arg, Command};
 
@@ -381,8 +383,8 @@ const VERBS: &[Verb] = &[
 /// Its second operand is a size, which may begin with a minus.
 const RESIZE: &str = "resize";
 
-/// The line, its program's name first, as `parser` reads it: the verbs are the parser's subcommands. `judge` gets the verb,
-/// and each of its options when it is met.
+/// The line, its program's name first, as `parser` reads it: the verbs are the parser's
+/// subcommands. `judge` gets the verb, and each of its options when it is met.
 ///
 /// # Errors
 /// What is wrong with it.

@@ -1,15 +1,16 @@
 //! An export of an NBD server as a file: [`BlockFile`] over the client.
 //!
-//! The client belongs to one queue, and files are used from several threads. So each connection has a thread with a
-//! queue of its own ([`Worker`]). Ranges and capabilities are what the server has told; whatever it answers later, [`cowslip_nbd::Client`] has
-//! checked.
+//! The client belongs to one queue, and files are used from several threads. So each connection has
+//! a thread with a queue of its own ([`Worker`]). Ranges and capabilities are what the server has
+//! told; whatever it answers later, [`cowslip_nbd::Client`] has checked.
 //!
-//! One connection is what everybody gets. Who asks for more (`connections=N`) gets them from servers that offer
-//! `CAN_MULTI_CONN`: what one connection has written the others read, and a flush over one is for what all have been
-//! told is written (`doc/proto.md`, "Transmission flags"). It is sent over each that has written all the same: one whose
-//! server has ended says nothing of that by itself, and another may have reached the server that came after it. They come up behind the first one, so that nobody waits for
-//! them, and a server that takes no more clients costs nothing but the attempt. A request goes to the connection
-//! that has the fewest.
+//! One connection is what everybody gets. Who asks for more (`connections=N`) gets them from
+//! servers that offer `CAN_MULTI_CONN`: what one connection has written the others read, and a
+//! flush over one is for what all have been told is written (`doc/proto.md`, "Transmission flags").
+//! It is sent over each that has written all the same: one whose server has ended says nothing of
+//! that by itself, and another may have reached the server that came after it. They come up behind
+//! the first one, so that nobody waits for them, and a server that takes no more clients costs
+//! nothing but the attempt. A request goes to the connection that has the fewest.
 
 use std::cmp::Ordering;
 use std::fmt;

@@ -1,14 +1,17 @@
-//! A connection to an export that comes back when it is lost, for those who asked for that (`reconnect-delay`).
+//! A connection to an export that comes back when it is lost, for those who asked for that
+//! (`reconnect-delay`).
 //!
-//! A request that the server has not answered is sent again over the new connection. That is right since all requests
-//! of the protocol say what is to be, not what is to be done with what is there: a read, a write of these bytes to this
-//! place, zeroes, a discard, a flush. Whether the server had done one of them or not when the connection was lost, it
-//! is done afterwards; and requests that overlap have no order as long as they are under way.
+//! A request that the server has not answered is sent again over the new connection. That is right
+//! since all requests of the protocol say what is to be, not what is to be done with what is there:
+//! a read, a write of these bytes to this place, zeroes, a discard, a flush. Whether the server had
+//! done one of them or not when the connection was lost, it is done afterwards; and requests that
+//! overlap have no order as long as they are under way.
 //!
-//! What nobody can make good from here: a server that ends loses what it has answered and nobody has flushed, if it
-//! keeps that in its memory; and one that goes on with a request of the old connection while the new one is there can
-//! do an old write after a newer one. So the wait is the user's choice, and off if nobody chooses; and the first flush
-//! after a loss of the first kind fails ([`super::unflushed`]).
+//! What nobody can make good from here: a server that ends loses what it has answered and nobody
+//! has flushed, if it keeps that in its memory; and one that goes on with a request of the old
+//! connection while the new one is there can do an old write after a newer one. So the wait is the
+//! user's choice, and off if nobody chooses; and the first flush after a loss of the first kind
+//! fails ([`super::unflushed`]).
 
 use std::cell::RefCell;
 use std::io;
@@ -27,8 +30,8 @@ use super::unflushed::Unflushed;
 use super::{ExportName, refused};
 use crate::error::CommandError;
 
-/// Pauses between attempts to connect: the first is what a server needs to start again at once, and each is twice as
-/// long as the one before it, up to the last.
+/// Pauses between attempts to connect: the first is what a server needs to start again at once, and
+/// each is twice as long as the one before it, up to the last.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 /// How long a server that is there may take for the handshake, as servers give their clients.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -103,7 +106,8 @@ impl Link {
         !self.way.export.waits.reconnect.is_zero()
     }
 
-    /// Asks the server, as often as it takes: again over the next connection where one was lost before the answer.
+    /// Asks the server, as often as it takes: again over the next connection where one was lost
+    /// before the answer.
     pub(super) async fn ask<T>(
         self: &Rc<Link>,
         request: impl FnMut(&Client) -> Pending<Result<T, ClientError>>,
@@ -232,7 +236,8 @@ impl Link {
     }
 }
 
-/// Whether this can stand for the export that was opened. Its name may have been given to another disk.
+/// Whether this can stand for the export that was opened. Its name may have been given to another
+/// disk.
 fn is_the_same(known: &ExportDescription, export: &ExportDescription) -> bool {
     let read_only = TransmissionFlags::READ_ONLY;
     export.size == known.size

@@ -1,4 +1,5 @@
-//! What becomes of the requests of a file at the server: they are cut to what it takes, and its answers put together.
+//! What becomes of the requests of a file at the server: they are cut to what it takes, and its
+//! answers put together.
 
 use std::io;
 use std::rc::Rc;
@@ -17,7 +18,8 @@ use super::unflushed::FlushPart;
 const PAYLOAD_BYTES: u64 = 32 << 20;
 /// Bytes of a request without payload: its length has 32 bits, and some servers take it as signed.
 const PLAIN_BYTES: u64 = 1 << 30;
-/// The same with extended headers: far more than any disk has, and far from where sums of 63 bits end.
+/// The same with extended headers: far more than any disk has, and far from where sums of 63 bits
+/// end.
 const EXTENDED_PLAIN_BYTES: u64 = 1 << 60;
 
 /// How long requests may be.
@@ -198,7 +200,8 @@ async fn flush(link: &Rc<Link>) -> io::Result<()> {
     flushed.await.map_err(io_error)?
 }
 
-/// Data and holes as the server tells them, what reads as zeroes being holes; all is data if it tells nothing.
+/// Data and holes as the server tells them, what reads as zeroes being holes; all is data if it
+/// tells nothing.
 async fn status(
     link: &Rc<Link>,
     limits: Limits,

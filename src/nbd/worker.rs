@@ -1,5 +1,5 @@
-//! A connection to an export, and the thread that has it: requests go there through a [`Mailbox`], their results come
-//! back as completions.
+//! A connection to an export, and the thread that has it: requests go there through a [`Mailbox`],
+//! their results come back as completions.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -36,8 +36,8 @@ enum Role {
 }
 
 impl Worker {
-    /// Connects. What the server tells of the export, or why there is no connection, is the second; until then nothing
-    /// may be asked.
+    /// Connects. What the server tells of the export, or why there is no connection, is the second;
+    /// until then nothing may be asked.
     ///
     /// # Errors
     /// There is no thread for it.
@@ -47,7 +47,8 @@ impl Worker {
         Ok((worker, connected))
     }
 
-    /// Connects, as long as it takes, to the export that is known already. Nobody is told if that does not succeed.
+    /// Connects, as long as it takes, to the export that is known already. Nobody is told if that
+    /// does not succeed.
     ///
     /// # Errors
     /// There is no thread for it.

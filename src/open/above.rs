@@ -1,5 +1,5 @@
-//! Filters between the user and an image in a list of options: `copy-on-read` and `compress`. The engine does their
-//! work; what is left of the list describes the image.
+//! Filters between the user and an image in a list of options: `copy-on-read` and `compress`. The
+//! engine does their work; what is left of the list describes the image.
 
 use super::graph::{NODES_MAX, Pairs};
 use crate::error::CommandError;
@@ -46,7 +46,8 @@ pub fn take(mut list: Pairs) -> Result<(Pairs, Above), CommandError> {
     )))
 }
 
-/// The list of the node below one of them. What every node has is said of the image, unless that says it itself.
+/// The list of the node below one of them. What every node has is said of the image, unless that
+/// says it itself.
 fn below(list: Pairs, driver: &str, above: &mut Above) -> Result<Pairs, CommandError> {
     let (mut ours, mut theirs) = (Pairs::new(), Pairs::new());
     let mut bottom = Copies::All;

@@ -3,8 +3,8 @@
 use crate::error::CommandError;
 use crate::options;
 
-/// `cache-size` and its parts, in bytes. QEMU has a cache of L2 tables and one of refcount blocks; here there is
-/// one, whose budget is that of the L2 tables.
+/// `cache-size` and its parts, in bytes. QEMU has a cache of L2 tables and one of refcount blocks;
+/// here there is one, whose budget is that of the L2 tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct CacheSizes {
     total: Option<u64>,

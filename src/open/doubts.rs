@@ -1,12 +1,13 @@
-//! Options that change nothing here, or that nothing has: QEMU tells what is wrong with them once it has opened what they are
-//! said of, and by then something else may have been wrong.
+//! Options that change nothing here, or that nothing has: QEMU tells what is wrong with them once
+//! it has opened what they are said of, and by then something else may have been wrong.
 
 use cowslip::image::Format;
 
 use crate::error::CommandError;
 use crate::options;
 
-/// Options of the qcow2 driver in QEMU, beside those whose names begin as one of [`OF_QCOW2_BEGIN`].
+/// Options of the qcow2 driver in QEMU, beside those whose names begin as one of
+/// [`OF_QCOW2_BEGIN`].
 const OF_QCOW2: &[&str] = &[
     "lazy-refcounts",
     "pass-discard-request",
@@ -52,7 +53,8 @@ impl Doubts {
         }
     }
 
-    /// Takes an option that changes nothing here, or does not exist; `false` if it is none of these.
+    /// Takes an option that changes nothing here, or does not exist; `false` if it is none of
+    /// these.
     ///
     /// # Errors
     /// What QEMU tells at once.

@@ -1,4 +1,5 @@
-//! The way to the files that images name: those of the host, exports of NBD servers, and what `json:` describes.
+//! The way to the files that images name: those of the host, exports of NBD servers, and what
+//! `json:` describes.
 
 use std::sync::Arc;
 

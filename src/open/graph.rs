@@ -1,9 +1,10 @@
-//! Filters in a list of options, taken out of it: what is left describes an image and its file alone, which
-//! `spec.rs` reads.
+//! Filters in a list of options, taken out of it: what is left describes an image and its file
+//! alone, which `spec.rs` reads.
 //!
-//! A list describes a line of nodes, each the child of the one before: a format or none, then filters, then what
-//! has the bytes: a file, an export, or the disk of another image, whose options are a list of their own. The options of
-//! a child stand behind the name that its parent has for it: `file.`, or `image.` under `blkdebug`.
+//! A list describes a line of nodes, each the child of the one before: a format or none, then
+//! filters, then what has the bytes: a file, an export, or the disk of another image, whose options
+//! are a list of their own. The options of a child stand behind the name that its parent has for
+//! it: `file.`, or `image.` under `blkdebug`.
 
 use std::time::Duration;
 
@@ -144,8 +145,8 @@ impl Peeling {
             .map(|(_, value)| value.as_str())
     }
 
-    /// The format's own options go to the plain ones, those of a `blkdebug` above it that only sets limits to the disk's.
-    /// The beginning of the names that describe its file.
+    /// The format's own options go to the plain ones, those of a `blkdebug` above it that only sets
+    /// limits to the disk's. The beginning of the names that describe its file.
     fn format(&mut self) -> Result<String, CommandError> {
         match self.get("driver") {
             Some("blkdebug") if self.has_rules() => return Ok(String::new()),
@@ -176,7 +177,8 @@ impl Peeling {
         self.rest.iter().any(|(name, _)| is_rule(name))
     }
 
-    /// `blkdebug` without rules above a format: the disk of the image has its limits, and nothing stands over it.
+    /// `blkdebug` without rules above a format: the disk of the image has its limits, and nothing
+    /// stands over it.
     fn limits_above(&mut self) -> Result<(), CommandError> {
         let name = self.take("filename").or(self.take("x-image"));
         let Filter::Debug(spec) = self.debug("")? else {

@@ -38,7 +38,8 @@ pub fn pairs(json: &str) -> Result<Vec<(String, String)>, CommandError> {
     Ok(out)
 }
 
-/// A list whose file name may be a JSON object: its members, but for those that the list has itself.
+/// A list whose file name may be a JSON object: its members, but for those that the list has
+/// itself.
 ///
 /// # Errors
 /// As [`pairs`].
@@ -55,7 +56,8 @@ pub fn expanded(mut list: Vec<(String, String)>) -> Result<Vec<(String, String)>
     Ok(members)
 }
 
-/// A list as one JSON object in QEMU's way of writing it: what stands before dots is a member that has members.
+/// A list as one JSON object in QEMU's way of writing it: what stands before dots is a member that
+/// has members.
 pub fn text(list: &[(String, String)]) -> String {
     let mut whole = Value::Object(Map::new());
     for (name, value) in list {

@@ -1,5 +1,5 @@
-//! The internal snapshot that is read in the place of the disk: `-l` of qemu-img and qemu-nbd, `snapshot.id=` and
-//! `snapshot.name=` of an image specification.
+//! The internal snapshot that is read in the place of the disk: `-l` of qemu-img and qemu-nbd,
+//! `snapshot.id=` and `snapshot.name=` of an image specification.
 
 use cowslip::qcow2::snapshot::SnapshotChoice;
 
@@ -7,7 +7,8 @@ use crate::error::CommandError;
 use crate::options;
 use crate::output::Program;
 
-/// The snapshot that `-l` names: `snapshot.id=ID,snapshot.name=NAME` (either alone, too), or an ID, else a name.
+/// The snapshot that `-l` names: `snapshot.id=ID,snapshot.name=NAME` (either alone, too), or an ID,
+/// else a name.
 ///
 /// # Errors
 /// The name of the option that there is not.

@@ -1,8 +1,8 @@
-//! `--object`: what command lines define beside images, and name by an ID: secrets, credentials for TLS, and whom a server
-//! serves.
+//! `--object`: what command lines define beside images, and name by an ID: secrets, credentials for
+//! TLS, and whom a server serves.
 //!
-//! They are defined before anything is opened, once for the process, and found by their IDs wherever a specification or a
-//! list of options names one. Their bytes are in no message.
+//! They are defined before anything is opened, once for the process, and found by their IDs
+//! wherever a specification or a list of options names one. Their bytes are in no message.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -48,8 +48,8 @@ pub fn define_all(definitions: &[String]) -> Result<(), CommandError> {
     definitions.iter().try_for_each(|text| define(text))
 }
 
-/// Defines an object: `secret,id=ID,data=TEXT|file=PATH[,format=raw|base64]`, `tls-creds-x509,…`, `authz-simple,…` or
-/// `authz-list,…` ([`tls`]), `tls-creds-psk,…` ([`psk`]), or the same as JSON.
+/// Defines an object: `secret,id=ID,data=TEXT|file=PATH[,format=raw|base64]`, `tls-creds-x509,…`,
+/// `authz-simple,…` or `authz-list,…` ([`tls`]), `tls-creds-psk,…` ([`psk`]), or the same as JSON.
 ///
 /// # Errors
 /// It is none of them, or not a whole one; in QEMU's words.

@@ -1,8 +1,9 @@
-//! Keys that both sides share beforehand: the object `tls-creds-psk`, which is a directory with a file `keys.psk`, and such a
-//! file by itself, as URIs name it.
+//! Keys that both sides share beforehand: the object `tls-creds-psk`, which is a directory with a
+//! file `keys.psk`, and such a file by itself, as URIs name it.
 //!
-//! The file has lines `USER:KEY`, as `psktool` writes them. A server serves all of its users; a client is one of them: `qemu`
-//! where nothing is said, as QEMU has it, and with URIs whoever runs the program, as libnbd has it.
+//! The file has lines `USER:KEY`, as `psktool` writes them. A server serves all of its users; a
+//! client is one of them: `qemu` where nothing is said, as QEMU has it, and with URIs whoever runs
+//! the program, as libnbd has it.
 //!
 //! Source: qemu(1), "tls-creds-psk"; nbd_connect_uri(3).
 
@@ -37,7 +38,8 @@ pub fn credentials(pairs: &[(String, String)]) -> Result<Credentials, CommandErr
             "dir" => directory = Some(PathBuf::from(value)),
             "endpoint" => endpoint = tls::endpoint(value)?,
             "username" => user = Some(value.as_str()),
-            // Both sides prove that they have the key, whatever this says: the handshake is that proof.
+            // Both sides prove that they have the key, whatever this says: the handshake is that
+            // proof.
             "verify-peer" => {
                 options::switch(name, value)?;
             }
@@ -62,7 +64,8 @@ pub fn credentials(pairs: &[(String, String)]) -> Result<Credentials, CommandErr
     }
 }
 
-/// What a client needs that has been given a file of keys, but no object. Without a name it is the user who runs the program.
+/// What a client needs that has been given a file of keys, but no object. Without a name it is the
+/// user who runs the program.
 ///
 /// # Errors
 /// A file that cannot be used, or no key for the user in it.

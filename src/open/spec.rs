@@ -111,7 +111,8 @@ pub fn parse_format(name: &str) -> Result<Format, CommandError> {
     }
 }
 
-/// The name of a file without `file:`. What would name a protocol then is told apart by its directory.
+/// The name of a file without `file:`. What would name a protocol then is told apart by its
+/// directory.
 ///
 /// # Errors
 /// It is behind a protocol that is not supported.
@@ -465,7 +466,8 @@ impl Source {
                 self.aio = Some((aio, value == "native"));
             }
             _ if self.cache.take(name, value)? => {}
-            // These tune caches and checks that work otherwise here, name nodes of a graph, or are nothing.
+            // These tune caches and checks that work otherwise here, name nodes of a graph, or are
+            // nothing.
             _ if self.doubts.take(name, value)? => {}
             _ => {
                 let text = format!("Block option '{name}' is not supported");

@@ -1,4 +1,5 @@
-//! `-s`: what is written goes into a temporary image over the one that is named, and is gone when it is closed.
+//! `-s`: what is written goes into a temporary image over the one that is named, and is gone when
+//! it is closed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Objects for TLS: `tls-creds-x509`, which is a directory with QEMU's names of files, `authz-simple` and `authz-list`.
+//! Objects for TLS: `tls-creds-x509`, which is a directory with QEMU's names of files,
+//! `authz-simple` and `authz-list`.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -237,7 +238,8 @@ fn read(path: &Path) -> std::io::Result<Bytes> {
     Ok(bytes)
 }
 
-/// Which clients a server serves, by the subjects of their certificates or the names of their users.
+/// Which clients a server serves, by the subjects of their certificates or the names of their
+/// users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Authorization {
     /// `authz-simple`: this one.
@@ -340,8 +342,8 @@ pub fn authorize_one(pairs: &[(String, String)]) -> Result<Authorization, Comman
     Ok(Authorization::Simple(identity))
 }
 
-/// What an object of type `authz-list` describes: `policy=`, and `rules.N.match=`, `rules.N.policy=`, `rules.N.format=`; in
-/// JSON a list of rules.
+/// What an object of type `authz-list` describes: `policy=`, and `rules.N.match=`,
+/// `rules.N.policy=`, `rules.N.format=`; in JSON a list of rules.
 ///
 /// # Errors
 /// An option that there is not, or that is missing.

@@ -265,7 +265,8 @@ impl<'a> Battery<'a> {
             let told = self.told(&format!("--size {SIZE} --method {method} file"));
             self.is_whole("file", SIZE, &told);
             let holes: u64 = before.holes.iter().map(|hole| hole.end - hole.start).sum();
-            // Where places are not told, a block that the file ends in counts as a hole and as space.
+            // Where places are not told, a block that the file ends in counts as a hole and as
+            // space.
             let off = number(&told["allocated"]).abs_diff(holes);
             let told_exactly = told["verified-by"] == "extents";
             assert!(off == 0 || (!told_exactly && off < 8192), "{holes} {told}");

@@ -47,7 +47,8 @@ impl State {
     }
 }
 
-/// Makes a file of random data and holes, some of it allocated and never written if the file system can.
+/// Makes a file of random data and holes, some of it allocated and never written if the file system
+/// can.
 pub fn make(path: &Path, rng: &mut Rng, unwritten: bool) {
     let file = File::create(path).unwrap();
     let pieces = 14;

@@ -136,7 +136,8 @@ pub fn direct_handles_are_refused(dir: &Path) {
     assert!(error.to_string().contains("O_DIRECT"), "{error}");
 }
 
-/// The space of a file that has just been removed counts as free, although the file system may not say so yet.
+/// The space of a file that has just been removed counts as free, although the file system may not
+/// say so yet.
 pub fn what_was_just_removed_is_free(dir: &Path) {
     let options = HostOptions {
         writable: true,

@@ -4,7 +4,8 @@
 //! byte; any other does what qemu-img's does, and changes only the files that it names as targets.
 //! Some cases are on XFS, where copies may share their data.
 //!
-//! `COWSLIP_CLI_SEED` and `COWSLIP_CLI_CASES` choose the cases, as in all tests here. Bind mounts and loop devices need root.
+//! `COWSLIP_CLI_SEED` and `COWSLIP_CLI_CASES` choose the cases, as in all tests here. Bind mounts
+//! and loop devices need root.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
@@ -450,7 +451,8 @@ impl Linked {
         linked
     }
 
-    /// What is written through a device is in its file, and what is read through it is what the file holds.
+    /// What is written through a device is in its file, and what is read through it is what the
+    /// file holds.
     fn settle(&self) {
         for device in &self.loops {
             run(Command::new("blockdev").args(["--flushbufs", device]));
@@ -597,7 +599,8 @@ fn check_line(
         let Line { theirs, ours, .. } = line;
         return Err(format!("qemu-img says:\n{theirs}\nours:\n{ours}\n"));
     }
-    // What a target shows comes first: of a file that becomes a data file nothing else is the contract.
+    // What a target shows comes first: of a file that becomes a data file nothing else is the
+    // contract.
     if let Some((target, format)) = &case.target {
         let file = if target == EXPORT { SERVED } else { target };
         compare_disks(&theirs.twin, &ours.twin, file, format)
@@ -648,7 +651,8 @@ fn files_in_use_are_left_alone() {
     }
 }
 
-/// Differences beyond the seeds of an ordinary run: `cargo test --test command cli_differential -- --ignored`.
+/// Differences beyond the seeds of an ordinary run: `cargo test --test command cli_differential --
+/// --ignored`.
 #[test]
 #[ignore = "takes minutes"]
 fn many_files_in_use_are_left_alone() {

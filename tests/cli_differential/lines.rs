@@ -1,5 +1,6 @@
-//! Command lines from a seed. They know what qemu-img accepts, so most are nearly right: options in any order, cluster and
-//! spelling, some repeated, some contradicting each other; then sometimes a word is lost, doubled, or another.
+//! Command lines from a seed. They know what qemu-img accepts, so most are nearly right: options in
+//! any order, cluster and spelling, some repeated, some contradicting each other; then sometimes a
+//! word is lost, doubled, or another.
 //!
 //! What a valid line may write is bounded: sizes are small, or so large that they are refused.
 
@@ -719,7 +720,8 @@ impl Lines {
     }
 }
 
-/// Options of creation. Not `extent_size_hint`, which Debian's qemu-img does not tell to the file system.
+/// Options of creation. Not `extent_size_hint`, which Debian's qemu-img does not tell to the file
+/// system.
 const CREATE: &[&str] = &[
     "cluster_size=64k",
     "cluster_size=4k",

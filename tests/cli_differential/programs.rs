@@ -1,5 +1,5 @@
-//! Command lines of qemu-io: which image it opens and how. What its shell's commands do is asked by `io_differential.rs`; here
-//! they are few, and come in any number.
+//! Command lines of qemu-io: which image it opens and how. What its shell's commands do is asked by
+//! `io_differential.rs`; here they are few, and come in any number.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -44,8 +44,8 @@ const OPTIONS: &[Choice] = &[
     OBJECT,
 ];
 
-/// Lines of the shell. None of which the outcome depends on time (`aio_read`), or is ours to choose (discards of less than a sector,
-/// compressed writes over what is stored).
+/// Lines of the shell. None of which the outcome depends on time (`aio_read`), or is ours to choose
+/// (discards of less than a sector, compressed writes over what is stored).
 const COMMANDS: &[&str] = &[
     "read 0 4k",
     "read -P 0 0 512",
@@ -278,7 +278,8 @@ fn told(output: &Output, layout: Layout) -> String {
     }
 }
 
-/// Whether a line may write over the tables of an image: what checkers say of what is left of it is no contract.
+/// Whether a line may write over the tables of an image: what checkers say of what is left of it is
+/// no contract.
 fn overwrites_an_image(words: &[String]) -> bool {
     let has = |part: &str| words.iter().any(|word| word.contains(part));
     has("raw") && has(".qcow2")
@@ -396,7 +397,8 @@ fn lines_of_qemu_io_do_what_qemu_ios_do() {
     }
 }
 
-/// Differences beyond the seeds of an ordinary run: `cargo test --test command cli_differential -- --ignored`.
+/// Differences beyond the seeds of an ordinary run: `cargo test --test command cli_differential --
+/// --ignored`.
 #[test]
 #[ignore = "takes minutes"]
 fn many_lines_of_qemu_io_do_what_qemu_ios_do() {

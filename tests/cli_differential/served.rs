@@ -1,5 +1,6 @@
-//! Command lines of qemu-nbd. One that serves is asked by the same clients as QEMU's: what it offers, what is where, some reads
-//! and writes. Then it ends by itself, or is ended, and has left the same disk.
+//! Command lines of qemu-nbd. One that serves is asked by the same clients as QEMU's: what it
+//! offers, what is where, some reads and writes. Then it ends by itself, or is ended, and has left
+//! the same disk.
 
 use std::fs::File;
 use std::io::Read;
@@ -180,8 +181,8 @@ impl Server {
         }
     }
 
-    /// Waits until it serves or has ended: the status of the process that was started, if that has. QEMU's has a socket before
-    /// it knows whether it will serve.
+    /// Waits until it serves or has ended: the status of the process that was started, if that has.
+    /// QEMU's has a socket before it knows whether it will serve.
     fn wait_for_begin(
         &mut self,
         (socket, pid_file): (&Path, &Path),
@@ -491,7 +492,8 @@ fn lines_of_qemu_nbd_do_what_qemu_nbds_do() {
     }
 }
 
-/// Differences beyond the seeds of an ordinary run: `cargo test --test command cli_differential -- --ignored`.
+/// Differences beyond the seeds of an ordinary run: `cargo test --test command cli_differential --
+/// --ignored`.
 #[test]
 #[ignore = "takes minutes"]
 fn many_lines_of_qemu_nbd_do_what_qemu_nbds_do() {

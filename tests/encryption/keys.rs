@@ -1,7 +1,8 @@
-//! `amend` of key slots beside qemu-img's: the same words, exit codes and slots, and images that the other program opens.
+//! `amend` of key slots beside qemu-img's: the same words, exit codes and slots, and images that
+//! the other program opens.
 //!
-//! Deliberate differences: a slot in use is replaced over an empty one, so that something opens the image all the time; what is
-//! erased is overwritten once.
+//! Deliberate differences: a slot in use is replaced over an empty one, so that something opens the
+//! image all the time; what is erased is overwritten once.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
@@ -20,8 +21,9 @@ const SECRETS: [&str; 5] = [
     "secret,id=s0-again,data=k0",
 ];
 
-/// Changes one after the other, each of what the one before has left: the secret that opens the image, and options, without
-/// their prefix. Few of them add keys, since QEMU takes a second for that.
+/// Changes one after the other, each of what the one before has left: the secret that opens the
+/// image, and options, without their prefix. Few of them add keys, since QEMU takes a second for
+/// that.
 const CHANGES: &str = "
 s0 state=active,new-secret=s1,iter-time=10,keyslot=6
 s1 state=active,new-secret=s0-again,iter-time=0

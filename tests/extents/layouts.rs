@@ -1,4 +1,5 @@
-//! Files of random layout, from a seed: several writers at once, so that their blocks lie between each other.
+//! Files of random layout, from a seed: several writers at once, so that their blocks lie between
+//! each other.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -161,7 +162,8 @@ pub fn write_in_turns(paths: &[PathBuf]) {
     }
 }
 
-/// Random writes, zeroes and discards in an image of 64 MiB, while another file takes space between.
+/// Random writes, zeroes and discards in an image of 64 MiB, while another file takes space
+/// between.
 pub fn scribble_image(image: &Path) {
     let mut rng = Rng::named(seed(), "image");
     let beside = open(&image.with_extension("beside"));

@@ -53,8 +53,8 @@ pub fn filefrag(files: &[PathBuf]) -> Vec<Vec<Extent>> {
     out
 }
 
-/// `xfs_bmap -vvp`, which counts in sectors. Without a number of extents xfs_bmap 6.1.0 stops at the 31st line of
-/// a file that has 32.
+/// `xfs_bmap -vvp`, which counts in sectors. Without a number of extents xfs_bmap 6.1.0 stops at
+/// the 31st line of a file that has 32.
 pub fn xfs_bmap(file: &Path) -> Vec<Extent> {
     let mut command = Command::new("xfs_bmap");
     let text = run(command.args(["-vvp", "-n", "100000"]).arg(file));
@@ -178,7 +178,8 @@ pub fn joined(extents: Vec<Extent>) -> Vec<Extent> {
     out
 }
 
-/// For each file: gaps between its runs on the device with something of another in them, and all gaps.
+/// For each file: gaps between its runs on the device with something of another in them, and all
+/// gaps.
 pub fn interleaving(files: &[Vec<Extent>]) -> Vec<(u64, u64)> {
     let of = |file: &Vec<Extent>| {
         let mut runs: Vec<(u64, u64)> = file.iter().map(|e| (e.physical, e.len)).collect();

@@ -1,8 +1,9 @@
-//! The VM state (`-b`): what one program saves, the other loads, in images of all kinds and through internal
-//! snapshots that either makes, applies and deletes.
+//! The VM state (`-b`): what one program saves, the other loads, in images of all kinds and through
+//! internal snapshots that either makes, applies and deletes.
 //!
-//! On purpose three things are otherwise, and tested in the engine: a longer backing file does not show in the
-//! area, a disk that grows over it shows zeroes, and one that shrinks leaks no clusters.
+//! On purpose three things are otherwise, and tested in the engine: a longer backing file does not
+//! show in the area, a disk that grows over it shows zeroes, and one that shrinks leaks no
+//! clusters.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;

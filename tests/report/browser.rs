@@ -1,5 +1,5 @@
-//! A headless browser, told what to do by its debugging protocol. Its messages go through two pipes with names,
-//! each ended by a zero byte (`--remote-debugging-pipe`): no port, no library.
+//! A headless browser, told what to do by its debugging protocol. Its messages go through two pipes
+//! with names, each ended by a zero byte (`--remote-debugging-pipe`): no port, no library.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};

@@ -1,9 +1,11 @@
-//! `compare`, `rebase` and `commit` beside qemu-img's: the same words and exit codes, and the same disks.
+//! `compare`, `rebase` and `commit` beside qemu-img's: the same words and exit codes, and the same
+//! disks.
 //!
-//! Deliberate differences, which the lines leave out: strict comparisons go by what `map` tells of each byte, where
-//! qemu-img's also differ where extents end; a compressed rebase of an image with subclusters ends in an assertion
-//! there (10.0.2); a chain that would be a loop is refused as such, `-u` or not; a rebase
-//! without `-F` is refused before anything is copied; a commit leaves the image's file as short as it can be.
+//! Deliberate differences, which the lines leave out: strict comparisons go by what `map` tells of
+//! each byte, where qemu-img's also differ where extents end; a compressed rebase of an image with
+//! subclusters ends in an assertion there (10.0.2); a chain that would be a loop is refused as
+//! such, `-u` or not; a rebase without `-F` is refused before anything is copied; a commit leaves
+//! the image's file as short as it can be.
 
 use std::path::Path;
 use std::process::Command;
@@ -258,7 +260,8 @@ fn backing(dir: &Path, file: &str) -> [serde_json::Value; 3] {
     .map(|key| info[key].clone())
 }
 
-/// Runs each line from the same start with each program, and holds what they say, and the disks, against each other.
+/// Runs each line from the same start with each program, and holds what they say, and the disks,
+/// against each other.
 fn beside_qemu_img(verb: &str, lines: &str) {
     if !peers_are_installed(&["qemu-img", "qemu-io"]) {
         return;

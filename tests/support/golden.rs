@@ -5,7 +5,8 @@ use std::process::{Command, Output};
 
 use super::run;
 
-/// Command lines, one a line of text, which begins with a line break; an empty one is a command line without words.
+/// Command lines, one a line of text, which begins with a line break; an empty one is a command
+/// line without words.
 pub fn lines(text: &str) -> impl Iterator<Item = &str> {
     text[1..].trim_end_matches('\n').split('\n')
 }

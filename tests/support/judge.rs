@@ -140,7 +140,8 @@ fn dateless(line: &str) -> String {
     }
 }
 
-/// What `map` says, without the places in the file; neighbours that differ in nothing else become one.
+/// What `map` says, without the places in the file; neighbours that differ in nothing else become
+/// one.
 fn without_places(text: &str) -> String {
     const HEADER: &str = "Offset          Length          Mapped to       File\n";
     if let Some(rows) = text.strip_prefix(HEADER) {

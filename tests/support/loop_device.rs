@@ -12,7 +12,8 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// A device over a file, with options of `losetup`. `None`, said loudly, where that is not possible.
+    /// A device over a file, with options of `losetup`. `None`, said loudly, where that is not
+    /// possible.
     pub fn over(file: &Path, options: &[&str]) -> Option<LoopDevice> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIPPED: loop devices need root");

@@ -83,8 +83,8 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // The kernel may hold the files of a process that has ended a moment longer: its ring is taken down
-        // beside others' work.
+        // The kernel may hold the files of a process that has ended a moment longer: its ring is
+        // taken down beside others' work.
         let begun = Instant::now();
         let unmount = || outcome(Command::new("umount").arg(&self.at));
         while !unmount().status.success() {

@@ -1,5 +1,5 @@
-//! The matrix: every legal combination of version, cluster size, extended L2 entries, what is below,
-//! and refcount width; and how QEMU makes an image of each.
+//! The matrix: every legal combination of version, cluster size, extended L2 entries, what is
+//! below, and refcount width; and how QEMU makes an image of each.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -154,7 +154,8 @@ fn compare_file(theirs: &Twin, ours: &Twin, name: &str) -> Verdict {
     if is_volume(theirs) && is_volume(ours) {
         return Ok(());
     }
-    // Of a data file that is not raw, what no cluster refers to is nobody's; the image tells the rest.
+    // Of a data file that is not raw, what no cluster refers to is nobody's; the image tells the
+    // rest.
     if name.ends_with(".bin") {
         return Ok(());
     }
@@ -172,7 +173,8 @@ fn compare_file(theirs: &Twin, ours: &Twin, name: &str) -> Verdict {
         outcome(program.args(words).current_dir(&twin.directory))
     };
     let before = check(qemu_img(), theirs);
-    // What is broken, or has lost its backing file, stays so; what is encrypted is compared by those who have the key.
+    // What is broken, or has lost its backing file, stays so; what is encrypted is compared by
+    // those who have the key.
     let bytes = std::fs::read(ours.directory.join(name)).unwrap();
     let is_encrypted = bytes.get(32..36).is_some_and(|method| method != [0; 4]);
     let is_broken = !before.status.success() || is_encrypted;

@@ -1,5 +1,6 @@
-//! Debian's packages, installed for root. None is removed for it: where the release's own package does not go
-//! with what is installed, as with a newer QEMU from its backports, that of the backports is tried.
+//! Debian's packages, installed for root. None is removed for it: where the release's own package
+//! does not go with what is installed, as with a newer QEMU from its backports, that of the
+//! backports is tried.
 
 use std::fs;
 use std::path::PathBuf;
@@ -49,14 +50,15 @@ fn run(arguments: &[&str]) -> Result<(), String> {
     run::run(&mut command)
 }
 
-/// A release of backports, and what apt-get has to be told to see it beside the machine's own archives.
+/// A release of backports, and what apt-get has to be told to see it beside the machine's own
+/// archives.
 struct Backports {
     release: String,
     options: Vec<String>,
 }
 
-/// Lists of packages with the backports among them, in the target directory: the machine's own stay as they
-/// are.
+/// Lists of packages with the backports among them, in the target directory: the machine's own stay
+/// as they are.
 fn backports() -> Result<Backports, String> {
     const FORMAT: &str = "$(ORIGIN) $(REPO_URI) $(CODENAME) $(COMPONENT)";
     let targets = ["indextargets", "--format", FORMAT, "Created-By: Packages"];
@@ -87,7 +89,8 @@ fn directory() -> PathBuf {
     run::root().join(target).join("apt")
 }
 
-/// The release's backports, and a list of sources with them, after lines `ORIGIN URI RELEASE COMPONENT`.
+/// The release's backports, and a list of sources with them, after lines `ORIGIN URI RELEASE
+/// COMPONENT`.
 fn sources(targets: &str) -> Option<(String, String)> {
     let debian = targets.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();

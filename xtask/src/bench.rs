@@ -1,6 +1,7 @@
-//! Tables that are no user's: conversions ([`convert`]), `--check` ([`check`]), and what allocation costs held against what it
-//! must reach (`--shown`, [`shown`]). Without any of these, first writes over NBD by the command's own table, on loop-mounted file
-//! systems whose own space is fully written.
+//! Tables that are no user's: conversions ([`convert`]), `--check` ([`check`]), and what allocation
+//! costs held against what it must reach (`--shown`, [`shown`]). Without any of these, first writes
+//! over NBD by the command's own table, on loop-mounted file systems whose own space is fully
+//! written.
 //!
 //! Needs root for the mounts; it works in a mount namespace of its own and removes the files under
 //! its mounts at once, so that whatever ends it also cleans up.
@@ -23,7 +24,8 @@ use crate::{peers, run};
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// What is measured: random writes over NBD, unless it is `convert` (beside qemu-img and nbdcopy)
+    /// What is measured: random writes over NBD, unless it is `convert` (beside qemu-img and
+    /// nbdcopy)
     #[arg(conflicts_with_all = ["check", "shown"])]
     table: Option<Table>,
     /// Measure `check` beside `qemu-img check` instead
@@ -102,7 +104,8 @@ pub fn run(args: &Args) -> Result<(), String> {
     fs::remove_dir(&directory).map_err(|e| format!("cannot remove {}: {e}", directory.display()))
 }
 
-/// First writes over NBD beside both servers of QEMU's: rows for people, and a page for each file system.
+/// First writes over NBD beside both servers of QEMU's: rows for people, and a page for each file
+/// system.
 fn served(args: &Args, binary: &Path, directory: &Path) -> Result<(), String> {
     let installed = |server: &&str| run::find_program(server).is_some();
     let servers: Vec<&str> = shown::SERVERS.into_iter().filter(installed).collect();
@@ -130,7 +133,8 @@ fn served(args: &Args, binary: &Path, directory: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Where a table of the command's is measured: a new file system, or the directory as it is for `here`.
+/// Where a table of the command's is measured: a new file system, or the directory as it is for
+/// `here`.
 fn on(filesystem: &str, directory: &Path) -> Vec<OsString> {
     let mut words = vec!["--dir".into(), directory.into()];
     if filesystem != "here" {

@@ -1,8 +1,9 @@
 //! `cargo xtask fuzz`: libFuzzer over the targets of `crates/hostile`, one after another.
 //!
-//! Needs a nightly compiler, for the coverage that guides the fuzzer, and cargo-fuzz, which it installs. What the
-//! fuzzer finds interesting goes to `fuzz/found/TARGET`, not into the repository; a crash is in
-//! `fuzz/artifacts/TARGET` and becomes a regression by a copy to `fuzz/regressions/TARGET/NAME`.
+//! Needs a nightly compiler, for the coverage that guides the fuzzer, and cargo-fuzz, which it
+//! installs. What the fuzzer finds interesting goes to `fuzz/found/TARGET`, not into the
+//! repository; a crash is in `fuzz/artifacts/TARGET` and becomes a regression by a copy to
+//! `fuzz/regressions/TARGET/NAME`.
 
 use std::process::Command;
 
@@ -23,7 +24,8 @@ const TARGETS: [(&str, u32); 7] = [
 /// Options of `cargo xtask fuzz`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// This target alone: image_bytes, image_damage, image_repair, tables, nbd_server, nbd_client or io_lines
+    /// This target alone: image_bytes, image_damage, image_repair, tables, nbd_server, nbd_client
+    /// or io_lines
     #[arg(long, value_name = "TARGET")]
     target: Option<String>,
     /// How long each target is fuzzed
@@ -59,8 +61,8 @@ pub fn run(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// Without a sanitizer unless that is asked for: the targets are safe code but for the queue's sockets and the C
-/// library that decompresses zstd, which no option here instruments.
+/// Without a sanitizer unless that is asked for: the targets are safe code but for the queue's
+/// sockets and the C library that decompresses zstd, which no option here instruments.
 fn cargo_fuzz(verb: &str, target: &str, sanitizer: &str) -> Command {
     let mut command = Command::new("cargo");
     // This process's own toolchain is what its variables name.

@@ -1,8 +1,8 @@
-//! QEMU's own acceptance tests (its `tests/qemu-iotests`) run against Cowslip under the names of QEMU's programs. They are
-//! no part of this repository: whoever runs them unpacks QEMU's source.
+//! QEMU's own acceptance tests (its `tests/qemu-iotests`) run against Cowslip under the names of
+//! QEMU's programs. They are no part of this repository: whoever runs them unpacks QEMU's source.
 //!
-//! `iotests.txt` names the tests that differ, with the reason, and `iotests-7.2.txt` those of that older release which differ
-//! beyond that. A test that differs without a reason is a failure.
+//! `iotests.txt` names the tests that differ, with the reason, and `iotests-7.2.txt` those of that
+//! older release which differ beyond that. A test that differs without a reason is a failure.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,6 @@
-//! The kernel of the guests that `cowslip bench guest` boots: Debian's for clouds. Its package is only
-//! unpacked, into the target directory: installing it would be a matter for the machine's boot loader.
+//! The kernel of the guests that `cowslip bench guest` boots: Debian's for clouds. Its package is
+//! only unpacked, into the target directory: installing it would be a matter for the machine's boot
+//! loader.
 
 use std::fs;
 use std::path::{Path, PathBuf};

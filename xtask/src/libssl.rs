@@ -1,7 +1,9 @@
-//! OpenSSL's library, which TLS with keys shared beforehand needs, and the feature of the command that uses it.
+//! OpenSSL's library, which TLS with keys shared beforehand needs, and the feature of the command
+//! that uses it.
 //!
-//! Where the library is there, the gate builds and tests the command with it; where it is not, the gate is that of the default
-//! build, and says so. A file of `tests` takes this one in, too, so it uses nothing of its siblings.
+//! Where the library is there, the gate builds and tests the command with it; where it is not, the
+//! gate is that of the default build, and says so. A file of `tests` takes this one in, too, so it
+//! uses nothing of its siblings.
 
 use std::process::{Command, Stdio};
 
@@ -24,8 +26,8 @@ pub fn is_there() -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// The words that have cargo build the command with it, if that is possible. All of a run have to have the same, or they build
-/// in each other's way.
+/// The words that have cargo build the command with it, if that is possible. All of a run have to
+/// have the same, or they build in each other's way.
 pub fn features() -> &'static [&'static str] {
     match is_there() {
         true => &["--features", "cowslip-cli/psk"],

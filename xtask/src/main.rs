@@ -39,7 +39,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Installs the peers where it can, then runs formatting, lints, tidy rules, doc links and all tests
+    /// Installs the peers where it can, then runs formatting, lints, tidy rules, doc links and all
+    /// tests
     Test(test::Args),
     /// Measures Cowslip beside QEMU: 4 KiB random writes over NBD on loop-mounted ext4 and XFS
     Bench(bench::Args),
@@ -61,7 +62,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Runs QEMU's own acceptance tests under the names of its programs
     Iotests(iotests::Args),
-    /// Plants the mistakes of crates/sim/mistakes in a copy of the engine; the simulator must notice each
+    /// Plants the mistakes of crates/sim/mistakes in a copy of the engine; the simulator must
+    /// notice each
     Mistakes(mistakes::Args),
     /// Lists mutants of the engine that neither unit tests nor the simulator notice (cargo-mutants)
     Mutants(mutants::Args),

@@ -1,9 +1,10 @@
 //! `cargo xtask mutants`: cargo-mutants over the files where a slip costs bytes, in two stages.
 //!
-//! First each mutant meets the unit tests of its own module, which takes seconds. What survives meets the simulator, through
-//! `crates/sim/tests/budget.rs`. What survives both is listed at the end, and explained in docs/mutants.md. All happens
-//! in `target/mutants`: a copy of the sources that are changed in place, so that builds are incremental, and what
-//! cargo-mutants has found. A run that was stopped goes on from there with `--resume`.
+//! First each mutant meets the unit tests of its own module, which takes seconds. What survives
+//! meets the simulator, through `crates/sim/tests/budget.rs`. What survives both is listed at the
+//! end, and explained in docs/mutants.md. All happens in `target/mutants`: a copy of the sources
+//! that are changed in place, so that builds are incremental, and what cargo-mutants has found. A
+//! run that was stopped goes on from there with `--resume`.
 
 use std::fs;
 use std::path::PathBuf;

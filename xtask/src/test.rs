@@ -1,7 +1,8 @@
 //! The gate. Formatting, lints, tidy rules and doc links are tests of this package
-//! (`xtask/tests/gate.rs`), so that plain `cargo test` checks them too; what this adds is the peers,
-//! and the order: documentation's examples first, so that the output ends in the runner's summary. Where OpenSSL's library is
-//! there, all of it is built with the feature that needs it (`libssl.rs`).
+//! (`xtask/tests/gate.rs`), so that plain `cargo test` checks them too; what this adds is the
+//! peers, and the order: documentation's examples first, so that the output ends in the runner's
+//! summary. Where OpenSSL's library is there, all of it is built with the feature that needs it
+//! (`libssl.rs`).
 
 use crate::{libssl, mistakes, peers, run};
 

@@ -55,8 +55,8 @@ pub fn threads(args: &Threads) -> Result<(), String> {
     run::run(&mut command)
 }
 
-/// The same, and the tests of the queue, under ThreadSanitizer. The standard library is built with it
-/// too: without that, what it synchronises looks like a race.
+/// The same, and the tests of the queue, under ThreadSanitizer. The standard library is built with
+/// it too: without that, what it synchronises looks like a race.
 pub fn tsan(args: &Threads) -> Result<(), String> {
     let instrumented = || {
         let mut command = nightly();

@@ -1,8 +1,9 @@
 //! Circles of imports: files of a crate that need each other, so that none can be read alone.
 //!
-//! A file needs another where its code, tests aside, names something of it: by a `use`, or by a path
-//! that begins with `crate`, `self`, `super` or a child module. What a module re-exports counts as
-//! the file's that has it. Methods are not followed, since a name alone does not say whose they are.
+//! A file needs another where its code, tests aside, names something of it: by a `use`, or by a
+//! path that begins with `crate`, `self`, `super` or a child module. What a module re-exports
+//! counts as the file's that has it. Methods are not followed, since a name alone does not say
+//! whose they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -43,8 +43,8 @@ fn clippy_finds_nothing() {
     cargo(&[&words[..], libssl::features(), &denied].concat(), &[]);
 }
 
-/// The default build has a file of its own, which the other one does not have. Its dependencies are those of the other, so this
-/// looks at three crates only.
+/// The default build has a file of its own, which the other one does not have. Its dependencies are
+/// those of the other, so this looks at three crates only.
 #[test]
 fn clippy_finds_nothing_without_openssl() {
     if libssl::is_there() {

@@ -1,5 +1,5 @@
-//! The rules of the house that no compiler checks: who may know what, where `unsafe` and flushes may
-//! be, how files open, and that ARCHITECTURE.md names what exists.
+//! The rules of the house that no compiler checks: who may know what, where `unsafe` and flushes
+//! may be, how files open, and that ARCHITECTURE.md names what exists.
 //!
 //! The rules read text, line by line, without comments. They are meant to catch slips, not malice:
 //! a rule that is in the way of better code is changed here, with the reason.
@@ -132,6 +132,48 @@ fn every_file_says_what_it_is_for() {
         "a file opens with a short //! comment on what it is for",
         &findings,
     );
+}
+
+#[test]
+fn lines_of_prose_end_at_column_100() {
+    let mut findings = Vec::new();
+    for source in sources() {
+        for (index, line) in source.text.lines().enumerate() {
+            let comment = line.trim_start().strip_prefix("//");
+            let comment = comment.map(|text| text.trim_start_matches(['/', '!', ' ']));
+            // Rows of tables cannot be wrapped, nor can addresses.
+            let is_prose = comment.is_some_and(|text| !text.starts_with('|') && text.contains(' '));
+            if is_prose && line.chars().count() > 100 {
+                findings.push(format!("{}:{}", source.path, index + 1));
+            }
+        }
+    }
+    for (path, text) in pages() {
+        let mut is_fenced = false;
+        for (index, line) in text.lines().enumerate() {
+            is_fenced ^= line.trim_start().starts_with("```");
+            let is_prose = !is_fenced && !line.starts_with('|') && line.contains(' ');
+            if is_prose && line.chars().count() > 100 {
+                findings.push(format!("{path}:{}", index + 1));
+            }
+        }
+    }
+    expect_none("prose is wrapped at column 100", &findings);
+}
+
+/// The documents: their paths and texts.
+fn pages() -> Vec<(String, String)> {
+    let mut pages = Vec::new();
+    for directory in [root(), root().join("docs")] {
+        for entry in fs::read_dir(&directory).expect("a directory can be listed") {
+            let path = entry.expect("a directory can be listed").path();
+            if path.extension().is_some_and(|extension| extension == "md") {
+                let text = fs::read_to_string(&path).expect("a document is text");
+                pages.push((path.display().to_string(), text));
+            }
+        }
+    }
+    pages
 }
 
 #[test]

@@ -140,8 +140,8 @@ pub fn echoes(backend: Backend, operations: usize) {
 const REQUEST_BYTES: usize = 28 + BLOCK_BYTES;
 const REPLY_BYTES: usize = 16;
 
-/// A server with one pipelined client on a thread of its own: 32 requests of 4 KiB are in flight, and
-/// every request waits for an operation of the ring (or pool) before its small reply.
+/// A server with one pipelined client on a thread of its own: 32 requests of 4 KiB are in flight,
+/// and every request waits for an operation of the ring (or pool) before its small reply.
 pub fn pipelined(backend: Backend, operations: usize) {
     use std::io::{Read, Write};
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");

@@ -1,8 +1,9 @@
 //! `bench all`: every table, within a time that is given, as one page and a summary for a mail; and
 //! `bench report`: a page of results that were made before, here or elsewhere.
 //!
-//! Each table has a share of the time. What it leaves goes to those after it; what does not fit is left out by whole
-//! cells, and the page says so. So the command ends in the time that it was given, but for the cell that it is in.
+//! Each table has a share of the time. What it leaves goes to those after it; what does not fit is
+//! left out by whole cells, and the page says so. So the command ends in the time that it was
+//! given, but for the cell that it is in.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -92,7 +93,8 @@ const SHARES: [Share; 9] = [
 /// What `bench all` takes.
 #[derive(clap::Args)]
 pub struct AllOptions {
-    /// Write the results as a page: what one would attach to a mail. After an interruption it has what is finished
+    /// Write the results as a page: what one would attach to a mail. After an interruption it has
+    /// what is finished
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Print all results as JSON at the end, for `bench report`, instead of the summary
@@ -107,7 +109,8 @@ pub struct AllOptions {
     /// Fewer requests, smaller disks, one run of each: a first look
     #[arg(long)]
     quick: bool,
-    /// End after so many minutes: cells that do not fit are left out; 40 if not given, with --quick 10
+    /// End after so many minutes: cells that do not fit are left out; 40 if not given, with --quick
+    /// 10
     #[arg(long, value_name = "N")]
     minutes: Option<f64>,
     /// Only these tables, with the time of all
@@ -226,8 +229,8 @@ impl AllOptions {
     }
 }
 
-/// File systems on which all tables are made: to write their files throughout for each table would take longer than
-/// most tables. They go before the directory that they are in.
+/// File systems on which all tables are made: to write their files throughout for each table would
+/// take longer than most tables. They go before the directory that they are in.
 struct Grounds {
     mounted: Vec<Held>,
     _removed: Vec<RemovedOnInterrupt>,
@@ -267,7 +270,8 @@ impl Grounds {
 /// Makes all tables; the exit code.
 ///
 /// # Errors
-/// The page cannot be written, no table can be made, or options are wrong. What goes wrong in a table is told there.
+/// The page cannot be written, no table can be made, or options are wrong. What goes wrong in a
+/// table is told there.
 pub fn run(options: &AllOptions, program: &Program) -> Result<u8, CommandError> {
     let usual = if options.quick {
         MINUTES_QUICK

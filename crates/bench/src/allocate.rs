@@ -1,10 +1,11 @@
-//! `bench allocate`: what it costs to give a file its space, by each method on each file system: the time until
-//! the call returns and until the space is durable, extents beside the fewest that there could be, system
-//! calls, CPU time.
+//! `bench allocate`: what it costs to give a file its space, by each method on each file system:
+//! the time until the call returns and until the space is durable, extents beside the fewest that
+//! there could be, system calls, CPU time.
 //!
-//! On file systems that it makes itself each method finds a new one, the order rotated with each repetition, and
-//! then once one that was filled and half freed again (`age.rs`). `trial.rs` makes one run, `results.rs` holds what
-//! was measured, plain data for programs and pages, `table.rs` puts it in words, `section/allocate.rs` on a page.
+//! On file systems that it makes itself each method finds a new one, the order rotated with each
+//! repetition, and then once one that was filled and half freed again (`age.rs`). `trial.rs` makes
+//! one run, `results.rs` holds what was measured, plain data for programs and pages, `table.rs`
+//! puts it in words, `section/allocate.rs` on a page.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -161,7 +162,8 @@ impl Plan {
         }
     }
 
-    /// Room for the file three times over: once for the file, and an aged file system is not nearly full of it.
+    /// Room for the file three times over: once for the file, and an aged file system is not nearly
+    /// full of it.
     fn filesystem_bytes(&self) -> u64 {
         (self.size * 3).max(FILESYSTEM_BYTES_MIN)
     }

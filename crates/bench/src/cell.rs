@@ -110,8 +110,8 @@ impl Contestant {
         matches!(self, Cowslip(_) | CowslipZeroing(_) | CowslipCached(_))
     }
 
-    /// Whether it is QEMU under the conditions of ours. With a limited cache it is not: it is timed from its start, with no
-    /// table in memory, and visits other places.
+    /// Whether it is QEMU under the conditions of ours. With a limited cache it is not: it is timed
+    /// from its start, with no table in memory, and visits other places.
     pub fn is_rival(self) -> bool {
         matches!(
             self,
@@ -322,8 +322,9 @@ impl Cell {
     }
 }
 
-/// A step through a disk that visits each block once before it comes back, and scatters what follows
-/// one another: near the golden section of the disk, coprime to its blocks, and within qemu-img's limit.
+/// A step through a disk that visits each block once before it comes back, and scatters what
+/// follows one another: near the golden section of the disk, coprime to its blocks, and within
+/// qemu-img's limit.
 pub fn scattering_step(disk_bytes: u64, request_bytes: u64) -> u64 {
     /// 2^64 times the golden section, the smaller part.
     const SECTION: u128 = 0x61C8_8646_80B5_83EB;

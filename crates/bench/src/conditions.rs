@@ -1,6 +1,6 @@
-//! Under which conditions a table is made, for programs and, by way of them, for readers: the machine, the stack
-//! under each directory, the versions of all who take part, the command line, and what warns of the figures. Told once, in
-//! the report's JSON; pages are made from that.
+//! Under which conditions a table is made, for programs and, by way of them, for readers: the
+//! machine, the stack under each directory, the versions of all who take part, the command line,
+//! and what warns of the figures. Told once, in the report's JSON; pages are made from that.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -48,7 +48,8 @@ pub fn line_of(command: &std::process::Command) -> String {
     command_line(std::iter::once(command.get_program()).chain(command.get_args()))
 }
 
-/// What a table was asked for, and under which conditions it goes to this outlet. Places are added to that.
+/// What a table was asked for, and under which conditions it goes to this outlet. Places are added
+/// to that.
 pub fn of_table(asked: Value, outlet: &Outlet) -> Value {
     let mut conditions = asked;
     let mut run = of_run();

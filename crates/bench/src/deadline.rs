@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-/// Until when all are to be done, if that is limited, and the weights of those that are left. What one leaves goes to
-/// those after it.
+/// Until when all are to be done, if that is limited, and the weights of those that are left. What
+/// one leaves goes to those after it.
 #[derive(Clone, Copy, Debug)]
 pub struct Shares {
     end: Option<Instant>,

@@ -1,7 +1,7 @@
 //! `cowslip demo`: the main job on real data, with the figures that say what it cost.
 //!
-//! A populated golden image; thin overlays on it, with and without subclusters; each served over NBD
-//! on a Unix socket by a process of its own, written at random, flushed, read back whole and
+//! A populated golden image; thin overlays on it, with and without subclusters; each served over
+//! NBD on a Unix socket by a process of its own, written at random, flushed, read back whole and
 //! compared, closed, checked. Everything goes through the commands that a user has: create, serve,
 //! check. Where QEMU is installed its server does the same, as further rows, for the same client on
 //! images of the same kind.
@@ -27,7 +27,8 @@ use crate::server::{Kind, PageCache, Server};
 use load::Load;
 use table::{Checked, Report, Row, Subclusters};
 
-/// Show the main job on real data: a thin overlay on a golden image, served, written, read back, checked
+/// Show the main job on real data: a thin overlay on a golden image, served, written, read back,
+/// checked
 #[derive(clap::Args)]
 pub struct Args {
     /// Work in this directory; a temporary one is used if not given

@@ -1,5 +1,6 @@
 //! `bench discard`: what is left of the space when half of what was written is discarded, in pieces
-//! smaller than clusters. Over NBD, since `qemu-img bench` does not discard: the same client for both.
+//! smaller than clusters. Over NBD, since `qemu-img bench` does not discard: the same client for
+//! both.
 //!
 //! Two traces: a synthetic one, and what a file system asked of its disk ([`mod@trace`]).
 

@@ -1,5 +1,5 @@
-//! `bench flush`: first writes with a flush after every few. What a flush writes and waits for is the
-//! price; skipping one would be a loss of data, so they are counted at the device too.
+//! `bench flush`: first writes with a flush after every few. What a flush writes and waits for is
+//! the price; skipping one would be a loss of data, so they are counted at the device too.
 
 use crate::cell::{Backing, Cell, CellLoad, RawFile, Shape, Subclusters};
 use crate::scale::Scale;

@@ -1,6 +1,7 @@
-//! `bench fragmentation`: images that are filled by random writes of 4 KiB, block by block; then how many
-//! extents they have, and how fast they are read in order and at random. What is written in the order of
-//! arrival is read out of order: this is what that costs. A raw file that was written in order is beside it.
+//! `bench fragmentation`: images that are filled by random writes of 4 KiB, block by block; then
+//! how many extents they have, and how fast they are read in order and at random. What is written
+//! in the order of arrival is read out of order: this is what that costs. A raw file that was
+//! written in order is beside it.
 
 use cowslip_console::error::CommandError;
 use cowslip_console::interrupt::RemovedOnInterrupt;

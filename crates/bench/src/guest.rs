@@ -1,12 +1,13 @@
-//! `bench guest`: what a guest sees. A small Linux in QEMU has the disk as virtio-blk and takes the load
-//! inside: our NBD export, which QEMU attaches with its own client; QEMU's own qcow2 driver on the image;
-//! and a raw file that is written throughout.
+//! `bench guest`: what a guest sees. A small Linux in QEMU has the disk as virtio-blk and takes the
+//! load inside: our NBD export, which QEMU attaches with its own client; QEMU's own qcow2 driver on
+//! the image; and a raw file that is written throughout.
 //!
-//! The guest ([`crate::machine`]) runs this program's `bench` on the raw disk that it sees, with the same words for each contestant,
-//! so that operations, their order and places are equal. Each run has a fresh image and a fresh guest, and
-//! does its requests twice: first writes, then the same again, which overwrites. Both count with the flush
-//! that ends them. Times are the guest's. Figures of a guest that runs without KVM, on QEMU's translation
-//! (TCG), say little about a guest that runs with it, so all are labelled.
+//! The guest ([`crate::machine`]) runs this program's `bench` on the raw disk that it sees, with
+//! the same words for each contestant, so that operations, their order and places are equal. Each
+//! run has a fresh image and a fresh guest, and does its requests twice: first writes, then the
+//! same again, which overwrites. Both count with the flush that ends them. Times are the guest's.
+//! Figures of a guest that runs without KVM, on QEMU's translation (TCG), say little about a guest
+//! that runs with it, so all are labelled.
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,8 +27,8 @@ use crate::stage::{Stage, Turn, mebibytes};
 const REQUEST_BYTES: u64 = 4096;
 /// A guest boots in seconds, without KVM and on a busy machine in tens of them.
 const BOOT_WITHIN: Duration = Duration::from_secs(120);
-/// Reads before the clock starts, as many as requests but no more than these: without KVM, code that runs for
-/// the first time is translated.
+/// Reads before the clock starts, as many as requests but no more than these: without KVM, code
+/// that runs for the first time is translated.
 const WARM_UP_MAX: u64 = 500;
 /// A run may take so long and, for each request, this.
 const RUN_WITHIN: Duration = Duration::from_secs(120);

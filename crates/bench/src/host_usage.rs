@@ -35,8 +35,8 @@ impl HostUsage {
     }
 }
 
-/// Flushes that the device under `path` has completed so far, by anyone; `None` where the system does
-/// not tell, as for file systems on several devices.
+/// Flushes that the device under `path` has completed so far, by anyone; `None` where the system
+/// does not tell, as for file systems on several devices.
 pub fn device_flushes(path: &Path) -> Option<u64> {
     let device = fs::metadata(path).ok()?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));

@@ -1,12 +1,13 @@
-//! Tables of measurements: Cowslip's images beside QEMU's and beside raw files, what files of any kind cost, the charts and pages
-//! of all that; and the demonstration.
+//! Tables of measurements: Cowslip's images beside QEMU's and beside raw files, what files of any
+//! kind cost, the charts and pages of all that; and the demonstration.
 //!
-//! A table makes its own images and runs several engines in turn, each by the same command line; each run is a process of its own,
-//! which is timed from its start to its end ([`stage`]). Ours is the program that this one is part of: it is run as its users run
-//! it, so nothing here depends on it.
+//! A table makes its own images and runs several engines in turn, each by the same command line;
+//! each run is a process of its own, which is timed from its start to its end ([`stage`]). Ours is
+//! the program that this one is part of: it is run as its users run it, so nothing here depends on
+//! it.
 //!
-//! Knows the public API of the engine, the queue and NBD, and the field's words for figures. May not know: the command's
-//! verbs and how they open images.
+//! Knows the public API of the engine, the queue and NBD, and the field's words for figures. May
+//! not know: the command's verbs and how they open images.
 
 use cowslip_console::output::Program;
 

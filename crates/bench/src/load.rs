@@ -1,9 +1,9 @@
 //! The load on one image: requests of one size, so many in flight, and when they are flushed.
 //!
-//! Its pace is qemu-img's, so that both engines do the same operations: one request is begun for each
-//! that ends, and a flush falls due whenever the number of requests not yet begun is a multiple of the
-//! interval. With `Drain` nothing is begun until all that is in flight, and then the flush, has ended.
-//! Without, flushes run beside the requests, one at a time.
+//! Its pace is qemu-img's, so that both engines do the same operations: one request is begun for
+//! each that ends, and a flush falls due whenever the number of requests not yet begun is a
+//! multiple of the interval. With `Drain` nothing is begun until all that is in flight, and then
+//! the flush, has ended. Without, flushes run beside the requests, one at a time.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
@@ -97,8 +97,8 @@ pub struct Figures {
     pub writes: Vec<WriteStatistics>,
 }
 
-/// A run, as its workers share it. Each worker has one request in flight; they live as long as the run,
-/// so that a request costs no allocation here.
+/// A run, as its workers share it. Each worker has one request in flight; they live as long as the
+/// run, so that a request costs no allocation here.
 struct Run<'a> {
     load: &'a Load,
     image: &'a Image,
@@ -338,8 +338,9 @@ impl Places {
     }
 }
 
-/// Where `index` goes in a shuffle of `0..count` that follows from the seed. Rounds of a bijection on
-/// the next power of two, repeated until the result is within bounds; an expected two times at most.
+/// Where `index` goes in a shuffle of `0..count` that follows from the seed. Rounds of a bijection
+/// on the next power of two, repeated until the result is within bounds; an expected two times at
+/// most.
 pub fn permuted(seed: u64, index: u64, count: u64) -> u64 {
     let bits = u64::BITS - (count - 1).leading_zeros();
     let mask = if bits == 0 {

@@ -1,5 +1,5 @@
-//! Where the guests of `bench guest` run: QEMU with a kernel, and an archive that is made on the fly
-//! ([`initramfs`]), whose only program is this one ([`init`]).
+//! Where the guests of `bench guest` run: QEMU with a kernel, and an archive that is made on the
+//! fly ([`initramfs`]), whose only program is this one ([`init`]).
 
 use std::fs::File;
 use std::io::Write;
@@ -29,7 +29,8 @@ const PROBE_WITHIN: Duration = Duration::from_secs(10);
 /// What guests run on.
 #[derive(clap::Args)]
 pub struct MachineOptions {
-    /// The guest's kernel; the newest cloud kernel in /boot, if not given. Its modules are looked for beside it
+    /// The guest's kernel; the newest cloud kernel in /boot, if not given. Its modules are looked
+    /// for beside it
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
     /// What runs the guest: kvm, or tcg; kvm where it boots one, if not given
@@ -113,8 +114,8 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Whether a guest comes up with KVM: a device alone does not tell, as virtual machines may have one
-    /// that runs only kernels that know it.
+    /// Whether a guest comes up with KVM: a device alone does not tell, as virtual machines may
+    /// have one that runs only kernels that know it.
     fn runs_with_kvm(&self, program: &Program) -> bool {
         let device = File::options().read(true).write(true).open("/dev/kvm");
         if device.is_err() {

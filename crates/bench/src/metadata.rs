@@ -1,11 +1,13 @@
-//! `bench metadata`: random requests over a disk of 8 TiB whose tables are larger than the memory that they
-//! may take. Each budget is held against none; QEMU's cache of the same size is beside it.
+//! `bench metadata`: random requests over a disk of 8 TiB whose tables are larger than the memory
+//! that they may take. Each budget is held against none; QEMU's cache of the same size is beside
+//! it.
 //!
-//! The image is laid out in the order of the disk, or with 30 % of its entries scattered; it is sparse, but
-//! for its metadata and what the requests touch. Ours visit random places, `qemu-img bench` those of its
-//! step: it knows no other order. Reads of both, and overwrites, find written space below. Ours are timed
-//! from when each table has been touched once, qemu-img's from the start. After overwrites, which move
-//! nothing, our own `check` judges the image: qemu-img's takes many minutes where entries are scattered.
+//! The image is laid out in the order of the disk, or with 30 % of its entries scattered; it is
+//! sparse, but for its metadata and what the requests touch. Ours visit random places, `qemu-img
+//! bench` those of its step: it knows no other order. Reads of both, and overwrites, find written
+//! space below. Ours are timed from when each table has been touched once, qemu-img's from the
+//! start. After overwrites, which move nothing, our own `check` judges the image: qemu-img's takes
+//! many minutes where entries are scattered.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
-//! What a page of figures holds, whoever measured them: sections of prose, tables, charts and facts. A bench
-//! makes [`Section`]s out of its results and knows nothing of HTML; [`html`] writes all of them alike, [`chart`]
-//! draws them. A new kind of bench needs no change here:
+//! What a page of figures holds, whoever measured them: sections of prose, tables, charts and
+//! facts. A bench makes [`Section`]s out of its results and knows nothing of HTML; [`html`] writes
+//! all of them alike, [`chart`] draws them. A new kind of bench needs no change here:
 //!
 //! ```ignore
 //! let mut section = Section::new("Allocation");

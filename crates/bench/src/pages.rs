@@ -1,5 +1,6 @@
-//! A page of one table's results or of several: what was measured, then the machine, the stacks and the commands.
-//! Made from the documents that `--json` prints. What several documents tell alike is told once.
+//! A page of one table's results or of several: what was measured, then the machine, the stacks and
+//! the commands. Made from the documents that `--json` prints. What several documents tell alike is
+//! told once.
 
 use cowslip_console::error::CommandError;
 use cowslip_console::size;
@@ -219,8 +220,8 @@ fn stacks(documents: &[Value]) -> Section {
     let mut seen: Vec<(&Value, &Value, &Value)> = Vec::new();
     for place in places(documents) {
         let stack = &place["stack"];
-        // The same directory is measured again with another driver, or for another table; one of the same name may have
-        // been on another file system.
+        // The same directory is measured again with another driver, or for another table; one of
+        // the same name may have been on another file system.
         let known = (
             &stack["directory"],
             &stack["mount-options"],

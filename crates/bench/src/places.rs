@@ -1,5 +1,5 @@
-//! Where a table is measured: directories that are there, or file systems that are made for it. In both cases an
-//! interruption leaves nothing of them behind.
+//! Where a table is measured: directories that are there, or file systems that are made for it. In
+//! both cases an interruption leaves nothing of them behind.
 
 use std::path::{Path, PathBuf};
 
@@ -17,10 +17,10 @@ pub struct PlaceOptions {
     /// Work in a new directory in this one; repeat it for several file systems
     #[arg(long, value_name = "PATH")]
     pub dir: Vec<PathBuf>,
-    /// Make file systems of these kinds on fully written loop devices, and work there (root): ext4, xfs, btrfs,
-    /// ext2, ext3; with conditions after colons: xfs:log=8M has a log of that size, xfs:allocsize=64k is mounted
-    /// with that option, ext4:extents=off finds blocks as ext3 does, ext4:full=95 is so many percent full with the
-    /// files of the table
+    /// Make file systems of these kinds on fully written loop devices, and work there (root): ext4,
+    /// xfs, btrfs, ext2, ext3; with conditions after colons: xfs:log=8M has a log of that size,
+    /// xfs:allocsize=64k is mounted with that option, ext4:extents=off finds blocks as ext3 does,
+    /// ext4:full=95 is so many percent full with the files of the table
     #[arg(long = "loop", value_name = "KINDS", value_delimiter = ',')]
     pub loops: Vec<String>,
     /// How directories are called in rows, if not by their names
@@ -71,8 +71,8 @@ impl PlaceOptions {
         self.dir.iter().enumerate().map(name_of).collect()
     }
 
-    /// The places, each made when it is its turn, because file systems take space: those of recipes by `make`, in the
-    /// directory that it is given.
+    /// The places, each made when it is its turn, because file systems take space: those of recipes
+    /// by `make`, in the directory that it is given.
     pub fn each<'a>(
         &'a self,
         recipes: &'a [Recipe],
@@ -131,8 +131,8 @@ impl Held {
     }
 }
 
-/// Makes a file system by a recipe in this directory, for tables whose files take no more than two thirds of so many
-/// bytes.
+/// Makes a file system by a recipe in this directory, for tables whose files take no more than two
+/// thirds of so many bytes.
 ///
 /// # Errors
 /// What went wrong, with the program that said so.
@@ -144,7 +144,8 @@ pub fn make_loop(
     let Some(percent) = recipe.full_percent else {
         return Place::mount_new(recipe, directory, filesystem_bytes);
     };
-    // A third of what a table's file system has is room to spare; with half as much again there is some at 50 %.
+    // A third of what a table's file system has is room to spare; with half as much again there is
+    // some at 50 %.
     let files = filesystem_bytes / 3 * 2;
     let bytes = filesystem_bytes / 2 * 3;
     let filler = (bytes / 100 * percent).checked_sub(files).ok_or_else(|| {

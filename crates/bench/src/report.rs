@@ -45,7 +45,8 @@ impl Measurement {
         found.map(|(_, value)| *value)
     }
 
-    /// Its requests over time, and which share of them allocated what. `None` where the program tells nothing.
+    /// Its requests over time, and which share of them allocated what. `None` where the program
+    /// tells nothing.
     fn series(&self) -> Option<(Sparkline, Option<Shares>)> {
         // A guest tells of two parts; the first are the first writes.
         let told = [&self.told, &self.told["first"]];
@@ -319,7 +320,8 @@ pub struct Cells {
     pub finished: usize,
 }
 
-/// The document of a table, whatever its rows are: for programs, and for pages that are made from it.
+/// The document of a table, whatever its rows are: for programs, and for pages that are made from
+/// it.
 pub fn document(
     conditions: &Value,
     cells: Cells,

@@ -60,7 +60,8 @@ impl Scale {
         wanted.clamp(1, self.disk_bytes / request_bytes)
     }
 
-    /// The same with one column of ours where all policies would do the same: the first that was asked for.
+    /// The same with one column of ours where all policies would do the same: the first that was
+    /// asked for.
     pub fn contestants_of_one_policy(&self, raw: &[RawFile]) -> Vec<Contestant> {
         let mut contestants = self.contestants(raw);
         let first = self.policies.first();

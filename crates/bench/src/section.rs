@@ -1,5 +1,5 @@
-//! A table of operations a second as a section of a page: charts, requests over time, all rows, the figures of those
-//! who asked first, what each run was started with.
+//! A table of operations a second as a section of a page: charts, requests over time, all rows, the
+//! figures of those who asked first, what each run was started with.
 
 use serde_json::Value;
 
@@ -39,8 +39,8 @@ pub fn title_of(table: &str) -> Option<&'static str> {
     })
 }
 
-/// The section of a table that has no operations a second: what its figures are, and of each file system what `draw`
-/// makes of its rows.
+/// The section of a table that has no operations a second: what its figures are, and of each file
+/// system what `draw` makes of its rows.
 pub fn section_of_rows(
     (title, text): (&str, &str),
     told: Told<'_>,
@@ -153,8 +153,9 @@ struct Panel<'a> {
     groups: Vec<(String, &'a str)>,
 }
 
-/// Cells by chart. Their names are parts with commas between them. Few are one chart; more are divided by all parts but
-/// the one that leaves the fewest charts, plain clusters and subclusters apart.
+/// Cells by chart. Their names are parts with commas between them. Few are one chart; more are
+/// divided by all parts but the one that leaves the fewest charts, plain clusters and subclusters
+/// apart.
 fn panels<'a>(cells: &[&'a str]) -> Vec<Panel<'a>> {
     let parts = |cell: &'a str| cell.split(", ").collect::<Vec<_>>();
     let longest = cells

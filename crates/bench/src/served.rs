@@ -1,5 +1,6 @@
-//! `bench served`: random first writes over NBD. Each server has a fresh image and the same client, fio with its engine for NBD:
-//! the same places in the same order, each once, and a flush at the end.
+//! `bench served`: random first writes over NBD. Each server has a fresh image and the same client,
+//! fio with its engine for NBD: the same places in the same order, each once, and a flush at the
+//! end.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,8 +1,9 @@
 //! The table as it grows: the rows of a cell are printed when the cell is done.
 //!
-//! Widths are therefore chosen before the rows are known: those of names from all names that may come, those
-//! of numbers from their titles and a usual size. Where a number needs more, its column is wider from then on. Which
-//! figures there are is known with the first cell; if a later one has more, the titles are printed again.
+//! Widths are therefore chosen before the rows are known: those of names from all names that may
+//! come, those of numbers from their titles and a usual size. Where a number needs more, its column
+//! is wider from then on. Which figures there are is known with the first cell; if a later one has
+//! more, the titles are printed again.
 
 use std::fmt::Write;
 
@@ -185,8 +186,8 @@ pub struct Sheet {
 }
 
 impl Sheet {
-    /// Nothing is printed so far. The names of all places and all cells are known; each cell is measured at each
-    /// place.
+    /// Nothing is printed so far. The names of all places and all cells are known; each cell is
+    /// measured at each place.
     pub fn new(
         report: Report,
         (outlet, with_series): (Outlet, bool),
@@ -219,7 +220,8 @@ impl Sheet {
         self.print_rows(first, "", progress);
     }
 
-    /// Changes rows from the one of this number on, and prints those of the cells that `change` names again.
+    /// Changes rows from the one of this number on, and prints those of the cells that `change`
+    /// names again.
     pub fn change(
         &mut self,
         first: usize,

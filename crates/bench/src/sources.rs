@@ -1,5 +1,6 @@
-//! Figures of those who asked first, as they told them, beside ours: other machines, other years, other versions.
-//! What can be compared is how the rows of one column differ from each other. The figures are in `sources.json`.
+//! Figures of those who asked first, as they told them, beside ours: other machines, other years,
+//! other versions. What can be compared is how the rows of one column differ from each other. The
+//! figures are in `sources.json`.
 
 use serde::Deserialize;
 
@@ -52,8 +53,8 @@ fn sources() -> Vec<Source> {
 /// From here on figures differ by orders of magnitude.
 const WIDE: f64 = 50.0;
 
-/// Adds what sources there are of a table to its section: of those whose cells were measured, and of those that have
-/// none.
+/// Adds what sources there are of a table to its section: of those whose cells were measured, and
+/// of those that have none.
 pub fn add(told: Told<'_>, section: &mut Section) {
     let all = sources();
     let of_table = all.iter().filter(|source| source.table == told.table());
@@ -84,8 +85,8 @@ pub fn add(told: Told<'_>, section: &mut Section) {
 }
 
 impl SourceRow {
-    /// Whether a cell of this name measures the same. All sources that tell a depth tell 32; without that they are held
-    /// against it too.
+    /// Whether a cell of this name measures the same. All sources that tell a depth tell 32;
+    /// without that they are held against it too.
     fn measures(&self, cell: &str) -> bool {
         let rest = cell.strip_prefix(&self.cell);
         let mut parts = cell.split(", ");

@@ -19,7 +19,8 @@ pub struct Sparkline {
 }
 
 impl Sparkline {
-    /// Of what was counted in steps, as [`rates`] has it. `None` if there are less than two pieces, which show nothing.
+    /// Of what was counted in steps, as [`rates`] has it. `None` if there are less than two pieces,
+    /// which show nothing.
     pub fn of(counts: &[u64], step_seconds: f64, seconds: f64) -> Option<Sparkline> {
         let sums = rates(counts, step_seconds, seconds, BLOCKS_MAX)?;
         let rates: Vec<f64> = sums.iter().map(|(count, time)| count / time).collect();
@@ -37,8 +38,9 @@ impl Sparkline {
     }
 }
 
-/// Of what was counted in steps of `step_seconds`, the last of which ended after `seconds` in all, early as a
-/// rule: counts and lengths of at most so many pieces. `None` if there are less than two.
+/// Of what was counted in steps of `step_seconds`, the last of which ended after `seconds` in all,
+/// early as a rule: counts and lengths of at most so many pieces. `None` if there are less than
+/// two.
 pub fn rates(
     counts: &[u64],
     step_seconds: f64,

@@ -177,8 +177,8 @@ impl<'a> Stage<'a> {
         self.place.directory.join(name)
     }
 
-    /// A raw file that is written throughout: backing file, and yardstick of overwrites. What it holds
-    /// is of no importance, so both may be one.
+    /// A raw file that is written throughout: backing file, and yardstick of overwrites. What it
+    /// holds is of no importance, so both may be one.
     pub fn written(&self) -> PathBuf {
         self.file(WRITTEN)
     }

@@ -1,6 +1,6 @@
 //! `bench steady`: reads and overwrites of what is allocated, where a thin image should cost what a
-//! raw file costs; and first writes into an image that was filled and trimmed before, as a disk is that has been in
-//! use.
+//! raw file costs; and first writes into an image that was filled and trimmed before, as a disk is
+//! that has been in use.
 
 use crate::cell::{Backing, Before, Cell, CellLoad, Direction, RawFile, Shape, Subclusters};
 use crate::scale::Scale;

@@ -92,8 +92,8 @@ fn images(cell: &Cell) -> impl Iterator<Item = Contestant> {
     contestants.filter(|c| c.is_cowslip() || *c == Contestant::QemuImg)
 }
 
-/// Measures the cells again that are below half of both their neighbours: chance does not strike twice,
-/// a weakness does. The new rows.
+/// Measures the cells again that are below half of both their neighbours: chance does not strike
+/// twice, a weakness does. The new rows.
 ///
 /// # Errors
 /// As [`Stage::measure`].
@@ -110,8 +110,8 @@ pub fn measure_outliers_again(
     Ok(again)
 }
 
-/// The runs of these rows take the place of the old ones; what is an outlier still is marked. The names of their
-/// cells.
+/// The runs of these rows take the place of the old ones; what is an outlier still is marked. The
+/// names of their cells.
 pub fn replace(cells: &[Cell], again: Vec<Row>, rows: &mut [Row]) -> Vec<String> {
     let mut found: Vec<String> = again.iter().map(|row| row.cell.clone()).collect();
     found.dedup();
@@ -135,8 +135,8 @@ pub fn replace(cells: &[Cell], again: Vec<Row>, rows: &mut [Row]) -> Vec<String>
     found
 }
 
-/// The second table: subclusters of a size against clusters of that size, on backed images, where the
-/// unit is what a first write copies. `None` if there is no such pair.
+/// The second table: subclusters of a size against clusters of that size, on backed images, where
+/// the unit is what a first write copies. `None` if there is no such pair.
 pub fn by_unit(cells: &[Cell], rows: &[Row]) -> Option<String> {
     let mut text = String::new();
     let copying = |cell: &&Cell| cell.shape.backing == Backing::Raw;

@@ -47,8 +47,8 @@ pub enum Table {
     Flush(Options),
     /// Random first writes to images and raw files of each kind of preallocation
     Preallocation(Options),
-    /// Space and speed when half of what was written is discarded, in pieces of 64 KiB; and after what a file
-    /// system of 1 GiB asked of its disk, with fstrim
+    /// Space and speed when half of what was written is discarded, in pieces of 64 KiB; and after
+    /// what a file system of 1 GiB asked of its disk, with fstrim
     Discard(Options),
     /// Images filled by random writes: extents, and reads in order and at random
     Fragmentation(Options),
@@ -76,10 +76,12 @@ pub struct GuestOptions {
 pub struct Options {
     #[command(flatten)]
     places: PlaceOptions,
-    /// Size of the disks; if not given 4G, for discard 8G, for fragmentation 1G, for guest 1G, for metadata 8T
+    /// Size of the disks; if not given 4G, for discard 8G, for fragmentation 1G, for guest 1G, for
+    /// metadata 8T
     #[arg(long, value_name = "SIZE")]
     size: Option<String>,
-    /// Requests of a run; an eighth of it at depth 1; 8000 if not given, for guest 2000, for metadata 100000
+    /// Requests of a run; an eighth of it at depth 1; 8000 if not given, for guest 2000, for
+    /// metadata 100000
     #[arg(long, value_name = "N")]
     requests: Option<u64>,
     /// Runs of each contestant in each cell; 5 if not given, for guest 3 with KVM and 1 without
@@ -93,14 +95,16 @@ pub struct Options {
         default_value = "32,1"
     )]
     depths: Vec<u64>,
-    /// Allocation policies, each a column: auto, contiguous, sparse; auto,sparse if not given, for guest and served auto
+    /// Allocation policies, each a column: auto, contiguous, sparse; auto,sparse if not given, for
+    /// guest and served auto
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     policies: Vec<String>,
-    /// How new clusters of ours come to read as zeroes, each a column: auto, fresh, zero-range, write; for
-    /// subclusters and preallocation auto, zero-range and write if not given
+    /// How new clusters of ours come to read as zeroes, each a column: auto, fresh, zero-range,
+    /// write; for subclusters and preallocation auto, zero-range and write if not given
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     zero_methods: Option<Vec<String>>,
-    /// How files are driven, each a row of places: threads, native, io_uring; the best there is if not given
+    /// How files are driven, each a row of places: threads, native, io_uring; the best there is if
+    /// not given
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     aio: Vec<String>,
     /// Who writes the raw files that images are compared with: cowslip, qemu-img
@@ -117,7 +121,8 @@ pub struct Options {
     /// One run of each cell, few requests on a small disk: a first look
     #[arg(long, conflicts_with_all = ["size", "requests", "repetitions"])]
     quick: bool,
-    /// own, or seed: disks and requests as in the mails that asked first (subclusters, preallocation)
+    /// own, or seed: disks and requests as in the mails that asked first (subclusters,
+    /// preallocation)
     #[arg(
         long,
         value_name = "WHOSE",
@@ -134,16 +139,16 @@ pub struct Options {
     /// Print the results as JSON, at the end
     #[arg(long)]
     json: bool,
-    /// Write the results as a page too: tables, charts, the machine and its disks, in one file. After an interruption
-    /// it has what is finished
+    /// Write the results as a page too: tables, charts, the machine and its disks, in one file.
+    /// After an interruption it has what is finished
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Draw requests over time below the rows; for preallocation on a terminal without being asked
     #[arg(long, conflicts_with = "json")]
     series: bool,
-    /// Which of QEMU's programs take part, of those that are installed; none leaves them out. All if not given, but
-    /// of two servers the faster. For discard and served qemu-storage-daemon and qemu-nbd, for guest qemu-system-x86_64, for
-    /// the others qemu-img
+    /// Which of QEMU's programs take part, of those that are installed; none leaves them out. All
+    /// if not given, but of two servers the faster. For discard and served qemu-storage-daemon and
+    /// qemu-nbd, for guest qemu-system-x86_64, for the others qemu-img
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     peers: Option<Vec<String>>,
     /// Print the names of the cells, and measure nothing
@@ -342,9 +347,9 @@ impl Table {
         matches!(self, Table::Preallocation(_))
     }
 
-    /// Space that a file system needs for disks of this size: a written raw file, a new image that may
-    /// become as large, and as much again so that it is not nearly full. Where there is no raw file,
-    /// half of that.
+    /// Space that a file system needs for disks of this size: a written raw file, a new image that
+    /// may become as large, and as much again so that it is not nearly full. Where there is no raw
+    /// file, half of that.
     fn filesystem_bytes(&self, disk_bytes: u64) -> u64 {
         let bytes = match self {
             Table::Discard(_) => disk_bytes / 2 * 3,
@@ -498,8 +503,8 @@ impl Plan {
         Ok(report)
     }
 
-    /// Measures it. No cell is begun after the deadline, if there is one; each place has its share of the time until
-    /// then.
+    /// Measures it. No cell is begun after the deadline, if there is one; each place has its share
+    /// of the time until then.
     ///
     /// # Errors
     /// Nothing could be measured at all. What went wrong later is told with the results.

@@ -1,5 +1,5 @@
-//! Results that are told while they are made, whatever is measured: rows as they come, or one document at the end,
-//! and a page. A run that is interrupted or killed has told what it knows.
+//! Results that are told while they are made, whatever is measured: rows as they come, or one
+//! document at the end, and a page. A run that is interrupted or killed has told what it knows.
 
 use std::path::Path;
 
@@ -20,8 +20,8 @@ pub enum Told {
     Rows,
     /// As one document for programs, at the end.
     Json,
-    /// With the tables before it, by whoever makes them all. After an interruption as their summary, or as one document
-    /// of all.
+    /// With the tables before it, by whoever makes them all. After an interruption as their
+    /// summary, or as one document of all.
     Together {
         /// As a document.
         json: bool,
@@ -127,8 +127,8 @@ impl Telling {
         }
     }
 
-    /// Prints what comes last and writes the page; the results. After a failure that is nothing if no cell is finished; one
-    /// that an interruption has caused is left to that.
+    /// Prints what comes last and writes the page; the results. After a failure that is nothing if
+    /// no cell is finished; one that an interruption has caused is left to that.
     ///
     /// # Errors
     /// The page cannot be written.

@@ -1,6 +1,6 @@
-//! Reading a table's JSON again: pages and summaries are made from it, so that a page can be made long after the
-//! run, from several files, and says what programs are told. Files may come from anywhere: what is not there is
-//! left out.
+//! Reading a table's JSON again: pages and summaries are made from it, so that a page can be made
+//! long after the run, from several files, and says what programs are told. Files may come from
+//! anywhere: what is not there is left out.
 
 use std::fmt::Write;
 

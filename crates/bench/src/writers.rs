@@ -1,7 +1,10 @@
-//! `bench writers`: files that grow side by side in one directory, and how many pieces they end up in.
+//! `bench writers`: files that grow side by side in one directory, and how many pieces they end up
+//! in.
 //!
-//! `cell.rs` says what is measured, `stream.rs` writes raw files, `space.rs` only allocates, `measure.rs` makes a run and looks at its files,
-//! `table.rs` puts it in words, `section/writers.rs` on a page. [`mod@model`] simulates what no machine here holds. The story is in docs/writers.md.
+//! `cell.rs` says what is measured, `stream.rs` writes raw files, `space.rs` only allocates,
+//! `measure.rs` makes a run and looks at its files, `table.rs` puts it in words,
+//! `section/writers.rs` on a page. [`mod@model`] simulates what no machine here holds. The story is
+//! in docs/writers.md.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -50,13 +53,16 @@ pub struct Args {
     /// Print the names of the cells, and measure nothing
     #[arg(long, conflicts_with = "json")]
     list: bool,
-    /// Simulate instead: sizes that no machine here holds, several rules; with the error of the model
+    /// Simulate instead: sizes that no machine here holds, several rules; with the error of the
+    /// model
     #[arg(long, conflicts_with_all = ["dir", "loops", "cells", "list"])]
     model: bool,
-    /// Fit the model to the rows of this file, as --json has printed them, instead of those that it comes with
+    /// Fit the model to the rows of this file, as --json has printed them, instead of those that it
+    /// comes with
     #[arg(long, value_name = "FILE", requires = "model")]
     fit: Option<PathBuf>,
-    /// Allocate what 4, 16 and 64 writers of 64 GiB would, on sparse file systems of 15 TiB, and write nothing
+    /// Allocate what 4, 16 and 64 writers of 64 GiB would, on sparse file systems of 15 TiB, and
+    /// write nothing
     #[arg(long, conflicts_with_all = ["size", "model"], requires = "loops")]
     space: bool,
     /// Print the results as JSON, at the end
@@ -148,8 +154,8 @@ impl Plan {
         filesystem_bytes(self.bytes)
     }
 
-    /// Measures it. No cell is begun after the deadline, if there is one; each place has its share of the time until
-    /// then.
+    /// Measures it. No cell is begun after the deadline, if there is one; each place has its share
+    /// of the time until then.
     ///
     /// # Errors
     /// What was measured cannot be told. What went wrong before is told with the results.

@@ -41,8 +41,8 @@ pub enum Error {
     Invalid(String),
     /// A write to something that was opened read-only.
     ReadOnly(String),
-    /// An earlier failure of a metadata write or a flush makes further writes unsafe until the image
-    /// is reopened (invariant D4).
+    /// An earlier failure of a metadata write or a flush makes further writes unsafe until the
+    /// image is reopened (invariant D4).
     Latched(String),
     /// The image names a file that the caller's policy keeps it from.
     Forbidden(String),

@@ -1,5 +1,5 @@
-//! The only door to bytes: the trait [`BlockFile`], and [`HostFile`], the one adaptor around it that
-//! makes requests of any alignment fit the file.
+//! The only door to bytes: the trait [`BlockFile`], and [`HostFile`], the one adaptor around it
+//! that makes requests of any alignment fit the file.
 //!
 //! A driver takes an operation with its buffers and answers with a completion. It never sees a
 //! request that its alignment forbids: [`HostFile`] widens reads and turns finer writes into
@@ -38,7 +38,8 @@ pub use storage::{ContentId, ReadAs, ReadSet, Storage};
 /// What a file can do and what it asks for; fixed once it is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Offsets and lengths of reads and writes must be multiples of this many bytes (a power of two).
+    /// Offsets and lengths of reads and writes must be multiples of this many bytes (a power of
+    /// two).
     pub alignment_bytes: u32,
     /// Offsets and lengths of `zero` and `discard` must be multiples of this many bytes (a power of
     /// two), and of `alignment_bytes`: those of a block device go by its logical blocks also where
@@ -90,8 +91,8 @@ pub struct FileId(pub u64, pub u64);
 
 /// A file of bytes, through some driver: a ring, threads, memory, a network, a simulator.
 ///
-/// Operations may complete in any order. A read beyond the end of file yields zeroes. The buffers of
-/// an operation stay alive until it completes, whether or not anybody still waits.
+/// Operations may complete in any order. A read beyond the end of file yields zeroes. The buffers
+/// of an operation stay alive until it completes, whether or not anybody still waits.
 #[allow(clippy::len_without_is_empty)] // A length is asked of the system, and may fail.
 pub trait BlockFile: Send + Sync + fmt::Debug {
     /// The name that users know it by, for messages.
@@ -103,13 +104,15 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     /// Which file it is, where that can be told.
     fn id(&self) -> Option<FileId>;
 
-    /// Identity of its bytes, to tell without reading them that two files hold the same. Unknown by default: a file over
-    /// another one, which may show it in part or transformed, has to say what it shows.
+    /// Identity of its bytes, to tell without reading them that two files hold the same. Unknown by
+    /// default: a file over another one, which may show it in part or transformed, has to say what
+    /// it shows.
     fn content_id(&self) -> Option<ContentId> {
         None
     }
 
-    /// The files and devices that a write to it changes; by default itself. A file over others names theirs.
+    /// The files and devices that a write to it changes; by default itself. A file over others
+    /// names theirs.
     fn storage(&self) -> Storage {
         self.id().map_or_else(Storage::default, Storage::whole)
     }
@@ -119,8 +122,8 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
         None
     }
 
-    /// What it cuts larger requests by. Of these the disk of an image in it has the most that is read or written at a
-    /// time, as with QEMU. By default there are none.
+    /// What it cuts larger requests by. Of these the disk of an image in it has the most that is
+    /// read or written at a time, as with QEMU. By default there are none.
     fn limits(&self) -> Limits {
         Limits::default()
     }
@@ -145,25 +148,27 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     /// Existing bytes stay. `ErrorKind::Unsupported` where there is no such call.
     fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>>;
 
-    /// The same, but the end of file stays. `ErrorKind::Unsupported` where there is no such call, as by default.
+    /// The same, but the end of file stays. `ErrorKind::Unsupported` where there is no such call,
+    /// as by default.
     fn allocate_keeping_end(&self, _offset: u64, _len: u64) -> Pending<io::Result<()>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
-    /// Gives a hole its space by other means. `ErrorKind::Unsupported` where there are none, as by default.
+    /// Gives a hole its space by other means. `ErrorKind::Unsupported` where there are none, as by
+    /// default.
     fn give_space(&self, _range: Range<u64>, _way: Way) -> Pending<io::Result<Calls>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
-    /// The first `most` parts of a range that have no space, in order. `ErrorKind::Unsupported` where they are not
-    /// known, as by default.
+    /// The first `most` parts of a range that have no space, in order. `ErrorKind::Unsupported`
+    /// where they are not known, as by default.
     fn holes(&self, _range: Range<u64>, _most: usize) -> Pending<io::Result<Holes>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
-    /// Allocates a range as zeroes that count as written, so that later writes there change no metadata of the
-    /// file system; the end of file moves up to its end. `ErrorKind::Unsupported` where device or system cannot
-    /// do it by one call, as by default.
+    /// Allocates a range as zeroes that count as written, so that later writes there change no
+    /// metadata of the file system; the end of file moves up to its end. `ErrorKind::Unsupported`
+    /// where device or system cannot do it by one call, as by default.
     fn allocate_written(&self, _offset: u64, _len: u64) -> Pending<io::Result<()>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
@@ -182,7 +187,8 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     /// Cuts or extends the file; what it adds reads as zeroes.
     fn set_len(&self, len: u64) -> Pending<io::Result<()>>;
 
-    /// Cuts the file if nobody else has it open. `ErrorKind::Unsupported` where that is not known, as by default.
+    /// Cuts the file if nobody else has it open. `ErrorKind::Unsupported` where that is not known,
+    /// as by default.
     fn cut_alone(&self, _cut: Cut) -> Pending<io::Result<cut::Outcome>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
@@ -200,13 +206,15 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
         None
     }
 
-    /// The same; if that is less than `needed_bytes`, asked again for a while, since a file system may give back the
-    /// space of removed files after their removal has returned, as XFS does. At once by default.
+    /// The same; if that is less than `needed_bytes`, asked again for a while, since a file system
+    /// may give back the space of removed files after their removal has returned, as XFS does. At
+    /// once by default.
     fn free_bytes_in_the_end(&self, _needed_bytes: u64) -> Pending<Option<u64>> {
         Pending::ready(self.free_bytes())
     }
 
-    /// The unit in bytes in which the file system allocates the file's space, where it has been told one.
+    /// The unit in bytes in which the file system allocates the file's space, where it has been
+    /// told one.
     fn extent_hint_bytes(&self) -> Option<u64> {
         None
     }
@@ -219,8 +227,8 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Has the file system overwrite what is there instead of copying it (btrfs); only while the file has no
-    /// data.
+    /// Has the file system overwrite what is there instead of copying it (btrfs); only while the
+    /// file has no data.
     ///
     /// # Errors
     /// `ErrorKind::Unsupported` or the system's refusal.
@@ -303,8 +311,8 @@ pub trait Gate: Send + Sync {
     /// A refusal, or the system's failure.
     fn open(&self, request: &FileRequest<'_>) -> crate::Result<Arc<dyn BlockFile>>;
 
-    /// The same for whoever can wait: the file may be behind a network, and its name may tell the format of the
-    /// image in it. By default it is [`Gate::open`].
+    /// The same for whoever can wait: the file may be behind a network, and its name may tell the
+    /// format of the image in it. By default it is [`Gate::open`].
     fn reach<'a>(&'a self, request: &'a FileRequest<'a>) -> Reaching<'a> {
         let file = self.open(request);
         Box::pin(std::future::ready(file.map(Reached::from)))

@@ -1,11 +1,12 @@
 //! Image formats that are recognised so that nobody takes them for raw, and not supported.
 //!
-//! A file whose format nobody has named is raw if it begins like no image. One that begins like an image of VMware's or
-//! VirtualBox's is none of ours, but it is not raw either: as a raw disk it would show its headers to a guest, and be
-//! damaged by the first write. Pure.
+//! A file whose format nobody has named is raw if it begins like no image. One that begins like an
+//! image of VMware's or VirtualBox's is none of ours, but it is not raw either: as a raw disk it
+//! would show its headers to a guest, and be damaged by the first write. Pure.
 //!
-//! Sources: "Virtual Disk Format 5.0" (VMware); "Virtual Hard Disk Image Format Specification" and "MS-VHDX" (Microsoft);
-//! `docs/interop/qed_spec.rst`, `parallels.rst` and `qcow2.rst` of QEMU; the headers of the others as their makers write them.
+//! Sources: "Virtual Disk Format 5.0" (VMware); "Virtual Hard Disk Image Format Specification" and
+//! "MS-VHDX" (Microsoft); `docs/interop/qed_spec.rst`, `parallels.rst` and `qcow2.rst` of QEMU; the
+//! headers of the others as their makers write them.
 
 use crate::policy::Format;
 use crate::{Error, Result};
@@ -21,7 +22,8 @@ pub const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
 /// The first bytes of a LUKS volume; its version, big endian, follows.
 pub const LUKS_MAGIC: [u8; 6] = *b"LUKS\xba\xbe";
 
-/// How images of formats that are not supported begin: where, with what, and what QEMU calls the format.
+/// How images of formats that are not supported begin: where, with what, and what QEMU calls the
+/// format.
 const BEGINNINGS: &[(usize, &[u8], &str)] = &[
     (0, b"KDMV", "vmdk"),
     (0, b"COWD", "vmdk"),
@@ -37,7 +39,8 @@ const BEGINNINGS: &[(usize, &[u8], &str)] = &[
     (0, b"Bochs Virtual HD Image", "bochs"),
 ];
 
-/// The supported format of a file that begins with `bytes` (8 or more where the file has them); raw if none.
+/// The supported format of a file that begins with `bytes` (8 or more where the file has them); raw
+/// if none.
 pub fn supported(bytes: &[u8]) -> Format {
     match bytes.get(..8) {
         Some(start) if start[..4] == QCOW2_MAGIC && start[4..] >= [0, 0, 0, 2][..] => Format::Qcow2,
@@ -46,7 +49,8 @@ pub fn supported(bytes: &[u8]) -> Format {
     }
 }
 
-/// What QEMU calls the format of a file that begins with `bytes`, if it is one that is recognised and not supported.
+/// What QEMU calls the format of a file that begins with `bytes`, if it is one that is recognised
+/// and not supported.
 pub fn name(bytes: &[u8]) -> Option<&'static str> {
     let begins_so = |(at, sign, _): &&(usize, &[u8], &str)| {
         bytes.get(*at..).is_some_and(|rest| rest.starts_with(sign))
@@ -74,7 +78,8 @@ fn is_vmdk_descriptor(text: &[u8]) -> bool {
     false
 }
 
-/// The format of the file of this name, which begins with `bytes`: [`PROBED_BYTES`] of them where it has so many.
+/// The format of the file of this name, which begins with `bytes`: [`PROBED_BYTES`] of them where
+/// it has so many.
 ///
 /// # Errors
 /// [`Error::Unsupported`] names the format, as `image format NAME`.

@@ -1,11 +1,11 @@
-//! [`Job`]: a long piece of work as its caller sees it: how far it is, how fast it may go, and that it is to
-//! stop.
+//! [`Job`]: a long piece of work as its caller sees it: how far it is, how fast it may go, and that
+//! it is to stop.
 //!
-//! A job is handed to the operation and shared with whoever watches. The operation asks it before each
-//! piece of work ([`Job::begin`]) and tells it after ([`Job::done`]); the result is the operation's own. No
-//! thread and no clock: what is shown, and how long a piece has to wait, is for the [`Attendant`] that the
-//! caller passes. Cancelling is a flag; the operation undoes what it has done before it fails with
-//! [`Error::Cancelled`].
+//! A job is handed to the operation and shared with whoever watches. The operation asks it before
+//! each piece of work ([`Job::begin`]) and tells it after ([`Job::done`]); the result is the
+//! operation's own. No thread and no clock: what is shown, and how long a piece has to wait, is for
+//! the [`Attendant`] that the caller passes. Cancelling is a flag; the operation undoes what it has
+//! done before it fails with [`Error::Cancelled`].
 
 use std::fmt;
 use std::future::Future;
@@ -95,8 +95,8 @@ pub trait Attendant: Send + Sync {
     /// Called after each piece of work.
     fn progress(&self, _progress: Progress) {}
 
-    /// `None` if the job may move so many bytes more now, and then they count. Else a moment after which it
-    /// asks again, short enough for a job that may be cancelled.
+    /// `None` if the job may move so many bytes more now, and then they count. Else a moment after
+    /// which it asks again, short enough for a job that may be cancelled.
     fn pace(&self, _bytes: u64) -> Option<Moment> {
         None
     }
@@ -161,7 +161,8 @@ impl Job {
         self.0.total_bytes.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// For whoever goes about the work in another way: what was expected and done so far counts no more.
+    /// For whoever goes about the work in another way: what was expected and done so far counts no
+    /// more.
     pub fn forget(&self) {
         self.0.total_bytes.store(0, Ordering::Release);
         self.0.done_bytes.store(0, Ordering::Release);
@@ -204,8 +205,8 @@ impl Job {
         self.tell();
     }
 
-    /// Runs a piece of work for each that is found, several at a time. All that has begun has ended when it
-    /// returns.
+    /// Runs a piece of work for each that is found, several at a time. All that has begun has ended
+    /// when it returns.
     ///
     /// # Errors
     /// The first one of a piece or of finding them, [`Error::Cancelled`].
@@ -238,8 +239,8 @@ impl Job {
         }
     }
 
-    /// Runs a piece of work for each [`PIECE_BYTES`] of a range, several at a time. All that has begun
-    /// has ended when it returns.
+    /// Runs a piece of work for each [`PIECE_BYTES`] of a range, several at a time. All that has
+    /// begun has ended when it returns.
     ///
     /// # Errors
     /// The first one of a piece, [`Error::Cancelled`].

@@ -1,8 +1,9 @@
-//! What disks and files are, whatever is in them: the trait [`file::BlockFile`] and the adaptor that makes requests
-//! of any alignment fit it, errors, jobs, and the words for what a request means.
+//! What disks and files are, whatever is in them: the trait [`file::BlockFile`] and the adaptor
+//! that makes requests of any alignment fit it, errors, jobs, and the words for what a request
+//! means.
 //!
-//! May not know: formats of images but for their first bytes, files of the host, encryption, NBD, command lines,
-//! printing, sockets, time.
+//! May not know: formats of images but for their first bytes, files of the host, encryption, NBD,
+//! command lines, printing, sockets, time.
 
 pub mod error;
 pub mod file;

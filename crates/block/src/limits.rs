@@ -1,11 +1,11 @@
 //! How large requests may be, and what becomes of larger ones (pure).
 //!
-//! Devices have such limits; here only those have them who ask for them, to test what is above or below. Requests are cut as
-//! QEMU's block layer cuts them (`block/io.c`): into parts one after the other, of which those of zeroes that the limits
-//! do not let through as zeroes are written out.
+//! Devices have such limits; here only those have them who ask for them, to test what is above or
+//! below. Requests are cut as QEMU's block layer cuts them (`block/io.c`): into parts one after the
+//! other, of which those of zeroes that the limits do not let through as zeroes are written out.
 //!
-//! An example: with `zeroes_unit` of 15 MiB, zeroes over 32..64 MiB are 32..45 written out, as no unit begins at 32, then
-//! 45..60 as zeroes, and 60..64 written out.
+//! An example: with `zeroes_unit` of 15 MiB, zeroes over 32..64 MiB are 32..45 written out, as no
+//! unit begins at 32, then 45..60 as zeroes, and 60..64 written out.
 
 use std::ops::Range;
 

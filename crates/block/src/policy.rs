@@ -50,7 +50,8 @@ pub enum DetectZeroes {
     Off,
     /// It is a write of zeroes that keeps its space.
     On,
-    /// It is a write of zeroes whose space may be given back. Only with [`DiscardPolicy::Unmap`], as in QEMU.
+    /// It is a write of zeroes whose space may be given back. Only with [`DiscardPolicy::Unmap`],
+    /// as in QEMU.
     Unmap,
 }
 
@@ -69,8 +70,8 @@ impl DetectZeroes {
 /// How what a write leaves of a new cluster comes to read as zeroes (`zero-method`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ZeroMethod {
-    /// Space that is known to read so is left as it is; elsewhere the cheaper of a call and a write by their
-    /// size.
+    /// Space that is known to read so is left as it is; elsewhere the cheaper of a call and a write
+    /// by their size.
     #[default]
     Auto,
     /// Space that is known to read so is left as it is; elsewhere zeroes are written.
@@ -105,13 +106,15 @@ pub enum AllocPolicy {
     /// As the image says, or else by its geometry.
     #[default]
     Auto,
-    /// A cluster's space is allocated as a whole and kept as a whole; the file grows by allocated space.
+    /// A cluster's space is allocated as a whole and kept as a whole; the file grows by allocated
+    /// space.
     Contiguous,
     /// Only what is written takes space; what is given up goes back subcluster by subcluster.
     Sparse,
 }
 
-/// What reads keep in the image of what they find in the layers below (`copy-on-read`), whole subclusters.
+/// What reads keep in the image of what they find in the layers below (`copy-on-read`), whole
+/// subclusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum CopyOnRead {
     /// Nothing.

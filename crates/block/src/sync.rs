@@ -1,7 +1,7 @@
 //! Waiting without threads: a FIFO lock that may be held across I/O, and an event.
 //!
-//! Both hand their waiters to whatever executor polls them. The metadata lock is not here: that is a
-//! plain mutex, held for CPU work only.
+//! Both hand their waiters to whatever executor polls them. The metadata lock is not here: that is
+//! a plain mutex, held for CPU work only.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};

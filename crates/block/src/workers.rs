@@ -1,7 +1,9 @@
-//! [`Workers`]: where work goes that keeps a processor busy and waits for nothing: packing and unpacking clusters.
+//! [`Workers`]: where work goes that keeps a processor busy and waits for nothing: packing and
+//! unpacking clusters.
 //!
-//! The engine has no thread; whoever has some passes them in. Without them the work is done where the request is polled,
-//! which is what small requests want: handing over costs more than a small cluster.
+//! The engine has no thread; whoever has some passes them in. Without them the work is done where
+//! the request is polled, which is what small requests want: handing over costs more than a small
+//! cluster.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,8 +13,9 @@ use cowslip_queue::pending;
 /// A piece of such work.
 pub type Work = Box<dyn FnOnce() + Send>;
 
-/// Bytes of clusters that are packed or unpacked in one piece of work: handing one over takes some 20 us, so that a
-/// twentieth of the time goes there in the worst case (zstd unpacks 128 KiB in 100 us).
+/// Bytes of clusters that are packed or unpacked in one piece of work: handing one over takes some
+/// 20 us, so that a twentieth of the time goes there in the worst case (zstd unpacks 128 KiB in 100
+/// us).
 pub const GROUP_BYTES: u64 = 128 << 10;
 
 /// Threads for such work, or none.

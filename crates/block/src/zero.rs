@@ -1,10 +1,11 @@
 //! Whether bytes are all zero, as fast as memory tells.
 
-/// Bytes that are joined before it is asked whether one was set: enough for vector instructions, and few, since data is
-/// found out by its first bytes.
+/// Bytes that are joined before it is asked whether one was set: enough for vector instructions,
+/// and few, since data is found out by its first bytes.
 const STRIDE_BYTES: usize = 256;
 
-/// Whether all bytes are zero. Data is found out after a few bytes; the rest compiles to vector instructions.
+/// Whether all bytes are zero. Data is found out after a few bytes; the rest compiles to vector
+/// instructions.
 pub fn is_zero(data: &[u8]) -> bool {
     data.chunks(STRIDE_BYTES)
         .all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)

@@ -47,7 +47,8 @@ impl CommandError {
     }
 }
 
-/// Refusal to overwrite what is read; under QEMU's names in the words of its locks, which find the same there.
+/// Refusal to overwrite what is read; under QEMU's names in the words of its locks, which find the
+/// same there.
 pub fn overwrite_words(overwrite: &Overwrite) -> String {
     match is_called_as_qemu() {
         true => format!(

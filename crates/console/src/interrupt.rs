@@ -1,11 +1,14 @@
-//! Files and processes that must not survive an interrupted process, and what its user is told then.
+//! Files and processes that must not survive an interrupted process, and what its user is told
+//! then.
 //!
-//! A thread waits for the signals that end a process; it kills and removes what is listed, prints and says what
-//! is to be said, and then lets the signal do what it would have done. Nothing is set up before that. It never gives
-//! the lists back, so whoever fails because of it, and ends the use of something, waits there for the end.
+//! A thread waits for the signals that end a process; it kills and removes what is listed, prints
+//! and says what is to be said, and then lets the signal do what it would have done. Nothing is set
+//! up before that. It never gives the lists back, so whoever fails because of it, and ends the use
+//! of something, waits there for the end.
 //!
-//! A job that can take back what it has done is cancelled by the first signal instead, and the process ends by
-//! it when the job has ended; a second signal, a second later, does not wait for that.
+//! A job that can take back what it has done is cancelled by the first signal instead, and the
+//! process ends by it when the job has ended; a second signal, a second later, does not wait for
+//! that.
 
 use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
@@ -113,8 +116,8 @@ impl Drop for CancelledOnInterrupt {
     }
 }
 
-/// What an interruption prints on standard output while this value lives: the end of a document that is
-/// printed piece by piece. There is one at a time.
+/// What an interruption prints on standard output while this value lives: the end of a document
+/// that is printed piece by piece. There is one at a time.
 #[derive(Debug)]
 pub struct PrintedOnInterrupt;
 
@@ -125,7 +128,8 @@ impl PrintedOnInterrupt {
         PrintedOnInterrupt
     }
 
-    /// Prints a piece, after which the end is `end`. An interruption comes before both or after both.
+    /// Prints a piece, after which the end is `end`. An interruption comes before both or after
+    /// both.
     pub fn replace(&self, print: impl FnOnce(), end: String) {
         let mut printed = printed();
         print();
@@ -133,7 +137,8 @@ impl PrintedOnInterrupt {
         *printed = Some(end);
     }
 
-    /// Waits for an interruption that may have caused a failure; if there is one, it ends the process.
+    /// Waits for an interruption that may have caused a failure; if there is one, it ends the
+    /// process.
     pub fn give_way(&self) {
         sleep(SIGNAL_WITHIN);
         drop(printed());
@@ -167,8 +172,8 @@ fn printed_soon() -> Option<MutexGuard<'static, Option<String>>> {
     }
 }
 
-/// What an interruption does while this value lives, such as writing a file that tells what is known. There is one
-/// at a time.
+/// What an interruption does while this value lives, such as writing a file that tells what is
+/// known. There is one at a time.
 #[derive(Debug)]
 pub struct DoneOnInterrupt;
 
@@ -261,7 +266,8 @@ impl Drop for TreeRemovedOnInterrupt {
     }
 }
 
-/// A process that an interruption kills while this value lives, which ends with the wait for the process.
+/// A process that an interruption kills while this value lives, which ends with the wait for the
+/// process.
 #[derive(Debug)]
 pub struct KilledOnInterrupt {
     pid: Option<Pid>,
@@ -283,8 +289,8 @@ impl Drop for KilledOnInterrupt {
     }
 }
 
-/// Writes past the locks of the streams: who holds one may be waiting for a reader that does not come, and the
-/// signal must end the program all the same.
+/// Writes past the locks of the streams: who holds one may be waiting for a reader that does not
+/// come, and the signal must end the program all the same.
 fn say(stream: BorrowedFd<'_>, text: &str) {
     let mut rest = text.as_bytes();
     while let Ok(written @ 1..) = rustix::io::write(stream, rest) {
@@ -353,7 +359,8 @@ fn end_by(signal: i32) {
     }
 }
 
-/// A file system of ours may be mounted there, which a process that has just been killed keeps busy.
+/// A file system of ours may be mounted there, which a process that has just been killed keeps
+/// busy.
 fn remove_directory(path: &Path) -> std::io::Result<()> {
     std::fs::remove_dir(path).or_else(|error| match error.kind() {
         ErrorKind::ResourceBusy => {

@@ -1,9 +1,9 @@
 //! Text for people and scripts: standard output, errors in the style of QEMU's programs.
 //!
 //! Both streams often end in one pipe, so standard output is flushed before anything is written to
-//! standard error. A reader that went away ends the process, as it ends other programs; but while something is under way
-//! that has to be brought to an end first ([`brings_to_an_end`]), it is told of the failure instead, and the
-//! exit code says it afterwards.
+//! standard error. A reader that went away ends the process, as it ends other programs; but while
+//! something is under way that has to be brought to an end first ([`brings_to_an_end`]), it is told
+//! of the failure instead, and the exit code says it afterwards.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
@@ -21,7 +21,8 @@ pub use crate::program::is_called_as_qemu;
 
 /// Status of a process that SIGPIPE ended, as shells report it.
 const BROKEN_PIPE_STATUS: u8 = 141;
-/// Of one whose standard output has failed otherwise: the exit code must not say that all went well.
+/// Of one whose standard output has failed otherwise: the exit code must not say that all went
+/// well.
 const FAILED_STATUS: u8 = 1;
 
 /// What is told of a failure, in place of the end of the process.
@@ -29,8 +30,9 @@ static TOLD_OF_FAILURE: Mutex<Option<Box<dyn Fn() + Send>>> = Mutex::new(None);
 /// The exit code that a failure asks for; 0 if there was none.
 static FAILURE: AtomicU8 = AtomicU8::new(0);
 
-/// From now on a standard output that fails does not end the process, since something is under way that must not be left
-/// as it is; `tell` is called instead, which must not print. Nothing more is printed then.
+/// From now on a standard output that fails does not end the process, since something is under way
+/// that must not be left as it is; `tell` is called instead, which must not print. Nothing more is
+/// printed then.
 pub fn brings_to_an_end(tell: impl Fn() + Send + 'static) {
     let mut told = TOLD_OF_FAILURE
         .lock()

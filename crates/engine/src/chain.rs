@@ -1,8 +1,8 @@
 //! Chains of images: opened through the caller's gate, read from the top down.
 //!
-//! Each layer is cut at its own size: what lies beyond it reads as zeroes, even where a layer further
-//! down is longer. A chain is a value that each request takes once; layers below the first are
-//! read-only.
+//! Each layer is cut at its own size: what lies beyond it reads as zeroes, even where a layer
+//! further down is longer. A chain is a value that each request takes once; layers below the first
+//! are read-only.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,8 +68,8 @@ impl Layer {
         }
     }
 
-    /// Whether what it shows depends on the password that it was opened with, as in QEMU's old way to encrypt. (In a
-    /// LUKS volume any password that opens it leads to the same key.)
+    /// Whether what it shows depends on the password that it was opened with, as in QEMU's old way
+    /// to encrypt. (In a LUKS volume any password that opens it leads to the same key.)
     pub fn depends_on_password(&self) -> bool {
         match self {
             Layer::Raw(_) => false,
@@ -233,7 +233,8 @@ impl Jobs {
         }
     }
 
-    /// Reads them from the layer's data file; compressed ones from the image. The file of the layer itself is told.
+    /// Reads them from the layer's data file; compressed ones from the image. The file of the layer
+    /// itself is told.
     async fn run(
         self,
         file: &HostFile,
@@ -524,8 +525,8 @@ fn backing_failed(error: Error, name: &str) -> Error {
 /// A backing file's name and format, as the image has them.
 type Backing = Option<(String, Option<String>)>;
 
-/// The backing file in the format that the image at a depth names. Where only metadata is wanted, one in a format that
-/// is not known ends the chain.
+/// The backing file in the format that the image at a depth names. Where only metadata is wanted,
+/// one in a format that is not known ends the chain.
 fn in_named_format(
     backing: Backing,
     (options, layers): (&OpenOptions, usize),
@@ -590,7 +591,8 @@ async fn open_layer(
                 true => file.guarded(),
                 false => file,
             };
-            // As with QEMU, a disk has whole sectors: the last one of a file that can grow reads as zeroes behind its end.
+            // As with QEMU, a disk has whole sectors: the last one of a file that can grow reads as
+            // zeroes behind its end.
             let size = match file.capabilities().extends_with_zeroes {
                 true => file_len.next_multiple_of(raw::SECTOR_BYTES),
                 false => file_len,

@@ -7,7 +7,8 @@
 //! | the base is flushed | as before |
 //! | the image becomes empty by one change of its header (`qcow2/empty.rs`) | the image is full or empty, and shows the same disk |
 //!
-//! With images between, these stay as they are, and the image too: they are what it shows in any case.
+//! With images between, these stay as they are, and the image too: they are what it shows in any
+//! case.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -40,16 +41,17 @@ pub enum Afterwards {
 pub struct Commit {
     /// The layer that receives: 1 is the backing file, and so on down.
     pub depth: usize,
-    /// What becomes of the image. [`Afterwards::Empty`] only with depth 1: images between would show through.
+    /// What becomes of the image. [`Afterwards::Empty`] only with depth 1: images between would
+    /// show through.
     pub afterwards: Afterwards,
     /// How the base is opened; its format, and what is below it, are as they are.
     pub base: OpenOptions,
 }
 
 impl Image {
-    /// Writes what the image and those above the base decide into the base, durably, and empties the image. The
-    /// base is opened for writing through `gate`, and claimed; nobody else gets hold of it in between. The
-    /// session ends with it, well or not: only [`Image::close`] may follow.
+    /// Writes what the image and those above the base decide into the base, durably, and empties
+    /// the image. The base is opened for writing through `gate`, and claimed; nobody else gets hold
+    /// of it in between. The session ends with it, well or not: only [`Image::close`] may follow.
     ///
     /// # Errors
     /// `Invalid` without such a layer, the base cannot be written or is in use, I/O, no space,
@@ -158,8 +160,9 @@ impl Above<'_> {
         self.base.write(start, data.freeze(), options).await
     }
 
-    /// Whether something above the base decides an extent. What nobody holds is decided by the base, unless an
-    /// image between ends before: behind its end the disk reads as zeroes, whatever is below.
+    /// Whether something above the base decides an extent. What nobody holds is decided by the
+    /// base, unless an image between ends before: behind its end the disk reads as zeroes, whatever
+    /// is below.
     fn decides(&self, extent: &Extent) -> bool {
         extent.present || (extent.depth as usize) < self.below.layers().len()
     }

@@ -1,8 +1,9 @@
 //! Whether two disks hold the same, as a job that reads as little as possible.
 //!
-//! The tables are asked first: what both say is zero, or have from one image, is not read (`pairs.rs`).
-//! The rest is read in pieces, of both disks at once and several pieces ahead, and judged in order, so that the
-//! difference that is told is the first one. Memory is 1 MiB of each disk for each of 8 pieces in flight.
+//! The tables are asked first: what both say is zero, or have from one image, is not read
+//! (`pairs.rs`). The rest is read in pieces, of both disks at once and several pieces ahead, and
+//! judged in order, so that the difference that is told is the first one. Memory is 1 MiB of each
+//! disk for each of 8 pieces in flight.
 
 use cowslip_queue::BufMut;
 use futures_util::future::try_join;
@@ -27,8 +28,8 @@ const SECTOR_BYTES: u64 = 512;
 pub enum Strictness {
     /// What is read.
     Content,
-    /// Also how it is stored: whether there is something, zeroes, data, compressed data. Where it is does not
-    /// matter.
+    /// Also how it is stored: whether there is something, zeroes, data, compressed data. Where it
+    /// is does not matter.
     Storage,
 }
 

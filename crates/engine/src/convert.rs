@@ -1,15 +1,18 @@
-//! Converting: the disk of an image, or of several one after the other, copied into another image, as a [`Job`].
+//! Converting: the disk of an image, or of several one after the other, copied into another image,
+//! as a [`Job`].
 //!
-//! What is where is asked ahead (`survey`), what is to be done is decided from that alone (`pieces`, pure), and it is
-//! done in the order of the guest (`run`): so many pieces at a time are read and, in their order, written. Holes and what
-//! the tables call zero are never read; what is read and turns out to be zero is not written (`zeroes`, pure).
-//! A chain is flattened by the way: what is asked of the image on top is answered by all layers at once.
+//! What is where is asked ahead (`survey`), what is to be done is decided from that alone
+//! (`pieces`, pure), and it is done in the order of the guest (`run`): so many pieces at a time are
+//! read and, in their order, written. Holes and what the tables call zero are never read; what is
+//! read and turns out to be zero is not written (`zeroes`, pure). A chain is flattened by the way:
+//! what is asked of the image on top is answered by all layers at once.
 //!
-//! Promises: the target's disk reads as the sources' do; of a failure it is told where it was. Memory is
-//! [`Options::in_flight`] pieces of [`PIECE_BYTES`], what it takes to hold a piece compressed, and the list of
-//! extents within `survey::SPANS_MAX`.
+//! Promises: the target's disk reads as the sources' do; of a failure it is told where it was.
+//! Memory is [`Options::in_flight`] pieces of [`PIECE_BYTES`], what it takes to hold a piece
+//! compressed, and the list of extents within `survey::SPANS_MAX`.
 //!
-//! Leaves out: making, cutting and removing the target; what a half-made one means is the caller's to say.
+//! Leaves out: making, cutting and removing the target; what a half-made one means is the caller's
+//! to say.
 
 use std::fmt;
 use std::ops::Range;
@@ -27,12 +30,13 @@ mod zeroes;
 
 pub use survey::{Found, touched_bytes};
 
-/// Bytes of the disk that are read and written together: a cluster of the largest size, and enough for a device to be
-/// busy with.
+/// Bytes of the disk that are read and written together: a cluster of the largest size, and enough
+/// for a device to be busy with.
 pub const PIECE_BYTES: u64 = 2 << 20;
 /// Pieces that are under way together, by default: as many as qemu-img's coroutines.
 pub const IN_FLIGHT: usize = 8;
-/// The same where one end is behind a network: with 20 ms to a server 512 MiB take half as long as with 8.
+/// The same where one end is behind a network: with 20 ms to a server 512 MiB take half as long as
+/// with 8.
 pub const IN_FLIGHT_FAR: usize = 16;
 /// The unit of a disk's size.
 const SECTOR_BYTES: u64 = 512;
@@ -65,8 +69,8 @@ pub enum Unwritten {
     Zeroes,
     /// Anything.
     Unknown,
-    /// What the source's backing file has there; the target's is of this length in bytes. Only what the source's own
-    /// image holds is copied.
+    /// What the source's backing file has there; the target's is of this length in bytes. Only what
+    /// the source's own image holds is copied.
     Backing(u64),
 }
 
@@ -86,8 +90,8 @@ pub enum Means {
     /// It is read, looked at and written.
     #[default]
     Copy,
-    /// The system copies it from file to file, and shares it where the file system can; where that does not work it is
-    /// copied. Nobody looks whether it is zero.
+    /// The system copies it from file to file, and shares it where the file system can; where that
+    /// does not work it is copied. Nobody looks whether it is zero.
     Offload,
 }
 
@@ -100,7 +104,8 @@ pub struct Options {
     pub order: Order,
     /// How clusters are stored.
     pub form: Form,
-    /// Zeroes of at least so many bytes are not written as data; 0: all that reads as something is, zeroes too.
+    /// Zeroes of at least so many bytes are not written as data; 0: all that reads as something is,
+    /// zeroes too.
     pub sparse_bytes: u64,
     /// What the target reads as where nothing is written.
     pub unwritten: Unwritten,
@@ -187,7 +192,8 @@ pub struct Converted {
     pub lost_bytes: u64,
 }
 
-/// What is converted: the disks of images, or parts of them, one after the other, each in whole sectors.
+/// What is converted: the disks of images, or parts of them, one after the other, each in whole
+/// sectors.
 #[derive(Clone, Debug, Default)]
 pub struct Sources<'a>(Vec<Part<'a>>);
 

@@ -1,9 +1,10 @@
 //! Durable writes and flushes of the same file beside each other.
 //!
 //! The system tells of bytes that it could not write back once: to a flush, or to a durable write,
-//! which flushes as it ends. Of two that are under way together one hears it and the other succeeds.
-//! So whichever succeeds waits for the others that were under way, and for what they say. One whose
-//! future is dropped may have been told, and tells nobody: from then on nothing counts as durable.
+//! which flushes as it ends. Of two that are under way together one hears it and the other
+//! succeeds. So whichever succeeds waits for the others that were under way, and for what they say.
+//! One whose future is dropped may have been told, and tells nobody: from then on nothing counts as
+//! durable.
 
 use std::collections::BTreeSet;
 

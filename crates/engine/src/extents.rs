@@ -14,7 +14,8 @@ use crate::qcow2::map::Source;
 const STEP_BYTES: u64 = 1 << 30;
 /// Nor has the first step more (sub)clusters than this.
 const STEP_CLUSTERS: u64 = 1 << 14;
-/// A step has no more (sub)clusters than this, which bounds its memory: each may be a run of its own.
+/// A step has no more (sub)clusters than this, which bounds its memory: each may be a run of its
+/// own.
 const STEP_CLUSTERS_MAX: u64 = 1 << 17;
 /// A step of this many runs is of a kind.
 const FEW_RUNS: usize = 16;

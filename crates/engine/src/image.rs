@@ -123,8 +123,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// Opens the image in `file`, and through `gate` the files that it names. All of them are claimed
-    /// ([`BlockFile::claim`]) before anything is read of them but what tells the format.
+    /// Opens the image in `file`, and through `gate` the files that it names. All of them are
+    /// claimed ([`BlockFile::claim`]) before anything is read of them but what tells the format.
     ///
     /// # Errors
     /// If the file is no valid image of its format, needs what is not supported, one of the files
@@ -139,12 +139,12 @@ impl Image {
         Image::open_after(file, options, gate, Vec::new()).await
     }
 
-    /// Closes the image and opens it anew, through another handle of its file and with other options.
-    /// Nobody else gets hold of its files in between: their claims pass on.
+    /// Closes the image and opens it anew, through another handle of its file and with other
+    /// options. Nobody else gets hold of its files in between: their claims pass on.
     ///
     /// # Errors
-    /// As [`Image::close`] and [`Image::open`]. The image is closed in any case, but keeps its claims,
-    /// so that it can be reopened in another way; they end with it.
+    /// As [`Image::close`] and [`Image::open`]. The image is closed in any case, but keeps its
+    /// claims, so that it can be reopened in another way; they end with it.
     pub async fn reopen(
         &self,
         file: Arc<dyn BlockFile>,
@@ -291,7 +291,8 @@ impl Image {
         })
     }
 
-    /// What writes to the top layer found so far, if it is qcow2; those of compressed clusters are not in it.
+    /// What writes to the top layer found so far, if it is qcow2; those of compressed clusters are
+    /// not in it.
     pub fn write_statistics(&self) -> Option<WriteStatistics> {
         match &self.top {
             Layer::Raw(_) => None,
@@ -389,7 +390,8 @@ impl Image {
         }
     }
 
-    /// Reads `buf.len()` bytes of the disk at `offset`; keeps them as [`OpenOptions::copy_on_read`] has it.
+    /// Reads `buf.len()` bytes of the disk at `offset`; keeps them as [`OpenOptions::copy_on_read`]
+    /// has it.
     ///
     /// # Errors
     /// Out of range, I/O, or a corrupt table entry; what of them cannot be kept is an error too.
@@ -425,8 +427,8 @@ impl Image {
         self.write_telling(offset, data, (options, &|| ())).await
     }
 
-    /// A write that tells when it has all its space, if it comes so far: another one that begins then takes what
-    /// lies behind. What is not allocated tells at once.
+    /// A write that tells when it has all its space, if it comes so far: another one that begins
+    /// then takes what lies behind. What is not allocated tells at once.
     ///
     /// # Errors
     /// As [`Image::write`].
@@ -586,8 +588,8 @@ impl Image {
         }
     }
 
-    /// Makes durable all writes that had completed when it was called, mapping included. Dropped while
-    /// it writes metadata, it latches the image: half of that cannot be taken back.
+    /// Makes durable all writes that had completed when it was called, mapping included. Dropped
+    /// while it writes metadata, it latches the image: half of that cannot be taken back.
     ///
     /// # Errors
     /// I/O. After a failed flush the image takes no more writes (invariant D4).
@@ -619,21 +621,24 @@ impl Image {
         .await
     }
 
-    /// Reads `buf.len()` bytes at `offset` of the area behind the disk that QEMU keeps the state of a virtual machine in.
-    /// What was not written reads as zeroes; backing files have no part in it.
+    /// Reads `buf.len()` bytes at `offset` of the area behind the disk that QEMU keeps the state of
+    /// a virtual machine in. What was not written reads as zeroes; backing files have no part in
+    /// it.
     ///
     /// # Errors
-    /// `Unsupported` for a raw image; an offset beyond what can be addressed, I/O, or a corrupt table entry.
+    /// `Unsupported` for a raw image; an offset beyond what can be addressed, I/O, or a corrupt
+    /// table entry.
     pub async fn read_vm_state(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
         self.with_vm_state()?.read_vm_state(offset, buf).await
     }
 
-    /// Writes to that area: at the next flush it is durable. An internal snapshot takes it along, and the area is empty
-    /// again when the image is committed, or resized so that it begins elsewhere ([`Image::vm_state_offset`]).
+    /// Writes to that area: at the next flush it is durable. An internal snapshot takes it along,
+    /// and the area is empty again when the image is committed, or resized so that it begins
+    /// elsewhere ([`Image::vm_state_offset`]).
     ///
     /// # Errors
-    /// As [`Image::write`], and [`Image::read_vm_state`]; `Io` with EFBIG where the L1 table would become longer
-    /// than 32 MiB.
+    /// As [`Image::write`], and [`Image::read_vm_state`]; `Io` with EFBIG where the L1 table would
+    /// become longer than 32 MiB.
     pub async fn write_vm_state(&self, offset: u64, data: Buf) -> Result<()> {
         self.validate_write(0, 0)?;
         let image = self.with_vm_state()?;
@@ -641,8 +646,8 @@ impl Image {
         image.concluded(written).await
     }
 
-    /// Where that area begins among the guest's offsets: with the first L1 entry that the disk does not need. `None` for a
-    /// raw image.
+    /// Where that area begins among the guest's offsets: with the first L1 entry that the disk does
+    /// not need. `None` for a raw image.
     pub fn vm_state_offset(&self) -> Option<u64> {
         let image = self.with_vm_state().ok()?;
         Some(image.header().geometry().vm_state_offset(self.size()))
@@ -670,7 +675,8 @@ impl Image {
     /// The same as a job, which allocates the space of what it adds.
     ///
     /// # Errors
-    /// As [`Image::resize`]; `Invalid` if nothing is added that could be preallocated; no space for it, and
+    /// As [`Image::resize`]; `Invalid` if nothing is added that could be preallocated; no space for
+    /// it, and
     /// [`Error::Cancelled`]: then the disk has its old size, and what was allocated is given back.
     pub async fn resize_as_job(
         &self,
@@ -689,11 +695,12 @@ impl Image {
         }
     }
 
-    /// Changes what the header says. The session ends with it, well or not: only [`Image::close`] may follow.
+    /// Changes what the header says. The session ends with it, well or not: only [`Image::close`]
+    /// may follow.
     ///
     /// # Errors
-    /// `Invalid` for what an image cannot become, `Unsupported` for a raw one; I/O. After a crash, too, the
-    /// header is the old or the new one.
+    /// `Invalid` for what an image cannot become, `Unsupported` for a raw one; I/O. After a crash,
+    /// too, the header is the old or the new one.
     pub async fn amend(&self, amendment: &Amendment, job: &Job) -> Result<()> {
         self.validate_write(0, 0)?;
         match &self.top {
@@ -705,7 +712,8 @@ impl Image {
         }
     }
 
-    /// Refuses what [`Image::amend`] would refuse of the image's header if the disk had `size` bytes, and changes nothing.
+    /// Refuses what [`Image::amend`] would refuse of the image's header if the disk had `size`
+    /// bytes, and changes nothing.
     ///
     /// # Errors
     /// As `amend`.
@@ -734,12 +742,13 @@ impl Image {
         }
     }
 
-    /// Changes which passphrases open an encrypted image, durably. The data stays as it is, under the same master key; the
-    /// image stays open, and requests go on.
+    /// Changes which passphrases open an encrypted image, durably. The data stays as it is, under
+    /// the same master key; the image stays open, and requests go on.
     ///
     /// # Errors
-    /// `Invalid` for what is refused, in QEMU's words, `Key` if the current passphrase opens nothing, [`Error::Cancelled`]:
-    /// then nothing is changed. I/O: then, as after a crash, what opened the image before still does, or the new passphrase does.
+    /// `Invalid` for what is refused, in QEMU's words, `Key` if the current passphrase opens
+    /// nothing, [`Error::Cancelled`]: then nothing is changed. I/O: then, as after a crash, what
+    /// opened the image before still does, or the new passphrase does.
     pub async fn change_keys(&self, change: &KeyChange, means: &Means, job: &Job) -> Result<()> {
         self.validate_write(0, 0)?;
         let _turn = self.keys.take().await;
@@ -767,25 +776,27 @@ impl Image {
         }
     }
 
-    /// Keeps the disk as it is now as an internal snapshot, durably; returns its ID. Requests wait meanwhile, reads
-    /// too.
+    /// Keeps the disk as it is now as an internal snapshot, durably; returns its ID. Requests wait
+    /// meanwhile, reads too.
     ///
     /// # Errors
-    /// `Unsupported` where the format cannot (raw, an external data file); `Invalid` for a name that is too long, too
-    /// many snapshots, or counts too narrow for one more; `Corrupt` if a check finds more than leaks and wrong COPIED
-    /// bits; no space, [`Error::Cancelled`]: then the image is as it was. After any other error it is latched, and
-    /// opening it again finds the snapshot made or not.
+    /// `Unsupported` where the format cannot (raw, an external data file); `Invalid` for a name
+    /// that is too long, too many snapshots, or counts too narrow for one more; `Corrupt` if a
+    /// check finds more than leaks and wrong COPIED bits; no space, [`Error::Cancelled`]: then the
+    /// image is as it was. After any other error it is latched, and opening it again finds the
+    /// snapshot made or not.
     pub async fn create_snapshot(&self, new: &NewSnapshot, job: &Job) -> Result<String> {
         let image = self.with_snapshots()?;
         let created = image.create_snapshot(new, job).await;
         image.concluded(created).await
     }
 
-    /// Makes the disk what it was when a snapshot was taken, its size too, durably. What it holds now is lost, unless
-    /// another snapshot has it.
+    /// Makes the disk what it was when a snapshot was taken, its size too, durably. What it holds
+    /// now is lost, unless another snapshot has it.
     ///
     /// # Errors
-    /// As [`Image::create_snapshot`]; `Io` with ENOENT for an unknown snapshot; `Invalid` for another size in version 2.
+    /// As [`Image::create_snapshot`]; `Io` with ENOENT for an unknown snapshot; `Invalid` for
+    /// another size in version 2.
     pub async fn apply_snapshot(&self, choice: &SnapshotChoice, job: &Job) -> Result<()> {
         let image = self.with_snapshots()?;
         let applied = image.apply_snapshot(choice, job).await;
@@ -813,7 +824,8 @@ impl Image {
         }
     }
 
-    /// Flushes, if anything was changed since it was opened, gives back what was allocated ahead, stores the bitmaps, ends the session, and lets others have the files.
+    /// Flushes, if anything was changed since it was opened, gives back what was allocated ahead,
+    /// stores the bitmaps, ends the session, and lets others have the files.
     ///
     /// # Errors
     /// I/O. The image is closed in any case, and `check` finds no corruption.
@@ -846,8 +858,8 @@ impl Image {
 
     /// What keeps requests from waiting: grows the file ahead of need and writes metadata back when
     /// much of it is dirty. Runs until the image is closed; a server spawns it beside its requests.
-    /// Without it the image works as well, and requests do this work when they must. To end it, close
-    /// the image: dropped while it writes metadata, it latches the image, as a flush does.
+    /// Without it the image works as well, and requests do this work when they must. To end it,
+    /// close the image: dropped while it writes metadata, it latches the image, as a flush does.
     pub async fn maintain(&self) {
         if let Layer::Qcow2(image) = &self.top
             && self.writable

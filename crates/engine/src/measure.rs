@@ -1,8 +1,9 @@
 //! How large the file of a qcow2 image will be, to the byte, as `qemu-img measure` tells it.
 //!
-//! That is a promise of room, made before a volume is cut for the image: metadata as it is for a disk whose clusters
-//! are all there, and as many clusters as hold data. The promise is kept: a copy takes no more than that where there is no more,
-//! but for `preallocation=metadata`, which assigns all clusters and needs the fully allocated size.
+//! That is a promise of room, made before a volume is cut for the image: metadata as it is for a
+//! disk whose clusters are all there, and as many clusters as hold data. The promise is kept: a
+//! copy takes no more than that where there is no more, but for `preallocation=metadata`, which
+//! assigns all clusters and needs the fully allocated size.
 
 use crate::convert::{Outcome, Sources, touched_bytes};
 use crate::qcow2::count_growth::{mapping_clusters, structures_for};
@@ -26,8 +27,8 @@ pub struct Sizes {
     pub fully_allocated: u64,
 }
 
-/// The sizes for an image of these options, with so many bytes of keys if it is encrypted; with `sources`, as it will be when they
-/// are converted into it.
+/// The sizes for an image of these options, with so many bytes of keys if it is encrypted; with
+/// `sources`, as it will be when they are converted into it.
 ///
 /// # Errors
 /// The tables of a source cannot be read.
@@ -54,16 +55,16 @@ pub async fn measure(
     })
 }
 
-/// The header, the tables, the keys and the counts of an image whose disk has so many bytes in whole clusters. The clusters of the keys
-/// are counted like all others, which qemu-img forgets.
+/// The header, the tables, the keys and the counts of an image whose disk has so many bytes in
+/// whole clusters. The clusters of the keys are counted like all others, which qemu-img forgets.
 fn metadata_bytes(geometry: &Geometry, disk: u64, keys: u64) -> u64 {
     let tables = mapping_clusters(geometry, disk) + geometry.clusters_for(keys);
     let (blocks, table) = structures_for(geometry, tables + geometry.clusters_for(disk));
     (tables + blocks + table) * geometry.cluster_bytes()
 }
 
-/// The room that a source's persistent bitmaps take in the image, if all of their bits are stored. Those that were not
-/// closed cleanly are not copied.
+/// The room that a source's persistent bitmaps take in the image, if all of their bits are stored.
+/// Those that were not closed cleanly are not copied.
 pub fn bitmaps_bytes(bitmaps: &[BitmapInfo], disk_bytes: u64, cluster_bytes: u64) -> u64 {
     let mut directory = 0;
     let mut stored = 0;
@@ -76,7 +77,8 @@ pub fn bitmaps_bytes(bitmaps: &[BitmapInfo], disk_bytes: u64, cluster_bytes: u64
     stored + round_up(directory, cluster_bytes)
 }
 
-/// The geometry of an image of these options, in the words of `qemu-img measure` where there is none.
+/// The geometry of an image of these options, in the words of `qemu-img measure` where there is
+/// none.
 ///
 /// # Errors
 /// `Invalid`.

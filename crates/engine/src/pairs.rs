@@ -1,8 +1,8 @@
-//! Two disks side by side, asked what is where before anything is read: what is known to be the same on both
-//! is told apart from what has to be looked at.
+//! Two disks side by side, asked what is where before anything is read: what is known to be the
+//! same on both is told apart from what has to be looked at.
 //!
-//! A range is the same on both if both say that it reads as zeroes, or if both have it from one image: overlays
-//! of one golden image differ only where one of them holds something.
+//! A range is the same on both if both say that it reads as zeroes, or if both have it from one
+//! image: overlays of one golden image differ only where one of them holds something.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,7 +27,8 @@ impl Side {
     pub const BOTH: [Side; 2] = [Side::First, Side::Second];
 }
 
-/// A range, and what the tables of both disks say of it. Neighbours of which they say the same are one.
+/// A range, and what the tables of both disks say of it. Neighbours of which they say the same are
+/// one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The range; never empty.
@@ -56,7 +57,8 @@ pub struct Known {
     pub held_by_first: bool,
 }
 
-/// The extents of one disk from some place on. Where there is no disk, or none any more, it reads as zeroes.
+/// The extents of one disk from some place on. Where there is no disk, or none any more, it reads
+/// as zeroes.
 struct Cursor<'a> {
     image: Option<&'a Image>,
     ahead: VecDeque<Extent>,

@@ -1,5 +1,6 @@
-//! The raw format: the disk is the file. The reference for what the verbs mean. Also a LUKS volume, whose disk is the file
-//! behind a header, under a cipher: zeroes there are written, and discards do nothing, since no hole reads as zeroes.
+//! The raw format: the disk is the file. The reference for what the verbs mean. Also a LUKS volume,
+//! whose disk is the file behind a header, under a cipher: zeroes there are written, and discards
+//! do nothing, since no hole reads as zeroes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,8 +27,8 @@ pub struct Raw {
     /// Where the disk begins in the file: 0, or behind a LUKS header.
     start: u64,
     size: AtomicU64,
-    /// One flush at a time, and what an earlier one has said: of two that are in flight together the
-    /// system tells only one that bytes were lost. `true` after a failure (invariant D4).
+    /// One flush at a time, and what an earlier one has said: of two that are in flight together
+    /// the system tells only one that bytes were lost. `true` after a failure (invariant D4).
     flushes: Turn<bool>,
     durable_writes: DurableWrites,
     /// A flush or a durable write has failed.
@@ -130,8 +131,8 @@ impl Raw {
         heard
     }
 
-    /// Whether nothing was lost that a flush or a durable write which has just succeeded should have
-    /// covered: those beside it may have been told instead.
+    /// Whether nothing was lost that a flush or a durable write which has just succeeded should
+    /// have covered: those beside it may have been told instead.
     async fn hear_others(&self) -> Result<()> {
         let all_heard = self.durable_writes.settle().await.is_ok();
         match self.lost.load(Ordering::Acquire) || !all_heard {
@@ -140,8 +141,8 @@ impl Raw {
         }
     }
 
-    /// Flushes, if anything was changed, and cuts off what direct I/O has written beyond an end that is no multiple of its
-    /// block: the disk is the file, and it keeps its size.
+    /// Flushes, if anything was changed, and cuts off what direct I/O has written beyond an end
+    /// that is no multiple of its block: the disk is the file, and it keeps its size.
     pub async fn close(&self) -> Result<()> {
         self.file.cut_padding(self.start + self.size()).await?;
         match self.changed.load(Ordering::Acquire) {
@@ -238,7 +239,8 @@ impl Raw {
         Ok(())
     }
 
-    /// Changes the size. What is added gets its space first; if that fails the file is cut to what it was.
+    /// Changes the size. What is added gets its space first; if that fails the file is cut to what
+    /// it was.
     pub async fn resize(&self, size: u64, preallocation: Preallocation, job: &Job) -> Result<()> {
         if preallocation == Preallocation::Metadata {
             let text = "Unsupported preallocation mode: metadata";

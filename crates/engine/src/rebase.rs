@@ -1,8 +1,9 @@
 //! Giving an image another backing file, so that its disk stays what it is.
 //!
-//! Where the image holds nothing of its own, what the disk shows comes from below. What the new backing file shows
-//! differently there is written into the image first, subcluster by subcluster, zeroes as zeroes; then one
-//! crash-safe change of the header makes the new file the backing file (`qcow2/amend.rs`).
+//! Where the image holds nothing of its own, what the disk shows comes from below. What the new
+//! backing file shows differently there is written into the image first, subcluster by subcluster,
+//! zeroes as zeroes; then one crash-safe change of the header makes the new file the backing file
+//! (`qcow2/amend.rs`).
 //!
 //! | the power fails, or the job is cancelled | what the image shows |
 //! | --- | --- |
@@ -47,12 +48,14 @@ enum Deed {
 }
 
 impl Image {
-    /// Makes `new` the image's backing file, as `backing` says in the header; `None` is none. The disk reads as it
-    /// did. The session ends with it, well or not: only [`Image::close`] may follow.
+    /// Makes `new` the image's backing file, as `backing` says in the header; `None` is none. The
+    /// disk reads as it did. The session ends with it, well or not: only [`Image::close`] may
+    /// follow.
     ///
     /// # Errors
-    /// `Unsupported` for a raw image, `Invalid` for a header that cannot be, I/O, [`Error::Cancelled`]. After each of
-    /// them, as after a crash, the image shows its disk with the old header or the new one.
+    /// `Unsupported` for a raw image, `Invalid` for a header that cannot be, I/O,
+    /// [`Error::Cancelled`]. After each of them, as after a crash, the image shows its disk with
+    /// the old header or the new one.
     pub async fn rebase(
         &self,
         new: Option<&Image>,
@@ -110,7 +113,8 @@ impl Rebase<'_> {
         }
     }
 
-    /// Writes what differs. Ranges that both chains have from one file, or as zeroes, are passed over unread.
+    /// Writes what differs. Ranges that both chains have from one file, or as zeroes, are passed
+    /// over unread.
     async fn copy(&self, job: &Job) -> Result<()> {
         let size = self.image.size();
         let matters = |known: Known| Known {

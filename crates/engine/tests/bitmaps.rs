@@ -1,5 +1,5 @@
-//! Persistent bitmaps from outside: what a session leaves that does not end in order, what other verbs do to them,
-//! and images whose bitmaps lie.
+//! Persistent bitmaps from outside: what a session leaves that does not end in order, what other
+//! verbs do to them, and images whose bitmaps lie.
 
 use std::sync::Arc;
 
@@ -93,7 +93,8 @@ fn assert_clean(file: &MemoryFile) {
     assert!(result.is_clean(), "{findings:?}");
 }
 
-/// Asking for runs brings a bitmap into memory, where writes mark it; on disk nothing changes until there is a write.
+/// Asking for runs brings a bitmap into memory, where writes mark it; on disk nothing changes until
+/// there is a write.
 #[test]
 fn runs_follow_writes_and_asking_for_them_changes_nothing() {
     let file = with_bitmap();
@@ -245,7 +246,8 @@ fn the_first_write_marks_bitmaps_and_the_close_stores_them() {
     assert_clean(&file);
 }
 
-/// A bitmap that was lost can be removed, and nothing else can be done with it; the guest is served all the same.
+/// A bitmap that was lost can be removed, and nothing else can be done with it; the guest is served
+/// all the same.
 #[test]
 fn a_lost_bitmap_can_only_be_removed() {
     let file = with_bitmap();
@@ -337,8 +339,8 @@ const LIES: [Lie; 21] = [
     ("bits beyond the end", |p| p.table, 8, 1 << 50),
 ];
 
-/// Nothing is written to an image whose enabled bitmaps cannot be followed: an error tells what is corrupt, and the file
-/// stays as it is.
+/// Nothing is written to an image whose enabled bitmaps cannot be followed: an error tells what is
+/// corrupt, and the file stays as it is.
 #[test]
 fn lies_about_bitmaps_are_refused_before_anything_is_written() {
     let sound = with_bitmap().contents();
@@ -362,7 +364,8 @@ fn lies_about_bitmaps_are_refused_before_anything_is_written() {
     }
 }
 
-/// Bits that lie on other metadata are read as bits, and never freed as such when they are stored anew.
+/// Bits that lie on other metadata are read as bits, and never freed as such when they are stored
+/// anew.
 #[test]
 fn clusters_of_other_metadata_stay_counted() {
     let file = with_bitmap();
@@ -379,9 +382,9 @@ fn clusters_of_other_metadata_stay_counted() {
     assert_eq!(result.corruptions, 0, "{findings:?}");
 }
 
-/// A bitmap that is removed is on disk until the close. When the disk changes its size meanwhile, its
-/// table has the wrong length, and its entry has to say that it was not saved: else nobody opens the
-/// image after a crash, and the close would not free it.
+/// A bitmap that is removed is on disk until the close. When the disk changes its size meanwhile,
+/// its table has the wrong length, and its entry has to say that it was not saved: else nobody
+/// opens the image after a crash, and the close would not free it.
 #[test]
 fn a_removed_bitmap_does_not_outlive_another_size() {
     let file = Arc::new(MemoryFile::new("image", Vec::new(), 1));

@@ -264,7 +264,8 @@ fn parts_that_are_zeroed_stay_zeroes_whatever_comes_to_lie_below() {
         files.make("base", None);
         files.make_with("top", Some("base"), extended_l2);
         files.write("base", CLUSTER, &[1; 512]);
-        // Where all of it reads as zeroes, beside data below, over a border between clusters, and at the disk's end.
+        // Where all of it reads as zeroes, beside data below, over a border between clusters, and
+        // at the disk's end.
         let parts = [
             (1024, 512),
             (CLUSTER + 1024, 512),

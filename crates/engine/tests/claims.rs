@@ -1,5 +1,5 @@
-//! Claims on files of the host, as users of the library meet them: two opens of one file exclude each
-//! other within one process as they do between two.
+//! Claims on files of the host, as users of the library meet them: two opens of one file exclude
+//! each other within one process as they do between two.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! What a session that only reads leaves of a file when it is closed: nothing written, and nothing flushed.
+//! What a session that only reads leaves of a file when it is closed: nothing written, and nothing
+//! flushed.
 
 use std::sync::Arc;
 
@@ -73,8 +74,8 @@ fn a_flush_that_is_asked_for_is_one() {
     }
 }
 
-/// Of a file that is no whole sectors long the disk has the rest of the last one, too; the file keeps its length until that
-/// is written.
+/// Of a file that is no whole sectors long the disk has the rest of the last one, too; the file
+/// keeps its length until that is written.
 #[test]
 fn a_raw_disk_has_whole_sectors() {
     let file = Recorder::new(vec![7; 1000]);

@@ -1,5 +1,5 @@
-//! Resizes that preallocate or shrink, and changes of the header, cut short at every write: by a crash, by the job's
-//! being cancelled, and by a full disk.
+//! Resizes that preallocate or shrink, and changes of the header, cut short at every write: by a
+//! crash, by the job's being cancelled, and by a full disk.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -109,7 +109,8 @@ fn uncounted_data(bytes: &[u8]) -> Option<usize> {
     })
 }
 
-/// The image is sound, has the old or the new size, and reads as it should; the resize can be repeated.
+/// The image is sound, has the old or the new size, and reads as it should; the resize can be
+/// repeated.
 fn judge(what: &str, bytes: &[u8]) {
     let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("image", bytes.to_vec(), 1));
     now(async {
@@ -276,7 +277,8 @@ fn a_crash_in_an_amendment_leaves_the_old_header_or_the_new_one() {
     }
 }
 
-/// A disk of small clusters whose counts take many blocks, written in several sessions: each lays blocks of its own.
+/// A disk of small clusters whose counts take many blocks, written in several sessions: each lays
+/// blocks of its own.
 fn many_blocks(backwards: bool, extended_l2: bool) -> Vec<u8> {
     let file = Arc::new(MemoryFile::new("image", Vec::new(), 1));
     now(async {
@@ -300,7 +302,8 @@ fn many_blocks(backwards: bool, extended_l2: bool) -> Vec<u8> {
     file.contents()
 }
 
-/// Refcount blocks that the table refers to, those of them that hold zeroes alone, L1 entries behind the end.
+/// Refcount blocks that the table refers to, those of them that hold zeroes alone, L1 entries
+/// behind the end.
 fn left_behind(bytes: &[u8]) -> (usize, usize, usize) {
     let header = Header::parse(bytes, u64::MAX, "image").unwrap();
     let table = |offset: u64, len: usize| {
@@ -322,8 +325,8 @@ fn left_behind(bytes: &[u8]) -> (usize, usize, usize) {
     (blocks.len(), empty, behind)
 }
 
-/// The image is sound, has the old or the new size, and reads as it should below the new one; the disk can be shrunk
-/// again, and grow, and be written.
+/// The image is sound, has the old or the new size, and reads as it should below the new one; the
+/// disk can be shrunk again, and grow, and be written.
 fn judge_shrunk(what: &str, bytes: &[u8]) {
     let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("image", bytes.to_vec(), 1));
     let shows = |read: &[u8], what: &str| {
@@ -381,7 +384,8 @@ fn a_shrink_leaves_no_empty_block_no_table_behind_the_end_and_a_shorter_file() {
     }
 }
 
-/// What a disk becomes that shrinks, grows and is filled again, twice, in one session or in several.
+/// What a disk becomes that shrinks, grows and is filled again, twice, in one session or in
+/// several.
 fn filled_again(file: &Arc<Recorder>, sessions: u32) -> Vec<u8> {
     now(async {
         let mut image = open(file.clone()).await;

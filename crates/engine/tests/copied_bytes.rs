@@ -1,5 +1,6 @@
-//! A first write copies into memory that was used before: nothing of what that held may reach a disk.
-//! Where assertions are compiled in, such memory is full of a pattern that no layer here holds.
+//! A first write copies into memory that was used before: nothing of what that held may reach a
+//! disk. Where assertions are compiled in, such memory is full of a pattern that no layer here
+//! holds.
 
 use std::sync::Arc;
 
@@ -57,8 +58,8 @@ fn leave_secrets() {
     }
 }
 
-/// A chain of three: raw and too short at the bottom, small clusters that are not all there between, and
-/// large ones on top. What its disk holds.
+/// A chain of three: raw and too short at the bottom, small clusters that are not all there
+/// between, and large ones on top. What its disk holds.
 fn chain(extended_l2: bool) -> (Arc<SlowFile>, Image, Vec<u8>) {
     let lowest = SlowFile::new(vec![BELOW; BELOW_LEN as usize]);
     let mut shelf = Shelf(vec![("lowest", lowest.clone())]);
@@ -107,8 +108,8 @@ fn contents(image: &Image) -> Vec<u8> {
 #[test]
 fn a_copy_holds_what_the_chain_holds_and_zeroes_where_that_ends() {
     for extended_l2 in [false, true] {
-        // Near the start, the middle and the end of a unit; short and long, which are copied in one and in
-        // two reads.
+        // Near the start, the middle and the end of a unit; short and long, which are copied in one
+        // and in two reads.
         for (start, len) in [(0, 512), (20_480, 4096), (20_000, 30_000), (65_024, 512)] {
             let (_, image, mut disk) = chain(extended_l2);
             for unit in 0..SIZE / UNIT {

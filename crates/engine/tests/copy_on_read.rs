@@ -1,5 +1,5 @@
-//! What reads keep of the layers below, and writes that store whole clusters compressed: beside other writes, for a
-//! part of a chain, in both versions.
+//! What reads keep of the layers below, and writes that store whole clusters compressed: beside
+//! other writes, for a part of a chain, in both versions.
 
 use std::collections::VecDeque;
 use std::pin::{Pin, pin};

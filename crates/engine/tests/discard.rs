@@ -1,5 +1,5 @@
-//! What is given up, and what the host gets back: holes in mapped clusters, their order beside writes,
-//! and how policies differ.
+//! What is given up, and what the host gets back: holes in mapped clusters, their order beside
+//! writes, and how policies differ.
 
 use std::future::Future;
 use std::io;

@@ -1,4 +1,5 @@
-//! Writes of several requests that go down in one I/O: a failure stays with the request that it concerns.
+//! Writes of several requests that go down in one I/O: a failure stays with the request that it
+//! concerns.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Encrypted images when the power fails, or the disk: what was flushed is read as it was, and a passphrase opens them.
+//! Encrypted images when the power fails, or the disk: what was flushed is read as it was, and a
+//! passphrase opens them.
 
 use std::sync::{Arc, Mutex};
 
@@ -182,7 +183,8 @@ fn blocks_of_a_device_may_hold_clusters_from_all_over_the_disk() {
         write(&image, at as u64, (byte, len));
         disk[at..at + len].fill(byte);
     };
-    // Backwards, so that what lies side by side in the file does not on the disk; then over edges, in place.
+    // Backwards, so that what lies side by side in the file does not on the disk; then over edges,
+    // in place.
     for (byte, cluster) in (1..).zip((0..40).rev().step_by(3)) {
         put(cluster * 512, byte, 512);
     }

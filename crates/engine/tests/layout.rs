@@ -1,5 +1,5 @@
-//! Where everything is: the parts of the disk against what block status tells, and all that is told against the
-//! refcounts on disk.
+//! Where everything is: the parts of the disk against what block status tells, and all that is told
+//! against the refcounts on disk.
 
 use std::sync::Arc;
 
@@ -253,7 +253,8 @@ fn entries_that_cannot_be_right_are_named_by_their_place() {
     assert!(unaligned.contains("L2 table"), "{unaligned}");
 }
 
-/// Bytes of metadata that are anything: an answer or an error, never a panic, and parts that cover the disk.
+/// Bytes of metadata that are anything: an answer or an error, never a panic, and parts that cover
+/// the disk.
 #[test]
 fn hostile_tables_are_an_answer_or_an_error() {
     let (bytes, _) = scribbled(512, false, 5);

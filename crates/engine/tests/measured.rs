@@ -1,5 +1,5 @@
-//! A copy fits where `measure` said that it would: into a device of exactly that length, which keeps the bytes that it had, and
-//! into a file that can become exactly that long.
+//! A copy fits where `measure` said that it would: into a device of exactly that length, which
+//! keeps the bytes that it had, and into a file that can become exactly that long.
 
 use std::io;
 use std::sync::Arc;
@@ -308,8 +308,8 @@ fn a_copy_fits_into_what_was_measured() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The space of a device behind what the first refcount block counts is counted when it is needed, in an order that a crash may
-/// break anywhere: no cluster is in use that is not counted.
+/// The space of a device behind what the first refcount block counts is counted when it is needed,
+/// in an order that a crash may break anywhere: no cluster is in use that is not counted.
 #[test]
 fn space_of_a_device_is_counted_in_order() {
     const PIECE: u64 = 256 << 10;

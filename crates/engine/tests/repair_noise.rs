@@ -331,7 +331,8 @@ fn the_scope_of_leaks_is_kept() {
     );
 }
 
-/// As `qemu-img check -r` does it; but where entries were broken, what became free may be what one meant.
+/// As `qemu-img check -r` does it; but where entries were broken, what became free may be what one
+/// meant.
 #[test]
 fn space_of_leaks_is_given_back_unless_an_entry_was_broken() {
     let mut leaking = sound(12, false, 16);

@@ -1,6 +1,6 @@
-//! Internal snapshots against a model: what the disk and every snapshot hold, in images that QEMU's tools and
-//! this engine change in turn; cut short at every write by a crash, by the job's being cancelled, and by a full
-//! disk.
+//! Internal snapshots against a model: what the disk and every snapshot hold, in images that QEMU's
+//! tools and this engine change in turn; cut short at every write by a crash, by the job's being
+//! cancelled, and by a full disk.
 
 mod beside_requests;
 mod cut_short;

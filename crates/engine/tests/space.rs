@@ -63,8 +63,8 @@ fn occupied(file: &MemoryFile) -> u64 {
     blocks.filter(|block| block.iter().any(|&b| b != 0)).count() as u64 * 4096
 }
 
-/// Whatever the guest writes and gives up, in pieces of any place: what is freed is used again, so the
-/// file stays within the disk and its metadata.
+/// Whatever the guest writes and gives up, in pieces of any place: what is freed is used again, so
+/// the file stays within the disk and its metadata.
 #[test]
 fn an_image_under_discard_does_not_outgrow_its_disk() {
     const DISK: u64 = 16 * MIB;
@@ -107,8 +107,8 @@ fn an_image_under_discard_does_not_outgrow_its_disk() {
     }
 }
 
-/// 30 % of the disk is written, half of that given up in pieces smaller than a cluster: a sparse image
-/// takes what is live.
+/// 30 % of the disk is written, half of that given up in pieces smaller than a cluster: a sparse
+/// image takes what is live.
 #[test]
 fn a_sparse_image_takes_what_is_live() {
     const DISK: u64 = 128 * MIB;
@@ -186,7 +186,8 @@ fn writes_of_zeroes_take_no_space_where_they_are_detected() {
     }
 }
 
-/// Free space that holds old bytes: none of them shows beside a small write, whichever way it is zeroed.
+/// Free space that holds old bytes: none of them shows beside a small write, whichever way it is
+/// zeroed.
 #[test]
 fn old_bytes_in_free_space_never_show() {
     for zero_method in ["auto", "fresh", "zero-range", "write"] {
@@ -244,8 +245,8 @@ fn old_bytes_in_free_space_never_show() {
     }
 }
 
-/// What an earlier session has given back is written as space at the end of the file is: no zeroes around the
-/// guest's bytes. Where the host has data, they are.
+/// What an earlier session has given back is written as space at the end of the file is: no zeroes
+/// around the guest's bytes. Where the host has data, they are.
 #[test]
 fn free_space_that_is_a_hole_reads_as_zeroes_in_the_next_session() {
     let file = new_image(&CreateOptions::new(4 * MIB));

@@ -354,8 +354,9 @@ async fn next_begun(begun: &Receiver<Begun>) -> Option<Begun> {
     }
 }
 
-/// A queue ends with requests half way, one of which may have the turn to write metadata: the others
-/// go on, or are told that the image is latched; nothing waits for ever and nothing is damaged.
+/// A queue ends with requests half way, one of which may have the turn to write metadata: the
+/// others go on, or are told that the image is latched; nothing waits for ever and nothing is
+/// damaged.
 fn end_a_queue_half_way(seed: u64, backend: Backend) -> bool {
     let case = Case {
         backing: false,

@@ -1,5 +1,5 @@
-//! The VM state behind a disk: what is there after a resize, a snapshot, a commit and an amendment, and what is
-//! refused. How QEMU's tools see it is in the command's tests.
+//! The VM state behind a disk: what is there after a resize, a snapshot, a commit and an amendment,
+//! and what is refused. How QEMU's tools see it is in the command's tests.
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ use futures_util::future::join;
 
 use crate::support::{block_on, our_check};
 
-/// A disk whose last L2 table maps 8 KiB more than it has: with clusters of 512 bytes each maps 32 KiB.
+/// A disk whose last L2 table maps 8 KiB more than it has: with clusters of 512 bytes each maps 32
+/// KiB.
 const SIZE: u64 = 88 << 10;
 const TABLE: u64 = 32 << 10;
 
@@ -324,8 +325,8 @@ fn what_cannot_be_addressed_is_refused() {
     assert_eq!(raw.vm_state_offset(), None);
 }
 
-/// Version 2 has no zero flag, so a discard over a backing file leaves clusters as they are. What lies behind the new end
-/// does not: it would be taken for VM state, and its space would be lost.
+/// Version 2 has no zero flag, so a discard over a backing file leaves clusters as they are. What
+/// lies behind the new end does not: it would be taken for VM state, and its space would be lost.
 #[test]
 fn shrinking_gives_up_all_that_is_behind_the_end_whatever_lies_below() {
     for version in [Version::V2, Version::V3] {

@@ -1,5 +1,5 @@
-//! Zeroes and failures in a cluster whose space other writes still fill: what was written there before
-//! must not come back with the next write.
+//! Zeroes and failures in a cluster whose space other writes still fill: what was written there
+//! before must not come back with the next write.
 
 use std::pin::pin;
 use std::sync::Arc;

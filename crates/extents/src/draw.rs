@@ -1,11 +1,11 @@
-//! The picture: the same bytes twice, above in the guest's (or the file's) order, below in the order of the
-//! device. Pure; `svg.rs` and the terminal draw what is made here.
+//! The picture: the same bytes twice, above in the guest's (or the file's) order, below in the
+//! order of the device. Pure; `svg.rs` and the terminal draw what is made here.
 //!
-//! Each half is a grid of cells of as many bytes each. The shade of a cell tells where its bytes are in the
-//! *other* half: where both halves go smoothly from the first shade to the last, the disk keeps the guest's
-//! order; where they are motley it does not. A cell shows the state of most of its bytes, and the shade of its
-//! largest piece. On the device, what lies between is drawn one cell wide at most, however wide it is, and all of
-//! it together no wider than the pieces.
+//! Each half is a grid of cells of as many bytes each. The shade of a cell tells where its bytes
+//! are in the *other* half: where both halves go smoothly from the first shade to the last, the
+//! disk keeps the guest's order; where they are motley it does not. A cell shows the state of most
+//! of its bytes, and the shade of its largest piece. On the device, what lies between is drawn one
+//! cell wide at most, however wide it is, and all of it together no wider than the pieces.
 
 use crate::interleave::Neighbours;
 
@@ -171,8 +171,8 @@ impl Grid {
         start as u64
     }
 
-    /// Calls `each` for the cells of a range with how far into the range they begin and the bytes of it that each
-    /// has.
+    /// Calls `each` for the cells of a range with how far into the range they begin and the bytes
+    /// of it that each has.
     fn fill(&mut self, start: u64, len: u64, mut each: impl FnMut(&mut Tally, u64, u64)) {
         let end = start.saturating_add(len).min(self.bytes);
         let mut at = start;
@@ -221,8 +221,8 @@ impl Other {
     }
 }
 
-/// Draws the pieces of a disk or file of `above_bytes` in so many cells a half. Where there are `neighbours`, other
-/// files show than the one of this number.
+/// Draws the pieces of a disk or file of `above_bytes` in so many cells a half. Where there are
+/// `neighbours`, other files show than the one of this number.
 pub fn picture(
     pieces: &Pieces,
     above_bytes: u64,

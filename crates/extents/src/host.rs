@@ -1,9 +1,10 @@
-//! A file of the host: what it is on, how its file system tells its extents, and the walk over them.
+//! A file of the host: what it is on, how its file system tells its extents, and the walk over
+//! them.
 //!
-//! FIEMAP comes first. Where a file system has none, FIBMAP asks for one block after the other (root only), and
-//! where there is none of that either SEEK_HOLE and SEEK_DATA tell at least what is a hole. A walk ends however
-//! the file changes meanwhile: each step goes on in the file, up to its length at the beginning and a bounded
-//! amount of space beyond.
+//! FIEMAP comes first. Where a file system has none, FIBMAP asks for one block after the other
+//! (root only), and where there is none of that either SEEK_HOLE and SEEK_DATA tell at least what
+//! is a hole. A walk ends however the file changes meanwhile: each step goes on in the file, up to
+//! its length at the beginning and a bounded amount of space beyond.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -382,8 +383,8 @@ fn mount_of(file: &File) -> Option<Mount> {
     mount_in(&text, found.stx_mnt_id)
 }
 
-/// The file system, and the name of its device, for which `st_dev` will not do on btrfs: there it is a
-/// subvolume's.
+/// The file system, and the name of its device, for which `st_dev` will not do on btrfs: there it
+/// is a subvolume's.
 fn file_system(file: &File, found: &Metadata) -> (FileSystem, String) {
     let mount = mount_of(file);
     let kind = mount.as_ref().map_or("unknown", |mount| &mount.kind);

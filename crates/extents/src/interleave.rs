@@ -1,8 +1,8 @@
 //! How far files lie between each other on one device. Pure.
 //!
-//! All runs of all files are sorted by their place on the device. A file of n runs there has n - 1 gaps between
-//! one and the next; its *interleaving* is the share of these gaps in which something of another of the files
-//! lies. Space that files share lies between nothing of theirs.
+//! All runs of all files are sorted by their place on the device. A file of n runs there has n - 1
+//! gaps between one and the next; its *interleaving* is the share of these gaps in which something
+//! of another of the files lies. Space that files share lies between nothing of theirs.
 
 use cowslip_queue::fiemap::{Flags, Record};
 

@@ -1,7 +1,9 @@
-//! Guest offset to cluster to host extent: the image's parts laid over the records of the file they are in. Pure.
+//! Guest offset to cluster to host extent: the image's parts laid over the records of the file they
+//! are in. Pure.
 //!
-//! What the guest reads from this image's own clusters, data and compressed, makes up its sequential read. Zeroes
-//! and what lies below are told but not read; neither are holes of the file nor what has no place yet.
+//! What the guest reads from this image's own clusters, data and compressed, makes up its
+//! sequential read. Zeroes and what lies below are told but not read; neither are holes of the file
+//! nor what has no place yet.
 
 use std::ops::Range;
 

@@ -1,4 +1,5 @@
-//! The report for programs. Lists are written as they come, the rest of a file's members behind them.
+//! The report for programs. Lists are written as they come, the rest of a file's members behind
+//! them.
 
 use cowslip_console::output::json_text;
 use cowslip_queue::fiemap::{Flags, Record};

@@ -1,7 +1,8 @@
 //! The fewest extents that a file system can express for what a file has, from its geometry. Pure.
 //!
-//! A *stretch* is a part of the file that has space throughout and in one state (written, unwritten, encoded). A
-//! perfect file has one extent a stretch, or as many as the longest extent of that state makes necessary:
+//! A *stretch* is a part of the file that has space throughout and in one state (written,
+//! unwritten, encoded). A perfect file has one extent a stretch, or as many as the longest extent
+//! of that state makes necessary:
 //!
 //! | file system | longest extent |
 //! | --- | --- |
@@ -164,8 +165,8 @@ impl Perfect {
         self.count + self.needed(self.stretch)
     }
 
-    /// Extents that the file system takes for the records so far: the kernel may tell several that lie one after the
-    /// other as one record, longer than its longest extent.
+    /// Extents that the file system takes for the records so far: the kernel may tell several that
+    /// lie one after the other as one record, longer than its longest extent.
     pub fn expressed(&self) -> u64 {
         self.expressed
     }

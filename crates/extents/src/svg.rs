@@ -78,7 +78,8 @@ fn escaped(text: &str) -> String {
         .collect()
 }
 
-/// Classes and their colours on light and on dark ground. Without variables, which not all viewers know.
+/// Classes and their colours on light and on dark ground. Without variables, which not all viewers
+/// know.
 const COLOURS: [(&str, &str, &str); 7] = [
     ("text", "#1b1f24", "#e6edf3"),
     (".d", "#57606a", "#9aa4af"),

@@ -1,4 +1,5 @@
-//! The report on several files: each opened once, walked, told, drawn; then how they lie beside each other.
+//! The report on several files: each opened once, walked, told, drawn; then how they lie beside
+//! each other.
 
 use cowslip_console::error::CommandError;
 use cowslip_console::output::Program;
@@ -34,7 +35,8 @@ impl Viewer<'_> {
     /// Reports on these files.
     ///
     /// # Errors
-    /// A walk fails, or the picture cannot be kept. Of files that cannot be opened `program` complains, and the others are told.
+    /// A walk fails, or the picture cannot be kept. Of files that cannot be opened `program`
+    /// complains, and the others are told.
     pub fn view(&self, files: &[String], program: &Program) -> Result<(), CommandError> {
         let (mut subjects, complaints) = self.open_all(files, program);
         let is_pictured =
@@ -75,8 +77,8 @@ impl Viewer<'_> {
         }
     }
 
-    /// Opens all files, and the data files of images behind them, each once. Complains of those that cannot be
-    /// opened, and counts them.
+    /// Opens all files, and the data files of images behind them, each once. Complains of those
+    /// that cannot be opened, and counts them.
     fn open_all(&self, files: &[String], program: &Program) -> (Vec<Subject>, usize) {
         let mut subjects: Vec<Subject> = Vec::new();
         let mut complaints = 0;

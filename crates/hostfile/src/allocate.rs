@@ -1,21 +1,22 @@
 //! Space for a file of any kind, allocated as a [`Job`]: its holes get space, what it holds stays.
 //!
-//! A [`Plan`] looks at the file first: where its holes are, how much space they need, whether there is so much.
-//! [`Plan::carry_out`] fills them, by a [`Method`] that the caller names or that [`choose`] takes from what the
-//! directory's file system can do ([`probe_space`](crate::host::probe_space)). Then it looks whether the space
-//! is really there.
+//! A [`Plan`] looks at the file first: where its holes are, how much space they need, whether there
+//! is so much. [`Plan::carry_out`] fills them, by a [`Method`] that the caller names or that
+//! [`choose`] takes from what the directory's file system can do
+//! ([`probe_space`](crate::host::probe_space)). Then it looks whether the space is really there.
 //!
-//! Fails a call, or is the job cancelled, then the file has the length and the holes that it had: holes are punched again, what
-//! lies beyond the old end is cut off. Holes that nobody has come to are not touched, and neither is data. A process that is
-//! killed leaves a file that is partly allocated; a plan made of that one goes on where it ended, because what has
-//! space is no hole.
+//! Fails a call, or is the job cancelled, then the file has the length and the holes that it had:
+//! holes are punched again, what lies beyond the old end is cut off. Holes that nobody has come to
+//! are not touched, and neither is data. A process that is killed leaves a file that is partly
+//! allocated; a plan made of that one goes on where it ended, because what has space is no hole.
 //!
-//! What others append meanwhile is not cut off: where the file cannot be had alone, or its end is not where it was left,
-//! what lies beyond the old end stays, and the error says so (`undo.rs`).
+//! What others append meanwhile is not cut off: where the file cannot be had alone, or its end is
+//! not where it was left, what lies beyond the old end stays, and the error says so (`undo.rs`).
 //!
-//! Leaves out: others that write into the holes meanwhile. All methods but `fallocate` put zeroes over what has come there
-//! since the plan, also where all goes well, and undoing punches it with the hole. Also the time stamps of the file, and
-//! space below the file system, as on a thin device.
+//! Leaves out: others that write into the holes meanwhile. All methods but `fallocate` put zeroes
+//! over what has come there since the plan, also where all goes well, and undoing punches it with
+//! the hole. Also the time stamps of the file, and space below the file system, as on a thin
+//! device.
 //!
 //! ```no_run
 //! use cowslip::allocate::{End, Plan, choose};
@@ -108,16 +109,19 @@ pub struct Outcome {
 }
 
 impl Plan {
-    /// Looks at the first `size` bytes of a file. Changes nothing, but has dirty data of the file written out.
+    /// Looks at the first `size` bytes of a file. Changes nothing, but has dirty data of the file
+    /// written out.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a size of 0, one beyond what files can have, one below the file's length, and for more
-    /// holes than can be remembered; [`Error::Unsupported`] for a file that is open for direct I/O;
-    /// `ENOSPC` with both numbers where there is less room than the holes need; I/O.
+    /// [`Error::Invalid`] for a size of 0, one beyond what files can have, one below the file's
+    /// length, and for more holes than can be remembered; [`Error::Unsupported`] for a file that is
+    /// open for direct I/O; `ENOSPC` with both numbers where there is less room than the holes
+    /// need; I/O.
     pub async fn new(file: &HostFile, size: u64, end: End) -> Result<Plan> {
         let name = file.name();
         if file.capabilities().alignment_bytes > 1 {
-            // Lengths and holes would be rounded, and libc's and our writes have buffers of any address.
+            // Lengths and holes would be rounded, and libc's and our writes have buffers of any
+            // address.
             return Err(Error::Unsupported {
                 file: name.to_string(),
                 feature: "allocating space through a handle for direct I/O (O_DIRECT)".to_string(),
@@ -184,8 +188,8 @@ impl Plan {
         }
     }
 
-    /// Whether the file has holes whose places are not known, so that nothing may be written into them but by calls that
-    /// look for themselves.
+    /// Whether the file has holes whose places are not known, so that nothing may be written into
+    /// them but by calls that look for themselves.
     pub fn hides_holes(&self) -> bool {
         self.hides_holes
     }
@@ -203,9 +207,9 @@ impl Plan {
     /// Fills the holes, makes that durable, and looks whether the space is there.
     ///
     /// # Errors
-    /// [`Error::Cancelled`], `ENOSPC` and other I/O errors; then the file is what it was. If that could not be brought
-    /// about, the error says so. [`Error::Unsupported`] for a method that the file system does not have or that
-    /// cannot do without moving the end of file.
+    /// [`Error::Cancelled`], `ENOSPC` and other I/O errors; then the file is what it was. If that
+    /// could not be brought about, the error says so. [`Error::Unsupported`] for a method that the
+    /// file system does not have or that cannot do without moving the end of file.
     pub async fn carry_out(mut self, method: Method, job: &Job) -> Result<Outcome> {
         if self.reaches_beyond_end() && method != Method::Fallocate {
             return Err(self.unsupported(&format!(
@@ -356,7 +360,8 @@ impl Plan {
         })
         .await?;
         if by == HolesBy::Seeking {
-            // Space that was never written looks like a hole: the count of blocks is all that there is.
+            // Space that was never written looks like a hole: the count of blocks is all that there
+            // is.
             missing_bytes = allocated_bytes.map_or(0, |bytes| self.size.saturating_sub(bytes));
         }
         Ok(Outcome {

@@ -122,8 +122,8 @@ fn device_zeroes_fast(stat: &Stat) -> bool {
     has_queue_limit(stat.st_rdev, "write_zeroes_max_bytes")
 }
 
-/// Whether the device below can zero blocks and keep them allocated, so that `FALLOC_FL_WRITE_ZEROES` works
-/// on its files (Documentation/ABI/stable/sysfs-block, Linux 6.17).
+/// Whether the device below can zero blocks and keep them allocated, so that
+/// `FALLOC_FL_WRITE_ZEROES` works on its files (Documentation/ABI/stable/sysfs-block, Linux 6.17).
 pub(super) fn allocates_written(stat: &Stat) -> bool {
     let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     let device = if is_device { stat.st_rdev } else { stat.st_dev };

@@ -1,13 +1,15 @@
-//! How far ahead of need a file that grows is given space. Pure policy, for image files and for any other.
+//! How far ahead of need a file that grows is given space. Pure policy, for image files and for any
+//! other.
 //!
-//! Files that grow side by side take turns with their space: each ends up in as many pieces as it has had
-//! allocations. So space is allocated ahead of the end, rarely and in steps that grow with the file, as XFS's dynamic
-//! speculative preallocation does for buffered writes; never more at once than a fraction of what the file system
-//! has left; and given back when the file is closed. A file that is closed after every write, as an NFS server
-//! does, keeps it from the third close on.
+//! Files that grow side by side take turns with their space: each ends up in as many pieces as it
+//! has had allocations. So space is allocated ahead of the end, rarely and in steps that grow with
+//! the file, as XFS's dynamic speculative preallocation does for buffered writes; never more at
+//! once than a fraction of what the file system has left; and given back when the file is closed. A
+//! file that is closed after every write, as an NFS server does, keeps it from the third close on.
 //!
-//! [`Steps`] says how long the next step is, [`Ahead`] follows one file, [`at_close`] decides about its end. None of
-//! them does I/O: the caller allocates (`fallocate` with `FALLOC_FL_KEEP_SIZE`), and reports what came of it.
+//! [`Steps`] says how long the next step is, [`Ahead`] follows one file, [`at_close`] decides about
+//! its end. None of them does I/O: the caller allocates (`fallocate` with `FALLOC_FL_KEEP_SIZE`),
+//! and reports what came of it.
 //!
 //! ```
 //! use cowslip::growth::{Ahead, Refill, Rule};
@@ -22,8 +24,8 @@
 
 use std::ops::Range;
 
-/// Closes in a row with space ahead of need after which it is left where it is: the file is one of those
-/// that are opened and closed all the time.
+/// Closes in a row with space ahead of need after which it is left where it is: the file is one of
+/// those that are opened and closed all the time.
 const CLOSES_BEFORE_KEEPING: u8 = 2;
 
 /// What becomes of space ahead of need when the file is closed.
@@ -35,7 +37,8 @@ pub enum AtClose {
     Keep,
 }
 
-/// `closes_ahead` is how often in a row the file was closed with space ahead; `None` if that cannot be remembered.
+/// `closes_ahead` is how often in a row the file was closed with space ahead; `None` if that cannot
+/// be remembered.
 pub fn at_close(closes_ahead: Option<u8>) -> AtClose {
     match closes_ahead {
         Some(count) if count >= CLOSES_BEFORE_KEEPING => AtClose::Keep,
@@ -65,8 +68,8 @@ pub struct Steps {
     pub doubling_bytes: u64,
     /// From there on it is this part of the file's length: 2 for a half.
     pub file_fraction: u64,
-    /// A step is longer than that where space is ample: this part of what is free, which nobody misses. `u64::MAX`
-    /// for none.
+    /// A step is longer than that where space is ample: this part of what is free, which nobody
+    /// misses. `u64::MAX` for none.
     pub ample_fraction: u64,
     /// But no more than so many times what all steps before it have come to.
     pub leap_times: u64,
@@ -79,10 +82,10 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Doubling from 64 KiB to 4 MiB, then half of the file; a thousandth of the free space where that is more, in leaps of
-    /// 64 times; up to 8 GiB, and a little less: XFS's largest extent is one block shorter, and a step of 8 GiB would
-    /// make two. At most a sixteenth of the free space. docs/writers.md tells how these were found, and what others
-    /// come to.
+    /// Doubling from 64 KiB to 4 MiB, then half of the file; a thousandth of the free space where
+    /// that is more, in leaps of 64 times; up to 8 GiB, and a little less: XFS's largest extent is
+    /// one block shorter, and a step of 8 GiB would make two. At most a sixteenth of the free
+    /// space. docs/writers.md tells how these were found, and what others come to.
     pub const DYNAMIC: Steps = Steps {
         first_bytes: 64 << 10,
         doubling_bytes: 4 << 20,
@@ -94,9 +97,9 @@ impl Steps {
         free_fraction: 16,
     };
 
-    /// Those of thin images: no leaps. Many of them stay open beside each other for months, and a thousandth of the free
-    /// space for each would leave a thousand of them hardly anything. What is ahead is at most what the session has
-    /// added, or half of the file.
+    /// Those of thin images: no leaps. Many of them stay open beside each other for months, and a
+    /// thousandth of the free space for each would leave a thousand of them hardly anything. What
+    /// is ahead is at most what the session has added, or half of the file.
     pub const IMAGE: Steps = Steps {
         leap_times: 1,
         ..Steps::DYNAMIC
@@ -158,7 +161,8 @@ impl Rule {
 /// When the next step is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refill {
-    /// When what is needed does not fit into the rest of the last: for a writer that allocates before it writes.
+    /// When what is needed does not fit into the rest of the last: for a writer that allocates
+    /// before it writes.
     WhenUsedUp,
     /// When half of the last is used: for somebody who looks at the file from time to time.
     WhenHalfUsed,
@@ -186,8 +190,8 @@ impl Ahead {
         }
     }
 
-    /// What is to be allocated for a file of this length, of which `needed_bytes` more are about to be written.
-    /// `None` if enough is allocated, or if the file system has too little room.
+    /// What is to be allocated for a file of this length, of which `needed_bytes` more are about to
+    /// be written. `None` if enough is allocated, or if the file system has too little room.
     pub fn next(
         &self,
         file_bytes: u64,
@@ -220,8 +224,8 @@ impl Ahead {
         self.grown_bytes = self.grown_bytes.saturating_add(self.step_bytes);
     }
 
-    /// Nothing lies behind the end any more: it was given back, or the file was cut to this length. After a cut
-    /// the steps begin anew.
+    /// Nothing lies behind the end any more: it was given back, or the file was cut to this length.
+    /// After a cut the steps begin anew.
     pub fn trimmed(&mut self, file_bytes: u64, cut: Cut) {
         self.end_bytes = file_bytes;
         self.step_bytes = 0;

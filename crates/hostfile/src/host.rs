@@ -1,9 +1,10 @@
-//! Files of the host: regular files and block devices; character devices where the caller says that it is a device.
+//! Files of the host: regular files and block devices; character devices where the caller says that
+//! it is a device.
 //!
-//! Promises what [`BlockFile`] asks for. I/O goes through the queue of the calling thread, or through
-//! the pool of threads; the page cache is used or bypassed (`O_DIRECT`) as the caller says, and with
-//! it comes the alignment that requests must have. Also the ordinary gate: files that images name,
-//! looked up beside the image.
+//! Promises what [`BlockFile`] asks for. I/O goes through the queue of the calling thread, or
+//! through the pool of threads; the page cache is used or bypassed (`O_DIRECT`) as the caller says,
+//! and with it comes the alignment that requests must have. Also the ordinary gate: files that
+//! images name, looked up beside the image.
 //!
 //! Leaves out: anything with a protocol in its name.
 
@@ -152,12 +153,13 @@ pub struct HostOptions {
 
 /// Opens a regular file or a device. Blocks, but not for long.
 ///
-/// Nothing is claimed of a file that exists (see [`BlockFile::claim`]); one that is made is claimed as
-/// QEMU does, before it is cut to nothing.
+/// Nothing is claimed of a file that exists (see [`BlockFile::claim`]); one that is made is claimed
+/// as QEMU does, before it is cut to nothing.
 ///
 /// # Errors
-/// The system's refusal; another process that uses a file which shall be cut; something else than the driver takes; a file system without direct I/O if
-/// that was asked for; a kernel without io_uring if that was.
+/// The system's refusal; another process that uses a file which shall be cut; something else than
+/// the driver takes; a file system without direct I/O if that was asked for; a kernel without
+/// io_uring if that was.
 pub fn open_host_file(path: &Path, options: &HostOptions) -> Result<Arc<dyn BlockFile>> {
     let name = path.to_string_lossy().into_owned();
     let open = |flags, mode| rustix::fs::open(path, flags, mode);
@@ -558,7 +560,8 @@ impl BlockFile for HostBlockFile {
 /// Makes the bytes of `target` those of `source`, shared until one of them changes. Blocks.
 ///
 /// # Errors
-/// `EOPNOTSUPP` or its like where the file system has no reflinks, `EXDEV` between two file systems.
+/// `EOPNOTSUPP` or its like where the file system has no reflinks, `EXDEV` between two file
+/// systems.
 pub fn reflink(source: &dyn BlockFile, target: &dyn BlockFile) -> io::Result<()> {
     match (source.descriptor(), target.descriptor()) {
         (Some(source), Some(target)) => Ok(rustix::fs::ioctl_ficlone(target, source)?),
@@ -568,8 +571,8 @@ pub fn reflink(source: &dyn BlockFile, target: &dyn BlockFile) -> io::Result<()>
 
 /// Has the system copy bytes from file to file; it may share them, where the file system can.
 ///
-/// `ErrorKind::Unsupported` where it cannot; part of it may be copied then. A source that ends too early is
-/// followed by zeroes, which the target has to have there already.
+/// `ErrorKind::Unsupported` where it cannot; part of it may be copied then. A source that ends too
+/// early is followed by zeroes, which the target has to have there already.
 pub fn copy_range(
     (source, source_offset): (&Arc<dyn BlockFile>, u64),
     (target, target_offset): (&Arc<dyn BlockFile>, u64),

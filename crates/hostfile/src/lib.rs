@@ -1,5 +1,6 @@
-//! Files and devices of the host as [`BlockFile`](cowslip_block::file::BlockFile)s: `O_DIRECT`, QEMU's lock bytes, the policy
-//! for files that images name; how far ahead of need a file that grows is given space; space for the holes of a file.
+//! Files and devices of the host as [`BlockFile`](cowslip_block::file::BlockFile)s: `O_DIRECT`,
+//! QEMU's lock bytes, the policy for files that images name; how far ahead of need a file that
+//! grows is given space; space for the holes of a file.
 //!
 //! May not know: formats of images, encryption, NBD, command lines, printing, sockets.
 

@@ -1,10 +1,10 @@
 //! Claims on files of the host, made known to other processes in QEMU's way: shared locks on single
 //! bytes, which belong to the open file.
 //!
-//! A permission that is held locks byte 100 + its number, one that is not shared byte 200 + its number. All
-//! locks are shared ones, so taking them never fails for another claim; a conflict is found by asking
-//! afterwards whether others have locked the opposite bytes. Whoever comes second sees the first:
-//! of two that come together both may be refused, never both let in.
+//! A permission that is held locks byte 100 + its number, one that is not shared byte 200 + its
+//! number. All locks are shared ones, so taking them never fails for another claim; a conflict is
+//! found by asking afterwards whether others have locked the opposite bytes. Whoever comes second
+//! sees the first: of two that come together both may be refused, never both let in.
 
 use std::fs;
 use std::io;
@@ -215,8 +215,8 @@ fn find_conflict(locks: &impl ByteLocks, wanted: Claim) -> std::result::Result<(
 
 /// The programs that have locked `byte` of this file, as far as this process may know.
 ///
-/// The kernel names no process for locks that belong to open files, but shows each process which of its
-/// descriptors have locks.
+/// The kernel names no process for locks that belong to open files, but shows each process which of
+/// its descriptors have locks.
 fn holders(file: BorrowedFd<'_>, byte: u64) -> Vec<String> {
     let Ok(stat) = rustix::fs::fstat(file) else {
         return Vec::new();

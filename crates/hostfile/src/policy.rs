@@ -10,7 +10,8 @@ use rustix::io::Errno;
 use crate::file::{FileRequest, Role};
 use crate::{Error, Result};
 
-/// Which backing files and data files an image may name. What the caller names is opened in any case.
+/// Which backing files and data files an image may name. What the caller names is opened in any
+/// case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackingPolicy {
     /// All: for images that are trusted as the user's own command line is.

@@ -1,5 +1,5 @@
-//! What the file system of a directory does with calls for space, tried on a scratch file there that has no name
-//! or loses it at once.
+//! What the file system of a directory does with calls for space, tried on a scratch file there
+//! that has no name or loses it at once.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,8 +19,8 @@ const TRIAL_BYTES: u64 = 1 << 20;
 /// Bytes of the trial in which libc may write.
 const LIBRARY_BYTES: u64 = 64 << 10;
 
-/// Tries what the file system of `directory` does with each call for space. Blocks for a few milliseconds, or as long
-/// as a megabyte takes to become durable.
+/// Tries what the file system of `directory` does with each call for space. Blocks for a few
+/// milliseconds, or as long as a megabyte takes to become durable.
 ///
 /// # Errors
 /// No file can be made there, or the file system has no room for the trial.

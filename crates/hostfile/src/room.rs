@@ -3,8 +3,8 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// How often room that may yet come is asked for: what XFS does after a file was removed begins at once and
-/// takes some milliseconds, or hundreds of them for a file of very many extents.
+/// How often room that may yet come is asked for: what XFS does after a file was removed begins at
+/// once and takes some milliseconds, or hundreds of them for a file of very many extents.
 const ASKED_EVERY: Duration = Duration::from_millis(10);
 const ASKED_TIMES: u32 = 200;
 /// So often in a row without more, and no more will come.

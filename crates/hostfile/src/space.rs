@@ -1,7 +1,8 @@
-//! Space of a file, allocated as a [`Job`]: by the file system's call, or with zeroes written to it.
+//! Space of a file, allocated as a [`Job`]: by the file system's call, or with zeroes written to
+//! it.
 //!
-//! What is done is the plain file's part of a preallocation. Which bytes belong to whom, and in what
-//! order they become part of an image, is for the caller. Nothing here takes anything back.
+//! What is done is the plain file's part of a preallocation. Which bytes belong to whom, and in
+//! what order they become part of an image, is for the caller. Nothing here takes anything back.
 
 use std::future::Future;
 use std::io::ErrorKind;
@@ -13,8 +14,8 @@ use crate::units::pieces;
 use crate::{Error, Result};
 use cowslip_block::Buf;
 
-/// Bytes that one call of the file system allocates: it holds up other I/O of the file, and cannot be
-/// cancelled.
+/// Bytes that one call of the file system allocates: it holds up other I/O of the file, and cannot
+/// be cancelled.
 pub const CALL_BYTES: u64 = 1 << 30;
 /// Bytes that one call zeroes: the device does it, which takes its time.
 const ZERO_CALL_BYTES: u64 = 256 << 20;
@@ -50,8 +51,8 @@ pub async fn check_room(file: &dyn BlockFile, needed_bytes: u64) -> Result<()> {
     }
 }
 
-/// Gives a range of a file its space; what is beyond the end of file moves it. With [`Fill::Write`] whatever
-/// is there is lost.
+/// Gives a range of a file its space; what is beyond the end of file moves it. With [`Fill::Write`]
+/// whatever is there is lost.
 ///
 /// # Errors
 /// I/O, [`Error::Cancelled`]; part of the range may have its space then. All I/O has ended.
@@ -67,7 +68,8 @@ pub async fn fill(file: &HostFile, range: Range<u64>, how: Fill, job: &Job) -> R
         Fill::Allocate => allocate(file, range, (Account::Told, job)).await?,
         Fill::Write => {
             let rest = zero_by_calls(file, range, job).await?;
-            // Writes into space that is there neither wait for each other at the end of file nor run out of it.
+            // Writes into space that is there neither wait for each other at the end of file nor
+            // run out of it.
             allocate(file, rest.clone(), (Account::Silent, job)).await?;
             rest
         }
@@ -86,8 +88,8 @@ pub enum Account {
     Paced,
 }
 
-/// Makes a call for each piece of a range, one after the other; what is left where it turns out to be
-/// unsupported.
+/// Makes a call for each piece of a range, one after the other; what is left where it turns out to
+/// be unsupported.
 ///
 /// # Errors
 /// The call's, [`Error::Cancelled`].

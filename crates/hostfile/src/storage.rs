@@ -1,7 +1,8 @@
 //! The files and devices that a block device of the host stores its bytes in.
 //!
-//! Loop devices and partitions are followed. Devices of the device mapper and arrays are not: two volumes of one group are
-//! different disks, and the kernel keeps the devices below them for itself.
+//! Loop devices and partitions are followed. Devices of the device mapper and arrays are not: two
+//! volumes of one group are different disks, and the kernel keeps the devices below them for
+//! itself.
 
 use std::fs;
 use std::ops::Range;
@@ -56,7 +57,8 @@ fn shown(offset: u64, len: u64) -> Range<u64> {
     }
 }
 
-/// The file behind a loop device that is open: the kernel names it by numbers, so no name can mislead.
+/// The file behind a loop device that is open: the kernel names it by numbers, so no name can
+/// mislead.
 fn behind_loop(device: &impl AsFd, rdev: u64) -> Option<Below> {
     let found = loop_device::behind(device, rdev)?;
     let is_device = found.rdevice != 0;
@@ -70,7 +72,8 @@ fn behind_loop(device: &impl AsFd, rdev: u64) -> Option<Below> {
     })
 }
 
-/// What a device lies on, by what the kernel publishes of it: the disk of a partition, the file behind a loop device.
+/// What a device lies on, by what the kernel publishes of it: the disk of a partition, the file
+/// behind a loop device.
 fn below(rdev: u64) -> Option<Below> {
     let directory = format!("/sys/dev/block/{}:{}", major(rdev), minor(rdev));
     let text = |name: &str| fs::read_to_string(PathBuf::from(&directory).join(name)).ok();

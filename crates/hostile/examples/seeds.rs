@@ -1,5 +1,5 @@
-//! Writes the first inputs of the fuzzers' corpora into `fuzz/corpus`: small valid images, a few command
-//! lines, and bytes that choose among the shapes of the other targets.
+//! Writes the first inputs of the fuzzers' corpora into `fuzz/corpus`: small valid images, a few
+//! command lines, and bytes that choose among the shapes of the other targets.
 
 #![allow(clippy::unwrap_used)] // A tool of this repository.
 

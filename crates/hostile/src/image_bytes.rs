@@ -1,5 +1,5 @@
-//! Fuzz target: arbitrary bytes as an image. Described, checked, read, mapped, written, and as a layer of a
-//! chain.
+//! Fuzz target: arbitrary bytes as an image. Described, checked, read, mapped, written, and as a
+//! layer of a chain.
 
 use std::sync::Arc;
 

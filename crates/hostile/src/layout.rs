@@ -82,8 +82,8 @@ impl Layout {
     }
 
     /// Invariant S3, as far as two states of the file show it: nothing that was a structure holds
-    /// what a guest has written or lost what it refers to. A refcount table that has moved elsewhere
-    /// is no structure any more.
+    /// what a guest has written or lost what it refers to. A refcount table that has moved
+    /// elsewhere is no structure any more.
     pub fn assert_intact(&self, before: &[u8], after: &[u8]) {
         let header = 0..(self.cluster_bytes as usize).min(before.len());
         let moved = before[..64][48..60] != after[..64][48..60];

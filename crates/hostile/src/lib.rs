@@ -1,9 +1,10 @@
 //! Hostile input: what an attacker may hand to us, and what must come of it.
 //!
-//! [`TARGETS`] are the bodies of the fuzz targets, plain functions of bytes: `fuzz/` runs them under
-//! libFuzzer, `tests/smoke.rs` over the committed corpus. [`damage`] breaks valid images by structure,
-//! [`worst`] makes images that maximise work and memory. A finding is a panic: an assertion that does not hold, or one
-//! of ours that did its duty on input that it should never have seen.
+//! [`TARGETS`] are the bodies of the fuzz targets, plain functions of bytes: `fuzz/` runs them
+//! under libFuzzer, `tests/smoke.rs` over the committed corpus. [`damage`] breaks valid images by
+//! structure, [`worst`] makes images that maximise work and memory. A finding is a panic: an
+//! assertion that does not hold, or one of ours that did its duty on input that it should never
+//! have seen.
 //!
 //! Leaves out: images that lie about nothing; those are the simulator's.
 

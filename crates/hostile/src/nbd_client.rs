@@ -1,5 +1,5 @@
-//! Fuzz target: a hostile NBD server. Its bytes are sent as they are, or behind a handshake by the rules, or
-//! as replies whose fields are drawn. Every request must end, in a result or in an error.
+//! Fuzz target: a hostile NBD server. Its bytes are sent as they are, or behind a handshake by the
+//! rules, or as replies whose fields are drawn. Every request must end, in a result or in an error.
 
 use cowslip_nbd::export::{Durability, ZeroRequest};
 use cowslip_nbd::protocol::handshake::{
@@ -17,8 +17,8 @@ use crate::draw::Draw;
 use crate::pipe;
 
 const SIZE: u64 = 1 << 20;
-/// Requests that wait for replies. Their cookies count up from 1, in the upper half, and their slots
-/// from 0, in the lower.
+/// Requests that wait for replies. Their cookies count up from 1, in the upper half, and their
+/// slots from 0, in the lower.
 const REQUESTS: u64 = 6;
 
 /// The target's body.

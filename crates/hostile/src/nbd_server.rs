@@ -1,5 +1,5 @@
-//! Fuzz target: a hostile NBD client. Its bytes are sent as they are, or behind a handshake by the rules, or
-//! as requests whose fields are drawn. The server must end, and must not have panicked.
+//! Fuzz target: a hostile NBD client. Its bytes are sent as they are, or behind a handshake by the
+//! rules, or as requests whose fields are drawn. The server must end, and must not have panicked.
 
 use std::sync::Arc;
 

@@ -14,8 +14,8 @@ pub(crate) fn queue() -> Queue {
     Queue::new(Backend::Threads).unwrap()
 }
 
-/// A connection to a peer that has said `script` and will say nothing more. Whatever is sent to it is
-/// taken and dropped. Runs on a queue.
+/// A connection to a peer that has said `script` and will say nothing more. Whatever is sent to it
+/// is taken and dropped. Runs on a queue.
 pub(crate) fn scripted(script: &[u8]) -> Stream {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.set_nonblocking(true).unwrap();

@@ -1,8 +1,8 @@
 //! Fuzz target: repairs of arbitrary bytes, and of valid images with malicious or random changes.
 //!
-//! Promises that are tested: no panic, an end, bounded memory; a plan and a refusal write nothing; `-r leaks` adds no
-//! corruption; after `-r all` the check is clean, a second repair has nothing to do, and what is written then
-//! leaves the image sound.
+//! Promises that are tested: no panic, an end, bounded memory; a plan and a refusal write nothing;
+//! `-r leaks` adds no corruption; after `-r all` the check is clean, a second repair has nothing to
+//! do, and what is written then leaves the image sound.
 
 use std::sync::Arc;
 
@@ -180,7 +180,8 @@ fn use_repaired(file: &Arc<Watched>, draw: &mut Draw) {
         return;
     };
     for _ in 0..4 {
-        // Every failure is fine that is an error: entries of the format that nobody can read remain.
+        // Every failure is fine that is an error: entries of the format that nobody can read
+        // remain.
         std::hint::black_box(session::exercise(&image, Content::Random, draw).is_ok());
     }
     block_on(image.close()).expect("a repaired image can be closed");
@@ -193,8 +194,8 @@ fn use_repaired(file: &Arc<Watched>, draw: &mut Draw) {
             references,
             ..
         } => refcount < references,
-        // A cluster that compressed and other data share is one entry's when the compressed data was
-        // written elsewhere. That one lacks COPIED, so it is written by copying.
+        // A cluster that compressed and other data share is one entry's when the compressed data
+        // was written elsewhere. That one lacks COPIED, so it is written by copying.
         Finding::CopiedData { refcount, .. } => *refcount != 1,
         _ => true,
     });

@@ -1,6 +1,6 @@
 //! What is done with an image, whatever it is like: inspected, checked, read, mapped, written.
-//! Promises that are tested: no panic, an end (invariant S1), and no guest byte in a header, L1 table,
-//! refcount table, refcount block or L2 table (invariant S3).
+//! Promises that are tested: no panic, an end (invariant S1), and no guest byte in a header, L1
+//! table, refcount table, refcount block or L2 table (invariant S3).
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -28,7 +28,8 @@ pub const CHECK_BYTES_MAX: u64 = 64 << 20;
 /// Tables that a layout may read here.
 const LAYOUT_BYTES_MAX: u64 = 64 << 20;
 
-/// Polls until the end. Files in memory complete at once, so whatever waits longer waits for nothing.
+/// Polls until the end. Files in memory complete at once, so whatever waits longer waits for
+/// nothing.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = std::pin::pin!(future);
     let mut context = Context::from_waker(Waker::noop());

@@ -1,5 +1,5 @@
-//! Fuzz target: headers, entries, refcounts and NBD messages there and back. What decodes encodes to
-//! something that decodes to the same; where no bit is ignored, to the same bits.
+//! Fuzz target: headers, entries, refcounts and NBD messages there and back. What decodes encodes
+//! to something that decodes to the same; where no bit is ignored, to the same bits.
 
 use cowslip::luks;
 use cowslip::qcow2::entry::{EntryFormat, L2Entry, refcount_at, set_refcount};

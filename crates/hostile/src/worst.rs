@@ -114,8 +114,8 @@ pub fn all() -> Vec<Worst> {
     images
 }
 
-/// Gigabytes of the smallest clusters, every second one mapped, through a single table; nothing before the
-/// L1 entry `first`.
+/// Gigabytes of the smallest clusters, every second one mapped, through a single table; nothing
+/// before the L1 entry `first`.
 fn one_l2_table_everywhere(first: u64, name: &'static str) -> Worst {
     let mut image = Builder::new(9);
     let l1 = 8 * 512;
@@ -158,7 +158,8 @@ fn endless_bitmaps() -> Worst {
     image.named("endless bitmaps")
 }
 
-/// Thousands of bitmaps with one table, as long as the largest disk allows, that refers to all of the file.
+/// Thousands of bitmaps with one table, as long as the largest disk allows, that refers to all of
+/// the file.
 fn bitmaps_with_one_table() -> Worst {
     let mut image = Builder::new(9);
     let (table, directory) = (8 * 512, BYTES as u64 / 2);

@@ -1,5 +1,5 @@
-//! What a hostile image of 1 MiB costs at most: memory, counted by the allocator, and work, counted in
-//! operations and bytes of the file. No clock is asked. docs/security.md states these bounds.
+//! What a hostile image of 1 MiB costs at most: memory, counted by the allocator, and work, counted
+//! in operations and bytes of the file. No clock is asked. docs/security.md states these bounds.
 //!
 //! One test, because the allocator counts for the whole process.
 

@@ -1,5 +1,5 @@
-//! Seeded damage of valid images: the same as the fuzz target `image_damage`, but for its choices, which
-//! follow from a seed.
+//! Seeded damage of valid images: the same as the fuzz target `image_damage`, but for its choices,
+//! which follow from a seed.
 //!
 //! `COWSLIP_SEED=n` replays one seed, `COWSLIP_SEEDS=n` tries more of them.
 
@@ -59,8 +59,8 @@ fn damaged_images_are_errors_and_nothing_worse() {
     );
 }
 
-/// Counts behind the end of the file that are not 0, as a crash leaves them: all, every second, and in ever
-/// longer gaps. What is written then is counted once, and nothing lies on it.
+/// Counts behind the end of the file that are not 0, as a crash leaves them: all, every second, and
+/// in ever longer gaps. What is written then is counted once, and nothing lies on it.
 #[test]
 fn growth_steps_over_counts_beyond_the_end() {
     let sample = &samples::all()[0];

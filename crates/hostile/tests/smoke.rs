@@ -1,5 +1,5 @@
-//! Each fuzz target over its corpus, its regressions, and some thousand mutations of them that follow from
-//! a seed. What the fuzzers find beyond that is kept in `fuzz/regressions/TARGET/NAME`.
+//! Each fuzz target over its corpus, its regressions, and some thousand mutations of them that
+//! follow from a seed. What the fuzzers find beyond that is kept in `fuzz/regressions/TARGET/NAME`.
 //!
 //! `COWSLIP_ROUNDS=n` tries more mutations.
 

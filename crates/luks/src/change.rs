@@ -1,5 +1,5 @@
-//! One key slot more, or less: which slots those are, and what is written for it. The file is read here; who has it open
-//! writes the stages, with a barrier after each.
+//! One key slot more, or less: which slots those are, and what is written for it. The file is read
+//! here; who has it open writes the stages, with a barrier after each.
 //!
 //! | change | stages |
 //! | --- | --- |
@@ -7,13 +7,14 @@
 //! | slots erased | their states; noise over their stripes, and the rest of their entries |
 //! | a key in place of another | the same key into an empty slot; the state of the old one; the new key in its place; the first slot erased |
 //!
-//! A slot's state is one word, so it is the old or the new one after a crash; what a slot consists of else is only written while
-//! it is inactive on disk, durably. So whatever opened the volume before opens it until its own state changes, and a key
-//! that takes another one's place opens it from before that on. Only with all slots in use there is none to lend: then those that
-//! are not replaced open it meanwhile.
+//! A slot's state is one word, so it is the old or the new one after a crash; what a slot consists
+//! of else is only written while it is inactive on disk, durably. So whatever opened the volume
+//! before opens it until its own state changes, and a key that takes another one's place opens it
+//! from before that on. Only with all slots in use there is none to lend: then those that are not
+//! replaced open it meanwhile.
 //!
-//! Stripes are overwritten once. Where a file system or a disk writes elsewhere than it is told, as most do today, more often
-//! would not help, and old stripes may survive.
+//! Stripes are overwritten once. Where a file system or a disk writes elsewhere than it is told, as
+//! most do today, more often would not help, and old stripes may survive.
 
 use std::fmt;
 use std::io;
@@ -50,14 +51,16 @@ pub struct NewKey {
     pub force: bool,
 }
 
-/// Slots that shall be empty: one by its number, or all that a passphrase opens. Of both, the one has to be opened by the other.
+/// Slots that shall be empty: one by its number, or all that a passphrase opens. Of both, the one
+/// has to be opened by the other.
 #[derive(Clone, Debug)]
 pub struct ErasedKeys {
     /// The slot, counted from 0.
     pub slot: Option<u64>,
     /// What is in the slots.
     pub passphrase: Option<Passphrase>,
-    /// It may be empty already, and nothing need be left that opens the volume: then its data is lost.
+    /// It may be empty already, and nothing need be left that opens the volume: then its data is
+    /// lost.
     pub force: bool,
 }
 
@@ -93,8 +96,8 @@ pub type Stages = Vec<Vec<(u64, Vec<u8>)>>;
 /// What is to be written to change the slots of the volume that is in these bytes of a file.
 ///
 /// # Errors
-/// I/O, a header that is none; `Invalid` for what is refused, in QEMU's words; `Key` if the current passphrase opens nothing;
-/// [`Error::Cancelled`].
+/// I/O, a header that is none; `Invalid` for what is refused, in QEMU's words; `Key` if the current
+/// passphrase opens nothing; [`Error::Cancelled`].
 pub async fn stages(
     file: &HostFile,
     place: Range<u64>,

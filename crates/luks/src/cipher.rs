@@ -1,8 +1,9 @@
 //! Sectors of 512 bytes under AES: XTS, and CBC for older volumes. Pure.
 //!
-//! A sector's *initialisation vector* comes from its number, so that equal sectors in two places differ. XTS encrypts
-//! the vector under a second key, multiplies it by x for each further block of the sector, and adds it before and after the
-//! cipher (IEEE 1619). CBC adds to each block the one before, encrypted.
+//! A sector's *initialisation vector* comes from its number, so that equal sectors in two places
+//! differ. XTS encrypts the vector under a second key, multiplies it by x for each further block of
+//! the sector, and adds it before and after the cipher (IEEE 1619). CBC adds to each block the one
+//! before, encrypted.
 //!
 //! XTS works on all 32 blocks of a sector at once, which is what the processor's AES units want.
 
@@ -19,8 +20,8 @@ use super::passphrase::Passphrase;
 
 /// Bytes that have one vector.
 pub const SECTOR_BYTES: usize = 512;
-/// Bits of a sector's number. A block of a device that reaches beyond what is encrypted may begin before sector 0; its numbers
-/// count up to there, modulo as many sectors as 2^64 bytes have.
+/// Bits of a sector's number. A block of a device that reaches beyond what is encrypted may begin
+/// before sector 0; its numbers count up to there, modulo as many sectors as 2^64 bytes have.
 const NUMBER_BITS: u32 = u64::BITS - SECTOR_BYTES.ilog2();
 const BLOCK_BYTES: usize = 16;
 const BLOCKS: usize = SECTOR_BYTES / BLOCK_BYTES;
@@ -96,7 +97,8 @@ impl Spec {
         }
     }
 
-    /// Whether these go together: a hash makes vectors only of CBC, and if it is as long as a key of AES.
+    /// Whether these go together: a hash makes vectors only of CBC, and if it is as long as a key
+    /// of AES.
     pub fn is_possible(&self) -> bool {
         match (self.mode, self.iv) {
             (_, IvGenerator::Plain | IvGenerator::Plain64) => true,
@@ -197,8 +199,8 @@ impl SectorCipher {
         }
     }
 
-    /// The cipher of qcow2's encryption method 1, which has no header: the first 16 bytes of the password are the key, or all of
-    /// it and zeroes.
+    /// The cipher of qcow2's encryption method 1, which has no header: the first 16 bytes of the
+    /// password are the key, or all of it and zeroes.
     pub fn of_password(password: &Passphrase) -> SectorCipher {
         let spec = Spec {
             key_size: KeySize::Aes128,

@@ -9,8 +9,9 @@
 //! | 104 | sectors before the data | | | iterations, salt, first sector, |
 //! | 108 | bytes of the master key | | | stripes |
 //!
-//! Numbers are big-endian, texts end with a zero byte, sectors have 512 bytes. What QEMU refuses is refused here, and
-//! more iterations than [`ITERATIONS_MAX`], which would keep whoever opens a stranger's image busy for hours.
+//! Numbers are big-endian, texts end with a zero byte, sectors have 512 bytes. What QEMU refuses is
+//! refused here, and more iterations than [`ITERATIONS_MAX`], which would keep whoever opens a
+//! stranger's image busy for hours.
 
 use std::ops::Range;
 
@@ -29,9 +30,11 @@ pub(super) const SLOTS: usize = 8;
 pub(super) const STRIPES: u32 = 4000;
 pub(super) const SALT_BYTES: usize = 32;
 pub(super) const DIGEST_BYTES: usize = 20;
-/// Where the first slot's stripes are in volumes made here, as in QEMU's and cryptsetup's; slots are whole pages.
+/// Where the first slot's stripes are in volumes made here, as in QEMU's and cryptsetup's; slots
+/// are whole pages.
 pub(super) const KEY_OFFSET: u64 = 4096;
-/// Iterations of PBKDF2 at most: about a minute on a processor of today, thirty times what programs choose.
+/// Iterations of PBKDF2 at most: about a minute on a processor of today, thirty times what programs
+/// choose.
 const ITERATIONS_MAX: u32 = 1 << 27;
 const SECTOR: u64 = SECTOR_BYTES as u64;
 const ACTIVE: u32 = 0x00ac_71f3;

@@ -1,5 +1,5 @@
-//! LUKS version 1: the header, its key slots, and the cipher of the data behind it. In front of a disk it is the
-//! format `luks`; in clusters of a qcow2 image it holds that image's keys.
+//! LUKS version 1: the header, its key slots, and the cipher of the data behind it. In front of a
+//! disk it is the format `luks`; in clusters of a qcow2 image it holds that image's keys.
 //!
 //! | what | in which file |
 //! | --- | --- |
@@ -10,12 +10,13 @@
 //! | one key slot more, or less: the stages of that | `change.rs` |
 //! | unlocking a volume in a file | here |
 //!
-//! The words are those of the on-disk format 1.2.3: the *master key* encrypts the data and is in no file; a *key slot*
-//! has it split into 4000 *stripes* and encrypted under a key that PBKDF2 derives from a passphrase.
+//! The words are those of the on-disk format 1.2.3: the *master key* encrypts the data and is in no
+//! file; a *key slot* has it split into 4000 *stripes* and encrypted under a key that PBKDF2
+//! derives from a passphrase.
 //!
-//! A header is untrusted: its fields bound neither memory nor time here, they are held against bounds. Keys are wiped from
-//! memory when they are dropped, and show in no `Debug` output. Neither time nor randomness is asked of the system: who
-//! makes a volume passes in both.
+//! A header is untrusted: its fields bound neither memory nor time here, they are held against
+//! bounds. Keys are wiped from memory when they are dropped, and show in no `Debug` output. Neither
+//! time nor randomness is asked of the system: who makes a volume passes in both.
 //!
 //! Left out: version 2, detached headers, ciphers other than AES.
 

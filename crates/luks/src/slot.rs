@@ -1,8 +1,8 @@
 //! Key slots: a master key split, encrypted under a passphrase, and got back. Pure.
 //!
-//! *Splitting* makes a key of n bytes into 4000 stripes of n bytes, all of which are needed to have it again, so that
-//! overwriting any of them destroys it. All stripes but the last are random; between them the sum so far is hashed,
-//! piece by piece.
+//! *Splitting* makes a key of n bytes into 4000 stripes of n bytes, all of which are needed to have
+//! it again, so that overwriting any of them destroys it. All stripes but the last are random;
+//! between them the sum so far is hashed, piece by piece.
 
 use std::fmt;
 use std::io;
@@ -27,7 +27,8 @@ const UNATTENDED: &str = "nobody cancels this job";
 /// Where unpredictable bytes come from: fills the slice, or fails.
 pub type Entropy<'a> = &'a mut dyn FnMut(&mut [u8]) -> io::Result<()>;
 
-/// Has PBKDF2 do so many iterations, as an active slot costs who opens it; for whoever measures how long they take.
+/// Has PBKDF2 do so many iterations, as an active slot costs who opens it; for whoever measures how
+/// long they take.
 pub fn iterations_run(hash: Hash, spec: &Spec, iterations: u32) {
     let mut key = Zeroizing::new(vec![0; spec.key_bytes()]);
     let cost = (&[0; SALT_BYTES][..], iterations);
@@ -162,7 +163,8 @@ pub struct VolumeOptions {
     pub digest_iterations: u32,
 }
 
-/// The header of a new volume with one key slot, to be written. Nothing in it is secret: the master key is not kept.
+/// The header of a new volume with one key slot, to be written. Nothing in it is secret: the master
+/// key is not kept.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NewVolume {
     header: Header,
@@ -228,7 +230,8 @@ impl NewVolume {
         &self.header
     }
 
-    /// What is to be written, and where: offsets from the volume's start. The rest of the slots may be anything.
+    /// What is to be written, and where: offsets from the volume's start. The rest of the slots may
+    /// be anything.
     pub fn pieces(&self) -> [(u64, Vec<u8>); 2] {
         [
             (0, self.header.encode()),

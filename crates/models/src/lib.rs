@@ -1,7 +1,7 @@
-//! The parts of Cowslip where threads meet, unchanged, but built against loom's primitives: loom runs
-//! a small program in every order of its steps, and lets each read see every value that the memory
-//! model allows. The programs are in `tests/`; the whole engine is run on threads by the crate in
-//! `shuttle/`, in some orders only.
+//! The parts of Cowslip where threads meet, unchanged, but built against loom's primitives: loom
+//! runs a small program in every order of its steps, and lets each read see every value that the
+//! memory model allows. The programs are in `tests/`; the whole engine is run on threads by the
+//! crate in `shuttle/`, in some orders only.
 
 // What is included below names the queue by its crate.
 extern crate self as cowslip_queue;

@@ -1,5 +1,6 @@
 //! Small programs that loom runs in every order: completions, wakes across queues, the write-back
-//! turn, leases and epochs. docs/testing.md lists the faults that each of them has been seen to catch.
+//! turn, leases and epochs. docs/testing.md lists the faults that each of them has been seen to
+//! catch.
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
@@ -161,7 +162,8 @@ fn poll_is_pending<T>(waiting: &mut Pending<T>, waker: &Waker) -> bool {
     }
 }
 
-/// The loop of an executor, for one task: collects mail, polls the task if it was woken, and sleeps.
+/// The loop of an executor, for one task: collects mail, polls the task if it was woken, and
+/// sleeps.
 fn run_queue(queue: &Queue, mut done: impl FnMut() -> bool) {
     loop {
         let mut woken = false;

@@ -1,5 +1,5 @@
-//! Serves a sparse disk in memory on a Unix socket until it is killed: what the NBD server costs when
-//! the disk costs nothing.
+//! Serves a sparse disk in memory on a Unix socket until it is killed: what the NBD server costs
+//! when the disk costs nothing.
 //!
 //! ```text
 //! cargo run --release -p cowslip-nbd --example memserver -- /tmp/mem.sock 1G [uring|threads]

@@ -1,10 +1,10 @@
 //! The client: requests that return futures, many in flight, answered in any order.
 //!
-//! A [`Client`] belongs to the queue that it was connected on. One task sends what is queued, all of it
-//! at once; one task takes replies apart. The server is not trusted: cookies, ranges, the rules of
-//! chunks and every length are checked, and a server that breaks the protocol loses the connection,
-//! which fails all requests in flight. Requests that the export does not offer or that lie beyond its
-//! end fail without being sent.
+//! A [`Client`] belongs to the queue that it was connected on. One task sends what is queued, all
+//! of it at once; one task takes replies apart. The server is not trusted: cookies, ranges, the
+//! rules of chunks and every length are checked, and a server that breaks the protocol loses the
+//! connection, which fails all requests in flight. Requests that the export does not offer or that
+//! lie beyond its end fail without being sent.
 //!
 //! Left out: reconnecting.
 
@@ -231,7 +231,8 @@ impl Client {
     /// them, and takes leave. With `tls` it speaks to the server over TLS, or not at all.
     ///
     /// # Errors
-    /// If the server does not list its exports, the connection fails or the server breaks the protocol.
+    /// If the server does not list its exports, the connection fails or the server breaks the
+    /// protocol.
     pub async fn list(
         stream: Stream,
         tls: Option<&ClientTls>,

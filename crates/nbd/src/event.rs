@@ -1,7 +1,7 @@
 //! Waiting for a condition that another task brings about, and waiting for the first of two things.
 //!
-//! An [`Event`] holds no state but who waits: the condition lives with its owner, is looked at again
-//! after every notification, and so cannot be missed. It may be notified from any thread.
+//! An [`Event`] holds no state but who waits: the condition lives with its owner, is looked at
+//! again after every notification, and so cannot be missed. It may be notified from any thread.
 
 use std::future::Future;
 use std::pin::{Pin, pin};

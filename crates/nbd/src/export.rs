@@ -1,9 +1,9 @@
 //! [`Export`]: what a server serves, and [`MemoryExport`], the one that needs nothing.
 //!
-//! The server validates every request before it gets here: ranges lie within the size, writes come to
-//! writable exports only, lengths are not 0 and fit the block sizes. Many requests are in flight at
-//! once and complete in any order; once started, a request runs to its end, whatever becomes of the
-//! client.
+//! The server validates every request before it gets here: ranges lie within the size, writes come
+//! to writable exports only, lengths are not 0 and fit the block sizes. Many requests are in flight
+//! at once and complete in any order; once started, a request runs to its end, whatever becomes of
+//! the client.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -79,7 +79,8 @@ pub struct ZeroRequest {
     pub may_unmap: bool,
     /// When it is durable.
     pub durability: Durability,
-    /// Fail with [`ErrorCode::NotSup`], at once, where zeroes would have to be written out (`FAST_ZERO`).
+    /// Fail with [`ErrorCode::NotSup`], at once, where zeroes would have to be written out
+    /// (`FAST_ZERO`).
     pub fast_only: bool,
 }
 
@@ -121,8 +122,8 @@ pub struct ExportInfo {
     pub trims: bool,
     /// `write_zeroes` honours `fast_only`.
     pub zeroes_fast: bool,
-    /// The names of the metadata contexts that `block_status` tells, `base:allocation` first. Clients are told them in
-    /// this order, and of several of one name they can select the first.
+    /// The names of the metadata contexts that `block_status` tells, `base:allocation` first.
+    /// Clients are told them in this order, and of several of one name they can select the first.
     pub contexts: Vec<String>,
 }
 
@@ -173,8 +174,9 @@ pub trait Export: Send + Sync {
         Box::pin(ready(Ok(())))
     }
 
-    /// States of consecutive runs from `offset` on, at least one and at most `max_extents`, in the context of this index
-    /// in [`ExportInfo::contexts`]. They may cover less than `len`, and the last one may reach beyond.
+    /// States of consecutive runs from `offset` on, at least one and at most `max_extents`, in the
+    /// context of this index in [`ExportInfo::contexts`]. They may cover less than `len`, and the
+    /// last one may reach beyond.
     fn block_status(
         &self,
         context: usize,

@@ -1,9 +1,10 @@
-//! What has arrived on a connection: one large buffer that many small messages are read into at once.
+//! What has arrived on a connection: one large buffer that many small messages are read into at
+//! once.
 //!
-//! Small messages and payloads are taken from the buffer; payload that is large is received straight
-//! into its own aligned memory, except for the part that had arrived with its header. After a large
-//! payload the buffer asks for little, so that the next large payload is not copied either; as soon
-//! as small messages come in numbers again it asks for all that is there.
+//! Small messages and payloads are taken from the buffer; payload that is large is received
+//! straight into its own aligned memory, except for the part that had arrived with its header.
+//! After a large payload the buffer asks for little, so that the next large payload is not copied
+//! either; as soon as small messages come in numbers again it asks for all that is there.
 
 use std::io;
 
@@ -15,7 +16,8 @@ use crate::wire::Wire;
 const CAPACITY_BYTES: usize = 256 << 10;
 /// What is asked for while large payloads go by: their headers and a few small requests among them.
 const CAUTIOUS_BYTES: usize = 4 << 10;
-/// Payload from this length on is received in place. Below it, copying is cheaper than a system call.
+/// Payload from this length on is received in place. Below it, copying is cheaper than a system
+/// call.
 pub(crate) const LARGE_BYTES: usize = 32 << 10;
 
 /// The end of what the peer sends, clean or not.
@@ -66,7 +68,8 @@ impl Inbox {
     /// Receives from `wire` from now on.
     ///
     /// # Panics
-    /// If something is left of what was received before: it would be taken for what comes over `wire`.
+    /// If something is left of what was received before: it would be taken for what comes over
+    /// `wire`.
     pub(crate) fn switch(&mut self, wire: Wire) {
         assert!(self.arrived().is_empty(), "nothing is carried over");
         self.wire = wire;

@@ -1,9 +1,10 @@
-//! NBD, server and client: the fixed newstyle handshake, simple and structured replies, extended headers.
+//! NBD, server and client: the fixed newstyle handshake, simple and structured replies, extended
+//! headers.
 //!
-//! The specification is `doc/proto.md` of the NetworkBlockDevice project, with that of its branch `extension-ext-header`;
-//! names are its own.
-//! [`protocol`] encodes and decodes every message and does no I/O; [`tls`] is what may lie between; [`export`] is the trait that a
-//! server serves; [`server`] and [`client`] speak through the sockets of `cowslip-queue`.
+//! The specification is `doc/proto.md` of the NetworkBlockDevice project, with that of its branch
+//! `extension-ext-header`; names are its own. [`protocol`] encodes and decodes every message and
+//! does no I/O; [`tls`] is what may lie between; [`export`] is the trait that a server serves;
+//! [`server`] and [`client`] speak through the sockets of `cowslip-queue`.
 //!
 //! May not know: any image format, the command line. It prints nothing.
 //!

@@ -1,7 +1,8 @@
 //! Gathering messages so that one system call sends them all.
 //!
-//! Headers are short and many: those of a batch are laid into one buffer, and payload stands between
-//! slices of it, uncopied. Headers in a row, such as replies to writes, become a single slice.
+//! Headers are short and many: those of a batch are laid into one buffer, and payload stands
+//! between slices of it, uncopied. Headers in a row, such as replies to writes, become a single
+//! slice.
 
 use cowslip_queue::Buf;
 

@@ -1,8 +1,8 @@
 //! The values of the protocol: magic numbers, flags, option, reply, command and error codes.
 //!
-//! All masks and numbers of the specification stand here and in the two submodules, which encode and
-//! decode the messages of the [`handshake`] and of the [`transmission`] phase. Nothing here does
-//! I/O, and decoding arbitrary bytes never panics. What the specification tells a receiver to
+//! All masks and numbers of the specification stand here and in the two submodules, which encode
+//! and decode the messages of the [`handshake`] and of the [`transmission`] phase. Nothing here
+//! does I/O, and decoding arbitrary bytes never panics. What the specification tells a receiver to
 //! tolerate (unknown options, commands, reply types) decodes to an `Unknown` value; what it forbids
 //! is [`Malformed`].
 
@@ -41,12 +41,13 @@ pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// The namespace of [`BASE_ALLOCATION`], which as a query lists everything in it.
 pub const BASE_NAMESPACE: &str = "base:";
-/// A metadata context of QEMU's: how deep below the top of a backing chain data lies (qemu's `docs/interop/nbd.rst`).
+/// A metadata context of QEMU's: how deep below the top of a backing chain data lies (qemu's
+/// `docs/interop/nbd.rst`).
 pub const ALLOCATION_DEPTH: &str = "qemu:allocation-depth";
 /// The namespace of [`ALLOCATION_DEPTH`], which as a query lists everything in it.
 pub const QEMU_NAMESPACE: &str = "qemu:";
-/// Metadata contexts of QEMU's: this and the name of a dirty bitmap; as a query it lists them all. Bit 0 of a state is
-/// set where the disk has changed (qemu's `docs/interop/nbd.rst`).
+/// Metadata contexts of QEMU's: this and the name of a dirty bitmap; as a query it lists them all.
+/// Bit 0 of a state is set where the disk has changed (qemu's `docs/interop/nbd.rst`).
 pub const DIRTY_BITMAP_NAMESPACE: &str = "qemu:dirty-bitmap:";
 
 /// A message that breaks the protocol; says how.

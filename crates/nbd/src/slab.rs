@@ -1,9 +1,10 @@
 //! Aligned memory for payloads, used again and again.
 //!
 //! A small payload takes a part of a larger piece, since an aligned allocation for each costs more
-//! than the copy into it; a large one takes memory of its own. Pieces whose parts have all been dropped
-//! are handed out again, which saves the page faults of fresh memory. So memory is not zeroed: it holds what the
-//! same connection transferred before. Whoever takes it overwrites all of it or drops it.
+//! than the copy into it; a large one takes memory of its own. Pieces whose parts have all been
+//! dropped are handed out again, which saves the page faults of fresh memory. So memory is not
+//! zeroed: it holds what the same connection transferred before. Whoever takes it overwrites all of
+//! it or drops it.
 
 use std::collections::VecDeque;
 
@@ -15,8 +16,8 @@ const PIECE_BYTES: usize = 64 << 10;
 const SHARED_BYTES_MAX: usize = PIECE_BYTES / 4;
 /// What direct I/O wants the start of a buffer to be aligned to.
 const ALIGNMENT_BYTES: usize = 4096;
-/// Memory that is kept for use again once nothing needs it any more: enough for a deep queue of small
-/// payloads or for some large ones.
+/// Memory that is kept for use again once nothing needs it any more: enough for a deep queue of
+/// small payloads or for some large ones.
 const KEPT_BYTES_MAX: usize = 4 << 20;
 /// Pieces that are looked at for one to use again; requests end nearly in the order of their start.
 const LOOKS: usize = 4;
@@ -78,8 +79,8 @@ impl Slab {
         BufMut::zeroed(len)
     }
 
-    /// Remembers a piece that was handed out; the oldest ones beyond the limit are forgotten, and freed
-    /// when their parts are.
+    /// Remembers a piece that was handed out; the oldest ones beyond the limit are forgotten, and
+    /// freed when their parts are.
     fn keep(&mut self, len: usize, remainder: BufMut) {
         self.used.push_back(Used { len, remainder });
         self.used_bytes += len;

@@ -1,12 +1,15 @@
 //! TLS for both sides: who one is, whom one believes, and the session that follows `STARTTLS`.
 //!
-//! Certificates are X.509, TLS is 1.2 or 1.3, as rustls does it. Credentials come as PEM texts, since this crate opens no
-//! files. A server that has them serves nobody without; a client that has them speaks to no server without.
+//! Certificates are X.509, TLS is 1.2 or 1.3, as rustls does it. Credentials come as PEM texts,
+//! since this crate opens no files. A server that has them serves nobody without; a client that has
+//! them speaks to no server without.
 //!
-//! In the place of certificates there may be keys that both sides share beforehand ([`SharedKeys`]). rustls does not have those:
-//! with the feature `psk` the system's OpenSSL does them, without it they are refused ([`PSK_MISSING`]).
+//! In the place of certificates there may be keys that both sides share beforehand
+//! ([`SharedKeys`]). rustls does not have those: with the feature `psk` the system's OpenSSL does
+//! them, without it they are refused ([`PSK_MISSING`]).
 //!
-//! Left out: certificates without alternative names, which say nothing about a host; resuming sessions.
+//! Left out: certificates without alternative names, which say nothing about a host; resuming
+//! sessions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -70,7 +73,8 @@ pub enum PeerCheck {
     /// By a certificate of one of the authorities; a server's for its name, too.
     #[default]
     Required,
-    /// No. A client without it is safe from those who listen, not from those who answer in the server's place.
+    /// No. A client without it is safe from those who listen, not from those who answer in the
+    /// server's place.
     Off,
 }
 
@@ -355,8 +359,9 @@ impl ServerTls {
         })
     }
 
-    /// Serves those clients only for whom `is_allowed` holds. It gets the subject of their certificate, as
-    /// `C=DE,O=Example,CN=client`, or the name of the user whose key they have. A client with neither is not served.
+    /// Serves those clients only for whom `is_allowed` holds. It gets the subject of their
+    /// certificate, as `C=DE,O=Example,CN=client`, or the name of the user whose key they have. A
+    /// client with neither is not served.
     #[must_use]
     pub fn authorized_by(
         self,
@@ -459,7 +464,8 @@ impl ClientCredentials {
         })
     }
 
-    /// For a server whose certificate has to be for `hostname`: a name, or an address. One that has the key needs no name.
+    /// For a server whose certificate has to be for `hostname`: a name, or an address. One that has
+    /// the key needs no name.
     ///
     /// # Errors
     /// No certificate can be for that.
@@ -514,8 +520,9 @@ pub enum Endpoint {
     Client,
 }
 
-/// Whether our own certificate, if there is one, would convince a peer that believes our authorities, now; its name is not
-/// looked at. Mistakes show here rather than at the peer, which says little of them.
+/// Whether our own certificate, if there is one, would convince a peer that believes our
+/// authorities, now; its name is not looked at. Mistakes show here rather than at the peer, which
+/// says little of them.
 ///
 /// # Errors
 /// Why it would not: [`CredentialsError::Certificate`] says it of the certificate.
@@ -546,7 +553,8 @@ pub fn examine_own(pem: &Pem<'_>, endpoint: Endpoint) -> Result<(), CredentialsE
     }
 }
 
-/// Believes that every server is who it says it is, if only it has the key of the certificate that it shows.
+/// Believes that every server is who it says it is, if only it has the key of the certificate that
+/// it shows.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 

@@ -12,8 +12,8 @@ use crate::tls::session::Session;
 /// How long the end of a TLS session may take to be sent, to a peer that does not read.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// A connection's two directions; clones are the same connection. Reads and writes may be in flight at
-/// once, one of each.
+/// A connection's two directions; clones are the same connection. Reads and writes may be in flight
+/// at once, one of each.
 #[derive(Clone)]
 pub(crate) enum Wire {
     Plain(Stream),
@@ -37,10 +37,12 @@ impl Wire {
         }
     }
 
-    /// Tells the peer that nothing more will be sent, if there is a way to say so. Nothing is written afterwards.
+    /// Tells the peer that nothing more will be sent, if there is a way to say so. Nothing is
+    /// written afterwards.
     pub(crate) async fn farewell(&self) {
         if let Wire::Tls(session) = self {
-            // Whether a peer hears it is of no consequence: the messages themselves say where they end.
+            // Whether a peer hears it is of no consequence: the messages themselves say where they
+            // end.
             first(sleep(FAREWELL), session.close()).await;
         }
     }

@@ -472,8 +472,8 @@ fn a_server_tells_what_happens_also_on_tcp_and_on_the_queue_of_its_client() {
 const BITMAP: &str = "qemu:dirty-bitmap:b";
 const OTHER_BITMAP: &str = "qemu:dirty-bitmap:x:";
 
-/// A server of an export with contexts and of one, `plain`, with none but the usual one; and a client that is about to
-/// choose.
+/// A server of an export with contexts and of one, `plain`, with none but the usual one; and a
+/// client that is about to choose.
 fn with_contexts() -> (Running, RawClient) {
     let contexts = [
         BASE_ALLOCATION,

@@ -248,7 +248,8 @@ fn garbage_instead_of_requests() {
                 0 => RawClient::transmitting(&running.path),
                 _ => RawClient::structured(&running.path),
             };
-            // Valid magic, arbitrary fields; then arbitrary bytes. Kept out of the healthy client's MiB.
+            // Valid magic, arbitrary fields; then arbitrary bytes. Kept out of the healthy client's
+            // MiB.
             for _ in 0..random.below(20) {
                 let request = Request {
                     flags: CommandFlags(random.below(64) as u16),

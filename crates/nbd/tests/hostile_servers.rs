@@ -1,4 +1,5 @@
-//! Servers that break the rules: our client must end with an error, never panic, hang or believe them.
+//! Servers that break the rules: our client must end with an error, never panic, hang or believe
+//! them.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -396,8 +397,8 @@ fn extended_status(count: u32, runs: &[(u64, u64)]) -> Vec<u8> {
     payload
 }
 
-/// What the client makes of the server's answer to its question for the status of 8192 bytes at 4096, where extended
-/// headers were agreed on.
+/// What the client makes of the server's answer to its question for the status of 8192 bytes at
+/// 4096, where extended headers were agreed on.
 fn extended_outcome(reply: Vec<u8>) -> Result<Vec<StatusDescriptor>, ClientError> {
     // The first request of a connection.
     let cookie = 1u64 << 32;

@@ -1,4 +1,5 @@
-//! Our server against other clients, our client against other servers. Skips loudly what is not installed.
+//! Our server against other clients, our client against other servers. Skips loudly what is not
+//! installed.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -1,4 +1,5 @@
-//! TLS with keys shared beforehand: who is served, what never is, peers that break it, OpenSSL's own ends and other programs.
+//! TLS with keys shared beforehand: who is served, what never is, peers that break it, OpenSSL's
+//! own ends and other programs.
 //!
 //! Keys here are in nobody's use: they are made of letters for these tests.
 
@@ -94,7 +95,8 @@ fn what_is_written_with_a_key_is_read_back() {
         let watched = Watched::start(server_side, options(server()));
         queue.block_on(async {
             let client = connect_tls(watched.path(), user("qemu")).await.unwrap();
-            // Of one byte, of less, exactly and more than a record, and of many; all in flight at once.
+            // Of one byte, of less, exactly and more than a record, and of many; all in flight at
+            // once.
             let lens = [1, 4096, 16_384, 16_385, 300_000, 5 << 20, 32 << 20, 4096];
             let mut at = 0;
             let parts: Vec<(u64, Vec<u8>)> = lens
@@ -169,7 +171,8 @@ fn certificates_and_keys_do_not_mix() {
     let told = refused(keyed.path(), client_tls("client", "localhost"));
     assert!(told.contains("TLS: "), "{told}");
     still_serves(&keyed);
-    // Nor does a client believe the certificate of a server that leaves its key alone, in either version of TLS.
+    // Nor does a client believe the certificate of a server that leaves its key alone, in either
+    // version of TLS.
     for check in [PeerCheck::Required, PeerCheck::Off] {
         let certified = Watched::start(Backend::Auto, options(server_tls("server", check)));
         let told = refused(certified.path(), user("alice"));
@@ -262,8 +265,8 @@ fn what_is_no_handshake_ends_the_connection() {
         record.extend(pattern(5, len));
         record
     };
-    // A message of the handshake that says how long it is, and records that seem to bring it: more than anybody takes, and
-    // what OpenSSL would still take.
+    // A message of the handshake that says how long it is, and records that seem to bring it: more
+    // than anybody takes, and what OpenSSL would still take.
     let endless = |claimed: [u8; 3]| {
         let mut endless = Vec::new();
         for nth in 0..64 {
@@ -373,7 +376,8 @@ fn raw_context(make: impl FnOnce(&mut SslContextBuilder)) -> SslContext {
     builder.build()
 }
 
-/// OpenSSL's own client goes through our server's handshake: the version and the cipher, or why not.
+/// OpenSSL's own client goes through our server's handshake: the version and the cipher, or why
+/// not.
 fn raw_client(watched: &Watched, context: &SslContext) -> Result<SslStream<UnixStream>, String> {
     let mut client = RawClient::greeted(watched.path());
     client.option(OptionCode::StartTls, b"");
@@ -449,7 +453,8 @@ fn only_safe_versions_and_ciphers_are_spoken() {
     ] {
         assert!(spoken(context).is_err(), "{told}");
     }
-    // A client that would do without Diffie-Hellman in TLS 1.3 as well (SSL_OP_ALLOW_NO_DHE_KEX) does it all the same.
+    // A client that would do without Diffie-Hellman in TLS 1.3 as well (SSL_OP_ALLOW_NO_DHE_KEX)
+    // does it all the same.
     let context = raw_context(|builder| {
         builder.set_options(SslOptions::from_bits_retain(1 << 10));
     });
@@ -550,7 +555,8 @@ fn a_client_accepts_forward_secrecy_only() {
 
 #[test]
 fn tickets_for_later_sessions_are_left_alone() {
-    // What a server of OpenSSL sends by itself are tickets, after the handshake; they mean nothing to us.
+    // What a server of OpenSSL sends by itself are tickets, after the handshake; they mean nothing
+    // to us.
     let tickets = raw_context(|builder| builder.set_num_tickets(7).unwrap());
     let told = with_raw_server(tickets);
     assert!(!told.contains("TLS handshake failed"), "{told}");

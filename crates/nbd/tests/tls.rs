@@ -1,6 +1,8 @@
-//! TLS: who is believed, what is refused before and after the handshake, peers that break it, and other programs.
+//! TLS: who is believed, what is refused before and after the handshake, peers that break it, and
+//! other programs.
 //!
-//! `certificates/` holds what each party has, under QEMU's names of files; `make.sh` there makes it anew.
+//! `certificates/` holds what each party has, under QEMU's names of files; `make.sh` there makes it
+//! anew.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -163,7 +165,8 @@ fn what_is_written_over_tls_is_read_back() {
         queue.block_on(async {
             let client = connect_tls(watched.path(), client_tls("client", "localhost"));
             let client = client.await.unwrap();
-            // Of one byte, of less, exactly and more than a record, and of many; all in flight at once.
+            // Of one byte, of less, exactly and more than a record, and of many; all in flight at
+            // once.
             let lens = [1, 4096, 16_384, 16_385, 300_000, 5 << 20, 32 << 20, 4096];
             let mut at = 0;
             let parts: Vec<(u64, Vec<u8>)> = lens
@@ -680,7 +683,8 @@ fn bytes_that_are_changed_on_the_way_are_noticed() {
             between.spoil_at.store(next + distance, Ordering::Relaxed);
             let spoiled = client.read(0, BufMut::zeroed(data.len())).await;
             if let (0, Ok(read)) = (distance, &spoiled) {
-                // The type that a record of TLS 1.3 shows has no meaning; the one that counts is encrypted.
+                // The type that a record of TLS 1.3 shows has no meaning; the one that counts is
+                // encrypted.
                 assert!(read[..] == data[..]);
                 return;
             }

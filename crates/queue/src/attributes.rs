@@ -49,8 +49,8 @@ pub fn extent_hint_bytes(file: impl AsFd) -> io::Result<u32> {
 /// Sets that unit, or none by 0.
 ///
 /// # Errors
-/// The file system has no such attribute, cannot have this unit, or the file has data already. Some know the
-/// attribute and ignore the unit, as ext4 does: that is [`io::ErrorKind::Unsupported`].
+/// The file system has no such attribute, cannot have this unit, or the file has data already. Some
+/// know the attribute and ignore the unit, as ext4 does: that is [`io::ErrorKind::Unsupported`].
 pub fn set_extent_hint(file: impl AsFd, bytes: u32) -> io::Result<()> {
     let mut wanted = attributes(&file)?;
     wanted.extent_bytes = bytes;

@@ -14,7 +14,8 @@ use crate::memory::Memory;
 /// that is met in practice.
 pub const ALIGNMENT_BYTES: usize = 4096;
 
-/// In builds with assertions, what a buffer for overwriting holds: a byte that is not overwritten shows.
+/// In builds with assertions, what a buffer for overwriting holds: a byte that is not overwritten
+/// shows.
 const STALE: u8 = 0xA5;
 
 /// An exclusive, writable range of an aligned allocation.
@@ -38,9 +39,9 @@ impl BufMut {
     /// whatever an earlier buffer of the process held, which may be another guest's. Cheaper than
     /// [`BufMut::zeroed`], since large memory is used again.
     ///
-    /// A read fills its whole buffer or fails (beyond the end of a file with zeroes), and a buffer whose
-    /// read has failed is dropped: so what is read into this and only then passed on shows nobody what is
-    /// not his. Buffers that a read may fill in part only are no case for it.
+    /// A read fills its whole buffer or fails (beyond the end of a file with zeroes), and a buffer
+    /// whose read has failed is dropped: so what is read into this and only then passed on shows
+    /// nobody what is not his. Buffers that a read may fill in part only are no case for it.
     pub fn for_overwrite(len: usize) -> BufMut {
         let mut buf = BufMut {
             memory: Arc::new(Memory::for_overwrite(len)),
@@ -101,8 +102,8 @@ impl BufMut {
         self.len = self.len.min(len);
     }
 
-    /// Becomes the whole allocation again if no other part of it is left anywhere; says whether. The
-    /// bytes are what was last written there.
+    /// Becomes the whole allocation again if no other part of it is left anywhere; says whether.
+    /// The bytes are what was last written there.
     pub fn try_reclaim(&mut self) -> bool {
         let Some(memory) = Arc::get_mut(&mut self.memory) else {
             return false;

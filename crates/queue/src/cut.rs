@@ -1,9 +1,11 @@
-//! A file cut to the length that it had, without cutting off what somebody else has written meanwhile.
+//! A file cut to the length that it had, without cutting off what somebody else has written
+//! meanwhile.
 //!
-//! A length that was read is old the moment somebody appends. So the file is looked at and cut under a lease
-//! ([`crate::lease`]), which the kernel grants only while nobody else has it open, and which holds up whoever opens it.
-//! The kernel is asked for it once more directly before each call that takes something from the
-//! file, and when all is done: nothing is cut while somebody waits.
+//! A length that was read is old the moment somebody appends. So the file is looked at and cut
+//! under a lease ([`crate::lease`]), which the kernel grants only while nobody else has it open,
+//! and which holds up whoever opens it. The kernel is asked for it once more directly before each
+//! call that takes something from the file, and when all is done: nothing is cut while somebody
+//! waits.
 
 use std::io;
 use std::ops::{Range, RangeInclusive};
@@ -15,13 +17,14 @@ use rustix::io::Errno;
 
 use crate::lease::{self, Ended, Lease};
 
-/// So often the file is tried, so long apart: a process that forks beside us has our descriptors for a moment, and a
-/// program that looks at new files has them open no longer.
+/// So often the file is tried, so long apart: a process that forks beside us has our descriptors
+/// for a moment, and a program that looks at new files has them open no longer.
 const TRIES: usize = 20;
 const APART: Duration = Duration::from_millis(10);
 /// Bytes that are read at once where somebody may have written.
 const READ_BYTES: usize = 256 << 10;
-/// So much is read in all: whoever wants the file waits meanwhile, and not for longer than leases last.
+/// So much is read in all: whoever wants the file waits meanwhile, and not for longer than leases
+/// last.
 const LOOK_BYTES_MAX: u64 = 1 << 30;
 
 /// What is cut off.
@@ -31,7 +34,8 @@ pub struct Cut {
     pub expected: RangeInclusive<u64>,
     /// Its length afterwards. Space beyond it goes too, if the file has this length already.
     pub to: u64,
-    /// Becomes a hole afterwards, where the file system has holes: blocks that moving the end has given space.
+    /// Becomes a hole afterwards, where the file system has holes: blocks that moving the end has
+    /// given space.
     pub punch: Range<u64>,
     /// What is done with data that is cut off.
     pub data: Data,
@@ -88,8 +92,8 @@ enum Step {
 /// Cuts a file that is open for writing, and for reading if it is looked for data.
 ///
 /// # Errors
-/// `EINVAL` where the file system has no leases, `EACCES` if the file is another user's and the process lacks
-/// `CAP_LEASE`; then it is untouched. The system's.
+/// `EINVAL` where the file system has no leases, `EACCES` if the file is another user's and the
+/// process lacks `CAP_LEASE`; then it is untouched. The system's.
 pub fn cut_alone(file: impl AsFd, cut: &Cut) -> io::Result<Outcome> {
     cut_alone_with(file.as_fd(), cut, &|_| {})
 }
@@ -158,8 +162,8 @@ fn cut_under_lease(
     Ok(Outcome::Cut)
 }
 
-/// What a range of a file reads as; holes and space that was never written are not read, as far as the file system
-/// tells. Stops when somebody waits for the file.
+/// What a range of a file reads as; holes and space that was never written are not read, as far as
+/// the file system tells. Stops when somebody waits for the file.
 fn look(
     file: BorrowedFd<'_>,
     range: Range<u64>,

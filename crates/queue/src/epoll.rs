@@ -1,7 +1,7 @@
 //! The fallback without io_uring: epoll tells when a socket is ready, the pool does the file calls.
 //!
-//! Interest is registered for one event at a time (EPOLLONESHOT), so nothing needs to be undone when
-//! a socket closes: a descriptor that the kernel has forgotten is simply added again.
+//! Interest is registered for one event at a time (EPOLLONESHOT), so nothing needs to be undone
+//! when a socket closes: a descriptor that the kernel has forgotten is simply added again.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -287,7 +287,8 @@ impl Drop for Queue {
             drop(slots);
         }
         self.core.driver.drain();
-        // Tasks hold the mailbox that they lie in: a late wake would keep both, and the event, for ever.
+        // Tasks hold the mailbox that they lie in: a late wake would keep both, and the event, for
+        // ever.
         self.core.shared.inbox.close();
         self.core.ready.borrow_mut().clear();
     }

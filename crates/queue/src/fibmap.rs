@@ -1,5 +1,5 @@
-//! What file systems tell that know no `FS_IOC_FIEMAP`: one block after the other, by `FIBMAP`; and what the
-//! sizes of a file system are.
+//! What file systems tell that know no `FS_IOC_FIEMAP`: one block after the other, by `FIBMAP`; and
+//! what the sizes of a file system are.
 #![allow(unsafe_code)] // Three system calls that rustix lacks.
 
 use std::io;
@@ -29,8 +29,8 @@ pub fn block_bytes(file: impl AsFd) -> io::Result<u64> {
 /// The device's block that a block of the file is in; 0 for none.
 ///
 /// # Errors
-/// `EPERM` without `CAP_SYS_RAWIO`; the file system does not tell (`EINVAL`, `ENOTTY`), or the block's number is
-/// beyond what the call can say.
+/// `EPERM` without `CAP_SYS_RAWIO`; the file system does not tell (`EINVAL`, `ENOTTY`), or the
+/// block's number is beyond what the call can say.
 pub fn block(file: impl AsFd, index: u64) -> io::Result<u64> {
     let beyond = || io::Error::from_raw_os_error(libc::ERANGE);
     let mut block = libc::c_int::try_from(index).map_err(|_| beyond())?;
@@ -65,7 +65,8 @@ const XFS_IOC_FSGEOMETRY_V1: libc::Ioctl = libc::_IOR::<XfsGeometry>(b'X' as u32
 pub fn xfs_group_bytes(file: impl AsFd) -> io::Result<u64> {
     let mut geometry = XfsGeometry::default();
     let fd = file.as_fd().as_raw_fd();
-    // SAFETY: the call writes one structure, laid out as the kernel's, to the address given: `geometry`.
+    // SAFETY: the call writes one structure, laid out as the kernel's, to the address given:
+    // `geometry`.
     match unsafe { libc::ioctl(fd, XFS_IOC_FSGEOMETRY_V1, &raw mut geometry) } {
         0 => Ok(u64::from(geometry.group_blocks) * u64::from(geometry.block_bytes)),
         _ => Err(io::Error::last_os_error()),

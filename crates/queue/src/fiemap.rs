@@ -1,8 +1,8 @@
 //! Where the host's file system has put a file: its extents, as `FS_IOC_FIEMAP` tells them.
 //!
-//! [`records`] goes through them batch by batch and keeps one batch in memory. It ends whatever happens to the
-//! file meanwhile: each record begins where the one before it ended or later, and what the kernel tells again is
-//! cut off.
+//! [`records`] goes through them batch by batch and keeps one batch in memory. It ends whatever
+//! happens to the file meanwhile: each record begins where the one before it ended or later, and
+//! what the kernel tells again is cut off.
 #![allow(unsafe_code)] // One system call that rustix lacks.
 
 use std::io;
@@ -186,8 +186,8 @@ impl Records<'_> {
         request.start = self.at;
         request.length = u64::MAX - self.at;
         request.mapped_extents = 0;
-        // SAFETY: the request is laid out as the kernel's structure and has room for as many extents
-        // as it says; the kernel writes nowhere else.
+        // SAFETY: the request is laid out as the kernel's structure and has room for as many
+        // extents as it says; the kernel writes nowhere else.
         let result = unsafe {
             libc::ioctl(
                 self.file.as_raw_fd(),
@@ -246,7 +246,8 @@ impl Iterator for Records<'_> {
                 self.at = record.logical + record.len;
                 return Some(Ok(record));
             }
-            // A whole batch of what was told before: nothing says that this ends, or that there is no more.
+            // A whole batch of what was told before: nothing says that this ends, or that there is
+            // no more.
             if self.next == self.count && self.request.start == self.at {
                 self.ended = true;
                 let why = "the file system tells the same extents again";
@@ -257,7 +258,8 @@ impl Iterator for Records<'_> {
 }
 
 /// The extents of a file, those that follow on from another joined with it, whatever their state:
-/// the boundary between written and unwritten space costs no seek. What was not yet written back is first.
+/// the boundary between written and unwritten space costs no seek. What was not yet written back is
+/// first.
 ///
 /// # Errors
 /// `Unsupported` (`EOPNOTSUPP`) where the file system cannot tell, or the system's failure.
@@ -278,7 +280,8 @@ pub fn extents(file: impl AsFd) -> io::Result<Vec<HostExtent>> {
     Ok(found)
 }
 
-/// Bytes of space behind the block that the file ends in; `None` where the file system does not tell.
+/// Bytes of space behind the block that the file ends in; `None` where the file system does not
+/// tell.
 ///
 /// # Errors
 /// The system's.

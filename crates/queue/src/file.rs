@@ -1,11 +1,11 @@
 //! Files: reads and writes at offsets, and the calls that shape a file.
 //!
-//! Every operation owns its buffers and a share of the file until it is done. On a thread whose queue
-//! has a ring it goes down the ring; on every other thread the pool takes it. Short transfers are
-//! carried on, a read beyond the end of file yields zeroes, an interrupted call is repeated.
+//! Every operation owns its buffers and a share of the file until it is done. On a thread whose
+//! queue has a ring it goes down the ring; on every other thread the pool takes it. Short transfers
+//! are carried on, a read beyond the end of file yields zeroes, an interrupted call is repeated.
 //!
-//! Leaves out: which requests a file allows (the engine's drivers know), locks ([`mod@crate::lock`]) but that they end
-//! with the file, opening.
+//! Leaves out: which requests a file allows (the engine's drivers know), locks
+//! ([`mod@crate::lock`]) but that they end with the file, opening.
 
 use std::fmt;
 use std::io;
@@ -80,8 +80,8 @@ pub enum Shape {
     Zero,
     /// Give it back; it reads as zeroes. The end of file stays.
     Punch,
-    /// Allocate it as zeroes that count as written (Linux 6.17, where the device can zero by itself); the end
-    /// of file moves up to its end.
+    /// Allocate it as zeroes that count as written (Linux 6.17, where the device can zero by
+    /// itself); the end of file moves up to its end.
     AllocateWritten,
 }
 
@@ -138,11 +138,13 @@ impl fmt::Debug for File {
     }
 }
 
-/// After the last operation. The kernel may refer to the open file a moment longer, from a ring that is being
-/// taken down even after the process has ended; its locks go now, so that whoever comes next is not kept out.
+/// After the last operation. The kernel may refer to the open file a moment longer, from a ring
+/// that is being taken down even after the process has ended; its locks go now, so that whoever
+/// comes next is not kept out.
 impl Drop for File {
     fn drop(&mut self) {
-        // To the end of the file, whatever that is. Where it cannot be done, the locks go with the open file.
+        // To the end of the file, whatever that is. Where it cannot be done, the locks go with the
+        // open file.
         drop(lock::release(self.fd.as_fd(), 0, 0));
     }
 }
@@ -602,8 +604,8 @@ impl Call {
         }
     }
 
-    /// Takes the answer of the ring, which knows one way only; where there is another, the pool goes
-    /// it.
+    /// Takes the answer of the ring, which knows one way only; where there is another, the pool
+    /// goes it.
     pub(crate) fn finish_on_ring(self, result: io::Result<()>) -> Next<Call> {
         let zero = matches!(self.what, What::Shape { shape, .. } if shape == Shape::Zero);
         match &result {
@@ -661,8 +663,9 @@ fn without_such_call(error: io::Error) -> io::Error {
     }
 }
 
-/// Whether the kernel lets one writer at a time into the file: into a regular one, through the page cache. Several threads
-/// would spin on its lock, each on a processor that others need. (io_uring's workers take turns for the same reason.)
+/// Whether the kernel lets one writer at a time into the file: into a regular one, through the page
+/// cache. Several threads would spin on its lock, each on a processor that others need. (io_uring's
+/// workers take turns for the same reason.)
 fn has_lock_of_writers(fd: &OwnedFd, memory: MemoryAlignment) -> bool {
     memory == MemoryAlignment::NONE && regular_len(fd).is_some()
 }

@@ -1,9 +1,9 @@
 //! A moment alone with a file: `F_SETLEASE` with `F_WRLCK`.
 //!
-//! The kernel grants it only if nobody else has the file open, for reading or writing, or mapped; and from then on
-//! holds up whoever opens or truncates it until the lease is given back. So what is done meanwhile
-//! is done to a file that nobody can be writing to, which no lock can say: those are kept by who
-//! knows of them.
+//! The kernel grants it only if nobody else has the file open, for reading or writing, or mapped;
+//! and from then on holds up whoever opens or truncates it until the lease is given back. So what
+//! is done meanwhile is done to a file that nobody can be writing to, which no lock can say: those
+//! are kept by who knows of them.
 //!
 //! It does not last. When somebody has waited for as long as `/proc/sys/fs/lease-break-time` says
 //! (45 s as a rule), the kernel takes the lease away and lets them in, and the holder is not asked.
@@ -36,9 +36,9 @@ const BREAK_TIME: &str = "/proc/sys/fs/lease-break-time";
 const BREAK_TIME_LEAST: Duration = Duration::from_secs(1);
 
 /// File systems all of whose openers this kernel knows, by the magic numbers of `<linux/magic.h>`
-/// and the kernel's sources. Not here, on purpose: what other machines or processes serve (NFS, SMB,
-/// 9p, Ceph, GFS2, OCFS2, AFS, FUSE with virtiofs and sshfs) and what shows another file system's files
-/// (overlayfs, eCryptfs), which can be opened there too.
+/// and the kernel's sources. Not here, on purpose: what other machines or processes serve (NFS,
+/// SMB, 9p, Ceph, GFS2, OCFS2, AFS, FUSE with virtiofs and sshfs) and what shows another file
+/// system's files (overlayfs, eCryptfs), which can be opened there too.
 const LOCAL: &[FsWord] = &[
     0xEF53,      // ext2, ext3, ext4
     0x5846_5342, // XFS
@@ -80,14 +80,15 @@ pub enum Ended {
 /// Takes the lease on a file that is open for writing; `None` if somebody else has it open.
 ///
 /// # Errors
-/// `EACCES` if the file is another user's and the process lacks `CAP_LEASE`, `EINVAL` where the file system has no
-/// leases, `EOPNOTSUPP` where others than this kernel may open the file.
+/// `EACCES` if the file is another user's and the process lacks `CAP_LEASE`, `EINVAL` where the
+/// file system has no leases, `EOPNOTSUPP` where others than this kernel may open the file.
 pub fn take_alone(file: &impl AsFd) -> io::Result<Option<Lease<'_>>> {
     let file = file.as_fd();
     if !is_local(file)? {
         return Err(Errno::OPNOTSUPP.into());
     }
-    // Somebody waits for the file: SIGIO would end a process that does not expect it, SIGURG is ignored by default.
+    // Somebody waits for the file: SIGIO would end a process that does not expect it, SIGURG is
+    // ignored by default.
     control(file, F_SETSIG, libc::SIGURG)?;
     let asked = now();
     match control(file, libc::F_SETLEASE, libc::F_WRLCK) {

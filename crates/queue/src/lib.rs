@@ -2,13 +2,13 @@
 //!
 //! Everything that talks to the kernel goes through here, so `unsafe` is found in this crate alone:
 //! aligned memory ([`buf`]), the io_uring ring and the raw system calls. What an operation needs is
-//! owned by the operation until the kernel has let go of it: dropping a future frees nothing that is
-//! still in use.
+//! owned by the operation until the kernel has let go of it: dropping a future frees nothing that
+//! is still in use.
 //!
 //! A [`Queue`] runs futures on the thread that made it. While it runs, the file operations
 //! ([`mod@file`]) and the sockets ([`Listener`], [`Stream`]) of that thread go through its ring, or
-//! through epoll and a pool of threads where io_uring is not to be had. File operations also work on
-//! threads without a queue: the pool takes them.
+//! through epoll and a pool of threads where io_uring is not to be had. File operations also work
+//! on threads without a queue: the pool takes them.
 //!
 //! May not know: any image format, any protocol, the command line.
 

@@ -1,5 +1,5 @@
-//! Operations that do not go together: while one is under way the others wait in line, and whoever does it goes on with
-//! the next one. Nobody waits who could do something else.
+//! Operations that do not go together: while one is under way the others wait in line, and whoever
+//! does it goes on with the next one. Nobody waits who could do something else.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -29,8 +29,8 @@ impl<T> Line<T> {
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Comes back if it is to be done at once, by somebody who calls [`Line::leave`] after it; else whoever is at it
-    /// gets it.
+    /// Comes back if it is to be done at once, by somebody who calls [`Line::leave`] after it; else
+    /// whoever is at it gets it.
     pub(crate) fn enter(&self, operation: T) -> Option<T> {
         let mut state = self.lock();
         if state.taken {

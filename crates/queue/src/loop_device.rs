@@ -62,7 +62,8 @@ pub fn behind(device: impl AsFd, rdev: u64) -> Option<Behind> {
         init: [0; 2],
     };
     let fd = device.as_fd().as_raw_fd();
-    // SAFETY: the call writes one structure, laid out as the kernel's, to the address given: `status`.
+    // SAFETY: the call writes one structure, laid out as the kernel's, to the address given:
+    // `status`.
     let answer = unsafe { libc::ioctl(fd, LOOP_GET_STATUS64, &raw mut status) };
     (answer == 0).then_some(Behind {
         device: status.device,

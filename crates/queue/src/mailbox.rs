@@ -1,4 +1,5 @@
-//! How other threads reach a queue: what they leave for it, and whether it has to be woken for that.
+//! How other threads reach a queue: what they leave for it, and whether it has to be woken for
+//! that.
 //!
 //! A queue announces its sleep before it looks for mail a last time, and whoever leaves mail looks
 //! whether the queue sleeps afterwards, so one of the two sees the other and no wake is lost.
@@ -34,16 +35,16 @@ impl<T> Mailbox<T> {
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Leaves something; whether the queue has to be woken by its event. For a queue that is gone it
-    /// is dropped.
+    /// Leaves something; whether the queue has to be woken by its event. For a queue that is gone
+    /// it is dropped.
     #[must_use = "a queue that sleeps has to be woken"]
     pub fn post(&self, item: T) -> bool {
         match self.mail().as_mut() {
             Some(mail) => mail.push(item),
             None => return false,
         }
-        // The lock orders this against the queue's last look before its sleep: either that look finds
-        // the item, or this swap finds the queue asleep.
+        // The lock orders this against the queue's last look before its sleep: either that look
+        // finds the item, or this swap finds the queue asleep.
         self.asleep.swap(false, Ordering::SeqCst)
     }
 
@@ -56,7 +57,8 @@ impl<T> Mailbox<T> {
 
     /// Announces the sleep; to be followed by a last [`Mailbox::collect`].
     pub fn fall_asleep(&self) {
-        // A swap here and below, like the one in `post`: each change of the flag sees the one before it.
+        // A swap here and below, like the one in `post`: each change of the flag sees the one
+        // before it.
         self.asleep.swap(true, Ordering::SeqCst);
     }
 

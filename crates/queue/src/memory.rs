@@ -1,10 +1,11 @@
-//! The memory of buffers: aligned, initialised, and kept for use again where a caller wants any bytes.
+//! The memory of buffers: aligned, initialised, and kept for use again where a caller wants any
+//! bytes.
 //!
-//! A copy of a large cluster needs a large buffer that is overwritten at once. Fresh memory would be
-//! cleared first, and above some size mapped and faulted in page by page; that costs as much as the copy.
-//! So memory that was handed out for overwriting is kept when its last user lets go of it, in classes
-//! of powers of two, and handed out again with what it holds. What is kept is bounded for the process;
-//! where there is no room, the class that went unused longest gives way.
+//! A copy of a large cluster needs a large buffer that is overwritten at once. Fresh memory would
+//! be cleared first, and above some size mapped and faulted in page by page; that costs as much as
+//! the copy. So memory that was handed out for overwriting is kept when its last user lets go of
+//! it, in classes of powers of two, and handed out again with what it holds. What is kept is
+//! bounded for the process; where there is no room, the class that went unused longest gives way.
 #![allow(unsafe_code)] // Raw aligned memory: each use says why it is sound.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -13,14 +14,15 @@ use std::sync::{Mutex, MutexGuard};
 
 use crate::buf::ALIGNMENT_BYTES;
 
-/// The smallest class, and the largest: that of the largest cluster. Other lengths always get fresh memory.
+/// The smallest class, and the largest: that of the largest cluster. Other lengths always get fresh
+/// memory.
 const CLASS_BYTES_MIN: usize = ALIGNMENT_BYTES;
 const CLASS_BYTES_MAX: usize = 2 << 20;
 const CLASSES: usize = (CLASS_BYTES_MAX / CLASS_BYTES_MIN).ilog2() as usize + 1;
 
-/// Bytes that are kept while nobody uses them. In a steady load a buffer that is let go of is taken again
-/// at once, whatever its size; this much covers what ends in one go: a deep queue (256) of copies of
-/// 64 KiB, or eight of the largest.
+/// Bytes that are kept while nobody uses them. In a steady load a buffer that is let go of is taken
+/// again at once, whatever its size; this much covers what ends in one go: a deep queue (256) of
+/// copies of 64 KiB, or eight of the largest.
 const SPARE_BYTES_MAX: usize = 16 << 20;
 
 /// One aligned, initialised allocation.
@@ -29,8 +31,8 @@ struct Allocation {
     layout: Layout,
 }
 
-// SAFETY: `Allocation` owns its memory; access is governed by `Buf` (shared, read-only) and `BufMut`
-// (exclusive, disjoint ranges).
+// SAFETY: `Allocation` owns its memory; access is governed by `Buf` (shared, read-only) and
+// `BufMut` (exclusive, disjoint ranges).
 unsafe impl Send for Allocation {}
 // SAFETY: as above.
 unsafe impl Sync for Allocation {}

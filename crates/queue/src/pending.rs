@@ -15,7 +15,8 @@
 //! | `BROKEN`  | no          | no          | the `Pending`         | the `Pending`                    |
 //! | `GONE`    | no          | no          | the `Completer`       | the `Completer`                  |
 //!
-//! The `Completer` only enters `BUSY`, and from there `DONE` or `BROKEN`; the `Pending` does the rest.
+//! The `Completer` only enters `BUSY`, and from there `DONE` or `BROKEN`; the `Pending` does the
+//! rest.
 #![allow(unsafe_code)] // The table above is the proof; each block names its stage.
 
 use std::future::Future;
@@ -105,8 +106,8 @@ impl<T> Pending<T> {
         }
     }
 
-    /// Ends the wait and tells whether the value had arrived. If not, [`Completer::deliver`] gives it
-    /// back from now on: of the two, exactly one has it.
+    /// Ends the wait and tells whether the value had arrived. If not, [`Completer::deliver`] gives
+    /// it back from now on: of the two, exactly one has it.
     pub fn give_up(mut self) -> bool {
         match std::mem::replace(&mut self.0, Inner::Ready(None)) {
             Inner::Ready(value) => value.is_some(),
@@ -221,8 +222,8 @@ fn poll_slot<T>(slot: &Slot<T>, waker: &Waker) -> Poll<Option<T>> {
 impl<T> Unpin for Pending<T> {}
 
 impl<T> Pending<T> {
-    /// As [`Future::poll`], for who has to go on whatever has become of the operation: `None` if its driver
-    /// went away without completing it.
+    /// As [`Future::poll`], for who has to go on whatever has become of the operation: `None` if
+    /// its driver went away without completing it.
     ///
     /// # Panics
     /// If it was ready before.

@@ -1,12 +1,12 @@
 //! Listening and stream sockets, local and TCP.
 //!
-//! On a ring, receiving is an operation of the ring: it shares the system call that submits and waits
-//! for everything else. Sending is a direct call first, which leaves at once and costs the same; only
-//! where the socket is full the task waits, on the ring or by epoll. (docs/driver-decision.md has the
-//! figures.)
+//! On a ring, receiving is an operation of the ring: it shares the system call that submits and
+//! waits for everything else. Sending is a direct call first, which leaves at once and costs the
+//! same; only where the socket is full the task waits, on the ring or by epoll.
+//! (docs/driver-decision.md has the figures.)
 //!
-//! A read that is dropped while it waits is cancelled; bytes that had just arrived for it are lost, so
-//! after that the stream is good for closing only.
+//! A read that is dropped while it waits is cancelled; bytes that had just arrived for it are lost,
+//! so after that the stream is good for closing only.
 
 use std::fmt;
 use std::future::Future;
@@ -219,8 +219,8 @@ impl Stream {
 /// Transfers in a row on one queue that needed no waiting, before the others get their turn.
 const UNPACED_TRANSFERS: u32 = 32;
 
-/// Yields now and then: a busy peer keeps its socket ready for ever, and the file operations that its
-/// requests caused are submitted only when the tasks rest.
+/// Yields now and then: a busy peer keeps its socket ready for ever, and the file operations that
+/// its requests caused are submitted only when the tasks rest.
 async fn pace() {
     let due = Core::with_current(|core| {
         let transfers = core.transfers.get() + 1;

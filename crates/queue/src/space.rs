@@ -1,9 +1,9 @@
-//! Space for the holes of a file, by the means that programs have beside `fallocate`: libc's call, a mapping,
-//! written zeroes; and where a file has holes.
+//! Space for the holes of a file, by the means that programs have beside `fallocate`: libc's call,
+//! a mapping, written zeroes; and where a file has holes.
 //!
 //! All of it blocks; [`crate::File`] runs it on the pool. Each tells how many system calls it made.
-//! A full disk is an error here, never a signal: nothing is stored through a mapping by this process, the kernel is asked
-//! to do it.
+//! A full disk is an error here, never a signal: nothing is stored through a mapping by this
+//! process, the kernel is asked to do it.
 #![allow(unsafe_code)] // libc's call and a mapping; each says why it is sound.
 
 use std::io;
@@ -19,8 +19,8 @@ use crate::fiemap;
 /// How a hole gets its space; it reads as zeroes before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// libc's `posix_fallocate`, which asks the kernel, or else writes by itself where there is a hole. The end of file
-    /// moves up to the end of the range.
+    /// libc's `posix_fallocate`, which asks the kernel, or else writes by itself where there is a
+    /// hole. The end of file moves up to the end of the range.
     Library,
     /// The range is mapped and filled. It must not be beyond the end of file.
     Mapping,
@@ -51,7 +51,8 @@ impl Calls {
     }
 }
 
-/// Gives `range` its space; what it holds must be a hole throughout. After an error part of it may have space.
+/// Gives `range` its space; what it holds must be a hole throughout. After an error part of it may
+/// have space.
 ///
 /// # Errors
 /// The file system's; `EFBIG` beyond what an offset can be; `EINVAL` for a mapping of nothing.
@@ -131,8 +132,9 @@ impl Mapping {
     fn new(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Mapping> {
         let len = usize_of(range.end - range.start);
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: the kernel chooses a place where nothing else is. Nothing in this process ever reads or
-        // stores through the address, so neither other processes' changes nor a file that is cut matter.
+        // SAFETY: the kernel chooses a place where nothing else is. Nothing in this process ever
+        // reads or stores through the address, so neither other processes' changes nor a file that
+        // is cut matter.
         let start = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -146,11 +148,12 @@ impl Mapping {
         Ok(Mapping { start, len })
     }
 
-    /// Has the kernel read zeroes into a part of it; how many arrived. Where a store of ours would be answered
-    /// by SIGBUS, the call is short or fails with `EFAULT`.
+    /// Has the kernel read zeroes into a part of it; how many arrived. Where a store of ours would
+    /// be answered by SIGBUS, the call is short or fails with `EFAULT`.
     fn read_zeroes(&self, source: &OwnedFd, part: Range<usize>) -> io::Result<usize> {
         assert!(part.start < part.end && part.end <= self.len);
-        // SAFETY: the part lies within the mapping, as asserted, and nobody has a reference into it.
+        // SAFETY: the part lies within the mapping, as asserted, and nobody has a reference into
+        // it.
         let got = unsafe {
             libc::read(
                 source.as_raw_fd(),
@@ -164,7 +167,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this is the whole of a mapping that was made here, and nothing refers to it any more.
+        // SAFETY: this is the whole of a mapping that was made here, and nothing refers to it any
+        // more.
         let unmapped = unsafe { rustix::mm::munmap(self.start, self.len) };
         debug_assert_eq!(unmapped, Ok(()), "a mapping of ours can be taken down");
     }
@@ -190,8 +194,8 @@ fn by_mapping(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Calls> {
             Ok(got) => at += got as u64,
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
             Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
-                // A page cannot be had, and why is not told. A write to it is told; or it works, and the page
-                // is done.
+                // A page cannot be had, and why is not told. A write to it is told; or it works,
+                // and the page is done.
                 let end = (at - at % page + page).min(range.end);
                 let zeroes = vec![0; usize_of(end - at)];
                 let writes = write_zeroes(file, at..end, &zeroes)?;
@@ -209,7 +213,8 @@ fn by_mapping(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Calls> {
 pub enum HolesBy {
     /// `FS_IOC_FIEMAP`: space that was never written is told apart from holes.
     Extents,
-    /// `SEEK_HOLE`: what reads as a hole may have space; where the file system does not know holes, none are told.
+    /// `SEEK_HOLE`: what reads as a hole may have space; where the file system does not know holes,
+    /// none are told.
     Seeking,
 }
 
@@ -224,12 +229,13 @@ pub struct Holes {
     pub by: HolesBy,
 }
 
-/// The holes of a range of a file, the first `most` of them; beyond the end of file too, unless the space there is
-/// told. What is dirty is written out first, so that all places are known: FUSE with a cache for writes calls it a hole
-/// before.
+/// The holes of a range of a file, the first `most` of them; beyond the end of file too, unless the
+/// space there is told. What is dirty is written out first, so that all places are known: FUSE with
+/// a cache for writes calls it a hole before.
 ///
 /// # Errors
-/// The system's; [`io::ErrorKind::InvalidData`] if what it tells leads nowhere, since what is not told may be data.
+/// The system's; [`io::ErrorKind::InvalidData`] if what it tells leads nowhere, since what is not
+/// told may be data.
 pub fn holes(file: impl AsFd, range: Range<u64>, most: usize) -> io::Result<Holes> {
     let file = file.as_fd();
     match holes_by_extents(file, range.clone(), most) {

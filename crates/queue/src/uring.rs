@@ -75,7 +75,8 @@ enum Op {
 }
 
 impl Op {
-    /// The submission entry. Its pointers go into `self`'s heap memory, which does not move with it.
+    /// The submission entry. Its pointers go into `self`'s heap memory, which does not move with
+    /// it.
     fn entry(&mut self, event: &OwnedFd) -> Entry {
         match self {
             Op::Read(read) => {
@@ -268,8 +269,8 @@ const OPERATIONS: [u8; 9] = [
     opcode::AsyncCancel::CODE,
 ];
 
-/// Has the kernel refuse all other operations: a system call filter does not see what a ring does, and
-/// no ring of ours opens files or makes connections. The ring works from here on.
+/// Has the kernel refuse all other operations: a system call filter does not see what a ring does,
+/// and no ring of ours opens files or makes connections. The ring works from here on.
 fn restrict(ring: &IoUring) -> io::Result<()> {
     let mut allowed = OPERATIONS.map(Restriction::sqe_op);
     let submitter = ring.submitter();
@@ -482,7 +483,8 @@ mod tests {
         let directory = Fd(libc::AT_FDCWD);
         let open = opcode::OpenAt::new(directory, c"/etc/passwd".as_ptr()).build();
         for (entry, expected) in [(open, -libc::EACCES), (opcode::Nop::new().build(), 0)] {
-            // SAFETY: the name that the first points to is a constant, the second points to nothing.
+            // SAFETY: the name that the first points to is a constant, the second points to
+            // nothing.
             unsafe { ring.submission().push(&entry).unwrap() };
             ring.submit_and_wait(1).unwrap();
             assert_eq!(ring.completion().next().unwrap().result(), expected);

@@ -1,5 +1,5 @@
-//! What the ranges of a qcow2 file are, in words, for records of runs: no judgement, and no trust in
-//! the file, which may be half written.
+//! What the ranges of a qcow2 file are, in words, for records of runs: no judgement, and no trust
+//! in the file, which may be half written.
 
 use std::ops::Range;
 
@@ -228,9 +228,9 @@ pub fn soil(content: &mut Content, rng: &mut Rng) {
     }
 }
 
-/// Counts every free cluster that has a count, so that nobody can take it, and extends the file, but
-/// for some clusters, as far as the refcount table reaches. Tables that reach further than a file of
-/// 64 GiB are left alone.
+/// Counts every free cluster that has a count, so that nobody can take it, and extends the file,
+/// but for some clusters, as far as the refcount table reaches. Tables that reach further than a
+/// file of 64 GiB are left alone.
 pub fn cram(content: &mut Content, spare: u64) {
     let shape = Shape::of(content).expect("it is an image");
     let per_block = (shape.cluster() * 8) >> shape.refcount_order;

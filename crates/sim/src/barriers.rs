@@ -2,9 +2,10 @@
 //! which builds on the earlier. Each has runs that are made to cross it again and again.
 //!
 //! Where a barrier is missing, the next flush covers the later write beside the earlier one. So a
-//! run that is aimed at a barrier is looked at ([`look`](crate::look)) at each flush that covers the
-//! later write: with all else lost, with each kind of structure lost alone, and so on. Where the
-//! barrier is in its place these looks find nothing, since the earlier write is no longer at risk.
+//! run that is aimed at a barrier is looked at ([`look`](crate::look)) at each flush that covers
+//! the later write: with all else lost, with each kind of structure lost alone, and so on. Where
+//! the barrier is in its place these looks find nothing, since the earlier write is no longer at
+//! risk.
 //!
 //! The barriers are those of `docs/durability.md`. Rebases, commits and changes of the header are
 //! crossed by the runs about chains ([`chains`](crate::chains)), which are looked at likewise.
@@ -49,8 +50,8 @@ pub enum Barrier {
     Snapshots,
     /// The marks of bitmaps, before the first write.
     BitmapMarks,
-    /// Bits, tables and directory of bitmaps, before the header; the header, before the old ones are
-    /// free.
+    /// Bits, tables and directory of bitmaps, before the header; the header, before the old ones
+    /// are free.
     BitmapStore,
     /// The stages of a repair.
     Repair,
@@ -303,8 +304,8 @@ impl Barrier {
     }
 }
 
-/// Few requests between changes of bitmaps. Half of the disks are so large that tables of bitmaps, and
-/// the pages in which bits are kept, have boundaries on them, and many of their bits are alike.
+/// Few requests between changes of bitmaps. Half of the disks are so large that tables of bitmaps,
+/// and the pages in which bits are kept, have boundaries on them, and many of their bits are alike.
 fn bitmaps(config: &mut Config, mut round: Round, rng: &mut Rng) {
     config.prepared.filled = rng.chance(50);
     round.bitmaps_percent = rng.pick(&[15, 30]);
@@ -328,7 +329,8 @@ fn bitmaps(config: &mut Config, mut round: Round, rng: &mut Rng) {
     config.windows.dedup();
     config.created_bytes = table * SECTOR_BYTES * rng.between(2, 100);
     round.bitmap_piece_bytes = rng.pick(&[0, 8, 64]);
-    // The disk gets another size in sessions that do nothing else, and the first time behind changes.
+    // The disk gets another size in sessions that do nothing else, and the first time behind
+    // changes.
     let session = |number: u64| {
         let mut round = round.clone();
         match number % 3 {

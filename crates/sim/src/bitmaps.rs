@@ -1,16 +1,18 @@
 //! What persistent bitmaps have to say: the oracle beside the guest's ([`model`](crate::model)).
 //!
-//! When a bitmap is added, cleared or enabled, the oracle remembers what the disk may hold then. From then on a part
-//! of the disk that can hold none of that any more has to be dirty; that stays so when the bitmap is disabled, and
-//! goes over to those that it is merged into. Only what a request asked for since may be dirty.
+//! When a bitmap is added, cleared or enabled, the oracle remembers what the disk may hold then.
+//! From then on a part of the disk that can hold none of that any more has to be dirty; that stays
+//! so when the bitmap is disabled, and goes over to those that it is merged into. Only what a
+//! request asked for since may be dirty.
 //!
 //! A write that was under way then may have been part of what the disk held. The first read of its
 //! place that begins later decides: whatever it sees was there after the bitmap began to record, so
 //! anything else that is found there afterwards has changed under its eyes.
 //!
-//! An image in memory has one list of bitmaps, and the medium has the one that was stored last: its bitmaps follow
-//! the disk in here as if nobody had changed the list since. After a crash the file has that list or, if the close
-//! had begun, the current one, as a whole. A bitmap that is marked IN_USE says nothing; every other one is judged.
+//! An image in memory has one list of bitmaps, and the medium has the one that was stored last: its
+//! bitmaps follow the disk in here as if nobody had changed the list since. After a crash the file
+//! has that list or, if the close had begun, the current one, as a whole. A bitmap that is marked
+//! IN_USE says nothing; every other one is judged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -155,8 +157,8 @@ struct Tracked {
 }
 
 impl Tracked {
-    /// A read that began at `begun` has seen this in a granule, after the bitmap began to record: no
-    /// matter what the disk held then, anything but this is a change.
+    /// A read that began at `begun` has seen this in a granule, after the bitmap began to record:
+    /// no matter what the disk held then, anything but this is a change.
     fn saw(&mut self, begun: Moment, (granule, write): (u64, WriteId)) {
         if !self.enabled || begun <= self.recording {
             return;
@@ -229,7 +231,8 @@ struct Pending {
 #[derive(Clone, Debug, Default)]
 pub struct Bitmaps {
     now: Vec<Tracked>,
-    /// Lists that the medium may have. What was found or stored last comes first; others only if it may get lost.
+    /// Lists that the medium may have. What was found or stored last comes first; others only if it
+    /// may get lost.
     stored: Vec<Vec<Tracked>>,
     in_flight: Vec<(WriteId, Range<u64>)>,
     pending: Option<Pending>,
@@ -241,7 +244,8 @@ pub struct Bitmaps {
 }
 
 impl Bitmaps {
-    /// Whether bitmaps of the current list were not saved properly, so that no disk changes its size.
+    /// Whether bitmaps of the current list were not saved properly, so that no disk changes its
+    /// size.
     pub fn has_lost(&self) -> bool {
         self.now.iter().any(|bitmap| bitmap.lost)
     }
@@ -308,7 +312,8 @@ impl Bitmaps {
         }
     }
 
-    /// Begins an operation, on bitmaps that `rng` chooses. `None` if there is none for it, or another one is under way.
+    /// Begins an operation, on bitmaps that `rng` chooses. `None` if there is none for it, or
+    /// another one is under way.
     pub fn begin_change(&mut self, what: What, rng: &mut Rng, model: &mut Model) -> Option<Change> {
         if self.pending.is_some() {
             return None;

@@ -1,10 +1,12 @@
 //! Chains of images: an overlay is rebased and committed, and the power fails meanwhile.
 //!
-//! Runs of their own, with seeds from 2^42 on. There are two chains of one to three images each, and an overlay on the
-//! first. Deed follows deed: the overlay is written to, is given another backing file, safely or not, or refcounts of another
-//! width, or another version, or is committed into an image below it, and emptied or not. The power fails at a drawn moment, or the job is cancelled, or neither. Whatever
-//! happens, the overlay reads as it did, through whichever chain its header names; after an unsafe rebase as one
-//! of the two chains has it. What has succeeded stays so: the power may fail right after it.
+//! Runs of their own, with seeds from 2^42 on. There are two chains of one to three images each,
+//! and an overlay on the first. Deed follows deed: the overlay is written to, is given another
+//! backing file, safely or not, or refcounts of another width, or another version, or is committed
+//! into an image below it, and emptied or not. The power fails at a drawn moment, or the job is
+//! cancelled, or neither. Whatever happens, the overlay reads as it did, through whichever chain
+//! its header names; after an unsafe rebase as one of the two chains has it. What has succeeded
+//! stays so: the power may fail right after it.
 
 mod bitmaps;
 
@@ -40,8 +42,8 @@ use bitmaps::{Ended, Followed};
 pub const FIRST_SEED: u64 = 1 << 42;
 /// Runs in a soak that demands coverage.
 const RUNS: u64 = 100;
-/// Percent of the flushes of a deed, beside those of roots, at which it is looked what the power would
-/// leave.
+/// Percent of the flushes of a deed, beside those of roots, at which it is looked what the power
+/// would leave.
 const LOOKS_PERCENT: u64 = 25;
 
 /// An image below the overlay.
@@ -670,8 +672,8 @@ impl Run {
         }
     }
 
-    /// What the power would leave if it failed now: every image is sound, and the overlay reads as it
-    /// did, as far as the second reader can tell.
+    /// What the power would leave if it failed now: every image is sound, and the overlay reads as
+    /// it did, as far as the second reader can tell.
     fn look(&self, views: &[Vec<u8>], (rng, losses): (&Rng, Losses)) -> Result<(), String> {
         let left = self.disk.if_power_failed(rng, (losses, &Trace::off()));
         for name in self.qcow2_names() {

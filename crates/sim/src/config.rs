@@ -109,8 +109,8 @@ pub struct Round {
     pub barrier: Option<u64>,
     /// Failures of the disk while requests are served.
     pub faults: Vec<Fault>,
-    /// The power fails, or the process dies, so many issues and completions after the first failure,
-    /// if it has not before.
+    /// The power fails, or the process dies, so many issues and completions after the first
+    /// failure, if it has not before.
     pub after_fault: Option<u64>,
     /// Tasks wait long for their turn, so that several answers of the disk await them.
     pub slow_tasks: bool,
@@ -261,7 +261,8 @@ pub struct Config {
     pub data: Data,
     /// How that is encrypted.
     pub encryption: Encryption,
-    /// Whether the image is in a file or on a device, and an external data file that is not raw too.
+    /// Whether the image is in a file or on a device, and an external data file that is not raw
+    /// too.
     pub room: Room,
     /// What is allocated when it is made.
     pub preallocation: Preallocation,

@@ -203,7 +203,8 @@ pub enum Phase {
     Closing,
 }
 
-/// Operations that a phase is sure to have: the power must fail with an issue and a completion of each.
+/// Operations that a phase is sure to have: the power must fail with an issue and a completion of
+/// each.
 const POINTS: [(Phase, Verb); 18] = [
     (Phase::Opening, Verb::Query),
     (Phase::Opening, Verb::Read),
@@ -293,10 +294,11 @@ impl Sight {
         }
     }
 
-    /// Whether it counts for the matrix. Two of its impossible cells have exceptions, at which no run
-    /// aims. A change of snapshots has one barrier for counts, tables and flags, so a hole of the
-    /// cycle before it may still be at risk at the flags. A file that lies far out, for the sake of
-    /// another goal, may need entries of the refcount table while a hole is punched in place.
+    /// Whether it counts for the matrix. Two of its impossible cells have exceptions, at which no
+    /// run aims. A change of snapshots has one barrier for counts, tables and flags, so a hole of
+    /// the cycle before it may still be at risk at the flags. A file that lies far out, for the
+    /// sake of another goal, may need entries of the refcount table while a hole is punched in
+    /// place.
     fn counts(&self, situation: Situation, feature: Feature) -> bool {
         let excepted = match (self.observed.stage, feature) {
             (Stage::Slices, Feature::Tiny) => self.observed.snapshots_change,
@@ -434,8 +436,8 @@ impl Coverage {
         })
     }
 
-    /// What a run of sufficient size must not say: cells that are empty and could be hit, cells that
-    /// were hit and could not be, kinds of faults and of images that never came.
+    /// What a run of sufficient size must not say: cells that are empty and could be hit, cells
+    /// that were hit and could not be, kinds of faults and of images that never came.
     pub fn gaps(&self) -> Vec<String> {
         let mut gaps = Vec::new();
         for (stage, situation, feature, count, why) in self.each() {

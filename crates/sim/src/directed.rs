@@ -194,15 +194,16 @@ impl Shaping<'_> {
             || self.situation == Situation::RefcountTable
     }
 
-    /// Writes of parts of the smallest clusters must meet while counts grow with each step of the file.
-    /// Space that was there at opening is not known to be zeroes, so nobody joins in it.
+    /// Writes of parts of the smallest clusters must meet while counts grow with each step of the
+    /// file. Space that was there at opening is not known to be zeroes, so nobody joins in it.
     fn joins_while_growing(&self) -> bool {
         self.situation == Situation::Joiner
             && self.counts_grow()
             && !matches!(self.feature, Feature::Extended | Feature::DataFile)
     }
 
-    /// Holes must be punched beside the holder of the turn: in subclusters larger than a block of the host.
+    /// Holes must be punched beside the holder of the turn: in subclusters larger than a block of
+    /// the host.
     fn punches_in_place(&self) -> bool {
         let beside = matches!(self.stage, Stage::Slices | Stage::CountTable);
         self.situation == Situation::Punch
@@ -391,7 +392,8 @@ impl Shaping<'_> {
             let rng = &mut *self.rng;
             round.snapshots_percent = rng.pick(&[10, 25]);
             round.resizes = false;
-            // What only a snapshot has is given up when it goes, and what shares clusters is copied.
+            // What only a snapshot has is given up when it goes, and what shares clusters is
+            // copied.
             round.ending = Ending::Crash(rng.between(2000, 6000));
         }
         self.config.rounds = vec![round];

@@ -1,5 +1,5 @@
-//! A disk that is simulated: files whose operations complete when a seed says so, that lose what was
-//! not flushed when the power fails, and that fail when asked to.
+//! A disk that is simulated: files whose operations complete when a seed says so, that lose what
+//! was not flushed when the power fails, and that fail when asked to.
 //!
 //! [`SimFile`] implements the engine's `BlockFile`. [`SimDisk::step`] moves one operation on.
 //! [`SimDisk::crash`] ends it and leaves the surviving bytes; the media assumptions are in

@@ -2,9 +2,9 @@
 //!
 //! It judges what a crash must never leave behind: an entry that points outside of the file or at
 //! metadata, two references to one cluster, a reference that the counts do not cover, a COPIED bit
-//! that the count contradicts, reserved bits, impossible subclusters. Leaks are counted, not judged.
-//! Under the dirty bit counts and COPIED bits are not judged. What snapshots reach must stay as it
-//! is, byte by byte. Bitmaps are read, and their clusters counted (`bitmaps.rs`).
+//! that the count contradicts, reserved bits, impossible subclusters. Leaks are counted, not
+//! judged. Under the dirty bit counts and COPIED bits are not judged. What snapshots reach must
+//! stay as it is, byte by byte. Bitmaps are read, and their clusters counted (`bitmaps.rs`).
 
 mod bitmaps;
 

@@ -1,7 +1,7 @@
 //! Looks: what a power failure would leave at this moment, judged, and then the run goes on.
 //!
-//! A run ends few of its sessions with a power failure, and a barrier that is missing shows only
-//! in the moment before the next one is issued. So at some of the moments at which a flush is issued
+//! A run ends few of its sessions with a power failure, and a barrier that is missing shows only in
+//! the moment before the next one is issued. So at some of the moments at which a flush is issued
 //! the bytes that might survive are drawn, on a copy, and judged as those of a real ending: by the
 //! second opinion on the file, and by the second reader's bytes, which the model must allow. The
 //! engine is not asked, and nothing of the run changes, so a seed is the same run with and without.

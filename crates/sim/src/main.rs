@@ -46,8 +46,8 @@ struct Options {
     /// Prints where crashes and faults fell
     #[arg(long, group = "wanted")]
     coverage: bool,
-    /// First aims runs at all places where they can fall, and fails if one stays empty; that is so by
-    /// itself from 1000 runs on, but with --seconds, --without or --no-coverage
+    /// First aims runs at all places where they can fall, and fails if one stays empty; that is so
+    /// by itself from 1000 runs on, but with --seconds, --without or --no-coverage
     #[arg(long, group = "wanted")]
     require_coverage: bool,
     /// Asks for no coverage

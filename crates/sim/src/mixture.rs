@@ -1,7 +1,7 @@
-//! The mixture of runs that a soak makes, the gate makes, and planted mistakes meet: half of them are
-//! drawn, an eighth is directed at one goal after the other, an eighth at one barrier after the
-//! other, a quarter tells stories, after every sixteenth comes one about chains, and half way between
-//! these one about raw disks.
+//! The mixture of runs that a soak makes, the gate makes, and planted mistakes meet: half of them
+//! are drawn, an eighth is directed at one goal after the other, an eighth at one barrier after the
+//! other, a quarter tells stories, after every sixteenth comes one about chains, and half way
+//! between these one about raw disks.
 
 use crate::chains;
 use crate::directed::{self, Goal};

@@ -1,14 +1,14 @@
 //! What a guest may read: the oracle.
 //!
 //! The disk is cut into *granules*: parts of a 512-byte sector, the same in every sector. Requests
-//! begin and end at granules, and every write fills a granule with a *stamp*, the number of the write
-//! and of the granule, so that bytes that belong elsewhere are known by name. A granule lies within
-//! a sector, so a crash never tears it.
+//! begin and end at granules, and every write fills a granule with a *stamp*, the number of the
+//! write and of the granule, so that bytes that belong elsewhere are known by name. A granule lies
+//! within a sector, so a crash never tears it.
 //!
-//! Each granule has *versions*: writes that it may hold, with the moments of their issue and end. With
-//! `V -> W` for "V ended before W was issued":
-//! - a read from `a` to `b` may see V if V was issued before `b` and no acknowledged W with V -> W had
-//!   ended before `a`;
+//! Each granule has *versions*: writes that it may hold, with the moments of their issue and end.
+//! With `V -> W` for "V ended before W was issued":
+//! - a read from `a` to `b` may see V if V was issued before `b` and no acknowledged W with V -> W
+//!   had ended before `a`;
 //! - after a crash V may be seen unless some durable W has V -> W, where W is durable if it was
 //!   acknowledged with FUA, or before a flush that succeeded was issued;
 //! - a read that saw X while nothing else was in flight decides: every other version is gone for
@@ -509,8 +509,8 @@ impl Model {
         Ok(())
     }
 
-    /// What a read of each granule might see now, with nothing in flight. Behind the end of the disk there is
-    /// nothing to see.
+    /// What a read of each granule might see now, with nothing in flight. Behind the end of the
+    /// disk there is nothing to see.
     pub fn possible(&self) -> Content {
         self.possible_since(self.now + 1)
     }

@@ -1,7 +1,8 @@
 //! The proof that the simulator finds mistakes: plants one after the other in the engine and runs
 //! seeds until it is noticed. Only the engine of `cargo xtask mistakes` can make any.
 //!
-//! A mistake is noticed by the judgements that every run passes; nothing here knows what was planted.
+//! A mistake is noticed by the judgements that every run passes; nothing here knows what was
+//! planted.
 
 mod engine;
 

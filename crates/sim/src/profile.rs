@@ -1,6 +1,6 @@
-//! Kinds of workloads that bring rare meetings about: a read under way while its cluster is freed and
-//! taken again, several writes in one cluster, tables and counts that do not fit into their cache, and
-//! clusters that snapshots share. Uniformly drawn runs almost never see these.
+//! Kinds of workloads that bring rare meetings about: a read under way while its cluster is freed
+//! and taken again, several writes in one cluster, tables and counts that do not fit into their
+//! cache, and clusters that snapshots share. Uniformly drawn runs almost never see these.
 
 use cowslip::image::{AllocPolicy, DiscardPolicy, WritePolicy};
 use cowslip::qcow2::create::Preallocation;
@@ -191,8 +191,9 @@ fn built_on_sand(config: &mut Config, rng: &mut Rng) {
     config.rounds = vec![first, second];
 }
 
-/// Failures, after which the session goes on: what a failed cycle has forgotten shows when the next one
-/// succeeds and the power fails. A failure while counts grow latches the image, so where they do there are few.
+/// Failures, after which the session goes on: what a failed cycle has forgotten shows when the next
+/// one succeeds and the power fails. A failure while counts grow latches the image, so where they
+/// do there are few.
 fn strike(config: &mut Config, seed: u64) {
     if config.profile == Profile::Usual {
         return;

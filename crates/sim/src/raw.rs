@@ -1,11 +1,11 @@
-//! Runs about disks that are no images of qcow2: a LUKS volume that is a file or a device, and a raw
-//! disk on a device.
+//! Runs about disks that are no images of qcow2: a LUKS volume that is a file or a device, and a
+//! raw disk on a device.
 //!
-//! Runs of their own, with seeds from 5 * 2^40 on. A LUKS volume is a raw disk behind a header, whose
-//! sectors are numbered from where its data begins; a second reader opens the keys and decrypts by
-//! itself ([`cipher`](crate::cipher)). A device has the length that it has: it is neither extended nor
-//! cut, nothing is written or zeroed beyond its end, and its calls for space take whole blocks, which
-//! may be larger than the unit of reads and writes.
+//! Runs of their own, with seeds from 5 * 2^40 on. A LUKS volume is a raw disk behind a header,
+//! whose sectors are numbered from where its data begins; a second reader opens the keys and
+//! decrypts by itself ([`cipher`](crate::cipher)). A device has the length that it has: it is
+//! neither extended nor cut, nothing is written or zeroed beyond its end, and its calls for space
+//! take whole blocks, which may be larger than the unit of reads and writes.
 
 use cowslip::luks::CipherMode;
 

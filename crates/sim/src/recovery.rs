@@ -330,8 +330,8 @@ impl Run<'_> {
         };
         let mut disks = self.snapshots.disks(&self.model, survival);
         self.verify_list(subject, survival)?;
-        // A raw file that asks for aligned writes grows to whole blocks with the first one at its end,
-        // and a raw disk with it.
+        // A raw file that asks for aligned writes grows to whole blocks with the first one at its
+        // end, and a raw disk with it.
         if let (Some(size), true) = (subject.size(), self.config.kind == Kind::Qcow2) {
             keep_possible(&mut disks, |disk| disk.adopt_size(size, survival))
                 .map_err(|violation| violation.to_string())?;
@@ -372,7 +372,8 @@ impl Run<'_> {
         self.verify_bitmaps(subject, survival)
     }
 
-    /// The file has the bitmaps that it may have, and the engine reads them as the second opinion does.
+    /// The file has the bitmaps that it may have, and the engine reads them as the second opinion
+    /// does.
     fn verify_bitmaps(&mut self, subject: &Subject, survival: Survival) -> Result<(), String> {
         if self.config.kind != Kind::Qcow2 {
             return Ok(());

@@ -1,11 +1,11 @@
 //! What internal snapshots hold: the oracle beside the guest's ([`model`](crate::model)).
 //!
-//! A snapshot is taken, applied or deleted with nothing else in flight. Taken, it holds what the guest might have
-//! read at that moment, granule by granule; where that was not certain, a later read of it decides. It never
-//! changes. An operation that did not end well leaves the state before it or the state after it, as a whole: which
-//! of them is seen when the image is opened again, by the list of snapshots, and by the disk if one was applied.
-//! After the death of a process that is what the system holds: until a flush covers it, a power
-//! failure may still leave the other state.
+//! A snapshot is taken, applied or deleted with nothing else in flight. Taken, it holds what the
+//! guest might have read at that moment, granule by granule; where that was not certain, a later
+//! read of it decides. It never changes. An operation that did not end well leaves the state before
+//! it or the state after it, as a whole: which of them is seen when the image is opened again, by
+//! the list of snapshots, and by the disk if one was applied. After the death of a process that is
+//! what the system holds: until a flush covers it, a power failure may still leave the other state.
 
 use crate::model::{Granules, Model, Survival, WriteId};
 

@@ -589,7 +589,8 @@ impl<'a> Run<'a> {
         self.disk.set_faults(&[]);
         let leaks = self.leaks;
         self.check("after a close")?;
-        // A crash and a crammed file leave counts of clusters beyond the end, which growth uncovers.
+        // A crash and a crammed file leave counts of clusters beyond the end, which growth
+        // uncovers.
         let hidden = self.totals.crashes > 0 || self.config.crammed.is_some();
         if self.leaks > leaks && !hidden {
             let more = self.leaks - leaks;

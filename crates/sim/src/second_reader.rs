@@ -143,7 +143,8 @@ impl Layer {
         bytes.copy_from_slice(&whole[skipped..skipped + bytes.len()]);
     }
 
-    /// Reads a range of the VM state, which begins at the first L1 entry behind the disk and has nothing below.
+    /// Reads a range of the VM state, which begins at the first L1 entry behind the disk and has
+    /// nothing below.
     pub fn read_vm_state(&self, offset: u64, bytes: &mut [u8], known: &mut [bool]) {
         if let Some(table) = &self.table {
             let entry_bytes = if table.extended { 16 } else { 8 };

@@ -82,7 +82,8 @@ impl Session {
         }
     }
 
-    /// Whether a write of zeroes goes down as zeroes, so that the guest may as well write the bytes.
+    /// Whether a write of zeroes goes down as zeroes, so that the guest may as well write the
+    /// bytes.
     fn detects_zeroes(&self, may_unmap: bool) -> bool {
         match self.detect_zeroes {
             DetectZeroes::Off => false,

@@ -47,7 +47,8 @@ pub fn shrink(
 }
 
 impl Shrinker<'_> {
-    /// Whether a run fails with these changes, in one of some orders of events; then it is the best.
+    /// Whether a run fails with these changes, in one of some orders of events; then it is the
+    /// best.
     fn take(&mut self, attempt: Changes) -> bool {
         for salt in (0..SALTS).map(|salt| self.best.salt.wrapping_add(salt)) {
             if self.runs >= RUNS_MAX {

@@ -15,8 +15,8 @@ use crate::trace::Trace;
 
 /// Attempts at each goal of a campaign.
 const ATTEMPTS: u64 = 150;
-/// Goals that are tried before it is looked which of them are still open: few, since the runs of one
-/// goal reach others too, and the same number on every machine.
+/// Goals that are tried before it is looked which of them are still open: few, since the runs of
+/// one goal reach others too, and the same number on every machine.
 const BATCH: usize = 16;
 
 /// Runs under way, and what they came to.
@@ -125,8 +125,8 @@ impl<'a> Soak<'a> {
     }
 
     /// Directed runs until nothing is left open, or each goal has had its attempts; `thorough` ones
-    /// aim at every goal once at least, whether it was reached by chance or not. What runs depends on
-    /// `start` only, not on the number of threads.
+    /// aim at every goal once at least, whether it was reached by chance or not. What runs depends
+    /// on `start` only, not on the number of threads.
     pub fn campaign(&self, start: u64, thorough: bool, told: impl Fn(u64, &str) + Sync) {
         for attempt in start..start + ATTEMPTS {
             let all = thorough && attempt == start;

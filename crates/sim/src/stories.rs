@@ -1,6 +1,7 @@
-//! Stories: situations in which a write path that has the order of its steps wrong does damage, each
-//! brought about on purpose. Their seeds lie beyond those of directed runs, and the disk that loses
-//! power in them is out for trouble: it likes to keep what came last and to lose what that builds on.
+//! Stories: situations in which a write path that has the order of its steps wrong does damage,
+//! each brought about on purpose. Their seeds lie beyond those of directed runs, and the disk that
+//! loses power in them is out for trouble: it likes to keep what came last and to lose what that
+//! builds on.
 
 use cowslip::image::{DiscardPolicy, WritePolicy};
 use cowslip::qcow2::create::Preallocation;
@@ -19,8 +20,8 @@ mod later;
 
 /// Seeds from here on tell stories.
 pub const FIRST_SEED: u64 = 1 << 41;
-/// Seeds from here on tell those of [`Story::LATER`]: they came later, and the seeds before stay what
-/// they are.
+/// Seeds from here on tell those of [`Story::LATER`]: they came later, and the seeds before stay
+/// what they are.
 pub const LATER_SEED: u64 = 3 << 40;
 /// Runs of each story in a soak.
 const RUNS: u64 = 10;
@@ -31,8 +32,8 @@ pub enum Story {
     /// Refcount blocks are added to the table that there is, and the power fails as they become
     /// reachable.
     BlocksAdded,
-    /// Counts or L1 entries cannot be written for want of space; the next cycle has only the rest to
-    /// write, and then the power fails.
+    /// Counts or L1 entries cannot be written for want of space; the next cycle has only the rest
+    /// to write, and then the power fails.
     CountsFail,
     /// Tables that a snapshot shares are copied beside cycles, by requests that end within them.
     TablesCopied,
@@ -44,10 +45,11 @@ pub enum Story {
     RepairCutShort,
     /// Compressed clusters find no space, and the image is closed in order.
     CompressedFails,
-    /// Writes of parts of new space fail, and zeroes and writes come after them in the same subclusters.
+    /// Writes of parts of new space fail, and zeroes and writes come after them in the same
+    /// subclusters.
     PartsFail,
-    /// A process dies between writes and their flush, and durable writes of the next one build on what
-    /// it left.
+    /// A process dies between writes and their flush, and durable writes of the next one build on
+    /// what it left.
     BuiltOnSand,
     /// Holes in clusters that stay mapped come late, and writes want the same subclusters, or the
     /// cluster is given up, meanwhile.
@@ -62,15 +64,16 @@ pub enum Story {
     BitmapsUnderWrites,
     /// Bitmaps whose tables and bits have many pieces.
     BitmapsInPieces,
-    /// Durable writes go over many tables, of which few fit into the cache, and only their last parts
-    /// are in place.
+    /// Durable writes go over many tables, of which few fit into the cache, and only their last
+    /// parts are in place.
     DurableWritesLong,
     /// Disks with raw data files shrink and grow, and the power fails as they do.
     DataFilesCut,
-    /// New tables come to lie where others had their data, in cycles that have nothing else to order.
+    /// New tables come to lie where others had their data, in cycles that have nothing else to
+    /// order.
     TablesOnUsedSpace,
-    /// The L1 table and the refcount table move, tables come into being and are copied, snapshots come
-    /// and go.
+    /// The L1 table and the refcount table move, tables come into being and are copied, snapshots
+    /// come and go.
     RootsMove,
     /// Refcount blocks are added one after the other, and their table moves.
     CountsGrow,
@@ -186,8 +189,8 @@ impl Story {
         Some((verb, moment, rng.between(1, most)))
     }
 
-    /// Percent of the flushes of a session at which it is looked what a power failure would leave, and
-    /// how many looks there are at most.
+    /// Percent of the flushes of a session at which it is looked what a power failure would leave,
+    /// and how many looks there are at most.
     pub(crate) fn looks(self) -> (u64, u64) {
         match self.is_later() {
             true => (80, 30),
@@ -370,7 +373,8 @@ fn order(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng) ->
     rounds
 }
 
-/// Holes in clusters that stay mapped, slow ones among them. How many such sessions follow one another.
+/// Holes in clusters that stay mapped, slow ones among them. How many such sessions follow one
+/// another.
 fn holes_late(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
     config.layout.extended_l2 = rng.chance(50);
     config.prepared.filled = rng.chance(50);
@@ -397,7 +401,8 @@ fn holes_late(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
         round.whole_percent = 50;
         round.weights = [10, 35, 0, 40, 15, 0];
         if config.prepared.snapshots == 0 {
-            // So few that one which is given up, while a hole in it is on its way, is another's at once.
+            // So few that one which is given up, while a hole in it is on its way, is another's at
+            // once.
             whole(config, 2);
             config.punches_holes = true;
             round.depth = rng.pick(&[4, 8]);
@@ -410,7 +415,8 @@ fn holes_late(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
     1
 }
 
-/// Snapshots of a disk of few clusters, some of which are shared. How many such sessions follow one another.
+/// Snapshots of a disk of few clusters, some of which are shared. How many such sessions follow one
+/// another.
 fn snapshots_cut_short(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
     config.layout.version = rng.pick(&[2, 3, 3]);
     if config.layout.version == 3 {
@@ -431,8 +437,8 @@ fn snapshots_cut_short(config: &mut Config, round: &mut Round, rng: &mut Rng) ->
     6
 }
 
-/// Bitmaps of a disk of few clusters, whose bits take several clusters where these are small. How many such sessions
-/// follow one another.
+/// Bitmaps of a disk of few clusters, whose bits take several clusters where these are small. How
+/// many such sessions follow one another.
 fn bitmaps_cut_short(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
     config.layout.extended_l2 = rng.chance(30);
     if config.layout.extended_l2 {
@@ -483,12 +489,13 @@ fn failures(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng)
             let verb = rng.pick(&[Verb::CountWrite, Verb::L1Write]);
             round.faults = vec![fails(verb, ENOSPC, rng.below(8))];
             if verb == Verb::L1Write {
-                // A few tables that are new for long. Where nothing lies below, an entry without its bytes
-                // shows what was there before.
+                // A few tables that are new for long. Where nothing lies below, an entry without
+                // its bytes shows what was there before.
                 whole(config, rng.between(2, 6) * 64);
                 let (layout, size) = (None, config.size);
                 config.below.push(Below { layout, size });
-                // The barrier of a cycle that fails too makes durable what the first one wrote of L1.
+                // The barrier of a cycle that fails too makes durable what the first one wrote of
+                // L1.
                 round.faults = (0..3).map(|at| fails(verb, ENOSPC, at)).collect();
                 round.after_fault = Some(rng.between(8, 60));
                 round.depth = rng.pick(&[2, 3, 4]);
@@ -547,8 +554,8 @@ fn failures(config: &mut Config, story: Story, round: &mut Round, rng: &mut Rng)
     rounds
 }
 
-/// Erasing what failed writes have left fails, too: it stays beside a slow write, is read as what was
-/// there before, and then somebody else fills the same subcluster.
+/// Erasing what failed writes have left fails, too: it stays beside a slow write, is read as what
+/// was there before, and then somebody else fills the same subcluster.
 fn erasures_fail(config: &mut Config, round: &mut Round, errno: i32, rng: &mut Rng) {
     config.pace = Pace::SlowWrites;
     round.depth = rng.pick(&[4, 5, 6]);

@@ -183,7 +183,8 @@ fn whole_cluster(config: &Config, round: &Round, granules: &Granules) -> Granule
     let end = (start + cluster).min(config.size);
     let part = end < start + cluster && round.resizes;
     if end > high || start >= end || part {
-        // The window holds no such cluster, or it is a part of one that ends where the disk may not.
+        // The window holds no such cluster, or it is a part of one that ends where the disk may
+        // not.
         return granules.start..granules.start;
     }
     grain.index_of(start)..grain.index_of(end - 1) + 1

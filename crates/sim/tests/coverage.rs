@@ -1,5 +1,5 @@
-//! The coverage matrix is full: a crash falls on each cell that can be reached, on the issue and the
-//! completion of each kind of operation, and on each event of a run.
+//! The coverage matrix is full: a crash falls on each cell that can be reached, on the issue and
+//! the completion of each kind of operation, and on each event of a run.
 
 use cowslip_sim::config::Kind;
 use cowslip_sim::directed::{self, Goal};
@@ -18,7 +18,8 @@ fn no_cell_of_the_matrix_stays_empty() {
     assert!(summary.totals.runs < 2000, "{} runs", summary.totals.runs);
 }
 
-/// A run whose disk grows, and with it its L1 table: cut short after each of its issues and completions.
+/// A run whose disk grows, and with it its L1 table: cut short after each of its issues and
+/// completions.
 #[test]
 fn a_crash_falls_on_each_event() {
     let goals = Goal::all();

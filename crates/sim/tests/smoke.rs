@@ -60,8 +60,8 @@ fn more_qcow2_images_pass() {
     mixture_passes(500..1000);
 }
 
-/// A snapshot was taken while a hole was not durable; no barrier comes before its flags are cleared,
-/// and the simulator said that one did.
+/// A snapshot was taken while a hole was not durable; no barrier comes before its flags are
+/// cleared, and the simulator said that one did.
 #[test]
 fn snapshots_clear_flags_beside_holes() {
     pass(Kind::Qcow2, 1_099_511_969_349..1_099_511_969_350);
@@ -96,8 +96,8 @@ fn nothing_is_written_by_a_header_that_may_be_another_one() {
     pass(Kind::Qcow2, 2_199_023_259_022..2_199_023_259_023);
 }
 
-/// A bitmap was removed, and the disk got another size: its table was leaked, or of the wrong length
-/// after a crash.
+/// A bitmap was removed, and the disk got another size: its table was leaked, or of the wrong
+/// length after a crash.
 #[test]
 fn a_removed_bitmap_does_not_outlive_another_size() {
     for seed in [2_199_123_261_899, 200_015_486] {

@@ -1,6 +1,6 @@
-//! Images whose metadata is in a chosen order, from that of the disk to the worst: every L2 table and every
-//! data cluster at a place of its own, as after years of random writes. Nothing but metadata is written,
-//! and the image is sound.
+//! Images whose metadata is in a chosen order, from that of the disk to the worst: every L2 table
+//! and every data cluster at a place of its own, as after years of random writes. Nothing but
+//! metadata is written, and the image is sound.
 //!
 //! The order is a permutation that is computed, not stored: the peak memory of a measured process
 //! counts from that of the process that starts it.
@@ -25,7 +25,8 @@ const HEADER_BYTES: u64 = 104;
 pub enum Mapping {
     /// All, after the L2 tables, both in order.
     InOrder,
-    /// All, and these and the L2 tables shuffled over the whole file. qemu-img takes some 20 us for each.
+    /// All, and these and the L2 tables shuffled over the whole file. qemu-img takes some 20 us for
+    /// each.
     Shuffled,
     /// As in order, but three of ten clusters have changed places among themselves.
     PartlyShuffled,
@@ -313,8 +314,8 @@ impl Shuffle {
     }
 }
 
-/// Of each ten clusters, three have changed places with others of these; which three differs from ten to
-/// ten.
+/// Of each ten clusters, three have changed places with others of these; which three differs from
+/// ten to ten.
 struct PartialShuffle {
     /// Below it nothing moves.
     first: u64,

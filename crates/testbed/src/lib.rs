@@ -1,9 +1,9 @@
 //! Where measurements are made, and what is made of their figures: file systems of a known kind on
-//! fully written files, images with their metadata laid out as wanted, what machine and what devices these are, and
-//! medians with their spread.
+//! fully written files, images with their metadata laid out as wanted, what machine and what
+//! devices these are, and medians with their spread.
 //!
-//! May not know: the engine, any program that is measured. It writes qcow2 by the format's description, so
-//! that what is measured is not what wrote it.
+//! May not know: the engine, any program that is measured. It writes qcow2 by the format's
+//! description, so that what is measured is not what wrote it.
 
 pub mod image;
 pub mod machine;

@@ -1,5 +1,5 @@
-//! What a machine is, as far as its kernel tells anyone who asks: processor, memory, whether it is virtual, what slows
-//! its processor down. From /proc and /sys, which tests replace by directories.
+//! What a machine is, as far as its kernel tells anyone who asks: processor, memory, whether it is
+//! virtual, what slows its processor down. From /proc and /sys, which tests replace by directories.
 
 use std::fs;
 use std::path::{Path, PathBuf};

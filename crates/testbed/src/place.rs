@@ -1,9 +1,9 @@
 //! Where images are put: loop-mounted file systems on fully written files.
 //!
-//! A loop device on a sparse file would measure the file system below, and so would one whose `mkfs`
-//! discarded the space: the file is written throughout and `mkfs` is told not to discard. The file
-//! is removed once it is mounted and the device detaches itself with the mount, which lives in a
-//! private namespace: however the process ends, nothing is left behind.
+//! A loop device on a sparse file would measure the file system below, and so would one whose
+//! `mkfs` discarded the space: the file is written throughout and `mkfs` is told not to discard.
+//! The file is removed once it is mounted and the device detaches itself with the mount, which
+//! lives in a private namespace: however the process ends, nothing is left behind.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -13,8 +13,8 @@ use std::process::Command;
 
 const NAMESPACE_VARIABLE: &str = "COWSLIP_BENCH_NAMESPACE";
 
-/// Makes this process the same program, from its start, in a mount namespace of its own, unless that has been
-/// done. It stays the process that it was, so a signal reaches what it is meant for.
+/// Makes this process the same program, from its start, in a mount namespace of its own, unless
+/// that has been done. It stays the process that it was, so a signal reaches what it is meant for.
 ///
 /// # Errors
 /// The user is not root, or the namespace cannot be had.
@@ -52,7 +52,8 @@ fn output(command: &mut Command) -> Result<String, String> {
 /// What `mkfs.xfs` makes of its own will, from version 5.19 on.
 const XFS_LOG_BYTES_MIN: u64 = 64 << 20;
 
-/// A kind of file system and its conditions: `KIND[:log=SIZE][:allocsize=SIZE][:extents=off][:full=PERCENT]`.
+/// A kind of file system and its conditions:
+/// `KIND[:log=SIZE][:allocsize=SIZE][:extents=off][:full=PERCENT]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
     /// As it was given.
@@ -147,7 +148,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// Makes a file system by this recipe, of `size` bytes, on a file in `directory`, and mounts it there.
+    /// Makes a file system by this recipe, of `size` bytes, on a file in `directory`, and mounts it
+    /// there.
     ///
     /// # Errors
     /// What went wrong, with the program that said so.
@@ -155,8 +157,8 @@ impl Place {
         Place::mount_on(recipe, directory, (size, Below::Written))
     }
 
-    /// The same on a sparse file: for what is about layout, not about time. The size may be more than there is; what
-    /// is written has to fit.
+    /// The same on a sparse file: for what is about layout, not about time. The size may be more
+    /// than there is; what is written has to fit.
     ///
     /// # Errors
     /// What went wrong, with the program that said so.
@@ -164,8 +166,8 @@ impl Place {
         Place::mount_on(recipe, directory, (size, Below::Sparse))
     }
 
-    /// What making a file system by this recipe in `directory` puts there: the file that it is on, for as long as it
-    /// is made, and the directory that it is mounted on.
+    /// What making a file system by this recipe in `directory` puts there: the file that it is on,
+    /// for as long as it is made, and the directory that it is mounted on.
     pub fn paths(recipe: &Recipe, directory: &Path) -> [PathBuf; 2] {
         [own(directory, "filesystem"), own(directory, &recipe.kind)]
     }
@@ -194,7 +196,8 @@ impl Place {
         outcome.map(|()| place)
     }
 
-    /// Makes the file system of this place anew, on the same device: nothing is left of what it had.
+    /// Makes the file system of this place anew, on the same device: nothing is left of what it
+    /// had.
     ///
     /// # Errors
     /// It is a directory of somebody else's file system, or is in use; what went wrong.
@@ -325,7 +328,8 @@ impl Drop for Place {
     }
 }
 
-/// What is this process's alone: another that measures in the same directory must not mount over it.
+/// What is this process's alone: another that measures in the same directory must not mount over
+/// it.
 fn own(directory: &Path, what: &str) -> PathBuf {
     directory.join(format!("cowslip-bench-{}-{what}", std::process::id()))
 }

@@ -1,6 +1,6 @@
-//! What is under a directory: the file system with its mount options and fill level, and below it partitions,
-//! device-mapper, LUKS, LVM, RAID and loop devices with the files that these are on, down to the disks. Read from
-//! /proc/self/mountinfo and /sys, without root and within bounds.
+//! What is under a directory: the file system with its mount options and fill level, and below it
+//! partitions, device-mapper, LUKS, LVM, RAID and loop devices with the files that these are on,
+//! down to the disks. Read from /proc/self/mountinfo and /sys, without root and within bounds.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -48,7 +48,8 @@ pub struct Device {
     pub name: String,
     /// `disk`, `partition`, `loop`, `LUKS`, `LVM`, `device-mapper`, `RAID` …
     pub kind: String,
-    /// What else is known of its kind: the file of a loop device, the name of a volume, the model of a disk.
+    /// What else is known of its kind: the file of a loop device, the name of a volume, the model
+    /// of a disk.
     pub detail: Option<String>,
     /// How many layers below the file system, from 0.
     pub depth: usize,
@@ -114,7 +115,8 @@ fn unescaped(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The mount that a path is in: of those whose point is above it the nearest, of several on one point the last.
+/// The mount that a path is in: of those whose point is above it the nearest, of several on one
+/// point the last.
 fn mount_of(root: &Root, path: &Path) -> Option<Mount> {
     let text = root.read("proc/self/mountinfo")?;
     let mounts = text.lines().filter_map(Mount::parse);
@@ -198,7 +200,8 @@ type Pending = VecDeque<((u32, u32), usize)>;
 
 fn devices_of(root: &Root, mount: &Mount) -> Vec<Device> {
     let mut pending = Pending::new();
-    // btrfs and others have numbers of their own; what they are mounted from is a device all the same.
+    // btrfs and others have numbers of their own; what they are mounted from is a device all the
+    // same.
     let number = match exists(root, mount.device) {
         true => Some(mount.device),
         false => device_number(root, &mount.source),

@@ -11,8 +11,8 @@ const BYTES_MAX: u64 = 16 << 10;
 /// Where programs for administrators are, which users do not have in their path.
 const MORE_DIRECTORIES: [&str; 2] = ["/usr/sbin", "/sbin"];
 
-/// What a program prints, in English: its standard output, or its standard error if that is empty. `None` if it is not
-/// there, fails, or does not end.
+/// What a program prints, in English: its standard output, or its standard error if that is empty.
+/// `None` if it is not there, fails, or does not end.
 pub fn told_by(program: &str, words: &[&str]) -> Option<String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut directories: Vec<_> = std::env::split_paths(&path).collect();

@@ -13,7 +13,8 @@ use crate::error::CommandError;
 /// The unit of a disk's size.
 const SECTOR_BYTES: u64 = 512;
 
-/// Makes the target share the source's data; `None` if it cannot, or was there before: then nothing was done.
+/// Makes the target share the source's data; `None` if it cannot, or was there before: then nothing
+/// was done.
 pub async fn share(
     source: &Image,
     target: &str,
@@ -31,7 +32,8 @@ pub async fn share(
     let len = file.len().await;
     let len = len.map_err(|error| Error::io(format!("'{}'", layer.name), error))?;
     let size = source.size().next_multiple_of(SECTOR_BYTES);
-    // The disk has to be all of the file, and the file as it is: neither a part of it nor what a filter makes of it.
+    // The disk has to be all of the file, and the file as it is: neither a part of it nor what a
+    // filter makes of it.
     if file.content_id() != layer.content || len.next_multiple_of(SECTOR_BYTES) != size {
         return Ok(None);
     }

@@ -72,7 +72,8 @@ impl Target {
             check_room(request, path, found)?;
         }
         let was_there = place.path().is_some_and(Path::is_file);
-        // What is allocated ahead takes its time; a few tables do not, and would be told as so many per cent.
+        // What is allocated ahead takes its time; a few tables do not, and would be told as so many
+        // per cent.
         let allocates = options_value(request, "preallocation");
         let of_creation = match allocates {
             "falloc" | "full" => job.clone(),
@@ -99,7 +100,8 @@ impl Target {
     /// What an existing target reads as.
     pub fn unwritten(&self, request: &Request<'_>) -> Unwritten {
         if request.args.backing.is_some() {
-            // Without a backing file of its own, what is not copied stays as it is, as with qemu-img.
+            // Without a backing file of its own, what is not copied stays as it is, as with
+            // qemu-img.
             let below = self.image.layers().get(1).map(|layer| layer.size);
             return Unwritten::Backing(below.unwrap_or(u64::MAX));
         }
@@ -142,8 +144,9 @@ impl Target {
     }
 }
 
-/// What a target that is made is expected to read as where nothing is written; [`Image::is_zero_when_new`] says of the
-/// target itself, once it is there, whether it does. `backing_bytes` is the size of its backing file.
+/// What a target that is made is expected to read as where nothing is written;
+/// [`Image::is_zero_when_new`] says of the target itself, once it is there, whether it does.
+/// `backing_bytes` is the size of its backing file.
 pub fn unwritten_when_made(
     request: &Request<'_>,
     backing_bytes: Option<u64>,
@@ -164,8 +167,8 @@ fn options_value<'a>(request: &'a Request<'_>, name: &str) -> &'a str {
     options::value(&request.created, name).unwrap_or_default()
 }
 
-/// The backing chain that a target is said to have, open; `None` if none is. The files of one that exists already are those
-/// of its own chain as well, so that this one need not be there.
+/// The backing chain that a target is said to have, open; `None` if none is. The files of one that
+/// exists already are those of its own chain as well, so that this one need not be there.
 pub async fn named_backing(request: &Request<'_>) -> Result<Option<Image>, CommandError> {
     if !request.has_backing() {
         return Ok(None);

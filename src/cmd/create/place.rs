@@ -1,4 +1,5 @@
-//! Where an image is made: a file of the host, or what is there already and as long as it is, a device or an export of a server.
+//! Where an image is made: a file of the host, or what is there already and as long as it is, a
+//! device or an export of a server.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
@@ -77,7 +78,8 @@ impl Place {
         known
     }
 
-    /// Makes the file, or opens what is there, and claims it. What it holds is lost only when the image is written.
+    /// Makes the file, or opens what is there, and claims it. What it holds is lost only when the
+    /// image is written.
     ///
     /// # Errors
     /// It cannot be made or opened, stores a file of `read`, or others use it.
@@ -120,8 +122,8 @@ pub struct NewFile {
 }
 
 impl NewFile {
-    /// Makes or opens the file `name`, which must store nothing of `read`, and claims it. What it holds is
-    /// lost only when the image is written.
+    /// Makes or opens the file `name`, which must store nothing of `read`, and claims it. What it
+    /// holds is lost only when the image is written.
     pub fn open(
         name: &str,
         read: &ReadSet,
@@ -185,8 +187,9 @@ impl Drop for NewFile {
     }
 }
 
-/// What the file system is told about a new file before it has any space. By default the policy says: whole
-/// extents where space is allocated ahead, and nothing where only what is written takes space.
+/// What the file system is told about a new file before it has any space. By default the policy
+/// says: whole extents where space is allocated ahead, and nothing where only what is written takes
+/// space.
 pub(super) fn tell_file_system(
     request: &Request,
     file: &dyn BlockFile,

@@ -9,15 +9,16 @@ use rustix::fs::fstat;
 use super::target::{self, Allocated, Handle, Id, Refused, Trimmed, Use};
 use super::tell::Event;
 
-/// The first wait for a file that somebody has open when it is to be cut: a close is told a moment before it has
-/// happened.
+/// The first wait for a file that somebody has open when it is to be cut: a close is told a moment
+/// before it has happened.
 const WAIT_FIRST: Duration = Duration::from_millis(10);
 const WAIT_MAX: Duration = Duration::from_secs(5);
 /// The largest blocks of file systems, as a rule: what a step has allocated ends with one.
 const BLOCK_MAX_BYTES: u64 = 64 << 10;
-/// An end that moves by more than that without space is no growth. By less it may have moved into space that the file system
-/// itself has ahead, as XFS has of buffered writes; such a file is given steps, so that what lies behind its end is given
-/// back: of a file that was preallocated once XFS gives back nothing by itself.
+/// An end that moves by more than that without space is no growth. By less it may have moved into
+/// space that the file system itself has ahead, as XFS has of buffered writes; such a file is given
+/// steps, so that what lies behind its end is given back: of a file that was preallocated once XFS
+/// gives back nothing by itself.
 const LEAP_BYTES: u64 = 16 << 20;
 /// After the file system was full.
 const FULL_WAIT: Duration = Duration::from_secs(5);
@@ -28,7 +29,8 @@ pub struct Entry {
     /// Which.
     pub id: Id,
     handle: Option<Handle>,
-    /// Open only while somebody else may have it open, too: programs cannot be run that are open for writing.
+    /// Open only while somebody else may have it open, too: programs cannot be run that are open
+    /// for writing.
     file: Option<File>,
     ahead: Ahead,
     size: u64,
@@ -125,8 +127,8 @@ impl Entry {
         !self.owes && self.changed_at + idle <= now
     }
 
-    /// Its length now, and its space; by how much it has grown that was written: an end that was only moved is no
-    /// growth.
+    /// Its length now, and its space; by how much it has grown that was written: an end that was
+    /// only moved is no growth.
     pub fn take_size(&mut self, (size, space): (u64, u64), now: Instant) -> u64 {
         let mut grown = size.saturating_sub(self.size);
         let spaced = space.saturating_sub(self.space);
@@ -158,7 +160,8 @@ impl Entry {
         is_open && has_room && !self.is_refused
     }
 
-    /// Allocates the next step if it is due, for a file that has grown by so much since it was looked at.
+    /// Allocates the next step if it is due, for a file that has grown by so much since it was
+    /// looked at.
     pub fn allocate(
         &mut self,
         grown: u64,
@@ -166,7 +169,8 @@ impl Entry {
         find: impl FnOnce() -> Result<Handle, Refused>,
         now: Instant,
     ) -> Option<Event> {
-        // As much again will have come when it is looked at next, and then as much until there is an answer.
+        // As much again will have come when it is looked at next, and then as much until there is
+        // an answer.
         let due = |entry: &Entry, grown: u64| {
             let needed = grown.saturating_mul(2);
             let ahead = &entry.ahead;
@@ -237,7 +241,8 @@ impl Entry {
         }
     }
 
-    /// Takes on what the file system has ahead of a file of which it gives back nothing by itself: see [`LEAP_BYTES`].
+    /// Takes on what the file system has ahead of a file of which it gives back nothing by itself:
+    /// see [`LEAP_BYTES`].
     fn owes_what_the_system_added(&mut self, find: impl FnOnce() -> Result<Handle, Refused>) {
         let end = self.size.next_multiple_of(BLOCK_MAX_BYTES);
         let has_more = self.was_given && self.has_grown_since_close && self.space > end;

@@ -1,9 +1,10 @@
 //! The files that are being written, and what is done for each.
 //!
-//! A file is remembered from its first growth on until nothing has happened to it for a while: bounded in number, and
-//! in descriptors. What we do to a file shows up as events of it, too: allocating and cutting as a modification, closing
-//! as a close. So nothing here relies on who did something, only on what the file is like now: a length that has
-//! not changed needs nothing, and only growth since the last close makes another close count.
+//! A file is remembered from its first growth on until nothing has happened to it for a while:
+//! bounded in number, and in descriptors. What we do to a file shows up as events of it, too:
+//! allocating and cutting as a modification, closing as a close. So nothing here relies on who did
+//! something, only on what the file is like now: a length that has not changed needs nothing, and
+//! only growth since the last close makes another close count.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -35,7 +36,8 @@ const END_MAX: Duration = Duration::from_secs(2);
 pub struct Settings {
     /// How much is allocated.
     pub rule: Rule,
-    /// A file that nothing has happened to for so long is forgotten, and what was kept for it given back.
+    /// A file that nothing has happened to for so long is forgotten, and what was kept for it given
+    /// back.
     pub idle: Duration,
 }
 
@@ -49,7 +51,8 @@ pub struct Files {
     /// Those that were given space and are forgotten.
     given: HashSet<Id>,
     held_max: usize,
-    /// Of all files: bytes behind ends, and how many are held. Counted anew for each batch, and kept up within it.
+    /// Of all files: bytes behind ends, and how many are held. Counted anew for each batch, and
+    /// kept up within it.
     held_bytes: u64,
     held_files: usize,
     has_warned: bool,
@@ -143,8 +146,8 @@ impl Files {
         let mut events = Vec::new();
         if grown > 0 && entry.wants_space(change.is_closed, now) {
             if may_hold || entry.is_held() {
-                // What is ahead of need is not free, and not taken either: both count, so that all files
-                // together leave room.
+                // What is ahead of need is not free, and not taken either: both count, so that all
+                // files together leave room.
                 let free = fstatvfs(directory).ok();
                 let free = free.map(|free| free.f_bavail.saturating_mul(free.f_frsize));
                 let free = free.map(|free| free.saturating_sub(self.held_bytes));
@@ -182,8 +185,8 @@ impl Files {
             self.entries.insert(key.clone(), entry);
             return true;
         }
-        // The other name of a rename, which is told of later, or another link. Two entries would each have the file open,
-        // and keep each other from being alone with it.
+        // The other name of a rename, which is told of later, or another link. Two entries would
+        // each have the file open, and keep each other from being alone with it.
         let known = self.entries.iter().find(|(_, entry)| entry.id == id);
         if let Some(old) = known.map(|(key, _)| key.clone()) {
             if let Some(entry) = self.entries.remove(&old) {

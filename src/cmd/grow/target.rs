@@ -1,11 +1,12 @@
-//! One file that others write: opened without being led elsewhere, given space behind its end, and cut at its end
-//! when nobody has it open.
+//! One file that others write: opened without being led elsewhere, given space behind its end, and
+//! cut at its end when nobody has it open.
 //!
-//! No byte and no length that a program sees is ever changed. Space is allocated with `FALLOC_FL_KEEP_SIZE`, which
-//! touches neither. Giving it back is the dangerous part: a length that was read is old the moment somebody appends,
-//! and both `ftruncate` and a punched hole would then cut off what was written. So it is done under a lease
-//! ([`cowslip_queue::lease`]), which the kernel grants only while nobody else has the file open, and which holds
-//! up whoever opens it meanwhile; directly before the cut the kernel is asked once more.
+//! No byte and no length that a program sees is ever changed. Space is allocated with
+//! `FALLOC_FL_KEEP_SIZE`, which touches neither. Giving it back is the dangerous part: a length
+//! that was read is old the moment somebody appends, and both `ftruncate` and a punched hole would
+//! then cut off what was written. So it is done under a lease ([`cowslip_queue::lease`]), which the
+//! kernel grants only while nobody else has the file open, and which holds up whoever opens it
+//! meanwhile; directly before the cut the kernel is asked once more.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -88,8 +89,8 @@ pub fn space(stat: &Stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or(0) * 512
 }
 
-/// What allocating for a file, or cutting it, would take from it: the kernel strips the rights of a program whose file
-/// is changed, whoever changes it.
+/// What allocating for a file, or cutting it, would take from it: the kernel strips the rights of a
+/// program whose file is changed, whoever changes it.
 fn rights_at_stake(file: &File) -> Result<Option<&'static str>, Errno> {
     let mode = Mode::from_raw_mode(fstat(file)?.st_mode);
     if mode.contains(Mode::SUID) {
@@ -126,7 +127,8 @@ fn words(error: Errno) -> String {
     cowslip::error::system_words(&io::Error::from(error))
 }
 
-/// A file by which it is known that it is the same, whatever its name, and that does not count as open.
+/// A file by which it is known that it is the same, whatever its name, and that does not count as
+/// open.
 #[derive(Debug)]
 pub struct Handle(OwnedFd);
 
@@ -149,8 +151,8 @@ fn refused(error: Errno) -> Refused {
 }
 
 impl Handle {
-    /// Of a regular file of a directory, not through a symbolic link. Has no effect on what it finds: opening a device
-    /// or a FIFO would have one.
+    /// Of a regular file of a directory, not through a symbolic link. Has no effect on what it
+    /// finds: opening a device or a FIFO would have one.
     ///
     /// # Errors
     /// There is none.
@@ -252,8 +254,8 @@ pub fn trim(file: &File) -> io::Result<Trimmed> {
     };
     // Nothing of what the file holds was modified. Who may not set times still may give back space.
     futimens(file, &times).ok();
-    // Not every file system looks beyond an end that stays where it is. Still under the lease: what somebody appends after it
-    // lies behind this end, too.
+    // Not every file system looks beyond an end that stays where it is. Still under the lease: what
+    // somebody appends after it lies behind this end, too.
     let left = match beyond_end_bytes(file)? {
         Some(left) => left,
         None => beyond_end_by_blocks(&after),
@@ -268,8 +270,8 @@ pub fn trim(file: &File) -> io::Result<Trimmed> {
     })
 }
 
-/// What a file has beyond what its length needs, where extents are not told; less is what a file system needs for its own
-/// records.
+/// What a file has beyond what its length needs, where extents are not told; less is what a file
+/// system needs for its own records.
 fn beyond_end_by_blocks(stat: &Stat) -> u64 {
     const RECORDS_BYTES: u64 = 64 << 10;
     let block = u64::try_from(stat.st_blksize).unwrap_or(4096).max(1);

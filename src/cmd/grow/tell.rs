@@ -1,4 +1,5 @@
-//! What `grow` says: a line for each file when its space is settled, or everything as lines of JSON.
+//! What `grow` says: a line for each file when its space is settled, or everything as lines of
+//! JSON.
 
 use std::path::PathBuf;
 

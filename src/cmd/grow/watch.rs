@@ -1,7 +1,8 @@
 //! What happens in directories, as inotify tells it, in batches.
 //!
-//! The directories of named files are watched, not the files: so a file that is replaced, or does not exist yet, is
-//! followed by its name. Events of one file are joined, so a batch has a file once, however often it was written.
+//! The directories of named files are watched, not the files: so a file that is replaced, or does
+//! not exist yet, is followed by its name. Events of one file are joined, so a batch has a file
+//! once, however often it was written.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};

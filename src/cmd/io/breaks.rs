@@ -43,7 +43,8 @@ impl Shell {
         resumed.map_err(|_| none(what))
     }
 
-    /// Waits until a request has stopped, but not for ever, as QEMU does: a script that errs is to end.
+    /// Waits until a request has stopped, but not for ever, as QEMU does: a script that errs is to
+    /// end.
     pub(super) async fn wait_break(&mut self, args: &[String]) -> Outcome {
         let what = "Could not wait for a request";
         self.can_stop(what)?;
@@ -55,7 +56,8 @@ impl Shell {
             }
             let waited = too_long.as_mut().poll(context);
             waited.map(|()| {
-                // Nobody will resume what stops there later on, and the next flush would wait for it.
+                // Nobody will resume what stops there later on, and the next flush would wait for
+                // it.
                 let _unset = self.out.breakpoints().remove(&args[0]);
                 Err(none(what))
             })

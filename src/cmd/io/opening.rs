@@ -224,7 +224,8 @@ impl Opened {
     }
 }
 
-/// What is told of a disk that keeps nothing: QEMU names such a driver twice, and a format over it once.
+/// What is told of a disk that keeps nothing: QEMU names such a driver twice, and a format over it
+/// once.
 fn drivers_of_null(source: &Source) -> Option<String> {
     source.filters.null.as_ref()?;
     Some(match &source.filters.bare_null {

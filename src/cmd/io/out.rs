@@ -1,9 +1,9 @@
 //! Where the shell's text goes: standard output, buffered as the C library buffers it, and standard
 //! error.
 //!
-//! Scripts join both streams in one pipe and compare the whole, so the order in which qemu-io's text
-//! arrives there is part of its contract: commands given with `-c` leave standard output in a buffer
-//! until it is full or the process ends, while the prompt flushes it.
+//! Scripts join both streams in one pipe and compare the whole, so the order in which qemu-io's
+//! text arrives there is part of its contract: commands given with `-c` leave standard output in a
+//! buffer until it is full or the process ends, while the prompt flushes it.
 
 use std::cell::RefCell;
 use std::io::{self, IsTerminal};

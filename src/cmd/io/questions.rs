@@ -71,7 +71,8 @@ impl Shell {
             .map_err(|words| Complaint::ByName(format!("Failed to get allocation status: {words}")))
     }
 
-    /// Tells `each` the runs of a range that the image itself holds or does not, as long as they are.
+    /// Tells `each` the runs of a range that the image itself holds or does not, as long as they
+    /// are.
     async fn each_run(
         &self,
         offset: u64,

@@ -1,7 +1,7 @@
 //! The commands that move data: reads, writes, zeroes and discards, at once or started (`aio_`).
 //!
-//! A command line becomes a request first ([`Reading`], [`Writing`]), complaints included; the request
-//! is then carried out in one place, whoever waits for it.
+//! A command line becomes a request first ([`Reading`], [`Writing`]), complaints included; the
+//! request is then carried out in one place, whoever waits for it.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -519,8 +519,8 @@ async fn write_compressed(
     Ok(())
 }
 
-/// Refuses to compress into a cluster that is stored plainly, as QEMU does, although the engine can:
-/// scripts count on the failure.
+/// Refuses to compress into a cluster that is stored plainly, as QEMU does, although the engine
+/// can: scripts count on the failure.
 async fn check_not_stored(image: &Image, offset: u64, length: u64) -> Result<(), Error> {
     let extents = image.extents(offset, length, usize::MAX).await?;
     let stored =

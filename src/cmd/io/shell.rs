@@ -320,8 +320,8 @@ impl Shell {
         }
     }
 
-    /// What QEMU says where metadata could not be written in the end. Of an image that takes no more writes the
-    /// user has heard.
+    /// What QEMU says where metadata could not be written in the end. Of an image that takes no
+    /// more writes the user has heard.
     fn tell_not_closed(&self, error: &cowslip::Error) {
         if matches!(error, cowslip::Error::Latched(_)) {
             return;

@@ -1,8 +1,8 @@
 //! `--fork`: a server in the background, and a parent that ends when clients can connect.
 //!
 //! The program is started anew rather than forked: that needs no `unsafe`, and holds however many
-//! threads there are. The server's standard output is the pipe through which it says that it is ready;
-//! its standard error stays the parent's until then.
+//! threads there are. The server's standard output is the pipe through which it says that it is
+//! ready; its standard error stays the parent's until then.
 
 use std::env;
 use std::fs::File;
@@ -72,7 +72,8 @@ fn try_start_server() -> io::Result<u8> {
         .unwrap_or(1))
 }
 
-/// What a server in the background needs to leave its parent's session and streams; nothing in others.
+/// What a server in the background needs to leave its parent's session and streams; nothing in
+/// others.
 pub struct Detached {
     null: Option<File>,
 }

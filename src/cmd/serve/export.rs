@@ -158,8 +158,8 @@ fn allocation(extent: &Extent) -> AllocationFlags {
         .with_if(AllocationFlags::ZERO, extent.zero)
 }
 
-/// Which image of a chain of so many holds a run: the one on top is 1, and 0 is none. As in QEMU, an image that is shorter than
-/// the one above it holds what is beyond its end.
+/// Which image of a chain of so many holds a run: the one on top is 1, and 0 is none. As in QEMU,
+/// an image that is shorter than the one above it holds what is beyond its end.
 fn depth(extent: &Extent, layers: u32) -> AllocationFlags {
     AllocationFlags(match extent.present {
         true => extent.depth + 1,

@@ -60,7 +60,8 @@ const LONGS: &[Long] = &[
     only_long("handshake-limit", Value::Required),
 ];
 
-/// Not QEMU's: what keeps ours from being asked for more than it should. No shortened name means one of them.
+/// Not QEMU's: what keeps ours from being asked for more than it should. No shortened name means
+/// one of them.
 const OWN: &[Long] = &[
     only_long("backing-policy", Value::Required),
     only_long("sandbox", Value::Required),

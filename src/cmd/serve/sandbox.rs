@@ -1,10 +1,11 @@
-//! What a server gives up once its files are open and its socket listens: everything that answering requests
-//! does not need. docs/security.md says what that leaves to an attacker.
+//! What a server gives up once its files are open and its socket listens: everything that answering
+//! requests does not need. docs/security.md says what that leaves to an attacker.
 //!
-//! Landlock takes away the file system, TCP, and signals to others; a seccomp filter takes away all system
-//! calls but those in `ALLOWED`. What is not allowed fails with EPERM rather than ending the server: a C library
-//! that tries something new must not cost the writes in flight. What only an attack would call ends it
-//! (`FATAL`). The ring is confined where it is made (`cowslip-queue`): seccomp does not see what it does.
+//! Landlock takes away the file system, TCP, and signals to others; a seccomp filter takes away all
+//! system calls but those in `ALLOWED`. What is not allowed fails with EPERM rather than ending the
+//! server: a C library that tries something new must not cost the writes in flight. What only an
+//! attack would call ends it (`FATAL`). The ring is confined where it is made (`cowslip-queue`):
+//! seccomp does not see what it does.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -86,7 +87,8 @@ impl fmt::Display for Report {
 
 /// Confines this process for good. `socket` is the name that it removes when it ends.
 pub fn enter(socket: Option<&Path>) -> Report {
-    // Landlock is a thread's, and its children's. What remains idle of opening the image goes first.
+    // Landlock is a thread's, and its children's. What remains idle of opening the image goes
+    // first.
     cowslip_queue::retire_idle_threads();
     let other_threads = other_threads();
     Report {
@@ -172,8 +174,8 @@ fn allowed() -> Result<Rules, seccompiler::Error> {
         let data_only = when(2, SeccompCmpOp::MaskedEq(executable), 0)?;
         rules.insert(call, vec![data_only]);
     }
-    // Threads, no processes. `clone3` hides its flags from filters, so it says that it does not exist,
-    // and the C library uses this.
+    // Threads, no processes. `clone3` hides its flags from filters, so it says that it does not
+    // exist, and the C library uses this.
     let thread = libc::CLONE_THREAD as u64;
     rules.insert(
         libc::SYS_clone,
@@ -189,8 +191,8 @@ fn allowed() -> Result<Rules, seccompiler::Error> {
     Ok(rules)
 }
 
-/// Extents of a file, discards and the size of a block device, non-blocking sockets: `<linux/fs.h>`,
-/// `<linux/fiemap.h>`, `<asm-generic/ioctls.h>`.
+/// Extents of a file, discards and the size of a block device, non-blocking sockets:
+/// `<linux/fs.h>`, `<linux/fiemap.h>`, `<asm-generic/ioctls.h>`.
 const IOCTLS: &[u64] = &[0xc020_660b, 0x1277, 0x8008_1272, 0x5421];
 
 /// What answering requests needs. Some have rules of their own in `allowed`.

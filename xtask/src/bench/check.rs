@@ -1,8 +1,8 @@
 //! `cargo xtask bench --check`: `cowslip check` and `qemu-img check` in turn on the same images.
 //!
-//! Both run as users run them, with the default cache mode. A cold run finds none of the image in the
-//! page cache, a warm one all of it. Both must find the image sound and say the same. CPU time and
-//! peak memory are what the kernel accounts to the process.
+//! Both run as users run them, with the default cache mode. A cold run finds none of the image in
+//! the page cache, a warm one all of it. Both must find the image sound and say the same. CPU time
+//! and peak memory are what the kernel accounts to the process.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,10 +1,12 @@
-//! `cargo xtask bench convert`: `cowslip convert`, `qemu-img convert` and nbdcopy in turn on the same sources.
+//! `cargo xtask bench convert`: `cowslip convert`, `qemu-img convert` and nbdcopy in turn on the
+//! same sources.
 //!
-//! All run with the options that users give them, which is next to none, through the page cache as they do by default and past
-//! it (`-t none -T none`; nbdcopy has no such option and is left out there). Every target is compared with its source by
-//! `qemu-img compare`, and a qcow2 one checked. Time is from the start to the end of the process; what is left in the page cache
-//! is written out between runs and belongs to nobody. CPU time and peak memory are what the kernel accounts
-//! to the process and those that it has waited for.
+//! All run with the options that users give them, which is next to none, through the page cache as
+//! they do by default and past it (`-t none -T none`; nbdcopy has no such option and is left out
+//! there). Every target is compared with its source by `qemu-img compare`, and a qcow2 one checked.
+//! Time is from the start to the end of the process; what is left in the page cache is written out
+//! between runs and belongs to nobody. CPU time and peak memory are what the kernel accounts to the
+//! process and those that it has waited for.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -187,8 +189,8 @@ impl Row {
         Some(self.spread(Tool::QemuImg, figure)?.median / its)
     }
 
-    /// The same by the fastest run of each: a virtual machine that waits for memory of its host now and then takes ten times as
-    /// long as else, and with few runs such a one is soon the median.
+    /// The same by the fastest run of each: a virtual machine that waits for memory of its host now
+    /// and then takes ten times as long as else, and with few runs such a one is soon the median.
     fn best_ratio(&self, tool: Tool) -> Option<f64> {
         let its = self.spread(tool, |m| m.wall_ms)?.least;
         Some(self.spread(Tool::QemuImg, |m| m.wall_ms)?.least / its)
@@ -279,7 +281,8 @@ pub(super) fn run(args: &Args, binary: &Path, directory: &Path) -> Result<(), St
     let data_bytes = args.data_mib.map_or(default_bytes, |mib| mib << 20);
     let mut rows = Vec::new();
     for filesystem in &args.filesystems {
-        // The source, what it is made of, and two targets beside each other; metadata of the sparse ones.
+        // The source, what it is made of, and two targets beside each other; metadata of the sparse
+        // ones.
         let place = super::place(filesystem, directory, 5 * data_bytes + GIB)?;
         let mut present: Option<Source> = None;
         for case in CASES {
@@ -365,7 +368,8 @@ struct CaseBench<'a> {
 impl CaseBench<'_> {
     fn run(&self, cache: Cache, repetitions: usize) -> Result<Vec<(Tool, Measurement)>, String> {
         let mut runs = Vec::new();
-        // Not among the others: a copy that follows one of nbdcopy's takes up to five times as long, whoever makes it.
+        // Not among the others: a copy that follows one of nbdcopy's takes up to five times as
+        // long, whoever makes it.
         let all = self.tools(cache).into_iter();
         let (others, in_turn): (Vec<_>, Vec<_>) = all.partition(|tool| *tool == Tool::NbdCopy);
         let rounds = std::iter::repeat_n(in_turn, repetitions).enumerate();
@@ -420,7 +424,8 @@ impl CaseBench<'_> {
         command
     }
 
-    /// qcow2 goes through qemu-nbd, as nbdcopy's manual has it. A target of its own making is the size of its source's disk.
+    /// qcow2 goes through qemu-nbd, as nbdcopy's manual has it. A target of its own making is the
+    /// size of its source's disk.
     fn nbdcopy(&self) -> Command {
         let source = self.case.source.name(self.place);
         let mut command = Command::new("nbdcopy");

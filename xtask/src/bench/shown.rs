@@ -1,7 +1,10 @@
-//! `cargo xtask bench --shown`: the promises of allocation, each with what it must reach, in one run.
+//! `cargo xtask bench --shown`: the promises of allocation, each with what it must reach, in one
+//! run.
 //!
-//! The tables are the command's own (`cowslip bench TABLE --json`); here their rows are only held against the promises ([`promises`]), when each table is done and all together at the end. Of each
-//! promise the worst cell is told. Before that, the rows of first writes are run with the process killed ([`killed`]).
+//! The tables are the command's own (`cowslip bench TABLE --json`); here their rows are only held
+//! against the promises ([`promises`]), when each table is done and all together at the end. Of
+//! each promise the worst cell is told. Before that, the rows of first writes are run with the
+//! process killed ([`killed`]).
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -152,7 +155,8 @@ fn command(args: &Args, binary: &Path, table: &str) -> Command {
     command.arg("--depths=32");
     let (mut requests, mut cells) = (args.requests, args.cells.as_deref());
     if args.quick && table == "metadata" {
-        // Its disks are sparse, and smaller ones ask another question; with clusters of 64 KiB it takes minutes.
+        // Its disks are sparse, and smaller ones ask another question; with clusters of 64 KiB it
+        // takes minutes.
         requests = requests.or(Some(25_000));
         cells = cells.or(Some("1M/32K"));
     } else if args.quick {
@@ -171,7 +175,8 @@ pub fn of_served(args: &Args) -> [String; 2] {
     [format!("--requests={requests}"), format!("--size={gib}G")]
 }
 
-/// Whether the table has cells with the text of `--cells`. Which it has depends on its other options.
+/// Whether the table has cells with the text of `--cells`. Which it has depends on its other
+/// options.
 fn has_cells(args: &Args, command: &mut Command) -> Result<bool, String> {
     let Some(part) = &args.cells else {
         return Ok(true);

@@ -1,5 +1,5 @@
-//! A file system that has been used: filled with small files, of which a random part is removed. The same seed,
-//! so the same files on each.
+//! A file system that has been used: filled with small files, of which a random part is removed.
+//! The same seed, so the same files on each.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,7 +15,8 @@ const SIZES: (u64, u64) = (14, 7);
 /// Full is what has less than a thirtieth left.
 const FULL_PART: u64 = 30;
 
-/// Fills the file system of a directory with files there, and removes random ones until so many bytes are free.
+/// Fills the file system of a directory with files there, and removes random ones until so many
+/// bytes are free.
 ///
 /// # Errors
 /// The file system's; it is too small to have so much free.

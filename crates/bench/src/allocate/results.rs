@@ -51,7 +51,8 @@ pub struct Measured {
     pub call_seconds: f64,
     /// Until `fsync` after it returned.
     pub durable_seconds: f64,
-    /// CPU time of the calling thread, `fsync` included; what the kernel's own threads write back is not in it.
+    /// CPU time of the calling thread, `fsync` included; what the kernel's own threads write back
+    /// is not in it.
     pub cpu_seconds: f64,
     /// Page faults meanwhile, if the system told.
     pub faults: Option<u64>,

@@ -1,4 +1,5 @@
-//! The results for people: one line a method, as soon as all methods of a place in one state are done.
+//! The results for people: one line a method, as soon as all methods of a place in one state are
+//! done.
 
 use std::fmt::Write;
 

@@ -69,8 +69,8 @@ impl SystemCalls {
     }
 }
 
-/// Makes the file, measures, and looks at what it has got. A method that fails is a result; one whose result cannot be
-/// seen is an error.
+/// Makes the file, measures, and looks at what it has got. A method that fails is a result; one
+/// whose result cannot be seen is an error.
 ///
 /// # Errors
 /// The file cannot be made, or not be looked at.

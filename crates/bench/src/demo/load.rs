@@ -1,7 +1,7 @@
 //! The client: what it writes where, and what the disk must read as afterwards.
 //!
-//! Every 4 KiB block of the disk has contents that follow from the seed, its number and how often it
-//! was written, so that nothing has to be remembered but which blocks were written.
+//! Every 4 KiB block of the disk has contents that follow from the seed, its number and how often
+//! it was written, so that nothing has to be remembered but which blocks were written.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -84,7 +84,8 @@ impl Load {
         self.operations() * BLOCK_BYTES
     }
 
-    /// Work of filling the golden image, for the bar. A random write weighs as 16 sequential blocks.
+    /// Work of filling the golden image, for the bar. A random write weighs as 16 sequential
+    /// blocks.
     pub fn populate_units(&self) -> u64 {
         self.blocks
     }

@@ -49,8 +49,8 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// 30 % of the disk in pieces of 64 KiB at random places, each once, and a flush; half of them, drawn at
-    /// random, discarded, and a flush. It follows from a seed.
+    /// 30 % of the disk in pieces of 64 KiB at random places, each once, and a flush; half of them,
+    /// drawn at random, discarded, and a flush. It follows from a seed.
     pub fn synthetic(disk_bytes: u64) -> Trace {
         let pieces = pieces(disk_bytes);
         let part = |verb, pieces: &[u64]| Part {

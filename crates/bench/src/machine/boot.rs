@@ -1,8 +1,9 @@
 //! A guest that runs: QEMU with our kernel, our archive and one disk.
 //!
 //! The guest's second serial port is QEMU's standard input and output, for orders and answers
-//! ([`super::init`]). Its console is QEMU's standard error, so that what QEMU and the guest complain of is
-//! told together when something fails. Every wait has a limit; a guest that is dropped is killed.
+//! ([`super::init`]). Its console is QEMU's standard error, so that what QEMU and the guest
+//! complain of is told together when something fails. Every wait has a limit; a guest that is
+//! dropped is killed.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
@@ -39,7 +40,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots one, with this disk (a `-blockdev` whose node is `disk`), and waits until it takes orders.
+    /// Boots one, with this disk (a `-blockdev` whose node is `disk`), and waits until it takes
+    /// orders.
     ///
     /// # Errors
     /// QEMU cannot be run, or the guest does not come up within `limit`.
@@ -68,7 +70,8 @@ impl Guest {
         guest.output(limit).map(|_| guest)
     }
 
-    /// Runs this program in the guest with these words, none of which has a blank; its standard output.
+    /// Runs this program in the guest with these words, none of which has a blank; its standard
+    /// output.
     ///
     /// # Errors
     /// It fails there, or takes longer than `limit`.

@@ -1,9 +1,9 @@
 //! The only process of a guest, besides those that it starts: this program, as process 1.
 //!
-//! It loads the modules that it finds, and then takes orders from the second serial port, one a line: the
-//! words of a command line of this program, whose standard output goes back by the same port. Complaints
-//! go to the console. After each order, and once before the first, a line says how the last one ended. An
-//! empty order, or none for a long time, turns the machine off.
+//! It loads the modules that it finds, and then takes orders from the second serial port, one a
+//! line: the words of a command line of this program, whose standard output goes back by the same
+//! port. Complaints go to the console. After each order, and once before the first, a line says how
+//! the last one ended. An empty order, or none for a long time, turns the machine off.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
@@ -87,8 +87,8 @@ fn serve() -> Result<(), String> {
     }
 }
 
-/// Some need others, and which do differs between kernels: those that miss something are tried again
-/// after the others, as long as that helps.
+/// Some need others, and which do differs between kernels: those that miss something are tried
+/// again after the others, as long as that helps.
 fn load_modules() -> Result<(), String> {
     let failed = |path: &Path, e: io::Error| format!("Could not load '{}': {e}", path.display());
     let directory = Path::new("/").join(MODULES);

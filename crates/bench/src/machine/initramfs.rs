@@ -1,8 +1,10 @@
-//! The guest's files: this program, the libraries that it is linked with, and the modules of the kernel
-//! that a virtio disk needs, as an archive that the kernel unpacks into memory when it boots.
+//! The guest's files: this program, the libraries that it is linked with, and the modules of the
+//! kernel that a virtio disk needs, as an archive that the kernel unpacks into memory when it
+//! boots.
 //!
 //! The archive is cpio's "newc": for each entry a head of 110 characters (a magic and 13 numbers of
-//! 8 hexadecimal digits), the name with a zero byte, padding to 4 bytes, the contents, padding again.
+//! 8 hexadecimal digits), the name with a zero byte, padding to 4 bytes, the contents, padding
+//! again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -118,16 +120,16 @@ struct Library {
     place: PathBuf,
 }
 
-/// The libraries that a program is linked with, the dynamic loader among them. The loader itself tells;
-/// a program without one ignores the question and tells its version.
+/// The libraries that a program is linked with, the dynamic loader among them. The loader itself
+/// tells; a program without one ignores the question and tells its version.
 fn libraries(program: &Path) -> Result<Vec<Library>, CommandError> {
     let mut command = Command::new(program);
     command.env("LD_TRACE_LOADED_OBJECTS", "1").arg("--version");
     Ok(listed_libraries(&run(&mut command)?.output))
 }
 
-/// Lines of the loader: `NAME => PATH (ADDRESS)`, and `PATH (ADDRESS)` of what has its own place. The
-/// kernel's own library has no path.
+/// Lines of the loader: `NAME => PATH (ADDRESS)`, and `PATH (ADDRESS)` of what has its own place.
+/// The kernel's own library has no path.
 fn listed_libraries(text: &str) -> Vec<Library> {
     let libraries = text.lines().filter_map(|line| {
         let (name, _) = line.trim().rsplit_once(" (")?;

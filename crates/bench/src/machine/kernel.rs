@@ -1,7 +1,8 @@
 //! The guest's kernel: which file, of which release, and the modules that it needs to see its disk.
 //!
-//! Debian's cloud kernel boots fast and has virtio as modules; other kernels do too, or have it built in.
-//! Modules are looked for beside the kernel, so that a package that was only unpacked will do.
+//! Debian's cloud kernel boots fast and has virtio as modules; other kernels do too, or have it
+//! built in. Modules are looked for beside the kernel, so that a package that was only unpacked
+//! will do.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,8 +22,8 @@ const MODULES: [&str; 6] = [
 ];
 /// How the names of modules end, by how they are compressed.
 const SUFFIXES: [&str; 4] = ["ko", "ko.xz", "ko.zst", "ko.gz"];
-/// Offsets in a kernel's file, Documentation/arch/x86/boot.rst: the magic, and where the version is told,
-/// counted from the end of the first sector.
+/// Offsets in a kernel's file, Documentation/arch/x86/boot.rst: the magic, and where the version is
+/// told, counted from the end of the first sector.
 const MAGIC: (usize, &[u8]) = (0x202, b"HdrS");
 const VERSION_POINTER: usize = 0x20e;
 const SECTOR_BYTES: usize = 0x200;

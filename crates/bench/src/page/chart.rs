@@ -1,5 +1,6 @@
-//! Charts as SVG, drawn by plotters at the size that they need: widths follow from bars and names, so that nothing
-//! overlaps, and what is too wide goes on in a second drawing of the same scale. Pure.
+//! Charts as SVG, drawn by plotters at the size that they need: widths follow from bars and names,
+//! so that nothing overlaps, and what is too wide goes on in a second drawing of the same scale.
+//! Pure.
 
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};

@@ -1,5 +1,5 @@
-//! The file that a page is written to: refused before anything is measured if it cannot be written, and never
-//! half of a page.
+//! The file that a page is written to: refused before anything is measured if it cannot be written,
+//! and never half of a page.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -49,7 +49,8 @@ impl PageFile {
         written.map_err(|e| self.failed(&e))
     }
 
-    /// As [`PageFile::write`], for the thread that ends the process and holds the list of what is removed then.
+    /// As [`PageFile::write`], for the thread that ends the process and holds the list of what is
+    /// removed then.
     ///
     /// # Errors
     /// The same.

@@ -1,6 +1,6 @@
-//! A page as one HTML document: its style and its charts are in it, it has no script, and it asks nobody for
-//! anything (its own content policy forbids that to whatever might be smuggled in). Names of files, cells and devices may
-//! be hostile; the templates escape all text.
+//! A page as one HTML document: its style and its charts are in it, it has no script, and it asks
+//! nobody for anything (its own content policy forbids that to whatever might be smuggled in).
+//! Names of files, cells and devices may be hostile; the templates escape all text.
 
 use std::cell::Cell;
 use std::fmt::Write;
@@ -14,8 +14,8 @@ use super::{
 const STYLE: &str = include_str!("page.css");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// What stands for a character in a page: what a terminal or a browser would obey, controls and marks that turn the
-/// direction of writing, becomes visible.
+/// What stands for a character in a page: what a terminal or a browser would obey, controls and
+/// marks that turn the direction of writing, becomes visible.
 fn visible(character: char) -> char {
     match character {
         '\n' | '\t' => character,
@@ -188,7 +188,8 @@ impl Document {
         }
     }
 
-    /// A chart: its title, what is counted, its keys, and the drawings with what a screen reader says of them.
+    /// A chart: its title, what is counted, its keys, and the drawings with what a screen reader
+    /// says of them.
     fn figure(
         &self,
         (title, unit, description): (&str, &str, &str),

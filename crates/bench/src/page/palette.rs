@@ -1,11 +1,11 @@
 //! Colours that the colour-blind tell apart, on light and on dark ground.
 //!
-//! Whose a bar is shows in its hue (blue ours, orange a peer's, grey a yardstick, green another's figures), which of
-//! theirs in its lightness: both survive every kind of colour blindness, and lightness a black and white printer. Lines
-//! are dashed differently too.
+//! Whose a bar is shows in its hue (blue ours, orange a peer's, grey a yardstick, green another's
+//! figures), which of theirs in its lightness: both survive every kind of colour blindness, and
+//! lightness a black and white printer. Lines are dashed differently too.
 //!
-//! The plotting library writes colours into its elements; the page's style sheet selects elements by them and sets
-//! what they are on dark ground. So each colour here may occur once.
+//! The plotting library writes colours into its elements; the page's style sheet selects elements
+//! by them and sets what they are on dark ground. So each colour here may occur once.
 
 use plotters::style::RGBColor;
 

@@ -1,5 +1,5 @@
-//! The results as a section of a page, made from what `--json` prints: for each file system how long each method
-//! took, and all rows.
+//! The results as a section of a page, made from what `--json` prints: for each file system how
+//! long each method took, and all rows.
 
 use cowslip_testbed::Spread;
 use serde_json::Value;
@@ -29,7 +29,8 @@ pub fn section(told: Told<'_>) -> Section {
     })
 }
 
-/// What it found, in lines of plain text: on each file system the method whose space is durable first, and the last.
+/// What it found, in lines of plain text: on each file system the method whose space is durable
+/// first, and the last.
 pub fn summary(told: Told<'_>) -> String {
     let mut out = String::new();
     let states = distinct(told.rows().map(|row| Row(row.0).text("state")));

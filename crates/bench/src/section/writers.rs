@@ -1,5 +1,5 @@
-//! The results as a section of a page, made from what `--json` prints: for each file system and pattern the extents of a
-//! file with each kind of help, and all rows.
+//! The results as a section of a page, made from what `--json` prints: for each file system and
+//! pattern the extents of a file with each kind of help, and all rows.
 
 use cowslip_testbed::Spread;
 use serde_json::Value;
@@ -35,7 +35,8 @@ pub fn section(told: Told<'_>) -> Section {
     section
 }
 
-/// What it found, in lines of plain text: how far from perfect files are, without help and with steps ahead.
+/// What it found, in lines of plain text: how far from perfect files are, without help and with
+/// steps ahead.
 pub fn summary(told: Told<'_>) -> String {
     let mut out = String::new();
     for filesystem in told.filesystems() {

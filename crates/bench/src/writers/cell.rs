@@ -11,10 +11,11 @@ pub const WRITE_BYTES: u64 = 64 << 10;
 pub const TORRENT_BYTES: u64 = 256 << 10;
 /// What 2 x 16 files of NFS clients got each in the mail that asked first, in bytes a second.
 const NFS_PACE: u64 = 3 << 20;
-/// File systems are so many times as large as what is written: it is to fit into one allocation group of XFS, of
-/// which there are four, and images and space ahead are to have room.
+/// File systems are so many times as large as what is written: it is to fit into one allocation
+/// group of XFS, of which there are four, and images and space ahead are to have room.
 const FILESYSTEM_TIMES: u64 = 6;
-/// XFS refuses to be below 300 MiB, and its groups are to be larger than what is written in all rows.
+/// XFS refuses to be below 300 MiB, and its groups are to be larger than what is written in all
+/// rows.
 const FILESYSTEM_BYTES_MIN: u64 = 1 << 30;
 /// What writers of a cell may write together.
 pub const BYTES_OF_A_CELL: RangeInclusive<u64> = 64 << 20..=1 << 42;

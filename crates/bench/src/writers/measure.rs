@@ -1,4 +1,5 @@
-//! One run: files are written side by side in a directory of their own, synced, looked at, read back, and removed.
+//! One run: files are written side by side in a directory of their own, synced, looked at, read
+//! back, and removed.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -53,8 +54,8 @@ pub struct Measured {
     pub write_seconds: f64,
     /// One file after the other, from the device; 0 if there is no data.
     pub read_seconds: f64,
-    /// The most that was allocated behind ends at a time, as seen every 20 ms; `None` of images, whose length is that
-    /// of their space.
+    /// The most that was allocated behind ends at a time, as seen every 20 ms; `None` of images,
+    /// whose length is that of their space.
     pub peak_unused: Option<u64>,
     /// Space behind ends after all files were closed.
     pub lost: u64,

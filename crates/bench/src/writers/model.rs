@@ -1,7 +1,9 @@
-//! The model: allocation groups and writers simulated, at sizes that no machine here holds, under several rules.
+//! The model: allocation groups and writers simulated, at sizes that no machine here holds, under
+//! several rules.
 //!
-//! Its constants are fitted on every second row of real runs, and its error is what it is off on the others. Real runs
-//! come with it ([`RUNS`], of `bench writers --loop xfs,ext4 --json`, cut down to what is needed); `--fit` takes others.
+//! Its constants are fitted on every second row of real runs, and its error is what it is off on
+//! the others. Real runs come with it ([`RUNS`], of `bench writers --loop xfs,ext4 --json`, cut
+//! down to what is needed); `--fit` takes others.
 
 use std::path::Path;
 

@@ -1,8 +1,10 @@
-//! The sizes of the mail that asked first, without its data: what writers of 64 GiB would allocate, on file systems of 15 TiB.
+//! The sizes of the mail that asked first, without its data: what writers of 64 GiB would allocate,
+//! on file systems of 15 TiB.
 //!
-//! Where data comes to lie is decided by the allocations alone, and with space ahead those are few. So they are made for
-//! real, by a real file system on a sparse file, and nothing is written: a run takes seconds and some hundred megabytes.
-//! The writers' turns are drawn: each gets a step when its turn comes, which is as bad an order as there is.
+//! Where data comes to lie is decided by the allocations alone, and with space ahead those are few.
+//! So they are made for real, by a real file system on a sparse file, and nothing is written: a run
+//! takes seconds and some hundred megabytes. The writers' turns are drawn: each gets a step when
+//! its turn comes, which is as bad an order as there is.
 
 use std::fs::File;
 use std::io;

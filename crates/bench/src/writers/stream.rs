@@ -1,7 +1,7 @@
 //! Writers: a thread each, with files of their own, started together.
 //!
-//! Space ahead is allocated by whoever writes, by the library's policy, and given back by him: nobody else writes to his
-//! file, so cutting it at the length that he knows loses nothing.
+//! Space ahead is allocated by whoever writes, by the library's policy, and given back by him:
+//! nobody else writes to his file, so cutting it at the length that he knows loses nothing.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -314,7 +314,8 @@ pub fn free_bytes(file: &File) -> io::Result<u64> {
     Ok(told.f_bavail.saturating_mul(told.f_frsize))
 }
 
-/// Looks from time to time at what is allocated and not used; gives the most when it is told to stop.
+/// Looks from time to time at what is allocated and not used; gives the most when it is told to
+/// stop.
 pub fn watch_unused(directory: PathBuf, stop: Arc<AtomicU64>) -> std::thread::JoinHandle<u64> {
     use std::os::unix::fs::MetadataExt;
     std::thread::spawn(move || {

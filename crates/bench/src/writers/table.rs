@@ -58,8 +58,8 @@ pub struct Row {
     pub write_mib_s: Option<Range>,
     /// MiB/s, one file after the other; `None` if there is nothing to read.
     pub read_mib_s: Option<Range>,
-    /// MiB that were allocated behind ends, at the worst moment of a run; `None` of images, whose length is that of their
-    /// space.
+    /// MiB that were allocated behind ends, at the worst moment of a run; `None` of images, whose
+    /// length is that of their space.
     pub peak_unused_mib: Option<Range>,
     /// KiB behind ends after the close, in all.
     pub lost_kib: f64,

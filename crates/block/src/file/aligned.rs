@@ -5,8 +5,8 @@
 //! write to it starts, and it waits for those under way. So 512-byte clusters work on a device with
 //! 4096-byte blocks, metadata and data alike.
 //!
-//! A write that nobody waits for any more keeps its blocks until it has ended: it would put old bytes
-//! beside its own over whatever the next one writes.
+//! A write that nobody waits for any more keeps its blocks until it has ended: it would put old
+//! bytes beside its own over whatever the next one writes.
 //!
 //! Calls that zero or discard may have a coarser unit than reads and writes, as on a block device
 //! through the page cache. The ends of a range that are finer are zeroed by writing, and not
@@ -15,11 +15,12 @@
 //! [`HostFile::guarded`] is the same file, but its first sector is examined before it changes
 //! (`aligned/first_sector.rs`).
 //!
-//! [`HostFile::encrypted`] is the same file with a cipher between: bytes are decrypted behind each read and encrypted, in a
-//! copy, before each write. Its sectors are blocks like those of a device, so finer writes are read, changed and written in
-//! the same place, and keep clear of the writes to the file without the cipher. What reads as zeroes below does not read so
-//! above: zeroes are written. Where sectors are numbered by the guest's offsets, each use of the file says which these are
-//! ([`HostFile::for_guest`]).
+//! [`HostFile::encrypted`] is the same file with a cipher between: bytes are decrypted behind each
+//! read and encrypted, in a copy, before each write. Its sectors are blocks like those of a device,
+//! so finer writes are read, changed and written in the same place, and keep clear of the writes to
+//! the file without the cipher. What reads as zeroes below does not read so above: zeroes are
+//! written. Where sectors are numbered by the guest's offsets, each use of the file says which
+//! these are ([`HostFile::for_guest`]).
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -56,8 +57,8 @@ pub struct HostFile {
     writes: Arc<Mutex<Writes>>,
     space_changes: Arc<AtomicU64>,
     cipher: Option<Arc<Ciphered>>,
-    /// Bytes by which the guest's offsets are ahead of the file's, modulo 2^64; `None` where it is not said yet. Only sectors that
-    /// are numbered by them ask.
+    /// Bytes by which the guest's offsets are ahead of the file's, modulo 2^64; `None` where it is
+    /// not said yet. Only sectors that are numbered by them ask.
     ahead: Option<u64>,
     observer: Option<Arc<dyn Observer>>,
     brake: Brake,
@@ -217,8 +218,8 @@ impl Wake for Abandoned {
         let Some((operation, _)) = held.as_mut() else {
             return;
         };
-        // Its range holds the old or the new bytes, as with any request that is dropped. It has ended, too,
-        // if its driver went away.
+        // Its range holds the old or the new bytes, as with any request that is dropped. It has
+        // ended, too, if its driver went away.
         if operation
             .poll_ended(&mut Context::from_waker(&waker))
             .is_ready()
@@ -318,7 +319,8 @@ impl HostFile {
         self.cipher.is_some()
     }
 
-    /// Whether bytes that lie side by side in the file belong together only if the guest has them side by side, too.
+    /// Whether bytes that lie side by side in the file belong together only if the guest has them
+    /// side by side, too.
     pub fn is_keyed_by_guest(&self) -> bool {
         let cipher = self.cipher.as_ref();
         cipher.is_some_and(|ciphered| ciphered.numbering == Numbering::Guest)
@@ -350,7 +352,8 @@ impl HostFile {
         from_first / SECTOR_BYTES
     }
 
-    /// Tells the file's observer, if it has one, what is about to be done; returns when the work may go on.
+    /// Tells the file's observer, if it has one, what is about to be done; returns when the work
+    /// may go on.
     pub async fn reach(&self, event: Event) {
         if let Some(observer) = &self.observer
             && let Some(wait) = observer.reached(event)
@@ -366,9 +369,9 @@ impl HostFile {
         }
     }
 
-    /// How often space was allocated, zeroed or given back, or the length changed, each time counted when it
-    /// had ended, well or not. What reads as zeroes since then need not do so after a crash, until a flush
-    /// that began later.
+    /// How often space was allocated, zeroed or given back, or the length changed, each time
+    /// counted when it had ended, well or not. What reads as zeroes since then need not do so after
+    /// a crash, until a flush that began later.
     pub fn space_changes(&self) -> u64 {
         self.space_changes.load(Ordering::Acquire)
     }
@@ -596,8 +599,8 @@ impl HostFile {
         Ok(())
     }
 
-    /// Gives the space of the whole blocks within a range back to the host, and says which part that
-    /// was.
+    /// Gives the space of the whole blocks within a range back to the host, and says which part
+    /// that was.
     pub async fn discard(&self, offset: u64, len: u64) -> Result<Range<u64>> {
         let start = round_up(offset, self.space_alignment);
         let inner = start..round_down(offset + len, self.space_alignment).max(start);

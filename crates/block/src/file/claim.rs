@@ -136,8 +136,8 @@ pub enum Sharing {
     /// The same, but nobody changes the length of a raw image: for servers, whose clients were told
     /// its size.
     FixedLength,
-    /// Nobody writes any file of the image or changes its length, whatever its format: for copies, which must not be
-    /// torn, and for their targets. QEMU's `convert` opens its sources so.
+    /// Nobody writes any file of the image or changes its length, whatever its format: for copies,
+    /// which must not be torn, and for their targets. QEMU's `convert` opens its sources so.
     Frozen,
     /// Others may do everything, and what is read may be torn (QEMU: `force-share`, `-U`). Only for
     /// reading.
@@ -200,8 +200,8 @@ impl Claim {
         }
     }
 
-    /// An image that is neither the base nor the top of a commit: what it shows changes with the base, and nobody else
-    /// may go by it.
+    /// An image that is neither the base nor the top of a commit: what it shows changes with the
+    /// base, and nobody else may go by it.
     pub const BETWEEN: Claim = Claim {
         held: READ,
         shared: ALL_BUT_CHANGE.without(Permission::ConsistentRead),

@@ -1,8 +1,8 @@
 //! Points in the work on an image, told to a file that wants to know: [`Observer`].
 //!
-//! They are QEMU's `blkdebug` events, by whose names scripts inject faults and stop requests. The engine tells
-//! them where it is about to do what they name, and decides nothing by them. A file without an observer costs
-//! a look at a field that is empty.
+//! They are QEMU's `blkdebug` events, by whose names scripts inject faults and stop requests. The
+//! engine tells them where it is about to do what they name, and decides nothing by them. A file
+//! without an observer costs a look at a field that is empty.
 
 use cowslip_queue::Pending;
 

@@ -1,8 +1,9 @@
 //! Identity of files: where their bytes are stored, and which bytes they are.
 //!
-//! *Storage* answers whether a write to one file changes what another one reads: a device and the file behind it, a part of
-//! a file and the whole. *Content* answers whether two files hold the same bytes at the same offsets: two parts of one file
-//! do not, nor do two snapshots of one image. Locks go by neither; they belong to the open file ([`FileId`]).
+//! *Storage* answers whether a write to one file changes what another one reads: a device and the
+//! file behind it, a part of a file and the whole. *Content* answers whether two files hold the
+//! same bytes at the same offsets: two parts of one file do not, nor do two snapshots of one image.
+//! Locks go by neither; they belong to the open file ([`FileId`]).
 
 use std::ops::Range;
 
@@ -49,7 +50,8 @@ enum Store {
     Named(String),
 }
 
-/// Where the bytes of a file are stored: every file and device that a write to it changes. Empty if nothing is known.
+/// Where the bytes of a file are stored: every file and device that a write to it changes. Empty if
+/// nothing is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Storage(Vec<(Store, Range<u64>)>);
 

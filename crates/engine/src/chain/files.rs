@@ -34,8 +34,8 @@ struct Use {
 }
 
 impl Use {
-    /// How a further use goes together with this one. It does not if the chain comes to the same bytes again, if one
-    /// would write what the other reads, or if guest data had two owners.
+    /// How a further use goes together with this one. It does not if the chain comes to the same
+    /// bytes again, if one would write what the other reads, or if guest data had two owners.
     fn beside(&self, new: &Use) -> Entry {
         if self.content.is_some() && self.content == new.content {
             return Entry::Again(self.role);

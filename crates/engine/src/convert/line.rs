@@ -1,5 +1,5 @@
-//! The line in which writes take the target's space: one after the other, in the order of the guest. What they write goes
-//! down together.
+//! The line in which writes take the target's space: one after the other, in the order of the
+//! guest. What they write goes down together.
 
 use crate::sync::{Mutex, Waiters, lock};
 

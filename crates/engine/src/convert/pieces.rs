@@ -1,4 +1,5 @@
-//! From what the source has to what is to be done. Pure: extents in, work out, in the order of the guest.
+//! From what the source has to what is to be done. Pure: extents in, work out, in the order of the
+//! guest.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -38,7 +39,8 @@ pub struct Piece {
 pub struct Cut {
     /// No piece crosses a multiple of this.
     pub piece_bytes: u64,
-    /// Pieces begin and end at multiples of this, which divides the other: what is written beside data must be known.
+    /// Pieces begin and end at multiples of this, which divides the other: what is written beside
+    /// data must be known.
     pub unit_bytes: u64,
     /// The disk ends here.
     pub size: u64,

@@ -1,9 +1,10 @@
 //! Doing it: pieces are read together and written in their order; nothing here decides what.
 //!
-//! One task drives all of it. A piece is under way from the beginning of its read to the end of its write, and no more of them
-//! than [`Options::in_flight`]; those that are read wait for their turn, and until those before them have their space, so
-//! that it is taken in the order of the guest. Compressed pieces are stored one after the other for the same reason; the work
-//! is in compressing, which the workers do for all pieces at once.
+//! One task drives all of it. A piece is under way from the beginning of its read to the end of its
+//! write, and no more of them than [`Options::in_flight`]; those that are read wait for their turn,
+//! and until those before them have their space, so that it is taken in the order of the guest.
+//! Compressed pieces are stored one after the other for the same reason; the work is in
+//! compressing, which the workers do for all pieces at once.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,7 +30,8 @@ use crate::qcow2::Packed;
 use crate::units::{pieces, round_down, round_up};
 use crate::{Error, Result};
 
-/// A target's cluster is taken apart from this size on: writing zeroes around a little data costs more than a request.
+/// A target's cluster is taken apart from this size on: writing zeroes around a little data costs
+/// more than a request.
 const UNIT_BYTES_MAX: u64 = 64 << 10;
 /// Extents are asked for while fewer than this are known.
 const KNOWN_MIN: usize = 1024;
@@ -290,8 +292,8 @@ impl<'a> Run<'a> {
         Ok((Ready::Packed { runs, len, zeroes }, done))
     }
 
-    /// Reads a range; with [`Unreadable::BecomesZero`] what cannot be read, sector by sector, becomes zeroes. How
-    /// much that was.
+    /// Reads a range; with [`Unreadable::BecomesZero`] what cannot be read, sector by sector,
+    /// becomes zeroes. How much that was.
     async fn read_salvaging(&self, start: u64, len: u64) -> Outcome<(BufMut, u64)> {
         let first = match self.read(start, len).await {
             Ok(data) => return Ok((data, 0)),
@@ -433,7 +435,8 @@ impl<'a> Run<'a> {
         Ok(done)
     }
 
-    /// Has the system copy, into a raw image; into others, and where it cannot, the data is read and written.
+    /// Has the system copy, into a raw image; into others, and where it cannot, the data is read
+    /// and written.
     async fn offload(&self, range: Range<u64>, place: Place) -> Outcome<Converted> {
         let len = range.end - range.start;
         go_on(self.job.begin(len).await)?;

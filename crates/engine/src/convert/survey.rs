@@ -1,7 +1,8 @@
 //! What the sources have, asked in their order.
 //!
-//! It is looked through once before anything is copied, because progress and room want to know how much there is. A list that
-//! is not too long is kept for the copying; else it is asked again, some extents ahead of what is being copied.
+//! It is looked through once before anything is copied, because progress and room want to know how
+//! much there is. A list that is not too long is kept for the copying; else it is asked again, some
+//! extents ahead of what is being copied.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -275,8 +276,8 @@ fn cut_at(extents: Vec<Extent>, end: u64) -> Vec<Extent> {
     out
 }
 
-/// What is done with an extent of a source, which begins at `start` of all; on a backing file, with one that the source's own image
-/// answers for: it holds it, or has nothing below that would. Pure.
+/// What is done with an extent of a source, which begins at `start` of all; on a backing file, with
+/// one that the source's own image answers for: it holds it, or has nothing below that would. Pure.
 fn what(extent: &Extent, (source, start): (usize, u64), options: &Options) -> What {
     let writes_all = options.sparse_bytes == 0;
     // Beyond the end of its backing file the target reads as zeroes.

@@ -15,8 +15,8 @@ pub struct Sieve {
 }
 
 impl Sieve {
-    /// The sieve of `-S sparse_bytes` for a target whose smallest part with a state of its own is `target_bytes`: what is
-    /// finer would be written all the same, or filled.
+    /// The sieve of `-S sparse_bytes` for a target whose smallest part with a state of its own is
+    /// `target_bytes`: what is finer would be written all the same, or filled.
     pub fn new(sparse_bytes: u64, target_bytes: u64) -> Sieve {
         let whole = 1 << sparse_bytes.max(1).ilog2();
         Sieve {
@@ -25,7 +25,8 @@ impl Sieve {
         }
     }
 
-    /// The parts of `data`, which begins at `start` of the disk, that are not zero; in order, neighbours joined.
+    /// The parts of `data`, which begins at `start` of the disk, that are not zero; in order,
+    /// neighbours joined.
     pub fn data(&self, start: u64, data: &[u8]) -> Vec<Range<u64>> {
         let end = start + data.len() as u64;
         let mut found: Vec<Range<u64>> = Vec::new();

@@ -13,8 +13,8 @@ fn no_such_bitmap(name: &str) -> Error {
 }
 
 impl Image {
-    /// The persistent dirty bitmaps, in the order of the image's directory, with the changes of this session; a raw
-    /// image has none.
+    /// The persistent dirty bitmaps, in the order of the image's directory, with the changes of
+    /// this session; a raw image has none.
     ///
     /// # Errors
     /// I/O, or a directory that is corrupt.
@@ -25,10 +25,12 @@ impl Image {
         }
     }
 
-    /// What a persistent bitmap says at this moment: at least all that has changed while it was enabled.
+    /// What a persistent bitmap says at this moment: at least all that has changed while it was
+    /// enabled.
     ///
     /// # Errors
-    /// `Invalid` if there is none of this name, or it was not saved properly; I/O, or a table that is corrupt.
+    /// `Invalid` if there is none of this name, or it was not saved properly; I/O, or a table that
+    /// is corrupt.
     pub async fn dirty_bits(&self, name: &str) -> Result<DirtyBits> {
         match &self.top {
             Layer::Raw(_) => Err(no_such_bitmap(name)),
@@ -36,8 +38,9 @@ impl Image {
         }
     }
 
-    /// The bitmap that is meant by a name where the disk is what counts, as for clients of a server: that of the
-    /// uppermost image of the chain that has one; and how many images lie above that.
+    /// The bitmap that is meant by a name where the disk is what counts, as for clients of a
+    /// server: that of the uppermost image of the chain that has one; and how many images lie above
+    /// that.
     ///
     /// # Errors
     /// As [`Image::bitmaps`].
@@ -71,8 +74,8 @@ impl Image {
         }
     }
 
-    /// What a persistent bitmap of an image that is open for writing says of a range, as runs that alternate, the
-    /// first `most` of them. It follows writes: one that is under way counts.
+    /// What a persistent bitmap of an image that is open for writing says of a range, as runs that
+    /// alternate, the first `most` of them. It follows writes: one that is under way counts.
     ///
     /// # Errors
     /// As [`Image::dirty_bits`]; `ReadOnly` if it is not open for writing.
@@ -89,9 +92,9 @@ impl Image {
         }
     }
 
-    /// Changes a persistent bitmap, with writes held back for that moment. The image has it when it is closed: a
-    /// session that ends otherwise leaves the bitmaps of the one before, marked as inconsistent if anything that they
-    /// should have followed may have happened since.
+    /// Changes a persistent bitmap, with writes held back for that moment. The image has it when it
+    /// is closed: a session that ends otherwise leaves the bitmaps of the one before, marked as
+    /// inconsistent if anything that they should have followed may have happened since.
     ///
     /// # Errors
     /// `Invalid` for what cannot be, in QEMU's words; `Unsupported` where the format cannot; I/O.

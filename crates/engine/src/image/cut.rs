@@ -1,5 +1,5 @@
-//! Requests to a disk that has limits (`OpenOptions::limits`): their parts, one after the other. The first that fails ends
-//! the request; what came before it is done.
+//! Requests to a disk that has limits (`OpenOptions::limits`): their parts, one after the other.
+//! The first that fails ends the request; what came before it is done.
 
 use cowslip_queue::{Buf, BufMut};
 

@@ -11,8 +11,9 @@ use crate::qcow2::header::CryptMethod;
 pub(crate) struct Origin(Format, Vec<ContentId>);
 
 impl Image {
-    /// Identity of what the layer at this depth shows, whatever its name: equal ones hold the same. Unknown for a snapshot,
-    /// which shows other clusters of its files, for an image whose password is its key, and where a file's bytes are.
+    /// Identity of what the layer at this depth shows, whatever its name: equal ones hold the same.
+    /// Unknown for a snapshot, which shows other clusters of its files, for an image whose password
+    /// is its key, and where a file's bytes are.
     pub(crate) fn origin(&self, depth: u32) -> Option<Origin> {
         let layer = match depth {
             0 => &self.top,
@@ -26,8 +27,9 @@ impl Image {
         Some(Origin(layer.format(), contents?))
     }
 
-    /// Whether an image that has just been made reads as zeroes everywhere: it refers to nothing, or to space that did not
-    /// exist before. A device, an export or a data file on one keeps the bytes that it had.
+    /// Whether an image that has just been made reads as zeroes everywhere: it refers to nothing,
+    /// or to space that did not exist before. A device, an export or a data file on one keeps the
+    /// bytes that it had.
     pub fn is_zero_when_new(&self) -> bool {
         if !self.below.layers().is_empty() {
             return false;

@@ -32,7 +32,8 @@ pub enum BackingChoice {
     Override {
         /// Its name, relative to the image.
         name: String,
-        /// Its format; if unknown, that which the image names for its own, and probed if it names none.
+        /// Its format; if unknown, that which the image names for its own, and probed if it names
+        /// none.
         format: Option<Format>,
     },
 }
@@ -96,8 +97,9 @@ pub struct OpenOptions {
     pub write_policy: WritePolicy,
     /// What a discard does.
     pub discard: DiscardPolicy,
-    /// Clusters that are discarded stay allocated, without data: the image keeps its layout, and their
-    /// space on the host is given back all the same (QEMU: `discard-no-unref`). Version 3 only.
+    /// Clusters that are discarded stay allocated, without data: the image keeps its layout, and
+    /// their space on the host is given back all the same (QEMU: `discard-no-unref`). Version 3
+    /// only.
     pub discard_no_unref: bool,
     /// What a write of nothing but zeroes does.
     pub detect_zeroes: DetectZeroes,
@@ -107,35 +109,40 @@ pub struct OpenOptions {
     pub alloc_policy: AllocPolicy,
     /// What reads keep in the image of what they find below. Only of one that may be written.
     pub copy_on_read: CopyOnRead,
-    /// Writes store whole clusters, compressed: what a write does not cover of them is read and stored with it.
+    /// Writes store whole clusters, compressed: what a write does not cover of them is read and
+    /// stored with it.
     pub compress: bool,
-    /// Reads, writes, zeroes and discards of the disk are cut by these, one part after the other: for tests of what
-    /// is above, since an image takes requests of any size.
+    /// Reads, writes, zeroes and discards of the disk are cut by these, one part after the other:
+    /// for tests of what is above, since an image takes requests of any size.
     pub limits: Limits,
     /// Where unallocated data comes from.
     pub backing: BackingChoice,
-    /// The file that guest data is in, instead of the one that the image names; only for an image with a data file.
+    /// The file that guest data is in, instead of the one that the image names; only for an image
+    /// with a data file.
     pub data_file: Option<Arc<dyn BlockFile>>,
     /// What is done if the image was not closed cleanly and will be written.
     pub dirty: DirtyImage,
     /// Opens the image although its data file or backing file cannot be opened: for `info` and
     /// `check`, which need the metadata only. Guest data cannot be read then.
     pub metadata_only: bool,
-    /// Bytes of L2 tables kept in memory for the whole chain, what it takes to find them included; 0 is
-    /// 32 MiB. A few slices are kept whatever the budget.
+    /// Bytes of L2 tables kept in memory for the whole chain, what it takes to find them included;
+    /// 0 is 32 MiB. A few slices are kept whatever the budget.
     pub cache_bytes: u64,
-    /// Bytes of a bitmap's table that are read at a time, and a quarter of the bits that are written
-    /// at a time; 0 is 256 KiB. For tests, which cannot have bitmaps of many pieces otherwise.
+    /// Bytes of a bitmap's table that are read at a time, and a quarter of the bits that are
+    /// written at a time; 0 is 256 KiB. For tests, which cannot have bitmaps of many pieces
+    /// otherwise.
     pub bitmap_piece_bytes: u64,
     /// What other processes may do with the image meanwhile.
     pub sharing: Sharing,
-    /// Files that the caller reads besides: an image is refused for writing if it is stored in one of them.
+    /// Files that the caller reads besides: an image is refused for writing if it is stored in one
+    /// of them.
     pub read_besides: ReadSet,
     /// Who packs and unpacks compressed clusters.
     pub workers: Workers,
     /// The disk as it was when this internal snapshot was taken, its size too; only to be read.
     pub snapshot: Option<SnapshotChoice>,
-    /// How the image is encrypted, by the method's name; an image that is not, or otherwise, is refused. `None` takes all.
+    /// How the image is encrypted, by the method's name; an image that is not, or otherwise, is
+    /// refused. `None` takes all.
     pub encrypt_format: Option<String>,
     /// What opens the image if it is encrypted.
     pub passphrase: Option<Passphrase>,

@@ -38,8 +38,8 @@ impl CacheStatistics {
 pub struct WriteStatistics {
     /// The cluster needed new space: it had none, or shared it, or was compressed.
     pub new_space: u64,
-    /// The cluster had space, and parts of it became data: subclusters, or all of one that read as zeroes. So
-    /// do those that join a write in the new space of their cluster.
+    /// The cluster had space, and parts of it became data: subclusters, or all of one that read as
+    /// zeroes. So do those that join a write in the new space of their cluster.
     pub filled: u64,
     /// Nothing was allocated.
     pub in_place: u64,

@@ -1,8 +1,8 @@
 //! Writes that store whole clusters, compressed (`OpenOptions::compress`).
 //!
-//! A cluster of which a write covers a part is read, changed and stored again. Meanwhile no other write touches it:
-//! all of them hold the clusters that they touch, in order of arrival, by the same leases that guard the mapping of
-//! an image, in a set of their own.
+//! A cluster of which a write covers a part is read, changed and stored again. Meanwhile no other
+//! write touches it: all of them hold the clusters that they touch, in order of arrival, by the
+//! same leases that guard the mapping of an image, in a set of their own.
 
 use std::ops::Range;
 
@@ -84,7 +84,8 @@ struct Stretch {
     whole: bool,
 }
 
-/// Cuts a request at the clusters that it covers partly. The disk's last one is whole as far as the disk goes.
+/// Cuts a request at the clusters that it covers partly. The disk's last one is whole as far as the
+/// disk goes.
 fn stretches(range: Range<u64>, cluster_bytes: u64, size: u64) -> Vec<Stretch> {
     let mut out: Vec<Stretch> = Vec::new();
     for range in pieces(range.start, range.end - range.start, cluster_bytes) {

@@ -1,9 +1,9 @@
 //! Steps 2 to 6 of a write: from a request to a batch of planned, leased writes with their space.
 //!
-//! All of it is decided in one hold of the metadata lock. If something is missing (a slice, a lease,
-//! space, a table of its own) the request lets go of everything, waits for that one thing, and looks
-//! again from the start; this is the only such loop. A long request goes in batches: what can be
-//! admitted together is, and what is in the way is waited for when nothing is held.
+//! All of it is decided in one hold of the metadata lock. If something is missing (a slice, a
+//! lease, space, a table of its own) the request lets go of everything, waits for that one thing,
+//! and looks again from the start; this is the only such loop. A long request goes in batches: what
+//! can be admitted together is, and what is in the way is waited for when nothing is held.
 
 use std::ops::Range;
 
@@ -138,8 +138,8 @@ impl Drop for Batch<'_> {
     }
 }
 
-/// A lease on a part of a slice that is pinned, and an epoch: what a request that is no [`Batch`] holds
-/// while data moves.
+/// A lease on a part of a slice that is pinned, and an epoch: what a request that is no [`Batch`]
+/// holds while data moves.
 pub struct Stay<'a> {
     image: &'a Qcow2,
     held: Option<(Ticket, u64)>,
@@ -409,8 +409,8 @@ impl Qcow2 {
         Ok(Ok(()))
     }
 
-    /// Where the part of a request ends that is to be written now, up to `end`; what is not to be written before it is
-    /// left out. `None` if nothing is.
+    /// Where the part of a request ends that is to be written now, up to `end`; what is not to be
+    /// written before it is left out. `None` if nothing is.
     fn next_part(
         &self,
         state: &mut State,

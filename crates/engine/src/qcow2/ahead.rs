@@ -1,12 +1,13 @@
 //! Counts that are raised ahead of need.
 //!
-//! A guest that flushes after every few writes would wait twice for each flush: a count must be durable
-//! before the entry that it counts for (D1). So a cycle that raises a few counts raises those of the clusters
-//! that will be taken next with them, in the same sectors; what takes such a cluster raises nothing, and
-//! its cycle may have no counts to write at all.
+//! A guest that flushes after every few writes would wait twice for each flush: a count must be
+//! durable before the entry that it counts for (D1). So a cycle that raises a few counts raises
+//! those of the clusters that will be taken next with them, in the same sectors; what takes such a
+//! cluster raises nothing, and its cycle may have no counts to write at all.
 //!
 //! Such a cluster is free and its count is 1: a leak, if the power fails. There are never more than
-//! [`AHEAD_BYTES_MAX`] of them, a cycle that raises many raises none ahead, and `close` lowers them.
+//! [`AHEAD_BYTES_MAX`] of them, a cycle that raises many raises none ahead, and `close` lowers
+//! them.
 
 use super::alloc::Content;
 use super::geometry::HostCluster;
@@ -17,11 +18,12 @@ use crate::Result;
 const AHEAD_MAX: u64 = 64;
 /// Bytes of these clusters: what a crash leaks at most.
 const AHEAD_BYTES_MAX: u64 = 4 << 20;
-/// So many cycles raise few counts before any is raised ahead: a command that writes once leaves nothing.
+/// So many cycles raise few counts before any is raised ahead: a command that writes once leaves
+/// nothing.
 const CYCLES_BEFORE: u32 = 2;
 
-/// How many clusters should be counted ahead after so many cycles that raised few counts, of which the
-/// last one raised `raised`.
+/// How many clusters should be counted ahead after so many cycles that raised few counts, of which
+/// the last one raised `raised`.
 fn wanted(cycles: u32, raised: u64, cluster_bits: u32) -> u64 {
     let most = (AHEAD_BYTES_MAX >> cluster_bits).clamp(1, AHEAD_MAX);
     match cycles.checked_sub(CYCLES_BEFORE) {
@@ -31,8 +33,9 @@ fn wanted(cycles: u32, raised: u64, cluster_bits: u32) -> u64 {
 }
 
 impl Qcow2 {
-    /// Raises the counts of the clusters that will be taken next, after `raised` were. Whoever takes one of
-    /// them meanwhile is served by a later cycle, which finds these counts durable or has them to write.
+    /// Raises the counts of the clusters that will be taken next, after `raised` were. Whoever
+    /// takes one of them meanwhile is served by a later cycle, which finds these counts durable or
+    /// has them to write.
     pub(super) async fn count_ahead(&self, counts: &mut Counts, raised: u64) {
         let bits = self.geometry().cluster_bits();
         if raised == 0 || raised > AHEAD_MAX {

@@ -1,9 +1,9 @@
 //! Which host clusters: free runs, what is known to read as zeroes, what may never be written.
 //!
 //! The life of a cluster: *free* (count 0 on disk, claimed: within the file), *taken* by a request
-//! (its count is raised at the next cut), referenced, *freed* to the quarantine, and free again when
-//! the clearing of its last reference is durable and its epoch has left. Lowest first, so that small
-//! images look as QEMU's do and neighbours in time are neighbours on the host.
+//! (its count is raised at the next cut), referenced, *freed* to the quarantine, and free again
+//! when the clearing of its last reference is durable and its epoch has left. Lowest first, so that
+//! small images look as QEMU's do and neighbours in time are neighbours on the host.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -59,8 +59,8 @@ impl FreeSet {
         self.clusters >= count && self.runs.values().any(|(len, _)| *len >= count)
     }
 
-    /// Takes up to `count` neighbouring clusters with one content: the lowest run that has them all,
-    /// or else the beginning of the lowest one.
+    /// Takes up to `count` neighbouring clusters with one content: the lowest run that has them
+    /// all, or else the beginning of the lowest one.
     pub fn take(&mut self, count: u64) -> Option<(HostCluster, u64, Content)> {
         let fitting = self.runs.iter().find(|(_, (len, _))| *len >= count);
         let (&start, &(len, content)) = fitting.or_else(|| self.runs.iter().next())?;
@@ -177,8 +177,8 @@ impl FreeSet {
     }
 }
 
-/// What a run of free clusters reads as, by what the host has there: those that lie in a hole as wholes read as
-/// zeroes. Joins what it appends to `found`.
+/// What a run of free clusters reads as, by what the host has there: those that lie in a hole as
+/// wholes read as zeroes. Joins what it appends to `found`.
 pub fn in_holes(
     free: &Range<u64>,
     extents: &[FileExtent],
@@ -243,8 +243,8 @@ impl Fresh {
     }
 }
 
-/// Clusters that hold metadata: no guest data and no allocation may land there, whatever the image's
-/// counts and entries claim (invariant S3).
+/// Clusters that hold metadata: no guest data and no allocation may land there, whatever the
+/// image's counts and entries claim (invariant S3).
 #[derive(Debug, Default)]
 pub struct Protected {
     pages: HashMap<u64, Box<[u64; 64]>>,

@@ -1,10 +1,11 @@
-//! Changing what the header of an existing image says: version, flags, the names of the data file and of the backing
-//! file, the hint on allocation.
+//! Changing what the header of an existing image says: version, flags, the names of the data file
+//! and of the backing file, the hint on allocation.
 //!
-//! One write of sector 0 is the moment of change, whatever the length of the header. Extensions and the
-//! backing file's name may lie beyond that sector, so where they do the new ones are first written elsewhere
-//! in the header's cluster, and sector 0 then skips to them over a padding extension. Only when that is durable
-//! are they written where they belong, behind sector 0, which goes last:
+//! One write of sector 0 is the moment of change, whatever the length of the header. Extensions and
+//! the backing file's name may lie beyond that sector, so where they do the new ones are first
+//! written elsewhere in the header's cluster, and sector 0 then skips to them over a padding
+//! extension. Only when that is durable are they written where they belong, behind sector 0, which
+//! goes last:
 //!
 //! | stage, with a barrier after each | what a crash after it leaves |
 //! | --- | --- |
@@ -13,8 +14,8 @@
 //! | what belongs behind sector 0 (inside the padding) | the same |
 //! | sector 0 as it shall be | the new header, and a copy that nothing refers to |
 //!
-//! The session ends with it: its tables were read under the old header. Another width of refcounts is prepared before
-//! ([`width`]) and named by the same write.
+//! The session ends with it: its tables were read under the old header. Another width of refcounts
+//! is prepared before ([`width`]) and named by the same write.
 
 use cowslip_queue::{Buf, BufMut};
 
@@ -53,7 +54,8 @@ pub struct Amendment {
     pub data_file_raw: Option<bool>,
     /// How space is to be allocated.
     pub alloc_policy: Option<AllocPolicy>,
-    /// What lies below. Nobody looks whether the guest goes on to see what it saw: [`crate::rebase`] does.
+    /// What lies below. Nobody looks whether the guest goes on to see what it saw:
+    /// [`crate::rebase`] does.
     pub backing: Option<Backing>,
 }
 
@@ -252,8 +254,8 @@ fn stages(cluster: &[u8], old: &Header, new: &mut Header) -> Result<Stages> {
     ])
 }
 
-/// The one sector that changes, if it is one: it is written whole or not at all. `used` bytes of `cluster` are the
-/// header's.
+/// The one sector that changes, if it is one: it is written whole or not at all. `used` bytes of
+/// `cluster` are the header's.
 fn only_sector(cluster: &[u8], new: &[u8], used: usize) -> Option<(usize, Vec<u8>)> {
     let len = used
         .max(new.len())
@@ -342,7 +344,8 @@ impl Qcow2 {
         self.to_the_end(change).await
     }
 
-    /// Refuses what [`Qcow2::amend`] would refuse of this header with a disk of `size` bytes, before anything is done.
+    /// Refuses what [`Qcow2::amend`] would refuse of this header with a disk of `size` bytes,
+    /// before anything is done.
     ///
     /// # Errors
     /// As `amend`.
@@ -411,8 +414,8 @@ mod tests {
         header
     }
 
-    /// After each stage, and with its writes torn at any sector, the header is the old or the new one, and
-    /// never the old one again once it was the new one.
+    /// After each stage, and with its writes torn at any sector, the header is the old or the new
+    /// one, and never the old one again once it was the new one.
     fn check(options: &CreateOptions, amendment: &Amendment) {
         let (old, mut disk) = fresh(options);
         let mut new = amendment.apply(&old).unwrap();

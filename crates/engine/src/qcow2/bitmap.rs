@@ -1,7 +1,9 @@
-//! Persistent dirty bitmaps: which parts of the disk have changed since each of them was added or cleared.
+//! Persistent dirty bitmaps: which parts of the disk have changed since each of them was added or
+//! cleared.
 //!
-//! In a session they are in memory (`list.rs`, `bits.rs`): those that follow writes from the first write on, others
-//! when they are asked for. On disk, meanwhile, they say what the last session left. So there are three moments:
+//! In a session they are in memory (`list.rs`, `bits.rs`): those that follow writes from the first
+//! write on, others when they are asked for. On disk, meanwhile, they say what the last session
+//! left. So there are three moments:
 //!
 //! | moment | what is written | what a crash after it leaves |
 //! | --- | --- | --- |
@@ -9,9 +11,10 @@
 //! | while the disk is written | nothing: bits are set as requests are admitted, before their data moves | the same |
 //! | close | bits, tables and a directory in new space, with their counts; barrier; the header refers to the directory (D6); barrier; the old ones' counts go down | the old state, marked, or the new one as a whole; leaks |
 //!
-//! A request sets its bits in the hold of the lock that admits it, so whoever has drained the image sees all or
-//! nothing of it; that it fails later takes nothing back, as it may have changed some of its bytes.
-//! Bitmaps of others' crashes, which are marked when the image is opened, are kept as they are.
+//! A request sets its bits in the hold of the lock that admits it, so whoever has drained the image
+//! sees all or nothing of it; that it fails later takes nothing back, as it may have changed some
+//! of its bytes. Bitmaps of others' crashes, which are marked when the image is opened, are kept as
+//! they are.
 
 mod bits;
 mod list;
@@ -112,9 +115,11 @@ impl Qcow2 {
         self.load_bits(&entry).await
     }
 
-    /// What a bitmap says of a range at this moment, the first so many runs; the image is open for writing.
+    /// What a bitmap says of a range at this moment, the first so many runs; the image is open for
+    /// writing.
     ///
-    /// Its bits stay in memory from the first question on: whoever asks for the runs of a disk asks often.
+    /// Its bits stay in memory from the first question on: whoever asks for the runs of a disk asks
+    /// often.
     pub(crate) async fn dirty_runs(
         &self,
         name: &str,
@@ -175,7 +180,8 @@ impl Qcow2 {
         state.bitmaps.change(name, change, disk)
     }
 
-    /// Before the first write of a session (D5): what follows writes is in memory, and marked on disk.
+    /// Before the first write of a session (D5): what follows writes is in memory, and marked on
+    /// disk.
     pub(super) async fn track_in_turn(&self) -> Result<()> {
         let wanted = {
             let state = self.lock();

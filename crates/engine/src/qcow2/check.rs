@@ -1,15 +1,16 @@
 //! Checks a qcow2 image without changing it: every structure, every reference, every refcount.
 //!
-//! Promises: finds what QEMU's check finds, counts it as QEMU does and tells it in QEMU's words, and
-//! looks for three things more ([`Finding::is_known_to_qemu`]). A hostile image costs a bounded
+//! Promises: finds what QEMU's check finds, counts it as QEMU does and tells it in QEMU's words,
+//! and looks for three things more ([`Finding::is_known_to_qemu`]). A hostile image costs a bounded
 //! amount of memory and no panic. Leaves out: repair, and what guest data means.
 //!
-//! 1. What may be referenced is counted in memory ([`counts`]): header, L1 tables of the disk and of
-//!    its snapshots, L2 tables, data and compressed clusters, the other tables. A table that several
-//!    L1 entries share is read once, and what it references counts as often as it is referenced.
+//! 1. What may be referenced is counted in memory ([`counts`]): header, L1 tables of the disk and
+//!    of its snapshots, L2 tables, data and compressed clusters, the other tables. A table that
+//!    several L1 entries share is read once, and what it references counts as often as it is
+//!    referenced.
 //! 2. The counts are compared with the refcounts on disk.
-//! 3. COPIED is compared with the refcounts on disk. The first two steps tell whether any flag can be
-//!    wrong at all, so the L2 tables of a sound image are read once only.
+//! 3. COPIED is compared with the refcounts on disk. The first two steps tell whether any flag can
+//!    be wrong at all, so the L2 tables of a sound image are read once only.
 
 use std::sync::Arc;
 

@@ -63,7 +63,8 @@ pub fn compress(kind: CompressionType, cluster: &[u8]) -> Option<Vec<u8>> {
     Compressor::new(kind).compress(cluster)
 }
 
-/// Compresses clusters, one after the other: what it takes to begin, up to a megabyte of tables, is done once.
+/// Compresses clusters, one after the other: what it takes to begin, up to a megabyte of tables, is
+/// done once.
 pub struct Compressor(Codec);
 
 enum Codec {

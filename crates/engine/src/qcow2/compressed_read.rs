@@ -1,7 +1,8 @@
-//! Reading compressed clusters: what lies together on the host is read together, and the workers unpack it.
+//! Reading compressed clusters: what lies together on the host is read together, and the workers
+//! unpack it.
 //!
-//! An image that was written in one go has them side by side, byte by byte, so a request of several takes
-//! one read of the host, and as many pieces of work as keep the processors busy.
+//! An image that was written in one go has them side by side, byte by byte, so a request of several
+//! takes one read of the host, and as many pieces of work as keep the processors busy.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +20,8 @@ use crate::{Error, Result};
 
 /// Bytes between two clusters that are cheaper to read than to leave out.
 const GAP_BYTES: u64 = 4096;
-/// Bytes of the host that are read at once at most: this much lies in memory beside what is asked for.
+/// Bytes of the host that are read at once at most: this much lies in memory beside what is asked
+/// for.
 const READ_BYTES_MAX: u64 = 1 << 20;
 
 /// A part of a request that a compressed cluster holds.

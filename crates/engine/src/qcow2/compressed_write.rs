@@ -1,11 +1,12 @@
 //! Writing compressed clusters: packed one after the other, byte by byte, as QEMU's are.
 //!
-//! Compressing is work for processors and is done by the workers, in any order; storing is done in the order of the
-//! calls, several clusters at a time. The writer has the write-back turn, so there is one at a time. A host cluster has one
-//! reference for each compressed cluster that has bytes in it; at the count's maximum a new one is begun. The
-//! space after the last one, up to the end of its host cluster, is the *tail*: ours alone, since its
-//! cluster's count is not 0 while anything in it is referenced. What does not fit there goes on into the
-//! next cluster of the host if that is free, as QEMU's does.
+//! Compressing is work for processors and is done by the workers, in any order; storing is done in
+//! the order of the calls, several clusters at a time. The writer has the write-back turn, so there
+//! is one at a time. A host cluster has one reference for each compressed cluster that has bytes in
+//! it; at the count's maximum a new one is begun. The space after the last one, up to the end of
+//! its host cluster, is the *tail*: ours alone, since its cluster's count is not 0 while anything
+//! in it is referenced. What does not fit there goes on into the next cluster of the host if that
+//! is free, as QEMU's does.
 
 use std::ops::Range;
 
@@ -95,7 +96,8 @@ impl Qcow2 {
                 feature: "compression in an image with an external data file".to_string(),
             });
         }
-        // They would stand in the file for everybody to read: the format encrypts no compressed clusters.
+        // They would stand in the file for everybody to read: the format encrypts no compressed
+        // clusters.
         if self.data.is_encrypted() {
             return Err(Error::Unsupported {
                 file: self.name().to_string(),
@@ -131,7 +133,8 @@ impl Qcow2 {
         Ok(join_all(groups).await.into_iter().flatten().collect())
     }
 
-    /// Stores clusters, one after the other. Those of one call lie side by side, unless the free space does not.
+    /// Stores clusters, one after the other. Those of one call lie side by side, unless the free
+    /// space does not.
     pub(crate) async fn write_packed(&self, packed: Vec<Packed>, below: &Below) -> Result<()> {
         self.ready_for_writes().await?;
         let mut together = Together::new();
@@ -162,8 +165,8 @@ impl Qcow2 {
     /// Places, writes and publishes compressed clusters.
     async fn store(&self, together: Together, below: &Below) -> Result<()> {
         let bytes: u64 = together.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-        // Space for them, before anything is taken: side by side, or each in a cluster of its own, which is less
-        // where they are few.
+        // Space for them, before anything is taken: side by side, or each in a cluster of its own,
+        // which is less where they are few.
         let side_by_side = self.geometry().clusters_for(bytes) + 1;
         self.make_room(side_by_side.min(together.len() as u64))
             .await?;
@@ -299,7 +302,8 @@ impl Qcow2 {
         join_all(writes).await.into_iter().collect()
     }
 
-    /// An exclusive lease on guest clusters of one slice, and on what lies between them; the slice is in memory.
+    /// An exclusive lease on guest clusters of one slice, and on what lies between them; the slice
+    /// is in memory.
     async fn lease_clusters(&self, clusters: &[GuestCluster], below: &Below) -> Result<Stay<'_>> {
         let (first, last) = (clusters[0], clusters[clusters.len() - 1]);
         let slice = self.geometry().slice_of(first);

@@ -1,10 +1,11 @@
 //! What is read from the layers below is kept in the image (`copy-on-read`).
 //!
-//! Layers below do not change while they are read, so their bytes may be fetched ahead. They go down as a write
-//! of [`Origin::Below`]: whether the image still has nothing of its own is looked at again where the write gets its
-//! lease, in the same hold of the metadata lock, so a copy never goes over what the guest has written since. For
-//! zeroes an entry is changed in the same way ([`EntryRequest::Flag`]); version 2 has no flag, and gets them written
-//! where a layer below would show.
+//! Layers below do not change while they are read, so their bytes may be fetched ahead. They go
+//! down as a write of [`Origin::Below`]: whether the image still has nothing of its own is looked
+//! at again where the write gets its lease, in the same hold of the metadata lock, so a copy never
+//! goes over what the guest has written since. For zeroes an entry is changed in the same way
+//! ([`EntryRequest::Flag`]); version 2 has no flag, and gets them written where a layer below would
+//! show.
 //!
 //! The guest sees no change, so persistent bitmaps do not follow.
 
@@ -144,8 +145,8 @@ impl Qcow2 {
     }
 }
 
-/// Cuts what the layers below decide at whole subclusters of `unit` bytes. The range begins with one, and ends with one
-/// or with the disk.
+/// Cuts what the layers below decide at whole subclusters of `unit` bytes. The range begins with
+/// one, and ends with one or with the disk.
 fn whole_units(
     decided: &[Decided],
     (range, unit): (Range<u64>, u64),

@@ -1,5 +1,5 @@
-//! Where the refcount structures go that a longer file needs: at the beginning of the new space, which
-//! they count with themselves; and how many of them an image needs. Pure.
+//! Where the refcount structures go that a longer file needs: at the beginning of the new space,
+//! which they count with themselves; and how many of them an image needs. Pure.
 
 use super::geometry::{Geometry, HostCluster};
 
@@ -25,7 +25,8 @@ pub fn structures_for(geometry: &Geometry, clusters: u64) -> (u64, u64) {
     }
 }
 
-/// Clusters of the header and of all tables that map a disk of so many bytes, but for those that count.
+/// Clusters of the header and of all tables that map a disk of so many bytes, but for those that
+/// count.
 pub fn mapping_clusters(geometry: &Geometry, disk_bytes: u64) -> u64 {
     let clusters = geometry.clusters_for(disk_bytes);
     let l2_tables = geometry.clusters_for(clusters * geometry.l2_entry_bytes());
@@ -38,9 +39,10 @@ fn blocks_for_disk(geometry: &Geometry, disk_bytes: u64) -> u64 {
     structures_for(geometry, clusters).0
 }
 
-/// Entries of the refcount table that takes the place of one of `entries`, for block `last`: enough for the disk when all of it
-/// is allocated, so that no second move is paid for by an image that has just the space that it needs. Beyond that half as many
-/// again, so that it moves rarely; and no more than `entries_max` unless it must.
+/// Entries of the refcount table that takes the place of one of `entries`, for block `last`: enough
+/// for the disk when all of it is allocated, so that no second move is paid for by an image that
+/// has just the space that it needs. Beyond that half as many again, so that it moves rarely; and
+/// no more than `entries_max` unless it must.
 pub fn table_entries(
     geometry: &Geometry,
     disk_bytes: u64,
@@ -76,7 +78,8 @@ impl BlockUse {
         self.counted.contains(&self.cluster)
     }
 
-    /// Whether the image is the same without the block: it counts nothing but itself, and nothing shares it.
+    /// Whether the image is the same without the block: it counts nothing but itself, and nothing
+    /// shares it.
     pub fn may_go(&self) -> bool {
         let only_itself = self.counted.iter().all(|&counted| counted == self.cluster);
         only_itself && self.own_count == 1 && !self.holds_metadata
@@ -117,9 +120,9 @@ impl CountGrowth {
             .map(move |(&index, at)| (index, at, empty.clone()))
     }
 
-    /// Index and cluster of each new block, in rounds with a barrier after each. A torn write leaves
-    /// some of its sectors: no entry reaches the medium before the entry of the block that counts
-    /// its block, unless both lie in one sector that is written at once.
+    /// Index and cluster of each new block, in rounds with a barrier after each. A torn write
+    /// leaves some of its sectors: no entry reaches the medium before the entry of the block that
+    /// counts its block, unless both lie in one sector that is written at once.
     pub fn rounds(&self, geometry: &Geometry) -> Vec<Vec<(u64, u64)>> {
         let mut rounds: Vec<Vec<(u64, u64)>> = Vec::new();
         let first = self.start + self.table_clusters;

@@ -88,8 +88,9 @@ impl Qcow2 {
         outcome
     }
 
-    /// One write to the host; together with those of other requests if all of it is small new clusters,
-    /// which lie side by side where they were taken one after the other. The steps that it belongs to.
+    /// One write to the host; together with those of other requests if all of it is small new
+    /// clusters, which lie side by side where they were taken one after the other. The steps that
+    /// it belongs to.
     async fn write_host(&self, batch: &Batch<'_>, write: HostWrite) -> (Few<usize>, Result<()>) {
         let is_new = |&step: &usize| batch.steps[step].write.change != Change::None;
         self.file.reach(Event::WriteAio).await;
@@ -187,8 +188,8 @@ impl Qcow2 {
             && !self.raw_data
     }
 
-    /// Zeroes the fills' whole blocks of the host, before anything is written beside them; what is left is
-    /// returned, to be written.
+    /// Zeroes the fills' whole blocks of the host, before anything is written beside them; what is
+    /// left is returned, to be written.
     async fn zero_by_call(&self, step: &Step) -> Result<Vec<(u64, Buf)>> {
         let space = match self.policy {
             Policy::Contiguous => Space::Keep,
@@ -215,8 +216,8 @@ impl Qcow2 {
         Ok(rest)
     }
 
-    /// A raw data file has exactly the length of the disk, or is longer by a VM state: what would fill the disk's last
-    /// cluster beyond is left out, and reads as zeroes.
+    /// A raw data file has exactly the length of the disk, or is longer by a VM state: what would
+    /// fill the disk's last cluster beyond is left out, and reads as zeroes.
     fn within_file(&self, step: &Step, fill: &Fill, data: Buf) -> Option<Buf> {
         let (cluster, size) = (self.geometry().guest_offset(step.cluster).0, self.size());
         if !self.raw_data || cluster >= self.geometry().vm_state_offset(size) {

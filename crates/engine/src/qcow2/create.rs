@@ -390,12 +390,12 @@ fn claim_new(file: &dyn BlockFile, claim: Claim) -> Result<()> {
     file.claim(claim).map(drop)
 }
 
-/// Gives `file` the length of a raw disk of `size` bytes (rounded up to [`SIZE_UNIT`]), allocated as
-/// `preallocation` says. What it held is lost.
+/// Gives `file` the length of a raw disk of `size` bytes (rounded up to [`SIZE_UNIT`]), allocated
+/// as `preallocation` says. What it held is lost.
 ///
 /// # Errors
-/// I/O; no space (then nothing was written); another process that uses the file; `Invalid` for metadata, of
-/// which a raw image has none; [`Error::Cancelled`].
+/// I/O; no space (then nothing was written); another process that uses the file; `Invalid` for
+/// metadata, of which a raw image has none; [`Error::Cancelled`].
 pub async fn create_raw(
     file: Arc<dyn BlockFile>,
     size: u64,
@@ -418,8 +418,9 @@ pub async fn create_raw(
     claim_new(file.as_ref(), Claim::NONE)
 }
 
-/// Makes `file` a LUKS volume with a disk of `size` bytes (rounded up to [`SIZE_UNIT`]), whose space is allocated as
-/// `preallocation` says; what the disk holds is anything. What the file held is lost.
+/// Makes `file` a LUKS volume with a disk of `size` bytes (rounded up to [`SIZE_UNIT`]), whose
+/// space is allocated as `preallocation` says; what the disk holds is anything. What the file held
+/// is lost.
 ///
 /// # Errors
 /// As [`create_raw`].

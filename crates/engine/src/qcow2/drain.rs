@@ -1,11 +1,12 @@
-//! Holding requests back: for what changes a root, and for what changes what tables say of clusters that
-//! stay mapped.
+//! Holding requests back: for what changes a root, and for what changes what tables say of clusters
+//! that stay mapped.
 
 use super::{Qcow2, State};
 use crate::sync::Waiters;
 use crate::{Error, Result};
 
-/// No request that changes anything is under way and none begins, until this is dropped. Reads go on.
+/// No request that changes anything is under way and none begins, until this is dropped. Reads go
+/// on.
 pub(super) struct Drained<'a>(&'a Qcow2);
 
 impl Drop for Drained<'_> {
@@ -15,8 +16,8 @@ impl Drop for Drained<'_> {
     }
 }
 
-/// Nothing at all is under way and nothing begins, until this is dropped: no read, and nobody looks at a
-/// slice of a table. So tables may change under the cache, which is then emptied.
+/// Nothing at all is under way and nothing begins, until this is dropped: no read, and nobody looks
+/// at a slice of a table. So tables may change under the cache, which is then emptied.
 pub(super) struct Still<'a> {
     image: &'a Qcow2,
     _drained: Drained<'a>,

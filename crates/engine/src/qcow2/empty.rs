@@ -1,7 +1,8 @@
 //! An image gives up all that it holds, as a commit has it: what is below shows then.
 //!
-//! An empty L1 table is written elsewhere, and the header changes to it (invariant D6): that one write of
-//! sector 0 is the moment. What the old table reached is read from the old table, and given back afterwards.
+//! An empty L1 table is written elsewhere, and the header changes to it (invariant D6): that one
+//! write of sector 0 is the moment. What the old table reached is read from the old table, and
+//! given back afterwards.
 //!
 //! | stage, with a barrier after each | what a crash after it leaves |
 //! | --- | --- |
@@ -10,8 +11,9 @@
 //! | the counts of all that the old table reached go down | the same, fewer leaks |
 //! | the table's old place is an empty table, and the header refers to it | the same |
 //!
-//! The last stage is for the file's length: the table lies where it did, in front of what became free, and the
-//! file is cut behind the last cluster in use. Its holes are punched. Internal snapshots keep what they refer to.
+//! The last stage is for the file's length: the table lies where it did, in front of what became
+//! free, and the file is cut behind the last cluster in use. Its holes are punched. Internal
+//! snapshots keep what they refer to.
 //!
 //! The session ends with it: nothing but closing may follow, and reads see what is below.
 

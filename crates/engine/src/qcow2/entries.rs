@@ -1,10 +1,10 @@
 //! Zeroes and discards: requests that change entries instead of moving data.
 //!
 //! What lies in whole subclusters becomes a change of entries. Of the parts of others at the ends a
-//! discard gives back the blocks of the host; zeroes are written there, unless the rest of the subcluster
-//! reads as zeroes too: then its entry says so of all of it, and what was asked for stays, whatever comes
-//! to lie below. With a raw data file the zeroes go to that file first, since it is an image of the disk by
-//! itself.
+//! discard gives back the blocks of the host; zeroes are written there, unless the rest of the
+//! subcluster reads as zeroes too: then its entry says so of all of it, and what was asked for
+//! stays, whatever comes to lie below. With a raw data file the zeroes go to that file first, since
+//! it is an image of the disk by itself.
 
 use std::ops::Range;
 
@@ -124,8 +124,8 @@ impl Qcow2 {
         self.settle(self.effective(Fua::No), true).await
     }
 
-    /// Zeroes a part of one subcluster: its entry says so of the whole of it, if that reads as zeroes then
-    /// and nothing before was lost; else they are written.
+    /// Zeroes a part of one subcluster: its entry says so of the whole of it, if that reads as
+    /// zeroes then and nothing before was lost; else they are written.
     async fn zero_part(&self, part: Range<u64>, below: &Below, options: ZeroOptions) -> Result<()> {
         if part.start >= part.end {
             return Ok(());
@@ -166,7 +166,8 @@ impl Qcow2 {
         if range.start >= range.end {
             return Ok(());
         }
-        // Version 2 has no flag; a whole cluster of zeroes that says what could be read anyway is no gain there.
+        // Version 2 has no flag; a whole cluster of zeroes that says what could be read anyway is
+        // no gain there.
         if self.format.version < 3 && self.is_zero(range.clone(), below).await? {
             return Ok(());
         }

@@ -28,7 +28,8 @@ const REFTABLE_OFFSET_MASK: u64 = 0xffff_ffff_ffff_fe00;
 /// Unit of a compressed cluster's length.
 pub const SECTOR_BYTES: u64 = 512;
 
-/// A number of at most eight bytes, as all structures have them. Words of tables, of eight, are the fast case.
+/// A number of at most eight bytes, as all structures have them. Words of tables, of eight, are the
+/// fast case.
 #[inline]
 pub fn big_endian(bytes: &[u8]) -> u64 {
     match bytes.try_into() {
@@ -337,8 +338,8 @@ impl TableRef {
     }
 }
 
-/// Reads the refcount at `index` of a block or a part of one (qcow2.rst, "Refcount table and blocks").
-/// Widths below a byte count from the least significant bit; wider ones are big-endian.
+/// Reads the refcount at `index` of a block or a part of one (qcow2.rst, "Refcount table and
+/// blocks"). Widths below a byte count from the least significant bit; wider ones are big-endian.
 pub fn refcount_at(block: &[u8], index: usize, order: u32) -> u64 {
     match order {
         0..=2 => {

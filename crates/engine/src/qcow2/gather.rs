@@ -1,13 +1,14 @@
-//! Writes of whole new clusters, gathered: what different requests put side by side on the host goes
-//! down in one I/O.
+//! Writes of whole new clusters, gathered: what different requests put side by side on the host
+//! goes down in one I/O.
 //!
-//! Requests that arrive together take neighbouring clusters, in whatever order their guest offsets are.
-//! Each lays its write down here and gives way once, so that all that are ready lay down theirs; the
-//! first to come back joins what is adjacent. So random writes into small clusters become few
-//! sequential ones, and nothing waits for a request that has yet to arrive.
+//! Requests that arrive together take neighbouring clusters, in whatever order their guest offsets
+//! are. Each lays its write down here and gives way once, so that all that are ready lay down
+//! theirs; the first to come back joins what is adjacent. So random writes into small clusters
+//! become few sequential ones, and nothing waits for a request that has yet to arrive.
 //!
-//! A joined write belongs to all its members: it goes on as long as one of them is polled, and where
-//! it fails each writes its own part again, so that a failure stays with the request that it concerns.
+//! A joined write belongs to all its members: it goes on as long as one of them is polled, and
+//! where it fails each writes its own part again, so that a failure stays with the request that it
+//! concerns.
 
 use std::future::poll_fn;
 use std::sync::Arc;

@@ -224,8 +224,8 @@ impl Geometry {
             .div_ceil(self.l2_entries())
     }
 
-    /// Where the area of the VM state begins behind a disk of `size_bytes`: with the first L1 entry that the disk does not
-    /// need (QEMU: `vm_state_offset`).
+    /// Where the area of the VM state begins behind a disk of `size_bytes`: with the first L1 entry
+    /// that the disk does not need (QEMU: `vm_state_offset`).
     pub fn vm_state_offset(&self, size_bytes: u64) -> u64 {
         self.l1_entries_for(size_bytes)
             .saturating_mul(self.l2_coverage_bytes())

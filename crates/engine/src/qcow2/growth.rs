@@ -1,8 +1,9 @@
 //! How far ahead of need the image file is extended, and how. Pure policy.
 //!
-//! The steps are those of any file, without leaps ([`Steps::IMAGE`]). What an image adds: direct writes beyond the end of file serialise,
-//! so the end moves with the space; each allocation is a barrier for all I/O of the file in XFS, so the first steps of
-//! a session only move the end of file, and a one-shot command leaves a file like QEMU's.
+//! The steps are those of any file, without leaps ([`Steps::IMAGE`]). What an image adds: direct
+//! writes beyond the end of file serialise, so the end moves with the space; each allocation is a
+//! barrier for all I/O of the file in XFS, so the first steps of a session only move the end of
+//! file, and a one-shot command leaves a file like QEMU's.
 
 use super::header::AllocationHint;
 use crate::growth::{Situation, Steps};
@@ -11,9 +12,9 @@ use crate::policy::{AllocPolicy, ZeroMethod};
 /// A session that has grown less than this does not allocate.
 const ALLOCATE_FROM_BYTES: u64 = 1 << 20;
 
-/// A call holds up all other I/O of the file. Into space that holds data, at depth 32, a write of 64 KiB is three times as
-/// fast on ext4 and eight times on XFS, one of 256 KiB 1.5 and 3 times, one of 512 KiB 0.8 and 1.25 times, one
-/// of 1 MiB 0.5 and 0.7 times.
+/// A call holds up all other I/O of the file. Into space that holds data, at depth 32, a write of
+/// 64 KiB is three times as fast on ext4 and eight times on XFS, one of 256 KiB 1.5 and 3 times,
+/// one of 512 KiB 0.8 and 1.25 times, one of 1 MiB 0.5 and 0.7 times.
 const CALL_BYTES: u64 = 256 << 10;
 /// Here the call leaves a hole, and space is what counts.
 const HOLE_BYTES: u64 = 48 << 10;
@@ -28,8 +29,8 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// What `auto` is. Random 4 KiB writes at depth 32 into an empty disk of 2 GiB, direct, medians of three on
-    /// a shared machine; the speed of a sparse image over that of a contiguous one:
+    /// What `auto` is. Random 4 KiB writes at depth 32 into an empty disk of 2 GiB, direct, medians
+    /// of three on a shared machine; the speed of a sparse image over that of a contiguous one:
     ///
     /// | clusters | subclusters | ext4 | XFS |
     /// | --- | --- | --- | --- |
@@ -37,13 +38,14 @@ impl Policy {
     /// | 64 KiB | off | 0.6 | 0.8 |
     /// | 64 KiB | on | 0.8 | 1.1 |
     ///
-    /// Small clusters fill the file from its beginning to its end, so space ahead gains little; but what
-    /// is found between them and elsewhere on the host later is the reason to keep the file in few extents. So it
-    /// is contiguous everywhere, and a file system that cannot allocate makes holes of it.
+    /// Small clusters fill the file from its beginning to its end, so space ahead gains little; but
+    /// what is found between them and elsewhere on the host later is the reason to keep the file in
+    /// few extents. So it is contiguous everywhere, and a file system that cannot allocate makes
+    /// holes of it.
     const AUTO: Policy = Policy::Contiguous;
 
-    /// Bytes of zeroes from which on a call of the file system takes the place of a write, where space is not
-    /// known to read as zeroes.
+    /// Bytes of zeroes from which on a call of the file system takes the place of a write, where
+    /// space is not known to read as zeroes.
     pub fn call_from_bytes(self, method: ZeroMethod) -> u64 {
         match (method, self) {
             (ZeroMethod::Auto, Policy::Contiguous) => CALL_BYTES,

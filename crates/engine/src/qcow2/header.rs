@@ -1,9 +1,9 @@
 //! The header of a qcow2 image: bytes on one side, [`Header`] on the other.
 //!
-//! Everything here is pure. [`Header::parse`] refuses what the specification forbids and what is not
-//! understood, by name; what may be ignored (compatible bits, further fields, header extensions) is
-//! kept and written back as it was by [`Header::encode`]. Bits and offsets of header fields are
-//! nowhere else in the engine.
+//! Everything here is pure. [`Header::parse`] refuses what the specification forbids and what is
+//! not understood, by name; what may be ignored (compatible bits, further fields, header
+//! extensions) is kept and written back as it was by [`Header::encode`]. Bits and offsets of header
+//! fields are nowhere else in the engine.
 //!
 //! | bytes | field | | bytes | field (version 3) |
 //! | --- | --- | --- | --- | --- |
@@ -87,7 +87,8 @@ pub enum CryptMethod {
     /// It is not.
     #[default]
     None,
-    /// QEMU's old way: AES-128 in CBC mode, the password being the key, a sector's vector its number on the disk.
+    /// QEMU's old way: AES-128 in CBC mode, the password being the key, a sector's vector its
+    /// number on the disk.
     Aes,
     /// LUKS.
     Luks,
@@ -174,9 +175,9 @@ pub const FIRST_READ_BYTES: u64 = 4096;
 
 impl Header {
     /// Bytes that [`Header::parse`] wants to see of a file that begins with `prefix` (24 bytes or
-    /// more) and has `file_len` bytes: up to the end of the extensions and of the backing file's name, if
-    /// `prefix` shows where that is ([`FIRST_READ_BYTES`] nearly always do), else the first cluster; or what there is
-    /// of it.
+    /// more) and has `file_len` bytes: up to the end of the extensions and of the backing file's
+    /// name, if `prefix` shows where that is ([`FIRST_READ_BYTES`] nearly always do), else the
+    /// first cluster; or what there is of it.
     pub fn wanted_bytes(prefix: &[u8], file_len: u64) -> u64 {
         let cluster_bits = match prefix.get(20..24) {
             Some(field) => u32::from_be_bytes([field[0], field[1], field[2], field[3]]),

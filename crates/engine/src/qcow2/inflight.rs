@@ -1,14 +1,14 @@
 //! Who is where: leases on guest ranges, space that several writes fill together, and epochs.
 //!
 //! A *lease* is the right to a guest range until a request is done with it: shared to write in
-//! place, exclusive to change the mapping. They are granted in order of arrival: a request also waits
-//! for those before it that wait, so a stream of in-place writes cannot starve an exclusive one.
-//! Nobody waits while holding a lease, so there is no deadlock.
+//! place, exclusive to change the mapping. They are granted in order of arrival: a request also
+//! waits for those before it that wait, so a stream of in-place writes cannot starve an exclusive
+//! one. Nobody waits while holding a lease, so there is no deadlock.
 //!
-//! *Joint space* is a cluster that is taken or being filled; it belongs to all writes that fill parts
-//! of it. What its members have not written is as it was when it was taken, so its freshness holds
-//! for a joiner whatever the others do elsewhere in it (the leases keep them elsewhere). It ends where
-//! a member failed, and where an entry reads as zeroes again what a member has written.
+//! *Joint space* is a cluster that is taken or being filled; it belongs to all writes that fill
+//! parts of it. What its members have not written is as it was when it was taken, so its freshness
+//! holds for a joiner whatever the others do elsewhere in it (the leases keep them elsewhere). It
+//! ends where a member failed, and where an entry reads as zeroes again what a member has written.
 //!
 //! An *epoch* is the time between two write-back cuts. What is freed in epoch e is reused only when
 //! every request that entered up to e has left (invariant D2).
@@ -121,7 +121,8 @@ impl Leases {
         Ticket { slice, number }
     }
 
-    /// Joins the line for `want`, or keeps the place in it. Resolves when it is worth looking again.
+    /// Joins the line for `want`, or keeps the place in it. Resolves when it is worth looking
+    /// again.
     pub fn wait(&mut self, slice: u64, want: Want, place: Option<Ticket>) -> (Ticket, Pending<()>) {
         let (completer, waiting) = pending();
         let number = match place.filter(|ticket| ticket.slice == slice) {
@@ -266,8 +267,8 @@ impl JointSpace {
         }
     }
 
-    /// What a failed member has left in these subclusters could not be erased: whoever is there with it
-    /// must not publish them.
+    /// What a failed member has left in these subclusters could not be erased: whoever is there
+    /// with it must not publish them.
     pub fn fail(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
         if let Some(joint) = self.0.get_mut(&cluster) {
             joint.failed |= subclusters;

@@ -1,5 +1,5 @@
-//! The LUKS volume in an encrypted image: where it is, and writing its key slots. What is written is decided in
-//! `luks/change.rs`; tables and guest data have no part in it.
+//! The LUKS volume in an encrypted image: where it is, and writing its key slots. What is written
+//! is decided in `luks/change.rs`; tables and guest data have no part in it.
 
 use std::ops::Range;
 

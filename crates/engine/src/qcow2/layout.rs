@@ -1,9 +1,10 @@
-//! Where everything of one image is in its files, for reports: the disk in the guest's order, and the metadata.
+//! Where everything of one image is in its files, for reports: the disk in the guest's order, and
+//! the metadata.
 //!
-//! Reads the tables and nothing else, so neither the backing file nor the data file nor the key of an encrypted
-//! image is needed. Memory: the L1 table, and 40 bytes an L2 table or refcount block. Leaves out data that only
-//! internal snapshots refer to, and whether anything is right, which is for [`super::check`]: an entry that
-//! cannot be right is an error.
+//! Reads the tables and nothing else, so neither the backing file nor the data file nor the key of
+//! an encrypted image is needed. Memory: the L1 table, and 40 bytes an L2 table or refcount block.
+//! Leaves out data that only internal snapshots refer to, and whether anything is right, which is
+//! for [`super::check`]: an entry that cannot be right is an error.
 
 use std::collections::HashSet;
 use std::sync::Arc;

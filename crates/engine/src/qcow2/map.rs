@@ -52,8 +52,8 @@ pub fn push(runs: &mut Vec<Run>, run: Run) {
     }
 }
 
-/// Appends the runs of a part of one cluster: `start` is the cluster's first guest byte, `range` the
-/// part, in guest bytes.
+/// Appends the runs of a part of one cluster: `start` is the cluster's first guest byte, `range`
+/// the part, in guest bytes.
 pub fn map_cluster(
     format: &EntryFormat,
     entry: &L2Entry,

@@ -2,7 +2,8 @@
 //!
 //! The path of a guest write, one call into one file each:
 //!
-//! 1. `image.rs` has validated it; here the latch is consulted, and the header made ready for writes
+//! 1. `image.rs` has validated it; here the latch is consulted, and the header made ready for
+//!    writes
 //! 2. `tables.rs`: the slices that it needs are loaded
 //! 3. `map.rs`, 4. `plan.rs`: what is there, and what to do
 //! 5. `inflight.rs`: leases; if one is taken, wait and look again
@@ -11,8 +12,9 @@
 //! 8. `tables.rs`: the new mapping is published in memory
 //! 9. `writeback.rs`: on flush, FUA, or when much is dirty, metadata becomes durable in order
 //!
-//! Steps 3 to 6 are one hold of the metadata lock (`admit.rs`), 8 is another. The guard of that lock
-//! is not `Send` and the futures here are, so the compiler proves that it is never held across I/O.
+//! Steps 3 to 6 are one hold of the metadata lock (`admit.rs`), 8 is another. The guard of that
+//! lock is not `Send` and the futures here are, so the compiler proves that it is never held across
+//! I/O.
 
 mod admit;
 mod ahead;
@@ -92,7 +94,8 @@ pub use self::open::{Opening, open};
 
 const EIO: i32 = 5;
 
-/// Things of which a small request has one: its step, its lease, its slice. That one allocates nothing.
+/// Things of which a small request has one: its step, its lease, its slice. That one allocates
+/// nothing.
 type Few<T> = smallvec::SmallVec<[T; 1]>;
 
 /// A qcow2 image, open.
@@ -143,7 +146,8 @@ pub struct Counts {
     grown_bytes: u64,
     /// Steps of growth are no longer: a longer one found no space.
     step_bytes_max: u64,
-    /// The last growth stepped over counts beyond the end of the file, which takes long: a smaller one is not tried.
+    /// The last growth stepped over counts beyond the end of the file, which takes long: a smaller
+    /// one is not tried.
     stepped_over: bool,
     /// So many refcount blocks, from the first on, are known to exist.
     blocks_there: u64,
@@ -175,7 +179,8 @@ struct State {
     protected: Protected,
     /// L1 entries whose tables overlap other metadata or are beyond the end: never written through.
     bad_tables: BTreeSet<u64>,
-    /// The first cluster beyond the end of the file that L1 refers to: the file does not grow there.
+    /// The first cluster beyond the end of the file that L1 refers to: the file does not grow
+    /// there.
     table_beyond: Option<HostCluster>,
     /// Tables that are being copied because a snapshot shares them.
     copying: BTreeMap<u64, Waiters>,
@@ -504,9 +509,9 @@ impl Qcow2 {
         Ok(needs_cycle)
     }
 
-    /// What a failed write has left in space that others fill too is erased before anybody hears of the
-    /// failure: they may publish the subcluster, in which the guest goes on to see zeroes there. What the write
-    /// would have changed in place stays between old and new, as always.
+    /// What a failed write has left in space that others fill too is erased before anybody hears of
+    /// the failure: they may publish the subcluster, in which the guest goes on to see zeroes
+    /// there. What the write would have changed in place stays between old and new, as always.
     async fn erase_failed(&self, batch: &Batch<'_>, outcome: &[Result<()>]) {
         for (step, outcome) in batch.steps.iter().zip(outcome) {
             let plan::Change::Fill(filled) = step.write.change else {
@@ -680,8 +685,9 @@ impl Qcow2 {
         outcome
     }
 
-    /// Refuses to change what is mapped to metadata or beyond the end of the file, be it in place or
-    /// by giving the old space up (invariant S3): what is freed is counted down, punched and reused.
+    /// Refuses to change what is mapped to metadata or beyond the end of the file, be it in place
+    /// or by giving the old space up (invariant S3): what is freed is counted down, punched and
+    /// reused.
     fn refuse_misplaced(&self, state: &mut State, entry: &L2Entry) -> Result<()> {
         let freed = match entry {
             _ if self.format.data_file => return Ok(()),

@@ -49,7 +49,8 @@ pub struct Opening<'a> {
     pub is_top: bool,
 }
 
-/// Opens an image; changes nothing, but repairs one that was not closed cleanly and will be written.
+/// Opens an image; changes nothing, but repairs one that was not closed cleanly and will be
+/// written.
 ///
 /// # Errors
 /// As [`crate::Image::open`].
@@ -268,8 +269,9 @@ async fn open_data_file(
     }
 }
 
-/// The file that guest data is in, with the image's cipher between. Under LUKS a sector's number is its place in that file: the
-/// same data elsewhere is other bytes. In QEMU's old way it is its place on the disk.
+/// The file that guest data is in, with the image's cipher between. Under LUKS a sector's number is
+/// its place in that file: the same data elsewhere is other bytes. In QEMU's old way it is its
+/// place on the disk.
 async fn decrypted(opening: &Opening<'_>, header: &Header, data: HostFile) -> Result<HostFile> {
     if header.crypt_method == CryptMethod::None || opening.options.metadata_only {
         return Ok(data);
@@ -369,7 +371,8 @@ fn fresh_state(header: Header, l1: Vec<u64>, fresh: Fresh, brake: Brake) -> Stat
         cuts: 0,
         durable_cut: 0,
         writes: WriteStatistics::default(),
-        // A process that died may have left writes that nobody has flushed: the first flush covers them.
+        // A process that died may have left writes that nobody has flushed: the first flush covers
+        // them.
         unflushed: true,
         settled_space_changes: 0,
         ready_for_changes: false,
@@ -470,9 +473,9 @@ impl Qcow2 {
     }
 }
 
-/// Marks all clusters that hold metadata (invariant S3). Roots that overlap each other make the image
-/// unfit for writing; an L2 table that overlaps something, or lies beyond the end of the file, is
-/// never written through.
+/// Marks all clusters that hold metadata (invariant S3). Roots that overlap each other make the
+/// image unfit for writing; an L2 table that overlaps something, or lies beyond the end of the
+/// file, is never written through.
 fn protect_metadata(image: &Qcow2, roots: &[Root]) -> Result<()> {
     let geometry = *image.geometry();
     let mut state = image.lock();

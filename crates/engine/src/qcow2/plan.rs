@@ -10,8 +10,8 @@
 //!
 //! The bytes of a filled subcluster that the guest does not write come from what the guest reads
 //! there now; zeroes on fresh space need nothing at all. Zeroes and discards change entries only
-//! ([`change_entry`]); of what they cannot say in an entry, zeroes are written, and discards leave a
-//! [`hole`].
+//! ([`change_entry`]); of what they cannot say in an entry, zeroes are written, and discards leave
+//! a [`hole`].
 
 use std::ops::{Range, RangeInclusive};
 
@@ -65,15 +65,16 @@ pub enum Change {
     None,
     /// These subclusters become allocated in space that only this guest cluster has.
     Fill(SubclusterMask),
-    /// The cluster moves to the new space, with these subclusters allocated; the old space is freed.
+    /// The cluster moves to the new space, with these subclusters allocated; the old space is
+    /// freed.
     Replace(SubclusterMask),
 }
 
 /// What has to be durable before a changed entry is, beside the counts and tables that lead to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// Nothing: it refers to no bytes, or to space that is fresh where it read as zeroes before, so that
-    /// it reads as zeroes or as what is being written there.
+    /// Nothing: it refers to no bytes, or to space that is fresh where it read as zeroes before, so
+    /// that it reads as zeroes or as what is being written there.
     Nothing,
     /// The bytes that it refers to.
     Bytes,
@@ -184,8 +185,9 @@ pub fn plan_write(
     }
 }
 
-/// What the entry promises when these subclusters are filled. Where they read as zeroes and lie on fresh
-/// space, a crash that keeps the entry and loses the bytes leaves what was there before: zeroes.
+/// What the entry promises when these subclusters are filled. Where they read as zeroes and lie on
+/// fresh space, a crash that keeps the entry and loses the bytes leaves what was there before:
+/// zeroes.
 fn promise(filled: SubclusterMask, zero: SubclusterMask, fresh: SubclusterMask) -> Promise {
     match filled & !(zero & fresh) {
         0 => Promise::Nothing,
@@ -193,12 +195,12 @@ fn promise(filled: SubclusterMask, zero: SubclusterMask, fresh: SubclusterMask) 
     }
 }
 
-/// Clusters of these sizes, a block of the host or two, are written whole even where the rest reads as zeroes:
-/// neighbours then go down in one I/O without gaps, which costs less than the bytes.
+/// Clusters of these sizes, a block of the host or two, are written whole even where the rest reads
+/// as zeroes: neighbours then go down in one I/O without gaps, which costs less than the bytes.
 const WRITTEN_WHOLE_BYTES: RangeInclusive<u64> = 4 << 10..=8 << 10;
 
-/// What is missing beside `bytes` to make the subclusters of `received` whole. Those of `zero` read as
-/// zeroes now, and those of `fresh` do on the host.
+/// What is missing beside `bytes` to make the subclusters of `received` whole. Those of `zero` read
+/// as zeroes now, and those of `fresh` do on the host.
 fn fills(
     format: &EntryFormat,
     view: &View,
@@ -318,7 +320,8 @@ pub enum EntryRequest {
     Discard,
     /// What reads as zeroes by its flag shall read so without, as version 2 knows no flag.
     Unflag,
-    /// What is absent here, and reads as zeroes below, shall read so by its flag; not for version 2.
+    /// What is absent here, and reads as zeroes below, shall read so by its flag; not for version
+    /// 2.
     Flag,
 }
 
@@ -385,7 +388,8 @@ pub fn change_entry(
     if is_discard && entry.allocated & within == 0 && is_gone && !(whole && entry.host.is_some()) {
         return EntryChange::None;
     }
-    // A cluster that others fill is not given up for a part of it: nobody waits for what does not overlap.
+    // A cluster that others fill is not given up for a part of it: nobody waits for what does not
+    // overlap.
     let is_kept = unref == Unref::Keep || (view.is_filled && !whole);
     let keeps_space = is_kept && format.version >= 3 && entry.host.is_some();
     if whole && request != EntryRequest::Zero && !keeps_space {
@@ -430,9 +434,9 @@ pub fn change_entry(
     }
 }
 
-/// Where a discard of a part of a subcluster (`bytes`, in the cluster) leaves a hole in place: the host's
-/// first byte of the cluster, and the whole blocks of the host within. Only data that nobody else refers to
-/// may become zeroes; the entry stays.
+/// Where a discard of a part of a subcluster (`bytes`, in the cluster) leaves a hole in place: the
+/// host's first byte of the cluster, and the whole blocks of the host within. Only data that nobody
+/// else refers to may become zeroes; the entry stays.
 pub fn hole(
     format: &EntryFormat,
     view: &View,
@@ -460,8 +464,8 @@ pub enum Preallocated {
     Write,
 }
 
-/// Decides what becomes of a cluster that gets its space before a resize shows it; the disk still has
-/// `size` bytes.
+/// Decides what becomes of a cluster that gets its space before a resize shows it; the disk still
+/// has `size` bytes.
 pub fn preallocated(format: &EntryFormat, view: &View, size: u64) -> Preallocated {
     let L2Entry::Standard(entry) = &view.entry else {
         return Preallocated::Nothing;
@@ -514,7 +518,8 @@ fn change_flag(
     }
 }
 
-/// A cluster without the zero flag that reads as zeroes: an unallocated one, unless a layer below shows through it.
+/// A cluster without the zero flag that reads as zeroes: an unallocated one, unless a layer below
+/// shows through it.
 pub fn unflagged(entry: &Standard, shows_below: bool) -> EntryChange {
     match entry.zeroes {
         0 => EntryChange::None,

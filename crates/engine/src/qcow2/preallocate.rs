@@ -1,20 +1,22 @@
 //! Preallocation of what a resize adds, beyond the end of the disk, where no guest's request goes.
 //!
-//! Two phases. In the first, which takes the time, space is taken and filled, and nothing refers to it: not
-//! even its counts are raised, so a crash leaves free space and nothing else. In the second the entries are
-//! made, in memory, and go down in cycles of write-back like those of any write (D1). The size, which makes them
-//! visible, comes last, in `resize.rs`. Until the second phase begins the job may be cancelled.
+//! Two phases. In the first, which takes the time, space is taken and filled, and nothing refers to
+//! it: not even its counts are raised, so a crash leaves free space and nothing else. In the second
+//! the entries are made, in memory, and go down in cycles of write-back like those of any write
+//! (D1). The size, which makes them visible, comes last, in `resize.rs`. Until the second phase
+//! begins the job may be cancelled.
 //!
 //! | the power fails, or the process is killed | what is left |
 //! | --- | --- |
 //! | in the first phase | a longer file, whose space is free |
 //! | in the second | entries beyond the end of the disk, which the next resize discards first |
 //!
-//! A failure takes back what was done. What stays is the refcount blocks for the longer file, which count
-//! themselves, and after a failure in the second phase empty tables; a later growth uses them.
+//! A failure takes back what was done. What stays is the refcount blocks for the longer file, which
+//! count themselves, and after a failure in the second phase empty tables; a later growth uses
+//! them.
 //!
-//! Memory: refcount blocks are made for a part of the range at a time, entries live in the cache of tables,
-//! and what is taken is a few runs.
+//! Memory: refcount blocks are made for a part of the range at a time, entries live in the cache of
+//! tables, and what is taken is a few runs.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -58,8 +60,8 @@ impl Stock {
 }
 
 impl Qcow2 {
-    /// Allocates the space of guest clusters that are beyond the end of the disk, but for the first one
-    /// perhaps, and that show nothing.
+    /// Allocates the space of guest clusters that are beyond the end of the disk, but for the first
+    /// one perhaps, and that show nothing.
     pub(super) async fn preallocate(
         &self,
         added: Range<u64>,
@@ -138,7 +140,8 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Refuses what the file system has no room for. Free clusters of the file may have their space.
+    /// Refuses what the file system has no room for. Free clusters of the file may have their
+    /// space.
     async fn check_room(&self, clusters: u64, how: Preallocation) -> Result<()> {
         if how.fill().is_none() {
             return Ok(());
@@ -156,8 +159,8 @@ impl Qcow2 {
         space::check_room(self.file.block_file().as_ref(), missing << bits).await
     }
 
-    /// Takes neighbouring clusters: some that are free, or so many behind the end of the file, where there
-    /// is room for their tables too.
+    /// Takes neighbouring clusters: some that are free, or so many behind the end of the file,
+    /// where there is room for their tables too.
     async fn take_run_up_to(&self, clusters: u64) -> Result<(u64, u64, Content)> {
         let mut counts = self.turn.take().await;
         let bits = self.geometry().cluster_bits();
@@ -236,8 +239,8 @@ impl Qcow2 {
         space::fill(&self.data, added, fill, job).await
     }
 
-    /// Second phase: gives space to the clusters of a piece of one slice that have none. The loop is that
-    /// of `admit`.
+    /// Second phase: gives space to the clusters of a piece of one slice that have none. The loop
+    /// is that of `admit`.
     async fn give_space(&self, piece: Range<u64>, below: &Below, stock: &mut Stock) -> Result<()> {
         let first = self.geometry().guest_cluster(GuestOffset(piece.start));
         let slice = self.geometry().slice_of(first);
@@ -316,7 +319,8 @@ impl Qcow2 {
                     self.geometry().host_offset(host)
                 }
             };
-            // Space that was never written decrypts to anything: the entry says that it reads as zeroes.
+            // Space that was never written decrypts to anything: the entry says that it reads as
+            // zeroes.
             let zeroes = match self.data.is_encrypted() {
                 true => new.allocated,
                 false => 0,
@@ -358,8 +362,8 @@ impl Qcow2 {
         }
     }
 
-    /// Undoes the second phase. Where it cannot, the entries stay beyond the end of the disk, and the next
-    /// resize discards them.
+    /// Undoes the second phase. Where it cannot, the entries stay beyond the end of the disk, and
+    /// the next resize discards them.
     async fn take_entries_back(&self, added: Range<u64>, below: &Below) {
         let unit = self.geometry().cluster_bytes();
         let whole = round_up(added.start, unit)..round_up(added.end, unit);

@@ -11,7 +11,8 @@ use super::geometry::HostCluster;
 pub enum Stage {
     /// Nothing.
     Idle,
-    /// Growth: new refcount blocks, and a new refcount table if need be, which nothing refers to yet.
+    /// Growth: new refcount blocks, and a new refcount table if need be, which nothing refers to
+    /// yet.
     CountBlocks,
     /// Growth: the entries of the refcount table, or the header, that make them reachable.
     CountTable,

@@ -1,11 +1,12 @@
-//! Holes: the space of free clusters, of subclusters that were given up in clusters that stay mapped, and
-//! of parts of a subcluster.
+//! Holes: the space of free clusters, of subclusters that were given up in clusters that stay
+//! mapped, and of parts of a subcluster.
 //!
-//! A subcluster's space goes back to the host when the clearing of its bit is durable and no request is
-//! left that may read it (invariant D2). Until then a write may fill it again, and calls the hole off;
-//! while it is being punched, a write waits. Whole clusters are punched when nothing refers to them, and
-//! before they can be taken. A part of a subcluster is punched in place, at once: its entry goes on to say
-//! that there is data, so for everybody else it is as if zeroes were written there.
+//! A subcluster's space goes back to the host when the clearing of its bit is durable and no
+//! request is left that may read it (invariant D2). Until then a write may fill it again, and calls
+//! the hole off; while it is being punched, a write waits. Whole clusters are punched when nothing
+//! refers to them, and before they can be taken. A part of a subcluster is punched in place, at
+//! once: its entry goes on to say that there is data, so for everybody else it is as if zeroes were
+//! written there.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -42,7 +43,8 @@ pub struct Punches {
 impl Punches {
     /// Wants the space of these subclusters back, which were cleared in `epoch`.
     pub fn want(&mut self, cluster: HostCluster, epoch: u64, subclusters: SubclusterMask) {
-        // The latest clearing counts: an earlier one may have been durable before a write between them.
+        // The latest clearing counts: an earlier one may have been durable before a write between
+        // them.
         self.call_off(cluster, subclusters);
         let wanted = self.wanted.entry(cluster).or_default();
         wanted.push((epoch, subclusters));
@@ -103,8 +105,8 @@ impl Punches {
 /// A hole in place: what is held meanwhile, and the bytes of the file.
 type Hole<'a> = (Stay<'a>, Range<u64>);
 
-/// The subclusters whose space goes with that of `given_up`: those that fill up its blocks of the host
-/// and hold no data either (`unused`).
+/// The subclusters whose space goes with that of `given_up`: those that fill up its blocks of the
+/// host and hold no data either (`unused`).
 pub fn with_neighbours(
     geometry: &Geometry,
     given_up: SubclusterMask,
@@ -167,9 +169,9 @@ impl Qcow2 {
         }
     }
 
-    /// Leaves a hole in a part of a subcluster, which stays mapped. It holds what a write in place holds:
-    /// a shared lease, and an epoch, without which the cluster could be freed and taken by somebody else
-    /// before the host comes to punch it.
+    /// Leaves a hole in a part of a subcluster, which stays mapped. It holds what a write in place
+    /// holds: a shared lease, and an epoch, without which the cluster could be freed and taken by
+    /// somebody else before the host comes to punch it.
     pub(super) async fn punch_in_place(&self, part: Range<u64>, below: &Below) -> Result<()> {
         let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
         let slice = self.geometry().slice_of(cluster);
@@ -197,8 +199,8 @@ impl Qcow2 {
         }
     }
 
-    /// The bytes of the file that a discard of this part turns into a hole, held; or what has to be waited
-    /// for. The slice is in memory.
+    /// The bytes of the file that a discard of this part turns into a hole, held; or what has to be
+    /// waited for. The slice is in memory.
     fn hole_to_punch<'a>(
         &'a self,
         part: Range<u64>,

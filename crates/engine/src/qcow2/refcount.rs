@@ -1,8 +1,8 @@
 //! Reference counts: the refcount table, and a cache of slices of refcount blocks.
 //!
-//! Whoever holds the write-back turn owns this; requests never look at counts. Counts are raised and
-//! lowered here in memory, and written by write-back, which alone knows the order. A cluster without
-//! a refcount block has the count 0.
+//! Whoever holds the write-back turn owns this; requests never look at counts. Counts are raised
+//! and lowered here in memory, and written by write-back, which alone knows the order. A cluster
+//! without a refcount block has the count 0.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -202,7 +202,8 @@ impl Refcounts {
         Ok(found)
     }
 
-    /// Records that the table on disk refers to these blocks no longer. All that they count is 0, and written.
+    /// Records that the table on disk refers to these blocks no longer. All that they count is 0,
+    /// and written.
     pub fn forget_blocks(&mut self, indices: &[u64]) {
         let per_block = self.geometry().slices_per_table();
         for &index in indices {
@@ -224,8 +225,8 @@ impl Refcounts {
         self.runs(range, Uncounted::AreZero).await
     }
 
-    /// Runs of clusters with count 0 within `range` that a block exists for: those that can be taken
-    /// as they are. A file may be longer than its counts reach, after a crash or by padding.
+    /// Runs of clusters with count 0 within `range` that a block exists for: those that can be
+    /// taken as they are. A file may be longer than its counts reach, after a crash or by padding.
     ///
     /// # Errors
     /// I/O, or a corrupt table entry.

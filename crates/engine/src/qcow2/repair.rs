@@ -1,10 +1,11 @@
 //! Repairs a qcow2 image: a plan first, then its run.
 //!
-//! Promises. Guest data that can be reached is kept, and data that a broken entry still points to is
-//! found again where nobody else has its space. A crash at any point of the run leaves the image no
-//! worse: each stage is durable before the next begins, and no stage makes an entry refer to space
-//! that is not counted. Nothing is written where nothing is wrong. Leaves out: what guest data means,
-//! the external data file (which is not looked at), and images whose header says nothing usable.
+//! Promises. Guest data that can be reached is kept, and data that a broken entry still points to
+//! is found again where nobody else has its space. A crash at any point of the run leaves the image
+//! no worse: each stage is durable before the next begins, and no stage makes an entry refer to
+//! space that is not counted. Nothing is written where nothing is wrong. Leaves out: what guest
+//! data means, the external data file (which is not looked at), and images whose header says
+//! nothing usable.
 //!
 //! 1. [`survey`]: all tables are read once; each broken entry is decided ([`super::entry::mend`]),
 //!    and the references are counted as they will be.
@@ -22,8 +23,8 @@
 //! | F | COPIED set where a count is 1 | |
 //! | G | a check; if it finds no corruption, the dirty and corrupt marks are cleared | |
 //!
-//! Counts rise before COPIED is cleared: cleared first, a write in between would free a cluster that
-//! somebody else still uses. They fall after all else.
+//! Counts rise before COPIED is cleared: cleared first, a write in between would free a cluster
+//! that somebody else still uses. They fall after all else.
 
 use std::sync::Arc;
 
@@ -48,7 +49,8 @@ use plan::Plan;
 /// What a repair would do; changes nothing.
 ///
 /// # Errors
-/// If the file cannot be read, its header says nothing usable, or it takes more memory than allowed.
+/// If the file cannot be read, its header says nothing usable, or it takes more memory than
+/// allowed.
 pub async fn plan(
     file: &Arc<dyn BlockFile>,
     options: &RepairOptions,

@@ -116,8 +116,8 @@ impl Qcow2 {
         copied
     }
 
-    /// Changes the size of the disk; what is added gets its space as the plan says. Where the size changes at which the area
-    /// of the VM state begins, that is empty afterwards.
+    /// Changes the size of the disk; what is added gets its space as the plan says. Where the size
+    /// changes at which the area of the VM state begins, that is empty afterwards.
     pub(crate) async fn resize(
         &self,
         size: u64,
@@ -177,7 +177,8 @@ impl Qcow2 {
             self.write_zeroes(stale, below, options).await?;
             self.write_back().await?;
         }
-        // A shrinking that a crash cut short has left entries beyond the end, or a VM state is there.
+        // A shrinking that a crash cut short has left entries beyond the end, or a VM state is
+        // there.
         let whole = round_up(added.start, unit)..round_up(added.end, unit);
         if whole.start < whole.end {
             let rest = self
@@ -206,8 +207,8 @@ impl Qcow2 {
     async fn shrink_disk(&self, removed: Range<u64>, job: &Job) -> Result<()> {
         self.set_size(removed.start).await?;
         // The disk is smaller, durably. If its space cannot be given back for want of space, the
-        // change of entries stays in memory for a later cycle, and nothing has failed, unless a root
-        // or a flush has: then nothing can follow in this session.
+        // change of entries stays in memory for a later cycle, and nothing has failed, unless a
+        // root or a flush has: then nothing can follow in this session.
         let freed = async {
             self.free_beyond_end(removed.clone()).await?;
             self.give_up_emptied(removed.start, job).await
@@ -218,8 +219,9 @@ impl Qcow2 {
         }
     }
 
-    /// Gives up all that is behind the end. Nothing below shows through there, so nothing has to read as zeroes: else version
-    /// 2, which cannot say that of a cluster, would keep them, and they would be taken for VM state.
+    /// Gives up all that is behind the end. Nothing below shows through there, so nothing has to
+    /// read as zeroes: else version 2, which cannot say that of a cluster, would keep them, and
+    /// they would be taken for VM state.
     async fn free_beyond_end(&self, removed: Range<u64>) -> Result<()> {
         let nothing = Below::default();
         let unit = self.geometry().cluster_bytes();
@@ -311,7 +313,8 @@ impl Qcow2 {
         counts.refcounts.write_dirty().await
     }
 
-    /// Writes a table that nothing refers to yet, and its counts. After a failure its space is free again.
+    /// Writes a table that nothing refers to yet, and its counts. After a failure its space is free
+    /// again.
     pub(super) async fn write_new_l1(
         &self,
         counts: &mut Counts,
@@ -366,7 +369,8 @@ impl Qcow2 {
         closed
     }
 
-    /// Whether the session has changed nothing, and kept no space ahead: then there is nothing to flush that is its own.
+    /// Whether the session has changed nothing, and kept no space ahead: then there is nothing to
+    /// flush that is its own.
     fn is_as_opened(&self) -> bool {
         let state = self.lock();
         let is_unwritten = state.raised.is_empty()

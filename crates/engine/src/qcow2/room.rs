@@ -1,10 +1,11 @@
-//! Space on the host beside the path of a write: for new tables before, and what is left of growth after.
+//! Space on the host beside the path of a write: for new tables before, and what is left of growth
+//! after.
 //!
-//! A flush writes tables, and finds no way out where the host is full by then; so the space of a new
-//! table is allocated when the table is (invariant D4), where it may be a hole: in a sparse image, in
-//! what the first steps of growth have added, in what was punched. One call for a table at first, so
-//! that a small file has the layout of QEMU's; then for several, as an allocation is a barrier for the
-//! I/O of the file on XFS.
+//! A flush writes tables, and finds no way out where the host is full by then; so the space of a
+//! new table is allocated when the table is (invariant D4), where it may be a hole: in a sparse
+//! image, in what the first steps of growth have added, in what was punched. One call for a table
+//! at first, so that a small file has the layout of QEMU's; then for several, as an allocation is a
+//! barrier for the I/O of the file on XFS.
 
 use std::io::ErrorKind;
 
@@ -32,8 +33,8 @@ impl Qcow2 {
         Some(taken)
     }
 
-    /// Allocates the space of some free clusters, for tables. Errors with no space before anything is
-    /// taken.
+    /// Allocates the space of some free clusters, for tables. Errors with no space before anything
+    /// is taken.
     pub(super) async fn make_table_space(&self) -> Result<()> {
         let mut counts = self.turn.take().await;
         self.to_the_end(self.make_table_space_in_turn(&mut counts))
@@ -93,7 +94,8 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// What tables have not used is free like everything else: at the end, and where nothing else is left.
+    /// What tables have not used is free like everything else: at the end, and where nothing else
+    /// is left.
     pub(super) fn release_table_space(&self, state: &mut State) {
         while let Some((start, len, content)) = state.table_space.take(u64::MAX) {
             state.free.add(start, len, content);

@@ -1,10 +1,11 @@
 //! Internal snapshots: made, applied, deleted, listed.
 //!
-//! A snapshot is an L1 table of its own; what two L1 tables reach is counted twice and has no COPIED bit, so
-//! that the next write copies it. All three changes have one shape: what the new state needs is made first, while
-//! nothing refers to it; one write of the header is the change (invariant D6); what only the old state needed goes
-//! last. Nothing else is under way meanwhile, reads neither. The image is checked before anything changes, since a
-//! count that is too low would free what is in use.
+//! A snapshot is an L1 table of its own; what two L1 tables reach is counted twice and has no
+//! COPIED bit, so that the next write copies it. All three changes have one shape: what the new
+//! state needs is made first, while nothing refers to it; one write of the header is the change
+//! (invariant D6); what only the old state needed goes last. Nothing else is under way meanwhile,
+//! reads neither. The image is checked before anything changes, since a count that is too low would
+//! free what is in use.
 //!
 //! | stage, with a barrier after each | create | apply | delete |
 //! | --- | --- | --- | --- |
@@ -14,10 +15,11 @@
 //! | settle | the old snapshot table goes | counts go down | counts go down |
 //! | flags | | | COPIED is set where the count is 1; then the dirty bit is cleared |
 //!
-//! A crash before the switch leaves the old state, one after it the new state. What it may leave besides is leaks
-//! and, while a snapshot is made or deleted, COPIED bits that differ from the counts: under the dirty bit, or in
-//! version 2, which has none, where nobody is harmed by them (docs/durability.md, "Snapshots"). Until the switch
-//! the job may be cancelled: counts and flags are set back.
+//! A crash before the switch leaves the old state, one after it the new state. What it may leave
+//! besides is leaks and, while a snapshot is made or deleted, COPIED bits that differ from the
+//! counts: under the dirty bit, or in version 2, which has none, where nobody is harmed by them
+//! (docs/durability.md, "Snapshots"). Until the switch the job may be cancelled: counts and flags
+//! are set back.
 
 mod flags;
 mod list;

@@ -17,8 +17,8 @@ struct Judge<'a> {
 
 impl check::Observer for Judge<'_> {
     fn finding(&mut self, finding: &Finding) {
-        // Flags are set right by what follows, or stay as they are; what an entry of the snapshot table lacks is
-        // added when the table is written.
+        // Flags are set right by what follows, or stay as they are; what an entry of the snapshot
+        // table lacks is added when the table is written.
         let is_spared = matches!(
             finding,
             Finding::CopiedL2 { .. }
@@ -51,8 +51,9 @@ async fn or_cancelled<T>(job: &Job, work: impl Future<Output = Result<T>>) -> Re
 }
 
 impl Qcow2 {
-    /// Refuses an image in which a check finds more than leaks, wrong COPIED bits and short snapshot entries: the counts have to be
-    /// right, and nothing may lie over anything else. `spared` says what was left alone.
+    /// Refuses an image in which a check finds more than leaks, wrong COPIED bits and short
+    /// snapshot entries: the counts have to be right, and nothing may lie over anything else.
+    /// `spared` says what was left alone.
     ///
     /// # Errors
     /// `Corrupt`, `Cancelled`, or I/O.

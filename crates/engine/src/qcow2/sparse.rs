@@ -1,8 +1,8 @@
 //! Space without data, for block status alone, by QEMU's rules so that maps agree.
 //!
 //! [`is_sparse`]: whether the host file holds much less than the image has allocated: preallocated
-//! metadata, whose data clusters are still holes. Only then is it worth asking the host which data is
-//! a hole. [`Qcow2::unallocated_space`]: where unallocated subclusters would go.
+//! metadata, whose data clusters are still holes. Only then is it worth asking the host which data
+//! is a hole. [`Qcow2::unallocated_space`]: where unallocated subclusters would go.
 
 use std::ops::Range;
 

@@ -140,8 +140,8 @@ impl Tables {
         }
     }
 
-    /// Bytes that all tables there are would take, or those of the whole disk if it may be written; of one
-    /// at least, since a disk can grow.
+    /// Bytes that all tables there are would take, or those of the whole disk if it may be written;
+    /// of one at least, since a disk can grow.
     pub fn bytes_wanted(&self, writable: bool) -> u64 {
         let tables = match writable {
             true => self.l1.len(),
@@ -197,8 +197,8 @@ impl Tables {
         self.new_tables.insert(l1_index, table);
     }
 
-    /// Makes L1 refer to these tables no longer, which the next cycle writes, and returns those that it did refer to. Nothing
-    /// of them is to be written; what somebody looks at stays.
+    /// Makes L1 refer to these tables no longer, which the next cycle writes, and returns those
+    /// that it did refer to. Nothing of them is to be written; what somebody looks at stays.
     pub fn drop_tables(&mut self, l1_indices: &[u64]) -> Vec<TableRef> {
         let mut gone = BTreeSet::new();
         let mut dropped = Vec::new();
@@ -439,8 +439,8 @@ impl Tables {
     }
 
     /// Ends a cycle that failed: what was cut is dirty again. Where slices of new tables may have
-    /// been written, the space is no longer known to be zero; where entries of L1 may have been, `reached`,
-    /// the tables are no longer new, and what was not written of them is zeroes.
+    /// been written, the space is no longer known to be zero; where entries of L1 may have been,
+    /// `reached`, the tables are no longer new, and what was not written of them is zeroes.
     pub fn cut_failed(&mut self, cut: &Cut, reached: bool) {
         self.promises_bytes = true;
         for copy in cut.slices.iter().chain(&cut.new_slices) {

@@ -1,12 +1,13 @@
-//! Holding the turn to write metadata: its work goes to its end, and some of it is done ahead of need.
+//! Holding the turn to write metadata: its work goes to its end, and some of it is done ahead of
+//! need.
 
 use super::Qcow2;
 use crate::Error;
 
 impl Qcow2 {
-    /// Work of the holder of the turn. Dropped half way it leaves I/O under way, and in memory what is
-    /// neither on disk nor to be written: the image is latched then, so that no flush that follows
-    /// says that all is well.
+    /// Work of the holder of the turn. Dropped half way it leaves I/O under way, and in memory what
+    /// is neither on disk nor to be written: the image is latched then, so that no flush that
+    /// follows says that all is well.
     pub(super) async fn to_the_end<T>(&self, work: impl Future<Output = T>) -> T {
         let mut unfinished = Unfinished(Some(self));
         let outcome = work.await;

@@ -1,13 +1,13 @@
 //! The state of a virtual machine, which QEMU keeps behind the disk for its internal snapshots.
 //!
-//! The area has no size. It begins at the first L1 entry that the disk does not need, and its clusters are mapped and
-//! counted like the disk's; so snapshots take it along, and check, repair and amend see it. A disk never shows it.
-//! Layers below an image have no part in it: what was not written reads as zeroes, whatever a backing file
-//! holds there.
+//! The area has no size. It begins at the first L1 entry that the disk does not need, and its
+//! clusters are mapped and counted like the disk's; so snapshots take it along, and check, repair
+//! and amend see it. A disk never shows it. Layers below an image have no part in it: what was not
+//! written reads as zeroes, whatever a backing file holds there.
 //!
-//! Its offsets are counted from where it begins, and that moves with the size of the disk. Whoever uses it holds
-//! `Qcow2::vm_state` for that time, and so does whoever changes the size. A size with which the area begins
-//! elsewhere takes the state with it: at other offsets it would be no state.
+//! Its offsets are counted from where it begins, and that moves with the size of the disk. Whoever
+//! uses it holds `Qcow2::vm_state` for that time, and so does whoever changes the size. A size with
+//! which the area begins elsewhere takes the state with it: at other offsets it would be no state.
 
 use std::ops::Range;
 
@@ -20,7 +20,8 @@ use crate::chain::{Below, read_runs};
 use crate::file::Event;
 use crate::{Error, Result};
 
-/// No guest offset is beyond this, as in QEMU: the largest multiple of 1 GiB that a signed offset can be.
+/// No guest offset is beyond this, as in QEMU: the largest multiple of 1 GiB that a signed offset
+/// can be.
 const GUEST_END: u64 = (i64::MAX as u64) & !((1 << 30) - 1);
 
 const EFBIG: i32 = 27;
@@ -65,8 +66,8 @@ impl Qcow2 {
         }
     }
 
-    /// Makes the L1 table long enough for guest offsets below `end`. It grows by half at least: with small clusters
-    /// each L1 entry maps so little that a state needs thousands.
+    /// Makes the L1 table long enough for guest offsets below `end`. It grows by half at least:
+    /// with small clusters each L1 entry maps so little that a state needs thousands.
     async fn reach_with_l1(&self, end: u64) -> Result<()> {
         let needed = self.geometry().l1_entries_for(end);
         let has = self.lock().tables.l1().len() as u64;
@@ -90,8 +91,8 @@ impl Qcow2 {
         }
     }
 
-    /// Whether a change of the disk's size takes the VM state along. A raw data file is as long as the disk from
-    /// then on.
+    /// Whether a change of the disk's size takes the VM state along. A raw data file is as long as
+    /// the disk from then on.
     pub(super) fn loses_vm_state(&self, old: u64, new: u64) -> bool {
         let begin = |size| self.geometry().vm_state_offset(size);
         self.raw_data || begin(old) != begin(new)

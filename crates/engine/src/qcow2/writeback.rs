@@ -16,10 +16,11 @@
 //! Stage A needs one barrier for data, counts and new tables together, since a new table is reached
 //! only through its L1 entry, which is a stage-B write. Empty stages cost nothing.
 //!
-//! A cut is *unordered* if it raises no count, and no entry in it promises bytes that may not be durable yet
-//! ([`Promise`](super::plan::Promise)): each entry refers to space that reads as zeroes, durably, where the
-//! guest's disk did. Then stage A is empty, new tables, slices and L1 go down together, and there is one barrier
-//! for them and for the guest's data: whatever a crash keeps of them, each sector is old or new.
+//! A cut is *unordered* if it raises no count, and no entry in it promises bytes that may not be
+//! durable yet ([`Promise`](super::plan::Promise)): each entry refers to space that reads as
+//! zeroes, durably, where the guest's disk did. Then stage A is empty, new tables, slices and L1 go
+//! down together, and there is one barrier for them and for the guest's data: whatever a crash
+//! keeps of them, each sector is old or new.
 //!
 //! The refcount table and its blocks grow ahead of need ([`Qcow2::make_room`]): blocks, barrier,
 //! table entries (or a new table, barrier, header), barrier; only then is the space they count
@@ -238,8 +239,8 @@ impl Qcow2 {
         self.hear_others().await
     }
 
-    /// Whether nothing was lost that a flush or a durable write which has just succeeded should have
-    /// covered: those beside it may have been told instead.
+    /// Whether nothing was lost that a flush or a durable write which has just succeeded should
+    /// have covered: those beside it may have been told instead.
     pub(super) async fn hear_others(&self) -> Result<()> {
         let all_heard = self.durable_writes.settle().await;
         let mut state = self.lock();
@@ -317,8 +318,8 @@ impl Qcow2 {
         self.write_all(entry_writes(table, &entries)).await
     }
 
-    /// Stage C: clusters whose last reference is gone for good, and that no request can still reach,
-    /// lose their count and become free.
+    /// Stage C: clusters whose last reference is gone for good, and that no request can still
+    /// reach, lose their count and become free.
     async fn open_quarantine(&self, counts: &mut Counts) -> Result<()> {
         let ready: Vec<(Freed, u64)> = {
             let mut state = self.lock();
@@ -387,8 +388,8 @@ impl Qcow2 {
         range.map(HostCluster)
     }
 
-    /// Waits until so many clusters may be free: finds some, or grows the file. Errors with no space
-    /// before anything is taken.
+    /// Waits until so many clusters may be free: finds some, or grows the file. Errors with no
+    /// space before anything is taken.
     pub(super) async fn make_room(&self, clusters: u64) -> Result<()> {
         let mut counts = self.turn.take().await;
         self.to_the_end(self.make_room_in_turn(&mut counts, clusters))
@@ -486,10 +487,11 @@ impl Qcow2 {
         Err(error)
     }
 
-    /// What free clusters read as: zeroes where the host has a hole. An earlier session has left it there, and
-    /// the flush that precedes the first write of this one has made it durable; or this one has punched it, and it
-    /// counts as a change of space. Only a file system that is known to punch holes is believed about
-    /// where they are: FUSE calls a hole what is written and still in the page cache.
+    /// What free clusters read as: zeroes where the host has a hole. An earlier session has left it
+    /// there, and the flush that precedes the first write of this one has made it durable; or this
+    /// one has punched it, and it counts as a change of space. Only a file system that is known to
+    /// punch holes is believed about where they are: FUSE calls a hole what is written and still in
+    /// the page cache.
     async fn look_for_holes(&self, free: Range<u64>, found: &mut Vec<(Range<u64>, Content)>) {
         if !self.zero_method.knows_fresh() || !self.file.capabilities().punches_holes {
             return found.push((free, Content::Unknown));
@@ -509,8 +511,8 @@ impl Qcow2 {
         }
     }
 
-    /// Frees clusters of a structure that the header has, durably, ceased to refer to. Nobody but the
-    /// holder of the turn reads such structures, so no epoch is to be waited for.
+    /// Frees clusters of a structure that the header has, durably, ceased to refer to. Nobody but
+    /// the holder of the turn reads such structures, so no epoch is to be waited for.
     pub(super) async fn free_metadata(
         &self,
         counts: &mut Counts,
@@ -539,9 +541,9 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Changes the hint where it is: eight bytes of one sector, which nothing depends on, so nothing is
-    /// flushed for them, and want of space stops nobody. Where they are is known, since the failed
-    /// write of a root latches.
+    /// Changes the hint where it is: eight bytes of one sector, which nothing depends on, so
+    /// nothing is flushed for them, and want of space stops nobody. Where they are is known, since
+    /// the failed write of a root latches.
     pub(super) async fn write_allocation_hint(&self, hint: AllocationHint) -> Result<()> {
         {
             let state = self.lock();
@@ -589,8 +591,8 @@ impl Qcow2 {
         }
     }
 
-    /// Before the first write of a session: what we do not maintain is marked so, durably, and what we do is marked
-    /// as not yet right (D5).
+    /// Before the first write of a session: what we do not maintain is marked so, durably, and what
+    /// we do is marked as not yet right (D5).
     pub(super) async fn ready_for_writes(&self) -> Result<()> {
         if self.lock().ready_for_writes {
             return Ok(());
@@ -626,8 +628,8 @@ impl Qcow2 {
             }
             state.header.clone()
         };
-        // What was read so far, entries among it, may be what a process left unflushed when it died:
-        // nothing may be built on it before it is durable.
+        // What was read so far, entries among it, may be what a process left unflushed when it
+        // died: nothing may be built on it before it is durable.
         if let Err(error) = self.barrier().await {
             self.lock().latch.set(error.duplicate());
             return Err(error);
@@ -642,8 +644,8 @@ impl Qcow2 {
     }
 }
 
-/// A cluster has lost its last reference. Those that the scan has yet to look through are left to it:
-/// it goes by the counts, and would find them a second time.
+/// A cluster has lost its last reference. Those that the scan has yet to look through are left to
+/// it: it goes by the counts, and would find them a second time.
 pub(super) fn set_free(
     state: &mut State,
     scanned: u64,

@@ -100,8 +100,8 @@ fn snapshot_contents(image: &Image) -> Option<Vec<u8>> {
     read.then(|| std::fs::read(image.dir().join("snapshot.raw")).unwrap())
 }
 
-/// Kinds of corruption, how many of each. A crash in a repair may leave leaks, and COPIED behind the
-/// counts.
+/// Kinds of corruption, how many of each. A crash in a repair may leave leaks, and COPIED behind
+/// the counts.
 fn kinds(bytes: &[u8]) -> BTreeMap<String, usize> {
     let mut findings = Vec::new();
     if let Err(error) = our_check(bytes.to_vec(), &mut findings) {

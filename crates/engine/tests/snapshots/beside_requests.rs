@@ -1,4 +1,5 @@
-//! What happens to requests while snapshots change: those under way end before, those that come wait.
+//! What happens to requests while snapshots change: those under way end before, those that come
+//! wait.
 
 use std::pin::pin;
 use std::sync::Arc;

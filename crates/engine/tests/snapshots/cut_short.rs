@@ -1,5 +1,5 @@
-//! Making, applying and deleting a snapshot, cut short at every write: afterwards there is the old state or the new
-//! one, whole, and what a check finds is what docs/durability.md allows.
+//! Making, applying and deleting a snapshot, cut short at every write: afterwards there is the old
+//! state or the new one, whole, and what a check finds is what docs/durability.md allows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,7 +47,8 @@ impl Change {
     }
 }
 
-/// An image with two snapshots, the first of which shares some of its clusters and tables with the disk.
+/// An image with two snapshots, the first of which shares some of its clusters and tables with the
+/// disk.
 fn image(create_options: &str, size: u64) -> (Vec<u8>, Model) {
     let file = Arc::new(MemoryFile::new("image", made(create_options, size), 1));
     let opened = open(file.clone());
@@ -67,8 +68,8 @@ fn image(create_options: &str, size: u64) -> (Vec<u8>, Model) {
     (file.contents(), model)
 }
 
-/// What a crash may leave in the metadata: leaks, and COPIED bits that differ from counts; these only in version 2,
-/// or under the dirty bit.
+/// What a crash may leave in the metadata: leaks, and COPIED bits that differ from counts; these
+/// only in version 2, or under the dirty bit.
 fn judge_findings(what: &str, bytes: &[u8]) {
     let mut findings = Vec::new();
     our_check(bytes.to_vec(), &mut findings).unwrap();
@@ -102,7 +103,8 @@ fn judge(what: &str, bytes: &[u8], states: [&Model; 2]) {
     block_on(opened.close()).unwrap();
     model.judge(&file, what);
     let opened = open(file.clone());
-    // In version 2 flags stay behind until something rewrites them, and the check still allows them.
+    // In version 2 flags stay behind until something rewrites them, and the check still allows
+    // them.
     while !model.snapshots.is_empty() {
         model.delete(&opened, model.snapshots.len() - 1);
     }

@@ -1,5 +1,5 @@
-//! Images with snapshots become images of version 2, cut short at every write: zero clusters of snapshots become what
-//! version 2 can say, and disk and snapshots hold what they held.
+//! Images with snapshots become images of version 2, cut short at every write: zero clusters of
+//! snapshots become what version 2 can say, and disk and snapshots hold what they held.
 
 use std::sync::Arc;
 

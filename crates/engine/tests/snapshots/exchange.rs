@@ -169,7 +169,8 @@ fn the_state_of_a_vm_beyond_the_disk_is_kept_and_counted() {
         return;
     }
     let mut image = Image::create("cluster_size=4096", "1M", &["write -P 1 0 64k"]);
-    // As QEMU saves it: data behind the disk, in a table of its own, in the image that becomes a snapshot.
+    // As QEMU saves it: data behind the disk, in a table of its own, in the image that becomes a
+    // snapshot.
     image.img(&["resize", "-q", "image.qcow2", "5M"]);
     image.io(&["write -P 9 4M 12k"]);
     image.img(&["snapshot", "-c", "vm", "image.qcow2"]);
@@ -249,7 +250,8 @@ fn a_damaged_image_keeps_its_snapshots() {
     }
     let mut image = Image::create("cluster_size=4096", "1M", &["write -P 1 0 64k"]);
     image.img(&["snapshot", "-c", "s", "image.qcow2"]);
-    // A data cluster has one reference, as far as the counts know: deleting the snapshot would free it.
+    // A data cluster has one reference, as far as the counts know: deleting the snapshot would free
+    // it.
     let cluster = (image.word(image.l2()) & crate::support::OFFSET_MASK) / 4096;
     image.set(image.refcount_block() + cluster * 2, 2, 1);
     let file = Arc::new(MemoryFile::new("image", image.bytes.clone(), 1));

@@ -1,9 +1,9 @@
 //! What a disk may read as while several threads write to it, sector by sector.
 //!
 //! Every write puts its own number into each sector, so a sector tells who wrote it. A value may be
-//! read from the moment its write began, until another write that began after it had ended has ended
-//! itself before the read began. What must survive a crash is told apart in the same way: a value is
-//! out of the question once a later one was durable.
+//! read from the moment its write began, until another write that began after it had ended has
+//! ended itself before the read began. What must survive a crash is told apart in the same way: a
+//! value is out of the question once a later one was durable.
 
 #![allow(dead_code)] // Shared by tests that use parts of it.
 

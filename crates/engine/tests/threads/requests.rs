@@ -89,8 +89,8 @@ pub async fn one(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) -> 
             history.end_write(writing, options.fua);
         }
         78..88 if mix.discards => {
-            // Whole units read as zeroes, and what is left keeps its bytes. A part of a compressed cluster may
-            // stay: that is a write that never ends.
+            // Whole units read as zeroes, and what is left keeps its bytes. A part of a compressed
+            // cluster may stay: that is a write that never ends.
             let units = whole_units(&range, mix.discard_bytes);
             let sure = match mix.compressed {
                 true => whole_units(&range, mix.cluster_bytes),

@@ -1,10 +1,11 @@
-//! By which means space is allocated, and how the choice is made from what a file system can do. Pure.
+//! By which means space is allocated, and how the choice is made from what a file system can do.
+//! Pure.
 
 use super::Plan;
 use crate::{Error, Result};
 
-/// Bytes of one write, if nobody says. Of twice as many each took five times as long on ext4 and XFS (Linux 6.18,
-/// docs/allocation.md), and pieces of 4 and 8 KiB took two to four times as long.
+/// Bytes of one write, if nobody says. Of twice as many each took five times as long on ext4 and
+/// XFS (Linux 6.18, docs/allocation.md), and pieces of 4 and 8 KiB took two to four times as long.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// The means.
@@ -86,11 +87,12 @@ pub struct Chosen {
     pub because: &'static str,
 }
 
-/// The method for a plan on a file system with these abilities: the system call where it takes space, or else
-/// written zeroes in large pieces, which is faster than one byte a block.
+/// The method for a plan on a file system with these abilities: the system call where it takes
+/// space, or else written zeroes in large pieces, which is faster than one byte a block.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if the end of file is to stay and the file system cannot allocate beyond it.
+/// [`Error::Unsupported`] if the end of file is to stay and the file system cannot allocate beyond
+/// it.
 pub fn choose(abilities: &Abilities, plan: &Plan) -> Result<Chosen> {
     if plan.reaches_beyond_end() && !abilities.keeps_end {
         return Err(Error::Unsupported {

@@ -1,7 +1,7 @@
 //! [`Ranges`]: many ranges of a file in little memory. Pure.
 //!
-//! Each range is the distance from the one before it and its length, in as few bytes as they need; multiples of
-//! 512 are counted as such. Holes of a file take 4 to 8 bytes each.
+//! Each range is the distance from the one before it and its length, in as few bytes as they need;
+//! multiples of 512 are counted as such. Holes of a file take 4 to 8 bytes each.
 
 use std::ops::Range;
 

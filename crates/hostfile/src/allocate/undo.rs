@@ -1,8 +1,9 @@
 //! What an allocation that has not come about leaves: the length and the holes that the file had.
 //!
-//! What lies beyond the old end is cut off first, and only under a lease (`cowslip_queue::cut`): a length that was read
-//! is old the moment somebody appends. Where the kernel grants none, or the length is not what the allocation has made
-//! it, the space stays, and the error says so. Then all holes are punched again, whichever of them fails.
+//! What lies beyond the old end is cut off first, and only under a lease (`cowslip_queue::cut`): a
+//! length that was read is old the moment somebody appends. Where the kernel grants none, or the
+//! length is not what the allocation has made it, the space stays, and the error says so. Then all
+//! holes are punched again, whichever of them fails.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,10 +15,12 @@ use crate::file::HolesBy;
 use crate::units::{round_down, round_up};
 use crate::{Error, Result, space};
 
-/// What a hole next to one that was filled may have got with it, since mappings are filled by pages.
+/// What a hole next to one that was filled may have got with it, since mappings are filled by
+/// pages.
 const NEIGHBOURHOOD_BYTES: u64 = 1 << 20;
 
-/// On a full disk a hole may need room for its own record, which others give back: so often all are tried.
+/// On a full disk a hole may need room for its own record, which others give back: so often all are
+/// tried.
 const PUNCH_TRIES: usize = 3;
 
 /// How far an allocation has come: what its undoing has to know.
@@ -181,8 +184,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Makes holes of what was filled, up to the last whole block of the old length: what is behind may be
-    /// somebody else's by now.
+    /// Makes holes of what was filled, up to the last whole block of the old length: what is behind
+    /// may be somebody else's by now.
     async fn punch(&self, reached: u64) -> Result<()> {
         let end = match self.reached_within(reached) {
             until if until == self.len => round_down(self.len, BLOCK_BYTES),
@@ -202,8 +205,8 @@ impl Plan {
         outcome
     }
 
-    /// The block that the file ends in, with what lies before it, if a hole reaches its end: it gets space when the end
-    /// moves (btrfs), and only as a whole it becomes a hole again.
+    /// The block that the file ends in, with what lies before it, if a hole reaches its end: it
+    /// gets space when the end moves (btrfs), and only as a whole it becomes a hole again.
     fn last_block(&self) -> Range<u64> {
         let around = round_down(self.len, NEIGHBOURHOOD_BYTES)..round_up(self.len, BLOCK_BYTES);
         let ends_in = |hole: &Range<u64>| hole.start < self.len && self.len <= hole.end;

@@ -103,8 +103,8 @@ fn erase(slot: Option<u64>, name: Option<&str>) -> KeyChange {
     })
 }
 
-/// Carries the change out. After any part of a stage, of which the disk has written some sectors, whichever, one of `open`
-/// opens the volume.
+/// Carries the change out. After any part of a stage, of which the disk has written some sectors,
+/// whichever, one of `open` opens the volume.
 fn change(file: &mut [u8], change: &KeyChange, open: &[&'static str]) {
     let survives = |file: &[u8]| {
         let (active, opening) = found(file, open);
@@ -180,7 +180,8 @@ fn what_is_erased_opens_nothing_and_is_gone() {
         let before = file.clone();
         change(&mut file, &erase(Some(slot), Some("b")), &["a"]);
         assert_eq!(found(&file, &["a", "b"]), (vec![0], vec!["a"]));
-        // Neither its stripes are there nor its salt, with which noise that survives could be tried.
+        // Neither its stripes are there nor its salt, with which noise that survives could be
+        // tried.
         let (start, bytes) = (START + 4096 + slot as usize * 64 * 1024, 64_000);
         let entry = START + Header::slot_at(slot as usize) + 4;
         for part in [start..start + bytes, entry..entry + 36] {

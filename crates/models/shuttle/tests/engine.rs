@@ -1,6 +1,7 @@
 //! The whole engine on several threads in orders that seeds decide.
 //!
-//! `COWSLIP_SHUTTLE_SEEDS=N` runs more seeds than the gate does, `COWSLIP_SHUTTLE_SEED=S` starts at S.
+//! `COWSLIP_SHUTTLE_SEEDS=N` runs more seeds than the gate does, `COWSLIP_SHUTTLE_SEED=S` starts at
+//! S.
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 

@@ -1,5 +1,5 @@
-//! Mistakes that the orders of threads must bring to light. A process of its own: hundreds of panics are
-//! wanted here, and silencing them would silence those of other tests.
+//! Mistakes that the orders of threads must bring to light. A process of its own: hundreds of
+//! panics are wanted here, and silencing them would silence those of other tests.
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 

@@ -1,7 +1,8 @@
 //! The handshake as a client: choosing an export, or listing them all.
 //!
-//! Falls back where a server lacks something: from extended headers to structured replies and to simple ones, and from
-//! `GO` to `EXPORT_NAME`; but never to a connection in the clear. TLS comes first, so nobody on the way has a say in the rest.
+//! Falls back where a server lacks something: from extended headers to structured replies and to
+//! simple ones, and from `GO` to `EXPORT_NAME`; but never to a connection in the clear. TLS comes
+//! first, so nobody on the way has a say in the rest.
 
 use std::io;
 use std::rc::Rc;
@@ -261,7 +262,8 @@ impl Haggling {
         let shaken = session.handshake().await;
         shaken.map_err(|error| match error.kind() {
             io::ErrorKind::InvalidData => ClientError::Tls(error.to_string()),
-            // QEMU's servers say no more than this to whom they do not believe, and QEMU's clients say it so.
+            // QEMU's servers say no more than this to whom they do not believe, and QEMU's clients
+            // say it so.
             io::ErrorKind::UnexpectedEof => ClientError::Tls(
                 "TLS handshake failed: The TLS connection was non-properly terminated.".into(),
             ),

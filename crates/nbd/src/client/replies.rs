@@ -1,7 +1,8 @@
 //! Replies as a client gets them: matched with their requests, checked, and delivered.
 //!
-//! A request occupies a slot until its reply is complete. Its cookie is the slot's index and a number
-//! that is never used twice, so that a reply to something that is not in flight is recognised.
+//! A request occupies a slot until its reply is complete. Its cookie is the slot's index and a
+//! number that is never used twice, so that a reply to something that is not in flight is
+//! recognised.
 
 use std::rc::Rc;
 

@@ -1,7 +1,7 @@
 //! The messages of the handshake: greeting, options, their replies.
 //!
-//! `encode` appends a message to a vector, `decode` takes a whole one. Data of options and replies is
-//! encoded without its header, so that the header can state the length.
+//! `encode` appends a message to a vector, `decode` takes a whole one. Data of options and replies
+//! is encoded without its header, so that the header can state the length.
 
 use super::{
     ClientFlags, HandshakeFlags, INIT_MAGIC, InfoCode, Malformed, OLDSTYLE_MAGIC, OPTION_MAGIC,
@@ -41,7 +41,8 @@ pub fn encode_greeting(flags: HandshakeFlags) -> [u8; GREETING_BYTES] {
 pub enum Style {
     /// It offers, and is asked for an export.
     New,
-    /// It describes its one export, and then takes requests (`doc/proto.md`, "Oldstyle negotiation").
+    /// It describes its one export, and then takes requests (`doc/proto.md`, "Oldstyle
+    /// negotiation").
     Old,
 }
 
@@ -258,7 +259,8 @@ impl MetaContextRequest {
         let mut reader = Reader::new(data);
         let name = reader.counted_string()?.to_owned();
         let count = reader.u32()?;
-        // The count is the client's word; each query takes at least four bytes that are really there.
+        // The count is the client's word; each query takes at least four bytes that are really
+        // there.
         let mut queries = Vec::new();
         for _ in 0..count {
             queries.push(reader.counted_string()?.to_owned());

@@ -1,8 +1,9 @@
-//! The messages of the transmission phase: request, simple reply, chunks of structured replies; the same with
-//! extended headers.
+//! The messages of the transmission phase: request, simple reply, chunks of structured replies; the
+//! same with extended headers.
 //!
-//! Extended headers (`NBD_OPT_EXTENDED_HEADERS`) have lengths of 64 bits, and say with a flag whether payload follows a
-//! request. Where they were agreed on, all messages have them, and there are no simple replies.
+//! Extended headers (`NBD_OPT_EXTENDED_HEADERS`) have lengths of 64 bits, and say with a flag
+//! whether payload follows a request. Where they were agreed on, all messages have them, and there
+//! are no simple replies.
 //!
 //! Headers are of fixed length and become arrays, since they are made and read once a request.
 //! Payload of reads and writes never passes through here.
@@ -53,8 +54,8 @@ pub struct Request {
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
-    /// Length of the range in bytes; for `WRITE` that of the payload too, and with `PAYLOAD_LEN` that of the payload
-    /// only. 32 bits without extended headers.
+    /// Length of the range in bytes; for `WRITE` that of the payload too, and with `PAYLOAD_LEN`
+    /// that of the payload only. 32 bits without extended headers.
     pub len: u64,
 }
 
@@ -124,7 +125,8 @@ impl Request {
     }
 }
 
-/// The payload of a `BLOCK_STATUS` with `PAYLOAD_LEN`: only some of the contexts that were selected are asked about.
+/// The payload of a `BLOCK_STATUS` with `PAYLOAD_LEN`: only some of the contexts that were selected
+/// are asked about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatusQuery {
     /// Length of the range in bytes.
@@ -393,7 +395,8 @@ impl BlockStatus {
     /// Takes a payload with extended headers apart, of a context whose states have 32 bits.
     ///
     /// # Errors
-    /// If there is no descriptor, an empty one, or half of one, or not as many as it says; or a state has more bits.
+    /// If there is no descriptor, an empty one, or half of one, or not as many as it says; or a
+    /// state has more bits.
     pub fn decode_extended(payload: &[u8]) -> Result<BlockStatus, Malformed> {
         let mut reader = Reader::new(payload);
         let context_id = reader.u32()?;
@@ -464,8 +467,8 @@ impl ErrorChunk {
     /// Takes the payload of a chunk of type `code` apart, which is an error type, known or not.
     ///
     /// # Errors
-    /// If the message is longer than the payload, or the error is 0. What follows the known fields is
-    /// ignored: types that are not known yet may have further ones.
+    /// If the message is longer than the payload, or the error is 0. What follows the known fields
+    /// is ignored: types that are not known yet may have further ones.
     pub fn decode(code: ChunkCode, payload: &[u8]) -> Result<ErrorChunk, Malformed> {
         let mut reader = Reader::new(payload);
         let error = reader.u32()?;

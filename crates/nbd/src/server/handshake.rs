@@ -1,10 +1,10 @@
 //! The handshake as a server: from the greeting to the choice of an export.
 //!
-//! Everything that a client can make us hold is bounded: an option's data by [`OPTION_BYTES_MAX`], the
-//! number of options by [`OPTIONS_MAX`], the time by the caller.
+//! Everything that a client can make us hold is bounded: an option's data by [`OPTION_BYTES_MAX`],
+//! the number of options by [`OPTIONS_MAX`], the time by the caller.
 //!
-//! A server with TLS insists on it (the specification's FORCEDTLS): before `STARTTLS` nothing is told or agreed on, and
-//! nothing that came in the clear counts afterwards.
+//! A server with TLS insists on it (the specification's FORCEDTLS): before `STARTTLS` nothing is
+//! told or agreed on, and nothing that came in the clear counts afterwards.
 
 use std::borrow::Cow;
 use std::rc::Rc;
@@ -50,8 +50,8 @@ impl Context {
     }
 }
 
-/// Whether a query in a list of contexts is about the one of this name. Namespaces are about all that is in them, as
-/// QEMU's server has it.
+/// Whether a query in a list of contexts is about the one of this name. Namespaces are about all
+/// that is in them, as QEMU's server has it.
 fn lists(query: &str, name: &str) -> bool {
     let is_namespace = [BASE_NAMESPACE, QEMU_NAMESPACE, DIRTY_BITMAP_NAMESPACE].contains(&query);
     query == name || is_namespace && name.starts_with(query)
@@ -133,7 +133,8 @@ pub(super) async fn negotiate(
             None if header.option == OptionCode::ExportName => return Err(no_such_export()),
             None => haggling.answer_too_long(header.option),
         };
-        // Whoever sends more before it has our answer wants that to be taken for what comes under TLS.
+        // Whoever sends more before it has our answer wants that to be taken for what comes under
+        // TLS.
         if matches!(step, Step::Secure) && !inbox.arrived().is_empty() {
             return Err(Some(
                 "the client sent data before its TLS handshake".to_owned(),
@@ -383,7 +384,8 @@ impl<'a> Haggling<'a> {
             size: chosen.info.size,
             flags: transmission_flags(&chosen, option),
         }];
-        // Always told, since a client that ignores it loses nothing and one that forgot to ask gains.
+        // Always told, since a client that ignores it loses nothing and one that forgot to ask
+        // gains.
         replies.push(Info::BlockSize(chosen.info.block_sizes));
         if request.infos.contains(&InfoCode::Name) {
             replies.push(Info::Name(request.name.clone()));

@@ -1,9 +1,9 @@
 //! The server: accepts connections, limits and counts them, ends them.
 //!
 //! A connection is a task of the queue that it was accepted on; it can harm no other. It ends when
-//! its client leaves or breaks the protocol, and at the latest when the server stops: then no further
-//! requests are read, those that were started run to their end, and their replies are sent for as
-//! long as [`ServerOptions::drain_timeout`] allows.
+//! its client leaves or breaks the protocol, and at the latest when the server stops: then no
+//! further requests are read, those that were started run to their end, and their replies are sent
+//! for as long as [`ServerOptions::drain_timeout`] allows.
 //!
 //! With [`ServerOptions::tls`] it serves over TLS only. Left out: other ways of authentication.
 
@@ -309,7 +309,8 @@ impl Server {
 
 /// Accepts connections until the server stops.
 async fn accept(shared: Arc<Shared>, listener: Listener) {
-    // Long enough for a process that ran out of descriptors not to spin, short enough not to matter.
+    // Long enough for a process that ran out of descriptors not to spin, short enough not to
+    // matter.
     const RETRY: Duration = Duration::from_millis(100);
     let control = &shared.control;
     let limit = shared.options.connections_max.unwrap_or(usize::MAX);

@@ -1,9 +1,10 @@
 //! The transmission phase as a server: requests in, replies out, in any order.
 //!
 //! One task reads requests, validates them and starts each as a task of its own; one task sends the
-//! replies, all that are ready at once. What a client can make us hold is bounded by the requests and
-//! bytes in flight: both count until the reply has been sent, and beyond them the connection is not
-//! read. A request that was started runs to its end and is counted out, whatever becomes of its client.
+//! replies, all that are ready at once. What a client can make us hold is bounded by the requests
+//! and bytes in flight: both count until the reply has been sent, and beyond them the connection is
+//! not read. A request that was started runs to its end and is counted out, whatever becomes of its
+//! client.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -67,7 +68,8 @@ pub(super) struct Connection {
     number: u64,
     wire: Wire,
     chosen: Chosen,
-    /// Requests started or refused whose replies are not sent yet. The reader adds, the sender subtracts.
+    /// Requests started or refused whose replies are not sent yet. The reader adds, the sender
+    /// subtracts.
     requests_in_flight: Cell<usize>,
     /// Their payload in bytes.
     bytes_in_flight: Cell<usize>,
@@ -235,7 +237,8 @@ impl Connection {
         has_payload.then_some(request.len)
     }
 
-    /// A request for the status of some of the contexts: what it would be without its payload, and which they are.
+    /// A request for the status of some of the contexts: what it would be without its payload, and
+    /// which they are.
     fn narrowed(
         &self,
         request: &Request,

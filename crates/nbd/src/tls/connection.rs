@@ -1,4 +1,5 @@
-//! What a session does between two waits, whichever library does it: takes in records, gives out records, and never waits.
+//! What a session does between two waits, whichever library does it: takes in records, gives out
+//! records, and never waits.
 
 use std::io::{self, IoSlice, Read, Write};
 
@@ -30,7 +31,8 @@ impl Connection {
         }
     }
 
-    /// Takes in a part of what has arrived: how much of it. None of it if nothing more is taken before what was is read.
+    /// Takes in a part of what has arrived: how much of it. None of it if nothing more is taken
+    /// before what was is read.
     pub(super) fn digest(&mut self, mut arrived: &[u8]) -> io::Result<usize> {
         match self {
             Connection::Certificates(connection) => {
@@ -43,8 +45,9 @@ impl Connection {
         }
     }
 
-    /// Decrypted bytes of what was taken in: how many, 0 if the peer has said that no more will come or the target is empty.
-    /// With [`io::ErrorKind::WouldBlock`] more has to be taken in first.
+    /// Decrypted bytes of what was taken in: how many, 0 if the peer has said that no more will
+    /// come or the target is empty. With [`io::ErrorKind::WouldBlock`] more has to be taken in
+    /// first.
     pub(super) fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
         match self {
             Connection::Certificates(connection) => connection.reader().read(target),
@@ -52,7 +55,8 @@ impl Connection {
         }
     }
 
-    /// Encrypts the front of what the slices have: how much, about [`SEALED_BYTES`] at most. Short ones share records.
+    /// Encrypts the front of what the slices have: how much, about [`SEALED_BYTES`] at most. Short
+    /// ones share records.
     pub(super) fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Connection::Certificates(connection) => connection.writer().write_vectored(slices),

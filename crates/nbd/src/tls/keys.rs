@@ -1,21 +1,25 @@
-//! Keys that both sides have from somewhere else, and the users they belong to: the text of a `keys.psk` as `psktool` writes it.
+//! Keys that both sides have from somewhere else, and the users they belong to: the text of a
+//! `keys.psk` as `psktool` writes it.
 //!
-//! Each line is `USER:KEY`, the key in hexadecimal digits. Empty lines count for nothing. A line that is anything else is refused
-//! with its number, and what it says stays out of the message, as half a key is still half a key.
+//! Each line is `USER:KEY`, the key in hexadecimal digits. Empty lines count for nothing. A line
+//! that is anything else is refused with its number, and what it says stays out of the message, as
+//! half a key is still half a key.
 //!
-//! Source: psktool(1) of GnuTLS. RFC 4279 section 5.3 says that 128 bytes of a name and 64 of a key have to be possible, RFC 9257
-//! section 6 that a key needs 128 bits nobody can guess.
+//! Source: psktool(1) of GnuTLS. RFC 4279 section 5.3 says that 128 bytes of a name and 64 of a key
+//! have to be possible, RFC 9257 section 6 that a key needs 128 bits nobody can guess.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use zeroize::Zeroizing;
 
-/// The longest name of a user, in bytes: what all implementations take, and the most that GnuTLS takes.
+/// The longest name of a user, in bytes: what all implementations take, and the most that GnuTLS
+/// takes.
 pub const USER_BYTES_MAX: usize = 128;
 /// The shortest key, in bytes. A handshake lets whoever is in its way try keys at leisure.
 pub const KEY_BYTES_MIN: usize = 16;
-/// The longest key, in bytes: what every OpenSSL since 1.1.1 takes; `psktool` makes 32 if not told otherwise.
+/// The longest key, in bytes: what every OpenSSL since 1.1.1 takes; `psktool` makes 32 if not told
+/// otherwise.
 pub const KEY_BYTES_MAX: usize = 256;
 
 /// Users and their keys. The keys are wiped from memory when nobody has them any more.

@@ -1,8 +1,9 @@
-//! The subject of a certificate as text, as QEMU's `authz` objects compare it: `C=DE,O=Example\, Inc.,CN=client`, in the
-//! order of the certificate, escaped after RFC 4514. Pure; any bytes may come, though in a server only the certificates of its own
-//! authority do.
+//! The subject of a certificate as text, as QEMU's `authz` objects compare it: `C=DE,O=Example\,
+//! Inc.,CN=client`, in the order of the certificate, escaped after RFC 4514. Pure; any bytes may
+//! come, though in a server only the certificates of its own authority do.
 
-/// Attributes with short names, by their identifier's DER bytes (RFC 4514 section 3; `EMAIL` is GnuTLS's).
+/// Attributes with short names, by their identifier's DER bytes (RFC 4514 section 3; `EMAIL` is
+/// GnuTLS's).
 const ATTRIBUTES: &[(&[u8], &str)] = &[
     (&[0x55, 4, 3], "CN"),
     (&[0x55, 4, 6], "C"),
@@ -31,8 +32,8 @@ const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
 const VERSION: u8 = 0xa0;
 
-/// The subject of a certificate in DER; `None` if it is no certificate, or has an attribute that is no text or has no short
-/// name: such a subject matches nothing.
+/// The subject of a certificate in DER; `None` if it is no certificate, or has an attribute that is
+/// no text or has no short name: such a subject matches nothing.
 pub(super) fn subject(certificate: &[u8]) -> Option<String> {
     let mut outer = Der(certificate);
     let mut certificate = Der(outer.take(SEQUENCE)?);

@@ -1,7 +1,9 @@
-//! TLS with keys shared beforehand (PSK), which rustls does not have: by the system's OpenSSL, whose sessions read from and write
-//! to memory here. `psk_missing.rs` stands in its place where the feature `psk` is off.
+//! TLS with keys shared beforehand (PSK), which rustls does not have: by the system's OpenSSL,
+//! whose sessions read from and write to memory here. `psk_missing.rs` stands in its place where
+//! the feature `psk` is off.
 //!
-//! What is spoken, and nothing else; each brings forward secrecy, so that a key that is lost later opens nothing that was said:
+//! What is spoken, and nothing else; each brings forward secrecy, so that a key that is lost later
+//! opens nothing that was said:
 //!
 //! | version | key exchange | ciphers |
 //! | --- | --- | --- |
@@ -9,8 +11,9 @@
 //! | 1.2 | ECDHE-PSK | ChaCha20-Poly1305 |
 //! | 1.2, as a client only | DHE-PSK, 2048 bits at least | AES-GCM, ChaCha20-Poly1305 |
 //!
-//! A side that has no key proves nothing: certificates are neither shown nor believed here. A user that is not known gets a key
-//! made of dice, so that the handshake fails as it does for a wrong key, and does not tell who is known.
+//! A side that has no key proves nothing: certificates are neither shown nor believed here. A user
+//! that is not known gets a key made of dice, so that the handshake fails as it does for a wrong
+//! key, and does not tell who is known.
 //!
 //! Left out: resuming sessions, early data, renegotiation, compression.
 
@@ -34,8 +37,8 @@ pub const PSK_MISSING: Option<&str> = None;
 
 /// Ciphers of TLS 1.3: those with SHA-256.
 const CIPHERS_13: &str = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
-/// Ciphers of TLS 1.2: those with forward secrecy that authenticate what they encrypt. Without parameters for DHE, which servers
-/// here have none of, the first is all that a server has.
+/// Ciphers of TLS 1.2: those with forward secrecy that authenticate what they encrypt. Without
+/// parameters for DHE, which servers here have none of, the first is all that a server has.
 const CIPHERS_12: &str = "ECDHE-PSK-CHACHA20-POLY1305:DHE-PSK-AES256-GCM-SHA384:DHE-PSK-AES128-GCM-SHA256:DHE-PSK-CHACHA20-POLY1305";
 /// OpenSSL's level of security: 112 bits, so 2048 for Diffie-Hellman.
 const SECURITY_LEVEL: u32 = 2;
@@ -45,8 +48,8 @@ const HANDSHAKE_BYTES_MAX: usize = 64 << 10;
 const RECORD_BYTES: usize = 16 << 10;
 /// What is given to the library at once: a record with its header and what encryption adds.
 const PIECE_BYTES: usize = RECORD_BYTES + 512;
-/// Answers of the library's own (new keys, alerts) that wait for the writing side. Whoever asks for more of them than this
-/// without a byte of data in between means harm.
+/// Answers of the library's own (new keys, alerts) that wait for the writing side. Whoever asks for
+/// more of them than this without a byte of data in between means harm.
 const UNASKED_BYTES_MAX: usize = 64 << 10;
 /// The length of the key of nobody: what `psktool` makes.
 const NOBODYS_KEY_BYTES: usize = 32;
@@ -374,8 +377,8 @@ impl Connection {
             match self.stream.ssl_write(data) {
                 Ok(len @ 1..) => data = &data[len..],
                 Ok(0) => return Err(self.fail("nothing can be sent any more")),
-                // Memory takes everything at once: what is waited for is the rest of a message between records, and no peer
-                // that means well cuts one of those into pieces.
+                // Memory takes everything at once: what is waited for is the rest of a message
+                // between records, and no peer that means well cuts one of those into pieces.
                 Err(error) if waits(&error) => {
                     return Err(self.fail("a message of TLS has come in parts"));
                 }

@@ -1,4 +1,5 @@
-//! What stands in the place of `psk.rs` in programs that are built without the feature `psk`: nothing that could begin a session.
+//! What stands in the place of `psk.rs` in programs that are built without the feature `psk`:
+//! nothing that could begin a session.
 
 use std::convert::Infallible;
 use std::io::{self, IoSlice};

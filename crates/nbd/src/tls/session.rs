@@ -1,11 +1,14 @@
-//! A TLS session over a socket: the library ([`Connection`]) decides what bytes mean, this moves them.
+//! A TLS session over a socket: the library ([`Connection`]) decides what bytes mean, this moves
+//! them.
 //!
-//! One task reads and one writes, at the same time. Neither holds the session while it waits: what is received is
-//! decrypted between two waits, and what is sent is encrypted piece by piece, each sent before the next is made. Records
-//! leave in the order in which they were made, because only the writing side sends, alerts too.
+//! One task reads and one writes, at the same time. Neither holds the session while it waits: what
+//! is received is decrypted between two waits, and what is sent is encrypted piece by piece, each
+//! sent before the next is made. Records leave in the order in which they were made, because only
+//! the writing side sends, alerts too.
 //!
-//! Memory is bounded whatever the peer does: [`ARRIVED_BYTES`] of what was received, [`SEALED_BYTES`] of what is to be
-//! sent, and the library's own limits for a record (16 KiB) and for a message of the handshake (64 KiB).
+//! Memory is bounded whatever the peer does: [`ARRIVED_BYTES`] of what was received,
+//! [`SEALED_BYTES`] of what is to be sent, and the library's own limits for a record (16 KiB) and
+//! for a message of the handshake (64 KiB).
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -18,7 +21,8 @@ use super::connection::{Connection, SEALED_BYTES};
 
 /// What is received at once: sixteen records.
 const ARRIVED_BYTES: usize = 256 << 10;
-/// Room for what records add to it: five bytes of header, 17 at the end, in each 16 KiB; and for small messages.
+/// Room for what records add to it: five bytes of header, 17 at the end, in each 16 KiB; and for
+/// small messages.
 const RECORDS_BYTES: usize = 4 << 10;
 
 /// A session, from its handshake to its end.
@@ -50,8 +54,8 @@ impl Session {
         }
     }
 
-    /// Goes through the handshake: each side knows afterwards with whom it speaks, as far as it wanted to know.
-    /// A client may hear only later that its certificate was refused.
+    /// Goes through the handshake: each side knows afterwards with whom it speaks, as far as it
+    /// wanted to know. A client may hear only later that its certificate was refused.
     pub(crate) async fn handshake(&self) -> io::Result<()> {
         loop {
             self.flush().await?;
@@ -154,8 +158,8 @@ impl State {
         Ok(())
     }
 
-    /// Decrypts what has arrived into `target`, as much as it holds: how much, 0 at the end; `None` if more has to
-    /// be received first.
+    /// Decrypts what has arrived into `target`, as much as it holds: how much, 0 at the end; `None`
+    /// if more has to be received first.
     fn take(&mut self, target: &mut [u8]) -> io::Result<Option<usize>> {
         let mut filled = 0;
         loop {
@@ -172,7 +176,8 @@ impl State {
         }
     }
 
-    /// Encrypts the front of `left`, at most [`SEALED_BYTES`] of it, and takes it away there: what is to be sent now.
+    /// Encrypts the front of `left`, at most [`SEALED_BYTES`] of it, and takes it away there: what
+    /// is to be sent now.
     fn seal(&mut self, left: &mut VecDeque<Buf>) -> io::Result<Vec<u8>> {
         let mut planned = 0;
         let front = left.iter().take_while(|buf| {

@@ -1,5 +1,5 @@
-//! What the tests share: a server on a thread of its own, exports that hold requests back, a client that
-//! speaks raw bytes.
+//! What the tests share: a server on a thread of its own, exports that hold requests back, a client
+//! that speaks raw bytes.
 
 #![allow(dead_code)] // Each test file uses its part of it.
 
@@ -157,8 +157,8 @@ struct Held {
     finished: usize,
 }
 
-/// A disk in memory that holds reads and writes back until so many are there at once, or until it is
-/// opened; then it lets them go, the last one first, and holds no more.
+/// A disk in memory that holds reads and writes back until so many are there at once, or until it
+/// is opened; then it lets them go, the last one first, and holds no more.
 pub struct HoldingExport {
     inner: MemoryExport,
     held: Mutex<Held>,
@@ -320,8 +320,8 @@ impl RawClient {
         client
     }
 
-    /// Connects and chooses the default export, with extended headers and all contexts of these names; returns their
-    /// identifiers too.
+    /// Connects and chooses the default export, with extended headers and all contexts of these
+    /// names; returns their identifiers too.
     pub fn extended(path: &Path, contexts: &[&str]) -> (RawClient, Vec<u32>) {
         let mut client = RawClient::greeted(path);
         client.option(OptionCode::ExtendedHeaders, b"");

@@ -1,8 +1,8 @@
 //! Bitmaps of the images of a chain: what they have to say after each deed.
 //!
-//! A bitmap follows what is written to its own image. That a chain shows something else because an image below was
-//! written to, or another one is below now, is none of its business; so what an image reads as is remembered anew
-//! after each deed that did not write to it.
+//! A bitmap follows what is written to its own image. That a chain shows something else because an
+//! image below was written to, or another one is below now, is none of its business; so what an
+//! image reads as is remembered anew after each deed that did not write to it.
 
 use std::collections::BTreeSet;
 

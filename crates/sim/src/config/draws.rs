@@ -14,8 +14,8 @@ use crate::rng::Rng;
 use crate::stories::Story;
 
 impl Config {
-    /// Some machines keep their state behind the disk: at the beginning of the area, and around the beginning of a further
-    /// table, so that L1 has to grow once or often.
+    /// Some machines keep their state behind the disk: at the beginning of the area, and around the
+    /// beginning of a further table, so that L1 has to grow once or often.
     pub(super) fn draw_vm_state(&mut self, seed: u64) {
         let rng = &mut Rng::derived(seed, "vm state", 0);
         let usual = !matches!(self.profile, Profile::Directed(_) | Profile::Story(_));

@@ -1,8 +1,8 @@
 //! What survives when the power fails.
 //!
 //! Media assumptions, stated once: a sector (512 bytes, or the file's alignment if that is larger)
-//! is written whole or not at all, and its neighbours are untouched; a change of space is torn at
-//! 4 KiB. Every effect that no flush covers, acknowledged or in flight, is applied, dropped or torn,
+//! is written whole or not at all, and its neighbours are untouched; a change of space is torn at 4
+//! KiB. Every effect that no flush covers, acknowledged or in flight, is applied, dropped or torn,
 //! independently of all others. Since the last writer of a sector that is applied decides it, and
 //! any set of them may be dropped, this includes every reordering of overlapping effects. What a
 //! flush or a durable write covers survives, and nothing older is put over it.

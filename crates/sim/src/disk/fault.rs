@@ -84,8 +84,8 @@ impl Faults {
         self.planned.iter().any(|(fault, _)| fault.verb == verb)
     }
 
-    /// Counts an operation on a file, which may be a special one of its kind; the error that it shall
-    /// end with, if any.
+    /// Counts an operation on a file, which may be a special one of its kind; the error that it
+    /// shall end with, if any.
     pub fn strike(&mut self, verb: Verb, special: Option<Verb>, file: &str) -> Option<i32> {
         let mut errno = None;
         for (fault, seen) in &mut self.planned {

@@ -1,9 +1,9 @@
 //! The pending operations of a simulated disk, what completes when, and what is durable.
 //!
-//! An operation passes three moments: issue, effect, completion. The effect of a write lies anywhere
-//! between the other two, and the effect of a large one may come in parts. Which operation moves
-//! next is drawn from the seed. The volatile content is what reads see; every effect is also logged
-//! until a flush covers it. A flush covers what had completed when it was issued.
+//! An operation passes three moments: issue, effect, completion. The effect of a write lies
+//! anywhere between the other two, and the effect of a large one may come in parts. Which operation
+//! moves next is drawn from the seed. The volatile content is what reads see; every effect is also
+//! logged until a flush covers it. A flush covers what had completed when it was issued.
 
 use std::io;
 
@@ -117,7 +117,8 @@ impl FileState {
         });
     }
 
-    /// Marks the effects of a durable write; puts them on the medium at once if nothing lies under them.
+    /// Marks the effects of a durable write; puts them on the medium at once if nothing lies under
+    /// them.
     fn make_durable(&mut self, op: u64) {
         for index in 0..self.log.len() {
             if self.log[index].op == op {
@@ -587,8 +588,8 @@ impl State {
             // reports, and so hides from later flushes, the failures of all pages of the file.
             let kept = rng.pick(&[0, 50, 100]);
             file.persist(op.issued, || !rng.chance(kept));
-            // So it goes with pages of writes that are still under way: a durable one among them then
-            // finds nothing to write, and no error.
+            // So it goes with pages of writes that are still under way: a durable one among them
+            // then finds nothing to write, and no error.
             return file.forget_in_flight(op.id, || !rng.chance(kept));
         }
         match self.lie {

@@ -1,5 +1,6 @@
-//! Persistent bitmaps as the second opinion reads them: header extension, directory, tables and bits, with the
-//! clusters that they use. Only while the autoclear bit says that they are consistent.
+//! Persistent bitmaps as the second opinion reads them: header extension, directory, tables and
+//! bits, with the clusters that they use. Only while the autoclear bit says that they are
+//! consistent.
 
 use std::ops::Range;
 

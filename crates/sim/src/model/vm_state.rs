@@ -1,7 +1,8 @@
-//! The VM state behind a disk: a model of its own, whose offsets are counted from where the area begins.
+//! The VM state behind a disk: a model of its own, whose offsets are counted from where the area
+//! begins.
 //!
-//! A change of the disk's size that moves where it begins leaves zeroes. One that makes the disk smaller and
-//! does not end may leave anything: what the disk had there, before that is given up.
+//! A change of the disk's size that moves where it begins leaves zeroes. One that makes the disk
+//! smaller and does not end may leave anything: what the disk had there, before that is given up.
 
 use super::{ANY, Content, Granules, Model, NEVER, Outcome, Version, WriteId, ZERO};
 
@@ -89,7 +90,8 @@ impl Model {
         }
     }
 
-    /// After a crash: the disk has become smaller, and nobody knows whether its end has been given up.
+    /// After a crash: the disk has become smaller, and nobody knows whether its end has been given
+    /// up.
     pub(super) fn vm_state_may_have_moved(&mut self, size: u64) {
         if size < self.size && self.loses_vm_state(self.size, size) {
             self.vm_state(Model::forget_all);

@@ -30,8 +30,8 @@ pub(super) fn shape(config: &mut Config, story: Story, (mut round, rng): (Round,
     config.rounds = vec![round; rounds];
 }
 
-/// Writes that take long, in place or not, reads of the same few places, and a change of a bitmap now
-/// and then. How many such sessions follow one another.
+/// Writes that take long, in place or not, reads of the same few places, and a change of a bitmap
+/// now and then. How many such sessions follow one another.
 fn bitmaps_under_writes(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
     config.prepared.filled = rng.chance(70);
     config.data = rng.pick(&[Data::Inside, Data::Inside, Data::External]);
@@ -58,9 +58,9 @@ fn bitmaps_under_writes(config: &mut Config, round: &mut Round, rng: &mut Rng) -
     4
 }
 
-/// A large disk of which all parts are written, so that the bits of each piece are mixed, around the
-/// places where tables, slices and pages of bits meet. Some disks gain most of what they have, which
-/// is dirty as a whole. How many such sessions follow one another.
+/// A large disk of which all parts are written, so that the bits of each piece are mixed, around
+/// the places where tables, slices and pages of bits meet. Some disks gain most of what they have,
+/// which is dirty as a whole. How many such sessions follow one another.
 fn bitmaps_in_pieces(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
     config.layout.cluster_bits = 9;
     let count = rng.between(40, 1000);
@@ -89,8 +89,8 @@ fn bitmaps_in_pieces(config: &mut Config, round: &mut Round, rng: &mut Rng) -> u
     5
 }
 
-/// Durable writes over up to thirty tables, the first parts of which have no space yet while the last
-/// ones have, and nothing else that would make them durable. How many such sessions follow one
+/// Durable writes over up to thirty tables, the first parts of which have no space yet while the
+/// last ones have, and nothing else that would make them durable. How many such sessions follow one
 /// another.
 fn durable_writes_long(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
     config.layout.cluster_bits = 9;
@@ -144,9 +144,9 @@ fn data_files_cut(config: &mut Config, (mut round, rng): (Round, &mut Rng)) {
     config.rounds = (0..8).map(|number| session(number, rng)).collect();
 }
 
-/// A disk of many tables over another, much of which is given up or becomes zeroes, and few requests
-/// between flushes: entries of zeroes in a new table promise no bytes. How many such sessions follow
-/// one another.
+/// A disk of many tables over another, much of which is given up or becomes zeroes, and few
+/// requests between flushes: entries of zeroes in a new table promise no bytes. How many such
+/// sessions follow one another.
 fn tables_on_used_space(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
     config.layout.cluster_bits = rng.pick(&[9, 9, 10, 12]);
     config.prepared.filled = true;
@@ -221,8 +221,8 @@ fn roots_move(config: &mut Config, (mut round, rng): (Round, &mut Rng)) {
     config.rounds.insert(0, first);
 }
 
-/// Blocks that count sixty-four clusters each, a table with little room, large writes. How many such
-/// sessions follow one another.
+/// Blocks that count sixty-four clusters each, a table with little room, large writes. How many
+/// such sessions follow one another.
 fn counts_grow(config: &mut Config, round: &mut Round, rng: &mut Rng) -> usize {
     small_counts(config, rng);
     config.crammed = rng.chance(50).then(|| rng.below(30));

@@ -1,4 +1,5 @@
-//! What is converted: made by qemu-img and by writing files, so that whoever is measured has not laid it out.
+//! What is converted: made by qemu-img and by writing files, so that whoever is measured has not
+//! laid it out.
 
 use std::ffi::OsString;
 use std::fs::{self, File};

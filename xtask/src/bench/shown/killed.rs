@@ -1,9 +1,11 @@
-//! The rows of first writes again, and the writing process is killed in the middle. Each write that had ended
-//! before a flush that had ended must be there, as QEMU reads the image, and `qemu-img check` must find no
-//! corruption; leaks are allowed. The image is then written and killed again, three times in all.
+//! The rows of first writes again, and the writing process is killed in the middle. Each write that
+//! had ended before a flush that had ended must be there, as QEMU reads the image, and `qemu-img
+//! check` must find no corruption; leaks are allowed. The image is then written and killed again,
+//! three times in all.
 //!
-//! The kernel lives on, so that what was handed to it is there: this shows that a flush that has ended left
-//! nothing in the process. That it reached the disk is shown by the simulator and by `tests/power_cut.rs`.
+//! The kernel lives on, so that what was handed to it is there: this shows that a flush that has
+//! ended left nothing in the process. That it reached the disk is shown by the simulator and by
+//! `tests/power_cut.rs`.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
@@ -133,8 +135,8 @@ impl Killed<'_> {
         run::output(&mut create).map(drop)
     }
 
-    /// Writes until some flushes have ended, and kills; how many writes had ended before the last flush that
-    /// was told of.
+    /// Writes until some flushes have ended, and kills; how many writes had ended before the last
+    /// flush that was told of.
     fn write_and_kill(&self, start: u64, interval: u64) -> Result<u64, String> {
         let mut command = Command::new(self.binary);
         command.args(["bench", "-w", "-f", "qcow2", "-t", "none", "-i", "io_uring"]);
@@ -162,8 +164,8 @@ impl Killed<'_> {
         }
     }
 
-    /// The kernel ends the ring of a killed process, and with it the lock on the image, when the process is
-    /// gone: the lock may be there for a moment yet.
+    /// The kernel ends the ring of a killed process, and with it the lock on the image, when the
+    /// process is gone: the lock may be there for a moment yet.
     fn check(&self) -> Result<Output, String> {
         let start = Instant::now();
         loop {

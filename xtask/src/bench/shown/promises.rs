@@ -1,4 +1,5 @@
-//! What is promised of allocation: which cells, what of them, how much; and how rows are held against it.
+//! What is promised of allocation: which cells, what of them, how much; and how rows are held
+//! against it.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -19,7 +20,8 @@ pub struct Row {
 enum Pick {
     /// The middle of its runs.
     Median,
-    /// Those of the run in this repetition, in which all contestants of a cell followed one another.
+    /// Those of the run in this repetition, in which all contestants of a cell followed one
+    /// another.
     Run(usize),
 }
 
@@ -92,7 +94,8 @@ struct Promise {
     must_reach: f64,
     applies: fn(&Row) -> bool,
     value: fn(&Row, &[Row], Pick) -> Option<f64>,
-    /// What a row is compared with if that is in another cell: measured at another time, so that runs do not pair.
+    /// What a row is compared with if that is in another cell: measured at another time, so that
+    /// runs do not pair.
     other: Option<OtherRow>,
 }
 

@@ -1,8 +1,9 @@
 //! Writers side by side on simulated space. Pure, and the same for one seed.
 //!
-//! Writers take turns: each makes some writes in a row, of a mean number that is one constant of the model. Direct
-//! writes are given space when they are made. Buffered ones wait until a file has so much unwritten data, the other
-//! constant, and are given space for all of it, with what the kernel adds.
+//! Writers take turns: each makes some writes in a row, of a mean number that is one constant of
+//! the model. Direct writes are given space when they are made. Buffered ones wait until a file has
+//! so much unwritten data, the other constant, and are given space for all of it, with what the
+//! kernel adds.
 
 use cowslip::growth::{Ahead, AtClose, Cut, Refill, Rule, at_close};
 use cowslip_testbed::Random;
@@ -41,7 +42,8 @@ pub enum Pattern {
     Reopen,
     /// At the end; half way they are cut to nothing and begin again.
     Restart,
-    /// At their ends, which come early: files of 1 to 64 MiB one after the other, until all is written.
+    /// At their ends, which come early: files of 1 to 64 MiB one after the other, until all is
+    /// written.
     Small,
 }
 
@@ -153,8 +155,8 @@ impl File {
     }
 }
 
-/// `xfs_iomap_prealloc_size` of Linux 6.18: what contiguous extents before have, doubled; from half the longest extent on
-/// the offset; throttled in the last 5 % of free space; a power of two.
+/// `xfs_iomap_prealloc_size` of Linux 6.18: what contiguous extents before have, doubled; from half
+/// the longest extent on the offset; throttled in the last 5 % of free space; a power of two.
 fn xfs_ahead(file: &File, free_bytes: u64, volume_bytes: u64) -> u64 {
     const LEAST: u64 = 64 << 10;
     const LONGEST: u64 = 8 << 30;
@@ -182,8 +184,8 @@ fn xfs_ahead(file: &File, free_bytes: u64, volume_bytes: u64) -> u64 {
     ahead.max(LEAST)
 }
 
-/// `ext4_mb_normalize_request` of Linux 6.18: up to which offset a write to this one is given space. Powers of two up to
-/// 1 MiB, then aligned windows of 2, 4 and 8 MiB.
+/// `ext4_mb_normalize_request` of Linux 6.18: up to which offset a write to this one is given
+/// space. Powers of two up to 1 MiB, then aligned windows of 2, 4 and 8 MiB.
 fn ext4_window(end: u64) -> u64 {
     const MIB: u64 = 1 << 20;
     let window = match end {

@@ -1,6 +1,8 @@
-//! Zero clusters become what version 2 can say: unallocated clusters where nothing lies below, data elsewhere.
+//! Zero clusters become what version 2 can say: unallocated clusters where nothing lies below, data
+//! elsewhere.
 //!
-//! The guest sees what it saw, whichever of them have been changed, so nothing has to be taken back.
+//! The guest sees what it saw, whichever of them have been changed, so nothing has to be taken
+//! back.
 
 use std::ops::Range;
 

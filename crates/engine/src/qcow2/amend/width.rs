@@ -6,7 +6,8 @@
 //! | sector 0, which names table and width at once | the new counts; the old structure is counted, a leak |
 //! | 0 for the old structure | the new counts |
 //!
-//! Blocks are read and written one by one, so memory does not grow with the image but for the tables.
+//! Blocks are read and written one by one, so memory does not grow with the image but for the
+//! tables.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -59,7 +60,8 @@ impl NewCounts {
         bytes
     }
 
-    /// Finds places for table and blocks from `first` on: blocks that count what is counted now, and both themselves.
+    /// Finds places for table and blocks from `first` on: blocks that count what is counted now,
+    /// and both themselves.
     fn place(geometry: Geometry, first: u64, counted: &BTreeSet<u64>) -> Option<(Vec<u64>, u64)> {
         let index = |cluster| geometry.refcount_block_index(HostCluster(cluster));
         let mut blocks = counted.clone();
@@ -131,12 +133,12 @@ impl OldCounts<'_> {
 }
 
 impl Qcow2 {
-    /// Writes the counts once more, in another width, durably. Nothing refers to them. What is there is read from the file:
-    /// the session is over, and all is written.
+    /// Writes the counts once more, in another width, durably. Nothing refers to them. What is
+    /// there is read from the file: the session is over, and all is written.
     ///
     /// # Errors
-    /// `Invalid` for a count that the width cannot hold; `Corrupt` for an image that is not sound; `Cancelled`; I/O. The
-    /// image is as it was.
+    /// `Invalid` for a count that the width cannot hold; `Corrupt` for an image that is not sound;
+    /// `Cancelled`; I/O. The image is as it was.
     pub(super) async fn write_new_counts(
         &self,
         counts: &Counts,
@@ -148,7 +150,8 @@ impl Qcow2 {
         let file_bytes = self.file.len().await?;
         let written = self.write_blocks(counts, &new, job).await;
         if written.is_err() && self.file.capabilities().extends_with_zeroes {
-            // Nothing refers to what was written. If that fails too, it stays behind the end of the image.
+            // Nothing refers to what was written. If that fails too, it stays behind the end of the
+            // image.
             drop(self.file.set_len(file_bytes).await);
         }
         written.map(|()| new)

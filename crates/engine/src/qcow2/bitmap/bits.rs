@@ -1,8 +1,9 @@
 //! The bits of a dirty bitmap in memory. Pure.
 //!
-//! A bit stands for `granularity` bytes of the disk, the last one for what there is. Bits are kept in pages of which
-//! most are all clean or all dirty and take no memory of their own: a bitmap of a disk of which the guest writes
-//! little stays small, and none takes more than a bit for each granule.
+//! A bit stands for `granularity` bytes of the disk, the last one for what there is. Bits are kept
+//! in pages of which most are all clean or all dirty and take no memory of their own: a bitmap of a
+//! disk of which the guest writes little stays small, and none takes more than a bit for each
+//! granule.
 
 use std::ops::Range;
 
@@ -95,8 +96,8 @@ impl DirtyBits {
         self.bits().div_ceil(8)
     }
 
-    /// What happens to all granules that a range of the disk touches; beyond the end there are none. Tells whether
-    /// any bit was clear.
+    /// What happens to all granules that a range of the disk touches; beyond the end there are
+    /// none. Tells whether any bit was clear.
     pub fn mark(&mut self, range: &Range<u64>) -> bool {
         let end = range.end.min(self.disk_bytes);
         if range.start >= end {
@@ -208,8 +209,8 @@ impl DirtyBits {
         None
     }
 
-    /// Whether the part of the disk at `offset` has changed, and up to where all of it has or has not. `None` at the
-    /// end of the disk.
+    /// Whether the part of the disk at `offset` has changed, and up to where all of it has or has
+    /// not. `None` at the end of the disk.
     pub fn run_at(&self, offset: u64) -> Option<(bool, u64)> {
         if offset >= self.disk_bytes {
             return None;
@@ -221,8 +222,8 @@ impl DirtyBits {
         Some((dirty, (end << self.granularity_bits).min(self.disk_bytes)))
     }
 
-    /// A range of the disk as runs that alternate, the first so many of them. What is beyond the end of the disk that
-    /// the bits are of has not changed.
+    /// A range of the disk as runs that alternate, the first so many of them. What is beyond the
+    /// end of the disk that the bits are of has not changed.
     pub fn runs(&self, range: &Range<u64>, most: usize) -> Vec<DirtyRun> {
         let mut runs: Vec<DirtyRun> = Vec::new();
         let mut at = range.start;
@@ -241,7 +242,8 @@ impl DirtyBits {
         runs
     }
 
-    /// Adds bits as they are stored, from byte `at` on, a multiple of 8. Those beyond the end of the disk are ignored.
+    /// Adds bits as they are stored, from byte `at` on, a multiple of 8. Those beyond the end of
+    /// the disk are ignored.
     pub fn load(&mut self, at: u64, stored: &[u8]) {
         for (chunk, at) in stored.chunks(8).zip((at * 8..).step_by(64)) {
             let mut bytes = [0; 8];
@@ -261,7 +263,8 @@ impl DirtyBits {
         self.mark_bits(at * 8..end.max(at * 8));
     }
 
-    /// The bits as they are stored, `len` bytes from `at` on, both multiples of 8; zeroes beyond the end.
+    /// The bits as they are stored, `len` bytes from `at` on, both multiples of 8; zeroes beyond
+    /// the end.
     pub fn store(&self, at: u64, len: usize) -> Vec<u8> {
         let mut out = Vec::with_capacity(len);
         for at in (at * 8..).step_by(64).take(len / 8) {
@@ -272,7 +275,8 @@ impl DirtyBits {
         out
     }
 
-    /// Whether all bits that are stored in so many bytes from `at` on, as far as there are any, are alike, and how.
+    /// Whether all bits that are stored in so many bytes from `at` on, as far as there are any, are
+    /// alike, and how.
     pub fn uniform(&self, at: u64, bytes: u64) -> Option<bool> {
         let end = (at + bytes).saturating_mul(8);
         let held = at * 8..end.min(self.bits());

@@ -1,5 +1,5 @@
-//! The bitmaps of an image as a value: the directory as it is on disk, what has become of it in memory, and what may
-//! be asked for. Pure.
+//! The bitmaps of an image as a value: the directory as it is on disk, what has become of it in
+//! memory, and what may be asked for. Pure.
 //!
 //! Entries are kept byte for byte, extra data too, so that what is not understood survives.
 
@@ -24,8 +24,8 @@ const DEFAULT_GRANULARITY: Range<u64> = 4096..65536;
 pub enum BitmapChange {
     /// It comes into being, clean, and follows all writes from now on.
     Add {
-        /// Bytes of the disk that a bit stands for: a power of 2 from 512 to 2 GiB. `None` is a cluster, but 4 KiB at
-        /// least and 64 KiB at most.
+        /// Bytes of the disk that a bit stands for: a power of 2 from 512 to 2 GiB. `None` is a
+        /// cluster, but 4 KiB at least and 64 KiB at most.
         granularity: Option<u64>,
     },
     /// It ceases to exist. The only thing that can be done with one that was not saved properly.
@@ -125,7 +125,8 @@ pub enum Bits {
 /// A bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bitmap {
-    /// What it was on disk when it was read, or its name and granularity; flags and table may be others by now.
+    /// What it was on disk when it was read, or its name and granularity; flags and table may be
+    /// others by now.
     pub entry: Entry,
     /// It follows writes.
     pub enabled: bool,
@@ -189,7 +190,8 @@ pub struct Bitmaps {
     edited: bool,
     /// The disk gets another size: those that follow no writes are marked too.
     resizing: bool,
-    /// All that follow writes are in memory, and on disk all that will not be right any more are marked, durably.
+    /// All that follow writes are in memory, and on disk all that will not be right any more are
+    /// marked, durably.
     tracking: bool,
 }
 
@@ -269,9 +271,9 @@ impl Bitmaps {
         };
     }
 
-    /// The directory as it has to be on disk before anything changes; `None` if it is. What follows writes there is
-    /// marked, whatever the list in memory has made of it; and all of it before a resize, since tables are as long as
-    /// the disk asks for.
+    /// The directory as it has to be on disk before anything changes; `None` if it is. What follows
+    /// writes there is marked, whatever the list in memory has made of it; and all of it before a
+    /// resize, since tables are as long as the disk asks for.
     pub fn marked(&self) -> Option<Vec<Entry>> {
         let mut marked = self.directory.clone();
         for entry in &mut marked {
@@ -377,7 +379,8 @@ impl Bitmaps {
         Ok(needed)
     }
 
-    /// Changes a bitmap in memory, for a disk of that size in the file of that name; what it needs is loaded.
+    /// Changes a bitmap in memory, for a disk of that size in the file of that name; what it needs
+    /// is loaded.
     ///
     /// # Errors
     /// As [`Bitmaps::needed_for`], or `Invalid` for a bitmap that cannot be added.

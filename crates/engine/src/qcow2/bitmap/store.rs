@@ -188,8 +188,8 @@ impl Qcow2 {
         Ok(stored)
     }
 
-    /// Space for the table of a bitmap, and for so many clusters of bits: in one piece, or the bits anywhere where no free piece
-    /// is that long. Offsets of the table and of each cluster.
+    /// Space for the table of a bitmap, and for so many clusters of bits: in one piece, or the bits
+    /// anywhere where no free piece is that long. Offsets of the table and of each cluster.
     async fn take_places(
         &self,
         counts: &mut Counts,
@@ -257,8 +257,8 @@ impl Qcow2 {
         counts.refcounts.write_dirty().await
     }
 
-    /// Lowers the counts of bits and tables that the new directory refers to no longer. What an entry that makes no
-    /// sense had stays counted: a leak.
+    /// Lowers the counts of bits and tables that the new directory refers to no longer. What an
+    /// entry that makes no sense had stays counted: a leak.
     async fn free_bitmaps(&self, counts: &mut Counts, old: &[Entry], new: &[Entry]) -> Result<()> {
         for entry in old {
             let table = entry.fixed.table_offset;

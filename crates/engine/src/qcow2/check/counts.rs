@@ -1,10 +1,10 @@
 //! How often each host cluster is referenced: counters in pages, only where something is.
 //!
 //! A cell holds a count and which COPIED flags the active table's references had. In most images a
-//! cluster is referenced once at most, so cells have 2 bits as long as that holds throughout their page,
-//! then 8, 16 and 64: what is looked up at random should be small. An image of 8 TiB with 64 KiB
-//! clusters takes 32 MiB, or 128 MiB with snapshots. What the image makes the caller ask for is charged
-//! to a [`Memory`] with a limit, so that a hostile image fails instead of filling the host.
+//! cluster is referenced once at most, so cells have 2 bits as long as that holds throughout their
+//! page, then 8, 16 and 64: what is looked up at random should be small. An image of 8 TiB with 64
+//! KiB clusters takes 32 MiB, or 128 MiB with snapshots. What the image makes the caller ask for is
+//! charged to a [`Memory`] with a limit, so that a hostile image fails instead of filling the host.
 //!
 //! | bits of a cell | meaning |
 //! | --- | --- |

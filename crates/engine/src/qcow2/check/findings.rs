@@ -139,16 +139,16 @@ pub enum Finding {
     },
     /// Allocated subclusters without space.
     AllocatedWithoutOffset,
-    /// A cluster of an external data file that is not where the guest has it. QEMU does not look for
-    /// it, but refuses to read such a cluster.
+    /// A cluster of an external data file that is not where the guest has it. QEMU does not look
+    /// for it, but refuses to read such a cluster.
     DataFileOffset {
         /// Where the entry says that it is.
         offset: u64,
         /// Where the guest has it.
         guest_offset: u64,
     },
-    /// A second L1 entry that points to an L2 table of an image with an external data file, whose offsets can be
-    /// right for one guest range only. QEMU does not look for it.
+    /// A second L1 entry that points to an L2 table of an image with an external data file, whose
+    /// offsets can be right for one guest range only. QEMU does not look for it.
     DataFileTable {
         /// Where the table is.
         offset: u64,

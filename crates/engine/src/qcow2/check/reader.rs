@@ -24,9 +24,9 @@ const IN_FLIGHT_READS: u64 = 32;
 const TURNS_PER_WINDOW: usize = 4;
 /// Buffers that wait for their next use: one a table that is looked at would do.
 const SPARE_BUFFERS_MAX: usize = 4;
-/// What a check may read of a file, zeroes beyond its end included: so many times its length and so many
-/// bytes. An honest image needs about twice its metadata. Where structures lie over each other a thousandfold,
-/// a small file would otherwise keep a check busy for days.
+/// What a check may read of a file, zeroes beyond its end included: so many times its length and so
+/// many bytes. An honest image needs about twice its metadata. Where structures lie over each other
+/// a thousandfold, a small file would otherwise keep a check busy for days.
 const READ_FACTOR: u64 = 16;
 const READ_BYTES: u64 = 64 << 20;
 
@@ -177,8 +177,8 @@ impl<'a> Reader<'a> {
             .buffered(reads)
             .enumerate()
             .then(move |(index, table)| async move {
-                // The queue hands requests to the kernel when it has its turn. Without one, the next
-                // reads would wait until all that has been read is looked at.
+                // The queue hands requests to the kernel when it has its turn. Without one, the
+                // next reads would wait until all that has been read is looked at.
                 if index.is_multiple_of((reads / TURNS_PER_WINDOW).max(1)) {
                     yield_now().await;
                 }

@@ -18,7 +18,8 @@ const SLICES_MAX: usize = 4096;
 /// log2 of the bits of the usual refcounts, which are compared four at a time.
 const ORDER_16_BITS: u32 = 4;
 
-/// No file has an offset beyond this: reading there fails, where reading beyond an end yields zeroes.
+/// No file has an offset beyond this: reading there fails, where reading beyond an end yields
+/// zeroes.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
 /// The refcount table, and single refcounts on demand.
@@ -262,8 +263,8 @@ struct Comparison {
 }
 
 impl Comparison {
-    /// Compares the refcounts of four clusters of 16 bits each, if they are right and the references
-    /// of the usual kind; whether it did.
+    /// Compares the refcounts of four clusters of 16 bits each, if they are right and the
+    /// references of the usual kind; whether it did.
     #[inline]
     fn four(&mut self, cluster: u64, refcounts: u64, state: &State<'_>) -> bool {
         let Some(cells) = state.counts.four(cluster) else {

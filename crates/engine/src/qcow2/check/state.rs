@@ -1,5 +1,5 @@
-//! What a check may use, what it has found, and what it knows of the image so far: references are counted
-//! here, whatever they are of.
+//! What a check may use, what it has found, and what it knows of the image so far: references are
+//! counted here, whatever they are of.
 
 use std::collections::HashMap;
 
@@ -378,8 +378,8 @@ impl<'a> State<'a> {
         Ok(())
     }
 
-    /// Brings the counts of all entries of a group into the processor's cache together: one after the
-    /// other, each would wait for memory.
+    /// Brings the counts of all entries of a group into the processor's cache together: one after
+    /// the other, each would wait for memory.
     pub(super) fn warm_counts<const ENTRY_BYTES: usize>(&self, group: &[u8]) {
         let bits = self.geometry.cluster_bits();
         let cells = group.chunks_exact(ENTRY_BYTES).fold(0, |cells, words| {

@@ -104,8 +104,8 @@ impl Layout {
         clusters * self.cluster_bytes() + bytes.len() as u64 + self.l1_entries * 8
     }
 
-    /// Where the file ends: behind its last cluster, of which an L1 table, or data assigned in requests,
-    /// have only as much as there is of them (of data, whole subclusters).
+    /// Where the file ends: behind its last cluster, of which an L1 table, or data assigned in
+    /// requests, have only as much as there is of them (of data, whole subclusters).
     fn end_of_file(&self, size: u64) -> u64 {
         let geometry = &self.format.geometry;
         let end = self.placement.end();
@@ -243,8 +243,8 @@ impl Layout {
     }
 
     /// L2 table `index`: its offset and its bytes. A preallocated subcluster is not allocated: it
-    /// still reads from the backing file, or as zeroes. So does a preallocated cluster of an encrypted image, whose
-    /// space decrypts to anything.
+    /// still reads from the backing file, or as zeroes. So does a preallocated cluster of an
+    /// encrypted image, whose space decrypts to anything.
     pub fn l2_table(&self, index: u64) -> (u64, Vec<u8>) {
         let geometry = self.format.geometry;
         let entry_bytes = geometry.l2_entry_bytes() as usize;

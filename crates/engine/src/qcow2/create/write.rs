@@ -92,8 +92,8 @@ impl<'a> Writer<'a> {
         self.file.flush().await.map_err(self.failed("flush"))
     }
 
-    /// Writes all tables and makes them durable. In memory is what is in flight, whatever the size of
-    /// the disk.
+    /// Writes all tables and makes them durable. In memory is what is in flight, whatever the size
+    /// of the disk.
     pub async fn tables(&self, layout: &Layout) -> Result<()> {
         self.job.enter(Stage::Tables);
         let blocks = layout
@@ -178,9 +178,10 @@ pub(super) async fn refuse_growth(file: &dyn BlockFile, len: u64) -> Result<()> 
     }
 }
 
-/// Has a raw file begin with data, as QEMU does: from a first block without space direct I/O would learn nothing about the
-/// alignment that it needs (QEMU's `file-posix.c`, where it allocates the first block). Of what keeps what it held the first sector is
-/// cleared, so that nobody takes it for an image of its old format.
+/// Has a raw file begin with data, as QEMU does: from a first block without space direct I/O would
+/// learn nothing about the alignment that it needs (QEMU's `file-posix.c`, where it allocates the
+/// first block). Of what keeps what it held the first sector is cleared, so that nobody takes it
+/// for an image of its old format.
 async fn begin(file: &Arc<dyn BlockFile>, len: u64, job: &Job) -> Result<()> {
     let is_regular = file.capabilities().extends_with_zeroes;
     let bytes = match is_regular && len >= FIRST_BLOCK_BYTES {

@@ -1,4 +1,5 @@
-//! Table entries as they are, flaws and all: for `check`, which has to go on where decoding refuses.
+//! Table entries as they are, flaws and all: for `check`, which has to go on where decoding
+//! refuses.
 //!
 //! An entry has a meaning however broken it is: the space that it claims, which is counted, and the
 //! flaws, which are reported. Everybody else decodes, and stops at the first flaw.

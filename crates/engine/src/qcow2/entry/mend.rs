@@ -1,9 +1,9 @@
 //! What a broken table entry becomes: for repair.
 //!
-//! Pure. One call sets one flaw right, so that each is told; a caller asks again until there is none.
-//! Data is kept wherever the entry still says where it is. What is lost reads as zeroes, never as
-//! older data of a backing file; only version 2, which has no zero flag, leaves such a cluster
-//! unallocated.
+//! Pure. One call sets one flaw right, so that each is told; a caller asks again until there is
+//! none. Data is kept wherever the entry still says where it is. What is lost reads as zeroes,
+//! never as older data of a backing file; only version 2, which has no zero flag, leaves such a
+//! cluster unallocated.
 
 use super::inspect::{self, Claim, Flaw};
 use super::{COMPRESSED, COPIED, EntryFormat, OFFSET_MASK, ZERO};

@@ -131,8 +131,8 @@ impl Extra {
     }
 }
 
-/// Extra data with all that has a meaning; what it already says stays. Version 3 demands the first two of its three
-/// numbers.
+/// Extra data with all that has a meaning; what it already says stays. Version 3 demands the first
+/// two of its three numbers.
 pub fn completed_extra(extra: &[u8], vm_state_bytes: u32, disk_bytes: u64) -> Vec<u8> {
     // No instructions were counted.
     let full = [u64::from(vm_state_bytes), disk_bytes, u64::MAX].map(u64::to_be_bytes);

@@ -1,7 +1,7 @@
 //! Header extensions: known ones as values, unknown ones as they are.
 //!
-//! Written in QEMU's order: backing format, data file, encryption header, feature names, bitmaps, ours,
-//! then the unknown ones in the order in which they were found.
+//! Written in QEMU's order: backing format, data file, encryption header, feature names, bitmaps,
+//! ours, then the unknown ones in the order in which they were found.
 
 use super::CompressionType;
 use crate::policy::AllocPolicy;
@@ -70,8 +70,8 @@ pub struct CryptoHeader {
     pub length: u64,
 }
 
-/// How space is to be allocated: an extension of our own, a hint. Others keep it and do not maintain it,
-/// so nothing depends on its being right (docs/format.md).
+/// How space is to be allocated: an extension of our own, a hint. Others keep it and do not
+/// maintain it, so nothing depends on its being right (docs/format.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocationHint {
     /// The policy, unless whoever opens the image is to choose.
@@ -209,8 +209,8 @@ pub(super) struct ExtensionError {
     pub detail: String,
 }
 
-/// Where the extension area between `start` and `limit` ends: what is behind it nobody reads. `None` if `prefix`, the
-/// beginning of the file, does not show it.
+/// Where the extension area between `start` and `limit` ends: what is behind it nobody reads.
+/// `None` if `prefix`, the beginning of the file, does not show it.
 pub(in crate::qcow2) fn area_end(prefix: &[u8], start: u64, limit: u64) -> Option<u64> {
     let mut at = start;
     while limit.saturating_sub(at) >= PREFIX_BYTES as u64 {
@@ -238,8 +238,8 @@ impl Extensions {
         }
     }
 
-    /// Reads the area `start..end` of the header's cluster. What `cluster` lacks counts as zeroes. Of two extensions
-    /// of a kind that is known the last counts, as for QEMU.
+    /// Reads the area `start..end` of the header's cluster. What `cluster` lacks counts as zeroes.
+    /// Of two extensions of a kind that is known the last counts, as for QEMU.
     pub(super) fn decode(
         cluster: &[u8],
         start: usize,

@@ -1,6 +1,6 @@
-//! Plans against a model of bytes. Every shape of entry, with every range that begins and ends beside
-//! an edge, is planned, carried out on host space that is an array, published, and read back through
-//! the new entry by a decoder of the tests' own.
+//! Plans against a model of bytes. Every shape of entry, with every range that begins and ends
+//! beside an edge, is planned, carried out on host space that is an array, published, and read back
+//! through the new entry by a decoder of the tests' own.
 
 use super::*;
 use crate::qcow2::geometry::Geometry;
@@ -321,7 +321,8 @@ fn ranges(format: &EntryFormat) -> Vec<Range<u64>> {
     pairs.filter(|range| range.start < range.end).collect()
 }
 
-/// Where the layer below may end: nowhere, in the middle of a subcluster, at the end of one, beyond.
+/// Where the layer below may end: nowhere, in the middle of a subcluster, at the end of one,
+/// beyond.
 const BELOW_ENDS: [u64; 4] = [0, 768, 1024, CLUSTER];
 
 fn views(format: &EntryFormat) -> Vec<View> {
@@ -395,7 +396,8 @@ fn check_write(world: &mut World<'_>, view: &View, bytes: &Range<u64>, taken: Op
     assert_encodable(&format, &entry);
     match write.change {
         Change::Fill(_) => {
-            // A crash that keeps the entry and loses the bytes shows what was there before, or may not come.
+            // A crash that keeps the entry and loses the bytes shows what was there before, or may
+            // not come.
             let shows_old = world.read(&entry) == before;
             assert_eq!(write.promise == Promise::Nothing, shows_old, "{write:?}");
         }
@@ -489,8 +491,8 @@ fn writes_into_a_data_file_change_their_bytes_and_no_others() {
     }
 }
 
-/// Two writes that fill one space, `second` planned before the first is published. 0 if the first is
-/// in the way of it.
+/// Two writes that fill one space, `second` planned before the first is published. 0 if the first
+/// is in the way of it.
 fn check_members(
     world: &mut World<'_>,
     view: &View,
@@ -750,7 +752,8 @@ fn flags_are_set_on_what_is_absent_alone() {
     }
 }
 
-/// Preallocation gives a cluster space without changing what the guest reads, now or once the disk is larger.
+/// Preallocation gives a cluster space without changing what the guest reads, now or once the disk
+/// is larger.
 #[test]
 fn preallocated_clusters_read_as_before() {
     let patterns = Patterns::new();

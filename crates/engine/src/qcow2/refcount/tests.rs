@@ -78,7 +78,8 @@ impl Model {
         let first_bit = within * bits;
         let mut value = 0;
         for bit in 0..bits {
-            // Below a byte the first count is in the low bits; above, the first byte is the highest.
+            // Below a byte the first count is in the low bits; above, the first byte is the
+            // highest.
             let (byte, place) = if bits < 8 {
                 (first_bit / 8, first_bit % 8 + bit)
             } else {

@@ -1,4 +1,5 @@
-//! A repair as it is planned: what is known of the image and to be done about it, and who hears of it.
+//! A repair as it is planned: what is known of the image and to be done about it, and who hears of
+//! it.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -33,8 +33,8 @@ pub(super) async fn run(mut plan: Plan<'_>) -> Result<Outcome> {
         let (_, check) = verify(&plan.file, &plan.options, plan.observer).await?;
         return Ok(Outcome { done, check });
     }
-    // What is there may be what a process left unflushed when it died: nothing is built on it before
-    // it is durable.
+    // What is there may be what a process left unflushed when it died: nothing is built on it
+    // before it is durable.
     plan.file.flush().await?;
     match plan.options.scope {
         Scope::All => {
@@ -125,8 +125,8 @@ impl Plan<'_> {
         self.write_words(changes).await
     }
 
-    /// A table that moves is changed in its copy only: guest data is in its place. One that is where
-    /// the refcounts are is changed when those have moved.
+    /// A table that moves is changed in its copy only: guest data is in its place. One that is
+    /// where the refcounts are is changed when those have moved.
     fn is_early(&self, change: &Change) -> bool {
         let bits = self.survey.geometry.cluster_bits();
         let cluster = change.at >> bits;
@@ -205,9 +205,9 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Makes the counts durable, then gives the space of what they free back to the host. Where entries
-    /// were broken nothing is: what is free now may be what one of them meant, and somebody may yet want
-    /// to look for it.
+    /// Makes the counts durable, then gives the space of what they free back to the host. Where
+    /// entries were broken nothing is: what is free now may be what one of them meant, and somebody
+    /// may yet want to look for it.
     async fn give_back(&mut self) -> Result<()> {
         self.file.flush().await?;
         let freed = std::mem::take(&mut self.freed);
@@ -376,8 +376,8 @@ impl Plan<'_> {
     }
 
     /// Takes the marks of damage from the header, if nothing is wrong any more; at least that which
-    /// the repair itself has set.
-    /// Whoever opens an image for changes clears the autoclear bits that it does not know ("autoclear_features").
+    /// the repair itself has set. Whoever opens an image for changes clears the autoclear bits that
+    /// it does not know ("autoclear_features").
     async fn clear_unknown_features(&mut self) -> Result<()> {
         let mut header = self.header.clone();
         header.autoclear_features &= autoclear::KNOWN;

@@ -314,7 +314,8 @@ impl Survey {
         self.count(offset, len, 1, Copied::Ignored)
     }
 
-    /// Whether another L1 entry has this table, where only one can: offsets in a data file are the guest's.
+    /// Whether another L1 entry has this table, where only one can: offsets in a data file are the
+    /// guest's.
     pub fn is_of_another_entry(&self, offset: u64, l1_index: u64) -> bool {
         let known = self.by_offset.get(&offset);
         let first = known.map(|&position| self.tables[position as usize].l1_index);

@@ -349,8 +349,8 @@ impl Plan<'_> {
         Ok(None)
     }
 
-    /// Gives data entries that start no cluster the cluster that they start in, if it is counted and
-    /// nobody else has it.
+    /// Gives data entries that start no cluster the cluster that they start in, if it is counted
+    /// and nobody else has it.
     pub(super) async fn find_lost_clusters(&mut self) -> Result<()> {
         let cluster_bytes = self.survey.geometry.cluster_bytes();
         for lost in std::mem::take(&mut self.survey.lost_clusters) {

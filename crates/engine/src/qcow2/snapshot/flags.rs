@@ -1,7 +1,7 @@
 //! COPIED in tables on disk: cleared where a tree becomes shared, set where a count is 1.
 //!
-//! Bits change in place: each sector of a table is the old or the new one after a crash, and either is as good
-//! (docs/durability.md, "Snapshots").
+//! Bits change in place: each sector of a table is the old or the new one after a crash, and either
+//! is as good (docs/durability.md, "Snapshots").
 
 use std::pin::pin;
 
@@ -49,7 +49,8 @@ impl Qcow2 {
         self.write_l1_flags(&old, &new).await
     }
 
-    /// Sets COPIED in the disk's tables where the count is 1, and clears it elsewhere; returns the L1 table.
+    /// Sets COPIED in the disk's tables where the count is 1, and clears it elsewhere; returns the
+    /// L1 table.
     pub(super) async fn set_flags(&self, counts: &mut Counts, job: &Job) -> Result<Vec<u64>> {
         let old = self.disk_l1().await?;
         let mut tables: Vec<u64> = old.iter().map(|&entry| inspect_l1(entry).offset).collect();
@@ -69,7 +70,8 @@ impl Qcow2 {
         Ok(new)
     }
 
-    /// The disk's L1 table as it is on disk: a preparation that is taken back has changed its flags.
+    /// The disk's L1 table as it is on disk: a preparation that is taken back has changed its
+    /// flags.
     async fn disk_l1(&self) -> Result<Vec<u64>> {
         let header = self.header();
         let bytes = self

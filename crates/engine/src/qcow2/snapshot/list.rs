@@ -1,7 +1,7 @@
 //! The snapshot table as a value: its entries, which one is meant, what a new one is called. Pure.
 //!
-//! An entry is kept byte for byte, its extra data too, so that what is not understood survives; only what version 3
-//! demands is added.
+//! An entry is kept byte for byte, its extra data too, so that what is not understood survives;
+//! only what version 3 demands is added.
 
 use super::super::entry::snapshot::{
     EXTRA_BYTES_KNOWN, Extra, FIXED_BYTES, Fixed, TABLE_BYTES_MAX, completed_extra,
@@ -169,7 +169,8 @@ impl SnapshotList {
         }
     }
 
-    /// The ID of the next snapshot: one more than the highest number that an ID begins with, and not taken.
+    /// The ID of the next snapshot: one more than the highest number that an ID begins with, and
+    /// not taken.
     fn next_id(&self) -> String {
         let highest = self.entries.iter().map(|entry| number(&entry.id)).max();
         let mut next = highest.unwrap_or(0).wrapping_add(1);
@@ -197,7 +198,8 @@ impl SnapshotList {
             return Err(Error::Invalid(text));
         }
         let id = self.next_id();
-        // No VM state; the size of the disk; no instructions counted, which QEMU's tools write as 0.
+        // No VM state; the size of the disk; no instructions counted, which QEMU's tools write as
+        // 0.
         let mut extra = vec![0; EXTRA_BYTES_KNOWN as usize];
         extra[8..16].copy_from_slice(&root.disk_bytes.to_be_bytes());
         let fixed = Fixed {
@@ -225,7 +227,8 @@ impl SnapshotList {
         Ok((list, id))
     }
 
-    /// The list with entries that lack nothing, of a disk of this size; as it is if the table would be too long.
+    /// The list with entries that lack nothing, of a disk of this size; as it is if the table would
+    /// be too long.
     pub fn completed(&self, disk_bytes: u64) -> SnapshotList {
         let mut list = self.clone();
         for entry in &mut list.entries {
@@ -283,7 +286,8 @@ mod tests {
     #[test]
     fn a_table_decodes_to_what_was_encoded() {
         let mut list = list(&["one", "", "a name of some length"]);
-        // What is not understood stays: extra data that nobody knows, none at all, an ID that is no number.
+        // What is not understood stays: extra data that nobody knows, none at all, an ID that is no
+        // number.
         list.entries[1].extra.extend([9; 13]);
         list.entries[1].fixed.extra_bytes += 13;
         list.entries[2].extra.clear();

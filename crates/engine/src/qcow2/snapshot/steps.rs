@@ -192,7 +192,8 @@ impl Qcow2 {
         job.enter(Stage::Begin);
         self.cycle(counts).await?;
         self.release_counted_ahead(counts).await?;
-        // The host cluster of compressed data may get further references, of which this knows nothing.
+        // The host cluster of compressed data may get further references, of which this knows
+        // nothing.
         counts.compressed_tail = None;
         // What the first cycle cleared has no readers left: its counts go down with the second.
         self.cycle(counts).await?;
@@ -260,7 +261,8 @@ impl Qcow2 {
         Ok(first << self.geometry().cluster_bits())
     }
 
-    /// Makes what the new state needs, durably. Nothing refers to it, and the old state loses nothing.
+    /// Makes what the new state needs, durably. Nothing refers to it, and the old state loses
+    /// nothing.
     pub(super) async fn prepare(
         &self,
         counts: &mut Counts,
@@ -399,8 +401,8 @@ impl Qcow2 {
         }
     }
 
-    /// Clusters that nothing refers to, durably, and that nobody reads: their space is given back, and they are
-    /// free.
+    /// Clusters that nothing refers to, durably, and that nobody reads: their space is given back,
+    /// and they are free.
     pub(super) async fn free_clusters(&self, counts: &Counts, freed: Vec<HostCluster>) {
         let _stage = (!freed.is_empty()).then(|| self.probe.stage(ProbeStage::Release));
         let content = self.punch_clusters(&freed).await;
@@ -434,8 +436,8 @@ impl Qcow2 {
             }
             return Err(error);
         }
-        // What may have failed half way is not built on: a reopen finds out. Without space, or asked to stop,
-        // all that was written is known.
+        // What may have failed half way is not built on: a reopen finds out. Without space, or
+        // asked to stop, all that was written is known.
         let is_known = matches!(error, Error::Cancelled) || is_no_space(&error);
         if is_known && self.unlatched(&self.lock()).is_ok() {
             job.enter(Stage::Undo);
@@ -473,8 +475,8 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// The change itself (invariant D6), and what memory knows of tables and metadata. The header may have changed
-    /// while space was taken, so it is `change` that says what becomes of it.
+    /// The change itself (invariant D6), and what memory knows of tables and metadata. The header
+    /// may have changed while space was taken, so it is `change` that says what becomes of it.
     pub(super) async fn switch(
         &self,
         counts: &Counts,

@@ -1,5 +1,5 @@
-//! What an L1 table reaches: its L2 tables, and how often it references each host cluster; and what changes
-//! of the counts when one such tree comes and another goes.
+//! What an L1 table reaches: its L2 tables, and how often it references each host cluster; and what
+//! changes of the counts when one such tree comes and another goes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,7 +14,8 @@ use super::super::entry::{EntryFormat, big_endian};
 use crate::job::{Job, Stage};
 use crate::{Error, Result};
 
-/// Bytes of memory for what grows with the image, for each of two trees; as a check may use by default.
+/// Bytes of memory for what grows with the image, for each of two trees; as a check may use by
+/// default.
 pub const MEMORY_BYTES_MAX: u64 = 1 << 30;
 /// What an L2 table takes in the collection of them.
 pub const TABLE_MEMORY_BYTES: u64 = 64;
@@ -105,8 +106,8 @@ fn claims(format: &EntryFormat, table: &[u8]) -> impl Iterator<Item = (u64, u64)
     })
 }
 
-/// How the counts change when the references of one tree are added and those of another are dropped. A cluster
-/// that both have keeps its count throughout.
+/// How the counts change when the references of one tree are added and those of another are
+/// dropped. A cluster that both have keeps its count throughout.
 #[derive(Debug)]
 pub struct Balance {
     gained: Counts,
@@ -129,8 +130,8 @@ impl Balance {
         references(&self.gained) - references(&self.lost)
     }
 
-    /// The clusters of `range` in pieces of a few thousand, in order, without those that are known to keep their
-    /// counts.
+    /// The clusters of `range` in pieces of a few thousand, in order, without those that are known
+    /// to keep their counts.
     pub fn pieces(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let gained = self.gained.referenced_pieces(range.clone());
         let both = gained.chain(self.lost.referenced_pieces(range));

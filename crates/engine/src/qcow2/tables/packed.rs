@@ -1,17 +1,18 @@
 //! Slices in little memory: what most entries say in a line, and what the others say besides. Pure.
 //!
 //! Where clusters were handed out in guest order, an entry is the one before plus a cluster; where
-//! nothing is mapped, all are zero. A column of words is kept as the line that most of them lie on, a
-//! mask of those that do not, and how far each of these is from it, in as few bits as hold the
-//! farthest (frame of reference). A run that is broken once costs a mask and nothing else, since what
-//! follows the break is off the line by the same distance.
+//! nothing is mapped, all are zero. A column of words is kept as the line that most of them lie on,
+//! a mask of those that do not, and how far each of these is from it, in as few bits as hold the
+//! farthest (frame of reference). A run that is broken once costs a mask and nothing else, since
+//! what follows the break is off the line by the same distance.
 
 use super::super::entry::big_endian;
 
 /// What an allocation costs besides its bytes, about.
 const HEAP_BYTES: usize = 16;
 
-/// A slice, packed. Nothing of a plain run is on the heap, whose larger blocks would be cut up for it.
+/// A slice, packed. Nothing of a plain run is on the heap, whose larger blocks would be cut up for
+/// it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Packed {
     entries: Column,
@@ -43,14 +44,14 @@ struct Others {
     width: u8,
     /// Elements of the mask.
     masks: u16,
-    /// The mask, in which bit `i % 64` of element `i / 64` says that word `i` is one; then the distances, in the
-    /// order of their words, from the lowest bit on.
+    /// The mask, in which bit `i % 64` of element `i / 64` says that word `i` is one; then the
+    /// distances, in the order of their words, from the lowest bit on.
     packed: Box<[u64]>,
 }
 
 impl Packed {
-    /// Packs the big-endian words of a slice whose entries have `columns` words and whose clusters have
-    /// `step` bytes; `None` if that saves less than a quarter.
+    /// Packs the big-endian words of a slice whose entries have `columns` words and whose clusters
+    /// have `step` bytes; `None` if that saves less than a quarter.
     pub fn pack(bytes: &[u8], columns: usize, step: u64) -> Option<Packed> {
         let column = |at| pack(bytes, columns, at, step);
         let packed = Packed {
@@ -163,8 +164,8 @@ fn pack(bytes: &[u8], columns: usize, column: usize, step: u64) -> Column {
     }
 }
 
-/// The line of this step that has more than half of the words, if there is one, and how many it has: by
-/// the majority vote of Boyer and Moore.
+/// The line of this step that has more than half of the words, if there is one, and how many it
+/// has: by the majority vote of Boyer and Moore.
 fn line_of_most(words: &[u64], step: u64) -> (Line, usize) {
     let firsts = || {
         let each = words.iter().enumerate();

@@ -1,10 +1,11 @@
-//! Slices in memory within a budget of bytes: which are there, and which of them goes when another comes.
+//! Slices in memory within a budget of bytes: which are there, and which of them goes when another
+//! comes.
 //!
-//! Who stays is decided by 2Q (Johnson and Shasha, 1994). A slice enters a queue, and looks at it there
-//! change nothing: a scan, however often it looks at a slice on its way, passes through a quarter of
-//! the budget. Who is asked for again after it left that queue is kept, and goes only when it has not
-//! been looked at for a round of a clock. Before anything goes all that is clean is packed; where a quarter of
-//! the budget holds all, nothing is.
+//! Who stays is decided by 2Q (Johnson and Shasha, 1994). A slice enters a queue, and looks at it
+//! there change nothing: a scan, however often it looks at a slice on its way, passes through a
+//! quarter of the budget. Who is asked for again after it left that queue is kept, and goes only
+//! when it has not been looked at for a round of a clock. Before anything goes all that is clean is
+//! packed; where a quarter of the budget holds all, nothing is.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -15,13 +16,15 @@ use crate::image::CacheStatistics;
 use crate::qcow2::entry::big_endian;
 use crate::qcow2::geometry::Geometry;
 
-/// What a slice in memory takes besides its entries: its slot, and its places in the index and the queue.
+/// What a slice in memory takes besides its entries: its slot, and its places in the index and the
+/// queue.
 pub const SLOT_BYTES: u64 = 128;
-/// What a slice that has gone takes as long as it is remembered, and the part of the budget for these.
+/// What a slice that has gone takes as long as it is remembered, and the part of the budget for
+/// these.
 const GONE_BYTES: u64 = 32;
 const GONE_FRACTION: u64 = 32;
-/// The part of the budget that slices take at most before it is tried to pack them: memory that they have
-/// left is not soon given back to the system.
+/// The part of the budget that slices take at most before it is tried to pack them: memory that
+/// they have left is not soon given back to the system.
 const UNPACKED_FRACTION: u64 = 4;
 /// The part of the budget that slices pass through which nobody asks for again.
 const ENTERED_FRACTION: u64 = 4;
@@ -69,7 +72,8 @@ pub struct Slots {
     index: HashMap<u64, u32>,
     entered: VecDeque<u64>,
     kept: VecDeque<u64>,
-    /// Slices that nobody has tried to pack since they were clean, each once; some are gone or changed.
+    /// Slices that nobody has tried to pack since they were clean, each once; some are gone or
+    /// changed.
     unpacked: VecDeque<u64>,
     /// What was entered and went, the first to be forgotten in front.
     gone: VecDeque<u64>,
@@ -348,7 +352,8 @@ impl Slots {
         false
     }
 
-    /// Packs a slice that is not, but what is about to change or be written; whether it takes less now.
+    /// Packs a slice that is not, but what is about to change or be written; whether it takes less
+    /// now.
     fn pack(&mut self, slice: u64) -> bool {
         let columns = self.columns();
         let Some(&at) = self.index.get(&slice) else {

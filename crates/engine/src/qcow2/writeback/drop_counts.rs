@@ -1,6 +1,6 @@
 //! What a shrink has emptied: L2 tables behind the end, refcount blocks that count nothing, and the
-//! end of the file. The refcount table ceases to refer to a block, durably, before the block's space
-//! is free.
+//! end of the file. The refcount table ceases to refer to a block, durably, before the block's
+//! space is free.
 //!
 //! | step | a crash after it leaves |
 //! | --- | --- |
@@ -90,7 +90,8 @@ impl Qcow2 {
         self.sync(&self.file).await
     }
 
-    /// L1 indices of tables behind the end of the disk that map nothing. A VM state there keeps its tables.
+    /// L1 indices of tables behind the end of the disk that map nothing. A VM state there keeps its
+    /// tables.
     async fn empty_tables_behind(&self, size: u64) -> Result<Vec<u64>> {
         let first = self.geometry().l1_entries_for(size);
         let candidates: Vec<u64> = {
@@ -161,9 +162,9 @@ impl Qcow2 {
         Ok(empty)
     }
 
-    /// Whether a block may go before another one that stays. In a file nobody but this session takes
-    /// what it has counted again, so that the space has to go back to the host: where
-    /// there are no holes, only blocks behind the last one that stays are dropped.
+    /// Whether a block may go before another one that stays. In a file nobody but this session
+    /// takes what it has counted again, so that the space has to go back to the host: where there
+    /// are no holes, only blocks behind the last one that stays are dropped.
     fn may_leave_gaps(&self) -> bool {
         self.fixed_end.is_some() || self.file.capabilities().punches_holes
     }
@@ -233,7 +234,8 @@ impl Qcow2 {
         counts.refcounts.write_dirty().await
     }
 
-    /// Cuts the file behind the last cluster that has a count, or holds metadata (invariant S3). A device keeps its length.
+    /// Cuts the file behind the last cluster that has a count, or holds metadata (invariant S3). A
+    /// device keeps its length.
     async fn cut_behind_last_use(&self, counts: &mut Counts) -> Result<()> {
         if self.fixed_end.is_some() {
             return Ok(());
@@ -306,9 +308,10 @@ impl Qcow2 {
         }
     }
 
-    /// Makes a block again that this session has dropped, which frees what it counts; `false` if there is none. The block
-    /// lies at the beginning of that space and counts itself. Where an earlier session, or damage, has left an
-    /// entry of the table empty, nothing is made: what it would count may be in use.
+    /// Makes a block again that this session has dropped, which frees what it counts; `false` if
+    /// there is none. The block lies at the beginning of that space and counts itself. Where an
+    /// earlier session, or damage, has left an entry of the table empty, nothing is made: what it
+    /// would count may be in use.
     pub(super) async fn recount_dropped(&self, counts: &mut Counts) -> Result<bool> {
         let geometry = *self.geometry();
         while let Some(index) = counts.dropped.pop_first() {

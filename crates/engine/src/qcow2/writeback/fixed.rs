@@ -1,5 +1,6 @@
-//! Room in a file that cannot grow, a device or an export. Its space ends where it ends, and what no refcount block counts yet
-//! is free: blocks are made for it when it is needed, the lowest first, each for all that it counts.
+//! Room in a file that cannot grow, a device or an export. Its space ends where it ends, and what
+//! no refcount block counts yet is free: blocks are made for it when it is needed, the lowest
+//! first, each for all that it counts.
 
 use super::REFCOUNT_TABLE_BYTES_MAX;
 use crate::qcow2::alloc::Content;
@@ -34,8 +35,9 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// The block, and the table, that it takes to count the lowest space before cluster `end` that is not counted; more
-    /// blocks where they have no room in what one of them counts. `None` if nothing would become free.
+    /// The block, and the table, that it takes to count the lowest space before cluster `end` that
+    /// is not counted; more blocks where they have no room in what one of them counts. `None` if
+    /// nothing would become free.
     pub(super) fn plan_fixed(&self, counts: &mut Counts, end: u64) -> Result<Option<CountGrowth>> {
         let geometry = self.geometry();
         let total = end.div_ceil(geometry.refcounts_per_block());

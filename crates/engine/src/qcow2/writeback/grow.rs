@@ -1,5 +1,5 @@
-//! The file grows, and the counts with it: new refcount blocks, and tables, are durable before anything reaches
-//! them, and reach what they count before it is handed out.
+//! The file grows, and the counts with it: new refcount blocks, and tables, are durable before
+//! anything reaches them, and reach what they count before it is handed out.
 
 use super::{REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, entry_writes, is_no_space};
 use crate::file::Event;
@@ -16,8 +16,8 @@ use crate::qcow2::{Counts, Qcow2};
 use crate::{Buf, Error, Result};
 
 impl Qcow2 {
-    /// Finds room that is not free yet: in what no count covers, where the file has its length; else by extending the file, as
-    /// the policy says, or by less if there is no space for that.
+    /// Finds room that is not free yet: in what no count covers, where the file has its length;
+    /// else by extending the file, as the policy says, or by less if there is no space for that.
     pub(super) async fn grow(&self, counts: &mut Counts, clusters: u64) -> Result<()> {
         if self.fixed_end.is_some() {
             return self.grow_ahead(counts, clusters).await;
@@ -59,8 +59,9 @@ impl Qcow2 {
         }
     }
 
-    /// Finds some room where there is not enough for what is needed in one piece at the end of the file: what was kept for tables,
-    /// what is missing beside what is free, a single cluster, or those of a refcount table that moves.
+    /// Finds some room where there is not enough for what is needed in one piece at the end of the
+    /// file: what was kept for tables, what is missing beside what is free, a single cluster, or
+    /// those of a refcount table that moves.
     async fn use_up(&self, counts: &mut Counts, clusters: u64, method: Method) -> Result<()> {
         let missing = {
             let mut state = self.lock();
@@ -105,14 +106,15 @@ impl Qcow2 {
         let growth = self.plan_counts(counts, claimed, (ahead, clusters)).await?;
         let is_too_long =
             growth.end > HOST_OFFSET_END >> bits || growth.table_bytes() > REFCOUNT_TABLE_BYTES_MAX;
-        // Without a need only a table that moves is worth it: it leaves the clusters of the old one.
+        // Without a need only a table that moves is worth it: it leaves the clusters of the old
+        // one.
         counts.stepped_over = growth.start > claimed;
         if is_too_long || (clusters == 0 && growth.table_clusters == 0) {
             return Err(self.no_space());
         }
         self.refuse_growth_over_tables(growth.end)?;
-        // Nothing fails between new blocks that are reachable and the end behind them: a close would
-        // cut them off. What they count is 0 before and after.
+        // Nothing fails between new blocks that are reachable and the end behind them: a close
+        // would cut them off. What they count is 0 before and after.
         let runs = counts
             .refcounts
             .zero_runs(growth.first_free()..growth.end)
@@ -325,8 +327,8 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Writes the entries of new blocks into the refcount table that there is. A write that tears must
-    /// not leave an entry for a block that another one counts, without the entry of that one.
+    /// Writes the entries of new blocks into the refcount table that there is. A write that tears
+    /// must not leave an entry for a block that another one counts, without the entry of that one.
     async fn write_entries(&self, table: HostOffset, growth: &CountGrowth) -> Result<()> {
         let bits = self.geometry().cluster_bits();
         for round in growth.rounds(self.geometry()) {
@@ -342,8 +344,8 @@ impl Qcow2 {
 /// Growth is worth doing ahead of need once a session has grown this much.
 const GROW_AHEAD_FROM_BYTES: u64 = 1 << 20;
 
-/// Where `clusters` successive counts from `start` on are first all 0. Each is looked at once: a hostile
-/// image may have millions that are not.
+/// Where `clusters` successive counts from `start` on are first all 0. Each is looked at once: a
+/// hostile image may have millions that are not.
 pub(super) async fn gap_from(counts: &mut Refcounts, start: u64, clusters: u64) -> Result<u64> {
     // All from `gap` to `at` are 0.
     let (mut gap, mut at) = (start, start);

@@ -1,5 +1,5 @@
-//! Write-back on a file of which one write, or one flush, fails: what may be tried again, what latches, and what the
-//! image holds afterwards.
+//! Write-back on a file of which one write, or one flush, fails: what may be tried again, what
+//! latches, and what the image holds afterwards.
 
 mod counts;
 mod cycle;
@@ -144,8 +144,8 @@ fn write(image: &Image, cluster: u64, byte: u8, guest: &mut [u8]) -> Result<()> 
     block_on(image.write(cluster * CLUSTER, data, WriteOptions::default()))
 }
 
-/// An image with all kinds of work for a cycle: entries that change in old tables, clusters freed, clusters
-/// taken, new tables. The failure is `after` operations from there.
+/// An image with all kinds of work for a cycle: entries that change in old tables, clusters freed,
+/// clusters taken, new tables. The failure is `after` operations from there.
 fn with_work(operation: Operation, errno: i32, after: i64) -> (Arc<Faulty>, Image, Vec<u8>) {
     let memory = Arc::new(MemoryFile::new("a.qcow2", Vec::new(), 1));
     let create_options = CreateOptions {
@@ -193,8 +193,8 @@ fn faults(bytes: Vec<u8>) -> (u64, u64) {
     (result.corruptions, result.leaks)
 }
 
-/// Without space nothing is lost, wherever in the cycle it is missing: the next flush does all of it, and no cluster is
-/// leaked.
+/// Without space nothing is lost, wherever in the cycle it is missing: the next flush does all of
+/// it, and no cluster is leaked.
 #[test]
 fn a_flush_that_finds_no_space_may_be_tried_again() {
     let mut failed = 0;

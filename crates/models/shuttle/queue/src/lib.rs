@@ -1,5 +1,5 @@
-//! `crates/queue`, module by module and unchanged, but for the primitives that it is built on: every
-//! lock and every atomic step is a place where another thread may go on, as a seed decides.
+//! `crates/queue`, module by module and unchanged, but for the primitives that it is built on:
+//! every lock and every atomic step is a place where another thread may go on, as a seed decides.
 
 #[path = "../../../../queue/src/attributes.rs"]
 pub mod attributes;

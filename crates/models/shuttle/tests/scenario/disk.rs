@@ -1,5 +1,5 @@
-//! A disk in memory with a thread of its own, which takes requests in any order and forgets on a crash
-//! what no flush covered.
+//! A disk in memory with a thread of its own, which takes requests in any order and forgets on a
+//! crash what no flush covered.
 
 use std::io;
 use std::sync::Arc;

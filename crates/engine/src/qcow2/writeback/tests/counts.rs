@@ -1,5 +1,5 @@
-//! Counts: where there is a gap among them, what it takes to count a longer file, in which order that becomes
-//! reachable, and what is freed with it.
+//! Counts: where there is a gap among them, what it takes to count a longer file, in which order
+//! that becomes reachable, and what is freed with it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -237,8 +237,8 @@ fn is_write_in(op: &Op, place: &Range<u64>) -> bool {
     matches!(op, Op::Write(range) if place.start <= range.start && range.end <= place.end)
 }
 
-/// New blocks are durable before the table refers to them, a new table before the header does, and all of it
-/// before the space is handed out. The old table is free then, and nothing leaks.
+/// New blocks are durable before the table refers to them, a new table before the header does, and
+/// all of it before the space is handed out. The old table is free then, and nothing leaks.
 #[test]
 fn new_counts_are_durable_before_they_are_reachable() {
     let disk = small();
@@ -369,7 +369,8 @@ fn a_refcount_table_does_not_grow_beyond_its_largest_length() {
     }
 }
 
-/// What the scan has yet to find is left to it; what it has passed, and what this session has grown, is free now.
+/// What the scan has yet to find is left to it; what it has passed, and what this session has
+/// grown, is free now.
 #[test]
 fn what_is_freed_is_free_once() {
     let image = qcow2_on(&small());
@@ -399,7 +400,8 @@ fn what_is_freed_is_free_once() {
     }
 }
 
-/// Counts that could not be raised, for want of space, are raised by the next cycle: all of them, and once.
+/// Counts that could not be raised, for want of space, are raised by the next cycle: all of them,
+/// and once.
 #[test]
 fn counts_that_could_not_be_raised_are_raised_later() {
     let disk = small();

@@ -49,8 +49,8 @@ fn a_flush_takes_the_barriers_that_it_needs_and_no_more() {
     assert_eq!(flushes_of(&disk, &image), 1, "an entry alone");
 }
 
-/// A guest that flushes after every write into new space waits for one flush of the host, but when counts are
-/// raised ahead, and when the file has grown or a hole was punched since the last one.
+/// A guest that flushes after every write into new space waits for one flush of the host, but when
+/// counts are raised ahead, and when the file has grown or a hole was punched since the last one.
 #[test]
 fn a_flush_of_new_zeroes_takes_one_barrier() {
     let disk = new_disk(CLUSTER, 1);
@@ -64,7 +64,8 @@ fn a_flush_of_new_zeroes_takes_one_barrier() {
     let ordered = flushes.iter().filter(|&&flushes| flushes == 2).count();
     assert!(flushes.iter().all(|flushes| (1..=2).contains(flushes)));
     assert!(ordered <= 8, "{flushes:?}");
-    // What is counted ahead is no leak when the image is closed, beyond the end of the file neither.
+    // What is counted ahead is no leak when the image is closed, beyond the end of the file
+    // neither.
     block_on(image.close()).expect("nothing fails");
     assert_eq!(faults(disk.contents()), (0, 0));
     let bytes = disk.contents();
@@ -75,8 +76,8 @@ fn a_flush_of_new_zeroes_takes_one_barrier() {
     assert!(beyond.into_iter().all(|count| count == [0, 0]));
 }
 
-/// Where a cycle of one barrier has failed, L1 on disk may refer to its new tables: they are written like all
-/// others from then on, behind a barrier.
+/// Where a cycle of one barrier has failed, L1 on disk may refer to its new tables: they are
+/// written like all others from then on, behind a barrier.
 #[test]
 fn tables_that_l1_may_reach_after_a_failure_are_new_no_longer() {
     const SMALL: u64 = 512;
@@ -150,8 +151,8 @@ fn a_write_is_durable_by_itself_if_its_mapping_is() {
     assert_eq!(durability(Fua::No, false), Durability::Cached);
 }
 
-/// Neighbours go down together, up to as many as a write takes, and every slice goes where it belongs: also one that
-/// lies where another's end times its length would be.
+/// Neighbours go down together, up to as many as a write takes, and every slice goes where it
+/// belongs: also one that lies where another's end times its length would be.
 #[test]
 fn slices_are_written_where_they_belong() {
     const LEN: u64 = 512;

@@ -1,4 +1,5 @@
-//! A file that records what is asked of it, that may be full, and that may be far longer than memory.
+//! A file that records what is asked of it, that may be full, and that may be far longer than
+//! memory.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -72,7 +72,8 @@ fn an_image_is_marked_where_damage_was_met_and_nowhere_else() {
     }
 }
 
-/// A mark that may not have reached the disk is made again by the next request that meets the damage.
+/// A mark that may not have reached the disk is made again by the next request that meets the
+/// damage.
 #[test]
 fn a_mark_that_fails_is_made_again() {
     for fails in [Op::Write(0..112), Op::Flush] {
@@ -90,8 +91,8 @@ fn a_mark_that_fails_is_made_again() {
     }
 }
 
-/// What another process left unflushed is made durable first; then what is not maintained is marked so, durably;
-/// once.
+/// What another process left unflushed is made durable first; then what is not maintained is marked
+/// so, durably; once.
 #[test]
 fn before_its_first_write_a_session_flushes_and_clears_what_it_does_not_maintain() {
     for (set, stays) in [

@@ -1,5 +1,5 @@
-//! Space: what is freed is used again and punched, what the session has not used is given back, what cannot be
-//! had is refused, and how the file is extended.
+//! Space: what is freed is used again and punched, what the session has not used is given back,
+//! what cannot be had is refused, and how the file is extended.
 
 use std::io;
 use std::sync::Arc;
@@ -91,8 +91,9 @@ fn discards(log: &[Op]) -> Vec<std::ops::Range<u64>> {
     ranges.collect()
 }
 
-/// Of freed clusters neighbours are punched together, each once and nothing else, and then all of them are used
-/// again before the file grows: by the session that freed them, and by one that finds them free.
+/// Of freed clusters neighbours are punched together, each once and nothing else, and then all of
+/// them are used again before the file grows: by the session that freed them, and by one that finds
+/// them free.
 #[test]
 fn freed_space_is_punched_and_used_again() {
     let freed = [3u64, 4, 5, 9, 12, 13, 30, 31, 33, 35];
@@ -132,8 +133,8 @@ fn freed_space_is_punched_and_used_again() {
     }
 }
 
-/// What was punched whole needs no zeroes beside a small write; what was not, because the host's blocks are larger
-/// than clusters or because the discard failed, keeps no old byte in sight.
+/// What was punched whole needs no zeroes beside a small write; what was not, because the host's
+/// blocks are larger than clusters or because the discard failed, keeps no old byte in sight.
 #[test]
 fn only_what_is_punched_whole_counts_as_zeroes() {
     let small = |image: &Image, at: u64| {
@@ -195,8 +196,8 @@ fn only_what_is_punched_whole_counts_as_zeroes() {
     }
 }
 
-/// Clusters that wait in the quarantine are freed before a write is refused for want of space; one that is
-/// refused has taken nothing, and the next may succeed.
+/// Clusters that wait in the quarantine are freed before a write is refused for want of space; one
+/// that is refused has taken nothing, and the next may succeed.
 #[test]
 fn without_space_what_waits_to_be_freed_is_freed_first() {
     let disk = new_disk(CLUSTER, 1);
@@ -243,8 +244,8 @@ fn a_file_that_cannot_be_extended_fails_the_write_alone() {
     assert_eq!(faults(disk.contents()), (0, 0));
 }
 
-/// The claimed space is in the file, always, and is allocated once a session has grown by a MiB, from the old end to
-/// the new one; a file that cannot allocate is asked once.
+/// The claimed space is in the file, always, and is allocated once a session has grown by a MiB,
+/// from the old end to the new one; a file that cannot allocate is asked once.
 #[test]
 fn the_file_is_extended_to_what_is_claimed() {
     for can_allocate in [true, false] {
@@ -309,8 +310,8 @@ fn the_file_is_extended_to_what_is_claimed() {
     assert_eq!(disk.len_bytes(), len);
 }
 
-/// An L1 entry of a damaged image that points beyond the end of the file: the file grows up to there, and no
-/// further, since what were put there would be taken for a table (invariant S3).
+/// An L1 entry of a damaged image that points beyond the end of the file: the file grows up to
+/// there, and no further, since what were put there would be taken for a table (invariant S3).
 #[test]
 fn the_file_does_not_grow_over_a_table_that_is_beyond_its_end() {
     let grown = {
@@ -343,8 +344,8 @@ fn the_file_does_not_grow_over_a_table_that_is_beyond_its_end() {
     }
 }
 
-/// What a session has grown and not used is cut off when it ends; what was there when it began stays, and all of it
-/// stays while anybody may still write there.
+/// What a session has grown and not used is cut off when it ends; what was there when it began
+/// stays, and all of it stays while anybody may still write there.
 #[test]
 fn a_session_gives_back_what_it_has_grown_and_not_used() {
     let disk = new_disk(CLUSTER, 1);
@@ -398,8 +399,8 @@ fn a_session_gives_back_what_it_has_grown_and_not_used() {
     }
 }
 
-/// An image that is opened and closed all the time keeps its growth: closed twice in a row with growth
-/// outstanding, the third close does not trim. The count lives in the image's hint.
+/// An image that is opened and closed all the time keeps its growth: closed twice in a row with
+/// growth outstanding, the third close does not trim. The count lives in the image's hint.
 #[test]
 fn closes_with_growth_outstanding_are_counted_in_the_image() {
     let disk = Disk::new(1);
@@ -431,7 +432,8 @@ fn closes_with_growth_outstanding_are_counted_in_the_image() {
     let grown = session(80..120);
     assert_eq!((disk.len_bytes(), closes()), (grown, 2), "it stays");
     assert_eq!(faults(disk.contents()), (0, 0));
-    // A session that writes nothing leaves the image as it is, whatever it would have to say of the row.
+    // A session that writes nothing leaves the image as it is, whatever it would have to say of the
+    // row.
     for disk in [disk, new_disk(CLUSTER, 1)] {
         let image = image_on(&disk);
         disk.take_log();
@@ -468,8 +470,8 @@ fn only_subclusters_that_are_punched_count_as_zeroes() {
     }
 }
 
-/// The space of a new table is allocated where the table is, or the write is refused, once what is freed has been
-/// tried; nothing is taken by then.
+/// The space of a new table is allocated where the table is, or the write is refused, once what is
+/// freed has been tried; nothing is taken by then.
 #[test]
 fn a_table_without_space_fails_the_write_alone() {
     let disk = new_disk(CLUSTER, 1);
