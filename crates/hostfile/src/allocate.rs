@@ -19,12 +19,12 @@
 //! device.
 //!
 //! ```no_run
-//! use cowslip::allocate::{End, Plan, choose};
-//! use cowslip::file::HostFile;
-//! use cowslip::file::host::{HostOptions, open_host_file, probe_space};
-//! use cowslip::job::Job;
+//! use cowslip_hostfile::allocate::{End, Plan, choose};
+//! use cowslip_block::file::HostFile;
+//! use cowslip_hostfile::host::{HostOptions, open_host_file, probe_space};
+//! use cowslip_block::job::Job;
 //!
-//! # async fn example() -> cowslip::Result<()> {
+//! # async fn example() -> cowslip_block::Result<()> {
 //! let options = HostOptions { writable: true, ..HostOptions::default() };
 //! let file = HostFile::new(open_host_file("/srv/film.mkv".as_ref(), &options)?);
 //! let plan = Plan::new(&file, 40 << 30, End::Moves).await?;

@@ -12,7 +12,7 @@
 //! and reports what came of it.
 //!
 //! ```
-//! use cowslip::growth::{Ahead, Refill, Rule};
+//! use cowslip_hostfile::growth::{Ahead, Refill, Rule};
 //!
 //! let mut ahead = Ahead::new(Rule::DYNAMIC, 0);
 //! let free_bytes = Some(1 << 40);
