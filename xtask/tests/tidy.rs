@@ -152,7 +152,8 @@ fn lines_of_prose_end_at_column_100() {
         let mut is_fenced = false;
         for (index, line) in text.lines().enumerate() {
             is_fenced ^= line.trim_start().starts_with("```");
-            let is_prose = !is_fenced && !line.starts_with('|') && line.contains(' ');
+            let is_row = line.trim_start().starts_with('|');
+            let is_prose = !is_fenced && !is_row && line.contains(' ');
             if is_prose && line.chars().count() > 100 {
                 findings.push(format!("{path}:{}", index + 1));
             }

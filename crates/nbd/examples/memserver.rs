@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! cargo run --release -p cowslip-nbd --example memserver -- /tmp/mem.sock 1G [uring|threads]
-//! fio --name=w --ioengine=nbd --uri='nbd+unix:///?socket=/tmp/mem.sock' --rw=randwrite --bs=4k --iodepth=32
+//! fio --name=w --ioengine=nbd --uri='nbd+unix:///?socket=/tmp/mem.sock' --rw=randwrite \
+//!     --bs=4k --iodepth=32
 //! ```
 
 use std::path::Path;
