@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space, Storage};
-use cowslip::image::{Format, WriteOptions, ZeroOptions};
+use cowslip::image::{Format, ZeroOptions};
 use cowslip::{Buf, BufMut, Error, Image};
 use cowslip_queue::{Pending, pending};
 
@@ -126,9 +126,7 @@ impl BlockFile for ImageFile {
         if let Err(error) = self.holds(offset, len) {
             return Pending::ready(Err(error));
         }
-        let options = WriteOptions {
-            fua: durability == Durability::Durable,
-        };
+        let options = Durability::of_fua(durability == Durability::Durable);
         self.run(|image| async move {
             let mut at = offset;
             for buf in data {
@@ -145,7 +143,7 @@ impl BlockFile for ImageFile {
             return Pending::ready(Err(error));
         }
         let options = ZeroOptions {
-            may_unmap: space == Space::Release,
+            space: Space::of_unmap(space == Space::Release),
             ..ZeroOptions::default()
         };
         self.run(|image| async move {

@@ -5,7 +5,7 @@ use std::io;
 use std::rc::Rc;
 
 use cowslip::file::{FileExtent, Space};
-use cowslip_nbd::export::{Durability, ZeroRequest};
+use cowslip_nbd::export::{Durability, ZeroOptions};
 use cowslip_nbd::protocol::{AllocationFlags, ErrorCode, TransmissionFlags};
 use cowslip_nbd::{Client, ClientError, ExportDescription};
 use cowslip_queue::{Buf, BufMut, Completer, Pending};
@@ -63,8 +63,8 @@ pub(super) async fn answer(link: &Rc<Link>, limits: Limits, request: Request) {
             to.complete(write(link, limits, (offset, data), durability).await);
         }
         Request::Zero(offset, len, space, to) => {
-            let how = ZeroRequest {
-                may_unmap: space == Space::Release,
+            let how = ZeroOptions {
+                space: Space::of_unmap(space == Space::Release),
                 durability: Durability::Cached,
                 fast_only: false,
             };

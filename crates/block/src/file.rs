@@ -57,21 +57,43 @@ pub struct Capabilities {
 }
 
 /// Whether a write must be durable when it completes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Durability {
     /// It may linger in volatile caches until the next flush.
+    #[default]
     Cached,
     /// It is durable at completion, as if a flush of these bytes had followed.
     Durable,
 }
 
+impl Durability {
+    /// That of a request with or without FUA.
+    pub fn of_fua(is_set: bool) -> Durability {
+        match is_set {
+            true => Durability::Durable,
+            false => Durability::Cached,
+        }
+    }
+}
+
 /// What happens to the space under zeroes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Space {
     /// It stays allocated.
+    #[default]
     Keep,
     /// It may be given back.
     Release,
+}
+
+impl Space {
+    /// That of zeroes that may unmap, or may not.
+    pub fn of_unmap(may_unmap: bool) -> Space {
+        match may_unmap {
+            true => Space::Release,
+            false => Space::Keep,
+        }
+    }
 }
 
 /// A run of a host file with one state.

@@ -5,6 +5,7 @@
 //! May not know: formats of images but for their first bytes, files of the host, encryption, NBD,
 //! command lines, printing, sockets, time.
 
+pub mod disk;
 pub mod error;
 pub mod file;
 pub mod foreign;
@@ -21,6 +22,7 @@ pub mod workers;
 pub mod zero;
 
 pub use cowslip_queue::{Buf, BufMut};
+pub use disk::Disk;
 pub use error::{Error, Result};
 pub use job::Job;
 pub use workers::Workers;

@@ -17,7 +17,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::image::{Image, ZeroOptions};
+use crate::image::{Durability, Image, Space, ZeroOptions};
 use crate::job::{Job, Stage};
 use crate::units::round_up;
 use crate::{Error, Result};
@@ -317,8 +317,8 @@ impl<'a> Plan<'a> {
 /// Makes a target zero in one go, if it can without writing zeroes.
 async fn clear(target: &Image, len: u64) -> Outcome<Unwritten> {
     let zeroes = ZeroOptions {
-        may_unmap: true,
-        fua: false,
+        space: Space::Release,
+        durability: Durability::Cached,
         fast_only: true,
     };
     match target.write_zeroes(0, len, zeroes).await {

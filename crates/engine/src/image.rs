@@ -3,12 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use cowslip_block::disk::within;
 use cowslip_queue::{Buf, BufMut};
 
 use crate::chain::{self, Below, Files, Layer, Naming};
-use crate::file::{
-    BlockFile, Claim, ContentId, Durability, FileId, Gate, HostFile, Sharing, Space,
-};
+use crate::file::{BlockFile, Claim, ContentId, FileId, Gate, HostFile, Sharing};
 use crate::job::{self, Job};
 use crate::limits::Limits;
 use crate::luks::{self, KeyChange, Means};
@@ -18,13 +17,14 @@ use crate::qcow2::header::Header;
 use crate::qcow2::inspect::SnapshotInfo;
 use crate::qcow2::probe::{Observation, Stage};
 use crate::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
-use crate::qcow2::{Fua, Packed, Qcow2};
+use crate::qcow2::{Packed, Qcow2};
 use crate::sync::Turn;
 use crate::zero::is_zero;
 use crate::{Error, Result, extents};
 
 mod bitmaps;
 mod cut;
+mod disk;
 mod identity;
 mod options;
 mod statistics;
@@ -32,6 +32,8 @@ mod whole_clusters;
 
 use whole_clusters::{Content, WholeClusters};
 
+pub use cowslip_block::disk::{Extent, ZeroOptions};
+pub use cowslip_block::file::{Durability, Space};
 pub use options::{
     AllocPolicy, BackingChoice, CopyOnRead, DetectZeroes, DirtyImage, DiscardPolicy, Format,
     OpenOptions, RepairAtOpen, RepairWatch, WritePolicy, ZeroMethod,
@@ -40,45 +42,6 @@ pub use statistics::{CacheStatistics, WriteStatistics};
 
 /// Told by a write that has all its space.
 pub(crate) type Admitted<'a> = dyn Fn() + Sync + 'a;
-
-/// Options of one write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct WriteOptions {
-    /// Durable, mapping included, when it completes.
-    pub fua: bool,
-}
-
-/// Options of one write of zeroes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct ZeroOptions {
-    /// The space may be given back (NBD: not `NO_HOLE`; qemu-io: `-u`).
-    pub may_unmap: bool,
-    /// Durable when it completes.
-    pub fua: bool,
-    /// Fail with `Unsupported` rather than write zeroes out (NBD: `FAST_ZERO`).
-    pub fast_only: bool,
-}
-
-/// A run of the disk with one state, as `qemu-img map` tells it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// First byte on the disk.
-    pub start: u64,
-    /// Length in bytes; never 0.
-    pub len: u64,
-    /// The layer of the chain that decides it: 0 is the image itself.
-    pub depth: u32,
-    /// Some layer holds it (QEMU: `present`).
-    pub present: bool,
-    /// It reads as zeroes.
-    pub zero: bool,
-    /// It is stored as data.
-    pub data: bool,
-    /// It is stored compressed.
-    pub compressed: bool,
-    /// Where the bytes are in the file of that layer (in its data file, if it has one).
-    pub host_offset: Option<u64>,
-}
 
 /// A layer of the chain, for reports.
 #[derive(Clone, Debug)]
@@ -367,13 +330,7 @@ impl Image {
     }
 
     fn validate(&self, offset: u64, len: u64) -> Result<()> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.size() => Ok(()),
-            _ => Err(Error::io(
-                format!("{len} bytes at {offset} are beyond the end of the disk"),
-                std::io::Error::from_raw_os_error(5),
-            )),
-        }
+        within(self.size(), offset, len)
     }
 
     fn validate_write(&self, offset: u64, len: u64) -> Result<()> {
@@ -423,8 +380,8 @@ impl Image {
     /// # Errors
     /// Out of range, read-only, latched, no space, I/O, or a corrupt table entry. The mapping is as
     /// it was before.
-    pub async fn write(&self, offset: u64, data: Buf, options: WriteOptions) -> Result<()> {
-        self.write_telling(offset, data, (options, &|| ())).await
+    pub async fn write(&self, offset: u64, data: Buf, durability: Durability) -> Result<()> {
+        self.write_telling(offset, data, (durability, &|| ())).await
     }
 
     /// A write that tells when it has all its space, if it comes so far: another one that begins
@@ -438,7 +395,7 @@ impl Image {
         data: Buf,
         admitted: &Admitted<'_>,
     ) -> Result<()> {
-        self.write_telling(offset, data, (WriteOptions::default(), admitted))
+        self.write_telling(offset, data, (Durability::Cached, admitted))
             .await
     }
 
@@ -446,20 +403,20 @@ impl Image {
         &self,
         offset: u64,
         data: Buf,
-        (options, admitted): (WriteOptions, &Admitted<'_>),
+        (durability, admitted): (Durability, &Admitted<'_>),
     ) -> Result<()> {
         self.validate_write(offset, data.len() as u64)?;
         if self.detect_zeroes != DetectZeroes::Off && is_zero(&data) {
             let zeroes = ZeroOptions {
-                may_unmap: self.detect_zeroes == DetectZeroes::Unmap,
-                fua: options.fua,
+                space: Space::of_unmap(self.detect_zeroes == DetectZeroes::Unmap),
+                durability,
                 fast_only: false,
             };
             return self.write_zeroes(offset, data.len() as u64, zeroes).await;
         }
         match self.is_cut(offset, data.len()) {
-            false => self.write_part(offset, data, (options, admitted)).await,
-            true => Box::pin(self.write_in_parts(offset, data, (options, admitted))).await,
+            false => self.write_part(offset, data, (durability, admitted)).await,
+            true => Box::pin(self.write_in_parts(offset, data, (durability, admitted))).await,
         }
     }
 
@@ -467,12 +424,12 @@ impl Image {
         &self,
         offset: u64,
         data: Buf,
-        (options, admitted): (WriteOptions, &Admitted<'_>),
+        (durability, admitted): (Durability, &Admitted<'_>),
     ) -> Result<()> {
         match &self.top {
             Layer::Raw(raw) => {
                 admitted();
-                raw.write(offset, data, self.durability(options.fua)).await
+                raw.write(offset, data, self.durability(durability)).await
             }
             Layer::Qcow2(image) => {
                 if let Some(clusters) = &self.whole_clusters {
@@ -480,20 +437,20 @@ impl Image {
                     let range = offset..offset + data.len() as u64;
                     let content = Content::Bytes(data);
                     self.write_whole((image, clusters), range, content).await?;
-                    return self.settle_whole(options.fua).await;
+                    return self.settle_whole(durability).await;
                 }
-                let fua = if options.fua { Fua::Yes } else { Fua::No };
-                let written = image.write_telling(offset, data, (&self.below, fua), admitted);
+                let context = (&self.below, durability);
+                let written = image.write_telling(offset, data, context, admitted);
                 image.concluded(written.await).await
             }
         }
     }
 
-    fn durability(&self, fua: bool) -> Durability {
-        if fua || self.write_policy == WritePolicy::Writethrough {
-            Durability::Durable
-        } else {
-            Durability::Cached
+    /// What a request gets that asks for this durability.
+    fn durability(&self, asked: Durability) -> Durability {
+        match self.write_policy {
+            WritePolicy::Writethrough => Durability::Durable,
+            WritePolicy::Writeback => asked,
         }
     }
 
@@ -536,13 +493,8 @@ impl Image {
                         feature: "zeroing without writing zeroes".to_string(),
                     });
                 }
-                let space = if options.may_unmap {
-                    Space::Release
-                } else {
-                    Space::Keep
-                };
-                raw.write_zeroes(offset, len, space).await?;
-                match self.durability(options.fua) {
+                raw.write_zeroes(offset, len, options.space).await?;
+                match self.durability(options.durability) {
                     Durability::Durable => raw.flush().await,
                     Durability::Cached => Ok(()),
                 }
@@ -552,7 +504,7 @@ impl Image {
                 if let Some(clusters) = &self.whole_clusters {
                     let content = Content::Zeroes(options);
                     self.write_whole((image, clusters), range, content).await?;
-                    return self.settle_whole(options.fua).await;
+                    return self.settle_whole(options.durability).await;
                 }
                 let outcome = image.write_zeroes(range, &self.below, options).await;
                 image.concluded(outcome).await

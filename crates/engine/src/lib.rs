@@ -20,7 +20,7 @@ mod raw;
 pub mod rebase;
 
 pub use cowslip_block::{
-    Buf, BufMut, Error, Job, Result, Workers, error, foreign, job, limits, workers,
+    Buf, BufMut, Disk, Error, Job, Result, Workers, disk, error, foreign, job, limits, workers,
 };
 pub use cowslip_hostfile::{allocate, growth, space};
 pub use cowslip_luks as luks;

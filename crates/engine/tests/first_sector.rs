@@ -17,7 +17,7 @@ use cowslip::file::memory::MemoryFile;
 use cowslip::file::{
     BlockFile, Capabilities, Durability, FileExtent, FileId, FileRequest, Gate, Space,
 };
-use cowslip::image::{DiscardPolicy, Format, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::image::{DiscardPolicy, Format, OpenOptions, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image, Job};
 use cowslip_queue::{Pending, pending};
@@ -171,14 +171,14 @@ impl Request {
     async fn send(&self, image: &Image) -> cowslip::Result<()> {
         let len = self.bytes.len() as u64;
         let zeroes = |may_unmap| ZeroOptions {
-            may_unmap,
+            space: Space::of_unmap(may_unmap),
             ..ZeroOptions::default()
         };
         match self.kind {
             Kind::Write | Kind::DurableWrite => {
                 let fua = self.kind == Kind::DurableWrite;
                 let data = Buf::copy_of(&self.bytes);
-                image.write(self.at, data, WriteOptions { fua }).await
+                image.write(self.at, data, Durability::of_fua(fua)).await
             }
             Kind::Zeroes => image.write_zeroes(self.at, len, zeroes(false)).await,
             Kind::ZeroesWithoutSpace => image.write_zeroes(self.at, len, zeroes(true)).await,
@@ -488,7 +488,7 @@ fn a_commit_does_not_make_a_guessed_base_an_image() {
                     true => image.write_zeroes(3, 1, ZeroOptions::default()).await,
                     false => {
                         let data = Buf::copy_of(b"QFI\xfb\0\0\0\x03");
-                        image.write(0, data, WriteOptions::default()).await
+                        image.write(0, data, Durability::Cached).await
                     }
                 }
             };

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use cowslip::file::BlockFile;
 use cowslip::file::memory::MemoryFile;
-use cowslip::image::{Format, OpenOptions, WriteOptions};
+use cowslip::image::{Durability, Format, OpenOptions};
 use cowslip::luks::{
     CipherMode, ErasedKeys, Hash, IvGenerator, KeyChange, KeySize, Means, NewKey, NewVolume,
     Passphrase, Spec, VolumeOptions,
@@ -104,7 +104,7 @@ fn open(file: Arc<dyn BlockFile>, format: Format, name: &str) -> Result<Image> {
 
 fn write(image: &Image, offset: u64, (byte, len): (u8, usize)) {
     let data = Buf::from(vec![byte; len]);
-    block_on(image.write(offset, data, WriteOptions::default())).unwrap();
+    block_on(image.write(offset, data, Durability::Cached)).unwrap();
 }
 
 fn read(image: &Image) -> Vec<u8> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cowslip::convert::{Failure, Form, Options, Order, Plan, Sources, Unwritten};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
-use cowslip::image::{Format, OpenOptions, WriteOptions};
+use cowslip::image::{Format, OpenOptions};
 use cowslip::measure::{geometry, measure};
 use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create};
 use cowslip::qcow2::header::{CompressionType, Header};
@@ -180,7 +180,7 @@ async fn source(seed: &mut Seed, size: u64) -> Image {
         let len = len.next_multiple_of(512).min(size - at);
         if whole || seed.one_in(2) {
             let data = Buf::from(seed.bytes(len));
-            let written = image.write(at, data, WriteOptions::default()).await;
+            let written = image.write(at, data, Durability::Cached).await;
             written.unwrap();
         }
         at += len;
@@ -327,7 +327,7 @@ fn space_of_a_device_is_counted_in_order() {
         let image = open(device.clone(), Format::Qcow2).await;
         for piece in 0..9u64 {
             let data = Buf::copy_of(&vec![piece as u8 + 1; PIECE as usize]);
-            let written = image.write(piece * PIECE, data, WriteOptions::default());
+            let written = image.write(piece * PIECE, data, Durability::Cached);
             written.await.unwrap();
             image.flush().await.unwrap();
         }

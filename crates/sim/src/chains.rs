@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use cowslip::commit::{Afterwards, Commit};
-use cowslip::image::{BackingChoice, Format, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::image::{BackingChoice, Durability, Format, OpenOptions, ZeroOptions};
 use cowslip::job::{Attendant, Moment};
 use cowslip::qcow2::amend::{Amendment, Backing};
 use cowslip::qcow2::bitmap::BitmapChange;
@@ -276,7 +276,7 @@ impl Run {
                 match value {
                     Some(value) => {
                         let data = Buf::copy_of(&vec![value; len as usize]);
-                        image.write(start, data, WriteOptions::default()).await?;
+                        image.write(start, data, Durability::Cached).await?;
                     }
                     None => {
                         let options = ZeroOptions::default();

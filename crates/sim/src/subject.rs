@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cowslip::file::{BlockFile, Durability, FileRequest, Gate, Space};
-use cowslip::image::{WriteOptions, ZeroOptions};
+use cowslip::image::ZeroOptions;
 use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::create::Preallocation;
 use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
@@ -77,15 +77,10 @@ impl Subject {
     ///
     /// # Errors
     /// The subject's.
-    pub async fn write(&self, offset: u64, data: Buf, options: WriteOptions) -> Result<()> {
+    pub async fn write(&self, offset: u64, data: Buf, durability: Durability) -> Result<()> {
         match self {
-            Subject::Image(image) => image.write(offset, data, options).await,
+            Subject::Image(image) => image.write(offset, data, durability).await,
             Subject::Plain(plain) => {
-                let durability = if options.fua {
-                    Durability::Durable
-                } else {
-                    Durability::Cached
-                };
                 let written = plain.file.write(offset, vec![data], durability).await;
                 if durability == Durability::Durable && written.is_err() {
                     plain.latched.store(true, Ordering::Relaxed);
@@ -128,7 +123,7 @@ impl Subject {
     pub async fn write_compressed(&self, offset: u64, data: Buf) -> Result<()> {
         match self {
             Subject::Image(image) => image.write_compressed(offset, data).await,
-            Subject::Plain(_) => self.write(offset, data, WriteOptions::default()).await,
+            Subject::Plain(_) => self.write(offset, data, Durability::Cached).await,
         }
     }
 
@@ -142,7 +137,7 @@ impl Subject {
             Subject::Plain(plain) => {
                 let zeroed = plain.file.zero(offset, len, Space::Release).await;
                 zeroed.map_err(failed)?;
-                if options.fua {
+                if options.durability == Durability::Durable {
                     plain.flush().await?;
                 }
                 Ok(())

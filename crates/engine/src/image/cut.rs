@@ -3,7 +3,7 @@
 
 use cowslip_queue::{Buf, BufMut};
 
-use super::{Admitted, Image, WriteOptions, ZeroOptions};
+use super::{Admitted, Durability, Image, ZeroOptions};
 use crate::limits::ZeroPart;
 use crate::{Error, Result};
 
@@ -29,7 +29,7 @@ impl Image {
         &self,
         offset: u64,
         data: Buf,
-        (options, admitted): (WriteOptions, &Admitted<'_>),
+        (durability, admitted): (Durability, &Admitted<'_>),
     ) -> Result<()> {
         let range = offset..offset + data.len() as u64;
         for part in self.limits.transfers(range.clone()) {
@@ -40,7 +40,8 @@ impl Image {
                 true => admitted,
                 false => &|| (),
             };
-            self.write_part(part.start, this, (options, told)).await?;
+            self.write_part(part.start, this, (durability, told))
+                .await?;
         }
         Ok(())
     }
@@ -65,9 +66,10 @@ impl Image {
                 }
                 ZeroPart::Written(part) => {
                     let zeroes = Buf::zeroed((part.end - part.start) as usize);
-                    let options = WriteOptions { fua: options.fua };
+                    let durability = options.durability;
                     let told: &Admitted<'_> = &|| ();
-                    self.write_part(part.start, zeroes, (options, told)).await?;
+                    self.write_part(part.start, zeroes, (durability, told))
+                        .await?;
                 }
             }
         }

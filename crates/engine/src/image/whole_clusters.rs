@@ -144,8 +144,8 @@ impl Image {
     }
 
     /// Makes what was stored durable, if it is to be.
-    pub(super) async fn settle_whole(&self, fua: bool) -> Result<()> {
-        match self.durability(fua) {
+    pub(super) async fn settle_whole(&self, asked: Durability) -> Result<()> {
+        match self.durability(asked) {
             Durability::Durable => self.flush().await,
             Durability::Cached => Ok(()),
         }

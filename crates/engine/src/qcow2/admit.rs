@@ -16,7 +16,7 @@ use super::inflight::{Kind, Ticket, Want};
 use super::map::{Run, Source, map_cluster};
 use super::plan::{self, Change, Space, View};
 use super::tables::{NewTable, OnDisk, Prepared};
-use super::{Few, Fua, Qcow2, SlicePin, State};
+use super::{Few, Qcow2, SlicePin, State};
 use crate::chain::Below;
 use crate::file::{Durability, Event};
 use crate::{Error, Result};
@@ -213,7 +213,7 @@ impl Qcow2 {
         &self,
         request: &mut Request,
         below: &Below,
-        fua: Fua,
+        durability: Durability,
     ) -> Result<Batch<'_>> {
         let mut place = Place {
             image: self,
@@ -229,7 +229,7 @@ impl Qcow2 {
                     None => match self.try_admit(
                         &mut state,
                         request,
-                        (below, fua),
+                        (below, durability),
                         &mut place.ticket,
                     )? {
                         Ok(batch) => {
@@ -283,7 +283,7 @@ impl Qcow2 {
         &self,
         state: &mut State,
         request: &mut Request,
-        (below, fua): (&Below, Fua),
+        (below, durability): (&Below, Durability),
         place: &mut Option<Ticket>,
     ) -> Result<std::result::Result<Batch<'_>, Need>> {
         let mut batch = Batch {
@@ -321,7 +321,7 @@ impl Qcow2 {
             .all(|step| step.write.change == Change::None);
         let mut pins = batch.pins.iter();
         let durable = in_place && pins.all(|&slice| state.tables.is_durable(slice));
-        batch.durability = super::writeback::durability(fua, durable);
+        batch.durability = super::writeback::durability(durability, durable);
         batch.needs_cycle = !durable;
         Ok(Ok(batch))
     }

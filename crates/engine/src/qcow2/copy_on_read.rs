@@ -13,10 +13,10 @@ use std::ops::Range;
 
 use cowslip_queue::{Buf, BufMut};
 
+use super::Qcow2;
 use super::admit::{Origin, Request};
 use super::map::{Run, Source};
 use super::plan::EntryRequest;
-use super::{Fua, Qcow2};
 use crate::Result;
 use crate::chain::{Below, Decided, decide, read_runs};
 use crate::file::Event;
@@ -139,7 +139,7 @@ impl Qcow2 {
             }
             self.file.reach(Event::CorWrite).await;
             let request = Request::new(range.start, part(&range), Origin::Below);
-            self.perform(request, (below, Fua::No), &|| ()).await?;
+            self.perform_cached(request, below).await?;
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ use super::geometry::{GuestOffset, HostCluster, HostOffset};
 use super::growth::{Method, Step};
 use super::inflight::{Kind, Want};
 use super::plan::{EntryRequest, Preallocated, Promise, Unref, preallocated};
-use super::{Fua, Qcow2, SlicePin, State};
+use super::{Qcow2, SlicePin, State};
 use crate::chain::Below;
 use crate::file::Space;
 use crate::job::{Job, Stage};
@@ -278,7 +278,7 @@ impl Qcow2 {
         drop(place);
         if let Some(write) = writes {
             let zeroes = super::cow::zeroes((write.end - write.start) as usize);
-            self.write(write.start, zeroes, below, Fua::No).await?;
+            self.write(write.start, zeroes, below).await?;
         }
         if many {
             self.write_back().await?;

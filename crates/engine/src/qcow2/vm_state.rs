@@ -13,9 +13,9 @@ use std::ops::Range;
 
 use cowslip_queue::{Buf, BufMut};
 
+use super::Qcow2;
 use super::header::L1_BYTES_MAX;
 use super::plan::{EntryRequest, Unref};
-use super::{Fua, Qcow2};
 use crate::chain::{Below, read_runs};
 use crate::file::Event;
 use crate::{Error, Result};
@@ -47,8 +47,7 @@ impl Qcow2 {
         self.file.reach(Event::VmstateSave).await;
         self.ready_for_writes().await?;
         self.reach_with_l1(place.end).await?;
-        self.write(place.start, data, &Below::default(), Fua::No)
-            .await
+        self.write(place.start, data, &Below::default()).await
     }
 
     /// Where a range of the area is among the guest offsets.

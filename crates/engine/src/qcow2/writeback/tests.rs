@@ -20,7 +20,7 @@ use super::*;
 use crate::Image;
 use crate::file::memory::MemoryFile;
 use crate::file::{BlockFile, Capabilities, FileExtent, FileId, FileRequest, Gate, Space};
-use crate::image::{OpenOptions, WriteOptions};
+use crate::image::{Durability, OpenOptions};
 use crate::policy::DiscardPolicy;
 use crate::qcow2::check::{self, CheckOptions, Finding};
 use crate::qcow2::create::{CreateOptions, create};
@@ -141,7 +141,7 @@ fn write(image: &Image, cluster: u64, byte: u8, guest: &mut [u8]) -> Result<()> 
     let data = vec![byte; CLUSTER as usize];
     guest[(cluster * CLUSTER) as usize..][..CLUSTER as usize].copy_from_slice(&data);
     let data = Buf::from(data);
-    block_on(image.write(cluster * CLUSTER, data, WriteOptions::default()))
+    block_on(image.write(cluster * CLUSTER, data, Durability::Cached))
 }
 
 /// An image with all kinds of work for a cycle: entries that change in old tables, clusters freed,

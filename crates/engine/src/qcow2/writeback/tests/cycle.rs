@@ -11,8 +11,7 @@ use super::{CLUSTER, EIO, ENOSPC, block_on, faults};
 use crate::Image;
 use crate::chain::Below;
 use crate::file::Durability;
-use crate::image::WriteOptions;
-use crate::qcow2::Fua;
+
 use crate::qcow2::create::{CreateOptions, create};
 use crate::qcow2::geometry::HostOffset;
 use crate::qcow2::tables::SliceCopy;
@@ -20,7 +19,7 @@ use crate::qcow2::writeback::durability;
 
 fn write(image: &Image, cluster: u64, byte: u8) {
     let data = Buf::from(vec![byte; CLUSTER as usize]);
-    block_on(image.write(cluster * CLUSTER, data, WriteOptions::default())).unwrap();
+    block_on(image.write(cluster * CLUSTER, data, Durability::Cached)).unwrap();
 }
 
 fn flushes_of(disk: &Disk, image: &Image) -> usize {
@@ -88,7 +87,7 @@ fn tables_that_l1_may_reach_after_a_failure_are_new_no_longer() {
     let mut unordered = 0;
     for index in 0..100 {
         let data = Buf::from(vec![7; SMALL as usize]);
-        block_on(image.write(index * TABLE, data, &Below::default(), Fua::No)).unwrap();
+        block_on(image.write(index * TABLE, data, &Below::default())).unwrap();
         let entry = l1 + 8 * index..l1 + 8 * index + 8;
         let is_l1 = move |op: &Op| *op == Op::Write(entry.clone());
         let is_entry = is_l1.clone();
@@ -145,10 +144,10 @@ fn a_cycle_serves_all_who_wait_for_it() {
 
 #[test]
 fn a_write_is_durable_by_itself_if_its_mapping_is() {
-    assert_eq!(durability(Fua::Yes, true), Durability::Durable);
-    assert_eq!(durability(Fua::Yes, false), Durability::Cached);
-    assert_eq!(durability(Fua::No, true), Durability::Cached);
-    assert_eq!(durability(Fua::No, false), Durability::Cached);
+    assert_eq!(durability(Durability::Durable, true), Durability::Durable);
+    assert_eq!(durability(Durability::Durable, false), Durability::Cached);
+    assert_eq!(durability(Durability::Cached, true), Durability::Cached);
+    assert_eq!(durability(Durability::Cached, false), Durability::Cached);
 }
 
 /// Neighbours go down together, up to as many as a write takes, and every slice goes where it
@@ -206,7 +205,7 @@ fn a_new_table_has_no_old_bytes() {
     let image = image_on(&disk);
     for at in 0..8 {
         let data = Buf::from(vec![0xee; TABLE as usize]);
-        block_on(image.write(at * TABLE, data, WriteOptions::default())).unwrap();
+        block_on(image.write(at * TABLE, data, Durability::Cached)).unwrap();
     }
     block_on(image.discard(0, 8 * TABLE)).unwrap();
     block_on(image.flush()).unwrap();
@@ -214,7 +213,7 @@ fn a_new_table_has_no_old_bytes() {
     // The second table, of which one slice has an entry.
     let second = TABLE / 8 * TABLE;
     let data = Buf::from(vec![0xbb; 100]);
-    block_on(image.write(second + 700 * TABLE, data, WriteOptions::default())).unwrap();
+    block_on(image.write(second + 700 * TABLE, data, Durability::Cached)).unwrap();
     block_on(image.close()).expect("nothing fails");
     assert_eq!(faults(disk.contents()), (0, 0));
     let image = image_on(&disk);
