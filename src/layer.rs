@@ -242,13 +242,13 @@ impl Layer {
     ) -> cowslip::Result<Layer> {
         let format = match format {
             Some(format) => format,
-            None => probe(&read_start(file.as_ref()).await?, name)?,
+            None => probe(&read_start(file.as_ref()).await?, name, &[])?,
         };
         if format != Format::Raw && look.sharing != Sharing::Forced {
             claim_file(file, Claim::DESCRIBE)?;
         }
         let inspection = match format {
-            Format::Raw | Format::Luks => None,
+            Format::Raw | Format::Luks | Format::Other(_) => None,
             Format::Qcow2 => Some(inspect(file).await?),
         };
         let len = file.len().await;

@@ -11,6 +11,7 @@ use cowslip::file::host::{
     open_host_file,
 };
 use cowslip::file::{BlockFile, Claim, Protection, ReadSet, Sharing};
+use cowslip::formats::Formats;
 use cowslip::image::{
     AllocPolicy, BackingChoice, CopyOnRead, DetectZeroes, DiscardPolicy, Format, OpenOptions,
     WritePolicy,
@@ -442,6 +443,7 @@ fn engine_options(source: &Source, how: &OpenHow) -> Result<OpenOptions, Command
     Ok(OpenOptions {
         dirty: repaired_when_opened(),
         format: source.format,
+        formats: Formats::default(),
         guessed: false,
         writable: source.host_options(how).writable,
         write_policy: how.cache.write_policy(),
@@ -584,13 +586,13 @@ pub async fn open_alone(
         None => {
             let start = cowslip::qcow2::inspect::read_start(file.as_ref()).await;
             let start = start.map_err(|error| source.refused(&error))?;
-            let probed = cowslip::foreign::probe(&start, &source.filename);
+            let probed = cowslip::foreign::probe(&start, &source.filename, &[]);
             probed.map_err(|error| source.refused(&error))?
         }
     };
     let claim = match (source.sharing(how), format) {
         (Sharing::Forced, _) => Claim::FORCED,
-        (_, Format::Qcow2 | Format::Luks) => Claim::qcow2(writable),
+        (_, Format::Qcow2 | Format::Luks | Format::Other(_)) => Claim::qcow2(writable),
         (sharing, Format::Raw) => Claim::raw(writable, sharing),
     };
     claim_file(&file, claim).map_err(|error| source.refused(&error))?;

@@ -348,6 +348,7 @@ fn options_of_format(format: Format) -> Vec<Known> {
     match format {
         Format::Raw => RAW_OPTIONS.to_vec(),
         Format::Luks => LUKS_OPTIONS.to_vec(),
+        Format::Other(_) => Vec::new(),
         Format::Qcow2 => [QCOW2_OPTIONS, OWN_QCOW2_OPTIONS].concat(),
     }
 }
@@ -556,7 +557,7 @@ pub fn format_name(format: Format) -> &'static str {
 /// The options as they are printed: in their order, with the defaults that QEMU shows.
 fn shown_options(request: &Request) -> Vec<(&'static str, String)> {
     let defaults: &[(&str, &str)] = match request.format {
-        Format::Raw | Format::Luks => &[],
+        Format::Raw | Format::Luks | Format::Other(_) => &[],
         Format::Qcow2 => &[
             ("cluster_size", "65536"),
             ("extended_l2", "off"),
@@ -619,7 +620,7 @@ pub(super) fn preallocation(request: &Request) -> Result<Preallocation, CommandE
         return Ok(Preallocation::Off);
     };
     let mode = Preallocation::from_name(value).ok_or_else(|| match request.format {
-        Format::Raw | Format::Luks => {
+        Format::Raw | Format::Luks | Format::Other(_) => {
             CommandError::new(format!("invalid parameter value: {value}"))
         }
         Format::Qcow2 => not_accepted("preallocation", value),

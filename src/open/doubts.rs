@@ -119,6 +119,7 @@ impl Doubts {
             Format::Qcow2 => is_of_qcow2(name),
             Format::Raw => ["offset", "size"].contains(&name.as_str()),
             Format::Luks => name == "key-secret",
+            Format::Other(_) => false,
         };
         if let Some(text) = &self.of_image {
             return Err(text.clone());

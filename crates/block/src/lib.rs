@@ -14,6 +14,7 @@ pub mod limits;
 pub mod policy;
 #[doc(hidden)]
 pub mod random;
+pub mod run;
 #[doc(hidden)]
 pub mod sync;
 pub mod units;

@@ -116,9 +116,9 @@ impl Image {
         job.check()?;
         job.enter(Stage::Flush);
         base.flush().await?;
-        match (&self.top, commit.afterwards) {
-            (Layer::Qcow2(image), Afterwards::Empty) => image.make_empty().await,
-            (Layer::Qcow2(_), Afterwards::Kept) | (Layer::Raw(_), _) => Ok(()),
+        match (self.top.qcow2(), commit.afterwards) {
+            (Some(image), Afterwards::Empty) => image.make_empty().await,
+            (Some(_), Afterwards::Kept) | (None, _) => Ok(()),
         }
     }
 }

@@ -11,8 +11,8 @@ use crate::file::{BlockFile, Claim, ContentId, FileId, Gate, HostFile, Sharing};
 use crate::job::{self, Job};
 use crate::limits::Limits;
 use crate::luks::{self, KeyChange, Means};
+use crate::policy::Preallocation;
 use crate::qcow2::amend::Amendment;
-use crate::qcow2::create::Preallocation;
 use crate::qcow2::header::Header;
 use crate::qcow2::inspect::SnapshotInfo;
 use crate::qcow2::probe::{Observation, Stage};
@@ -61,6 +61,11 @@ pub struct LayerInfo {
     /// Which bytes its file shows, where that can be told.
     pub content: Option<ContentId>,
 }
+
+/// Bytes of a block of an image of an added format: whatever its unit is, pages fit.
+const OTHER_BLOCK_BYTES: u64 = 4096;
+/// What [`Image::qcow2_for`] says of compressed writes.
+const COMPRESSION: &str = "compression of";
 
 /// A disk, open.
 #[derive(Debug)]
@@ -221,46 +226,35 @@ impl Image {
 
     /// What the top layer is doing at this moment, if it is qcow2: for whoever watches.
     pub fn observe(&self) -> Option<Observation> {
-        match &self.top {
-            Layer::Raw(_) => None,
-            Layer::Qcow2(image) => Some(image.observe()),
-        }
+        self.top.qcow2().map(Qcow2::observe)
     }
 
     /// The part of [`Image::observe`] that takes no lock.
     pub fn stage(&self) -> Option<Stage> {
-        match &self.top {
-            Layer::Raw(_) => None,
-            Layer::Qcow2(image) => Some(image.stage()),
-        }
+        self.top.qcow2().map(Qcow2::stage)
     }
 
     /// Whether the top layer, if it is qcow2 and open for writing, protects this byte of its file
     /// from guest data: it is part of a cluster that holds metadata.
     pub fn is_protected(&self, host_offset: u64) -> Option<bool> {
-        match &self.top {
-            Layer::Raw(_) => None,
-            Layer::Qcow2(image) => Some(image.is_protected(host_offset)),
-        }
+        let image = self.top.qcow2()?;
+        Some(image.is_protected(host_offset))
     }
 
     /// What the metadata caches of the chain did so far and hold, all together.
     pub fn cache_statistics(&self) -> CacheStatistics {
         let below = self.below.layers().iter().map(|layer| &**layer);
         let layers = std::iter::once(&self.top).chain(below);
-        layers.fold(CacheStatistics::default(), |sum, layer| match layer {
-            Layer::Raw(_) => sum,
-            Layer::Qcow2(image) => sum.plus(image.cache_statistics()),
+        let images = layers.filter_map(Layer::qcow2);
+        images.fold(CacheStatistics::default(), |sum, image| {
+            sum.plus(image.cache_statistics())
         })
     }
 
     /// What writes to the top layer found so far, if it is qcow2; those of compressed clusters are
     /// not in it.
     pub fn write_statistics(&self) -> Option<WriteStatistics> {
-        match &self.top {
-            Layer::Raw(_) => None,
-            Layer::Qcow2(image) => Some(image.write_statistics()),
-        }
+        self.top.qcow2().map(Qcow2::write_statistics)
     }
 
     /// Whether it may be written.
@@ -273,14 +267,15 @@ impl Image {
         match &self.top {
             Layer::Raw(raw) => u64::from(raw.file().capabilities().alignment_bytes.max(4096)),
             Layer::Qcow2(image) => image.subcluster_bytes(),
+            Layer::Other(..) => OTHER_BLOCK_BYTES,
         }
     }
 
     /// The cluster, or the block of a raw file.
     pub(crate) fn cluster_bytes(&self) -> u64 {
-        match &self.top {
-            Layer::Raw(_) => self.preferred_block_bytes(),
-            Layer::Qcow2(image) => image.cluster_bytes(),
+        match self.top.qcow2() {
+            None => self.preferred_block_bytes(),
+            Some(image) => image.cluster_bytes(),
         }
     }
 
@@ -290,7 +285,7 @@ impl Image {
         match &self.top {
             Layer::Raw(raw) if raw.file().is_encrypted() || raw.file().guards(range) => None,
             Layer::Raw(raw) => Some(raw.file_to_change()),
-            Layer::Qcow2(_) => None,
+            Layer::Qcow2(_) | Layer::Other(..) => None,
         }
     }
 
@@ -305,28 +300,22 @@ impl Image {
     /// Compresses whole clusters, to be written by [`Image::write_packed`]. Changes nothing.
     pub(crate) async fn pack(&self, offset: u64, data: Buf) -> Result<Vec<Packed>> {
         self.validate_write(offset, data.len() as u64)?;
-        match &self.top {
-            Layer::Raw(_) => Err(self.cannot_compress()),
-            Layer::Qcow2(image) => image.pack(offset, data).await,
-        }
+        self.qcow2_for(COMPRESSION)?.pack(offset, data).await
     }
 
     /// Stores compressed clusters.
     pub(crate) async fn write_packed(&self, packed: Vec<Packed>) -> Result<()> {
-        match &self.top {
-            Layer::Raw(_) => Err(self.cannot_compress()),
-            Layer::Qcow2(image) => {
-                let written = image.write_packed(packed, &self.below).await;
-                image.concluded(written).await
-            }
-        }
+        let image = self.qcow2_for(COMPRESSION)?;
+        let written = image.write_packed(packed, &self.below).await;
+        image.concluded(written).await
     }
 
-    fn cannot_compress(&self) -> Error {
-        Error::Unsupported {
+    /// The top layer, for what qcow2 alone can do: "amending" it, say.
+    pub(crate) fn qcow2_for(&self, what: &str) -> Result<&Qcow2> {
+        self.top.qcow2().ok_or_else(|| Error::Unsupported {
             file: self.name().to_string(),
-            feature: "compression of a raw image".to_string(),
-        }
+            feature: format!("{what} a {} image", self.top.format().name()),
+        })
     }
 
     fn validate(&self, offset: u64, len: u64) -> Result<()> {
@@ -335,16 +324,17 @@ impl Image {
 
     fn validate_write(&self, offset: u64, len: u64) -> Result<()> {
         if !self.writable {
-            return Err(Error::ReadOnly(self.name().to_string()));
+            return Err(self.read_only());
         }
         self.validate(offset, len)
     }
 
+    fn read_only(&self) -> Error {
+        Error::ReadOnly(self.name().to_string())
+    }
+
     pub(crate) fn name(&self) -> &str {
-        match &self.top {
-            Layer::Raw(raw) => raw.file().name(),
-            Layer::Qcow2(image) => image.name(),
-        }
+        self.top.file().name()
     }
 
     /// Reads `buf.len()` bytes of the disk at `offset`; keeps them as [`OpenOptions::copy_on_read`]
@@ -361,14 +351,14 @@ impl Image {
     }
 
     async fn read_part(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
-        if let (Layer::Qcow2(image), true) = (&self.top, self.copy_on_read != CopyOnRead::Off) {
+        if let (Some(image), true) = (self.top.qcow2(), self.copy_on_read != CopyOnRead::Off) {
             let range = offset..offset + buf.len() as u64;
             let copying = image.copy_on_read(range, (&self.below, self.copy_on_read));
             image.concluded(copying.await).await?;
         }
-        let _visit = match &self.top {
-            Layer::Qcow2(image) => Some(image.enter().await),
-            Layer::Raw(_) => None,
+        let _visit = match self.top.qcow2() {
+            Some(image) => Some(image.enter().await),
+            None => None,
         };
         chain::read(&self.top, &self.below, offset, buf).await
     }
@@ -431,6 +421,7 @@ impl Image {
                 admitted();
                 raw.write(offset, data, self.durability(durability)).await
             }
+            Layer::Other(..) => Err(self.read_only()),
             Layer::Qcow2(image) => {
                 if let Some(clusters) = &self.whole_clusters {
                     admitted();
@@ -460,15 +451,11 @@ impl Image {
     /// As `write`; also where the format cannot.
     pub async fn write_compressed(&self, offset: u64, data: Buf) -> Result<()> {
         self.validate_write(offset, data.len() as u64)?;
-        match &self.top {
-            Layer::Raw(_) => Err(self.cannot_compress()),
-            Layer::Qcow2(image) => {
-                let range = offset..offset + data.len() as u64;
-                let writing = image.write_compressed(offset, data, &self.below);
-                let written = self.with_clusters(image, range, writing).await;
-                image.concluded(written).await
-            }
-        }
+        let image = self.qcow2_for(COMPRESSION)?;
+        let range = offset..offset + data.len() as u64;
+        let writing = image.write_compressed(offset, data, &self.below);
+        let written = self.with_clusters(image, range, writing).await;
+        image.concluded(written).await
     }
 
     /// Makes a range of the disk read as zeroes.
@@ -499,6 +486,7 @@ impl Image {
                     Durability::Cached => Ok(()),
                 }
             }
+            Layer::Other(..) => Err(self.read_only()),
             Layer::Qcow2(image) => {
                 let range = offset..offset + len;
                 if let Some(clusters) = &self.whole_clusters {
@@ -531,6 +519,7 @@ impl Image {
     async fn discard_part(&self, offset: u64, len: u64) -> Result<()> {
         match &self.top {
             Layer::Raw(raw) => raw.discard(offset, len).await,
+            Layer::Other(..) => Err(self.read_only()),
             Layer::Qcow2(image) => {
                 let range = offset..offset + len;
                 let discarding = image.discard(range.clone(), &self.below);
@@ -548,7 +537,7 @@ impl Image {
     pub async fn flush(&self) -> Result<()> {
         match &self.top {
             Layer::Raw(raw) if self.writable => raw.flush().await,
-            Layer::Raw(_) => Ok(()),
+            Layer::Raw(_) | Layer::Other(..) => Ok(()),
             Layer::Qcow2(image) => image.flush().await,
         }
     }
@@ -561,9 +550,9 @@ impl Image {
     /// Out of range, I/O, or a corrupt table entry.
     pub async fn extents(&self, offset: u64, len: u64, max_extents: usize) -> Result<Vec<Extent>> {
         self.validate(offset, len)?;
-        let _visit = match &self.top {
-            Layer::Qcow2(image) => Some(image.enter().await),
-            Layer::Raw(_) => None,
+        let _visit = match self.top.qcow2() {
+            Some(image) => Some(image.enter().await),
+            None => None,
         };
         extents::extents(
             &self.top,
@@ -606,13 +595,7 @@ impl Image {
     }
 
     fn with_vm_state(&self) -> Result<&Qcow2> {
-        match &self.top {
-            Layer::Raw(_) => Err(Error::Unsupported {
-                file: self.name().to_string(),
-                feature: "the state of a virtual machine in a raw image".to_string(),
-            }),
-            Layer::Qcow2(image) => Ok(image),
-        }
+        self.qcow2_for("the state of a virtual machine in")
     }
 
     /// Changes the size of the disk; what it adds reads as zeroes.
@@ -644,6 +627,7 @@ impl Image {
         match &self.top {
             Layer::Raw(raw) => raw.resize(size, preallocation, job).await,
             Layer::Qcow2(image) => image.resize(size, &self.below, (preallocation, job)).await,
+            Layer::Other(..) => Err(self.read_only()),
         }
     }
 
@@ -655,13 +639,8 @@ impl Image {
     /// too, the header is the old or the new one.
     pub async fn amend(&self, amendment: &Amendment, job: &Job) -> Result<()> {
         self.validate_write(0, 0)?;
-        match &self.top {
-            Layer::Raw(_) => Err(Error::Unsupported {
-                file: self.name().to_string(),
-                feature: "amending a raw image".to_string(),
-            }),
-            Layer::Qcow2(image) => image.amend(amendment, &self.below, job).await,
-        }
+        let image = self.qcow2_for("amending")?;
+        image.amend(amendment, &self.below, job).await
     }
 
     /// Refuses what [`Image::amend`] would refuse of the image's header if the disk had `size`
@@ -670,9 +649,9 @@ impl Image {
     /// # Errors
     /// As `amend`.
     pub async fn may_amend(&self, amendment: &Amendment, size: u64) -> Result<()> {
-        match &self.top {
-            Layer::Raw(_) => Ok(()),
-            Layer::Qcow2(image) => image.may_amend(amendment, size).await,
+        match self.top.qcow2() {
+            None => Ok(()),
+            Some(image) => image.may_amend(amendment, size).await,
         }
     }
 
@@ -691,6 +670,7 @@ impl Image {
         match &self.top {
             Layer::Raw(raw) => raw.keys().await,
             Layer::Qcow2(image) => image.keys().await,
+            Layer::Other(..) => Ok(None),
         }
     }
 
@@ -714,6 +694,7 @@ impl Image {
         match &self.top {
             Layer::Raw(raw) => raw.write_keys(stages).await,
             Layer::Qcow2(image) => image.write_keys(stages).await,
+            Layer::Other(..) => unreachable!("it has no keys"),
         }
     }
 
@@ -722,9 +703,9 @@ impl Image {
     /// # Errors
     /// I/O, or a table that is corrupt.
     pub async fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
-        match &self.top {
-            Layer::Raw(_) => Ok(Vec::new()),
-            Layer::Qcow2(image) => image.snapshots().await,
+        match self.top.qcow2() {
+            None => Ok(Vec::new()),
+            Some(image) => image.snapshots().await,
         }
     }
 
@@ -767,13 +748,7 @@ impl Image {
 
     fn with_snapshots(&self) -> Result<&Qcow2> {
         self.validate_write(0, 0)?;
-        match &self.top {
-            Layer::Raw(_) => Err(Error::Unsupported {
-                file: self.name().to_string(),
-                feature: "an internal snapshot of a raw image".to_string(),
-            }),
-            Layer::Qcow2(image) => Ok(image),
-        }
+        self.qcow2_for("an internal snapshot of")
     }
 
     /// Flushes, if anything was changed since it was opened, gives back what was allocated ahead,
@@ -803,7 +778,7 @@ impl Image {
     async fn finish(&self) -> Result<()> {
         match &self.top {
             Layer::Raw(raw) if self.writable => raw.close().await,
-            Layer::Raw(_) => Ok(()),
+            Layer::Raw(_) | Layer::Other(..) => Ok(()),
             Layer::Qcow2(image) => image.close().await,
         }
     }
@@ -813,7 +788,7 @@ impl Image {
     /// Without it the image works as well, and requests do this work when they must. To end it,
     /// close the image: dropped while it writes metadata, it latches the image, as a flush does.
     pub async fn maintain(&self) {
-        if let Layer::Qcow2(image) = &self.top
+        if let Some(image) = self.top.qcow2()
             && self.writable
         {
             image.maintain().await;
@@ -823,15 +798,11 @@ impl Image {
 
 impl LayerInfo {
     fn of(layer: &Layer) -> LayerInfo {
-        let (name, format, header) = match layer {
-            Layer::Raw(raw) => (raw.file().name(), raw.format(), None),
-            Layer::Qcow2(image) => (image.name(), Format::Qcow2, Some(Arc::new(image.header()))),
-        };
         LayerInfo {
-            name: name.to_string(),
-            format,
+            name: layer.file().name().to_string(),
+            format: layer.format(),
             size: layer.size(),
-            header,
+            header: layer.qcow2().map(|image| Arc::new(image.header())),
             data_name: layer.data_file().name().to_string(),
             id: layer.files().next().and_then(|file| file.id()),
             content: layer.files().next().and_then(|file| file.content_id()),

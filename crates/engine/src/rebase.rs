@@ -17,7 +17,6 @@ use std::ops::Range;
 use cowslip_queue::{Buf, BufMut};
 use futures_util::future::{try_join, try_join_all};
 
-use crate::chain::Layer;
 use crate::image::{Image, Space, ZeroOptions};
 use crate::job::{Cost, Job, PIECE_BYTES, Pieces, Stage};
 use crate::pairs::{Known, Spans};
@@ -86,13 +85,9 @@ impl Image {
     }
 
     fn rebased_layer(&self) -> Result<&Qcow2> {
-        match &self.top {
-            _ if !self.is_writable() => Err(Error::ReadOnly(self.name().to_string())),
-            Layer::Qcow2(image) => Ok(image),
-            Layer::Raw(_) => Err(Error::Unsupported {
-                file: self.name().to_string(),
-                feature: "a backing file of a raw image".to_string(),
-            }),
+        match self.is_writable() {
+            true => self.qcow2_for("a backing file of"),
+            false => Err(Error::ReadOnly(self.name().to_string())),
         }
     }
 }

@@ -19,6 +19,7 @@ mod dropped;
 mod failed_writes;
 mod first_sector;
 mod foreign;
+mod formats;
 mod gather;
 mod host_file;
 mod keys;

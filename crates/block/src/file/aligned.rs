@@ -38,6 +38,7 @@ use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
 use super::{
     BlockFile, Brake, Capabilities, Durability, Event, FileExtent, Holes, Observer, Space, Way,
 };
+use crate::foreign::Signature;
 use crate::sync::{Mutex, lock};
 use crate::units::{SECTOR_BYTES, round_down, round_up};
 use crate::{Error, Result};
@@ -52,8 +53,8 @@ pub struct HostFile {
     alignment: u64,
     /// The unit of calls that zero or discard: a multiple of `alignment`.
     space_alignment: u64,
-    /// No request may make the first sector look like that of an image.
-    is_guarded: bool,
+    /// No request may make the first sector look like that of an image, also of these formats.
+    guarded: Option<Arc<[Signature]>>,
     writes: Arc<Mutex<Writes>>,
     space_changes: Arc<AtomicU64>,
     cipher: Option<Arc<Ciphered>>,
@@ -238,7 +239,7 @@ impl HostFile {
             file,
             alignment,
             space_alignment,
-            is_guarded: false,
+            guarded: None,
             writes: Arc::default(),
             space_changes: Arc::default(),
             cipher: None,

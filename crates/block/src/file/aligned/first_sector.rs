@@ -9,10 +9,12 @@
 //! how they overlap.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use cowslip_queue::Buf;
 
 use super::HostFile;
+use crate::foreign::Signature;
 use crate::{Result, foreign};
 
 /// Bytes that a format is guessed from.
@@ -54,23 +56,24 @@ impl Change<'_> {
 }
 
 impl HostFile {
-    /// The same file; what would make its first sector look like that of an image is refused.
-    pub fn guarded(self) -> HostFile {
+    /// The same file; what would make its first sector look like that of an image is refused. The
+    /// caller names the formats that it knows beside the built-in ones.
+    pub fn guarded(self, others: Arc<[Signature]>) -> HostFile {
         HostFile {
-            is_guarded: true,
+            guarded: Some(others),
             ..self
         }
     }
 
     /// Whether its first sector is guarded.
     pub fn is_guarded(&self) -> bool {
-        self.is_guarded
+        self.guarded.is_some()
     }
 
     /// Whether the first sector is guarded and a range has a part of it: then the range may be
     /// changed through this file only.
     pub fn guards(&self, range: &Range<u64>) -> bool {
-        self.is_guarded && range.start < BYTES && !range.is_empty()
+        self.is_guarded() && range.start < BYTES && !range.is_empty()
     }
 
     /// What may be discarded of a range: of the first sector all or nothing, if it is guarded. What
@@ -95,6 +98,7 @@ impl HostFile {
             sector[..old.len()].copy_from_slice(&old);
         }
         change.apply(&mut sector);
-        foreign::check_stays_raw(&sector, self.name())
+        let others = self.guarded.as_deref().unwrap_or_default();
+        foreign::check_stays_raw(&sector, self.name(), others)
     }
 }

@@ -12,7 +12,7 @@ use crate::error::system_words;
 use crate::file::{BlockFile, Durability, HostFile};
 use crate::job::{Job, Stage};
 use crate::luks::NewVolume;
-use crate::space;
+use crate::space::{self, Fill};
 use crate::units::{round_down, round_up};
 use crate::{Error, Result};
 
@@ -65,7 +65,7 @@ impl<'a> Writer<'a> {
 
     /// Allocates the guest's clusters.
     pub async fn preallocate(&self, layout: &Layout, how: Preallocation) -> Result<()> {
-        match (layout.data_bytes, how.fill()) {
+        match (layout.data_bytes, Fill::of(how)) {
             (Some((offset, len)), Some(fill)) => {
                 space::fill(&self.host, offset..offset + len, fill, self.job).await
             }
@@ -202,7 +202,7 @@ pub(super) async fn plain_file(
     preallocation: Preallocation,
     job: &Job,
 ) -> Result<()> {
-    if let Some(how) = preallocation.fill() {
+    if let Some(how) = Fill::of(preallocation) {
         space::fill(&HostFile::new(Arc::clone(file)), 0..len, how, job).await?;
     }
     set_len(file.as_ref(), len).await?;
