@@ -334,10 +334,7 @@ mod tests {
     /// The kernel lets in whoever has waited for too long, while the cut is half way.
     #[test]
     fn a_cut_that_takes_too_long_does_not_go_on() {
-        for (step, expected) in [
-            (Step::Shorten, Outcome::InUse),
-            (Step::Punch, Outcome::Cut),
-        ] {
+        for (step, expected) in [(Step::Shorten, Outcome::InUse), (Step::Punch, Outcome::Cut)] {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("a");
             let file = file(&path, 100);
