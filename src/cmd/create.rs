@@ -18,6 +18,7 @@ use crate::encryption::{EncryptionOptions, KeyOptions};
 use crate::error::CommandError;
 use crate::job::JobArgs;
 use crate::layer::{self, Layer, Look};
+use crate::nbd::ExportName;
 use crate::open::{Trust, alloc_policy, block_on, foreign, parse_format};
 use crate::options::{self, Kind, Known};
 use crate::output::{Program, json_text, print};
@@ -503,10 +504,17 @@ async fn look_at_backing(request: &mut Request, args: &Args) -> Result<ReadSet, 
 }
 
 /// How a backing chain is looked at, whatever other processes do with it: nothing is read but sizes
-/// and names.
-fn look_with(trust: &Trust) -> Look {
+/// and names. If the new image or its data file is an export, nobody knows which file is behind it.
+/// The locks of its server tell, so then nobody may be writing to the chain.
+fn look_with(request: &Request, trust: &Trust) -> Look {
+    let data_file = options::value(&request.options, "data_file");
+    let is_export = matches!(request.place, Place::Export(..))
+        || data_file.is_some_and(|name| ExportName::of_file_name(name).is_some());
     Look {
-        sharing: Sharing::Forced,
+        sharing: match is_export {
+            true => Sharing::Frozen,
+            false => Sharing::Forced,
+        },
         policy: trust.backing_policy,
         ..Look::default()
     }
@@ -519,7 +527,10 @@ pub(super) async fn openable_files(
     format: Option<&str>,
     trust: &Trust,
 ) -> ReadSet {
-    let look = look_with(trust);
+    let look = Look {
+        sharing: Sharing::Forced,
+        ..look_with(request, trust)
+    };
     let format = format.and_then(|name| parse_format(name).ok());
     let resolved = resolve_name(request.place.name(), name);
     match Layer::look_resolved(&resolved, format, &look).await {
@@ -538,13 +549,16 @@ async fn open_chain(
     format: Option<&str>,
     trust: &Trust,
 ) -> Result<(Vec<Layer>, ReadSet), CommandError> {
-    let look = look_with(trust);
+    let look = look_with(request, trust);
     let format = format.map(parse_format).transpose()?;
     let resolved = resolve_name(request.place.name(), name);
     let first = Layer::look_resolved(&resolved, format, &look).await?;
     let chain = layer::chain(first, &look).await;
     let chain =
         chain.map_err(|why| CommandError::new(format!("Could not open backing file: {why}")))?;
+    if look.sharing == Sharing::Frozen {
+        layer::refuse_written_data(&chain, &look).await?;
+    }
     let read = layer::read_set(&chain, ReadAs::Backing, &look).await;
     Ok((chain, read))
 }

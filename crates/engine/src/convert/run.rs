@@ -141,7 +141,7 @@ impl<'a> Run<'a> {
             cutter: Cutter::new(Cut {
                 piece_bytes: PIECE_BYTES,
                 unit_bytes: self.unit_bytes,
-                size,
+                size: self.sources.written_end(self.options.last_sector),
             }),
             asking: false,
             tasks: FuturesUnordered::new(),

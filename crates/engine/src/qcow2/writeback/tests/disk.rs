@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cowslip_queue::{Buf, BufMut, Pending};
+use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
 
 use crate::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -34,6 +34,8 @@ struct Inside {
     pages: BTreeMap<u64, Vec<u8>>,
     log: Vec<Op>,
     fault: Option<Fault>,
+    /// Flushes that do not end yet, if they are to wait.
+    held: Option<Vec<Completer<io::Result<()>>>>,
 }
 
 /// The file.
@@ -114,6 +116,17 @@ impl Disk {
 
     pub fn mend(&self) {
         self.lock().fault = None;
+    }
+
+    /// Flushes that are issued from now on do not end before they are released.
+    pub fn hold_flushes(&self) {
+        self.lock().held = Some(Vec::new());
+    }
+
+    /// Lets the flushes end that are held, and those to come.
+    pub fn release_flushes(&self) {
+        let held = self.lock().held.take().unwrap_or_default();
+        held.into_iter().for_each(|flush| flush.complete(Ok(())));
     }
 
     /// Puts bytes in, without a record.
@@ -219,7 +232,18 @@ impl BlockFile for Disk {
         Pending::ready(Ok(vec![whole]))
     }
     fn flush(&self) -> Pending<io::Result<()>> {
-        Pending::ready(self.begin(Op::Flush).map(drop))
+        let mut inside = match self.begin(Op::Flush) {
+            Ok(inside) => inside,
+            Err(error) => return Pending::ready(Err(error)),
+        };
+        match &mut inside.held {
+            None => Pending::ready(Ok(())),
+            Some(held) => {
+                let (completer, flush) = pending();
+                held.push(completer);
+                flush
+            }
+        }
     }
     fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
         let outcome = self.begin(Op::SetLen(len));
