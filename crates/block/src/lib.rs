@@ -17,10 +17,10 @@ pub mod random;
 pub mod sync;
 pub mod units;
 pub mod workers;
-#[doc(hidden)]
-pub mod zero;
 
-pub use cowslip_queue::{Buf, BufMut};
+#[doc(hidden)]
+pub use cowslip_queue::zero;
+pub use cowslip_queue::{Buf, BufMut, IoVec, IoVecMut, SharedMemory};
 pub use error::{Error, Result};
 pub use job::Job;
 pub use workers::Workers;

@@ -20,7 +20,8 @@ mod raw;
 pub mod rebase;
 
 pub use cowslip_block::{
-    Buf, BufMut, Error, Job, Result, Workers, error, foreign, job, limits, workers,
+    Buf, BufMut, Error, IoVec, IoVecMut, Job, Result, SharedMemory, Workers, error, foreign, job,
+    limits, workers,
 };
 pub use cowslip_hostfile::{allocate, growth, space};
 pub use cowslip_luks as luks;

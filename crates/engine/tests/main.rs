@@ -20,6 +20,7 @@ mod failed_writes;
 mod first_sector;
 mod foreign;
 mod gather;
+mod guest_memory;
 mod host_file;
 mod keys;
 mod layout;

@@ -65,7 +65,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use cowslip_queue::Buf;
+use cowslip_queue::IoVec;
 
 use self::admit::{Batch, Origin};
 use self::alloc::{FreeSet, Fresh, Protected};
@@ -454,18 +454,19 @@ impl Qcow2 {
     pub(crate) async fn write(
         &self,
         offset: u64,
-        data: Buf,
+        data: impl Into<IoVec>,
         below: &Below,
         fua: Fua,
     ) -> Result<()> {
-        self.write_telling(offset, data, (below, fua), &|| ()).await
+        self.write_telling(offset, data.into(), (below, fua), &|| ())
+            .await
     }
 
     /// The same; tells when all of it is admitted.
     pub(crate) async fn write_telling(
         &self,
         offset: u64,
-        data: Buf,
+        data: IoVec,
         (below, fua): (&Below, Fua),
         admitted: &Admitted<'_>,
     ) -> Result<()> {
