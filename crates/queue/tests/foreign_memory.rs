@@ -153,8 +153,8 @@ fn a_dropped_read_keeps_its_owner_until_the_kernel_lets_go() {
         gone: Arc::clone(&gone),
     };
     let start = NonNull::from(&*owner.memory).cast::<u8>();
-    // SAFETY: two words that the owner keeps, and nobody else accesses.
-    let list = unsafe { IoVecMut::foreign(start, 16, Arc::new(owner)) };
+    // SAFETY: words that the owner keeps, and nobody else accesses.
+    let list = unsafe { IoVecMut::foreign(start, 8, Arc::new(owner)) };
     queue.block_on(async {
         drop(file.read_at(0, list));
         for _ in 0..3 {
