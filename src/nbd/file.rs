@@ -21,7 +21,7 @@ use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Spa
 use cowslip_nbd::ExportDescription;
 use cowslip_nbd::export::Durability as NbdDurability;
 use cowslip_nbd::protocol::TransmissionFlags;
-use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
+use cowslip_queue::{Completer, IoVec, IoVecMut, Pending, pending};
 
 use super::ExportName;
 use super::requests::Request;
@@ -140,16 +140,11 @@ impl BlockFile for NbdFile {
         Pending::ready(Ok(self.size))
     }
 
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.ask(|to| Request::Read(offset, buf, to))
     }
 
-    fn write(
-        &self,
-        offset: u64,
-        data: Vec<Buf>,
-        durability: Durability,
-    ) -> Pending<io::Result<()>> {
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>> {
         let durability = match durability {
             Durability::Cached => NbdDurability::Cached,
             Durability::Durable => NbdDurability::Durable,

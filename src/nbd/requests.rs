@@ -8,7 +8,7 @@ use cowslip::file::{FileExtent, Space};
 use cowslip_nbd::export::{Durability, ZeroOptions};
 use cowslip_nbd::protocol::{AllocationFlags, ErrorCode, TransmissionFlags};
 use cowslip_nbd::{Client, ClientError, ExportDescription};
-use cowslip_queue::{Buf, BufMut, Completer, Pending};
+use cowslip_queue::{Buf, BufMut, Completer, IoVec, IoVecMut, Pending};
 use futures_util::future;
 
 use super::link::Link;
@@ -31,8 +31,8 @@ pub(super) struct Limits {
 
 /// What is asked of a connection.
 pub(super) enum Request {
-    Read(u64, BufMut, Completer<(io::Result<()>, BufMut)>),
-    Write(u64, Vec<Buf>, Durability, Completer<io::Result<()>>),
+    Read(u64, IoVecMut, Completer<(io::Result<()>, IoVecMut)>),
+    Write(u64, IoVec, Durability, Completer<io::Result<()>>),
     Zero(u64, u64, Space, Completer<io::Result<()>>),
     Trim(u64, u64, Completer<io::Result<()>>),
     Status(u64, u64, Completer<io::Result<Vec<FileExtent>>>),
@@ -109,8 +109,10 @@ async fn read(
     link: &Rc<Link>,
     limits: Limits,
     offset: u64,
-    mut buf: BufMut,
-) -> (io::Result<()>, BufMut) {
+    target: IoVecMut,
+) -> (io::Result<()>, IoVecMut) {
+    // The client receives into buffers of ours.
+    let (mut buf, bounce) = target.bounce();
     let len = buf.len();
     let size = link.description().size;
     let there = size.saturating_sub(offset).min(len as u64);
@@ -130,9 +132,9 @@ async fn read(
                 joined.unsplit(part);
                 joined
             });
-            (Ok(()), joined)
+            (Ok(()), bounce.end(joined))
         }
-        Err(error) => (Err(io_error(error)), BufMut::zeroed(len)),
+        Err(error) => (Err(io_error(error)), BufMut::zeroed(len).into()),
     }
 }
 
@@ -153,7 +155,7 @@ async fn read_part(link: &Rc<Link>, at: u64, mut part: BufMut) -> Result<BufMut,
 async fn write(
     link: &Rc<Link>,
     limits: Limits,
-    (offset, data): (u64, Vec<Buf>),
+    (offset, data): (u64, IoVec),
     durability: Durability,
 ) -> io::Result<()> {
     let has_fua = has(link, TransmissionFlags::SEND_FUA);
@@ -163,7 +165,7 @@ async fn write(
     };
     let mut at = offset;
     let mut writes = Vec::new();
-    for buf in data {
+    for buf in data.to_bufs() {
         for (start, len) in pieces(0, buf.len() as u64, limits.payload_bytes) {
             let (at, part) = (at + start, buf.slice(start as usize, len as usize));
             writes.push(write_part(link, at, part, durability));

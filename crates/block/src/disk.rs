@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use cowslip_queue::{Buf, BufMut};
+use cowslip_queue::{IoVec, IoVecMut};
 
 use crate::file::{ContentId, Durability, Space, Storage};
 use crate::{Error, Result};
@@ -86,17 +86,17 @@ pub trait Disk: Send + Sync + fmt::Debug {
         Storage::default()
     }
 
-    /// Reads `buf.len()` bytes at `offset`; the buffer comes back full.
+    /// Fills a scatter list from `offset` on, and gives it back.
     ///
     /// # Errors
     /// Beyond the end, I/O, or damage of the image.
-    fn read(&self, offset: u64, buf: BufMut) -> DiskFuture<'_, BufMut>;
+    fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut>;
 
     /// Writes `data` at `offset`: all of it, or an error.
     ///
     /// # Errors
     /// As for [`Disk::read`]; [`Error::ReadOnly`], as by default.
-    fn write(&self, offset: u64, data: Buf, durability: Durability) -> DiskFuture<'_, ()> {
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> DiskFuture<'_, ()> {
         drop((offset, data, durability));
         read_only(self.name())
     }
@@ -220,12 +220,12 @@ impl Disk for DiskPart {
         self.disk.storage()
     }
 
-    fn read(&self, offset: u64, buf: BufMut) -> DiskFuture<'_, BufMut> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
         let range = (offset, buf.len() as u64);
         self.pass(range, |disk, offset| disk.read(offset, buf))
     }
 
-    fn write(&self, offset: u64, data: Buf, durability: Durability) -> DiskFuture<'_, ()> {
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> DiskFuture<'_, ()> {
         let range = (offset, data.len() as u64);
         self.pass(range, |disk, offset| disk.write(offset, data, durability))
     }
@@ -257,6 +257,8 @@ impl Disk for DiskPart {
 
 #[cfg(test)]
 mod tests {
+    use cowslip_queue::{Buf, BufMut};
+
     use super::*;
 
     fn block_on<T>(future: impl Future<Output = T>) -> T {
@@ -269,21 +271,22 @@ mod tests {
         let part = DiskPart::of(disk.clone(), 1000..5000);
         assert_eq!(part.size(), 4000);
         let data = Buf::copy_of(&[7; 100]);
-        block_on(part.write(3900, data.clone(), Durability::Cached)).unwrap();
+        block_on(part.write(3900, data.clone().into(), Durability::Cached)).unwrap();
         for (offset, is_refused) in [(3901, true), (u64::MAX, true), (0, false)] {
-            let written = block_on(part.write(offset, data.clone(), Durability::Cached));
+            let written = block_on(part.write(offset, data.clone().into(), Durability::Cached));
             assert_eq!(written.is_err(), is_refused, "{offset}");
         }
-        let read = block_on(disk.read(4890, BufMut::zeroed(120))).unwrap();
+        let read = block_on(disk.read(4890, BufMut::zeroed(120).into())).unwrap();
         let expected: Vec<u8> = (0..120)
             .map(|i| if (10..110).contains(&i) { 7 } else { 0 })
             .collect();
-        assert_eq!(&read[..], expected);
+        assert_eq!(read.to_vec(), expected);
         let options = ZeroOptions::default();
         block_on(part.zero(3950, 50, options)).unwrap();
         assert!(block_on(part.zero(3950, 51, options)).is_err());
         assert!(block_on(part.discard(3999, 2)).is_err());
-        let read = block_on(part.read(3900, BufMut::zeroed(100))).unwrap();
+        let read = block_on(part.read(3900, BufMut::zeroed(100).into())).unwrap();
+        let read = read.to_vec();
         assert_eq!((&read[..50], &read[50..]), (&[7; 50][..], &[0; 50][..]));
         let extents = block_on(part.extents(0, 4000, 10)).unwrap();
         assert_eq!(extents[0].start, 0);

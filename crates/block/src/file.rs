@@ -13,7 +13,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use cowslip_queue::cut::{self, Cut};
-use cowslip_queue::{Buf, BufMut, Pending};
+use cowslip_queue::file::MemoryAlignment;
+use cowslip_queue::{IoVec, IoVecMut, Pending};
 
 use crate::limits::Limits;
 use crate::policy::Format;
@@ -113,8 +114,8 @@ pub struct FileId(pub u64, pub u64);
 
 /// A file of bytes, through some driver: a ring, threads, memory, a network, a simulator.
 ///
-/// Operations may complete in any order. A read beyond the end of file yields zeroes. The buffers
-/// of an operation stay alive until it completes, whether or not anybody still waits.
+/// Operations may complete in any order. A read beyond the end of file yields zeroes. The memory
+/// of an operation stays alive until it completes, whether or not anybody still waits.
 #[allow(clippy::len_without_is_empty)] // A length is asked of the system, and may fail.
 pub trait BlockFile: Send + Sync + fmt::Debug {
     /// The name that users know it by, for messages.
@@ -153,12 +154,22 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     /// Its length in bytes, now.
     fn len(&self) -> Pending<io::Result<u64>>;
 
-    /// Reads `buf.len()` bytes at `offset`; the buffer comes back whatever the outcome.
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)>;
+    /// What it asks of the memory of reads and writes; by default, what it asks of their offsets.
+    fn memory_alignment(&self) -> MemoryAlignment {
+        let bytes = self.capabilities().alignment_bytes.max(1) as usize;
+        MemoryAlignment {
+            start_bytes: bytes,
+            len_bytes: bytes,
+        }
+    }
 
-    /// Writes the buffers one after the other at `offset`; all of it or an error.
-    fn write(&self, offset: u64, data: Vec<Buf>, durability: Durability)
-    -> Pending<io::Result<()>>;
+    /// Fills the list from `offset` on; it comes back whatever the outcome. Its memory may be a
+    /// guest's: the driver copies into it, or has the kernel do so, and does not look at it.
+    fn read(&self, offset: u64, target: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)>;
+
+    /// Writes the list at `offset`; all of it or an error. Its memory may change meanwhile: what a
+    /// driver decides by the bytes, it decides by a copy, which it then writes.
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>>;
 
     /// Makes a range read as zeroes. `ErrorKind::Unsupported` where it would have to write them.
     fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>>;

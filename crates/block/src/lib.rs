@@ -19,10 +19,10 @@ pub mod run;
 pub mod sync;
 pub mod units;
 pub mod workers;
-#[doc(hidden)]
-pub mod zero;
 
-pub use cowslip_queue::{Buf, BufMut};
+#[doc(hidden)]
+pub use cowslip_queue::zero;
+pub use cowslip_queue::{Buf, BufMut, IoVec, IoVecMut, SharedMemory};
 pub use disk::Disk;
 pub use error::{Error, Result};
 pub use job::Job;

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::run::{Run, Source};
-use cowslip_queue::BufMut;
+use cowslip_queue::IoVecMut;
 use futures_util::future::{join, join_all};
 
 use crate::Result;
@@ -142,10 +142,10 @@ impl Below {
 }
 
 /// A part of a read: the index of the layer that is asked next, where, and its buffer.
-type Part = (usize, u64, BufMut);
+type Part = (usize, u64, IoVecMut);
 
 /// Reads `offset..` through a layer on top and those below it.
-pub async fn read(top: &Layer, below: &Below, offset: u64, buf: BufMut) -> Result<BufMut> {
+pub async fn read(top: &Layer, below: &Below, offset: u64, buf: IoVecMut) -> Result<IoVecMut> {
     let len = buf.len() as u64;
     let runs = top.map(offset..offset + len).await?;
     match top {
@@ -166,9 +166,9 @@ pub async fn read(top: &Layer, below: &Below, offset: u64, buf: BufMut) -> Resul
 pub async fn read_runs(
     image: &Qcow2,
     runs: &[Run],
-    (start, buf): (u64, BufMut),
+    (start, buf): (u64, IoVecMut),
     below: &Below,
-) -> Result<BufMut> {
+) -> Result<IoVecMut> {
     if let [
         Run {
             source: Source::Data(host),
@@ -189,9 +189,9 @@ pub async fn read_runs(
 async fn read_mapped(
     (data, own, image): (&HostFile, &HostFile, Option<&Qcow2>),
     runs: &[Run],
-    (start, buf): (u64, BufMut),
+    (start, buf): (u64, IoVecMut),
     below: &Below,
-) -> Result<BufMut> {
+) -> Result<IoVecMut> {
     let mut jobs = Jobs::default();
     let mut deeper = Vec::new();
     sort_out((start, buf), runs, |at, source, part| match source {
@@ -212,7 +212,11 @@ async fn read_mapped(
 }
 
 /// Cuts a buffer along runs.
-fn sort_out((start, buf): (u64, BufMut), runs: &[Run], mut take: impl FnMut(u64, Source, BufMut)) {
+fn sort_out(
+    (start, buf): (u64, IoVecMut),
+    runs: &[Run],
+    mut take: impl FnMut(u64, Source, IoVecMut),
+) {
     let mut rest = buf;
     let mut at = start;
     for run in runs {
@@ -225,27 +229,28 @@ fn sort_out((start, buf): (u64, BufMut), runs: &[Run], mut take: impl FnMut(u64,
     assert!(rest.is_empty(), "runs cover the buffer");
 }
 
-/// Joins parts into the buffer that they were cut from.
-fn assemble(parts: Vec<Result<(u64, BufMut)>>) -> Result<BufMut> {
+/// Joins parts into the list that they were cut from.
+fn assemble(parts: Vec<Result<(u64, IoVecMut)>>) -> Result<IoVecMut> {
     let mut parts = parts.into_iter().collect::<Result<Vec<_>>>()?;
     parts.sort_by_key(|(at, _)| *at);
-    let mut parts = parts.into_iter().map(|(_, part)| part);
-    let Some(mut whole) = parts.next() else {
-        return Ok(BufMut::zeroed(0));
-    };
-    parts.for_each(|part| whole.unsplit(part));
+    let start = parts.first().map_or(0, |(at, _)| *at);
+    let mut whole = IoVecMut::default();
+    for (at, part) in parts {
+        assert_eq!(at, start + whole.len() as u64, "parts are neighbours");
+        whole.append(part);
+    }
     Ok(whole)
 }
 
 /// Parts of a read that one layer decides.
 #[derive(Default)]
 struct Jobs {
-    plain: Vec<(u64, Source, BufMut)>,
+    plain: Vec<(u64, Source, IoVecMut)>,
     compressed: Vec<Wanted>,
 }
 
 impl Jobs {
-    fn add(&mut self, at: u64, source: Source, part: BufMut) {
+    fn add(&mut self, at: u64, source: Source, part: IoVecMut) {
         match source {
             Source::Compressed(place, from) => self.compressed.push(Wanted {
                 at,
@@ -265,7 +270,7 @@ impl Jobs {
         self,
         file: &HostFile,
         (told, image): (&HostFile, Option<&Qcow2>),
-    ) -> Vec<Result<(u64, BufMut)>> {
+    ) -> Vec<Result<(u64, IoVecMut)>> {
         let plain = self.plain.into_iter().map(|(at, source, part)| async move {
             let part = fetch((file, told), (at, source), part).await;
             part.map(|part| (at, part))
@@ -285,8 +290,8 @@ impl Jobs {
 async fn fetch(
     (file, told): (&HostFile, &HostFile),
     (at, source): (u64, Source),
-    mut part: BufMut,
-) -> Result<BufMut> {
+    mut part: IoVecMut,
+) -> Result<IoVecMut> {
     if let Source::Data(host) = source {
         told.reach(Event::ReadAio).await;
         return file.for_guest(host.0, at).read(host.0, part).await;
@@ -296,7 +301,7 @@ async fn fetch(
 }
 
 /// Reads parts through layers, without recursion: what a layer does not hold is asked of the next.
-async fn read_each(layers: &[Arc<Layer>], mut work: Vec<Part>) -> Vec<Result<(u64, BufMut)>> {
+async fn read_each(layers: &[Arc<Layer>], mut work: Vec<Part>) -> Vec<Result<(u64, IoVecMut)>> {
     let mut jobs: Vec<Jobs> = layers.iter().map(|_| Jobs::default()).collect();
     let mut done = Vec::new();
     while let Some((index, at, mut part)) = work.pop() {

@@ -155,7 +155,7 @@ impl Above<'_> {
             return self.base.write_zeroes(start, len, options).await;
         }
         let buf = BufMut::for_overwrite(len as usize);
-        let data = chain::read(self.top, &self.below, start, buf).await?;
+        let data = chain::read(self.top, &self.below, start, buf.into()).await?;
         let durability = Durability::Cached;
         self.base.write(start, data.freeze(), durability).await
     }

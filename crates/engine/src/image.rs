@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cowslip_block::disk::within;
-use cowslip_queue::{Buf, BufMut};
+use cowslip_queue::{Buf, IoVec, IoVecMut};
 
 use crate::chain::{self, Below, Files, Layer, Naming};
 use crate::file::{BlockFile, Claim, ContentId, FileId, Gate, HostFile, Sharing};
@@ -19,7 +19,6 @@ use crate::qcow2::probe::{Observation, Stage};
 use crate::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
 use crate::qcow2::{Packed, Qcow2};
 use crate::sync::Turn;
-use crate::zero::is_zero;
 use crate::{Error, Result, extents};
 
 mod bitmaps;
@@ -337,12 +336,19 @@ impl Image {
         self.top.file().name()
     }
 
-    /// Reads `buf.len()` bytes of the disk at `offset`; keeps them as [`OpenOptions::copy_on_read`]
-    /// has it.
+    /// Fills a buffer or a scatter list from `offset` of the disk on; keeps the bytes as
+    /// [`OpenOptions::copy_on_read`] has it.
     ///
     /// # Errors
     /// Out of range, I/O, or a corrupt table entry; what of them cannot be kept is an error too.
-    pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+    pub async fn read<T>(&self, offset: u64, target: T) -> Result<T>
+    where
+        T: Into<IoVecMut> + From<IoVecMut>,
+    {
+        Ok(self.read_list(offset, target.into()).await?.into())
+    }
+
+    async fn read_list(&self, offset: u64, buf: IoVecMut) -> Result<IoVecMut> {
         self.validate(offset, buf.len() as u64)?;
         match self.is_cut(offset, buf.len()) {
             false => self.read_part(offset, buf).await,
@@ -350,7 +356,7 @@ impl Image {
         }
     }
 
-    async fn read_part(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+    async fn read_part(&self, offset: u64, buf: IoVecMut) -> Result<IoVecMut> {
         if let (Some(image), true) = (self.top.qcow2(), self.copy_on_read != CopyOnRead::Off) {
             let range = offset..offset + buf.len() as u64;
             let copying = image.copy_on_read(range, (&self.below, self.copy_on_read));
@@ -363,15 +369,23 @@ impl Image {
         chain::read(&self.top, &self.below, offset, buf).await
     }
 
-    /// Writes `data` to the disk at `offset`; zeroes as [`OpenOptions::detect_zeroes`] has it. The
+    /// Writes a buffer or a scatter list to the disk at `offset`; zeroes as
+    /// [`OpenOptions::detect_zeroes`] has it. Of memory that changes meanwhile the disk gets what it
+    /// holds at some moment, each byte by itself. The
     /// future wants to be polled to its end: what one that is dropped half way has written is
     /// undefined until the image is closed.
     ///
     /// # Errors
     /// Out of range, read-only, latched, no space, I/O, or a corrupt table entry. The mapping is as
     /// it was before.
-    pub async fn write(&self, offset: u64, data: Buf, durability: Durability) -> Result<()> {
-        self.write_telling(offset, data, (durability, &|| ())).await
+    pub async fn write(
+        &self,
+        offset: u64,
+        data: impl Into<IoVec>,
+        durability: Durability,
+    ) -> Result<()> {
+        self.write_telling(offset, data.into(), (durability, &|| ()))
+            .await
     }
 
     /// A write that tells when it has all its space, if it comes so far: another one that begins
@@ -385,18 +399,18 @@ impl Image {
         data: Buf,
         admitted: &Admitted<'_>,
     ) -> Result<()> {
-        self.write_telling(offset, data, (Durability::Cached, admitted))
+        self.write_telling(offset, data.into(), (Durability::Cached, admitted))
             .await
     }
 
     async fn write_telling(
         &self,
         offset: u64,
-        data: Buf,
+        data: IoVec,
         (durability, admitted): (Durability, &Admitted<'_>),
     ) -> Result<()> {
         self.validate_write(offset, data.len() as u64)?;
-        if self.detect_zeroes != DetectZeroes::Off && is_zero(&data) {
+        if self.detect_zeroes != DetectZeroes::Off && data.is_zero() {
             let zeroes = ZeroOptions {
                 space: Space::of_unmap(self.detect_zeroes == DetectZeroes::Unmap),
                 durability,
@@ -413,7 +427,7 @@ impl Image {
     async fn write_part(
         &self,
         offset: u64,
-        data: Buf,
+        data: IoVec,
         (durability, admitted): (Durability, &Admitted<'_>),
     ) -> Result<()> {
         match &self.top {
@@ -426,7 +440,7 @@ impl Image {
                 if let Some(clusters) = &self.whole_clusters {
                     admitted();
                     let range = offset..offset + data.len() as u64;
-                    let content = Content::Bytes(data);
+                    let content = Content::Bytes(data.to_buf());
                     self.write_whole((image, clusters), range, content).await?;
                     return self.settle_whole(durability).await;
                 }
@@ -445,11 +459,13 @@ impl Image {
         }
     }
 
-    /// Compresses `data`, whole clusters (or what the disk's last one holds), and stores them so.
+    /// Compresses `data`, whole clusters (or what the disk's last one holds), and stores them so. A
+    /// list of several segments, or of memory that may change, is copied first.
     ///
     /// # Errors
     /// As `write`; also where the format cannot.
-    pub async fn write_compressed(&self, offset: u64, data: Buf) -> Result<()> {
+    pub async fn write_compressed(&self, offset: u64, data: impl Into<IoVec>) -> Result<()> {
+        let data = data.into().to_buf();
         self.validate_write(offset, data.len() as u64)?;
         let image = self.qcow2_for(COMPRESSION)?;
         let range = offset..offset + data.len() as u64;
@@ -562,15 +578,20 @@ impl Image {
         .await
     }
 
-    /// Reads `buf.len()` bytes at `offset` of the area behind the disk that QEMU keeps the state of
+    /// Fills a buffer or a list from `offset` on of the area behind the disk that QEMU keeps the state of
     /// a virtual machine in. What was not written reads as zeroes; backing files have no part in
     /// it.
     ///
     /// # Errors
     /// `Unsupported` for a raw image; an offset beyond what can be addressed, I/O, or a corrupt
     /// table entry.
-    pub async fn read_vm_state(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
-        self.with_vm_state()?.read_vm_state(offset, buf).await
+    pub async fn read_vm_state<T>(&self, offset: u64, target: T) -> Result<T>
+    where
+        T: Into<IoVecMut> + From<IoVecMut>,
+    {
+        let image = self.with_vm_state()?;
+        let filled = image.read_vm_state(offset, target.into()).await?;
+        Ok(filled.into())
     }
 
     /// Writes to that area: at the next flush it is durable. An internal snapshot takes it along,
@@ -580,10 +601,10 @@ impl Image {
     /// # Errors
     /// As [`Image::write`], and [`Image::read_vm_state`]; `Io` with EFBIG where the L1 table would
     /// become longer than 32 MiB.
-    pub async fn write_vm_state(&self, offset: u64, data: Buf) -> Result<()> {
+    pub async fn write_vm_state(&self, offset: u64, data: impl Into<IoVec>) -> Result<()> {
         self.validate_write(0, 0)?;
         let image = self.with_vm_state()?;
-        let written = image.write_vm_state(offset, data).await;
+        let written = image.write_vm_state(offset, data.into()).await;
         image.concluded(written).await
     }
 

@@ -21,7 +21,8 @@ mod raw;
 pub mod rebase;
 
 pub use cowslip_block::{
-    Buf, BufMut, Disk, Error, Job, Result, Workers, disk, error, foreign, job, limits, run, workers,
+    Buf, BufMut, Disk, Error, IoVec, IoVecMut, Job, Result, SharedMemory, Workers, disk, error,
+    foreign, job, limits, run, workers,
 };
 pub use cowslip_hostfile::{allocate, growth, space};
 pub use cowslip_luks as luks;

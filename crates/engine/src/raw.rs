@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::run::{HostOffset, Run, Source};
-use cowslip_queue::{Buf, BufMut};
+use cowslip_queue::{Buf, IoVec, IoVecMut};
 
 use crate::durable::DurableWrites;
 use crate::file::{Claim, Durability, Event, HostFile, Numbering, Permission, Space};
@@ -157,20 +157,20 @@ impl Raw {
     }
 
     /// Reads.
-    pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+    pub async fn read(&self, offset: u64, buf: IoVecMut) -> Result<IoVecMut> {
         self.file.read(self.start + offset, buf).await
     }
 
     /// Writes.
-    pub async fn write(&self, offset: u64, data: Buf, durability: Durability) -> Result<()> {
+    pub async fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Result<()> {
         self.will_change();
         self.file.reach(Event::WriteAio).await;
         let at = self.start + offset;
         if durability == Durability::Cached {
-            return self.file.write(at, vec![data], durability).await;
+            return self.file.write(at, data, durability).await;
         }
         // What is refused, or fails before, has lost nothing.
-        let prepared = self.file.prepare_write(at, vec![data]).await?;
+        let prepared = self.file.prepare_write(at, data).await?;
         let under_way = self.durable_writes.begin();
         let written = self.file.write_prepared(prepared, durability).await;
         if written.is_err() {

@@ -126,7 +126,7 @@ fn padding_stays_under_an_unknown_autoclear_bit_until_something_is_written() {
     };
     block_on(create(file.clone(), Some(data.clone()), &options)).unwrap();
     let unknown = Buf::copy_of(&[0x80]);
-    block_on(file.write(88, vec![unknown], Durability::Cached)).unwrap();
+    block_on(file.write(88, unknown.into(), Durability::Cached)).unwrap();
     block_on(data.set_len(4096)).unwrap();
     let session = |writes: bool| {
         let options = OpenOptions {

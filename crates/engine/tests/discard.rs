@@ -17,7 +17,7 @@ use cowslip::file::{
 use cowslip::image::{AllocPolicy, DiscardPolicy, Extent, OpenOptions, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::qcow2::header::Header;
-use cowslip::{Buf, BufMut, Error, Image};
+use cowslip::{Buf, BufMut, Error, Image, IoVec, IoVecMut};
 use cowslip_queue::{Completer, Pending, pending};
 
 /// What was done with a file that concerns its space.
@@ -94,10 +94,10 @@ impl BlockFile for Watched {
     fn len(&self) -> Pending<io::Result<u64>> {
         self.memory.len()
     }
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.memory.read(offset, buf)
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
+    fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
         self.memory.write(offset, data, how)
     }
     fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {

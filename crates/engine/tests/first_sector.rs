@@ -19,7 +19,7 @@ use cowslip::file::{
 };
 use cowslip::image::{DiscardPolicy, Format, OpenOptions, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
-use cowslip::{Buf, BufMut, Error, Image, Job};
+use cowslip::{Buf, BufMut, Error, Image, IoVec, IoVecMut, Job};
 use cowslip_queue::{Pending, pending};
 
 const EPERM: i32 = 1;
@@ -118,10 +118,10 @@ impl BlockFile for Stepped {
     fn len(&self) -> Pending<io::Result<u64>> {
         self.memory.len()
     }
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.hold(move |memory| memory.read(offset, buf))
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
+    fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
         self.hold(move |memory| memory.write(offset, data, how))
     }
     fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {

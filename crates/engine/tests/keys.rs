@@ -42,8 +42,8 @@ fn means() -> Means {
     }
 }
 
-/// An image that 'a' opens, by a slot that costs little.
-fn made(format: Format) -> Vec<u8> {
+/// A volume that 'a' opens, by a slot that costs little.
+pub fn volume() -> NewVolume {
     let means = means();
     let options = VolumeOptions {
         spec: Spec {
@@ -56,7 +56,12 @@ fn made(format: Format) -> Vec<u8> {
         slot_iterations: 1,
         digest_iterations: 1,
     };
-    let volume = NewVolume::make(&options, &mut |bytes| (means.random)(bytes)).unwrap();
+    NewVolume::make(&options, &mut |bytes| (means.random)(bytes)).unwrap()
+}
+
+/// An image of this volume.
+fn made(format: Format) -> Vec<u8> {
+    let volume = volume();
     let file = Arc::new(MemoryFile::new("image", Vec::new(), 1));
     if format == Format::Luks {
         let made = (&volume, Preallocation::Off);

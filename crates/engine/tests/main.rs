@@ -21,6 +21,7 @@ mod first_sector;
 mod foreign;
 mod formats;
 mod gather;
+mod guest_memory;
 mod host_file;
 mod keys;
 mod layout;

@@ -11,7 +11,7 @@ use cowslip::image::{Format, OpenOptions};
 use cowslip::measure::{geometry, measure};
 use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create};
 use cowslip::qcow2::header::{CompressionType, Header};
-use cowslip::{Buf, BufMut, Image, Job};
+use cowslip::{Buf, BufMut, Image, IoVec, IoVecMut, Job};
 use cowslip_queue::Pending;
 
 use crate::support::crash::{Recorder, each_crash};
@@ -74,11 +74,11 @@ impl BlockFile for Bounded {
     fn len(&self) -> Pending<io::Result<u64>> {
         self.memory.len()
     }
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.memory.read(offset, buf)
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
-        let len: usize = data.iter().map(|buf| buf.len()).sum();
+    fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
+        let len = data.len();
         match self.within(offset + len as u64) {
             Ok(()) => self.memory.write(offset, data, how),
             failed => Pending::ready(failed),

@@ -119,8 +119,8 @@ fn what_was_saved_is_loaded_and_the_rest_reads_as_zeroes() {
 fn a_backing_file_has_no_part_in_it() {
     let mut files = Files::default();
     let base = files.add("base");
-    let sevens = vec![Buf::copy_of(&[7; 10 << 15])];
-    block_on(base.write(0, sevens, Durability::Cached)).unwrap();
+    let sevens = Buf::copy_of(&[7; 10 << 15]);
+    block_on(base.write(0, sevens.into(), Durability::Cached)).unwrap();
     let files = files.with_top(CreateOptions {
         backing_file: Some("base".to_string()),
         backing_format: Some("raw".to_string()),

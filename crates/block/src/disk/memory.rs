@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::future::ready;
 
-use cowslip_queue::{Buf, BufMut};
+use cowslip_queue::{IoVec, IoVecMut};
 
 use super::{Disk, DiskFuture, Extent, Features, ZeroOptions, within};
 use crate::Result;
@@ -100,28 +100,28 @@ impl MemoryDisk {
         Ok(())
     }
 
-    fn read_now(&self, offset: u64, mut buf: BufMut) -> Result<BufMut> {
+    fn read_now(&self, offset: u64, mut buf: IoVecMut) -> Result<IoVecMut> {
         within(self.size, offset, buf.len() as u64)?;
         let pages = self.pages();
         for part in page_parts(offset, buf.len() as u64) {
-            let target = &mut buf[part.at..part.at + part.len];
             match pages.get(&part.page) {
-                Some(page) => target.copy_from_slice(&page[part.start..part.start + part.len]),
-                None => target.fill(0),
+                Some(page) => {
+                    buf.copy_from_slice(part.at, &page[part.start..part.start + part.len]);
+                }
+                None => buf.fill_range(part.at..part.at + part.len, 0),
             }
         }
         Ok(buf)
     }
 
-    fn write_now(&self, offset: u64, data: &[u8]) -> Result<()> {
+    fn write_now(&self, offset: u64, data: &IoVec) -> Result<()> {
         within(self.size, offset, data.len() as u64)?;
         let mut pages = self.pages();
         for part in page_parts(offset, data.len() as u64) {
             let page = pages
                 .entry(part.page)
                 .or_insert_with(|| vec![0; in_memory(PAGE_BYTES)].into_boxed_slice());
-            page[part.start..part.start + part.len]
-                .copy_from_slice(&data[part.at..part.at + part.len]);
+            data.copy_to_slice(part.at, &mut page[part.start..part.start + part.len]);
         }
         Ok(())
     }
@@ -165,11 +165,11 @@ impl Disk for MemoryDisk {
         self.features
     }
 
-    fn read(&self, offset: u64, buf: BufMut) -> DiskFuture<'_, BufMut> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
         Box::pin(ready(self.read_now(offset, buf)))
     }
 
-    fn write(&self, offset: u64, data: Buf, _durability: Durability) -> DiskFuture<'_, ()> {
+    fn write(&self, offset: u64, data: IoVec, _durability: Durability) -> DiskFuture<'_, ()> {
         Box::pin(ready(self.write_now(offset, &data)))
     }
 

@@ -1,7 +1,7 @@
 //! [`Image`] as a [`Disk`], for servers and for what lies between them and it.
 
 use cowslip_block::disk::{Disk, DiskFuture, Features};
-use cowslip_queue::{Buf, BufMut};
+use cowslip_queue::{IoVec, IoVecMut};
 
 use super::{Extent, Image, ZeroOptions};
 use crate::file::{Durability, Storage};
@@ -26,11 +26,11 @@ impl Disk for Image {
         Image::storage(self)
     }
 
-    fn read(&self, offset: u64, buf: BufMut) -> DiskFuture<'_, BufMut> {
-        Box::pin(Image::read(self, offset, buf))
+    fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
+        Box::pin(self.read_list(offset, buf))
     }
 
-    fn write(&self, offset: u64, data: Buf, durability: Durability) -> DiskFuture<'_, ()> {
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> DiskFuture<'_, ()> {
         Box::pin(Image::write(self, offset, data, durability))
     }
 

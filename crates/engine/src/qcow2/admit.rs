@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use cowslip_queue::{Buf, Pending};
+use cowslip_queue::{IoVec, Pending};
 
 use super::alloc::Content;
 use super::entry::L2Entry;
@@ -38,13 +38,13 @@ pub enum Origin {
 pub struct Request {
     at: u64,
     end: u64,
-    rest: Buf,
+    rest: IoVec,
     origin: Origin,
 }
 
 impl Request {
     /// A write of `data` at `offset`.
-    pub fn new(offset: u64, data: Buf, origin: Origin) -> Request {
+    pub fn new(offset: u64, data: IoVec, origin: Origin) -> Request {
         Request {
             at: offset,
             end: offset + data.len() as u64,
@@ -63,11 +63,10 @@ impl Request {
         self.at == self.end
     }
 
-    fn advance(&mut self, len: u64) {
+    /// Goes on; the bytes that it leaves behind.
+    fn advance(&mut self, len: u64) -> IoVec {
         self.at += len;
-        self.rest = self
-            .rest
-            .slice(len as usize, self.rest.len() - len as usize);
+        self.rest.split_to(len as usize)
     }
 }
 
@@ -75,7 +74,7 @@ impl Request {
 pub struct Step {
     pub cluster: GuestCluster,
     pub write: plan::Write,
-    pub data: Buf,
+    pub data: IoVec,
 }
 
 /// Writes that go down together, and what they hold until they are published.
@@ -507,9 +506,8 @@ impl Qcow2 {
             batch.steps.push(Step {
                 cluster,
                 write,
-                data: request.rest.slice(0, len as usize),
+                data: request.advance(len),
             });
-            request.advance(len);
         }
     }
 

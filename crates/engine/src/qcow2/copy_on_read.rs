@@ -109,8 +109,9 @@ impl Qcow2 {
                 source: Source::Below,
             }];
             let buf = BufMut::for_overwrite((piece.end - piece.start) as usize);
-            let data = read_runs(self, &runs, (piece.start, buf), below).await?;
-            self.copy_piece(piece.start, &data.freeze(), below).await?;
+            let data = read_runs(self, &runs, (piece.start, buf.into()), below).await?;
+            self.copy_piece(piece.start, &BufMut::from(data).freeze(), below)
+                .await?;
         }
         Ok(())
     }
@@ -138,7 +139,7 @@ impl Qcow2 {
                 continue;
             }
             self.file.reach(Event::CorWrite).await;
-            let request = Request::new(range.start, part(&range), Origin::Below);
+            let request = Request::new(range.start, part(&range).into(), Origin::Below);
             self.perform_cached(request, below).await?;
         }
         Ok(())

@@ -65,7 +65,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use cowslip_queue::Buf;
+use cowslip_queue::IoVec;
 
 use self::admit::{Batch, Origin};
 use self::alloc::{FreeSet, Fresh, Protected};
@@ -452,16 +452,22 @@ impl Qcow2 {
 
     /// Writes guest data; the numbered steps. Durable at the next flush, if the image is no
     /// write-through one.
-    pub(crate) async fn write(&self, offset: u64, data: Buf, below: &Below) -> Result<()> {
+    pub(crate) async fn write(
+        &self,
+        offset: u64,
+        data: impl Into<IoVec>,
+        below: &Below,
+    ) -> Result<()> {
         let context = (below, Durability::Cached);
-        self.write_telling(offset, data, context, &|| ()).await
+        self.write_telling(offset, data.into(), context, &|| ())
+            .await
     }
 
     /// The same; tells when all of it is admitted.
     pub(crate) async fn write_telling(
         &self,
         offset: u64,
-        data: Buf,
+        data: IoVec,
         (below, durability): (&Below, Durability),
         admitted: &Admitted<'_>,
     ) -> Result<()> {

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use cowslip_queue::{Buf, spawn};
+use cowslip_queue::{Buf, BufMut, spawn};
 
 use super::handshake::{Chosen, Context, ReplyStyle};
 use super::{Phase, ServerEvent, Shared, describe};
@@ -290,7 +290,7 @@ impl Connection {
         match request.command {
             Command::Read => {
                 let buf = self.memory.borrow_mut().take(payload_bytes(request));
-                let data = disk.read(offset, buf).await?;
+                let data = BufMut::from(disk.read(offset, buf.into()).await?);
                 assert_eq!(data.len() as u64, len, "a disk fills the whole buffer");
                 return Ok(Outcome::Data(data.freeze()));
             }
@@ -298,7 +298,7 @@ impl Connection {
                 let Payload::Data(data) = payload else {
                     unreachable!("a valid write has its payload");
                 };
-                disk.write(offset, data, durability).await?;
+                disk.write(offset, data.into(), durability).await?;
             }
             Command::Flush => disk.flush().await?,
             Command::Trim => {

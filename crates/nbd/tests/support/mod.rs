@@ -18,7 +18,7 @@ use cowslip_nbd::protocol::handshake::*;
 use cowslip_nbd::protocol::transmission::*;
 use cowslip_nbd::protocol::*;
 use cowslip_nbd::{Client, ConnectOptions, Export, Server, ServerHandle, ServerOptions};
-use cowslip_queue::{Backend, Buf, BufMut, Completer, Listener, Queue, Stream, pending};
+use cowslip_queue::{Backend, Completer, IoVec, IoVecMut, Listener, Queue, Stream, pending};
 use tempfile::TempDir;
 
 pub const BACKENDS: [Backend; 2] = [Backend::Uring, Backend::Threads];
@@ -237,7 +237,7 @@ impl Disk for HoldingDisk {
         self.inner.features()
     }
 
-    fn read(&self, offset: u64, buf: BufMut) -> DiskFuture<'_, BufMut> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
         Box::pin(async move {
             self.pass().await;
             let buf = self.inner.read(offset, buf).await;
@@ -246,7 +246,7 @@ impl Disk for HoldingDisk {
         })
     }
 
-    fn write(&self, offset: u64, data: Buf, durability: Durability) -> DiskFuture<'_, ()> {
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> DiskFuture<'_, ()> {
         Box::pin(async move {
             self.pass().await;
             let written = self.inner.write(offset, data, durability).await;

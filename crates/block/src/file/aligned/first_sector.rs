@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cowslip_queue::Buf;
+use cowslip_queue::IoVec;
 
 use super::HostFile;
 use crate::foreign::Signature;
@@ -22,8 +22,8 @@ pub(super) const BYTES: u64 = foreign::PROBED_BYTES;
 
 /// What a request makes of the file.
 pub(super) enum Change<'a> {
-    /// It writes these buffers, one after the other, at an offset.
-    Bytes(u64, &'a [Buf]),
+    /// It writes these bytes, which do not change any more, at an offset.
+    Bytes(u64, &'a IoVec),
     /// It zeroes a range.
     Zeroes(Range<u64>),
 }
@@ -32,10 +32,7 @@ impl Change<'_> {
     /// The bytes of the first sector that it changes.
     fn range(&self) -> Range<usize> {
         let whole = match self {
-            Change::Bytes(offset, data) => {
-                let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
-                *offset..offset.saturating_add(len)
-            }
+            Change::Bytes(offset, data) => *offset..offset.saturating_add(data.len() as u64),
             Change::Zeroes(range) => range.clone(),
         };
         whole.start.min(BYTES) as usize..whole.end.min(BYTES) as usize
@@ -45,12 +42,7 @@ impl Change<'_> {
         let changed = &mut sector[self.range()];
         match self {
             Change::Zeroes(_) => changed.fill(0),
-            Change::Bytes(_, data) => {
-                let bytes = data.iter().flat_map(|buf| buf.iter());
-                for (to, from) in changed.iter_mut().zip(bytes) {
-                    *to = *from;
-                }
-            }
+            Change::Bytes(_, data) => data.copy_to_slice(0, changed),
         }
     }
 }

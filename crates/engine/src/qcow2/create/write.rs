@@ -52,13 +52,13 @@ impl<'a> Writer<'a> {
         let end = round_up(offset + bytes.len() as u64, alignment);
         let mut buf = BufMut::zeroed((end - start) as usize);
         if buf.len() != bytes.len() {
-            let (read, filled) = self.file.read(start, buf).await;
+            let (read, filled) = self.file.read(start, buf.into()).await;
             read.map_err(self.failed("read"))?;
-            buf = filled;
+            buf = filled.into();
         }
         let at = (offset - start) as usize;
         buf[at..at + bytes.len()].copy_from_slice(bytes);
-        let data = vec![buf.freeze()];
+        let data = buf.freeze().into();
         let written = self.file.write(start, data, Durability::Cached).await;
         written.map_err(self.failed("write to"))
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use cowslip_queue::{BufMut, Pending};
+use cowslip_queue::{BufMut, IoVec, IoVecMut, Pending};
 
 use super::*;
 use crate::Image;
@@ -72,10 +72,10 @@ impl BlockFile for Faulty {
     fn len(&self) -> Pending<io::Result<u64>> {
         self.memory.len()
     }
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.memory.read(offset, buf)
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
+    fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
         match self.fails(Operation::Write) {
             Ok(()) => self.memory.write(offset, data, how),
             error => Pending::ready(error),

@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
+use cowslip_queue::{Completer, IoVec, IoVecMut, Pending, pending};
 
 use crate::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -202,13 +202,17 @@ impl BlockFile for Disk {
     fn len(&self) -> Pending<io::Result<u64>> {
         Pending::ready(Ok(self.len_bytes()))
     }
-    fn read(&self, offset: u64, mut buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, mut buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         let outcome = self.begin(Op::Read(offset..offset + buf.len() as u64));
-        let outcome = outcome.map(|inside| inside.get(offset, &mut buf));
+        let outcome = outcome.map(|inside| {
+            let mut bytes = vec![0; buf.len()];
+            inside.get(offset, &mut bytes);
+            buf.copy_from_slice(0, &bytes);
+        });
         Pending::ready((outcome, buf))
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, _: Durability) -> Pending<io::Result<()>> {
-        let bytes: Vec<u8> = data.iter().flat_map(|buf| buf.iter().copied()).collect();
+    fn write(&self, offset: u64, data: IoVec, _: Durability) -> Pending<io::Result<()>> {
+        let bytes = data.to_vec();
         let outcome = self.begin(Op::Write(offset..offset + bytes.len() as u64));
         Pending::ready(outcome.map(|mut inside| inside.put(offset, &bytes)))
     }
