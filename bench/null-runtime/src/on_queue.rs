@@ -6,7 +6,9 @@ use std::path::Path;
 use std::rc::Rc;
 
 use cowslip_queue::file::{File, MemoryAlignment, Persistence, Route, nothing};
-use cowslip_queue::{Backend, Buf, BufMut, Completer, Pending, Queue, Stream, pending, spawn};
+use cowslip_queue::{
+    Backend, Buf, BufMut, Completer, IoVecMut, Pending, Queue, Stream, pending, spawn,
+};
 
 use crate::{BLOCK_BYTES, DEPTH, FILE_BLOCKS, operations_of};
 
@@ -70,7 +72,7 @@ pub fn reads(backend: Backend, path: &Path, operations: usize) {
     run(backend, operations, |number, share| {
         let file = file.clone();
         async move {
-            let mut buf = BufMut::zeroed(BLOCK_BYTES);
+            let mut buf = IoVecMut::from(BufMut::zeroed(BLOCK_BYTES));
             let mut block = number as u64;
             for _ in 0..share {
                 block = (block + 1) % FILE_BLOCKS;
@@ -96,7 +98,7 @@ pub fn writes(backend: Backend, path: &Path, operations: usize) {
             for _ in 0..share {
                 block = (block + 7) % FILE_BLOCKS;
                 let offset = block * BLOCK_BYTES as u64;
-                let write = file.write_at(offset, vec![buf.clone()], Persistence::Cached);
+                let write = file.write_at(offset, buf.clone(), Persistence::Cached);
                 write.await.expect("writing works");
             }
         }

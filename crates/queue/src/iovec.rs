@@ -298,7 +298,8 @@ impl IoVec {
     /// While `owner` lives, the aligned words (of the size of `usize`) that the range lies in are
     /// mapped and readable by this pointer. Whoever changes them meanwhile is outside of this
     /// process, or does it by relaxed atomic operations on such words, as [`SharedMemory`] does, or
-    /// by the kernel.
+    /// by the kernel. Where memory of one owner lies side by side it is one mapping or allocation,
+    /// and each pointer is good for all of it: such segments become one.
     pub unsafe fn foreign(
         start: NonNull<u8>,
         len: usize,
@@ -594,6 +595,17 @@ impl IoVecMut {
         }
     }
 
+    /// Whether the list is one buffer, or a part of one.
+    pub fn is_buffer(&self) -> bool {
+        matches!(
+            &self.0.0[..],
+            [Segment {
+                owner: Owner::Buffer(_),
+                ..
+            }]
+        )
+    }
+
     /// The buffer that the list is, if it is one.
     fn into_buffer(mut self) -> Result<BufMut, IoVecMut> {
         if self.0.0.len() != 1 {
@@ -633,11 +645,6 @@ impl Bounce {
                 list
             }
         }
-    }
-
-    /// The list as it is now; of a buffer that was filled in its own place, the buffer.
-    pub fn give_up(self, buf: BufMut) -> IoVecMut {
-        self.0.unwrap_or_else(|| buf.into())
     }
 }
 

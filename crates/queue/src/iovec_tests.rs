@@ -40,9 +40,11 @@ fn list_to_write(numbers: &mut Numbers) -> (IoVec, Vec<u8>) {
     (list, bytes)
 }
 
-/// A list of up to six segments to be filled, and all memory that it has a part of, with what of it
-/// is beside the list.
-fn list_to_read(numbers: &mut Numbers) -> (IoVecMut, Vec<(Arc<SharedMemory>, Range<usize>)>) {
+/// Memory of which a list has a range.
+type Parts = Vec<(Arc<SharedMemory>, Range<usize>)>;
+
+/// A list of up to six segments to be filled, and the shared memory that it has parts of.
+fn list_to_read(numbers: &mut Numbers) -> (IoVecMut, Parts) {
     let (mut list, mut all) = (IoVecMut::default(), Vec::new());
     for _ in 0..numbers.below(7) {
         let (skip, len) = (numbers.below(20), numbers.below(40));

@@ -64,9 +64,9 @@ impl<'a> Words<'a> {
         let skip = start.as_ptr().addr() % WORD_BYTES;
         // SAFETY: `skip` bytes before the range are in its first word, which is mapped.
         let first = unsafe { start.sub(skip) }.cast::<AtomicUsize>();
-        // SAFETY: the caller's promise. A word has no invalid values, and a shared reference to an
-        // atomic one allows others to change it.
         let piece = |index: usize, part| Piece {
+            // SAFETY: the caller's promise. A word has no invalid values, and a shared reference to
+            // an atomic one allows others to change it.
             word: unsafe { first.add(index).as_ref() },
             part,
         };

@@ -1,6 +1,8 @@
 //! Memory that is not ours, in the kernel's hands: segments of any size and address on each
 //! backend, and an owner that lives as long as an operation.
 
+#![allow(clippy::unwrap_used)] // A test fails by panicking.
+
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::fd::OwnedFd;

@@ -434,40 +434,32 @@ impl HostFile {
             target.copy_from_slice(0, &wide[(offset - start) as usize..][..len as usize]);
             return Ok(target);
         }
-        if self.is_encrypted() || !target.fits(self.memory) {
-            let (buf, bounce) = target.bounce();
-            return match IoVecMut::from(buf) {
-                buf if buf.fits(self.memory) => {
-                    Ok(bounce.end(self.read_blocks(offset, buf).await?))
-                }
-                mut buf => {
-                    let own = self.read_own(offset, len).await?;
-                    buf.copy_from_slice(0, &own);
-                    Ok(bounce.end(buf.into()))
-                }
-            };
+        if target.fits(self.memory) && (!self.is_encrypted() || target.is_buffer()) {
+            return self.read_blocks(offset, target).await;
         }
-        let (outcome, target) = self.file.read(offset, target).await;
-        outcome.map_err(|error| self.failed("read", error))?;
+        // What direct I/O refuses, and what others must not see before it is decrypted.
+        let own = self.read_own(offset, len).await?;
+        target.copy_from_slice(0, &own);
         Ok(target)
     }
 
     /// Reads whole blocks into a buffer of their own, whose memory suits every file.
     async fn read_own(&self, offset: u64, len: u64) -> Result<BufMut> {
-        let buf = BufMut::zeroed(len as usize);
-        self.read_blocks(offset, buf.into()).await
+        let own = BufMut::for_overwrite(len as usize).into();
+        Ok(self.read_blocks(offset, own).await?.into())
     }
 
-    /// Reads whole blocks, and decrypts them where only we see it.
-    async fn read_blocks(&self, offset: u64, target: IoVecMut) -> Result<BufMut> {
+    /// Reads whole blocks as they are wanted; what is encrypted into one buffer.
+    async fn read_blocks(&self, offset: u64, target: IoVecMut) -> Result<IoVecMut> {
         let (outcome, target) = self.file.read(offset, target).await;
         outcome.map_err(|error| self.failed("read", error))?;
+        let Some(ciphered) = &self.cipher else {
+            return Ok(target);
+        };
+        let first = self.sector(ciphered.numbering, offset);
         let mut buf = BufMut::from(target);
-        if let Some(ciphered) = &self.cipher {
-            let first = self.sector(ciphered.numbering, offset);
-            ciphered.cipher.decrypt(first, &mut buf);
-        }
-        Ok(buf)
+        ciphered.cipher.decrypt(first, &mut buf);
+        Ok(buf.into())
     }
 
     /// What is to be written to whole blocks: the bytes, or an encrypted copy.
