@@ -9,7 +9,7 @@ use cowslip::Error;
 use cowslip::file::host::{Aio, resolve_name};
 use cowslip::file::{ReadAs, Sharing};
 use cowslip::image::{BackingChoice, Format, Image};
-use cowslip::qcow2::amend::{Amendment, Backing};
+use cowslip::qcow2::amend::{Amendment, BackingFile};
 use cowslip::rebase::Storage;
 use serde_json::json;
 
@@ -86,9 +86,9 @@ impl Args {
     /// What the header is to say.
     fn header(&self, format: Option<Format>) -> Result<Backing, CommandError> {
         match (self.name(), format) {
-            ("", _) => Ok(Backing::None),
+            ("", _) => Ok(BackingFile::None),
             (_, None) => Err(self.could_not_change("backing format must be specified")),
-            (name, Some(_)) => Ok(Backing::File {
+            (name, Some(_)) => Ok(BackingFile::File {
                 name: name.to_string(),
                 format: self.backing_format.clone().unwrap_or_default(),
             }),

@@ -9,14 +9,16 @@ use std::sync::Arc;
 
 use crate::run::{Run, Source};
 use cowslip_queue::IoVecMut;
-use futures_util::future::{join, join_all};
+use futures_util::future::join_all;
 
 use crate::Result;
+use crate::backing::{self, Backing, BackingFuture, Decided};
 use crate::file::{self, Event, HostFile};
 use crate::formats::{self, Driver};
 use crate::policy::Format;
+use crate::qcow2::Qcow2;
 use crate::qcow2::header::CryptMethod;
-use crate::qcow2::{Qcow2, Wanted};
+use crate::qcow2::read::{Jobs, read_mapped, sort_out};
 use crate::raw::Raw;
 
 mod files;
@@ -134,11 +136,6 @@ impl Below {
     pub fn uppermost(&self, count: usize) -> Below {
         Below(self.0[..count].into())
     }
-
-    /// Bytes that the layer next below has; beyond, all reads as zeroes.
-    pub fn size(&self) -> u64 {
-        self.0.first().map_or(0, |layer| layer.size())
-    }
 }
 
 /// A part of a read: the index of the layer that is asked next, where, and its buffer.
@@ -149,7 +146,7 @@ pub async fn read(top: &Layer, below: &Below, offset: u64, buf: IoVecMut) -> Res
     let len = buf.len() as u64;
     let runs = top.map(offset..offset + len).await?;
     match top {
-        Layer::Qcow2(image) => read_runs(image, &runs, (offset, buf), below).await,
+        Layer::Qcow2(image) => image.read_runs(&runs, (offset, buf), below).await,
         Layer::Raw(raw) => {
             raw.file().reach(Event::ReadAio).await;
             raw.read(offset, buf).await
@@ -159,145 +156,6 @@ pub async fn read(top: &Layer, below: &Below, offset: u64, buf: IoVecMut) -> Res
             read_mapped((file, file, None), &runs, (offset, buf), below).await
         }
     }
-}
-
-/// Reads runs of an image, and what it does not hold through the layers below. The runs cover the
-/// buffer, which begins at `start`.
-pub async fn read_runs(
-    image: &Qcow2,
-    runs: &[Run],
-    (start, buf): (u64, IoVecMut),
-    below: &Below,
-) -> Result<IoVecMut> {
-    if let [
-        Run {
-            source: Source::Data(host),
-            ..
-        },
-    ] = runs
-    {
-        image.file().reach(Event::ReadAio).await;
-        let file = image.data_file().for_guest(host.0, start);
-        return file.read(host.0, buf).await;
-    }
-    let files = (image.data_file(), image.file(), Some(image));
-    read_mapped(files, runs, (start, buf), below).await
-}
-
-/// Reads runs of a layer: data from its data file, events reported to its own, compressed clusters
-/// by the image.
-async fn read_mapped(
-    (data, own, image): (&HostFile, &HostFile, Option<&Qcow2>),
-    runs: &[Run],
-    (start, buf): (u64, IoVecMut),
-    below: &Below,
-) -> Result<IoVecMut> {
-    let mut jobs = Jobs::default();
-    let mut deeper = Vec::new();
-    sort_out((start, buf), runs, |at, source, part| match source {
-        Source::Below => deeper.push((0, at, part)),
-        _ => jobs.add(at, source, part),
-    });
-    let ours = jobs.run(data, (own, image));
-    let mut done = Vec::new();
-    if deeper.is_empty() {
-        done.extend(ours.await);
-    } else {
-        own.reach(Event::ReadBackingAio).await;
-        let (ours, theirs) = join(ours, read_each(below.layers(), deeper)).await;
-        done.extend(ours);
-        done.extend(theirs);
-    }
-    assemble(done)
-}
-
-/// Cuts a buffer along runs.
-fn sort_out(
-    (start, buf): (u64, IoVecMut),
-    runs: &[Run],
-    mut take: impl FnMut(u64, Source, IoVecMut),
-) {
-    let mut rest = buf;
-    let mut at = start;
-    for run in runs {
-        debug_assert_eq!(run.range.start, at, "runs cover the buffer");
-        let part = rest.split_to((run.range.end - run.range.start) as usize);
-        take(at, run.source, part);
-        at = run.range.end;
-    }
-    // What no run covers would keep what the memory held before.
-    assert!(rest.is_empty(), "runs cover the buffer");
-}
-
-/// Joins parts into the list that they were cut from.
-fn assemble(parts: Vec<Result<(u64, IoVecMut)>>) -> Result<IoVecMut> {
-    let mut parts = parts.into_iter().collect::<Result<Vec<_>>>()?;
-    parts.sort_by_key(|(at, _)| *at);
-    let start = parts.first().map_or(0, |(at, _)| *at);
-    let mut whole = IoVecMut::default();
-    for (at, part) in parts {
-        assert_eq!(at, start + whole.len() as u64, "parts are neighbours");
-        whole.append(part);
-    }
-    Ok(whole)
-}
-
-/// Parts of a read that one layer decides.
-#[derive(Default)]
-struct Jobs {
-    plain: Vec<(u64, Source, IoVecMut)>,
-    compressed: Vec<Wanted>,
-}
-
-impl Jobs {
-    fn add(&mut self, at: u64, source: Source, part: IoVecMut) {
-        match source {
-            Source::Compressed(place, from) => self.compressed.push(Wanted {
-                at,
-                place,
-                from,
-                part,
-            }),
-            Source::Data(_) | Source::Zero(_) | Source::Below => {
-                self.plain.push((at, source, part));
-            }
-        }
-    }
-
-    /// Reads them from the layer's data file; compressed ones from the image. The file of the layer
-    /// itself is told.
-    async fn run(
-        self,
-        file: &HostFile,
-        (told, image): (&HostFile, Option<&Qcow2>),
-    ) -> Vec<Result<(u64, IoVecMut)>> {
-        let plain = self.plain.into_iter().map(|(at, source, part)| async move {
-            let part = fetch((file, told), (at, source), part).await;
-            part.map(|part| (at, part))
-        });
-        let plain = join_all(plain);
-        match image.filter(|_| !self.compressed.is_empty()) {
-            None => plain.await,
-            Some(image) => {
-                let (mut done, packed) = join(plain, image.read_compressed(self.compressed)).await;
-                done.extend(packed);
-                done
-            }
-        }
-    }
-}
-
-async fn fetch(
-    (file, told): (&HostFile, &HostFile),
-    (at, source): (u64, Source),
-    mut part: IoVecMut,
-) -> Result<IoVecMut> {
-    if let Source::Data(host) = source {
-        told.reach(Event::ReadAio).await;
-        return file.for_guest(host.0, at).read(host.0, part).await;
-    }
-    part.fill(0);
-    Ok(part)
 }
 
 /// Reads parts through layers, without recursion: what a layer does not hold is asked of the next.
@@ -335,24 +193,15 @@ async fn read_each(layers: &[Arc<Layer>], mut work: Vec<Part>) -> Vec<Result<(u6
     done
 }
 
-/// A run of the disk, and the layer that decides it (0 is the top); `None` if none does.
-#[derive(Clone, Debug)]
-pub struct Decided {
-    /// The run, in the terms of that layer.
-    pub run: Run,
-    /// The layer.
-    pub depth: usize,
-}
-
 /// Who decides each byte of a range, through all layers: in order, covering it.
-pub async fn decide(top: &Layer, below: &Below, range: Range<u64>) -> Result<Vec<Decided>> {
+pub async fn decide(top: &Layer, below: &[Arc<Layer>], range: Range<u64>) -> Result<Vec<Decided>> {
     let mut decided = Vec::new();
     let mut work = vec![(0usize, range)];
     while let Some((depth, range)) = work.pop() {
         let layer = if depth == 0 {
             Some(top)
         } else {
-            below.layers().get(depth - 1).map(|layer| &**layer)
+            below.get(depth - 1).map(|layer| &**layer)
         };
         let Some(layer) = layer else {
             let run = Run {
@@ -389,13 +238,35 @@ pub async fn decide(top: &Layer, below: &Below, range: Range<u64>) -> Result<Vec
     Ok(decided)
 }
 
-/// Whether the tables of the layers below say that a range reads as zeroes.
-pub async fn decide_zero(below: &Below, range: Range<u64>) -> Result<bool> {
-    let Some((first, rest)) = below.layers().split_first() else {
-        return Ok(true);
-    };
-    let decided = decide(first, &Below(rest.into()), range).await?;
-    Ok(decided
-        .iter()
-        .all(|d| matches!(d.run.source, Source::Zero(_) | Source::Below)))
+impl Backing for Below {
+    fn size(&self) -> u64 {
+        self.0.first().map_or(0, |layer| layer.size())
+    }
+
+    fn is_there(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    fn fill(&self, parts: Vec<backing::Part>) -> BackingFuture<'_, Vec<Result<backing::Part>>> {
+        let parts = parts.into_iter().map(|(at, part)| (0, at, part));
+        Box::pin(read_each(&self.0, parts.collect()))
+    }
+
+    fn is_zero(&self, range: Range<u64>) -> BackingFuture<'_, Result<bool>> {
+        Box::pin(async move {
+            let decided = self.decide(range).await?;
+            Ok(decided
+                .iter()
+                .all(|d| matches!(d.run.source, Source::Zero(_) | Source::Below)))
+        })
+    }
+
+    fn decide(&self, range: Range<u64>) -> BackingFuture<'_, Result<Vec<Decided>>> {
+        Box::pin(async move {
+            match self.0.split_first() {
+                None => Ok(Vec::new()),
+                Some((first, rest)) => decide(first, rest, range).await,
+            }
+        })
+    }
 }

@@ -5,7 +5,8 @@ use std::ops::Range;
 use crate::run::{HostOffset, Source};
 
 use crate::Result;
-use crate::chain::{Below, Decided, Layer, decide};
+use crate::backing::Decided;
+use crate::chain::{Below, Layer, decide};
 use crate::file::FileExtent;
 use crate::image::Extent;
 use crate::qcow2::Qcow2;
@@ -35,7 +36,7 @@ pub async fn extents(
     let (mut at, mut step) = (range.start, step_first);
     while at < range.end {
         let end = range.end.min(at.saturating_add(step));
-        let runs = decide(top, below, at..end).await?;
+        let runs = decide(top, below.layers(), at..end).await?;
         at = end;
         step = if runs.len() <= FEW_RUNS {
             step.saturating_mul(2).min(step_max)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cowslip_block::disk::within;
 use cowslip_queue::{Buf, IoVec, IoVecMut};
 
+use crate::backing::Backing;
 use crate::chain::{self, Below, Files, Layer, Naming};
 use crate::file::{BlockFile, Claim, ContentId, FileId, Gate, HostFile, Sharing};
 use crate::job::{self, Job};
@@ -17,7 +18,7 @@ use crate::qcow2::header::Header;
 use crate::qcow2::inspect::SnapshotInfo;
 use crate::qcow2::probe::{Observation, Stage};
 use crate::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
-use crate::qcow2::{Packed, Qcow2};
+use crate::qcow2::{Admitted, Packed, Qcow2};
 use crate::sync::Turn;
 use crate::{Error, Result, extents};
 
@@ -26,21 +27,17 @@ mod cut;
 mod disk;
 mod identity;
 mod options;
-mod statistics;
 mod whole_clusters;
 
 use whole_clusters::{Content, WholeClusters};
 
+pub use crate::statistics::{CacheStatistics, WriteStatistics};
 pub use cowslip_block::disk::{Extent, ZeroOptions};
 pub use cowslip_block::file::{Durability, Space};
 pub use options::{
     AllocPolicy, BackingChoice, CopyOnRead, DetectZeroes, DirtyImage, DiscardPolicy, Format,
     OpenOptions, RepairAtOpen, RepairWatch, WritePolicy, ZeroMethod,
 };
-pub use statistics::{CacheStatistics, WriteStatistics};
-
-/// Told by a write that has all its space.
-pub(crate) type Admitted<'a> = dyn Fn() + Sync + 'a;
 
 /// A layer of the chain, for reports.
 #[derive(Clone, Debug)]
@@ -444,7 +441,7 @@ impl Image {
                     self.write_whole((image, clusters), range, content).await?;
                     return self.settle_whole(durability).await;
                 }
-                let context = (&self.below, durability);
+                let context = (&self.below as &dyn Backing, durability);
                 let written = image.write_telling(offset, data, context, admitted);
                 image.concluded(written.await).await
             }

@@ -6,6 +6,7 @@
 //!
 //! May not know: NBD, command lines, printing, sockets, time.
 
+mod backing;
 mod chain;
 pub mod commit;
 pub mod compare;
@@ -19,6 +20,7 @@ mod pairs;
 pub mod qcow2;
 mod raw;
 pub mod rebase;
+mod statistics;
 
 pub use cowslip_block::{
     Buf, BufMut, Disk, Error, IoVec, IoVecMut, Job, Result, SharedMemory, Workers, disk, error,

@@ -21,7 +21,7 @@ use crate::image::{Image, Space, ZeroOptions};
 use crate::job::{Cost, Job, PIECE_BYTES, Pieces, Stage};
 use crate::pairs::{Known, Spans};
 use crate::qcow2::Qcow2;
-use crate::qcow2::amend::{Amendment, Backing};
+use crate::qcow2::amend::{Amendment, BackingFile};
 use crate::units::{round_down, round_up};
 use crate::zero::is_zero;
 use crate::{Error, Result};
@@ -58,7 +58,7 @@ impl Image {
     pub async fn rebase(
         &self,
         new: Option<&Image>,
-        (backing, storage): (Backing, Storage),
+        (backing, storage): (BackingFile, Storage),
         job: &Job,
     ) -> Result<()> {
         let amendment = Amendment::of_backing(backing);

@@ -8,7 +8,7 @@ use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{BackingChoice, OpenOptions, ZeroOptions};
 use cowslip::job::{Attendant, Moment};
-use cowslip::qcow2::amend::Backing;
+use cowslip::qcow2::amend::BackingFile;
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::rebase::Storage;
 use cowslip::{Buf, BufMut, Error, Image, Job, Result};
@@ -148,7 +148,7 @@ fn a_cancelled_rebase_leaves_the_disk_and_the_header() {
     let files = Files::chain();
     let disk = files.read("top");
     let (image, new) = (files.open("top", true), files.open("other", false));
-    let backing = Backing::File {
+    let backing = BackingFile::File {
         name: "other".to_string(),
         format: "qcow2".to_string(),
     };

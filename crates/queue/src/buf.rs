@@ -15,6 +15,23 @@ use crate::memory::Memory;
 /// that is met in practice.
 pub const ALIGNMENT_BYTES: usize = 4096;
 
+/// What direct I/O asks of memory. The caller sees to it; else the system refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryAlignment {
+    /// Segments must start at multiples of this many bytes.
+    pub start_bytes: usize,
+    /// Each segment of a list must be a multiple of this many bytes long.
+    pub len_bytes: usize,
+}
+
+impl MemoryAlignment {
+    /// No demands: I/O through the page cache.
+    pub const NONE: MemoryAlignment = MemoryAlignment {
+        start_bytes: 1,
+        len_bytes: 1,
+    };
+}
+
 /// In builds with assertions, what a buffer for overwriting holds: a byte that is not overwritten
 /// shows.
 const STALE: u8 = 0xA5;

@@ -3,9 +3,9 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::epoll::Epoll;
+use crate::patience::Patience;
 use crate::uring::Uring;
 
 /// How a queue talks to the kernel.
@@ -17,14 +17,6 @@ pub enum Backend {
     Uring,
     /// epoll for sockets, a pool of threads for files.
     Threads,
-}
-
-/// How long a turn may wait for a completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
-    None,
-    AtMost(Duration),
-    Forever,
 }
 
 // One per queue: the difference in size costs nothing.

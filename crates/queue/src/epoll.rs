@@ -14,7 +14,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::time::Timespec;
 
-use crate::driver::Patience;
+use crate::patience::Patience;
 use crate::sys;
 
 /// The tag of the queue's own event; descriptors are never negative, so it is no descriptor's.

@@ -21,8 +21,9 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use slab::Slab;
 
-use crate::driver::{Backend, Driver, Patience};
+use crate::driver::{Backend, Driver};
 use crate::mailbox::{Mailbox, Scheduled};
+use crate::patience::Patience;
 use crate::sys;
 use crate::timer::Timers;
 

@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
+pub use crate::buf::MemoryAlignment;
 use crate::cut;
 use crate::driver::Driver;
 use crate::executor::Core;
@@ -36,23 +37,6 @@ pub enum Route {
     Ring,
     /// Always the pool.
     Pool,
-}
-
-/// What direct I/O asks of memory. The caller sees to it; else the system refuses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryAlignment {
-    /// Segments must start at multiples of this many bytes.
-    pub start_bytes: usize,
-    /// Each segment of a list must be a multiple of this many bytes long.
-    pub len_bytes: usize,
-}
-
-impl MemoryAlignment {
-    /// No demands: I/O through the page cache.
-    pub const NONE: MemoryAlignment = MemoryAlignment {
-        start_bytes: 1,
-        len_bytes: 1,
-    };
 }
 
 /// Whether a write is durable when it completes.

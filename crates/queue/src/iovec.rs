@@ -20,8 +20,7 @@ use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::buf::{Buf, BufMut};
-use crate::file::MemoryAlignment;
+use crate::buf::{Buf, BufMut, MemoryAlignment};
 use crate::memory::Memory;
 use crate::shared::{self, SharedMemory};
 use crate::zero;

@@ -56,6 +56,7 @@ pub mod lock;
 pub mod loop_device;
 mod mailbox;
 mod memory;
+mod patience;
 pub mod pending;
 mod pool;
 pub mod primitives;

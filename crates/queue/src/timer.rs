@@ -8,8 +8,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crate::driver::Patience;
 use crate::executor::Core;
+use crate::patience::Patience;
 
 /// A deadline, made unique by the order of arrival: equal deadlines fire in that order.
 type Key = (Instant, u64);

@@ -21,9 +21,9 @@ use io_uring::{IoUring, Probe, opcode};
 use slab::Slab;
 
 use crate::buf::BufMut;
-use crate::driver::Patience;
 use crate::epoll::Interest;
 use crate::file::{Call, Next, Read, Write};
+use crate::patience::Patience;
 use crate::pending::{Completer, Pending, pending};
 use crate::pool;
 use crate::scatter::{Pieces, Scatter};

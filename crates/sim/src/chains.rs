@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use cowslip::commit::{Afterwards, Commit};
 use cowslip::image::{BackingChoice, Durability, Format, OpenOptions, ZeroOptions};
 use cowslip::job::{Attendant, Moment};
-use cowslip::qcow2::amend::{Amendment, Backing};
+use cowslip::qcow2::amend::{Amendment, BackingFile};
 use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::create::{CreateOptions, Version, create};
 use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
@@ -658,7 +658,7 @@ impl Run {
                         Some(opening) => Some(opening.await?),
                         None => None,
                     };
-                    let backing = file.as_ref().map_or(Backing::None, named);
+                    let backing = file.as_ref().map_or(BackingFile::None, named);
                     image.rebase(new.as_ref(), (backing, storage), &job).await
                 }
                 Deed::Commit(depth, afterwards) => {
@@ -803,7 +803,7 @@ fn change(followed: &Followed, what: What) -> (String, BitmapChange) {
 }
 
 fn named(file: &File) -> Backing {
-    Backing::File {
+    BackingFile::File {
         name: file.name.clone(),
         format: file.format.name().to_string(),
     }

@@ -24,8 +24,9 @@ use super::{
     Unreadable, Unwritten, Watch, go_on,
 };
 use crate::file::host::copy_range;
-use crate::image::{Admitted, Image, Space, ZeroOptions};
+use crate::image::{Image, Space, ZeroOptions};
 use crate::job::Job;
+use crate::qcow2::Admitted;
 use crate::qcow2::Packed;
 use crate::units::{pieces, round_down, round_up};
 use crate::{Error, Result};

@@ -3,8 +3,9 @@
 
 use cowslip_queue::{Buf, IoVec, IoVecMut};
 
-use super::{Admitted, Durability, Image, ZeroOptions};
+use super::{Durability, Image, ZeroOptions};
 use crate::limits::ZeroPart;
+use crate::qcow2::Admitted;
 use crate::{Error, Result};
 
 impl Image {

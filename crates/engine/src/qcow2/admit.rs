@@ -17,7 +17,7 @@ use super::map::{Run, Source, map_cluster};
 use super::plan::{self, Change, Space, View};
 use super::tables::{NewTable, OnDisk, Prepared};
 use super::{Few, Qcow2, SlicePin, State};
-use crate::chain::Below;
+use crate::backing::Backing;
 use crate::file::{Durability, Event};
 use crate::{Error, Result};
 
@@ -211,7 +211,7 @@ impl Qcow2 {
     pub(super) async fn admit(
         &self,
         request: &mut Request,
-        below: &Below,
+        below: &dyn Backing,
         durability: Durability,
     ) -> Result<Batch<'_>> {
         let mut place = Place {
@@ -282,7 +282,7 @@ impl Qcow2 {
         &self,
         state: &mut State,
         request: &mut Request,
-        (below, durability): (&Below, Durability),
+        (below, durability): (&dyn Backing, Durability),
         place: &mut Option<Ticket>,
     ) -> Result<std::result::Result<Batch<'_>, Need>> {
         let mut batch = Batch {
@@ -330,7 +330,7 @@ impl Qcow2 {
         &'a self,
         state: &mut State,
         request: &mut Request,
-        (end, below): (u64, &Below),
+        (end, below): (u64, &dyn Backing),
         (batch, place): (&mut Batch<'a>, Option<Ticket>),
     ) -> Result<std::result::Result<(), Need>> {
         let first = self.geometry().guest_cluster(GuestOffset(request.at));
@@ -414,7 +414,7 @@ impl Qcow2 {
         &self,
         state: &mut State,
         request: &mut Request,
-        (end, below): (u64, &Below),
+        (end, below): (u64, &dyn Backing),
     ) -> Result<Option<u64>> {
         if request.origin == Origin::Guest {
             return Ok(Some(end));
@@ -430,7 +430,7 @@ impl Qcow2 {
         &self,
         state: &mut State,
         range: Range<u64>,
-        below: &Below,
+        below: &dyn Backing,
     ) -> Result<Option<Range<u64>>> {
         let mut found: Option<Range<u64>> = None;
         let len = range.end - range.start;
@@ -566,7 +566,7 @@ impl Qcow2 {
         &self,
         state: &mut State,
         cluster: GuestCluster,
-        below: &Below,
+        below: &dyn Backing,
     ) -> Result<View> {
         let entry = state.tables.entry(cluster);
         let entry = entry.map_err(|error| self.corrupt_entry(&state.tables, cluster, error))?;

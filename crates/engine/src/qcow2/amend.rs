@@ -27,7 +27,7 @@ use super::header::{
     HEADER_BYTES_V2, Header, autoclear, compatible, incompatible,
 };
 use super::latch::Flush;
-use crate::chain::Below;
+use crate::backing::Backing;
 use crate::job::Job;
 use crate::policy::AllocPolicy;
 use crate::units::round_up;
@@ -56,12 +56,12 @@ pub struct Amendment {
     pub alloc_policy: Option<AllocPolicy>,
     /// What lies below. Nobody looks whether the guest goes on to see what it saw:
     /// [`crate::rebase`] does.
-    pub backing: Option<Backing>,
+    pub backing: Option<BackingFile>,
 }
 
 /// What lies below an image, as its header says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Backing {
+pub enum BackingFile {
     /// Nothing.
     None,
     /// A file.
@@ -75,7 +75,7 @@ pub enum Backing {
 
 impl Amendment {
     /// The change to another backing file, or to none.
-    pub fn of_backing(backing: Backing) -> Amendment {
+    pub fn of_backing(backing: BackingFile) -> Amendment {
         Amendment {
             backing: Some(backing),
             ..Amendment::default()
@@ -157,19 +157,19 @@ fn set_refcount_bits(new: &mut Header, bits: u32, may_differ: bool) -> Result<()
     Err(Error::Invalid(text.to_string()))
 }
 
-fn set_backing(new: &mut Header, backing: &Backing) -> Result<()> {
+fn set_backing(new: &mut Header, backing: &BackingFile) -> Result<()> {
     let (name, format) = match backing {
-        Backing::None => (None, None),
-        Backing::File { .. } if new.is_data_file_raw() => {
+        BackingFile::None => (None, None),
+        BackingFile::File { .. } if new.is_data_file_raw() => {
             let text = "an image whose data file is a raw image of the disk has no backing file";
             return Err(Error::Invalid(text.to_string()));
         }
-        Backing::File { name, .. } if name.len() > BACKING_NAME_BYTES_MAX as usize => {
+        BackingFile::File { name, .. } if name.len() > BACKING_NAME_BYTES_MAX as usize => {
             return Err(Error::Invalid(format!(
                 "the name of a backing file has {BACKING_NAME_BYTES_MAX} bytes at most"
             )));
         }
-        Backing::File { name, format } => (Some(name.clone()), Some(format.clone())),
+        BackingFile::File { name, format } => (Some(name.clone()), Some(format.clone())),
     };
     new.backing_file = name;
     new.extensions.backing_format = format;
@@ -297,7 +297,7 @@ impl Qcow2 {
     pub(crate) async fn amend(
         &self,
         amendment: &Amendment,
-        below: &Below,
+        below: &dyn Backing,
         job: &Job,
     ) -> Result<()> {
         self.ready_for_changes().await?;
@@ -471,8 +471,8 @@ mod tests {
                 version: Some(Version::V2),
                 ..Amendment::default()
             },
-            Amendment::of_backing(Backing::None),
-            Amendment::of_backing(Backing::File {
+            Amendment::of_backing(BackingFile::None),
+            Amendment::of_backing(BackingFile::File {
                 name: "new".repeat(50),
                 format: "qcow2".to_string(),
             }),

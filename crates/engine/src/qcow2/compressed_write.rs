@@ -20,7 +20,7 @@ use super::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffs
 use super::inflight::{Kind, Want};
 use super::plan::{Freed, Promise};
 use super::{Counts, Qcow2, State};
-use crate::chain::Below;
+use crate::backing::Backing;
 use crate::file::{Durability, Event};
 use crate::units::{pieces, round_up};
 use crate::workers::GROUP_BYTES;
@@ -82,7 +82,7 @@ impl Qcow2 {
         &self,
         offset: u64,
         data: Buf,
-        below: &Below,
+        below: &dyn Backing,
     ) -> Result<()> {
         let packed = self.pack(offset, data).await?;
         self.write_packed(packed, below).await
@@ -135,7 +135,11 @@ impl Qcow2 {
 
     /// Stores clusters, one after the other. Those of one call lie side by side, unless the free
     /// space does not.
-    pub(crate) async fn write_packed(&self, packed: Vec<Packed>, below: &Below) -> Result<()> {
+    pub(crate) async fn write_packed(
+        &self,
+        packed: Vec<Packed>,
+        below: &dyn Backing,
+    ) -> Result<()> {
         self.ready_for_writes().await?;
         let mut together = Together::new();
         for Packed { offset, data } in packed {
@@ -163,7 +167,7 @@ impl Qcow2 {
     }
 
     /// Places, writes and publishes compressed clusters.
-    async fn store(&self, together: Together, below: &Below) -> Result<()> {
+    async fn store(&self, together: Together, below: &dyn Backing) -> Result<()> {
         let bytes: u64 = together.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         // Space for them, before anything is taken: side by side, or each in a cluster of its own,
         // which is less where they are few.
@@ -304,7 +308,11 @@ impl Qcow2 {
 
     /// An exclusive lease on guest clusters of one slice, and on what lies between them; the slice
     /// is in memory.
-    async fn lease_clusters(&self, clusters: &[GuestCluster], below: &Below) -> Result<Stay<'_>> {
+    async fn lease_clusters(
+        &self,
+        clusters: &[GuestCluster],
+        below: &dyn Backing,
+    ) -> Result<Stay<'_>> {
         let (first, last) = (clusters[0], clusters[clusters.len() - 1]);
         let slice = self.geometry().slice_of(first);
         debug_assert_eq!(slice, self.geometry().slice_of(last), "of one slice");

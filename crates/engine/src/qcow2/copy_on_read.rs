@@ -18,7 +18,7 @@ use super::admit::{Origin, Request};
 use super::map::{Run, Source};
 use super::plan::EntryRequest;
 use crate::Result;
-use crate::chain::{Below, Decided, decide, read_runs};
+use crate::backing::{Backing, Decided};
 use crate::file::Event;
 use crate::policy::CopyOnRead;
 use crate::units::{pieces, round_down, round_up};
@@ -41,7 +41,7 @@ impl Qcow2 {
     pub(crate) async fn copy_on_read(
         &self,
         range: Range<u64>,
-        (below, what): (&Below, CopyOnRead),
+        (below, what): (&dyn Backing, CopyOnRead),
     ) -> Result<()> {
         let unit = self.geometry().subcluster_bytes();
         let size = self.size();
@@ -68,29 +68,28 @@ impl Qcow2 {
     async fn absent(
         &self,
         range: Range<u64>,
-        (below, what): (&Below, CopyOnRead),
+        (below, what): (&dyn Backing, CopyOnRead),
     ) -> Result<Vec<Absent>> {
-        let Some((first, rest)) = below.layers().split_first() else {
+        if !below.is_there() {
             return Ok(match what {
                 CopyOnRead::All => vec![Absent::Zero(range)],
                 CopyOnRead::Off | CopyOnRead::DownTo(_) => Vec::new(),
             });
-        };
-        let rest = Below::new(rest.to_vec());
-        let decided = decide(first, &rest, range.clone()).await?;
+        }
+        let decided = below.decide(range.clone()).await?;
         let unit = self.geometry().subcluster_bytes();
         Ok(whole_units(&decided, (range, unit), what))
     }
 
-    async fn copy_zeroes(&self, range: Range<u64>, below: &Below) -> Result<()> {
+    async fn copy_zeroes(&self, range: Range<u64>, below: &dyn Backing) -> Result<()> {
         match self.format.version {
-            0..3 if below.layers().is_empty() => Ok(()),
+            0..3 if !below.is_there() => Ok(()),
             0..3 => self.copy_data(range, below).await,
             _ => self.flag_zeroes(range, below).await,
         }
     }
 
-    async fn flag_zeroes(&self, range: Range<u64>, below: &Below) -> Result<()> {
+    async fn flag_zeroes(&self, range: Range<u64>, below: &dyn Backing) -> Result<()> {
         self.ready_for_changes().await?;
         // Nobody sees what is beyond the end of the disk in its last subcluster.
         let end = round_up(range.end, self.geometry().subcluster_bytes());
@@ -101,7 +100,7 @@ impl Qcow2 {
     }
 
     /// Reads from below and writes what is not zero.
-    async fn copy_data(&self, range: Range<u64>, below: &Below) -> Result<()> {
+    async fn copy_data(&self, range: Range<u64>, below: &dyn Backing) -> Result<()> {
         let unit = PIECE_BYTES.max(self.geometry().cluster_bytes());
         for piece in pieces(range.start, range.end - range.start, unit) {
             let runs = [Run {
@@ -109,7 +108,9 @@ impl Qcow2 {
                 source: Source::Below,
             }];
             let buf = BufMut::for_overwrite((piece.end - piece.start) as usize);
-            let data = read_runs(self, &runs, (piece.start, buf.into()), below).await?;
+            let data = self
+                .read_runs(&runs, (piece.start, buf.into()), below)
+                .await?;
             self.copy_piece(piece.start, &BufMut::from(data).freeze(), below)
                 .await?;
         }
@@ -117,7 +118,7 @@ impl Qcow2 {
     }
 
     /// Stores what was read from below: clusters of zeroes as such.
-    async fn copy_piece(&self, start: u64, data: &Buf, below: &Below) -> Result<()> {
+    async fn copy_piece(&self, start: u64, data: &Buf, below: &dyn Backing) -> Result<()> {
         let end = start + data.len() as u64;
         let part = |range: &Range<u64>| {
             data.slice(

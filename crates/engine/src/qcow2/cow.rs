@@ -15,7 +15,7 @@ use super::plan::{Change, Fill};
 use super::punch::HOST_BLOCK_BYTES;
 use super::{Few, Qcow2};
 use crate::Result;
-use crate::chain::{Below, read_runs};
+use crate::backing::Backing;
 use crate::file::{Durability, Event, Space};
 use crate::units::{round_down, round_up};
 
@@ -52,7 +52,11 @@ enum Join {
 
 impl Qcow2 {
     /// Writes the batch; one outcome a step.
-    pub(super) async fn carry_out(&self, batch: &Batch<'_>, below: &Below) -> Few<Result<()>> {
+    pub(super) async fn carry_out(
+        &self,
+        batch: &Batch<'_>,
+        below: &dyn Backing,
+    ) -> Few<Result<()>> {
         if let [step] = &batch.steps[..]
             && step.write.fills.is_empty()
         {
@@ -114,7 +118,7 @@ impl Qcow2 {
     async fn segments(
         &self,
         steps: &[Step],
-        below: &Below,
+        below: &dyn Backing,
         outcome: &mut [Result<()>],
     ) -> Vec<Segment> {
         let fills = join_all(steps.iter().map(|step| self.fill(step, below))).await;
@@ -146,7 +150,7 @@ impl Qcow2 {
 
     /// What a step writes beside the guest's bytes, by offset in the cluster. Zeroes that would go
     /// where zeroes are already are left out.
-    async fn fill(&self, step: &Step, below: &Below) -> Result<Vec<(u64, Buf)>> {
+    async fn fill(&self, step: &Step, below: &dyn Backing) -> Result<Vec<(u64, Buf)>> {
         let fills = &step.write.fills;
         let contents = match &fills[..] {
             [] => return Ok(Vec::new()),
@@ -154,7 +158,7 @@ impl Qcow2 {
             [head, tail] if let Some(run) = one_source(head, tail) => {
                 self.file.reach(Event::CowRead).await;
                 let place = (run.range.start, buffer(&run).into());
-                let all = BufMut::from(read_runs(self, &[run], place, below).await?).freeze();
+                let all = BufMut::from(self.read_runs(&[run], place, below).await?).freeze();
                 let len = |fill: &Fill| (fill.range.end - fill.range.start) as usize;
                 let tail_start = (tail.range.start - head.range.start) as usize;
                 vec![all.slice(0, len(head)), all.slice(tail_start, len(tail))]
@@ -228,7 +232,7 @@ impl Qcow2 {
         (len > 0).then(|| data.slice(0, len as usize))
     }
 
-    async fn content(&self, step: &Step, fill: &Fill, below: &Below) -> Result<Buf> {
+    async fn content(&self, step: &Step, fill: &Fill, below: &dyn Backing) -> Result<Buf> {
         let len = (fill.range.end - fill.range.start) as usize;
         if fill.content.is_empty() {
             return Ok(zeroes(len));
@@ -236,7 +240,7 @@ impl Qcow2 {
         self.file.reach(Event::CowRead).await;
         let start = self.geometry().guest_offset(step.cluster).0 + fill.range.start;
         let place = (start, BufMut::for_overwrite(len).into());
-        let filled = read_runs(self, &fill.content, place, below).await?;
+        let filled = self.read_runs(&fill.content, place, below).await?;
         Ok(BufMut::from(filled).freeze())
     }
 }

@@ -15,7 +15,7 @@ use super::inflight::{Kind, Want};
 use super::map::Source;
 use super::plan::{self, EntryChange, EntryRequest, Freed, Promise, Unref};
 use super::{Qcow2, SlicePin, State, punch};
-use crate::chain::{Below, decide_zero};
+use crate::backing::Backing;
 use crate::file::Space;
 use crate::image::ZeroOptions;
 use crate::units::{round_down, round_up};
@@ -48,7 +48,7 @@ impl Qcow2 {
     pub(crate) async fn write_zeroes(
         &self,
         range: Range<u64>,
-        below: &Below,
+        below: &dyn Backing,
         options: ZeroOptions,
     ) -> Result<()> {
         self.ready_for_writes().await?;
@@ -87,7 +87,7 @@ impl Qcow2 {
     }
 
     /// Gives up the whole subclusters in a range, and of the others the blocks of the host.
-    pub(crate) async fn discard(&self, range: Range<u64>, below: &Below) -> Result<()> {
+    pub(crate) async fn discard(&self, range: Range<u64>, below: &dyn Backing) -> Result<()> {
         // A raw data file must go on showing what the tables say: it gives up the bytes first, or
         // keeps them where that would mean writing zeroes.
         if self.raw_data && !self.data.capabilities().punches_holes {
@@ -125,7 +125,12 @@ impl Qcow2 {
 
     /// Zeroes a part of one subcluster: its entry says so of the whole of it, if that reads as
     /// zeroes then and nothing before was lost; else they are written.
-    async fn zero_part(&self, part: Range<u64>, below: &Below, options: ZeroOptions) -> Result<()> {
+    async fn zero_part(
+        &self,
+        part: Range<u64>,
+        below: &dyn Backing,
+        options: ZeroOptions,
+    ) -> Result<()> {
         if part.start >= part.end {
             return Ok(());
         }
@@ -143,11 +148,11 @@ impl Qcow2 {
     }
 
     /// Whether the layers below have nothing but zeroes in these parts of the disk.
-    async fn reads_zero_below(&self, parts: [Range<u64>; 2], below: &Below) -> Result<bool> {
+    async fn reads_zero_below(&self, parts: [Range<u64>; 2], below: &dyn Backing) -> Result<bool> {
         for part in parts {
             // Nobody sees what is beyond the end of the disk.
             let part = part.start..part.end.min(self.size());
-            if part.start < part.end && !decide_zero(below, part).await? {
+            if part.start < part.end && !below.is_zero(part).await? {
                 return Ok(false);
             }
         }
@@ -158,7 +163,7 @@ impl Qcow2 {
     async fn zero_by_writing(
         &self,
         range: Range<u64>,
-        below: &Below,
+        below: &dyn Backing,
         options: ZeroOptions,
     ) -> Result<()> {
         const CHUNK_BYTES: u64 = 2 << 20;
@@ -184,11 +189,11 @@ impl Qcow2 {
     }
 
     /// Whether the tables, here and below, say that a range reads as zeroes.
-    pub(super) async fn is_zero(&self, range: Range<u64>, below: &Below) -> Result<bool> {
+    pub(super) async fn is_zero(&self, range: Range<u64>, below: &dyn Backing) -> Result<bool> {
         for run in self.map(range).await? {
             let zero = match run.source {
                 Source::Zero(_) => true,
-                Source::Below => decide_zero(below, run.range).await?,
+                Source::Below => below.is_zero(run.range).await?,
                 Source::Data(_) | Source::Compressed(..) => false,
             };
             if !zero {
@@ -202,7 +207,7 @@ impl Qcow2 {
     pub(super) async fn change_entries(
         &self,
         range: Range<u64>,
-        below: &Below,
+        below: &dyn Backing,
         ask: Ask,
     ) -> Result<Vec<Range<u64>>> {
         let mut writes = Vec::new();
@@ -221,7 +226,7 @@ impl Qcow2 {
     async fn change_within_slice(
         &self,
         (piece, guest): (Range<u64>, &Range<u64>),
-        below: &Below,
+        below: &dyn Backing,
         ask: Ask,
     ) -> Result<Vec<Range<u64>>> {
         match self
@@ -261,7 +266,7 @@ impl Qcow2 {
     async fn change_piece(
         &self,
         (piece, guest): (Range<u64>, &Range<u64>),
-        below: &Below,
+        below: &dyn Backing,
         ask: Ask,
     ) -> Result<Piece<'_>> {
         let slice = self
@@ -343,7 +348,7 @@ impl Qcow2 {
         &self,
         state: &mut State,
         piece: Range<u64>,
-        below: &Below,
+        below: &dyn Backing,
         ask: Ask,
     ) -> Result<Changes> {
         let mut changes = Changes {

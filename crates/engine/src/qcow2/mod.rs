@@ -49,6 +49,7 @@ pub mod plan;
 mod preallocate;
 pub mod probe;
 mod punch;
+pub(crate) mod read;
 mod refcount;
 pub mod repair;
 mod resize;
@@ -80,11 +81,11 @@ use self::plan::{Freed, Unref};
 use self::punch::Punches;
 use self::refcount::Refcounts;
 use self::tables::{Prepared, Tables};
-use crate::chain::Below;
+use crate::backing::Backing;
 use crate::durable::DurableWrites;
 use crate::file::{Durability, Event, HostFile, Space};
-use crate::image::{Admitted, CacheStatistics, WriteStatistics};
 use crate::policy::{DiscardPolicy, WritePolicy, ZeroMethod};
+use crate::statistics::{CacheStatistics, WriteStatistics};
 use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
 use crate::{Error, Result, Workers};
 
@@ -97,6 +98,9 @@ const EIO: i32 = 5;
 /// Things of which a small request has one: its step, its lease, its slice. That one allocates
 /// nothing.
 type Few<T> = smallvec::SmallVec<[T; 1]>;
+
+/// Called by a write that has all its space.
+pub(crate) type Admitted<'a> = dyn Fn() + Sync + 'a;
 
 /// A qcow2 image, open.
 #[derive(Debug)]
@@ -456,7 +460,7 @@ impl Qcow2 {
         &self,
         offset: u64,
         data: impl Into<IoVec>,
-        below: &Below,
+        below: &dyn Backing,
     ) -> Result<()> {
         let context = (below, Durability::Cached);
         self.write_telling(offset, data.into(), context, &|| ())
@@ -468,7 +472,7 @@ impl Qcow2 {
         &self,
         offset: u64,
         data: IoVec,
-        (below, durability): (&Below, Durability),
+        (below, durability): (&dyn Backing, Durability),
         admitted: &Admitted<'_>,
     ) -> Result<()> {
         let durability = self.effective(durability);
@@ -478,7 +482,7 @@ impl Qcow2 {
     }
 
     /// Steps 1 to 8 of a write that is durable at the next flush.
-    async fn perform_cached(&self, request: admit::Request, below: &Below) -> Result<bool> {
+    async fn perform_cached(&self, request: admit::Request, below: &dyn Backing) -> Result<bool> {
         let context = (below, Durability::Cached);
         self.perform(request, context, &|| ()).await
     }
@@ -487,7 +491,7 @@ impl Qcow2 {
     async fn perform(
         &self,
         mut request: admit::Request,
-        (below, durability): (&Below, Durability),
+        (below, durability): (&dyn Backing, Durability),
         admitted: &Admitted<'_>,
     ) -> Result<bool> {
         let mut needs_cycle = false;

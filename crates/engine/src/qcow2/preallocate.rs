@@ -29,7 +29,7 @@ use super::growth::{Method, Step};
 use super::inflight::{Kind, Want};
 use super::plan::{EntryRequest, Preallocated, Promise, Unref, preallocated};
 use super::{Qcow2, SlicePin, State};
-use crate::chain::Below;
+use crate::backing::Backing;
 use crate::file::Space;
 use crate::job::{Job, Stage};
 use crate::space::{self, Fill};
@@ -65,7 +65,7 @@ impl Qcow2 {
     pub(super) async fn preallocate(
         &self,
         added: Range<u64>,
-        below: &Below,
+        below: &dyn Backing,
         (how, job): (Preallocation, &Job),
     ) -> Result<()> {
         if self.data.is_encrypted() && self.format.version < 3 {
@@ -241,7 +241,12 @@ impl Qcow2 {
 
     /// Second phase: gives space to the clusters of a piece of one slice that have none. The loop
     /// is that of `admit`.
-    async fn give_space(&self, piece: Range<u64>, below: &Below, stock: &mut Stock) -> Result<()> {
+    async fn give_space(
+        &self,
+        piece: Range<u64>,
+        below: &dyn Backing,
+        stock: &mut Stock,
+    ) -> Result<()> {
         let first = self.geometry().guest_cluster(GuestOffset(piece.start));
         let slice = self.geometry().slice_of(first);
         let want = [Want {
@@ -291,7 +296,7 @@ impl Qcow2 {
         &self,
         state: &mut State,
         piece: Range<u64>,
-        below: &Below,
+        below: &dyn Backing,
         stock: &mut Stock,
     ) -> Result<Option<Range<u64>>> {
         let mut write = None;
@@ -364,7 +369,7 @@ impl Qcow2 {
 
     /// Undoes the second phase. Where it cannot, the entries stay beyond the end of the disk, and
     /// the next resize discards them.
-    async fn take_entries_back(&self, added: Range<u64>, below: &Below) {
+    async fn take_entries_back(&self, added: Range<u64>, below: &dyn Backing) {
         let unit = self.geometry().cluster_bytes();
         let whole = round_up(added.start, unit)..round_up(added.end, unit);
         let undone = async {

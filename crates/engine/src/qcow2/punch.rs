@@ -21,7 +21,7 @@ use super::inflight::{Kind, Want};
 use super::plan::{self, Freed};
 use super::{Counts, Qcow2};
 use crate::Result;
-use crate::chain::Below;
+use crate::backing::Backing;
 use crate::file::HostFile;
 use crate::policy::DiscardPolicy;
 use crate::sync::Waiters;
@@ -172,7 +172,7 @@ impl Qcow2 {
     /// Leaves a hole in a part of a subcluster, which stays mapped. It holds what a write in place
     /// holds: a shared lease, and an epoch, without which the cluster could be freed and taken by
     /// somebody else before the host comes to punch it.
-    pub(super) async fn punch_in_place(&self, part: Range<u64>, below: &Below) -> Result<()> {
+    pub(super) async fn punch_in_place(&self, part: Range<u64>, below: &dyn Backing) -> Result<()> {
         let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
         let slice = self.geometry().slice_of(cluster);
         let mut place = Place {
@@ -204,7 +204,7 @@ impl Qcow2 {
     fn hole_to_punch<'a>(
         &'a self,
         part: Range<u64>,
-        below: &Below,
+        below: &dyn Backing,
         place: &mut Place<'_>,
     ) -> Result<Option<std::result::Result<Hole<'a>, Need>>> {
         let cluster = self.geometry().guest_cluster(GuestOffset(part.start));

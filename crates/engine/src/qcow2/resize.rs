@@ -11,7 +11,7 @@ use super::plan::{EntryRequest, Freed, Unref};
 use super::tables::{NewTable, OnDisk};
 use super::writeback::is_no_space;
 use super::{Counts, Qcow2, State};
-use crate::chain::Below;
+use crate::backing::{Backing, NoBacking};
 use crate::file::{Durability, Event, Space};
 use crate::image::ZeroOptions;
 use crate::job::Job;
@@ -121,7 +121,7 @@ impl Qcow2 {
     pub(crate) async fn resize(
         &self,
         size: u64,
-        below: &Below,
+        below: &dyn Backing,
         plan: (Preallocation, &Job),
     ) -> Result<()> {
         if !size.is_multiple_of(512) {
@@ -151,7 +151,7 @@ impl Qcow2 {
     async fn grow_disk(
         &self,
         added: Range<u64>,
-        below: &Below,
+        below: &dyn Backing,
         plan: (Preallocation, &Job),
     ) -> Result<()> {
         let entries = self.geometry().l1_entries_for(added.end);
@@ -223,7 +223,7 @@ impl Qcow2 {
     /// read as zeroes: else version 2, which cannot say that of a cluster, would keep them, and
     /// they would be taken for VM state.
     async fn free_beyond_end(&self, removed: Range<u64>) -> Result<()> {
-        let nothing = Below::default();
+        let nothing = NoBacking;
         let unit = self.geometry().cluster_bytes();
         let whole = round_up(removed.start, unit)..round_up(removed.end, unit);
         if whole.start < whole.end {

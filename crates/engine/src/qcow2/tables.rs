@@ -12,7 +12,7 @@ use cowslip_queue::{Buf, Pending};
 use super::entry::{EntryError, EntryFormat, L2Entry, TableRef};
 use super::geometry::{GuestCluster, HostOffset};
 use super::plan::Promise;
-use crate::image::CacheStatistics;
+use crate::statistics::CacheStatistics;
 use crate::sync::Waiters;
 
 mod packed;

@@ -16,7 +16,7 @@ use cowslip_queue::{IoVec, IoVecMut};
 use super::Qcow2;
 use super::header::L1_BYTES_MAX;
 use super::plan::{EntryRequest, Unref};
-use crate::chain::{Below, read_runs};
+use crate::backing::NoBacking;
 use crate::file::Event;
 use crate::{Error, Result};
 
@@ -34,7 +34,7 @@ impl Qcow2 {
         let place = self.vm_state_place(offset, buf.len() as u64)?;
         self.file.reach(Event::VmstateLoad).await;
         let runs = self.map(place.clone()).await?;
-        read_runs(self, &runs, (place.start, buf), &Below::default()).await
+        self.read_runs(&runs, (place.start, buf), &NoBacking).await
     }
 
     /// Writes to the area.
@@ -47,7 +47,7 @@ impl Qcow2 {
         self.file.reach(Event::VmstateSave).await;
         self.ready_for_writes().await?;
         self.reach_with_l1(place.end).await?;
-        self.write(place.start, data, &Below::default()).await
+        self.write(place.start, data, &NoBacking).await
     }
 
     /// Where a range of the area is among the guest offsets.
@@ -99,7 +99,7 @@ impl Qcow2 {
 
     /// Gives up all that is mapped behind a cluster boundary beyond the end of the disk.
     pub(super) async fn free_behind(&self, start: u64) -> Result<()> {
-        let nothing = Below::default();
+        let nothing = NoBacking;
         let coverage = self.geometry().l2_coverage_bytes();
         let entries = self.lock().tables.l1().len() as u64;
         for index in start / coverage..entries {

@@ -10,7 +10,7 @@ use cowslip::luks::{
     CipherMode, ErasedKeys, Hash, IvGenerator, KeyChange, KeySize, Means, NewKey, NewVolume,
     Passphrase, Spec, VolumeOptions,
 };
-use cowslip::qcow2::amend::{Amendment, Backing};
+use cowslip::qcow2::amend::{Amendment, BackingFile};
 use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::create::{
     CreateOptions, Encryption, Preallocation, Version, create, create_luks,
@@ -154,7 +154,7 @@ fn a_header_is_the_old_or_the_new_one() {
     });
     let mut with_other = changed(&start, |image| put(image, 0, (7, SIZE as usize)).unwrap());
     with_other.push((name.clone(), other[0].1.clone()));
-    let backing = Amendment::of_backing(Backing::File {
+    let backing = Amendment::of_backing(BackingFile::File {
         name,
         format: "qcow2".to_string(),
     });
@@ -342,7 +342,7 @@ fn chain() -> Contents {
 fn a_chain_shows_its_disk_whatever_fails_of_a_rebase_or_commit() {
     let rebase = |image: &Image, medium: &Medium| {
         let new = open(medium, "other", false).unwrap();
-        let backing = Backing::File {
+        let backing = BackingFile::File {
             name: "other".to_string(),
             format: "qcow2".to_string(),
         };

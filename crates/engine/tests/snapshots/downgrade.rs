@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cowslip::Job;
 use cowslip::file::memory::MemoryFile;
-use cowslip::qcow2::amend::{Amendment, Backing};
+use cowslip::qcow2::amend::{Amendment, BackingFile};
 use cowslip::qcow2::check::Severity;
 use cowslip::qcow2::create::Version;
 
@@ -25,7 +25,7 @@ fn image(create_options: &str, size: u64, has_backing: bool) -> (Vec<u8>, Model)
     let file = Arc::new(MemoryFile::new("image", made(create_options, size), 1));
     let mut opened = open(file.clone());
     if has_backing {
-        let backing = Amendment::of_backing(Backing::File {
+        let backing = Amendment::of_backing(BackingFile::File {
             name: "below".to_string(),
             format: "raw".to_string(),
         });

@@ -11,7 +11,7 @@ use super::super::cow;
 use super::super::map::Source;
 use super::super::plan::{EntryRequest, Unref};
 use crate::Result;
-use crate::chain::Below;
+use crate::backing::{Backing, NoBacking};
 use crate::job::{Job, Stage};
 use crate::units::{pieces, round_up};
 
@@ -23,7 +23,7 @@ impl Qcow2 {
     ///
     /// # Errors
     /// `Cancelled`, I/O.
-    pub(super) async fn unflag_zero_clusters(&self, below: &Below, job: &Job) -> Result<()> {
+    pub(super) async fn unflag_zero_clusters(&self, below: &dyn Backing, job: &Job) -> Result<()> {
         job.enter(Stage::WriteZeroes);
         let unit = self.geometry().cluster_bytes();
         let disk_end = round_up(self.size(), unit);
@@ -31,7 +31,7 @@ impl Qcow2 {
         let end = tables * self.geometry().l2_coverage_bytes();
         job.expect(end);
         // Beyond the end there is nothing but a VM state, which nothing lies below.
-        let nothing = Below::default();
+        let nothing = NoBacking;
         for (part, below) in [
             (0..disk_end, below),
             (disk_end..end.max(disk_end), &nothing),
@@ -47,7 +47,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    async fn unflag_range(&self, range: Range<u64>, below: &Below, job: &Job) -> Result<()> {
+    async fn unflag_range(&self, range: Range<u64>, below: &dyn Backing, job: &Job) -> Result<()> {
         for run in self.map(range).await? {
             if !matches!(run.source, Source::Zero(_)) {
                 continue;

@@ -12,9 +12,9 @@ use std::collections::{HashSet, VecDeque};
 use foldhash::HashMap;
 
 use super::packed::Packed;
-use crate::image::CacheStatistics;
 use crate::qcow2::entry::big_endian;
 use crate::qcow2::geometry::Geometry;
+use crate::statistics::CacheStatistics;
 
 /// What a slice in memory takes besides its entries: its slot, and its places in the index and the
 /// queue.

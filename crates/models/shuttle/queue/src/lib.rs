@@ -33,6 +33,8 @@ pub mod loop_device;
 mod mailbox;
 #[path = "../../../../queue/src/memory.rs"]
 mod memory;
+#[path = "../../../../queue/src/patience.rs"]
+mod patience;
 #[path = "../../../../queue/src/pending.rs"]
 pub mod pending;
 #[path = "../../../../queue/src/pool.rs"]

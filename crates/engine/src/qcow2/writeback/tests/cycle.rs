@@ -10,7 +10,7 @@ use super::disk::{Disk, Op};
 use super::space::{image_on, new_disk, qcow2_on};
 use super::{CLUSTER, EIO, ENOSPC, block_on, faults};
 use crate::Image;
-use crate::chain::Below;
+use crate::backing::NoBacking;
 use crate::file::Durability;
 use crate::job::{Attendant, Job, Moment};
 use crate::qcow2::create::{CreateOptions, Preallocation, create};
@@ -88,7 +88,7 @@ fn tables_that_l1_may_reach_after_a_failure_are_new_no_longer() {
     let mut unordered = 0;
     for index in 0..100 {
         let data = Buf::from(vec![7; SMALL as usize]);
-        block_on(image.write(index * TABLE, data, &Below::default())).unwrap();
+        block_on(image.write(index * TABLE, data, &NoBacking)).unwrap();
         let entry = l1 + 8 * index..l1 + 8 * index + 8;
         let is_l1 = move |op: &Op| *op == Op::Write(entry.clone());
         let is_entry = is_l1.clone();
@@ -125,7 +125,7 @@ impl Attendant for Waits {
 fn zeroes_behind_the_issue_of_a_barrier_wait_for_the_next() {
     let disk = new_disk(CLUSTER, 1);
     let image = qcow2_on(&disk);
-    let below = Below::default();
+    let below = NoBacking;
     // So that it can grow without another L1 table, which would take back what is counted ahead.
     let size = image.size();
     let (less, job) = (size - (1 << 20), Job::default());

@@ -20,7 +20,7 @@ pub struct CacheStatistics {
 }
 
 impl CacheStatistics {
-    pub(super) fn plus(self, other: CacheStatistics) -> CacheStatistics {
+    pub(crate) fn plus(self, other: CacheStatistics) -> CacheStatistics {
         CacheStatistics {
             budget_bytes: self.budget_bytes + other.budget_bytes,
             used_bytes: self.used_bytes + other.used_bytes,
