@@ -394,7 +394,7 @@ const WRITERS: &[(&str, &str)] = &[
         "`write_all`; cycles, which write again what they could not; the hint",
     ),
     ("qcow2/refcount.rs", "counts stay dirty until written"),
-    ("qcow2/mod.rs", "guest data: whether writes are durable"),
+    ("qcow2/write.rs", "guest data: whether writes are durable"),
     ("qcow2/admit.rs", "guest data"),
     ("qcow2/cow.rs", "guest data"),
     ("qcow2/gather.rs", "guest data"),

@@ -26,7 +26,7 @@ use super::header::{
     AllocationHint, BACKING_NAME_BYTES_MAX, CompressionType, Extensions, HEADER_BYTES,
     HEADER_BYTES_V2, Header, autoclear, compatible, incompatible,
 };
-use super::latch::Flush;
+use super::roots::Flush;
 use crate::backing::Backing;
 use crate::job::Job;
 use crate::policy::AllocPolicy;

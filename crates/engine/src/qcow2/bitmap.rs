@@ -26,7 +26,7 @@ use super::entry::big_endian;
 use super::entry::bitmap::{COUNT_MAX, DIRECTORY_BYTES_MAX, Fixed, TableEntry};
 use super::header::Header;
 use super::inspect::{self, BitmapInfo};
-use super::latch::Flush;
+use super::roots::Flush;
 use super::{Qcow2, State};
 use crate::file::HostFile;
 use crate::{Buf, Error, Result};

@@ -15,8 +15,9 @@ use futures_util::future::join_all;
 
 use super::admit::Stay;
 use super::compress::Compressor;
+use super::compressed_tail::Tail;
 use super::entry::{Compressed, L2Entry, SECTOR_BYTES};
-use super::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset};
+use super::geometry::{GuestCluster, GuestOffset, HostCluster, HostOffset};
 use super::inflight::{Kind, Want};
 use super::plan::{Freed, Promise};
 use super::{Counts, Qcow2, State};
@@ -28,21 +29,6 @@ use crate::{Error, Result};
 
 /// Buffers that go down in one write; the system takes 1024.
 const BUFFERS_PER_WRITE: usize = 512;
-
-/// Where the next compressed cluster begins.
-#[derive(Clone, Copy, Debug)]
-pub struct Tail {
-    next: u64,
-    /// References to the cluster that `next` lies in.
-    references: u64,
-}
-
-impl Tail {
-    /// The host cluster that it is in.
-    pub fn cluster(&self, geometry: &Geometry) -> HostCluster {
-        geometry.host_cluster(HostOffset(self.next))
-    }
-}
 
 /// A cluster on its way into the image.
 #[derive(Debug)]

@@ -9,10 +9,10 @@ use smallvec::smallvec;
 
 use super::admit::{Batch, Step};
 use super::gather::PART_BYTES_MAX;
+use super::geometry::HOST_BLOCK_BYTES;
 use super::growth::Policy;
 use super::map::{Run, Source};
 use super::plan::{Change, Fill};
-use super::punch::HOST_BLOCK_BYTES;
 use super::{Few, Qcow2};
 use crate::Result;
 use crate::backing::Backing;
@@ -105,7 +105,8 @@ impl Qcow2 {
             && write.steps.iter().all(is_new)
             && !self.data.is_keyed_by_guest()
         {
-            self.write_gathered(write.offset, write.data).await
+            let gathered = self.gathering.write(&self.data, write.offset, write.data);
+            gathered.await
         } else {
             let HostWrite { offset, data, .. } = write;
             let file = self.data.for_guest(offset, write.guest);

@@ -1,6 +1,7 @@
 //! Holding requests back: for what changes a root, and for what changes what tables say of clusters
 //! that stay mapped.
 
+use super::hold::Hold;
 use super::{Qcow2, State};
 use crate::sync::Waiters;
 use crate::{Error, Result};
@@ -27,15 +28,6 @@ impl Drop for Still<'_> {
     fn drop(&mut self) {
         self.image.lock().hold = None;
     }
-}
-
-/// Who is held back, besides those that change something.
-#[derive(Debug, Default)]
-pub(super) struct Hold {
-    /// Wakes them.
-    pub waiting: Waiters,
-    /// Nobody is left who needs a slice to come to an end: no slice is loaded or pinned either.
-    pub is_complete: bool,
 }
 
 impl Qcow2 {

@@ -18,7 +18,6 @@ use cowslip_queue::{Completer, IoVec, pending};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 
-use super::Qcow2;
 use crate::file::{Durability, HostFile};
 use crate::sync::{Mutex, lock};
 use crate::{Error, Result};
@@ -54,11 +53,11 @@ impl std::fmt::Debug for Gathering {
     }
 }
 
-impl Qcow2 {
+impl Gathering {
     /// Writes to space that only this request knows of, together with what others write beside it.
-    pub(super) async fn write_gathered(&self, offset: u64, data: IoVec) -> Result<()> {
+    pub async fn write(&self, file: &HostFile, offset: u64, data: IoVec) -> Result<()> {
         let (joined, joining) = pending();
-        lock(&self.gathering.0).push(Part {
+        lock(&self.0).push(Part {
             offset,
             data: data.clone(),
             joined,
@@ -73,12 +72,12 @@ impl Qcow2 {
         })
         .await;
         // Whoever comes back first begins the writes of all.
-        begin(&self.data, std::mem::take(&mut *lock(&self.gathering.0)));
+        begin(file, std::mem::take(&mut *lock(&self.0)));
         let joined = joining.await;
         match joined.outcome.await {
             Ok(()) => Ok(()),
             Err(error) if joined.members == 1 => Err(error.duplicate()),
-            Err(_) => self.data.write(offset, data, Durability::Cached).await,
+            Err(_) => file.write(offset, data, Durability::Cached).await,
         }
     }
 }

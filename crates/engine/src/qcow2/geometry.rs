@@ -12,6 +12,9 @@ use std::ops::Range;
 
 pub use crate::run::HostOffset;
 
+/// The block of the usual file systems: a hole that is smaller gives nothing back.
+pub const HOST_BLOCK_BYTES: u64 = 4096;
+
 macro_rules! address {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*

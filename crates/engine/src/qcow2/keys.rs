@@ -6,8 +6,8 @@ use std::ops::Range;
 use cowslip_queue::Buf;
 
 use super::Qcow2;
-use super::latch::Flush;
 use super::open::place_of_keys;
+use super::roots::Flush;
 use crate::Result;
 use crate::file::HostFile;
 use crate::luks;

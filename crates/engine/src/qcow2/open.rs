@@ -16,11 +16,11 @@ use super::inspect::snapshot_table_bytes;
 use super::latch::Latch;
 use super::plan::Unref;
 use super::probe::Probe;
-use super::punch::Punches;
+use super::punches::Punches;
 use super::refcount::Refcounts;
 use super::repair;
 use super::tables::Tables;
-use super::{Counts, EIO, Qcow2, State, growth, snapshot};
+use super::{Counts, Qcow2, State, growth, snapshot};
 use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
 use crate::file::{Brake, ChosenBy, Event, FileRequest, Gate, HostFile, Numbering, Role};
@@ -32,6 +32,7 @@ use crate::sync::{Mutex, Turn, Waiters};
 use crate::units::round_up;
 use crate::{Error, Result};
 
+const EIO: i32 = 5;
 const EACCES: i32 = 13;
 
 /// An image that is about to be opened.

@@ -16,9 +16,8 @@
 use std::ops::{Range, RangeInclusive};
 
 use super::entry::{Compressed, EntryFormat, L2Entry, Standard};
-use super::geometry::{HostOffset, SubclusterMask};
+use super::geometry::{HOST_BLOCK_BYTES, HostOffset, SubclusterMask};
 use super::map::{Run, map_cluster, reads_as_zero};
-use super::punch::HOST_BLOCK_BYTES;
 use crate::units::{round_down, round_up};
 
 /// Space for a cluster, and what is known of it.

@@ -3,9 +3,6 @@
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
-use super::Qcow2;
-use super::geometry::HostCluster;
-
 /// What the holder of the write-back turn is doing. The order is that of `writeback.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
@@ -64,14 +61,14 @@ pub struct Observation {
 /// What no other structure knows.
 #[derive(Debug, Default)]
 pub(super) struct Probe {
-    stage: AtomicU8,
+    pub(super) stage: AtomicU8,
     /// References that the running cycle took from the quarantine.
-    in_cycle: AtomicUsize,
-    refcount_table_moves: AtomicUsize,
+    pub(super) in_cycle: AtomicUsize,
+    pub(super) refcount_table_moves: AtomicUsize,
     /// Slices that had been evicted when the last cycle ended.
-    evicted: AtomicUsize,
-    l1_table_moves: AtomicUsize,
-    snapshots_change: AtomicUsize,
+    pub(super) evicted: AtomicUsize,
+    pub(super) l1_table_moves: AtomicUsize,
+    pub(super) snapshots_change: AtomicUsize,
 }
 
 /// Something that lasts until this is dropped.
@@ -139,40 +136,6 @@ impl Probe {
         During {
             probe: self,
             what: What::L1Growth,
-        }
-    }
-}
-
-impl Qcow2 {
-    /// What write-back does now.
-    pub fn stage(&self) -> Stage {
-        let stage = self.probe.stage.load(Ordering::Relaxed);
-        Stage::ALL[usize::from(stage)]
-    }
-
-    /// Whether the cluster with this byte of the image file is known to hold metadata, so that no
-    /// guest data can land there.
-    pub fn is_protected(&self, host_offset: u64) -> bool {
-        let cluster = HostCluster(host_offset >> self.geometry().cluster_bits());
-        self.lock().protected.contains(cluster)
-    }
-
-    /// What is going on now.
-    pub fn observe(&self) -> Observation {
-        let state = self.lock();
-        let stage = self.stage();
-        // What the last stages handle is not free before they end.
-        let opening = usize::from(matches!(stage, Stage::Lower | Stage::Release));
-        let in_cycle = self.probe.in_cycle.load(Ordering::Relaxed) + opening;
-        let evicted_before = self.probe.evicted.load(Ordering::Relaxed);
-        Observation {
-            stage,
-            quarantined: state.quarantine.len() + state.cleared.len() + in_cycle,
-            joined: state.joint.shared(),
-            evicted: state.tables.evicted() - evicted_before,
-            refcount_table_moved: self.probe.refcount_table_moves.load(Ordering::Relaxed) > 0,
-            l1_table_moved: self.probe.l1_table_moves.load(Ordering::Relaxed) > 0,
-            snapshots_change: self.probe.snapshots_change.load(Ordering::Relaxed) > 0,
         }
     }
 }

@@ -26,9 +26,9 @@ use super::{SCAN_CLUSTERS, entry_writes};
 use crate::qcow2::alloc::Content;
 use crate::qcow2::count_growth::{BlockUse, CountGrowth};
 use crate::qcow2::geometry::HostCluster;
-use crate::qcow2::latch::Flush;
 use crate::qcow2::plan::Freed;
 use crate::qcow2::probe::Stage;
+use crate::qcow2::roots::Flush;
 use crate::qcow2::{Counts, Qcow2};
 use crate::{Job, Result};
 

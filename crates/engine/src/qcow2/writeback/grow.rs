@@ -9,9 +9,9 @@ use crate::qcow2::count_growth::{CountGrowth, table_entries};
 use crate::qcow2::entry::set_refcount;
 use crate::qcow2::geometry::{HOST_OFFSET_END, HostCluster, HostOffset};
 use crate::qcow2::growth::{self, Method, Step};
-use crate::qcow2::latch::Flush;
 use crate::qcow2::probe::Stage;
 use crate::qcow2::refcount::Refcounts;
+use crate::qcow2::roots::Flush;
 use crate::qcow2::{Counts, Qcow2};
 use crate::{Buf, Error, Result};
 

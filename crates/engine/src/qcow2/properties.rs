@@ -1,0 +1,84 @@
+//! What an open image is: its files, its size, what its caches hold.
+
+use super::Qcow2;
+use super::header::Header;
+use super::sparse;
+use crate::Result;
+use crate::file::HostFile;
+use crate::statistics::{CacheStatistics, WriteStatistics};
+
+impl Qcow2 {
+    /// Whether the active L1 table refers to no L2 table: all of the disk is unallocated.
+    pub(crate) fn maps_nothing(&self) -> bool {
+        self.lock().tables.l1().iter().all(|&entry| entry == 0)
+    }
+
+    /// The file's name, for messages.
+    pub fn name(&self) -> &str {
+        self.file.name()
+    }
+
+    /// The image file.
+    pub fn file(&self) -> &HostFile {
+        &self.file
+    }
+
+    /// The file that guest data is in.
+    pub fn data_file(&self) -> &HostFile {
+        &self.data
+    }
+
+    /// Whether much of the allocated data is holes in the host file; asked once.
+    pub async fn is_sparse(&self) -> Result<bool> {
+        if let Some(&sparse) = self.sparse.get() {
+            return Ok(sparse);
+        }
+        // Holes below a cipher are no zeroes.
+        if self.data.is_encrypted() {
+            return Ok(false);
+        }
+        let header = self.header();
+        let sparse = sparse::is_sparse(&self.file, &header).await?;
+        Ok(*self.sparse.get_or_init(|| sparse))
+    }
+
+    /// The size of the disk in bytes.
+    pub fn size(&self) -> u64 {
+        self.lock().header.size
+    }
+
+    /// A copy of the header.
+    pub fn header(&self) -> Header {
+        self.lock().header.clone()
+    }
+
+    /// The unit of allocation and zeroing.
+    pub fn subcluster_bytes(&self) -> u64 {
+        self.geometry().subcluster_bytes()
+    }
+
+    /// Bytes in a cluster.
+    pub(crate) fn cluster_bytes(&self) -> u64 {
+        self.geometry().cluster_bytes()
+    }
+
+    /// Bytes that the tables take in memory if nothing is let go.
+    pub(crate) fn cache_bytes_wanted(&self) -> u64 {
+        self.lock().tables.bytes_wanted(self.writable)
+    }
+
+    /// Sets what L2 slices may take from now on.
+    pub(crate) fn set_cache_budget(&self, bytes: u64) {
+        self.lock().tables.set_budget(bytes);
+    }
+
+    /// What the cache of L2 slices did so far, and what it holds.
+    pub(crate) fn cache_statistics(&self) -> CacheStatistics {
+        self.lock().tables.statistics()
+    }
+
+    /// What writes of guest data found so far.
+    pub(crate) fn write_statistics(&self) -> WriteStatistics {
+        self.lock().writes
+    }
+}
