@@ -14,23 +14,22 @@ use crate::{run, tree};
 
 /// The modules of `crates/engine/src/qcow2` that are mutated, and whose unit tests each meets.
 const MODULES: [(&str, &[&str]); 10] = [
-    ("inflight", &["inflight"]),
-    ("alloc", &["alloc"]),
-    ("refcount", &["refcount"]),
+    ("mapping/inflight", &["mapping::inflight"]),
+    ("space/alloc", &["space::alloc"]),
+    ("space/refcount", &["space::refcount"]),
     ("plan", &["plan"]),
-    ("writeback", &["writeback"]),
-    ("writeback/grow", &["writeback"]),
-    ("ahead", &["ahead", "writeback"]),
-    ("count_growth", &["writeback"]),
-    ("room", &["room", "writeback"]),
-    ("punch", &["punch", "writeback"]),
+    ("commit/writeback", &["commit::writeback"]),
+    ("commit/writeback/grow", &["commit::writeback"]),
+    ("space/ahead", &["space::ahead", "commit::writeback"]),
+    ("space/count_growth", &["commit::writeback"]),
+    ("space/room", &["space::room", "commit::writeback"]),
+    ("space/punch", &["space::punch", "commit::writeback"]),
 ];
 
 /// Options of `cargo xtask mutants`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// This module alone: inflight, alloc, refcount, plan, writeback, writeback/grow, ahead,
-    /// count_growth, room or punch
+    /// This module alone, by its path: plan, mapping/inflight, commit/writeback and so on
     #[arg(long, value_name = "MODULE")]
     file: Option<String>,
     /// Only mutants whose description matches this regular expression

@@ -356,19 +356,19 @@ fn only_write_back_flushes_the_files_of_a_qcow2_image() {
 /// The files that may flush, and why.
 const FLUSHERS: &[(&str, &str)] = &[
     (
-        "crates/engine/src/qcow2/writeback.rs",
+        "crates/engine/src/qcow2/commit/writeback.rs",
         "the only writer of metadata",
     ),
     (
-        "crates/engine/src/qcow2/create/write.rs",
+        "crates/engine/src/qcow2/offline/create/write.rs",
         "a new image, which nobody has open",
     ),
     (
-        "crates/engine/src/qcow2/repair/run.rs",
+        "crates/engine/src/qcow2/offline/repair/run.rs",
         "a repair, before anybody has the image open",
     ),
     (
-        "crates/engine/src/qcow2/resize.rs",
+        "crates/engine/src/qcow2/control/resize.rs",
         "a longer L1 table, before the header names it (D6)",
     ),
 ];
@@ -390,33 +390,48 @@ fn roots_are_written_in_one_place() {
 /// failed there.
 const WRITERS: &[(&str, &str)] = &[
     (
-        "qcow2/writeback.rs",
+        "qcow2/commit/writeback.rs",
         "`write_all`; cycles, which write again what they could not; the hint",
     ),
-    ("qcow2/refcount.rs", "counts stay dirty until written"),
-    ("qcow2/write.rs", "guest data: whether writes are durable"),
-    ("qcow2/admit.rs", "guest data"),
-    ("qcow2/cow.rs", "guest data"),
-    ("qcow2/gather.rs", "guest data"),
-    ("qcow2/compressed_write.rs", "guest data"),
-    ("qcow2/resize.rs", "tables that nothing refers to yet"),
-    ("qcow2/empty.rs", "a table that nothing refers to any more"),
-    ("qcow2/bitmap/store.rs", "bits that nothing refers to yet"),
-    ("qcow2/amend/width.rs", "counts that nothing refers to yet"),
+    ("qcow2/space/refcount.rs", "counts stay dirty until written"),
     (
-        "qcow2/snapshot/steps.rs",
+        "qcow2/path/write.rs",
+        "guest data: whether writes are durable",
+    ),
+    ("qcow2/path/admit.rs", "guest data"),
+    ("qcow2/path/cow.rs", "guest data"),
+    ("qcow2/path/gather.rs", "guest data"),
+    ("qcow2/path/compressed_write.rs", "guest data"),
+    (
+        "qcow2/control/resize.rs",
+        "tables that nothing refers to yet",
+    ),
+    (
+        "qcow2/control/empty.rs",
+        "a table that nothing refers to any more",
+    ),
+    (
+        "qcow2/control/bitmap/store.rs",
+        "bits that nothing refers to yet",
+    ),
+    (
+        "qcow2/control/amend/width.rs",
+        "counts that nothing refers to yet",
+    ),
+    (
+        "qcow2/control/snapshot/steps.rs",
         "structures that nothing refers to yet",
     ),
     (
-        "qcow2/snapshot/flags.rs",
+        "qcow2/control/snapshot/flags.rs",
         "COPIED, read from the file again before it is set back",
     ),
     (
-        "qcow2/create/write.rs",
+        "qcow2/offline/create/write.rs",
         "a new image, whose header goes last",
     ),
     (
-        "qcow2/repair/run.rs",
+        "qcow2/offline/repair/run.rs",
         "a repair, which ends with the first failure",
     ),
 ];

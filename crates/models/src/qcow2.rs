@@ -2,7 +2,7 @@
 
 #[path = "../../engine/src/qcow2/geometry.rs"]
 pub mod geometry;
-#[path = "../../engine/src/qcow2/inflight.rs"]
+#[path = "../../engine/src/qcow2/mapping/inflight.rs"]
 pub mod inflight;
 
 /// What leases know of a plan.

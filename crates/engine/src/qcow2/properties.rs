@@ -2,9 +2,9 @@
 
 use super::Qcow2;
 use super::header::Header;
-use super::sparse;
 use crate::Result;
 use crate::file::HostFile;
+use crate::qcow2::space::sparse;
 use crate::statistics::{CacheStatistics, WriteStatistics};
 
 impl Qcow2 {

@@ -3,26 +3,26 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
-use super::alloc::{FreeSet, Fresh, Protected};
-use super::bitmap::Bitmaps;
-use super::compressed_tail::Tail;
 use super::entry::EntryFormat;
-use super::gather::Gathering;
 use super::geometry::{Geometry, HostCluster, HostOffset};
-use super::growth;
 use super::header::{CompressionType, Header};
-use super::hold::Hold;
-use super::inflight::{Epochs, JointSpace, Leases};
-use super::latch::Latch;
 use super::plan::{Freed, Unref};
-use super::probe::Probe;
-use super::punches::Punches;
-use super::refcount::Refcounts;
-use super::tables::Tables;
 use crate::Workers;
 use crate::durable::DurableWrites;
 use crate::file::HostFile;
 use crate::policy::{DiscardPolicy, WritePolicy, ZeroMethod};
+use crate::qcow2::commit::probe::Probe;
+use crate::qcow2::control::bitmap::Bitmaps;
+use crate::qcow2::health::hold::Hold;
+use crate::qcow2::health::latch::Latch;
+use crate::qcow2::mapping::inflight::{Epochs, JointSpace, Leases};
+use crate::qcow2::mapping::tables::Tables;
+use crate::qcow2::path::compressed_tail::Tail;
+use crate::qcow2::path::gather::Gathering;
+use crate::qcow2::space::alloc::{FreeSet, Fresh, Protected};
+use crate::qcow2::space::growth;
+use crate::qcow2::space::punches::Punches;
+use crate::qcow2::space::refcount::Refcounts;
 use crate::statistics::WriteStatistics;
 use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
 

@@ -5,10 +5,10 @@
 //! | 0-39 | fixed part: L1 table, lengths, dates |
 //! | 40-.. | extra data, then ID, then name; padded to 8 bytes |
 
-use super::super::check::SnapshotL1Flaw;
 use super::super::geometry::Geometry;
 use super::super::header::L1_BYTES_MAX;
 use super::big_endian;
+use crate::qcow2::offline::check::SnapshotL1Flaw;
 
 /// Bytes of the fixed part.
 pub const FIXED_BYTES: usize = 40;

@@ -1,0 +1,7 @@
+//! The order of durable writes: cycles of write-back, and roots.
+
+pub(super) mod observe;
+pub mod probe;
+pub(super) mod roots;
+pub(super) mod turn;
+pub(super) mod writeback;

@@ -1,0 +1,41 @@
+//! A look at an image in operation, for tests that crash it.
+
+use std::sync::atomic::Ordering;
+
+use super::probe::{Observation, Stage};
+use crate::qcow2::Qcow2;
+use crate::qcow2::geometry::HostCluster;
+
+impl Qcow2 {
+    /// What write-back does now.
+    pub fn stage(&self) -> Stage {
+        let stage = self.probe.stage.load(Ordering::Relaxed);
+        Stage::ALL[usize::from(stage)]
+    }
+
+    /// Whether the cluster with this byte of the image file is known to hold metadata, so that no
+    /// guest data can land there.
+    pub fn is_protected(&self, host_offset: u64) -> bool {
+        let cluster = HostCluster(host_offset >> self.geometry().cluster_bits());
+        self.lock().protected.contains(cluster)
+    }
+
+    /// What is going on now.
+    pub fn observe(&self) -> Observation {
+        let state = self.lock();
+        let stage = self.stage();
+        // What the last stages handle is not free before they end.
+        let opening = usize::from(matches!(stage, Stage::Lower | Stage::Release));
+        let in_cycle = self.probe.in_cycle.load(Ordering::Relaxed) + opening;
+        let evicted_before = self.probe.evicted.load(Ordering::Relaxed);
+        Observation {
+            stage,
+            quarantined: state.quarantine.len() + state.cleared.len() + in_cycle,
+            joined: state.joint.shared(),
+            evicted: state.tables.evicted() - evicted_before,
+            refcount_table_moved: self.probe.refcount_table_moves.load(Ordering::Relaxed) > 0,
+            l1_table_moved: self.probe.l1_table_moves.load(Ordering::Relaxed) > 0,
+            snapshots_change: self.probe.snapshots_change.load(Ordering::Relaxed) > 0,
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Writes of roots: the header, the refcount table, directories, key slots.
+//!
+//! A write that has failed may have been done, as a whole or in part. After the failed write of a
+//! root, memory and medium may therefore name different structures, and whatever is written by what
+//! memory says may land in a live one. So [`Qcow2::write_root`] is the only way to write a root,
+//! and it latches on any failure, for want of space too.
+
+use crate::qcow2::Qcow2;
+use crate::{Buf, Result};
+
+/// What is flushed after a root is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::qcow2) enum Flush {
+    /// The image file.
+    File,
+    /// The data file, then the image file.
+    All,
+}
+
+/// Writes at offsets in the image file.
+pub(in crate::qcow2) type RootWrites = Vec<(u64, Vec<Buf>)>;
+
+impl Qcow2 {
+    /// Writes parts of a root, all at once, and flushes. Roots are the header with its extensions,
+    /// the refcount table that the header names, the bitmap directory and the key slots. The
+    /// entries of L1 go down in cycles, which know that a failed one may have been written.
+    ///
+    /// # Errors
+    /// Any failure latches the image: the write may have been done, and the flush may have covered
+    /// it.
+    pub(in crate::qcow2) async fn write_root(
+        &self,
+        writes: RootWrites,
+        flush: Flush,
+    ) -> Result<()> {
+        self.unlatched(&self.lock())?;
+        let written = async {
+            self.write_all(writes).await?;
+            match flush {
+                Flush::File => self.sync(&self.file).await,
+                Flush::All => self.barrier().await,
+            }
+        };
+        let outcome = written.await;
+        if let Err(error) = &outcome {
+            self.lock().latch.set_for_root(error.duplicate());
+        }
+        outcome
+    }
+}

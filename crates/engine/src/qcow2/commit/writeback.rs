@@ -1,0 +1,688 @@
+//! The only writer of metadata, and the only place that knows the order of durable writes.
+//!
+//! Definitions. A *cut* copies, in one hold of the metadata lock, all that is dirty; only these
+//! copies are written. A *barrier* is a flush of every file that was written; it covers what had
+//! completed before it was issued. Whoever holds the *turn* runs the cycle: cycles are serial, so a
+//! metadata sector never has two writes in flight.
+//!
+//! | stage | what is written | what a crash after it leaves |
+//! | --- | --- | --- |
+//! | A | raised counts, new tables (nothing refers to them yet); guest data is down already | leaks |
+//! | barrier | | |
+//! | B | slices of tables that L1 refers to, L1 entries of new tables | leaks; each entry refers to counted, durable clusters (D1) |
+//! | barrier | | all that completed before the cut is durable |
+//! | C | lowered counts of what the cut cleared, once its epoch has left (D2) | leaks |
+//!
+//! Stage A needs one barrier for data, counts and new tables together, since a new table is reached
+//! only through its L1 entry, which is a stage-B write. Empty stages cost nothing.
+//!
+//! A cut is *unordered* if it raises no count, and no entry in it promises bytes that may not be
+//! durable yet ([`Promise`](crate::qcow2::plan::Promise)): each entry refers to space that reads as
+//! zeroes, durably, where the guest's disk did. Then stage A is empty, new tables, slices and L1 go
+//! down together, and there is one barrier for them and for the guest's data: whatever a crash
+//! keeps of them, each sector is old or new.
+//!
+//! The refcount table and its blocks grow ahead of need ([`Qcow2::make_room`]): blocks, barrier,
+//! table entries (or a new table, barrier, header), barrier; only then is the space they count
+//! handed out. So no cluster is taken that could not be counted.
+
+use std::ops::Range;
+
+use futures_util::future::join_all;
+
+use super::probe::Stage;
+use super::roots::Flush;
+use crate::file::{Durability, Event, HostFile};
+use crate::qcow2::geometry::HostCluster;
+use crate::qcow2::header::{AllocationHint, Header, autoclear, incompatible};
+use crate::qcow2::mapping::tables::{Cut, OnDisk, SliceCopy};
+use crate::qcow2::plan::Freed;
+use crate::qcow2::space::alloc::{self, Content};
+use crate::qcow2::{Counts, Qcow2, State};
+use crate::{Buf, Error, Result};
+
+mod drop_counts;
+mod fixed;
+mod grow;
+
+/// Clusters whose counts are looked through at a time.
+const SCAN_CLUSTERS: u64 = 1 << 15;
+/// The host is asked for the holes of so much at a time, which bounds how many it can tell of.
+const LOOK_BYTES: u64 = 256 << 20;
+/// The largest refcount table, as QEMU's.
+const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
+
+/// What one cycle writes.
+struct Cycle {
+    number: u64,
+    tables: Cut,
+    raised: Vec<(HostCluster, u64)>,
+    freed: Vec<(Freed, u64)>,
+    unflushed: bool,
+    /// Changes of space before the cut.
+    space_changes: u64,
+    /// There is no barrier before entries.
+    unordered: bool,
+    /// Entries of L1 may have been written.
+    l1_reached: bool,
+}
+
+/// How a write in place goes down: synchronously if it asks to be durable and its mapping is.
+pub(in crate::qcow2) fn durability(asked: Durability, mapping_is_durable: bool) -> Durability {
+    match asked {
+        Durability::Durable if mapping_is_durable => Durability::Durable,
+        Durability::Durable | Durability::Cached => Durability::Cached,
+    }
+}
+
+/// Whether an error says that there is no space. Of a write: nothing is lost then, and a retry may
+/// succeed. A flush that fails so has latched the image.
+pub(in crate::qcow2) fn is_no_space(error: &Error) -> bool {
+    const ENOSPC: i32 = 28;
+    const EDQUOT: i32 = 122;
+    matches!(error, Error::Io { source, .. }
+        if matches!(source.raw_os_error(), Some(ENOSPC | EDQUOT)))
+}
+
+impl Qcow2 {
+    /// Makes durable what had completed when it was called, by a cycle whose cut comes after.
+    pub(in crate::qcow2) async fn write_back(&self) -> Result<()> {
+        let wanted = {
+            let state = self.lock();
+            self.unlatched(&state)?;
+            state.cuts + 1
+        };
+        let mut turn = self.turn.take().await;
+        {
+            let state = self.lock();
+            self.unlatched(&state)?;
+            if state.durable_cut >= wanted {
+                return Ok(());
+            }
+        }
+        self.to_the_end(self.cycle(&mut turn)).await
+    }
+
+    /// One write-back cycle.
+    pub(in crate::qcow2) async fn cycle(&self, counts: &mut Counts) -> Result<()> {
+        // After a failed barrier nothing may be built on what it should have covered.
+        self.unlatched(&self.lock())?;
+        let mut cycle = self.cut();
+        self.probe.cycle_begins(cycle.freed.len());
+        let mut written = self.write_stages(counts, &mut cycle).await;
+        {
+            let mut state = self.lock();
+            match &written {
+                Ok(()) => {
+                    let state = &mut *state;
+                    state.tables.cut_is_durable(&cycle.tables);
+                    state.durable_cut = cycle.number;
+                    state.cleared.append(&mut cycle.freed);
+                }
+                Err(error) => self.take_back(&mut state, cycle, error),
+            }
+        }
+        if written.is_ok() {
+            written = self.open_quarantine(counts).await;
+        }
+        self.probe.cycle_ends(self.lock().tables.evicted());
+        written
+    }
+
+    fn cut(&self) -> Cycle {
+        let mut state = self.lock();
+        let state = &mut *state;
+        state.cuts += 1;
+        state.epochs.advance();
+        Cycle {
+            number: state.cuts,
+            tables: state.tables.cut(),
+            raised: std::mem::take(&mut state.raised).into_iter().collect(),
+            freed: std::mem::take(&mut state.quarantine),
+            unflushed: std::mem::take(&mut state.unflushed),
+            space_changes: self.file.space_changes(),
+            unordered: false,
+            l1_reached: false,
+        }
+    }
+
+    /// After a failure nothing of the cut counts as durable. Without space it may be tried again;
+    /// any other failure latches the image (invariant D4).
+    fn take_back(&self, state: &mut State, cycle: Cycle, error: &Error) {
+        state.tables.cut_failed(&cycle.tables, cycle.l1_reached);
+        for (cluster, count) in cycle.raised {
+            *state.raised.entry(cluster).or_default() += count;
+        }
+        let later = std::mem::replace(&mut state.quarantine, cycle.freed);
+        state.quarantine.extend(later);
+        state.unflushed = true;
+        if !is_no_space(error) {
+            state.latch.set(error.duplicate());
+        }
+    }
+
+    async fn write_stages(&self, counts: &mut Counts, cycle: &mut Cycle) -> Result<()> {
+        // Stage A. What has been raised stays raised in memory if a later step fails.
+        let stage = self.probe.stage(Stage::Raise);
+        let raised = cycle.raised.len() as u64;
+        if raised > 0 {
+            self.file.reach(Event::RefblockAlloc).await;
+        }
+        while let Some((cluster, count)) = cycle.raised.pop() {
+            if let Err(error) = counts.refcounts.add(cluster, count as i64).await {
+                cycle.raised.push((cluster, count));
+                return Err(error);
+            }
+        }
+        self.count_ahead(counts, raised).await;
+        let wrote_counts = counts.refcounts.is_dirty();
+        let has_tables = !cycle.tables.new_tables.is_empty() || !cycle.tables.slices.is_empty();
+        let has_entries = !cycle.tables.slices.is_empty() || !cycle.tables.l1.is_empty();
+        cycle.unordered = has_entries && !self.is_ordered(counts, cycle);
+        if !cycle.unordered {
+            counts.refcounts.write_dirty().await?;
+            self.write_new_tables(&cycle.tables).await?;
+            if cycle.unflushed || wrote_counts || has_tables {
+                self.barrier().await?;
+                counts.refcounts.settle();
+                self.lock().settled_space_changes = cycle.space_changes;
+            }
+        }
+        drop(stage);
+        // Stage B.
+        if !has_entries {
+            return Ok(());
+        }
+        let _slices = self.probe.stage(Stage::Slices);
+        if !cycle.tables.slices.is_empty() {
+            self.file.reach(Event::L2Update).await;
+        }
+        let new_slices = match cycle.unordered {
+            true => &cycle.tables.new_slices[..],
+            false => &[],
+        };
+        self.write_slices(new_slices.iter().chain(&cycle.tables.slices))
+            .await?;
+        let _roots = (!cycle.tables.l1.is_empty()).then(|| self.probe.stage(Stage::Roots));
+        cycle.l1_reached = true;
+        self.write_l1(&cycle.tables).await?;
+        self.sync(&self.file).await
+    }
+
+    /// Whether entries of a cut have to wait until what they refer to, and its counts, are durable.
+    fn is_ordered(&self, counts: &Counts, cycle: &Cycle) -> bool {
+        let is_settled = self.lock().settled_space_changes == cycle.space_changes;
+        !counts.refcounts.is_settled()
+            || !is_settled
+            || cycle.tables.is_ordered()
+            || self.format.data_file
+    }
+
+    /// Flushes the data file first, so that no entry can be durable before its data.
+    pub(in crate::qcow2) async fn barrier(&self) -> Result<()> {
+        if self.format.data_file {
+            self.sync(&self.data).await?;
+        }
+        self.sync(&self.file).await
+    }
+
+    /// Flushes a file. Whatever the error of a flush that fails, no space too: what it should have
+    /// covered may be lost, and the system tells so only once (invariant D4).
+    pub(in crate::qcow2) async fn sync(&self, file: &HostFile) -> Result<()> {
+        let under_way = self.durable_writes.begin();
+        let flushed = file.flush().await;
+        if let Err(error) = &flushed {
+            self.lock().latch.set(error.duplicate());
+        }
+        under_way.end();
+        flushed?;
+        self.hear_others().await
+    }
+
+    /// Whether nothing was lost that a flush or a durable write which has just succeeded should
+    /// have covered: those beside it may have been told instead.
+    pub(in crate::qcow2) async fn hear_others(&self) -> Result<()> {
+        let all_heard = self.durable_writes.settle().await;
+        let mut state = self.lock();
+        if all_heard.is_err() {
+            let abandoned = std::io::Error::from(std::io::ErrorKind::Interrupted);
+            let text = format!("A durable write to '{}' was broken off", self.name());
+            state.latch.set(Error::io(text, abandoned));
+        }
+        self.unlatched(&state)
+    }
+
+    async fn write_slices(&self, slices: impl Iterator<Item = &SliceCopy>) -> Result<()> {
+        // Tables lie in the order in which they were made, which is not that of what they map.
+        let mut slices: Vec<&SliceCopy> = slices.collect();
+        slices.sort_by_key(|copy| copy.offset);
+        let mut writes: Vec<(u64, u64, Vec<Buf>)> = Vec::new();
+        for copy in slices {
+            let len = copy.bytes.len() as u64;
+            match writes.last_mut() {
+                Some((_, end, data)) if *end == copy.offset.0 && data.len() < 256 => {
+                    *end += len;
+                    data.push(copy.bytes.clone());
+                }
+                _ => writes.push((copy.offset.0, copy.offset.0 + len, vec![copy.bytes.clone()])),
+            }
+        }
+        self.write_all(
+            writes
+                .into_iter()
+                .map(|(offset, _, data)| (offset, data))
+                .collect(),
+        )
+        .await
+    }
+
+    /// Writes them all at once; returns when all have ended.
+    pub(in crate::qcow2) async fn write_all(&self, writes: Vec<(u64, Vec<Buf>)>) -> Result<()> {
+        let writes = writes
+            .into_iter()
+            .map(|(at, data)| self.file.write(at, data, Durability::Cached));
+        join_all(writes).await.into_iter().collect()
+    }
+
+    async fn write_new_tables(&self, cut: &Cut) -> Result<()> {
+        let unknown = cut
+            .new_tables
+            .iter()
+            .filter(|(_, table)| table.on_disk == OnDisk::Unknown);
+        for (_, table) in unknown {
+            self.file
+                .write(
+                    table.offset.0,
+                    vec![crate::qcow2::path::cow::zeroes(
+                        self.geometry().cluster_bytes() as usize,
+                    )],
+                    Durability::Cached,
+                )
+                .await?;
+        }
+        if !cut.new_slices.is_empty() {
+            self.file.reach(Event::L2AllocWrite).await;
+        }
+        self.write_slices(cut.new_slices.iter()).await
+    }
+
+    /// Writes single entries: L1 in memory may hold newer ones that must not go down yet.
+    async fn write_l1(&self, cut: &Cut) -> Result<()> {
+        let table = self.lock().header.l1_table_offset;
+        let entries: Vec<_> = cut
+            .l1
+            .iter()
+            .map(|(&index, &entry)| (index, entry))
+            .collect();
+        if !entries.is_empty() {
+            self.file.reach(Event::L1Update).await;
+        }
+        self.write_all(entry_writes(table, &entries)).await
+    }
+
+    /// Stage C: clusters whose last reference is gone for good, and that no request can still
+    /// reach, lose their count and become free.
+    async fn open_quarantine(&self, counts: &mut Counts) -> Result<()> {
+        let ready: Vec<(Freed, u64)> = {
+            let mut state = self.lock();
+            let state = &mut *state;
+            let (ready, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut state.cleared)
+                .into_iter()
+                .partition(|(_, epoch)| state.epochs.all_left(*epoch));
+            state.cleared = waiting;
+            ready
+        };
+        if ready.is_empty() {
+            return Ok(());
+        }
+        self.punch_subclusters(counts, &ready).await;
+        self.file.reach(Event::ClusterFree).await;
+        let lower = self.probe.stage(Stage::Lower);
+        let mut free = Vec::new();
+        let mut damaged = None;
+        for cluster in ready.iter().flat_map(|(freed, _)| self.clusters_of(freed)) {
+            match counts.refcounts.add(cluster, -1).await {
+                Ok(0) => free.push(cluster),
+                Ok(_) => {}
+                Err(error) => damaged = Some(error),
+            }
+        }
+        free.sort_unstable();
+        free.dedup();
+        if let Some(tail) = &counts.compressed_tail
+            && free.binary_search(&tail.cluster(self.geometry())).is_ok()
+        {
+            counts.compressed_tail = None;
+        }
+        let written = counts.refcounts.write_dirty().await;
+        drop(lower);
+        let _release = self.probe.stage(Stage::Release);
+        let content = self.punch_clusters(&free).await;
+        let mut state = self.lock();
+        let state = &mut *state;
+        for (cluster, content) in free.iter().zip(content) {
+            set_free(state, counts.scanned, (*cluster, content));
+        }
+        if let Some(error) = damaged {
+            // The image's own counts contradict its tables: it must not be written any more.
+            state.latch.set(error);
+        }
+        if let Err(error) = &written {
+            state.unflushed = true;
+            if !is_no_space(error) {
+                state.latch.set(error.duplicate());
+            }
+        }
+        Ok(())
+    }
+
+    /// The clusters that lose a reference.
+    pub(in crate::qcow2) fn clusters_of(
+        &self,
+        freed: &Freed,
+    ) -> impl Iterator<Item = HostCluster> + use<> {
+        let bits = self.geometry().cluster_bits();
+        let range = match freed {
+            Freed::Cluster(host) => host.0 >> bits..(host.0 >> bits) + 1,
+            Freed::Compressed(place) => {
+                place.start >> bits..((place.start + place.len - 1) >> bits) + 1
+            }
+            // The cluster stays mapped.
+            Freed::Subclusters(..) => 0..0,
+        };
+        range.map(HostCluster)
+    }
+
+    /// Waits until so many clusters may be free: finds some, or grows the file. Errors with no
+    /// space before anything is taken.
+    pub(in crate::qcow2) async fn make_room(&self, clusters: u64) -> Result<()> {
+        let mut counts = self.turn.take().await;
+        self.to_the_end(self.make_room_in_turn(&mut counts, clusters))
+            .await
+    }
+
+    /// The same ahead of need: what is left where space is scarce is left to those who need it.
+    pub(in crate::qcow2) async fn make_room_ahead(&self, clusters: u64) -> Result<()> {
+        let mut counts = self.turn.take().await;
+        let room = async {
+            while self.lock().free.clusters() < clusters {
+                self.unlatched(&self.lock())?;
+                if !self.scan(&mut counts).await? {
+                    self.grow_ahead(&mut counts, clusters).await?;
+                }
+            }
+            Ok(())
+        };
+        let outcome = self.to_the_end(room).await;
+        if outcome.is_err() {
+            self.lock().low_water = 0;
+        }
+        outcome
+    }
+
+    async fn make_room_in_turn(&self, counts: &mut Counts, clusters: u64) -> Result<()> {
+        let mut cycled = false;
+        loop {
+            {
+                let state = self.lock();
+                self.unlatched(&state)?;
+                if state.free.clusters() >= clusters {
+                    return Ok(());
+                }
+            }
+            match self.find_room(counts, clusters).await {
+                Ok(()) => {}
+                Err(error) if is_no_space(&error) && !cycled && !self.is_latched() => {
+                    // What is freed but not yet durable may do.
+                    cycled = true;
+                    self.cycle(counts).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Finds some free clusters among those that exist, or grows the file by so many at least.
+    pub(in crate::qcow2) async fn find_room(
+        &self,
+        counts: &mut Counts,
+        clusters: u64,
+    ) -> Result<()> {
+        if self.scan(counts).await? || self.recount_dropped(counts).await? {
+            return Ok(());
+        }
+        self.grow(counts, clusters).await
+    }
+
+    /// Looks through the counts of clusters that existed at open; `false` when there are no more.
+    pub(in crate::qcow2) async fn scan(&self, counts: &mut Counts) -> Result<bool> {
+        let end = self.lock().claimed_at_open;
+        // A cluster that the end of a device cuts through cannot be written as a whole.
+        let end = end.min(self.fixed_end.unwrap_or(u64::MAX));
+        let from = counts.scanned;
+        if from >= end {
+            return Ok(false);
+        }
+        let to = end.min(from + SCAN_CLUSTERS);
+        let runs = counts.refcounts.countable_zero_runs(from..to).await?;
+        self.refuse_free_metadata(&runs)?;
+        let mut found = Vec::new();
+        for run in runs {
+            self.look_for_holes(run, &mut found).await;
+        }
+        let mut state = self.lock();
+        for (run, content) in found {
+            let count = run.end - run.start;
+            state.free.add(HostCluster(run.start), count, content);
+        }
+        counts.scanned = to;
+        Ok(true)
+    }
+
+    /// Metadata whose count is 0 would be handed out.
+    fn refuse_free_metadata(&self, free: &[Range<u64>]) -> Result<()> {
+        let mut state = self.lock();
+        let holds_metadata = |&c: &u64| state.protected.contains(HostCluster(c));
+        let Some(cluster) = free.iter().cloned().flatten().find(holds_metadata) else {
+            return Ok(());
+        };
+        let error = Error::Corrupt {
+            file: self.name().to_string(),
+            structure: "reference count of the cluster",
+            offset: self.geometry().host_offset(HostCluster(cluster)).0,
+            detail: "it is 0, but the cluster holds metadata".to_string(),
+        };
+        state.latch.set(error.duplicate());
+        Err(error)
+    }
+
+    /// What free clusters read as: zeroes where the host has a hole. An earlier session has left it
+    /// there, and the flush that precedes the first write of this one has made it durable; or this
+    /// one has punched it, and it counts as a change of space. Only a file system that is known to
+    /// punch holes is believed about where they are: FUSE calls a hole what is written and still in
+    /// the page cache.
+    async fn look_for_holes(&self, free: Range<u64>, found: &mut Vec<(Range<u64>, Content)>) {
+        if !self.zero_method.knows_fresh() || !self.file.capabilities().punches_holes {
+            return found.push((free, Content::Unknown));
+        }
+        let bits = self.geometry().cluster_bits();
+        let step = (LOOK_BYTES >> bits).max(1);
+        let mut at = free.start;
+        while at < free.end {
+            let part = at..free.end.min(at + step);
+            at = part.end;
+            let bytes = (part.end - part.start) << bits;
+            match self.file.extents(part.start << bits, bytes).await {
+                Ok(extents) => alloc::in_holes(&part, &extents, bits, found),
+                // Whoever cannot tell what is there knows nothing of it.
+                Err(_) => found.push((part, Content::Unknown)),
+            }
+        }
+    }
+
+    /// Frees clusters of a structure that the header has, durably, ceased to refer to. Nobody but
+    /// the holder of the turn reads such structures, so no epoch is to be waited for.
+    pub(in crate::qcow2) async fn free_metadata(
+        &self,
+        counts: &mut Counts,
+        clusters: Range<u64>,
+    ) -> Result<()> {
+        self.file.reach(Event::ClusterFree).await;
+        for cluster in clusters.map(HostCluster) {
+            if counts.refcounts.add(cluster, -1).await? == 0 {
+                set_free(
+                    &mut self.lock(),
+                    counts.scanned,
+                    (cluster, Content::Unknown),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes a root (invariant D6): one write within header sector 0, between barriers. What the
+    /// new header refers to is durable already.
+    pub(in crate::qcow2) async fn write_header(&self, header: &Header) -> Result<()> {
+        let _roots = (self.stage() == Stage::Idle).then(|| self.probe.stage(Stage::Roots));
+        let fixed = vec![(0, vec![Buf::from(header.fixed_part())])];
+        self.write_root(fixed, Flush::File).await?;
+        self.lock().header = header.clone();
+        Ok(())
+    }
+
+    /// Changes the hint where it is: eight bytes of one sector, which nothing depends on, so
+    /// nothing is flushed for them, and want of space stops nobody. Where they are is known, since
+    /// the failed write of a root latches.
+    pub(in crate::qcow2) async fn write_allocation_hint(&self, hint: AllocationHint) -> Result<()> {
+        {
+            let state = self.lock();
+            let changes = state.header.extensions.allocation != Some(hint);
+            if !changes || !state.ready_for_changes || hint.data_offset == 0 {
+                return Ok(());
+            }
+        }
+        let data = vec![Buf::from(hint.encode().to_vec())];
+        let write = self.file.write(hint.data_offset, data, Durability::Cached);
+        let written = write.await;
+        if let Err(error) = &written
+            && !is_no_space(error)
+        {
+            self.latch(error);
+        }
+        written?;
+        self.lock().header.extensions.allocation = Some(hint);
+        Ok(())
+    }
+
+    /// Sets the corrupt bit where damage was met (invariant S3); version 2 has none. It is the only
+    /// write that may follow the latch, which the damage has set. After the failed write of a root
+    /// it may not: the header in memory may be another one than the medium's.
+    pub(in crate::qcow2) async fn mark_corrupt(&self) {
+        let _turn = self.turn.take().await;
+        let mut header = {
+            let state = self.lock();
+            let is_marked = state.header.version < 3 || state.header.is_corrupt();
+            if !state.damaged || is_marked || !state.latch.knows_roots() {
+                return;
+            }
+            state.header.clone()
+        };
+        header.incompatible_features |= incompatible::CORRUPT;
+        let fixed = vec![Buf::from(header.fixed_part())];
+        let unbraked = self.file.without_brake();
+        let written = match unbraked.write(0, fixed, Durability::Cached).await {
+            Ok(()) => self.file.flush().await,
+            failed => failed,
+        };
+        // With or without the bit, all else is the same: it may be tried again.
+        if written.is_ok() {
+            self.lock().header = header;
+        }
+    }
+
+    /// Before the first write of a session: what we do not maintain is marked so, durably, and what
+    /// we do is marked as not yet right (D5).
+    pub(in crate::qcow2) async fn ready_for_writes(&self) -> Result<()> {
+        if self.lock().ready_for_writes {
+            return Ok(());
+        }
+        let _turn = self.turn.take().await;
+        self.to_the_end(async {
+            self.ready_in_turn().await?;
+            if self.lock().ready_for_writes {
+                return Ok(());
+            }
+            self.track_in_turn().await?;
+            self.lock().ready_for_writes = true;
+            Ok(())
+        })
+        .await
+    }
+
+    /// The same before what changes the image, and nothing that the guest sees.
+    pub(in crate::qcow2) async fn ready_for_changes(&self) -> Result<()> {
+        if self.lock().ready_for_changes {
+            return Ok(());
+        }
+        let _turn = self.turn.take().await;
+        self.to_the_end(self.ready_in_turn()).await
+    }
+
+    async fn ready_in_turn(&self) -> Result<()> {
+        let mut header = {
+            let state = self.lock();
+            self.unlatched(&state)?;
+            if state.ready_for_changes {
+                return Ok(());
+            }
+            state.header.clone()
+        };
+        // What was read so far, entries among it, may be what a process left unflushed when it
+        // died: nothing may be built on it before it is durable.
+        if let Err(error) = self.barrier().await {
+            self.lock().latch.set(error.duplicate());
+            return Err(error);
+        }
+        let maintained = autoclear::DATA_FILE_RAW | autoclear::BITMAPS;
+        if header.autoclear_features & !maintained != 0 {
+            header.autoclear_features &= maintained;
+            self.write_header(&header).await?;
+        }
+        self.lock().ready_for_changes = true;
+        Ok(())
+    }
+}
+
+/// A cluster has lost its last reference. Those that the scan has yet to look through are left to
+/// it: it goes by the counts, and would find them a second time.
+pub(in crate::qcow2) fn set_free(
+    state: &mut State,
+    scanned: u64,
+    (cluster, content): (HostCluster, Content),
+) {
+    state.fresh.set(cluster, 0);
+    state.protected.remove(cluster);
+    if cluster.0 < scanned || cluster.0 >= state.claimed_at_open {
+        state.free.add(cluster, 1, content);
+    }
+}
+
+/// Writes of single 8-byte entries of a table, neighbours joined.
+fn entry_writes(table: u64, entries: &[(u64, u64)]) -> Vec<(u64, Vec<Buf>)> {
+    let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
+    for (index, entry) in entries {
+        let offset = table + 8 * index;
+        match runs.last_mut() {
+            Some((start, bytes)) if *start + bytes.len() as u64 == offset => {
+                bytes.extend(entry.to_be_bytes());
+            }
+            _ => runs.push((offset, entry.to_be_bytes().to_vec())),
+        }
+    }
+    runs.into_iter()
+        .map(|(offset, bytes)| (offset, vec![Buf::from(bytes)]))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

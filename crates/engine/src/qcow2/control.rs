@@ -1,0 +1,12 @@
+//! What changes an open image as a whole: its size, snapshots, bitmaps, options, keys.
+
+pub mod amend;
+pub mod bitmap;
+pub(super) mod changed;
+pub(super) mod empty;
+pub(super) mod keys;
+pub(super) mod preallocate;
+pub(super) mod resize;
+pub mod snapshot;
+pub(super) mod sound;
+pub(super) mod vm_state;

@@ -1,0 +1,409 @@
+//! Preallocation of what a resize adds, beyond the end of the disk, where no guest's request goes.
+//!
+//! Two phases. In the first, which takes the time, space is taken and filled, and nothing refers to
+//! it: not even its counts are raised, so a crash leaves free space and nothing else. In the second
+//! the entries are made, in memory, and go down in cycles of write-back like those of any write
+//! (D1). The size, which makes them visible, comes last, in `resize.rs`. Until the second phase
+//! begins the job may be cancelled.
+//!
+//! | the power fails, or the process is killed | what is left |
+//! | --- | --- |
+//! | in the first phase | a longer file, whose space is free |
+//! | in the second | entries beyond the end of the disk, which the next resize discards first |
+//!
+//! A failure takes back what was done. What stays is the refcount blocks for the longer file, which
+//! count themselves, and after a failure in the second phase empty tables; a later growth uses
+//! them.
+//!
+//! Memory: refcount blocks are made for a part of the range at a time, entries live in the cache of
+//! tables, and what is taken is a few runs.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use crate::backing::Backing;
+use crate::file::Space;
+use crate::job::{Job, Stage};
+use crate::qcow2::entry::{L2Entry, Standard};
+use crate::qcow2::geometry::{GuestOffset, HostCluster, HostOffset};
+use crate::qcow2::mapping::inflight::{Kind, Want};
+use crate::qcow2::mapping::lookup::SlicePin;
+use crate::qcow2::offline::create::Preallocation;
+use crate::qcow2::plan::{EntryRequest, Preallocated, Promise, Unref, preallocated};
+use crate::qcow2::space::alloc::Content;
+use crate::qcow2::space::growth::{Method, Step};
+use crate::qcow2::{Qcow2, State};
+use crate::space::{self, Fill};
+use crate::units::{round_down, round_up};
+use crate::{Error, Result};
+
+/// Bytes of refcount blocks that one step of growth makes, all of them in memory.
+const COUNTS_BYTES_MAX: u64 = 16 << 20;
+/// Clusters whose counts wait to be raised before a cycle writes them: 16 MiB of them.
+const RAISED_MAX: usize = 1 << 19;
+
+/// Host clusters that are taken, have their space, and nobody refers to yet.
+#[derive(Debug, Default)]
+struct Stock {
+    runs: VecDeque<(u64, u64, Content)>,
+}
+
+impl Stock {
+    fn next(&mut self) -> Option<HostCluster> {
+        let (start, len, _) = self.runs.front_mut()?;
+        let cluster = HostCluster(*start);
+        (*start, *len) = (*start + 1, *len - 1);
+        if *len == 0 {
+            self.runs.pop_front();
+        }
+        Some(cluster)
+    }
+}
+
+impl Qcow2 {
+    /// Allocates the space of guest clusters that are beyond the end of the disk, but for the first
+    /// one perhaps, and that show nothing.
+    pub(in crate::qcow2) async fn preallocate(
+        &self,
+        added: Range<u64>,
+        below: &dyn Backing,
+        (how, job): (Preallocation, &Job),
+    ) -> Result<()> {
+        if self.data.is_encrypted() && self.format.version < 3 {
+            // Its entries cannot say that space reads as zeroes, whatever is in it.
+            return Err(Error::Unsupported {
+                file: self.name().to_string(),
+                feature: "preallocation in an encrypted image of version 2".to_string(),
+            });
+        }
+        let unit = self.geometry().cluster_bytes();
+        let range = round_down(added.start, unit)..round_up(added.end, unit);
+        let data_len = match self.format.data_file {
+            true => Some(self.data.len().await?),
+            false => None,
+        };
+        let mut stock = Stock::default();
+        let done = async {
+            let clusters = (range.end - range.start) / unit;
+            // Told before the data, so that nothing looks complete before it is.
+            job.expect(clusters * self.geometry().l2_entry_bytes());
+            if data_len.is_some() {
+                self.fill_data_file(added.clone(), (how, job)).await?;
+            } else {
+                self.take_stock(clusters, &mut stock, (how, job)).await?;
+            }
+            job.check()?;
+            job.enter(Stage::Tables);
+            for piece in crate::units::pieces(
+                range.start,
+                range.end - range.start,
+                self.geometry().slice_coverage_bytes(),
+            ) {
+                self.give_space(piece.clone(), below, &mut stock).await?;
+                job.done((piece.end - piece.start) / unit * self.geometry().l2_entry_bytes());
+            }
+            self.write_back().await
+        };
+        let outcome = done.await;
+        if outcome.is_err() {
+            job.enter(Stage::Undo);
+        }
+        self.return_stock(&mut stock).await;
+        if outcome.is_err() {
+            self.take_entries_back(added, below).await;
+            if let Some(len) = data_len {
+                self.cut_data_file(len).await;
+            }
+        }
+        outcome
+    }
+
+    /// First phase: takes and fills space for so many clusters.
+    async fn take_stock(
+        &self,
+        clusters: u64,
+        stock: &mut Stock,
+        (how, job): (Preallocation, &Job),
+    ) -> Result<()> {
+        let bits = self.geometry().cluster_bits();
+        self.check_room(clusters, how).await?;
+        job.expect(Fill::of(how).map_or(0, |_| clusters << bits));
+        let counted = self.geometry().refcounts_per_block();
+        let step = ((COUNTS_BYTES_MAX >> bits).max(1) * counted).max(1);
+        let mut missing = clusters;
+        while missing > 0 {
+            let (start, len, content) = self.take_run_up_to(missing.min(step)).await?;
+            stock.runs.push_back((start, len, content));
+            missing -= len;
+            self.fill_run((start << bits, len << bits, content), (how, job))
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Refuses what the file system has no room for. Free clusters of the file may have their
+    /// space.
+    async fn check_room(&self, clusters: u64, how: Preallocation) -> Result<()> {
+        if Fill::of(how).is_none() {
+            return Ok(());
+        }
+        let mut counts = self.turn.take().await;
+        let scanned = async {
+            while self.scan(&mut counts).await? {}
+            Ok::<_, Error>(())
+        };
+        self.to_the_end(scanned).await?;
+        let free = self.lock().free.clusters();
+        let tables = clusters.div_ceil(self.geometry().l2_entries());
+        let missing = (clusters + tables).saturating_sub(free);
+        let bits = self.geometry().cluster_bits();
+        space::check_room(self.file.block_file().as_ref(), missing << bits).await
+    }
+
+    /// Takes neighbouring clusters: some that are free, or so many behind the end of the file,
+    /// where there is room for their tables too.
+    async fn take_run_up_to(&self, clusters: u64) -> Result<(u64, u64, Content)> {
+        let mut counts = self.turn.take().await;
+        let bits = self.geometry().cluster_bits();
+        let taken = async {
+            loop {
+                {
+                    let mut state = self.lock();
+                    self.unlatched(&state)?;
+                    if let Some((start, len, content)) = state.free.take(clusters) {
+                        return Ok((start.0, len, content));
+                    }
+                }
+                if self.scan(&mut counts).await? {
+                    continue;
+                }
+                let tables = clusters.div_ceil(self.geometry().l2_entries()) + 1;
+                let step = Step {
+                    bytes: (clusters + tables) << bits,
+                    method: Method::Extend,
+                };
+                self.grow_by(&mut counts, clusters + tables, step).await?;
+            }
+        };
+        self.to_the_end(taken).await
+    }
+
+    async fn fill_run(
+        &self,
+        (offset, len, content): (u64, u64, Content),
+        (how, job): (Preallocation, &Job),
+    ) -> Result<()> {
+        job.check()?;
+        match Fill::of(how) {
+            None if content.is_zero() => Ok(()),
+            None => self.file.zero(offset, len, Space::Release).await,
+            Some(Fill::Allocate) if !content.is_zero() => {
+                self.file.zero(offset, len, Space::Keep).await?;
+                job.done(len);
+                Ok(())
+            }
+            Some(fill) => space::fill(&self.file, offset..offset + len, fill, job).await,
+        }
+    }
+
+    /// The data file has its clusters where the guest has them. Behind the disk's end it may hold
+    /// anything.
+    async fn fill_data_file(
+        &self,
+        added: Range<u64>,
+        (how, job): (Preallocation, &Job),
+    ) -> Result<()> {
+        let (start, len) = (added.start, added.end - added.start);
+        job.check()?;
+        let Some(fill) = Fill::of(how) else {
+            let end = self.data.len().await?;
+            if end < added.end {
+                self.data.set_len(added.end).await?;
+            }
+            return match start < end {
+                true => {
+                    self.data
+                        .zero(start, end.min(added.end) - start, Space::Release)
+                        .await
+                }
+                false => Ok(()),
+            };
+        };
+        space::check_room(self.data.block_file().as_ref(), len).await?;
+        job.expect(len);
+        let end = self.data.len().await?.clamp(start, added.end);
+        if start < end && fill == Fill::Allocate {
+            self.data.zero(start, end - start, Space::Keep).await?;
+            job.done(end - start);
+            return space::fill(&self.data, end..added.end, fill, job).await;
+        }
+        space::fill(&self.data, added, fill, job).await
+    }
+
+    /// Second phase: gives space to the clusters of a piece of one slice that have none. The loop
+    /// is that of `admit`.
+    async fn give_space(
+        &self,
+        piece: Range<u64>,
+        below: &dyn Backing,
+        stock: &mut Stock,
+    ) -> Result<()> {
+        let first = self.geometry().guest_cluster(GuestOffset(piece.start));
+        let slice = self.geometry().slice_of(first);
+        let want = [Want {
+            range: piece.clone(),
+            kind: Kind::Exclusive,
+        }];
+        let mut place = crate::qcow2::path::admit::Place {
+            image: self,
+            ticket: None,
+        };
+        let mut pinned: Option<SlicePin<'_>> = None;
+        let (writes, many) = loop {
+            let need = {
+                let mut state = self.lock();
+                self.unlatched(&state)?;
+                match self.own_slice_now(&mut state, slice)? {
+                    Err(need) => need,
+                    Ok(()) => match state.leases.obstacle(slice, &want, place.ticket).cloned() {
+                        Some(want) => {
+                            let (ticket, waiting) = state.leases.wait(slice, want, place.ticket);
+                            crate::qcow2::path::admit::Need::Lease(ticket, waiting)
+                        }
+                        None => {
+                            let writes = self.set_space(&mut state, piece, below, stock)?;
+                            break (writes, state.raised.len() >= RAISED_MAX);
+                        }
+                    },
+                }
+            };
+            drop(pinned.take());
+            pinned = self.satisfy(need, &mut place).await?;
+        };
+        drop(pinned);
+        drop(place);
+        if let Some(write) = writes {
+            let zeroes = crate::qcow2::path::cow::zeroes((write.end - write.start) as usize);
+            self.write(write.start, zeroes, below).await?;
+        }
+        if many {
+            self.write_back().await?;
+        }
+        Ok(())
+    }
+
+    /// Sets the entries of a piece; what has to be written instead.
+    fn set_space(
+        &self,
+        state: &mut State,
+        piece: Range<u64>,
+        below: &dyn Backing,
+        stock: &mut Stock,
+    ) -> Result<Option<Range<u64>>> {
+        let mut write = None;
+        let unit = self.geometry().cluster_bytes();
+        for part in crate::units::pieces(piece.start, piece.end - piece.start, unit) {
+            let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
+            let view = self.view(state, cluster, below)?;
+            let size = state.header.size;
+            let new = match preallocated(&self.format, &view, size) {
+                Preallocated::Nothing => continue,
+                Preallocated::Write => {
+                    // Only the cluster that the old end of the disk is in shows anything.
+                    write = Some(size.max(part.start)..part.end);
+                    continue;
+                }
+                Preallocated::Entry(new) => new,
+            };
+            let host = match self.format.data_file {
+                true => HostOffset(part.start),
+                false => {
+                    let host = stock
+                        .next()
+                        .expect("there is a cluster for each of the range");
+                    state.raise(host);
+                    self.geometry().host_offset(host)
+                }
+            };
+            // Space that was never written decrypts to anything: the entry says that it reads as
+            // zeroes.
+            let zeroes = match self.data.is_encrypted() {
+                true => new.allocated,
+                false => 0,
+            };
+            let new = Standard {
+                host: Some(host),
+                copied: true,
+                allocated: new.allocated & !zeroes,
+                zeroes: new.zeroes | zeroes,
+            };
+            let entry = L2Entry::Standard(new);
+            state.tables.set_entry(cluster, &entry, Promise::Bytes);
+            state.unflushed = true;
+        }
+        Ok(write)
+    }
+
+    /// What was taken and not given is free again, without space; nothing is under way there.
+    async fn return_stock(&self, stock: &mut Stock) {
+        let bits = self.geometry().cluster_bits();
+        for (start, len, content) in stock.runs.drain(..) {
+            let punched = self.file.discard(start << bits, len << bits).await;
+            let whole = punched.is_ok_and(|range| range == (start << bits..(start + len) << bits));
+            let punches = whole && self.file.capabilities().punches_holes;
+            let content = match content {
+                _ if punches => Content::Zeroes,
+                // Nothing but zeroes was written.
+                Content::Zeroes | Content::Reserved => Content::Zeroes,
+                Content::Unknown => Content::Unknown,
+            };
+            self.lock().free.add(HostCluster(start), len, content);
+        }
+    }
+
+    /// Cuts the data file to what it was. The failure that led here is the one to tell of.
+    async fn cut_data_file(&self, len: u64) {
+        if self.data.len().await.is_ok_and(|now| now > len) {
+            drop(self.data.set_len(len).await);
+        }
+    }
+
+    /// Undoes the second phase. Where it cannot, the entries stay beyond the end of the disk, and
+    /// the next resize discards them.
+    async fn take_entries_back(&self, added: Range<u64>, below: &dyn Backing) {
+        let unit = self.geometry().cluster_bytes();
+        let whole = round_up(added.start, unit)..round_up(added.end, unit);
+        let undone = async {
+            if whole.start < whole.end {
+                let ask = (EntryRequest::Discard, Unref::Free);
+                self.change_entries(whole, below, ask).await?;
+            }
+            // Whoever gives up does not want the image to keep space ahead.
+            let hint = self.lock().header.extensions.allocation;
+            if let Some(hint) = hint {
+                let _turn = self.turn.take().await;
+                let written = self.write_allocation_hint(hint.with_closes(0));
+                self.to_the_end(written).await?;
+            }
+            self.write_back().await?;
+            // What the first cycle cleared is given back by the second.
+            self.write_back().await
+        };
+        // The failure that led here is the one to tell of.
+        drop(undone.await);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stock_hands_out_each_cluster_once() {
+        let mut stock = Stock::default();
+        stock.runs.push_back((5, 2, Content::Zeroes));
+        stock.runs.push_back((1, 1, Content::Unknown));
+        let all: Vec<_> = std::iter::from_fn(|| stock.next()).collect();
+        assert_eq!(all, [5, 6, 1].map(HostCluster));
+    }
+}

@@ -1,0 +1,415 @@
+//! Changing the size of the disk, copying shared tables, closing: what happens beside requests.
+
+use std::ops::Range;
+
+use cowslip_queue::Buf;
+
+use crate::backing::{Backing, NoBacking};
+use crate::file::{Durability, Event, Space};
+use crate::image::ZeroOptions;
+use crate::job::Job;
+use crate::qcow2::commit::writeback::is_no_space;
+use crate::qcow2::geometry::HostCluster;
+use crate::qcow2::header::autoclear;
+use crate::qcow2::mapping::tables::{NewTable, OnDisk};
+use crate::qcow2::offline::create::Preallocation;
+use crate::qcow2::plan::{EntryRequest, Freed, Unref};
+use crate::qcow2::{Counts, Qcow2, State};
+use crate::sync::Waiters;
+use crate::units::round_up;
+use crate::{Error, Result};
+
+/// A table that is being copied.
+struct Copying<'a> {
+    image: &'a Qcow2,
+    l1_index: u64,
+    new: HostCluster,
+    ended: bool,
+}
+
+impl Copying<'_> {
+    /// Lets those go on that wait for the copy.
+    fn end(mut self, state: &mut State) {
+        self.ended = true;
+        // Dropping the waiters wakes them.
+        state.copying.remove(&self.l1_index);
+    }
+}
+
+impl Drop for Copying<'_> {
+    /// Dropped with the copy under way: the epoch is never left, so its space is not reused.
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let mut state = self.image.lock();
+        let now = state.epochs.current();
+        let freed = Freed::Cluster(self.image.geometry().host_offset(self.new));
+        state.quarantine.push((freed, now));
+        state.epochs.abandon();
+        state.copying.remove(&self.l1_index);
+    }
+}
+
+impl Qcow2 {
+    /// A table of our own in place of one that a snapshot shares. The entries' COPIED bits tell
+    /// already which clusters are shared, so the copy is verbatim.
+    pub(in crate::qcow2) async fn unshare_table(&self, l1_index: u64) -> Result<()> {
+        self.make_room(1).await?;
+        let (old, new, epoch) = {
+            let mut state = self.lock();
+            self.unlatched(&state)?;
+            // Whoever holds requests back may be about to move what this would change.
+            if state.draining.is_some() {
+                return Ok(());
+            }
+            let table = state.tables.table(l1_index).ok().flatten();
+            let shared = table.filter(|table| !table.copied);
+            let (Some(old), false) = (shared, state.copying.contains_key(&l1_index)) else {
+                return Ok(());
+            };
+            if state.free.clusters() == 0 {
+                return Ok(());
+            }
+            let (new, _) = self.take_clusters(&mut state, 1)[0];
+            state.raise(new);
+            state.protected.insert(new);
+            state.copying.insert(l1_index, Waiters::default());
+            (old.offset, new, state.epochs.enter())
+        };
+        let copying = Copying {
+            image: self,
+            l1_index,
+            new,
+            ended: false,
+        };
+        let offset = self.geometry().host_offset(new);
+        let copied = match self
+            .file
+            .read_new(old.0, self.geometry().cluster_bytes())
+            .await
+        {
+            Ok(table) => {
+                self.file
+                    .write(offset.0, vec![table.freeze()], Durability::Cached)
+                    .await
+            }
+            Err(error) => Err(error),
+        };
+        let mut state = self.lock();
+        let state = &mut *state;
+        let now = state.epochs.current();
+        let freed = if copied.is_ok() { old } else { offset };
+        if copied.is_ok() {
+            state.tables.set_table(
+                l1_index,
+                NewTable {
+                    offset,
+                    on_disk: OnDisk::Table,
+                },
+            );
+        }
+        state.quarantine.push((Freed::Cluster(freed), now));
+        state.unflushed = true;
+        state.epochs.leave(epoch);
+        copying.end(state);
+        copied
+    }
+
+    /// Changes the size of the disk; what is added gets its space as the plan says. Where the size
+    /// changes at which the area of the VM state begins, that is empty afterwards.
+    pub(crate) async fn resize(
+        &self,
+        size: u64,
+        below: &dyn Backing,
+        plan: (Preallocation, &Job),
+    ) -> Result<()> {
+        if !size.is_multiple_of(512) {
+            return Err(Error::Invalid(
+                "The new size must be a multiple of 512".to_string(),
+            ));
+        }
+        let _nobody_uses_vm_state = self.vm_state.take().await;
+        let old = self.size();
+        let header = self.header();
+        if header.nb_snapshots > 0 && header.version < 3 {
+            let text = "Can't resize a v2 image which has snapshots";
+            return Err(Error::Invalid(text.to_string()));
+        }
+        self.lock().bitmaps.refuse_resize(size)?;
+        self.ready_for_writes().await?;
+        self.ready_bitmaps_for_resize(size).await?;
+        if size > old {
+            self.grow_disk(old..size, below, plan).await
+        } else {
+            self.shrink_disk(size..old, plan.1).await
+        }
+    }
+
+    /// What is beyond the old end may hold stale bytes, in the last cluster and in the layer below:
+    /// it is zeroed before anybody can see it.
+    async fn grow_disk(
+        &self,
+        added: Range<u64>,
+        below: &dyn Backing,
+        plan: (Preallocation, &Job),
+    ) -> Result<()> {
+        let entries = self.geometry().l1_entries_for(added.end);
+        self.refuse_l1(entries)?;
+        let unit = self.geometry().cluster_bytes();
+        let visible = round_up(added.start.max(below.size()), unit);
+        let mut stale = added.start..visible.min(round_up(added.end, unit));
+        let part = stale.start..round_up(stale.start, self.geometry().subcluster_bytes());
+        // No guest has written here: what reads as zeroes is left alone.
+        if part.end <= stale.end && self.is_zero(part.clone(), below).await? {
+            stale.start = part.end;
+        }
+        let mut _growth = None;
+        if entries > self.lock().tables.l1().len() as u64 {
+            _growth = Some(self.probe.l1_table_grows());
+            self.lengthen_l1(entries).await?;
+        }
+        if stale.start < stale.end {
+            let options = ZeroOptions {
+                space: Space::Keep,
+                ..ZeroOptions::default()
+            };
+            self.write_zeroes(stale, below, options).await?;
+            self.write_back().await?;
+        }
+        // A shrinking that a crash cut short has left entries beyond the end, or a VM state is
+        // there.
+        let whole = round_up(added.start, unit)..round_up(added.end, unit);
+        if whole.start < whole.end {
+            let rest = self
+                .change_entries(whole.clone(), below, (EntryRequest::Discard, Unref::Free))
+                .await?;
+            debug_assert!(rest.is_empty(), "a discard never writes");
+            self.write_back().await?;
+        }
+        if self.loses_vm_state(added.start, added.end) {
+            self.free_behind(whole.end).await?;
+            self.write_back().await?;
+        }
+        // A raw data file is read through the tables, so they are complete, as QEMU makes them.
+        let how = match plan.0 {
+            Preallocation::Off if self.raw_data => Preallocation::Metadata,
+            how => how,
+        };
+        if how != Preallocation::Off {
+            self.preallocate(added.clone(), below, (how, plan.1))
+                .await?;
+        }
+        self.set_size(added.end).await
+    }
+
+    /// The size first, then the space (invariant D6).
+    async fn shrink_disk(&self, removed: Range<u64>, job: &Job) -> Result<()> {
+        self.set_size(removed.start).await?;
+        // The disk is smaller, durably. If its space cannot be given back for want of space, the
+        // change of entries stays in memory for a later cycle, and nothing has failed, unless a
+        // root or a flush has: then nothing can follow in this session.
+        let freed = async {
+            self.free_beyond_end(removed.clone()).await?;
+            self.give_up_emptied(removed.start, job).await
+        };
+        match freed.await {
+            Err(error) if is_no_space(&error) && !self.is_latched() => Ok(()),
+            freed => freed,
+        }
+    }
+
+    /// Gives up all that is behind the end. Nothing below shows through there, so nothing has to
+    /// read as zeroes: else version 2, which cannot say that of a cluster, would keep them, and
+    /// they would be taken for VM state.
+    async fn free_beyond_end(&self, removed: Range<u64>) -> Result<()> {
+        let nothing = NoBacking;
+        let unit = self.geometry().cluster_bytes();
+        let whole = round_up(removed.start, unit)..round_up(removed.end, unit);
+        if whole.start < whole.end {
+            let ask = (EntryRequest::Discard, Unref::Free);
+            let rest = self.change_entries(whole.clone(), &nothing, ask).await?;
+            debug_assert!(rest.is_empty(), "a discard never writes");
+        }
+        if self.loses_vm_state(removed.end, removed.start) {
+            self.free_behind(whole.end).await?;
+        }
+        if self.raw_data {
+            self.data.set_len(removed.start).await?;
+        }
+        self.write_back().await?;
+        // Whoever shrinks an image does not want it to keep space ahead.
+        let hint = self.lock().header.extensions.allocation;
+        if let Some(hint) = hint {
+            let _turn = self.turn.take().await;
+            let written = self.write_allocation_hint(hint.with_closes(0));
+            self.to_the_end(written).await?;
+        }
+        Ok(())
+    }
+
+    async fn set_size(&self, size: u64) -> Result<()> {
+        let _drained = self.drain().await;
+        let mut turn = self.turn.take().await;
+        self.to_the_end(async {
+            self.cycle(&mut turn).await?;
+            let mut header = self.header();
+            header.size = size;
+            // A raw data file is as long as the disk: never shorter, so it grows before.
+            if self.raw_data && size > self.size() {
+                self.data.set_len(size).await?;
+            }
+            self.write_header(&header).await?;
+            self.lock().bitmaps.resize(size);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Gives the L1 table so many entries, with no request under way that changes something.
+    pub(in crate::qcow2) async fn lengthen_l1(&self, entries: u64) -> Result<()> {
+        let _drained = self.drain().await;
+        let mut turn = self.turn.take().await;
+        self.to_the_end(self.move_l1(&mut turn, entries)).await
+    }
+
+    /// A longer L1 table, elsewhere; then the header; then the old one is freed.
+    async fn move_l1(&self, counts: &mut Counts, entries: u64) -> Result<()> {
+        self.cycle(counts).await?;
+        let geometry = *self.geometry();
+        let clusters = geometry.clusters_for(entries * 8);
+        self.file.reach(Event::L1GrowAllocTable).await;
+        let first = self.take_run(counts, clusters).await?;
+        let mut l1 = self.lock().tables.l1().to_vec();
+        l1.resize(entries as usize, 0);
+        let mut bytes: Vec<u8> = l1.iter().flat_map(|entry| entry.to_be_bytes()).collect();
+        bytes.resize((clusters << geometry.cluster_bits()) as usize, 0);
+        let (old, old_clusters) = {
+            let state = self.lock();
+            let clusters = geometry.clusters_for(state.header.l1_bytes());
+            (
+                state.header.l1_table_offset >> geometry.cluster_bits(),
+                clusters,
+            )
+        };
+        let offset = first << geometry.cluster_bits();
+        self.file.reach(Event::L1GrowWriteTable).await;
+        let written = self.write_new_l1(counts, first..first + clusters, Buf::from(bytes));
+        written.await?;
+        self.file.reach(Event::L1GrowActivateTable).await;
+        let mut header = self.header();
+        header.l1_table_offset = offset;
+        header.l1_size = entries as u32;
+        self.write_header(&header).await?;
+        {
+            let mut state = self.lock();
+            state.tables.set_l1(l1);
+            for cluster in first..first + clusters {
+                state.protected.insert(HostCluster(cluster));
+            }
+        }
+        self.free_metadata(counts, old..old + old_clusters).await?;
+        // Not with the next cycle: one that fails would leave the old place counted.
+        counts.refcounts.write_dirty().await
+    }
+
+    /// Writes a table that nothing refers to yet, and its counts. After a failure its space is free
+    /// again.
+    pub(in crate::qcow2) async fn write_new_l1(
+        &self,
+        counts: &mut Counts,
+        clusters: Range<u64>,
+        table: Buf,
+    ) -> Result<()> {
+        let mut raised = clusters.start..clusters.start;
+        let written = async {
+            for cluster in clusters.clone() {
+                counts.refcounts.add(HostCluster(cluster), 1).await?;
+                raised.end += 1;
+            }
+            counts.refcounts.write_dirty().await?;
+            let offset = clusters.start << self.geometry().cluster_bits();
+            self.file
+                .write(offset, vec![table], Durability::Cached)
+                .await?;
+            self.barrier().await
+        };
+        let outcome = written.await;
+        if outcome.is_err() {
+            // A later cycle writes these counts. The failure that led here is the one to tell of.
+            drop(self.free_metadata(counts, raised).await);
+        }
+        outcome
+    }
+
+    /// Takes neighbouring clusters for a structure that has to be in one piece.
+    pub(in crate::qcow2) async fn take_run(
+        &self,
+        counts: &mut Counts,
+        clusters: u64,
+    ) -> Result<u64> {
+        // The caller counts them itself.
+        self.release_counted_ahead(counts).await?;
+        loop {
+            {
+                let mut state = self.lock();
+                if state.free.has_run(clusters) {
+                    let (start, taken, _) = state.free.take(clusters).expect("there is such a run");
+                    debug_assert_eq!(taken, clusters);
+                    return Ok(start.0);
+                }
+            }
+            self.find_room(counts, clusters).await?;
+        }
+    }
+
+    /// Flushes what the session has changed, and gives back what was allocated ahead.
+    pub(crate) async fn close(&self) -> Result<()> {
+        // Where it has failed, memory and medium differ: nobody goes on.
+        let closed = self.or_latched(self.finish().await);
+        let mut state = self.lock();
+        state.closed = true;
+        state.maintenance.wake();
+        closed
+    }
+
+    /// Whether the session has changed nothing, and kept no space ahead: then there is nothing to
+    /// flush that is its own.
+    fn is_as_opened(&self) -> bool {
+        let state = self.lock();
+        let is_unwritten = state.raised.is_empty()
+            && state.counted_ahead.is_empty()
+            && state.quarantine.is_empty()
+            && state.claimed == state.claimed_at_open;
+        is_unwritten && !state.ready_for_changes && !state.damaged && !state.latch.is_set()
+    }
+
+    /// Whether no autoclear bit is set that a change of the data file would have to clear (D5).
+    fn may_cut_padding(&self) -> bool {
+        let state = self.lock();
+        state.ready_for_changes || state.header.autoclear_features & !autoclear::KNOWN == 0
+    }
+
+    async fn finish(&self) -> Result<()> {
+        if !self.writable || self.lock().closed {
+            return Ok(());
+        }
+        let _drained = self.drain().await;
+        if self.raw_data && self.may_cut_padding() {
+            self.data.cut_padding(self.size()).await?;
+        }
+        if self.is_as_opened() {
+            return Ok(());
+        }
+        self.write_back().await?;
+        {
+            let mut counts = self.turn.take().await;
+            let released = self.release_counted_ahead(&mut counts);
+            self.to_the_end(released).await?;
+        }
+        // What the first cycle cleared has no readers left: its counts go down with the second.
+        self.write_back().await?;
+        let stored = self.store_bitmaps().await;
+        self.trim().await.and(stored)
+    }
+}

@@ -1,0 +1,80 @@
+//! The check before a job that moves counts: it makes a damaged image worse.
+
+use std::pin::pin;
+use std::task::Poll;
+
+use crate::job::Job;
+use crate::qcow2::Qcow2;
+use crate::qcow2::offline::check::{self, CheckOptions, Finding, Severity};
+use crate::{Error, Result};
+
+/// Watches a check for the first finding that forbids the change.
+struct Judge<'a> {
+    job: &'a Job,
+    told_bytes: Option<u64>,
+    first: Option<Finding>,
+}
+
+impl check::Observer for Judge<'_> {
+    fn finding(&mut self, finding: &Finding) {
+        // Flags are set right by what follows, or stay as they are; what an entry of the snapshot
+        // table lacks is added when the table is written.
+        let is_spared = matches!(
+            finding,
+            Finding::CopiedL2 { .. }
+                | Finding::CopiedData { .. }
+                | Finding::SnapshotIncomplete { .. }
+        );
+        if finding.severity() != Severity::Leak && !is_spared {
+            self.first.get_or_insert_with(|| finding.clone());
+        }
+    }
+
+    fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
+        let told = self.told_bytes.unwrap_or_else(|| {
+            self.job.expect(total_bytes);
+            0
+        });
+        self.job.done(done_bytes - told);
+        self.told_bytes = Some(done_bytes);
+    }
+}
+
+/// Work that only reads, dropped where it stands when the job is cancelled.
+async fn or_cancelled<T>(job: &Job, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let mut work = pin!(work);
+    std::future::poll_fn(|context| match job.check() {
+        Err(error) => Poll::Ready(Err(error)),
+        Ok(()) => work.as_mut().poll(context),
+    })
+    .await
+}
+
+impl Qcow2 {
+    /// Refuses an image in which a check finds more than leaks, wrong COPIED bits and short
+    /// snapshot entries: the counts have to be right, and nothing may lie over anything else.
+    /// `spared` says what was left alone.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Cancelled`, or I/O.
+    pub(in crate::qcow2) async fn refuse_unsound(&self, spared: &str, job: &Job) -> Result<()> {
+        let header = self.header();
+        let mut judge = Judge {
+            job,
+            told_bytes: None,
+            first: None,
+        };
+        let options = CheckOptions::default();
+        let checking = check::check(self.file.block_file(), &header, &options, &mut judge);
+        or_cancelled(job, checking).await?;
+        match judge.first {
+            None => Ok(()),
+            Some(finding) => Err(Error::Corrupt {
+                file: self.name().to_string(),
+                structure: "image",
+                offset: 0,
+                detail: format!("{finding}; {spared} (check -r all repairs it)"),
+            }),
+        }
+    }
+}

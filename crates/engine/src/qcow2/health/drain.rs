@@ -1,0 +1,116 @@
+//! Holding requests back: for what changes a root, and for what changes what tables say of clusters
+//! that stay mapped.
+
+use super::hold::Hold;
+use crate::qcow2::{Qcow2, State};
+use crate::sync::Waiters;
+use crate::{Error, Result};
+
+/// No request that changes anything is under way and none begins, until this is dropped. Reads go
+/// on.
+pub(in crate::qcow2) struct Drained<'a>(&'a Qcow2);
+
+impl Drop for Drained<'_> {
+    fn drop(&mut self) {
+        // Wakes those that were held back.
+        self.0.lock().draining = None;
+    }
+}
+
+/// Nothing at all is under way and nothing begins, until this is dropped: no read, and nobody looks
+/// at a slice of a table. So tables may change under the cache, which is then emptied.
+pub(in crate::qcow2) struct Still<'a> {
+    image: &'a Qcow2,
+    _drained: Drained<'a>,
+}
+
+impl Drop for Still<'_> {
+    fn drop(&mut self) {
+        self.image.lock().hold = None;
+    }
+}
+
+impl Qcow2 {
+    /// Holds new requests back and waits for those under way.
+    pub(in crate::qcow2) async fn drain(&self) -> Drained<'_> {
+        let drained = self.hold_changes_back().await;
+        loop {
+            let waiting = {
+                let mut state = self.lock();
+                if state.epochs.all_ended() {
+                    return drained;
+                }
+                state.epochs.wait()
+            };
+            waiting.await;
+        }
+    }
+
+    /// Holds new requests that change something back, when nobody else does.
+    async fn hold_changes_back(&self) -> Drained<'_> {
+        loop {
+            let waiting = {
+                let mut state = self.lock();
+                match &mut state.draining {
+                    Some(drained) => drained.wait(),
+                    None => {
+                        state.draining = Some(Waiters::default());
+                        break;
+                    }
+                }
+            };
+            waiting.await;
+        }
+        Drained(self)
+    }
+
+    /// Holds reads back, too, and waits until no slice is in use.
+    ///
+    /// # Errors
+    /// If a request was dropped half way: nobody knows when its I/O ends.
+    pub(in crate::qcow2) async fn stand_still(&self) -> Result<Still<'_>> {
+        let drained = self.hold_changes_back().await;
+        // Reads that came one after the other would keep the last one from ever ending.
+        self.lock().hold = Some(Hold::default());
+        let still = Still {
+            image: self,
+            _drained: drained,
+        };
+        loop {
+            let waiting = {
+                let mut state = self.lock();
+                let state = &mut *state;
+                if state.epochs.any_abandoned() {
+                    let text = format!(
+                        "a request to '{}' was broken off: it has to be closed and opened again first",
+                        self.name()
+                    );
+                    return Err(Error::Invalid(text));
+                }
+                match state.hold.as_mut() {
+                    _ if !state.epochs.all_ended() => state.epochs.wait(),
+                    _ if state.tables.is_in_use() => state.tables.wait_for_use(),
+                    Some(hold) => {
+                        hold.is_complete = true;
+                        return Ok(still);
+                    }
+                    None => unreachable!("only the end of this ends it"),
+                }
+            };
+            waiting.await;
+        }
+    }
+}
+
+impl State {
+    /// What a request that has not begun waits for, if reads are held back.
+    pub(in crate::qcow2) fn held_back(&mut self) -> Option<cowslip_queue::Pending<()>> {
+        self.hold.as_mut().map(|hold| hold.waiting.wait())
+    }
+
+    /// What whoever wants a slice waits for, if slices are held back.
+    pub(in crate::qcow2) fn slices_held_back(&mut self) -> Option<cowslip_queue::Pending<()>> {
+        let hold = self.hold.as_mut().filter(|hold| hold.is_complete)?;
+        Some(hold.waiting.wait())
+    }
+}

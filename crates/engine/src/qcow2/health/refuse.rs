@@ -1,0 +1,100 @@
+//! Requests that are refused: of a latched image, and those that would change metadata as if it
+//! were guest data.
+
+use crate::qcow2::entry::L2Entry;
+use crate::qcow2::geometry::HostOffset;
+use crate::qcow2::plan::Freed;
+use crate::qcow2::{Qcow2, State};
+use crate::{Error, Result};
+
+impl Qcow2 {
+    /// The latch, for requests that write or flush.
+    pub(in crate::qcow2) fn unlatched(&self, state: &State) -> Result<()> {
+        if let Some(error) = state.latch.reason() {
+            return Err(match error {
+                Error::Corrupt { .. } => error.duplicate(),
+                _ => Error::Latched(self.name().to_string()),
+            });
+        }
+        Ok(())
+    }
+
+    /// The outcome of a request that writes. If it met damage, the image is marked, so that nobody
+    /// writes it before its repair.
+    pub(crate) async fn concluded<T>(&self, outcome: Result<T>) -> Result<T> {
+        if matches!(outcome, Err(Error::Corrupt { .. })) {
+            self.mark_corrupt().await;
+        }
+        outcome
+    }
+
+    /// Refuses what would touch metadata (invariant S3), and remembers that the image is damaged.
+    pub(in crate::qcow2) fn protect(&self, state: &mut State, host: HostOffset) -> Result<()> {
+        if self.format.data_file || !state.protected.contains(self.geometry().host_cluster(host)) {
+            return Ok(());
+        }
+        let error = Error::Corrupt {
+            file: self.name().to_string(),
+            structure: "cluster",
+            offset: host.0,
+            detail: "guest data is mapped to a cluster that holds metadata".to_string(),
+        };
+        state.latch.set(error.duplicate());
+        state.damaged = true;
+        Err(error)
+    }
+
+    /// Refuses to change what is mapped to metadata or beyond the end of the file, be it in place
+    /// or by giving the old space up (invariant S3): what is freed is counted down, punched and
+    /// reused.
+    pub(in crate::qcow2) fn refuse_misplaced(
+        &self,
+        state: &mut State,
+        entry: &L2Entry,
+    ) -> Result<()> {
+        let freed = match entry {
+            _ if self.format.data_file => return Ok(()),
+            L2Entry::Standard(entry) => match entry.host {
+                Some(host) => Freed::Cluster(host),
+                None => return Ok(()),
+            },
+            L2Entry::Compressed(place) => Freed::Compressed(*place),
+        };
+        for cluster in self.clusters_of(&freed) {
+            let host = self.geometry().host_offset(cluster);
+            self.protect(state, host)?;
+            if cluster.0 >= state.claimed {
+                return Err(Error::Corrupt {
+                    file: self.name().to_string(),
+                    structure: "cluster",
+                    offset: host.0,
+                    detail: "guest data is mapped beyond the end of the file".to_string(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an earlier failure keeps everybody from writing.
+    pub(in crate::qcow2) fn is_latched(&self) -> bool {
+        self.lock().latch.is_set()
+    }
+
+    /// Latches the image.
+    pub(in crate::qcow2) fn latch(&self, reason: &Error) {
+        self.lock().latch.set(reason.duplicate());
+    }
+
+    /// Nothing may follow but closing: what is in memory is the image of before.
+    pub(in crate::qcow2) fn end_session(&self) {
+        self.latch(&Error::Latched(self.name().to_string()));
+    }
+
+    /// The outcome of work that cannot be taken back: a failure latches the image.
+    pub(in crate::qcow2) fn or_latched<T>(&self, outcome: Result<T>) -> Result<T> {
+        if let Err(error) = &outcome {
+            self.latch(error);
+        }
+        outcome
+    }
+}

@@ -1,0 +1,5 @@
+//! Where the guest's data is: L2 tables in memory, and what requests hold of them.
+
+pub(crate) mod inflight;
+pub(super) mod lookup;
+pub(super) mod tables;

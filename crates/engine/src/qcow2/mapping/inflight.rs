@@ -1,0 +1,584 @@
+//! Who is where: leases on guest ranges, space that several writes fill together, and epochs.
+//!
+//! A *lease* is the right to a guest range until a request is done with it: shared to write in
+//! place, exclusive to change the mapping. They are granted in order of arrival: a request also
+//! waits for those before it that wait, so a stream of in-place writes cannot starve an exclusive
+//! one. Nobody waits while holding a lease, so there is no deadlock.
+//!
+//! *Joint space* is a cluster that is taken or being filled; it belongs to all writes that fill
+//! parts of it. What its members have not written is as it was when it was taken, so its freshness
+//! holds for a joiner whatever the others do elsewhere in it (the leases keep them elsewhere). It
+//! ends where a member failed, and where an entry reads as zeroes again what a member has written.
+//!
+//! An *epoch* is the time between two write-back cuts. What is freed in epoch e is reused only when
+//! every request that entered up to e has left (invariant D2).
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use cowslip_queue::{Completer, Pending, pending};
+use smallvec::SmallVec;
+
+use crate::qcow2::geometry::{GuestCluster, SubclusterMask};
+use crate::qcow2::plan::Space;
+use crate::sync::Waiters;
+
+/// What a lease allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Writing in place, beside others.
+    Shared,
+    /// Changing the mapping, alone.
+    Exclusive,
+}
+
+/// A lease or the place in line for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket {
+    slice: u64,
+    number: u64,
+}
+
+impl Ticket {
+    /// The slice that it is for.
+    pub fn slice(&self) -> u64 {
+        self.slice
+    }
+}
+
+struct Claim {
+    number: u64,
+    range: Range<u64>,
+    kind: Kind,
+    /// Granted when nobody waits for it.
+    waiter: Option<Completer<()>>,
+    granted: bool,
+}
+
+/// All leases of an image, by the slice of the tables that maps them; no lease spans two.
+#[derive(Default)]
+pub struct Leases {
+    slices: BTreeMap<u64, SmallVec<[Claim; 1]>>,
+    next: u64,
+}
+
+impl std::fmt::Debug for Leases {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Leases({} slices)", self.slices.len())
+    }
+}
+
+/// What a request wants to hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Want {
+    /// Guest bytes, within one slice.
+    pub range: Range<u64>,
+    /// What for.
+    pub kind: Kind,
+}
+
+impl Leases {
+    fn conflicts(&self, slice: u64, want: &Want, before: u64) -> bool {
+        self.slices.get(&slice).is_some_and(|claims| {
+            claims.iter().any(|claim| {
+                (claim.granted || claim.number < before)
+                    && claim.number != before
+                    && claim.range.start < want.range.end
+                    && want.range.start < claim.range.end
+                    && (claim.kind == Kind::Exclusive || want.kind == Kind::Exclusive)
+            })
+        })
+    }
+
+    /// The first of `wants` that someone else is in the way of, seen from `place` in line, or from
+    /// its end.
+    pub fn obstacle<'a>(
+        &self,
+        slice: u64,
+        wants: &'a [Want],
+        place: Option<Ticket>,
+    ) -> Option<&'a Want> {
+        let before = place
+            .filter(|ticket| ticket.slice == slice)
+            .map_or(self.next, |t| t.number);
+        wants
+            .iter()
+            .find(|want| self.conflicts(slice, want, before))
+    }
+
+    /// Takes a lease that has no [`Leases::obstacle`].
+    pub fn grant(&mut self, slice: u64, want: Want) -> Ticket {
+        let number = self.next;
+        self.next += 1;
+        let claim = Claim {
+            number,
+            range: want.range,
+            kind: want.kind,
+            waiter: None,
+            granted: true,
+        };
+        self.slices.entry(slice).or_default().push(claim);
+        Ticket { slice, number }
+    }
+
+    /// Joins the line for `want`, or keeps the place in it. Resolves when it is worth looking
+    /// again.
+    pub fn wait(&mut self, slice: u64, want: Want, place: Option<Ticket>) -> (Ticket, Pending<()>) {
+        let (completer, waiting) = pending();
+        let number = match place.filter(|ticket| ticket.slice == slice) {
+            Some(ticket) => ticket.number,
+            None => {
+                self.next += 1;
+                self.next - 1
+            }
+        };
+        let claims = self.slices.entry(slice).or_default();
+        if let Some(at) = claims.iter().position(|claim| claim.number == number) {
+            // Those behind that only the old claim was in the way of look again.
+            let old = claims.swap_remove(at);
+            wake_overlapping(claims, &old.range, |behind| behind > number);
+        }
+        let waiter = Some(completer);
+        claims.push(Claim {
+            number,
+            range: want.range,
+            kind: want.kind,
+            waiter,
+            granted: false,
+        });
+        (Ticket { slice, number }, waiting)
+    }
+
+    /// Gives a lease back, or leaves the line; wakes those that it was in the way of.
+    pub fn release(&mut self, ticket: Ticket) {
+        let Some(claims) = self.slices.get_mut(&ticket.slice) else {
+            return;
+        };
+        let Some(at) = claims
+            .iter()
+            .position(|claim| claim.number == ticket.number)
+        else {
+            return;
+        };
+        let gone = claims.swap_remove(at);
+        wake_overlapping(claims, &gone.range, |_| true);
+        if claims.is_empty() {
+            self.slices.remove(&ticket.slice);
+        }
+    }
+}
+
+fn wake_overlapping(claims: &mut [Claim], range: &Range<u64>, which: impl Fn(u64) -> bool) {
+    for claim in claims.iter_mut().filter(|claim| which(claim.number)) {
+        if claim.range.start < range.end
+            && range.start < claim.range.end
+            && let Some(waiter) = claim.waiter.take()
+        {
+            waiter.complete(());
+        }
+    }
+}
+
+/// Space that writes fill together.
+#[derive(Debug)]
+pub struct Joint {
+    /// The cluster and what is known of it.
+    pub space: Space,
+    /// Writes under way in it.
+    pub members: u32,
+    /// Subclusters that any member has tried to write: not fresh once all have left.
+    pub attempted: SubclusterMask,
+    /// Subclusters that hold what a failed member has left.
+    pub failed: SubclusterMask,
+    /// An entry refers to it.
+    pub published: bool,
+}
+
+/// All joint space of an image.
+#[derive(Debug, Default)]
+pub struct JointSpace(BTreeMap<GuestCluster, Joint>);
+
+/// What the last member leaves behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Others are still at it.
+    Shared,
+    /// A cluster with its mapping; these subclusters are still fresh.
+    Published(Space),
+    /// A cluster that nothing refers to.
+    Forfeited(Space),
+}
+
+impl JointSpace {
+    /// The space that writes of this cluster fill.
+    pub fn get(&self, cluster: GuestCluster) -> Option<Space> {
+        self.0.get(&cluster).map(|joint| joint.space)
+    }
+
+    /// Whether several writes fill this cluster.
+    pub fn is_shared(&self, cluster: GuestCluster) -> bool {
+        self.0.get(&cluster).is_some_and(|joint| joint.members > 1)
+    }
+
+    /// Clusters that several writes fill.
+    pub fn shared(&self) -> usize {
+        self.0.values().filter(|joint| joint.members > 1).count()
+    }
+
+    /// Joins, founding the joint space if need be; `published` if an entry refers to it already.
+    pub fn join(
+        &mut self,
+        cluster: GuestCluster,
+        space: Space,
+        published: bool,
+        attempt: SubclusterMask,
+    ) {
+        let joint = self.0.entry(cluster).or_insert(Joint {
+            space,
+            members: 0,
+            attempted: 0,
+            failed: 0,
+            published,
+        });
+        assert_eq!(joint.space.host, space.host, "members share one cluster");
+        joint.members += 1;
+        joint.attempted |= attempt;
+        // It is not fresh any more, so who joins there now makes it whole, and alone.
+        joint.failed &= !attempt;
+    }
+
+    /// Records that an entry refers to the space.
+    pub fn published(&mut self, cluster: GuestCluster) {
+        if let Some(joint) = self.0.get_mut(&cluster) {
+            joint.published = true;
+        }
+    }
+
+    /// What members have tried to write.
+    pub fn attempted(&self, cluster: GuestCluster) -> SubclusterMask {
+        self.0.get(&cluster).map_or(0, |joint| joint.attempted)
+    }
+
+    /// Whatever members have tried to write in these subclusters may be there, though no entry says
+    /// so: they are not fresh any more for those who join from now on.
+    pub fn spoil(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
+        if let Some(joint) = self.0.get_mut(&cluster) {
+            joint.space.fresh &= !(joint.attempted & subclusters);
+        }
+    }
+
+    /// What a failed member has left in these subclusters could not be erased: whoever is there
+    /// with it must not publish them.
+    pub fn fail(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
+        if let Some(joint) = self.0.get_mut(&cluster) {
+            joint.failed |= subclusters;
+        }
+    }
+
+    /// Whether one of these subclusters holds what must not be published.
+    pub fn has_failed(&self, cluster: GuestCluster, subclusters: SubclusterMask) -> bool {
+        let joint = self.0.get(&cluster);
+        joint.is_some_and(|joint| joint.failed & subclusters != 0)
+    }
+
+    /// Leaves.
+    pub fn leave(&mut self, cluster: GuestCluster) -> Left {
+        let joint = self
+            .0
+            .get_mut(&cluster)
+            .expect("a member leaves what it joined");
+        joint.members -= 1;
+        if joint.members > 0 {
+            return Left::Shared;
+        }
+        let joint = self.0.remove(&cluster).expect("it is there");
+        let space = Space {
+            fresh: joint.space.fresh & !joint.attempted,
+            ..joint.space
+        };
+        if joint.published {
+            Left::Published(space)
+        } else {
+            Left::Forfeited(space)
+        }
+    }
+}
+
+/// Counts the requests of each epoch.
+#[derive(Debug, Default)]
+pub struct Epochs {
+    current: u64,
+    active: BTreeMap<u64, u64>,
+    /// Those among the active that nobody polls any more: they never leave.
+    abandoned: u64,
+    changed: Waiters,
+}
+
+impl Epochs {
+    /// Enters the current epoch.
+    pub fn enter(&mut self) -> u64 {
+        *self.active.entry(self.current).or_default() += 1;
+        self.current
+    }
+
+    /// Leaves the epoch that was entered.
+    pub fn leave(&mut self, epoch: u64) {
+        let count = self
+            .active
+            .get_mut(&epoch)
+            .expect("a request leaves the epoch that it entered");
+        *count -= 1;
+        if *count == 0 {
+            self.active.remove(&epoch);
+            self.changed.wake();
+        }
+    }
+
+    /// A request was dropped with I/O under way: its epoch is never left, so nothing that it could
+    /// reach is reused, but nobody has to wait for it.
+    pub fn abandon(&mut self) {
+        self.abandoned += 1;
+        self.changed.wake();
+    }
+
+    /// Whether I/O of dropped requests may be under way.
+    pub fn any_abandoned(&self) -> bool {
+        self.abandoned > 0
+    }
+
+    /// Whether nobody is under way but what was abandoned.
+    pub fn all_ended(&self) -> bool {
+        self.active.values().sum::<u64>() == self.abandoned
+    }
+
+    /// The epoch in which something is freed now.
+    pub fn current(&self) -> u64 {
+        self.current
+    }
+
+    /// Begins the next epoch, at a cut.
+    pub fn advance(&mut self) {
+        self.current += 1;
+    }
+
+    /// Whether no request of `epoch` or before is left.
+    pub fn all_left(&self, epoch: u64) -> bool {
+        self.active
+            .keys()
+            .next()
+            .is_none_or(|&oldest| oldest > epoch)
+    }
+
+    /// Resolves when some epoch has become empty.
+    pub fn wait(&mut self) -> Pending<()> {
+        self.changed.wait()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qcow2::geometry::HostOffset;
+    use std::future::Future;
+
+    fn want(range: Range<u64>, kind: Kind) -> Want {
+        Want { range, kind }
+    }
+
+    #[test]
+    fn a_stream_of_shared_leases_cannot_starve_an_exclusive_one() {
+        let mut leases = Leases::default();
+        let first = leases.grant(0, want(0..10, Kind::Shared));
+        let exclusive = want(5..6, Kind::Exclusive);
+        assert!(
+            leases
+                .obstacle(0, std::slice::from_ref(&exclusive), None)
+                .is_some()
+        );
+        let (place, _waiting) = leases.wait(0, exclusive.clone(), None);
+        // A later shared one that overlaps the waiting claim waits; one that does not is granted.
+        assert!(
+            leases
+                .obstacle(0, &[want(0..6, Kind::Shared)], None)
+                .is_some()
+        );
+        assert!(
+            leases
+                .obstacle(0, &[want(6..9, Kind::Shared)], None)
+                .is_none()
+        );
+        assert!(
+            leases
+                .obstacle(0, &[want(0..5, Kind::Shared)], None)
+                .is_none()
+        );
+        assert!(
+            leases
+                .obstacle(1, &[want(0..6, Kind::Shared)], None)
+                .is_none()
+        );
+        leases.release(first);
+        assert!(leases.obstacle(0, &[exclusive], Some(place)).is_none());
+        leases.release(place);
+        assert!(leases.slices.is_empty());
+    }
+
+    #[test]
+    fn a_request_that_waits_keeps_its_place_when_it_wants_something_else() {
+        let mut leases = Leases::default();
+        let held = leases.grant(0, want(0..10, Kind::Exclusive));
+        let (early, _a) = leases.wait(0, want(0..10, Kind::Exclusive), None);
+        let (late, _b) = leases.wait(0, want(0..10, Kind::Exclusive), None);
+        leases.release(held);
+        let (kept, _c) = leases.wait(0, want(0..5, Kind::Shared), Some(early));
+        assert_eq!(kept, early);
+        assert!(
+            leases
+                .obstacle(0, &[want(0..5, Kind::Shared)], Some(early))
+                .is_none()
+        );
+        assert!(
+            leases
+                .obstacle(0, &[want(0..10, Kind::Exclusive)], Some(late))
+                .is_some()
+        );
+    }
+
+    #[test]
+    fn a_claim_that_moves_wakes_those_behind_it() {
+        let mut leases = Leases::default();
+        let held = leases.grant(0, want(0..30, Kind::Exclusive));
+        let (first, _a) = leases.wait(0, want(0..20, Kind::Exclusive), None);
+        let (second, mut b) = leases.wait(0, want(0..10, Kind::Exclusive), None);
+        leases.release(held);
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(std::pin::Pin::new(&mut b).poll(&mut context).is_ready());
+        // The second looks again while the first still claims all; then the first wants less.
+        let (_, mut b) = leases.wait(0, want(0..10, Kind::Exclusive), Some(second));
+        let (_, _a) = leases.wait(0, want(15..20, Kind::Exclusive), Some(first));
+        assert!(std::pin::Pin::new(&mut b).poll(&mut context).is_ready());
+    }
+
+    #[test]
+    fn joint_space_is_forfeited_only_when_the_last_member_failed() {
+        let mut joint = JointSpace::default();
+        let (cluster, space) = (
+            GuestCluster(3),
+            Space {
+                host: HostOffset(0x10000),
+                fresh: 0xff,
+            },
+        );
+        joint.join(cluster, space, false, 1);
+        joint.join(cluster, space, false, 2);
+        assert_eq!(joint.get(cluster), Some(space));
+        assert_eq!(joint.leave(cluster), Left::Shared);
+        joint.published(cluster);
+        assert_eq!(
+            joint.leave(cluster),
+            Left::Published(Space {
+                fresh: 0xfc,
+                ..space
+            })
+        );
+        joint.join(cluster, space, false, 1);
+        assert_eq!(
+            joint.leave(cluster),
+            Left::Forfeited(Space {
+                fresh: 0xfe,
+                ..space
+            })
+        );
+    }
+
+    #[test]
+    fn what_could_not_be_erased_is_not_published_until_somebody_makes_it_whole() {
+        let mut joint = JointSpace::default();
+        let (cluster, space) = (
+            GuestCluster(3),
+            Space {
+                host: HostOffset(0x10000),
+                fresh: 0xff,
+            },
+        );
+        joint.join(cluster, space, false, 0b0110);
+        joint.join(cluster, space, false, 0b0010);
+        joint.fail(cluster, 0b0010);
+        assert!(joint.has_failed(cluster, 0b0110) && !joint.has_failed(cluster, 0b0100));
+        joint.join(cluster, space, false, 0b0010);
+        assert!(!joint.has_failed(cluster, 0b0010));
+    }
+
+    #[test]
+    fn only_subclusters_that_members_have_tried_to_write_are_spoiled() {
+        let mut joint = JointSpace::default();
+        let space = Space {
+            host: HostOffset(0x10000),
+            fresh: 0xff,
+        };
+        let cluster = GuestCluster(3);
+        joint.spoil(cluster, 0xff);
+        joint.join(cluster, space, false, 0b0110);
+        joint.spoil(cluster, 0b1010);
+        let fresh = |joint: &JointSpace| joint.get(cluster).map(|space| space.fresh);
+        assert_eq!(fresh(&joint), Some(0xfd));
+        joint.join(cluster, space, false, 0b1000);
+        assert_eq!(fresh(&joint), Some(0xfd));
+        assert_eq!(joint.leave(cluster), Left::Shared);
+        let left = Space {
+            fresh: 0xf1,
+            ..space
+        };
+        assert_eq!(joint.leave(cluster), Left::Forfeited(left));
+    }
+
+    #[test]
+    fn what_is_freed_waits_for_the_requests_of_its_epoch_and_earlier() {
+        let mut epochs = Epochs::default();
+        let old = epochs.enter();
+        epochs.advance();
+        let freed_in = epochs.current();
+        let reader = epochs.enter();
+        epochs.advance();
+        let _later = epochs.enter();
+        assert!(!epochs.all_left(freed_in));
+        epochs.leave(reader);
+        assert!(!epochs.all_left(freed_in));
+        epochs.leave(old);
+        assert!(epochs.all_left(freed_in));
+    }
+
+    #[test]
+    fn a_request_of_the_epoch_itself_keeps_what_was_freed_in_it() {
+        let mut epochs = Epochs::default();
+        for _ in 0..3 {
+            epochs.advance();
+        }
+        let reader = epochs.enter();
+        let freed_in = epochs.current();
+        epochs.advance();
+        let later = epochs.enter();
+        assert!(!epochs.all_left(freed_in));
+        epochs.leave(reader);
+        assert!(epochs.all_left(freed_in) && !epochs.all_left(epochs.current()));
+        epochs.leave(later);
+        assert!(epochs.all_left(epochs.current()));
+    }
+
+    #[test]
+    fn what_a_dropped_request_could_reach_is_never_reused_and_nobody_waits_for_it() {
+        let mut epochs = Epochs::default();
+        assert!(epochs.all_ended() && !epochs.any_abandoned());
+        let dropped = epochs.enter();
+        let other = epochs.enter();
+        assert!(!epochs.all_ended() && !epochs.any_abandoned());
+        let mut drain = epochs.wait();
+        epochs.abandon();
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(std::pin::Pin::new(&mut drain).poll(&mut context).is_ready());
+        assert!(!epochs.all_ended() && epochs.any_abandoned());
+        epochs.advance();
+        epochs.leave(other);
+        assert!(epochs.all_ended() && !epochs.all_left(dropped));
+    }
+}

@@ -1,0 +1,84 @@
+//! Checks a qcow2 image without changing it: every structure, every reference, every refcount.
+//!
+//! Promises: finds what QEMU's check finds, counts it as QEMU does and tells it in QEMU's words,
+//! and looks for three things more ([`Finding::is_known_to_qemu`]). A hostile image costs a bounded
+//! amount of memory and no panic. Leaves out: repair, and what guest data means.
+//!
+//! 1. What may be referenced is counted in memory ([`counts`]): header, L1 tables of the disk and
+//!    of its snapshots, L2 tables, data and compressed clusters, the other tables. A table that
+//!    several L1 entries share is read once, and what it references counts as often as it is
+//!    referenced.
+//! 2. The counts are compared with the refcounts on disk.
+//! 3. COPIED is compared with the refcounts on disk. The first two steps tell whether any flag can
+//!    be wrong at all, so the L2 tables of a sound image are read once only.
+
+use std::sync::Arc;
+
+use crate::Result;
+use crate::file::BlockFile;
+use crate::qcow2::header::Header;
+
+mod bitmaps;
+mod copied;
+pub mod counts;
+mod findings;
+pub(in crate::qcow2) mod reader;
+mod refcounts;
+mod snapshots;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub use findings::{Finding, Severity, SnapshotL1Flaw, Structure};
+pub use state::{CheckOptions, CheckResult, Observer};
+
+use reader::Reader;
+use state::{L1, Owner, State, count_l1, count_l2_tables};
+
+/// Checks the image in `file`, whose header is `header`. For structures that lie beyond the end of
+/// the file to be findings, the header must be parsed as that of an endless file (`u64::MAX`).
+///
+/// # Errors
+/// If the file cannot be read, the snapshot table cannot be made sense of, or the image needs more
+/// memory than it may have. What is wrong with the image otherwise is a finding.
+pub async fn check(
+    file: &Arc<dyn BlockFile>,
+    header: &Header,
+    options: &CheckOptions,
+    observer: &mut dyn Observer,
+) -> Result<CheckResult> {
+    let reader = Reader::new(file).await?;
+    let mut state = State::new(&reader, header, options, observer)?;
+    let snapshots = snapshots::read(&reader, &mut state).await?;
+    state.region(0, state.cluster_bytes, Structure::Header)?;
+    let active = L1 {
+        offset: header.l1_table_offset,
+        entries: u64::from(header.l1_size),
+        owner: Owner::Active,
+    };
+    count_l1(&reader, &mut state, active).await?;
+    snapshots.count(&reader, &mut state).await?;
+    count_l2_tables(&reader, &mut state).await?;
+    state.region(
+        header.snapshots_offset,
+        snapshots.bytes,
+        Structure::SnapshotTable,
+    )?;
+    let offset = header.refcount_table_offset;
+    state.region(
+        offset,
+        header.refcount_table_bytes(),
+        Structure::RefcountTable,
+    )?;
+    if let Some(crypto) = header.extensions.crypto_header {
+        state.region(crypto.offset, crypto.length, Structure::CryptoHeader)?;
+    }
+    bitmaps::count(&reader, &mut state).await?;
+    let mut refcounts = refcounts::Refcounts::read(&reader, &mut state).await?;
+    refcounts.count_blocks(&mut state)?;
+    let highest = refcounts.compare(&mut state).await?;
+    state.result.image_end_offset = (highest + 1) * state.cluster_bytes;
+    copied::compare(&reader, &mut state, &mut refcounts).await?;
+    refcounts.find_overlaps(&mut state).await?;
+    Ok(state.result)
+}

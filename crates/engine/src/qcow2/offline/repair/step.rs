@@ -1,0 +1,451 @@
+//! The steps of a repair, as values: what is changed, why, where, and what may be lost by it.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::qcow2::entry::inspect::Flaw;
+use crate::qcow2::entry::mend::Wrong;
+use crate::qcow2::offline::check::{Finding, SnapshotL1Flaw, Structure};
+
+/// A word of a table that changes: an entry, or its bitmap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Where it is in the file.
+    pub at: u64,
+    /// What it says.
+    pub from: u64,
+    /// What it will say.
+    pub to: u64,
+}
+
+/// What becomes of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SnapshotFate {
+    /// The fields that version 3 demands are added.
+    Completed,
+    /// Extra data that nobody can use is dropped.
+    Cut {
+        /// Its length in bytes.
+        extra_bytes: u32,
+    },
+    /// Its L1 table is found where, or as long as, it must have been.
+    Corrected {
+        /// What was wrong.
+        flaw: SnapshotL1Flaw,
+    },
+    /// Its L1 table moves: something else has its place, or the end of the file cuts it.
+    Moved,
+    /// It has no L1 table that could be used, and is removed.
+    Removed,
+}
+
+/// A step of a repair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Step {
+    /// An L1 entry is set right or cleared.
+    L1Entry {
+        /// The entry.
+        change: Change,
+        /// What is wrong with it.
+        wrong: Wrong,
+        /// What it maps may be lost.
+        loses: bool,
+    },
+    /// An L2 entry is set right or given up.
+    L2Entry {
+        /// The entry.
+        change: Change,
+        /// Its bitmap, before and after; 0 without extended L2.
+        bitmap: (u64, u64),
+        /// Its index in the table.
+        l2_index: u64,
+        /// What is wrong with it.
+        wrong: Wrong,
+        /// The cluster's data may be lost.
+        loses: bool,
+    },
+    /// Guest data that shares space with something else gets a copy of its own.
+    Copy {
+        /// The L2 entry; both offsets are in `change`.
+        change: Change,
+        /// Bytes that are copied.
+        bytes: u64,
+        /// The metadata in whose place it is; else the cluster's refcount cannot count all.
+        structure: Option<Structure>,
+    },
+    /// The active L1 table moves: something else has its place, or the end of the file cuts it.
+    L1Table {
+        /// Where it is.
+        from: u64,
+        /// Its length.
+        bytes: u64,
+        /// The end of the file cuts it.
+        cut: bool,
+    },
+    /// An L2 table moves: guest data has its place.
+    L2Table {
+        /// Where it is.
+        from: u64,
+        /// Its length.
+        bytes: u64,
+    },
+    /// A snapshot's entry changes.
+    Snapshot {
+        /// The index in the snapshot table.
+        index: u32,
+        /// The snapshot's id.
+        id: String,
+        /// The snapshot's name.
+        name: String,
+        /// What becomes of it.
+        fate: SnapshotFate,
+        /// Where the entry is.
+        at: u64,
+    },
+    /// The snapshot table is written anew.
+    SnapshotTable {
+        /// Where it is.
+        from: u64,
+    },
+    /// The bitmaps are declared inconsistent.
+    Bitmaps {
+        /// Where their directory is.
+        at: u64,
+        /// What is wrong with them.
+        what: String,
+    },
+    /// The refcount table, or an entry of it, cannot be used.
+    RefcountTable {
+        /// What a check says of it, if it says anything.
+        finding: Option<Finding>,
+        /// Where it is.
+        at: u64,
+    },
+    /// All refcounts are written anew elsewhere, and the header switches to them.
+    RebuildRefcounts {
+        /// Blocks.
+        blocks: u64,
+        /// Where the new structure is.
+        to: u64,
+    },
+    /// A refcount is corrected.
+    Refcount {
+        /// The cluster.
+        cluster: u64,
+        /// What the refcount says.
+        refcount: u64,
+        /// References that there are.
+        references: u64,
+        /// Where the refcount is, if its block exists.
+        at: Option<u64>,
+    },
+    /// COPIED of an L1 entry is corrected.
+    CopiedL2 {
+        /// The entry.
+        change: Change,
+        /// Its index.
+        l1_index: u64,
+        /// The L2 table's refcount.
+        refcount: u64,
+    },
+    /// COPIED of an L2 entry is corrected.
+    CopiedData {
+        /// The entry.
+        change: Change,
+        /// The cluster's refcount.
+        refcount: u64,
+    },
+    /// The marks of damage are taken from the header.
+    Marks {
+        /// It says that the image was not closed cleanly.
+        dirty: bool,
+        /// It says that the image is corrupt.
+        corrupt: bool,
+    },
+}
+
+impl Step {
+    /// What a check says of it, where that tells all.
+    pub fn finding(&self) -> Option<Finding> {
+        match *self {
+            Step::Refcount {
+                cluster,
+                refcount,
+                references,
+                ..
+            } => Some(Finding::Refcount {
+                cluster,
+                refcount,
+                references,
+            }),
+            Step::CopiedL2 {
+                change,
+                l1_index,
+                refcount,
+            } => Some(Finding::CopiedL2 {
+                l1_index,
+                entry: change.from,
+                refcount,
+            }),
+            Step::CopiedData { change, refcount } => Some(Finding::CopiedData {
+                entry: change.from,
+                refcount,
+            }),
+            Step::RefcountTable { ref finding, .. } => finding.clone(),
+            _ => None,
+        }
+    }
+
+    /// It gives back space that nobody uses, and nothing else.
+    pub fn frees_leak(&self) -> bool {
+        matches!(self, Step::Refcount { refcount, references, .. } if refcount > references)
+    }
+
+    /// It repairs something, rather than being a part of how another step is done.
+    pub fn counts(&self) -> bool {
+        !matches!(
+            self,
+            Step::SnapshotTable { .. }
+                | Step::RebuildRefcounts { .. }
+                | Step::RefcountTable { finding: None, .. }
+                | Step::Marks { .. }
+        )
+    }
+
+    /// Memory that a list of steps takes for it, at most.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let texts = match self {
+            Step::Snapshot { id, name, .. } => id.len() + name.len(),
+            Step::Bitmaps { what, .. } => what.len(),
+            _ => 0,
+        };
+        (2 * std::mem::size_of::<Step>() + texts) as u64
+    }
+
+    /// What is done.
+    pub fn what(&self) -> String {
+        match self {
+            Step::L1Entry { change, .. } if change.to == 0 => "clear an L1 entry".into(),
+            Step::L1Entry { change, .. } => {
+                format!(
+                    "change an L1 entry from {:#x} to {:#x}",
+                    change.from, change.to
+                )
+            }
+            Step::L2Entry { change, bitmap, .. } if bitmap.0 == bitmap.1 => {
+                format!(
+                    "change an L2 entry from {:#x} to {:#x}",
+                    change.from, change.to
+                )
+            }
+            Step::L2Entry { change, bitmap, .. } => format!(
+                "change an L2 entry from {:#x} with bitmap {:#x} to {:#x} with bitmap {:#x}",
+                change.from, bitmap.0, change.to, bitmap.1
+            ),
+            Step::Copy { bytes, .. } => format!("copy {bytes} bytes of guest data to new space"),
+            Step::L1Table { .. } => "move the active L1 table".into(),
+            Step::L2Table { .. } => "move an L2 table".into(),
+            Step::Snapshot { fate, .. } => match fate {
+                SnapshotFate::Completed => "complete a snapshot table entry".into(),
+                SnapshotFate::Cut { .. } => "drop extra data of a snapshot table entry".into(),
+                SnapshotFate::Corrected { .. } => "correct where a snapshot's L1 table is".into(),
+                SnapshotFate::Moved => "move a snapshot's L1 table".into(),
+                SnapshotFate::Removed => "remove a snapshot".into(),
+            },
+            Step::SnapshotTable { .. } => "write the snapshot table anew".into(),
+            Step::Bitmaps { .. } => "declare the bitmaps inconsistent".into(),
+            Step::RefcountTable { .. } => "replace a part of the refcount table".into(),
+            Step::RebuildRefcounts { blocks, .. } => {
+                format!("write all refcounts anew: {blocks} refcount blocks and their table")
+            }
+            Step::Refcount {
+                cluster,
+                refcount,
+                references,
+                ..
+            } => {
+                format!("change the refcount of cluster {cluster} from {refcount} to {references}")
+            }
+            Step::CopiedL2 { change, .. } | Step::CopiedData { change, .. } => {
+                let set = change.to > change.from;
+                format!("{} COPIED of an entry", if set { "set" } else { "clear" })
+            }
+            Step::Marks { dirty, corrupt } => match (dirty, corrupt) {
+                (true, true) => "take the dirty and the corrupt mark from the header".into(),
+                (false, true) => "take the corrupt mark from the header".into(),
+                (_, false) => "take the dirty mark from the header".into(),
+            },
+        }
+    }
+
+    /// Why it is done.
+    pub fn why(&self) -> String {
+        if let Some(finding) = self.finding() {
+            return finding.to_string();
+        }
+        match self {
+            Step::L1Entry { wrong, .. } => {
+                format!("L1 entry: {}", why_entry(*wrong, "an L2 table"))
+            }
+            Step::L2Entry { wrong, .. } => {
+                format!("L2 entry: {}", why_entry(*wrong, "a data cluster"))
+            }
+            Step::Copy {
+                structure: Some(structure),
+                ..
+            } => format!("its space is {structure}, too"),
+            Step::Copy { .. } => "its cluster has more references than a refcount can count".into(),
+            Step::L1Table { cut: true, .. } => "it reaches beyond the end of the file".into(),
+            Step::L1Table { .. } => "something else has its place".into(),
+            Step::L2Table { .. } => "guest data has its place".into(),
+            Step::Snapshot { index, fate, .. } => match fate {
+                SnapshotFate::Completed => format!("snapshot table entry {index} is incomplete"),
+                SnapshotFate::Cut { extra_bytes } => format!(
+                    "too much extra metadata in snapshot table entry {index} ({extra_bytes} > 1024)"
+                ),
+                SnapshotFate::Corrected { flaw } => match flaw {
+                    SnapshotL1Flaw::Unaligned { .. } => "it does not start a cluster".into(),
+                    SnapshotL1Flaw::TooLarge { .. } => "it is too large".into(),
+                },
+                SnapshotFate::Moved => {
+                    "it reaches beyond the end of the file, or something else has its place".into()
+                }
+                SnapshotFate::Removed => "its L1 table is not in the file".into(),
+            },
+            Step::SnapshotTable { .. } => {
+                "its entries change, or it cannot stay where it is".into()
+            }
+            Step::Bitmaps { what, .. } => what.clone(),
+            Step::RefcountTable { .. } => "the refcount table cannot be where it is".into(),
+            Step::RebuildRefcounts { .. } => {
+                "the refcount structure cannot count all clusters where it is".into()
+            }
+            Step::Marks { .. } => "the repair is complete".into(),
+            Step::Refcount { .. } | Step::CopiedL2 { .. } | Step::CopiedData { .. } => {
+                unreachable!("these are findings")
+            }
+        }
+    }
+
+    /// The bytes of the file that it is about.
+    pub fn place(&self) -> Option<Range<u64>> {
+        let place = |at: u64, len: u64| Some(at..at.saturating_add(len));
+        match self {
+            Step::L1Entry { change, .. }
+            | Step::Copy { change, .. }
+            | Step::CopiedL2 { change, .. }
+            | Step::CopiedData { change, .. } => place(change.at, 8),
+            Step::L2Entry { change, bitmap, .. } => {
+                place(change.at, if bitmap.0 == bitmap.1 { 8 } else { 16 })
+            }
+            Step::L1Table { from, bytes, .. } | Step::L2Table { from, bytes } => {
+                place(*from, *bytes)
+            }
+            Step::Snapshot { at, .. } => place(*at, 40),
+            Step::SnapshotTable { from } => place(*from, 0),
+            Step::Bitmaps { at, .. } => place(*at, 0),
+            Step::RefcountTable { at, .. } => place(*at, 8),
+            Step::RebuildRefcounts { to, .. } => place(*to, 0),
+            Step::Refcount { at, .. } => at.and_then(|at| place(at, 1)),
+            Step::Marks { .. } => place(72, 8),
+        }
+    }
+
+    /// What may be lost by it, beyond what was out of reach already.
+    pub fn may_lose(&self) -> Option<String> {
+        match self {
+            Step::L1Entry { loses: true, .. } => {
+                Some("what the L2 table maps, which nobody can read now".into())
+            }
+            Step::L2Entry {
+                loses: true, wrong, ..
+            } => Some(match wrong {
+                Wrong::Beyond => {
+                    "nothing that the file still holds: the cluster reads as zeroes".into()
+                }
+                _ => "the cluster's data, which nobody can read now: it reads as zeroes".into(),
+            }),
+            Step::Snapshot {
+                id,
+                name,
+                fate: SnapshotFate::Removed,
+                ..
+            } => Some(format!("snapshot {id} ({name})")),
+            Step::Snapshot {
+                fate: SnapshotFate::Cut { .. },
+                ..
+            } => Some("extra data of the snapshot".into()),
+            Step::L1Table { cut: true, .. } => {
+                Some("what the part of the table beyond the end of the file mapped".into())
+            }
+            Step::Bitmaps { .. } => {
+                Some("the bitmaps: the next incremental backup must be a full one".into())
+            }
+            _ => None,
+        }
+    }
+}
+
+fn why_entry(wrong: Wrong, meant: &str) -> String {
+    match wrong {
+        Wrong::Flaw(Flaw::Reserved) => "reserved bits are set".into(),
+        Wrong::Flaw(Flaw::ZeroFlag) => "a zero flag that the format lacks".into(),
+        Wrong::Flaw(Flaw::CompressedCopied) => "a compressed cluster with COPIED".into(),
+        Wrong::Flaw(Flaw::CompressedWithDataFile) => {
+            "a compressed cluster in an image with an external data file".into()
+        }
+        Wrong::Flaw(Flaw::CompressedWithBitmap) => {
+            "a compressed cluster with a subcluster bitmap".into()
+        }
+        Wrong::Flaw(Flaw::AllocatedAndZero) => "subclusters are both allocated and zero".into(),
+        Wrong::Flaw(Flaw::AllocatedWithoutOffset) => {
+            "subclusters are allocated in a cluster without space".into()
+        }
+        Wrong::Flaw(Flaw::DataUnaligned | Flaw::PreallocatedUnaligned) | Wrong::Unaligned => {
+            format!("{meant} that does not start a cluster")
+        }
+        Wrong::Beyond => format!("{meant} beyond the end of the file"),
+        Wrong::DataFileOffset => "a cluster of the data file that is not the guest's".into(),
+        Wrong::OthersTable => "it points to the table of another entry, beside a data file".into(),
+        Wrong::NoTable => "it points to another structure".into(),
+    }
+}
+
+/// The line of a check that repairs, as QEMU has it where QEMU repairs the same.
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::RebuildRefcounts { .. } => f.write_str("Rebuilding refcount structure"),
+            Step::Refcount {
+                cluster,
+                refcount,
+                references,
+                ..
+            } => write!(
+                f,
+                "Repairing cluster {cluster} refcount={refcount} reference={references}"
+            ),
+            Step::Snapshot {
+                index,
+                fate: SnapshotFate::Cut { extra_bytes },
+                ..
+            } => write!(
+                f,
+                "Discarding too much extra metadata in snapshot table entry {index} \
+                 ({extra_bytes} > 1024)"
+            ),
+            Step::Marks { .. } | Step::SnapshotTable { .. } => {
+                write!(f, "Repairing: {}", self.what())
+            }
+            _ => match self.finding() {
+                Some(finding) => {
+                    let text = finding.to_string();
+                    let text = text.strip_prefix("ERROR").unwrap_or(&text);
+                    write!(f, "Repairing{text}")
+                }
+                None => write!(f, "Repairing {}", self.why()),
+            },
+        }
+    }
+}

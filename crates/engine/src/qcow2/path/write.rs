@@ -1,0 +1,220 @@
+//! A write of guest data: the numbered steps, in their order.
+
+use cowslip_queue::IoVec;
+
+use super::admit::{Batch, Origin, Request};
+use crate::backing::Backing;
+use crate::file::{Durability, Space};
+use crate::policy::WritePolicy;
+use crate::qcow2::geometry::GuestCluster;
+use crate::qcow2::mapping::inflight::Left;
+use crate::qcow2::plan::{self, Freed};
+use crate::qcow2::{Qcow2, State};
+use crate::{Error, Result};
+
+const EIO: i32 = 5;
+
+/// Called by a write that has all its space.
+pub(crate) type Admitted<'a> = dyn Fn() + Sync + 'a;
+
+impl Qcow2 {
+    /// Writes guest data; the numbered steps. Durable at the next flush, if the image is no
+    /// write-through one.
+    pub(crate) async fn write(
+        &self,
+        offset: u64,
+        data: impl Into<IoVec>,
+        below: &dyn Backing,
+    ) -> Result<()> {
+        let context = (below, Durability::Cached);
+        self.write_telling(offset, data.into(), context, &|| ())
+            .await
+    }
+
+    /// The same; tells when all of it is admitted.
+    pub(crate) async fn write_telling(
+        &self,
+        offset: u64,
+        data: IoVec,
+        (below, durability): (&dyn Backing, Durability),
+        admitted: &Admitted<'_>,
+    ) -> Result<()> {
+        let durability = self.effective(durability);
+        let request = Request::new(offset, data, Origin::Guest);
+        let needs_cycle = self.perform(request, (below, durability), admitted).await?; // 1-8
+        self.settle(durability, needs_cycle).await //          9
+    }
+
+    /// Steps 1 to 8 of a write that is durable at the next flush.
+    pub(in crate::qcow2) async fn perform_cached(
+        &self,
+        request: Request,
+        below: &dyn Backing,
+    ) -> Result<bool> {
+        let context = (below, Durability::Cached);
+        self.perform(request, context, &|| ()).await
+    }
+
+    /// Steps 1 to 8 of a write. Whether it takes a write-back cycle to make it durable.
+    async fn perform(
+        &self,
+        mut request: Request,
+        (below, durability): (&dyn Backing, Durability),
+        admitted: &Admitted<'_>,
+    ) -> Result<bool> {
+        let mut needs_cycle = false;
+        while !request.is_done() {
+            match request.origin() {
+                Origin::Guest => self.ready_for_writes().await?, // 1
+                Origin::Below => self.ready_for_changes().await?,
+            }
+            let batch = self.admit(&mut request, below, durability).await?; // 2-6
+            if request.is_done() {
+                admitted();
+            }
+            needs_cycle |= batch.needs_cycle();
+            let durable = batch.durability == Durability::Durable;
+            let under_way = durable.then(|| self.durable_writes.begin());
+            let mut outcome = self.carry_out(&batch, below).await; // 7
+            self.erase_failed(&batch, &outcome).await;
+            self.publish(batch, &mut outcome); //       8
+            if let Some(under_way) = under_way {
+                under_way.end();
+            }
+            outcome.into_iter().collect::<Result<()>>()?;
+            if durable {
+                self.hear_others().await?;
+            }
+        }
+        Ok(needs_cycle)
+    }
+
+    /// What a failed write has left in space that others fill too is erased before anybody hears of
+    /// the failure: they may publish the subcluster, in which the guest goes on to see zeroes
+    /// there. What the write would have changed in place stays between old and new, as always.
+    async fn erase_failed(&self, batch: &Batch<'_>, outcome: &[Result<()>]) {
+        for (step, outcome) in batch.steps.iter().zip(outcome) {
+            let plan::Change::Fill(filled) = step.write.change else {
+                continue;
+            };
+            if outcome.is_ok() {
+                continue;
+            }
+            let attempted = self.attempted(&step.write);
+            {
+                let mut state = self.lock();
+                // Whoever joins from now on makes its subclusters whole, and needs nothing erased.
+                state.joint.spoil(step.cluster, attempted);
+                if !state.joint.is_shared(step.cluster) {
+                    continue;
+                }
+            }
+            let guest = self.geometry().guest_offset(step.cluster).0;
+            let file = self.data.for_guest(step.write.host.0, guest);
+            for left in self.geometry().parts_in(&step.write.lease, filled) {
+                let start = step.write.host.0 + left.start;
+                let erased = file.zero(start, left.end - left.start, Space::Release);
+                if erased.await.is_err() {
+                    self.lock().joint.fail(step.cluster, attempted);
+                }
+            }
+        }
+    }
+
+    /// Step 8: what was written becomes the mapping; what failed leaves it as it was.
+    fn publish(&self, batch: Batch<'_>, outcome: &mut [Result<()>]) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        if batch.durability == Durability::Durable
+            && let Some(error) = outcome.iter().find_map(|outcome| outcome.as_ref().err())
+        {
+            // It is a flush of the file, and one that failed: see `sync`.
+            state.latch.set(error.duplicate());
+        }
+        for (step, outcome) in batch.steps.iter().zip(outcome) {
+            let attempted = self.attempted(&step.write);
+            let changes = step.write.change != plan::Change::None;
+            if changes && outcome.is_ok() && state.joint.has_failed(step.cluster, attempted) {
+                let neighbour = std::io::Error::from_raw_os_error(EIO);
+                let text = format!("A write beside this one failed in '{}'", self.name());
+                *outcome = Err(Error::io(text, neighbour));
+                // What this write has left beside others stays there, so they fail in turn.
+                state.joint.fail(step.cluster, attempted);
+            }
+            if changes && outcome.is_ok() {
+                let before = state
+                    .tables
+                    .entry(step.cluster)
+                    .expect("it was decoded at admission, and leased");
+                let (entry, freed) = plan::publish(&self.format, &before, &step.write);
+                let promise = step.write.promise;
+                state.tables.set_entry(step.cluster, &entry, promise);
+                state.joint.published(step.cluster);
+                if let Some(freed) = freed {
+                    self.give_up(state, freed);
+                }
+            }
+            if changes {
+                if outcome.is_err() {
+                    state.joint.spoil(step.cluster, attempted);
+                }
+                self.leave_joint(state, step.cluster);
+            }
+        }
+        batch.end(state);
+        if state.tables.wants_writeback() {
+            state.maintenance.wake();
+        }
+    }
+
+    pub(in crate::qcow2) fn leave_joint(&self, state: &mut State, cluster: GuestCluster) {
+        match state.joint.leave(cluster) {
+            Left::Shared => {}
+            Left::Published(space) if self.format.data_file => {
+                debug_assert_eq!(space.fresh, 0, "nothing is fresh in a data file");
+            }
+            Left::Published(space) => {
+                state
+                    .fresh
+                    .set(self.geometry().host_cluster(space.host), space.fresh);
+            }
+            Left::Forfeited(_) if self.format.data_file => {}
+            Left::Forfeited(space) => {
+                self.give_up(state, Freed::Cluster(space.host));
+            }
+        }
+    }
+
+    /// Step 9 for a request that asks for nothing: the image's policy decides.
+    pub(in crate::qcow2) async fn settle_by_policy(&self) -> Result<()> {
+        self.settle(self.effective(Durability::Cached), true).await
+    }
+
+    /// Step 9 for a request: durable if it asked for it, and not too much dirty in any case.
+    pub(in crate::qcow2) async fn settle(
+        &self,
+        durability: Durability,
+        needs_cycle: bool,
+    ) -> Result<()> {
+        if durability == Durability::Durable && needs_cycle {
+            return self.write_back().await;
+        }
+        Ok(())
+    }
+
+    pub(in crate::qcow2) fn effective(&self, durability: Durability) -> Durability {
+        if self.write_policy == WritePolicy::Writethrough {
+            Durability::Durable
+        } else {
+            durability
+        }
+    }
+
+    /// Makes durable all that had completed.
+    pub(crate) async fn flush(&self) -> Result<()> {
+        if !self.writable {
+            return Ok(());
+        }
+        self.write_back().await
+    }
+}
