@@ -42,8 +42,8 @@ pub use self::path::compress;
 pub(crate) use self::path::compressed_read::Wanted;
 pub(crate) use self::path::compressed_write::Packed;
 pub(crate) use self::path::read;
-pub(crate) use self::path::write::Admitted;
+pub(crate) use self::path::write::OnAllocated;
 pub(crate) use self::space::count_growth;
 pub use self::state::Qcow2;
 
-use self::state::{Counts, Few, State};
+use self::state::{Counts, InlineVec, State};

@@ -3,7 +3,7 @@
 use super::Qcow2;
 use super::header::Header;
 use crate::Result;
-use crate::file::HostFile;
+use crate::file::AlignedFile;
 use crate::qcow2::space::sparse;
 use crate::statistics::{CacheStatistics, WriteStatistics};
 
@@ -19,12 +19,12 @@ impl Qcow2 {
     }
 
     /// The image file.
-    pub fn file(&self) -> &HostFile {
+    pub fn file(&self) -> &AlignedFile {
         &self.file
     }
 
     /// The file that guest data is in.
-    pub fn data_file(&self) -> &HostFile {
+    pub fn data_file(&self) -> &AlignedFile {
         &self.data
     }
 

@@ -9,13 +9,13 @@ use super::header::{CompressionType, Header};
 use super::plan::{Freed, Unref};
 use crate::Workers;
 use crate::durable::DurableWrites;
-use crate::file::HostFile;
+use crate::file::AlignedFile;
 use crate::policy::{DiscardPolicy, WritePolicy, ZeroMethod};
 use crate::qcow2::commit::probe::Probe;
 use crate::qcow2::control::bitmap::Bitmaps;
 use crate::qcow2::health::hold::Hold;
 use crate::qcow2::health::latch::Latch;
-use crate::qcow2::mapping::inflight::{Epochs, JointSpace, Leases};
+use crate::qcow2::mapping::inflight::{Epochs, Leases, PendingClusters};
 use crate::qcow2::mapping::tables::Tables;
 use crate::qcow2::path::compressed_tail::Tail;
 use crate::qcow2::path::gather::Gathering;
@@ -28,15 +28,15 @@ use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
 
 /// Things of which a small request has one: its step, its lease, its slice. That one allocates
 /// nothing.
-pub(super) type Few<T> = smallvec::SmallVec<[T; 1]>;
+pub(super) type InlineVec<T> = smallvec::SmallVec<[T; 1]>;
 
 /// A qcow2 image, open.
 #[derive(Debug)]
 pub struct Qcow2 {
     /// The image file: metadata, and guest data unless there is a data file.
-    pub(super) file: HostFile,
+    pub(super) file: AlignedFile,
     /// The file that guest data is in.
-    pub(super) data: HostFile,
+    pub(super) data: AlignedFile,
     /// The data file is a raw image of the disk, to be kept so.
     pub(super) raw_data: bool,
     pub(super) format: EntryFormat,
@@ -102,7 +102,7 @@ pub struct State {
     pub(super) header: Header,
     pub(super) tables: Tables,
     pub(super) leases: Leases,
-    pub(super) joint: JointSpace,
+    pub(super) joint: PendingClusters,
     pub(super) epochs: Epochs,
     pub(super) free: FreeSet,
     /// Free clusters that have their space on the host, for new tables.

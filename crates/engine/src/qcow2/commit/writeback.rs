@@ -17,7 +17,7 @@
 //! only through its L1 entry, which is a stage-B write. Empty stages cost nothing.
 //!
 //! A cut is *unordered* if it raises no count, and no entry in it promises bytes that may not be
-//! durable yet ([`Promise`](crate::qcow2::plan::Promise)): each entry refers to space that reads as
+//! durable yet ([`WriteOrdering`](crate::qcow2::plan::WriteOrdering)): each entry refers to space that reads as
 //! zeroes, durably, where the guest's disk did. Then stage A is empty, new tables, slices and L1 go
 //! down together, and there is one barrier for them and for the guest's data: whatever a crash
 //! keeps of them, each sector is old or new.
@@ -32,7 +32,7 @@ use futures_util::future::join_all;
 
 use super::probe::Stage;
 use super::roots::Flush;
-use crate::file::{Durability, Event, HostFile};
+use crate::file::{AlignedFile, Durability, Event};
 use crate::qcow2::geometry::HostCluster;
 use crate::qcow2::header::{AllocationHint, Header, autoclear, incompatible};
 use crate::qcow2::mapping::tables::{Cut, OnDisk, SliceCopy};
@@ -100,7 +100,7 @@ impl Qcow2 {
                 return Ok(());
             }
         }
-        self.to_the_end(self.cycle(&mut turn)).await
+        self.latch_if_cancelled(self.cycle(&mut turn)).await
     }
 
     /// One write-back cycle.
@@ -228,7 +228,7 @@ impl Qcow2 {
 
     /// Flushes a file. Whatever the error of a flush that fails, no space too: what it should have
     /// covered may be lost, and the system tells so only once (invariant D4).
-    pub(in crate::qcow2) async fn sync(&self, file: &HostFile) -> Result<()> {
+    pub(in crate::qcow2) async fn sync(&self, file: &AlignedFile) -> Result<()> {
         let under_way = self.durable_writes.begin();
         let flushed = file.flush().await;
         if let Err(error) = &flushed {
@@ -236,12 +236,12 @@ impl Qcow2 {
         }
         under_way.end();
         flushed?;
-        self.hear_others().await
+        self.check_concurrent_flushes().await
     }
 
     /// Whether nothing was lost that a flush or a durable write which has just succeeded should
     /// have covered: those beside it may have been told instead.
-    pub(in crate::qcow2) async fn hear_others(&self) -> Result<()> {
+    pub(in crate::qcow2) async fn check_concurrent_flushes(&self) -> Result<()> {
         let all_heard = self.durable_writes.settle().await;
         let mut state = self.lock();
         if all_heard.is_err() {
@@ -397,7 +397,7 @@ impl Qcow2 {
     /// space before anything is taken.
     pub(in crate::qcow2) async fn make_room(&self, clusters: u64) -> Result<()> {
         let mut counts = self.turn.take().await;
-        self.to_the_end(self.make_room_in_turn(&mut counts, clusters))
+        self.latch_if_cancelled(self.make_room_in_turn(&mut counts, clusters))
             .await
     }
 
@@ -413,7 +413,7 @@ impl Qcow2 {
             }
             Ok(())
         };
-        let outcome = self.to_the_end(room).await;
+        let outcome = self.latch_if_cancelled(room).await;
         if outcome.is_err() {
             self.lock().low_water = 0;
         }
@@ -607,7 +607,7 @@ impl Qcow2 {
             return Ok(());
         }
         let _turn = self.turn.take().await;
-        self.to_the_end(async {
+        self.latch_if_cancelled(async {
             self.ready_in_turn().await?;
             if self.lock().ready_for_writes {
                 return Ok(());
@@ -625,7 +625,7 @@ impl Qcow2 {
             return Ok(());
         }
         let _turn = self.turn.take().await;
-        self.to_the_end(self.ready_in_turn()).await
+        self.latch_if_cancelled(self.ready_in_turn()).await
     }
 
     async fn ready_in_turn(&self) -> Result<()> {

@@ -22,7 +22,7 @@ mod store;
 
 use std::ops::Range;
 
-use crate::file::HostFile;
+use crate::file::AlignedFile;
 use crate::qcow2::commit::roots::Flush;
 use crate::qcow2::entry::big_endian;
 use crate::qcow2::entry::bitmap::{COUNT_MAX, DIRECTORY_BYTES_MAX, Fixed, TableEntry};
@@ -39,7 +39,7 @@ use list::{Bits, Entry, Which};
 
 /// Reads the bitmap directory; none if there is no consistent one.
 pub(in crate::qcow2) async fn read_directory(
-    file: &HostFile,
+    file: &AlignedFile,
     header: &Header,
 ) -> Result<Vec<Entry>> {
     let Some(extension) = header.consistent_bitmaps() else {
@@ -167,7 +167,7 @@ impl Qcow2 {
         let _drained = self.drain().await;
         let _turn = self.turn.take().await;
         let changed = self.change_in_turn(name, change);
-        self.to_the_end(changed).await
+        self.latch_if_cancelled(changed).await
     }
 
     async fn change_in_turn(&self, name: &str, change: &BitmapChange) -> Result<()> {
@@ -214,7 +214,7 @@ impl Qcow2 {
             self.lock().bitmaps.about_to_resize();
             self.mark_directory().await
         };
-        self.to_the_end(ready).await
+        self.latch_if_cancelled(ready).await
     }
 
     /// Marks what on disk will not be right any more, durably. What follows writes is in memory.

@@ -26,10 +26,10 @@ use crate::file::Space;
 use crate::job::{Job, Stage};
 use crate::qcow2::entry::{L2Entry, Standard};
 use crate::qcow2::geometry::{GuestOffset, HostCluster, HostOffset};
-use crate::qcow2::mapping::inflight::{Kind, Want};
+use crate::qcow2::mapping::inflight::{Kind, LeaseRequest};
 use crate::qcow2::mapping::lookup::SlicePin;
 use crate::qcow2::offline::create::Preallocation;
-use crate::qcow2::plan::{EntryRequest, Preallocated, Promise, Unref, preallocated};
+use crate::qcow2::plan::{EntryRequest, Preallocated, Unref, WriteOrdering, preallocated};
 use crate::qcow2::space::alloc::Content;
 use crate::qcow2::space::growth::{Method, Step};
 use crate::qcow2::{Qcow2, State};
@@ -152,7 +152,7 @@ impl Qcow2 {
             while self.scan(&mut counts).await? {}
             Ok::<_, Error>(())
         };
-        self.to_the_end(scanned).await?;
+        self.latch_if_cancelled(scanned).await?;
         let free = self.lock().free.clusters();
         let tables = clusters.div_ceil(self.geometry().l2_entries());
         let missing = (clusters + tables).saturating_sub(free);
@@ -185,7 +185,7 @@ impl Qcow2 {
                 self.grow_by(&mut counts, clusters + tables, step).await?;
             }
         };
-        self.to_the_end(taken).await
+        self.latch_if_cancelled(taken).await
     }
 
     async fn fill_run(
@@ -250,7 +250,7 @@ impl Qcow2 {
     ) -> Result<()> {
         let first = self.geometry().guest_cluster(GuestOffset(piece.start));
         let slice = self.geometry().slice_of(first);
-        let want = [Want {
+        let want = [LeaseRequest {
             range: piece.clone(),
             kind: Kind::Exclusive,
         }];
@@ -268,7 +268,7 @@ impl Qcow2 {
                     Ok(()) => match state.leases.obstacle(slice, &want, place.ticket).cloned() {
                         Some(want) => {
                             let (ticket, waiting) = state.leases.wait(slice, want, place.ticket);
-                            crate::qcow2::path::admit::Need::Lease(ticket, waiting)
+                            crate::qcow2::path::admit::Blocked::Lease(ticket, waiting)
                         }
                         None => {
                             let writes = self.set_space(&mut state, piece, below, stock)?;
@@ -338,7 +338,9 @@ impl Qcow2 {
                 zeroes: new.zeroes | zeroes,
             };
             let entry = L2Entry::Standard(new);
-            state.tables.set_entry(cluster, &entry, Promise::Bytes);
+            state
+                .tables
+                .set_entry(cluster, &entry, WriteOrdering::Bytes);
             state.unflushed = true;
         }
         Ok(write)
@@ -383,7 +385,7 @@ impl Qcow2 {
             if let Some(hint) = hint {
                 let _turn = self.turn.take().await;
                 let written = self.write_allocation_hint(hint.with_closes(0));
-                self.to_the_end(written).await?;
+                self.latch_if_cancelled(written).await?;
             }
             self.write_back().await?;
             // What the first cycle cleared is given back by the second.

@@ -21,7 +21,7 @@ impl Qcow2 {
 
     /// The outcome of a request that writes. If it met damage, the image is marked, so that nobody
     /// writes it before its repair.
-    pub(crate) async fn concluded<T>(&self, outcome: Result<T>) -> Result<T> {
+    pub(crate) async fn mark_corrupt_on_error<T>(&self, outcome: Result<T>) -> Result<T> {
         if matches!(outcome, Err(Error::Corrupt { .. })) {
             self.mark_corrupt().await;
         }

@@ -51,12 +51,12 @@ impl Drop for Loading<'_> {
 }
 
 /// A read's stay in its epoch.
-pub(crate) struct Visit<'a> {
+pub(crate) struct EpochGuard<'a> {
     image: &'a Qcow2,
     epoch: u64,
 }
 
-impl Drop for Visit<'_> {
+impl Drop for EpochGuard<'_> {
     fn drop(&mut self) {
         self.image.lock().epochs.leave(self.epoch);
     }
@@ -96,7 +96,7 @@ impl Qcow2 {
                 };
                 if matches!(prepared, Ok(Prepared::Load(_))) {
                     // Entered with the place in hand: the table is not reused while it is read.
-                    visit = Some(Visit {
+                    visit = Some(EpochGuard {
                         image: self,
                         epoch: state.epochs.enter(),
                     });
@@ -188,14 +188,14 @@ impl Qcow2 {
     }
 
     /// Enters an epoch for the time of a read.
-    pub(crate) async fn enter(&self) -> Visit<'_> {
+    pub(crate) async fn enter(&self) -> EpochGuard<'_> {
         loop {
             let waiting = {
                 let mut state = self.lock();
                 match state.held_back() {
                     Some(waiting) => waiting,
                     None => {
-                        return Visit {
+                        return EpochGuard {
                             image: self,
                             epoch: state.epochs.enter(),
                         };

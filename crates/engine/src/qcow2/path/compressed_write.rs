@@ -13,15 +13,15 @@ use std::ops::Range;
 use cowslip_queue::Buf;
 use futures_util::future::join_all;
 
-use super::admit::Stay;
+use super::admit::LeaseGuard;
 use super::compress::Compressor;
 use super::compressed_tail::Tail;
 use crate::backing::Backing;
 use crate::file::{Durability, Event};
 use crate::qcow2::entry::{Compressed, L2Entry, SECTOR_BYTES};
 use crate::qcow2::geometry::{GuestCluster, GuestOffset, HostCluster, HostOffset};
-use crate::qcow2::mapping::inflight::{Kind, Want};
-use crate::qcow2::plan::{Freed, Promise};
+use crate::qcow2::mapping::inflight::{Kind, LeaseRequest};
+use crate::qcow2::plan::{Freed, WriteOrdering};
 use crate::qcow2::{Counts, Qcow2, State};
 use crate::units::{pieces, round_up};
 use crate::workers::GROUP_BYTES;
@@ -168,7 +168,9 @@ impl Qcow2 {
             .iter()
             .map(|(_, bytes)| bytes.len() as u64)
             .collect();
-        let (places, outcome) = self.to_the_end(self.place_all(&mut turn, &lens)).await;
+        let (places, outcome) = self
+            .latch_if_cancelled(self.place_all(&mut turn, &lens))
+            .await;
         let stored = match outcome {
             Ok(()) => self.write_places(&places, together).await,
             failed => failed,
@@ -206,7 +208,9 @@ impl Qcow2 {
                 L2Entry::Standard(old) => old.host.map(Freed::Cluster),
             };
             let entry = L2Entry::Compressed(*place);
-            state.tables.set_entry(*cluster, &entry, Promise::Bytes);
+            state
+                .tables
+                .set_entry(*cluster, &entry, WriteOrdering::Bytes);
             if let Some(freed) = freed {
                 self.clusters_of(&freed)
                     .for_each(|host| state.fresh.set(host, 0));
@@ -298,13 +302,13 @@ impl Qcow2 {
         &self,
         clusters: &[GuestCluster],
         below: &dyn Backing,
-    ) -> Result<Stay<'_>> {
+    ) -> Result<LeaseGuard<'_>> {
         let (first, last) = (clusters[0], clusters[clusters.len() - 1]);
         let slice = self.geometry().slice_of(first);
         debug_assert_eq!(slice, self.geometry().slice_of(last), "of one slice");
         let start = self.geometry().guest_offset(first).0;
         let end = self.geometry().guest_offset(last).0 + self.geometry().cluster_bytes();
-        let want = Want {
+        let want = LeaseRequest {
             range: start..end,
             kind: Kind::Exclusive,
         };
@@ -325,7 +329,7 @@ impl Qcow2 {
                         }
                         let wants = std::slice::from_ref(&want);
                         if state.leases.obstacle(slice, wants, place.ticket).is_none() {
-                            let stay = Stay::new(self, &mut state, (slice, want));
+                            let stay = LeaseGuard::new(self, &mut state, (slice, want));
                             for cluster in clusters {
                                 let start = self.geometry().guest_offset(*cluster).0;
                                 let end = start + self.geometry().cluster_bytes();
@@ -337,7 +341,7 @@ impl Qcow2 {
                         }
                         let (ticket, waiting) =
                             state.leases.wait(slice, want.clone(), place.ticket);
-                        super::admit::Need::Lease(ticket, waiting)
+                        super::admit::Blocked::Lease(ticket, waiting)
                     }
                 }
             };

@@ -18,7 +18,7 @@ use cowslip_queue::{Completer, IoVec, pending};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 
-use crate::file::{Durability, HostFile};
+use crate::file::{AlignedFile, Durability};
 use crate::sync::{Mutex, lock};
 use crate::{Error, Result};
 
@@ -55,7 +55,7 @@ impl std::fmt::Debug for Gathering {
 
 impl Gathering {
     /// Writes to space that only this request knows of, together with what others write beside it.
-    pub async fn write(&self, file: &HostFile, offset: u64, data: IoVec) -> Result<()> {
+    pub async fn write(&self, file: &AlignedFile, offset: u64, data: IoVec) -> Result<()> {
         let (joined, joining) = pending();
         lock(&self.0).push(Part {
             offset,
@@ -83,7 +83,7 @@ impl Gathering {
 }
 
 /// Joins what is adjacent, and tells each part what it is part of.
-fn begin(file: &HostFile, mut parts: Vec<Part>) {
+fn begin(file: &AlignedFile, mut parts: Vec<Part>) {
     let has_room =
         |bytes, data: &IoVec| bytes < JOINED_BYTES_MAX && data.segment_count() < BUFFERS_MAX;
     // What nobody waits for any more is not begun.
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_one_write_in_whatever_order_they_come() {
-        let file = HostFile::new(Arc::new(MemoryFile::new("parts", Vec::new(), 1)));
+        let file = AlignedFile::new(Arc::new(MemoryFile::new("parts", Vec::new(), 1)));
         let mut context = Context::from_waker(Waker::noop());
         let mut waiting = Vec::new();
         let mut parts = Vec::new();

@@ -15,7 +15,7 @@ use crate::{Error, Result};
 const EIO: i32 = 5;
 
 /// Called by a write that has all its space.
-pub(crate) type Admitted<'a> = dyn Fn() + Sync + 'a;
+pub(crate) type OnAllocated<'a> = dyn Fn() + Sync + 'a;
 
 impl Qcow2 {
     /// Writes guest data; the numbered steps. Durable at the next flush, if the image is no
@@ -27,17 +27,17 @@ impl Qcow2 {
         below: &dyn Backing,
     ) -> Result<()> {
         let context = (below, Durability::Cached);
-        self.write_telling(offset, data.into(), context, &|| ())
+        self.write_notify(offset, data.into(), context, &|| ())
             .await
     }
 
     /// The same; tells when all of it is admitted.
-    pub(crate) async fn write_telling(
+    pub(crate) async fn write_notify(
         &self,
         offset: u64,
         data: IoVec,
         (below, durability): (&dyn Backing, Durability),
-        admitted: &Admitted<'_>,
+        admitted: &OnAllocated<'_>,
     ) -> Result<()> {
         let durability = self.effective(durability);
         let request = Request::new(offset, data, Origin::Guest);
@@ -60,7 +60,7 @@ impl Qcow2 {
         &self,
         mut request: Request,
         (below, durability): (&dyn Backing, Durability),
-        admitted: &Admitted<'_>,
+        admitted: &OnAllocated<'_>,
     ) -> Result<bool> {
         let mut needs_cycle = false;
         while !request.is_done() {
@@ -83,7 +83,7 @@ impl Qcow2 {
             }
             outcome.into_iter().collect::<Result<()>>()?;
             if durable {
-                self.hear_others().await?;
+                self.check_concurrent_flushes().await?;
             }
         }
         Ok(needs_cycle)
@@ -104,7 +104,7 @@ impl Qcow2 {
             {
                 let mut state = self.lock();
                 // Whoever joins from now on makes its subclusters whole, and needs nothing erased.
-                state.joint.spoil(step.cluster, attempted);
+                state.joint.mark_failed(step.cluster, attempted);
                 if !state.joint.is_shared(step.cluster) {
                     continue;
                 }
@@ -156,7 +156,7 @@ impl Qcow2 {
             }
             if changes {
                 if outcome.is_err() {
-                    state.joint.spoil(step.cluster, attempted);
+                    state.joint.mark_failed(step.cluster, attempted);
                 }
                 self.leave_joint(state, step.cluster);
             }

@@ -8,16 +8,16 @@
 
 use std::ops::Range;
 
-use super::admit::Stay;
+use super::admit::LeaseGuard;
 use crate::backing::Backing;
 use crate::file::Space;
 use crate::image::ZeroOptions;
 use crate::qcow2::entry::L2Entry;
 use crate::qcow2::geometry::{GuestCluster, GuestOffset};
 use crate::qcow2::map::Source;
-use crate::qcow2::mapping::inflight::{Kind, Want};
+use crate::qcow2::mapping::inflight::{Kind, LeaseRequest};
 use crate::qcow2::mapping::lookup::SlicePin;
-use crate::qcow2::plan::{self, EntryChange, EntryRequest, Freed, Promise, Unref};
+use crate::qcow2::plan::{self, EntryChange, EntryRequest, Freed, Unref, WriteOrdering};
 use crate::qcow2::space::punch;
 use crate::qcow2::{Qcow2, State};
 use crate::units::{round_down, round_up};
@@ -33,14 +33,14 @@ enum Piece<'a> {
     /// Done but for these guest ranges, which have to be written.
     Write(Vec<Range<u64>>),
     /// Leased: the data file is to be zeroed first.
-    Zero(Stay<'a>),
+    Zero(LeaseGuard<'a>),
 }
 
 /// Planned changes of the entries of one slice.
 struct Changes {
     entries: Vec<(GuestCluster, L2Entry, Option<Freed>)>,
     writes: Vec<Range<u64>>,
-    lease: Option<Want>,
+    lease: Option<LeaseRequest>,
     /// The guest may read something else afterwards.
     is_seen: bool,
 }
@@ -306,7 +306,7 @@ impl Qcow2 {
                             Some(want) => {
                                 let (ticket, waiting) =
                                     state.leases.wait(slice, want, place.ticket);
-                                super::admit::Need::Lease(ticket, waiting)
+                                super::admit::Blocked::Lease(ticket, waiting)
                             }
                             None => {
                                 let done =
@@ -336,11 +336,11 @@ impl Qcow2 {
         }
         // What nobody sees is zeroes in a raw data file already.
         if self.raw_data && changes.is_seen && !changes.entries.is_empty() {
-            let want = Want {
+            let want = LeaseRequest {
                 range: piece,
                 kind: Kind::Exclusive,
             };
-            return Piece::Zero(Stay::new(self, state, (slice, want)));
+            return Piece::Zero(LeaseGuard::new(self, state, (slice, want)));
         }
         let writes = self.apply(state, changes);
         if writes.is_empty() {
@@ -379,7 +379,7 @@ impl Qcow2 {
                         Some(want) => want.range.start..part.end,
                         None => part.clone(),
                     };
-                    changes.lease = Some(Want {
+                    changes.lease = Some(LeaseRequest {
                         range,
                         kind: Kind::Exclusive,
                     });
@@ -388,7 +388,7 @@ impl Qcow2 {
             }
         }
         if self.raw_data && changes.is_seen && !changes.entries.is_empty() {
-            changes.lease = Some(Want {
+            changes.lease = Some(LeaseRequest {
                 range: piece,
                 kind: Kind::Exclusive,
             });
@@ -398,11 +398,13 @@ impl Qcow2 {
 
     fn apply(&self, state: &mut State, changes: Changes) -> Vec<Range<u64>> {
         for (cluster, entry, freed) in changes.entries {
-            state.tables.set_entry(cluster, &entry, Promise::Nothing);
+            state
+                .tables
+                .set_entry(cluster, &entry, WriteOrdering::Nothing);
             let mut unused = 0;
             if let L2Entry::Standard(entry) = entry {
                 // What was written there under a mapping that is gone must not show again.
-                state.joint.spoil(cluster, entry.zeroes);
+                state.joint.mark_failed(cluster, entry.zeroes);
                 unused = !(entry.allocated | state.joint.attempted(cluster));
             }
             match freed {

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::Result;
-use crate::file::HostFile;
+use crate::file::AlignedFile;
 use crate::qcow2::Qcow2;
 use crate::qcow2::entry::{EntryFormat, L2Entry, refcount_at};
 use crate::qcow2::geometry::{GuestOffset, HostOffset};
@@ -19,7 +19,7 @@ use crate::units::pieces;
 ///
 /// # Errors
 /// If the refcounts cannot be read.
-pub async fn is_sparse(file: &HostFile, header: &Header) -> Result<bool> {
+pub async fn is_sparse(file: &AlignedFile, header: &Header) -> Result<bool> {
     let Some(allocated_bytes) = file.block_file().allocated_bytes() else {
         return Ok(false);
     };
