@@ -84,7 +84,7 @@ impl Args {
     }
 
     /// What the header is to say.
-    fn header(&self, format: Option<Format>) -> Result<Backing, CommandError> {
+    fn header(&self, format: Option<Format>) -> Result<BackingFile, CommandError> {
         match (self.name(), format) {
             ("", _) => Ok(BackingFile::None),
             (_, None) => Err(self.could_not_change("backing format must be specified")),

@@ -162,7 +162,7 @@ impl BlockFile for PartFile {
     }
 
     fn extents(&self, start: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        // Asked for seldom: nothing is known, so all is data.
+        // Signal for seldom: nothing is known, so all is data.
         let hole = false;
         Pending::ready(Ok(vec![FileExtent { start, len, hole }]))
     }

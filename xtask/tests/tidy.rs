@@ -115,6 +115,7 @@ fn uses(applies: impl Fn(&Source) -> bool, words: &[&str]) -> Vec<String> {
 
 #[test]
 fn every_file_says_what_it_is_for() {
+    // A library's first comment is its guide.
     let mut findings = Vec::new();
     for source in sources() {
         let head = source
@@ -124,7 +125,7 @@ fn every_file_says_what_it_is_for() {
             .count();
         if head == 0 {
             findings.push(format!("{}: does not open with //!", source.path));
-        } else if head > 40 {
+        } else if head > 40 && !source.path.ends_with("/lib.rs") {
             findings.push(format!("{}: opens with {head} lines", source.path));
         }
     }
@@ -430,7 +431,7 @@ fn the_deciding_modules_do_no_io() {
     };
     let words = [
         "BlockFile",
-        "HostFile",
+        "AlignedFile",
         "Mutex",
         "RwLock",
         "async",

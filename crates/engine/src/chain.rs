@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 
 use crate::Result;
 use crate::backing::{self, Backing, BackingFuture, Decided};
-use crate::file::{self, Event, HostFile};
+use crate::file::{self, AlignedFile, Event};
 use crate::formats::{self, Driver};
 use crate::policy::Format;
 use crate::qcow2::Qcow2;
@@ -99,7 +99,7 @@ impl Layer {
     }
 
     /// Its own file.
-    pub fn file(&self) -> &HostFile {
+    pub fn file(&self) -> &AlignedFile {
         match self {
             Layer::Raw(raw) => raw.file(),
             Layer::Qcow2(image) => image.file(),
@@ -108,7 +108,7 @@ impl Layer {
     }
 
     /// The file that holds the data of [`Source::Data`].
-    pub fn data_file(&self) -> &HostFile {
+    pub fn data_file(&self) -> &AlignedFile {
         match self {
             Layer::Raw(raw) => raw.file(),
             Layer::Qcow2(image) => image.data_file(),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use cowslip_block::disk::DiskFuture;
 
 use crate::chain::{Files, Layer};
-use crate::file::{Gate, HostFile};
+use crate::file::{AlignedFile, Gate};
 use crate::foreign::{self, Signature};
 use crate::image::OpenOptions;
 use crate::policy::Format;
@@ -60,7 +60,7 @@ impl Opened {
 /// An image that is about to be opened.
 pub struct Opening<'a> {
     /// Its file.
-    pub file: HostFile,
+    pub file: AlignedFile,
     /// The length of the file in bytes.
     pub file_len: u64,
     /// The caller's options.
@@ -142,7 +142,7 @@ impl Formats {
     ///
     /// # Errors
     /// I/O; `Unsupported` names a format that is recognised only.
-    pub(crate) async fn probe(&self, file: &HostFile) -> Result<Format> {
+    pub(crate) async fn probe(&self, file: &AlignedFile) -> Result<Format> {
         let there = foreign::PROBED_BYTES.min(file.len().await?);
         let start = file.read_new(0, there).await?;
         foreign::probe(&start, file.name(), &self.signatures())

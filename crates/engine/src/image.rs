@@ -8,17 +8,17 @@ use cowslip_queue::{Buf, IoVec, IoVecMut};
 
 use crate::backing::Backing;
 use crate::chain::{self, Below, Files, Layer, Naming};
-use crate::file::{BlockFile, Claim, ContentId, FileId, Gate, HostFile, Sharing};
+use crate::file::{AlignedFile, BlockFile, Claim, ContentId, FileId, Gate, Sharing};
 use crate::job::{self, Job};
 use crate::limits::Limits;
-use crate::luks::{self, KeyChange, Means};
+use crate::luks::{self, KeyChange, KeyMaterial};
 use crate::policy::Preallocation;
 use crate::qcow2::amend::Amendment;
 use crate::qcow2::header::Header;
 use crate::qcow2::inspect::SnapshotInfo;
 use crate::qcow2::probe::{Observation, Stage};
 use crate::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
-use crate::qcow2::{Admitted, Packed, Qcow2};
+use crate::qcow2::{OnAllocated, Packed, Qcow2};
 use crate::sync::Turn;
 use crate::{Error, Result, extents};
 
@@ -277,7 +277,7 @@ impl Image {
 
     /// The file of a raw image, which holds the bytes of the disk at their offsets, if this range
     /// of it may be changed past the image: what is encrypted or examined on the way may not.
-    pub(crate) fn raw_file(&self, range: &Range<u64>) -> Option<&HostFile> {
+    pub(crate) fn raw_file(&self, range: &Range<u64>) -> Option<&AlignedFile> {
         match &self.top {
             Layer::Raw(raw) if raw.file().is_encrypted() || raw.file().guards(range) => None,
             Layer::Raw(raw) => Some(raw.file_to_change()),
@@ -286,7 +286,7 @@ impl Image {
     }
 
     /// The file that holds the data of a layer; 0 is the image itself.
-    pub(crate) fn data_file(&self, depth: usize) -> &HostFile {
+    pub(crate) fn data_file(&self, depth: usize) -> &AlignedFile {
         match depth {
             0 => self.top.data_file(),
             depth => self.below.layers()[depth - 1].data_file(),
@@ -303,7 +303,7 @@ impl Image {
     pub(crate) async fn write_packed(&self, packed: Vec<Packed>) -> Result<()> {
         let image = self.qcow2_for(COMPRESSION)?;
         let written = image.write_packed(packed, &self.below).await;
-        image.concluded(written).await
+        image.mark_corrupt_on_error(written).await
     }
 
     /// The top layer, for what qcow2 alone can do: "amending" it, say.
@@ -357,7 +357,7 @@ impl Image {
         if let (Some(image), true) = (self.top.qcow2(), self.copy_on_read != CopyOnRead::Off) {
             let range = offset..offset + buf.len() as u64;
             let copying = image.copy_on_read(range, (&self.below, self.copy_on_read));
-            image.concluded(copying.await).await?;
+            image.mark_corrupt_on_error(copying.await).await?;
         }
         let _visit = match self.top.qcow2() {
             Some(image) => Some(image.enter().await),
@@ -367,10 +367,9 @@ impl Image {
     }
 
     /// Writes a buffer or a scatter list to the disk at `offset`; zeroes as
-    /// [`OpenOptions::detect_zeroes`] has it. Of memory that changes meanwhile the disk gets what it
-    /// holds at some moment, each byte by itself. The
-    /// future wants to be polled to its end: what one that is dropped half way has written is
-    /// undefined until the image is closed.
+    /// [`OpenOptions::detect_zeroes`] has it. Of memory that changes meanwhile the disk gets what
+    /// it holds at some moment, each byte by itself. The future wants to be polled to its end: what
+    /// one that is dropped half way has written is undefined until the image is closed.
     ///
     /// # Errors
     /// Out of range, read-only, latched, no space, I/O, or a corrupt table entry. The mapping is as
@@ -381,7 +380,7 @@ impl Image {
         data: impl Into<IoVec>,
         durability: Durability,
     ) -> Result<()> {
-        self.write_telling(offset, data.into(), (durability, &|| ()))
+        self.write_notify(offset, data.into(), (durability, &|| ()))
             .await
     }
 
@@ -394,17 +393,17 @@ impl Image {
         &self,
         offset: u64,
         data: Buf,
-        admitted: &Admitted<'_>,
+        admitted: &OnAllocated<'_>,
     ) -> Result<()> {
-        self.write_telling(offset, data.into(), (Durability::Cached, admitted))
+        self.write_notify(offset, data.into(), (Durability::Cached, admitted))
             .await
     }
 
-    async fn write_telling(
+    async fn write_notify(
         &self,
         offset: u64,
         data: IoVec,
-        (durability, admitted): (Durability, &Admitted<'_>),
+        (durability, admitted): (Durability, &OnAllocated<'_>),
     ) -> Result<()> {
         self.validate_write(offset, data.len() as u64)?;
         if self.detect_zeroes != DetectZeroes::Off && data.is_zero() {
@@ -425,7 +424,7 @@ impl Image {
         &self,
         offset: u64,
         data: IoVec,
-        (durability, admitted): (Durability, &Admitted<'_>),
+        (durability, admitted): (Durability, &OnAllocated<'_>),
     ) -> Result<()> {
         match &self.top {
             Layer::Raw(raw) => {
@@ -442,8 +441,8 @@ impl Image {
                     return self.settle_whole(durability).await;
                 }
                 let context = (&self.below as &dyn Backing, durability);
-                let written = image.write_telling(offset, data, context, admitted);
-                image.concluded(written.await).await
+                let written = image.write_notify(offset, data, context, admitted);
+                image.mark_corrupt_on_error(written.await).await
             }
         }
     }
@@ -468,7 +467,7 @@ impl Image {
         let range = offset..offset + data.len() as u64;
         let writing = image.write_compressed(offset, data, &self.below);
         let written = self.with_clusters(image, range, writing).await;
-        image.concluded(written).await
+        image.mark_corrupt_on_error(written).await
     }
 
     /// Makes a range of the disk read as zeroes.
@@ -508,7 +507,7 @@ impl Image {
                     return self.settle_whole(options.durability).await;
                 }
                 let outcome = image.write_zeroes(range, &self.below, options).await;
-                image.concluded(outcome).await
+                image.mark_corrupt_on_error(outcome).await
             }
         }
     }
@@ -537,7 +536,7 @@ impl Image {
                 let range = offset..offset + len;
                 let discarding = image.discard(range.clone(), &self.below);
                 let outcome = self.with_clusters(image, range, discarding).await;
-                image.concluded(outcome).await
+                image.mark_corrupt_on_error(outcome).await
             }
         }
     }
@@ -575,9 +574,9 @@ impl Image {
         .await
     }
 
-    /// Fills a buffer or a list from `offset` on of the area behind the disk that QEMU keeps the state of
-    /// a virtual machine in. What was not written reads as zeroes; backing files have no part in
-    /// it.
+    /// Fills a buffer or a list from `offset` on of the area behind the disk that QEMU keeps the
+    /// state of a virtual machine in. What was not written reads as zeroes; backing files have no
+    /// part in it.
     ///
     /// # Errors
     /// `Unsupported` for a raw image; an offset beyond what can be addressed, I/O, or a corrupt
@@ -602,7 +601,7 @@ impl Image {
         self.validate_write(0, 0)?;
         let image = self.with_vm_state()?;
         let written = image.write_vm_state(offset, data.into()).await;
-        image.concluded(written).await
+        image.mark_corrupt_on_error(written).await
     }
 
     /// Where that area begins among the guest's offsets: with the first L1 entry that the disk does
@@ -684,7 +683,7 @@ impl Image {
         }
     }
 
-    async fn place_of_keys(&self) -> Result<Option<(HostFile, Range<u64>)>> {
+    async fn place_of_keys(&self) -> Result<Option<(AlignedFile, Range<u64>)>> {
         match &self.top {
             Layer::Raw(raw) => raw.keys().await,
             Layer::Qcow2(image) => image.keys().await,
@@ -699,7 +698,12 @@ impl Image {
     /// `Invalid` for what is refused, in QEMU's words, `Key` if the current passphrase opens
     /// nothing, [`Error::Cancelled`]: then nothing is changed. I/O: then, as after a crash, what
     /// opened the image before still does, or the new passphrase does.
-    pub async fn change_keys(&self, change: &KeyChange, means: &Means, job: &Job) -> Result<()> {
+    pub async fn change_keys(
+        &self,
+        change: &KeyChange,
+        means: &KeyMaterial,
+        job: &Job,
+    ) -> Result<()> {
         self.validate_write(0, 0)?;
         let _turn = self.keys.take().await;
         let Some((file, place)) = self.place_of_keys().await? else {
@@ -739,7 +743,7 @@ impl Image {
     pub async fn create_snapshot(&self, new: &NewSnapshot, job: &Job) -> Result<String> {
         let image = self.with_snapshots()?;
         let created = image.create_snapshot(new, job).await;
-        image.concluded(created).await
+        image.mark_corrupt_on_error(created).await
     }
 
     /// Makes the disk what it was when a snapshot was taken, its size too, durably. What it holds
@@ -751,7 +755,7 @@ impl Image {
     pub async fn apply_snapshot(&self, choice: &SnapshotChoice, job: &Job) -> Result<()> {
         let image = self.with_snapshots()?;
         let applied = image.apply_snapshot(choice, job).await;
-        image.concluded(applied).await
+        image.mark_corrupt_on_error(applied).await
     }
 
     /// Deletes a snapshot, durably, and frees what only it had.
@@ -761,7 +765,7 @@ impl Image {
     pub async fn delete_snapshot(&self, choice: &SnapshotChoice, job: &Job) -> Result<()> {
         let image = self.with_snapshots()?;
         let deleted = image.delete_snapshot(choice, job).await;
-        image.concluded(deleted).await
+        image.mark_corrupt_on_error(deleted).await
     }
 
     fn with_snapshots(&self) -> Result<&Qcow2> {

@@ -88,8 +88,8 @@
 //!
 //! # Serve a disk, or put something between
 //!
-//! [`Image`] is a [`Disk`]: object-safe, with one vocabulary for extents, zeroes and durability. The
-//! crate `cowslip-nbd` serves any of them; [`disk::DiskPart`] is one over another.
+//! [`Image`] is a [`Disk`]: object-safe, with one vocabulary for extents, zeroes and durability.
+//! The crate `cowslip-nbd` serves any of them; [`disk::DiskPart`] is one over another.
 //!
 //! # Files and formats of your own
 //!
@@ -133,9 +133,9 @@ use cowslip_block::{policy, sync, units, zero};
 /// Files: the trait [`BlockFile`](file::BlockFile) and those of the host.
 pub mod file {
     pub use cowslip_block::file::{
-        BlockFile, Capabilities, ChosenBy, Claim, Conflict, ContentId, Durability, FileExtent,
-        FileId, FileRequest, Gate, HostFile, Protection, Reached, Reaching, ReadAs, ReadSet, Role,
-        Sharing, Space, Storage, memory,
+        AlignedFile, BlockFile, Capabilities, ChosenBy, Claim, Conflict, ContentId, Durability,
+        FileExtent, FileId, FileRequest, Gate, OpenFuture, OpenedFile, Protection, ReadAs, ReadSet,
+        Role, Sharing, Space, Storage, memory,
     };
     #[doc(hidden)]
     pub use cowslip_block::file::{

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use cowslip_block::disk::DiskFuture;
 
-use crate::file::HostFile;
+use crate::file::AlignedFile;
 use crate::run::{Run, Source};
 use crate::{Error, Result};
 
@@ -22,7 +22,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn map(&self, range: Range<u64>) -> DiskFuture<'_, Vec<Run>>;
 
     /// The file that the runs are in.
-    fn file(&self) -> &HostFile;
+    fn file(&self) -> &AlignedFile;
 }
 
 /// The runs of a driver, checked: what they do not cover would be memory of somebody else.

@@ -6,7 +6,7 @@ use futures_util::future::{join, join_all};
 use super::{Qcow2, Wanted};
 use crate::Result;
 use crate::backing::Backing;
-use crate::file::{Event, HostFile};
+use crate::file::{AlignedFile, Event};
 use crate::run::{Run, Source};
 
 impl Qcow2 {
@@ -37,7 +37,7 @@ impl Qcow2 {
 /// Reads runs of a layer: data from its data file, events reported to its own, compressed clusters
 /// by the image.
 pub async fn read_mapped(
-    (data, own, image): (&HostFile, &HostFile, Option<&Qcow2>),
+    (data, own, image): (&AlignedFile, &AlignedFile, Option<&Qcow2>),
     runs: &[Run],
     (start, buf): (u64, IoVecMut),
     backing: &dyn Backing,
@@ -119,8 +119,8 @@ impl Jobs {
     /// file sees the events.
     pub async fn run(
         self,
-        file: &HostFile,
-        (own, image): (&HostFile, Option<&Qcow2>),
+        file: &AlignedFile,
+        (own, image): (&AlignedFile, Option<&Qcow2>),
     ) -> Vec<Result<(u64, IoVecMut)>> {
         let plain = self.plain.into_iter().map(|(at, source, part)| async move {
             let part = fetch((file, own), (at, source), part).await;
@@ -139,7 +139,7 @@ impl Jobs {
 }
 
 async fn fetch(
-    (file, own): (&HostFile, &HostFile),
+    (file, own): (&AlignedFile, &AlignedFile),
     (at, source): (u64, Source),
     mut part: IoVecMut,
 ) -> Result<IoVecMut> {
