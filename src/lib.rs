@@ -16,7 +16,6 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 
 mod cmd;
 mod encryption;
-mod filter;
 mod getopt;
 mod job;
 mod layer;

@@ -20,9 +20,10 @@ use cowslip::qcow2::snapshot::SnapshotChoice;
 use cowslip::{Image, Workers};
 
 use crate::error::CommandError;
-use crate::filter::{Breakpoints, DebugFile, ImageFile, NullFile, PartFile};
 use crate::output;
 use crate::repair_text::repaired_when_opened;
+use cowslip_filters::{Breakpoints, DebugFile, NullFile, PartFile};
+use cowslip_nodes::ImageFile;
 
 mod above;
 mod cache_sizes;

@@ -59,7 +59,7 @@ impl Wanted {
             Some(("-", rest)) => (Wanted::Less, rest),
             _ => (Wanted::Size, text),
         };
-        options::size("size", digits).map(make)
+        Ok(options::size("size", digits).map(make)?)
     }
 
     /// The new size.

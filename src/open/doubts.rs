@@ -89,7 +89,7 @@ impl Doubts {
 
     fn take_of_file(&mut self, own: &str, value: &str) -> Result<bool, CommandError> {
         match own {
-            _ if SWITCHES_OF_FILE.contains(&own) => options::switch(own, value).map(|_| true),
+            _ if SWITCHES_OF_FILE.contains(&own) => Ok(options::switch(own, value).map(|_| true)?),
             // Its discards are those of the image, which are passed on.
             "discard" => Ok(value == "unmap"),
             "node-name" | "driver" | "aio-max-batch" => Ok(true),

@@ -13,8 +13,8 @@ use cowslip::limits::Limits;
 use super::above;
 use super::spec::Source;
 use crate::error::CommandError;
-use crate::filter::{DebugSpec, NullSpec, RuleText};
 use crate::options;
+use cowslip_filters::{DebugSpec, NullSpec, RuleText};
 
 /// Names and values.
 pub type Pairs = Vec<(String, String)>;
@@ -185,7 +185,7 @@ impl Peeling {
             return Ok(());
         };
         let limits = spec.limits_over(1);
-        self.filters.limits = limits.map_err(|error| CommandError::new(error.0))?;
+        self.filters.limits = limits.map_err(|error| CommandError::new(error.to_string()))?;
         self.take("driver");
         for (option, _) in &mut self.rest {
             if let Some(own) = option.strip_prefix("image.") {
@@ -287,7 +287,7 @@ impl Peeling {
 
     fn size(&mut self, prefix: &str, name: &str) -> Result<Option<u64>, CommandError> {
         let value = self.take(&format!("{prefix}{name}"));
-        value.map(|value| options::size(name, &value)).transpose()
+        Ok(value.map(|value| options::size(name, &value)).transpose()?)
     }
 
     fn null(&mut self, prefix: &str) -> Result<(), CommandError> {

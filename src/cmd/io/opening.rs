@@ -8,10 +8,10 @@ use cowslip::image::{DiscardPolicy, Format};
 
 use super::shell::{Complaint, Outcome, Shell};
 use crate::cmd::discard_policy;
-use crate::filter::Breakpoints;
 use crate::getopt::{Name, Scanner};
 use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow, Source};
 use crate::options;
+use cowslip_filters::Breakpoints;
 
 /// What is to be opened, and how.
 #[derive(Clone, Debug)]

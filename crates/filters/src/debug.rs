@@ -5,16 +5,16 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cowslip::file::{
+use cowslip_block::file::{
     BlockFile, Capabilities, Claim, ContentId, Durability, Event, FileExtent, FileId, Observer,
     Protection, Space, Storage,
 };
-use cowslip::limits::{Limits, ZeroPart};
-use cowslip::{Buf, BufMut};
+use cowslip_block::limits::{Limits, ZeroPart};
+use cowslip_block::{Buf, BufMut, Error, Result};
 use cowslip_queue::{Pending, pending};
 
-use super::breakpoints::Breakpoints;
-use super::rules::{ConfigError, IoType, Rule, RuleSet, RuleText};
+use crate::breakpoints::Breakpoints;
+use crate::rules::{IoType, Rule, RuleSet, RuleText};
 
 /// A configuration is some lines; more than this is another file by mistake.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
@@ -35,7 +35,7 @@ impl DebugSpec {
     ///
     /// # Errors
     /// The file cannot be read, or a rule makes no sense.
-    pub fn all_rules(&self) -> Result<Vec<Rule>, ConfigError> {
+    pub fn all_rules(&self) -> Result<Vec<Rule>> {
         let mut texts = match &self.config {
             Some(name) => RuleText::all_of_file(&config_text(name)?)?,
             None => Vec::new(),
@@ -48,7 +48,7 @@ impl DebugSpec {
     ///
     /// # Errors
     /// One that cannot be met, in QEMU's words.
-    pub fn limits_over(&self, own_align: u32) -> Result<Limits, ConfigError> {
+    pub fn limits_over(&self, own_align: u32) -> Result<Limits> {
         let said = &self.limits;
         let is_met = |bytes: u64, unit: u64| {
             bytes == 0 || bytes < i32::MAX as u64 && bytes.is_multiple_of(unit)
@@ -86,7 +86,7 @@ impl DebugSpec {
             ),
         ] {
             if !is_met {
-                return Err(ConfigError(format!(
+                return Err(Error::Invalid(format!(
                     "Cannot meet constraints with {name} {bytes}"
                 )));
             }
@@ -95,15 +95,16 @@ impl DebugSpec {
     }
 }
 
-fn config_text(name: &str) -> Result<String, ConfigError> {
-    let failed = |why: &str| ConfigError(format!("Could not read blkdebug config file: {why}"));
+fn config_text(name: &str) -> Result<String> {
+    let failed = |why: &str| Error::Invalid(format!("Could not read blkdebug config file: {why}"));
     let read = || {
         let file = std::fs::File::open(name)?;
         let mut bytes = Vec::new();
         io::Read::read_to_end(&mut io::Read::take(file, CONFIG_BYTES_MAX + 1), &mut bytes)?;
         Ok(bytes)
     };
-    let bytes = read().map_err(|error: io::Error| failed(&cowslip::error::system_words(&error)))?;
+    let bytes =
+        read().map_err(|error: io::Error| failed(&cowslip_block::error::system_words(&error)))?;
     if bytes.len() as u64 > CONFIG_BYTES_MAX {
         return Err(failed("it is larger than 1 MiB"));
     }
@@ -288,7 +289,7 @@ impl DebugFile {
         inner: Arc<dyn BlockFile>,
         spec: &DebugSpec,
         breakpoints: Breakpoints,
-    ) -> Result<DebugFile, ConfigError> {
+    ) -> Result<DebugFile> {
         let rules = spec.all_rules()?;
         let limits = spec.limits_over(inner.capabilities().alignment_bytes)?;
         let limits = limits.over(inner.limits());
@@ -422,15 +423,11 @@ impl BlockFile for DebugFile {
         self.node.inner.close()
     }
 
-    fn claim(&self, wanted: Claim) -> cowslip::Result<Protection> {
+    fn claim(&self, wanted: Claim) -> Result<Protection> {
         self.node.inner.claim(wanted)
     }
 
-    fn claim_after(
-        &self,
-        wanted: Claim,
-        predecessor: &dyn BlockFile,
-    ) -> cowslip::Result<Protection> {
+    fn claim_after(&self, wanted: Claim, predecessor: &dyn BlockFile) -> Result<Protection> {
         self.node.inner.claim_after(wanted, predecessor)
     }
 

@@ -5,10 +5,10 @@
 //! of `set-state` change the state that others may ask for. So a rule hits the request that follows
 //! its event, and, unless it is for `once`, all that come later.
 
-use std::fmt;
 use std::ops::Range;
 
-use cowslip::file::Event;
+use cowslip_block::file::Event;
+use cowslip_block::{Error, Result};
 
 const EIO: i32 = 5;
 const SECTOR_BYTES: u64 = 512;
@@ -71,22 +71,12 @@ pub struct RuleText {
     pub settings: Vec<(String, String)>,
 }
 
-/// Why rules make no sense.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigError(pub String);
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 impl RuleText {
     /// The rules of a configuration file: groups of `name = "value"`.
     ///
     /// # Errors
     /// The first group or line that is none.
-    pub fn all_of_file(text: &str) -> Result<Vec<RuleText>, ConfigError> {
+    pub fn all_of_file(text: &str) -> Result<Vec<RuleText>> {
         let mut rules: Vec<RuleText> = Vec::new();
         for line in text.lines() {
             let words = line.trim();
@@ -96,7 +86,7 @@ impl RuleText {
             if let Some(group) = line.strip_prefix('[') {
                 let kind = group.split_once(']').map_or(group, |(kind, _)| kind);
                 if !matches!(kind, "inject-error" | "set-state") {
-                    return Err(ConfigError(format!("There is no option group '{kind}'")));
+                    return Err(Error::Invalid(format!("There is no option group '{kind}'")));
                 }
                 rules.push(RuleText {
                     kind: kind.to_string(),
@@ -105,11 +95,11 @@ impl RuleText {
                 continue;
             }
             let Some(rule) = rules.last_mut() else {
-                return Err(ConfigError("no group defined".to_string()));
+                return Err(Error::Invalid("no group defined".to_string()));
             };
             let (name, value) = setting(words);
             if !is_setting(&rule.kind, name) {
-                return Err(ConfigError(format!("Invalid parameter '{name}'")));
+                return Err(Error::Invalid(format!("Invalid parameter '{name}'")));
             }
             rule.settings.push((name.to_string(), value.to_string()));
         }
@@ -120,17 +110,17 @@ impl RuleText {
     ///
     /// # Errors
     /// A setting that is missing, unknown or has a value that it cannot have.
-    pub fn rule(&self) -> Result<Rule, ConfigError> {
+    pub fn rule(&self) -> Result<Rule> {
         for (name, _) in &self.settings {
             if !is_setting(&self.kind, name) {
-                return Err(ConfigError(format!(
+                return Err(Error::Invalid(format!(
                     "[{}] section doesn't support the option '{name}'",
                     self.kind
                 )));
             }
         }
         let Some(event) = self.get("event") else {
-            return Err(ConfigError("Missing event name for rule".to_string()));
+            return Err(Error::Invalid("Missing event name for rule".to_string()));
         };
         let event = Event::from_name(event).ok_or_else(|| invalid(event))?;
         let state = self.number("state")?.unwrap_or(0);
@@ -168,7 +158,7 @@ impl RuleText {
             .map(|(_, value)| value.as_str())
     }
 
-    fn number(&self, name: &'static str) -> Result<Option<u64>, ConfigError> {
+    fn number(&self, name: &'static str) -> Result<Option<u64>> {
         let Some(text) = self.get(name) else {
             return Ok(None);
         };
@@ -180,11 +170,11 @@ impl RuleText {
         number.map(Some).map_err(|_| not_a_number(name))
     }
 
-    fn switch(&self, name: &'static str) -> Result<bool, ConfigError> {
+    fn switch(&self, name: &'static str) -> Result<bool> {
         match self.get(name) {
             None | Some("off" | "no" | "false" | "n") => Ok(false),
             Some("on" | "yes" | "true" | "y") => Ok(true),
-            Some(_) => Err(ConfigError(format!(
+            Some(_) => Err(Error::Invalid(format!(
                 "Parameter '{name}' expects 'on' or 'off'"
             ))),
         }
@@ -210,12 +200,12 @@ fn is_setting(kind: &str, name: &str) -> bool {
     }
 }
 
-fn invalid(value: &str) -> ConfigError {
-    ConfigError(format!("invalid parameter value: {value}"))
+fn invalid(value: &str) -> Error {
+    Error::Invalid(format!("invalid parameter value: {value}"))
 }
 
-fn not_a_number(name: &str) -> ConfigError {
-    ConfigError(format!("Parameter '{name}' expects a number"))
+fn not_a_number(name: &str) -> Error {
+    Error::Invalid(format!("Parameter '{name}' expects a number"))
 }
 
 /// Rules at work.
@@ -290,9 +280,9 @@ impl RuleSet {
 mod tests {
     use super::*;
 
-    fn set(text: &str) -> Result<RuleSet, String> {
+    fn set(text: &str) -> std::result::Result<RuleSet, String> {
         let texts = RuleText::all_of_file(text).map_err(|error| error.to_string())?;
-        let rules: Result<Vec<Rule>, ConfigError> = texts.iter().map(RuleText::rule).collect();
+        let rules: Result<Vec<Rule>> = texts.iter().map(RuleText::rule).collect();
         Ok(RuleSet::new(rules.map_err(|error| error.to_string())?))
     }
 

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cowslip::file::Event;
+use cowslip_block::file::Event;
 use cowslip_queue::{Completer, Pending, pending};
 
 /// There is no breakpoint or stopped request of that name.

@@ -3,12 +3,12 @@
 use std::io;
 use std::sync::Arc;
 
-use cowslip::file::{
+use cowslip_block::file::{
     BlockFile, Capabilities, Claim, ContentId, Durability, FileExtent, FileId, Observer,
     Protection, Space, Storage,
 };
-use cowslip::limits::Limits;
-use cowslip::{Buf, BufMut};
+use cowslip_block::limits::Limits;
+use cowslip_block::{Buf, BufMut, Error, Result};
 use cowslip_queue::Pending;
 
 /// Bytes `start..start + len` of a file.
@@ -29,24 +29,25 @@ impl PartFile {
         inner: Arc<dyn BlockFile>,
         inner_len: u64,
         (start, size): (u64, Option<u64>),
-    ) -> Result<PartFile, String> {
+    ) -> Result<PartFile> {
+        let refused = |text: String| Err(Error::Invalid(text));
         if size.is_some_and(|size| !size.is_multiple_of(512)) {
-            return Err("Specified size is not multiple of 512".to_string());
+            return refused("Specified size is not multiple of 512".to_string());
         }
         if start > inner_len {
-            return Err(format!(
+            return refused(format!(
                 "Offset ({start}) cannot be greater than size of the containing file ({inner_len})"
             ));
         }
         let len = size.unwrap_or(inner_len - start);
         if len > inner_len - start {
-            return Err(format!(
+            return refused(format!(
                 "The sum of offset ({start}) and size ({len}) has to be smaller or equal to the actual size of the containing file ({inner_len})"
             ));
         }
         let alignment = inner.capabilities().alignment_bytes.max(1);
         if !start.is_multiple_of(u64::from(alignment)) {
-            return Err(format!(
+            return refused(format!(
                 "Offset ({start}) has to be a multiple of the file's block of {alignment} bytes (use a cache mode with the page cache)"
             ));
         }
@@ -183,15 +184,11 @@ impl BlockFile for PartFile {
         self.inner.close()
     }
 
-    fn claim(&self, wanted: Claim) -> cowslip::Result<Protection> {
+    fn claim(&self, wanted: Claim) -> Result<Protection> {
         self.inner.claim(wanted)
     }
 
-    fn claim_after(
-        &self,
-        wanted: Claim,
-        predecessor: &dyn BlockFile,
-    ) -> cowslip::Result<Protection> {
+    fn claim_after(&self, wanted: Claim, predecessor: &dyn BlockFile) -> Result<Protection> {
         self.inner.claim_after(wanted, predecessor)
     }
 

@@ -3,8 +3,8 @@
 use std::io;
 use std::time::Duration;
 
-use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
-use cowslip::{Buf, BufMut};
+use cowslip_block::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use cowslip_block::{Buf, BufMut};
 use cowslip_queue::{Pending, pending};
 
 /// What a file that keeps nothing is like.
