@@ -18,8 +18,8 @@ use cowslip::qcow2::inspect::{Inspection, inspect, read_start};
 
 use crate::error::CommandError;
 use crate::open::{
-    ImageSpec, NodeGate, OpenHow, Source, claim_file, is_description, local_name, open_file,
-    opening_reason, parse_format,
+    ImageSpec, NodeGate, OpenHow, Source, claim_file, is_description, local_name, open_export,
+    open_file, opening_reason, parse_format,
 };
 
 const SECTOR_BYTES: u64 = 512;
@@ -142,7 +142,7 @@ impl Layer {
         }
         match &source.remote {
             Some(export) => {
-                let file = crate::nbd::open(export, name, false).await?;
+                let file = open_export(export, name, false).await?;
                 let mut layer = Layer::look_at(Ok(file), name, format, look).await?;
                 layer.filename = export.uri();
                 layer.protocol = match source.is_bare_export {

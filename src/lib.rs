@@ -19,7 +19,6 @@ mod encryption;
 mod getopt;
 mod job;
 mod layer;
-mod nbd;
 mod open;
 mod repair_text;
 mod text_file;

@@ -23,6 +23,7 @@ use crate::error::CommandError;
 use crate::output;
 use crate::repair_text::repaired_when_opened;
 use cowslip_filters::{Breakpoints, DebugFile, NullFile, PartFile};
+use cowslip_nbd::remote::{self, ExportName};
 use cowslip_nodes::ImageFile;
 
 mod above;
@@ -554,7 +555,7 @@ async fn open_below(source: &Source, how: &OpenHow) -> Result<Arc<dyn BlockFile>
     }
     if let Some(export) = &source.remote {
         let writable = source.host_options(how).writable;
-        let opened = crate::nbd::open(export, &source.filename, writable).await;
+        let opened = open_export(export, &source.filename, writable).await;
         return opened
             .map_err(|why| CommandError::new(format!("Could not open '{}': {why}", source.given)));
     }
@@ -564,6 +565,20 @@ async fn open_below(source: &Source, how: &OpenHow) -> Result<Arc<dyn BlockFile>
         .judged_by_file(how)
         .map_err(|why| source.refused(&cowslip::Error::Invalid(why)))?;
     Ok(file)
+}
+
+/// Opens an export; `name` is what users know it by.
+///
+/// # Errors
+/// As [`remote::open`]; the credentials for it cannot be used.
+pub async fn open_export(
+    export: &ExportName,
+    name: &str,
+    writable: bool,
+) -> Result<Arc<dyn BlockFile>, CommandError> {
+    // Before anything is sent: who has no credentials meets no server.
+    let tls = object::tls_to(&export.server, export.tls.as_ref())?;
+    Ok(remote::open(export, tls, name, writable).await?)
 }
 
 /// Opens the image's file alone, to be examined: finds out its format and claims it.

@@ -17,11 +17,11 @@ use cowslip_queue::{Asked, Backend, Queue, Signals};
 
 use crate::cmd::discard_policy;
 use crate::error::CommandError;
-use crate::nbd::Address;
 use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow, Trust};
 use crate::options;
 use crate::output::{Program, is_called_as_qemu};
 use crate::text_file;
+use cowslip_nbd::remote::Address;
 
 mod detach;
 mod export;

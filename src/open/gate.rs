@@ -8,7 +8,7 @@ use cowslip::file::{BlockFile, ChosenBy, FileRequest, Gate, Reached, Reaching};
 use cowslip::{Error, Result};
 
 use super::{Access, ImageSpec, OpenHow, Source, graph, open_file};
-use crate::nbd::ExportName;
+use cowslip_nbd::remote::ExportName;
 
 /// Whether a name, as images have it, is not that of a file of the host.
 pub fn is_description(name: &str) -> bool {

@@ -9,7 +9,8 @@ use std::io::Read;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cowslip::luks::Passphrase;
-use cowslip_nbd::tls::{ClientCredentials, PSK_MISSING, ServerTls};
+use cowslip_nbd::remote::{Address, ClientSide, TlsName};
+use cowslip_nbd::tls::{ClientCredentials, ClientTls, PSK_MISSING, ServerTls};
 use zeroize::Zeroizing;
 
 use super::json;
@@ -109,6 +110,20 @@ pub fn client_credentials(id: &str) -> Result<ClientCredentials, CommandError> {
             "Expected TLS credentials for a client endpoint",
         )),
     }
+}
+
+/// Credentials for the connection to a server, if its name asks for TLS.
+///
+/// # Errors
+/// They cannot be used, or it is not known for whom the server's have to be.
+pub fn tls_to(server: &Address, name: Option<&TlsName>) -> Result<Option<ClientTls>, CommandError> {
+    let Some(name) = name else { return Ok(None) };
+    let credentials = match &name.credentials {
+        ClientSide::Object(id) => client_credentials(id)?,
+        ClientSide::Directory(path, check) => tls::client_of_directory(path, *check)?,
+        ClientSide::Keys(path, user) => psk::client_of_file(path, user.as_deref())?,
+    };
+    Ok(Some(name.to_server(server, &credentials)?))
 }
 
 fn credentials(id: &str) -> Result<Credentials, CommandError> {

@@ -15,10 +15,10 @@ use super::foreign;
 use super::graph::{self, Filters};
 use super::json;
 use crate::error::CommandError;
-use crate::nbd::ExportName;
 use crate::open::loaded::{with_id, with_name};
-use crate::options;
+use crate::options::{self, Options};
 use crate::output::{Program, usage_error};
+use cowslip_nbd::remote::{self, ExportName};
 
 /// An image as the command line names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -293,13 +293,13 @@ impl Source {
         let mut place = Vec::new();
         for (name, value) in pairs {
             let own = name.strip_prefix("file.").unwrap_or(name);
-            match is_remote && ExportName::is_option(own) {
+            match is_remote && remote::OPTIONS.iter().any(|option| option.is(own)) {
                 true => place.push((own.to_string(), value.clone())),
                 false => source.apply(name, value)?,
             }
         }
         if is_remote && source.remote.is_none() {
-            source.remote = Some(ExportName::of_options(&place)?);
+            source.remote = Some(ExportName::of_options(&mut Options::new(place))?);
         }
         if source.filename.is_empty() && source.remote.is_none() {
             let text = "A block device must be specified for \"file\"";

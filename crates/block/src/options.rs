@@ -6,6 +6,9 @@
 use crate::error::{Error, Result};
 use crate::size::{self, SizeError};
 
+/// Names and values.
+pub type Pairs = Vec<(String, String)>;
+
 /// What values an option takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -40,6 +43,85 @@ pub struct Known {
     pub kind: Kind,
     /// What it is for.
     pub help: &'static str,
+}
+
+/// An option of a driver, as the driver's table has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptionEntry {
+    /// Its name. One that ends in a dot stands for all names that begin so.
+    pub name: &'static str,
+    /// Its values.
+    pub kind: Kind,
+    /// The value that it has where none is given; empty if there is none.
+    pub default: &'static str,
+    /// What it is for.
+    pub help: &'static str,
+}
+
+impl OptionEntry {
+    /// Whether an option of this name is meant.
+    pub fn is(&self, name: &str) -> bool {
+        match self.name.ends_with('.') {
+            true => name.starts_with(self.name),
+            false => name == self.name,
+        }
+    }
+}
+
+/// The options of one node, which its driver takes out as it reads them. The last of several values
+/// of one name counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options(Pairs);
+
+impl Options {
+    /// Options in the order in which they were given.
+    pub fn new(pairs: Pairs) -> Options {
+        Options(pairs)
+    }
+
+    /// What is left of them.
+    pub fn into_pairs(self) -> Pairs {
+        self.0
+    }
+
+    /// A value, which stays.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        value(&self.0, name)
+    }
+
+    /// Takes a value.
+    pub fn take(&mut self, name: &str) -> Option<String> {
+        let taken = self.0.extract_if(.., |(given, _)| given == name).last();
+        taken.map(|(_, value)| value)
+    }
+
+    /// Takes a number of bytes.
+    ///
+    /// # Errors
+    /// It is no size.
+    pub fn take_size(&mut self, name: &str) -> Result<Option<u64>> {
+        let value = self.take(name);
+        value.map(|value| size(name, &value)).transpose()
+    }
+
+    /// Takes a switch.
+    ///
+    /// # Errors
+    /// It is neither on nor off.
+    pub fn take_switch(&mut self, name: &str) -> Result<Option<bool>> {
+        let value = self.take(name);
+        value.map(|value| switch(name, &value)).transpose()
+    }
+
+    /// Takes all options whose names begin so, without that beginning.
+    pub fn take_group(&mut self, beginning: &str) -> Pairs {
+        let group = self
+            .0
+            .extract_if(.., |(name, _)| name.starts_with(beginning));
+        group
+            .map(|(name, value)| (name[beginning.len()..].to_string(), value))
+            .collect()
+    }
 }
 
 /// Splits a list into names and values. The last of several values of one name wins.

@@ -4,10 +4,10 @@
 use std::io;
 use std::rc::Rc;
 
-use cowslip::file::{FileExtent, Space};
-use cowslip_nbd::export::{Durability, ZeroRequest};
-use cowslip_nbd::protocol::{AllocationFlags, ErrorCode, TransmissionFlags};
-use cowslip_nbd::{Client, ClientError, ExportDescription};
+use crate::export::{Durability, ZeroRequest};
+use crate::protocol::{AllocationFlags, ErrorCode, TransmissionFlags};
+use crate::{Client, ClientError, ExportDescription};
+use cowslip_block::file::{FileExtent, Space};
 use cowslip_queue::{Buf, BufMut, Completer, Pending};
 use futures_util::future;
 

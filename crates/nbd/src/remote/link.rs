@@ -20,15 +20,16 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cowslip_nbd::protocol::{OptionReplyCode, TransmissionFlags};
-use cowslip_nbd::tls::ClientTls;
-use cowslip_nbd::{Client, ClientError, ConnectOptions, ExportDescription};
+use crate::protocol::{OptionReplyCode, TransmissionFlags};
+use crate::tls::ClientTls;
+use crate::{Client, ClientError, ConnectOptions, ExportDescription};
 use cowslip_queue::{Completer, Pending, pending, sleep, spawn};
 use futures_util::future::{self, Either};
 
+use super::address::refused;
+use super::name::ExportName;
 use super::unflushed::Unflushed;
-use super::{ExportName, refused};
-use crate::error::CommandError;
+use cowslip_block::Error;
 
 /// Pauses between attempts to connect: the first is what a server needs to start again at once, and
 /// each is twice as long as the one before it, up to the last.
@@ -38,10 +39,11 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long it waits for the server to take leave.
 const LEAVE: Duration = Duration::from_secs(2);
 
-/// What is needed to connect.
-struct Way {
-    export: ExportName,
-    tls: Option<ClientTls>,
+/// An export, and the credentials for its server.
+#[derive(Clone)]
+pub(super) struct Way {
+    pub(super) export: ExportName,
+    pub(super) tls: Option<ClientTls>,
 }
 
 /// Whether there is a connection.
@@ -74,16 +76,10 @@ impl Link {
     /// # Errors
     /// Those of the last attempt.
     pub(super) async fn open(
-        export: &ExportName,
+        way: Way,
         unflushed: Arc<Mutex<Unflushed>>,
-    ) -> Result<Link, CommandError> {
-        let tls = export.tls.as_ref();
-        let way = Way {
-            export: export.clone(),
-            // Before anything is sent: who has no credentials meets no server.
-            tls: tls.map(|tls| tls.to_server(&export.server)).transpose()?,
-        };
-        let client = match export.waits.open {
+    ) -> cowslip_block::Result<Link> {
+        let client = match way.export.waits.open {
             Duration::ZERO => way.connect().await?,
             patience => way.connect_within(patience).await?,
         };
@@ -249,7 +245,7 @@ fn is_the_same(known: &ExportDescription, export: &ExportDescription) -> bool {
 }
 
 impl Way {
-    async fn connect(&self) -> Result<Client, CommandError> {
+    async fn connect(&self) -> cowslip_block::Result<Client> {
         let options = ConnectOptions {
             tls: self.tls.clone(),
             ..ConnectOptions::new(&self.export.export)
@@ -259,7 +255,7 @@ impl Way {
         connected.map_err(|error| match error {
             ClientError::Refused { reply, .. } if reply != OptionReplyCode::ErrTlsRequired => {
                 let text = format!("Requested export not available ({error})");
-                CommandError::new(text)
+                Error::invalid(text)
             }
             error => refused(&error, "7 (go)"),
         })
@@ -269,10 +265,10 @@ impl Way {
     ///
     /// # Errors
     /// What the last attempt that had an answer met.
-    async fn connect_within(&self, patience: Duration) -> Result<Client, CommandError> {
+    async fn connect_within(&self, patience: Duration) -> cowslip_block::Result<Client> {
         let begun = Instant::now();
         let mut attempts = Attempts::default();
-        let mut last = CommandError::new("Connection attempt cancelled by timeout");
+        let mut last = Error::invalid("Connection attempt cancelled by timeout");
         loop {
             let left = patience.saturating_sub(begun.elapsed());
             match within(left, self.connect()).await {

@@ -8,15 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use cowslip_nbd::ExportDescription;
+use crate::ExportDescription;
 use cowslip_queue::{Backend, Completer, Pending, Queue, pending, spawn};
 use futures_util::future::{self, Either};
 
-use super::ExportName;
-use super::link::Link;
+use super::link::{Link, Way};
 use super::requests::{Request, answer, limits};
 use super::unflushed::Unflushed;
-use crate::error::CommandError;
+use cowslip_block::{Error, Result};
 
 /// A connection. When this is dropped, all that was asked is answered, and the connection ends.
 pub(super) struct Worker {
@@ -25,7 +24,7 @@ pub(super) struct Worker {
 }
 
 /// What becomes of an attempt to connect.
-type Connected = Result<ExportDescription, CommandError>;
+type Connected = Result<ExportDescription>;
 
 /// Which of a file's connections it is.
 enum Role {
@@ -41,9 +40,9 @@ impl Worker {
     ///
     /// # Errors
     /// There is no thread for it.
-    pub(super) fn first(export: &ExportName) -> Result<(Worker, Pending<Connected>), CommandError> {
+    pub(super) fn first(way: &Way) -> Result<(Worker, Pending<Connected>)> {
         let (told, connected) = pending();
-        let worker = Worker::start(export.clone(), Role::First(told))?;
+        let worker = Worker::start(way.clone(), Role::First(told))?;
         Ok((worker, connected))
     }
 
@@ -52,24 +51,21 @@ impl Worker {
     ///
     /// # Errors
     /// There is no thread for it.
-    pub(super) fn another(
-        export: &ExportName,
-        known: &ExportDescription,
-    ) -> Result<Worker, CommandError> {
-        Worker::start(export.clone(), Role::Another(known.clone()))
+    pub(super) fn another(way: &Way, known: &ExportDescription) -> Result<Worker> {
+        Worker::start(way.clone(), Role::Another(known.clone()))
     }
 
-    fn start(export: ExportName, role: Role) -> Result<Worker, CommandError> {
+    fn start(way: Way, role: Role) -> Result<Worker> {
         let mailbox = Arc::new(Mailbox::default());
         let thread = {
             let mailbox = Arc::clone(&mailbox);
             std::thread::Builder::new()
                 .name("nbd".to_string())
-                .spawn(move || work(&export, &mailbox, role))
+                .spawn(move || work(way, &mailbox, role))
         };
         let thread = thread.map_err(|error| {
-            let words = cowslip::error::system_words(&error);
-            CommandError::new(format!("Could not start a thread: {words}"))
+            let words = cowslip_block::error::system_words(&error);
+            Error::invalid(format!("Could not start a thread: {words}"))
         })?;
         Ok(Worker {
             mailbox,
@@ -178,19 +174,19 @@ impl Mailbox {
 }
 
 /// The thread, from its start to its end.
-fn work(export: &ExportName, mailbox: &Arc<Mailbox>, role: Role) {
+fn work(way: Way, mailbox: &Arc<Mailbox>, role: Role) {
     let queue = match Queue::new(Backend::Auto) {
         Ok(queue) => queue,
         Err(error) => {
-            let words = cowslip::error::system_words(&error);
+            let words = cowslip_block::error::system_words(&error);
             let text = format!("Could not set up the I/O queue: {words}");
-            return role.failed(CommandError::new(text));
+            return role.failed(Error::invalid(text));
         }
     };
     queue.block_on(async {
         // Nothing is asked before there is a connection, so what comes first can only be the end.
         let unflushed = Arc::clone(&mailbox.unflushed);
-        let (connecting, ended) = (pin!(Link::open(export, unflushed)), pin!(mailbox.next()));
+        let (connecting, ended) = (pin!(Link::open(way, unflushed)), pin!(mailbox.next()));
         let link = match future::select(connecting, ended).await {
             Either::Left((Ok(link), _)) => Rc::new(link),
             Either::Left((Err(error), _)) => return role.failed(error),
@@ -234,7 +230,7 @@ impl Role {
         }
     }
 
-    fn failed(self, error: CommandError) {
+    fn failed(self, error: Error) {
         if let Role::First(told) = self {
             told.complete(Err(error));
         }

@@ -2,7 +2,7 @@
 //!
 //! The client belongs to one queue, and files are used from several threads. So each connection has
 //! a thread with a queue of its own ([`Worker`]). Ranges and capabilities are what the server has
-//! told; whatever it answers later, [`cowslip_nbd::Client`] has checked.
+//! told; whatever it answers later, [`crate::Client`] has checked.
 //!
 //! One connection is what everybody gets. Who asks for more (`connections=N`) gets them from
 //! servers that offer `CAN_MULTI_CONN`: what one connection has written the others read, and a
@@ -17,32 +17,41 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space, Storage};
-use cowslip_nbd::ExportDescription;
-use cowslip_nbd::export::Durability as NbdDurability;
-use cowslip_nbd::protocol::TransmissionFlags;
+use crate::ExportDescription;
+use crate::export::Durability as NbdDurability;
+use crate::protocol::TransmissionFlags;
+use crate::tls::ClientTls;
+use cowslip_block::file::{
+    BlockFile, Capabilities, Durability, FileExtent, FileId, Space, Storage,
+};
 use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
 
-use super::ExportName;
+use super::link::Way;
+use super::name::ExportName;
 use super::requests::Request;
 use super::unflushed::FlushPart;
 use super::worker::Worker;
-use crate::error::CommandError;
+use cowslip_block::Error;
 
-/// Opens an export; `name` is what users know it by.
+/// Opens an export; `tls` is for those whose name asks for it, `name` what users know it by.
 ///
 /// # Errors
 /// The server cannot be reached, has no such export, or it is read-only and `writable` is wanted.
 pub async fn open(
     export: &ExportName,
+    tls: Option<ClientTls>,
     name: &str,
     writable: bool,
-) -> Result<Arc<dyn BlockFile>, CommandError> {
-    let (first, connected) = Worker::first(export)?;
+) -> cowslip_block::Result<Arc<dyn BlockFile>> {
+    let way = Way {
+        export: export.clone(),
+        tls,
+    };
+    let (first, connected) = Worker::first(&way)?;
     let description = connected.await?;
     let is_read_only = description.flags.contains(TransmissionFlags::READ_ONLY);
     if writable && is_read_only {
-        return Err(CommandError::new(
+        return Err(Error::invalid(
             "request on write denied without write permission",
         ));
     }
@@ -52,7 +61,7 @@ pub async fn open(
         .contains(TransmissionFlags::CAN_MULTI_CONN)
     {
         for _ in 1..export.connections.get() {
-            workers.push(Worker::another(export, &description)?);
+            workers.push(Worker::another(&way, &description)?);
         }
     }
     Ok(Arc::new(NbdFile {
