@@ -176,7 +176,7 @@ impl Service {
                 access: Access::Write,
                 // Clients are told the size once.
                 sharing: Sharing::FixedLength,
-                ..OpenHow::default()
+                ..open::how()
             },
             offset: 0,
             address: Address::Tcp {
@@ -419,7 +419,7 @@ async fn open_served(service: &Service) -> Result<cowslip::Image, CommandError> 
         return Ok(image);
     }
     let source = spec.resolve()?;
-    if source.read_only {
+    if source.common.read_only {
         return Err(failed("Block node is read-only"));
     }
     if source.format.is_none() && image.layers()[0].format == Format::Raw {

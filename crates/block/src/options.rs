@@ -79,6 +79,26 @@ impl Options {
         Options(pairs)
     }
 
+    /// Adds one, behind the others.
+    pub fn put(&mut self, name: &str, value: String) {
+        self.0.push((name.to_string(), value));
+    }
+
+    /// Drops those of other names.
+    pub fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
+        self.0.retain(|(name, _)| is_kept(name));
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The names, in the order in which they were given.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(name, _)| name.as_str())
+    }
+
     /// What is left of them.
     pub fn into_pairs(self) -> Pairs {
         self.0

@@ -38,7 +38,7 @@ impl Place {
     pub fn named(name: &str) -> Result<Place, CommandError> {
         match ExportName::of_file_name(name) {
             Some(export) => Ok(Place::Export(export?, name.to_string())),
-            None => local_name(name).map(Place::Host),
+            None => Ok(Place::Host(local_name(name)?)),
         }
     }
 

@@ -16,6 +16,7 @@ use crate::getopt::{Long, Mistake, Name, Scanner, Value};
 use crate::open::{self, Access, CacheMode, ImageSpec};
 use crate::output::{self, Program};
 use cowslip_nbd::remote::{ClientSide, TlsName};
+use cowslip_nodes::driver::Objects;
 
 /// The longest string that the protocol carries.
 const STRING_BYTES_MAX: usize = cowslip_nbd::protocol::STRING_BYTES_MAX;
@@ -434,8 +435,9 @@ impl TlsWords {
             credentials: ClientSide::Object(id),
             hostname: self.hostname,
         };
-        let tls = open::object::tls_to(address, Some(&name));
-        tls.map_err(|why| Refusal::Complaint(why.to_string()))
+        let tls = open::object::Defined.tls_to(address, &name);
+        tls.map(Some)
+            .map_err(|why| Refusal::Complaint(why.to_string()))
     }
 
     fn for_serving(self) -> Result<Option<ServerTls>, Refusal> {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::error::CommandError;
+use cowslip_block::{Error, Result};
 
 /// Members of members that are written as such: no node of QEMU's lies deeper.
 const NESTED_MAX: usize = 64;
@@ -11,11 +11,11 @@ const NESTED_MAX: usize = 64;
 ///
 /// # Errors
 /// It is no JSON, or no object.
-pub fn pairs(json: &str) -> Result<Vec<(String, String)>, CommandError> {
+pub fn pairs(json: &str) -> Result<Vec<(String, String)>> {
     let value: Value = serde_json::from_str(&double_quoted(json))
-        .map_err(|error| CommandError::new(format!("Could not parse the JSON options: {error}")))?;
+        .map_err(|error| Error::invalid(format!("Could not parse the JSON options: {error}")))?;
     let Value::Object(members) = value else {
-        return Err(CommandError::new("Invalid JSON object given"));
+        return Err(Error::invalid("Invalid JSON object given"));
     };
     let mut open: Vec<(String, Value)> = members.into_iter().rev().collect();
     let mut out = Vec::new();
@@ -43,7 +43,7 @@ pub fn pairs(json: &str) -> Result<Vec<(String, String)>, CommandError> {
 ///
 /// # Errors
 /// As [`pairs`].
-pub fn expanded(mut list: Vec<(String, String)>) -> Result<Vec<(String, String)>, CommandError> {
+pub fn expanded(mut list: Vec<(String, String)>) -> Result<Vec<(String, String)>> {
     let is_json =
         |(name, value): &(String, String)| name == "filename" && value.starts_with("json:");
     let Some(at) = list.iter().position(is_json) else {
@@ -126,7 +126,7 @@ fn double_quoted(json: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options;
+    use cowslip_block::options;
 
     #[test]
     fn members_and_items_are_joined_by_dots() {

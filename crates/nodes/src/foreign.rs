@@ -1,5 +1,7 @@
 //! Formats and protocols that QEMU has and we have not: named, with what to use in their place.
 
+use cowslip_block::{Error, Result};
+
 /// Image formats, by QEMU's names.
 const FORMATS: &[&str] = &[
     "bochs",
@@ -83,6 +85,39 @@ pub fn protocol_refused(name: &str) -> String {
         Some(instead) => format!("Protocol '{name}' is not supported; {instead}"),
         None => format!("Unknown protocol '{name}'"),
     }
+}
+
+/// What does the work of a filter that is not supported.
+pub fn instead_of_filter(driver: &str) -> Option<&'static str> {
+    Some(match driver {
+        "throttle" => "limits belong to whoever reads and writes the image",
+        "blkverify" => "compare the images afterwards: qemu-img compare",
+        "quorum" => "mirror the files below it: dm-raid, or a file system with copies",
+        "blklogwrites" => "log writes below it: dm-log-writes",
+        "blkreplay" | "replication" => "there is no machine here that would be replayed",
+        "preallocate" => "images grow ahead of need by themselves (alloc-policy=contiguous)",
+        _ => return None,
+    })
+}
+
+/// The name of a file without `file:`. What would name a protocol then is told apart by its
+/// directory.
+///
+/// # Errors
+/// It is behind a protocol that is not supported.
+pub fn local_name(name: &str) -> Result<String> {
+    match (protocol(name), name.strip_prefix("file:")) {
+        (None, _) => Ok(name.to_string()),
+        (Some(_), Some(local)) if protocol(local).is_some() => Ok(format!("./{local}")),
+        (Some(_), Some(local)) => Ok(local.to_string()),
+        (Some(other), None) => Err(Error::invalid(protocol_refused(other))),
+    }
+}
+
+/// What stands before the colon of a name, if that is before any slash.
+fn protocol(name: &str) -> Option<&str> {
+    let end = name.find([':', '/']).filter(|&end| end > 0)?;
+    name[end..].starts_with(':').then_some(&name[..end])
 }
 
 /// What is said of a driver that is none of ours.

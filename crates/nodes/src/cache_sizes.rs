@@ -1,7 +1,7 @@
 //! How much metadata an image may keep in memory, as QEMU's options say it.
 
-use crate::error::CommandError;
-use crate::options;
+use cowslip_block::Result;
+use cowslip_block::options;
 
 /// `cache-size` and its parts, in bytes. QEMU has a cache of L2 tables and one of refcount blocks;
 /// here there is one, whose budget is that of the L2 tables.
@@ -19,7 +19,7 @@ impl CacheSizes {
     ///
     /// # Errors
     /// Its value is no size.
-    pub fn take(&mut self, name: &str, value: &str) -> Result<bool, CommandError> {
+    pub fn take(&mut self, name: &str, value: &str) -> Result<bool> {
         let field = match name {
             "cache-size" => &mut self.total,
             "l2-cache-size" => &mut self.l2,
@@ -39,7 +39,7 @@ impl CacheSizes {
 
     /// # Errors
     /// The sizes contradict each other, or do not fit an image of these clusters. Texts are QEMU's.
-    pub fn check(&self, cluster_bytes: u64) -> Result<(), String> {
+    pub fn check(&self, cluster_bytes: u64) -> std::result::Result<(), String> {
         let exceeds =
             |part: Option<u64>| part.zip(self.total).is_some_and(|(part, all)| part > all);
         let whole_entry =

@@ -7,15 +7,10 @@ use cowslip::file::host::{BackingPolicy, HostGate};
 use cowslip::file::{BlockFile, ChosenBy, FileRequest, Gate, Reached, Reaching};
 use cowslip::{Error, Result};
 
-use super::{Access, ImageSpec, OpenHow, Source, graph, open_file};
-use cowslip_nbd::remote::ExportName;
-
-/// Whether a name, as images have it, is not that of a file of the host.
-pub fn is_description(name: &str) -> bool {
-    let is_remote = || ExportName::of_file_name(name).is_some();
-    let is_filter = || !matches!(graph::named(name), Ok(None));
-    name.starts_with("json:") || is_remote() || is_filter()
-}
+use crate::how::{Access, OpenHow};
+use crate::image_spec::ImageSpec;
+use crate::open::open_file;
+use crate::source::Source;
 
 /// Opens what images name, as far as the policy allows.
 #[derive(Clone, Debug)]
@@ -32,7 +27,7 @@ impl Gate for NodeGate {
     }
 
     fn reach<'a>(&'a self, request: &'a FileRequest<'a>) -> Reaching<'a> {
-        if is_description(request.name) {
+        if self.how.program.registry.is_description(request.name) {
             return Box::pin(self.described(request));
         }
         Box::pin(std::future::ready(self.open(request).map(Reached::from)))
@@ -56,7 +51,7 @@ impl NodeGate {
                 own.unwrap_or(&text)
             ))
         };
-        let source = ImageSpec::named(name, None).resolve();
+        let source = ImageSpec::named(name, None).resolve_by(&self.how.program.registry);
         let source = source.map_err(|why| could_not(&why))?;
         if let Some(option) = source.of_an_image() {
             return Err(Error::Unsupported {
@@ -82,15 +77,16 @@ impl NodeGate {
 impl Source {
     /// An option that is said of an image and not of the file that it is in, if there is one.
     fn of_an_image(&self) -> Option<&'static str> {
-        let keys = self.key_secret.is_some() || self.backing_key_secret.is_some();
+        let image = &self.image;
+        let keys = image.key_secret.is_some() || image.backing_key_secret.is_some();
         [
-            ("backing", self.backing.is_some()),
+            ("backing", image.backing.is_some()),
             ("data-file", self.data_file.is_some()),
-            ("snapshot", self.snapshot.is_some()),
-            ("encrypt.format", self.encrypt_format.is_some()),
+            ("snapshot", image.snapshot.is_some()),
+            ("encrypt.format", image.encrypt_format.is_some()),
             ("key-secret", keys),
-            ("copy-on-read", self.copy_on_read.is_some()),
-            ("compress", self.compress),
+            ("copy-on-read", image.copy_on_read.is_some()),
+            ("compress", image.compress),
         ]
         .into_iter()
         .find_map(|(option, is_said)| is_said.then_some(option))

@@ -1,0 +1,199 @@
+//! [`OpenHow`]: how images are opened, beside what is said of each of them.
+
+use std::sync::Arc;
+
+use cowslip::Workers;
+use cowslip::file::host::{Aio, BackingPolicy, FlushPolicy, PageCache};
+use cowslip::file::{ReadSet, Sharing};
+use cowslip::image::{
+    AllocPolicy, BackingChoice, DetectZeroes, DirtyImage, DiscardPolicy, WritePolicy,
+};
+use cowslip::qcow2::snapshot::SnapshotChoice;
+use cowslip_block::Error;
+use cowslip_filters::Breakpoints;
+
+use crate::driver::{NoObjects, Objects};
+use crate::drivers;
+use crate::registry::Registry;
+
+/// `--cache`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum CacheMode {
+    /// The page cache; durable at a flush.
+    #[default]
+    Writeback,
+    /// O_DIRECT; durable at a flush.
+    None,
+    /// The page cache; durable at completion.
+    Writethrough,
+    /// O_DIRECT; durable at completion.
+    DirectSync,
+    /// The page cache; flushes are ignored.
+    Unsafe,
+}
+
+impl CacheMode {
+    /// The mode of this name.
+    pub fn parse(name: &str) -> Option<CacheMode> {
+        Some(match name {
+            "writeback" => CacheMode::Writeback,
+            "none" | "off" => CacheMode::None,
+            "writethrough" => CacheMode::Writethrough,
+            "directsync" => CacheMode::DirectSync,
+            "unsafe" => CacheMode::Unsafe,
+            _ => return None,
+        })
+    }
+
+    /// Whether the page cache is used.
+    pub fn page_cache(self) -> PageCache {
+        match self {
+            CacheMode::None | CacheMode::DirectSync => PageCache::Bypass,
+            _ => PageCache::Use,
+        }
+    }
+
+    /// When writes are durable.
+    pub fn write_policy(self) -> WritePolicy {
+        match self {
+            CacheMode::Writethrough | CacheMode::DirectSync => WritePolicy::Writethrough,
+            _ => WritePolicy::Writeback,
+        }
+    }
+
+    /// Whether flushes count.
+    pub fn flush_policy(self) -> FlushPolicy {
+        match self {
+            CacheMode::Unsafe => FlushPolicy::Ignore,
+            _ => FlushPolicy::Honour,
+        }
+    }
+}
+
+/// Whether an image is opened for writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Access {
+    /// Only for reading.
+    #[default]
+    Read,
+    /// Also for writing.
+    Write,
+}
+
+/// What the program around has for those who open images: objects, and words for its users.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The drivers.
+    pub registry: Arc<Registry>,
+    /// What images name by IDs.
+    pub objects: Arc<dyn Objects>,
+    /// Shows a warning.
+    pub warn: fn(&str),
+    /// Words for the reason why the file of this name could not be opened.
+    pub reason: fn(&str, &Error) -> String,
+    /// What becomes of an image that was not closed cleanly, and is opened for writing.
+    pub dirty: fn() -> DirtyImage,
+}
+
+impl Default for Program {
+    fn default() -> Program {
+        Program {
+            registry: drivers::standard(),
+            objects: Arc::new(NoObjects),
+            warn: |_| {},
+            reason: |_, why| why.to_string(),
+            dirty: DirtyImage::default,
+        }
+    }
+}
+
+/// How to open an image.
+#[derive(Clone, Debug)]
+pub struct OpenHow {
+    /// For writing or not.
+    pub access: Access,
+    /// `--cache`.
+    pub cache: CacheMode,
+    /// `--aio`.
+    pub aio: Aio,
+    /// It was named `native`, which QEMU has without the page cache only. Said under its programs'
+    /// names alone.
+    pub aio_is_native: bool,
+    /// What discards do.
+    pub discard: DiscardPolicy,
+    /// What writes of zeroes do, unless the specification says otherwise.
+    pub detect_zeroes: DetectZeroes,
+    /// How space is allocated, unless the specification says otherwise.
+    pub alloc_policy: AllocPolicy,
+    /// Bytes of L2 tables kept in memory, unless the specification says otherwise; 0 is the
+    /// default.
+    pub cache_bytes: u64,
+    /// Where unallocated data comes from, unless the specification says otherwise.
+    pub backing: BackingChoice,
+    /// See [`cowslip::image::OpenOptions::metadata_only`].
+    pub metadata_only: bool,
+    /// What other processes may do meanwhile.
+    pub sharing: Sharing,
+    /// `--backing-policy`.
+    pub policy: BackingPolicy,
+    /// Who packs and unpacks compressed clusters.
+    pub workers: Workers,
+    /// The internal snapshot to read, as `-l` names it.
+    pub snapshot: Option<SnapshotChoice>,
+    /// The ID of the secret that opens the image, unless the specification says otherwise.
+    pub key_secret: Option<String>,
+    /// Where requests stop, if a filter of the image can stop them.
+    pub breakpoints: Breakpoints,
+    /// What is written goes into a temporary image above the one that is named.
+    pub temporary: bool,
+    /// What is read from the layers below the image is kept in it (`-C`).
+    pub copy_on_read: bool,
+    /// Images for which this one is opened, as their file.
+    pub images_above: usize,
+    /// Files that the command reads besides, which opening for writing must not reach.
+    pub read_besides: ReadSet,
+    /// The program around.
+    pub program: Program,
+}
+
+impl OpenHow {
+    /// For reading, and as usual in everything else.
+    pub fn new(program: Program) -> OpenHow {
+        OpenHow {
+            access: Access::default(),
+            cache: CacheMode::default(),
+            aio: Aio::default(),
+            aio_is_native: false,
+            discard: DiscardPolicy::default(),
+            detect_zeroes: DetectZeroes::default(),
+            alloc_policy: AllocPolicy::default(),
+            cache_bytes: 0,
+            backing: BackingChoice::default(),
+            metadata_only: false,
+            sharing: Sharing::default(),
+            policy: BackingPolicy::default(),
+            workers: Workers::default(),
+            snapshot: None,
+            key_secret: None,
+            breakpoints: Breakpoints::default(),
+            temporary: false,
+            copy_on_read: false,
+            images_above: 0,
+            read_besides: ReadSet::default(),
+            program,
+        }
+    }
+
+    /// How an image below this one is opened: without what is said of this one alone.
+    pub(crate) fn of_another(&self) -> OpenHow {
+        OpenHow {
+            snapshot: None,
+            key_secret: None,
+            backing: BackingChoice::AsNamed,
+            metadata_only: false,
+            temporary: false,
+            copy_on_read: false,
+            ..self.clone()
+        }
+    }
+}
