@@ -9,7 +9,7 @@ use cowslip::image::Format;
 use cowslip::{Image, Workers};
 use cowslip_nbd::remote::{self, ExportName};
 use cowslip_nodes::driver::Objects;
-use cowslip_nodes::{OpenError, Program, drivers, open_source};
+use cowslip_nodes::{Environment, OpenError, drivers, open_source};
 
 use crate::error::CommandError;
 use crate::output;
@@ -35,7 +35,7 @@ pub use refusal::{opening_failed, opening_reason, refused};
 
 /// Images are opened for reading, and as usual in everything else, by this program.
 pub fn how() -> OpenHow {
-    OpenHow::new(Program {
+    OpenHow::new(Environment {
         registry: drivers::standard(),
         objects: Arc::new(object::Defined),
         warn: output::warn,

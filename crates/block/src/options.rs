@@ -84,14 +84,25 @@ impl Options {
         self.0.push((name.to_string(), value));
     }
 
-    /// Drops those of other names.
-    pub fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
-        self.0.retain(|(name, _)| is_kept(name));
+    /// Takes those that are in a table.
+    pub fn take_known(&mut self, table: &[OptionEntry]) -> Options {
+        let is_known = |name: &str| table.iter().any(|option| option.is(name));
+        Options(self.0.extract_if(.., |(name, _)| is_known(name)).collect())
     }
 
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// Has what is in a table read. What the reader does not take stays.
+    ///
+    /// # Errors
+    /// The reader's.
+    pub fn read<T>(
+        &mut self,
+        table: &[OptionEntry],
+        reader: impl FnOnce(&mut Options) -> Result<T>,
+    ) -> Result<T> {
+        let mut known = self.take_known(table);
+        let read = reader(&mut known)?;
+        self.0.extend(known.0);
+        Ok(read)
     }
 
     /// The names, in the order in which they were given.

@@ -72,7 +72,7 @@ pub trait Protocol: Sync {
     /// The names that `driver=` has for it.
     fn names(&self) -> &'static [&'static str];
 
-    /// Its options.
+    /// Its options. It is given those of the table, and no others.
     fn options(&self) -> &'static [OptionEntry];
 
     /// The options that a file name stands for, if it is one of this driver's.

@@ -27,7 +27,7 @@ impl Gate for NodeGate {
     }
 
     fn reach<'a>(&'a self, request: &'a FileRequest<'a>) -> Reaching<'a> {
-        if self.how.program.registry.is_description(request.name) {
+        if self.how.environment.registry.is_description(request.name) {
             return Box::pin(self.described(request));
         }
         Box::pin(std::future::ready(self.open(request).map(Reached::from)))
@@ -51,7 +51,7 @@ impl NodeGate {
                 own.unwrap_or(&text)
             ))
         };
-        let source = ImageSpec::named(name, None).resolve_by(&self.how.program.registry);
+        let source = ImageSpec::named(name, None).resolve_by(&self.how.environment.registry);
         let source = source.map_err(|why| could_not(&why))?;
         if let Some(option) = source.of_an_image() {
             return Err(Error::Unsupported {

@@ -80,9 +80,9 @@ pub enum Access {
     Write,
 }
 
-/// What the program around has for those who open images: objects, and words for its users.
+/// What the program that opens images has for that: drivers, objects, and words for its users.
 #[derive(Clone, Debug)]
-pub struct Program {
+pub struct Environment {
     /// The drivers.
     pub registry: Arc<Registry>,
     /// What images name by IDs.
@@ -95,9 +95,9 @@ pub struct Program {
     pub dirty: fn() -> DirtyImage,
 }
 
-impl Default for Program {
-    fn default() -> Program {
-        Program {
+impl Default for Environment {
+    fn default() -> Environment {
+        Environment {
             registry: drivers::standard(),
             objects: Arc::new(NoObjects),
             warn: |_| {},
@@ -152,13 +152,13 @@ pub struct OpenHow {
     pub images_above: usize,
     /// Files that the command reads besides, which opening for writing must not reach.
     pub read_besides: ReadSet,
-    /// The program around.
-    pub program: Program,
+    /// The program that opens it.
+    pub environment: Environment,
 }
 
 impl OpenHow {
     /// For reading, and as usual in everything else.
-    pub fn new(program: Program) -> OpenHow {
+    pub fn new(environment: Environment) -> OpenHow {
         OpenHow {
             access: Access::default(),
             cache: CacheMode::default(),
@@ -180,7 +180,7 @@ impl OpenHow {
             copy_on_read: false,
             images_above: 0,
             read_besides: ReadSet::default(),
-            program,
+            environment,
         }
     }
 

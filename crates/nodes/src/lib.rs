@@ -28,7 +28,7 @@ pub mod words;
 
 pub use foreign::local_name;
 pub use gate::NodeGate;
-pub use how::{Access, CacheMode, OpenHow, Program};
+pub use how::{Access, CacheMode, Environment, OpenHow};
 pub use image_file::ImageFile;
 pub use image_spec::ImageSpec;
 pub use open::{

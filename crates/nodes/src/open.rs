@@ -60,7 +60,7 @@ pub fn sharing(force_share: bool, usual: Sharing) -> Sharing {
 impl Source {
     /// `Could not open 'x': why`.
     fn refused(&self, how: &OpenHow, error: &Error) -> Error {
-        let why = (how.program.reason)(&self.filename, error);
+        let why = (how.environment.reason)(&self.filename, error);
         self.refused_because(&why)
     }
 
@@ -128,7 +128,9 @@ impl Source {
     /// # Errors
     /// `Could not open 'x': No secret with id 'y'`.
     pub fn opened_by(&self, id: Option<&String>, how: &OpenHow) -> Result<Option<Passphrase>> {
-        let found = id.map(|id| how.program.objects.passphrase(id)).transpose();
+        let found = id
+            .map(|id| how.environment.objects.passphrase(id))
+            .transpose();
         found.map_err(|why| self.refused(how, &Error::Key(why.to_string())))
     }
 
@@ -158,7 +160,7 @@ impl Source {
 /// # Errors
 /// `Could not open 'x': why`.
 pub async fn open_image(spec: &ImageSpec, how: &OpenHow) -> Result<Image> {
-    let source = spec.resolve_by(&how.program.registry)?;
+    let source = spec.resolve_by(&how.environment.registry)?;
     Ok(open_source(&source, how).await?)
 }
 
@@ -168,7 +170,9 @@ pub async fn open_image(spec: &ImageSpec, how: &OpenHow) -> Result<Image> {
 /// `Could not open 'x': why`; the snapshot that was asked for cannot be read.
 pub async fn open_source(source: &Source, how: &OpenHow) -> std::result::Result<Image, OpenError> {
     if source.image.backing_is_empty {
-        (how.program.warn)("Use of \"backing\": \"\" is deprecated; use \"backing\": null instead");
+        (how.environment.warn)(
+            "Use of \"backing\": \"\" is deprecated; use \"backing\": null instead",
+        );
     }
     let (file, options, gate) = prepare(source, how).await?;
     match (Image::open(file, options, &gate).await, &how.snapshot) {
@@ -183,7 +187,7 @@ pub async fn open_source(source: &Source, how: &OpenHow) -> std::result::Result<
 /// # Errors
 /// `Could not open 'x': why`.
 pub async fn reopen_image(image: &Image, spec: &ImageSpec, how: &OpenHow) -> Result<Image> {
-    let source = spec.resolve_by(&how.program.registry)?;
+    let source = spec.resolve_by(&how.environment.registry)?;
     if source.image_below().is_some() {
         let text = "what stands over the disk of another image cannot be opened anew";
         return Err(source.refused_because(text));
@@ -259,7 +263,7 @@ fn copy_on_read(source: &Source, how: &OpenHow) -> CopyOnRead {
 pub fn engine_options(source: &Source, how: &OpenHow) -> Result<OpenOptions> {
     let (common, image) = (&source.common, &source.image);
     Ok(OpenOptions {
-        dirty: (how.program.dirty)(),
+        dirty: (how.environment.dirty)(),
         format: source.format,
         guessed: false,
         writable: source.host_options(how).writable,
@@ -326,7 +330,7 @@ pub async fn open_file(source: &Source, how: &OpenHow) -> Result<Arc<dyn BlockFi
     let file_how = FileHow {
         name: &source.filename,
         host: &host,
-        objects: &*how.program.objects,
+        objects: &*how.environment.objects,
         breakpoints: &how.breakpoints,
     };
     let refused = |why: Error| source.refused_because(&why.to_string());
@@ -397,7 +401,7 @@ pub async fn open_alone(source: &Source, how: &OpenHow) -> Result<(Arc<dyn Block
 }
 
 fn warn_unprotected(file: &str, how: &OpenHow) {
-    (how.program.warn)(&format!(
+    (how.environment.warn)(&format!(
         "the file system has no locks: nothing keeps other processes from {file}"
     ));
 }

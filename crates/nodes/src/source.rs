@@ -178,7 +178,8 @@ impl Source {
         above: &mut Above,
     ) -> Result<NodeSpec> {
         let names = [node.options.take("filename"), node.options.take("file")];
-        filter.read(&mut node.options, above)?;
+        node.options
+            .read(filter.options(), |options| filter.read(options, above))?;
         let mut below = node.take_child("file");
         node.driver = None;
         for (name, value) in node.into_pairs() {
@@ -231,7 +232,8 @@ impl Source {
         if let Some(filter) = registry.filter(root.driver())
             && registry.is_format(root.driver())
         {
-            self.filters.extend(filter.read(&mut root.options)?);
+            let read = root.options.read(filter.options(), |own| filter.read(own));
+            self.filters.extend(read?);
         }
         let file = root.take_child("file").unwrap_or_default();
         let mut line = self.read_line(file, Top::Format, depth)?;
@@ -275,8 +277,11 @@ impl Source {
     fn below_limits(&mut self, mut root: NodeSpec, filter: &dyn Filter) -> Result<NodeSpec> {
         let name = root.options.take("filename");
         let name = name.or(filter.take_child_name(&mut root.options));
-        let limits = filter.read(&mut root.options)?.map(|node| node.limits());
-        self.image.limits = limits.transpose()?.unwrap_or_default();
+        let node = root
+            .options
+            .read(filter.options(), |own| filter.read(own))?;
+        let limits = node.map(|node| node.limits()).transpose()?;
+        self.image.limits = limits.unwrap_or_default();
         let mut below = root.take_child(filter.child()).unwrap_or_default();
         for (name, value) in others(filter.name(), root)? {
             self.common.take(&name, &value)?;
@@ -335,7 +340,8 @@ impl Source {
         if let Some(name) = name {
             node.child_mut(filter.child()).options.put("filename", name);
         }
-        self.filters.extend(filter.read(&mut node.options)?);
+        let read = node.options.read(filter.options(), |own| filter.read(own));
+        self.filters.extend(read?);
         let below = node.take_child(filter.child());
         node.driver = None;
         match filter.passes_options_on() {
@@ -361,11 +367,12 @@ impl Source {
                 Some(named) => {
                     // The name says all.
                     self.filename = node.options.take("filename").unwrap_or_default();
-                    let is_own = |name: &str| protocol.options().iter().any(|o| o.is(name));
-                    node.options.retain(|name| !is_own(name));
+                    node.options.take_known(protocol.options());
                     named
                 }
-                None => protocol.read(&driver, &mut node.options)?,
+                None => node
+                    .options
+                    .read(protocol.options(), |own| protocol.read(&driver, own))?,
             };
             if let Some(name) = opened.file_name() {
                 self.filename = name;
@@ -425,7 +432,8 @@ impl Source {
             return Ok(());
         }
         for format in &self.registry.formats {
-            if format.take(&mut self.image, name, value)? {
+            let is_its = format.options().iter().any(|option| option.is(name));
+            if is_its && format.take(&mut self.image, name, value)? {
                 return Ok(());
             }
         }

@@ -10,7 +10,7 @@ use cowslip_queue::{Backend, Pending, Queue};
 
 use crate::driver::{FileHow, Opening, Protocol, ProtocolNode};
 use crate::words::option;
-use crate::{ImageSpec, OpenHow, Program, Registry, drivers, open_image};
+use crate::{Environment, ImageSpec, OpenHow, Registry, drivers, open_image};
 
 /// `ramp`: bytes that are computed from their offsets.
 struct Ramp;
@@ -147,9 +147,9 @@ impl BlockFile for RampFile {
 fn sectors(list: &str, sectors: &[u64]) -> Result<Vec<u8>> {
     let mut registry = Registry::clone(&drivers::standard());
     registry.protocols.push(&Ramp);
-    let how = OpenHow::new(Program {
+    let how = OpenHow::new(Environment {
         registry: Arc::new(registry),
-        ..Program::default()
+        ..Environment::default()
     });
     let spec = ImageSpec {
         filename: list.to_string(),

@@ -4,10 +4,12 @@ use cowslip::file::host::Driver;
 use cowslip::image::{BackingChoice, CopyOnRead, Format};
 use cowslip::limits::Limits;
 use cowslip::qcow2::snapshot::SnapshotChoice;
+use cowslip_block::options::{Kind, OptionEntry, Options};
 
 use super::{Bottom, Source};
 use crate::ImageSpec;
-use crate::words::ImageWords;
+use crate::drivers::file;
+use crate::words::{Above, Common, ImageWords};
 
 fn resolve(filename: &str, image_opts: bool) -> Result<Source, String> {
     let spec = ImageSpec {
@@ -361,21 +363,81 @@ fn some_refusals_wait_for_the_open_image() {
     source.judge_image(Format::Raw).unwrap();
 }
 
+/// A name that an entry of a table stands for.
+fn example(option: &OptionEntry) -> String {
+    match option.name {
+        "encrypt." => "encrypt.format".to_string(),
+        "overlap-check." => "overlap-check.template".to_string(),
+        "inject-error." | "set-state." => format!("{}0.event", option.name),
+        group if group.ends_with('.') => format!("{group}type"),
+        name => name.to_string(),
+    }
+}
+
+/// Some value of an entry's kind.
+fn value(option: &OptionEntry) -> String {
+    match option.kind {
+        _ if !option.default.is_empty() => option.default.to_string(),
+        Kind::Switch => "on".to_string(),
+        Kind::Size => "512".to_string(),
+        Kind::Number => "1".to_string(),
+        Kind::Text => "none".to_string(),
+    }
+}
+
 #[test]
-fn every_option_of_a_format_is_read() {
+fn every_option_of_a_table_is_read_and_has_a_value_of_its_kind_by_default() {
     let registry = crate::drivers::standard();
+    let mut images: Vec<&OptionEntry> = Vec::new();
+    images.extend(ImageWords::OPTIONS.iter().chain(Common::OPTIONS));
+    images.retain(|option| option.name != "detect-zeroes" && option.name != "discard");
+    for option in images {
+        let list = format!("file=a,{}={}", example(option), value(option));
+        let source = of_options(&list);
+        source.judge_image(Format::Qcow2).unwrap();
+    }
+    for option in file::OPTIONS
+        .iter()
+        .filter(|option| option.name != "filename")
+    {
+        let list = format!("file.filename=a,file.{}={}", option.name, value(option));
+        of_options(&list).judge_file().unwrap();
+    }
     for format in &registry.formats {
         for option in format.options() {
-            let name = match option.name {
-                "encrypt." => "encrypt.format",
-                "overlap-check." => "overlap-check.template",
-                name => name,
-            };
-            let mut words = ImageWords::default();
-            let taken = format.take(&mut words, name, "1");
-            assert!(!matches!(taken, Ok(false)), "{name}");
+            let taken = format.take(&mut ImageWords::default(), &example(option), &value(option));
+            assert!(taken.unwrap(), "{}", option.name);
         }
-        let taken = format.take(&mut ImageWords::default(), "foo", "1");
-        assert!(matches!(taken, Ok(false)));
+    }
+    let has_all_read = |table: &[OptionEntry], read: &dyn Fn(&mut Options) -> bool| {
+        for option in table {
+            let mut options = Options::default();
+            options.put(&example(option), value(option));
+            let is_read = read(&mut options);
+            assert!(!is_read || options == Options::default(), "{}", option.name);
+        }
+    };
+    for filter in &registry.filters {
+        // Rules are judged when they are put over a file.
+        has_all_read(filter.options(), &|options| {
+            filter.take_child_name(options);
+            filter.read(options).unwrap();
+            true
+        });
+    }
+    for filter in &registry.image_filters {
+        has_all_read(filter.options(), &|options| {
+            filter.read(options, &mut Above::default()).unwrap();
+            true
+        });
+    }
+    for protocol in &registry.protocols {
+        // One option is not enough for most exports.
+        has_all_read(protocol.options(), &|options| {
+            options.put("host", "h".to_string());
+            let read = protocol.read(protocol.names()[0], options);
+            options.take("host");
+            read.is_ok()
+        });
     }
 }
