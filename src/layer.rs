@@ -127,8 +127,8 @@ impl Layer {
             return Err(CommandError::new("Block node is read-only"));
         }
         let mut layer = Layer::look_named(source, look).await?;
-        source.judge_file()?;
-        source.judge_image(layer.format)?;
+        source.check_file_options()?;
+        source.check_image_options(layer.format)?;
         layer.full_name.clone_from(&source.full_name);
         Ok(layer)
     }

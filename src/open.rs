@@ -1,5 +1,5 @@
-//! The images of a command line: the nodes crate opens them, and here are the objects and the words
-//! of this program.
+//! Images of a command line. The crate of nodes opens them; here are this program's objects and
+//! texts for that.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ mod temporary;
 pub mod tls;
 
 pub use cowslip_console::queue::block_on;
-pub use cowslip_nodes::words::{alloc_policy, detect_zeroes, parse_aio, parse_format};
+pub use cowslip_nodes::options::{alloc_policy, detect_zeroes, parse_aio, parse_format};
 pub use cowslip_nodes::{
     Access, CacheMode, ImageSpec, NodeGate, OpenHow, Source, foreign, local_name, open_alone,
     open_file, reopen_image, sharing,
@@ -33,7 +33,7 @@ pub use loaded::{chosen_snapshot, parse_choice};
 pub use one::{OneImage, only};
 pub use refusal::{opening_failed, opening_reason, refused};
 
-/// Images are opened for reading, and as usual in everything else, by this program.
+/// Options for reading an image by this program, with the default for everything else.
 pub fn how() -> OpenHow {
     OpenHow::new(Environment {
         registry: drivers::standard(),
@@ -139,7 +139,7 @@ pub fn claim_file(file: &Arc<dyn BlockFile>, claim: Claim) -> cowslip::Result<()
     Ok(())
 }
 
-/// What is said where a raw image's format was guessed, and it will be written.
+/// The warning of a raw image whose format was guessed, and which will be written.
 pub fn guessed_raw(filename: &str) -> String {
     format!(
         "WARNING: Image format was not specified for '{filename}' and probing guessed raw.
@@ -149,7 +149,7 @@ pub fn guessed_raw(filename: &str) -> String {
     )
 }
 
-/// Says so, if it is so.
+/// Warns of a raw image whose format was guessed, if the image is one.
 ///
 /// # Errors
 /// The specification's.

@@ -2,7 +2,7 @@
 //! `snapshot.id=` and `snapshot.name=` of an image specification.
 
 use cowslip::qcow2::snapshot::SnapshotChoice;
-use cowslip_nodes::words::{with_id, with_name};
+use cowslip_nodes::options::{with_id, with_name};
 
 use crate::error::CommandError;
 use crate::options;

@@ -1,4 +1,4 @@
-//! Why an image could not be opened, in QEMU's words where it has any.
+//! Errors of opening images, in QEMU's words where it has any.
 
 use cowslip::Error;
 
@@ -14,7 +14,7 @@ pub fn opening_failed(filename: &str, error: &Error) -> CommandError {
     ))
 }
 
-/// Why a file could not be opened, in QEMU's words where it has any.
+/// Text of an error of opening a file, in QEMU's words where it has any.
 pub fn opening_reason(filename: &str, error: &Error) -> String {
     match error {
         Error::Corrupt {

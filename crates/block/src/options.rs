@@ -1,7 +1,7 @@
 //! Lists of options, `name=value,name=value`, as QEMU's programs read them.
 //!
 //! A comma inside a value is doubled; `name` alone switches on, `noname` off. Here lists are only
-//! split, typed by a table and printed again; what an option means is said by what has it.
+//! split, typed by a table and printed again; drivers and verbs give options their meaning.
 
 use crate::error::{Error, Result};
 use crate::size::{self, SizeError};
@@ -9,7 +9,7 @@ use crate::size::{self, SizeError};
 /// Names and values.
 pub type Pairs = Vec<(String, String)>;
 
-/// What values an option takes.
+/// Type of an option's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `on`, `off`, `yes`, `no`, `true`, `false`, `y`, `n`.
@@ -39,22 +39,22 @@ impl Kind {
 pub struct Known {
     /// Its name.
     pub name: &'static str,
-    /// Its values.
+    /// Type of its values.
     pub kind: Kind,
-    /// What it is for.
+    /// Its purpose, in a few words.
     pub help: &'static str,
 }
 
-/// An option of a driver, as the driver's table has it.
+/// A row in the option table of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionEntry {
     /// Its name. One that ends in a dot stands for all names that begin so.
     pub name: &'static str,
-    /// Its values.
+    /// Type of its values.
     pub kind: Kind,
     /// The value that it has where none is given; empty if there is none.
     pub default: &'static str,
-    /// What it is for.
+    /// Its purpose, in a few words.
     pub help: &'static str,
 }
 
@@ -90,7 +90,7 @@ impl Options {
         Options(self.0.extract_if(.., |(name, _)| is_known(name)).collect())
     }
 
-    /// Has what is in a table read. What the reader does not take stays.
+    /// Reads the options of a table. Those that the reader does not take stay.
     ///
     /// # Errors
     /// The reader's.
@@ -110,7 +110,7 @@ impl Options {
         self.0.iter().map(|(name, _)| name.as_str())
     }
 
-    /// What is left of them.
+    /// The options that are left.
     pub fn into_pairs(self) -> Pairs {
         self.0
     }

@@ -1,5 +1,5 @@
-//! Where requests stop, and which have: `break`, `wait_break`, `resume` and `remove_break` of the
-//! shell, as far as a file that debugs is concerned.
+//! Breakpoints, and requests that have stopped at them: `break`, `wait_break`, `resume` and
+//! `remove_break` of qemu-io.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,7 +23,7 @@ struct State {
     notes: String,
 }
 
-/// A request that goes on when the last one who holds this lets go.
+/// A stopped request. It goes on when the last clone of this is dropped.
 struct Stop(Option<Completer<()>>);
 
 impl std::fmt::Debug for Breakpoints {
@@ -74,7 +74,7 @@ impl Breakpoints {
         state.stopped = left;
         let found = before > state.set.len() + state.stopped.len();
         drop(state);
-        // Outside the lock: whoever goes on may come back at once.
+        // Outside the lock: a request that goes on may stop again at once.
         drop::<Vec<(String, Arc<Stop>)>>(gone);
         match found {
             true => Ok(()),
@@ -109,7 +109,7 @@ impl Breakpoints {
         comes
     }
 
-    /// Lets all go on, and stops nobody any more: the image is closed.
+    /// Lets all requests go on and removes all breakpoints: the image is closed.
     pub fn clear(&self) {
         let mut state = self.lock();
         state.attached = false;
@@ -119,12 +119,12 @@ impl Breakpoints {
         drop(stopped);
     }
 
-    /// What is to be told the user of all this, in lines.
+    /// Messages for the user since the last call, in lines.
     pub fn take_notes(&self) -> String {
         std::mem::take(&mut self.lock().notes)
     }
 
-    /// What a request that reaches an event has to wait for.
+    /// A wait for a request that reaches an event with a breakpoint.
     pub fn reached(&self, event: Event) -> Option<Pending<()>> {
         let mut state = self.lock();
         if !state.set.iter().any(|(other, _)| *other == event) {
@@ -136,7 +136,7 @@ impl Breakpoints {
         state.set = left;
         let (completer, goes_on) = pending();
         let stop = Arc::new(Stop(Some(completer)));
-        let mut told = Vec::new();
+        let mut reached = Vec::new();
         for (_, tag) in hit {
             state
                 .notes
@@ -144,14 +144,15 @@ impl Breakpoints {
             let waiters = std::mem::take(&mut state.awaited);
             for (awaited, completer) in waiters {
                 match awaited == tag {
-                    true => told.push(completer),
+                    true => reached.push(completer),
                     false => state.awaited.push((awaited, completer)),
                 }
             }
             state.stopped.push((tag, Arc::clone(&stop)));
         }
         drop(state);
-        told.into_iter()
+        reached
+            .into_iter()
             .for_each(|completer| completer.complete(()));
         Some(goes_on)
     }

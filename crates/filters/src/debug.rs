@@ -1,4 +1,4 @@
-//! [`DebugFile`]: a file whose requests fail or stop as rules have it, QEMU's `blkdebug`.
+//! [`DebugFile`]: a file with injected errors and breakpoints, QEMU's `blkdebug`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,14 +19,14 @@ use crate::rules::{IoType, Rule, RuleSet, RuleText};
 /// A configuration is some lines; more than this is another file by mistake.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// What a file that debugs is asked to do.
+/// Rules and limits of a [`DebugFile`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DebugSpec {
     /// A file with rules.
     pub config: Option<String>,
     /// Rules beside those.
     pub rules: Vec<RuleText>,
-    /// What larger requests are cut by, as it is said.
+    /// Limits of requests, as given.
     pub limits: Limits,
 }
 
@@ -111,15 +111,15 @@ fn config_text(name: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A file whose requests fail or stop as rules have it. Those that are larger than its limits
-/// become several, one after the other, and the rules are about each of them.
+/// A file whose requests fail or stop by rules. A request beyond the limits is split, the parts run
+/// one after the other, and the rules apply to each part.
 #[derive(Debug)]
 pub struct DebugFile {
     node: Node,
     capabilities: Capabilities,
 }
 
-/// What a request needs, whoever runs it.
+/// The state that requests share.
 #[derive(Clone, Debug)]
 struct Node {
     inner: Arc<dyn BlockFile>,
@@ -158,7 +158,7 @@ impl Node {
         }
     }
 
-    /// A request, unless a rule has it fail.
+    /// Sends a request, unless a rule makes it fail.
     fn unless<T: Send + 'static>(
         &self,
         (io, bytes): (IoType, Range<u64>),
@@ -284,7 +284,7 @@ impl DebugFile {
     /// Wraps a file.
     ///
     /// # Errors
-    /// What is asked for makes no sense, or cannot be read.
+    /// A rule or limit that makes no sense; a configuration file that cannot be read.
     pub fn new(
         inner: Arc<dyn BlockFile>,
         spec: &DebugSpec,

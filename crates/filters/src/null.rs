@@ -7,12 +7,12 @@ use cowslip_block::file::{BlockFile, Capabilities, Durability, FileExtent, FileI
 use cowslip_block::{Buf, BufMut};
 use cowslip_queue::{Pending, pending};
 
-/// What a file that keeps nothing is like.
+/// Length and speed of a file that stores nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NullSpec {
     /// Its length.
     pub bytes: u64,
-    /// How long each request takes.
+    /// Duration of each request.
     pub latency: Duration,
 }
 

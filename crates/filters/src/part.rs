@@ -52,7 +52,7 @@ impl PartFile {
             ));
         }
         let capabilities = Capabilities {
-            // What follows the part is somebody else's.
+            // The bytes behind the part are not its own.
             extends_with_zeroes: false,
             ..inner.capabilities().clone()
         };

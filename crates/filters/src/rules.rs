@@ -13,7 +13,7 @@ use cowslip_block::{Error, Result};
 const EIO: i32 = 5;
 const SECTOR_BYTES: u64 = 512;
 
-/// What a request does.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoType {
     Read,
@@ -38,7 +38,7 @@ impl IoType {
     }
 }
 
-/// What a rule does.
+/// Effect of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Action {
     Inject {
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_in_a_line() {
+    fn a_mistake_gives_one_line() {
         for (text, expected) in [
             ("junk\n", "no group defined"),
             ("[bogus]\n", "There is no option group 'bogus'"),

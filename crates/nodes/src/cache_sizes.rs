@@ -1,4 +1,4 @@
-//! How much metadata an image may keep in memory, as QEMU's options say it.
+//! The budget of an image's metadata in memory, in QEMU's options.
 
 use cowslip_block::Result;
 use cowslip_block::options;

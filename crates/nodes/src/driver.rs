@@ -1,8 +1,8 @@
-//! What a driver is: a table of options, and the way from options to a file.
+//! Drivers: each is a table of options, and a constructor.
 //!
-//! A [`Protocol`] has the bytes. A [`Filter`] is a file over another one. An [`ImageFilter`] stands
-//! over the disk of an image, and the engine does its work. A [`FormatOptions`] is what a format of
-//! images has beside the options of all images; the engine reads the format itself.
+//! A [`Protocol`] stores bytes. A [`Filter`] is a file over another one. An [`ImageFilter`] stands
+//! over the disk of an image, and the engine does its work. [`FormatOptions`] are the options of
+//! one format of images; the engine reads the format itself.
 
 use std::fmt;
 use std::future::Future;
@@ -20,14 +20,14 @@ use cowslip_filters::Breakpoints;
 use cowslip_nbd::remote::{Address, TlsName};
 use cowslip_nbd::tls::ClientTls;
 
-use crate::words::{Above, ImageWords};
+use crate::options::{Above, ImageOptions};
 
 /// A file that is being opened.
 pub type Opening<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn BlockFile>>> + Send + 'a>>;
 
 /// Secrets and credentials, which images name by their IDs.
 pub trait Objects: fmt::Debug + Send + Sync {
-    /// The secret of this ID, as what opens an encrypted image.
+    /// The secret of this ID, as a passphrase of an encrypted image.
     ///
     /// # Errors
     /// There is none, or it is no text.
@@ -54,22 +54,22 @@ impl Objects for NoObjects {
     }
 }
 
-/// How a file is opened, whatever its driver.
+/// Options of opening that all drivers of files get.
 #[derive(Clone, Copy, Debug)]
 pub struct FileHow<'a> {
     /// The name that users know it by.
     pub name: &'a str,
-    /// Whether it is written, and how a file of the host is opened.
+    /// Access, and options of files of the host.
     pub host: &'a HostOptions,
-    /// What the options name by IDs.
+    /// Secrets and credentials that options name by IDs.
     pub objects: &'a dyn Objects,
-    /// Where requests stop, if a filter can stop them.
+    /// Breakpoints, for filters that have them.
     pub breakpoints: &'a Breakpoints,
 }
 
-/// A driver that has the bytes of a file.
+/// A driver that stores the bytes of a file.
 pub trait Protocol: Sync {
-    /// The names that `driver=` has for it.
+    /// Its names in `driver=`.
     fn names(&self) -> &'static [&'static str];
 
     /// Its options. It is given those of the table, and no others.
@@ -83,7 +83,7 @@ pub trait Protocol: Sync {
         Ok(None)
     }
 
-    /// The node that a file name says all of, if it is one of this driver's.
+    /// The node that a file name describes in full, if it is one of this driver's.
     ///
     /// # Errors
     /// It is one, and not whole.
@@ -110,7 +110,7 @@ pub trait ProtocolNode: fmt::Debug + Send + Sync {
         None
     }
 
-    /// The URI by which others are told of it.
+    /// Its URI, for messages and for images that name it.
     fn uri(&self) -> Option<String> {
         None
     }
@@ -119,7 +119,7 @@ pub trait ProtocolNode: fmt::Debug + Send + Sync {
     fn open<'a>(&'a self, how: FileHow<'a>) -> Opening<'a>;
 }
 
-/// A driver that shows another file in another way.
+/// A driver that changes the view of another file, or watches it.
 pub trait Filter: Sync {
     /// Its name.
     fn name(&self) -> &'static str;
@@ -127,7 +127,7 @@ pub trait Filter: Sync {
     /// Its options.
     fn options(&self) -> &'static [OptionEntry];
 
-    /// The name that it has for the file below.
+    /// Its name for the file below: `file` or `image`.
     fn child(&self) -> &'static str;
 
     /// The options that a file name stands for, if it is one of this driver's.
@@ -163,7 +163,7 @@ pub trait Filter: Sync {
 
 /// A filter that can be put over a file.
 pub trait FilterNode: fmt::Debug + Send + Sync {
-    /// What requests are cut by.
+    /// Limits of requests.
     ///
     /// # Errors
     /// Limits that cannot be met.
@@ -171,7 +171,7 @@ pub trait FilterNode: fmt::Debug + Send + Sync {
         Ok(Limits::default())
     }
 
-    /// Whether it has to know what the image above it does.
+    /// Whether it observes the work of the image above it.
     fn observes_image(&self) -> bool {
         false
     }
@@ -207,5 +207,5 @@ pub trait FormatOptions: Sync {
     ///
     /// # Errors
     /// A value that cannot be.
-    fn take(&self, words: &mut ImageWords, name: &str, value: &str) -> Result<bool>;
+    fn take(&self, image: &mut ImageOptions, name: &str, value: &str) -> Result<bool>;
 }

@@ -1,4 +1,4 @@
-//! Formats and protocols that QEMU has and we have not: named, with what to use in their place.
+//! Formats and protocols of QEMU that are not supported, with substitutes.
 
 use cowslip_block::{Error, Result};
 
@@ -50,12 +50,12 @@ const PROTOCOLS: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Whether QEMU has a format of this name that we have not.
+/// Whether this is a format of QEMU that is not supported.
 pub fn is_format(name: &str) -> bool {
     FORMATS.contains(&name)
 }
 
-/// What is said where an image has, or is to have, this format.
+/// The refusal of an image in this format.
 pub fn format_refused(name: &str) -> Option<String> {
     is_format(name).then(|| {
         format!(
@@ -64,7 +64,7 @@ pub fn format_refused(name: &str) -> Option<String> {
     })
 }
 
-/// What is said where a new image is to have this format.
+/// The refusal of a new image in this format.
 pub fn new_format_refused(name: &str) -> Option<String> {
     is_format(name).then(|| {
         format!(
@@ -73,13 +73,13 @@ pub fn new_format_refused(name: &str) -> Option<String> {
     })
 }
 
-/// What to do in place of naming this protocol.
+/// The substitute for this protocol.
 pub fn instead_of_protocol(name: &str) -> Option<&'static str> {
     let found = PROTOCOLS.iter().find(|(names, _)| names.contains(&name));
     found.map(|(_, instead)| *instead)
 }
 
-/// What is said where a file is behind a protocol that is not supported.
+/// The refusal of a file behind a protocol that is not supported.
 pub fn protocol_refused(name: &str) -> String {
     match instead_of_protocol(name) {
         Some(instead) => format!("Protocol '{name}' is not supported; {instead}"),
@@ -87,7 +87,7 @@ pub fn protocol_refused(name: &str) -> String {
     }
 }
 
-/// What does the work of a filter that is not supported.
+/// The substitute for a filter that is not supported.
 pub fn instead_of_filter(driver: &str) -> Option<&'static str> {
     Some(match driver {
         "throttle" => "limits belong to whoever reads and writes the image",
@@ -100,8 +100,7 @@ pub fn instead_of_filter(driver: &str) -> Option<&'static str> {
     })
 }
 
-/// The name of a file without `file:`. What would name a protocol then is told apart by its
-/// directory.
+/// The name of a file without `file:`. A name that begins like a protocol's gets `./` before it.
 ///
 /// # Errors
 /// It is behind a protocol that is not supported.
@@ -114,13 +113,13 @@ pub fn local_name(name: &str) -> Result<String> {
     }
 }
 
-/// What stands before the colon of a name, if that is before any slash.
+/// The part of a name before a colon, if no slash comes first.
 fn protocol(name: &str) -> Option<&str> {
     let end = name.find([':', '/']).filter(|&end| end > 0)?;
     name[end..].starts_with(':').then_some(&name[..end])
 }
 
-/// What is said of a driver that is none of ours.
+/// The refusal of a driver that is not supported.
 pub fn driver_refused(name: &str) -> String {
     match (format_refused(name), instead_of_protocol(name)) {
         (Some(refused), _) => refused,

@@ -17,7 +17,7 @@ use crate::source::Source;
 pub struct NodeGate {
     /// The way to files of the host.
     pub host: HostGate,
-    /// How other nodes are opened.
+    /// Options of opening other nodes.
     pub how: OpenHow,
 }
 
@@ -75,7 +75,7 @@ impl NodeGate {
 }
 
 impl Source {
-    /// An option that is said of an image and not of the file that it is in, if there is one.
+    /// An option of an image, and not of its file, if there is one.
     fn of_an_image(&self) -> Option<&'static str> {
         let image = &self.image;
         let keys = image.key_secret.is_some() || image.backing_key_secret.is_some();

@@ -1,4 +1,4 @@
-//! [`OpenHow`]: how images are opened, beside what is said of each of them.
+//! [`OpenHow`]: options of opening that the program sets, for all images of a chain.
 
 use std::sync::Arc;
 
@@ -80,18 +80,18 @@ pub enum Access {
     Write,
 }
 
-/// What the program that opens images has for that: drivers, objects, and words for its users.
+/// Services of the program that opens images: drivers, objects, texts for its users.
 #[derive(Clone, Debug)]
 pub struct Environment {
     /// The drivers.
     pub registry: Arc<Registry>,
-    /// What images name by IDs.
+    /// Secrets and credentials.
     pub objects: Arc<dyn Objects>,
     /// Shows a warning.
     pub warn: fn(&str),
-    /// Words for the reason why the file of this name could not be opened.
+    /// Text of the error that opening the file of this name met.
     pub reason: fn(&str, &Error) -> String,
-    /// What becomes of an image that was not closed cleanly, and is opened for writing.
+    /// Treatment of images that were not closed cleanly and are opened for writing.
     pub dirty: fn() -> DirtyImage,
 }
 
@@ -107,7 +107,7 @@ impl Default for Environment {
     }
 }
 
-/// How to open an image.
+/// Options of opening an image.
 #[derive(Clone, Debug)]
 pub struct OpenHow {
     /// For writing or not.
@@ -116,48 +116,48 @@ pub struct OpenHow {
     pub cache: CacheMode,
     /// `--aio`.
     pub aio: Aio,
-    /// It was named `native`, which QEMU has without the page cache only. Said under its programs'
-    /// names alone.
+    /// The engine was named `native`, which QEMU refuses with the page cache. Set under the names of
+    /// QEMU's programs only.
     pub aio_is_native: bool,
-    /// What discards do.
+    /// Effect of discards.
     pub discard: DiscardPolicy,
-    /// What writes of zeroes do, unless the specification says otherwise.
+    /// Effect of writes of zeroes, unless the specification says otherwise.
     pub detect_zeroes: DetectZeroes,
-    /// How space is allocated, unless the specification says otherwise.
+    /// Allocation policy, unless the specification says otherwise.
     pub alloc_policy: AllocPolicy,
     /// Bytes of L2 tables kept in memory, unless the specification says otherwise; 0 is the
     /// default.
     pub cache_bytes: u64,
-    /// Where unallocated data comes from, unless the specification says otherwise.
+    /// Source of unallocated data, unless the specification says otherwise.
     pub backing: BackingChoice,
     /// See [`cowslip::image::OpenOptions::metadata_only`].
     pub metadata_only: bool,
-    /// What other processes may do meanwhile.
+    /// Access that other processes keep meanwhile.
     pub sharing: Sharing,
     /// `--backing-policy`.
     pub policy: BackingPolicy,
-    /// Who packs and unpacks compressed clusters.
+    /// Threads that compress and decompress clusters.
     pub workers: Workers,
     /// The internal snapshot to read, as `-l` names it.
     pub snapshot: Option<SnapshotChoice>,
     /// The ID of the secret that opens the image, unless the specification says otherwise.
     pub key_secret: Option<String>,
-    /// Where requests stop, if a filter of the image can stop them.
+    /// Breakpoints, if a filter of the image has them.
     pub breakpoints: Breakpoints,
-    /// What is written goes into a temporary image above the one that is named.
+    /// Writes go to a temporary image above the one that is named.
     pub temporary: bool,
-    /// What is read from the layers below the image is kept in it (`-C`).
+    /// Reads store data of the layers below in the image (`-C`).
     pub copy_on_read: bool,
-    /// Images for which this one is opened, as their file.
+    /// Number of images whose file this one is, directly or not.
     pub images_above: usize,
-    /// Files that the command reads besides, which opening for writing must not reach.
+    /// Files that the program reads as well, which must not be opened for writing.
     pub read_besides: ReadSet,
     /// The program that opens it.
     pub environment: Environment,
 }
 
 impl OpenHow {
-    /// For reading, and as usual in everything else.
+    /// Options for reading, with the default for everything else.
     pub fn new(environment: Environment) -> OpenHow {
         OpenHow {
             access: Access::default(),
@@ -184,7 +184,7 @@ impl OpenHow {
         }
     }
 
-    /// How an image below this one is opened: without what is said of this one alone.
+    /// Options for an image below this one: without those of this one alone.
     pub(crate) fn of_another(&self) -> OpenHow {
         OpenHow {
             snapshot: None,

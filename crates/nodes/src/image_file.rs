@@ -1,4 +1,4 @@
-//! [`ImageFile`]: an image as a file, for what lies above it: another image, or a filter.
+//! [`ImageFile`]: an image as a file, for another image or a filter above it.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use cowslip::image::{Format, WriteOptions, ZeroOptions};
 use cowslip::{Buf, BufMut, Error, Image};
 use cowslip_queue::{Pending, pending};
 
-/// The system's errors for what is beyond the end, and what cannot be told better.
+/// The system's errors for writes beyond the end, and for failures without a number.
 const ENOSPC: i32 = 28;
 const EIO: i32 = 5;
 
@@ -175,16 +175,16 @@ impl BlockFile for ImageFile {
             let mut extents: Vec<FileExtent> = Vec::new();
             while at < end {
                 let there = image.size().clamp(at, end) - at;
-                let told = match there {
+                let runs = match there {
                     // Beyond the end there is nothing.
                     0 => vec![(at, end - at, true)],
                     _ => {
-                        let told = image.extents(at, there, EXTENTS_MAX).await;
-                        let told = told.map_err(system_error)?;
-                        told.iter().map(|e| (e.start, e.len, e.zero)).collect()
+                        let runs = image.extents(at, there, EXTENTS_MAX).await;
+                        let runs = runs.map_err(system_error)?;
+                        runs.iter().map(|e| (e.start, e.len, e.zero)).collect()
                     }
                 };
-                for (start, len, hole) in told {
+                for (start, len, hole) in runs {
                     at = start + len;
                     match extents.last_mut() {
                         Some(last) if last.hole == hole => last.len += len,

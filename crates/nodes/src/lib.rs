@@ -19,12 +19,12 @@ mod image_file;
 mod image_spec;
 pub mod json;
 mod open;
+pub mod options;
 mod registry;
 mod source;
 pub mod spec;
 #[cfg(test)]
 mod tests;
-pub mod words;
 
 pub use foreign::local_name;
 pub use gate::NodeGate;

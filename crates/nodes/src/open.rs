@@ -25,7 +25,7 @@ use crate::source::{Bottom, Source};
 /// included: an image may name itself in that way.
 const IMAGES_IN_LINE_MAX: usize = 16;
 
-/// Why an image could not be opened.
+/// A failure to open an image.
 #[derive(Debug)]
 pub enum OpenError {
     /// `Could not open 'x': why`.
@@ -68,7 +68,7 @@ impl Source {
         Error::invalid(format!("Could not open '{}': {why}", self.given))
     }
 
-    /// How the host's file is opened.
+    /// Options of opening the host's file.
     pub fn host_options(&self, how: &OpenHow) -> HostOptions {
         let direct = self.common.direct.map(|direct| match direct {
             true => PageCache::Bypass,
@@ -89,8 +89,8 @@ impl Source {
         }
     }
 
-    /// What is wrong with what was said of the file, once it is open.
-    fn judge_host_file(&self, how: &OpenHow) -> Result<()> {
+    /// Checks the options of the host's file, which is open.
+    fn check_host_file(&self, how: &OpenHow) -> Result<()> {
         let native = self
             .host
             .aio
@@ -100,7 +100,7 @@ impl Source {
                 "aio=native was specified, but it requires cache.direct=on, which was not specified.",
             ));
         }
-        self.judge_file()?;
+        self.check_file_options()?;
         let is_named = matches!(
             self.image.backing,
             Some(BackingChoice::Override { .. } | BackingChoice::InFormat(_))
@@ -113,7 +113,7 @@ impl Source {
         }
     }
 
-    /// What other processes may do meanwhile.
+    /// Access that other processes keep meanwhile.
     pub fn sharing(&self, how: &OpenHow) -> Sharing {
         sharing(self.common.force_share, how.sharing)
     }
@@ -181,8 +181,8 @@ pub async fn open_source(source: &Source, how: &OpenHow) -> std::result::Result<
     }
 }
 
-/// Closes an image and opens it in another way; nobody else gets hold of it in between. After a
-/// failure the image is closed, but not let go of before it is dropped.
+/// Closes an image and opens it with other options; its locks are held in between. After a failure
+/// the image is closed, and its locks are held until it is dropped.
 ///
 /// # Errors
 /// `Could not open 'x': why`.
@@ -221,12 +221,12 @@ async fn prepare(
 
 const FORCED_FOR_WRITING: &str = "force-share=on can only be used with read-only images";
 
-/// What a node below another one has, as a file: the file itself, or the disk of an image in it.
+/// A node below another one, as a file: the file itself, or the disk of an image in it.
 fn open_node<'a>(source: &'a Source, how: &'a OpenHow) -> Opening<'a> {
     let is_file = source.format == Some(Format::Raw) && source.image.copy_on_read.is_none();
-    // What debugs is told by an image above it what is done there.
-    let is_told = source.filters.iter().any(|filter| filter.observes_image());
-    if is_file && !is_told && !source.image.compress {
+    // Events reach a filter from the image right above it.
+    let observes = source.filters.iter().any(|filter| filter.observes_image());
+    if is_file && !observes && !source.image.compress {
         return Box::pin(open_file(source, how));
     }
     Box::pin(async move {
@@ -245,8 +245,8 @@ fn open_node<'a>(source: &'a Source, how: &'a OpenHow) -> Opening<'a> {
     })
 }
 
-/// What reads of an image keep. `-C` above what has no layers is said of the image whose disk it
-/// is.
+/// Data that reads store in an image. `-C` over a disk without layers applies to the image that has
+/// the disk.
 fn copy_on_read(source: &Source, how: &OpenHow) -> CopyOnRead {
     let is_passed_on = source.format == Some(Format::Raw) && source.image_below().is_some();
     match (source.image.copy_on_read, how.copy_on_read) {
@@ -256,7 +256,7 @@ fn copy_on_read(source: &Source, how: &OpenHow) -> CopyOnRead {
     }
 }
 
-/// How the engine opens the image.
+/// The engine's options of opening the image.
 ///
 /// # Errors
 /// The secret of an image below cannot be used.
@@ -286,7 +286,7 @@ pub fn engine_options(source: &Source, how: &OpenHow) -> Result<OpenOptions> {
         workers: how.workers.clone(),
         snapshot: how.snapshot.clone().or(image.snapshot.clone()),
         encrypt_format: image.encrypt_format.clone(),
-        // One that is missing is told of if the image needs it.
+        // A missing one is an error only if the image needs it.
         passphrase: source
             .opened_by(source.secret(how), how)
             .unwrap_or_default(),
@@ -300,8 +300,8 @@ fn finish((source, how): (&Source, &OpenHow), opened: Result<Image>) -> Result<I
     }
     let image = opened.map_err(|error| source.refused(how, &error))?;
     let format = image.layers()[0].format;
-    let judged = source.judge_image(format);
-    judged.map_err(|why| source.refused(how, &why))?;
+    let checked = source.check_image_options(format);
+    checked.map_err(|why| source.refused(how, &why))?;
     if let Some(header) = image
         .layers()
         .first()
@@ -365,8 +365,8 @@ fn open_bottom<'a>(source: &'a Source, how: &'a OpenHow, file_how: FileHow<'a>) 
 fn open_host(source: &Source, how: &OpenHow, file_how: FileHow<'_>) -> Result<Arc<dyn BlockFile>> {
     let file = open_host_file(Path::new(file_how.name), file_how.host);
     let file = file.map_err(|error| source.refused(how, &error))?;
-    let judged = source.judge_host_file(how);
-    judged.map_err(|why| source.refused(how, &why))?;
+    let checked = source.check_host_file(how);
+    checked.map_err(|why| source.refused(how, &why))?;
     Ok(file)
 }
 

@@ -12,13 +12,13 @@ use crate::driver::{Filter, FormatOptions, ImageFilter, Protocol, ProtocolNode};
 /// The drivers that there are.
 #[derive(Clone, Default)]
 pub struct Registry {
-    /// Drivers that have the bytes.
+    /// Drivers that store bytes.
     pub protocols: Vec<&'static dyn Protocol>,
     /// Files over files.
     pub filters: Vec<&'static dyn Filter>,
-    /// What stands over the disk of an image.
+    /// Filters over the disk of an image.
     pub image_filters: Vec<&'static dyn ImageFilter>,
-    /// What formats have beside the options of all images.
+    /// Options of each format.
     pub formats: Vec<&'static dyn FormatOptions>,
 }
 
@@ -48,7 +48,7 @@ impl Registry {
         filters.find(|driver| driver.name() == name).copied()
     }
 
-    /// What stands over an image by this name.
+    /// The filter over images of this name.
     pub fn image_filter(&self, name: &str) -> Option<&'static dyn ImageFilter> {
         let mut filters = self.image_filters.iter();
         filters.find(|driver| driver.name() == name).copied()
@@ -91,7 +91,7 @@ impl Registry {
         Ok(None)
     }
 
-    /// The node that a file name says all of.
+    /// The node that a file name describes in full.
     ///
     /// # Errors
     /// It is a driver's, and not whole.

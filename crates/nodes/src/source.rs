@@ -1,5 +1,5 @@
-//! [`Source`]: what a tree of options resolves to, one image and the line of nodes that its bytes
-//! come through.
+//! [`Source`]: an image as a tree of options describes it, with the line of nodes between it and
+//! its bytes.
 //!
 //! Nothing is opened here. An option that is not understood is refused: silently dropping one would
 //! change what is opened. Some are refused only when the file or the image is open, since QEMU says
@@ -16,11 +16,11 @@ use crate::driver::{Filter, FilterNode, ImageFilter, ProtocolNode};
 use crate::drivers::file::{self, Taken};
 use crate::foreign;
 use crate::json;
+use crate::options::{Above, CommonOptions, Copies, FileOptions, ImageOptions, parse_format};
 use crate::registry::Registry;
 use crate::spec::{NODES_MAX, NodeSpec, too_many_nodes};
-use crate::words::{Above, Common, Copies, HostWords, ImageWords, parse_format};
 
-/// One image, and how its bytes are reached.
+/// An image, and the line of nodes down to its bytes.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// The name as given, for messages.
@@ -31,33 +31,33 @@ pub struct Source {
     pub full_name: Option<String>,
     /// The format, if it is fixed.
     pub format: Option<Format>,
-    /// What was said of any of its nodes.
-    pub common: Common,
-    /// What was said of its file, where that is the host's.
-    pub host: HostWords,
-    /// What was said of the image.
-    pub image: ImageWords,
+    /// Options of every node, of all its nodes together.
+    pub common: CommonOptions,
+    /// Options of its file, where that is the host's.
+    pub host: FileOptions,
+    /// Options of the image.
+    pub image: ImageOptions,
     /// Filters between the image and its bytes, the uppermost first.
     pub filters: Vec<Arc<dyn FilterNode>>,
-    /// What has the bytes.
+    /// The lowest node, which stores the bytes.
     pub bottom: Bottom,
     /// `data-file=` and `data-file.*`: the file that guest data is in.
     pub data_file: Option<Box<Source>>,
     pub(crate) registry: Arc<Registry>,
-    /// What is wrong with what was said of the file.
+    /// A refusal of an option of the file.
     wrong_of_file: Option<String>,
-    /// Options that some format has, or none.
+    /// Names of options that only some format has, or none.
     names: Vec<String>,
 }
 
-/// What has the bytes of an image.
+/// The node that stores the bytes of an image.
 #[derive(Clone, Debug)]
 pub enum Bottom {
     /// A file of the host.
     Host,
-    /// What a protocol reaches.
+    /// A file that a protocol opens.
     Protocol {
-        /// It.
+        /// The node.
         node: Arc<dyn ProtocolNode>,
         /// Its driver, if no format stands over it.
         bare: Option<String>,
@@ -66,14 +66,14 @@ pub enum Bottom {
     Image(Box<Source>),
 }
 
-/// What is read of a line of nodes before the options of the image are.
+/// Options that a line of nodes has besides those of its drivers.
 #[derive(Default)]
 struct Line {
-    /// What filters say of the image, which counts for less than what it says itself.
+    /// Options of all nodes, given to filters. They apply unless the image has its own.
     of_filters: Pairs,
-    /// What is said of the image itself: where no format stands over the file, by the file.
+    /// Options of the image, given to a file that no format stands over.
     of_image: Pairs,
-    /// What is said of the file.
+    /// Options of the file.
     of_file: Pairs,
 }
 
@@ -87,10 +87,10 @@ enum Top {
 }
 
 impl Source {
-    /// What a list describes, below so many other nodes.
+    /// The image that a list describes, at a depth in the line of nodes.
     ///
     /// # Errors
-    /// What is not understood.
+    /// An option or a driver that is not known, or a value that cannot be.
     pub fn of_pairs(pairs: Pairs, depth: usize, registry: &Arc<Registry>) -> Result<Source> {
         if depth >= NODES_MAX {
             return Err(too_many_nodes());
@@ -103,7 +103,7 @@ impl Source {
             return Err(Error::invalid("Must specify either driver or file"));
         }
         let mut source = Source::empty(registry);
-        if !is_told_by_name(&pairs, registry) {
+        if !is_described_by_name(&pairs, registry) {
             source.full_name = Some(format!("json:{}", json::text(&pairs)));
         }
         let mut root = NodeSpec::of_pairs(pairs.into_iter().map(child_by_name).collect())?;
@@ -126,7 +126,7 @@ impl Source {
         Ok(source)
     }
 
-    /// What a file name alone says.
+    /// The image in a file of this name.
     ///
     /// # Errors
     /// It is behind a protocol that is not supported, or the format is unknown.
@@ -147,9 +147,9 @@ impl Source {
             filename: String::new(),
             full_name: None,
             format: None,
-            common: Common::default(),
-            host: HostWords::default(),
-            image: ImageWords::default(),
+            common: CommonOptions::default(),
+            host: FileOptions::default(),
+            image: ImageOptions::default(),
             filters: Vec::new(),
             bottom: Bottom::Host,
             data_file: None,
@@ -170,7 +170,7 @@ impl Source {
         }
     }
 
-    /// The node below one that stands over an image. What every node has is said of the image.
+    /// Reads a filter over an image; the node below it. Options of every node apply to the image.
     fn below_image_filter(
         &mut self,
         mut node: NodeSpec,
@@ -477,21 +477,21 @@ impl Source {
         Ok(())
     }
 
-    /// Judges what was said of the file, which is open.
+    /// Checks the options of the file, which is open.
     ///
     /// # Errors
-    /// What is wrong with it.
-    pub fn judge_file(&self) -> Result<()> {
+    /// The first option that it does not have.
+    pub fn check_file_options(&self) -> Result<()> {
         self.wrong_of_file
             .clone()
             .map_or(Ok(()), |why| Err(Error::Invalid(why)))
     }
 
-    /// Judges what was said of the image, which is open and has this format.
+    /// Checks the options of the image, which is open and has this format.
     ///
     /// # Errors
-    /// What is wrong with it.
-    pub fn judge_image(&self, format: Format) -> Result<()> {
+    /// A value that cannot be, or the first option that the format does not have.
+    pub fn check_image_options(&self, format: Format) -> Result<()> {
         if let Some(why) = &self.image.wrong {
             return Err(Error::invalid(why));
         }
@@ -546,17 +546,19 @@ fn expand_name(node: &mut NodeSpec, registry: &Registry) -> Result<()> {
     Ok(())
 }
 
-/// What is left of a node's options: what every node has, which is said of the image.
+/// The rest of a node's options, which every node has: they apply to the image.
 ///
 /// # Errors
-/// The first other one.
+/// The first option that the driver does not have.
 fn others(driver: &str, mut node: NodeSpec) -> Result<Pairs> {
     node.driver = None;
     let mut kept = Pairs::new();
     for (name, value) in node.into_pairs() {
         match name.as_str() {
             "node-name" | "auto-read-only" | "cache.writeback" => {}
-            _ if Common::OPTIONS.iter().any(|option| option.is(&name)) => kept.push((name, value)),
+            _ if CommonOptions::OPTIONS.iter().any(|option| option.is(&name)) => {
+                kept.push((name, value))
+            }
             _ => {
                 return Err(Error::invalid(format!(
                     "Block protocol '{driver}' doesn't support the option '{name}'"
@@ -567,7 +569,7 @@ fn others(driver: &str, mut node: NodeSpec) -> Result<Pairs> {
     Ok(kept)
 }
 
-/// How many layers below the image a node is.
+/// The number of layers from the image down to a node.
 fn layers_above(bottom: &str, root: &NodeSpec) -> Result<u32> {
     let mut node = Some(root);
     for depth in 0.. {
@@ -580,8 +582,8 @@ fn layers_above(bottom: &str, root: &NodeSpec) -> Result<u32> {
     Err(Error::invalid(format!("Bottom node '{bottom}' not found")))
 }
 
-/// Whether the file's name tells all that decides what the disk holds.
-fn is_told_by_name(pairs: &[(String, String)], registry: &Registry) -> bool {
+/// Whether the file's name alone decides the contents of the disk.
+fn is_described_by_name(pairs: &[(String, String)], registry: &Registry) -> bool {
     let is_filter = |name: &str| {
         registry.image_filter(name).is_some()
             || registry.filter(name).is_some() && !registry.is_format(name)

@@ -1,10 +1,10 @@
-//! [`NodeSpec`]: what a command line or an image says of a node and of those below it, as a tree.
-//! Nothing is read here but where names end.
+//! [`NodeSpec`]: the description of a node and of those below it, as a tree. Here options are only
+//! sorted by node.
 
 use cowslip_block::options::{self, Options, Pairs};
 use cowslip_block::{Error, Result};
 
-/// Nodes in a line at most: nobody's has so many, and each is a call within a call.
+/// Limit of nodes in a line. Each is a call within a call.
 pub const NODES_MAX: usize = 64;
 
 /// The names that nodes have for those below them. Options of a child stand behind its name and a
@@ -78,7 +78,7 @@ impl NodeSpec {
         &mut self.children[at].1
     }
 
-    /// A child, if something is said of it.
+    /// A child, if it has options.
     pub fn child(&self, name: &str) -> Option<&NodeSpec> {
         let found = self.children.iter().find(|(known, _)| *known == name);
         found.map(|(_, node)| node)
@@ -95,7 +95,7 @@ impl NodeSpec {
         self.driver.as_deref().unwrap_or_default()
     }
 
-    /// Whether something is said by this name, of the node or of one below it.
+    /// Whether there is an option of this name, of the node or of one below it.
     pub fn has(&self, name: &str) -> bool {
         match name.split_once('.') {
             Some((child, rest)) if CHILDREN.contains(&child) => {
@@ -125,7 +125,7 @@ impl NodeSpec {
 pub fn pairs_of_list(list: &str) -> Result<Pairs> {
     let first = list.split(',').next().unwrap_or_default();
     if !first.is_empty() && !first.contains('=') {
-        // A word by itself would name what a monitor has opened.
+        // In QEMU a word by itself is the name of an open node.
         return Err(Error::invalid(format!(
             "Cannot find device='{first}' nor node-name='{first}'"
         )));

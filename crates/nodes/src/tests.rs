@@ -9,7 +9,7 @@ use cowslip_block::{Buf, BufMut, Result};
 use cowslip_queue::{Backend, Pending, Queue};
 
 use crate::driver::{FileHow, Opening, Protocol, ProtocolNode};
-use crate::words::option;
+use crate::options::option;
 use crate::{Environment, ImageSpec, OpenHow, Registry, drivers, open_image};
 
 /// `ramp`: bytes that are computed from their offsets.

@@ -1,4 +1,4 @@
-//! Where an NBD server is, and the way to it.
+//! Addresses of NBD servers, and connections to them.
 
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::protocol::OptionReplyCode;
 /// The port that servers have by default (IANA).
 pub(super) const PORT: &str = "10809";
 
-/// Where a server is.
+/// Address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A Unix socket.
@@ -61,7 +61,7 @@ impl Address {
     }
 }
 
-/// Why a server has refused a client, which had sent `option` at last.
+/// The error for a server's refusal of a client whose last option was `option`.
 pub fn refused(error: &ClientError, option: &str) -> Error {
     match error {
         ClientError::Refused {

@@ -217,7 +217,7 @@ impl BlockFile for NbdFile {
     }
 }
 
-/// What matters of a connection when something is to be flushed.
+/// State of a connection that decides whether a flush goes over it.
 #[derive(Clone, Copy, Debug)]
 struct FlushState {
     has_unflushed: bool,

@@ -7,10 +7,10 @@
 //! done one of them or not when the connection was lost, it is done afterwards; and requests that
 //! overlap have no order as long as they are under way.
 //!
-//! What nobody can make good from here: a server that ends loses what it has answered and nobody
-//! has flushed, if it keeps that in its memory; and one that goes on with a request of the old
+//! Two losses remain: a server that ends loses answered writes that were not flushed, if it keeps
+//! them in its memory; and one that goes on with a request of the old
 //! connection while the new one is there can do an old write after a newer one. So the wait is the
-//! user's choice, and off if nobody chooses; and the first flush after a loss of the first kind
+//! user's choice, and off by default; and the first flush after a loss of the first kind
 //! fails ([`super::unflushed`]).
 
 use std::cell::RefCell;
@@ -34,9 +34,9 @@ use cowslip_block::Error;
 /// Pauses between attempts to connect: the first is what a server needs to start again at once, and
 /// each is twice as long as the one before it, up to the last.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// How long a server that is there may take for the handshake, as servers give their clients.
+/// Time limit of the handshake, as servers have for their clients.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long it waits for the server to take leave.
+/// Time limit of the server's part in a disconnect.
 const LEAVE: Duration = Duration::from_secs(2);
 
 /// An export, and the credentials for its server.
@@ -52,7 +52,7 @@ enum State {
     Down {
         /// Until then requests wait for the next one.
         until: Instant,
-        /// Why the last one was lost.
+        /// The error that ended the last one.
         why: ClientError,
     },
 }
@@ -60,7 +60,7 @@ enum State {
 /// An export, and the connection to it.
 pub(super) struct Link {
     way: Way,
-    /// What the server has told at first. It has to be the same whenever it comes back.
+    /// The server's first description. A new connection must have the same.
     description: ExportDescription,
     state: RefCell<State>,
     /// Requests that wait for a connection.
@@ -92,7 +92,7 @@ impl Link {
         })
     }
 
-    /// What the server has told of the export.
+    /// The server's description of the export.
     pub(super) fn description(&self) -> &ExportDescription {
         &self.description
     }
@@ -168,7 +168,7 @@ impl Link {
     /// The connection, once there is one.
     ///
     /// # Errors
-    /// Why the last one was lost, if there is none in time.
+    /// The error that ended the last one, if there is none in time.
     async fn client(&self) -> Result<Rc<Client>, ClientError> {
         loop {
             let (until, why) = match &*self.state.borrow() {
@@ -195,7 +195,7 @@ impl Link {
         }
     }
 
-    /// Connects until that succeeds: also when nobody waits any more, since others may ask later.
+    /// Connects until that succeeds: also when no request waits, since others may come later.
     async fn come_back(self: Rc<Link>) {
         let mut pause = PAUSES.0;
         let client = loop {
@@ -224,9 +224,9 @@ impl Link {
         let State::Up(client) = self.state.into_inner() else {
             return;
         };
-        // All that was asked has been answered: whoever asked had the file until then.
+        // Every request has its answer: each held the file until then.
         if let Ok(client) = Rc::try_unwrap(client) {
-            // What a server says to a leave is of no consequence.
+            // A server's answer to a disconnect is of no consequence.
             drop(within(LEAVE, client.disconnect()).await);
         }
     }
@@ -264,7 +264,7 @@ impl Way {
     /// Connects, and tries again until `patience` is over.
     ///
     /// # Errors
-    /// What the last attempt that had an answer met.
+    /// The error of the last attempt that had an answer.
     async fn connect_within(&self, patience: Duration) -> cowslip_block::Result<Client> {
         let begun = Instant::now();
         let mut attempts = Attempts::default();

@@ -17,15 +17,15 @@ pub struct ExportName {
     pub server: Address,
     /// The export; empty for the default one.
     pub export: String,
-    /// How to speak to it over TLS; `None` is in the clear.
+    /// Parameters of TLS; `None` is a connection in the clear.
     pub tls: Option<TlsName>,
-    /// How long a server that is not there is waited for.
+    /// Time to wait for a server that cannot be reached.
     pub waits: Waits,
-    /// How many connections there may be, where the server offers several.
+    /// Limit of connections, where the server offers several.
     pub connections: NonZeroU8,
 }
 
-/// How long a server that is not there is waited for; not at all, unless that is said.
+/// Time to wait for a server that cannot be reached; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
     /// When the export is opened (`open-timeout`).
@@ -34,16 +34,16 @@ pub struct Waits {
     pub reconnect: Duration,
 }
 
-/// What is said of TLS to a server.
+/// Parameters of TLS with a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsName {
-    /// What the client has.
+    /// The client's credentials.
     pub credentials: ClientSide,
     /// For whom the server's certificate has to be, if not for the host that is connected to.
     pub hostname: Option<String>,
 }
 
-/// Where a client's credentials are.
+/// Place of a client's credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientSide {
     /// The object of this ID.
@@ -75,7 +75,7 @@ impl TlsName {
 }
 
 impl ExportName {
-    /// The URI by which QEMU tells of it, however it was named; TLS is no part of that.
+    /// Its URI in QEMU's form, however it was named; TLS is no part of that.
     pub fn uri(&self) -> String {
         let export = &self.export;
         match &self.server {
@@ -88,8 +88,7 @@ impl ExportName {
         }
     }
 
-    /// Where its bytes are stored, as far as its name tells: two names of one socket are one
-    /// server.
+    /// The place of its bytes, by its name: two names of one socket are one server.
     pub fn storage(&self) -> Storage {
         use std::os::unix::fs::MetadataExt;
         let server = match &self.server {

@@ -10,8 +10,7 @@ use cowslip_block::{Error, Result};
 use super::address::{Address, PORT};
 use super::name::{ClientSide, ExportName, TlsName, Waits};
 
-/// More connections than anybody has found a use for: nbdcopy takes four, unless it is told
-/// otherwise.
+/// Limit of connections: four times nbdcopy's default.
 const MOST_CONNECTIONS: NonZeroU8 = NonZeroU8::new(16).unwrap();
 
 /// The options of `driver=nbd`.

@@ -1,5 +1,4 @@
-//! What becomes of the requests of a file at the server: they are cut to what it takes, and its
-//! answers put together.
+//! Requests of a file at the server: split to the server's limits, and its answers joined.
 
 use std::io;
 use std::rc::Rc;
@@ -22,14 +21,14 @@ const PLAIN_BYTES: u64 = 1 << 30;
 /// end.
 const EXTENDED_PLAIN_BYTES: u64 = 1 << 60;
 
-/// How long requests may be.
+/// Limits of a request's length.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     payload_bytes: u64,
     plain_bytes: u64,
 }
 
-/// What is asked of a connection.
+/// A request to a connection.
 pub(super) enum Request {
     Read(u64, BufMut, Completer<(io::Result<()>, BufMut)>),
     Write(u64, Vec<Buf>, Durability, Completer<io::Result<()>>),
@@ -39,7 +38,7 @@ pub(super) enum Request {
     Flush(FlushPart),
 }
 
-/// What the server takes.
+/// The server's limits.
 pub(super) fn limits(export: &ExportDescription) -> Limits {
     let sizes = export.block_sizes;
     let minimum = sizes.map_or(1, |sizes| u64::from(sizes.minimum.max(1)));
@@ -55,7 +54,7 @@ pub(super) fn limits(export: &ExportDescription) -> Limits {
     }
 }
 
-/// Asks the server, and tells whoever waits.
+/// Asks the server, and completes the request.
 pub(super) async fn answer(link: &Rc<Link>, limits: Limits, request: Request) {
     match request {
         Request::Read(offset, buf, to) => to.complete(read(link, limits, offset, buf).await),
@@ -101,7 +100,7 @@ async fn all(requests: impl Iterator<Item = impl Future<Output = Answer>>) -> io
     done.map(drop).map_err(io_error)
 }
 
-/// What becomes of a request that wants nothing back.
+/// The outcome of a request that returns nothing.
 type Answer = Result<(), ClientError>;
 
 /// Reads; beyond the end of the export there are zeroes.
@@ -200,8 +199,8 @@ async fn flush(link: &Rc<Link>) -> io::Result<()> {
     flushed.await.map_err(io_error)?
 }
 
-/// Data and holes as the server tells them, what reads as zeroes being holes; all is data if it
-/// tells nothing.
+/// Data and holes by the server's block status: a hole is a range that reads as zeroes. Without
+/// block status all is data.
 async fn status(
     link: &Rc<Link>,
     limits: Limits,

@@ -85,7 +85,7 @@ struct Together {
 }
 
 impl FlushPart {
-    /// So many flushes, whose outcome `to` learns.
+    /// Parts of a flush, `count` of them; `to` completes with their joint outcome.
     pub(super) fn split(to: Completer<io::Result<()>>, count: usize) -> Vec<FlushPart> {
         let together = Arc::new(Mutex::new(Together {
             left: count,

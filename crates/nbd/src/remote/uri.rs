@@ -131,7 +131,7 @@ fn host_and_port(text: &str) -> Option<(&str, Option<&str>)> {
     (!host.is_empty() && port.is_none_or(is_port)).then_some((host, port))
 }
 
-/// What a URI says behind its `?`; what is not taken out of it is not understood.
+/// The query of a URI. A part that is not taken is refused.
 struct Query(Vec<(String, String)>);
 
 impl Query {
@@ -155,7 +155,7 @@ impl Query {
             return Ok(authority);
         };
         if tls == Tls::Never {
-            // Whoever names a user expects that somebody asks for a proof.
+            // A user's name promises a proof of identity, which a connection in the clear lacks.
             let text = "The user in an NBD URI is for keys over TLS: it has to begin with nbds";
             return Err(Error::invalid(text));
         }
@@ -168,7 +168,7 @@ impl Query {
         Ok(place)
     }
 
-    /// What it says of TLS; it must say nothing else any more.
+    /// Takes the parameters of TLS, and refuses the rest.
     fn tls(mut self, tls: Tls) -> Result<Option<TlsName>> {
         let mut name = None;
         if tls == Tls::Always {

@@ -23,31 +23,31 @@ pub(super) struct Worker {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What becomes of an attempt to connect.
+/// The outcome of an attempt to connect.
 type Connected = Result<ExportDescription>;
 
 /// Which of a file's connections it is.
 enum Role {
-    /// The one that the file is described by, to whom this is told.
+    /// The one that describes the file, with the completion of its opening.
     First(Completer<Connected>),
     /// One that helps, if it comes to the same export.
     Another(ExportDescription),
 }
 
 impl Worker {
-    /// Connects. What the server tells of the export, or why there is no connection, is the second;
-    /// until then nothing may be asked.
+    /// Connects. The second value completes with the server's description of the export, or with the
+    /// error; until then nothing may be asked.
     ///
     /// # Errors
     /// There is no thread for it.
     pub(super) fn first(way: &Way) -> Result<(Worker, Pending<Connected>)> {
-        let (told, connected) = pending();
-        let worker = Worker::start(way.clone(), Role::First(told))?;
+        let (opened, connected) = pending();
+        let worker = Worker::start(way.clone(), Role::First(opened))?;
         Ok((worker, connected))
     }
 
-    /// Connects, as long as it takes, to the export that is known already. Nobody is told if that
-    /// does not succeed.
+    /// Connects, as long as it takes, to the export that is known already. A
+    /// failure is not reported.
     ///
     /// # Errors
     /// There is no thread for it.
@@ -78,7 +78,7 @@ impl Worker {
         self.mailbox.ready.load(Ordering::Acquire)
     }
 
-    /// How many requests are not answered yet.
+    /// Number of requests without an answer.
     pub(super) fn under_way(&self) -> usize {
         self.mailbox.under_way.load(Ordering::Relaxed)
     }
@@ -113,7 +113,7 @@ struct Mailbox {
     ready: AtomicBool,
     /// Requests that were posted and are not answered.
     under_way: AtomicUsize,
-    /// What the server has acknowledged and not made durable.
+    /// Writes that the server has acknowledged and not made durable.
     unflushed: Arc<Mutex<Unflushed>>,
 }
 
@@ -153,7 +153,7 @@ impl Mailbox {
         }
     }
 
-    /// The next request; `None` when nobody can ask any more.
+    /// The next request; `None` when the file is dropped.
     async fn next(&self) -> Option<Request> {
         loop {
             let comes = {
@@ -225,14 +225,14 @@ impl Role {
     }
 
     fn succeeded(self, link: &Link) {
-        if let Role::First(told) = self {
-            told.complete(Ok(link.description().clone()));
+        if let Role::First(opened) = self {
+            opened.complete(Ok(link.description().clone()));
         }
     }
 
     fn failed(self, error: Error) {
-        if let Role::First(told) = self {
-            told.complete(Err(error));
+        if let Role::First(opened) = self {
+            opened.complete(Err(error));
         }
     }
 }

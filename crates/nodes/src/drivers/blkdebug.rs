@@ -1,4 +1,4 @@
-//! `blkdebug`: requests fail or stop as rules have it.
+//! `blkdebug`: errors and stops of requests by rules.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use cowslip_block::{Error, Result};
 use cowslip_filters::{DebugFile, DebugSpec, RuleText};
 
 use crate::driver::{FileHow, Filter, FilterNode, Opening};
-use crate::words::option;
+use crate::options::option;
 
 const OPTIONS: &[OptionEntry] = &[
     option("config", Kind::Text, "", "File with rules"),
@@ -42,7 +42,7 @@ const OPTIONS: &[OptionEntry] = &[
     option("unshare-child-perms.", Kind::Text, "", "Without effect"),
 ];
 
-/// How a file name begins that is a configuration and another file's name.
+/// The beginning of file names that give a configuration and another file's name.
 const NAME: &str = "blkdebug:";
 
 /// The driver.

@@ -4,7 +4,7 @@ use cowslip_block::Result;
 use cowslip_block::options::{OptionEntry, Options};
 
 use crate::driver::ImageFilter;
-use crate::words::Above;
+use crate::options::Above;
 
 /// The driver.
 pub struct Compress;

@@ -4,7 +4,7 @@ use cowslip_block::Result;
 use cowslip_block::options::{Kind, OptionEntry, Options};
 
 use crate::driver::ImageFilter;
-use crate::words::{Above, Copies, option};
+use crate::options::{Above, Copies, option};
 
 const OPTIONS: &[OptionEntry] = &[option(
     "bottom",

@@ -5,7 +5,7 @@ use cowslip_block::options::{self, Kind, OptionEntry};
 use cowslip_block::{Error, Result};
 
 use crate::foreign;
-use crate::words::{Common, HostWords, option, parse_aio};
+use crate::options::{CommonOptions, FileOptions, option, parse_aio};
 
 /// Its options, beside those of every node.
 pub const OPTIONS: &[OptionEntry] = &[
@@ -34,12 +34,12 @@ pub const OPTIONS: &[OptionEntry] = &[
     option("node-name", Kind::Text, "", "Name of the node"),
 ];
 
-/// What became of an option.
+/// The outcome of reading an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
     /// It was read.
     Yes,
-    /// There is none of that name, which is said when the file is open.
+    /// There is none of that name. It is refused when the file is open.
     Unknown,
     /// It is one that QEMU has, and is not supported here.
     Unsupported,
@@ -66,13 +66,13 @@ pub fn locking(value: &str) -> Result<Locking> {
     }
 }
 
-/// Reads an option that is said of the file alone.
+/// Reads an option of the file alone.
 ///
 /// # Errors
 /// A value that cannot be.
 pub fn take(
-    host: &mut HostWords,
-    common: &mut Common,
+    host: &mut FileOptions,
+    common: &mut CommonOptions,
     (name, value): (&str, &str),
 ) -> Result<Taken> {
     match name {

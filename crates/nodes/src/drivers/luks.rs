@@ -5,7 +5,7 @@ use cowslip_block::Result;
 use cowslip_block::options::{Kind, OptionEntry};
 
 use crate::driver::FormatOptions;
-use crate::words::{ImageWords, option};
+use crate::options::{ImageOptions, option};
 
 const OPTIONS: &[OptionEntry] = &[option(
     "key-secret",
@@ -26,10 +26,10 @@ impl FormatOptions for Luks {
         OPTIONS
     }
 
-    fn take(&self, words: &mut ImageWords, name: &str, value: &str) -> Result<bool> {
+    fn take(&self, image: &mut ImageOptions, name: &str, value: &str) -> Result<bool> {
         let is_taken = name == "key-secret";
         if is_taken {
-            words.key_secret = Some(value.to_string());
+            image.key_secret = Some(value.to_string());
         }
         Ok(is_taken)
     }

@@ -9,7 +9,7 @@ use cowslip_block::{Error, Result};
 use cowslip_filters::{NullFile, NullSpec};
 
 use crate::driver::{FileHow, Opening, Protocol, ProtocolNode};
-use crate::words::option;
+use crate::options::option;
 
 const NAMES: &[&str] = &["null-co", "null-aio"];
 

@@ -1,11 +1,11 @@
-//! `qcow2`: the options that its images have beside those of all images.
+//! `qcow2`: options of its images.
 
 use cowslip::image::Format;
 use cowslip_block::Result;
 use cowslip_block::options::{self, Kind, OptionEntry};
 
 use crate::driver::FormatOptions;
-use crate::words::{ImageWords, option};
+use crate::options::{ImageOptions, option};
 
 const OPTIONS: &[OptionEntry] = &[
     option(
@@ -55,21 +55,21 @@ impl FormatOptions for Qcow2 {
         OPTIONS
     }
 
-    fn take(&self, words: &mut ImageWords, name: &str, value: &str) -> Result<bool> {
+    fn take(&self, image: &mut ImageOptions, name: &str, value: &str) -> Result<bool> {
         match name {
-            "discard-no-unref" => words.discard_no_unref = options::switch(name, value)?,
-            "encrypt.format" => words.encrypt_format = Some(value.to_string()),
-            "encrypt.key-secret" => words.key_secret = Some(value.to_string()),
-            _ if words.cache.take(name, value)? => {}
+            "discard-no-unref" => image.discard_no_unref = options::switch(name, value)?,
+            "encrypt.format" => image.encrypt_format = Some(value.to_string()),
+            "encrypt.key-secret" => image.key_secret = Some(value.to_string()),
+            _ if image.cache.take(name, value)? => {}
             "lazy-refcounts"
             | "pass-discard-request"
             | "pass-discard-snapshot"
             | "pass-discard-other" => {
                 let wrong = options::switch(name, value).err();
-                words.refuse_later(wrong.map(|why| why.to_string()));
+                image.refuse_later(wrong.map(|why| why.to_string()));
             }
             "overlap-check" | "overlap-check.template" => {
-                words.refuse_later(wrong_template(value));
+                image.refuse_later(wrong_template(value));
             }
             "cache-clean-interval" => {}
             _ => return Ok(name.starts_with("overlap-check.")),

@@ -10,7 +10,7 @@ use cowslip_block::{Error, Result};
 use cowslip_filters::PartFile;
 
 use crate::driver::{FileHow, Filter, FilterNode, FormatOptions, Opening};
-use crate::words::{ImageWords, option};
+use crate::options::{ImageOptions, option};
 
 const OPTIONS: &[OptionEntry] = &[
     option("offset", Kind::Size, "0", "First byte"),
@@ -74,9 +74,9 @@ impl FormatOptions for Raw {
         OPTIONS
     }
 
-    fn take(&self, _: &mut ImageWords, name: &str, _: &str) -> Result<bool> {
-        // Where the driver is named, the filter has taken them; where it is guessed, they say
-        // nothing.
+    fn take(&self, _: &mut ImageOptions, name: &str, _: &str) -> Result<bool> {
+        // Where the driver is named, the filter has taken them; where it is guessed, they have no
+        // effect.
         Ok(["offset", "size"].contains(&name))
     }
 }

@@ -9,7 +9,7 @@ use cowslip_block::options::{Kind, OptionEntry, Options};
 use super::{Bottom, Source};
 use crate::ImageSpec;
 use crate::drivers::file;
-use crate::words::{Above, Common, ImageWords};
+use crate::options::{Above, CommonOptions, ImageOptions};
 
 fn resolve(filename: &str, image_opts: bool) -> Result<Source, String> {
     let spec = ImageSpec {
@@ -49,8 +49,8 @@ fn the_three_ways_to_name_an_image_mean_the_same() {
         assert_eq!(source.image.backing, Some(BackingChoice::None));
         assert_eq!(source.common, by_options.common);
         assert_eq!(line(source), "[] Host");
-        source.judge_image(Format::Qcow2).unwrap();
-        source.judge_file().unwrap();
+        source.check_image_options(Format::Qcow2).unwrap();
+        source.check_file_options().unwrap();
     }
     let keys = "driver=qcow2,file.filename=a,encrypt.key-secret=s,backing.encrypt.key-secret=t";
     let keys = of_options(keys).image;
@@ -120,7 +120,10 @@ fn an_export_is_a_file() {
     assert_eq!(uri, "nbd://h:10809/e");
     assert!(refused("driver=nbd,export=e").contains("address missing"));
     let other = of_options("driver=raw,file.filename=a,host=h");
-    let why = other.judge_image(Format::Raw).unwrap_err().to_string();
+    let why = other
+        .check_image_options(Format::Raw)
+        .unwrap_err()
+        .to_string();
     assert!(why.contains("'host'"), "{why}");
 }
 
@@ -328,7 +331,7 @@ fn what_is_not_understood_is_refused() {
 #[test]
 fn some_refusals_wait_for_the_open_image() {
     let lazy = of_options("file=a,lazy-refcounts=on");
-    lazy.judge_image(Format::Qcow2).unwrap();
+    lazy.check_image_options(Format::Qcow2).unwrap();
     for (options, format, option) in [
         ("lazy-refcounts=on", Format::Raw, "lazy-refcounts"),
         ("x=1", Format::Qcow2, "x"),
@@ -338,11 +341,11 @@ fn some_refusals_wait_for_the_open_image() {
         ("offset=1", Format::Qcow2, "offset"),
     ] {
         let source = of_options(&format!("file.filename=a,{options}"));
-        let why = source.judge_image(format).unwrap_err().to_string();
+        let why = source.check_image_options(format).unwrap_err().to_string();
         let format = format.name();
         let text = format!("Block format '{format}' does not support the option '{option}'");
         assert_eq!(why, text);
-        source.judge_file().unwrap();
+        source.check_file_options().unwrap();
     }
     for (option, said) in [
         ("pass-discard-other=x", "expects 'on' or 'off'"),
@@ -351,16 +354,19 @@ fn some_refusals_wait_for_the_open_image() {
         ("node-name=1", "Invalid node-name: '1'"),
     ] {
         let source = of_options(&format!("file=a,{option}"));
-        let why = source.judge_image(Format::Qcow2).unwrap_err().to_string();
+        let why = source
+            .check_image_options(Format::Qcow2)
+            .unwrap_err()
+            .to_string();
         assert!(why.contains(said), "{option}: {why}");
     }
     let source = of_options("file.filename=a,file.foo=1");
-    let why = source.judge_file().unwrap_err().to_string();
+    let why = source.check_file_options().unwrap_err().to_string();
     assert_eq!(
         why,
         "Block protocol 'file' doesn't support the option 'foo'"
     );
-    source.judge_image(Format::Raw).unwrap();
+    source.check_image_options(Format::Raw).unwrap();
 }
 
 /// A name that an entry of a table stands for.
@@ -389,23 +395,27 @@ fn value(option: &OptionEntry) -> String {
 fn every_option_of_a_table_is_read_and_has_a_value_of_its_kind_by_default() {
     let registry = crate::drivers::standard();
     let mut images: Vec<&OptionEntry> = Vec::new();
-    images.extend(ImageWords::OPTIONS.iter().chain(Common::OPTIONS));
+    images.extend(ImageOptions::OPTIONS.iter().chain(CommonOptions::OPTIONS));
     images.retain(|option| option.name != "detect-zeroes" && option.name != "discard");
     for option in images {
         let list = format!("file=a,{}={}", example(option), value(option));
         let source = of_options(&list);
-        source.judge_image(Format::Qcow2).unwrap();
+        source.check_image_options(Format::Qcow2).unwrap();
     }
     for option in file::OPTIONS
         .iter()
         .filter(|option| option.name != "filename")
     {
         let list = format!("file.filename=a,file.{}={}", option.name, value(option));
-        of_options(&list).judge_file().unwrap();
+        of_options(&list).check_file_options().unwrap();
     }
     for format in &registry.formats {
         for option in format.options() {
-            let taken = format.take(&mut ImageWords::default(), &example(option), &value(option));
+            let taken = format.take(
+                &mut ImageOptions::default(),
+                &example(option),
+                &value(option),
+            );
             assert!(taken.unwrap(), "{}", option.name);
         }
     }

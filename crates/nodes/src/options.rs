@@ -1,5 +1,5 @@
-//! What options say of an image and of its file, read: the words of all nodes, of files of the
-//! host, of images, and of what stands over them.
+//! Options after reading: those of all nodes, of files of the host, of images, and of filters over
+//! images.
 
 use cowslip::file::host::{Aio, Driver, Locking};
 use cowslip::image::{
@@ -28,10 +28,9 @@ pub const fn option(
     }
 }
 
-/// What every node has. Said of a filter it counts for the image; said of the image it counts for
-/// more.
+/// Options of every node. Those of a filter apply to the image, unless the image has its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Common {
+pub struct CommonOptions {
     /// `read-only=on`.
     pub read_only: bool,
     /// `read-only=off`.
@@ -48,7 +47,7 @@ pub struct Common {
     pub detect_zeroes: Option<DetectZeroes>,
 }
 
-impl Common {
+impl CommonOptions {
     /// The table.
     pub const OPTIONS: &[OptionEntry] = &[
         option("read-only", Kind::Switch, "off", "Never write"),
@@ -85,20 +84,20 @@ impl Common {
     }
 }
 
-/// What is said of a file of the host.
+/// Options of a file of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostWords {
+pub struct FileOptions {
     /// `locking=`.
     pub locking: Locking,
-    /// What the file has to be.
+    /// The kind of file that is accepted.
     pub driver: Driver,
     /// `aio=`, and whether it is QEMU's `native`.
     pub aio: Option<(Aio, bool)>,
 }
 
-impl Default for HostWords {
-    fn default() -> HostWords {
-        HostWords {
+impl Default for FileOptions {
+    fn default() -> FileOptions {
+        FileOptions {
             locking: Locking::Auto,
             driver: Driver::Unsaid,
             aio: None,
@@ -106,12 +105,12 @@ impl Default for HostWords {
     }
 }
 
-/// What is said of an image.
+/// Options of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImageWords {
+pub struct ImageOptions {
     /// `backing=` or `backing.file.filename=`.
     pub backing: Option<BackingChoice>,
-    /// `backing=`, of which QEMU says that one should not.
+    /// `backing=` with an empty name, which QEMU deprecates.
     pub backing_is_empty: bool,
     /// `discard-no-unref=on`.
     pub discard_no_unref: bool,
@@ -129,19 +128,19 @@ pub struct ImageWords {
     pub key_secret: Option<String>,
     /// The same of the encrypted images below it.
     pub backing_key_secret: Option<String>,
-    /// What reads keep, of all that the image is asked to by a filter above it.
+    /// Data that reads store in the image, if a filter above it asks for that.
     pub copy_on_read: Option<CopyOnRead>,
     /// Writes store whole clusters, compressed.
     pub compress: bool,
-    /// What requests to the image's disk are cut by.
+    /// Limits of requests to the image's disk.
     pub limits: Limits,
     /// A value that is refused when the image is open.
     pub wrong: Option<String>,
 }
 
-impl Default for ImageWords {
-    fn default() -> ImageWords {
-        ImageWords {
+impl Default for ImageOptions {
+    fn default() -> ImageOptions {
+        ImageOptions {
             backing: None,
             backing_is_empty: false,
             discard_no_unref: false,
@@ -160,7 +159,7 @@ impl Default for ImageWords {
     }
 }
 
-impl ImageWords {
+impl ImageOptions {
     /// The options of all images.
     pub const OPTIONS: &[OptionEntry] = &[
         option("backing", Kind::Text, "", "Backing file; empty for none"),
@@ -249,21 +248,21 @@ fn has_no_effect_below(name: &str) -> bool {
         || own.ends_with("cache-size")
 }
 
-/// What filters over an image ask of it.
+/// Work that filters over an image ask of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Above {
-    /// What is read from the layers below is kept.
+    /// Reads store data of the layers below.
     pub copy_on_read: Option<Copies>,
     /// Writes store whole clusters, compressed.
     pub compress: bool,
 }
 
-/// How much of the layers below is kept.
+/// Layers whose data is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Copies {
     /// All.
     All,
-    /// What the layers down to the node of this name hold (`bottom=`).
+    /// Those down to the node of this name (`bottom=`).
     DownTo(String),
 }
 
@@ -306,7 +305,7 @@ fn discard_policy(value: &str) -> Result<DiscardPolicy> {
     }
 }
 
-/// What writes of zeroes do, as `detect-zeroes` has it.
+/// Reads a value of `detect-zeroes`.
 ///
 /// # Errors
 /// No such mode.
@@ -315,7 +314,7 @@ pub fn detect_zeroes(value: &str) -> Result<DetectZeroes> {
         .ok_or_else(|| Error::invalid(format!("invalid parameter value: {value}")))
 }
 
-/// How space is allocated, as options `name` have it.
+/// Reads an allocation policy, the value of option `name`.
 ///
 /// # Errors
 /// No such policy.
@@ -339,7 +338,7 @@ pub fn parse_aio(name: &str) -> Option<Aio> {
     })
 }
 
-/// The snapshot that is meant, by its ID too.
+/// A choice of a snapshot, with its ID.
 pub fn with_id(choice: Option<SnapshotChoice>, id: &str) -> SnapshotChoice {
     let id = id.to_string();
     match choice {
@@ -350,7 +349,7 @@ pub fn with_id(choice: Option<SnapshotChoice>, id: &str) -> SnapshotChoice {
     }
 }
 
-/// The snapshot that is meant, by its name too.
+/// A choice of a snapshot, with its name.
 pub fn with_name(choice: Option<SnapshotChoice>, name: &str) -> SnapshotChoice {
     let name = name.to_string();
     match choice {
