@@ -116,8 +116,8 @@ pub struct OpenHow {
     pub cache: CacheMode,
     /// `--aio`.
     pub aio: Aio,
-    /// The engine was named `native`, which QEMU refuses with the page cache. Set under the names of
-    /// QEMU's programs only.
+    /// The engine was named `native`, which QEMU refuses with the page cache. Set under the names
+    /// of QEMU's programs only.
     pub aio_is_native: bool,
     /// Effect of discards.
     pub discard: DiscardPolicy,

@@ -35,8 +35,8 @@ enum Role {
 }
 
 impl Worker {
-    /// Connects. The second value completes with the server's description of the export, or with the
-    /// error; until then nothing may be asked.
+    /// Connects. The second value completes with the server's description of the export, or with
+    /// the error; until then nothing may be asked.
     ///
     /// # Errors
     /// There is no thread for it.
