@@ -257,13 +257,18 @@ impl Layer {
     ) -> cowslip::Result<Layer> {
         let format = match format {
             Some(format) => format,
-            None => probe(&read_start(file.as_ref()).await?, name)?,
+            None => probe(&read_start(file.as_ref()).await?, name, &[])?,
         };
-        if format != Format::Raw && look.sharing != Sharing::Forced {
+        let is_claimed = match look.sharing {
+            Sharing::Forced => false,
+            Sharing::Frozen => true,
+            Sharing::AsFormat | Sharing::FixedLength => format != Format::Raw,
+        };
+        if is_claimed {
             claim_file(file, Claim::DESCRIBE)?;
         }
         let inspection = match format {
-            Format::Raw | Format::Luks => None,
+            Format::Raw | Format::Luks | Format::Other(_) => None,
             Format::Qcow2 => Some(inspect(file).await?),
         };
         let len = file.len().await;
@@ -352,6 +357,23 @@ pub async fn read_set(chain: &[Layer], read_as: ReadAs, look: &Look) -> ReadSet 
         }
     }
     set
+}
+
+/// Looks whether somebody may be writing to a data file of these images.
+///
+/// # Errors
+/// The lock that says so.
+pub async fn refuse_written_data(chain: &[Layer], look: &Look) -> Result<(), CommandError> {
+    for layer in chain {
+        let Some(name) = layer.header().and_then(Header::data_file_name) else {
+            continue;
+        };
+        if let Ok(data) = gate(look).reach(&layer.request(name, Role::Data)).await {
+            let claimed = claim_file(&data.file, Claim::DESCRIBE);
+            claimed.map_err(|error| CommandError::new(opening_reason(name, &error)))?;
+        }
+    }
+    Ok(())
 }
 
 /// The layer below one, if it names one.

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use cowslip_nbd::export::{Durability, ZeroRequest};
+use cowslip_nbd::export::{Durability, Space, ZeroOptions};
 use cowslip_nbd::{Client, ConnectOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Queue, Stream};
 
@@ -115,8 +115,8 @@ async fn try_at_once(clients: &[Client], parts: &[Part<'_>], number: usize) -> (
             Kind::Write => client.write(part.at, Buf::copy_of(part.bytes), durability),
             Kind::Trim => client.trim(part.at, len, durability),
             Kind::Zeroes { may_unmap } => {
-                let how = ZeroRequest {
-                    may_unmap,
+                let how = ZeroOptions {
+                    space: Space::of_unmap(may_unmap),
                     fast_only: false,
                     durability,
                 };

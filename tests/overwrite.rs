@@ -541,6 +541,11 @@ fn an_export_of_a_source_is_not_overwritten() {
         "convert -n -f raw -O raw EXPORT EXPORT",
         "dd -f raw -O raw if=EXPORT of=s.raw",
         "dd -f raw -O raw if=s.raw of=EXPORT",
+        "create -f qcow2 -b DIR/s.raw -F raw EXPORT",
+        "create -f qcow2 -b DIR/s.raw -F raw EXPORT 64k",
+        "create -f qcow2 -b DIR/top.qcow2 -F qcow2 EXPORT 64k",
+        "create -f qcow2 -b s.raw -F raw -o data_file=EXPORT new.qcow2",
+        "qemu-img create -f qcow2 -b DIR/s.raw -F raw EXPORT 64k",
         "qemu-img convert -n -f raw -O raw EXPORT s.raw",
         "qemu-img convert -n -f raw -O raw s.raw EXPORT",
     ];
@@ -557,6 +562,82 @@ fn an_export_of_a_source_is_not_overwritten() {
             assert_eq!(output.status.code(), Some(1), "{words:?} {line}\n{errors}");
             assert!(before == scene.bytes(), "{words:?} {line}\n{errors}");
         }
+    }
+}
+
+/// The same where it is the data file of the source.
+#[test]
+fn an_export_of_a_data_file_is_not_made_an_image() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    let dir = scratch();
+    files(dir.path());
+    let scene = Scene::without_alias(dir);
+    let mut serve = cowslip();
+    serve.current_dir(scene.dir.path());
+    serve.args(["serve", "-k", "sock", "-f", "raw", "d.raw"]);
+    let server = Server::start(&mut serve, &scene.dir.path().join("sock"));
+    for backing in ["ext.qcow2", "overext.qcow2"] {
+        let line = format!("create -f qcow2 -F qcow2 -b DIR/{backing} EXPORT 64k");
+        let before = scene.bytes();
+        let output = outcome(&mut scene.command(&line.replace("EXPORT", &server.uri())));
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{line}\n{errors}");
+        let lock = "Failed to get shared \"write\" lock";
+        assert!(errors.contains(lock), "{line}\n{errors}");
+        assert!(before == scene.bytes(), "{line}\n{errors}");
+    }
+}
+
+/// An image in one part of a file, over another part as its backing file. It may be written only if
+/// they do not meet.
+#[test]
+fn an_image_is_not_written_over_a_part_that_it_reads() {
+    if !peers_are_installed(&["qemu-img"]) {
+        return;
+    }
+    for (start, meets) in [(0, false), ((1 << 20) + (512 << 10), true), (3 << 20, true)] {
+        let dir = scratch();
+        let below = format!(
+            "json:{{\"driver\":\"raw\",\"offset\":{start},\"size\":1048576,\"file\":{{\"driver\":\
+             \"file\",\"filename\":\"ab.raw\"}}}}"
+        );
+        let bytes = [vec![b'b'; 2 << 20], vec![0; 2 << 20]].concat();
+        fs::write(dir.path().join("ab.raw"), &bytes).unwrap();
+        let create = ["create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b"];
+        let made = as_qemu_img(
+            dir.path(),
+            &[&create[..], &[&below, "o.qcow2", "1M"]].concat(),
+        );
+        assert!(made.status.success(), "{made:?}");
+        let image = fs::read(dir.path().join("o.qcow2")).unwrap();
+        let mut whole = bytes;
+        whole[2 << 20..(2 << 20) + image.len()].copy_from_slice(&image);
+        fs::write(dir.path().join("ab.raw"), &whole).unwrap();
+        let top = "driver=qcow2,file.driver=raw,file.offset=2M,file.size=2M,\
+                   file.file.filename=ab.raw";
+        let write = |words: &[&str]| {
+            let mut shell = cowslip();
+            shell.arg0("qemu-io").args(words).current_dir(dir.path());
+            outcome(shell.args(["-c", "write -P 7 0 64k", "--image-opts", top]))
+        };
+        let after = || fs::read(dir.path().join("ab.raw")).unwrap();
+        let written = write(&[]);
+        if meets {
+            let said = String::from_utf8_lossy(&written.stderr).into_owned();
+            let words = "it is stored where another file of the chain is";
+            assert!(said.contains(words), "{start}: {written:?}");
+            assert!(after() == whole, "{start}: changed the file");
+        } else {
+            assert!(written.status.success(), "{start}: {written:?}");
+            assert!(after()[..2 << 20] == whole[..2 << 20], "the other part");
+            assert!(after() != whole, "nothing was written");
+        }
+        // To read it no part has to be anybody's alone.
+        let read = write(&["-r"]);
+        let said = String::from_utf8_lossy(&read.stderr).into_owned();
+        assert!(!said.contains("is stored where"), "{start}: {read:?}");
     }
 }
 

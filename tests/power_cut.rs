@@ -20,7 +20,7 @@ use crate::support::{
 };
 use cowslip::file::host::{HostGate, HostOptions, open_host_file};
 use cowslip::file::{BlockFile, FileRequest, Gate, Role};
-use cowslip::image::{DiscardPolicy, Format, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::image::{DiscardPolicy, Durability, Format, OpenOptions, Space, ZeroOptions};
 use cowslip::{Buf, BufMut, Image};
 use cowslip_queue::{Backend, Queue};
 use futures_util::future::join_all;
@@ -326,7 +326,7 @@ impl Case {
         let half = len / 2 / SECTOR_BYTES * SECTOR_BYTES;
         let bytes = vec![0x5a; half];
         image
-            .write(0, Buf::copy_of(&bytes), WriteOptions::default())
+            .write(0, Buf::copy_of(&bytes), Durability::Cached)
             .await
             .unwrap();
         let second = image.read(0, BufMut::zeroed(len)).await.unwrap();
@@ -355,15 +355,17 @@ async fn change(image: &Image, log: &Log, range: Range<u64>, mut rng: Rng) -> Ch
         0 => image.discard(range.start, len).await,
         1 | 2 => {
             let options = ZeroOptions {
-                may_unmap: kind == 1,
-                fua,
+                space: Space::of_unmap(kind == 1),
+                durability: Durability::of_fua(fua),
                 fast_only: false,
             };
             image.write_zeroes(range.start, len, options).await
         }
         _ => {
             let data = Buf::copy_of(&bytes);
-            image.write(range.start, data, WriteOptions { fua }).await
+            image
+                .write(range.start, data, Durability::of_fua(fua))
+                .await
         }
     };
     outcome.unwrap();

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cowslip_nbd::export::{Durability, ZeroRequest};
+use cowslip_nbd::export::{Durability, Space, ZeroOptions};
 use cowslip_nbd::{Client, ConnectOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Queue, Stream};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
@@ -75,8 +75,8 @@ async fn every_operation(client: &Client, round: u64) {
     let runs = client.block_status(at, 1 << 20).await.unwrap();
     assert!(runs.len() > 1, "{runs:?}");
     for (may_unmap, offset) in [(true, 0), (false, 65536)] {
-        let how = ZeroRequest {
-            may_unmap,
+        let how = ZeroOptions {
+            space: Space::of_unmap(may_unmap),
             fast_only: false,
             durability: Durability::Cached,
         };

@@ -268,10 +268,10 @@ fn tables(format: Format) -> Result<(Vec<Known>, Vec<Known>), CommandError> {
             });
             Ok((of_create.chain(of_keys).collect(), LUKS_OPTIONS.to_vec()))
         }
-        Format::Raw => {
-            let text = "Format driver 'raw' does not support option amendment";
-            Err(CommandError::new(text))
-        }
+        Format::Raw | Format::Other(_) => Err(CommandError::new(format!(
+            "Format driver '{}' does not support option amendment",
+            format.name()
+        ))),
     }
 }
 

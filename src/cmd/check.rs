@@ -297,10 +297,10 @@ async fn read_start(
 ) -> Result<BufMut, CommandError> {
     let len = len.next_multiple_of(u64::from(file.capabilities().alignment_bytes));
     let len = usize::try_from(len).expect("a header is in the first cluster");
-    let (result, buf) = file.read(0, BufMut::zeroed(len)).await;
+    let (result, buf) = file.read(0, BufMut::zeroed(len).into()).await;
     result.map_err(|error| {
         let error = cowslip::Error::io("Could not read the image header", error);
         opening_failed(name, &error)
     })?;
-    Ok(buf)
+    Ok(buf.into())
 }

@@ -81,12 +81,12 @@ fn cloned(args: &Args) -> Result<(), CommandError> {
         let (file, format) = open_alone(&source, &how).await?;
         let header = match format {
             Format::Qcow2 => Some(usable_header(&file, args).await?),
-            Format::Raw | Format::Luks => None,
+            Format::Raw | Format::Luks | Format::Other(_) => None,
         };
         let mut read = files_below(&source, format).await;
         read.add(file.as_ref(), ReadAs::Source);
         let claim = match format {
-            Format::Qcow2 | Format::Luks => Claim::qcow2(true),
+            Format::Qcow2 | Format::Luks | Format::Other(_) => Claim::qcow2(true),
             Format::Raw => Claim::CREATE_RAW,
         };
         let data = match header.as_ref().and_then(Header::data_file_name) {

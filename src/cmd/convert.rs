@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use clap::ArgAction;
 use cowslip::convert::{
-    Converted, Failure, Form, IN_FLIGHT_FAR, Means, Options, Order, Plan, Sources, Unreadable,
-    Unwritten,
+    Converted, Failure, Form, IN_FLIGHT_FAR, LastSector, Means, Options, Order, Plan, Sources,
+    Unreadable, Unwritten,
 };
 use cowslip::file::host::Aio;
 use cowslip::file::{ReadAs, ReadSet, Sharing};
@@ -313,6 +313,7 @@ impl<'a> Request<'a> {
                     true => Means::Offload,
                     false => Means::Copy,
                 },
+                last_sector: LastSector::Whole,
             },
         })
     }

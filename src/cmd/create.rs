@@ -22,6 +22,7 @@ use crate::open::{Trust, alloc_policy, block_on, foreign, parse_format};
 use crate::options::{self, Kind, Known};
 use crate::output::{Program, json_text, print};
 use crate::size::{self, SIZE_MAX, SizeError};
+use cowslip_nbd::remote::ExportName;
 
 mod place;
 
@@ -348,6 +349,7 @@ fn options_of_format(format: Format) -> Vec<Known> {
     match format {
         Format::Raw => RAW_OPTIONS.to_vec(),
         Format::Luks => LUKS_OPTIONS.to_vec(),
+        Format::Other(_) => Vec::new(),
         Format::Qcow2 => [QCOW2_OPTIONS, OWN_QCOW2_OPTIONS].concat(),
     }
 }
@@ -502,10 +504,17 @@ async fn look_at_backing(request: &mut Request, args: &Args) -> Result<ReadSet, 
 }
 
 /// How a backing chain is looked at, whatever other processes do with it: nothing is read but sizes
-/// and names.
-fn look_with(trust: &Trust) -> Look {
+/// and names. If the new image or its data file is an export, nobody knows which file is behind it.
+/// The locks of its server tell, so then nobody may be writing to the chain.
+fn look_with(request: &Request, trust: &Trust) -> Look {
+    let data_file = options::value(&request.options, "data_file");
+    let is_export = matches!(request.place, Place::Export(..))
+        || data_file.is_some_and(|name| ExportName::of_file_name(name).is_some());
     Look {
-        sharing: Sharing::Forced,
+        sharing: match is_export {
+            true => Sharing::Frozen,
+            false => Sharing::Forced,
+        },
         policy: trust.backing_policy,
         ..Look::default()
     }
@@ -518,7 +527,10 @@ pub(super) async fn openable_files(
     format: Option<&str>,
     trust: &Trust,
 ) -> ReadSet {
-    let look = look_with(trust);
+    let look = Look {
+        sharing: Sharing::Forced,
+        ..look_with(request, trust)
+    };
     let format = format.and_then(|name| parse_format(name).ok());
     let resolved = resolve_name(request.place.name(), name);
     match Layer::look_resolved(&resolved, format, &look).await {
@@ -537,13 +549,16 @@ async fn open_chain(
     format: Option<&str>,
     trust: &Trust,
 ) -> Result<(Vec<Layer>, ReadSet), CommandError> {
-    let look = look_with(trust);
+    let look = look_with(request, trust);
     let format = format.map(parse_format).transpose()?;
     let resolved = resolve_name(request.place.name(), name);
     let first = Layer::look_resolved(&resolved, format, &look).await?;
     let chain = layer::chain(first, &look).await;
     let chain =
         chain.map_err(|why| CommandError::new(format!("Could not open backing file: {why}")))?;
+    if look.sharing == Sharing::Frozen {
+        layer::refuse_written_data(&chain, &look).await?;
+    }
     let read = layer::read_set(&chain, ReadAs::Backing, &look).await;
     Ok((chain, read))
 }
@@ -556,7 +571,7 @@ pub fn format_name(format: Format) -> &'static str {
 /// The options as they are printed: in their order, with the defaults that QEMU shows.
 fn shown_options(request: &Request) -> Vec<(&'static str, String)> {
     let defaults: &[(&str, &str)] = match request.format {
-        Format::Raw | Format::Luks => &[],
+        Format::Raw | Format::Luks | Format::Other(_) => &[],
         Format::Qcow2 => &[
             ("cluster_size", "65536"),
             ("extended_l2", "off"),
@@ -619,7 +634,7 @@ pub(super) fn preallocation(request: &Request) -> Result<Preallocation, CommandE
         return Ok(Preallocation::Off);
     };
     let mode = Preallocation::from_name(value).ok_or_else(|| match request.format {
-        Format::Raw | Format::Luks => {
+        Format::Raw | Format::Luks | Format::Other(_) => {
             CommandError::new(format!("invalid parameter value: {value}"))
         }
         Format::Qcow2 => not_accepted("preallocation", value),

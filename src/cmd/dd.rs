@@ -4,7 +4,7 @@
 //! `count` is counted from the beginning of the input, also where blocks are skipped: that is what
 //! qemu-img does.
 
-use cowslip::convert::{Options, Plan, Sources, Unwritten};
+use cowslip::convert::{LastSector, Options, Plan, Sources, Unwritten};
 use cowslip::file::host::{Aio, FlushPolicy};
 use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
@@ -185,6 +185,8 @@ async fn copy(
     let options = Options {
         sparse_bytes: 0,
         unwritten: Unwritten::Zeroes,
+        // What lies behind the copy on a device is not the copy's.
+        last_sector: LastSector::DataAlone,
         ..Options::default()
     };
     let failed = |failure: cowslip::convert::Failure| match failure {

@@ -145,7 +145,7 @@ async fn opened(source: &Source, how: &OpenHow) -> cowslip::Result<Option<ImageF
     let file = open_host_file(source.filename.as_ref(), &options)?;
     let format = match source.format {
         Some(format) => format,
-        None => probe(&read_start(file.as_ref()).await?, &source.filename)?,
+        None => probe(&read_start(file.as_ref()).await?, &source.filename, &[])?,
     };
     if format != Format::Qcow2 {
         return Ok(None);

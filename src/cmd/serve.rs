@@ -12,7 +12,7 @@ use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
 use cowslip_nbd::server::Lifetime;
 use cowslip_nbd::tls::ServerTls;
-use cowslip_nbd::{Server, ServerEvent, ServerOptions};
+use cowslip_nbd::{Export, Server, ServerEvent, ServerOptions};
 use cowslip_queue::{Asked, Backend, Queue, Signals};
 
 use crate::cmd::discard_policy;
@@ -32,7 +32,7 @@ mod sandbox;
 mod socket_name;
 
 use detach::{Detached, Role};
-use export::Disk;
+use export::export_of;
 use listening::Listening;
 
 /// The port that NBD is assigned.
@@ -333,7 +333,7 @@ async fn serve_image(
             service.offset
         )));
     }
-    let disk = Disk::new(Arc::clone(&image), service).await?;
+    let disk = export_of(&image, service).await?;
     let listening = Listening::on(&service.address)?;
     if let Some(path) = &service.pid_file {
         let mut read = ReadSet::default();
@@ -428,7 +428,7 @@ async fn open_served(service: &Service) -> Result<cowslip::Image, CommandError> 
     Ok(image)
 }
 
-fn server(service: &Service, program: &Program, disk: Disk) -> Server {
+fn server(service: &Service, program: &Program, export: Export) -> Server {
     let mut server = Server::new(ServerOptions {
         connections_max: service.clients_max,
         lifetime: service.lifetime,
@@ -436,7 +436,7 @@ fn server(service: &Service, program: &Program, disk: Disk) -> Server {
         tls: service.tls.clone(),
         ..ServerOptions::default()
     });
-    server.add_export(service.export_name.clone(), Arc::new(disk));
+    server.add_export(service.export_name.clone(), export);
     if service.talk == Talk::Everything {
         let program = program.clone();
         let tells_all = !is_called_as_qemu();

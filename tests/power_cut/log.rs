@@ -4,7 +4,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
-use cowslip::{Buf, BufMut};
+use cowslip::{IoVec, IoVecMut};
+use cowslip_queue::file::MemoryAlignment;
 use cowslip_queue::{Pending, pending, spawn};
 
 use crate::support::rng::Rng;
@@ -246,17 +247,16 @@ impl BlockFile for LoggedFile {
         self.inner.len()
     }
 
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn memory_alignment(&self) -> MemoryAlignment {
+        self.inner.memory_alignment()
+    }
+
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.inner.read(offset, buf)
     }
 
-    fn write(
-        &self,
-        offset: u64,
-        data: Vec<Buf>,
-        durability: Durability,
-    ) -> Pending<io::Result<()>> {
-        let bytes = data.iter().flat_map(|part| part.iter().copied()).collect();
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>> {
+        let bytes = data.to_vec();
         let effect = Effect::Write {
             offset,
             data: bytes,

@@ -7,7 +7,7 @@ use cowslip::file::host::{
     Aio, CreateMode, FlushPolicy, HostGate, HostOptions, PageCache, open_host_file,
 };
 use cowslip::image::{
-    BackingChoice, DiscardPolicy, Format, OpenOptions, WriteOptions, ZeroOptions,
+    BackingChoice, DiscardPolicy, Durability, Format, OpenOptions, Space, ZeroOptions,
 };
 use cowslip::{Buf, BufMut, Image};
 use futures_util::future::join_all;
@@ -26,7 +26,7 @@ enum Operation {
     Write {
         offset: u64,
         bytes: Vec<u8>,
-        options: WriteOptions,
+        durability: Durability,
     },
     Zero {
         offset: u64,
@@ -48,8 +48,8 @@ impl Operation {
                 offset,
                 len,
                 options: ZeroOptions {
-                    may_unmap: rng.once_in(2),
-                    fua: rng.once_in(8),
+                    space: Space::of_unmap(rng.once_in(2)),
+                    durability: Durability::of_fua(rng.once_in(8)),
                     fast_only: false,
                 },
             },
@@ -57,9 +57,7 @@ impl Operation {
             _ => Operation::Write {
                 offset,
                 bytes: rng.bytes(len as usize),
-                options: WriteOptions {
-                    fua: rng.once_in(8),
-                },
+                durability: Durability::of_fua(rng.once_in(8)),
             },
         }
     }
@@ -85,9 +83,12 @@ impl fmt::Display for Operation {
         let (offset, len) = self.range();
         let name = match self {
             Operation::Read { .. } => "read",
-            Operation::Write { options, .. } if options.fua => "write -f",
+            Operation::Write {
+                durability: Durability::Durable,
+                ..
+            } => "write -f",
             Operation::Write { .. } => "write",
-            Operation::Zero { options, .. } if options.may_unmap => "write -z -u",
+            Operation::Zero { options, .. } if options.space == Space::Release => "write -z -u",
             Operation::Zero { .. } => "write -z",
             Operation::Discard { .. } => "discard",
         };
@@ -240,8 +241,8 @@ async fn perform(image: &Image, model: &Model, operation: &Operation) {
         Operation::Write {
             offset,
             bytes,
-            options,
-        } => image.write(*offset, Buf::copy_of(bytes), *options).await,
+            durability,
+        } => image.write(*offset, Buf::copy_of(bytes), *durability).await,
         Operation::Zero {
             offset,
             len,

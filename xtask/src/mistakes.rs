@@ -2,10 +2,11 @@
 //! hook for them.
 //!
 //! A patch in `crates/sim/mistakes` says in its first line what goes wrong, in a second line
-//! `Slow.` if that takes the simulator more runs than the gate has time for, and changes the engine
-//! where `planted::is(Mistake::NAME)` holds, NAME being the file's. As many as go together are
-//! applied to a copy of the sources, which gets the module `planted` that they name, and is built
-//! once. Patches that are in each other's way go into copies one after the other.
+//! `Slow.` if that takes the simulator more runs than the gate has time for, or `Test NAME.` if
+//! this test of the engine has to notice it rather than the simulator. It changes the engine where
+//! `planted::is(Mistake::NAME)` holds, NAME being the file's. As many as go together are applied to
+//! a copy of the sources, which gets the module `planted` that they name, and is built once.
+//! Patches that are in each other's way go into copies one after the other.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,8 @@ const KNOWN_IN_COPY: &str = "//! The mistakes that this engine can make.
 
 pub use cowslip::planted::{KNOWN, plant};
 ";
+/// How a patch says, in its second line, which test of the engine has to notice it.
+const TEST: &str = "Test ";
 /// How a patch asks whether its mistake is planted.
 const HOOK: &str = "planted::is(Mistake::";
 /// What a file with hooks needs. At its end, where no patch is surprised by it.
@@ -62,6 +65,8 @@ struct Patch {
     does: String,
     /// The gate tries it, too.
     is_quick: bool,
+    /// The engine's test that has to notice it; else the simulator has to.
+    test: Option<String>,
 }
 
 /// A copy of the sources in which mistakes can be planted.
@@ -79,9 +84,16 @@ pub fn run(args: &Args) -> Result<(), String> {
     let mut failures = Vec::new();
     while !left.is_empty() {
         let planted = Planted::new(left)?;
-        let program = planted.build(args.dev)?;
-        let mut suite = suite(&program, &names(&planted.applied), (args.budget, args.jobs));
-        failures.extend(run::run(suite.args(&args.arguments)).err());
+        let simulated = planted.applied.iter().filter(|patch| patch.test.is_none());
+        let simulated = names(simulated);
+        if !simulated.is_empty() {
+            let program = planted.build(args.dev)?;
+            let mut suite = suite(&program, &simulated, (args.budget, args.jobs));
+            failures.extend(run::run(suite.args(&args.arguments)).err());
+        }
+        for patch in &planted.applied {
+            failures.extend(planted.try_test(patch).err());
+        }
         if args.only.is_empty() && !threads_tried {
             failures.extend(planted.try_threads().err());
             threads_tried = true;
@@ -165,6 +177,37 @@ impl Planted {
         Ok(kept)
     }
 
+    /// The engine's test that is to notice a mistake, if there is one, passes without it and fails
+    /// with it.
+    fn try_test(&self, patch: &Patch) -> Result<(), String> {
+        let Some(test) = &patch.test else {
+            return Ok(());
+        };
+        for (planted, wanted) in [
+            ("", "1 passed; 0 failed"),
+            (&patch.name, "0 passed; 1 failed"),
+        ] {
+            let (mut cargo, _) = self.cargo("test");
+            cargo.args(["--package", "cowslip", "--lib", "--", "--exact", test]);
+            if !planted.is_empty() {
+                cargo.env("COWSLIP_PLANTED", planted);
+            }
+            let output = cargo
+                .output()
+                .map_err(|e| format!("cannot run cargo: {e}"))?;
+            let said = String::from_utf8_lossy(&output.stdout);
+            if !said.contains(wanted) {
+                let errors = String::from_utf8_lossy(&output.stderr);
+                return Err(format!(
+                    "{}: {test}: not {wanted}:\n{said}{errors}",
+                    patch.name
+                ));
+            }
+        }
+        println!("{} is noticed by {test}", patch.name);
+        Ok(())
+    }
+
     /// Runs what plants mistakes in the engine on shuttle's threads.
     fn try_threads(&self) -> Result<(), String> {
         let (mut test, _) = self.cargo("test");
@@ -173,8 +216,8 @@ impl Planted {
     }
 }
 
-fn names(patches: &[Patch]) -> String {
-    let names: Vec<&str> = patches.iter().map(|patch| &patch.name[..]).collect();
+fn names<'a>(patches: impl IntoIterator<Item = &'a Patch>) -> String {
+    let names: Vec<&str> = patches.into_iter().map(|patch| &patch.name[..]).collect();
     names.join(",")
 }
 
@@ -201,11 +244,15 @@ fn patches(only: &[String]) -> Result<Vec<Patch>, String> {
         if only.is_empty() || only.contains(&name) {
             let text = read(&path)?;
             let mut head = text.lines().take_while(|line| !line.is_empty());
+            let does = head.next().unwrap_or_default().to_string();
+            let how = head.next();
+            let test = how.and_then(|how| how.strip_prefix(TEST)?.strip_suffix('.'));
             found.push(Patch {
                 name,
                 path,
-                does: head.next().unwrap_or_default().to_string(),
-                is_quick: head.next() != Some("Slow."),
+                does,
+                is_quick: how.is_none(),
+                test: test.map(str::to_string),
             });
         }
     }
@@ -279,7 +326,14 @@ const MODULE: &str = "//! Mistakes that this copy of the engine can make, one at
 use std::cell::Cell;
 
 thread_local! {
-    static PLANTED: Cell<Option<Mistake>> = const { Cell::new(None) };
+    static PLANTED: Cell<Option<Mistake>> = Cell::new(named_for_a_test());
+}
+
+/// The mistake that the environment names, for a test of the engine.
+fn named_for_a_test() -> Option<Mistake> {
+    let name = std::env::var(\"COWSLIP_PLANTED\").ok()?;
+    let number = KNOWN.iter().position(|(known, ..)| *known == name);
+    Some(ALL[number.expect(\"a mistake that is known\")])
 }
 
 /// Plants the mistake of this name, or none, for the images that this thread drives.

@@ -234,7 +234,7 @@ fn the_nbd_crate_knows_no_image_format() {
         |s| s.path.starts_with("crates/nbd/src/") && !s.is_test(),
         &words,
     );
-    expect_none("NBD serves a trait and knows no engine", &findings);
+    expect_none("NBD serves disks and knows no engine", &findings);
     let manifest = fs::read_to_string(root().join("crates/nbd/Cargo.toml")).expect("it exists");
     assert!(
         !manifest

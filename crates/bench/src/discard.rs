@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use cowslip_console::error::CommandError;
 use cowslip_console::interrupt::RemovedOnInterrupt;
-use cowslip_nbd::export::{Durability, ZeroRequest};
+use cowslip_nbd::export::{Durability, Space, ZeroOptions};
 use cowslip_nbd::{Client, ClientError, ConnectOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Queue, Stream};
 use futures_util::future::try_join_all;
@@ -174,9 +174,9 @@ async fn each(client: &Client, requests: &[Request], data: &Buf) -> Result<(), C
                 }
                 Verb::Discard => client.trim(range.start, len, Durability::Cached).await?,
                 Verb::Zero => {
-                    let how = ZeroRequest {
+                    let how = ZeroOptions {
                         durability: Durability::Cached,
-                        may_unmap: true,
+                        space: Space::Release,
                         fast_only: false,
                     };
                     client.write_zeroes(range.start, len, how).await?;

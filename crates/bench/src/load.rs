@@ -8,7 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
-use cowslip::image::{WriteOptions, WriteStatistics};
+use cowslip::image::{Durability, WriteStatistics};
 use cowslip::{Buf, BufMut, Image};
 use cowslip_console::output;
 use cowslip_queue::{Completer, pending};
@@ -213,8 +213,8 @@ impl Run<'_> {
             }
             Direction::Write(_) => {
                 let data = self.data.clone();
-                let options = WriteOptions::default();
-                self.image.write(offset, data, options).await
+                let durability = Durability::Cached;
+                self.image.write(offset, data, durability).await
             }
         }
     }

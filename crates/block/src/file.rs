@@ -13,7 +13,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use cowslip_queue::cut::{self, Cut};
-use cowslip_queue::{Buf, BufMut, Pending};
+use cowslip_queue::file::MemoryAlignment;
+use cowslip_queue::{IoVec, IoVecMut, Pending};
 
 use crate::limits::Limits;
 use crate::policy::Format;
@@ -57,21 +58,43 @@ pub struct Capabilities {
 }
 
 /// Whether a write must be durable when it completes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Durability {
     /// It may linger in volatile caches until the next flush.
+    #[default]
     Cached,
     /// It is durable at completion, as if a flush of these bytes had followed.
     Durable,
 }
 
+impl Durability {
+    /// That of a request with or without FUA.
+    pub fn of_fua(is_set: bool) -> Durability {
+        match is_set {
+            true => Durability::Durable,
+            false => Durability::Cached,
+        }
+    }
+}
+
 /// What happens to the space under zeroes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Space {
     /// It stays allocated.
+    #[default]
     Keep,
     /// It may be given back.
     Release,
+}
+
+impl Space {
+    /// That of zeroes that may unmap, or may not.
+    pub fn of_unmap(may_unmap: bool) -> Space {
+        match may_unmap {
+            true => Space::Release,
+            false => Space::Keep,
+        }
+    }
 }
 
 /// A run of a host file with one state.
@@ -91,8 +114,8 @@ pub struct FileId(pub u64, pub u64);
 
 /// A file of bytes, through some driver: a ring, threads, memory, a network, a simulator.
 ///
-/// Operations may complete in any order. A read beyond the end of file yields zeroes. The buffers
-/// of an operation stay alive until it completes, whether or not anybody still waits.
+/// Operations may complete in any order. A read beyond the end of file yields zeroes. The memory
+/// of an operation stays alive until it completes, whether or not anybody still waits.
 #[allow(clippy::len_without_is_empty)] // A length is asked of the system, and may fail.
 pub trait BlockFile: Send + Sync + fmt::Debug {
     /// The name that users know it by, for messages.
@@ -131,12 +154,22 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     /// Its length in bytes, now.
     fn len(&self) -> Pending<io::Result<u64>>;
 
-    /// Reads `buf.len()` bytes at `offset`; the buffer comes back whatever the outcome.
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)>;
+    /// What it asks of the memory of reads and writes; by default, what it asks of their offsets.
+    fn memory_alignment(&self) -> MemoryAlignment {
+        let bytes = self.capabilities().alignment_bytes.max(1) as usize;
+        MemoryAlignment {
+            start_bytes: bytes,
+            len_bytes: bytes,
+        }
+    }
 
-    /// Writes the buffers one after the other at `offset`; all of it or an error.
-    fn write(&self, offset: u64, data: Vec<Buf>, durability: Durability)
-    -> Pending<io::Result<()>>;
+    /// Fills the list from `offset` on; it comes back whatever the outcome. Its memory may be a
+    /// guest's: the driver copies into it, or has the kernel do so, and does not look at it.
+    fn read(&self, offset: u64, target: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)>;
+
+    /// Writes the list at `offset`; all of it or an error. Its memory may change meanwhile: what a
+    /// driver decides by the bytes, it decides by a copy, which it then writes.
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>>;
 
     /// Makes a range read as zeroes. `ErrorKind::Unsupported` where it would have to write them.
     fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>>;

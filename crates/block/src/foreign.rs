@@ -39,6 +39,21 @@ const BEGINNINGS: &[(usize, &[u8], &str)] = &[
     (0, b"Bochs Virtual HD Image", "bochs"),
 ];
 
+/// A format that the caller has added: its name, and how its images begin.
+#[derive(Clone, Copy, Debug)]
+pub struct Signature {
+    /// The name of the format.
+    pub name: &'static str,
+    /// Whether the first sector of a file, [`PROBED_BYTES`], is that of an image of the format.
+    pub matches: fn(&[u8]) -> bool,
+}
+
+/// The format among those added that a file is of which begins with this sector.
+fn added(sector: &[u8], others: &[Signature]) -> Option<&'static str> {
+    let found = others.iter().find(|other| (other.matches)(sector));
+    found.map(|other| other.name)
+}
+
 /// The supported format of a file that begins with `bytes` (8 or more where the file has them); raw
 /// if none.
 pub fn supported(bytes: &[u8]) -> Format {
@@ -79,15 +94,18 @@ fn is_vmdk_descriptor(text: &[u8]) -> bool {
 }
 
 /// The format of the file of this name, which begins with `bytes`: [`PROBED_BYTES`] of them where
-/// it has so many.
+/// it has so many. Added formats come after the built-in ones.
 ///
 /// # Errors
 /// [`Error::Unsupported`] names the format, as `image format NAME`.
-pub fn probe(bytes: &[u8], file: &str) -> Result<Format> {
+pub fn probe(bytes: &[u8], file: &str, others: &[Signature]) -> Result<Format> {
     // A shorter file is a disk of a whole sector, whose rest reads as zeroes.
     let mut sector = [0; PROBED_BYTES as usize];
     let there = bytes.len().min(sector.len());
     sector[..there].copy_from_slice(&bytes[..there]);
+    if let (Format::Raw, Some(name)) = (supported(&sector), added(&sector, others)) {
+        return Ok(Format::Other(name));
+    }
     match (supported(&sector), name(&sector)) {
         (Format::Raw, Some(name)) => Err(Error::Unsupported {
             file: file.to_string(),
@@ -101,8 +119,9 @@ pub fn probe(bytes: &[u8], file: &str) -> Result<Format> {
 ///
 /// # Errors
 /// `Io` with EPERM, which names the format that it would look like.
-pub fn check_stays_raw(sector: &[u8], file: &str) -> Result<()> {
-    let format = match (supported(sector), name(sector)) {
+pub fn check_stays_raw(sector: &[u8], file: &str, others: &[Signature]) -> Result<()> {
+    let foreign = name(sector).or_else(|| added(sector, others));
+    let format = match (supported(sector), foreign) {
         (Format::Raw, None) => return Ok(()),
         (Format::Raw, Some(foreign)) => foreign,
         (ours, _) => ours.name(),
@@ -148,10 +167,10 @@ mod tests {
     fn images_of_others_are_not_raw() {
         let mut vdi = b"<<< Oracle VM VirtualBox Disk Image >>>\n".to_vec();
         vdi.resize(64, 0);
-        assert_eq!(probe(&vdi, "a").unwrap(), Format::Raw);
+        assert_eq!(probe(&vdi, "a", &[]).unwrap(), Format::Raw);
         vdi.extend([0x7f, 0x10, 0xda, 0xbe]);
         assert_eq!(name(&vdi), Some("vdi"));
-        let error = probe(&vdi, "a").unwrap_err();
+        let error = probe(&vdi, "a", &[]).unwrap_err();
         assert!(
             matches!(error, Error::Unsupported { ref feature, .. } if feature == "image format vdi")
         );
@@ -161,14 +180,14 @@ mod tests {
             (b"KDM", Format::Raw),
             (b"", Format::Raw),
         ] {
-            assert_eq!(probe(bytes, "a").unwrap(), format);
+            assert_eq!(probe(bytes, "a", &[]).unwrap(), format);
         }
         // The file is shorter than the disk, which a guest may make longer.
-        assert!(probe(b"QED", "a").is_err());
+        assert!(probe(b"QED", "a", &[]).is_err());
         // What is further behind tells nothing.
         let mut far = vec![b'#'; PROBED_BYTES as usize];
         far.extend(b"\nversion=1\n");
-        assert_eq!(probe(&far, "a").unwrap(), Format::Raw);
+        assert_eq!(probe(&far, "a", &[]).unwrap(), Format::Raw);
         assert_eq!(name(b"QFI\xfb\0\0\0\x01"), Some("qcow"));
         assert_eq!(name(b"QFI\xfb\0\0\0\x02"), None);
     }
@@ -179,5 +198,22 @@ mod tests {
         assert_eq!(supported(b"QFI\xfb\0\0\0\x01"), Format::Raw);
         assert_eq!(supported(b"QFI\xfb"), Format::Raw);
         assert_eq!(supported(b""), Format::Raw);
+    }
+
+    #[test]
+    fn added_formats_are_found_behind_the_built_in_ones_and_guarded() {
+        let toy = Signature {
+            name: "toy",
+            matches: |sector| sector.starts_with(b"TOY") || sector.starts_with(b"QFI"),
+        };
+        assert_eq!(probe(b"TOY", "a", &[toy]).unwrap(), Format::Other("toy"));
+        assert_eq!(probe(b"TOY", "a", &[]).unwrap(), Format::Raw);
+        assert_eq!(
+            probe(b"QFI\xfb\0\0\0\x03", "a", &[toy]).unwrap(),
+            Format::Qcow2
+        );
+        assert!(check_stays_raw(b"TOY", "a", &[]).is_ok());
+        let refused = check_stays_raw(b"TOY", "a", &[toy]).unwrap_err();
+        assert!(refused.to_string().contains("a toy header"), "{refused}");
     }
 }

@@ -5,6 +5,7 @@
 //! May not know: formats of images but for their first bytes, files of the host, encryption, NBD,
 //! command lines, printing, sockets, time.
 
+pub mod disk;
 pub mod error;
 pub mod file;
 pub mod foreign;
@@ -14,15 +15,17 @@ pub mod options;
 pub mod policy;
 #[doc(hidden)]
 pub mod random;
+pub mod run;
 pub mod size;
 #[doc(hidden)]
 pub mod sync;
 pub mod units;
 pub mod workers;
-#[doc(hidden)]
-pub mod zero;
 
-pub use cowslip_queue::{Buf, BufMut};
+#[doc(hidden)]
+pub use cowslip_queue::zero;
+pub use cowslip_queue::{Buf, BufMut, IoVec, IoVecMut, SharedMemory};
+pub use disk::Disk;
 pub use error::{Error, Result};
 pub use job::Job;
 pub use workers::Workers;

@@ -9,10 +9,12 @@ pub enum Format {
     Qcow2,
     /// A LUKS volume, version 1: encrypted bytes behind a header.
     Luks,
+    /// Another one, by its name: that of a driver which the caller has added.
+    Other(&'static str),
 }
 
 impl Format {
-    /// The format of a name, as `-f` and headers have it.
+    /// The built-in format of a name, as `-f` and headers have it.
     pub fn from_name(name: &str) -> Option<Format> {
         match name {
             "raw" | "file" | "host_device" | "host_cdrom" => Some(Format::Raw),
@@ -28,6 +30,7 @@ impl Format {
             Format::Raw => "raw",
             Format::Qcow2 => "qcow2",
             Format::Luks => "luks",
+            Format::Other(name) => name,
         }
     }
 }
@@ -124,6 +127,33 @@ pub enum CopyOnRead {
     All,
     /// What the layers down to this depth hold; 1 is the backing file, and at 0 nothing is kept.
     DownTo(u32),
+}
+
+/// Space that is allocated when an image is created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Preallocation {
+    /// None.
+    #[default]
+    Off,
+    /// Tables are complete, data clusters are assigned; the file is sparse.
+    Metadata,
+    /// Also the file system has allocated the data clusters.
+    Falloc,
+    /// Also zeroes are written to them.
+    Full,
+}
+
+impl Preallocation {
+    /// The mode of a name, as command lines have it.
+    pub fn from_name(name: &str) -> Option<Preallocation> {
+        Some(match name {
+            "off" => Preallocation::Off,
+            "metadata" => Preallocation::Metadata,
+            "falloc" => Preallocation::Falloc,
+            "full" => Preallocation::Full,
+            _ => return None,
+        })
+    }
 }
 
 /// When a write is durable.

@@ -18,7 +18,7 @@ use cowslip_queue::BufMut;
 use crate::chain::{self, Below, Layer};
 use crate::extents::extents;
 use crate::file::{Claim, Gate, ReadAs};
-use crate::image::{BackingChoice, Extent, Image, OpenOptions, WriteOptions, ZeroOptions};
+use crate::image::{BackingChoice, Durability, Extent, Image, OpenOptions, Space, ZeroOptions};
 use crate::job::{Cost, Job, PIECE_BYTES, Pieces, Stage};
 use crate::{Error, Result};
 
@@ -116,9 +116,9 @@ impl Image {
         job.check()?;
         job.enter(Stage::Flush);
         base.flush().await?;
-        match (&self.top, commit.afterwards) {
-            (Layer::Qcow2(image), Afterwards::Empty) => image.make_empty().await,
-            (Layer::Qcow2(_), Afterwards::Kept) | (Layer::Raw(_), _) => Ok(()),
+        match (self.top.qcow2(), commit.afterwards) {
+            (Some(image), Afterwards::Empty) => image.make_empty().await,
+            (Some(_), Afterwards::Kept) | (None, _) => Ok(()),
         }
     }
 }
@@ -149,15 +149,15 @@ impl Above<'_> {
         let (start, len) = (range.start, range.end - range.start);
         if is_zero {
             let options = ZeroOptions {
-                may_unmap: true,
+                space: Space::Release,
                 ..ZeroOptions::default()
             };
             return self.base.write_zeroes(start, len, options).await;
         }
         let buf = BufMut::for_overwrite(len as usize);
-        let data = chain::read(self.top, &self.below, start, buf).await?;
-        let options = WriteOptions::default();
-        self.base.write(start, data.freeze(), options).await
+        let data = chain::read(self.top, &self.below, start, buf.into()).await?;
+        let durability = Durability::Cached;
+        self.base.write(start, data.freeze(), durability).await
     }
 
     /// Whether something above the base decides an extent. What nobody holds is decided by the

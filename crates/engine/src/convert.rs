@@ -17,7 +17,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::image::{Image, ZeroOptions};
+use crate::image::{Durability, Image, Space, ZeroOptions};
 use crate::job::{Job, Stage};
 use crate::units::round_up;
 use crate::{Error, Result};
@@ -84,6 +84,16 @@ pub enum Unreadable {
     BecomesZero,
 }
 
+/// What is written where the sources end within a sector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum LastSector {
+    /// All of the sector: zeroes follow the data.
+    #[default]
+    Whole,
+    /// The data alone. The rest of the sector stays what it is.
+    DataAlone,
+}
+
 /// By what means data moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Means {
@@ -113,6 +123,8 @@ pub struct Options {
     pub unreadable: Unreadable,
     /// By what means data moves.
     pub means: Means,
+    /// What is written where the sources end within a sector.
+    pub last_sector: LastSector,
 }
 
 impl Default for Options {
@@ -125,6 +137,7 @@ impl Default for Options {
             unwritten: Unwritten::Zeroes,
             unreadable: Unreadable::Fails,
             means: Means::Copy,
+            last_sector: LastSector::Whole,
         }
     }
 }
@@ -241,9 +254,18 @@ impl<'a> Sources<'a> {
         });
     }
 
-    /// Bytes of all.
+    /// Bytes of all, in whole sectors.
     pub fn size(&self) -> u64 {
         self.0.last().map_or(0, |part| part.start + part.len())
+    }
+
+    /// The first byte that is not written.
+    fn written_end(&self, last_sector: LastSector) -> u64 {
+        let data_end = |part: &Part<'_>| part.start + (part.range.end - part.range.start);
+        match last_sector {
+            LastSector::Whole => self.size(),
+            LastSector::DataAlone => self.0.last().map_or(0, data_end),
+        }
     }
 }
 
@@ -317,8 +339,8 @@ impl<'a> Plan<'a> {
 /// Makes a target zero in one go, if it can without writing zeroes.
 async fn clear(target: &Image, len: u64) -> Outcome<Unwritten> {
     let zeroes = ZeroOptions {
-        may_unmap: true,
-        fua: false,
+        space: Space::Release,
+        durability: Durability::Cached,
         fast_only: true,
     };
     match target.write_zeroes(0, len, zeroes).await {

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
+use crate::run::{HostOffset, Source};
+
 use crate::Result;
 use crate::chain::{Below, Decided, Layer, decide};
 use crate::file::FileExtent;
 use crate::image::Extent;
-use crate::qcow2::geometry::HostOffset;
-use crate::qcow2::map::Source;
+use crate::qcow2::Qcow2;
 
 /// Bytes of the disk that are looked at at a time, to begin with. Where they are all of a kind it
 /// becomes twice as much, so that a disk of exbibytes with nothing on it does not take hours.
@@ -59,10 +60,7 @@ pub async fn extents(
 
 /// The smallest part of a layer that has a state of its own.
 fn unit_bytes(layer: &Layer) -> Option<u64> {
-    match layer {
-        Layer::Raw(_) => None,
-        Layer::Qcow2(image) => Some(image.subcluster_bytes()),
-    }
+    layer.qcow2().map(Qcow2::subcluster_bytes)
 }
 
 fn push(extents: &mut Vec<Extent>, next: Extent) {
@@ -101,7 +99,7 @@ async fn describe(layer: &Layer, decided: &Decided) -> Result<Vec<Extent>> {
                 zero: true,
                 ..blank
             };
-            if let Layer::Qcow2(image) = layer {
+            if let Some(image) = layer.qcow2() {
                 let spaces = image.unallocated_space(range.clone()).await?;
                 return Ok(with_spaces(nothing, &spaces));
             }
@@ -127,7 +125,7 @@ async fn describe(layer: &Layer, decided: &Decided) -> Result<Vec<Extent>> {
                 let parts = raw.file().extents(range.start, blank.len).await?;
                 return Ok(parts.iter().map(|part| raw_extent(part, blank)).collect());
             }
-            if let Layer::Qcow2(image) = layer
+            if let Some(image) = layer.qcow2()
                 && image.is_sparse().await?
             {
                 let parts = image.data_file().extents(host.0, blank.len).await?;

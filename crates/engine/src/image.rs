@@ -3,28 +3,27 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cowslip_queue::{Buf, BufMut};
+use cowslip_block::disk::within;
+use cowslip_queue::{Buf, IoVec, IoVecMut};
 
 use crate::chain::{self, Below, Files, Layer, Naming};
-use crate::file::{
-    BlockFile, Claim, ContentId, Durability, FileId, Gate, HostFile, Sharing, Space,
-};
+use crate::file::{BlockFile, Claim, ContentId, FileId, Gate, HostFile, Sharing};
 use crate::job::{self, Job};
 use crate::limits::Limits;
 use crate::luks::{self, KeyChange, Means};
+use crate::policy::Preallocation;
 use crate::qcow2::amend::Amendment;
-use crate::qcow2::create::Preallocation;
 use crate::qcow2::header::Header;
 use crate::qcow2::inspect::SnapshotInfo;
 use crate::qcow2::probe::{Observation, Stage};
 use crate::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
-use crate::qcow2::{Fua, Packed, Qcow2};
+use crate::qcow2::{Packed, Qcow2};
 use crate::sync::Turn;
-use crate::zero::is_zero;
 use crate::{Error, Result, extents};
 
 mod bitmaps;
 mod cut;
+mod disk;
 mod identity;
 mod options;
 mod statistics;
@@ -32,6 +31,8 @@ mod whole_clusters;
 
 use whole_clusters::{Content, WholeClusters};
 
+pub use cowslip_block::disk::{Extent, ZeroOptions};
+pub use cowslip_block::file::{Durability, Space};
 pub use options::{
     AllocPolicy, BackingChoice, CopyOnRead, DetectZeroes, DirtyImage, DiscardPolicy, Format,
     OpenOptions, RepairAtOpen, RepairWatch, WritePolicy, ZeroMethod,
@@ -40,45 +41,6 @@ pub use statistics::{CacheStatistics, WriteStatistics};
 
 /// Told by a write that has all its space.
 pub(crate) type Admitted<'a> = dyn Fn() + Sync + 'a;
-
-/// Options of one write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct WriteOptions {
-    /// Durable, mapping included, when it completes.
-    pub fua: bool,
-}
-
-/// Options of one write of zeroes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct ZeroOptions {
-    /// The space may be given back (NBD: not `NO_HOLE`; qemu-io: `-u`).
-    pub may_unmap: bool,
-    /// Durable when it completes.
-    pub fua: bool,
-    /// Fail with `Unsupported` rather than write zeroes out (NBD: `FAST_ZERO`).
-    pub fast_only: bool,
-}
-
-/// A run of the disk with one state, as `qemu-img map` tells it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// First byte on the disk.
-    pub start: u64,
-    /// Length in bytes; never 0.
-    pub len: u64,
-    /// The layer of the chain that decides it: 0 is the image itself.
-    pub depth: u32,
-    /// Some layer holds it (QEMU: `present`).
-    pub present: bool,
-    /// It reads as zeroes.
-    pub zero: bool,
-    /// It is stored as data.
-    pub data: bool,
-    /// It is stored compressed.
-    pub compressed: bool,
-    /// Where the bytes are in the file of that layer (in its data file, if it has one).
-    pub host_offset: Option<u64>,
-}
 
 /// A layer of the chain, for reports.
 #[derive(Clone, Debug)]
@@ -98,6 +60,11 @@ pub struct LayerInfo {
     /// Which bytes its file shows, where that can be told.
     pub content: Option<ContentId>,
 }
+
+/// Bytes of a block of an image of an added format: whatever its unit is, pages fit.
+const OTHER_BLOCK_BYTES: u64 = 4096;
+/// What [`Image::qcow2_for`] says of compressed writes.
+const COMPRESSION: &str = "compression of";
 
 /// A disk, open.
 #[derive(Debug)]
@@ -258,46 +225,35 @@ impl Image {
 
     /// What the top layer is doing at this moment, if it is qcow2: for whoever watches.
     pub fn observe(&self) -> Option<Observation> {
-        match &self.top {
-            Layer::Raw(_) => None,
-            Layer::Qcow2(image) => Some(image.observe()),
-        }
+        self.top.qcow2().map(Qcow2::observe)
     }
 
     /// The part of [`Image::observe`] that takes no lock.
     pub fn stage(&self) -> Option<Stage> {
-        match &self.top {
-            Layer::Raw(_) => None,
-            Layer::Qcow2(image) => Some(image.stage()),
-        }
+        self.top.qcow2().map(Qcow2::stage)
     }
 
     /// Whether the top layer, if it is qcow2 and open for writing, protects this byte of its file
     /// from guest data: it is part of a cluster that holds metadata.
     pub fn is_protected(&self, host_offset: u64) -> Option<bool> {
-        match &self.top {
-            Layer::Raw(_) => None,
-            Layer::Qcow2(image) => Some(image.is_protected(host_offset)),
-        }
+        let image = self.top.qcow2()?;
+        Some(image.is_protected(host_offset))
     }
 
     /// What the metadata caches of the chain did so far and hold, all together.
     pub fn cache_statistics(&self) -> CacheStatistics {
         let below = self.below.layers().iter().map(|layer| &**layer);
         let layers = std::iter::once(&self.top).chain(below);
-        layers.fold(CacheStatistics::default(), |sum, layer| match layer {
-            Layer::Raw(_) => sum,
-            Layer::Qcow2(image) => sum.plus(image.cache_statistics()),
+        let images = layers.filter_map(Layer::qcow2);
+        images.fold(CacheStatistics::default(), |sum, image| {
+            sum.plus(image.cache_statistics())
         })
     }
 
     /// What writes to the top layer found so far, if it is qcow2; those of compressed clusters are
     /// not in it.
     pub fn write_statistics(&self) -> Option<WriteStatistics> {
-        match &self.top {
-            Layer::Raw(_) => None,
-            Layer::Qcow2(image) => Some(image.write_statistics()),
-        }
+        self.top.qcow2().map(Qcow2::write_statistics)
     }
 
     /// Whether it may be written.
@@ -310,14 +266,15 @@ impl Image {
         match &self.top {
             Layer::Raw(raw) => u64::from(raw.file().capabilities().alignment_bytes.max(4096)),
             Layer::Qcow2(image) => image.subcluster_bytes(),
+            Layer::Other(..) => OTHER_BLOCK_BYTES,
         }
     }
 
     /// The cluster, or the block of a raw file.
     pub(crate) fn cluster_bytes(&self) -> u64 {
-        match &self.top {
-            Layer::Raw(_) => self.preferred_block_bytes(),
-            Layer::Qcow2(image) => image.cluster_bytes(),
+        match self.top.qcow2() {
+            None => self.preferred_block_bytes(),
+            Some(image) => image.cluster_bytes(),
         }
     }
 
@@ -327,7 +284,7 @@ impl Image {
         match &self.top {
             Layer::Raw(raw) if raw.file().is_encrypted() || raw.file().guards(range) => None,
             Layer::Raw(raw) => Some(raw.file_to_change()),
-            Layer::Qcow2(_) => None,
+            Layer::Qcow2(_) | Layer::Other(..) => None,
         }
     }
 
@@ -342,60 +299,56 @@ impl Image {
     /// Compresses whole clusters, to be written by [`Image::write_packed`]. Changes nothing.
     pub(crate) async fn pack(&self, offset: u64, data: Buf) -> Result<Vec<Packed>> {
         self.validate_write(offset, data.len() as u64)?;
-        match &self.top {
-            Layer::Raw(_) => Err(self.cannot_compress()),
-            Layer::Qcow2(image) => image.pack(offset, data).await,
-        }
+        self.qcow2_for(COMPRESSION)?.pack(offset, data).await
     }
 
     /// Stores compressed clusters.
     pub(crate) async fn write_packed(&self, packed: Vec<Packed>) -> Result<()> {
-        match &self.top {
-            Layer::Raw(_) => Err(self.cannot_compress()),
-            Layer::Qcow2(image) => {
-                let written = image.write_packed(packed, &self.below).await;
-                image.concluded(written).await
-            }
-        }
+        let image = self.qcow2_for(COMPRESSION)?;
+        let written = image.write_packed(packed, &self.below).await;
+        image.concluded(written).await
     }
 
-    fn cannot_compress(&self) -> Error {
-        Error::Unsupported {
+    /// The top layer, for what qcow2 alone can do: "amending" it, say.
+    pub(crate) fn qcow2_for(&self, what: &str) -> Result<&Qcow2> {
+        self.top.qcow2().ok_or_else(|| Error::Unsupported {
             file: self.name().to_string(),
-            feature: "compression of a raw image".to_string(),
-        }
+            feature: format!("{what} a {} image", self.top.format().name()),
+        })
     }
 
     fn validate(&self, offset: u64, len: u64) -> Result<()> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.size() => Ok(()),
-            _ => Err(Error::io(
-                format!("{len} bytes at {offset} are beyond the end of the disk"),
-                std::io::Error::from_raw_os_error(5),
-            )),
-        }
+        within(self.size(), offset, len)
     }
 
     fn validate_write(&self, offset: u64, len: u64) -> Result<()> {
         if !self.writable {
-            return Err(Error::ReadOnly(self.name().to_string()));
+            return Err(self.read_only());
         }
         self.validate(offset, len)
     }
 
-    pub(crate) fn name(&self) -> &str {
-        match &self.top {
-            Layer::Raw(raw) => raw.file().name(),
-            Layer::Qcow2(image) => image.name(),
-        }
+    fn read_only(&self) -> Error {
+        Error::ReadOnly(self.name().to_string())
     }
 
-    /// Reads `buf.len()` bytes of the disk at `offset`; keeps them as [`OpenOptions::copy_on_read`]
-    /// has it.
+    pub(crate) fn name(&self) -> &str {
+        self.top.file().name()
+    }
+
+    /// Fills a buffer or a scatter list from `offset` of the disk on; keeps the bytes as
+    /// [`OpenOptions::copy_on_read`] has it.
     ///
     /// # Errors
     /// Out of range, I/O, or a corrupt table entry; what of them cannot be kept is an error too.
-    pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+    pub async fn read<T>(&self, offset: u64, target: T) -> Result<T>
+    where
+        T: Into<IoVecMut> + From<IoVecMut>,
+    {
+        Ok(self.read_list(offset, target.into()).await?.into())
+    }
+
+    async fn read_list(&self, offset: u64, buf: IoVecMut) -> Result<IoVecMut> {
         self.validate(offset, buf.len() as u64)?;
         match self.is_cut(offset, buf.len()) {
             false => self.read_part(offset, buf).await,
@@ -403,28 +356,36 @@ impl Image {
         }
     }
 
-    async fn read_part(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
-        if let (Layer::Qcow2(image), true) = (&self.top, self.copy_on_read != CopyOnRead::Off) {
+    async fn read_part(&self, offset: u64, buf: IoVecMut) -> Result<IoVecMut> {
+        if let (Some(image), true) = (self.top.qcow2(), self.copy_on_read != CopyOnRead::Off) {
             let range = offset..offset + buf.len() as u64;
             let copying = image.copy_on_read(range, (&self.below, self.copy_on_read));
             image.concluded(copying.await).await?;
         }
-        let _visit = match &self.top {
-            Layer::Qcow2(image) => Some(image.enter().await),
-            Layer::Raw(_) => None,
+        let _visit = match self.top.qcow2() {
+            Some(image) => Some(image.enter().await),
+            None => None,
         };
         chain::read(&self.top, &self.below, offset, buf).await
     }
 
-    /// Writes `data` to the disk at `offset`; zeroes as [`OpenOptions::detect_zeroes`] has it. The
+    /// Writes a buffer or a scatter list to the disk at `offset`; zeroes as
+    /// [`OpenOptions::detect_zeroes`] has it. Of memory that changes meanwhile the disk gets what it
+    /// holds at some moment, each byte by itself. The
     /// future wants to be polled to its end: what one that is dropped half way has written is
     /// undefined until the image is closed.
     ///
     /// # Errors
     /// Out of range, read-only, latched, no space, I/O, or a corrupt table entry. The mapping is as
     /// it was before.
-    pub async fn write(&self, offset: u64, data: Buf, options: WriteOptions) -> Result<()> {
-        self.write_telling(offset, data, (options, &|| ())).await
+    pub async fn write(
+        &self,
+        offset: u64,
+        data: impl Into<IoVec>,
+        durability: Durability,
+    ) -> Result<()> {
+        self.write_telling(offset, data.into(), (durability, &|| ()))
+            .await
     }
 
     /// A write that tells when it has all its space, if it comes so far: another one that begins
@@ -438,80 +399,79 @@ impl Image {
         data: Buf,
         admitted: &Admitted<'_>,
     ) -> Result<()> {
-        self.write_telling(offset, data, (WriteOptions::default(), admitted))
+        self.write_telling(offset, data.into(), (Durability::Cached, admitted))
             .await
     }
 
     async fn write_telling(
         &self,
         offset: u64,
-        data: Buf,
-        (options, admitted): (WriteOptions, &Admitted<'_>),
+        data: IoVec,
+        (durability, admitted): (Durability, &Admitted<'_>),
     ) -> Result<()> {
         self.validate_write(offset, data.len() as u64)?;
-        if self.detect_zeroes != DetectZeroes::Off && is_zero(&data) {
+        if self.detect_zeroes != DetectZeroes::Off && data.is_zero() {
             let zeroes = ZeroOptions {
-                may_unmap: self.detect_zeroes == DetectZeroes::Unmap,
-                fua: options.fua,
+                space: Space::of_unmap(self.detect_zeroes == DetectZeroes::Unmap),
+                durability,
                 fast_only: false,
             };
             return self.write_zeroes(offset, data.len() as u64, zeroes).await;
         }
         match self.is_cut(offset, data.len()) {
-            false => self.write_part(offset, data, (options, admitted)).await,
-            true => Box::pin(self.write_in_parts(offset, data, (options, admitted))).await,
+            false => self.write_part(offset, data, (durability, admitted)).await,
+            true => Box::pin(self.write_in_parts(offset, data, (durability, admitted))).await,
         }
     }
 
     async fn write_part(
         &self,
         offset: u64,
-        data: Buf,
-        (options, admitted): (WriteOptions, &Admitted<'_>),
+        data: IoVec,
+        (durability, admitted): (Durability, &Admitted<'_>),
     ) -> Result<()> {
         match &self.top {
             Layer::Raw(raw) => {
                 admitted();
-                raw.write(offset, data, self.durability(options.fua)).await
+                raw.write(offset, data, self.durability(durability)).await
             }
+            Layer::Other(..) => Err(self.read_only()),
             Layer::Qcow2(image) => {
                 if let Some(clusters) = &self.whole_clusters {
                     admitted();
                     let range = offset..offset + data.len() as u64;
-                    let content = Content::Bytes(data);
+                    let content = Content::Bytes(data.to_buf());
                     self.write_whole((image, clusters), range, content).await?;
-                    return self.settle_whole(options.fua).await;
+                    return self.settle_whole(durability).await;
                 }
-                let fua = if options.fua { Fua::Yes } else { Fua::No };
-                let written = image.write_telling(offset, data, (&self.below, fua), admitted);
+                let context = (&self.below, durability);
+                let written = image.write_telling(offset, data, context, admitted);
                 image.concluded(written.await).await
             }
         }
     }
 
-    fn durability(&self, fua: bool) -> Durability {
-        if fua || self.write_policy == WritePolicy::Writethrough {
-            Durability::Durable
-        } else {
-            Durability::Cached
+    /// What a request gets that asks for this durability.
+    fn durability(&self, asked: Durability) -> Durability {
+        match self.write_policy {
+            WritePolicy::Writethrough => Durability::Durable,
+            WritePolicy::Writeback => asked,
         }
     }
 
-    /// Compresses `data`, whole clusters (or what the disk's last one holds), and stores them so.
+    /// Compresses `data`, whole clusters (or what the disk's last one holds), and stores them so. A
+    /// list of several segments, or of memory that may change, is copied first.
     ///
     /// # Errors
     /// As `write`; also where the format cannot.
-    pub async fn write_compressed(&self, offset: u64, data: Buf) -> Result<()> {
+    pub async fn write_compressed(&self, offset: u64, data: impl Into<IoVec>) -> Result<()> {
+        let data = data.into().to_buf();
         self.validate_write(offset, data.len() as u64)?;
-        match &self.top {
-            Layer::Raw(_) => Err(self.cannot_compress()),
-            Layer::Qcow2(image) => {
-                let range = offset..offset + data.len() as u64;
-                let writing = image.write_compressed(offset, data, &self.below);
-                let written = self.with_clusters(image, range, writing).await;
-                image.concluded(written).await
-            }
-        }
+        let image = self.qcow2_for(COMPRESSION)?;
+        let range = offset..offset + data.len() as u64;
+        let writing = image.write_compressed(offset, data, &self.below);
+        let written = self.with_clusters(image, range, writing).await;
+        image.concluded(written).await
     }
 
     /// Makes a range of the disk read as zeroes.
@@ -536,23 +496,19 @@ impl Image {
                         feature: "zeroing without writing zeroes".to_string(),
                     });
                 }
-                let space = if options.may_unmap {
-                    Space::Release
-                } else {
-                    Space::Keep
-                };
-                raw.write_zeroes(offset, len, space).await?;
-                match self.durability(options.fua) {
+                raw.write_zeroes(offset, len, options.space).await?;
+                match self.durability(options.durability) {
                     Durability::Durable => raw.flush().await,
                     Durability::Cached => Ok(()),
                 }
             }
+            Layer::Other(..) => Err(self.read_only()),
             Layer::Qcow2(image) => {
                 let range = offset..offset + len;
                 if let Some(clusters) = &self.whole_clusters {
                     let content = Content::Zeroes(options);
                     self.write_whole((image, clusters), range, content).await?;
-                    return self.settle_whole(options.fua).await;
+                    return self.settle_whole(options.durability).await;
                 }
                 let outcome = image.write_zeroes(range, &self.below, options).await;
                 image.concluded(outcome).await
@@ -579,6 +535,7 @@ impl Image {
     async fn discard_part(&self, offset: u64, len: u64) -> Result<()> {
         match &self.top {
             Layer::Raw(raw) => raw.discard(offset, len).await,
+            Layer::Other(..) => Err(self.read_only()),
             Layer::Qcow2(image) => {
                 let range = offset..offset + len;
                 let discarding = image.discard(range.clone(), &self.below);
@@ -596,7 +553,7 @@ impl Image {
     pub async fn flush(&self) -> Result<()> {
         match &self.top {
             Layer::Raw(raw) if self.writable => raw.flush().await,
-            Layer::Raw(_) => Ok(()),
+            Layer::Raw(_) | Layer::Other(..) => Ok(()),
             Layer::Qcow2(image) => image.flush().await,
         }
     }
@@ -609,9 +566,9 @@ impl Image {
     /// Out of range, I/O, or a corrupt table entry.
     pub async fn extents(&self, offset: u64, len: u64, max_extents: usize) -> Result<Vec<Extent>> {
         self.validate(offset, len)?;
-        let _visit = match &self.top {
-            Layer::Qcow2(image) => Some(image.enter().await),
-            Layer::Raw(_) => None,
+        let _visit = match self.top.qcow2() {
+            Some(image) => Some(image.enter().await),
+            None => None,
         };
         extents::extents(
             &self.top,
@@ -621,15 +578,20 @@ impl Image {
         .await
     }
 
-    /// Reads `buf.len()` bytes at `offset` of the area behind the disk that QEMU keeps the state of
+    /// Fills a buffer or a list from `offset` on of the area behind the disk that QEMU keeps the state of
     /// a virtual machine in. What was not written reads as zeroes; backing files have no part in
     /// it.
     ///
     /// # Errors
     /// `Unsupported` for a raw image; an offset beyond what can be addressed, I/O, or a corrupt
     /// table entry.
-    pub async fn read_vm_state(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
-        self.with_vm_state()?.read_vm_state(offset, buf).await
+    pub async fn read_vm_state<T>(&self, offset: u64, target: T) -> Result<T>
+    where
+        T: Into<IoVecMut> + From<IoVecMut>,
+    {
+        let image = self.with_vm_state()?;
+        let filled = image.read_vm_state(offset, target.into()).await?;
+        Ok(filled.into())
     }
 
     /// Writes to that area: at the next flush it is durable. An internal snapshot takes it along,
@@ -639,10 +601,10 @@ impl Image {
     /// # Errors
     /// As [`Image::write`], and [`Image::read_vm_state`]; `Io` with EFBIG where the L1 table would
     /// become longer than 32 MiB.
-    pub async fn write_vm_state(&self, offset: u64, data: Buf) -> Result<()> {
+    pub async fn write_vm_state(&self, offset: u64, data: impl Into<IoVec>) -> Result<()> {
         self.validate_write(0, 0)?;
         let image = self.with_vm_state()?;
-        let written = image.write_vm_state(offset, data).await;
+        let written = image.write_vm_state(offset, data.into()).await;
         image.concluded(written).await
     }
 
@@ -654,13 +616,7 @@ impl Image {
     }
 
     fn with_vm_state(&self) -> Result<&Qcow2> {
-        match &self.top {
-            Layer::Raw(_) => Err(Error::Unsupported {
-                file: self.name().to_string(),
-                feature: "the state of a virtual machine in a raw image".to_string(),
-            }),
-            Layer::Qcow2(image) => Ok(image),
-        }
+        self.qcow2_for("the state of a virtual machine in")
     }
 
     /// Changes the size of the disk; what it adds reads as zeroes.
@@ -692,6 +648,7 @@ impl Image {
         match &self.top {
             Layer::Raw(raw) => raw.resize(size, preallocation, job).await,
             Layer::Qcow2(image) => image.resize(size, &self.below, (preallocation, job)).await,
+            Layer::Other(..) => Err(self.read_only()),
         }
     }
 
@@ -703,13 +660,8 @@ impl Image {
     /// too, the header is the old or the new one.
     pub async fn amend(&self, amendment: &Amendment, job: &Job) -> Result<()> {
         self.validate_write(0, 0)?;
-        match &self.top {
-            Layer::Raw(_) => Err(Error::Unsupported {
-                file: self.name().to_string(),
-                feature: "amending a raw image".to_string(),
-            }),
-            Layer::Qcow2(image) => image.amend(amendment, &self.below, job).await,
-        }
+        let image = self.qcow2_for("amending")?;
+        image.amend(amendment, &self.below, job).await
     }
 
     /// Refuses what [`Image::amend`] would refuse of the image's header if the disk had `size`
@@ -718,9 +670,9 @@ impl Image {
     /// # Errors
     /// As `amend`.
     pub async fn may_amend(&self, amendment: &Amendment, size: u64) -> Result<()> {
-        match &self.top {
-            Layer::Raw(_) => Ok(()),
-            Layer::Qcow2(image) => image.may_amend(amendment, size).await,
+        match self.top.qcow2() {
+            None => Ok(()),
+            Some(image) => image.may_amend(amendment, size).await,
         }
     }
 
@@ -739,6 +691,7 @@ impl Image {
         match &self.top {
             Layer::Raw(raw) => raw.keys().await,
             Layer::Qcow2(image) => image.keys().await,
+            Layer::Other(..) => Ok(None),
         }
     }
 
@@ -762,6 +715,7 @@ impl Image {
         match &self.top {
             Layer::Raw(raw) => raw.write_keys(stages).await,
             Layer::Qcow2(image) => image.write_keys(stages).await,
+            Layer::Other(..) => unreachable!("it has no keys"),
         }
     }
 
@@ -770,9 +724,9 @@ impl Image {
     /// # Errors
     /// I/O, or a table that is corrupt.
     pub async fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
-        match &self.top {
-            Layer::Raw(_) => Ok(Vec::new()),
-            Layer::Qcow2(image) => image.snapshots().await,
+        match self.top.qcow2() {
+            None => Ok(Vec::new()),
+            Some(image) => image.snapshots().await,
         }
     }
 
@@ -815,13 +769,7 @@ impl Image {
 
     fn with_snapshots(&self) -> Result<&Qcow2> {
         self.validate_write(0, 0)?;
-        match &self.top {
-            Layer::Raw(_) => Err(Error::Unsupported {
-                file: self.name().to_string(),
-                feature: "an internal snapshot of a raw image".to_string(),
-            }),
-            Layer::Qcow2(image) => Ok(image),
-        }
+        self.qcow2_for("an internal snapshot of")
     }
 
     /// Flushes, if anything was changed since it was opened, gives back what was allocated ahead,
@@ -851,7 +799,7 @@ impl Image {
     async fn finish(&self) -> Result<()> {
         match &self.top {
             Layer::Raw(raw) if self.writable => raw.close().await,
-            Layer::Raw(_) => Ok(()),
+            Layer::Raw(_) | Layer::Other(..) => Ok(()),
             Layer::Qcow2(image) => image.close().await,
         }
     }
@@ -861,7 +809,7 @@ impl Image {
     /// Without it the image works as well, and requests do this work when they must. To end it,
     /// close the image: dropped while it writes metadata, it latches the image, as a flush does.
     pub async fn maintain(&self) {
-        if let Layer::Qcow2(image) = &self.top
+        if let Some(image) = self.top.qcow2()
             && self.writable
         {
             image.maintain().await;
@@ -871,15 +819,11 @@ impl Image {
 
 impl LayerInfo {
     fn of(layer: &Layer) -> LayerInfo {
-        let (name, format, header) = match layer {
-            Layer::Raw(raw) => (raw.file().name(), raw.format(), None),
-            Layer::Qcow2(image) => (image.name(), Format::Qcow2, Some(Arc::new(image.header()))),
-        };
         LayerInfo {
-            name: name.to_string(),
-            format,
+            name: layer.file().name().to_string(),
+            format: layer.format(),
             size: layer.size(),
-            header,
+            header: layer.qcow2().map(|image| Arc::new(image.header())),
             data_name: layer.data_file().name().to_string(),
             id: layer.files().next().and_then(|file| file.id()),
             content: layer.files().next().and_then(|file| file.content_id()),

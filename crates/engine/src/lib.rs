@@ -12,6 +12,7 @@ pub mod compare;
 pub mod convert;
 mod durable;
 mod extents;
+pub mod formats;
 pub mod image;
 pub mod measure;
 mod pairs;
@@ -20,7 +21,8 @@ mod raw;
 pub mod rebase;
 
 pub use cowslip_block::{
-    Buf, BufMut, Error, Job, Result, Workers, error, foreign, job, limits, workers,
+    Buf, BufMut, Disk, Error, IoVec, IoVecMut, Job, Result, SharedMemory, Workers, disk, error,
+    foreign, job, limits, run, workers,
 };
 pub use cowslip_hostfile::{allocate, growth, space};
 pub use cowslip_luks as luks;

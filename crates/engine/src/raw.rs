@@ -6,19 +6,18 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use cowslip_queue::{Buf, BufMut};
+use crate::run::{HostOffset, Run, Source};
+use cowslip_queue::{Buf, IoVec, IoVecMut};
 
 use crate::durable::DurableWrites;
 use crate::file::{Claim, Durability, Event, HostFile, Numbering, Permission, Space};
 use crate::job::Job;
 use crate::luks::{self, SectorCipher};
-use crate::policy::Format;
-use crate::qcow2::create::Preallocation;
-use crate::qcow2::geometry::HostOffset;
-use crate::qcow2::map::{Run, Source};
+use crate::policy::{Format, Preallocation};
+use crate::space::{self, Fill};
 use crate::sync::Turn;
 use crate::units::round_down;
-use crate::{Error, Result, space};
+use crate::{Error, Result};
 
 /// A raw image.
 #[derive(Debug)]
@@ -158,20 +157,20 @@ impl Raw {
     }
 
     /// Reads.
-    pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+    pub async fn read(&self, offset: u64, buf: IoVecMut) -> Result<IoVecMut> {
         self.file.read(self.start + offset, buf).await
     }
 
     /// Writes.
-    pub async fn write(&self, offset: u64, data: Buf, durability: Durability) -> Result<()> {
+    pub async fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Result<()> {
         self.will_change();
         self.file.reach(Event::WriteAio).await;
         let at = self.start + offset;
         if durability == Durability::Cached {
-            return self.file.write(at, vec![data], durability).await;
+            return self.file.write(at, data, durability).await;
         }
         // What is refused, or fails before, has lost nothing.
-        let prepared = self.file.prepare_write(at, vec![data]).await?;
+        let prepared = self.file.prepare_write(at, data).await?;
         let under_way = self.durable_writes.begin();
         let written = self.file.write_prepared(prepared, durability).await;
         if written.is_err() {
@@ -253,7 +252,7 @@ impl Raw {
         drop(file.claim(Claim { held, ..claim })?);
         let old = self.size();
         let old_len = self.file.len().await?;
-        if let Some(how) = preallocation.fill().filter(|_| size > old) {
+        if let Some(how) = Fill::of(preallocation).filter(|_| size > old) {
             space::check_room(file.as_ref(), size - old).await?;
             job.expect(size - old);
             let added = self.start + old..self.start + size;

@@ -17,12 +17,11 @@ use std::ops::Range;
 use cowslip_queue::{Buf, BufMut};
 use futures_util::future::{try_join, try_join_all};
 
-use crate::chain::Layer;
-use crate::image::{Image, ZeroOptions};
+use crate::image::{Image, Space, ZeroOptions};
 use crate::job::{Cost, Job, PIECE_BYTES, Pieces, Stage};
 use crate::pairs::{Known, Spans};
+use crate::qcow2::Qcow2;
 use crate::qcow2::amend::{Amendment, Backing};
-use crate::qcow2::{Fua, Qcow2};
 use crate::units::{round_down, round_up};
 use crate::zero::is_zero;
 use crate::{Error, Result};
@@ -86,13 +85,9 @@ impl Image {
     }
 
     fn rebased_layer(&self) -> Result<&Qcow2> {
-        match &self.top {
-            _ if !self.is_writable() => Err(Error::ReadOnly(self.name().to_string())),
-            Layer::Qcow2(image) => Ok(image),
-            Layer::Raw(_) => Err(Error::Unsupported {
-                file: self.name().to_string(),
-                feature: "a backing file of a raw image".to_string(),
-            }),
+        match self.is_writable() {
+            true => self.qcow2_for("a backing file of"),
+            false => Err(Error::ReadOnly(self.name().to_string())),
         }
     }
 }
@@ -180,7 +175,7 @@ impl Rebase<'_> {
             Deed::Nothing => Ok(()),
             Deed::Zero => {
                 let options = ZeroOptions {
-                    may_unmap: true,
+                    space: Space::Release,
                     ..ZeroOptions::default()
                 };
                 self.image.write_zeroes(at, len as u64, options).await
@@ -190,7 +185,7 @@ impl Rebase<'_> {
                 match self.storage {
                     // Zeroes too, where version 2 has no other way to say them.
                     Storage::Plain => {
-                        let written = self.layer.write(at, data, &self.image.below, Fua::No);
+                        let written = self.layer.write(at, data, &self.image.below);
                         self.layer.concluded(written.await).await
                     }
                     Storage::Compressed => self.image.write_compressed(at, data).await,

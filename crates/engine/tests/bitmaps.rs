@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
-use cowslip::image::{BackingChoice, Format, OpenOptions, WriteOptions};
+use cowslip::image::{BackingChoice, Durability, Format, OpenOptions};
 use cowslip::qcow2::amend::Amendment;
 use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::create::{CreateOptions, Version, create};
@@ -51,7 +51,7 @@ fn add(image: &Image, name: &str) {
 
 fn write(image: &Image, offset: u64) -> Result<()> {
     let data = Buf::from(vec![7; 512]);
-    block_on(image.write(offset, data, WriteOptions::default()))
+    block_on(image.write(offset, data, Durability::Cached))
 }
 
 /// An image of 1 MiB in clusters of 4 KiB, with a bitmap whose first granule is dirty.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cowslip::file::host::{CreateMode, HostGate, HostOptions, open_host_file};
 use cowslip::file::{BlockFile, Claim, Sharing};
-use cowslip::image::{OpenOptions, WriteOptions};
+use cowslip::image::{Durability, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image, Result};
 use cowslip_queue::{Backend, Queue};
@@ -120,10 +120,7 @@ fn reopening_passes_the_claim_on() {
             .await
             .unwrap();
         let data = Buf::copy_of(&[7; 512]);
-        writer
-            .write(0, data, WriteOptions::default())
-            .await
-            .unwrap();
+        writer.write(0, data, Durability::Cached).await.unwrap();
         assert!(
             is_locked(usual(&path, false).await),
             "the writer's claim stands"

@@ -8,7 +8,7 @@ use crate::support::crash::{Op, Recorder};
 use crate::support::slow::NoFiles;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Durability, FileRequest, Gate};
-use cowslip::image::{Format, OpenOptions, WriteOptions};
+use cowslip::image::{Format, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Image};
 
@@ -54,7 +54,7 @@ fn a_session_that_writes_ends_with_a_flush() {
     for format in [Format::Raw, Format::Qcow2] {
         let ops = ops_of(format, async |image| {
             let data = Buf::copy_of(&[7; 512]);
-            image.write(0, data, WriteOptions::default()).await.unwrap();
+            image.write(0, data, Durability::Cached).await.unwrap();
         });
         let last_write = ops.iter().rposition(|op| matches!(op, Op::Write(..)));
         let last_flush = ops.iter().rposition(|op| matches!(op, Op::Flush));
@@ -95,10 +95,7 @@ fn a_raw_disk_has_whole_sectors() {
         let image = Image::open(Arc::clone(&file) as _, options, &NoFiles).await;
         let image = image.unwrap();
         let data = Buf::copy_of(&[8; 10]);
-        image
-            .write(1010, data, WriteOptions::default())
-            .await
-            .unwrap();
+        image.write(1010, data, Durability::Cached).await.unwrap();
         image.close().await.unwrap();
     });
     let after = file.contents();
@@ -129,7 +126,7 @@ fn padding_stays_under_an_unknown_autoclear_bit_until_something_is_written() {
     };
     block_on(create(file.clone(), Some(data.clone()), &options)).unwrap();
     let unknown = Buf::copy_of(&[0x80]);
-    block_on(file.write(88, vec![unknown], Durability::Cached)).unwrap();
+    block_on(file.write(88, unknown.into(), Durability::Cached)).unwrap();
     block_on(data.set_len(4096)).unwrap();
     let session = |writes: bool| {
         let options = OpenOptions {
@@ -141,7 +138,7 @@ fn padding_stays_under_an_unknown_autoclear_bit_until_something_is_written() {
             let image = Image::open(file.clone(), options, &gate).await.unwrap();
             if writes {
                 let byte = Buf::copy_of(&[7; 512]);
-                image.write(0, byte, WriteOptions::default()).await.unwrap();
+                image.write(0, byte, Durability::Cached).await.unwrap();
             }
             image.close().await.unwrap();
         });

@@ -8,7 +8,7 @@ use crate::support::block_on;
 use crate::support::slow::SlowFile;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
-use cowslip::image::{BackingChoice, Format, OpenOptions, WriteOptions};
+use cowslip::image::{BackingChoice, Durability, Format, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image};
 
@@ -47,7 +47,7 @@ fn open(file: Arc<dyn BlockFile>, shelf: &Shelf) -> Image {
 
 fn write(image: &Image, offset: u64, len: u64, byte: u8) -> cowslip::Result<()> {
     let data = Buf::copy_of(&vec![byte; len as usize]);
-    block_on(image.write(offset, data, WriteOptions::default()))
+    block_on(image.write(offset, data, Durability::Cached))
 }
 
 /// Leaves memory of all sizes behind that a first write here may ask for.

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
-use cowslip::image::{CopyOnRead, DiscardPolicy, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::image::{CopyOnRead, DiscardPolicy, Durability, OpenOptions, ZeroOptions};
 use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::create::{CreateOptions, Version, create};
 use cowslip::{Buf, BufMut, Image, Result};
@@ -94,7 +94,7 @@ impl Files {
 
 fn write(image: &Image, at: u64, len: u64, byte: u8) {
     let data = Buf::copy_of(&vec![byte; len as usize]);
-    block_on(image.write(at, data, WriteOptions::default())).unwrap();
+    block_on(image.write(at, data, Durability::Cached)).unwrap();
 }
 
 fn read(image: &Image, at: u64, len: u64) -> Vec<u8> {
@@ -248,7 +248,7 @@ fn bitmaps_do_not_follow_a_copy_and_a_failed_one_fails_the_read() {
     let base = files.open("base", CopyOnRead::Off);
     let bytes = [[0x11; 512], [FAILING; 512]].concat();
     let data = Buf::copy_of(&bytes);
-    block_on(base.write(4 * CLUSTER - 512, data, WriteOptions::default())).unwrap();
+    block_on(base.write(4 * CLUSTER - 512, data, Durability::Cached)).unwrap();
     block_on(base.close()).unwrap();
     let image = files.open("top", CopyOnRead::All);
     let buf = BufMut::zeroed(CLUSTER as usize);
@@ -324,7 +324,7 @@ fn writes_to_one_compressed_cluster_lose_nothing_of_each_other() {
     file.hold_reads(true);
     let writes = (0..32_u8).map(|n| {
         let data = Buf::copy_of(&[n + 1; 2048]);
-        image.write(u64::from(n) * 2048, data, WriteOptions::default())
+        image.write(u64::from(n) * 2048, data, Durability::Cached)
     });
     let mut writes: VecDeque<Pin<Box<_>>> = writes.map(Box::pin).collect();
     let mut context = Context::from_waker(Waker::noop());

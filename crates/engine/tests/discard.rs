@@ -14,10 +14,10 @@ use cowslip::file::memory::MemoryFile;
 use cowslip::file::{
     BlockFile, Capabilities, Durability, FileExtent, FileId, FileRequest, Gate, Space,
 };
-use cowslip::image::{AllocPolicy, DiscardPolicy, Extent, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::image::{AllocPolicy, DiscardPolicy, Extent, OpenOptions, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::qcow2::header::Header;
-use cowslip::{Buf, BufMut, Error, Image};
+use cowslip::{Buf, BufMut, Error, Image, IoVec, IoVecMut};
 use cowslip_queue::{Completer, Pending, pending};
 
 /// What was done with a file that concerns its space.
@@ -94,10 +94,10 @@ impl BlockFile for Watched {
     fn len(&self) -> Pending<io::Result<u64>> {
         self.memory.len()
     }
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.memory.read(offset, buf)
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
+    fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
         self.memory.write(offset, data, how)
     }
     fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {
@@ -191,7 +191,7 @@ fn write(
     byte: u8,
 ) -> impl Future<Output = cowslip::Result<()>> {
     let data = Buf::copy_of(&vec![byte; len as usize]);
-    image.write(offset, data, WriteOptions::default())
+    image.write(offset, data, Durability::Cached)
 }
 
 fn read(image: &Image, offset: u64, len: u64) -> Vec<u8> {
@@ -416,7 +416,7 @@ fn zeroes_that_may_unmap_give_subclusters_back_too() {
     let host = host_of_first_cluster(&image);
     for may_unmap in [false, true] {
         let options = ZeroOptions {
-            may_unmap,
+            space: Space::of_unmap(may_unmap),
             ..ZeroOptions::default()
         };
         let start = if may_unmap { 8 * KIB } else { 16 * KIB };

@@ -6,12 +6,12 @@ use std::task::{Context, Waker};
 
 use crate::support::block_on;
 use crate::support::slow::{HELD, NoFiles, SlowFile};
-use cowslip::image::{Format, OpenOptions, WriteOptions};
+use cowslip::image::{Durability, Format, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, Error, Image};
 
 fn write(image: &Image, byte: u8, fua: bool) -> impl Future<Output = cowslip::Result<()>> {
-    image.write(0, Buf::copy_of(&[byte; 4096]), WriteOptions { fua })
+    image.write(0, Buf::copy_of(&[byte; 4096]), Durability::of_fua(fua))
 }
 
 fn open(file: &Arc<SlowFile>, format: Format) -> Image {

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cowslip::file::BlockFile;
-use cowslip::image::{DiscardPolicy, OpenOptions, WriteOptions};
+use cowslip::image::{DiscardPolicy, Durability, OpenOptions};
 use cowslip::luks::Passphrase;
 use cowslip::qcow2::check::{Finding, Severity};
 use cowslip::qcow2::header::Header;
@@ -254,7 +254,7 @@ fn judge(what: &str, (contents, found): (&Contents, &Seen), states: &[&Seen], gu
 
 fn write(image: &Image) -> Result<()> {
     let data = Buf::from(vec![GUEST_BYTE; GUEST.len()]);
-    block_on(image.write(GUEST.start as u64, data, WriteOptions::default()))
+    block_on(image.write(GUEST.start as u64, data, Durability::Cached))
 }
 
 /// How a session has ended.

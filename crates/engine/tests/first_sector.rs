@@ -17,9 +17,9 @@ use cowslip::file::memory::MemoryFile;
 use cowslip::file::{
     BlockFile, Capabilities, Durability, FileExtent, FileId, FileRequest, Gate, Space,
 };
-use cowslip::image::{DiscardPolicy, Format, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::image::{DiscardPolicy, Format, OpenOptions, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
-use cowslip::{Buf, BufMut, Error, Image, Job};
+use cowslip::{Buf, BufMut, Error, Image, IoVec, IoVecMut, Job};
 use cowslip_queue::{Pending, pending};
 
 const EPERM: i32 = 1;
@@ -118,10 +118,10 @@ impl BlockFile for Stepped {
     fn len(&self) -> Pending<io::Result<u64>> {
         self.memory.len()
     }
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.hold(move |memory| memory.read(offset, buf))
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
+    fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
         self.hold(move |memory| memory.write(offset, data, how))
     }
     fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {
@@ -171,14 +171,14 @@ impl Request {
     async fn send(&self, image: &Image) -> cowslip::Result<()> {
         let len = self.bytes.len() as u64;
         let zeroes = |may_unmap| ZeroOptions {
-            may_unmap,
+            space: Space::of_unmap(may_unmap),
             ..ZeroOptions::default()
         };
         match self.kind {
             Kind::Write | Kind::DurableWrite => {
                 let fua = self.kind == Kind::DurableWrite;
                 let data = Buf::copy_of(&self.bytes);
-                image.write(self.at, data, WriteOptions { fua }).await
+                image.write(self.at, data, Durability::of_fua(fua)).await
             }
             Kind::Zeroes => image.write_zeroes(self.at, len, zeroes(false)).await,
             Kind::ZeroesWithoutSpace => image.write_zeroes(self.at, len, zeroes(true)).await,
@@ -488,7 +488,7 @@ fn a_commit_does_not_make_a_guessed_base_an_image() {
                     true => image.write_zeroes(3, 1, ZeroOptions::default()).await,
                     false => {
                         let data = Buf::copy_of(b"QFI\xfb\0\0\0\x03");
-                        image.write(0, data, WriteOptions::default()).await
+                        image.write(0, data, Durability::Cached).await
                     }
                 }
             };

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use cowslip::Image;
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
-use cowslip::image::{Format, OpenOptions, WriteOptions};
+use cowslip::image::{Durability, Format, OpenOptions};
 use cowslip::luks::Passphrase;
 use cowslip_queue::{Buf, BufMut};
 
@@ -77,7 +77,7 @@ fn judge(kept: &[u8], format: Format, (size, written): (usize, &[(u8, usize, usi
     assert!(is_that(read(&image), &disk), "other bytes than QEMU wrote");
     let (start, len) = (written[1].1 + 100, 700);
     let data = Buf::from(vec![0x44; len]);
-    block_on(image.write(start as u64, data, WriteOptions::default())).unwrap();
+    block_on(image.write(start as u64, data, Durability::Cached)).unwrap();
     block_on(image.close()).unwrap();
     disk[start..start + len].fill(0x44);
     assert!(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::support::block_on;
 use crate::support::slow::{FAILING, NoFiles, SlowFile};
-use cowslip::image::{OpenOptions, WriteOptions};
+use cowslip::image::{Durability, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Image};
 use futures_util::future::join_all;
@@ -24,7 +24,7 @@ fn open(file: &Arc<SlowFile>) -> Image {
 fn write_all(image: &Image, clusters: &[(u64, u8)]) -> Vec<bool> {
     let writes = clusters.iter().map(|&(cluster, byte)| {
         let data = Buf::copy_of(&[byte; CLUSTER as usize]);
-        image.write(cluster * CLUSTER, data, WriteOptions::default())
+        image.write(cluster * CLUSTER, data, Durability::Cached)
     });
     let done = block_on(join_all(writes));
     done.iter().map(Result::is_ok).collect()

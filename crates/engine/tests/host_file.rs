@@ -11,8 +11,8 @@ use std::sync::Arc;
 use cowslip::file::host::{
     Aio, CreateMode, FlushPolicy, HostGate, HostOptions, PageCache, open_host_file,
 };
-use cowslip::file::{BlockFile, ChosenBy, Durability, FileRequest, Gate, Role, Space};
-use cowslip::{Buf, BufMut, Error};
+use cowslip::file::{BlockFile, ChosenBy, Durability, FileRequest, Gate, HostFile, Role, Space};
+use cowslip::{Buf, BufMut, Error, IoVec, IoVecMut, SharedMemory};
 use cowslip_block::random::Random;
 use cowslip_queue::{Backend, Queue};
 
@@ -38,6 +38,21 @@ fn scratch_dirs() -> Vec<tempfile::TempDir> {
     let mut dirs = vec![tempfile::tempdir().unwrap()];
     dirs.extend(tempfile::tempdir_in("/dev/shm").ok());
     dirs
+}
+
+/// Cuts a range of `len` bytes; with how far from aligned memory each part begins. Whole sectors
+/// now and then, which direct I/O takes as they are.
+fn pieces(random: &mut Random, len: usize) -> Vec<(usize, usize, usize)> {
+    let unit = [1, 512, 4096][random.below(3) as usize];
+    let mut pieces = Vec::new();
+    let mut at = 0;
+    while at < len {
+        let piece = (random.below(9000) as usize + 1).next_multiple_of(unit);
+        let piece = piece.min(len - at);
+        pieces.push((at, piece, random.below(3) as usize * unit));
+        at += piece;
+    }
+    pieces
 }
 
 /// A host file beside the bytes that it should have.
@@ -85,34 +100,46 @@ impl Checked {
     async fn write(&mut self, random: &mut Random) {
         let (offset, len) = self.range(random);
         let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
-        // As several buffers that start and end anywhere in memory.
-        let mut bufs = Vec::new();
-        let mut at = 0;
-        while at < bytes.len() {
-            let piece = (random.below(9000) as usize + 1).min(bytes.len() - at);
-            let skew = random.below(3) as usize;
-            let mut buf = BufMut::zeroed(piece + skew);
-            buf[skew..].copy_from_slice(&bytes[at..at + piece]);
-            bufs.push(buf.freeze().slice(skew, piece));
-            at += piece;
+        // As several segments that start and end anywhere in memory, ours or somebody else's.
+        let mut list = IoVec::default();
+        for (at, piece, skew) in pieces(random, bytes.len()) {
+            let part = &bytes[at..at + piece];
+            if random.below(2) == 0 {
+                let mut buf = BufMut::zeroed(piece + skew);
+                buf[skew..].copy_from_slice(part);
+                list.append(buf.freeze().slice(skew, piece).into());
+            } else {
+                let memory = SharedMemory::new(piece + skew);
+                memory.write(skew, part);
+                list.append(IoVec::shared(&memory, skew..skew + piece));
+            }
         }
         let durability = match random.below(4) {
             0 => Durability::Durable,
             _ => Durability::Cached,
         };
-        self.file.write(offset, bufs, durability).await.unwrap();
+        let file = HostFile::new(Arc::clone(&self.file));
+        file.write(offset, list, durability).await.unwrap();
         self.grow(offset + len);
         self.model[offset as usize..][..len as usize].copy_from_slice(&bytes);
     }
 
     async fn read(&mut self, random: &mut Random) {
         let (offset, len) = self.range(random);
-        let mut whole = BufMut::zeroed(len as usize + 4096);
-        whole.fill(0xEE);
-        let mut buf = whole.split_off(random.below(2) as usize * 8);
-        buf.truncate(len as usize);
-        let (result, buf) = self.file.read(offset, buf).await;
-        result.unwrap();
+        let mut list = IoVecMut::default();
+        for (_, piece, skew) in pieces(random, len as usize) {
+            if random.below(2) == 0 {
+                let mut buf = BufMut::zeroed(piece + skew).split_off(skew);
+                buf.fill(0xEE);
+                list.append(buf.into());
+            } else {
+                let memory = SharedMemory::new(piece + skew);
+                memory.write(0, &vec![0xEE; piece + skew]);
+                list.append(IoVecMut::shared(&memory, skew..skew + piece));
+            }
+        }
+        let file = HostFile::new(Arc::clone(&self.file));
+        let buf = file.read(offset, list).await.unwrap().to_vec();
         let end = self.model.len().min((offset + len) as usize);
         let present = self.model.get(offset as usize..end).unwrap_or(&[]);
         assert!(&buf[..present.len()] == present, "{offset:#x}+{len:#x}");
@@ -237,19 +264,19 @@ fn many_operations_are_in_flight_at_once() {
             let writes: Vec<_> = (0..BLOCKS)
                 .map(|index| {
                     let data = Buf::from(vec![index as u8; BLOCK]);
-                    file.write((index * BLOCK) as u64, vec![data], Durability::Cached)
+                    file.write((index * BLOCK) as u64, data.into(), Durability::Cached)
                 })
                 .collect();
             for write in writes {
                 write.await.unwrap();
             }
             let reads: Vec<_> = (0..BLOCKS)
-                .map(|index| file.read((index * BLOCK) as u64, BufMut::zeroed(BLOCK)))
+                .map(|index| file.read((index * BLOCK) as u64, BufMut::zeroed(BLOCK).into()))
                 .collect();
             for (index, read) in reads.into_iter().enumerate() {
                 let (result, buf) = read.await;
                 result.unwrap();
-                assert!(buf.iter().all(|byte| *byte == index as u8));
+                assert!(buf.to_vec().iter().all(|byte| *byte == index as u8));
             }
         });
     }
@@ -276,13 +303,13 @@ fn a_write_of_more_buffers_than_one_call_takes_is_whole() {
 fn operations_run_without_a_queue_and_wake_a_foreign_waiter() {
     let dir = tempfile::tempdir().unwrap();
     let file = open_host_file(&dir.path().join("f"), &writable()).unwrap();
-    let write = file.write(0, vec![Buf::copy_of(b"hello")], Durability::Durable);
+    let write = file.write(0, Buf::copy_of(b"hello").into(), Durability::Durable);
     let queue = Queue::new(Backend::Auto).unwrap();
     queue.block_on(write).unwrap();
-    let read = file.read(0, BufMut::zeroed(8));
+    let read = file.read(0, BufMut::zeroed(8).into());
     let (result, buf) = queue.block_on(read);
     result.unwrap();
-    assert_eq!(&buf[..], b"hello\0\0\0");
+    assert_eq!(buf.to_vec(), b"hello\0\0\0");
 }
 
 #[test]
@@ -296,16 +323,17 @@ fn dropping_a_read_in_flight_frees_nothing_too_early() {
         queue.block_on(async {
             for round in 0..50u64 {
                 // Issued and dropped before the queue has even told the kernel.
-                drop(file.read(round * 4096, BufMut::zeroed(65536)));
+                drop(file.read(round * 4096, BufMut::zeroed(65536).into()));
                 // What a freed buffer would be reused for must stay as it is.
                 let canary = BufMut::zeroed(65536);
-                let (result, buf) = file.read(1 << 20, BufMut::zeroed(65536)).await;
+                let (result, buf) = file.read(1 << 20, BufMut::zeroed(65536).into()).await;
                 result.unwrap();
+                let buf = BufMut::from(buf);
                 assert!(canary.iter().chain(buf.iter()).all(|byte| *byte == 0));
             }
         });
         // The file goes first, then the queue with what may still be in flight.
-        queue.block_on(async { drop(file.read(0, BufMut::zeroed(1 << 20))) });
+        queue.block_on(async { drop(file.read(0, BufMut::zeroed(1 << 20).into())) });
         drop(file);
         drop(queue);
     }
@@ -323,7 +351,7 @@ fn many_queues_share_one_file() {
                 let queue = Queue::new(Backend::Auto).unwrap();
                 queue.block_on(async {
                     for block in 0..100u64 {
-                        let data = vec![Buf::from(vec![number; 512])];
+                        let data = Buf::from(vec![number; 512]).into();
                         let offset = (block * 4 + u64::from(number)) * 512;
                         file.write(offset, data, Durability::Cached).await.unwrap();
                     }
@@ -429,7 +457,7 @@ fn a_read_only_file_is_not_written() {
     let file = open_host_file(&path, &HostOptions::default()).unwrap();
     assert!(!file.capabilities().writable);
     let queue = Queue::new(Backend::Auto).unwrap();
-    let write = file.write(0, vec![Buf::copy_of(b"x")], Durability::Cached);
+    let write = file.write(0, Buf::copy_of(b"x").into(), Durability::Cached);
     assert!(queue.block_on(write).is_err());
     assert_eq!(fs::read(&path).unwrap(), b"bytes");
 }
@@ -465,7 +493,7 @@ fn discarded_space_is_given_back_and_kept_space_is_kept() {
     let queue = Queue::new(Backend::Auto).unwrap();
     queue.block_on(async {
         let data = Buf::from(vec![1; 1 << 20]);
-        file.write(0, vec![data], Durability::Durable)
+        file.write(0, data.into(), Durability::Durable)
             .await
             .unwrap();
         // `Ignore` holds back flushes, but delayed allocation must not blur what is counted.

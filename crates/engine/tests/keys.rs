@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use cowslip::file::BlockFile;
 use cowslip::file::memory::MemoryFile;
-use cowslip::image::{Format, OpenOptions, WriteOptions};
+use cowslip::image::{Durability, Format, OpenOptions};
 use cowslip::luks::{
     CipherMode, ErasedKeys, Hash, IvGenerator, KeyChange, KeySize, Means, NewKey, NewVolume,
     Passphrase, Spec, VolumeOptions,
@@ -42,8 +42,8 @@ fn means() -> Means {
     }
 }
 
-/// An image that 'a' opens, by a slot that costs little.
-fn made(format: Format) -> Vec<u8> {
+/// A volume that 'a' opens, by a slot that costs little.
+pub fn volume() -> NewVolume {
     let means = means();
     let options = VolumeOptions {
         spec: Spec {
@@ -56,7 +56,12 @@ fn made(format: Format) -> Vec<u8> {
         slot_iterations: 1,
         digest_iterations: 1,
     };
-    let volume = NewVolume::make(&options, &mut |bytes| (means.random)(bytes)).unwrap();
+    NewVolume::make(&options, &mut |bytes| (means.random)(bytes)).unwrap()
+}
+
+/// An image of this volume.
+fn made(format: Format) -> Vec<u8> {
+    let volume = volume();
     let file = Arc::new(MemoryFile::new("image", Vec::new(), 1));
     if format == Format::Luks {
         let made = (&volume, Preallocation::Off);
@@ -104,7 +109,7 @@ fn open(file: Arc<dyn BlockFile>, format: Format, name: &str) -> Result<Image> {
 
 fn write(image: &Image, offset: u64, (byte, len): (u8, usize)) {
     let data = Buf::from(vec![byte; len]);
-    block_on(image.write(offset, data, WriteOptions::default())).unwrap();
+    block_on(image.write(offset, data, Durability::Cached)).unwrap();
 }
 
 fn read(image: &Image) -> Vec<u8> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::support::{self, block_on};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
-use cowslip::image::{Extent, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::image::{Durability, Extent, OpenOptions, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::qcow2::entry::refcount_at;
 use cowslip::qcow2::header::Header;
@@ -73,7 +73,7 @@ fn scribbled(cluster_size: u64, extended_l2: bool, seed: u64) -> (Vec<u8>, Vec<E
                 }
                 _ => {
                     let data = Buf::copy_of(&vec![5; len as usize]);
-                    image.write(at, data, WriteOptions::default()).await?;
+                    image.write(at, data, Durability::Cached).await?;
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::support::block_on;
 use crate::support::slow::{NoFiles, SlowFile};
-use cowslip::image::{DiscardPolicy, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::image::{DiscardPolicy, Durability, OpenOptions, ZeroOptions};
 use cowslip::limits::Limits;
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image};
@@ -46,8 +46,8 @@ fn limited(is_raw: bool) -> (Image, Arc<SlowFile>) {
 fn write(image: &Image, model: &mut [u8], (at, len, value): (u64, u64, u8)) {
     let data: Vec<u8> = (0..len).map(|i| value ^ (i / 512) as u8).collect();
     model[at as usize..(at + len) as usize].copy_from_slice(&data);
-    let options = WriteOptions { fua: value == 7 };
-    block_on(image.write(at, Buf::copy_of(&data), options)).unwrap();
+    let durability = Durability::of_fua(value == 7);
+    block_on(image.write(at, Buf::copy_of(&data), durability)).unwrap();
 }
 
 fn assert_holds(image: &Image, model: &[u8]) {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use cowslip::convert::{Failure, Form, Options, Order, Plan, Sources, Unwritten};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
-use cowslip::image::{Format, OpenOptions, WriteOptions};
+use cowslip::image::{Format, OpenOptions};
 use cowslip::measure::{geometry, measure};
 use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create};
 use cowslip::qcow2::header::{CompressionType, Header};
-use cowslip::{Buf, BufMut, Image, Job};
+use cowslip::{Buf, BufMut, Image, IoVec, IoVecMut, Job};
 use cowslip_queue::Pending;
 
 use crate::support::crash::{Recorder, each_crash};
@@ -74,11 +74,11 @@ impl BlockFile for Bounded {
     fn len(&self) -> Pending<io::Result<u64>> {
         self.memory.len()
     }
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.memory.read(offset, buf)
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
-        let len: usize = data.iter().map(|buf| buf.len()).sum();
+    fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
+        let len = data.len();
         match self.within(offset + len as u64) {
             Ok(()) => self.memory.write(offset, data, how),
             failed => Pending::ready(failed),
@@ -180,7 +180,7 @@ async fn source(seed: &mut Seed, size: u64) -> Image {
         let len = len.next_multiple_of(512).min(size - at);
         if whole || seed.one_in(2) {
             let data = Buf::from(seed.bytes(len));
-            let written = image.write(at, data, WriteOptions::default()).await;
+            let written = image.write(at, data, Durability::Cached).await;
             written.unwrap();
         }
         at += len;
@@ -327,7 +327,7 @@ fn space_of_a_device_is_counted_in_order() {
         let image = open(device.clone(), Format::Qcow2).await;
         for piece in 0..9u64 {
             let data = Buf::copy_of(&vec![piece as u8 + 1; PIECE as usize]);
-            let written = image.write(piece * PIECE, data, WriteOptions::default());
+            let written = image.write(piece * PIECE, data, Durability::Cached);
             written.await.unwrap();
             image.flush().await.unwrap();
         }

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{
-    BackingChoice, DiscardPolicy, Format, OpenOptions, WriteOptions, ZeroOptions,
+    BackingChoice, DiscardPolicy, Durability, Format, OpenOptions, Space, ZeroOptions,
 };
 use cowslip::qcow2::create::{self, CreateOptions};
 use cowslip::{Buf, BufMut, Error, Image};
@@ -96,13 +96,13 @@ fn run(create_options: &str, size: u64, alignment: u32, seed: u64) {
                     let data: Vec<u8> = (0..len).map(|i| (i * 7 + step) as u8 | 1).collect();
                     model[range].copy_from_slice(&data);
                     let fua = random.below(4) == 0;
-                    block_on(image.write(start, Buf::from(data), WriteOptions { fua })).unwrap();
+                    block_on(image.write(start, Buf::from(data), Durability::of_fua(fua))).unwrap();
                 }
                 4 => {
                     model[range].fill(0);
                     let may_unmap = random.below(2) == 0;
                     let zero = ZeroOptions {
-                        may_unmap,
+                        space: Space::of_unmap(may_unmap),
                         ..ZeroOptions::default()
                     };
                     block_on(image.write_zeroes(start, len, zero)).unwrap();
@@ -186,7 +186,7 @@ fn the_futures_of_an_image_are_send() {
     let image = block_on(Image::open(file.clone(), options(), &NoFiles)).unwrap();
     is_send(Image::open(file, options(), &NoFiles));
     is_send(image.read(0, BufMut::zeroed(1)));
-    is_send(image.write(0, Buf::zeroed(1), WriteOptions::default()));
+    is_send(image.write(0, Buf::zeroed(1), Durability::Cached));
     is_send(image.write_compressed(0, Buf::zeroed(1)));
     is_send(image.write_zeroes(0, 1, ZeroOptions::default()));
     is_send(image.discard(0, 1));
@@ -208,7 +208,7 @@ fn a_write_onto_metadata_marks_the_image_corrupt() {
             .await
             .unwrap();
         image
-            .write(0, Buf::zeroed(4096), WriteOptions::default())
+            .write(0, Buf::zeroed(4096), Durability::Cached)
             .await
             .unwrap();
         image.close().await.unwrap();
@@ -220,7 +220,7 @@ fn a_write_onto_metadata_marks_the_image_corrupt() {
     damaged[l2..l2 + 8].copy_from_slice(&(refcount_table | 1 << 63).to_be_bytes());
     let file = Arc::new(MemoryFile::new("a.qcow2", damaged.clone(), 1));
     let image = block_on(Image::open(file.clone(), options(), &NoFiles)).unwrap();
-    let refused = block_on(image.write(0, Buf::copy_of(b"x"), WriteOptions::default()));
+    let refused = block_on(image.write(0, Buf::copy_of(b"x"), Durability::Cached));
     assert!(matches!(refused, Err(Error::Corrupt { .. })), "{refused:?}");
     const INCOMPATIBLE_LOW_BYTE: usize = 79;
     damaged[INCOMPATIBLE_LOW_BYTE] |= 2;
@@ -236,7 +236,7 @@ fn a_raw_disk_of_an_odd_size_keeps_it() {
         ..options()
     };
     let image = block_on(Image::open(file.clone(), raw, &NoFiles)).unwrap();
-    block_on(image.write(5000, Buf::copy_of(b"end"), WriteOptions::default())).unwrap();
+    block_on(image.write(5000, Buf::copy_of(b"end"), Durability::Cached)).unwrap();
     block_on(image.close()).unwrap();
     let mut expected = vec![7; 5120];
     expected[5000..5003].copy_from_slice(b"end");

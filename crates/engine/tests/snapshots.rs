@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
-use cowslip::image::{BackingChoice, DiscardPolicy, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::image::{BackingChoice, DiscardPolicy, Durability, OpenOptions, Space, ZeroOptions};
 use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
 use cowslip::{Buf, BufMut, Error, Image, Job, Result};
 
@@ -125,7 +125,7 @@ impl Model {
             0 => {
                 self.disk[range].fill(0);
                 let zero = ZeroOptions {
-                    may_unmap: random.below(2) == 0,
+                    space: Space::of_unmap(random.below(2) == 0),
                     ..ZeroOptions::default()
                 };
                 block_on(image.write_zeroes(start, len, zero)).unwrap();
@@ -143,7 +143,7 @@ impl Model {
                 let data: Vec<u8> = (0..len).map(|i| (i / 9 + seed) as u8 | 1).collect();
                 self.disk[range].copy_from_slice(&data);
                 let data = Buf::from(data);
-                block_on(image.write(start, data, WriteOptions::default())).unwrap();
+                block_on(image.write(start, data, Durability::Cached)).unwrap();
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::support::crash::{Op, Recorder};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate};
 use cowslip::image::{
-    AllocPolicy, DetectZeroes, DiscardPolicy, OpenOptions, WriteOptions, ZeroMethod,
+    AllocPolicy, DetectZeroes, DiscardPolicy, Durability, OpenOptions, ZeroMethod,
 };
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image};
@@ -45,7 +45,7 @@ fn discards() -> OpenOptions {
 
 fn write(image: &Image, offset: u64, len: u64, byte: u8) {
     let data = Buf::copy_of(&vec![byte; len as usize]);
-    block_on(image.write(offset, data, WriteOptions::default())).unwrap();
+    block_on(image.write(offset, data, Durability::Cached)).unwrap();
 }
 
 /// Knuth's MMIX constants.
@@ -177,7 +177,7 @@ fn writes_of_zeroes_take_no_space_where_they_are_detected() {
         // One byte makes it data.
         let mut data = BufMut::zeroed(64 << 10);
         data[65535] = 1;
-        block_on(image.write(2 * MIB, data.freeze(), WriteOptions::default())).unwrap();
+        block_on(image.write(2 * MIB, data.freeze(), Durability::Cached)).unwrap();
         assert_eq!(host(&image, 2 * MIB), (false, true));
         let read = block_on(image.read(0, BufMut::zeroed(4 << 20))).unwrap();
         let set = read.iter().filter(|&&byte| byte != 0).count();

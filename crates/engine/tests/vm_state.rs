@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cowslip::commit::{Afterwards, Commit};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Durability, FileRequest, Gate};
-use cowslip::image::{Format, OpenOptions, WriteOptions};
+use cowslip::image::{Format, OpenOptions};
 use cowslip::qcow2::amend::Amendment;
 use cowslip::qcow2::check::CheckResult;
 use cowslip::qcow2::create::{CreateOptions, Version, create};
@@ -119,8 +119,8 @@ fn what_was_saved_is_loaded_and_the_rest_reads_as_zeroes() {
 fn a_backing_file_has_no_part_in_it() {
     let mut files = Files::default();
     let base = files.add("base");
-    let sevens = vec![Buf::copy_of(&[7; 10 << 15])];
-    block_on(base.write(0, sevens, Durability::Cached)).unwrap();
+    let sevens = Buf::copy_of(&[7; 10 << 15]);
+    block_on(base.write(0, sevens.into(), Durability::Cached)).unwrap();
     let files = files.with_top(CreateOptions {
         backing_file: Some("base".to_string()),
         backing_format: Some("raw".to_string()),
@@ -345,7 +345,7 @@ fn shrinking_gives_up_all_that_is_behind_the_end_whatever_lies_below() {
         });
         let image = files.open("top");
         let data = Buf::copy_of(&vec![5; SIZE as usize]);
-        block_on(image.write(0, data, WriteOptions::default())).unwrap();
+        block_on(image.write(0, data, Durability::Cached)).unwrap();
         let small = TABLE / 2;
         block_on(image.resize(small)).unwrap();
         assert!(is_all(&disk(&image), 5));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::support::block_on;
 use crate::support::slow::{NoFiles, SlowFile};
-use cowslip::image::{OpenOptions, WriteOptions, WriteStatistics};
+use cowslip::image::{Durability, OpenOptions, WriteStatistics};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, Image};
 
@@ -30,7 +30,7 @@ fn image(extended_l2: bool) -> Image {
 fn write(image: &Image, offset: u64, len: u64) -> [u64; 3] {
     let before = image.write_statistics().unwrap();
     let data = Buf::copy_of(&vec![7; len as usize]);
-    block_on(image.write(offset, data, WriteOptions::default())).unwrap();
+    block_on(image.write(offset, data, Durability::Cached)).unwrap();
     let WriteStatistics {
         new_space,
         filled,

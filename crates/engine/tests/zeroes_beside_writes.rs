@@ -7,7 +7,7 @@ use std::task::{Context, Waker};
 
 use crate::support::block_on;
 use crate::support::slow::{FAILING, HELD, NoFiles, SlowFile};
-use cowslip::image::{OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::image::{Durability, OpenOptions, Space, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Image};
 
@@ -36,7 +36,7 @@ fn write(
     byte: u8,
 ) -> impl Future<Output = cowslip::Result<()>> {
     let data = Buf::copy_of(&vec![byte; len as usize]);
-    image.write(offset, data, WriteOptions::default())
+    image.write(offset, data, Durability::Cached)
 }
 
 fn read(image: &Image, offset: u64, len: u64) -> Vec<u8> {
@@ -56,7 +56,7 @@ fn zeroed_subclusters_of_joint_space_do_not_show_what_was_written_before() {
         assert_eq!(file.waiting(), 1);
         block_on(write(&image, 0, 2 * SUBCLUSTER, 0xaa)).unwrap();
         let zero = ZeroOptions {
-            may_unmap,
+            space: Space::of_unmap(may_unmap),
             ..ZeroOptions::default()
         };
         block_on(image.write_zeroes(0, 2 * SUBCLUSTER, zero)).unwrap();

@@ -1,6 +1,5 @@
 //! [`DebugFile`]: a file with injected errors and breakpoints, QEMU's `blkdebug`.
 
-use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +9,8 @@ use cowslip_block::file::{
     Protection, Space, Storage,
 };
 use cowslip_block::limits::{Limits, ZeroPart};
-use cowslip_block::{Buf, BufMut, Error, Result};
+use cowslip_block::{Buf, Error, IoVec, IoVecMut, Result};
+use cowslip_queue::file::MemoryAlignment;
 use cowslip_queue::{Pending, pending};
 
 use crate::breakpoints::Breakpoints;
@@ -181,16 +181,16 @@ impl Node {
         done
     }
 
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         match self.check(IoType::Read, offset..offset + buf.len() as u64) {
             Ok(()) => self.inner.read(offset, buf),
             Err(error) => Pending::ready((Err(error), buf)),
         }
     }
 
-    async fn read_parts(self, offset: u64, mut buf: BufMut) -> (io::Result<()>, BufMut) {
+    async fn read_parts(self, offset: u64, mut buf: IoVecMut) -> (io::Result<()>, IoVecMut) {
         let range = offset..offset + buf.len() as u64;
-        let mut read = buf.split_to(0);
+        let mut read = IoVecMut::default();
         let mut outcome = Ok(());
         for part in self.limits.transfers(range) {
             let mut this = buf;
@@ -198,18 +198,13 @@ impl Node {
             if outcome.is_ok() {
                 (outcome, this) = self.read(part.start, this).await;
             }
-            read.unsplit(this);
+            read.append(this);
         }
         (outcome, read)
     }
 
-    fn write(
-        &self,
-        offset: u64,
-        data: Vec<Buf>,
-        durability: Durability,
-    ) -> Pending<io::Result<()>> {
-        let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>> {
+        let len = data.len() as u64;
         self.unless((IoType::Write, offset..offset + len), |file| {
             file.write(offset, data, durability)
         })
@@ -218,12 +213,12 @@ impl Node {
     async fn write_parts(
         self,
         range: Range<u64>,
-        data: Vec<Buf>,
+        data: IoVec,
         durability: Durability,
     ) -> io::Result<()> {
-        let mut data = VecDeque::from(data);
-        for part in self.limits.transfers(range) {
-            let this = take_front(&mut data, (part.end - part.start) as usize);
+        for part in self.limits.transfers(range.clone()) {
+            let (at, len) = (part.start - range.start, part.end - part.start);
+            let this = data.slice(at as usize, len as usize);
             self.write(part.start, this, durability).await?;
         }
         Ok(())
@@ -234,8 +229,9 @@ impl Node {
             match part {
                 ZeroPart::Zeroes(part) => self.zero(part, space).await?,
                 ZeroPart::Written(part) => {
-                    let zeroes = vec![Buf::zeroed((part.end - part.start) as usize)];
-                    self.write(part.start, zeroes, Durability::Cached).await?;
+                    let zeroes = Buf::zeroed((part.end - part.start) as usize);
+                    self.write(part.start, zeroes.into(), Durability::Cached)
+                        .await?;
                 }
             }
         }
@@ -260,24 +256,6 @@ impl Node {
         }
         Ok(())
     }
-}
-
-/// The first `len` bytes of the buffers, which are taken from them.
-fn take_front(data: &mut VecDeque<Buf>, mut len: usize) -> Vec<Buf> {
-    let mut taken = Vec::new();
-    while len > 0 {
-        let Some(first) = data.pop_front() else {
-            break;
-        };
-        if first.len() > len {
-            data.push_front(first.slice(len, first.len() - len));
-            taken.push(first.slice(0, len));
-            break;
-        }
-        len -= first.len();
-        taken.push(first);
-    }
-    taken
 }
 
 impl DebugFile {
@@ -353,20 +331,19 @@ impl BlockFile for DebugFile {
         self.node.inner.len()
     }
 
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn memory_alignment(&self) -> MemoryAlignment {
+        self.node.inner.memory_alignment()
+    }
+
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         match self.cuts(&(offset..offset + buf.len() as u64)) {
             false => self.node.read(offset, buf),
             true => self.node.run(|node| node.read_parts(offset, buf)),
         }
     }
 
-    fn write(
-        &self,
-        offset: u64,
-        data: Vec<Buf>,
-        durability: Durability,
-    ) -> Pending<io::Result<()>> {
-        let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>> {
+        let len = data.len() as u64;
         let range = offset..offset + len;
         match self.cuts(&range) {
             false => self.node.write(offset, data, durability),

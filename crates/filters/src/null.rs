@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use cowslip_block::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
-use cowslip_block::{Buf, BufMut};
+use cowslip_block::{IoVec, IoVecMut};
 use cowslip_queue::{Pending, pending};
 
 /// Length and speed of a file that stores nothing.
@@ -82,12 +82,12 @@ impl BlockFile for NullFile {
         Pending::ready(Ok(self.spec.bytes))
     }
 
-    fn read(&self, _offset: u64, mut buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, _offset: u64, mut buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         buf.fill(0);
         self.after((Ok(()), buf))
     }
 
-    fn write(&self, _: u64, _: Vec<Buf>, _: Durability) -> Pending<io::Result<()>> {
+    fn write(&self, _: u64, _: IoVec, _: Durability) -> Pending<io::Result<()>> {
         self.after(Ok(()))
     }
 

@@ -8,8 +8,9 @@ use cowslip_block::file::{
     Protection, Space, Storage,
 };
 use cowslip_block::limits::Limits;
-use cowslip_block::{Buf, BufMut, Error, Result};
+use cowslip_block::{Error, IoVec, IoVecMut, Result};
 use cowslip_queue::Pending;
+use cowslip_queue::file::MemoryAlignment;
 
 /// Bytes `start..start + len` of a file.
 #[derive(Debug)]
@@ -118,7 +119,11 @@ impl BlockFile for PartFile {
         Pending::ready(Ok(self.len))
     }
 
-    fn read(&self, offset: u64, mut buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn memory_alignment(&self) -> MemoryAlignment {
+        self.inner.memory_alignment()
+    }
+
+    fn read(&self, offset: u64, mut buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         let wanted = buf.len() as u64;
         if self.place(offset, wanted).is_ok() {
             return self.inner.read(self.start + offset, buf);
@@ -134,19 +139,14 @@ impl BlockFile for PartFile {
                 true => (Ok(()), buf),
                 false => inner.read(start + offset, buf).await,
             };
-            buf.unsplit(beyond);
+            buf.append(beyond);
             completer.complete((outcome, buf));
         });
         done
     }
 
-    fn write(
-        &self,
-        offset: u64,
-        data: Vec<Buf>,
-        durability: Durability,
-    ) -> Pending<io::Result<()>> {
-        let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>> {
+        let len = data.len() as u64;
         self.at((offset, len), |file, at| file.write(at, data, durability))
     }
 

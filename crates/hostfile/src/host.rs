@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use cowslip_queue::cut::{self, Cut};
 use cowslip_queue::file::{File, MemoryAlignment, Persistence, Route, Shape, ring_available};
-use cowslip_queue::{Buf, BufMut, Pending, attributes, blocking};
+use cowslip_queue::{IoVec, IoVecMut, Pending, attributes, blocking};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
@@ -375,19 +375,17 @@ impl BlockFile for HostBlockFile {
         Pending::ready(self.length())
     }
 
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn memory_alignment(&self) -> MemoryAlignment {
+        self.file.memory_alignment()
+    }
+
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.check_aligned(offset, buf.len() as u64);
         self.file.read_at(offset, buf)
     }
 
-    fn write(
-        &self,
-        offset: u64,
-        data: Vec<Buf>,
-        durability: Durability,
-    ) -> Pending<io::Result<()>> {
-        let len: usize = data.iter().map(|buf| buf.len()).sum();
-        self.check_aligned(offset, len as u64);
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>> {
+        self.check_aligned(offset, data.len() as u64);
         let persistence = match (durability, self.flush) {
             (Durability::Durable, FlushPolicy::Honour) => Persistence::Durable,
             _ => Persistence::Cached,

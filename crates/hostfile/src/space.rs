@@ -13,6 +13,7 @@ use crate::job::{Job, PIECE_BYTES, Stage};
 use crate::units::pieces;
 use crate::{Error, Result};
 use cowslip_block::Buf;
+use cowslip_block::policy::Preallocation;
 
 /// Bytes that one call of the file system allocates: it holds up other I/O of the file, and cannot
 /// be cancelled.
@@ -31,6 +32,17 @@ pub enum Fill {
     Allocate,
     /// Zeroes are written, so that later writes change no metadata of the file system.
     Write,
+}
+
+impl Fill {
+    /// How preallocated data gets its space, if it does.
+    pub fn of(preallocation: Preallocation) -> Option<Fill> {
+        match preallocation {
+            Preallocation::Off | Preallocation::Metadata => None,
+            Preallocation::Falloc => Some(Fill::Allocate),
+            Preallocation::Full => Some(Fill::Write),
+        }
+    }
 }
 
 /// Refuses what the file system has no room for, before anything is done.

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
-use cowslip_queue::{Buf, BufMut, Pending};
+use cowslip_queue::file::MemoryAlignment;
+use cowslip_queue::{IoVec, IoVecMut, Pending};
 
 /// No sample needs a longer file.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -78,7 +79,11 @@ impl BlockFile for Watched {
         self.file.len()
     }
 
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn memory_alignment(&self) -> MemoryAlignment {
+        self.file.memory_alignment()
+    }
+
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.count();
         self.bytes_read
             .fetch_add(buf.len() as u64, Ordering::Relaxed);
@@ -90,8 +95,8 @@ impl BlockFile for Watched {
         }
     }
 
-    fn write(&self, offset: u64, data: Vec<Buf>, d: Durability) -> Pending<io::Result<()>> {
-        match self.limit(offset, data.iter().map(|buf| buf.len() as u64).sum()) {
+    fn write(&self, offset: u64, data: IoVec, d: Durability) -> Pending<io::Result<()>> {
+        match self.limit(offset, data.len() as u64) {
             Ok(()) => self.file.write(offset, data, d),
             Err(error) => Pending::ready(Err(error)),
         }

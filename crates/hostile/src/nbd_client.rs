@@ -1,7 +1,7 @@
 //! Fuzz target: a hostile NBD server. Its bytes are sent as they are, or behind a handshake by the
 //! rules, or as replies whose fields are drawn. Every request must end, in a result or in an error.
 
-use cowslip_nbd::export::{Durability, ZeroRequest};
+use cowslip_nbd::export::{Durability, Space, ZeroOptions};
 use cowslip_nbd::protocol::handshake::{
     Info, MetaContextEntry, encode_greeting, encode_option_reply,
 };
@@ -59,8 +59,8 @@ pub fn run(input: &[u8]) {
 }
 
 async fn use_connection(client: Client) {
-    let how = ZeroRequest {
-        may_unmap: true,
+    let how = ZeroOptions {
+        space: Space::Release,
         fast_only: false,
         durability: Durability::Cached,
     };

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
+use cowslip::disk::MemoryDisk;
 use cowslip_nbd::protocol::handshake::{
     InfoRequest, MetaContextRequest, encode_client_flags, encode_option,
 };
 use cowslip_nbd::protocol::transmission::Request;
 use cowslip_nbd::protocol::{BASE_ALLOCATION, ClientFlags, Command, CommandFlags, OptionCode};
-use cowslip_nbd::{MemoryExport, Server, ServerOptions};
+use cowslip_nbd::{Server, ServerOptions};
 
 use crate::draw::Draw;
 use crate::pipe;
@@ -36,8 +37,8 @@ pub fn run(input: &[u8]) {
             bytes_in_flight_max: 1 << 20,
             ..ServerOptions::default()
         });
-        server.add_export("", Arc::new(MemoryExport::new(EXPORT_BYTES)));
-        server.add_export("a", Arc::new(MemoryExport::new(512)));
+        server.add_export("", Arc::new(MemoryDisk::new("memory", EXPORT_BYTES)));
+        server.add_export("a", Arc::new(MemoryDisk::new("memory", 512)));
         server.serve_connection(pipe::scripted(&script)).await;
     });
 }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, FileRequest, Gate, Role};
 use cowslip::image::{
-    BackingChoice, DiscardPolicy, Format, OpenOptions, WriteOptions, ZeroOptions,
+    BackingChoice, DiscardPolicy, Durability, Format, OpenOptions, Space, ZeroOptions,
 };
 use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::check::{CheckOptions, CheckResult, Finding, Observer, check};
@@ -132,11 +132,11 @@ pub fn exercise(image: &Image, content: Content, draw: &mut Draw) -> cowslip::Re
                 }
             };
             let fua = draw.one_in(4);
-            block_on(image.write(start, Buf::from(bytes), WriteOptions { fua }))
+            block_on(image.write(start, Buf::from(bytes), Durability::of_fua(fua)))
         }
         5 => {
             let options = ZeroOptions {
-                may_unmap: draw.one_in(2),
+                space: Space::of_unmap(draw.one_in(2)),
                 ..ZeroOptions::default()
             };
             block_on(image.write_zeroes(start, len, options))

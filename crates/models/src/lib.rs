@@ -12,6 +12,8 @@ pub mod mailbox;
 pub mod pending;
 pub mod primitives;
 pub mod qcow2;
+#[path = "../../block/src/run.rs"]
+pub mod run;
 #[path = "../../block/src/sync.rs"]
 pub mod sync;
 

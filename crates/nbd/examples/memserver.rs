@@ -11,7 +11,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use cowslip_nbd::{MemoryExport, Server, ServerOptions};
+use cowslip_block::disk::MemoryDisk;
+use cowslip_nbd::{Server, ServerOptions};
 use cowslip_queue::{Backend, Listener, Queue};
 
 fn size(text: &str) -> Option<u64> {
@@ -39,7 +40,7 @@ fn main() -> ExitCode {
     let served = Queue::new(backend).and_then(|queue| {
         let listener = Listener::unix(Path::new(path))?;
         let mut server = Server::new(ServerOptions::default());
-        server.add_export("", Arc::new(MemoryExport::new(size)));
+        server.add_export("", Arc::new(MemoryDisk::new("memory", size)));
         queue.block_on(server.serve(vec![listener]));
         Ok(())
     });

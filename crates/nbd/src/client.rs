@@ -18,7 +18,7 @@ use std::sync::Arc;
 use cowslip_queue::{Buf, BufMut, Completer, Pending, Stream, pending, spawn};
 
 use crate::event::Event;
-use crate::export::{Durability, ExportError, ZeroRequest};
+use crate::export::{Durability, ExportError, Space, ZeroOptions};
 use crate::inbox::Ended;
 use crate::outbox::Outbox;
 use crate::protocol::handshake::BlockSizes;
@@ -283,10 +283,10 @@ impl Client {
     }
 
     /// Makes a range read as zeroes.
-    pub fn write_zeroes(&self, offset: u64, len: u64, how: ZeroRequest) -> ClientPending<()> {
-        let flags = fua(how.durability)
-            .with_if(CommandFlags::NO_HOLE, !how.may_unmap)
-            .with_if(CommandFlags::FAST_ZERO, how.fast_only);
+    pub fn write_zeroes(&self, offset: u64, len: u64, options: ZeroOptions) -> ClientPending<()> {
+        let flags = fua(options.durability)
+            .with_if(CommandFlags::NO_HOLE, options.space == Space::Keep)
+            .with_if(CommandFlags::FAST_ZERO, options.fast_only);
         self.start(Command::WriteZeroes, flags, (offset, len), |to| {
             (Wanted::Done(to), None)
         })

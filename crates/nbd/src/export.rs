@@ -1,23 +1,27 @@
-//! [`Export`]: what a server serves, and [`MemoryExport`], the one that needs nothing.
+//! [`Export`]: a disk as a server offers it.
 //!
-//! The server validates every request before it gets here: ranges lie within the size, writes come
-//! to writable exports only, lengths are not 0 and fit the block sizes. Many requests are in flight
-//! at once and complete in any order; once started, a request runs to its end, whatever becomes of
-//! the client.
+//! The server validates every request before the disk sees it: ranges lie within the size, writes
+//! come to writable exports only, lengths are not 0 and fit the block sizes. Many requests are in
+//! flight at once and complete in any order; once started, a request runs to its end, whatever
+//! becomes of the client.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::future::{Future, ready};
 use std::io;
-use std::pin::Pin;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Arc;
 
-use cowslip_queue::{Buf, BufMut};
+use cowslip_block::Disk;
+use cowslip_block::disk::{DiskFuture, Extent};
+
+pub use cowslip_block::disk::ZeroOptions;
+pub use cowslip_block::file::{Durability, Space};
 
 use crate::protocol::handshake::BlockSizes;
 use crate::protocol::{AllocationFlags, BASE_ALLOCATION, ErrorCode, PAYLOAD_BYTES_MAX};
 
-/// A failed request: what the client is told.
+/// Preferred block size at least: a page, below which no client gains anything.
+const PREFERRED_BYTES_MIN: u64 = 4096;
+
+/// A failed request, as the client sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportError {
     /// The reason, in the protocol's words.
@@ -52,6 +56,12 @@ impl From<io::Error> for ExportError {
     }
 }
 
+impl From<cowslip_block::Error> for ExportError {
+    fn from(error: cowslip_block::Error) -> ExportError {
+        ExportError::from_errno(error.errno(), error.to_string())
+    }
+}
+
 impl fmt::Display for ExportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
@@ -59,30 +69,6 @@ impl fmt::Display for ExportError {
 }
 
 impl std::error::Error for ExportError {}
-
-/// A request under way; boxed once, because exports are used as objects.
-pub type ExportFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, ExportError>> + 'a>>;
-
-/// When a write is durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Durability {
-    /// At the next flush.
-    Cached,
-    /// At its completion (`FUA`).
-    Durable,
-}
-
-/// How zeroes are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ZeroRequest {
-    /// The space may be given back (not `NO_HOLE`).
-    pub may_unmap: bool,
-    /// When it is durable.
-    pub durability: Durability,
-    /// Fail with [`ErrorCode::NotSup`], at once, where zeroes would have to be written out
-    /// (`FAST_ZERO`).
-    pub fast_only: bool,
-}
 
 /// A run of an export with one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,12 +104,8 @@ pub struct ExportInfo {
     pub rotational: bool,
     /// A flush on one connection covers the completed writes of all of them.
     pub shared_cache: bool,
-    /// `trim` does something.
-    pub trims: bool,
-    /// `write_zeroes` honours `fast_only`.
-    pub zeroes_fast: bool,
-    /// The names of the metadata contexts that `block_status` tells, `base:allocation` first.
-    /// Clients are told them in this order, and of several of one name they can select the first.
+    /// Names of the metadata contexts, `base:allocation` first, in the order in which clients see
+    /// them.
     pub contexts: Vec<String>,
 }
 
@@ -135,212 +117,159 @@ impl ExportInfo {
             access: Access::ReadWrite,
             block_sizes: BlockSizes {
                 minimum: 1,
-                preferred: 4096,
+                preferred: PREFERRED_BYTES_MIN as u32,
                 maximum: PAYLOAD_BYTES_MAX,
             },
             description: String::new(),
             rotational: false,
             shared_cache: true,
-            trims: true,
-            zeroes_fast: true,
             contexts: vec![BASE_ALLOCATION.to_owned()],
         }
     }
 }
 
-/// Something that can be served.
-pub trait Export: Send + Sync {
-    /// What clients are told about it, now.
-    fn info(&self) -> ExportInfo;
+/// A metadata context beyond `base:allocation`: a view of a disk that clients may ask for by name.
+pub trait MetadataContext: Send + Sync {
+    /// Its name, such as `qemu:dirty-bitmap:NAME`.
+    fn name(&self) -> &str;
 
-    /// Reads `buf.len()` bytes at `offset`; the buffer comes back filled.
-    fn read(&self, offset: u64, buf: BufMut) -> ExportFuture<'_, BufMut>;
+    /// States of consecutive runs from `offset` on, at least one and at most `max`. They may cover
+    /// less than `len`, and the last one may reach beyond.
+    ///
+    /// # Errors
+    /// As for [`Disk::extents`].
+    fn runs(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<StatusExtent>>;
+}
 
-    /// Writes `data` at `offset`. The data starts at an address that is good for direct I/O.
-    fn write(&self, offset: u64, data: Buf, durability: Durability) -> ExportFuture<'_, ()>;
+/// A disk as a server offers it.
+#[derive(Clone)]
+pub struct Export {
+    /// The disk that is served.
+    pub disk: Arc<dyn Disk>,
+    /// A description for humans; may be empty.
+    pub description: String,
+    /// The medium rotates.
+    pub rotational: bool,
+    /// A flush on one connection covers the completed writes of all of them.
+    pub shared_cache: bool,
+    /// Contexts beside `base:allocation`, which each disk has. Of several of one name clients can
+    /// select the first.
+    pub contexts: Vec<Arc<dyn MetadataContext>>,
+}
 
-    /// Makes durable all writes that had completed when it was called.
-    fn flush(&self) -> ExportFuture<'_, ()>;
-
-    /// Gives a range up; what it reads as afterwards is the export's choice.
-    fn trim(&self, offset: u64, len: u64, durability: Durability) -> ExportFuture<'_, ()>;
-
-    /// Makes a range read as zeroes.
-    fn write_zeroes(&self, offset: u64, len: u64, how: ZeroRequest) -> ExportFuture<'_, ()>;
-
-    /// Loads a range into a cache, as far as that makes sense.
-    fn cache(&self, offset: u64, len: u64) -> ExportFuture<'_, ()> {
-        let _hint_only = (offset, len);
-        Box::pin(ready(Ok(())))
+impl<D: Disk + 'static> From<Arc<D>> for Export {
+    fn from(disk: Arc<D>) -> Export {
+        Export::new(disk)
     }
-
-    /// States of consecutive runs from `offset` on, at least one and at most `max_extents`, in the
-    /// context of this index in [`ExportInfo::contexts`]. They may cover less than `len`, and the
-    /// last one may reach beyond.
-    fn block_status(
-        &self,
-        context: usize,
-        offset: u64,
-        len: u64,
-        max_extents: usize,
-    ) -> ExportFuture<'_, Vec<StatusExtent>>;
 }
 
-/// Bytes of a page of [`MemoryExport`].
-const PAGE_BYTES: u64 = 4096;
-
-/// A sparse disk in memory. Every request completes at once.
-pub struct MemoryExport {
-    info: ExportInfo,
-    pages: Mutex<HashMap<u64, Box<[u8]>>>,
-}
-
-/// The part of a range that lies in one page.
-struct PagePart {
-    page: u64,
-    /// First byte within the page.
-    start: usize,
-    /// First byte within the range.
-    at: usize,
-    len: usize,
-}
-
-/// Cuts a range at the edges of pages.
-fn page_parts(offset: u64, len: u64) -> impl Iterator<Item = PagePart> {
-    let mut done = 0;
-    std::iter::from_fn(move || {
-        (done < len).then(|| {
-            let here = offset + done;
-            let start = here % PAGE_BYTES;
-            let part = (PAGE_BYTES - start).min(len - done);
-            let at = done;
-            done += part;
-            PagePart {
-                page: here / PAGE_BYTES,
-                start: in_memory(start),
-                at: in_memory(at),
-                len: in_memory(part),
-            }
-        })
-    })
-}
-
-fn in_memory(len: u64) -> usize {
-    usize::try_from(len).expect("what is in memory has a length of its size")
-}
-
-impl MemoryExport {
-    /// A disk of `size` zeroes.
-    pub fn new(size: u64) -> MemoryExport {
-        MemoryExport::with_info(ExportInfo::new(size))
-    }
-
-    /// A disk of zeroes that tells clients `info`.
-    pub fn with_info(info: ExportInfo) -> MemoryExport {
-        MemoryExport {
-            info,
-            pages: Mutex::default(),
+impl Export {
+    /// A disk with nothing said about it.
+    pub fn new(disk: Arc<dyn Disk>) -> Export {
+        Export {
+            disk,
+            description: String::new(),
+            rotational: false,
+            shared_cache: true,
+            contexts: Vec::new(),
         }
     }
 
-    fn pages(&self) -> MutexGuard<'_, HashMap<u64, Box<[u8]>>> {
-        self.pages
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn erase(&self, offset: u64, len: u64, space: impl Fn(&PagePart) -> bool) {
-        let mut pages = self.pages();
-        for part in page_parts(offset, len) {
-            if space(&part) {
-                pages.remove(&part.page);
-            } else if let Some(page) = pages.get_mut(&part.page) {
-                page[part.start..part.start + part.len].fill(0);
-            }
-        }
-    }
-}
-
-/// Whether a part is its whole page.
-fn is_whole_page(part: &PagePart) -> bool {
-    part.len as u64 == PAGE_BYTES
-}
-
-impl Export for MemoryExport {
-    fn info(&self) -> ExportInfo {
-        self.info.clone()
-    }
-
-    fn read(&self, offset: u64, mut buf: BufMut) -> ExportFuture<'_, BufMut> {
-        let pages = self.pages();
-        for part in page_parts(offset, buf.len() as u64) {
-            let target = &mut buf[part.at..part.at + part.len];
-            match pages.get(&part.page) {
-                Some(page) => target.copy_from_slice(&page[part.start..part.start + part.len]),
-                None => target.fill(0),
-            }
-        }
-        Box::pin(ready(Ok(buf)))
-    }
-
-    fn write(&self, offset: u64, data: Buf, _durability: Durability) -> ExportFuture<'_, ()> {
-        let mut pages = self.pages();
-        for part in page_parts(offset, data.len() as u64) {
-            let page = pages
-                .entry(part.page)
-                .or_insert_with(|| vec![0; in_memory(PAGE_BYTES)].into_boxed_slice());
-            page[part.start..part.start + part.len]
-                .copy_from_slice(&data[part.at..part.at + part.len]);
-        }
-        Box::pin(ready(Ok(())))
-    }
-
-    fn flush(&self) -> ExportFuture<'_, ()> {
-        Box::pin(ready(Ok(())))
-    }
-
-    fn trim(&self, offset: u64, len: u64, _durability: Durability) -> ExportFuture<'_, ()> {
-        self.erase(offset, len, is_whole_page);
-        Box::pin(ready(Ok(())))
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, how: ZeroRequest) -> ExportFuture<'_, ()> {
-        self.erase(offset, len, |part| how.may_unmap && is_whole_page(part));
-        Box::pin(ready(Ok(())))
-    }
-
-    fn block_status(
-        &self,
-        context: usize,
-        offset: u64,
-        len: u64,
-        max_extents: usize,
-    ) -> ExportFuture<'_, Vec<StatusExtent>> {
-        let (written, empty) = match context {
-            0 => (
-                AllocationFlags::empty(),
-                AllocationFlags::HOLE.with(AllocationFlags::ZERO),
-            ),
-            // Whatever else it is said to tell, it tells what has been written.
-            _ => (AllocationFlags(1), AllocationFlags(0)),
+    /// Properties of the export, now.
+    pub fn info(&self) -> ExportInfo {
+        let features = self.disk.features();
+        let mut info = ExportInfo::new(self.disk.size());
+        info.access = match features.writable {
+            true => Access::ReadWrite,
+            false => Access::ReadOnly,
         };
-        let pages = self.pages();
-        let mut extents: Vec<StatusExtent> = Vec::new();
-        for part in page_parts(offset, len) {
-            let flags = match pages.contains_key(&part.page) {
-                true => written,
-                false => empty,
-            };
-            let full = extents.len() == max_extents;
-            match extents.last_mut() {
-                Some(last) if last.flags == flags => last.len += part.len as u64,
-                _ if full => break,
-                _ => extents.push(StatusExtent {
-                    len: part.len as u64,
-                    flags,
-                }),
+        let preferred = features.preferred_block_bytes;
+        let preferred = preferred.clamp(PREFERRED_BYTES_MIN, PAYLOAD_BYTES_MAX.into());
+        info.block_sizes.preferred = u32::try_from(preferred).expect("it was limited to what fits");
+        info.description.clone_from(&self.description);
+        info.rotational = self.rotational;
+        info.shared_cache = self.shared_cache;
+        let others = self.contexts.iter().map(|context| context.name());
+        info.contexts.extend(others.map(str::to_owned));
+        info
+    }
+
+    /// States of consecutive runs in the context of this index in [`ExportInfo::contexts`].
+    pub(crate) async fn block_status(
+        &self,
+        context: usize,
+        (offset, len): (u64, u64),
+        max: usize,
+    ) -> Result<Vec<StatusExtent>, ExportError> {
+        let runs = match context.checked_sub(1) {
+            Some(other) => self.contexts[other].runs(offset, len, max).await?,
+            None => {
+                let extents = self.disk.extents(offset, len, max).await?;
+                let state = |extent: &Extent| StatusExtent {
+                    len: extent.len,
+                    flags: allocation(extent),
+                };
+                joined(extents.iter().map(state))
             }
+        };
+        Ok(runs)
+    }
+}
+
+/// The state of a run in `base:allocation` as qemu-nbd has it: a hole is what nobody has allocated.
+fn allocation(extent: &Extent) -> AllocationFlags {
+    AllocationFlags::empty()
+        .with_if(AllocationFlags::HOLE, !extent.data)
+        .with_if(AllocationFlags::ZERO, extent.zero)
+}
+
+/// Joins neighbours of one state.
+pub fn joined(runs: impl Iterator<Item = StatusExtent>) -> Vec<StatusExtent> {
+    let mut joined: Vec<StatusExtent> = Vec::new();
+    for run in runs {
+        match joined.last_mut() {
+            Some(last) if last.flags == run.flags => last.len += run.len,
+            _ => joined.push(run),
         }
-        Box::pin(ready(Ok(extents)))
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(start: u64, len: u64, depth: u32, data: bool, zero: bool) -> Extent {
+        Extent {
+            start,
+            len,
+            depth,
+            present: data,
+            zero,
+            data,
+            compressed: false,
+            host_offset: data.then_some(start + 7),
+        }
+    }
+
+    #[test]
+    fn allocation_shows_no_layers() {
+        let extents = [
+            extent(0, 10, 0, true, false),
+            extent(10, 20, 1, true, false),
+            extent(30, 5, 1, false, true),
+            extent(35, 5, 0, false, true),
+            extent(40, 1, 0, true, true),
+        ];
+        let states = extents.iter().map(|extent| StatusExtent {
+            len: extent.len,
+            flags: allocation(extent),
+        });
+        let seen: Vec<_> = joined(states)
+            .iter()
+            .map(|run| (run.len, run.flags.0))
+            .collect();
+        let hole = AllocationFlags::HOLE.with(AllocationFlags::ZERO).0;
+        assert_eq!(seen, [(30, 0), (10, hole), (1, AllocationFlags::ZERO.0)]);
     }
 }

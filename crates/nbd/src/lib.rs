@@ -3,7 +3,7 @@
 //!
 //! The specification is `doc/proto.md` of the NetworkBlockDevice project, with that of its branch
 //! `extension-ext-header`; names are its own. [`protocol`] encodes and decodes every message and
-//! does no I/O; [`tls`] is what may lie between; [`export`] is the trait that a server serves;
+//! does no I/O; [`tls`] is what may lie between; [`export`] is a disk as a server offers it;
 //! [`server`] and [`client`] speak through the sockets of `cowslip-queue`.
 //!
 //! May not know: any image format, the command line. It prints nothing.
@@ -23,5 +23,5 @@ pub mod tls;
 mod wire;
 
 pub use client::{Client, ClientError, ConnectOptions, ExportDescription};
-pub use export::{Export, ExportError, ExportFuture, ExportInfo, MemoryExport};
+pub use export::{Export, ExportError, ExportInfo, MetadataContext};
 pub use server::{Server, ServerEvent, ServerHandle, ServerOptions};

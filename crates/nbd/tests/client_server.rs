@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::support::*;
+use cowslip_block::disk::MemoryDisk;
 use cowslip_nbd::client::ClientError;
-use cowslip_nbd::export::{Access, Durability, ExportInfo, ZeroRequest};
+use cowslip_nbd::export::{Durability, Space, ZeroOptions};
 use cowslip_nbd::protocol::handshake::{MetaContextEntry, MetaContextRequest};
 use cowslip_nbd::protocol::transmission::{BlockStatus, StatusDescriptor};
 use cowslip_nbd::protocol::{
@@ -15,11 +16,11 @@ use cowslip_nbd::protocol::{
     OptionCode, OptionReplyCode, TransmissionFlags,
 };
 use cowslip_nbd::server::Lifetime;
-use cowslip_nbd::{Client, ConnectOptions, MemoryExport, Server, ServerEvent, ServerOptions};
+use cowslip_nbd::{Client, ConnectOptions, Export, Server, ServerEvent, ServerOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Listener, Stream, sleep, spawn};
 
-const ZEROES: ZeroRequest = ZeroRequest {
-    may_unmap: true,
+const ZEROES: ZeroOptions = ZeroOptions {
+    space: Space::Release,
     durability: Durability::Cached,
     fast_only: false,
 };
@@ -39,7 +40,7 @@ fn what_was_written_is_read() {
     const SIZE: u64 = 3 << 20;
     const SEED: u64 = 0x0bad_5eed;
     on_both_backends(|backend, queue| {
-        let running = Running::with_export(backend, Arc::new(MemoryExport::new(SIZE)));
+        let running = Running::with_export(backend, Arc::new(MemoryDisk::new("memory", SIZE)));
         queue.block_on(async {
             for (structured, extended) in [(true, true), (true, false), (false, false)] {
                 let stream = Stream::connect_unix(&running.path).await.unwrap();
@@ -114,8 +115,8 @@ fn many_requests_are_in_flight_and_answered_out_of_order() {
     const LIMIT: usize = 256;
     const REQUESTS: usize = 400;
     on_both_backends(|backend, queue| {
-        let export = Arc::new(HoldingExport::new(1 << 30, LIMIT));
-        let running = Running::with_export(backend, Arc::<HoldingExport>::clone(&export));
+        let export = Arc::new(HoldingDisk::new(1 << 30, LIMIT));
+        let running = Running::with_export(backend, Arc::<HoldingDisk>::clone(&export));
         let order = Rc::new(RefCell::new(Vec::new()));
         queue.block_on(async {
             let client = Rc::new(connect(&running.path, "").await);
@@ -150,12 +151,12 @@ fn many_requests_are_in_flight_and_answered_out_of_order() {
 fn bytes_in_flight_are_bounded_too() {
     const MIB: usize = 1 << 20;
     let queue = queue(Backend::Threads).unwrap();
-    let export = Arc::new(HoldingExport::new(1 << 30, usize::MAX));
+    let export = Arc::new(HoldingDisk::new(1 << 30, usize::MAX));
     let mut server = Server::new(ServerOptions {
         bytes_in_flight_max: 10 * MIB,
         ..ServerOptions::default()
     });
-    server.add_export("", Arc::<HoldingExport>::clone(&export));
+    server.add_export("", Arc::<HoldingDisk>::clone(&export));
     let running = Running::start(Backend::Threads, server);
     queue.block_on(async {
         let client = connect(&running.path, "").await;
@@ -180,7 +181,7 @@ fn bytes_in_flight_are_bounded_too() {
 #[test]
 fn eight_clients_at_once() {
     on_both_backends(|backend, queue| {
-        let export = Arc::new(MemoryExport::new(64 << 20));
+        let export = Arc::new(MemoryDisk::new("memory", 64 << 20));
         let running = Running::with_export(backend, export);
         let done = Rc::new(RefCell::new(0));
         queue.block_on(async {
@@ -222,7 +223,7 @@ fn eight_clients_at_once() {
 #[test]
 fn block_status_tells_data_from_holes() {
     on_both_backends(|backend, queue| {
-        let running = Running::with_export(backend, Arc::new(MemoryExport::new(1 << 20)));
+        let running = Running::with_export(backend, Arc::new(MemoryDisk::new("memory", 1 << 20)));
         queue.block_on(async {
             let client = connect(&running.path, "").await;
             let data = Buf::copy_of(&[1; 4096]);
@@ -241,7 +242,7 @@ fn block_status_tells_data_from_holes() {
 #[test]
 fn lengths_have_64_bits_with_extended_headers_only() {
     const SIZE: u64 = 20 << 30;
-    let running = Running::with_export(Backend::Auto, Arc::new(MemoryExport::new(SIZE)));
+    let running = Running::with_export(Backend::Auto, Arc::new(MemoryDisk::new("memory", SIZE)));
     queue(Backend::Auto).unwrap().block_on(async {
         let stream = Stream::connect_unix(&running.path).await.unwrap();
         let compact = ConnectOptions {
@@ -279,14 +280,14 @@ fn lengths_have_64_bits_with_extended_headers_only() {
 /// Exports for the tests of names and listings.
 fn two_exports() -> Server {
     let mut server = Server::new(ServerOptions::default());
-    server.add_export("", Arc::new(MemoryExport::new(1 << 20)));
-    let info = ExportInfo {
-        access: Access::ReadOnly,
+    server.add_export("", Arc::new(MemoryDisk::new("memory", 1 << 20)));
+    let golden = Arc::new(MemoryDisk::new("golden", 12_345).read_only());
+    let golden = Export {
         description: "a golden image".into(),
         rotational: true,
-        ..ExportInfo::new(12_345)
+        ..golden.into()
     };
-    server.add_export("golden", Arc::new(MemoryExport::with_info(info)));
+    server.add_export("golden", golden);
     server
 }
 
@@ -332,7 +333,7 @@ fn exports_are_found_by_name_and_listed() {
 #[test]
 fn requests_that_cannot_be_fail_without_being_sent() {
     let queue = queue(Backend::Threads).unwrap();
-    let running = Running::with_export(Backend::Threads, Arc::new(MemoryExport::new(4096)));
+    let running = Running::with_export(Backend::Threads, Arc::new(MemoryDisk::new("memory", 4096)));
     queue.block_on(async {
         let client = connect(&running.path, "").await;
         let code = |result: Result<(), ClientError>| match result {
@@ -352,8 +353,8 @@ fn requests_that_cannot_be_fail_without_being_sent() {
 #[test]
 fn a_stopped_server_finishes_what_was_started() {
     on_both_backends(|backend, queue| {
-        let export = Arc::new(HoldingExport::new(1 << 20, usize::MAX));
-        let running = Running::with_export(backend, Arc::<HoldingExport>::clone(&export));
+        let export = Arc::new(HoldingDisk::new(1 << 20, usize::MAX));
+        let running = Running::with_export(backend, Arc::<HoldingDisk>::clone(&export));
         queue.block_on(async {
             let client = connect(&running.path, "").await;
             let writes: Vec<_> = (0..20)
@@ -383,7 +384,7 @@ fn a_server_may_end_with_its_last_client() {
         lifetime: Lifetime::UntilLastClient,
         ..ServerOptions::default()
     });
-    server.add_export("", Arc::new(MemoryExport::new(1 << 20)));
+    server.add_export("", Arc::new(MemoryDisk::new("memory", 1 << 20)));
     let running = Running::start(Backend::Threads, server);
     queue.block_on(async {
         let stream = Stream::connect_unix(&running.path).await.unwrap();
@@ -405,7 +406,7 @@ fn connections_beyond_the_limit_wait() {
         connections_max: Some(2),
         ..ServerOptions::default()
     });
-    server.add_export("", Arc::new(MemoryExport::new(1 << 20)));
+    server.add_export("", Arc::new(MemoryDisk::new("memory", 1 << 20)));
     let running = Running::start(Backend::Threads, server);
     queue.block_on(async {
         let first = connect(&running.path, "").await;
@@ -475,20 +476,11 @@ const OTHER_BITMAP: &str = "qemu:dirty-bitmap:x:";
 /// A server of an export with contexts and of one, `plain`, with none but the usual one; and a
 /// client that is about to choose.
 fn with_contexts() -> (Running, RawClient) {
-    let contexts = [
-        BASE_ALLOCATION,
-        ALLOCATION_DEPTH,
-        BITMAP,
-        BITMAP,
-        OTHER_BITMAP,
-    ];
-    let info = ExportInfo {
-        contexts: contexts.map(str::to_owned).to_vec(),
-        ..ExportInfo::new(1 << 20)
-    };
+    let contexts = [ALLOCATION_DEPTH, BITMAP, BITMAP, OTHER_BITMAP];
+    let export = export_with_contexts(MemoryDisk::new("memory", 1 << 20), &contexts);
     let mut server = Server::new(ServerOptions::default());
-    server.add_export("", Arc::new(MemoryExport::with_info(info)));
-    server.add_export("plain", Arc::new(MemoryExport::new(1 << 20)));
+    server.add_export("", export);
+    server.add_export("plain", Arc::new(MemoryDisk::new("memory", 1 << 20)));
     let running = Running::start(Backend::Auto, server);
     let mut haggler = RawClient::greeted(&running.path);
     haggler.option(OptionCode::StructuredReply, b"");

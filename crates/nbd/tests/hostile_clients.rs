@@ -7,11 +7,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::support::*;
-use cowslip_nbd::export::{Access, Durability, ExportInfo};
+use cowslip_block::disk::MemoryDisk;
+use cowslip_nbd::export::Durability;
 use cowslip_nbd::protocol::handshake::*;
 use cowslip_nbd::protocol::transmission::*;
 use cowslip_nbd::protocol::*;
-use cowslip_nbd::{Export, MemoryExport, Server, ServerOptions};
+use cowslip_nbd::{Server, ServerOptions};
 use cowslip_queue::{Backend, Buf, BufMut};
 
 /// A client that writes, reads back and compares until it is told to stop, in the last MiB.
@@ -65,7 +66,8 @@ impl Healthy {
 
 /// A server, a healthy client beside, and what the hostile one does.
 fn beside_a_healthy_client(hostile: impl FnOnce(&Running)) {
-    let running = Running::with_export(Backend::Auto, Arc::new(MemoryExport::new(64 << 20)));
+    let running =
+        Running::with_export(Backend::Auto, Arc::new(MemoryDisk::new("memory", 64 << 20)));
     let healthy = Healthy::start(&running);
     hostile(&running);
     healthy.was_not_harmed();
@@ -406,11 +408,7 @@ fn payload_is_where_its_flag_says() {
 
 #[test]
 fn the_status_of_chosen_contexts_is_told() {
-    let info = ExportInfo {
-        contexts: [BASE_ALLOCATION, "a:b", "c:d"].map(str::to_owned).to_vec(),
-        ..ExportInfo::new(1 << 40)
-    };
-    let export: Arc<dyn Export> = Arc::new(MemoryExport::with_info(info));
+    let export = export_with_contexts(MemoryDisk::new("memory", 1 << 40), &["a:b", "c:d"]);
     let running = Running::with_export(Backend::Auto, export);
     let (mut client, ids) = RawClient::extended(&running.path, &["c:d", BASE_ALLOCATION]);
     let mut told = |flags: CommandFlags, len: u64, payload: &[u8]| {
@@ -508,8 +506,8 @@ fn a_single_extent_is_told_where_one_is_asked_for() {
 
 #[test]
 fn a_client_that_vanishes_leaves_its_requests_running() {
-    let export = Arc::new(HoldingExport::new(1 << 20, usize::MAX));
-    let running = Running::with_export(Backend::Auto, Arc::<HoldingExport>::clone(&export));
+    let export = Arc::new(HoldingDisk::new(1 << 20, usize::MAX));
+    let running = Running::with_export(Backend::Auto, Arc::<HoldingDisk>::clone(&export));
     let mut client = RawClient::transmitting(&running.path);
     for nth in 0..50 {
         client.request(Command::Write, nth * 100, 100);
@@ -534,8 +532,8 @@ fn a_client_that_vanishes_leaves_its_requests_running() {
 
 #[test]
 fn replies_come_in_the_order_in_which_requests_end() {
-    let export = Arc::new(HoldingExport::new(1 << 20, 100));
-    let running = Running::with_export(Backend::Auto, Arc::<HoldingExport>::clone(&export));
+    let export = Arc::new(HoldingDisk::new(1 << 20, 100));
+    let running = Running::with_export(Backend::Auto, Arc::<HoldingDisk>::clone(&export));
     let mut client = RawClient::transmitting(&running.path);
     for cookie in 0..100 {
         let request = Request {
@@ -563,7 +561,8 @@ fn replies_come_in_the_order_in_which_requests_end() {
 
 #[test]
 fn a_client_that_leaves_politely_gets_all_its_replies() {
-    let running = Running::with_export(Backend::Auto, Arc::new(MemoryExport::new(64 << 20)));
+    let running =
+        Running::with_export(Backend::Auto, Arc::new(MemoryDisk::new("memory", 64 << 20)));
     for polite in [true, false] {
         let mut client = RawClient::transmitting(&running.path);
         for _ in 0..200 {
@@ -603,11 +602,7 @@ fn a_client_that_reads_no_replies_makes_no_more_requests_run() {
 
 #[test]
 fn a_read_only_export_takes_no_writes() {
-    let info = ExportInfo {
-        access: Access::ReadOnly,
-        ..ExportInfo::new(1 << 20)
-    };
-    let export: Arc<dyn Export> = Arc::new(MemoryExport::with_info(info));
+    let export = Arc::new(MemoryDisk::new("memory", 1 << 20).read_only());
     let running = Running::with_export(Backend::Auto, export);
     let mut client = RawClient::transmitting(&running.path);
     client.request(Command::Write, 0, 3);
@@ -628,7 +623,7 @@ fn a_client_that_does_not_choose_is_disconnected_in_time() {
         handshake_timeout: Duration::from_millis(100),
         ..ServerOptions::default()
     });
-    server.add_export("", Arc::new(MemoryExport::new(1 << 20)));
+    server.add_export("", Arc::new(MemoryDisk::new("memory", 1 << 20)));
     let running = Running::start(Backend::Auto, server);
     let mut chosen = RawClient::transmitting(&running.path);
     let start = Instant::now();

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::*;
-use cowslip_nbd::export::{Access, Durability, ExportInfo, ZeroRequest};
+use cowslip_block::disk::MemoryDisk;
+use cowslip_nbd::export::{Durability, Space, ZeroOptions};
 use cowslip_nbd::protocol::OptionCode;
-use cowslip_nbd::{Client, MemoryExport, Server, ServerEvent, ServerOptions};
+use cowslip_nbd::{Client, Export, Server, ServerEvent, ServerOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Stream};
 
 /// Runs a program that must succeed and returns what it printed.
@@ -27,13 +28,13 @@ fn run(program: &str, arguments: &[&str]) -> String {
 
 fn golden_and_default() -> Running {
     let mut server = Server::new(ServerOptions::default());
-    server.add_export("", Arc::new(MemoryExport::new(16 << 20)));
-    let info = ExportInfo {
-        access: Access::ReadOnly,
+    server.add_export("", Arc::new(MemoryDisk::new("memory", 16 << 20)));
+    let golden = Arc::new(MemoryDisk::new("golden", 5_000_000).read_only());
+    let golden = Export {
         description: "a golden image".into(),
-        ..ExportInfo::new(5_000_000)
+        ..golden.into()
     };
-    server.add_export("golden", Arc::new(MemoryExport::with_info(info)));
+    server.add_export("golden", golden);
     Running::start(Backend::Auto, server)
 }
 
@@ -127,7 +128,7 @@ fn qemu_io_agrees_on_extended_headers_and_zeroes_more_than_32_bits_tell() {
     }
     let asked = Arc::new(AtomicBool::new(false));
     let mut server = Server::new(ServerOptions::default());
-    server.add_export("", Arc::new(MemoryExport::new(20 << 30)));
+    server.add_export("", Arc::new(MemoryDisk::new("memory", 20 << 30)));
     server.observe({
         let asked = Arc::clone(&asked);
         move |event| {
@@ -243,7 +244,7 @@ fn fio_verifies_what_it_wrote() {
         return;
     }
     for backend in BACKENDS {
-        let running = Running::with_export(backend, Arc::new(MemoryExport::new(64 << 20)));
+        let running = Running::with_export(backend, Arc::new(MemoryDisk::new("memory", 64 << 20)));
         let uri = format!("--uri={}", running.uri());
         // Fio leaves its verification state where it runs.
         let directory = tempfile::tempdir().unwrap();
@@ -299,8 +300,8 @@ fn use_foreign_server(socket: &Path, export: &str, extended: Extended) {
         for write in writes {
             write.await.unwrap();
         }
-        let how = ZeroRequest {
-            may_unmap: true,
+        let how = ZeroOptions {
+            space: Space::Release,
             durability: Durability::Durable,
             fast_only: false,
         };

@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::support::*;
+use cowslip_block::disk::MemoryDisk;
 use cowslip_nbd::client::ClientError;
 use cowslip_nbd::export::Durability;
 use cowslip_nbd::protocol::handshake::*;
@@ -24,7 +25,7 @@ use cowslip_nbd::tls::{
     ClientCredentials, ClientTls, CredentialsError, Endpoint, Identity, PeerCheck, Pem, ServerTls,
     examine_own,
 };
-use cowslip_nbd::{Client, ConnectOptions, MemoryExport, Server, ServerEvent, ServerOptions};
+use cowslip_nbd::{Client, ConnectOptions, Server, ServerEvent, ServerOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Stream};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -83,7 +84,7 @@ pub(crate) struct Watched {
 impl Watched {
     pub(crate) fn start(backend: Backend, options: ServerOptions) -> Watched {
         let mut server = Server::new(options);
-        server.add_export("", Arc::new(MemoryExport::new(DISK_BYTES)));
+        server.add_export("", Arc::new(MemoryDisk::new("memory", DISK_BYTES)));
         let reasons = Arc::new(Mutex::new(Vec::new()));
         let heard = Arc::clone(&reasons);
         server.observe(move |event| {

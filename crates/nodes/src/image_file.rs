@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space, Storage};
-use cowslip::image::{Format, WriteOptions, ZeroOptions};
-use cowslip::{Buf, BufMut, Error, Image};
+use cowslip::image::{Format, ZeroOptions};
+use cowslip::{BufMut, Error, Image, IoVec, IoVecMut};
 use cowslip_queue::{Pending, pending};
 
 /// The system's errors for writes beyond the end, and for failures without a number.
@@ -96,7 +96,7 @@ impl BlockFile for ImageFile {
         Pending::ready(Ok(self.image.size()))
     }
 
-    fn read(&self, offset: u64, mut buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, mut buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         let len = buf.len();
         let there = self.image.size().saturating_sub(offset).min(len as u64);
         if there == 0 {
@@ -108,35 +108,21 @@ impl BlockFile for ImageFile {
         self.run(|image| async move {
             match image.read(offset, buf).await {
                 Ok(mut buf) => {
-                    buf.unsplit(beyond);
+                    buf.append(beyond);
                     (Ok(()), buf)
                 }
-                Err(error) => (Err(system_error(error)), BufMut::zeroed(len)),
+                Err(error) => (Err(system_error(error)), BufMut::zeroed(len).into()),
             }
         })
     }
 
-    fn write(
-        &self,
-        offset: u64,
-        data: Vec<Buf>,
-        durability: Durability,
-    ) -> Pending<io::Result<()>> {
-        let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
-        if let Err(error) = self.holds(offset, len) {
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>> {
+        if let Err(error) = self.holds(offset, data.len() as u64) {
             return Pending::ready(Err(error));
         }
-        let options = WriteOptions {
-            fua: durability == Durability::Durable,
-        };
         self.run(|image| async move {
-            let mut at = offset;
-            for buf in data {
-                let len = buf.len() as u64;
-                image.write(at, buf, options).await.map_err(system_error)?;
-                at += len;
-            }
-            Ok(())
+            let written = image.write(offset, data, durability).await;
+            written.map_err(system_error)
         })
     }
 
@@ -145,7 +131,7 @@ impl BlockFile for ImageFile {
             return Pending::ready(Err(error));
         }
         let options = ZeroOptions {
-            may_unmap: space == Space::Release,
+            space: Space::of_unmap(space == Space::Release),
             ..ZeroOptions::default()
         };
         self.run(|image| async move {

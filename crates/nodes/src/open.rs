@@ -9,6 +9,7 @@ use cowslip::file::host::{
     CreateMode, Driver, FlushPolicy, HostGate, HostOptions, Locking, PageCache, open_host_file,
 };
 use cowslip::file::{BlockFile, Claim, Protection, Sharing};
+use cowslip::formats::Formats;
 use cowslip::image::{BackingChoice, CopyOnRead, Format, OpenOptions};
 use cowslip::luks::Passphrase;
 use cowslip_block::{Error, Result};
@@ -265,6 +266,7 @@ pub fn engine_options(source: &Source, how: &OpenHow) -> Result<OpenOptions> {
     Ok(OpenOptions {
         dirty: (how.environment.dirty)(),
         format: source.format,
+        formats: Formats::default(),
         guessed: false,
         writable: source.host_options(how).writable,
         write_policy: how.cache.write_policy(),
@@ -385,13 +387,13 @@ pub async fn open_alone(source: &Source, how: &OpenHow) -> Result<(Arc<dyn Block
         Some(format) => format,
         None => {
             let start = cowslip::qcow2::inspect::read_start(file.as_ref()).await;
-            let probed = cowslip::foreign::probe(&start.map_err(refused)?, &source.filename);
+            let probed = cowslip::foreign::probe(&start.map_err(refused)?, &source.filename, &[]);
             probed.map_err(refused)?
         }
     };
     let claim = match (source.sharing(how), format) {
         (Sharing::Forced, _) => Claim::FORCED,
-        (_, Format::Qcow2 | Format::Luks) => Claim::qcow2(writable),
+        (_, Format::Qcow2 | Format::Luks | Format::Other(_)) => Claim::qcow2(writable),
         (sharing, Format::Raw) => Claim::raw(writable, sharing),
     };
     if let Protection::Unprotected(why) = file.claim(claim).map_err(refused)? {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
 use cowslip_block::options::{Kind, OptionEntry, Options};
-use cowslip_block::{Buf, BufMut, Result};
+use cowslip_block::{BufMut, IoVec, IoVecMut, Result};
 use cowslip_queue::{Backend, Pending, Queue};
 
 use crate::driver::{FileHow, Opening, Protocol, ProtocolNode};
@@ -102,14 +102,14 @@ impl BlockFile for RampFile {
         Pending::ready(Ok(self.node.size))
     }
 
-    fn read(&self, offset: u64, mut buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
-        for (byte, at) in buf.iter_mut().zip(offset..) {
-            *byte = self.byte(at);
-        }
-        Pending::ready((Ok(()), buf))
+    fn read(&self, offset: u64, mut target: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
+        let end = offset + target.len() as u64;
+        let bytes: Vec<u8> = (offset..end).map(|at| self.byte(at)).collect();
+        target.copy_from_slice(0, &bytes);
+        Pending::ready((Ok(()), target))
     }
 
-    fn write(&self, _: u64, _: Vec<Buf>, _: Durability) -> Pending<io::Result<()>> {
+    fn write(&self, _: u64, _: IoVec, _: Durability) -> Pending<io::Result<()>> {
         refused()
     }
 

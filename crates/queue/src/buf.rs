@@ -1,7 +1,8 @@
 //! Memory for I/O: aligned for direct I/O, shared without copying, owned until the kernel lets go.
 //!
 //! [`BufMut`] is exclusive and can be split into disjoint parts that are read into concurrently;
-//! [`Buf`] is shared and read-only, what a write takes. Both keep the whole allocation alive.
+//! [`Buf`] is shared and read-only. Both keep the whole allocation alive. Requests take lists of
+//! them, or of memory that others change meanwhile ([`mod@crate::iovec`]).
 #![allow(unsafe_code)] // Slices of raw memory: each use says why it is sound.
 
 use std::fmt;
@@ -20,9 +21,9 @@ const STALE: u8 = 0xA5;
 
 /// An exclusive, writable range of an aligned allocation.
 pub struct BufMut {
-    memory: Arc<Memory>,
-    start: usize,
-    len: usize,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) start: usize,
+    pub(crate) len: usize,
 }
 
 impl BufMut {
@@ -147,9 +148,9 @@ impl fmt::Debug for BufMut {
 /// A shared, read-only range of an aligned allocation. Cloning and slicing copy nothing.
 #[derive(Clone)]
 pub struct Buf {
-    memory: Arc<Memory>,
-    start: usize,
-    len: usize,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) start: usize,
+    pub(crate) len: usize,
 }
 
 impl Buf {
@@ -161,6 +162,18 @@ impl Buf {
     /// A copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> Buf {
         BufMut::copy_of(bytes).freeze()
+    }
+
+    /// The bytes of an owner, such as a `Vec<u8>` or an `Arc<[u8]>`, without a copy: the owner lives
+    /// until the last part of the buffer is gone. They begin at any address, so direct I/O may need
+    /// a copy yet.
+    pub fn from_owner(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Buf {
+        let memory = Memory::owned_by(owner);
+        Buf {
+            start: 0,
+            len: memory.len(),
+            memory: Arc::new(memory),
+        }
     }
 
     /// The part `[start, start + len)`.
@@ -245,6 +258,18 @@ mod tests {
         drop(clone);
         assert!(rest.try_reclaim());
         assert_eq!(rest.len(), 8);
+    }
+
+    #[test]
+    fn bytes_of_an_owner_are_not_copied_and_live_as_long_as_a_part_of_them() {
+        let owner: Arc<[u8]> = (0..10).collect();
+        let buf = Buf::from_owner(Arc::clone(&owner));
+        assert_eq!(buf.as_ptr(), owner.as_ptr());
+        let part = buf.slice(3, 4);
+        drop(buf);
+        assert_eq!((&part[..], Arc::strong_count(&owner)), (&owner[3..7], 2));
+        drop(part);
+        assert_eq!(Arc::strong_count(&owner), 1);
     }
 
     #[test]

@@ -83,6 +83,8 @@ enum Step {
     Look,
     /// Asks whether it may begin, and changes the length.
     Cut,
+    /// Asks whether it may go on, and makes the file shorter again by what it was made longer.
+    Shorten,
     /// Asks whether it may go on, and punches.
     Punch,
     /// Gives the lease back.
@@ -144,6 +146,7 @@ fn cut_under_lease(
     if now == cut.to && i64::try_from(cut.to).is_ok_and(|to| to < i64::MAX) {
         // Not every file system looks beyond an end that stays where it is.
         ftruncate(file, cut.to + 1)?;
+        before(Step::Shorten);
         if !lease.may_finish()? {
             return Ok(Outcome::InUse);
         }
@@ -293,6 +296,68 @@ mod tests {
         assert_eq!(file.metadata().unwrap().len(), 9000);
         drop(reader);
         assert_eq!(cut_alone(&file, &request).unwrap(), Outcome::Cut);
+    }
+
+    /// A process that was forked has our descriptor, and no lease is in its way.
+    #[test]
+    fn what_is_appended_by_a_holder_of_the_same_descriptor_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let file = file(&path, 9000);
+        let inherited = file.try_clone().unwrap();
+        let before = |next| {
+            if next == Step::Cut {
+                inherited.write_all_at(b"PRECIOUS", 9000).unwrap();
+            }
+        };
+        let whole = cut(9000, Data::Ours);
+        let outcome = cut_alone_with(file.as_fd(), &whole, &before).unwrap();
+        assert_eq!(outcome, Outcome::InUse);
+        assert_eq!(&std::fs::read(&path).unwrap()[9000..], b"PRECIOUS");
+    }
+
+    #[test]
+    fn nobody_reads_on_while_somebody_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let file = file(&path, 0);
+        file.write_all_at(&[0; 1 << 20], 0).unwrap();
+        let lease = alone(&file);
+        let opener = std::thread::spawn(move || append(&path));
+        lease::testing::wait_for_opener(file.as_fd());
+        let found = look(file.as_fd(), 0..1 << 20, u64::MAX, &lease).unwrap();
+        assert_eq!(found, Found::Awaited);
+        drop(lease);
+        opener.join().unwrap();
+    }
+
+    /// The kernel lets in whoever has waited for too long, while the cut is half way.
+    #[test]
+    fn a_cut_that_takes_too_long_does_not_go_on() {
+        for (step, expected) in [(Step::Shorten, Outcome::InUse), (Step::Punch, Outcome::Cut)] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("a");
+            let file = file(&path, 100);
+            let lease = lease::testing::with_limit(alone(&file), Duration::from_millis(300));
+            let before = |next| {
+                if next == step {
+                    let waiting = path.clone();
+                    let opener = std::thread::spawn(move || append(&waiting));
+                    lease::testing::wait_for_opener(file.as_fd());
+                    std::thread::sleep(Duration::from_millis(400));
+                    lease::testing::lose(file.as_fd());
+                    opener.join().unwrap();
+                }
+            };
+            let request = Cut {
+                punch: 100..8192,
+                ..cut(100, Data::Ours)
+            };
+            let outcome = cut_under_lease(file.as_fd(), &request, &lease, &before).unwrap();
+            assert_eq!(outcome, expected, "{step:?}");
+            let found = std::fs::read(&path).unwrap();
+            assert!(found.ends_with(b"PRECIOUS"), "{step:?}: {found:?}");
+        }
     }
 
     /// Appends as another program would, which waits for the lease.

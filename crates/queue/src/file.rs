@@ -16,10 +16,10 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::buf::{Buf, BufMut};
 use crate::cut;
 use crate::driver::Driver;
 use crate::executor::Core;
+use crate::iovec::{IoVec, IoVecMut};
 use crate::line::Line;
 use crate::lock;
 use crate::pending::{Completer, Pending, pending};
@@ -38,12 +38,12 @@ pub enum Route {
     Pool,
 }
 
-/// What direct I/O asks of memory.
+/// What direct I/O asks of memory. The caller sees to it; else the system refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryAlignment {
-    /// Buffers must start at multiples of this many bytes.
+    /// Segments must start at multiples of this many bytes.
     pub start_bytes: usize,
-    /// Each buffer of a list must be a multiple of this many bytes long.
+    /// Each segment of a list must be a multiple of this many bytes long.
     pub len_bytes: usize,
 }
 
@@ -53,11 +53,6 @@ impl MemoryAlignment {
         start_bytes: 1,
         len_bytes: 1,
     };
-
-    fn allows(&self, bytes: &[u8]) -> bool {
-        (bytes.as_ptr() as usize).is_multiple_of(self.start_bytes)
-            && bytes.len().is_multiple_of(self.len_bytes)
-    }
 }
 
 /// Whether a write is durable when it completes.
@@ -167,28 +162,27 @@ impl File {
         })
     }
 
-    /// Fills the buffer from `offset` on, with zeroes beyond the end of file. The buffer comes back
+    /// What it asks of the memory of reads and writes.
+    pub fn memory_alignment(&self) -> MemoryAlignment {
+        self.memory
+    }
+
+    /// Fills the list from `offset` on, with zeroes beyond the end of file. The list comes back
     /// whatever the outcome.
     pub fn read_at(
         self: &Arc<Self>,
         offset: u64,
-        buf: BufMut,
-    ) -> Pending<(io::Result<()>, BufMut)> {
-        if buf.is_empty() {
-            return Pending::ready((Ok(()), buf));
+        target: impl Into<IoVecMut>,
+    ) -> Pending<(io::Result<()>, IoVecMut)> {
+        let target = target.into();
+        if target.is_empty() {
+            return Pending::ready((Ok(()), target));
         }
         let (completer, result) = pending();
-        let (target, home) = if self.memory.allows(&buf) {
-            (buf, None)
-        } else {
-            (BufMut::zeroed(buf.len()), Some(buf))
-        };
         let read = Read {
             file: Arc::clone(self),
             offset,
-            target,
-            home,
-            done: 0,
+            target: Scatter::new(target),
             completer,
         };
         match self.on_ring(read, |ring, read| ring.read(read)) {
@@ -198,14 +192,14 @@ impl File {
         result
     }
 
-    /// Writes the buffers one after the other at `offset`; all of it or an error.
+    /// Writes the list at `offset`; all of it or an error.
     pub fn write_at(
         self: &Arc<Self>,
         offset: u64,
-        data: Vec<Buf>,
+        data: impl Into<IoVec>,
         persistence: Persistence,
     ) -> Pending<io::Result<()>> {
-        let data = Scatter::new(self.fit(data));
+        let data = Scatter::new(data.into());
         if data.is_done() {
             return Pending::ready(Ok(()));
         }
@@ -325,20 +319,6 @@ impl File {
         blocking(move || space::holes(file.as_fd(), range, most))
     }
 
-    /// Copies what direct I/O would refuse into one buffer that it takes.
-    fn fit(&self, data: Vec<Buf>) -> Vec<Buf> {
-        if self.memory == MemoryAlignment::NONE || data.iter().all(|buf| self.memory.allows(buf)) {
-            return data;
-        }
-        let mut whole = BufMut::zeroed(data.iter().map(|buf| buf.len()).sum());
-        let mut at = 0;
-        for buf in &data {
-            whole[at..at + buf.len()].copy_from_slice(buf);
-            at += buf.len();
-        }
-        vec![whole.freeze()]
-    }
-
     fn call(self: &Arc<Self>, what: What) -> Pending<io::Result<()>> {
         let (completer, result) = pending();
         let call = Call {
@@ -425,12 +405,8 @@ impl Trouble {
 pub(crate) struct Read {
     file: Arc<File>,
     offset: u64,
-    /// What the kernel reads into.
-    target: BufMut,
-    /// The caller's buffer, where the kernel could not read into it.
-    home: Option<BufMut>,
-    done: usize,
-    completer: Completer<(io::Result<()>, BufMut)>,
+    target: Scatter<IoVecMut>,
+    completer: Completer<(io::Result<()>, IoVecMut)>,
 }
 
 impl Read {
@@ -439,11 +415,11 @@ impl Read {
     }
 
     pub(crate) fn offset(&self) -> u64 {
-        self.offset + self.done as u64
+        self.offset + self.target.done()
     }
 
-    pub(crate) fn rest(&mut self) -> &mut [u8] {
-        &mut self.target[self.done..]
+    pub(crate) fn target(&self) -> &Scatter<IoVecMut> {
+        &self.target
     }
 
     pub(crate) fn advance(mut self, result: io::Result<usize>) -> Next<Read> {
@@ -453,12 +429,14 @@ impl Read {
             Err(Trouble::Block) => return Next::Block(self),
             Err(Trouble::Fail(error)) => return self.finish(Err(error)),
         };
-        self.done += got;
-        let short = self.done < self.target.len();
-        if short && got > 0 && !self.is_at_end() {
+        self.target.advance(got);
+        if self.target.is_done() {
+            return self.finish(Ok(()));
+        }
+        if got > 0 && !self.is_at_end() {
             return Next::Again(self);
         }
-        self.rest().fill(0);
+        self.target.fill_rest();
         self.finish(Ok(()))
     }
 
@@ -469,25 +447,17 @@ impl Read {
     }
 
     fn finish(self, result: io::Result<()>) -> Next<Read> {
-        let buf = match self.home {
-            Some(mut home) => {
-                home.copy_from_slice(&self.target);
-                home
-            }
-            None => self.target,
-        };
         // Whoever is told may rely on it that nothing here keeps the file open.
         drop(self.file);
-        self.completer.complete((result, buf));
+        self.completer.complete((result, self.target.into_list()));
         Next::Done
     }
 
     pub(crate) fn run(mut self) {
         loop {
             let offset = self.offset();
-            let rest = &mut self.target[self.done..];
-            let result = rustix::io::pread(&self.file.fd, rest, offset);
-            match self.advance(result.map_err(io::Error::from)) {
+            let result = self.target.read_at(self.file.as_fd(), offset);
+            match self.advance(result) {
                 Next::Done => return,
                 Next::Again(read) => self = read,
                 Next::Block(read) => {
@@ -503,7 +473,7 @@ impl Read {
 pub(crate) struct Write {
     file: Arc<File>,
     offset: u64,
-    data: Scatter,
+    data: Scatter<IoVec>,
     persistence: Persistence,
     completer: Completer<io::Result<()>>,
 }
@@ -517,7 +487,7 @@ impl Write {
         self.offset + self.data.done()
     }
 
-    pub(crate) fn data(&self) -> &Scatter {
+    pub(crate) fn data(&self) -> &Scatter<IoVec> {
         &self.data
     }
 
@@ -553,10 +523,9 @@ impl Write {
 
     pub(crate) fn run(mut self) {
         loop {
-            let slices = self.data.slices();
-            let result = rustix::io::pwritev2(&self.file.fd, &slices, self.offset(), self.flags());
-            drop(slices);
-            match self.advance(result.map_err(io::Error::from)) {
+            let flags = self.flags().bits() as i32;
+            let result = self.data.write_at(self.fd(), self.offset(), flags);
+            match self.advance(result) {
                 Next::Done => return,
                 Next::Again(write) => self = write,
                 Next::Block(write) => {

@@ -212,6 +212,12 @@ pub(crate) mod testing {
         control(file, libc::F_SETLEASE, libc::F_UNLCK).unwrap();
     }
 
+    /// The same lease, of which an answer of the kernel counts for so long.
+    pub(crate) fn with_limit(mut lease: Lease<'_>, limit: Duration) -> Lease<'_> {
+        lease.limit = Some(limit);
+        lease
+    }
+
     /// Waits until somebody waits for its end.
     pub(crate) fn wait_for_opener(file: BorrowedFd<'_>) {
         while control(file, libc::F_GETLEASE, 0).unwrap() == libc::F_WRLCK {

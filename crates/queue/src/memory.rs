@@ -9,6 +9,7 @@
 #![allow(unsafe_code)] // Raw aligned memory: each use says why it is sound.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard};
 
@@ -59,20 +60,37 @@ impl Drop for Allocation {
 
 /// Memory of one buffer and its parts.
 pub(crate) struct Memory {
-    /// Absent once it was given back only.
-    allocation: Option<Allocation>,
+    start: NonNull<u8>,
     len: usize,
-    /// Kept for the next one who overwrites it.
-    is_kept: bool,
+    keeper: Keeper,
 }
+
+/// What the memory lives by.
+enum Keeper {
+    /// Freed with the last part of the buffer.
+    Freed { _allocation: Allocation },
+    /// Kept for the next one who overwrites it. Absent once it was given back only.
+    Kept(Option<Allocation>),
+    /// Somebody else's, who does not change it.
+    Owned { _owner: Box<dyn Any + Send + Sync> },
+}
+
+// SAFETY: the memory belongs to the keeper, which is both; access is governed by `Buf` (shared,
+// read-only) and `BufMut` (exclusive, disjoint ranges).
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
 
 impl Memory {
     /// `len` bytes of zeroes.
     pub(crate) fn zeroed(len: usize) -> Memory {
+        let allocation = Allocation::zeroed(len);
         Memory {
-            allocation: Some(Allocation::zeroed(len)),
+            start: allocation.start,
             len,
-            is_kept: false,
+            keeper: Keeper::Freed {
+                _allocation: allocation,
+            },
         }
     }
 
@@ -82,20 +100,29 @@ impl Memory {
             return Memory::zeroed(len);
         };
         let spare = spares().take(class);
+        let allocation = spare.unwrap_or_else(|| Allocation::zeroed(class_bytes(class)));
         Memory {
-            allocation: Some(spare.unwrap_or_else(|| Allocation::zeroed(class_bytes(class)))),
+            start: allocation.start,
             len,
-            is_kept: true,
+            keeper: Keeper::Kept(Some(allocation)),
+        }
+    }
+
+    /// The bytes of an owner, to be read only.
+    pub(crate) fn owned_by(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Memory {
+        let owner = Box::new(owner);
+        // The owner does not move any more, and lives as long as this.
+        let bytes = (*owner).as_ref();
+        Memory {
+            start: NonNull::from(bytes).cast(),
+            len: bytes.len(),
+            keeper: Keeper::Owned { _owner: owner },
         }
     }
 
     /// The first byte.
     pub(crate) fn start(&self) -> *mut u8 {
-        let allocation = self.allocation.as_ref();
-        allocation
-            .expect("it is there until the drop")
-            .start
-            .as_ptr()
+        self.start.as_ptr()
     }
 
     /// Bytes that were asked for.
@@ -106,7 +133,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(allocation) = self.allocation.take_if(|_| self.is_kept) {
+        if let Keeper::Kept(allocation) = &mut self.keeper
+            && let Some(allocation) = allocation.take()
+        {
             // What has no room is freed outside of the lock.
             let displaced = spares().keep(allocation);
             drop(displaced);

@@ -1,26 +1,56 @@
-//! The progress of a write through its list of buffers.
+//! The progress of a transfer through its list of segments.
+#![allow(unsafe_code)] // System calls that are given the list's memory; each says why it is sound.
 
-use std::io::IoSlice;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use smallvec::SmallVec;
 
 use crate::buf::Buf;
+use crate::iovec::{IoVec, IoVecMut, Segment, Segments};
+use crate::sys;
 
-/// Most buffers that one call takes (`IOV_MAX`).
+/// Most segments that one call takes (`IOV_MAX`).
 pub(crate) const SLICES_MAX: usize = 1024;
 
-/// Buffers to be written one after the other, and how far that has come.
-pub(crate) struct Scatter {
-    bufs: Vec<Buf>,
-    /// The first buffer that is not done, and how many of its bytes are.
+/// What one call is given.
+pub(crate) type Slices = SmallVec<[libc::iovec; 4]>;
+
+/// Memory that is transferred one piece after the other: all pieces stay where they are, and may be
+/// read, as long as it lives.
+pub(crate) trait Pieces {
+    /// Address and length of a piece.
+    fn piece(&self, index: usize) -> Option<(*mut u8, usize)>;
+}
+
+impl<L: Segments> Pieces for L {
+    fn piece(&self, index: usize) -> Option<(*mut u8, usize)> {
+        let segment = self.segments().get(index);
+        segment.map(|segment: &Segment| (segment.start(), segment.len()))
+    }
+}
+
+impl Pieces for Vec<Buf> {
+    fn piece(&self, index: usize) -> Option<(*mut u8, usize)> {
+        let buf = self.get(index)?;
+        Some((buf.as_ptr().cast_mut(), buf.len()))
+    }
+}
+
+/// Memory to be transferred, and how far that has come.
+pub(crate) struct Scatter<L> {
+    list: L,
+    /// The first piece that is not done, and how many of its bytes are.
     first: usize,
     skip: usize,
     /// Bytes that are done, of all.
     done: u64,
 }
 
-impl Scatter {
-    pub(crate) fn new(bufs: Vec<Buf>) -> Scatter {
+impl<L: Pieces> Scatter<L> {
+    pub(crate) fn new(list: L) -> Scatter<L> {
         let mut scatter = Scatter {
-            bufs,
+            list,
             first: 0,
             skip: 0,
             done: 0,
@@ -30,7 +60,7 @@ impl Scatter {
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.first == self.bufs.len()
+        self.list.piece(self.first).is_none()
     }
 
     pub(crate) fn done(&self) -> u64 {
@@ -38,15 +68,28 @@ impl Scatter {
     }
 
     /// What is left, as far as one call takes it; never an empty slice.
-    pub(crate) fn rest(&self) -> impl Iterator<Item = &[u8]> {
-        let head = self.bufs.get(self.first).map(|buf| &buf[self.skip..]);
-        let tail = self.bufs.iter().skip(self.first + 1);
-        let tail = tail.map(|buf| &buf[..]).filter(|slice| !slice.is_empty());
-        head.into_iter().chain(tail).take(SLICES_MAX)
+    pub(crate) fn rest(&self) -> impl Iterator<Item = libc::iovec> {
+        let pieces = (self.first..).map_while(|index| self.list.piece(index));
+        let slices = pieces.enumerate().map(|(index, (start, len))| {
+            let skip = if index == 0 { self.skip } else { 0 };
+            libc::iovec {
+                iov_base: start.wrapping_add(skip).cast(),
+                iov_len: len - skip,
+            }
+        });
+        slices.filter(|slice| slice.iov_len > 0).take(SLICES_MAX)
     }
 
-    pub(crate) fn slices(&self) -> Vec<IoSlice<'_>> {
-        self.rest().map(IoSlice::new).collect()
+    /// What is left, if that is one slice.
+    pub(crate) fn only(&self) -> Option<libc::iovec> {
+        match self.list.piece(self.first + 1) {
+            None => self.rest().next(),
+            Some(_) => None,
+        }
+    }
+
+    pub(crate) fn slices(&self) -> Slices {
+        self.rest().collect()
     }
 
     /// Counts `sent` more bytes as done.
@@ -56,8 +99,8 @@ impl Scatter {
     pub(crate) fn advance(&mut self, sent: usize) {
         self.done += sent as u64;
         let mut left = sent;
-        while let Some(buf) = self.bufs.get(self.first) {
-            let rest = buf.len() - self.skip;
+        while let Some((_, len)) = self.list.piece(self.first) {
+            let rest = len - self.skip;
             if left < rest {
                 self.skip += left;
                 return;
@@ -66,21 +109,79 @@ impl Scatter {
             self.first += 1;
             self.skip = 0;
         }
-        assert!(left == 0, "more was written than there is");
+        assert!(left == 0, "more was transferred than there is");
+    }
+
+    pub(crate) fn into_list(self) -> L {
+        self.list
+    }
+}
+
+impl Scatter<Vec<Buf>> {
+    /// Sends some of what is left.
+    pub(crate) fn send(&self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        let mut slices = self.slices();
+        // SAFETY: the slices are of the list, which is borrowed.
+        unsafe { sys::send(fd, &mut slices) }
+    }
+}
+
+impl Scatter<IoVec> {
+    /// Writes some of what is left, with flags as of `pwritev2`.
+    pub(crate) fn write_at(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        flags: i32,
+    ) -> io::Result<usize> {
+        // SAFETY: the slices are of the list, which is borrowed.
+        unsafe { sys::write_at(fd, &self.slices(), offset, flags) }
+    }
+}
+
+impl Scatter<IoVecMut> {
+    /// Reads into some of what is left.
+    pub(crate) fn read_at(&mut self, fd: BorrowedFd<'_>, offset: u64) -> io::Result<usize> {
+        // SAFETY: the slices are of the list, which is borrowed exclusively and may be written.
+        unsafe { sys::read_at(fd, &self.slices(), offset) }
+    }
+
+    /// Zeroes what is left.
+    pub(crate) fn fill_rest(&mut self) {
+        self.list.fill_range(self.done as usize..self.list.len(), 0);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shared::SharedMemory;
 
-    /// The bytes that writes of the given sizes would see.
-    fn written(bufs: &[&[u8]], step: usize) -> Vec<u8> {
-        let mut scatter = Scatter::new(bufs.iter().map(|bytes| Buf::copy_of(bytes)).collect());
+    /// The bytes that transfers of the given sizes would see.
+    fn transferred(list: IoVec, step: usize) -> Vec<u8> {
+        let bytes = list.to_vec();
+        let places: Vec<_> = (0..).map_while(|index| list.piece(index)).collect();
+        let byte_at = |address: usize| {
+            let mut before = 0;
+            for &(start, len) in &places {
+                if (start.addr()..start.addr() + len).contains(&address) {
+                    return bytes[before + address - start.addr()];
+                }
+                before += len;
+            }
+            panic!("an address that is not in the list");
+        };
+        let mut scatter = Scatter::new(list);
         let mut seen = Vec::new();
         while !scatter.is_done() {
-            let rest: Vec<u8> = scatter.rest().flatten().copied().collect();
-            assert!(scatter.rest().all(|slice| !slice.is_empty()));
+            assert!(scatter.rest().all(|slice| slice.iov_len > 0));
+            let addresses = scatter.rest().flat_map(|slice| {
+                let start = slice.iov_base.addr();
+                start..start + slice.iov_len
+            });
+            let rest: Vec<u8> = addresses.map(byte_at).collect();
+            let is_one = scatter.rest().count() == 1;
+            assert_eq!(scatter.only().is_some(), is_one);
             let taken = step.min(rest.len());
             seen.extend_from_slice(&rest[..taken]);
             scatter.advance(taken);
@@ -90,16 +191,47 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_any_size_write_everything_once() {
+    fn steps_of_any_size_transfer_everything_once() {
         let bufs: [&[u8]; 6] = [b"", b"abc", b"", b"d", b"efghij", b""];
-        for step in 1..=11 {
-            assert_eq!(written(&bufs, step), b"abcdefghij", "step {step}");
+        let shared = SharedMemory::new(8);
+        shared.write(0, b"klmnopqr");
+        for step in 1..=19 {
+            let mut list: IoVec = bufs.iter().map(|bytes| Buf::copy_of(bytes)).collect();
+            list.append(IoVec::shared(&shared, 0..3));
+            list.append(IoVec::shared(&shared, 5..8));
+            assert_eq!(transferred(list, step), b"abcdefghijklmpqr", "step {step}");
         }
+    }
+
+    #[test]
+    fn buffers_are_transferred_without_the_empty_ones() {
+        let bufs: Vec<Buf> = [&b""[..], b"ab", b"", b"c"].map(Buf::copy_of).to_vec();
+        let mut scatter = Scatter::new(bufs);
+        let lens = |scatter: &Scatter<Vec<Buf>>| -> Vec<usize> {
+            scatter.rest().map(|slice| slice.iov_len).collect()
+        };
+        assert_eq!(lens(&scatter), [2, 1]);
+        scatter.advance(1);
+        assert_eq!(lens(&scatter), [1, 1]);
+        scatter.advance(2);
+        assert!(scatter.is_done());
     }
 
     #[test]
     fn one_call_takes_no_more_slices_than_the_system() {
         let scatter = Scatter::new(vec![Buf::copy_of(b"x"); SLICES_MAX + 1]);
         assert_eq!(scatter.slices().len(), SLICES_MAX);
+    }
+
+    #[test]
+    fn what_is_left_of_a_read_is_zeroed() {
+        let mut list = IoVecMut::default();
+        for _ in 0..3 {
+            list.append(crate::buf::BufMut::copy_of(&[7; 4]).into());
+        }
+        let mut scatter = Scatter::new(list);
+        scatter.advance(6);
+        scatter.fill_rest();
+        assert_eq!(scatter.into_list().to_vec(), [[7; 6], [0; 6]].concat());
     }
 }

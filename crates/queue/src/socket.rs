@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags};
+use rustix::net::{RecvFlags, Shutdown, SocketFlags};
 
 use crate::buf::{Buf, BufMut};
 use crate::driver::Driver;
@@ -194,19 +194,19 @@ impl Stream {
         while !data.is_done() {
             match self.try_write(&data) {
                 Ok(sent) => data.advance(sent),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => wait_ready(&self.fd, Interest::Writable).await?,
-                Err(error) => return Err(error.into()),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::WouldBlock => wait_ready(&self.fd, Interest::Writable).await?,
+                    _ => return Err(error),
+                },
             }
         }
         pace().await;
         Ok(())
     }
 
-    fn try_write(&self, data: &Scatter) -> rustix::io::Result<usize> {
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let mut nothing = SendAncillaryBuffer::default();
-        rustix::net::sendmsg(&*self.fd, &data.slices(), &mut nothing, flags)
+    fn try_write(&self, data: &Scatter<Vec<Buf>>) -> io::Result<usize> {
+        data.send(self.fd.as_fd())
     }
 
     /// Ends both directions: waiting reads and writes come to an end, here and at the peer.

@@ -1,5 +1,5 @@
 //! Safe names for the system calls that rustix lacks, and the queue's event.
-#![allow(unsafe_code)] // Two ioctls and a lock; each says why it is sound.
+#![allow(unsafe_code)] // Calls of libc; each says why it is sound.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -55,6 +55,66 @@ pub(crate) fn discard_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::R
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// Reads from an offset of a file into slices of memory, one after the other.
+///
+/// # Safety
+/// The memory of the slices may be written until this returns.
+pub(crate) unsafe fn read_at(
+    fd: BorrowedFd<'_>,
+    slices: &[libc::iovec],
+    offset: u64,
+) -> io::Result<usize> {
+    let (at, count) = (offset_of(offset)?, slices.len() as libc::c_int);
+    // SAFETY: the call reads the slices, and writes to what they refer to, as the caller allows.
+    let got = unsafe { libc::preadv64(fd.as_raw_fd(), slices.as_ptr(), count, at) };
+    transferred(got)
+}
+
+/// Writes slices of memory, one after the other, to a file from an offset on.
+///
+/// # Safety
+/// The memory of the slices is there until this returns.
+pub(crate) unsafe fn write_at(
+    fd: BorrowedFd<'_>,
+    slices: &[libc::iovec],
+    offset: u64,
+    flags: libc::c_int,
+) -> io::Result<usize> {
+    let (at, count) = (offset_of(offset)?, slices.len() as libc::c_int);
+    // The offset comes in two words, of which the kernel looks at as many as it takes.
+    let (low, high) = (at as libc::c_long, (at >> 32) as libc::c_long);
+    let (fd, slices) = (fd.as_raw_fd(), slices.as_ptr());
+    // SAFETY: the call reads the slices and what they refer to, which the caller keeps.
+    let written = unsafe { libc::syscall(libc::SYS_pwritev2, fd, slices, count, low, high, flags) };
+    transferred(written as libc::ssize_t)
+}
+
+/// Sends slices of memory, one after the other, without waiting for room in the socket.
+///
+/// # Safety
+/// The memory of the slices is there until this returns.
+pub(crate) unsafe fn send(fd: BorrowedFd<'_>, slices: &mut [libc::iovec]) -> io::Result<usize> {
+    // SAFETY: a plain C structure, for which all zeroes is a value: no address, no control data.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = slices.as_mut_ptr();
+    message.msg_iovlen = slices.len() as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the call reads the message, its slices, and what they refer to, which the caller
+    // keeps.
+    let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, flags) };
+    transferred(sent)
+}
+
+fn offset_of(offset: u64) -> io::Result<libc::off64_t> {
+    offset
+        .try_into()
+        .map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+fn transferred(result: libc::ssize_t) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
 /// One call about locks that belong to the open file (`F_OFD_*`); `kind` is `F_RDLCK` or its kin.

@@ -26,6 +26,7 @@ use crate::epoll::Interest;
 use crate::file::{Call, Next, Read, Write};
 use crate::pending::{Completer, Pending, pending};
 use crate::pool;
+use crate::scatter::{Pieces, Scatter};
 use crate::sys;
 
 /// Submissions that fit before a turn needs a second system call.
@@ -56,7 +57,7 @@ pub(crate) type Received = Pending<(io::Result<usize>, BufMut)>;
 
 /// An operation, with all that the kernel may touch.
 enum Op {
-    Read(Read),
+    Read(Read, Vec<libc::iovec>),
     Write(Write, Vec<libc::iovec>),
     Call(Call),
     Poll {
@@ -79,15 +80,7 @@ impl Op {
     /// it.
     fn entry(&mut self, event: &OwnedFd) -> Entry {
         match self {
-            Op::Read(read) => {
-                let fd = Fd(read.fd().as_raw_fd());
-                let offset = read.offset();
-                let target = read.rest();
-                let len = u32::try_from(target.len()).unwrap_or(u32::MAX);
-                opcode::Read::new(fd, target.as_mut_ptr(), len)
-                    .offset(offset)
-                    .build()
-            }
+            Op::Read(read, iovecs) => read_entry(read, iovecs),
             Op::Write(write, iovecs) => write_entry(write, iovecs),
             Op::Call(call) => {
                 let fd = Fd(call.fd().as_raw_fd());
@@ -129,9 +122,9 @@ impl Op {
             _ => Err(io::Error::from_raw_os_error(-result)),
         };
         match self {
-            Op::Read(read) => match read.advance(result) {
+            Op::Read(read, iovecs) => match read.advance(result) {
                 Next::Done => None,
-                Next::Again(read) => Some(Op::Read(read)),
+                Next::Again(read) => Some(Op::Read(read, iovecs)),
                 Next::Block(read) => {
                     pool::submit(Box::new(move || read.run()));
                     None
@@ -170,26 +163,41 @@ impl Op {
     }
 }
 
+fn read_entry(read: &Read, iovecs: &mut Vec<libc::iovec>) -> Entry {
+    let fd = Fd(read.fd().as_raw_fd());
+    if let Some((start, len)) = single(read.target()) {
+        return opcode::Read::new(fd, start, len)
+            .offset(read.offset())
+            .build();
+    }
+    iovecs.clear();
+    iovecs.extend(read.target().rest());
+    opcode::Readv::new(fd, iovecs.as_ptr(), iovecs.len() as u32)
+        .offset(read.offset())
+        .build()
+}
+
 fn write_entry(write: &Write, iovecs: &mut Vec<libc::iovec>) -> Entry {
     let fd = Fd(write.fd().as_raw_fd());
-    iovecs.clear();
-    iovecs.extend(write.data().rest().map(|slice| libc::iovec {
-        iov_base: slice.as_ptr().cast_mut().cast(),
-        iov_len: slice.len(),
-    }));
     let flags = write.flags().bits() as i32;
-    match iovecs[..] {
-        [only] if u32::try_from(only.iov_len).is_ok() => {
-            opcode::Write::new(fd, only.iov_base.cast(), only.iov_len as u32)
-                .offset(write.offset())
-                .rw_flags(flags)
-                .build()
-        }
-        _ => opcode::Writev::new(fd, iovecs.as_ptr(), iovecs.len() as u32)
+    if let Some((start, len)) = single(write.data()) {
+        return opcode::Write::new(fd, start, len)
             .offset(write.offset())
             .rw_flags(flags)
-            .build(),
+            .build();
     }
+    iovecs.clear();
+    iovecs.extend(write.data().rest());
+    opcode::Writev::new(fd, iovecs.as_ptr(), iovecs.len() as u32)
+        .offset(write.offset())
+        .rw_flags(flags)
+        .build()
+}
+
+/// What is left of a transfer, if a call without a list takes it.
+fn single<L: Pieces>(data: &Scatter<L>) -> Option<(*mut u8, u32)> {
+    let only = data.only()?;
+    Some((only.iov_base.cast(), u32::try_from(only.iov_len).ok()?))
 }
 
 struct State {
@@ -257,9 +265,10 @@ fn build_ring() -> io::Result<IoUring> {
 }
 
 /// All that is used here.
-const OPERATIONS: [u8; 9] = [
+const OPERATIONS: [u8; 10] = [
     opcode::Nop::CODE,
     opcode::Read::CODE,
+    opcode::Readv::CODE,
     opcode::Write::CODE,
     opcode::Writev::CODE,
     opcode::Fsync::CODE,
@@ -325,7 +334,7 @@ impl Uring {
     }
 
     pub(crate) fn read(&self, read: Read) {
-        self.start(Op::Read(read));
+        self.start(Op::Read(read, Vec::new()));
     }
 
     pub(crate) fn write(&self, write: Write) {

@@ -11,7 +11,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cowslip::file::{BlockFile, Capabilities, ContentId, Durability, FileExtent, FileId, Space};
-use cowslip_queue::{Buf, BufMut, Pending, pending};
+use cowslip_queue::{IoVec, IoVecMut, Pending, pending};
 
 use crate::rng::Rng;
 use crate::trace::Trace;
@@ -474,34 +474,24 @@ impl BlockFile for SimFile {
         waiting
     }
 
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.check_alignment(offset, buf.len() as u64);
         let (to, waiting) = pending();
         self.ask(Verb::Read, Answer::Read { offset, buf, to });
         waiting
     }
 
-    fn write(
-        &self,
-        offset: u64,
-        data: Vec<Buf>,
-        durability: Durability,
-    ) -> Pending<io::Result<()>> {
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>> {
         self.check_writable();
-        let len: usize = data.iter().map(|buf| buf.len()).sum();
-        self.check_alignment(offset, len as u64);
-        self.check_end(offset + len as u64);
-        let mut bytes = Vec::with_capacity(len);
-        for buf in &data {
-            bytes.extend_from_slice(buf);
-        }
+        self.check_alignment(offset, data.len() as u64);
+        self.check_end(offset + data.len() as u64);
         let (to, waiting) = pending();
         self.disk.lock().issue(Asked {
             file: self.index,
             verb: Verb::Write,
             effects: vec![Effect::Write {
                 offset,
-                data: Buf::from(bytes),
+                data: data.to_buf(),
             }],
             durable: durability == Durability::Durable,
             unsupported: false,

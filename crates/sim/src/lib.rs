@@ -15,6 +15,7 @@ pub mod disk;
 mod drive;
 pub mod executor;
 pub mod inspect;
+mod lists;
 mod look;
 pub mod mixture;
 pub mod model;

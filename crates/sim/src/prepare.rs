@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 
 use cowslip::file::{BlockFile, Capabilities};
-use cowslip::image::{DetectZeroes, DiscardPolicy, Format, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::image::{DetectZeroes, DiscardPolicy, Durability, Format, OpenOptions, ZeroOptions};
 use cowslip::luks::{
     CipherMode, Hash, IvGenerator, KeySize, NewVolume, Passphrase, Spec, VolumeOptions,
 };
@@ -274,7 +274,7 @@ fn make_volume(
         model::fill(&config.grain, id, part.clone(), &mut buf);
         part.for_each(|granule| initial.set(granule, id));
         let (subject, data) = (subject.clone(), buf.freeze());
-        let writing = async move { subject.write(at, data, WriteOptions::default()).await };
+        let writing = async move { subject.write(at, data, Durability::Cached).await };
         let wrote = block_on(disk, rng, "fill", writing)?;
         wrote.map_err(|error| format!("filling a LUKS volume: {error}"))?;
     }
@@ -484,9 +484,7 @@ fn fill_layer(
             if zero {
                 image.write_zeroes(start, len, ZeroOptions::default()).await
             } else {
-                image
-                    .write(start, buf.freeze(), WriteOptions::default())
-                    .await
+                image.write(start, buf.freeze(), Durability::Cached).await
             }
         };
         let wrote = block_on(disk, rng, "fill", writing)?;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use cowslip::image::{DetectZeroes, WriteOptions, WritePolicy, ZeroOptions};
+use cowslip::image::{DetectZeroes, Durability, Space, WritePolicy, ZeroOptions};
 use cowslip::job::{Attendant, Progress};
 use cowslip::qcow2::create::Preallocation;
 use cowslip::{Error, Job};
@@ -476,19 +476,19 @@ async fn change(subject: &Subject, session: &Session, request: &Request, range: 
     };
     let (answer, outcome) = match request.verb {
         Verb::Write { fua } => {
-            let options = WriteOptions { fua };
-            (subject.write(start, stamps(), options).await, done(fua))
+            let durability = Durability::of_fua(fua);
+            (subject.write(start, stamps(), durability).await, done(fua))
         }
         Verb::Compressed => (subject.write_compressed(start, stamps()).await, done(false)),
         Verb::Zeroes { may_unmap, fua } if session.detects_zeroes(may_unmap) => {
             let zeroes = BufMut::zeroed(len as usize).freeze();
-            let options = WriteOptions { fua };
-            (subject.write(start, zeroes, options).await, done(fua))
+            let durability = Durability::of_fua(fua);
+            (subject.write(start, zeroes, durability).await, done(fua))
         }
         Verb::Zeroes { may_unmap, fua } => {
             let options = ZeroOptions {
-                may_unmap,
-                fua,
+                space: Space::of_unmap(may_unmap),
+                durability: Durability::of_fua(fua),
                 fast_only: false,
             };
             (subject.write_zeroes(start, len, options).await, done(fua))

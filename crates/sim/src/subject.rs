@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cowslip::file::{BlockFile, Durability, FileRequest, Gate, Space};
-use cowslip::image::{WriteOptions, ZeroOptions};
+use cowslip::image::ZeroOptions;
 use cowslip::qcow2::bitmap::BitmapChange;
 use cowslip::qcow2::create::Preallocation;
 use cowslip::qcow2::snapshot::{NewSnapshot, SnapshotChoice};
@@ -15,6 +15,7 @@ use cowslip_queue::{Buf, BufMut};
 
 use crate::bitmaps;
 use crate::disk::SimDisk;
+use crate::lists::GuestMemory;
 use crate::remembered::Change;
 
 /// The disk under test.
@@ -63,12 +64,19 @@ impl Subject {
     ///
     /// # Errors
     /// The subject's.
-    pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+    pub async fn read(&self, offset: u64, mut buf: BufMut) -> Result<BufMut> {
         match self {
-            Subject::Image(image) => image.read(offset, buf).await,
+            Subject::Image(image) => match GuestMemory::for_request(offset, buf.len()) {
+                None => image.read(offset, buf).await,
+                Some(guest) => {
+                    image.read(offset, guest.target()).await?;
+                    guest.copy_to(&mut buf);
+                    Ok(buf)
+                }
+            },
             Subject::Plain(plain) => {
-                let (outcome, buf) = plain.file.read(offset, buf).await;
-                outcome.map(|()| buf).map_err(failed)
+                let (outcome, buf) = plain.file.read(offset, buf.into()).await;
+                outcome.map(|()| buf.into()).map_err(failed)
             }
         }
     }
@@ -77,16 +85,18 @@ impl Subject {
     ///
     /// # Errors
     /// The subject's.
-    pub async fn write(&self, offset: u64, data: Buf, options: WriteOptions) -> Result<()> {
+    pub async fn write(&self, offset: u64, data: Buf, durability: Durability) -> Result<()> {
         match self {
-            Subject::Image(image) => image.write(offset, data, options).await,
+            Subject::Image(image) => match GuestMemory::for_request(offset, data.len()) {
+                None => image.write(offset, data, durability).await,
+                Some(guest) => {
+                    let written = image.write(offset, guest.source(&data), durability).await;
+                    guest.reuse();
+                    written
+                }
+            },
             Subject::Plain(plain) => {
-                let durability = if options.fua {
-                    Durability::Durable
-                } else {
-                    Durability::Cached
-                };
-                let written = plain.file.write(offset, vec![data], durability).await;
+                let written = plain.file.write(offset, data.into(), durability).await;
                 if durability == Durability::Durable && written.is_err() {
                     plain.latched.store(true, Ordering::Relaxed);
                 }
@@ -128,7 +138,7 @@ impl Subject {
     pub async fn write_compressed(&self, offset: u64, data: Buf) -> Result<()> {
         match self {
             Subject::Image(image) => image.write_compressed(offset, data).await,
-            Subject::Plain(_) => self.write(offset, data, WriteOptions::default()).await,
+            Subject::Plain(_) => self.write(offset, data, Durability::Cached).await,
         }
     }
 
@@ -142,7 +152,7 @@ impl Subject {
             Subject::Plain(plain) => {
                 let zeroed = plain.file.zero(offset, len, Space::Release).await;
                 zeroed.map_err(failed)?;
-                if options.fua {
+                if options.durability == Durability::Durable {
                     plain.flush().await?;
                 }
                 Ok(())

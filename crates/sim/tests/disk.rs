@@ -39,7 +39,7 @@ fn finish<T>(disk: &SimDisk, mut waiting: Pending<T>) -> T {
 
 fn write(file: &Arc<dyn BlockFile>, sector: usize, text: &str) -> Pending<std::io::Result<()>> {
     let bytes: Vec<u8> = text.bytes().flat_map(|b| [b; SECTOR]).collect();
-    let data = vec![Buf::from(bytes)];
+    let data = Buf::from(bytes).into();
     file.write((sector * SECTOR) as u64, data, Durability::Cached)
 }
 
@@ -139,7 +139,7 @@ fn nothing_older_comes_over_what_was_flushed() {
 #[test]
 fn a_durable_write_is_durable_alone() {
     let durable = |file: &Arc<dyn BlockFile>, sector: usize, byte: u8| {
-        let data = vec![Buf::from(vec![byte; SECTOR])];
+        let data = Buf::from(vec![byte; SECTOR]).into();
         file.write((sector * SECTOR) as u64, data, Durability::Durable)
     };
     let left = outcomes(2, |disk, file| {
@@ -224,13 +224,13 @@ fn reads_see_a_write_between_its_issue_and_its_completion_or_after() {
     let run = |seed| {
         let (disk, file) = disk(seed, SECTOR);
         let writing = write(&file, 0, "a");
-        let reading = file.read(0, BufMut::zeroed(SECTOR));
+        let reading = file.read(0, BufMut::zeroed(SECTOR).into());
         let (outcome, buf) = finish(&disk, reading);
         outcome.unwrap();
         finish(&disk, writing).unwrap();
-        let (_, later) = finish(&disk, file.read(0, BufMut::zeroed(SECTOR)));
-        assert_eq!(later[0], b'a');
-        (buf[0] as char).to_string()
+        let (_, later) = finish(&disk, file.read(0, BufMut::zeroed(SECTOR).into()));
+        assert_eq!(later.to_vec()[0], b'a');
+        (buf.to_vec()[0] as char).to_string()
     };
     let seen: BTreeSet<String> = (0..200).map(run).collect();
     assert_eq!(seen, set(&[".", "a"]));
@@ -242,7 +242,7 @@ fn requests_that_break_the_alignment_are_loud() {
     let disk = SimDisk::new(Rng::new(1), Trace::off());
     disk.add_file("f", regular(4096), Content::default());
     let file = disk.open("f", true).expect("it was added");
-    drop(file.read(512, BufMut::zeroed(4096)));
+    drop(file.read(512, BufMut::zeroed(4096).into()));
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn a_flush_or_a_durable_write_that_fails_loses_what_came_before_whatever_the_err
             let failed = match verb {
                 Verb::Flush => finish(disk, file.flush()),
                 _ => {
-                    let data = vec![Buf::from(vec![b'b'; SECTOR])];
+                    let data = Buf::from(vec![b'b'; SECTOR]).into();
                     finish(disk, file.write(SECTOR as u64, data, Durability::Durable))
                 }
             };

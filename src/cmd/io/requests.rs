@@ -6,7 +6,7 @@
 use std::rc::Rc;
 use std::time::Instant;
 
-use cowslip::image::{Extent, WriteOptions, ZeroOptions};
+use cowslip::image::{Durability, Extent, Space, ZeroOptions};
 use cowslip::{Buf, BufMut, Error, Image};
 use cowslip_queue::pending;
 
@@ -177,8 +177,8 @@ impl WriteLine {
 
     fn zero_options(&self) -> ZeroOptions {
         ZeroOptions {
-            may_unmap: self.unmap,
-            fua: self.fua,
+            space: Space::of_unmap(self.unmap),
+            durability: Durability::of_fua(self.fua),
             fast_only: self.no_fallback,
         }
     }
@@ -478,9 +478,9 @@ async fn write_image(image: &Image, writing: &Writing) -> Result<(), Error> {
         Content::Zeroes(options) => image.write_zeroes(offset, writing.length, *options).await,
         Content::Compressed(bytes) => write_compressed(image, offset, bytes, writing.length).await,
         Content::Data(bytes) => {
-            let options = WriteOptions { fua: writing.fua };
+            let durability = Durability::of_fua(writing.fua);
             image
-                .write(offset, bytes.buf(writing.length), options)
+                .write(offset, bytes.buf(writing.length), durability)
                 .await
         }
     }

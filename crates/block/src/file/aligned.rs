@@ -33,11 +33,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker, ready};
 
 use cowslip_queue::cut::{self, Cut};
-use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
+use cowslip_queue::file::MemoryAlignment;
+use cowslip_queue::{Buf, BufMut, Completer, IoVec, IoVecMut, Pending, pending};
 
 use super::{
     BlockFile, Brake, Capabilities, Durability, Event, FileExtent, Holes, Observer, Space, Way,
 };
+use crate::foreign::Signature;
 use crate::sync::{Mutex, lock};
 use crate::units::{SECTOR_BYTES, round_down, round_up};
 use crate::{Error, Result};
@@ -50,10 +52,12 @@ mod first_sector;
 pub struct HostFile {
     file: Arc<dyn BlockFile>,
     alignment: u64,
+    /// What the file asks of the memory of reads and writes.
+    memory: MemoryAlignment,
     /// The unit of calls that zero or discard: a multiple of `alignment`.
     space_alignment: u64,
-    /// No request may make the first sector look like that of an image.
-    is_guarded: bool,
+    /// No request may make the first sector look like that of an image, also of these formats.
+    guarded: Option<Arc<[Signature]>>,
     writes: Arc<Mutex<Writes>>,
     space_changes: Arc<AtomicU64>,
     cipher: Option<Arc<Ciphered>>,
@@ -97,7 +101,7 @@ pub trait Cipher: Send + Sync + std::fmt::Debug {
 pub struct PreparedWrite {
     admitted: Option<Admitted>,
     start: u64,
-    data: Vec<Buf>,
+    data: IoVec,
 }
 
 /// How a write treats the blocks at its ends.
@@ -235,10 +239,11 @@ impl HostFile {
         let (alignment, space_alignment) = alignments(file.as_ref());
         HostFile {
             observer: file.observer(),
+            memory: file.memory_alignment(),
             file,
             alignment,
             space_alignment,
-            is_guarded: false,
+            guarded: None,
             writes: Arc::default(),
             space_changes: Arc::default(),
             cipher: None,
@@ -412,25 +417,52 @@ impl HostFile {
             .map_err(|error| self.failed("get the size of", error))
     }
 
-    /// Fills `buf` from `offset` on; zeroes beyond the end of file.
-    pub async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
-        let len = buf.len() as u64;
-        if self.is_aligned(offset, len) && self.is_memory_aligned(&buf) {
-            return self.read_blocks(offset, buf).await;
-        }
-        let mut buf = buf;
-        let start = round_down(offset, self.alignment);
-        let end = round_up(offset + len, self.alignment);
-        let wide = BufMut::zeroed((end - start) as usize);
-        let wide = self.read_blocks(start, wide).await?;
-        buf.copy_from_slice(&wide[(offset - start) as usize..][..len as usize]);
-        Ok(buf)
+    /// Fills a buffer or a list from `offset` on; zeroes beyond the end of file.
+    pub async fn read<T>(&self, offset: u64, target: T) -> Result<T>
+    where
+        T: Into<IoVecMut> + From<IoVecMut>,
+    {
+        Ok(self.read_list(offset, target.into()).await?.into())
     }
 
-    /// Reads whole blocks.
-    async fn read_blocks(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
-        let (outcome, mut buf) = self.file.read(offset, buf).await;
+    async fn read_list(&self, offset: u64, mut target: IoVecMut) -> Result<IoVecMut> {
+        let len = target.len() as u64;
+        if !self.is_aligned(offset, len) {
+            let start = round_down(offset, self.alignment);
+            let end = round_up(offset + len, self.alignment);
+            let wide = self.read_own(start, end - start).await?;
+            target.copy_from_slice(0, &wide[(offset - start) as usize..][..len as usize]);
+            return Ok(target);
+        }
+        if self.is_encrypted() || !target.fits(self.memory) {
+            let (buf, bounce) = target.bounce();
+            return match IoVecMut::from(buf) {
+                buf if buf.fits(self.memory) => {
+                    Ok(bounce.end(self.read_blocks(offset, buf).await?))
+                }
+                mut buf => {
+                    let own = self.read_own(offset, len).await?;
+                    buf.copy_from_slice(0, &own);
+                    Ok(bounce.end(buf.into()))
+                }
+            };
+        }
+        let (outcome, target) = self.file.read(offset, target).await;
         outcome.map_err(|error| self.failed("read", error))?;
+        Ok(target)
+    }
+
+    /// Reads whole blocks into a buffer of their own, whose memory suits every file.
+    async fn read_own(&self, offset: u64, len: u64) -> Result<BufMut> {
+        let buf = BufMut::zeroed(len as usize);
+        self.read_blocks(offset, buf.into()).await
+    }
+
+    /// Reads whole blocks, and decrypts them where only we see it.
+    async fn read_blocks(&self, offset: u64, target: IoVecMut) -> Result<BufMut> {
+        let (outcome, target) = self.file.read(offset, target).await;
+        outcome.map_err(|error| self.failed("read", error))?;
+        let mut buf = BufMut::from(target);
         if let Some(ciphered) = &self.cipher {
             let first = self.sector(ciphered.numbering, offset);
             ciphered.cipher.decrypt(first, &mut buf);
@@ -439,14 +471,14 @@ impl HostFile {
     }
 
     /// What is to be written to whole blocks: the bytes, or an encrypted copy.
-    fn enciphered(&self, offset: u64, data: Vec<Buf>) -> Vec<Buf> {
+    fn enciphered(&self, offset: u64, data: IoVec) -> IoVec {
         let Some(ciphered) = &self.cipher else {
             return data;
         };
-        let mut joined = joined(&data);
+        let mut copy = data.to_buf_mut();
         let first = self.sector(ciphered.numbering, offset);
-        ciphered.cipher.encrypt(first, &mut joined);
-        vec![joined.freeze()]
+        ciphered.cipher.encrypt(first, &mut copy);
+        copy.freeze().into()
     }
 
     /// Reads `len` bytes at `offset` into a new buffer.
@@ -454,16 +486,29 @@ impl HostFile {
         self.read(offset, BufMut::zeroed(len as usize)).await
     }
 
-    /// Writes the buffers one after the other at `offset`.
-    pub async fn write(&self, offset: u64, data: Vec<Buf>, durability: Durability) -> Result<()> {
+    /// Writes a buffer, or a list of them, at `offset`.
+    pub async fn write(
+        &self,
+        offset: u64,
+        data: impl Into<IoVec>,
+        durability: Durability,
+    ) -> Result<()> {
         let prepared = self.prepare_write(offset, data).await?;
         self.write_prepared(prepared, durability).await
     }
 
     /// The first half of a write: waits until nothing is in its way, and reads what it needs. A
     /// failure has written nothing.
-    pub async fn prepare_write(&self, offset: u64, data: Vec<Buf>) -> Result<PreparedWrite> {
-        let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
+    pub async fn prepare_write(
+        &self,
+        offset: u64,
+        data: impl Into<IoVec>,
+    ) -> Result<PreparedWrite> {
+        self.prepare(offset, data.into()).await
+    }
+
+    async fn prepare(&self, offset: u64, data: IoVec) -> Result<PreparedWrite> {
+        let len = data.len() as u64;
         let end = offset + len;
         if len == 0 || (self.alignment == 1 && !self.guards(&(offset..end))) {
             return Ok(PreparedWrite {
@@ -473,12 +518,18 @@ impl HostFile {
             });
         }
         let blocks = round_down(offset, self.alignment)..round_up(end, self.alignment);
+        let data = match self.guards(&blocks) {
+            // What is examined is what is written.
+            true => data.to_buf().into(),
+            false => data,
+        };
         let change = Change::Bytes(offset, &data);
         if self.is_aligned(offset, len) {
             let admitted = self.admit(blocks, Ends::Whole, change).await?;
             let data = match self.is_encrypted() {
                 true => self.enciphered(offset, data),
-                false => self.fit_memory(data),
+                false if data.fits(self.memory) => data,
+                false => data.to_buf_mut().freeze().into(),
             };
             return Ok(PreparedWrite {
                 admitted: Some(admitted),
@@ -493,7 +544,7 @@ impl HostFile {
         Ok(PreparedWrite {
             admitted: Some(admitted),
             start,
-            data: self.enciphered(start, vec![whole]),
+            data: self.enciphered(start, whole.into()),
         })
     }
 
@@ -508,7 +559,7 @@ impl HostFile {
             start,
             data,
         } = prepared;
-        if data.iter().all(|buf| buf.is_empty()) {
+        if data.is_empty() {
             return Ok(());
         }
         self.reach(Event::Pwritev).await;
@@ -523,8 +574,8 @@ impl HostFile {
     }
 
     /// The whole blocks that a finer write lies in, with its bytes in their place.
-    async fn fill_ends(&self, offset: u64, data: Vec<Buf>, blocks: Range<u64>) -> Result<Buf> {
-        let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
+    async fn fill_ends(&self, offset: u64, data: IoVec, blocks: Range<u64>) -> Result<Buf> {
+        let len = data.len() as u64;
         let mut whole = BufMut::zeroed((blocks.end - blocks.start) as usize);
         let last = blocks.end - self.alignment;
         let head_partial = offset > blocks.start;
@@ -538,17 +589,13 @@ impl HostFile {
         for (partial, at, (before, after)) in ends {
             if partial {
                 self.reach(before).await;
-                let old = BufMut::zeroed(self.alignment as usize);
-                let old = self.read_blocks(at, old).await?;
+                let old = self.read_own(at, self.alignment).await?;
                 whole[(at - blocks.start) as usize..][..old.len()].copy_from_slice(&old);
                 self.reach(after).await;
             }
         }
-        let mut at = (offset - blocks.start) as usize;
-        for buf in &data {
-            whole[at..at + buf.len()].copy_from_slice(buf);
-            at += buf.len();
-        }
+        let at = (offset - blocks.start) as usize;
+        data.copy_to_slice(0, &mut whole[at..at + data.len()]);
         Ok(whole.freeze())
     }
 
@@ -592,7 +639,7 @@ impl HostFile {
         let mut at = range.start;
         while at < range.end {
             let next = (range.end - at).min(CHUNK);
-            let zeroes = vec![Buf::zeroed(next as usize)];
+            let zeroes = Buf::zeroed(next as usize);
             self.write(at, zeroes, Durability::Cached).await?;
             at += next;
         }
@@ -712,19 +759,6 @@ impl HostFile {
         (offset | len) & (self.alignment - 1) == 0
     }
 
-    fn is_memory_aligned(&self, bytes: &[u8]) -> bool {
-        self.alignment == 1 || (bytes.as_ptr() as u64).is_multiple_of(self.alignment)
-    }
-
-    /// Buffers whose addresses and lengths direct I/O takes: the same ones, or a copy.
-    fn fit_memory(&self, data: Vec<Buf>) -> Vec<Buf> {
-        let fits = |buf: &Buf| self.is_memory_aligned(buf) && self.is_aligned(0, buf.len() as u64);
-        if data.iter().all(fits) {
-            return data;
-        }
-        vec![joined(&data).freeze()]
-    }
-
     /// Waits until nothing is in the way of a change to these blocks, and examines what it would
     /// make of the first sector, if that is guarded. Nobody else changes the sector then until the
     /// change has ended.
@@ -779,17 +813,6 @@ fn alignments(file: &dyn BlockFile) -> (u64, u64) {
         "an alignment is a power of two"
     );
     (alignment, space)
-}
-
-/// A copy of the buffers, one behind the other.
-fn joined(data: &[Buf]) -> BufMut {
-    let mut joined = BufMut::for_overwrite(data.iter().map(|buf| buf.len()).sum());
-    let mut at = 0;
-    for buf in data {
-        joined[at..at + buf.len()].copy_from_slice(buf);
-        at += buf.len();
-    }
-    joined
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use cowslip_queue::{Buf, BufMut, Pending};
+use cowslip_queue::{IoVec, IoVecMut, Pending};
 
 use super::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -95,28 +95,25 @@ impl BlockFile for MemoryFile {
         Pending::ready(Ok(self.lock().len() as u64))
     }
 
-    fn read(&self, offset: u64, mut buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
-        self.check(offset, buf.len() as u64);
+    fn read(&self, offset: u64, mut target: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
+        let len = target.len();
+        self.check(offset, len as u64);
         let bytes = self.lock();
         let start = offset.min(bytes.len() as u64) as usize;
-        let present = buf.len().min(bytes.len() - start);
-        buf[..present].copy_from_slice(&bytes[start..start + present]);
-        buf[present..].fill(0);
-        Pending::ready((Ok(()), buf))
+        let present = len.min(bytes.len() - start);
+        target.copy_from_slice(0, &bytes[start..start + present]);
+        target.fill_range(present..len, 0);
+        Pending::ready((Ok(()), target))
     }
 
-    fn write(&self, offset: u64, data: Vec<Buf>, _: Durability) -> Pending<io::Result<()>> {
-        let len: usize = data.iter().map(|buf| buf.len()).sum();
+    fn write(&self, offset: u64, data: IoVec, _: Durability) -> Pending<io::Result<()>> {
+        let len = data.len();
         self.check(offset, len as u64);
         if let Err(error) = self.grow(offset + len as u64) {
             return Pending::ready(Err(error));
         }
-        let mut bytes = self.lock();
-        let mut at = offset as usize;
-        for buf in &data {
-            bytes[at..at + buf.len()].copy_from_slice(buf);
-            at += buf.len();
-        }
+        let at = offset as usize;
+        data.copy_to_slice(0, &mut self.lock()[at..at + len]);
         Pending::ready(Ok(()))
     }
 

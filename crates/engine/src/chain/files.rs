@@ -104,7 +104,7 @@ impl Files {
         (format, is_top, writable): (Format, bool, bool),
     ) -> Result<()> {
         let claim = match format {
-            Format::Qcow2 | Format::Luks => Claim::qcow2(writable),
+            Format::Qcow2 | Format::Luks | Format::Other(_) => Claim::qcow2(writable),
             Format::Raw if is_top => Claim::raw(writable, self.sharing),
             Format::Raw if self.sharing == Sharing::Frozen => Claim::raw(false, Sharing::Frozen),
             Format::Raw => Claim::raw(false, Sharing::AsFormat),

@@ -24,7 +24,7 @@ use super::{
     Unreadable, Unwritten, Watch, go_on,
 };
 use crate::file::host::copy_range;
-use crate::image::{Admitted, Image, ZeroOptions};
+use crate::image::{Admitted, Image, Space, ZeroOptions};
 use crate::job::Job;
 use crate::qcow2::Packed;
 use crate::units::{pieces, round_down, round_up};
@@ -141,7 +141,7 @@ impl<'a> Run<'a> {
             cutter: Cutter::new(Cut {
                 piece_bytes: PIECE_BYTES,
                 unit_bytes: self.unit_bytes,
-                size,
+                size: self.sources.written_end(self.options.last_sector),
             }),
             asking: false,
             tasks: FuturesUnordered::new(),
@@ -422,7 +422,7 @@ impl<'a> Run<'a> {
 
     async fn write_zeroes(&self, ranges: &[Range<u64>]) -> Outcome<u64> {
         let options = ZeroOptions {
-            may_unmap: true,
+            space: Space::Release,
             ..ZeroOptions::default()
         };
         let mut done = 0;

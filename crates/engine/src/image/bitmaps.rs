@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::Image;
-use crate::chain::Layer;
 use crate::qcow2::bitmap::{BitmapChange, DirtyBits, DirtyRun};
 use crate::qcow2::inspect::BitmapInfo;
 use crate::{Error, Result};
@@ -19,9 +18,9 @@ impl Image {
     /// # Errors
     /// I/O, or a directory that is corrupt.
     pub async fn bitmaps(&self) -> Result<Vec<BitmapInfo>> {
-        match &self.top {
-            Layer::Raw(_) => Ok(Vec::new()),
-            Layer::Qcow2(image) => image.bitmaps().await,
+        match self.top.qcow2() {
+            None => Ok(Vec::new()),
+            Some(image) => image.bitmaps().await,
         }
     }
 
@@ -32,10 +31,7 @@ impl Image {
     /// `Invalid` if there is none of this name, or it was not saved properly; I/O, or a table that
     /// is corrupt.
     pub async fn dirty_bits(&self, name: &str) -> Result<DirtyBits> {
-        match &self.top {
-            Layer::Raw(_) => Err(no_such_bitmap(name)),
-            Layer::Qcow2(image) => image.dirty_bits(name).await,
-        }
+        self.dirty_bits_below(0, name).await
     }
 
     /// The bitmap that is meant by a name where the disk is what counts, as for clients of a
@@ -47,7 +43,7 @@ impl Image {
     pub async fn find_bitmap(&self, name: &str) -> Result<Option<(usize, BitmapInfo)>> {
         let below = self.below.layers().iter().map(|layer| &**layer);
         for (depth, layer) in std::iter::once(&self.top).chain(below).enumerate() {
-            let Layer::Qcow2(image) = layer else {
+            let Some(image) = layer.qcow2() else {
                 continue;
             };
             let bitmaps = image.bitmaps().await?;
@@ -68,10 +64,8 @@ impl Image {
             None => &self.top,
             Some(at) => &self.below.layers()[at],
         };
-        match layer {
-            Layer::Raw(_) => Err(no_such_bitmap(name)),
-            Layer::Qcow2(image) => image.dirty_bits(name).await,
-        }
+        let image = layer.qcow2().ok_or_else(|| no_such_bitmap(name))?;
+        image.dirty_bits(name).await
     }
 
     /// What a persistent bitmap of an image that is open for writing says of a range, as runs that
@@ -86,10 +80,8 @@ impl Image {
         most: usize,
     ) -> Result<Vec<DirtyRun>> {
         self.validate_write(0, 0)?;
-        match &self.top {
-            Layer::Raw(_) => Err(no_such_bitmap(name)),
-            Layer::Qcow2(image) => image.dirty_runs(name, &range, most).await,
-        }
+        let image = self.top.qcow2().ok_or_else(|| no_such_bitmap(name))?;
+        image.dirty_runs(name, &range, most).await
     }
 
     /// Changes a persistent bitmap, with writes held back for that moment. The image has it when it
@@ -100,12 +92,7 @@ impl Image {
     /// `Invalid` for what cannot be, in QEMU's words; `Unsupported` where the format cannot; I/O.
     pub async fn change_bitmap(&self, name: &str, change: &BitmapChange) -> Result<()> {
         self.validate_write(0, 0)?;
-        match &self.top {
-            Layer::Raw(_) => Err(Error::Unsupported {
-                file: self.name().to_string(),
-                feature: "a persistent bitmap of a raw image".to_string(),
-            }),
-            Layer::Qcow2(image) => image.change_bitmap(name, change).await,
-        }
+        let image = self.qcow2_for("a persistent bitmap of")?;
+        image.change_bitmap(name, change).await
     }
 }

@@ -1,9 +1,9 @@
 //! Requests to a disk that has limits (`OpenOptions::limits`): their parts, one after the other.
 //! The first that fails ends the request; what came before it is done.
 
-use cowslip_queue::{Buf, BufMut};
+use cowslip_queue::{Buf, IoVec, IoVecMut};
 
-use super::{Admitted, Image, WriteOptions, ZeroOptions};
+use super::{Admitted, Durability, Image, ZeroOptions};
 use crate::limits::ZeroPart;
 use crate::{Error, Result};
 
@@ -13,13 +13,13 @@ impl Image {
         self.limits.cut_transfer(&(offset..offset + len as u64))
     }
 
-    pub(super) async fn read_in_parts(&self, offset: u64, mut buf: BufMut) -> Result<BufMut> {
+    pub(super) async fn read_in_parts(&self, offset: u64, mut buf: IoVecMut) -> Result<IoVecMut> {
         let range = offset..offset + buf.len() as u64;
-        let mut read = buf.split_to(0);
+        let mut read = IoVecMut::default();
         for part in self.limits.transfers(range) {
             let mut rest = buf;
             let this = rest.split_to((part.end - part.start) as usize);
-            read.unsplit(self.read_part(part.start, this).await?);
+            read.append(self.read_part(part.start, this).await?);
             buf = rest;
         }
         Ok(read)
@@ -28,8 +28,8 @@ impl Image {
     pub(super) async fn write_in_parts(
         &self,
         offset: u64,
-        data: Buf,
-        (options, admitted): (WriteOptions, &Admitted<'_>),
+        data: IoVec,
+        (durability, admitted): (Durability, &Admitted<'_>),
     ) -> Result<()> {
         let range = offset..offset + data.len() as u64;
         for part in self.limits.transfers(range.clone()) {
@@ -40,7 +40,8 @@ impl Image {
                 true => admitted,
                 false => &|| (),
             };
-            self.write_part(part.start, this, (options, told)).await?;
+            self.write_part(part.start, this, (durability, told))
+                .await?;
         }
         Ok(())
     }
@@ -64,10 +65,11 @@ impl Image {
                     });
                 }
                 ZeroPart::Written(part) => {
-                    let zeroes = Buf::zeroed((part.end - part.start) as usize);
-                    let options = WriteOptions { fua: options.fua };
+                    let zeroes = Buf::zeroed((part.end - part.start) as usize).into();
+                    let durability = options.durability;
                     let told: &Admitted<'_> = &|| ();
-                    self.write_part(part.start, zeroes, (options, told)).await?;
+                    self.write_part(part.start, zeroes, (durability, told))
+                        .await?;
                 }
             }
         }

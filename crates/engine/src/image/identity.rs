@@ -36,6 +36,7 @@ impl Image {
         }
         let extends = |file: &HostFile| file.capabilities().extends_with_zeroes;
         match &self.top {
+            Layer::Other(..) => false,
             Layer::Raw(raw) => raw.format() == Format::Raw && extends(raw.file()),
             Layer::Qcow2(image) => {
                 let is_plain = image.header().crypt_method == CryptMethod::None;

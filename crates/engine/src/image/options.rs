@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::file::{BlockFile, ReadSet, Sharing};
+use crate::formats::Formats;
 use crate::limits::Limits;
 use crate::luks::Passphrase;
 use crate::qcow2::repair;
@@ -88,6 +89,8 @@ impl std::fmt::Debug for RepairWatch {
 pub struct OpenOptions {
     /// The format; `None` probes.
     pub format: Option<Format>,
+    /// The formats that images of the chain may have.
+    pub formats: Formats,
     /// The format was guessed when the image was opened before. As where it is guessed now, nothing
     /// may make the first sector of a raw image look like that of an image of another format.
     pub guessed: bool,

@@ -144,8 +144,8 @@ impl Image {
     }
 
     /// Makes what was stored durable, if it is to be.
-    pub(super) async fn settle_whole(&self, fua: bool) -> Result<()> {
-        match self.durability(fua) {
+    pub(super) async fn settle_whole(&self, asked: Durability) -> Result<()> {
+        match self.durability(asked) {
             Durability::Durable => self.flush().await,
             Durability::Cached => Ok(()),
         }
@@ -178,7 +178,7 @@ impl Image {
         let buf = BufMut::for_overwrite((end - start) as usize);
         let mut whole = {
             let _visit = image.enter().await;
-            chain::read(&self.top, &self.below, start, buf).await?
+            BufMut::from(chain::read(&self.top, &self.below, start, buf.into()).await?)
         };
         let at = (offset - start) as usize;
         whole[at..at + data.len()].copy_from_slice(data);

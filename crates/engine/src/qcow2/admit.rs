@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use cowslip_queue::{Buf, Pending};
+use cowslip_queue::{IoVec, Pending};
 
 use super::alloc::Content;
 use super::entry::L2Entry;
@@ -16,7 +16,7 @@ use super::inflight::{Kind, Ticket, Want};
 use super::map::{Run, Source, map_cluster};
 use super::plan::{self, Change, Space, View};
 use super::tables::{NewTable, OnDisk, Prepared};
-use super::{Few, Fua, Qcow2, SlicePin, State};
+use super::{Few, Qcow2, SlicePin, State};
 use crate::chain::Below;
 use crate::file::{Durability, Event};
 use crate::{Error, Result};
@@ -38,13 +38,13 @@ pub enum Origin {
 pub struct Request {
     at: u64,
     end: u64,
-    rest: Buf,
+    rest: IoVec,
     origin: Origin,
 }
 
 impl Request {
     /// A write of `data` at `offset`.
-    pub fn new(offset: u64, data: Buf, origin: Origin) -> Request {
+    pub fn new(offset: u64, data: IoVec, origin: Origin) -> Request {
         Request {
             at: offset,
             end: offset + data.len() as u64,
@@ -63,11 +63,10 @@ impl Request {
         self.at == self.end
     }
 
-    fn advance(&mut self, len: u64) {
+    /// Goes on; the bytes that it leaves behind.
+    fn advance(&mut self, len: u64) -> IoVec {
         self.at += len;
-        self.rest = self
-            .rest
-            .slice(len as usize, self.rest.len() - len as usize);
+        self.rest.split_to(len as usize)
     }
 }
 
@@ -75,7 +74,7 @@ impl Request {
 pub struct Step {
     pub cluster: GuestCluster,
     pub write: plan::Write,
-    pub data: Buf,
+    pub data: IoVec,
 }
 
 /// Writes that go down together, and what they hold until they are published.
@@ -213,7 +212,7 @@ impl Qcow2 {
         &self,
         request: &mut Request,
         below: &Below,
-        fua: Fua,
+        durability: Durability,
     ) -> Result<Batch<'_>> {
         let mut place = Place {
             image: self,
@@ -229,7 +228,7 @@ impl Qcow2 {
                     None => match self.try_admit(
                         &mut state,
                         request,
-                        (below, fua),
+                        (below, durability),
                         &mut place.ticket,
                     )? {
                         Ok(batch) => {
@@ -283,7 +282,7 @@ impl Qcow2 {
         &self,
         state: &mut State,
         request: &mut Request,
-        (below, fua): (&Below, Fua),
+        (below, durability): (&Below, Durability),
         place: &mut Option<Ticket>,
     ) -> Result<std::result::Result<Batch<'_>, Need>> {
         let mut batch = Batch {
@@ -321,7 +320,7 @@ impl Qcow2 {
             .all(|step| step.write.change == Change::None);
         let mut pins = batch.pins.iter();
         let durable = in_place && pins.all(|&slice| state.tables.is_durable(slice));
-        batch.durability = super::writeback::durability(fua, durable);
+        batch.durability = super::writeback::durability(durability, durable);
         batch.needs_cycle = !durable;
         Ok(Ok(batch))
     }
@@ -507,9 +506,8 @@ impl Qcow2 {
             batch.steps.push(Step {
                 cluster,
                 write,
-                data: request.rest.slice(0, len as usize),
+                data: request.advance(len),
             });
-            request.advance(len);
         }
     }
 

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cowslip_queue::{Buf, BufMut};
+use cowslip_queue::{Buf, IoVecMut};
 use futures_util::future::join_all;
 
 use super::Qcow2;
@@ -33,7 +33,7 @@ pub(crate) struct Wanted {
     /// Where it begins in the cluster.
     pub from: u64,
     /// What is to be filled.
-    pub part: BufMut,
+    pub part: IoVecMut,
 }
 
 /// Neighbours on the host.
@@ -52,7 +52,7 @@ struct Unpacking {
 
 impl Qcow2 {
     /// Reads parts, each with its own outcome.
-    pub(crate) async fn read_compressed(&self, parts: Vec<Wanted>) -> Vec<Result<(u64, BufMut)>> {
+    pub(crate) async fn read_compressed(&self, parts: Vec<Wanted>) -> Vec<Result<(u64, IoVecMut)>> {
         if parts.is_empty() {
             return Vec::new();
         }
@@ -64,7 +64,7 @@ impl Qcow2 {
         groups.await.into_iter().flatten().collect()
     }
 
-    async fn read_group(&self, group: Group) -> Vec<Result<(u64, BufMut)>> {
+    async fn read_group(&self, group: Group) -> Vec<Result<(u64, IoVecMut)>> {
         let len = group.range.end - group.range.start;
         self.file.reach(Event::ReadCompressed).await;
         let input = match self.file.read_new(group.range.start, len).await {
@@ -125,7 +125,7 @@ impl Unpacking {
         &self,
         parts: Vec<Wanted>,
         (start, input): (u64, &Buf),
-    ) -> Vec<Result<(u64, BufMut)>> {
+    ) -> Vec<Result<(u64, IoVecMut)>> {
         let mut scratch = Vec::new();
         let unpack = |wanted: Wanted| {
             let Wanted {
@@ -136,16 +136,21 @@ impl Unpacking {
             } = wanted;
             let packed = &input[(place.start - start) as usize..][..place.len as usize];
             let outcome = match part.len() == self.cluster_bytes {
-                true => decompress(self.kind, packed, &mut part),
+                true => {
+                    // Not in memory of others: unpacking reads again what it has written.
+                    let (mut buf, bounce) = part.bounce();
+                    decompress(self.kind, packed, &mut buf).map(|()| bounce.end(buf))
+                }
                 false => {
                     scratch.resize(self.cluster_bytes, 0);
                     decompress(self.kind, packed, &mut scratch).map(|()| {
                         let (from, len) = (from as usize, part.len());
-                        part.copy_from_slice(&scratch[from..from + len]);
+                        part.copy_from_slice(0, &scratch[from..from + len]);
+                        part
                     })
                 }
             };
-            outcome.map_err(|error| Error::Corrupt {
+            let part = outcome.map_err(|error| Error::Corrupt {
                 file: self.name.to_string(),
                 structure: "compressed cluster",
                 offset: place.start,
@@ -170,7 +175,7 @@ mod tests {
                 len: *len,
             },
             from: 0,
-            part: BufMut::zeroed(0),
+            part: IoVecMut::default(),
         };
         let ranges = |places: &[(u64, u64)]| {
             let groups = groups(places.iter().map(wanted).collect());

@@ -19,7 +19,7 @@ use super::entry::{Compressed, L2Entry, SECTOR_BYTES};
 use super::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset};
 use super::inflight::{Kind, Want};
 use super::plan::{Freed, Promise};
-use super::{Counts, Fua, Qcow2, State};
+use super::{Counts, Qcow2, State};
 use crate::chain::Below;
 use crate::file::{Durability, Event};
 use crate::units::{pieces, round_up};
@@ -153,13 +153,13 @@ impl Qcow2 {
             }
             match data {
                 Form::Compressed(bytes) => together.push((cluster, bytes)),
-                Form::Plain(data) => self.write(offset, data, below, Fua::No).await?,
+                Form::Plain(data) => self.write(offset, data, below).await?,
             }
         }
         if !together.is_empty() {
             self.store(together, below).await?;
         }
-        self.settle(self.effective(Fua::No), true).await
+        self.settle_by_policy().await
     }
 
     /// Places, writes and publishes compressed clusters.

@@ -13,10 +13,10 @@ use std::ops::Range;
 
 use cowslip_queue::{Buf, BufMut};
 
+use super::Qcow2;
 use super::admit::{Origin, Request};
 use super::map::{Run, Source};
 use super::plan::EntryRequest;
-use super::{Fua, Qcow2};
 use crate::Result;
 use crate::chain::{Below, Decided, decide, read_runs};
 use crate::file::Event;
@@ -109,8 +109,9 @@ impl Qcow2 {
                 source: Source::Below,
             }];
             let buf = BufMut::for_overwrite((piece.end - piece.start) as usize);
-            let data = read_runs(self, &runs, (piece.start, buf), below).await?;
-            self.copy_piece(piece.start, &data.freeze(), below).await?;
+            let data = read_runs(self, &runs, (piece.start, buf.into()), below).await?;
+            self.copy_piece(piece.start, &BufMut::from(data).freeze(), below)
+                .await?;
         }
         Ok(())
     }
@@ -138,8 +139,8 @@ impl Qcow2 {
                 continue;
             }
             self.file.reach(Event::CorWrite).await;
-            let request = Request::new(range.start, part(&range), Origin::Below);
-            self.perform(request, (below, Fua::No), &|| ()).await?;
+            let request = Request::new(range.start, part(&range).into(), Origin::Below);
+            self.perform_cached(request, below).await?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use cowslip_queue::{Buf, BufMut};
+use cowslip_queue::{Buf, BufMut, IoVec};
 use futures_util::future::{join_all, try_join_all};
 use smallvec::smallvec;
 
@@ -27,7 +27,7 @@ struct Segment {
     offset: u64,
     /// Where the guest has it.
     guest: u64,
-    data: Buf,
+    data: IoVec,
     step: usize,
 }
 
@@ -37,7 +37,7 @@ struct HostWrite {
     end: u64,
     /// Where the guest has the first.
     guest: u64,
-    data: Vec<Buf>,
+    data: IoVec,
     steps: Few<usize>,
 }
 
@@ -61,7 +61,7 @@ impl Qcow2 {
                 offset,
                 end: offset + step.data.len() as u64,
                 guest: self.geometry().guest_offset(step.cluster).0 + step.write.bytes.start,
-                data: vec![step.data.clone()],
+                data: step.data.clone(),
                 steps: smallvec![0],
             };
             return smallvec![self.write_host(batch, write).await.1];
@@ -135,7 +135,7 @@ impl Qcow2 {
                     add(step.write.bytes.start, step.data.clone());
                     fills
                         .into_iter()
-                        .for_each(|(offset, data)| add(offset, data));
+                        .for_each(|(offset, data)| add(offset, data.into()));
                 }
                 Err(error) => outcome[index] = Err(error),
             }
@@ -153,8 +153,8 @@ impl Qcow2 {
             fills if self.zeroes_by_call(fills) => return self.zero_by_call(step).await,
             [head, tail] if let Some(run) = one_source(head, tail) => {
                 self.file.reach(Event::CowRead).await;
-                let place = (run.range.start, buffer(&run));
-                let all = read_runs(self, &[run], place, below).await?.freeze();
+                let place = (run.range.start, buffer(&run).into());
+                let all = BufMut::from(read_runs(self, &[run], place, below).await?).freeze();
                 let len = |fill: &Fill| (fill.range.end - fill.range.start) as usize;
                 let tail_start = (tail.range.start - head.range.start) as usize;
                 vec![all.slice(0, len(head)), all.slice(tail_start, len(tail))]
@@ -235,9 +235,9 @@ impl Qcow2 {
         }
         self.file.reach(Event::CowRead).await;
         let start = self.geometry().guest_offset(step.cluster).0 + fill.range.start;
-        let place = (start, BufMut::for_overwrite(len));
+        let place = (start, BufMut::for_overwrite(len).into());
         let filled = read_runs(self, &fill.content, place, below).await?;
-        Ok(filled.freeze())
+        Ok(BufMut::from(filled).freeze())
     }
 }
 
@@ -291,13 +291,9 @@ fn join_adjacent(segments: Vec<Segment>, join: Join) -> Vec<HostWrite> {
             }
         };
         match writes.last_mut() {
-            Some(last) if continues(last) && last.data.len() < BUFFERS_PER_WRITE => {
+            Some(last) if continues(last) && last.data.segment_count() < BUFFERS_PER_WRITE => {
                 last.end += len;
-                let joined = last.data.last().and_then(|data| data.joined(&segment.data));
-                match (joined, last.data.last_mut()) {
-                    (Some(joined), Some(data)) => *data = joined,
-                    _ => last.data.push(segment.data),
-                }
+                last.data.append(segment.data);
                 if last.steps.last() != Some(&segment.step) {
                     last.steps.push(segment.step);
                 }
@@ -306,7 +302,7 @@ fn join_adjacent(segments: Vec<Segment>, join: Join) -> Vec<HostWrite> {
                 offset: segment.offset,
                 end: segment.offset + len,
                 guest: segment.guest,
-                data: vec![segment.data],
+                data: segment.data,
                 steps: smallvec![segment.step],
             }),
         }
@@ -324,7 +320,7 @@ mod tests {
         let segment = |(offset, guest), start, len, step| Segment {
             offset,
             guest,
-            data: data.slice(start, len),
+            data: data.slice(start, len).into(),
             step,
         };
         let segments = || {
@@ -338,7 +334,14 @@ mod tests {
         let shape = |join| -> Vec<_> {
             join_adjacent(segments(), join)
                 .iter()
-                .map(|w| (w.offset..w.end, w.guest, w.data.len(), w.steps.to_vec()))
+                .map(|w| {
+                    (
+                        w.offset..w.end,
+                        w.guest,
+                        w.data.segment_count(),
+                        w.steps.to_vec(),
+                    )
+                })
                 .collect()
         };
         assert_eq!(

@@ -22,6 +22,8 @@ use crate::space::{self, Fill};
 use crate::units::round_up;
 use crate::{Error, Result};
 
+pub use crate::policy::Preallocation;
+
 mod layout;
 mod placement;
 mod write;
@@ -39,42 +41,6 @@ pub enum Version {
     /// 3.
     #[default]
     V3,
-}
-
-/// Space that is allocated when an image is created.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Preallocation {
-    /// None.
-    #[default]
-    Off,
-    /// Tables are complete, data clusters are assigned; the file is sparse.
-    Metadata,
-    /// Also the file system has allocated the data clusters.
-    Falloc,
-    /// Also zeroes are written to them.
-    Full,
-}
-
-impl Preallocation {
-    /// The mode of this name.
-    pub fn from_name(name: &str) -> Option<Preallocation> {
-        Some(match name {
-            "off" => Preallocation::Off,
-            "metadata" => Preallocation::Metadata,
-            "falloc" => Preallocation::Falloc,
-            "full" => Preallocation::Full,
-            _ => return None,
-        })
-    }
-
-    /// How data gets its space, if it does.
-    pub(crate) fn fill(self) -> Option<Fill> {
-        match self {
-            Preallocation::Off | Preallocation::Metadata => None,
-            Preallocation::Falloc => Some(Fill::Allocate),
-            Preallocation::Full => Some(Fill::Write),
-        }
-    }
 }
 
 /// How a new image is encrypted.
@@ -333,7 +299,7 @@ pub async fn create_as_job(
     }
     let size = round_up(options.size, SIZE_UNIT);
     let (data_len, tables_len) = (layout.data_len(), layout.tables_len());
-    if options.preallocation.fill().is_some() {
+    if Fill::of(options.preallocation).is_some() {
         if let Some(data_file) = &data_file {
             check_room(data_file.as_ref(), size).await?;
             job.expect(size);
@@ -407,7 +373,7 @@ pub async fn create_raw(
         return Err(Error::Invalid(text.to_string()));
     }
     let size = round_up(size, SIZE_UNIT);
-    if preallocation.fill().is_some() {
+    if Fill::of(preallocation).is_some() {
         check_room(file.as_ref(), size).await?;
         job.expect(size);
     }

@@ -14,7 +14,7 @@ use super::geometry::{GuestCluster, GuestOffset};
 use super::inflight::{Kind, Want};
 use super::map::Source;
 use super::plan::{self, EntryChange, EntryRequest, Freed, Promise, Unref};
-use super::{Fua, Qcow2, SlicePin, State, punch};
+use super::{Qcow2, SlicePin, State, punch};
 use crate::chain::{Below, decide_zero};
 use crate::file::Space;
 use crate::image::ZeroOptions;
@@ -60,7 +60,7 @@ impl Qcow2 {
             range.end
         };
         let inner = round_up(range.start, unit)..round_down(end, unit);
-        let request = if options.may_unmap {
+        let request = if options.space == Space::Release {
             EntryRequest::ZeroAndUnmap
         } else {
             EntryRequest::Zero
@@ -83,8 +83,7 @@ impl Qcow2 {
                 self.zero_by_writing(rest, below, options).await?;
             }
         }
-        let fua = if options.fua { Fua::Yes } else { Fua::No };
-        self.settle(self.effective(fua), true).await
+        self.settle(self.effective(options.durability), true).await
     }
 
     /// Gives up the whole subclusters in a range, and of the others the blocks of the host.
@@ -121,7 +120,7 @@ impl Qcow2 {
                 }
             }
         }
-        self.settle(self.effective(Fua::No), true).await
+        self.settle_by_policy().await
     }
 
     /// Zeroes a part of one subcluster: its entry says so of the whole of it, if that reads as
@@ -179,7 +178,7 @@ impl Qcow2 {
         }
         for piece in crate::units::pieces(range.start, range.end - range.start, CHUNK_BYTES) {
             let zeroes = super::cow::zeroes((piece.end - piece.start) as usize);
-            self.write(piece.start, zeroes, below, Fua::No).await?;
+            self.write(piece.start, zeroes, below).await?;
         }
         Ok(())
     }

@@ -20,6 +20,8 @@ pub mod snapshot;
 
 use super::geometry::{Geometry, HOST_OFFSET_END, HostOffset, SubclusterMask};
 
+pub use crate::run::Compressed;
+
 const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
@@ -64,15 +66,6 @@ pub struct Standard {
     pub allocated: SubclusterMask,
     /// Subclusters that read as zeroes.
     pub zeroes: SubclusterMask,
-}
-
-/// A compressed cluster's place: bytes, not clusters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Compressed {
-    /// First byte of the compressed data.
-    pub start: u64,
-    /// Length up to the end of its last sector, in bytes: at least that of the data.
-    pub len: u64,
 }
 
 /// What is wrong with an entry.

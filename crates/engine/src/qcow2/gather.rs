@@ -14,7 +14,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
-use cowslip_queue::{Buf, Completer, pending};
+use cowslip_queue::{Completer, IoVec, pending};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 
@@ -40,7 +40,7 @@ struct Joined {
 /// What one request lays down.
 struct Part {
     offset: u64,
-    data: Vec<Buf>,
+    data: IoVec,
     joined: Completer<Joined>,
 }
 
@@ -56,7 +56,7 @@ impl std::fmt::Debug for Gathering {
 
 impl Qcow2 {
     /// Writes to space that only this request knows of, together with what others write beside it.
-    pub(super) async fn write_gathered(&self, offset: u64, data: Vec<Buf>) -> Result<()> {
+    pub(super) async fn write_gathered(&self, offset: u64, data: IoVec) -> Result<()> {
         let (joined, joining) = pending();
         lock(&self.gathering.0).push(Part {
             offset,
@@ -85,21 +85,22 @@ impl Qcow2 {
 
 /// Joins what is adjacent, and tells each part what it is part of.
 fn begin(file: &HostFile, mut parts: Vec<Part>) {
-    let has_room = |bytes, data: &Vec<Buf>| bytes < JOINED_BYTES_MAX && data.len() < BUFFERS_MAX;
+    let has_room =
+        |bytes, data: &IoVec| bytes < JOINED_BYTES_MAX && data.segment_count() < BUFFERS_MAX;
     // What nobody waits for any more is not begun.
     parts.retain(|part| part.joined.is_awaited());
     parts.sort_by_key(|part| part.offset);
     let mut parts = parts.into_iter().peekable();
     while let Some(first) = parts.next() {
         let offset = first.offset;
-        let mut end = offset + len(&first.data);
+        let mut end = offset + first.data.len() as u64;
         let mut data = first.data;
         let mut members = vec![first.joined];
         while let Some(next) =
             parts.next_if(|next| next.offset == end && has_room(end - offset, &data))
         {
-            end += len(&next.data);
-            data.extend(next.data);
+            end += next.data.len() as u64;
+            data.append(next.data);
             members.push(next.joined);
         }
         let file = file.clone();
@@ -117,13 +118,11 @@ fn begin(file: &HostFile, mut parts: Vec<Part>) {
     }
 }
 
-fn len(data: &[Buf]) -> u64 {
-    data.iter().map(|buf| buf.len() as u64).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use std::task::{Context, Waker};
+
+    use cowslip_queue::Buf;
 
     use super::*;
     use crate::file::memory::MemoryFile;
@@ -136,7 +135,7 @@ mod tests {
         let mut parts = Vec::new();
         for (offset, byte) in [(8192, 3), (0, 1), (4096, 2), (16384, 4)] {
             let (joined, joining) = pending();
-            let data = vec![Buf::copy_of(&[byte; 4096])];
+            let data = Buf::copy_of(&[byte; 4096]).into();
             parts.push(Part {
                 offset,
                 data,

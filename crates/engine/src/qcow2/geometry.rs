@@ -10,6 +10,8 @@
 
 use std::ops::Range;
 
+pub use crate::run::HostOffset;
+
 macro_rules! address {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -29,10 +31,6 @@ macro_rules! address {
 address!(
     /// A byte of the virtual disk.
     GuestOffset
-);
-address!(
-    /// A byte of the file that holds guest data or metadata.
-    HostOffset
 );
 address!(
     /// A cluster of the virtual disk, counted from 0.

@@ -116,11 +116,13 @@ async fn read(file: &dyn BlockFile, offset: u64, len: u64) -> Result<Vec<u8>> {
     let start = crate::units::round_down(offset, alignment);
     let end = crate::units::round_up(offset + len, alignment);
     let (done, buf) = file
-        .read(start, BufMut::zeroed((end - start) as usize))
+        .read(start, BufMut::zeroed((end - start) as usize).into())
         .await;
     done.map_err(|e| Error::io(format!("Could not read '{}'", file.name()), e))?;
     let at = (offset - start) as usize;
-    Ok(buf[at..at + len as usize].to_vec())
+    let mut bytes = vec![0; len as usize];
+    buf.copy_to_slice(at, &mut bytes);
+    Ok(bytes)
 }
 
 /// Reads a table of entries of varying length front to back, a window at a time.

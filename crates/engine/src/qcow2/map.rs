@@ -2,55 +2,10 @@
 
 use std::ops::Range;
 
-use super::entry::{Compressed, EntryFormat, L2Entry, Standard};
-use super::geometry::{HostOffset, mask};
+use super::entry::{EntryFormat, L2Entry, Standard};
+use super::geometry::mask;
 
-/// Where the bytes of a run come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The layer below decides.
-    Below,
-    /// Zeroes; the space that a later write would use, if there is some.
-    Zero(Option<HostOffset>),
-    /// The data file, from this offset on.
-    Data(HostOffset),
-    /// A compressed cluster; the run starts at this offset in the decompressed bytes.
-    Compressed(Compressed, u64),
-}
-
-/// A run of guest bytes with one source.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// Bytes of the disk.
-    pub range: Range<u64>,
-    /// Where they come from.
-    pub source: Source,
-}
-
-impl Run {
-    /// Whether `next` is the continuation of this run, in guest and host.
-    fn continues_with(&self, next: &Run) -> bool {
-        let len = self.range.end - self.range.start;
-        self.range.end == next.range.start
-            && match (self.source, next.source) {
-                (Source::Below, Source::Below) | (Source::Zero(None), Source::Zero(None)) => true,
-                (Source::Zero(Some(a)), Source::Zero(Some(b)))
-                | (Source::Data(a), Source::Data(b)) => a.plus(len) == b,
-                (Source::Compressed(a, from), Source::Compressed(b, to)) => {
-                    a == b && from + len == to
-                }
-                _ => false,
-            }
-    }
-}
-
-/// Appends a run, joining it with the last one where it is its continuation.
-pub fn push(runs: &mut Vec<Run>, run: Run) {
-    match runs.last_mut() {
-        Some(last) if last.continues_with(&run) => last.range.end = run.range.end,
-        _ => runs.push(run),
-    }
-}
+pub use crate::run::{Run, Source, push};
 
 /// Appends the runs of a part of one cluster: `start` is the cluster's first guest byte, `range`
 /// the part, in guest bytes.
@@ -122,7 +77,7 @@ pub fn reads_as_zero(format: &EntryFormat, entry: &Standard, below_end: u64) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qcow2::geometry::Geometry;
+    use crate::qcow2::geometry::{Geometry, HostOffset};
 
     fn format(extended: bool) -> EntryFormat {
         let geometry = Geometry::new(14, 4, extended).unwrap();

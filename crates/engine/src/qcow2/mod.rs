@@ -65,7 +65,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use cowslip_queue::Buf;
+use cowslip_queue::IoVec;
 
 use self::admit::{Batch, Origin};
 use self::alloc::{FreeSet, Fresh, Protected};
@@ -450,36 +450,44 @@ impl Qcow2 {
         }
     }
 
-    /// Writes guest data; the numbered steps.
+    /// Writes guest data; the numbered steps. Durable at the next flush, if the image is no
+    /// write-through one.
     pub(crate) async fn write(
         &self,
         offset: u64,
-        data: Buf,
+        data: impl Into<IoVec>,
         below: &Below,
-        fua: Fua,
     ) -> Result<()> {
-        self.write_telling(offset, data, (below, fua), &|| ()).await
+        let context = (below, Durability::Cached);
+        self.write_telling(offset, data.into(), context, &|| ())
+            .await
     }
 
     /// The same; tells when all of it is admitted.
     pub(crate) async fn write_telling(
         &self,
         offset: u64,
-        data: Buf,
-        (below, fua): (&Below, Fua),
+        data: IoVec,
+        (below, durability): (&Below, Durability),
         admitted: &Admitted<'_>,
     ) -> Result<()> {
-        let fua = self.effective(fua);
+        let durability = self.effective(durability);
         let request = admit::Request::new(offset, data, Origin::Guest);
-        let needs_cycle = self.perform(request, (below, fua), admitted).await?; // 1-8
-        self.settle(fua, needs_cycle).await //          9
+        let needs_cycle = self.perform(request, (below, durability), admitted).await?; // 1-8
+        self.settle(durability, needs_cycle).await //          9
+    }
+
+    /// Steps 1 to 8 of a write that is durable at the next flush.
+    async fn perform_cached(&self, request: admit::Request, below: &Below) -> Result<bool> {
+        let context = (below, Durability::Cached);
+        self.perform(request, context, &|| ()).await
     }
 
     /// Steps 1 to 8 of a write. Whether it takes a write-back cycle to make it durable.
     async fn perform(
         &self,
         mut request: admit::Request,
-        (below, fua): (&Below, Fua),
+        (below, durability): (&Below, Durability),
         admitted: &Admitted<'_>,
     ) -> Result<bool> {
         let mut needs_cycle = false;
@@ -488,7 +496,7 @@ impl Qcow2 {
                 Origin::Guest => self.ready_for_writes().await?, // 1
                 Origin::Below => self.ready_for_changes().await?,
             }
-            let batch = self.admit(&mut request, below, fua).await?; // 2-6
+            let batch = self.admit(&mut request, below, durability).await?; // 2-6
             if request.is_done() {
                 admitted();
             }
@@ -636,19 +644,24 @@ impl Qcow2 {
         self.punches_subclusters() && zeroes && larger
     }
 
+    /// Step 9 for a request that asks for nothing: the image's policy decides.
+    async fn settle_by_policy(&self) -> Result<()> {
+        self.settle(self.effective(Durability::Cached), true).await
+    }
+
     /// Step 9 for a request: durable if it asked for it, and not too much dirty in any case.
-    async fn settle(&self, fua: Fua, needs_cycle: bool) -> Result<()> {
-        if fua == Fua::Yes && needs_cycle {
+    async fn settle(&self, durability: Durability, needs_cycle: bool) -> Result<()> {
+        if durability == Durability::Durable && needs_cycle {
             return self.write_back().await;
         }
         Ok(())
     }
 
-    fn effective(&self, fua: Fua) -> Fua {
+    fn effective(&self, durability: Durability) -> Durability {
         if self.write_policy == WritePolicy::Writethrough {
-            Fua::Yes
+            Durability::Durable
         } else {
-            fua
+            durability
         }
     }
 
@@ -726,15 +739,6 @@ impl Qcow2 {
     fn host_cluster(&self, offset: HostOffset) -> HostCluster {
         self.geometry().host_cluster(offset)
     }
-}
-
-/// Whether a write is durable when it completes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fua {
-    /// At the next flush.
-    No,
-    /// At its completion.
-    Yes,
 }
 
 /// A slice that stays in memory while the pin lives.

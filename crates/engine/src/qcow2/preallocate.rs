@@ -28,7 +28,7 @@ use super::geometry::{GuestOffset, HostCluster, HostOffset};
 use super::growth::{Method, Step};
 use super::inflight::{Kind, Want};
 use super::plan::{EntryRequest, Preallocated, Promise, Unref, preallocated};
-use super::{Fua, Qcow2, SlicePin, State};
+use super::{Qcow2, SlicePin, State};
 use crate::chain::Below;
 use crate::file::Space;
 use crate::job::{Job, Stage};
@@ -126,7 +126,7 @@ impl Qcow2 {
     ) -> Result<()> {
         let bits = self.geometry().cluster_bits();
         self.check_room(clusters, how).await?;
-        job.expect(how.fill().map_or(0, |_| clusters << bits));
+        job.expect(Fill::of(how).map_or(0, |_| clusters << bits));
         let counted = self.geometry().refcounts_per_block();
         let step = ((COUNTS_BYTES_MAX >> bits).max(1) * counted).max(1);
         let mut missing = clusters;
@@ -143,7 +143,7 @@ impl Qcow2 {
     /// Refuses what the file system has no room for. Free clusters of the file may have their
     /// space.
     async fn check_room(&self, clusters: u64, how: Preallocation) -> Result<()> {
-        if how.fill().is_none() {
+        if Fill::of(how).is_none() {
             return Ok(());
         }
         let mut counts = self.turn.take().await;
@@ -193,7 +193,7 @@ impl Qcow2 {
         (how, job): (Preallocation, &Job),
     ) -> Result<()> {
         job.check()?;
-        match how.fill() {
+        match Fill::of(how) {
             None if content.is_zero() => Ok(()),
             None => self.file.zero(offset, len, Space::Release).await,
             Some(Fill::Allocate) if !content.is_zero() => {
@@ -214,7 +214,7 @@ impl Qcow2 {
     ) -> Result<()> {
         let (start, len) = (added.start, added.end - added.start);
         job.check()?;
-        let Some(fill) = how.fill() else {
+        let Some(fill) = Fill::of(how) else {
             let end = self.data.len().await?;
             if end < added.end {
                 self.data.set_len(added.end).await?;
@@ -278,7 +278,7 @@ impl Qcow2 {
         drop(place);
         if let Some(write) = writes {
             let zeroes = super::cow::zeroes((write.end - write.start) as usize);
-            self.write(write.start, zeroes, below, Fua::No).await?;
+            self.write(write.start, zeroes, below).await?;
         }
         if many {
             self.write_back().await?;

@@ -12,7 +12,7 @@ use super::tables::{NewTable, OnDisk};
 use super::writeback::is_no_space;
 use super::{Counts, Qcow2, State};
 use crate::chain::Below;
-use crate::file::{Durability, Event};
+use crate::file::{Durability, Event, Space};
 use crate::image::ZeroOptions;
 use crate::job::Job;
 use crate::sync::Waiters;
@@ -171,7 +171,7 @@ impl Qcow2 {
         }
         if stale.start < stale.end {
             let options = ZeroOptions {
-                may_unmap: false,
+                space: Space::Keep,
                 ..ZeroOptions::default()
             };
             self.write_zeroes(stale, below, options).await?;

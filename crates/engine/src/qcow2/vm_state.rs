@@ -11,11 +11,11 @@
 
 use std::ops::Range;
 
-use cowslip_queue::{Buf, BufMut};
+use cowslip_queue::{IoVec, IoVecMut};
 
+use super::Qcow2;
 use super::header::L1_BYTES_MAX;
 use super::plan::{EntryRequest, Unref};
-use super::{Fua, Qcow2};
 use crate::chain::{Below, read_runs};
 use crate::file::Event;
 use crate::{Error, Result};
@@ -28,7 +28,7 @@ const EFBIG: i32 = 27;
 
 impl Qcow2 {
     /// Reads from the area.
-    pub(crate) async fn read_vm_state(&self, offset: u64, buf: BufMut) -> Result<BufMut> {
+    pub(crate) async fn read_vm_state(&self, offset: u64, buf: IoVecMut) -> Result<IoVecMut> {
         let _size_stays = self.vm_state.take().await;
         let _visit = self.enter().await;
         let place = self.vm_state_place(offset, buf.len() as u64)?;
@@ -38,7 +38,7 @@ impl Qcow2 {
     }
 
     /// Writes to the area.
-    pub(crate) async fn write_vm_state(&self, offset: u64, data: Buf) -> Result<()> {
+    pub(crate) async fn write_vm_state(&self, offset: u64, data: IoVec) -> Result<()> {
         let _size_stays = self.vm_state.take().await;
         let place = self.vm_state_place(offset, data.len() as u64)?;
         if place.is_empty() {
@@ -47,8 +47,7 @@ impl Qcow2 {
         self.file.reach(Event::VmstateSave).await;
         self.ready_for_writes().await?;
         self.reach_with_l1(place.end).await?;
-        self.write(place.start, data, &Below::default(), Fua::No)
-            .await
+        self.write(place.start, data, &Below::default()).await
     }
 
     /// Where a range of the area is among the guest offsets.

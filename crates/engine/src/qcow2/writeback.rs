@@ -37,7 +37,7 @@ use super::latch::Flush;
 use super::plan::Freed;
 use super::probe::Stage;
 use super::tables::{Cut, OnDisk, SliceCopy};
-use super::{Counts, Fua, Qcow2, State};
+use super::{Counts, Qcow2, State};
 use crate::file::{Durability, Event, HostFile};
 use crate::{Buf, Error, Result};
 
@@ -68,10 +68,10 @@ struct Cycle {
 }
 
 /// How a write in place goes down: synchronously if it asks to be durable and its mapping is.
-pub(super) fn durability(fua: Fua, mapping_is_durable: bool) -> Durability {
-    match fua {
-        Fua::Yes if mapping_is_durable => Durability::Durable,
-        Fua::Yes | Fua::No => Durability::Cached,
+pub(super) fn durability(asked: Durability, mapping_is_durable: bool) -> Durability {
+    match asked {
+        Durability::Durable if mapping_is_durable => Durability::Durable,
+        Durability::Durable | Durability::Cached => Durability::Cached,
     }
 }
 

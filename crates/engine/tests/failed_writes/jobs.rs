@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use cowslip::commit::{Afterwards, Commit};
 use cowslip::file::BlockFile;
 use cowslip::file::memory::MemoryFile;
-use cowslip::image::{AllocPolicy, Format, OpenOptions, WriteOptions, ZeroOptions};
+use cowslip::image::{AllocPolicy, Durability, Format, OpenOptions, ZeroOptions};
 use cowslip::luks::{
     CipherMode, ErasedKeys, Hash, IvGenerator, KeyChange, KeySize, Means, NewKey, NewVolume,
     Passphrase, Spec, VolumeOptions,
@@ -73,7 +73,7 @@ fn small() -> CreateOptions {
 
 fn put(image: &Image, at: u64, (byte, len): (u8, usize)) -> Result<()> {
     let data = Buf::from(vec![byte; len]);
-    block_on(image.write(at, data, WriteOptions::default()))
+    block_on(image.write(at, data, Durability::Cached))
 }
 
 /// Data, zeroes, and a cluster of which a part is written.

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use cowslip::image::{OpenOptions, WriteOptions};
+use cowslip::image::{Durability, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image, Job};
 
@@ -30,7 +30,7 @@ fn disk() -> (Arc<SlowFile>, Image) {
 
 fn write(image: &Image, offset: u64, byte: u8) -> impl Future<Output = cowslip::Result<()>> {
     let data = Buf::copy_of(&[byte; 4096]);
-    image.write(offset, data, WriteOptions::default())
+    image.write(offset, data, Durability::Cached)
 }
 
 fn read(image: &Image, offset: u64) -> Vec<u8> {

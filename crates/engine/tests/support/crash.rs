@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
-use cowslip_queue::{Buf, BufMut, Pending};
+use cowslip_queue::{IoVec, IoVecMut, Pending};
 
 /// Something that a crash may lose.
 #[derive(Clone, Debug)]
@@ -120,11 +120,11 @@ impl BlockFile for Recorder {
     fn len(&self) -> Pending<io::Result<u64>> {
         self.file.len()
     }
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.file.read(offset, buf)
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
-        let bytes = data.iter().flat_map(|buf| buf.to_vec()).collect();
+    fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
+        let bytes = data.to_vec();
         match self.record(Op::Write(offset, bytes)) {
             Ok(()) => self.file.write(offset, data, how),
             Err(error) => Pending::ready(Err(error)),

@@ -8,7 +8,7 @@ use cowslip::file::memory::MemoryFile;
 use cowslip::file::{
     BlockFile, Capabilities, Durability, FileExtent, FileId, FileRequest, Gate, Space,
 };
-use cowslip_queue::{Buf, BufMut, Pending};
+use cowslip_queue::{Buf, IoVec, IoVecMut, Pending};
 
 /// How much of the change that fails is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,7 +173,7 @@ impl Medium {
         file.now(file.file.set_len(bytes.len() as u64));
         file.now(
             file.file
-                .write(0, vec![Buf::from(bytes)], Durability::Cached),
+                .write(0, Buf::from(bytes).into(), Durability::Cached),
         );
         self.state().stopped.retain(|stopped| stopped != name);
         file
@@ -279,8 +279,8 @@ impl FailingFile {
         } else {
             let done = match &change {
                 Change::Write(at, data) if !Change::part(*at, data, reach).is_empty() => {
-                    let part = vec![Buf::copy_of(Change::part(*at, data, reach))];
-                    self.file.write(*at, part, Durability::Cached)
+                    let part = Buf::copy_of(Change::part(*at, data, reach));
+                    self.file.write(*at, part.into(), Durability::Cached)
                 }
                 Change::Write(..) => Pending::ready(Ok(())),
                 _ if reach == Reach::Nothing => Pending::ready(Ok(())),
@@ -317,11 +317,11 @@ impl BlockFile for FailingFile {
     fn len(&self) -> Pending<io::Result<u64>> {
         self.file.len()
     }
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.file.read(offset, buf)
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, _: Durability) -> Pending<io::Result<()>> {
-        let bytes = data.iter().flat_map(|buf| buf.to_vec()).collect();
+    fn write(&self, offset: u64, data: IoVec, _: Durability) -> Pending<io::Result<()>> {
+        let bytes = data.to_vec();
         self.change(Change::Write(offset, bytes))
     }
     fn zero(&self, offset: u64, len: u64, _: Space) -> Pending<io::Result<()>> {

@@ -9,7 +9,7 @@ use cowslip::file::memory::MemoryFile;
 use cowslip::file::{
     BlockFile, Capabilities, Durability, FileExtent, FileId, FileRequest, Gate, Space,
 };
-use cowslip::{Buf, BufMut, Error};
+use cowslip::{Error, IoVec, IoVecMut};
 use cowslip_queue::{Completer, Pending, pending};
 
 use super::block_on;
@@ -20,10 +20,10 @@ pub const HELD: u8 = 0xbb;
 pub const FAILING: u8 = 0xee;
 
 /// A write that waits.
-type Waiting = (u64, Vec<Buf>, Completer<io::Result<()>>);
+type Waiting = (u64, IoVec, Completer<io::Result<()>>);
 
 /// A read that waits.
-type WaitingRead = (u64, BufMut, Completer<(io::Result<()>, BufMut)>);
+type WaitingRead = (u64, IoVecMut, Completer<(io::Result<()>, IoVecMut)>);
 
 /// A file in memory on which some writes take as long as the test wants.
 pub struct SlowFile {
@@ -118,7 +118,7 @@ impl BlockFile for SlowFile {
     fn len(&self) -> Pending<io::Result<u64>> {
         self.memory.len()
     }
-    fn read(&self, offset: u64, mut buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, mut buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         if self.reads_held.load(Ordering::Relaxed) {
             let (completer, result) = pending();
             let mut waiting = self.waiting_reads.lock().unwrap();
@@ -129,14 +129,13 @@ impl BlockFile for SlowFile {
             return self.memory.read(offset, buf);
         }
         let half = buf.len() / 2;
-        buf[..half].fill(0);
+        buf.fill_range(0..half, 0);
         Pending::ready((Err(io::Error::from_raw_os_error(5)), buf))
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
-        let len: usize = data.iter().map(|buf| buf.len()).sum();
-        let range = offset..offset + len as u64;
+    fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
+        let range = offset..offset + data.len() as u64;
         self.writes.lock().unwrap().push(range);
-        let first = data[0].first().copied();
+        let first = data.slice(0, data.len().min(1)).to_vec().pop();
         if first != Some(HELD) {
             let done = self.memory.write(offset, data, how);
             return match first {

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use cowslip::image::{WriteOptions, ZeroOptions};
+use cowslip::image::{Durability, Space, ZeroOptions};
 use cowslip::{Buf, BufMut, Image, Result};
 
 use super::history::{History, Rng, SECTOR_BYTES, ZEROES, content};
@@ -80,13 +80,13 @@ pub async fn one(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) -> 
         }
         65..78 => {
             let options = ZeroOptions {
-                may_unmap: rng.chance(50),
-                fua: rng.chance(10) || mix.writethrough,
+                space: Space::of_unmap(rng.chance(50)),
+                durability: Durability::of_fua(rng.chance(10) || mix.writethrough),
                 fast_only: false,
             };
             let writing = history.begin_write(sectors(&range), ZEROES);
             image.write_zeroes(at, len, options).await?;
-            history.end_write(writing, options.fua);
+            history.end_write(writing, options.durability == Durability::Durable);
         }
         78..88 if mix.discards => {
             // Whole units read as zeroes, and what is left keeps its bytes. A part of a compressed
@@ -143,7 +143,7 @@ pub async fn doomed(image: &Image, history: &History, rng: &mut Rng, mix: &Mix) 
     match kind {
         0 | 1 => {
             let fua = rng.chance(30);
-            image.write(at, data(len), WriteOptions { fua }).await
+            image.write(at, data(len), Durability::of_fua(fua)).await
         }
         2 => image.write_zeroes(at, len, ZeroOptions::default()).await,
         3 => image.discard(at, len).await,
@@ -167,7 +167,7 @@ pub async fn write(image: &Image, history: &History, range: Range<u64>, fua: boo
     let data = content(value, sectors.start, sectors.len());
     let writing = history.begin_write(sectors, value);
     image
-        .write(range.start, Buf::from(data), WriteOptions { fua })
+        .write(range.start, Buf::from(data), Durability::of_fua(fua))
         .await?;
     history.end_write(writing, fua);
     Ok(())

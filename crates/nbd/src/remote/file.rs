@@ -24,7 +24,7 @@ use crate::tls::ClientTls;
 use cowslip_block::file::{
     BlockFile, Capabilities, Durability, FileExtent, FileId, Space, Storage,
 };
-use cowslip_queue::{Buf, BufMut, Completer, Pending, pending};
+use cowslip_queue::{Completer, IoVec, IoVecMut, Pending, pending};
 
 use super::link::Way;
 use super::name::ExportName;
@@ -149,16 +149,11 @@ impl BlockFile for NbdFile {
         Pending::ready(Ok(self.size))
     }
 
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.ask(|to| Request::Read(offset, buf, to))
     }
 
-    fn write(
-        &self,
-        offset: u64,
-        data: Vec<Buf>,
-        durability: Durability,
-    ) -> Pending<io::Result<()>> {
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>> {
         let durability = match durability {
             Durability::Cached => NbdDurability::Cached,
             Durability::Durable => NbdDurability::Durable,

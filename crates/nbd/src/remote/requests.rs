@@ -3,11 +3,11 @@
 use std::io;
 use std::rc::Rc;
 
-use crate::export::{Durability, ZeroRequest};
+use crate::export::{Durability, ZeroOptions};
 use crate::protocol::{AllocationFlags, ErrorCode, TransmissionFlags};
 use crate::{Client, ClientError, ExportDescription};
 use cowslip_block::file::{FileExtent, Space};
-use cowslip_queue::{Buf, BufMut, Completer, Pending};
+use cowslip_queue::{Buf, BufMut, Completer, IoVec, IoVecMut, Pending};
 use futures_util::future;
 
 use super::link::Link;
@@ -30,8 +30,8 @@ pub(super) struct Limits {
 
 /// A request to a connection.
 pub(super) enum Request {
-    Read(u64, BufMut, Completer<(io::Result<()>, BufMut)>),
-    Write(u64, Vec<Buf>, Durability, Completer<io::Result<()>>),
+    Read(u64, IoVecMut, Completer<(io::Result<()>, IoVecMut)>),
+    Write(u64, IoVec, Durability, Completer<io::Result<()>>),
     Zero(u64, u64, Space, Completer<io::Result<()>>),
     Trim(u64, u64, Completer<io::Result<()>>),
     Status(u64, u64, Completer<io::Result<Vec<FileExtent>>>),
@@ -62,8 +62,8 @@ pub(super) async fn answer(link: &Rc<Link>, limits: Limits, request: Request) {
             to.complete(write(link, limits, (offset, data), durability).await);
         }
         Request::Zero(offset, len, space, to) => {
-            let how = ZeroRequest {
-                may_unmap: space == Space::Release,
+            let how = ZeroOptions {
+                space: Space::of_unmap(space == Space::Release),
                 durability: Durability::Cached,
                 fast_only: false,
             };
@@ -108,8 +108,10 @@ async fn read(
     link: &Rc<Link>,
     limits: Limits,
     offset: u64,
-    mut buf: BufMut,
-) -> (io::Result<()>, BufMut) {
+    target: IoVecMut,
+) -> (io::Result<()>, IoVecMut) {
+    // The client receives into buffers of ours.
+    let (mut buf, bounce) = target.bounce();
     let len = buf.len();
     let size = link.description().size;
     let there = size.saturating_sub(offset).min(len as u64);
@@ -129,9 +131,9 @@ async fn read(
                 joined.unsplit(part);
                 joined
             });
-            (Ok(()), joined)
+            (Ok(()), bounce.end(joined))
         }
-        Err(error) => (Err(io_error(error)), BufMut::zeroed(len)),
+        Err(error) => (Err(io_error(error)), BufMut::zeroed(len).into()),
     }
 }
 
@@ -152,7 +154,7 @@ async fn read_part(link: &Rc<Link>, at: u64, mut part: BufMut) -> Result<BufMut,
 async fn write(
     link: &Rc<Link>,
     limits: Limits,
-    (offset, data): (u64, Vec<Buf>),
+    (offset, data): (u64, IoVec),
     durability: Durability,
 ) -> io::Result<()> {
     let has_fua = has(link, TransmissionFlags::SEND_FUA);
@@ -162,7 +164,7 @@ async fn write(
     };
     let mut at = offset;
     let mut writes = Vec::new();
-    for buf in data {
+    for buf in data.to_bufs() {
         for (start, len) in pieces(0, buf.len() as u64, limits.payload_bytes) {
             let (at, part) = (at + start, buf.slice(start as usize, len as usize));
             writes.push(write_part(link, at, part, durability));

@@ -69,7 +69,7 @@ pub(super) enum ReplyStyle {
 /// What the handshake has agreed on.
 pub(super) struct Chosen {
     pub(super) name: String,
-    pub(super) export: Arc<dyn Export>,
+    pub(super) export: Arc<Export>,
     pub(super) info: ExportInfo,
     pub(super) replies: ReplyStyle,
     /// What `BLOCK_STATUS` tells; if nothing, it may not be asked for.
@@ -345,7 +345,7 @@ impl<'a> Haggling<'a> {
         }
     }
 
-    fn choose(&self, name: &str, export: Arc<dyn Export>) -> Chosen {
+    fn choose(&self, name: &str, export: Arc<Export>) -> Chosen {
         let mut info = export.info();
         let sizes = &mut info.block_sizes;
         sizes.maximum = sizes.maximum.min(PAYLOAD_BYTES_MAX);
@@ -368,7 +368,7 @@ impl<'a> Haggling<'a> {
         for entry in &shared.exports {
             let server = ServerEntry {
                 name: entry.name.clone(),
-                description: entry.export.info().description,
+                description: entry.export.description.clone(),
             };
             self.reply(OptionCode::List, OptionReplyCode::Server, &server.encode());
         }
@@ -400,7 +400,7 @@ impl<'a> Haggling<'a> {
         Ok(chosen)
     }
 
-    fn find(&self, name: &str) -> Result<&Arc<dyn Export>, Refusal> {
+    fn find(&self, name: &str) -> Result<&Arc<Export>, Refusal> {
         // QEMU's words, which its clients show, and no more of a long name.
         let unknown = || {
             let shown = match name.char_indices().nth(80) {
@@ -509,12 +509,9 @@ fn transmission_flags(chosen: &Chosen, option: OptionCode) -> TransmissionFlags 
         .with(TransmissionFlags::SEND_CACHE)
         .with_if(TransmissionFlags::READ_ONLY, !writable)
         .with_if(TransmissionFlags::ROTATIONAL, info.rotational)
-        .with_if(TransmissionFlags::SEND_TRIM, writable && info.trims)
+        .with_if(TransmissionFlags::SEND_TRIM, writable)
         .with_if(TransmissionFlags::SEND_WRITE_ZEROES, writable)
-        .with_if(
-            TransmissionFlags::SEND_FAST_ZERO,
-            writable && info.zeroes_fast,
-        )
+        .with_if(TransmissionFlags::SEND_FAST_ZERO, writable)
         .with_if(TransmissionFlags::SEND_DF, replies != ReplyStyle::Simple)
         .with_if(TransmissionFlags::CAN_MULTI_CONN, info.shared_cache)
         .with_if(

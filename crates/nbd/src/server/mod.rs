@@ -138,7 +138,7 @@ enum Phase {
 
 struct ExportEntry {
     name: String,
-    export: Arc<dyn Export>,
+    export: Arc<Export>,
 }
 
 struct Shared {
@@ -195,7 +195,7 @@ impl Shared {
         }
     }
 
-    fn find(&self, name: &str) -> Option<&Arc<dyn Export>> {
+    fn find(&self, name: &str) -> Option<&Arc<Export>> {
         self.exports
             .iter()
             .find(|entry| entry.name == name)
@@ -258,12 +258,13 @@ impl Server {
     ///
     /// # Panics
     /// If there is one of this name already.
-    pub fn add_export(&mut self, name: impl Into<String>, export: Arc<dyn Export>) {
+    pub fn add_export(&mut self, name: impl Into<String>, export: impl Into<Export>) {
         let name = name.into();
         assert!(
             self.shared.find(&name).is_none(),
             "export names differ from each other"
         );
+        let export = Arc::new(export.into());
         self.shared.exports.push(ExportEntry { name, export });
     }
 

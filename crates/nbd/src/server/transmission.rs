@@ -11,12 +11,12 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use cowslip_queue::{Buf, spawn};
+use cowslip_queue::{Buf, BufMut, spawn};
 
 use super::handshake::{Chosen, Context, ReplyStyle};
 use super::{Phase, ServerEvent, Shared, describe};
 use crate::event::{Event, First, first};
-use crate::export::{Access, Durability, ExportError, StatusExtent, ZeroRequest};
+use crate::export::{Access, Durability, ExportError, Space, StatusExtent, ZeroOptions};
 use crate::inbox::{Ended, Inbox};
 use crate::outbox::Outbox;
 use crate::protocol::transmission::{
@@ -173,12 +173,6 @@ impl Connection {
         if request.flags.has_other_than(known) {
             return refuse(ErrorCode::Inval, "a flag that the command does not have");
         }
-        if request.flags.contains(CommandFlags::FAST_ZERO) && !info.zeroes_fast {
-            return refuse(
-                ErrorCode::Inval,
-                "FAST_ZERO on an export that does not offer it",
-            );
-        }
         if request.command == Command::Flush {
             return Ok(());
         }
@@ -196,9 +190,6 @@ impl Connection {
         let writes = is_write(request.command);
         if writes && info.access == Access::ReadOnly {
             return refuse(ErrorCode::Perm, "the export is read-only");
-        }
-        if request.command == Command::Trim && !info.trims {
-            return refuse(ErrorCode::Inval, "TRIM on an export that does not offer it");
         }
         let end = request.offset.checked_add(request.len);
         if end.is_none_or(|end| end > info.size) {
@@ -287,6 +278,7 @@ impl Connection {
         payload: Payload,
     ) -> Result<Outcome, ExportError> {
         let export = &self.chosen.export;
+        let disk = &export.disk;
         let (offset, len) = (request.offset, request.len);
         let durability = match request.flags.contains(CommandFlags::FUA) {
             true => Durability::Durable,
@@ -298,26 +290,35 @@ impl Connection {
         match request.command {
             Command::Read => {
                 let buf = self.memory.borrow_mut().take(payload_bytes(request));
-                let data = export.read(offset, buf).await?;
-                assert_eq!(data.len() as u64, len, "an export fills the whole buffer");
+                let data = BufMut::from(disk.read(offset, buf.into()).await?);
+                assert_eq!(data.len() as u64, len, "a disk fills the whole buffer");
                 return Ok(Outcome::Data(data.freeze()));
             }
             Command::Write => {
                 let Payload::Data(data) = payload else {
                     unreachable!("a valid write has its payload");
                 };
-                export.write(offset, data, durability).await?;
+                disk.write(offset, data.into(), durability).await?;
             }
-            Command::Flush => export.flush().await?,
-            Command::Trim => export.trim(offset, len, durability).await?,
-            Command::Cache => export.cache(offset, len).await?,
+            Command::Flush => disk.flush().await?,
+            Command::Trim => {
+                disk.discard(offset, len).await?;
+                if durability == Durability::Durable {
+                    disk.flush().await?;
+                }
+            }
+            // A hint that costs nothing to ignore.
+            Command::Cache => {}
             Command::WriteZeroes => {
-                let how = ZeroRequest {
-                    may_unmap: !request.flags.contains(CommandFlags::NO_HOLE),
+                let options = ZeroOptions {
+                    space: match request.flags.contains(CommandFlags::NO_HOLE) {
+                        true => Space::Keep,
+                        false => Space::Release,
+                    },
                     durability,
                     fast_only: request.flags.contains(CommandFlags::FAST_ZERO),
                 };
-                export.write_zeroes(offset, len, how).await?;
+                disk.zero(offset, len, options).await?;
             }
             Command::BlockStatus => {
                 let max = match request.flags.contains(CommandFlags::REQ_ONE) {
@@ -330,7 +331,7 @@ impl Connection {
                 };
                 let mut told = Vec::new();
                 for &context in contexts {
-                    let extents = export.block_status(context.index, offset, len, max);
+                    let extents = export.block_status(context.index, (offset, len), max);
                     told.push(status(context, &extents.await?, len, max)?);
                 }
                 return Ok(Outcome::Status(told));

@@ -3,6 +3,7 @@
 
 #![allow(dead_code)] // Each test file uses its part of it.
 
+use std::fmt;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -11,15 +12,13 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use cowslip_nbd::export::{Durability, StatusExtent, ZeroRequest};
+use cowslip_block::disk::{Disk, DiskFuture, Extent, Features, MemoryDisk};
+use cowslip_nbd::export::{Durability, MetadataContext, StatusExtent, ZeroOptions};
 use cowslip_nbd::protocol::handshake::*;
 use cowslip_nbd::protocol::transmission::*;
 use cowslip_nbd::protocol::*;
-use cowslip_nbd::{
-    Client, ConnectOptions, Export, ExportFuture, ExportInfo, MemoryExport, Server, ServerHandle,
-    ServerOptions,
-};
-use cowslip_queue::{Backend, Buf, BufMut, Completer, Listener, Queue, Stream, pending};
+use cowslip_nbd::{Client, ConnectOptions, Export, Server, ServerHandle, ServerOptions};
+use cowslip_queue::{Backend, Completer, IoVec, IoVecMut, Listener, Queue, Stream, pending};
 use tempfile::TempDir;
 
 pub const BACKENDS: [Backend; 2] = [Backend::Uring, Backend::Threads];
@@ -77,7 +76,7 @@ impl Running {
         }
     }
 
-    pub fn with_export(backend: Backend, export: Arc<dyn Export>) -> Running {
+    pub fn with_export(backend: Backend, export: impl Into<Export>) -> Running {
         let mut server = Server::new(ServerOptions::default());
         server.add_export("", export);
         Running::start(backend, server)
@@ -159,16 +158,16 @@ struct Held {
 
 /// A disk in memory that holds reads and writes back until so many are there at once, or until it
 /// is opened; then it lets them go, the last one first, and holds no more.
-pub struct HoldingExport {
-    inner: MemoryExport,
+pub struct HoldingDisk {
+    inner: MemoryDisk,
     held: Mutex<Held>,
     release_at: usize,
 }
 
-impl HoldingExport {
-    pub fn new(size: u64, release_at: usize) -> HoldingExport {
-        HoldingExport {
-            inner: MemoryExport::new(size),
+impl HoldingDisk {
+    pub fn new(size: u64, release_at: usize) -> HoldingDisk {
+        HoldingDisk {
+            inner: MemoryDisk::new("memory", size),
             held: Mutex::default(),
             release_at,
         }
@@ -219,12 +218,26 @@ impl HoldingExport {
     }
 }
 
-impl Export for HoldingExport {
-    fn info(&self) -> ExportInfo {
-        self.inner.info()
+impl fmt::Debug for HoldingDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HoldingDisk")
+    }
+}
+
+impl Disk for HoldingDisk {
+    fn name(&self) -> &str {
+        self.inner.name()
     }
 
-    fn read(&self, offset: u64, buf: BufMut) -> ExportFuture<'_, BufMut> {
+    fn size(&self) -> u64 {
+        self.inner.size()
+    }
+
+    fn features(&self) -> Features {
+        self.inner.features()
+    }
+
+    fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
         Box::pin(async move {
             self.pass().await;
             let buf = self.inner.read(offset, buf).await;
@@ -233,7 +246,7 @@ impl Export for HoldingExport {
         })
     }
 
-    fn write(&self, offset: u64, data: Buf, durability: Durability) -> ExportFuture<'_, ()> {
+    fn write(&self, offset: u64, data: IoVec, durability: Durability) -> DiskFuture<'_, ()> {
         Box::pin(async move {
             self.pass().await;
             let written = self.inner.write(offset, data, durability).await;
@@ -242,26 +255,48 @@ impl Export for HoldingExport {
         })
     }
 
-    fn flush(&self) -> ExportFuture<'_, ()> {
-        self.inner.flush()
+    fn zero(&self, offset: u64, len: u64, options: ZeroOptions) -> DiskFuture<'_, ()> {
+        self.inner.zero(offset, len, options)
     }
 
-    fn trim(&self, offset: u64, len: u64, durability: Durability) -> ExportFuture<'_, ()> {
-        self.inner.trim(offset, len, durability)
+    fn discard(&self, offset: u64, len: u64) -> DiskFuture<'_, ()> {
+        self.inner.discard(offset, len)
     }
 
-    fn write_zeroes(&self, offset: u64, len: u64, how: ZeroRequest) -> ExportFuture<'_, ()> {
-        self.inner.write_zeroes(offset, len, how)
+    fn extents(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<Extent>> {
+        self.inner.extents(offset, len, max)
+    }
+}
+
+/// A context that shows what has been written, under any name.
+struct Written(String, Arc<MemoryDisk>);
+
+impl MetadataContext for Written {
+    fn name(&self) -> &str {
+        &self.0
     }
 
-    fn block_status(
-        &self,
-        context: usize,
-        offset: u64,
-        len: u64,
-        max: usize,
-    ) -> ExportFuture<'_, Vec<StatusExtent>> {
-        self.inner.block_status(context, offset, len, max)
+    fn runs(&self, offset: u64, len: u64, max: usize) -> DiskFuture<'_, Vec<StatusExtent>> {
+        Box::pin(async move {
+            let extents = self.1.extents(offset, len, max).await?;
+            let state = |extent: &Extent| StatusExtent {
+                len: extent.len,
+                flags: AllocationFlags(extent.data.into()),
+            };
+            Ok(extents.iter().map(state).collect())
+        })
+    }
+}
+
+/// An export of a disk in memory with further contexts of these names.
+pub fn export_with_contexts(disk: MemoryDisk, names: &[&str]) -> Export {
+    let disk = Arc::new(disk);
+    let context = |name: &&str| -> Arc<dyn MetadataContext> {
+        Arc::new(Written((*name).to_owned(), Arc::clone(&disk)))
+    };
+    Export {
+        contexts: names.iter().map(context).collect(),
+        ..disk.clone().into()
     }
 }
 

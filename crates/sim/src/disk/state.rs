@@ -8,7 +8,7 @@
 use std::io;
 
 use cowslip::file::{Capabilities, FileExtent};
-use cowslip_queue::{BufMut, Completer};
+use cowslip_queue::{Completer, IoVecMut};
 
 use crate::anatomy;
 use crate::rng::Rng;
@@ -147,8 +147,8 @@ fn structure(map: &Map, effect: &Effect) -> Structure {
 pub(super) enum Answer {
     Read {
         offset: u64,
-        buf: BufMut,
-        to: Completer<(io::Result<()>, BufMut)>,
+        buf: IoVecMut,
+        to: Completer<(io::Result<()>, IoVecMut)>,
     },
     Done(Completer<io::Result<()>>),
     Flush(Completer<io::Result<()>>),
@@ -538,7 +538,11 @@ impl State {
                 to,
             } => {
                 match outcome {
-                    Ok(()) => file.volatile.read(offset, &mut buf),
+                    Ok(()) => {
+                        let mut bytes = vec![0; buf.len()];
+                        file.volatile.read(offset, &mut bytes);
+                        buf.copy_from_slice(0, &bytes);
+                    }
                     // What a failed read leaves behind is anything.
                     Err(_) => buf.fill(0xe1),
                 }

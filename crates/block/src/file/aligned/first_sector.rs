@@ -9,10 +9,12 @@
 //! how they overlap.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use cowslip_queue::Buf;
+use cowslip_queue::IoVec;
 
 use super::HostFile;
+use crate::foreign::Signature;
 use crate::{Result, foreign};
 
 /// Bytes that a format is guessed from.
@@ -20,8 +22,8 @@ pub(super) const BYTES: u64 = foreign::PROBED_BYTES;
 
 /// What a request makes of the file.
 pub(super) enum Change<'a> {
-    /// It writes these buffers, one after the other, at an offset.
-    Bytes(u64, &'a [Buf]),
+    /// It writes these bytes, which do not change any more, at an offset.
+    Bytes(u64, &'a IoVec),
     /// It zeroes a range.
     Zeroes(Range<u64>),
 }
@@ -30,10 +32,7 @@ impl Change<'_> {
     /// The bytes of the first sector that it changes.
     fn range(&self) -> Range<usize> {
         let whole = match self {
-            Change::Bytes(offset, data) => {
-                let len: u64 = data.iter().map(|buf| buf.len() as u64).sum();
-                *offset..offset.saturating_add(len)
-            }
+            Change::Bytes(offset, data) => *offset..offset.saturating_add(data.len() as u64),
             Change::Zeroes(range) => range.clone(),
         };
         whole.start.min(BYTES) as usize..whole.end.min(BYTES) as usize
@@ -43,34 +42,30 @@ impl Change<'_> {
         let changed = &mut sector[self.range()];
         match self {
             Change::Zeroes(_) => changed.fill(0),
-            Change::Bytes(_, data) => {
-                let bytes = data.iter().flat_map(|buf| buf.iter());
-                for (to, from) in changed.iter_mut().zip(bytes) {
-                    *to = *from;
-                }
-            }
+            Change::Bytes(_, data) => data.copy_to_slice(0, changed),
         }
     }
 }
 
 impl HostFile {
-    /// The same file; what would make its first sector look like that of an image is refused.
-    pub fn guarded(self) -> HostFile {
+    /// The same file; what would make its first sector look like that of an image is refused. The
+    /// caller names the formats that it knows beside the built-in ones.
+    pub fn guarded(self, others: Arc<[Signature]>) -> HostFile {
         HostFile {
-            is_guarded: true,
+            guarded: Some(others),
             ..self
         }
     }
 
     /// Whether its first sector is guarded.
     pub fn is_guarded(&self) -> bool {
-        self.is_guarded
+        self.guarded.is_some()
     }
 
     /// Whether the first sector is guarded and a range has a part of it: then the range may be
     /// changed through this file only.
     pub fn guards(&self, range: &Range<u64>) -> bool {
-        self.is_guarded && range.start < BYTES && !range.is_empty()
+        self.is_guarded() && range.start < BYTES && !range.is_empty()
     }
 
     /// What may be discarded of a range: of the first sector all or nothing, if it is guarded. What
@@ -95,6 +90,7 @@ impl HostFile {
             sector[..old.len()].copy_from_slice(&old);
         }
         change.apply(&mut sector);
-        foreign::check_stays_raw(&sector, self.name())
+        let others = self.guarded.as_deref().unwrap_or_default();
+        foreign::check_stays_raw(&sector, self.name(), others)
     }
 }

@@ -6,6 +6,8 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
+use cowslip_queue::SharedMemory;
+
 use super::super::memory::MemoryFile;
 use super::super::{FileId, Pending};
 use super::*;
@@ -13,7 +15,7 @@ use super::*;
 const BLOCK: u64 = 4096;
 
 /// What a write would do, and who waits for it.
-type Held = (u64, Vec<Buf>, Completer<io::Result<()>>);
+type Held = (u64, IoVec, Completer<io::Result<()>>);
 
 /// A file whose writes are carried out when the test says so.
 struct Slow {
@@ -64,10 +66,10 @@ impl BlockFile for Slow {
     fn len(&self) -> Pending<io::Result<u64>> {
         self.file.len()
     }
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.file.read(offset, buf)
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, _: Durability) -> Pending<io::Result<()>> {
+    fn write(&self, offset: u64, data: IoVec, _: Durability) -> Pending<io::Result<()>> {
         let (completer, written) = pending();
         lock(&self.held).push((offset, data, completer));
         written
@@ -175,6 +177,8 @@ struct Device {
     memory: MemoryFile,
     capabilities: Capabilities,
     has_zero: bool,
+    /// How many segments each read and write had.
+    segments: Mutex<Vec<usize>>,
 }
 
 impl Device {
@@ -187,6 +191,7 @@ impl Device {
             },
             memory,
             has_zero,
+            segments: Mutex::default(),
         })
     }
 
@@ -213,10 +218,14 @@ impl BlockFile for Device {
     fn len(&self) -> Pending<io::Result<u64>> {
         self.memory.len()
     }
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
+        assert!(buf.fits(self.memory_alignment()));
+        lock(&self.segments).push(buf.segment_count());
         self.memory.read(offset, buf)
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
+    fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
+        assert!(data.fits(self.memory_alignment()));
+        lock(&self.segments).push(data.segment_count());
         self.memory.write(offset, data, how)
     }
     fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {
@@ -252,6 +261,85 @@ fn finish<T>(future: impl Future<Output = T>) -> T {
     match poll(pin!(future)) {
         Poll::Ready(output) => output,
         Poll::Pending => panic!("memory makes nobody wait"),
+    }
+}
+
+/// Addresses and lengths of segments in shared memory.
+type Places<'a> = &'a [(usize, usize)];
+
+/// Writes and reads a list of such segments; how many the device was given each time.
+fn segments_given(file: &HostFile, device: &Device, offset: u64, places: Places<'_>) -> Vec<usize> {
+    let memory = SharedMemory::new(8 * BLOCK as usize);
+    let len: usize = places.iter().map(|place| place.1).sum();
+    let bytes: Vec<u8> = (0..len).map(|at| (at / 100 + 1) as u8).collect();
+    let list: IoVec = places
+        .iter()
+        .map(|&(at, len)| IoVec::shared(&memory, at..at + len))
+        .collect();
+    let mut from = 0;
+    for &(at, len) in places {
+        memory.write(at, &bytes[from..from + len]);
+        from += len;
+    }
+    lock(&device.segments).clear();
+    finish(file.write(offset, list, Durability::Cached)).unwrap();
+    let target: IoVecMut = places
+        .iter()
+        .map(|&(at, len)| IoVecMut::shared(&memory, at..at + len))
+        .collect();
+    memory.write(0, &vec![0xEE; memory.len()]);
+    let target = finish(file.read(offset, target)).unwrap();
+    assert_eq!(target.to_vec(), bytes);
+    let mut from = 0;
+    for &(at, len) in places {
+        let mut part = vec![0; len];
+        memory.read(at, &mut part);
+        assert_eq!(part, bytes[from..from + len], "in its own memory");
+        from += len;
+    }
+    lock(&device.segments).clone()
+}
+
+#[test]
+fn lists_that_direct_io_takes_are_not_copied_and_others_once() {
+    let device = Device::new(512, 512, true);
+    let file = HostFile::new(device.clone());
+    let given = |offset, places| segments_given(&file, &device, offset, places);
+    let fit: Places<'_> = &[(4096, 512), (1024, 1536), (8192, 512)];
+    assert_eq!(given(512, fit), [3, 3]);
+    let odd_address: Places<'_> = &[(4096, 512), (1025, 512)];
+    let odd_length: Places<'_> = &[(4096, 500), (1024, 524)];
+    for places in [odd_address, odd_length] {
+        assert_eq!(given(512, places), [1, 1]);
+    }
+    // The ends of a finer write are read first.
+    assert_eq!(given(700, odd_length), [1, 1, 1, 1]);
+    let device = Device::new(1, 1, true);
+    let file = HostFile::new(device.clone());
+    assert_eq!(segments_given(&file, &device, 3, odd_length), [2, 2]);
+}
+
+#[test]
+fn a_cipher_sees_no_memory_of_others() {
+    #[derive(Debug)]
+    struct Plus;
+    impl Cipher for Plus {
+        fn encrypt(&self, _: u64, bytes: &mut [u8]) {
+            bytes
+                .iter_mut()
+                .for_each(|byte| *byte = byte.wrapping_add(1));
+        }
+        fn decrypt(&self, _: u64, bytes: &mut [u8]) {
+            bytes
+                .iter_mut()
+                .for_each(|byte| *byte = byte.wrapping_sub(1));
+        }
+    }
+    let device = Device::new(512, 512, true);
+    let file = HostFile::new(device.clone()).encrypted(Arc::new(Plus), Numbering::Place(0));
+    for places in [&[(4096, 512), (1024, 512)][..], &[(0, 1024)]] {
+        assert_eq!(segments_given(&file, &device, 512, places), [1, 1]);
+        assert_eq!(device.memory.contents()[512], 2, "the first byte is 1");
     }
 }
 

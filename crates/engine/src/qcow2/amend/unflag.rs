@@ -7,9 +7,9 @@
 use std::ops::Range;
 
 use super::super::Qcow2;
+use super::super::cow;
 use super::super::map::Source;
 use super::super::plan::{EntryRequest, Unref};
-use super::super::{Fua, cow};
 use crate::Result;
 use crate::chain::Below;
 use crate::job::{Job, Stage};
@@ -58,7 +58,7 @@ impl Qcow2 {
                 for piece in pieces(write.start, end - write.start, PIECE_BYTES) {
                     job.begin(0).await?;
                     let zeroes = cow::zeroes((piece.end - piece.start) as usize);
-                    self.write(piece.start, zeroes, below, Fua::No).await?;
+                    self.write(piece.start, zeroes, below).await?;
                 }
             }
         }

@@ -123,12 +123,12 @@ impl<'a> Reader<'a> {
         let first = offset / alignment * alignment;
         let start = (offset - first) as usize;
         let reading = if allowed.is_err() || offset >= self.len || len == 0 {
-            Pending::ready((Ok(()), BufMut::zeroed(start + count)))
+            Pending::ready((Ok(()), BufMut::zeroed(start + count).into()))
         } else {
             // Beyond the end of file there are zeroes to the last byte that is wanted.
             let last = end.div_ceil(alignment).saturating_mul(alignment);
             let buf = self.buffer((last - first) as usize);
-            self.file.read(first, buf)
+            self.file.read(first, buf.into())
         };
         async move {
             allowed?;
@@ -141,7 +141,10 @@ impl<'a> Reader<'a> {
                 )
             })?;
             let range = start..start + count;
-            Ok(Bytes { buf, range })
+            Ok(Bytes {
+                buf: buf.into(),
+                range,
+            })
         }
     }
 

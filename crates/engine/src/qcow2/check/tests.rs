@@ -218,22 +218,21 @@ impl BlockFile for Metered {
     fn read(
         &self,
         offset: u64,
-        mut buf: cowslip_queue::BufMut,
-    ) -> cowslip_queue::Pending<(std::io::Result<()>, cowslip_queue::BufMut)> {
+        mut buf: cowslip_queue::IoVecMut,
+    ) -> cowslip_queue::Pending<(std::io::Result<()>, cowslip_queue::IoVecMut)> {
         self.1.fetch_add(buf.len() as u64, Ordering::Relaxed);
         let Some(synthetic) = &self.2 else {
             return self.0.read(offset, buf);
         };
-        for (index, bytes) in buf.chunks_exact_mut(8).enumerate() {
-            let word = (synthetic.word)(offset / 8 + index as u64);
-            bytes.copy_from_slice(&word.to_be_bytes());
-        }
+        let words = (0..buf.len() as u64 / 8).map(|index| (synthetic.word)(offset / 8 + index));
+        let bytes: Vec<u8> = words.flat_map(u64::to_be_bytes).collect();
+        buf.copy_from_slice(0, &bytes);
         cowslip_queue::Pending::ready((Ok(()), buf))
     }
     fn write(
         &self,
         _: u64,
-        _: Vec<cowslip_queue::Buf>,
+        _: cowslip_queue::IoVec,
         _: crate::file::Durability,
     ) -> cowslip_queue::Pending<std::io::Result<()>> {
         unreachable!("a check writes nothing")

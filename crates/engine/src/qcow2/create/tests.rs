@@ -106,14 +106,14 @@ impl BlockFile for Failing {
     fn read(
         &self,
         offset: u64,
-        buf: crate::BufMut,
-    ) -> cowslip_queue::Pending<(std::io::Result<()>, crate::BufMut)> {
+        buf: crate::IoVecMut,
+    ) -> cowslip_queue::Pending<(std::io::Result<()>, crate::IoVecMut)> {
         self.inner.read(offset, buf)
     }
     fn write(
         &self,
         offset: u64,
-        data: Vec<crate::Buf>,
+        data: crate::IoVec,
         durability: crate::file::Durability,
     ) -> cowslip_queue::Pending<std::io::Result<()>> {
         use std::sync::atomic::Ordering::Relaxed;

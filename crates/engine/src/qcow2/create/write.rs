@@ -12,7 +12,7 @@ use crate::error::system_words;
 use crate::file::{BlockFile, Durability, HostFile};
 use crate::job::{Job, Stage};
 use crate::luks::NewVolume;
-use crate::space;
+use crate::space::{self, Fill};
 use crate::units::{round_down, round_up};
 use crate::{Error, Result};
 
@@ -52,20 +52,20 @@ impl<'a> Writer<'a> {
         let end = round_up(offset + bytes.len() as u64, alignment);
         let mut buf = BufMut::zeroed((end - start) as usize);
         if buf.len() != bytes.len() {
-            let (read, filled) = self.file.read(start, buf).await;
+            let (read, filled) = self.file.read(start, buf.into()).await;
             read.map_err(self.failed("read"))?;
-            buf = filled;
+            buf = filled.into();
         }
         let at = (offset - start) as usize;
         buf[at..at + bytes.len()].copy_from_slice(bytes);
-        let data = vec![buf.freeze()];
+        let data = buf.freeze().into();
         let written = self.file.write(start, data, Durability::Cached).await;
         written.map_err(self.failed("write to"))
     }
 
     /// Allocates the guest's clusters.
     pub async fn preallocate(&self, layout: &Layout, how: Preallocation) -> Result<()> {
-        match (layout.data_bytes, how.fill()) {
+        match (layout.data_bytes, Fill::of(how)) {
             (Some((offset, len)), Some(fill)) => {
                 space::fill(&self.host, offset..offset + len, fill, self.job).await
             }
@@ -202,7 +202,7 @@ pub(super) async fn plain_file(
     preallocation: Preallocation,
     job: &Job,
 ) -> Result<()> {
-    if let Some(how) = preallocation.fill() {
+    if let Some(how) = Fill::of(preallocation) {
         space::fill(&HostFile::new(Arc::clone(file)), 0..len, how, job).await?;
     }
     set_len(file.as_ref(), len).await?;

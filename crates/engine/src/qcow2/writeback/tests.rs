@@ -14,13 +14,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use cowslip_queue::{BufMut, Pending};
+use cowslip_queue::{BufMut, IoVec, IoVecMut, Pending};
 
 use super::*;
 use crate::Image;
 use crate::file::memory::MemoryFile;
 use crate::file::{BlockFile, Capabilities, FileExtent, FileId, FileRequest, Gate, Space};
-use crate::image::{OpenOptions, WriteOptions};
+use crate::image::{Durability, OpenOptions};
 use crate::policy::DiscardPolicy;
 use crate::qcow2::check::{self, CheckOptions, Finding};
 use crate::qcow2::create::{CreateOptions, create};
@@ -72,10 +72,10 @@ impl BlockFile for Faulty {
     fn len(&self) -> Pending<io::Result<u64>> {
         self.memory.len()
     }
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.memory.read(offset, buf)
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
+    fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
         match self.fails(Operation::Write) {
             Ok(()) => self.memory.write(offset, data, how),
             error => Pending::ready(error),
@@ -141,7 +141,7 @@ fn write(image: &Image, cluster: u64, byte: u8, guest: &mut [u8]) -> Result<()> 
     let data = vec![byte; CLUSTER as usize];
     guest[(cluster * CLUSTER) as usize..][..CLUSTER as usize].copy_from_slice(&data);
     let data = Buf::from(data);
-    block_on(image.write(cluster * CLUSTER, data, WriteOptions::default()))
+    block_on(image.write(cluster * CLUSTER, data, Durability::Cached))
 }
 
 /// An image with all kinds of work for a cycle: entries that change in old tables, clusters freed,

@@ -19,6 +19,8 @@ pub mod fibmap;
 pub mod fiemap;
 #[path = "../../../../queue/src/file.rs"]
 pub mod file;
+#[path = "../../../../queue/src/iovec.rs"]
+pub mod iovec;
 #[path = "../../../../queue/src/lease.rs"]
 pub mod lease;
 #[path = "../../../../queue/src/line.rs"]
@@ -38,6 +40,8 @@ mod pool;
 pub mod primitives;
 #[path = "../../../../queue/src/scatter.rs"]
 mod scatter;
+#[path = "../../../../queue/src/shared.rs"]
+pub mod shared;
 #[path = "../../../../queue/src/signal.rs"]
 mod signal;
 #[path = "../../../../queue/src/socket.rs"]
@@ -50,13 +54,17 @@ mod sys;
 mod timer;
 #[path = "../../../../queue/src/uring.rs"]
 mod uring;
+#[path = "../../../../queue/src/zero.rs"]
+pub mod zero;
 
 pub use buf::{Buf, BufMut};
 pub use driver::Backend;
 pub use executor::{Queue, spawn, yield_now};
 pub use file::File;
+pub use iovec::{IoVec, IoVecMut};
 pub use pending::{Completer, Pending, pending};
 pub use pool::{blocking, retire_idle_threads};
+pub use shared::SharedMemory;
 pub use signal::{Asked, Signals};
 pub use socket::{Listener, Stream};
 pub use timer::{Sleep, sleep};

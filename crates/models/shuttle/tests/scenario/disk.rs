@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
-use cowslip::{Buf, BufMut};
+use cowslip::{IoVec, IoVecMut};
 use cowslip_queue::{Completer, Pending, pending};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
@@ -14,7 +14,7 @@ use shuttle::thread;
 /// What changes the file.
 #[derive(Clone)]
 enum Effect {
-    Write(u64, Vec<Buf>),
+    Write(u64, IoVec),
     Zero(u64, u64),
     SetLen(u64),
     /// The end of file moves there if it was before.
@@ -29,15 +29,9 @@ impl Effect {
         };
         match self {
             Effect::Write(offset, data) => {
-                let mut at = *offset as usize;
-                reach(
-                    bytes,
-                    *offset + data.iter().map(|b| b.len() as u64).sum::<u64>(),
-                );
-                for buf in data {
-                    bytes[at..at + buf.len()].copy_from_slice(buf);
-                    at += buf.len();
-                }
+                let end = *offset + data.len() as u64;
+                reach(bytes, end);
+                data.copy_to_slice(0, &mut bytes[*offset as usize..end as usize]);
             }
             Effect::Zero(offset, len) => {
                 let end = bytes.len().min((offset + len) as usize);
@@ -52,7 +46,7 @@ impl Effect {
 }
 
 enum Request {
-    Read(u64, BufMut, Completer<(io::Result<()>, BufMut)>),
+    Read(u64, IoVecMut, Completer<(io::Result<()>, IoVecMut)>),
     Change(Effect, Durability, Completer<io::Result<()>>),
     /// Covers the changes up to a number.
     Flush(u64, Completer<io::Result<()>>),
@@ -146,8 +140,8 @@ impl Disk {
                 Request::Read(offset, mut buf, completer) => {
                     let start = content.now.len().min(offset as usize);
                     let present = buf.len().min(content.now.len() - start);
-                    buf[..present].copy_from_slice(&content.now[start..start + present]);
-                    buf[present..].fill(0);
+                    buf.copy_from_slice(0, &content.now[start..start + present]);
+                    buf.fill_range(present..buf.len(), 0);
                     drop(content);
                     completer.complete((Ok(()), buf));
                 }
@@ -237,12 +231,12 @@ impl BlockFile for Disk {
     fn len(&self) -> Pending<io::Result<u64>> {
         Pending::ready(Ok(self.lock().now.len() as u64))
     }
-    fn read(&self, offset: u64, buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         let (completer, result) = pending();
         self.ask(Request::Read(offset, buf, completer));
         result
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, how: Durability) -> Pending<io::Result<()>> {
+    fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
         self.change(Effect::Write(offset, data), how)
     }
     fn zero(&self, offset: u64, len: u64, _: Space) -> Pending<io::Result<()>> {

@@ -10,7 +10,7 @@ use super::space::qcow2_on;
 use super::{EIO, ENOSPC, block_on, faults, open};
 use crate::Buf;
 use crate::file::HostFile;
-use crate::image::WriteOptions;
+use crate::image::Durability;
 use crate::qcow2::alloc::Content;
 use crate::qcow2::count_growth::CountGrowth;
 use crate::qcow2::create::{CreateOptions, create};
@@ -471,7 +471,7 @@ fn a_read_that_fails_as_the_file_grows_leaves_no_block_behind_the_end() {
         });
         for at in (0..24 << 20).step_by(1 << 20) {
             let data = Buf::from(vec![1; 1 << 20]);
-            let written = block_on(image.write(at, data, WriteOptions::default()));
+            let written = block_on(image.write(at, data, Durability::Cached));
             if written.is_err() {
                 failed += 1;
                 break;

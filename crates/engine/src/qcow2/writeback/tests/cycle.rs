@@ -1,9 +1,10 @@
 //! One cycle: how many writes and barriers it takes, and whom it serves.
 
 use std::pin::pin;
+use std::sync::Mutex;
 use std::task::{Context, Poll, Waker};
 
-use cowslip_queue::{Buf, BufMut};
+use cowslip_queue::{Buf, BufMut, pending};
 
 use super::disk::{Disk, Op};
 use super::space::{image_on, new_disk, qcow2_on};
@@ -11,16 +12,15 @@ use super::{CLUSTER, EIO, ENOSPC, block_on, faults};
 use crate::Image;
 use crate::chain::Below;
 use crate::file::Durability;
-use crate::image::WriteOptions;
-use crate::qcow2::Fua;
-use crate::qcow2::create::{CreateOptions, create};
+use crate::job::{Attendant, Job, Moment};
+use crate::qcow2::create::{CreateOptions, Preallocation, create};
 use crate::qcow2::geometry::HostOffset;
 use crate::qcow2::tables::SliceCopy;
 use crate::qcow2::writeback::durability;
 
 fn write(image: &Image, cluster: u64, byte: u8) {
     let data = Buf::from(vec![byte; CLUSTER as usize]);
-    block_on(image.write(cluster * CLUSTER, data, WriteOptions::default())).unwrap();
+    block_on(image.write(cluster * CLUSTER, data, Durability::Cached)).unwrap();
 }
 
 fn flushes_of(disk: &Disk, image: &Image) -> usize {
@@ -88,7 +88,7 @@ fn tables_that_l1_may_reach_after_a_failure_are_new_no_longer() {
     let mut unordered = 0;
     for index in 0..100 {
         let data = Buf::from(vec![7; SMALL as usize]);
-        block_on(image.write(index * TABLE, data, &Below::default(), Fua::No)).unwrap();
+        block_on(image.write(index * TABLE, data, &Below::default())).unwrap();
         let entry = l1 + 8 * index..l1 + 8 * index + 8;
         let is_l1 = move |op: &Op| *op == Op::Write(entry.clone());
         let is_entry = is_l1.clone();
@@ -106,6 +106,82 @@ fn tables_that_l1_may_reach_after_a_failure_are_new_no_longer() {
         unordered += u32::from(!is_ordered);
     }
     assert!((10..90).contains(&unordered), "{unordered}");
+    block_on(image.close()).unwrap();
+    assert_eq!(faults(disk.contents()), (0, 0));
+}
+
+/// Lets a job wait once, for this moment.
+struct Waits(Mutex<Option<Moment>>);
+
+impl Attendant for Waits {
+    fn pace(&self, _: u64) -> Option<Moment> {
+        self.0.lock().unwrap().take()
+    }
+}
+
+/// A barrier covers the zeroes that were there when it was issued. A resize that is cancelled gives
+/// back its space without the turn: beside a cycle, and behind the barrier of that.
+#[test]
+fn zeroes_behind_the_issue_of_a_barrier_wait_for_the_next() {
+    let disk = new_disk(CLUSTER, 1);
+    let image = qcow2_on(&disk);
+    let below = Below::default();
+    // So that it can grow without another L1 table, which would take back what is counted ahead.
+    let size = image.size();
+    let (less, job) = (size - (1 << 20), Job::default());
+    let shrink = image.resize(less, &below, (Preallocation::Off, &job));
+    block_on(shrink).expect("nothing fails");
+    let write = |cluster: u64| {
+        let data = Buf::from(vec![7; CLUSTER as usize]);
+        block_on(image.write(cluster * CLUSTER, data, &below)).unwrap();
+    };
+    for cluster in 0..12 {
+        write(cluster);
+        block_on(image.write_back()).unwrap();
+    }
+    let counted = image.lock().counted_ahead.len();
+    assert!(counted > 0, "new space would have a count to wait for");
+    let mut context = Context::from_waker(Waker::noop());
+
+    // It has taken space that is counted, and waits.
+    let (go_on, moment) = pending();
+    let job = Job::attended(Waits(Mutex::new(Some(Box::pin(moment)))));
+    let mut resize = pin!(image.resize(size, &below, (Preallocation::Full, &job)));
+    assert!(resize.as_mut().poll(&mut context).is_pending());
+    assert!(image.lock().counted_ahead.len() == counted);
+
+    // Data alone: a cycle whose barrier covers all changes of space so far.
+    write(0);
+    disk.hold_flushes();
+    let mut cycle = pin!(image.write_back());
+    assert!(cycle.as_mut().poll(&mut context).is_pending());
+    disk.take_log();
+    job.cancel();
+    go_on.complete(());
+    assert!(resize.as_mut().poll(&mut context).is_pending());
+    let punched = disk.take_log();
+    let Some(Op::Discard(space)) = punched.iter().find(|op| matches!(op, Op::Discard(_))) else {
+        panic!("the space was not given back: {punched:?}");
+    };
+    write(40);
+    let written = disk.take_log();
+    let is_there = |op: &Op| matches!(op, Op::Write(at) if space.contains(&at.start));
+    assert!(
+        written.iter().all(is_there),
+        "{written:?} is not in {space:?}"
+    );
+    disk.release_flushes();
+    block_on(cycle).expect("nothing fails");
+    disk.take_log();
+    // The next cycle is the one with which the resize takes back what it has done.
+    block_on(resize).expect_err("it is cancelled");
+    let log = disk.take_log();
+    let l1 = image.header().l1_table_offset as usize;
+    let word = disk.contents()[l1..l1 + 8].try_into().unwrap();
+    let entry = (u64::from_be_bytes(word) & 0x00ff_ffff_ffff_fe00) + 8 * 40;
+    let is_entry = |op: &Op| matches!(op, Op::Write(at) if at.contains(&entry));
+    let written = log.iter().position(is_entry).expect("it is written");
+    assert!(log[..written].contains(&Op::Flush), "{log:?}");
     block_on(image.close()).unwrap();
     assert_eq!(faults(disk.contents()), (0, 0));
 }
@@ -145,10 +221,10 @@ fn a_cycle_serves_all_who_wait_for_it() {
 
 #[test]
 fn a_write_is_durable_by_itself_if_its_mapping_is() {
-    assert_eq!(durability(Fua::Yes, true), Durability::Durable);
-    assert_eq!(durability(Fua::Yes, false), Durability::Cached);
-    assert_eq!(durability(Fua::No, true), Durability::Cached);
-    assert_eq!(durability(Fua::No, false), Durability::Cached);
+    assert_eq!(durability(Durability::Durable, true), Durability::Durable);
+    assert_eq!(durability(Durability::Durable, false), Durability::Cached);
+    assert_eq!(durability(Durability::Cached, true), Durability::Cached);
+    assert_eq!(durability(Durability::Cached, false), Durability::Cached);
 }
 
 /// Neighbours go down together, up to as many as a write takes, and every slice goes where it
@@ -206,7 +282,7 @@ fn a_new_table_has_no_old_bytes() {
     let image = image_on(&disk);
     for at in 0..8 {
         let data = Buf::from(vec![0xee; TABLE as usize]);
-        block_on(image.write(at * TABLE, data, WriteOptions::default())).unwrap();
+        block_on(image.write(at * TABLE, data, Durability::Cached)).unwrap();
     }
     block_on(image.discard(0, 8 * TABLE)).unwrap();
     block_on(image.flush()).unwrap();
@@ -214,7 +290,7 @@ fn a_new_table_has_no_old_bytes() {
     // The second table, of which one slice has an entry.
     let second = TABLE / 8 * TABLE;
     let data = Buf::from(vec![0xbb; 100]);
-    block_on(image.write(second + 700 * TABLE, data, WriteOptions::default())).unwrap();
+    block_on(image.write(second + 700 * TABLE, data, Durability::Cached)).unwrap();
     block_on(image.close()).expect("nothing fails");
     assert_eq!(faults(disk.contents()), (0, 0));
     let image = image_on(&disk);

@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cowslip_queue::{Buf, BufMut, Pending};
+use cowslip_queue::{Completer, IoVec, IoVecMut, Pending, pending};
 
 use crate::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -34,6 +34,8 @@ struct Inside {
     pages: BTreeMap<u64, Vec<u8>>,
     log: Vec<Op>,
     fault: Option<Fault>,
+    /// Flushes that do not end yet, if they are to wait.
+    held: Option<Vec<Completer<io::Result<()>>>>,
 }
 
 /// The file.
@@ -116,6 +118,17 @@ impl Disk {
         self.lock().fault = None;
     }
 
+    /// Flushes that are issued from now on do not end before they are released.
+    pub fn hold_flushes(&self) {
+        self.lock().held = Some(Vec::new());
+    }
+
+    /// Lets the flushes end that are held, and those to come.
+    pub fn release_flushes(&self) {
+        let held = self.lock().held.take().unwrap_or_default();
+        held.into_iter().for_each(|flush| flush.complete(Ok(())));
+    }
+
     /// Puts bytes in, without a record.
     pub fn patch(&self, at: u64, bytes: &[u8]) {
         self.lock().put(at, bytes);
@@ -189,13 +202,17 @@ impl BlockFile for Disk {
     fn len(&self) -> Pending<io::Result<u64>> {
         Pending::ready(Ok(self.len_bytes()))
     }
-    fn read(&self, offset: u64, mut buf: BufMut) -> Pending<(io::Result<()>, BufMut)> {
+    fn read(&self, offset: u64, mut buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         let outcome = self.begin(Op::Read(offset..offset + buf.len() as u64));
-        let outcome = outcome.map(|inside| inside.get(offset, &mut buf));
+        let outcome = outcome.map(|inside| {
+            let mut bytes = vec![0; buf.len()];
+            inside.get(offset, &mut bytes);
+            buf.copy_from_slice(0, &bytes);
+        });
         Pending::ready((outcome, buf))
     }
-    fn write(&self, offset: u64, data: Vec<Buf>, _: Durability) -> Pending<io::Result<()>> {
-        let bytes: Vec<u8> = data.iter().flat_map(|buf| buf.iter().copied()).collect();
+    fn write(&self, offset: u64, data: IoVec, _: Durability) -> Pending<io::Result<()>> {
+        let bytes = data.to_vec();
         let outcome = self.begin(Op::Write(offset..offset + bytes.len() as u64));
         Pending::ready(outcome.map(|mut inside| inside.put(offset, &bytes)))
     }
@@ -219,7 +236,18 @@ impl BlockFile for Disk {
         Pending::ready(Ok(vec![whole]))
     }
     fn flush(&self) -> Pending<io::Result<()>> {
-        Pending::ready(self.begin(Op::Flush).map(drop))
+        let mut inside = match self.begin(Op::Flush) {
+            Ok(inside) => inside,
+            Err(error) => return Pending::ready(Err(error)),
+        };
+        match &mut inside.held {
+            None => Pending::ready(Ok(())),
+            Some(held) => {
+                let (completer, flush) = pending();
+                held.push(completer);
+                flush
+            }
+        }
     }
     fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
         let outcome = self.begin(Op::SetLen(len));

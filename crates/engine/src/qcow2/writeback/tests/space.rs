@@ -10,7 +10,7 @@ use super::disk::{Disk, Op};
 use super::{CLUSTER, EIO, ENOSPC, NoFiles, block_on, faults};
 use crate::file::{HostFile, Sharing};
 use crate::growth::Situation;
-use crate::image::{OpenOptions, WriteOptions};
+use crate::image::{Durability, OpenOptions};
 use crate::policy::{AllocPolicy, DiscardPolicy};
 use crate::qcow2::create::{CreateOptions, create};
 use crate::qcow2::geometry::{Geometry, HostCluster};
@@ -61,7 +61,7 @@ pub fn qcow2_on(disk: &Arc<Disk>) -> Qcow2 {
 
 fn write(image: &Image, cluster: u64) -> Result<()> {
     let data = Buf::from(vec![0xaa; CLUSTER as usize]);
-    block_on(image.write(cluster * CLUSTER, data, WriteOptions::default()))
+    block_on(image.write(cluster * CLUSTER, data, Durability::Cached))
 }
 
 fn discard(image: &Image, cluster: u64) {
@@ -138,8 +138,7 @@ fn freed_space_is_punched_and_used_again() {
 #[test]
 fn only_what_is_punched_whole_counts_as_zeroes() {
     let small = |image: &Image, at: u64| {
-        block_on(image.write(at + 100, Buf::from(vec![0xbb; 24]), WriteOptions::default()))
-            .unwrap();
+        block_on(image.write(at + 100, Buf::from(vec![0xbb; 24]), Durability::Cached)).unwrap();
     };
     for (alignment, punches) in [
         (1, true),
@@ -155,7 +154,7 @@ fn only_what_is_punched_whole_counts_as_zeroes() {
         let old: Vec<u64> = (0..64).map(|i| i * SMALL).collect();
         for &at in &old {
             let data = Buf::from(vec![0xaa; SMALL as usize]);
-            block_on(image.write(at, data, WriteOptions::default())).unwrap();
+            block_on(image.write(at, data, Durability::Cached)).unwrap();
         }
         flush(&image);
         let mut guest = vec![0xaau8; 64 * SMALL as usize];
@@ -532,7 +531,7 @@ fn holes_are_believed_only_of_files_that_punch_them() {
         disk.patch(end, &[0xaa; 8 * LARGE as usize]);
         let image = image_on(&disk);
         let data = Buf::copy_of(&[1; 512]);
-        block_on(image.write(0, data, WriteOptions::default())).expect("there is room");
+        block_on(image.write(0, data, Durability::Cached)).expect("there is room");
         let read = block_on(image.read(0, BufMut::zeroed(LARGE as usize)));
         let read = read.expect("it is there");
         assert_eq!(read[..512], [1; 512]);

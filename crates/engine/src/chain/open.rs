@@ -1,0 +1,226 @@
+//! Opening of chains: an image, the backing file that it names, that one's, down to the last.
+
+use std::sync::Arc;
+
+use super::{Below, Entry, Files, Layer};
+use crate::file::{self, ChosenBy, Gate, HostFile, Role};
+use crate::formats::{Backing, Opened, Opening};
+use crate::image::{BackingChoice, OpenOptions};
+use crate::policy::Format;
+use crate::qcow2::Qcow2;
+use crate::{Error, Result};
+
+/// Layers of a chain at most: no user's chain is that long, and a hostile one ends.
+const LAYERS_MAX: usize = 1000;
+
+/// How a backing file was named.
+#[derive(Clone, Debug)]
+pub struct Naming {
+    /// The name of the image that it is the backing file of.
+    pub named_by: String,
+    /// Its name there, or in the caller's override.
+    pub name: String,
+    /// Who chose it.
+    pub chosen_by: ChosenBy,
+}
+
+impl Naming {
+    /// Asks for the file.
+    pub fn request(&self, writable: bool) -> file::FileRequest<'_> {
+        file::FileRequest {
+            named_by: &self.named_by,
+            name: &self.name,
+            role: Role::Backing,
+            writable,
+            chosen_by: self.chosen_by,
+        }
+    }
+}
+
+/// Opens an image and all that it needs; also tells how those below were named.
+///
+/// # Errors
+/// As [`crate::Image::open`].
+pub async fn open(
+    file: Arc<dyn file::BlockFile>,
+    options: &OpenOptions,
+    gate: &dyn Gate,
+    files: &Files,
+) -> Result<(Layer, Below, Vec<Naming>)> {
+    let mut layers: Vec<Layer> = Vec::new();
+    let mut namings = Vec::new();
+    files.enter(&file, Role::Backing, options.writable)?;
+    let mut next = Some((file, options.clone()));
+    while let Some((file, options)) = next.take() {
+        let name = file.name().to_string();
+        let is_top = layers.is_empty();
+        let opened = open_layer(file, &options, gate, (files, is_top)).await;
+        let Opened { layer, backing } = opened.map_err(|error| in_chain(error, layers.len()))?;
+        layers.push(layer);
+        let (backing, chosen_by) = match &options.backing {
+            BackingChoice::None => (None, ChosenBy::Caller),
+            BackingChoice::AsNamed => {
+                let backing = in_named_format(backing, (&options, layers.len()))?;
+                (backing, ChosenBy::Image)
+            }
+            BackingChoice::InFormat(format) => {
+                let Some((name, _)) = backing else {
+                    let text = "Could not open backing file: A block device must be specified for \"file\"";
+                    return Err(Error::Invalid(text.to_string()));
+                };
+                (Some((name, Some(*format))), ChosenBy::Image)
+            }
+            BackingChoice::Override { name, format } => {
+                // Another file, but of the format that the image names, as in QEMU.
+                let named = match format {
+                    None => in_named_format(backing, (&options, layers.len()))?,
+                    Some(_) => None,
+                };
+                let format = format.or(named.and_then(|(_, format)| format));
+                (Some((name.clone(), format)), ChosenBy::Caller)
+            }
+        };
+        let Some((backing_name, format)) = backing else {
+            break;
+        };
+        let could_not = |detail: &str| {
+            Error::Invalid(format!(
+                "Could not open backing file '{backing_name}' of '{name}': {detail}"
+            ))
+        };
+        if layers.len() > LAYERS_MAX {
+            return Err(could_not("the chain is too long"));
+        }
+        let naming = Naming {
+            named_by: name.clone(),
+            name: backing_name.clone(),
+            chosen_by,
+        };
+        let reached = gate.reach(&naming.request(false)).await;
+        let (backing_file, told) = match reached {
+            Ok(reached) => (reached.file, reached.format),
+            Err(_) if options.metadata_only => break,
+            Err(error) => return Err(backing_failed(error, &backing_name)),
+        };
+        if let Some(why) = second_use(files.enter(&backing_file, Role::Backing, false)?) {
+            return Err(could_not(why));
+        }
+        let options = OpenOptions {
+            format: format.or(told),
+            guessed: false,
+            writable: false,
+            backing: BackingChoice::AsNamed,
+            data_file: None,
+            ..options
+        };
+        namings.push(naming);
+        next = Some((backing_file, options));
+    }
+    share_cache(&layers, options);
+    let mut layers = layers.into_iter();
+    let top = layers.next().expect("the loop opened one");
+    let below = Below::new(layers.map(Arc::new).collect());
+    Ok((top, below, namings))
+}
+
+/// Why a backing file cannot be used beside the files of the chain so far, if so.
+fn second_use(entry: Entry) -> Option<&'static str> {
+    match entry {
+        Entry::New => None,
+        Entry::Again(Role::Backing) => Some("the backing chain is a loop"),
+        Entry::Again(Role::Data) => Some("it is the data file of an image of the chain"),
+        Entry::Overlaps => Some("it is stored where another file of the chain is"),
+    }
+}
+
+/// Shares the budget for L2 slices in proportion to what each image could use.
+fn share_cache(layers: &[Layer], options: &OpenOptions) {
+    let images = || layers.iter().filter_map(Layer::qcow2);
+    let all: u64 = images().map(Qcow2::cache_bytes_wanted).sum();
+    for image in images() {
+        let budget = u128::from(options.cache_bytes_or_default());
+        let share = budget * u128::from(image.cache_bytes_wanted()) / u128::from(all);
+        image.set_cache_budget(share as u64);
+    }
+}
+
+/// A conflict over a file of the layer at this depth, or what its key is, in QEMU's words.
+fn in_chain(error: Error, depth: usize) -> Error {
+    match error {
+        Error::Key(why) => Error::Key("Could not open backing file: ".repeat(depth) + &why),
+        Error::Locked(mut conflict) => {
+            conflict.context = "Could not open backing file: ".repeat(depth);
+            Error::Locked(conflict)
+        }
+        other => other,
+    }
+}
+
+fn backing_failed(error: Error, name: &str) -> Error {
+    match error {
+        Error::Io { source, .. } => Error::io(
+            format!("Could not open backing file: Could not open '{name}'"),
+            source,
+        ),
+        other => other,
+    }
+}
+
+/// The backing file in the format that the image at a depth names. Where only metadata is wanted,
+/// one in a format that is not known ends the chain.
+fn in_named_format(
+    backing: Backing,
+    (options, layers): (&OpenOptions, usize),
+) -> Result<Option<(String, Option<Format>)>> {
+    let Some((name, Some(format))) = backing else {
+        return Ok(backing.map(|(name, _)| (name, None)));
+    };
+    match options.formats.named(&format) {
+        Some(known) => Ok(Some((name, Some(known)))),
+        None if options.metadata_only => Ok(None),
+        None => {
+            let opening = "Could not open backing file: ".repeat(layers);
+            Err(Error::Invalid(format!(
+                "{opening}Unknown driver '{format}'"
+            )))
+        }
+    }
+}
+
+async fn open_layer(
+    file: Arc<dyn file::BlockFile>,
+    options: &OpenOptions,
+    gate: &dyn Gate,
+    (files, is_top): (&Files, bool),
+) -> Result<Opened> {
+    let file = HostFile::new(file);
+    let formats = &options.formats;
+    let format = match options.format {
+        Some(format) => format,
+        None => formats.probe(&file).await?,
+    };
+    files.claim_image(file.block_file(), (format, is_top, options.writable))?;
+    if options.format.is_none() && formats.probe(&file).await? != format {
+        let text = format!("'{}' was made anew while it was being opened", file.name());
+        return Err(Error::Invalid(text));
+    }
+    let is_qcow2 = format == Format::Qcow2;
+    if !is_qcow2 && is_top && options.snapshot.is_some() {
+        return Err(Error::Unsupported {
+            file: file.name().to_string(),
+            feature: "an internal snapshot of a raw image".to_string(),
+        });
+    }
+    if matches!(format, Format::Other(_)) && options.writable {
+        return Err(Error::ReadOnly(file.name().to_string()));
+    }
+    let opening = Opening {
+        file_len: file.len().await?,
+        file,
+        options,
+        gate,
+        files,
+        is_top,
+    };
+    (formats.driver(format)?.open)(opening).await
+}

@@ -1,0 +1,89 @@
+//! The built-in formats: qcow2, LUKS and raw.
+
+use super::{FormatDriver, Opened, Opening};
+use crate::chain::Layer;
+use crate::policy::Format;
+use crate::raw::{Raw, SECTOR_BYTES};
+use crate::{Error, Result, foreign, luks, qcow2};
+
+/// qcow2, version 2 or 3.
+pub(super) const QCOW2: FormatDriver = FormatDriver {
+    format: Format::Qcow2,
+    matches: |sector| foreign::supported(sector) == Format::Qcow2,
+    open: |opening| Box::pin(open_qcow2(opening)),
+};
+
+/// The raw format.
+pub(super) const RAW: FormatDriver = FormatDriver {
+    format: Format::Raw,
+    matches: |_| true,
+    open: |opening| Box::pin(std::future::ready(Ok(open_raw(opening)))),
+};
+
+/// LUKS volumes.
+pub(super) const LUKS: FormatDriver = FormatDriver {
+    format: Format::Luks,
+    matches: |sector| foreign::supported(sector) == Format::Luks,
+    open: |opening| Box::pin(open_luks(opening)),
+};
+
+fn open_raw(opening: Opening<'_>) -> Opened {
+    let Opening {
+        file,
+        file_len,
+        options,
+        ..
+    } = opening;
+    let file = match options.format.is_none() || options.guessed {
+        true => file.guarded(options.formats.signatures()),
+        false => file,
+    };
+    // As with QEMU, a disk has whole sectors: the last one of a file that can grow reads as zeroes
+    // behind its end.
+    let size = match file.capabilities().extends_with_zeroes {
+        true => file_len.next_multiple_of(SECTOR_BYTES),
+        false => file_len,
+    };
+    Opened::new(Layer::Raw(Box::new(Raw::new(file, size))), None)
+}
+
+async fn open_luks(opening: Opening<'_>) -> Result<Opened> {
+    let Opening {
+        file,
+        file_len,
+        options,
+        is_top,
+        ..
+    } = opening;
+    let passphrase = options
+        .passphrase(is_top)
+        .ok_or_else(|| Error::Key("Parameter 'key-secret' is required for cipher".to_string()))?;
+    let key = (passphrase, &options.workers);
+    let (header, cipher) = luks::unlock(&file, 0..file_len, key).await?;
+    let raw = Raw::encrypted(&file, file_len, (cipher, header.payload_offset))?;
+    Ok(Opened::new(Layer::Raw(Box::new(raw)), None))
+}
+
+async fn open_qcow2(opening: Opening<'_>) -> Result<Opened> {
+    let Opening {
+        file,
+        file_len,
+        options,
+        gate,
+        files,
+        is_top,
+    } = opening;
+    let image = qcow2::open(qcow2::Opening {
+        file,
+        file_len,
+        options,
+        gate,
+        files,
+        is_top,
+    });
+    let image = image.await?;
+    let header = image.header();
+    let format = header.backing_format().map(str::to_string);
+    let backing = header.backing_file.clone().map(|name| (name, format));
+    Ok(Opened::new(Layer::Qcow2(Box::new(image)), backing))
+}
