@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use cowslip::luks::{
-    CipherMode, ErasedKeys, Hash, Header, IvGenerator, KeyChange, KeySize, KeySlot, Means, NewKey,
-    NewVolume, Spec, VolumeOptions, iterations_run,
+    CipherMode, ErasedKeys, Hash, Header, IvGenerator, KeyChange, KeyMaterial, KeySize, KeySlot,
+    NewKey, NewVolume, Spec, VolumeOptions, iterations_run,
 };
 use cowslip::qcow2::create::Encryption;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -260,8 +260,8 @@ impl SlotOptions {
 }
 
 /// What changing keys takes.
-pub fn means() -> Means {
-    Means {
+pub fn means() -> KeyMaterial {
+    KeyMaterial {
         random: Arc::new(fill_random),
         workers: workers(),
     }

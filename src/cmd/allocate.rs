@@ -13,7 +13,7 @@ use std::time::Instant;
 use cowslip::Error;
 use cowslip::allocate::{Abilities, Chosen, End, LibraryMakes, Method, Outcome, Plan, ZeroesTake};
 use cowslip::file::host::{Aio, probe_space, takes_length};
-use cowslip::file::{Claim, HolesBy, HostFile, ReadSet};
+use cowslip::file::{AlignedFile, Claim, HolesBy, ReadSet};
 use cowslip_extents::{Figures, other_than_file};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -183,7 +183,7 @@ impl Request<'_> {
         let claim = Claim::CREATE_RAW;
         let (new, file) =
             NewFile::open(&self.path, &ReadSet::default(), claim).map_err(Failure::Told)?;
-        let file = HostFile::new(file);
+        let file = AlignedFile::new(file);
         let plan = self.plan(&file).await?;
         let (abilities, mut chosen) = match plan.is_done() {
             true => (None, None),
@@ -222,7 +222,7 @@ impl Request<'_> {
     }
 
     /// Whether a file that was made for this has been written by somebody else since.
-    async fn is_others(&self, file: &HostFile) -> bool {
+    async fn is_others(&self, file: &AlignedFile) -> bool {
         let ours = match self.args.keep_size {
             true => 0,
             false => self.size,
@@ -230,7 +230,7 @@ impl Request<'_> {
         file.len().await.map_or(true, |len| len > ours)
     }
 
-    async fn plan(&self, file: &HostFile) -> Result<Plan, Error> {
+    async fn plan(&self, file: &AlignedFile) -> Result<Plan, Error> {
         let end = match self.args.keep_size {
             true => End::Stays,
             false => End::Moves,

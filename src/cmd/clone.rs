@@ -9,7 +9,7 @@ use std::path::{Path, absolute};
 use std::sync::Arc;
 
 use cowslip::file::host::{Aio, reflink, resolve_name};
-use cowslip::file::{BlockFile, Claim, Durability, HostFile, ReadAs, ReadSet, Sharing};
+use cowslip::file::{AlignedFile, BlockFile, Claim, Durability, ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::inspect::inspect;
@@ -195,7 +195,10 @@ async fn share(
         return Err(failed("clone into", target, error));
     }
     if args.copy {
-        let (from, to) = (HostFile::new(source.clone()), HostFile::new(target.clone()));
+        let (from, to) = (
+            AlignedFile::new(source.clone()),
+            AlignedFile::new(target.clone()),
+        );
         return Ok(space::copy(&from, &to, job).await?);
     }
     let why = match error.raw_os_error() {
@@ -256,7 +259,7 @@ async fn rename_files(
     let was = header.clone().encode()?.len();
     // What is left of a longer header is nothing's.
     bytes.resize(bytes.len().max(was), 0);
-    let file = HostFile::new(target.clone());
+    let file = AlignedFile::new(target.clone());
     file.write(0, vec![Buf::from(bytes)], Durability::Cached)
         .await?;
     Ok(())

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use clap::ArgAction;
 use cowslip::convert::{
-    Converted, Failure, Form, IN_FLIGHT_FAR, LastSector, Means, Options, Order, Plan, Sources,
-    Unreadable, Unwritten,
+    Converted, CopyMethod, Failure, Form, IN_FLIGHT_FAR, LastSector, OnReadError, Options, Order,
+    Plan, Sources, TargetContent,
 };
 use cowslip::file::host::Aio;
 use cowslip::file::{ReadAs, ReadSet, Sharing};
@@ -304,14 +304,14 @@ impl<'a> Request<'a> {
                     Form::Plain
                 },
                 sparse_bytes,
-                unwritten: Unwritten::Zeroes,
+                unwritten: TargetContent::Zeroes,
                 unreadable: match args.salvage {
-                    true => Unreadable::BecomesZero,
-                    false => Unreadable::Fails,
+                    true => OnReadError::BecomesZero,
+                    false => OnReadError::Fails,
                 },
                 means: match args.copy_range_offloading {
-                    true => Means::Offload,
-                    false => Means::Copy,
+                    true => CopyMethod::Offload,
+                    false => CopyMethod::Copy,
                 },
                 last_sector: LastSector::Whole,
             },
@@ -442,9 +442,9 @@ impl<'a> Request<'a> {
         };
         let copied = async {
             bitmaps::refuse_target(self.args, target.image())?;
-            if options.unwritten == Unwritten::Zeroes && !target.is_zero(self) {
+            if options.unwritten == TargetContent::Zeroes && !target.is_zero(self) {
                 // A data file that was there before keeps its bytes.
-                options.unwritten = Unwritten::Unknown;
+                options.unwritten = TargetContent::Unknown;
                 plan = Plan::new(&disks, options, (job, &warn))
                     .await
                     .map_err(failed)?;

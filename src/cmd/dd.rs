@@ -4,7 +4,7 @@
 //! `count` is counted from the beginning of the input, also where blocks are skipped: that is what
 //! qemu-img does.
 
-use cowslip::convert::{LastSector, Options, Plan, Sources, Unwritten};
+use cowslip::convert::{LastSector, Options, Plan, Sources, TargetContent};
 use cowslip::file::host::{Aio, FlushPolicy};
 use cowslip::file::{ReadAs, ReadSet, Sharing};
 use cowslip::image::Format;
@@ -184,7 +184,7 @@ async fn copy(
     let target = open_image(&ImageSpec::named(output, Some(format_name(format))), &how).await?;
     let options = Options {
         sparse_bytes: 0,
-        unwritten: Unwritten::Zeroes,
+        unwritten: TargetContent::Zeroes,
         // What lies behind the copy on a device is not the copy's.
         last_sector: LastSector::DataAlone,
         ..Options::default()

@@ -9,7 +9,7 @@ use cowslip::foreign::probe;
 use cowslip::image::Format;
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::inspect::{inspect, read_start};
-use cowslip_extents::{HostFile, ImageFile, Keep, Method, Opened, Show, Viewer, When};
+use cowslip_extents::{AlignedFile, ImageFile, Keep, Method, Opened, Show, Viewer, When};
 use cowslip_queue::fiemap;
 
 use crate::error::CommandError;
@@ -118,7 +118,7 @@ fn open(name: &str, args: &Args) -> Result<Opened, CommandError> {
         let text = format!("Could not open '{name}': '{option}' is not supported by extents");
         return Err(CommandError::new(text));
     }
-    let host = HostFile::open(&source.filename, args.by)?;
+    let host = AlignedFile::open(&source.filename, args.by)?;
     let how = OpenHow {
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.trust.backing_policy,

@@ -13,7 +13,7 @@ use cowslip::image::Format;
 use cowslip_nbd::server::Lifetime;
 use cowslip_nbd::tls::ServerTls;
 use cowslip_nbd::{Export, Server, ServerEvent, ServerOptions};
-use cowslip_queue::{Asked, Backend, Queue, Signals};
+use cowslip_queue::{Backend, Queue, Signal, Signals};
 
 use crate::cmd::discard_policy;
 use crate::error::CommandError;
@@ -128,7 +128,7 @@ pub struct Args {
 
 /// Whether the server says what happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-enum Talk {
+enum Verbosity {
     #[default]
     Errors,
     Everything,
@@ -136,7 +136,7 @@ enum Talk {
 
 /// Where the server runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-enum Ground {
+enum Daemonize {
     #[default]
     Fore,
     /// In a process of its own, detached from the terminal.
@@ -160,8 +160,8 @@ struct Service {
     clients_max: Option<usize>,
     lifetime: Lifetime,
     handshake_timeout: Duration,
-    talk: Talk,
-    ground: Ground,
+    talk: Verbosity,
+    ground: Daemonize,
     pid_file: Option<PathBuf>,
     sandbox: sandbox::Mode,
     tls: Option<ServerTls>,
@@ -190,8 +190,8 @@ impl Service {
             clients_max: Some(1),
             lifetime: Lifetime::UntilLastClient,
             handshake_timeout: Duration::from_secs(10),
-            talk: Talk::Errors,
-            ground: Ground::Fore,
+            talk: Verbosity::Errors,
+            ground: Daemonize::No,
             pid_file: None,
             sandbox: sandbox::Mode::Auto,
             tls: None,
@@ -259,10 +259,10 @@ impl Args {
             service.lifetime = Lifetime::UntilStopped;
         }
         if self.verbose {
-            service.talk = Talk::Everything;
+            service.talk = Verbosity::Everything;
         }
         if self.fork {
-            service.ground = Ground::Back;
+            service.ground = Daemonize::Yes;
         }
         service.pid_file = self.pid_file;
         service.tls = tls(self.tls_creds.as_deref(), self.tls_authz.as_deref())?;
@@ -349,7 +349,7 @@ async fn serve_image(
     let handle = server.handle();
     let (watched, watching) = (Arc::downgrade(&image), program.clone());
     cowslip_queue::spawn(async move {
-        while let (Ok(Asked::Report), Some(image)) = (signals.asked().await, watched.upgrade()) {
+        while let (Ok(Signal::Report), Some(image)) = (signals.asked().await, watched.upgrade()) {
             let cache = cache_report(&image.cache_statistics());
             watching.complain(serde_json::json!({ "cache": cache }));
         }
@@ -394,7 +394,7 @@ fn confine(
         return Err(CommandError::new(report.to_string()));
     }
     // What scripts compare has no place for it.
-    let is_asked = service.talk == Talk::Everything && !is_called_as_qemu();
+    let is_asked = service.talk == Verbosity::Everything && !is_called_as_qemu();
     if is_asked || !report.is_whole() {
         program.complain(report);
     }
@@ -437,7 +437,7 @@ fn server(service: &Service, program: &Program, export: Export) -> Server {
         ..ServerOptions::default()
     });
     server.add_export(service.export_name.clone(), export);
-    if service.talk == Talk::Everything {
+    if service.talk == Verbosity::Everything {
         let program = program.clone();
         let tells_all = !is_called_as_qemu();
         server.observe(move |event| {

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use cowslip::Error;
 use cowslip::allocate::{End, LibraryMakes, Method, Outcome, Plan};
-use cowslip::file::HostFile;
+use cowslip::file::AlignedFile;
 use cowslip::file::host::{HostOptions, PageCache, open_host_file};
 use cowslip::job::{Attendant, Job, Progress};
 use cowslip_queue::{Backend, Queue};
@@ -57,7 +57,7 @@ fn allocate(
         writable: true,
         ..HostOptions::default()
     };
-    let file = HostFile::new(open_host_file(path, &options).unwrap());
+    let file = AlignedFile::new(open_host_file(path, &options).unwrap());
     let work = async {
         let plan = Plan::new(&file, SIZE, end).await?;
         plan.carry_out(method, &job).await
@@ -125,7 +125,7 @@ pub fn direct_handles_are_refused(dir: &Path) {
         ..HostOptions::default()
     };
     let file = match open_host_file(&path, &options) {
-        Ok(file) => HostFile::new(file),
+        Ok(file) => AlignedFile::new(file),
         Err(error) => return eprintln!("SKIPPED: no direct I/O: {error}"),
     };
     let queue = Queue::new(Backend::Auto).unwrap();
@@ -151,7 +151,7 @@ pub fn what_was_just_removed_is_free(dir: &Path) {
         let old = std::fs::File::create(dir.join("old")).unwrap();
         let none = rustix::fs::FallocateFlags::empty();
         rustix::fs::fallocate(&old, none, 0, most).unwrap();
-        let new = HostFile::new(open_host_file(&dir.join("new"), &options).unwrap());
+        let new = AlignedFile::new(open_host_file(&dir.join("new"), &options).unwrap());
         drop(old);
         std::fs::remove_file(dir.join("old")).unwrap();
         let planned = queue.block_on(Plan::new(&new, most, End::Moves));

@@ -448,7 +448,7 @@ fn the_deciding_modules_do_no_io() {
     };
     let words = [
         "BlockFile",
-        "HostFile",
+        "AlignedFile",
         "Mutex",
         "RwLock",
         "async",

@@ -1,8 +1,8 @@
-//! The only door to bytes: the trait [`BlockFile`], and [`HostFile`], the one adaptor around it
+//! The only door to bytes: the trait [`BlockFile`], and [`AlignedFile`], the one adaptor around it
 //! that makes requests of any alignment fit the file.
 //!
 //! A driver takes an operation with its buffers and answers with a completion. It never sees a
-//! request that its alignment forbids: [`HostFile`] widens reads and turns finer writes into
+//! request that its alignment forbids: [`AlignedFile`] widens reads and turns finer writes into
 //! read-modify-write, serialised by host block, for metadata and data alike.
 
 use std::fmt;
@@ -26,7 +26,7 @@ mod event;
 pub mod memory;
 mod storage;
 
-pub use aligned::{Cipher, HostFile, Numbering, PreparedWrite};
+pub use aligned::{AlignedFile, Cipher, Numbering, PreparedWrite};
 pub use brake::Brake;
 pub use cowslip_queue::space::{Calls, Holes, HolesBy, Way};
 
@@ -346,26 +346,26 @@ pub trait Gate: Send + Sync {
 
     /// The same for whoever can wait: the file may be behind a network, and its name may tell the
     /// format of the image in it. By default it is [`Gate::open`].
-    fn reach<'a>(&'a self, request: &'a FileRequest<'a>) -> Reaching<'a> {
+    fn reach<'a>(&'a self, request: &'a FileRequest<'a>) -> OpenFuture<'a> {
         let file = self.open(request);
-        Box::pin(std::future::ready(file.map(Reached::from)))
+        Box::pin(std::future::ready(file.map(OpenedFile::from)))
     }
 }
 
 /// A file that is being opened.
-pub type Reaching<'a> = Pin<Box<dyn Future<Output = crate::Result<Reached>> + Send + 'a>>;
+pub type OpenFuture<'a> = Pin<Box<dyn Future<Output = crate::Result<OpenedFile>> + Send + 'a>>;
 
 /// A file that was opened.
 #[derive(Clone, Debug)]
-pub struct Reached {
+pub struct OpenedFile {
     /// The file.
     pub file: Arc<dyn BlockFile>,
     /// The format of the image in it, if its name tells; what names the file may tell another.
     pub format: Option<Format>,
 }
 
-impl From<Arc<dyn BlockFile>> for Reached {
-    fn from(file: Arc<dyn BlockFile>) -> Reached {
-        Reached { file, format: None }
+impl From<Arc<dyn BlockFile>> for OpenedFile {
+    fn from(file: Arc<dyn BlockFile>) -> OpenedFile {
+        OpenedFile { file, format: None }
     }
 }

@@ -12,7 +12,7 @@ use cowslip_queue::IoVecMut;
 use futures_util::future::{join, join_all};
 
 use crate::Result;
-use crate::file::{self, Event, HostFile};
+use crate::file::{self, AlignedFile, Event};
 use crate::formats::{self, Driver};
 use crate::policy::Format;
 use crate::qcow2::header::CryptMethod;
@@ -97,7 +97,7 @@ impl Layer {
     }
 
     /// Its own file.
-    pub fn file(&self) -> &HostFile {
+    pub fn file(&self) -> &AlignedFile {
         match self {
             Layer::Raw(raw) => raw.file(),
             Layer::Qcow2(image) => image.file(),
@@ -106,7 +106,7 @@ impl Layer {
     }
 
     /// The file that holds the data of [`Source::Data`].
-    pub fn data_file(&self) -> &HostFile {
+    pub fn data_file(&self) -> &AlignedFile {
         match self {
             Layer::Raw(raw) => raw.file(),
             Layer::Qcow2(image) => image.data_file(),
@@ -187,7 +187,7 @@ pub async fn read_runs(
 /// Reads runs of a layer: data from its data file, events reported to its own, compressed clusters
 /// by the image.
 async fn read_mapped(
-    (data, own, image): (&HostFile, &HostFile, Option<&Qcow2>),
+    (data, own, image): (&AlignedFile, &AlignedFile, Option<&Qcow2>),
     runs: &[Run],
     (start, buf): (u64, IoVecMut),
     below: &Below,
@@ -268,8 +268,8 @@ impl Jobs {
     /// itself is told.
     async fn run(
         self,
-        file: &HostFile,
-        (told, image): (&HostFile, Option<&Qcow2>),
+        file: &AlignedFile,
+        (told, image): (&AlignedFile, Option<&Qcow2>),
     ) -> Vec<Result<(u64, IoVecMut)>> {
         let plain = self.plain.into_iter().map(|(at, source, part)| async move {
             let part = fetch((file, told), (at, source), part).await;
@@ -288,7 +288,7 @@ impl Jobs {
 }
 
 async fn fetch(
-    (file, told): (&HostFile, &HostFile),
+    (file, told): (&AlignedFile, &AlignedFile),
     (at, source): (u64, Source),
     mut part: IoVecMut,
 ) -> Result<IoVecMut> {

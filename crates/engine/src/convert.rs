@@ -63,7 +63,7 @@ pub enum Form {
 
 /// What the target reads as where nothing is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Unwritten {
+pub enum TargetContent {
     /// Zeroes: it is new.
     #[default]
     Zeroes,
@@ -76,7 +76,7 @@ pub enum Unwritten {
 
 /// What is done where the source cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Unreadable {
+pub enum OnReadError {
     /// The conversion fails.
     #[default]
     Fails,
@@ -96,7 +96,7 @@ pub enum LastSector {
 
 /// By what means data moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Means {
+pub enum CopyMethod {
     /// It is read, looked at and written.
     #[default]
     Copy,
@@ -118,11 +118,11 @@ pub struct Options {
     /// zeroes too.
     pub sparse_bytes: u64,
     /// What the target reads as where nothing is written.
-    pub unwritten: Unwritten,
+    pub unwritten: TargetContent,
     /// What is done where the source cannot be read.
-    pub unreadable: Unreadable,
+    pub unreadable: OnReadError,
     /// By what means data moves.
-    pub means: Means,
+    pub means: CopyMethod,
     /// What is written where the sources end within a sector.
     pub last_sector: LastSector,
 }
@@ -134,9 +134,9 @@ impl Default for Options {
             order: Order::Guest,
             form: Form::Plain,
             sparse_bytes: 4096,
-            unwritten: Unwritten::Zeroes,
-            unreadable: Unreadable::Fails,
-            means: Means::Copy,
+            unwritten: TargetContent::Zeroes,
+            unreadable: OnReadError::Fails,
+            means: CopyMethod::Copy,
             last_sector: LastSector::Whole,
         }
     }
@@ -323,9 +323,9 @@ impl<'a> Plan<'a> {
             size <= target.size(),
             "the caller has checked that the target is long enough"
         );
-        if options.unwritten == Unwritten::Unknown && options.sparse_bytes > 0 {
+        if options.unwritten == TargetContent::Unknown && options.sparse_bytes > 0 {
             options.unwritten = clear(target, size).await?;
-            if options.unwritten == Unwritten::Zeroes {
+            if options.unwritten == TargetContent::Zeroes {
                 feed.forget_zeroes();
                 job.done(found.zero_bytes);
             }
@@ -337,15 +337,15 @@ impl<'a> Plan<'a> {
 }
 
 /// Makes a target zero in one go, if it can without writing zeroes.
-async fn clear(target: &Image, len: u64) -> Outcome<Unwritten> {
+async fn clear(target: &Image, len: u64) -> Outcome<TargetContent> {
     let zeroes = ZeroOptions {
         space: Space::Release,
         durability: Durability::Cached,
         fast_only: true,
     };
     match target.write_zeroes(0, len, zeroes).await {
-        Ok(()) => Ok(Unwritten::Zeroes),
-        Err(error) if is_refusal(&error) => Ok(Unwritten::Unknown),
+        Ok(()) => Ok(TargetContent::Zeroes),
+        Err(error) if is_refusal(&error) => Ok(TargetContent::Unknown),
         Err(error) => Err(Failure::Writing(0, error)),
     }
 }

@@ -25,7 +25,7 @@ struct Writes {
 
 /// What a durable write or flush was told may be known to nobody.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Unheard;
+pub struct LostFlush;
 
 /// A durable write or flush that is under way.
 #[derive(Debug)]
@@ -69,13 +69,17 @@ impl DurableWrites {
     ///
     /// # Errors
     /// One was dropped before it told.
-    pub async fn settle(&self) -> Result<(), Unheard> {
+    pub async fn settle(&self) -> Result<(), LostFlush> {
         let end = lock(&self.0).next;
         loop {
             let waiting = {
                 let mut writes = lock(&self.0);
                 if writes.under_way.range(..end).next().is_none() {
-                    return if writes.unheard { Err(Unheard) } else { Ok(()) };
+                    return if writes.unheard {
+                        Err(LostFlush)
+                    } else {
+                        Ok(())
+                    };
                 }
                 writes.ended.wait()
             };
@@ -117,7 +121,7 @@ mod tests {
         drop(writes.begin());
         for _ in 0..2 {
             let settled = pin!(writes.settle());
-            assert_eq!(settled.poll(&mut context), Poll::Ready(Err(Unheard)));
+            assert_eq!(settled.poll(&mut context), Poll::Ready(Err(LostFlush)));
             writes.begin().end();
         }
     }

@@ -14,7 +14,7 @@ use crate::run::{Run, Source};
 use cowslip_block::disk::DiskFuture;
 
 use crate::chain::{Files, Layer};
-use crate::file::{Gate, HostFile};
+use crate::file::{AlignedFile, Gate};
 use crate::foreign::{self, Signature};
 use crate::image::OpenOptions;
 use crate::policy::Format;
@@ -35,7 +35,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn map(&self, range: Range<u64>) -> DiskFuture<'_, Vec<Run>>;
 
     /// The file that the runs are in.
-    fn file(&self) -> &HostFile;
+    fn file(&self) -> &AlignedFile;
 }
 
 /// The runs of a driver, checked: what they do not cover would be memory of somebody else.
@@ -100,7 +100,7 @@ impl Opened {
 /// An image that is about to be opened.
 pub struct Opening<'a> {
     /// Its file.
-    pub file: HostFile,
+    pub file: AlignedFile,
     /// The length of the file in bytes.
     pub file_len: u64,
     /// The caller's options.
@@ -182,7 +182,7 @@ impl Formats {
     ///
     /// # Errors
     /// I/O; `Unsupported` names a format that is recognised only.
-    pub(crate) async fn probe(&self, file: &HostFile) -> Result<Format> {
+    pub(crate) async fn probe(&self, file: &AlignedFile) -> Result<Format> {
         let there = foreign::PROBED_BYTES.min(file.len().await?);
         let start = file.read_new(0, there).await?;
         foreign::probe(&start, file.name(), &self.signatures())

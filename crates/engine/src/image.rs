@@ -7,10 +7,10 @@ use cowslip_block::disk::within;
 use cowslip_queue::{Buf, IoVec, IoVecMut};
 
 use crate::chain::{self, Below, Files, Layer, Naming};
-use crate::file::{BlockFile, Claim, ContentId, FileId, Gate, HostFile, Sharing};
+use crate::file::{AlignedFile, BlockFile, Claim, ContentId, FileId, Gate, Sharing};
 use crate::job::{self, Job};
 use crate::limits::Limits;
-use crate::luks::{self, KeyChange, Means};
+use crate::luks::{self, KeyChange, KeyMaterial};
 use crate::policy::Preallocation;
 use crate::qcow2::amend::Amendment;
 use crate::qcow2::header::Header;
@@ -40,7 +40,7 @@ pub use options::{
 pub use statistics::{CacheStatistics, WriteStatistics};
 
 /// Told by a write that has all its space.
-pub(crate) type Admitted<'a> = dyn Fn() + Sync + 'a;
+pub(crate) type OnAllocated<'a> = dyn Fn() + Sync + 'a;
 
 /// A layer of the chain, for reports.
 #[derive(Clone, Debug)]
@@ -280,7 +280,7 @@ impl Image {
 
     /// The file of a raw image, which holds the bytes of the disk at their offsets, if this range
     /// of it may be changed past the image: what is encrypted or examined on the way may not.
-    pub(crate) fn raw_file(&self, range: &Range<u64>) -> Option<&HostFile> {
+    pub(crate) fn raw_file(&self, range: &Range<u64>) -> Option<&AlignedFile> {
         match &self.top {
             Layer::Raw(raw) if raw.file().is_encrypted() || raw.file().guards(range) => None,
             Layer::Raw(raw) => Some(raw.file_to_change()),
@@ -289,7 +289,7 @@ impl Image {
     }
 
     /// The file that holds the data of a layer; 0 is the image itself.
-    pub(crate) fn data_file(&self, depth: usize) -> &HostFile {
+    pub(crate) fn data_file(&self, depth: usize) -> &AlignedFile {
         match depth {
             0 => self.top.data_file(),
             depth => self.below.layers()[depth - 1].data_file(),
@@ -306,7 +306,7 @@ impl Image {
     pub(crate) async fn write_packed(&self, packed: Vec<Packed>) -> Result<()> {
         let image = self.qcow2_for(COMPRESSION)?;
         let written = image.write_packed(packed, &self.below).await;
-        image.concluded(written).await
+        image.mark_corrupt_on_error(written).await
     }
 
     /// The top layer, for what qcow2 alone can do: "amending" it, say.
@@ -360,7 +360,7 @@ impl Image {
         if let (Some(image), true) = (self.top.qcow2(), self.copy_on_read != CopyOnRead::Off) {
             let range = offset..offset + buf.len() as u64;
             let copying = image.copy_on_read(range, (&self.below, self.copy_on_read));
-            image.concluded(copying.await).await?;
+            image.mark_corrupt_on_error(copying.await).await?;
         }
         let _visit = match self.top.qcow2() {
             Some(image) => Some(image.enter().await),
@@ -384,7 +384,7 @@ impl Image {
         data: impl Into<IoVec>,
         durability: Durability,
     ) -> Result<()> {
-        self.write_telling(offset, data.into(), (durability, &|| ()))
+        self.write_notify(offset, data.into(), (durability, &|| ()))
             .await
     }
 
@@ -397,17 +397,17 @@ impl Image {
         &self,
         offset: u64,
         data: Buf,
-        admitted: &Admitted<'_>,
+        admitted: &OnAllocated<'_>,
     ) -> Result<()> {
-        self.write_telling(offset, data.into(), (Durability::Cached, admitted))
+        self.write_notify(offset, data.into(), (Durability::Cached, admitted))
             .await
     }
 
-    async fn write_telling(
+    async fn write_notify(
         &self,
         offset: u64,
         data: IoVec,
-        (durability, admitted): (Durability, &Admitted<'_>),
+        (durability, admitted): (Durability, &OnAllocated<'_>),
     ) -> Result<()> {
         self.validate_write(offset, data.len() as u64)?;
         if self.detect_zeroes != DetectZeroes::Off && data.is_zero() {
@@ -428,7 +428,7 @@ impl Image {
         &self,
         offset: u64,
         data: IoVec,
-        (durability, admitted): (Durability, &Admitted<'_>),
+        (durability, admitted): (Durability, &OnAllocated<'_>),
     ) -> Result<()> {
         match &self.top {
             Layer::Raw(raw) => {
@@ -445,8 +445,8 @@ impl Image {
                     return self.settle_whole(durability).await;
                 }
                 let context = (&self.below, durability);
-                let written = image.write_telling(offset, data, context, admitted);
-                image.concluded(written.await).await
+                let written = image.write_notify(offset, data, context, admitted);
+                image.mark_corrupt_on_error(written.await).await
             }
         }
     }
@@ -471,7 +471,7 @@ impl Image {
         let range = offset..offset + data.len() as u64;
         let writing = image.write_compressed(offset, data, &self.below);
         let written = self.with_clusters(image, range, writing).await;
-        image.concluded(written).await
+        image.mark_corrupt_on_error(written).await
     }
 
     /// Makes a range of the disk read as zeroes.
@@ -511,7 +511,7 @@ impl Image {
                     return self.settle_whole(options.durability).await;
                 }
                 let outcome = image.write_zeroes(range, &self.below, options).await;
-                image.concluded(outcome).await
+                image.mark_corrupt_on_error(outcome).await
             }
         }
     }
@@ -540,7 +540,7 @@ impl Image {
                 let range = offset..offset + len;
                 let discarding = image.discard(range.clone(), &self.below);
                 let outcome = self.with_clusters(image, range, discarding).await;
-                image.concluded(outcome).await
+                image.mark_corrupt_on_error(outcome).await
             }
         }
     }
@@ -605,7 +605,7 @@ impl Image {
         self.validate_write(0, 0)?;
         let image = self.with_vm_state()?;
         let written = image.write_vm_state(offset, data.into()).await;
-        image.concluded(written).await
+        image.mark_corrupt_on_error(written).await
     }
 
     /// Where that area begins among the guest's offsets: with the first L1 entry that the disk does
@@ -687,7 +687,7 @@ impl Image {
         }
     }
 
-    async fn place_of_keys(&self) -> Result<Option<(HostFile, Range<u64>)>> {
+    async fn place_of_keys(&self) -> Result<Option<(AlignedFile, Range<u64>)>> {
         match &self.top {
             Layer::Raw(raw) => raw.keys().await,
             Layer::Qcow2(image) => image.keys().await,
@@ -702,7 +702,12 @@ impl Image {
     /// `Invalid` for what is refused, in QEMU's words, `Key` if the current passphrase opens
     /// nothing, [`Error::Cancelled`]: then nothing is changed. I/O: then, as after a crash, what
     /// opened the image before still does, or the new passphrase does.
-    pub async fn change_keys(&self, change: &KeyChange, means: &Means, job: &Job) -> Result<()> {
+    pub async fn change_keys(
+        &self,
+        change: &KeyChange,
+        means: &KeyMaterial,
+        job: &Job,
+    ) -> Result<()> {
         self.validate_write(0, 0)?;
         let _turn = self.keys.take().await;
         let Some((file, place)) = self.place_of_keys().await? else {
@@ -742,7 +747,7 @@ impl Image {
     pub async fn create_snapshot(&self, new: &NewSnapshot, job: &Job) -> Result<String> {
         let image = self.with_snapshots()?;
         let created = image.create_snapshot(new, job).await;
-        image.concluded(created).await
+        image.mark_corrupt_on_error(created).await
     }
 
     /// Makes the disk what it was when a snapshot was taken, its size too, durably. What it holds
@@ -754,7 +759,7 @@ impl Image {
     pub async fn apply_snapshot(&self, choice: &SnapshotChoice, job: &Job) -> Result<()> {
         let image = self.with_snapshots()?;
         let applied = image.apply_snapshot(choice, job).await;
-        image.concluded(applied).await
+        image.mark_corrupt_on_error(applied).await
     }
 
     /// Deletes a snapshot, durably, and frees what only it had.
@@ -764,7 +769,7 @@ impl Image {
     pub async fn delete_snapshot(&self, choice: &SnapshotChoice, job: &Job) -> Result<()> {
         let image = self.with_snapshots()?;
         let deleted = image.delete_snapshot(choice, job).await;
-        image.concluded(deleted).await
+        image.mark_corrupt_on_error(deleted).await
     }
 
     fn with_snapshots(&self) -> Result<&Qcow2> {

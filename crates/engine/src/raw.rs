@@ -10,7 +10,7 @@ use crate::run::{HostOffset, Run, Source};
 use cowslip_queue::{Buf, IoVec, IoVecMut};
 
 use crate::durable::DurableWrites;
-use crate::file::{Claim, Durability, Event, HostFile, Numbering, Permission, Space};
+use crate::file::{AlignedFile, Claim, Durability, Event, Numbering, Permission, Space};
 use crate::job::Job;
 use crate::luks::{self, SectorCipher};
 use crate::policy::{Format, Preallocation};
@@ -22,7 +22,7 @@ use crate::{Error, Result};
 /// A raw image.
 #[derive(Debug)]
 pub struct Raw {
-    file: HostFile,
+    file: AlignedFile,
     /// Where the disk begins in the file: 0, or behind a LUKS header.
     start: u64,
     size: AtomicU64,
@@ -43,9 +43,9 @@ pub(crate) const SECTOR_BYTES: u64 = 512;
 
 impl Raw {
     /// The image in `file`, of this size. Where its format was guessed, the file is
-    /// [`HostFile::guarded`]: a guest must not write another format's header into the first sector
+    /// [`AlignedFile::guarded`]: a guest must not write another format's header into the first sector
     /// and so have the next opener read files of its choice.
-    pub fn new(file: HostFile, size: u64) -> Raw {
+    pub fn new(file: AlignedFile, size: u64) -> Raw {
         Raw {
             file,
             start: 0,
@@ -63,7 +63,7 @@ impl Raw {
     /// # Errors
     /// `Corrupt` if it ends before its data begins.
     pub fn encrypted(
-        file: &HostFile,
+        file: &AlignedFile,
         file_len: u64,
         (cipher, start): (SectorCipher, u64),
     ) -> Result<Raw> {
@@ -96,12 +96,12 @@ impl Raw {
     }
 
     /// The file.
-    pub fn file(&self) -> &HostFile {
+    pub fn file(&self) -> &AlignedFile {
         &self.file
     }
 
     /// The file, for whoever changes it past this image.
-    pub(crate) fn file_to_change(&self) -> &HostFile {
+    pub(crate) fn file_to_change(&self) -> &AlignedFile {
         self.will_change();
         &self.file
     }
@@ -125,14 +125,14 @@ impl Raw {
         }
         under_way.end();
         flushed?;
-        let heard = self.hear_others().await;
+        let heard = self.check_concurrent_flushes().await;
         *failed = heard.is_err();
         heard
     }
 
     /// Whether nothing was lost that a flush or a durable write which has just succeeded should
     /// have covered: those beside it may have been told instead.
-    async fn hear_others(&self) -> Result<()> {
+    async fn check_concurrent_flushes(&self) -> Result<()> {
         let all_heard = self.durable_writes.settle().await.is_ok();
         match self.lost.load(Ordering::Acquire) || !all_heard {
             true => Err(Error::Latched(self.file.name().to_string())),
@@ -178,7 +178,7 @@ impl Raw {
         }
         under_way.end();
         written?;
-        self.hear_others().await
+        self.check_concurrent_flushes().await
     }
 
     /// Makes a range read as zeroes.
@@ -202,7 +202,7 @@ impl Raw {
     }
 
     /// The file and the place of the LUKS volume that it is.
-    pub(crate) async fn keys(&self) -> Result<Option<(HostFile, Range<u64>)>> {
+    pub(crate) async fn keys(&self) -> Result<Option<(AlignedFile, Range<u64>)>> {
         if !self.file.is_encrypted() {
             return Ok(None);
         }

@@ -186,7 +186,7 @@ impl Rebase<'_> {
                     // Zeroes too, where version 2 has no other way to say them.
                     Storage::Plain => {
                         let written = self.layer.write(at, data, &self.image.below);
-                        self.layer.concluded(written.await).await
+                        self.layer.mark_corrupt_on_error(written.await).await
                     }
                     Storage::Compressed => self.image.write_compressed(at, data).await,
                 }

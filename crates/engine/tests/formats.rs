@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cowslip::convert::{Options, Plan, Sources};
 use cowslip::disk::DiskFuture;
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, FileRequest, Gate, HostFile};
+use cowslip::file::{AlignedFile, BlockFile, FileRequest, Gate};
 use cowslip::formats::{Driver, FormatDriver, Formats, Opened, Opening};
 use cowslip::image::{BackingChoice, Durability, Extent, Format, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
@@ -31,7 +31,7 @@ const BLOCK: u64 = 4096;
 
 #[derive(Debug)]
 struct Toy {
-    file: HostFile,
+    file: AlignedFile,
     size: u64,
     has_backing: bool,
     /// The block of the disk that each stored block is.
@@ -89,7 +89,7 @@ impl Driver for Toy {
         Box::pin(std::future::ready(Ok(runs)))
     }
 
-    fn file(&self) -> &HostFile {
+    fn file(&self) -> &AlignedFile {
         &self.file
     }
 }
@@ -240,7 +240,7 @@ fn it_is_not_written_and_a_gap_in_its_mapping_is_an_error() {
         Ok(Opened::by(Box::new(Gaps(opening.file)), &GAPS))
     }
     #[derive(Debug)]
-    struct Gaps(HostFile);
+    struct Gaps(AlignedFile);
     impl Driver for Gaps {
         fn size(&self) -> u64 {
             SIZE
@@ -250,7 +250,7 @@ fn it_is_not_written_and_a_gap_in_its_mapping_is_an_error() {
             let source = Source::Zero(None);
             Box::pin(std::future::ready(Ok(vec![Run { range, source }])))
         }
-        fn file(&self) -> &HostFile {
+        fn file(&self) -> &AlignedFile {
             &self.0
         }
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use cowslip::file::host::{
     Aio, CreateMode, FlushPolicy, HostGate, HostOptions, PageCache, open_host_file,
 };
-use cowslip::file::{BlockFile, ChosenBy, Durability, FileRequest, Gate, HostFile, Role, Space};
+use cowslip::file::{AlignedFile, BlockFile, ChosenBy, Durability, FileRequest, Gate, Role, Space};
 use cowslip::{Buf, BufMut, Error, IoVec, IoVecMut, SharedMemory};
 use cowslip_block::random::Random;
 use cowslip_queue::{Backend, Queue};
@@ -118,7 +118,7 @@ impl Checked {
             0 => Durability::Durable,
             _ => Durability::Cached,
         };
-        let file = HostFile::new(Arc::clone(&self.file));
+        let file = AlignedFile::new(Arc::clone(&self.file));
         file.write(offset, list, durability).await.unwrap();
         self.grow(offset + len);
         self.model[offset as usize..][..len as usize].copy_from_slice(&bytes);
@@ -138,7 +138,7 @@ impl Checked {
                 list.append(IoVecMut::shared(&memory, skew..skew + piece));
             }
         }
-        let file = HostFile::new(Arc::clone(&self.file));
+        let file = AlignedFile::new(Arc::clone(&self.file));
         let buf = file.read(offset, list).await.unwrap().to_vec();
         let end = self.model.len().min((offset + len) as usize);
         let present = self.model.get(offset as usize..end).unwrap_or(&[]);

@@ -7,7 +7,7 @@ use cowslip::file::BlockFile;
 use cowslip::file::memory::MemoryFile;
 use cowslip::image::{Durability, Format, OpenOptions};
 use cowslip::luks::{
-    CipherMode, ErasedKeys, Hash, IvGenerator, KeyChange, KeySize, Means, NewKey, NewVolume,
+    CipherMode, ErasedKeys, Hash, IvGenerator, KeyChange, KeyMaterial, KeySize, NewKey, NewVolume,
     Passphrase, Spec, VolumeOptions,
 };
 use cowslip::qcow2::create::{CreateOptions, Encryption, Preallocation, create, create_luks};
@@ -24,7 +24,7 @@ fn passphrase(name: &str) -> Passphrase {
     Passphrase::new(name.as_bytes().to_vec())
 }
 
-fn means() -> Means {
+fn means() -> KeyMaterial {
     let state = Mutex::new(1u64);
     let random = move |bytes: &mut [u8]| {
         let mut state = state.lock().unwrap();
@@ -36,7 +36,7 @@ fn means() -> Means {
         });
         Ok(())
     };
-    Means {
+    KeyMaterial {
         random: Arc::new(random),
         workers: Workers::default(),
     }

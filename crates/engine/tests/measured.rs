@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
-use cowslip::convert::{Failure, Form, Options, Order, Plan, Sources, Unwritten};
+use cowslip::convert::{Failure, Form, Options, Order, Plan, Sources, TargetContent};
 use cowslip::file::memory::MemoryFile;
 use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
 use cowslip::image::{Format, OpenOptions};
@@ -248,8 +248,8 @@ async fn fits(number: u64) -> Result<(), String> {
     let kind = seed.of(&[Limit::Device, Limit::Quota]);
     // What a device held shows where clusters were assigned ahead.
     let unwritten = match kind == Limit::Quota || shape.preallocation == Preallocation::Off {
-        true if seed.one_in(2) => Unwritten::Zeroes,
-        _ => Unwritten::Unknown,
+        true if seed.one_in(2) => TargetContent::Zeroes,
+        _ => TargetContent::Unknown,
     };
     let options = Options {
         form,

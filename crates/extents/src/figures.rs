@@ -3,7 +3,7 @@
 use cowslip_console::error::CommandError;
 use cowslip_queue::fiemap::{self, Flags};
 
-use crate::host::HostFile;
+use crate::host::AlignedFile;
 use crate::look::Subject;
 use crate::summary;
 
@@ -27,7 +27,7 @@ pub struct Figures {
 /// # Errors
 /// It is no regular file, or the system's.
 pub fn figures(name: &str) -> Result<Figures, CommandError> {
-    let mut subject = Subject::new(HostFile::open(name, None)?, None, None);
+    let mut subject = Subject::new(AlignedFile::open(name, None)?, None, None);
     let summary = subject.sum_up(fiemap::Sync::First)?;
     let bytes_of = |wanted: Flags| {
         let at = summary::MARKS.iter().position(|(flag, _)| *flag == wanted);

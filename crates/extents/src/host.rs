@@ -90,7 +90,7 @@ impl FileSystem {
 
 /// A file whose extents are wanted.
 #[derive(Debug)]
-pub struct HostFile {
+pub struct AlignedFile {
     /// Its name, as it was given.
     pub name: String,
     /// What it is on.
@@ -118,12 +118,12 @@ pub enum Steadiness {
     Changed,
 }
 
-impl HostFile {
+impl AlignedFile {
     /// Opens a regular file, for reading only.
     ///
     /// # Errors
     /// `Could not open 'x': why`: it is no regular file, or the system refuses.
-    pub fn open(name: &str, wanted: Option<Method>) -> Result<HostFile, CommandError> {
+    pub fn open(name: &str, wanted: Option<Method>) -> Result<AlignedFile, CommandError> {
         let refused = |why: String| CommandError::new(format!("Could not open '{name}': {why}"));
         let failed = |error: io::Error| refused(cowslip::error::system_words(&error));
         // Opening a FIFO would wait for a writer.
@@ -140,7 +140,7 @@ impl HostFile {
             Some(method) => method,
             None => best_method(&file).map_err(failed)?,
         };
-        Ok(HostFile {
+        Ok(AlignedFile {
             name: name.to_string(),
             on,
             method,
@@ -459,7 +459,7 @@ mod tests {
 
     #[test]
     fn what_is_no_file_is_refused_by_its_kind() {
-        let refused = |name| HostFile::open(name, None).unwrap_err().to_string();
+        let refused = |name| AlignedFile::open(name, None).unwrap_err().to_string();
         let text = refused("/proc/self");
         assert_eq!(
             text,

@@ -31,7 +31,7 @@ mod view;
 
 pub use figures::{Figures, figures};
 pub use guest::ImageFile;
-pub use host::{HostFile, Method, other_than_file};
+pub use host::{AlignedFile, Method, other_than_file};
 pub use perfect::Perfect;
 pub use print::{Show, When};
 pub use view::{Keep, Opened, Viewer};

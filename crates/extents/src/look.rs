@@ -7,7 +7,7 @@ use cowslip_queue::fiemap::{self, Flags, Record};
 
 use crate::draw::{self, PIECES_MAX, Picture, Piece, Pieces, State};
 use crate::guest::{ImageFile, Told};
-use crate::host::{HostFile, Steadiness};
+use crate::host::{AlignedFile, Steadiness};
 use crate::interleave::{Neighbours, is_placed};
 use crate::join::{Around, HostMap, Joined, What};
 use crate::print::{List, Out};
@@ -22,7 +22,7 @@ pub const RECORDS_MAX: usize = 1 << 24;
 /// A file, and what has been found of it.
 pub struct Subject {
     /// The file.
-    pub host: HostFile,
+    pub host: AlignedFile,
     /// The image in it.
     pub image: Option<ImageFile>,
     /// The number of the file that the image's data is in; `None` too if that could not be opened.
@@ -35,7 +35,7 @@ pub struct Subject {
 
 impl Subject {
     /// Nothing found yet.
-    pub fn new(host: HostFile, image: Option<ImageFile>, data: Option<usize>) -> Subject {
+    pub fn new(host: AlignedFile, image: Option<ImageFile>, data: Option<usize>) -> Subject {
         let on = &host.on;
         let summary = Summary::new(host.size, on.block_bytes, on.limits);
         Subject {

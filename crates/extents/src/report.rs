@@ -3,7 +3,7 @@
 use cowslip::qcow2::header::Header;
 use cowslip::qcow2::layout::Area;
 
-use crate::host::HostFile;
+use crate::host::AlignedFile;
 use crate::join::Join;
 use crate::sequential::Sequential;
 use crate::summary::Summary;
@@ -12,7 +12,7 @@ use crate::summary::Summary;
 #[derive(Clone, Copy)]
 pub struct FileReport<'a> {
     /// The file.
-    pub host: &'a HostFile,
+    pub host: &'a AlignedFile,
     /// What its records add up to.
     pub summary: &'a Summary,
     /// How it is read from front to back.

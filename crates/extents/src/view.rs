@@ -6,13 +6,13 @@ use cowslip_console::output::Program;
 use cowslip_queue::fiemap;
 
 use crate::guest::ImageFile;
-use crate::host::{HostFile, Method};
+use crate::host::{AlignedFile, Method};
 use crate::interleave::Interleaving;
 use crate::look::{self, Beside, RECORDS_MAX, Subject};
 use crate::print::{Out, Show};
 
 /// A file that was named, and the image in it, if it is a qcow2 image that is to be looked into.
-pub type Opened = (HostFile, Option<ImageFile>);
+pub type Opened = (AlignedFile, Option<ImageFile>);
 
 /// Keeps a picture.
 pub type Keep<'a> = &'a dyn Fn(&str) -> Result<(), CommandError>;
@@ -89,7 +89,7 @@ impl Viewer<'_> {
             next += 1;
             let opened = match data_of {
                 None => (self.open)(&name),
-                Some(_) => HostFile::open(&name, self.by).map(|host| (host, None)),
+                Some(_) => AlignedFile::open(&name, self.by).map(|host| (host, None)),
             };
             let (host, image) = match opened {
                 Ok(opened) => opened,

@@ -20,13 +20,13 @@
 //!
 //! ```no_run
 //! use cowslip_hostfile::allocate::{End, Plan, choose};
-//! use cowslip_block::file::HostFile;
+//! use cowslip_block::file::AlignedFile;
 //! use cowslip_hostfile::host::{HostOptions, open_host_file, probe_space};
 //! use cowslip_block::job::Job;
 //!
 //! # async fn example() -> cowslip_block::Result<()> {
 //! let options = HostOptions { writable: true, ..HostOptions::default() };
-//! let file = HostFile::new(open_host_file("/srv/film.mkv".as_ref(), &options)?);
+//! let file = AlignedFile::new(open_host_file("/srv/film.mkv".as_ref(), &options)?);
 //! let plan = Plan::new(&file, 40 << 30, End::Moves).await?;
 //! let chosen = choose(&probe_space("/srv".as_ref())?, &plan)?;
 //! let job = Job::default(); // shared with whoever may cancel it
@@ -39,7 +39,7 @@
 use std::io;
 use std::ops::Range;
 
-use crate::file::{HolesBy, HostFile, Way};
+use crate::file::{AlignedFile, HolesBy, Way};
 use crate::job::{Job, PIECE_BYTES, Stage};
 use crate::space::{self, Account, CALL_BYTES};
 use crate::units::round_up;
@@ -76,7 +76,7 @@ pub enum End {
 /// A file as it was found, and what it needs.
 #[derive(Debug)]
 pub struct Plan {
-    file: HostFile,
+    file: AlignedFile,
     size: u64,
     end: End,
     len: u64,
@@ -117,7 +117,7 @@ impl Plan {
     /// length, and for more holes than can be remembered; [`Error::Unsupported`] for a file that is
     /// open for direct I/O; `ENOSPC` with both numbers where there is less room than the holes
     /// need; I/O.
-    pub async fn new(file: &HostFile, size: u64, end: End) -> Result<Plan> {
+    pub async fn new(file: &AlignedFile, size: u64, end: End) -> Result<Plan> {
         let name = file.name();
         if file.capabilities().alignment_bytes > 1 {
             // Lengths and holes would be rounded, and libc's and our writes have buffers of any
@@ -390,7 +390,7 @@ fn not_undone(error: &Error, why: &Error) -> Error {
 
 /// Tells each hole of a range in the order of the file.
 async fn each_hole(
-    file: &HostFile,
+    file: &AlignedFile,
     range: Range<u64>,
     mut tell: impl FnMut(Range<u64>) -> std::result::Result<(), ranges::Full>,
 ) -> Result<HolesBy> {

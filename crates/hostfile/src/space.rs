@@ -8,7 +8,7 @@ use std::future::Future;
 use std::io::ErrorKind;
 use std::ops::Range;
 
-use crate::file::{BlockFile, Durability, HostFile};
+use crate::file::{AlignedFile, BlockFile, Durability};
 use crate::job::{Job, PIECE_BYTES, Stage};
 use crate::units::pieces;
 use crate::{Error, Result};
@@ -68,7 +68,7 @@ pub async fn check_room(file: &dyn BlockFile, needed_bytes: u64) -> Result<()> {
 ///
 /// # Errors
 /// I/O, [`Error::Cancelled`]; part of the range may have its space then. All I/O has ended.
-pub async fn fill(file: &HostFile, range: Range<u64>, how: Fill, job: &Job) -> Result<()> {
+pub async fn fill(file: &AlignedFile, range: Range<u64>, how: Fill, job: &Job) -> Result<()> {
     if range.is_empty() {
         return Ok(());
     }
@@ -133,12 +133,16 @@ pub async fn by_calls<F: Future<Output = Result<()>>>(
 }
 
 /// Allocates by calls of the file system, as far as it has them; what is left.
-async fn allocate(file: &HostFile, range: Range<u64>, to: (Account, &Job)) -> Result<Range<u64>> {
+async fn allocate(
+    file: &AlignedFile,
+    range: Range<u64>,
+    to: (Account, &Job),
+) -> Result<Range<u64>> {
     by_calls(range, CALL_BYTES, to, |at, len| file.allocate(at, len)).await
 }
 
 /// Zeroes by calls that count as writing, where device and system have them; what is left.
-async fn zero_by_calls(file: &HostFile, range: Range<u64>, job: &Job) -> Result<Range<u64>> {
+async fn zero_by_calls(file: &AlignedFile, range: Range<u64>, job: &Job) -> Result<Range<u64>> {
     let unit = BLOCK_BYTES.max(u64::from(file.capabilities().alignment_bytes));
     if !range.start.is_multiple_of(unit) || !range.end.is_multiple_of(unit) {
         return Ok(range);
@@ -148,7 +152,7 @@ async fn zero_by_calls(file: &HostFile, range: Range<u64>, job: &Job) -> Result<
 }
 
 /// Writes zeroes over a range, in large pieces, several at a time.
-async fn write_zeroes(file: &HostFile, range: Range<u64>, job: &Job) -> Result<()> {
+async fn write_zeroes(file: &AlignedFile, range: Range<u64>, job: &Job) -> Result<()> {
     let zeroes = Buf::zeroed(PIECE_BYTES.min(range.end - range.start) as usize);
     let write = |at, len| {
         let part = zeroes.slice(0, len as usize);
@@ -161,7 +165,7 @@ async fn write_zeroes(file: &HostFile, range: Range<u64>, job: &Job) -> Result<(
 ///
 /// # Errors
 /// I/O, [`Error::Cancelled`]; then the target holds a part.
-pub async fn copy(source: &HostFile, target: &HostFile, job: &Job) -> Result<()> {
+pub async fn copy(source: &AlignedFile, target: &AlignedFile, job: &Job) -> Result<()> {
     let len = source.len().await?;
     let mut data_len = 0;
     // Asked for twice, so that a file of many extents is never listed as a whole.
@@ -219,7 +223,7 @@ mod tests {
             let file = Arc::new(MemoryFile::new("a", vec![7; 3 << 20], alignment));
             let job = Job::default();
             let (start, end) = (100, (2 << 20) + 5000);
-            let host = HostFile::new(file.clone());
+            let host = AlignedFile::new(file.clone());
             let filled = fill(&host, start..end, Fill::Write, &job);
             filled.now_or_never().unwrap().unwrap();
             for (at, byte) in (0..).zip(file.contents()) {

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use super::header::{Header, KeySlot, SALT_BYTES, SLOTS};
 use super::{Passphrase, Volume, slot};
-use crate::file::HostFile;
+use crate::file::AlignedFile;
 use crate::job::{Job, Stage};
 use crate::{Error, Result, Workers};
 
@@ -69,20 +69,20 @@ pub type Random = Arc<dyn Fn(&mut [u8]) -> io::Result<()> + Send + Sync>;
 
 /// What a change of keys takes from its caller.
 #[derive(Clone)]
-pub struct Means {
+pub struct KeyMaterial {
     /// Unpredictable bytes.
     pub random: Random,
     /// Who derives keys, which takes seconds.
     pub workers: Workers,
 }
 
-impl fmt::Debug for Means {
+impl fmt::Debug for KeyMaterial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Means({:?})", self.workers)
+        write!(f, "KeyMaterial({:?})", self.workers)
     }
 }
 
-impl Means {
+impl KeyMaterial {
     fn noise(&self, len: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len as usize];
         (self.random)(&mut bytes).map_err(slot::no_random_bytes)?;
@@ -99,9 +99,9 @@ pub type Stages = Vec<Vec<(u64, Vec<u8>)>>;
 /// I/O, a header that is none; `Invalid` for what is refused, in QEMU's words; `Key` if the current
 /// passphrase opens nothing; [`Error::Cancelled`].
 pub async fn stages(
-    file: &HostFile,
+    file: &AlignedFile,
     place: Range<u64>,
-    (change, means): (&KeyChange, &Means),
+    (change, means): (&KeyChange, &KeyMaterial),
     job: &Job,
 ) -> Result<Stages> {
     let volume = Volume::read(file, place).await?;
@@ -133,7 +133,7 @@ impl Volume<'_> {
         self.header.slots.iter().position(|slot| !slot.active)
     }
 
-    async fn adding(&self, new: &NewKey, (means, job): (&Means, &Job)) -> Result<Stages> {
+    async fn adding(&self, new: &NewKey, (means, job): (&KeyMaterial, &Job)) -> Result<Stages> {
         let index = match new.slot {
             Some(slot) => slot_number(slot)?,
             None => self
@@ -178,7 +178,11 @@ impl Volume<'_> {
         Ok(writes.stages)
     }
 
-    async fn erasing(&self, keys: &ErasedKeys, (means, job): (&Means, &Job)) -> Result<Stages> {
+    async fn erasing(
+        &self,
+        keys: &ErasedKeys,
+        (means, job): (&KeyMaterial, &Job),
+    ) -> Result<Stages> {
         let active = self.active();
         let slot = keys.slot.map(slot_number).transpose()?;
         let opened = match &keys.passphrase {
@@ -236,7 +240,7 @@ impl Volume<'_> {
         &self,
         slots: impl Iterator<Item = usize> + Clone,
         passphrase: &Passphrase,
-        (means, job): (&Means, &Job),
+        (means, job): (&KeyMaterial, &Job),
     ) -> Result<Vec<usize>> {
         let work = |index: usize| slot::open_work(&self.header, &self.header.slots[index]);
         job.expect(slots.clone().map(work).sum());
@@ -298,7 +302,7 @@ impl Writes {
         self.stages.push(vec![state]);
     }
 
-    fn erase(&mut self, slots: &[usize], means: &Means) -> Result<()> {
+    fn erase(&mut self, slots: &[usize], means: &KeyMaterial) -> Result<()> {
         let states = slots.iter().map(|&index| self.state(index, false));
         let states = states.collect();
         self.stages.push(states);

@@ -23,7 +23,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cowslip_block::file::{self, BlockFile, HostFile};
+use cowslip_block::file::{self, AlignedFile, BlockFile};
 use cowslip_block::job::{self, Job};
 #[cfg(test)]
 use cowslip_block::random;
@@ -37,7 +37,7 @@ mod header;
 mod passphrase;
 mod slot;
 
-pub use change::{ErasedKeys, KeyChange, Means, NewKey, Random};
+pub use change::{ErasedKeys, KeyChange, KeyMaterial, NewKey, Random};
 pub use change::{Stages, stages};
 pub use cipher::{CipherMode, IvGenerator, KeySize, SECTOR_BYTES, SectorCipher, Spec};
 pub use hash::Hash;
@@ -50,7 +50,7 @@ pub use slot::{Entropy, NewVolume, VolumeOptions, iterations_run};
 /// # Errors
 /// I/O; `Corrupt` for what no volume has, `Unsupported` for what is not done here.
 pub async fn inspect(file: &Arc<dyn BlockFile>, place: Range<u64>) -> Result<Header> {
-    let file = HostFile::new(Arc::clone(file));
+    let file = AlignedFile::new(Arc::clone(file));
     Ok(Volume::read(&file, place).await?.header)
 }
 
@@ -59,7 +59,7 @@ pub async fn inspect(file: &Arc<dyn BlockFile>, place: Range<u64>) -> Result<Hea
 /// # Errors
 /// As [`inspect`]; `Key` if the passphrase opens no key slot.
 pub async fn unlock(
-    file: &HostFile,
+    file: &AlignedFile,
     place: Range<u64>,
     (passphrase, workers): (&Passphrase, &Workers),
 ) -> Result<(Header, SectorCipher)> {
@@ -73,14 +73,14 @@ pub async fn unlock(
 
 /// A volume in a file.
 struct Volume<'a> {
-    file: &'a HostFile,
+    file: &'a AlignedFile,
     place: Range<u64>,
     /// As it was read.
     header: Header,
 }
 
 impl Volume<'_> {
-    async fn read(file: &HostFile, place: Range<u64>) -> Result<Volume<'_>> {
+    async fn read(file: &AlignedFile, place: Range<u64>) -> Result<Volume<'_>> {
         let len = place.end.saturating_sub(place.start);
         let bytes = file.read_new(place.start, len.min(HEADER_BYTES as u64));
         let header = Header::parse(&bytes.await?, &place, file.name())?;

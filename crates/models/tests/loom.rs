@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use cowslip_models::mailbox::{Mailbox, Scheduled};
 use cowslip_models::pending::{Pending, pending};
 use cowslip_models::primitives::Mutex;
-use cowslip_models::qcow2::inflight::{Epochs, Kind, Leases, Ticket, Want};
+use cowslip_models::qcow2::inflight::{Epochs, Kind, LeaseRequest, Leases, Ticket};
 use cowslip_models::sync::{Turn, Waiters, lock};
 use loom::future::block_on;
 use loom::sync::atomic::{AtomicUsize, Ordering};
@@ -298,7 +298,7 @@ fn who_waits_for_a_change_hears_of_it() {
 }
 
 /// Gets a lease as `admit` does: looks, waits without the lock, and looks again.
-fn take_lease(leases: &Mutex<Leases>, want: &Want) -> Ticket {
+fn take_lease(leases: &Mutex<Leases>, want: &LeaseRequest) -> Ticket {
     let mut place = None;
     loop {
         let waiting = {
@@ -329,7 +329,7 @@ fn lease_model(wants: [(std::ops::Range<u64>, Kind); 3]) {
         let run = |(range, kind): (std::ops::Range<u64>, Kind)| {
             let (leases, inside) = (Arc::clone(&leases), Arc::clone(&inside));
             move || {
-                let ticket = take_lease(&leases, &Want { range, kind });
+                let ticket = take_lease(&leases, &LeaseRequest { range, kind });
                 // Shared ones count by one, an exclusive one alone by a hundred.
                 let add = if kind == Kind::Exclusive { 100 } else { 1 };
                 let before = inside.fetch_add(add, Ordering::SeqCst);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use cowslip::file::host::{BackingPolicy, HostGate};
-use cowslip::file::{BlockFile, ChosenBy, FileRequest, Gate, Reached, Reaching};
+use cowslip::file::{BlockFile, ChosenBy, FileRequest, Gate, OpenFuture, OpenedFile};
 use cowslip::{Error, Result};
 
 use crate::how::{Access, OpenHow};
@@ -26,16 +26,16 @@ impl Gate for NodeGate {
         self.host.open(request)
     }
 
-    fn reach<'a>(&'a self, request: &'a FileRequest<'a>) -> Reaching<'a> {
+    fn reach<'a>(&'a self, request: &'a FileRequest<'a>) -> OpenFuture<'a> {
         if self.how.environment.registry.is_description(request.name) {
             return Box::pin(self.described(request));
         }
-        Box::pin(std::future::ready(self.open(request).map(Reached::from)))
+        Box::pin(std::future::ready(self.open(request).map(OpenedFile::from)))
     }
 }
 
 impl NodeGate {
-    async fn described(&self, request: &FileRequest<'_>) -> Result<Reached> {
+    async fn described(&self, request: &FileRequest<'_>) -> Result<OpenedFile> {
         if self.host.policy != BackingPolicy::Any && request.chosen_by == ChosenBy::Image {
             return Err(self
                 .host
@@ -67,7 +67,7 @@ impl NodeGate {
             ..self.how.clone()
         };
         let file = open_file(&source, &how).await;
-        Ok(Reached {
+        Ok(OpenedFile {
             file: file.map_err(|why| could_not(&why))?,
             format: source.format,
         })

@@ -35,7 +35,7 @@
 //! atomic operations on words ([`shared`] says why). [`IoVec::foreign`] says what the owner of such
 //! memory promises. A copy is made where bytes are looked at or changed on the way (ciphers,
 //! compression, blocks that a write covers in part, the guarded first sector of a disk whose format
-//! was guessed), and where direct I/O refuses the address or length of a segment: `HostFile` of the
+//! was guessed), and where direct I/O refuses the address or length of a segment: `AlignedFile` of the
 //! crate `cowslip-block` sees to that, for all requests. All others go to the kernel as they are.
 //!
 //! May not know: any image format, any protocol, the command line.
@@ -78,6 +78,6 @@ pub use iovec::{IoVec, IoVecMut};
 pub use pending::{Completer, Pending, pending};
 pub use pool::{blocking, retire_idle_threads};
 pub use shared::SharedMemory;
-pub use signal::{Asked, Signals};
+pub use signal::{Signal, Signals};
 pub use socket::{Listener, Stream};
 pub use timer::{Sleep, sleep};

@@ -13,7 +13,7 @@ use crate::blocking;
 
 /// What a signal asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum Signal {
     /// To end: SIGTERM, SIGINT, SIGHUP.
     End,
     /// To say how it stands: SIGUSR1.
@@ -65,7 +65,7 @@ impl Signals {
     ///
     /// # Errors
     /// The system's.
-    pub async fn asked(&self) -> io::Result<Asked> {
+    pub async fn asked(&self) -> io::Result<Signal> {
         let mut signals = self.signals.try_clone()?;
         blocking(move || {
             // One `signalfd_siginfo`, which begins with the number of the signal.
@@ -73,8 +73,8 @@ impl Signals {
             signals.read_exact(&mut info)?;
             let number = i32::from_ne_bytes([info[0], info[1], info[2], info[3]]);
             Ok(match number {
-                libc::SIGUSR1 => Asked::Report,
-                _ => Asked::End,
+                libc::SIGUSR1 => Signal::Report,
+                _ => Signal::End,
             })
         })
         .await

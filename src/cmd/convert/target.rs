@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cowslip::convert::{Converted, Found, Unwritten};
+use cowslip::convert::{Converted, Found, TargetContent};
 use cowslip::file::host::{Aio, FlushPolicy, HostOptions, open_host_file};
 use cowslip::file::{ReadSet, Sharing};
 use cowslip::image::{DiscardPolicy, Format};
@@ -98,16 +98,16 @@ impl Target {
     }
 
     /// What an existing target reads as.
-    pub fn unwritten(&self, request: &Request<'_>) -> Unwritten {
+    pub fn unwritten(&self, request: &Request<'_>) -> TargetContent {
         if request.args.backing.is_some() {
             // Without a backing file of its own, what is not copied stays as it is, as with
             // qemu-img.
             let below = self.image.layers().get(1).map(|layer| layer.size);
-            return Unwritten::Backing(below.unwrap_or(u64::MAX));
+            return TargetContent::Backing(below.unwrap_or(u64::MAX));
         }
         match request.args.target_is_zero {
-            true => Unwritten::Zeroes,
-            false => Unwritten::Unknown,
+            true => TargetContent::Zeroes,
+            false => TargetContent::Unknown,
         }
     }
 
@@ -150,16 +150,16 @@ impl Target {
 pub fn unwritten_when_made(
     request: &Request<'_>,
     backing_bytes: Option<u64>,
-) -> Result<Unwritten, CommandError> {
+) -> Result<TargetContent, CommandError> {
     if let Some(bytes) = backing_bytes {
-        return Ok(Unwritten::Backing(bytes));
+        return Ok(TargetContent::Backing(bytes));
     }
     let is_fixed = Place::named(request.target)?.is_fixed();
     Ok(match request.format {
         // What was never written decrypts to anything.
-        Some(Format::Luks) => Unwritten::Unknown,
-        Some(Format::Raw) if is_fixed => Unwritten::Unknown,
-        _ => Unwritten::Zeroes,
+        Some(Format::Luks) => TargetContent::Unknown,
+        Some(Format::Raw) if is_fixed => TargetContent::Unknown,
+        _ => TargetContent::Zeroes,
     })
 }
 

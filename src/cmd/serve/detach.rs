@@ -10,7 +10,7 @@ use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use super::Ground;
+use super::Daemonize;
 use crate::output::Program;
 
 /// Set in the environment of a server that a parent has started.
@@ -28,11 +28,11 @@ pub enum Role {
 }
 
 /// The role of this process.
-pub fn role(ground: Ground) -> Role {
+pub fn role(ground: Daemonize) -> Role {
     match (ground, env::var_os(SERVER_VARIABLE)) {
-        (Ground::Fore, _) => Role::Only,
-        (Ground::Back, None) => Role::Parent,
-        (Ground::Back, Some(_)) => Role::Server,
+        (Daemonize::No, _) => Role::Only,
+        (Daemonize::Yes, None) => Role::Parent,
+        (Daemonize::Yes, Some(_)) => Role::Server,
     }
 }
 

@@ -8,7 +8,7 @@ use cowslip::image::{DetectZeroes, DiscardPolicy};
 use cowslip_nbd::server::Lifetime;
 use cowslip_nbd::tls::{ClientTls, ServerTls};
 
-use super::{Address, DEFAULT_PORT, Ground, Service, Talk, list, sandbox, start};
+use super::{Address, DEFAULT_PORT, Daemonize, Service, Verbosity, list, sandbox, start};
 use crate::cmd::discard_policy;
 use crate::cmd::trace::{Traced, trace};
 use crate::error::CommandError;
@@ -266,8 +266,8 @@ impl Line {
             Name::Letter('r') => service.how.access = Access::Read,
             Name::Letter('s') => service.how.temporary = true,
             Name::Letter('t') => service.lifetime = Lifetime::UntilStopped,
-            Name::Letter('v') => service.talk = Talk::Everything,
-            Name::Long("fork") => service.ground = Ground::Back,
+            Name::Letter('v') => service.talk = Verbosity::Everything,
+            Name::Long("fork") => service.ground = Daemonize::Yes,
             Name::Long("sandbox") => match sandbox::Mode::parse(&value) {
                 Some(mode) => service.sandbox = mode,
                 None => return complaint(format!("Invalid sandbox mode '{value}'")),
@@ -380,7 +380,7 @@ impl Line {
             if self.of_image || self.kernel.is_some() || self.service.offset > 0 {
                 return complaint("List mode is incompatible with per-device settings");
             }
-            if self.service.ground == Ground::Back {
+            if self.service.ground == Daemonize::Yes {
                 return complaint("List mode is incompatible with forking");
             }
             self.tls.validate(self.lists)?;

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use cowslip_console::error::CommandError;
 use cowslip_console::interrupt::{KilledOnInterrupt, RemovedOnInterrupt, TreeRemovedOnInterrupt};
-use cowslip_extents::HostFile;
+use cowslip_extents::AlignedFile;
 use cowslip_extents::Perfect;
 use cowslip_queue::fiemap;
 use cowslip_queue::fiemap::beyond_end_bytes;
@@ -315,7 +315,7 @@ fn look(files: &[PathBuf], measured: &mut Measured) -> Result<(), CommandError> 
     let mut groups = HashSet::new();
     let mut group_bytes = None;
     for path in files {
-        let host = HostFile::open(&path.display().to_string(), None)?;
+        let host = AlignedFile::open(&path.display().to_string(), None)?;
         let file = File::open(path).map_err(|e| failed("open", &e))?;
         group_bytes = group_bytes.or_else(|| group_bytes_of(&host.on.kind, &file));
         let mut perfect = Perfect::new(host.on.limits);

@@ -1,4 +1,4 @@
-//! [`HostFile`]: requests of any alignment on a file that asks for one.
+//! [`AlignedFile`]: requests of any alignment on a file that asks for one.
 //!
 //! A finer read is widened and cut. A finer write becomes a read-modify-write of the host blocks at
 //! its ends, and of nothing else; while such a block is between its read and its write, no other
@@ -12,15 +12,15 @@
 //! through the page cache. The ends of a range that are finer are zeroed by writing, and not
 //! discarded.
 //!
-//! [`HostFile::guarded`] is the same file, but its first sector is examined before it changes
+//! [`AlignedFile::guarded`] is the same file, but its first sector is examined before it changes
 //! (`aligned/first_sector.rs`).
 //!
-//! [`HostFile::encrypted`] is the same file with a cipher between: bytes are decrypted behind each
+//! [`AlignedFile::encrypted`] is the same file with a cipher between: bytes are decrypted behind each
 //! read and encrypted, in a copy, before each write. Its sectors are blocks like those of a device,
 //! so finer writes are read, changed and written in the same place, and keep clear of the writes to
 //! the file without the cipher. What reads as zeroes below does not read so above: zeroes are
 //! written. Where sectors are numbered by the guest's offsets, each use of the file says which
-//! these are ([`HostFile::for_guest`]).
+//! these are ([`AlignedFile::for_guest`]).
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -49,7 +49,7 @@ mod first_sector;
 
 /// A [`BlockFile`] that takes requests of any alignment.
 #[derive(Clone, Debug)]
-pub struct HostFile {
+pub struct AlignedFile {
     file: Arc<dyn BlockFile>,
     alignment: u64,
     /// What the file asks of the memory of reads and writes.
@@ -233,11 +233,11 @@ impl Wake for Abandoned {
     }
 }
 
-impl HostFile {
+impl AlignedFile {
     /// Wraps a file.
-    pub fn new(file: Arc<dyn BlockFile>) -> HostFile {
+    pub fn new(file: Arc<dyn BlockFile>) -> AlignedFile {
         let (alignment, space_alignment) = alignments(file.as_ref());
-        HostFile {
+        AlignedFile {
             observer: file.observer(),
             memory: file.memory_alignment(),
             file,
@@ -253,7 +253,7 @@ impl HostFile {
     }
 
     /// The same file, whose bytes are encrypted. What is before the first sector is out of reach.
-    pub fn encrypted(&self, cipher: Arc<dyn Cipher>, numbering: Numbering) -> HostFile {
+    pub fn encrypted(&self, cipher: Arc<dyn Cipher>, numbering: Numbering) -> AlignedFile {
         if let Numbering::Place(base) = numbering {
             assert!(base.is_multiple_of(SECTOR_BYTES), "data begins at a sector");
         }
@@ -267,7 +267,7 @@ impl HostFile {
             punches_holes: false,
             ..self.file.capabilities().clone()
         };
-        HostFile {
+        AlignedFile {
             alignment,
             space_alignment,
             cipher: Some(Arc::new(Ciphered {
@@ -280,9 +280,9 @@ impl HostFile {
     }
 
     /// The same file without the cipher: what is before the data is in the clear.
-    pub fn in_the_clear(&self) -> HostFile {
+    pub fn in_the_clear(&self) -> AlignedFile {
         let (alignment, space_alignment) = alignments(self.file.as_ref());
-        HostFile {
+        AlignedFile {
             alignment,
             space_alignment,
             cipher: None,
@@ -296,16 +296,16 @@ impl HostFile {
     }
 
     /// The same file, stopped by the brake of another one of its session.
-    pub fn stopped_with(self, other: &HostFile) -> HostFile {
-        HostFile {
+    pub fn stopped_with(self, other: &AlignedFile) -> AlignedFile {
+        AlignedFile {
             brake: other.brake(),
             ..self
         }
     }
 
     /// The same file, which no brake stops: for the mark that an image is corrupt.
-    pub fn without_brake(&self) -> HostFile {
-        HostFile {
+    pub fn without_brake(&self) -> AlignedFile {
+        AlignedFile {
             brake: Brake::default(),
             ..self.clone()
         }
@@ -332,10 +332,10 @@ impl HostFile {
     }
 
     /// The file, for bytes that are at `host` in it and at `guest` for the guest.
-    pub fn for_guest(&self, host: u64, guest: u64) -> Cow<'_, HostFile> {
+    pub fn for_guest(&self, host: u64, guest: u64) -> Cow<'_, AlignedFile> {
         match self.is_keyed_by_guest() {
             false => Cow::Borrowed(self),
-            true => Cow::Owned(HostFile {
+            true => Cow::Owned(AlignedFile {
                 ahead: Some(guest.wrapping_sub(host)),
                 ..self.clone()
             }),

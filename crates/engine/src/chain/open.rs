@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Below, Entry, Files, Layer};
-use crate::file::{self, ChosenBy, Gate, HostFile, Role};
+use crate::file::{self, AlignedFile, ChosenBy, Gate, Role};
 use crate::formats::{Backing, Opened, Opening};
 use crate::image::{BackingChoice, OpenOptions};
 use crate::policy::Format;
@@ -193,7 +193,7 @@ async fn open_layer(
     gate: &dyn Gate,
     (files, is_top): (&Files, bool),
 ) -> Result<Opened> {
-    let file = HostFile::new(file);
+    let file = AlignedFile::new(file);
     let formats = &options.formats;
     let format = match options.format {
         Some(format) => format,

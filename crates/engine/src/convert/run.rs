@@ -20,11 +20,11 @@ use super::pieces::{Cut, Cutter, Piece, Work};
 use super::survey::{Feed, Place, Span};
 use super::zeroes::{Sieve, between};
 use super::{
-    Converted, Failure, Form, Options, Order, Outcome, PIECE_BYTES, SECTOR_BYTES, Sources,
-    Unreadable, Unwritten, Watch, go_on,
+    Converted, Failure, Form, OnReadError, Options, Order, Outcome, PIECE_BYTES, SECTOR_BYTES,
+    Sources, TargetContent, Watch, go_on,
 };
 use crate::file::host::copy_range;
-use crate::image::{Admitted, Image, Space, ZeroOptions};
+use crate::image::{Image, OnAllocated, Space, ZeroOptions};
 use crate::job::Job;
 use crate::qcow2::Packed;
 use crate::units::{pieces, round_down, round_up};
@@ -113,8 +113,8 @@ impl<'a> Run<'a> {
         let unit_bytes = match (options.form, options.unwritten) {
             (Form::Compressed, _) => target.cluster_bytes(),
             // What lies around data reads as zeroes in source and target, and may be written too.
-            (Form::Plain, Unwritten::Zeroes) => fine,
-            (Form::Plain, Unwritten::Unknown | Unwritten::Backing(_)) => SECTOR_BYTES,
+            (Form::Plain, TargetContent::Zeroes) => fine,
+            (Form::Plain, TargetContent::Unknown | TargetContent::Backing(_)) => SECTOR_BYTES,
         };
         let sieve = (options.sparse_bytes > 0).then(|| match options.form {
             Form::Plain => Sieve::new(options.sparse_bytes, unit_bytes),
@@ -260,7 +260,7 @@ impl<'a> Run<'a> {
                 None => ranges.push(part.clone()),
                 Some(sieve) => {
                     let found = sieve.data(part.start, bytes);
-                    if self.options.unwritten != Unwritten::Zeroes {
+                    if self.options.unwritten != TargetContent::Zeroes {
                         zeroes.extend(between(part.clone(), &found));
                     }
                     ranges.extend(found);
@@ -292,14 +292,14 @@ impl<'a> Run<'a> {
         Ok((Ready::Packed { runs, len, zeroes }, done))
     }
 
-    /// Reads a range; with [`Unreadable::BecomesZero`] what cannot be read, sector by sector,
+    /// Reads a range; with [`OnReadError::BecomesZero`] what cannot be read, sector by sector,
     /// becomes zeroes. How much that was.
     async fn read_salvaging(&self, start: u64, len: u64) -> Outcome<(BufMut, u64)> {
         let first = match self.read(start, len).await {
             Ok(data) => return Ok((data, 0)),
             Err(error) => error,
         };
-        if self.options.unreadable == Unreadable::Fails {
+        if self.options.unreadable == OnReadError::Fails {
             return Err(Failure::Reading(start, first));
         }
         let mut buf = BufMut::zeroed(len as usize);
@@ -413,7 +413,7 @@ impl<'a> Run<'a> {
         Ok(done)
     }
 
-    async fn write_part(&self, at: u64, data: Buf, admitted: &Admitted<'_>) -> Outcome<u64> {
+    async fn write_part(&self, at: u64, data: Buf, admitted: &OnAllocated<'_>) -> Outcome<u64> {
         let len = data.len() as u64;
         let written = self.target.write_in_line(at, data, admitted).await;
         written.map_err(|error| Failure::Writing(at, error))?;

@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::{
-    Failure, Means, Options, Outcome, SECTOR_BYTES, Sources, Unreadable, Unwritten, Watch, go_on,
+    CopyMethod, Failure, OnReadError, Options, Outcome, SECTOR_BYTES, Sources, TargetContent,
+    Watch, go_on,
 };
 use crate::image::{Extent, Image};
 use crate::job::Job;
@@ -202,8 +203,8 @@ impl Asker<'_> {
         let extents = self.extents(part.image, local..part.range.end, at).await?;
         let end = extents.last().map_or(local, |last| last.start + last.len);
         let below = match self.options.unwritten {
-            Unwritten::Backing(_) => part.image.layers().get(1).map_or(0, |layer| layer.size),
-            Unwritten::Zeroes | Unwritten::Unknown => 0,
+            TargetContent::Backing(_) => part.image.layers().get(1).map_or(0, |layer| layer.size),
+            TargetContent::Zeroes | TargetContent::Unknown => 0,
         };
         let extents = cut_at(extents, round_up(below, SECTOR_BYTES));
         let in_all = |local: u64| local - part.range.start + part.start;
@@ -211,7 +212,7 @@ impl Asker<'_> {
             let start = in_all(extent.start);
             let is_below = extent.start < below && (extent.depth > 0 || !extent.present);
             let what = match (self.options.unwritten, is_below) {
-                (Unwritten::Backing(_), true) => What::Nothing,
+                (TargetContent::Backing(_), true) => What::Nothing,
                 _ => what(extent, (index, start), &self.options),
             };
             let len = extent.len;
@@ -227,7 +228,7 @@ impl Asker<'_> {
             Ok(extents) => return Ok(extents),
             Err(error) => error,
         };
-        if self.options.unreadable == Unreadable::Fails {
+        if self.options.unreadable == OnReadError::Fails {
             return Err(Failure::Extents(at, error));
         }
         let len = (round_down(local, UNKNOWN_BYTES) + UNKNOWN_BYTES - local).min(rest);
@@ -281,7 +282,7 @@ fn cut_at(extents: Vec<Extent>, end: u64) -> Vec<Extent> {
 fn what(extent: &Extent, (source, start): (usize, u64), options: &Options) -> What {
     let writes_all = options.sparse_bytes == 0;
     // Beyond the end of its backing file the target reads as zeroes.
-    if let Unwritten::Backing(backing_bytes) = options.unwritten
+    if let TargetContent::Backing(backing_bytes) = options.unwritten
         && extent.zero
         && !writes_all
         && start >= round_up(backing_bytes, SECTOR_BYTES)
@@ -290,9 +291,9 @@ fn what(extent: &Extent, (source, start): (usize, u64), options: &Options) -> Wh
     }
     match extent.zero {
         true if writes_all => What::Data(None),
-        true if options.unwritten == Unwritten::Zeroes => What::Nothing,
+        true if options.unwritten == TargetContent::Zeroes => What::Nothing,
         true => What::Zero,
-        false if options.means == Means::Offload && !extent.compressed => {
+        false if options.means == CopyMethod::Offload && !extent.compressed => {
             What::Data(extent.host_offset.map(|offset| Place {
                 source,
                 depth: extent.depth as usize,
@@ -337,7 +338,7 @@ mod tests {
     fn zeroes_are_written_where_the_target_does_not_read_so() {
         assert_eq!(of(DATA, |_| {}), What::Data(None));
         assert_eq!(of(ZERO, |_| {}), What::Nothing);
-        let unknown = |o: &mut Options| o.unwritten = Unwritten::Unknown;
+        let unknown = |o: &mut Options| o.unwritten = TargetContent::Unknown;
         assert_eq!(of(ZERO, unknown), What::Zero);
         assert_eq!(of(NOTHING, unknown), What::Zero);
         let all = |o: &mut Options| o.sparse_bytes = 0;
@@ -364,21 +365,21 @@ mod tests {
 
     #[test]
     fn on_a_backing_file_zeroes_are_written_up_to_its_end() {
-        let long = |o: &mut Options| o.unwritten = Unwritten::Backing(1 << 30);
+        let long = |o: &mut Options| o.unwritten = TargetContent::Backing(1 << 30);
         assert_eq!(of(DATA, long), What::Data(None));
         assert_eq!(of(ZERO, long), What::Zero);
         // Nobody below has it.
         assert_eq!(of(NOTHING, long), What::Zero);
         // The extent begins at 2 MiB of all.
-        let short = |o: &mut Options| o.unwritten = Unwritten::Backing((2 << 20) - 100);
+        let short = |o: &mut Options| o.unwritten = TargetContent::Backing((2 << 20) - 100);
         assert_eq!(of(ZERO, short), What::Nothing);
-        let longer = |o: &mut Options| o.unwritten = Unwritten::Backing((2 << 20) + 1);
+        let longer = |o: &mut Options| o.unwritten = TargetContent::Backing((2 << 20) + 1);
         assert_eq!(of(ZERO, longer), What::Zero);
     }
 
     #[test]
     fn the_system_copies_what_has_a_place() {
-        let offload = |o: &mut Options| o.means = Means::Offload;
+        let offload = |o: &mut Options| o.means = CopyMethod::Offload;
         let place = Place {
             source: 3,
             depth: 0,

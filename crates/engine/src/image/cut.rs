@@ -3,7 +3,7 @@
 
 use cowslip_queue::{Buf, IoVec, IoVecMut};
 
-use super::{Admitted, Durability, Image, ZeroOptions};
+use super::{Durability, Image, OnAllocated, ZeroOptions};
 use crate::limits::ZeroPart;
 use crate::{Error, Result};
 
@@ -29,14 +29,14 @@ impl Image {
         &self,
         offset: u64,
         data: IoVec,
-        (durability, admitted): (Durability, &Admitted<'_>),
+        (durability, admitted): (Durability, &OnAllocated<'_>),
     ) -> Result<()> {
         let range = offset..offset + data.len() as u64;
         for part in self.limits.transfers(range.clone()) {
             let (start, len) = (part.start - offset, part.end - part.start);
             let this = data.slice(start as usize, len as usize);
             // It is the last part's space that is to be told of.
-            let told: &Admitted<'_> = match part.end == range.end {
+            let told: &OnAllocated<'_> = match part.end == range.end {
                 true => admitted,
                 false => &|| (),
             };
@@ -67,7 +67,7 @@ impl Image {
                 ZeroPart::Written(part) => {
                     let zeroes = Buf::zeroed((part.end - part.start) as usize).into();
                     let durability = options.durability;
-                    let told: &Admitted<'_> = &|| ();
+                    let told: &OnAllocated<'_> = &|| ();
                     self.write_part(part.start, zeroes, (durability, told))
                         .await?;
                 }

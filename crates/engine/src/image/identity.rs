@@ -3,7 +3,7 @@
 use super::{Format, Image};
 use crate::Result;
 use crate::chain::Layer;
-use crate::file::{ContentId, HostFile, ReadAs, ReadSet, Storage};
+use crate::file::{AlignedFile, ContentId, ReadAs, ReadSet, Storage};
 use crate::qcow2::header::CryptMethod;
 
 /// Identity of what a layer shows: its format and the bytes of its files. See [`Image::origin`].
@@ -34,7 +34,7 @@ impl Image {
         if !self.below.layers().is_empty() {
             return false;
         }
-        let extends = |file: &HostFile| file.capabilities().extends_with_zeroes;
+        let extends = |file: &AlignedFile| file.capabilities().extends_with_zeroes;
         match &self.top {
             Layer::Other(..) => false,
             Layer::Raw(raw) => raw.format() == Format::Raw && extends(raw.file()),

@@ -11,7 +11,7 @@ use cowslip_queue::{Buf, BufMut};
 use super::{Image, ZeroOptions};
 use crate::file::Durability;
 use crate::qcow2::Qcow2;
-use crate::qcow2::inflight::{Kind, Leases, Ticket, Want};
+use crate::qcow2::inflight::{Kind, LeaseRequest, Leases, Ticket};
 use crate::sync::{Mutex, lock};
 use crate::units::{pieces, round_down, round_up};
 use crate::{Error, Result, chain};
@@ -45,7 +45,7 @@ impl WholeClusters {
             clusters: self,
             ticket: None,
         };
-        let want = Want {
+        let want = LeaseRequest {
             range,
             kind: Kind::Exclusive,
         };
@@ -138,7 +138,7 @@ impl Image {
                     }
                 }
             };
-            image.concluded(outcome).await?;
+            image.mark_corrupt_on_error(outcome).await?;
         }
         Ok(())
     }

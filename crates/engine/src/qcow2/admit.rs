@@ -12,11 +12,11 @@ use cowslip_queue::{IoVec, Pending};
 use super::alloc::Content;
 use super::entry::L2Entry;
 use super::geometry::{self, GuestCluster, GuestOffset, HostCluster, SubclusterMask};
-use super::inflight::{Kind, Ticket, Want};
+use super::inflight::{Kind, LeaseRequest, Ticket};
 use super::map::{Run, Source, map_cluster};
 use super::plan::{self, Change, Space, View};
 use super::tables::{NewTable, OnDisk, Prepared};
-use super::{Few, Qcow2, SlicePin, State};
+use super::{InlineVec, Qcow2, SlicePin, State};
 use crate::chain::Below;
 use crate::file::{Durability, Event};
 use crate::{Error, Result};
@@ -79,11 +79,11 @@ pub struct Step {
 
 /// Writes that go down together, and what they hold until they are published.
 pub struct Batch<'a> {
-    pub steps: Few<Step>,
+    pub steps: InlineVec<Step>,
     pub durability: Durability,
     image: &'a Qcow2,
-    leases: Few<Ticket>,
-    pins: Few<u64>,
+    leases: InlineVec<Ticket>,
+    pins: InlineVec<u64>,
     epoch: Option<u64>,
     needs_cycle: bool,
 }
@@ -127,7 +127,7 @@ impl Drop for Batch<'_> {
             .filter(|step| step.write.change != Change::None)
         {
             let attempted = self.image.attempted(&step.write);
-            state.joint.spoil(step.cluster, attempted);
+            state.joint.mark_failed(step.cluster, attempted);
             self.image.leave_joint(&mut state, step.cluster);
         }
         state.epochs.abandon();
@@ -139,17 +139,21 @@ impl Drop for Batch<'_> {
 
 /// A lease on a part of a slice that is pinned, and an epoch: what a request that is no [`Batch`]
 /// holds while data moves.
-pub struct Stay<'a> {
+pub struct LeaseGuard<'a> {
     image: &'a Qcow2,
     held: Option<(Ticket, u64)>,
 }
 
-impl<'a> Stay<'a> {
+impl<'a> LeaseGuard<'a> {
     /// Takes a lease that has no obstacle, on a slice in memory.
-    pub fn new(image: &'a Qcow2, state: &mut State, (slice, want): (u64, Want)) -> Stay<'a> {
+    pub fn new(
+        image: &'a Qcow2,
+        state: &mut State,
+        (slice, want): (u64, LeaseRequest),
+    ) -> LeaseGuard<'a> {
         state.tables.pin(slice);
         let ticket = state.leases.grant(slice, want);
-        Stay {
+        LeaseGuard {
             image,
             held: Some((ticket, state.epochs.enter())),
         }
@@ -171,7 +175,7 @@ impl<'a> Stay<'a> {
     }
 }
 
-impl Drop for Stay<'_> {
+impl Drop for LeaseGuard<'_> {
     /// As for a [`Batch`]: the epoch is never left.
     fn drop(&mut self) {
         if self.held.is_some() {
@@ -183,7 +187,7 @@ impl Drop for Stay<'_> {
 }
 
 /// What a request has to wait for.
-pub enum Need {
+pub enum Blocked {
     Slice(u64),
     Lease(Ticket, Pending<()>),
     Space(u64),
@@ -224,7 +228,7 @@ impl Qcow2 {
                 let mut state = self.lock();
                 self.unlatched(&state)?;
                 match &mut state.draining {
-                    Some(drained) => Need::Other(drained.wait()),
+                    Some(drained) => Blocked::Other(drained.wait()),
                     None => match self.try_admit(
                         &mut state,
                         request,
@@ -249,19 +253,19 @@ impl Qcow2 {
     /// Waits for what is missing, holding nothing but a place in line.
     pub(super) async fn satisfy<'a>(
         &'a self,
-        need: Need,
+        need: Blocked,
         place: &mut Place<'a>,
     ) -> Result<Option<SlicePin<'a>>> {
         match need {
-            Need::Slice(slice) => return Ok(Some(self.load(slice).await?)),
-            Need::Lease(ticket, waiting) => {
+            Blocked::Slice(slice) => return Ok(Some(self.load(slice).await?)),
+            Blocked::Lease(ticket, waiting) => {
                 place.ticket = Some(ticket);
                 waiting.await;
             }
-            Need::Space(clusters) => self.make_room(clusters).await?,
-            Need::TableSpace => self.make_table_space().await?,
-            Need::OwnTable(l1_index) => self.unshare_table(l1_index).await?,
-            Need::Other(waiting) => waiting.await,
+            Blocked::Space(clusters) => self.make_room(clusters).await?,
+            Blocked::TableSpace => self.make_table_space().await?,
+            Blocked::OwnTable(l1_index) => self.unshare_table(l1_index).await?,
+            Blocked::Other(waiting) => waiting.await,
         }
         Ok(None)
     }
@@ -271,9 +275,9 @@ impl Qcow2 {
         &self,
         state: &mut State,
         slice: u64,
-    ) -> Result<std::result::Result<(), Need>> {
+    ) -> Result<std::result::Result<(), Blocked>> {
         match &mut state.draining {
-            Some(drained) => Ok(Err(Need::Other(drained.wait()))),
+            Some(drained) => Ok(Err(Blocked::Other(drained.wait()))),
             None => self.own_slice(state, slice),
         }
     }
@@ -284,13 +288,13 @@ impl Qcow2 {
         request: &mut Request,
         (below, durability): (&Below, Durability),
         place: &mut Option<Ticket>,
-    ) -> Result<std::result::Result<Batch<'_>, Need>> {
+    ) -> Result<std::result::Result<Batch<'_>, Blocked>> {
         let mut batch = Batch {
-            steps: Few::new(),
+            steps: InlineVec::new(),
             durability: Durability::Cached,
             image: self,
-            leases: Few::new(),
-            pins: Few::new(),
+            leases: InlineVec::new(),
+            pins: InlineVec::new(),
             epoch: None,
             needs_cycle: false,
         };
@@ -303,7 +307,7 @@ impl Qcow2 {
                 Ok(Err(need)) if batch.steps.is_empty() => return Ok(Err(need)),
                 Err(error) if batch.steps.is_empty() => return Err(error),
                 // What is admitted goes first; the obstacle or the error is met again after it.
-                Ok(Err(Need::Lease(ticket, _))) => {
+                Ok(Err(Blocked::Lease(ticket, _))) => {
                     state.leases.release(ticket);
                     break;
                 }
@@ -332,7 +336,7 @@ impl Qcow2 {
         request: &mut Request,
         (end, below): (u64, &Below),
         (batch, place): (&mut Batch<'a>, Option<Ticket>),
-    ) -> Result<std::result::Result<(), Need>> {
+    ) -> Result<std::result::Result<(), Blocked>> {
         let first = self.geometry().guest_cluster(GuestOffset(request.at));
         let slice = self.geometry().slice_of(first);
         if let Err(need) = self.own_slice(state, slice)? {
@@ -343,7 +347,7 @@ impl Qcow2 {
         };
         let len = end - request.at;
         let parts = crate::units::pieces(request.at, len, self.geometry().cluster_bytes());
-        let mut views: Few<_> = Few::new();
+        let mut views: InlineVec<_> = InlineVec::new();
         for part in parts {
             let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
             let view = self.view(state, cluster, below)?;
@@ -357,12 +361,12 @@ impl Qcow2 {
         let mut taken = Vec::new();
         if needed > 0 && !self.format.data_file {
             if state.free.clusters() < needed {
-                return Ok(Err(Need::Space(needed)));
+                return Ok(Err(Blocked::Space(needed)));
             }
             taken = self.take_clusters(state, needed);
         }
         let mut spaces = taken.iter().copied();
-        let steps: Few<(GuestCluster, plan::Write)> = views
+        let steps: InlineVec<(GuestCluster, plan::Write)> = views
             .into_iter()
             .map(|(cluster, view, bytes)| {
                 let space = plan::needs_space(&view).then(|| self.space_for(&view, &mut spaces));
@@ -374,7 +378,7 @@ impl Qcow2 {
             let want = want.clone();
             self.give_back(state, &taken);
             let (ticket, waiting) = state.leases.wait(slice, want, place);
-            return Ok(Err(Need::Lease(ticket, waiting)));
+            return Ok(Err(Blocked::Lease(ticket, waiting)));
         }
         for (_, write) in &steps {
             if let Err(error) = self.protect(state, write.host) {
@@ -384,7 +388,7 @@ impl Qcow2 {
         }
         if let Some(punched) = self.hole_in_the_way(state, &steps) {
             self.give_back(state, &taken);
-            return Ok(Err(Need::Other(punched)));
+            return Ok(Err(Blocked::Other(punched)));
         }
         for (cluster, _) in &taken {
             state.raise(*cluster);
@@ -468,7 +472,7 @@ impl Qcow2 {
         &self,
         state: &mut State,
         request: &mut Request,
-        steps: Few<(GuestCluster, plan::Write)>,
+        steps: InlineVec<(GuestCluster, plan::Write)>,
         (batch, taken): (&mut Batch<'_>, &[(HostCluster, Content)]),
     ) {
         for (cluster, write) in steps {
@@ -512,7 +516,7 @@ impl Qcow2 {
     }
 
     /// A slice in memory, of a table that may be changed.
-    fn own_slice(&self, state: &mut State, slice: u64) -> Result<std::result::Result<(), Need>> {
+    fn own_slice(&self, state: &mut State, slice: u64) -> Result<std::result::Result<(), Blocked>> {
         let cluster = GuestCluster(slice * self.geometry().slice_entries());
         let l1_index = state.tables.l1_index(slice);
         let table = state.tables.table(l1_index);
@@ -526,17 +530,17 @@ impl Qcow2 {
             });
         }
         if let Some(copied) = state.copying.get_mut(&l1_index) {
-            return Ok(Err(Need::Other(copied.wait())));
+            return Ok(Err(Blocked::Other(copied.wait())));
         }
         match table {
-            Some(table) if !table.copied => return Ok(Err(Need::OwnTable(l1_index))),
+            Some(table) if !table.copied => return Ok(Err(Blocked::OwnTable(l1_index))),
             Some(_) => {}
             None => {
                 if state.free.clusters() + state.table_space.clusters() == 0 {
-                    return Ok(Err(Need::Space(1)));
+                    return Ok(Err(Blocked::Space(1)));
                 }
                 let Some((cluster, content)) = self.take_table(state) else {
-                    return Ok(Err(Need::TableSpace));
+                    return Ok(Err(Blocked::TableSpace));
                 };
                 state.raise(cluster);
                 let on_disk = if content.is_zero() {
@@ -557,7 +561,7 @@ impl Qcow2 {
         let in_memory = state.tables.is_in_memory(l1_index);
         match in_memory.then(|| state.tables.prepare(slice)) {
             Some(Ok(Prepared::Ready)) => Ok(Ok(())),
-            _ => Ok(Err(Need::Slice(slice))),
+            _ => Ok(Err(Blocked::Slice(slice))),
         }
     }
 
@@ -654,8 +658,8 @@ impl Qcow2 {
     }
 
     /// The leases of neighbouring steps, joined where they are of one kind.
-    fn wants(&self, steps: &[(GuestCluster, plan::Write)]) -> Few<Want> {
-        let mut wants: Few<Want> = Few::new();
+    fn wants(&self, steps: &[(GuestCluster, plan::Write)]) -> InlineVec<LeaseRequest> {
+        let mut wants: InlineVec<LeaseRequest> = InlineVec::new();
         for (cluster, write) in steps {
             let start = self.geometry().guest_offset(*cluster).0;
             let range = start + write.lease.start..start + write.lease.end;
@@ -668,7 +672,7 @@ impl Qcow2 {
                 Some(last) if last.kind == kind && last.range.end == range.start => {
                     last.range.end = range.end;
                 }
-                _ => wants.push(Want { range, kind }),
+                _ => wants.push(LeaseRequest { range, kind }),
             }
         }
         wants

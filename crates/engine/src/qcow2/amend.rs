@@ -331,7 +331,7 @@ impl Qcow2 {
         }
         let turn = self.turn.take().await;
         if new.refcount_order == old.refcount_order {
-            return self.to_the_end(self.change_header(&old, new)).await;
+            return self.latch_if_cancelled(self.change_header(&old, new)).await;
         }
         let counts = self
             .write_new_counts(&turn, new.refcount_order, job)
@@ -341,7 +341,7 @@ impl Qcow2 {
             self.change_header(&old, new).await?;
             self.uncount_replaced(&counts).await
         };
-        self.to_the_end(change).await
+        self.latch_if_cancelled(change).await
     }
 
     /// Refuses what [`Qcow2::amend`] would refuse of this header with a disk of `size` bytes,

@@ -28,7 +28,7 @@ use super::header::Header;
 use super::inspect::{self, BitmapInfo};
 use super::latch::Flush;
 use super::{Qcow2, State};
-use crate::file::HostFile;
+use crate::file::AlignedFile;
 use crate::{Buf, Error, Result};
 
 pub use bits::{DirtyBits, DirtyRun};
@@ -38,7 +38,7 @@ pub(super) use list::Bitmaps;
 use list::{Bits, Entry, Which};
 
 /// Reads the bitmap directory; none if there is no consistent one.
-pub(super) async fn read_directory(file: &HostFile, header: &Header) -> Result<Vec<Entry>> {
+pub(super) async fn read_directory(file: &AlignedFile, header: &Header) -> Result<Vec<Entry>> {
     let Some(extension) = header.consistent_bitmaps() else {
         return Ok(Vec::new());
     };
@@ -164,7 +164,7 @@ impl Qcow2 {
         let _drained = self.drain().await;
         let _turn = self.turn.take().await;
         let changed = self.change_in_turn(name, change);
-        self.to_the_end(changed).await
+        self.latch_if_cancelled(changed).await
     }
 
     async fn change_in_turn(&self, name: &str, change: &BitmapChange) -> Result<()> {
@@ -211,7 +211,7 @@ impl Qcow2 {
             self.lock().bitmaps.about_to_resize();
             self.mark_directory().await
         };
-        self.to_the_end(ready).await
+        self.latch_if_cancelled(ready).await
     }
 
     /// Marks what on disk will not be right any more, durably. What follows writes is in memory.

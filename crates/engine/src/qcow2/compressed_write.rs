@@ -13,12 +13,12 @@ use std::ops::Range;
 use cowslip_queue::Buf;
 use futures_util::future::join_all;
 
-use super::admit::Stay;
+use super::admit::LeaseGuard;
 use super::compress::Compressor;
 use super::entry::{Compressed, L2Entry, SECTOR_BYTES};
 use super::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset};
-use super::inflight::{Kind, Want};
-use super::plan::{Freed, Promise};
+use super::inflight::{Kind, LeaseRequest};
+use super::plan::{Freed, WriteOrdering};
 use super::{Counts, Qcow2, State};
 use crate::chain::Below;
 use crate::file::{Durability, Event};
@@ -178,7 +178,9 @@ impl Qcow2 {
             .iter()
             .map(|(_, bytes)| bytes.len() as u64)
             .collect();
-        let (places, outcome) = self.to_the_end(self.place_all(&mut turn, &lens)).await;
+        let (places, outcome) = self
+            .latch_if_cancelled(self.place_all(&mut turn, &lens))
+            .await;
         let stored = match outcome {
             Ok(()) => self.write_places(&places, together).await,
             failed => failed,
@@ -216,7 +218,9 @@ impl Qcow2 {
                 L2Entry::Standard(old) => old.host.map(Freed::Cluster),
             };
             let entry = L2Entry::Compressed(*place);
-            state.tables.set_entry(*cluster, &entry, Promise::Bytes);
+            state
+                .tables
+                .set_entry(*cluster, &entry, WriteOrdering::Bytes);
             if let Some(freed) = freed {
                 self.clusters_of(&freed)
                     .for_each(|host| state.fresh.set(host, 0));
@@ -304,13 +308,17 @@ impl Qcow2 {
 
     /// An exclusive lease on guest clusters of one slice, and on what lies between them; the slice
     /// is in memory.
-    async fn lease_clusters(&self, clusters: &[GuestCluster], below: &Below) -> Result<Stay<'_>> {
+    async fn lease_clusters(
+        &self,
+        clusters: &[GuestCluster],
+        below: &Below,
+    ) -> Result<LeaseGuard<'_>> {
         let (first, last) = (clusters[0], clusters[clusters.len() - 1]);
         let slice = self.geometry().slice_of(first);
         debug_assert_eq!(slice, self.geometry().slice_of(last), "of one slice");
         let start = self.geometry().guest_offset(first).0;
         let end = self.geometry().guest_offset(last).0 + self.geometry().cluster_bytes();
-        let want = Want {
+        let want = LeaseRequest {
             range: start..end,
             kind: Kind::Exclusive,
         };
@@ -331,7 +339,7 @@ impl Qcow2 {
                         }
                         let wants = std::slice::from_ref(&want);
                         if state.leases.obstacle(slice, wants, place.ticket).is_none() {
-                            let stay = Stay::new(self, &mut state, (slice, want));
+                            let stay = LeaseGuard::new(self, &mut state, (slice, want));
                             for cluster in clusters {
                                 let start = self.geometry().guest_offset(*cluster).0;
                                 let end = start + self.geometry().cluster_bytes();
@@ -343,7 +351,7 @@ impl Qcow2 {
                         }
                         let (ticket, waiting) =
                             state.leases.wait(slice, want.clone(), place.ticket);
-                        super::admit::Need::Lease(ticket, waiting)
+                        super::admit::Blocked::Lease(ticket, waiting)
                     }
                 }
             };

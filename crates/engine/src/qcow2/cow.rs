@@ -13,7 +13,7 @@ use super::growth::Policy;
 use super::map::{Run, Source};
 use super::plan::{Change, Fill};
 use super::punch::HOST_BLOCK_BYTES;
-use super::{Few, Qcow2};
+use super::{InlineVec, Qcow2};
 use crate::Result;
 use crate::chain::{Below, read_runs};
 use crate::file::{Durability, Event, Space};
@@ -38,7 +38,7 @@ struct HostWrite {
     /// Where the guest has the first.
     guest: u64,
     data: IoVec,
-    steps: Few<usize>,
+    steps: InlineVec<usize>,
 }
 
 /// Which segments go down together.
@@ -52,7 +52,11 @@ enum Join {
 
 impl Qcow2 {
     /// Writes the batch; one outcome a step.
-    pub(super) async fn carry_out(&self, batch: &Batch<'_>, below: &Below) -> Few<Result<()>> {
+    pub(super) async fn carry_out(
+        &self,
+        batch: &Batch<'_>,
+        below: &Below,
+    ) -> InlineVec<Result<()>> {
         if let [step] = &batch.steps[..]
             && step.write.fills.is_empty()
         {
@@ -66,7 +70,7 @@ impl Qcow2 {
             };
             return smallvec![self.write_host(batch, write).await.1];
         }
-        let mut outcome: Few<Result<()>> = batch.steps.iter().map(|_| Ok(())).collect();
+        let mut outcome: InlineVec<Result<()>> = batch.steps.iter().map(|_| Ok(())).collect();
         let segments = self.segments(&batch.steps, below, &mut outcome).await;
         let join = match self.data.is_keyed_by_guest() {
             true => Join::OnBoth,
@@ -91,7 +95,11 @@ impl Qcow2 {
     /// One write to the host; together with those of other requests if all of it is small new
     /// clusters, which lie side by side where they were taken one after the other. The steps that
     /// it belongs to.
-    async fn write_host(&self, batch: &Batch<'_>, write: HostWrite) -> (Few<usize>, Result<()>) {
+    async fn write_host(
+        &self,
+        batch: &Batch<'_>,
+        write: HostWrite,
+    ) -> (InlineVec<usize>, Result<()>) {
         let is_new = |&step: &usize| batch.steps[step].write.change != Change::None;
         self.file.reach(Event::WriteAio).await;
         let is_whole = (write.offset | write.end) & (self.geometry().cluster_bytes() - 1) == 0;

@@ -40,7 +40,9 @@ impl Qcow2 {
         self.close().await?;
         let _still = self.stand_still().await?;
         let mut counts = self.turn.take().await;
-        let emptied = self.to_the_end(self.empty_in_turn(&mut counts)).await;
+        let emptied = self
+            .latch_if_cancelled(self.empty_in_turn(&mut counts))
+            .await;
         self.end_session();
         emptied
     }

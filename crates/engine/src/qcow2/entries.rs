@@ -8,12 +8,12 @@
 
 use std::ops::Range;
 
-use super::admit::Stay;
+use super::admit::LeaseGuard;
 use super::entry::L2Entry;
 use super::geometry::{GuestCluster, GuestOffset};
-use super::inflight::{Kind, Want};
+use super::inflight::{Kind, LeaseRequest};
 use super::map::Source;
-use super::plan::{self, EntryChange, EntryRequest, Freed, Promise, Unref};
+use super::plan::{self, EntryChange, EntryRequest, Freed, Unref, WriteOrdering};
 use super::{Qcow2, SlicePin, State, punch};
 use crate::chain::{Below, decide_zero};
 use crate::file::Space;
@@ -31,14 +31,14 @@ enum Piece<'a> {
     /// Done but for these guest ranges, which have to be written.
     Write(Vec<Range<u64>>),
     /// Leased: the data file is to be zeroed first.
-    Zero(Stay<'a>),
+    Zero(LeaseGuard<'a>),
 }
 
 /// Planned changes of the entries of one slice.
 struct Changes {
     entries: Vec<(GuestCluster, L2Entry, Option<Freed>)>,
     writes: Vec<Range<u64>>,
-    lease: Option<Want>,
+    lease: Option<LeaseRequest>,
     /// The guest may read something else afterwards.
     is_seen: bool,
 }
@@ -295,7 +295,7 @@ impl Qcow2 {
                             Some(want) => {
                                 let (ticket, waiting) =
                                     state.leases.wait(slice, want, place.ticket);
-                                super::admit::Need::Lease(ticket, waiting)
+                                super::admit::Blocked::Lease(ticket, waiting)
                             }
                             None => {
                                 let done =
@@ -325,11 +325,11 @@ impl Qcow2 {
         }
         // What nobody sees is zeroes in a raw data file already.
         if self.raw_data && changes.is_seen && !changes.entries.is_empty() {
-            let want = Want {
+            let want = LeaseRequest {
                 range: piece,
                 kind: Kind::Exclusive,
             };
-            return Piece::Zero(Stay::new(self, state, (slice, want)));
+            return Piece::Zero(LeaseGuard::new(self, state, (slice, want)));
         }
         let writes = self.apply(state, changes);
         if writes.is_empty() {
@@ -368,7 +368,7 @@ impl Qcow2 {
                         Some(want) => want.range.start..part.end,
                         None => part.clone(),
                     };
-                    changes.lease = Some(Want {
+                    changes.lease = Some(LeaseRequest {
                         range,
                         kind: Kind::Exclusive,
                     });
@@ -377,7 +377,7 @@ impl Qcow2 {
             }
         }
         if self.raw_data && changes.is_seen && !changes.entries.is_empty() {
-            changes.lease = Some(Want {
+            changes.lease = Some(LeaseRequest {
                 range: piece,
                 kind: Kind::Exclusive,
             });
@@ -387,11 +387,13 @@ impl Qcow2 {
 
     fn apply(&self, state: &mut State, changes: Changes) -> Vec<Range<u64>> {
         for (cluster, entry, freed) in changes.entries {
-            state.tables.set_entry(cluster, &entry, Promise::Nothing);
+            state
+                .tables
+                .set_entry(cluster, &entry, WriteOrdering::Nothing);
             let mut unused = 0;
             if let L2Entry::Standard(entry) = entry {
                 // What was written there under a mapping that is gone must not show again.
-                state.joint.spoil(cluster, entry.zeroes);
+                state.joint.mark_failed(cluster, entry.zeroes);
                 unused = !(entry.allocated | state.joint.attempted(cluster));
             }
             match freed {

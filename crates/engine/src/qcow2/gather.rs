@@ -19,7 +19,7 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 
 use super::Qcow2;
-use crate::file::{Durability, HostFile};
+use crate::file::{AlignedFile, Durability};
 use crate::sync::{Mutex, lock};
 use crate::{Error, Result};
 
@@ -84,7 +84,7 @@ impl Qcow2 {
 }
 
 /// Joins what is adjacent, and tells each part what it is part of.
-fn begin(file: &HostFile, mut parts: Vec<Part>) {
+fn begin(file: &AlignedFile, mut parts: Vec<Part>) {
     let has_room =
         |bytes, data: &IoVec| bytes < JOINED_BYTES_MAX && data.segment_count() < BUFFERS_MAX;
     // What nobody waits for any more is not begun.
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_one_write_in_whatever_order_they_come() {
-        let file = HostFile::new(Arc::new(MemoryFile::new("parts", Vec::new(), 1)));
+        let file = AlignedFile::new(Arc::new(MemoryFile::new("parts", Vec::new(), 1)));
         let mut context = Context::from_waker(Waker::noop());
         let mut waiting = Vec::new();
         let mut parts = Vec::new();

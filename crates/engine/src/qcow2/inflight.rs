@@ -70,7 +70,7 @@ impl std::fmt::Debug for Leases {
 
 /// What a request wants to hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Want {
+pub struct LeaseRequest {
     /// Guest bytes, within one slice.
     pub range: Range<u64>,
     /// What for.
@@ -78,7 +78,7 @@ pub struct Want {
 }
 
 impl Leases {
-    fn conflicts(&self, slice: u64, want: &Want, before: u64) -> bool {
+    fn conflicts(&self, slice: u64, want: &LeaseRequest, before: u64) -> bool {
         self.slices.get(&slice).is_some_and(|claims| {
             claims.iter().any(|claim| {
                 (claim.granted || claim.number < before)
@@ -95,9 +95,9 @@ impl Leases {
     pub fn obstacle<'a>(
         &self,
         slice: u64,
-        wants: &'a [Want],
+        wants: &'a [LeaseRequest],
         place: Option<Ticket>,
-    ) -> Option<&'a Want> {
+    ) -> Option<&'a LeaseRequest> {
         let before = place
             .filter(|ticket| ticket.slice == slice)
             .map_or(self.next, |t| t.number);
@@ -107,7 +107,7 @@ impl Leases {
     }
 
     /// Takes a lease that has no [`Leases::obstacle`].
-    pub fn grant(&mut self, slice: u64, want: Want) -> Ticket {
+    pub fn grant(&mut self, slice: u64, want: LeaseRequest) -> Ticket {
         let number = self.next;
         self.next += 1;
         let claim = Claim {
@@ -123,7 +123,12 @@ impl Leases {
 
     /// Joins the line for `want`, or keeps the place in it. Resolves when it is worth looking
     /// again.
-    pub fn wait(&mut self, slice: u64, want: Want, place: Option<Ticket>) -> (Ticket, Pending<()>) {
+    pub fn wait(
+        &mut self,
+        slice: u64,
+        want: LeaseRequest,
+        place: Option<Ticket>,
+    ) -> (Ticket, Pending<()>) {
         let (completer, waiting) = pending();
         let number = match place.filter(|ticket| ticket.slice == slice) {
             Some(ticket) => ticket.number,
@@ -181,7 +186,7 @@ fn wake_overlapping(claims: &mut [Claim], range: &Range<u64>, which: impl Fn(u64
 
 /// Space that writes fill together.
 #[derive(Debug)]
-pub struct Joint {
+pub struct PendingCluster {
     /// The cluster and what is known of it.
     pub space: Space,
     /// Writes under way in it.
@@ -196,7 +201,7 @@ pub struct Joint {
 
 /// All joint space of an image.
 #[derive(Debug, Default)]
-pub struct JointSpace(BTreeMap<GuestCluster, Joint>);
+pub struct PendingClusters(BTreeMap<GuestCluster, PendingCluster>);
 
 /// What the last member leaves behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,7 +214,7 @@ pub enum Left {
     Forfeited(Space),
 }
 
-impl JointSpace {
+impl PendingClusters {
     /// The space that writes of this cluster fill.
     pub fn get(&self, cluster: GuestCluster) -> Option<Space> {
         self.0.get(&cluster).map(|joint| joint.space)
@@ -233,7 +238,7 @@ impl JointSpace {
         published: bool,
         attempt: SubclusterMask,
     ) {
-        let joint = self.0.entry(cluster).or_insert(Joint {
+        let joint = self.0.entry(cluster).or_insert(PendingCluster {
             space,
             members: 0,
             attempted: 0,
@@ -261,7 +266,7 @@ impl JointSpace {
 
     /// Whatever members have tried to write in these subclusters may be there, though no entry says
     /// so: they are not fresh any more for those who join from now on.
-    pub fn spoil(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
+    pub fn mark_failed(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
         if let Some(joint) = self.0.get_mut(&cluster) {
             joint.space.fresh &= !(joint.attempted & subclusters);
         }
@@ -381,8 +386,8 @@ mod tests {
     use crate::qcow2::geometry::HostOffset;
     use std::future::Future;
 
-    fn want(range: Range<u64>, kind: Kind) -> Want {
-        Want { range, kind }
+    fn want(range: Range<u64>, kind: Kind) -> LeaseRequest {
+        LeaseRequest { range, kind }
     }
 
     #[test]
@@ -461,7 +466,7 @@ mod tests {
 
     #[test]
     fn joint_space_is_forfeited_only_when_the_last_member_failed() {
-        let mut joint = JointSpace::default();
+        let mut joint = PendingClusters::default();
         let (cluster, space) = (
             GuestCluster(3),
             Space {
@@ -493,7 +498,7 @@ mod tests {
 
     #[test]
     fn what_could_not_be_erased_is_not_published_until_somebody_makes_it_whole() {
-        let mut joint = JointSpace::default();
+        let mut joint = PendingClusters::default();
         let (cluster, space) = (
             GuestCluster(3),
             Space {
@@ -511,16 +516,16 @@ mod tests {
 
     #[test]
     fn only_subclusters_that_members_have_tried_to_write_are_spoiled() {
-        let mut joint = JointSpace::default();
+        let mut joint = PendingClusters::default();
         let space = Space {
             host: HostOffset(0x10000),
             fresh: 0xff,
         };
         let cluster = GuestCluster(3);
-        joint.spoil(cluster, 0xff);
+        joint.mark_failed(cluster, 0xff);
         joint.join(cluster, space, false, 0b0110);
-        joint.spoil(cluster, 0b1010);
-        let fresh = |joint: &JointSpace| joint.get(cluster).map(|space| space.fresh);
+        joint.mark_failed(cluster, 0b1010);
+        let fresh = |joint: &PendingClusters| joint.get(cluster).map(|space| space.fresh);
         assert_eq!(fresh(&joint), Some(0xfd));
         joint.join(cluster, space, false, 0b1000);
         assert_eq!(fresh(&joint), Some(0xfd));

@@ -9,12 +9,12 @@ use super::Qcow2;
 use super::latch::Flush;
 use super::open::place_of_keys;
 use crate::Result;
-use crate::file::HostFile;
+use crate::file::AlignedFile;
 use crate::luks;
 
 impl Qcow2 {
     /// The file and the place of the volume that holds the image's keys, if there is one.
-    pub(crate) async fn keys(&self) -> Result<Option<(HostFile, Range<u64>)>> {
+    pub(crate) async fn keys(&self) -> Result<Option<(AlignedFile, Range<u64>)>> {
         let Some(crypto) = self.header().extensions.crypto_header else {
             return Ok(None);
         };
@@ -35,6 +35,6 @@ impl Qcow2 {
             }
             Ok(())
         };
-        self.to_the_end(written).await
+        self.latch_if_cancelled(written).await
     }
 }

@@ -73,7 +73,7 @@ use self::bitmap::Bitmaps;
 use self::entry::{EntryError, EntryFormat, L2Entry};
 use self::geometry::{Geometry, GuestCluster, GuestOffset, HostCluster, HostOffset};
 use self::header::Header;
-use self::inflight::{Epochs, JointSpace, Leases, Left};
+use self::inflight::{Epochs, Leases, Left, PendingClusters};
 use self::latch::Latch;
 use self::map::{Run, Source};
 use self::plan::{Freed, Unref};
@@ -82,8 +82,8 @@ use self::refcount::Refcounts;
 use self::tables::{Prepared, Tables};
 use crate::chain::Below;
 use crate::durable::DurableWrites;
-use crate::file::{Durability, Event, HostFile, Space};
-use crate::image::{Admitted, CacheStatistics, WriteStatistics};
+use crate::file::{AlignedFile, Durability, Event, Space};
+use crate::image::{CacheStatistics, OnAllocated, WriteStatistics};
 use crate::policy::{DiscardPolicy, WritePolicy, ZeroMethod};
 use crate::sync::{Mutex, MutexGuard, Turn, Waiters, lock};
 use crate::{Error, Result, Workers};
@@ -96,15 +96,15 @@ const EIO: i32 = 5;
 
 /// Things of which a small request has one: its step, its lease, its slice. That one allocates
 /// nothing.
-type Few<T> = smallvec::SmallVec<[T; 1]>;
+type InlineVec<T> = smallvec::SmallVec<[T; 1]>;
 
 /// A qcow2 image, open.
 #[derive(Debug)]
 pub struct Qcow2 {
     /// The image file: metadata, and guest data unless there is a data file.
-    file: HostFile,
+    file: AlignedFile,
     /// The file that guest data is in.
-    data: HostFile,
+    data: AlignedFile,
     /// The data file is a raw image of the disk, to be kept so.
     raw_data: bool,
     format: EntryFormat,
@@ -170,7 +170,7 @@ struct State {
     header: Header,
     tables: Tables,
     leases: Leases,
-    joint: JointSpace,
+    joint: PendingClusters,
     epochs: Epochs,
     free: FreeSet,
     /// Free clusters that have their space on the host, for new tables.
@@ -249,12 +249,12 @@ impl Qcow2 {
     }
 
     /// The image file.
-    pub fn file(&self) -> &HostFile {
+    pub fn file(&self) -> &AlignedFile {
         &self.file
     }
 
     /// The file that guest data is in.
-    pub fn data_file(&self) -> &HostFile {
+    pub fn data_file(&self) -> &AlignedFile {
         &self.data
     }
 
@@ -340,7 +340,7 @@ impl Qcow2 {
                 };
                 if matches!(prepared, Ok(Prepared::Load(_))) {
                     // Entered with the place in hand: the table is not reused while it is read.
-                    visit = Some(Visit {
+                    visit = Some(EpochGuard {
                         image: self,
                         epoch: state.epochs.enter(),
                     });
@@ -432,14 +432,14 @@ impl Qcow2 {
     }
 
     /// Enters an epoch for the time of a read.
-    pub(crate) async fn enter(&self) -> Visit<'_> {
+    pub(crate) async fn enter(&self) -> EpochGuard<'_> {
         loop {
             let waiting = {
                 let mut state = self.lock();
                 match state.held_back() {
                     Some(waiting) => waiting,
                     None => {
-                        return Visit {
+                        return EpochGuard {
                             image: self,
                             epoch: state.epochs.enter(),
                         };
@@ -459,17 +459,17 @@ impl Qcow2 {
         below: &Below,
     ) -> Result<()> {
         let context = (below, Durability::Cached);
-        self.write_telling(offset, data.into(), context, &|| ())
+        self.write_notify(offset, data.into(), context, &|| ())
             .await
     }
 
     /// The same; tells when all of it is admitted.
-    pub(crate) async fn write_telling(
+    pub(crate) async fn write_notify(
         &self,
         offset: u64,
         data: IoVec,
         (below, durability): (&Below, Durability),
-        admitted: &Admitted<'_>,
+        admitted: &OnAllocated<'_>,
     ) -> Result<()> {
         let durability = self.effective(durability);
         let request = admit::Request::new(offset, data, Origin::Guest);
@@ -488,7 +488,7 @@ impl Qcow2 {
         &self,
         mut request: admit::Request,
         (below, durability): (&Below, Durability),
-        admitted: &Admitted<'_>,
+        admitted: &OnAllocated<'_>,
     ) -> Result<bool> {
         let mut needs_cycle = false;
         while !request.is_done() {
@@ -511,7 +511,7 @@ impl Qcow2 {
             }
             outcome.into_iter().collect::<Result<()>>()?;
             if durable {
-                self.hear_others().await?;
+                self.check_concurrent_flushes().await?;
             }
         }
         Ok(needs_cycle)
@@ -532,7 +532,7 @@ impl Qcow2 {
             {
                 let mut state = self.lock();
                 // Whoever joins from now on makes its subclusters whole, and needs nothing erased.
-                state.joint.spoil(step.cluster, attempted);
+                state.joint.mark_failed(step.cluster, attempted);
                 if !state.joint.is_shared(step.cluster) {
                     continue;
                 }
@@ -584,7 +584,7 @@ impl Qcow2 {
             }
             if changes {
                 if outcome.is_err() {
-                    state.joint.spoil(step.cluster, attempted);
+                    state.joint.mark_failed(step.cluster, attempted);
                 }
                 self.leave_joint(state, step.cluster);
             }
@@ -691,7 +691,7 @@ impl Qcow2 {
 
     /// The outcome of a request that writes. If it met damage, the image is marked, so that nobody
     /// writes it before its repair.
-    pub(crate) async fn concluded<T>(&self, outcome: Result<T>) -> Result<T> {
+    pub(crate) async fn mark_corrupt_on_error<T>(&self, outcome: Result<T>) -> Result<T> {
         if matches!(outcome, Err(Error::Corrupt { .. })) {
             self.mark_corrupt().await;
         }
@@ -782,12 +782,12 @@ impl Drop for Loading<'_> {
 }
 
 /// A read's stay in its epoch.
-pub(crate) struct Visit<'a> {
+pub(crate) struct EpochGuard<'a> {
     image: &'a Qcow2,
     epoch: u64,
 }
 
-impl Drop for Visit<'_> {
+impl Drop for EpochGuard<'_> {
     fn drop(&mut self) {
         self.image.lock().epochs.leave(self.epoch);
     }

@@ -11,7 +11,7 @@ use super::gather::Gathering;
 use super::geometry::{HostCluster, HostOffset};
 use super::header::extensions::CryptoHeader;
 use super::header::{CryptMethod, FIRST_READ_BYTES, Header};
-use super::inflight::{Epochs, JointSpace, Leases};
+use super::inflight::{Epochs, Leases, PendingClusters};
 use super::inspect::snapshot_table_bytes;
 use super::latch::Latch;
 use super::plan::Unref;
@@ -23,7 +23,7 @@ use super::tables::Tables;
 use super::{Counts, EIO, Qcow2, State, growth, snapshot};
 use crate::chain::{Entry, Files};
 use crate::durable::DurableWrites;
-use crate::file::{Brake, ChosenBy, Event, FileRequest, Gate, HostFile, Numbering, Role};
+use crate::file::{AlignedFile, Brake, ChosenBy, Event, FileRequest, Gate, Numbering, Role};
 use crate::image::{DirtyImage, OpenOptions, RepairWatch, WriteStatistics};
 use crate::luks::{self, SectorCipher};
 use crate::policy::ZeroMethod;
@@ -36,7 +36,7 @@ const EACCES: i32 = 13;
 /// An image that is about to be opened.
 pub struct Opening<'a> {
     /// Its file.
-    pub file: HostFile,
+    pub file: AlignedFile,
     /// The file's length.
     pub file_len: u64,
     /// How.
@@ -164,7 +164,7 @@ async fn prepare_for_writes(
     Ok(())
 }
 
-async fn read_header(file: &HostFile, file_len: u64) -> Result<Header> {
+async fn read_header(file: &AlignedFile, file_len: u64) -> Result<Header> {
     let mut bytes = file.read_new(0, FIRST_READ_BYTES.min(file_len)).await?;
     let wanted = Header::wanted_bytes(&bytes, file_len);
     if wanted > bytes.len() as u64 {
@@ -226,7 +226,7 @@ async fn open_data_file(
     opening: &Opening<'_>,
     header: &Header,
     writable: bool,
-) -> Result<HostFile> {
+) -> Result<AlignedFile> {
     let corrupt = |detail: &str| Error::Corrupt {
         file: opening.file.name().to_string(),
         structure: "header extension",
@@ -261,7 +261,7 @@ async fn open_data_file(
             )),
             Entry::New => {
                 opening.files.claim_data_file(&file, writable)?;
-                Ok(HostFile::new(file).stopped_with(&opening.file))
+                Ok(AlignedFile::new(file).stopped_with(&opening.file))
             }
         },
         Err(_) if opening.options.metadata_only => Ok(opening.file.clone()),
@@ -272,7 +272,11 @@ async fn open_data_file(
 /// The file that guest data is in, with the image's cipher between. Under LUKS a sector's number is
 /// its place in that file: the same data elsewhere is other bytes. In QEMU's old way it is its
 /// place on the disk.
-async fn decrypted(opening: &Opening<'_>, header: &Header, data: HostFile) -> Result<HostFile> {
+async fn decrypted(
+    opening: &Opening<'_>,
+    header: &Header,
+    data: AlignedFile,
+) -> Result<AlignedFile> {
     if header.crypt_method == CryptMethod::None || opening.options.metadata_only {
         return Ok(data);
     }
@@ -312,7 +316,7 @@ fn refuse_other_encryption(options: &OpenOptions, header: &Header) -> Result<()>
 /// Where the LUKS volume of an image's keys is.
 pub(super) fn place_of_keys(
     crypto: CryptoHeader,
-    (file, file_len): (&HostFile, u64),
+    (file, file_len): (&AlignedFile, u64),
 ) -> Result<Range<u64>> {
     let end = crypto.offset.checked_add(crypto.length);
     let end = end
@@ -326,12 +330,12 @@ pub(super) fn place_of_keys(
     Ok(crypto.offset..end)
 }
 
-async fn read_table(file: &HostFile, offset: u64, bytes: u64) -> Result<Vec<u64>> {
+async fn read_table(file: &AlignedFile, offset: u64, bytes: u64) -> Result<Vec<u64>> {
     let table = file.read_new(offset, bytes).await?;
     Ok(table.chunks_exact(8).map(big_endian).collect())
 }
 
-fn empty_counts(file: HostFile, format: EntryFormat) -> Counts {
+fn empty_counts(file: AlignedFile, format: EntryFormat) -> Counts {
     Counts {
         refcounts: Refcounts::new(file, format, Vec::new(), HostOffset(0)),
         scanned: 0,
@@ -352,7 +356,7 @@ fn fresh_state(header: Header, l1: Vec<u64>, fresh: Fresh, brake: Brake) -> Stat
         tables: Tables::new(header.entry_format(), l1),
         header,
         leases: Leases::default(),
-        joint: JointSpace::default(),
+        joint: PendingClusters::default(),
         epochs: Epochs::default(),
         free: FreeSet::default(),
         table_space: FreeSet::default(),
@@ -398,7 +402,7 @@ struct Root {
 /// The structures that are reached without the L1 table. All of them lie within the file, which
 /// also bounds what it takes to protect them.
 async fn roots(
-    file: &HostFile,
+    file: &AlignedFile,
     file_len: u64,
     header: &Header,
     refcounts: &Refcounts,

@@ -72,7 +72,7 @@ pub enum Change {
 
 /// What has to be durable before a changed entry is, beside the counts and tables that lead to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Promise {
+pub enum WriteOrdering {
     /// Nothing: it refers to no bytes, or to space that is fresh where it read as zeroes before, so
     /// that it reads as zeroes or as what is being written there.
     Nothing,
@@ -92,7 +92,7 @@ pub struct Write {
     /// What is published when all of it is written.
     pub change: Change,
     /// What must be durable before that is.
-    pub promise: Promise,
+    pub promise: WriteOrdering,
     /// Bytes of the cluster that no other change may touch meanwhile.
     pub lease: Range<u64>,
 }
@@ -134,7 +134,7 @@ pub fn plan_write(
                 bytes,
                 fills,
                 change: Change::Replace(all),
-                promise: Promise::Bytes,
+                promise: WriteOrdering::Bytes,
                 lease: whole,
             };
         }
@@ -147,7 +147,7 @@ pub fn plan_write(
             bytes: bytes.clone(),
             fills: Vec::new(),
             change: Change::None,
-            promise: Promise::Bytes,
+            promise: WriteOrdering::Bytes,
             lease: bytes,
         },
         (Some(_), Some(space)) => {
@@ -158,7 +158,7 @@ pub fn plan_write(
                 bytes,
                 fills,
                 change: Change::Replace(received),
-                promise: Promise::Bytes,
+                promise: WriteOrdering::Bytes,
                 lease: whole,
             }
         }
@@ -188,10 +188,10 @@ pub fn plan_write(
 /// What the entry promises when these subclusters are filled. Where they read as zeroes and lie on
 /// fresh space, a crash that keeps the entry and loses the bytes leaves what was there before:
 /// zeroes.
-fn promise(filled: SubclusterMask, zero: SubclusterMask, fresh: SubclusterMask) -> Promise {
+fn promise(filled: SubclusterMask, zero: SubclusterMask, fresh: SubclusterMask) -> WriteOrdering {
     match filled & !(zero & fresh) {
-        0 => Promise::Nothing,
-        _ => Promise::Bytes,
+        0 => WriteOrdering::Nothing,
+        _ => WriteOrdering::Bytes,
     }
 }
 

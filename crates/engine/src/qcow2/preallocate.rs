@@ -26,8 +26,8 @@ use super::create::Preallocation;
 use super::entry::{L2Entry, Standard};
 use super::geometry::{GuestOffset, HostCluster, HostOffset};
 use super::growth::{Method, Step};
-use super::inflight::{Kind, Want};
-use super::plan::{EntryRequest, Preallocated, Promise, Unref, preallocated};
+use super::inflight::{Kind, LeaseRequest};
+use super::plan::{EntryRequest, Preallocated, Unref, WriteOrdering, preallocated};
 use super::{Qcow2, SlicePin, State};
 use crate::chain::Below;
 use crate::file::Space;
@@ -151,7 +151,7 @@ impl Qcow2 {
             while self.scan(&mut counts).await? {}
             Ok::<_, Error>(())
         };
-        self.to_the_end(scanned).await?;
+        self.latch_if_cancelled(scanned).await?;
         let free = self.lock().free.clusters();
         let tables = clusters.div_ceil(self.geometry().l2_entries());
         let missing = (clusters + tables).saturating_sub(free);
@@ -184,7 +184,7 @@ impl Qcow2 {
                 self.grow_by(&mut counts, clusters + tables, step).await?;
             }
         };
-        self.to_the_end(taken).await
+        self.latch_if_cancelled(taken).await
     }
 
     async fn fill_run(
@@ -244,7 +244,7 @@ impl Qcow2 {
     async fn give_space(&self, piece: Range<u64>, below: &Below, stock: &mut Stock) -> Result<()> {
         let first = self.geometry().guest_cluster(GuestOffset(piece.start));
         let slice = self.geometry().slice_of(first);
-        let want = [Want {
+        let want = [LeaseRequest {
             range: piece.clone(),
             kind: Kind::Exclusive,
         }];
@@ -262,7 +262,7 @@ impl Qcow2 {
                     Ok(()) => match state.leases.obstacle(slice, &want, place.ticket).cloned() {
                         Some(want) => {
                             let (ticket, waiting) = state.leases.wait(slice, want, place.ticket);
-                            super::admit::Need::Lease(ticket, waiting)
+                            super::admit::Blocked::Lease(ticket, waiting)
                         }
                         None => {
                             let writes = self.set_space(&mut state, piece, below, stock)?;
@@ -332,7 +332,9 @@ impl Qcow2 {
                 zeroes: new.zeroes | zeroes,
             };
             let entry = L2Entry::Standard(new);
-            state.tables.set_entry(cluster, &entry, Promise::Bytes);
+            state
+                .tables
+                .set_entry(cluster, &entry, WriteOrdering::Bytes);
             state.unflushed = true;
         }
         Ok(write)
@@ -377,7 +379,7 @@ impl Qcow2 {
             if let Some(hint) = hint {
                 let _turn = self.turn.take().await;
                 let written = self.write_allocation_hint(hint.with_closes(0));
-                self.to_the_end(written).await?;
+                self.latch_if_cancelled(written).await?;
             }
             self.write_back().await?;
             // What the first cycle cleared is given back by the second.

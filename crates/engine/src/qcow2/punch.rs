@@ -14,15 +14,15 @@ use std::ops::Range;
 use cowslip_queue::Pending;
 use futures_util::future::join_all;
 
-use super::admit::{Need, Place, Stay};
+use super::admit::{Blocked, LeaseGuard, Place};
 use super::alloc::Content;
 use super::geometry::{Geometry, GuestOffset, HostCluster, SubclusterMask};
-use super::inflight::{Kind, Want};
+use super::inflight::{Kind, LeaseRequest};
 use super::plan::{self, Freed};
 use super::{Counts, Qcow2};
 use crate::Result;
 use crate::chain::Below;
-use crate::file::HostFile;
+use crate::file::AlignedFile;
 use crate::policy::DiscardPolicy;
 use crate::sync::Waiters;
 
@@ -103,7 +103,7 @@ impl Punches {
 }
 
 /// A hole in place: what is held meanwhile, and the bytes of the file.
-type Hole<'a> = (Stay<'a>, Range<u64>);
+type Hole<'a> = (LeaseGuard<'a>, Range<u64>);
 
 /// The subclusters whose space goes with that of `given_up`: those that fill up its blocks of the
 /// host and hold no data either (`unused`).
@@ -206,7 +206,7 @@ impl Qcow2 {
         part: Range<u64>,
         below: &Below,
         place: &mut Place<'_>,
-    ) -> Result<Option<std::result::Result<Hole<'a>, Need>>> {
+    ) -> Result<Option<std::result::Result<Hole<'a>, Blocked>>> {
         let cluster = self.geometry().guest_cluster(GuestOffset(part.start));
         let slice = self.geometry().slice_of(cluster);
         let mut state = self.lock();
@@ -219,22 +219,22 @@ impl Qcow2 {
         };
         self.protect(state, host)?;
         if let Some(drained) = &mut state.draining {
-            return Ok(Some(Err(Need::Other(drained.wait()))));
+            return Ok(Some(Err(Blocked::Other(drained.wait()))));
         }
-        let want = Want {
+        let want = LeaseRequest {
             range: view.start + hole.start..view.start + hole.end,
             kind: Kind::Shared,
         };
         let wants = std::slice::from_ref(&want);
         if let Some(obstacle) = state.leases.obstacle(slice, wants, place.ticket).cloned() {
             let (ticket, waiting) = state.leases.wait(slice, obstacle, place.ticket);
-            return Ok(Some(Err(Need::Lease(ticket, waiting))));
+            return Ok(Some(Err(Blocked::Lease(ticket, waiting))));
         }
         if let Some(ticket) = place.ticket.take() {
             state.leases.release(ticket);
         }
         state.mark_dirty(&part);
-        let stay = Stay::new(self, state, (slice, want));
+        let stay = LeaseGuard::new(self, state, (slice, want));
         Ok(Some(Ok((stay, host.0 + hole.start..host.0 + hole.end))))
     }
 
@@ -273,7 +273,7 @@ impl Qcow2 {
 
 /// Punches these subclusters; returns those that read as zeroes now.
 pub(super) async fn punch(
-    file: &HostFile,
+    file: &AlignedFile,
     geometry: &Geometry,
     (cluster, subclusters): (HostCluster, SubclusterMask),
 ) -> SubclusterMask {

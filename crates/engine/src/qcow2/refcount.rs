@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 
 use super::entry::{EntryFormat, refcount_at, set_refcount};
 use super::geometry::{Geometry, HostCluster, HostOffset};
-use crate::file::{Durability, Event, HostFile};
+use crate::file::{AlignedFile, Durability, Event};
 use crate::{Buf, Error, Result};
 
 /// Slices that are kept, but for those that are dirty.
@@ -29,7 +29,7 @@ enum Uncounted {
 /// The counts of an image.
 #[derive(Debug)]
 pub struct Refcounts {
-    file: HostFile,
+    file: AlignedFile,
     format: EntryFormat,
     /// Entries of the refcount table, as on disk.
     table: Vec<u64>,
@@ -44,7 +44,7 @@ pub struct Refcounts {
 impl Refcounts {
     /// The counts that the refcount table at `table_offset` reaches.
     pub fn new(
-        file: HostFile,
+        file: AlignedFile,
         format: EntryFormat,
         table: Vec<u64>,
         table_offset: HostOffset,

@@ -243,7 +243,7 @@ impl Qcow2 {
         if let Some(hint) = hint {
             let _turn = self.turn.take().await;
             let written = self.write_allocation_hint(hint.with_closes(0));
-            self.to_the_end(written).await?;
+            self.latch_if_cancelled(written).await?;
         }
         Ok(())
     }
@@ -251,7 +251,7 @@ impl Qcow2 {
     async fn set_size(&self, size: u64) -> Result<()> {
         let _drained = self.drain().await;
         let mut turn = self.turn.take().await;
-        self.to_the_end(async {
+        self.latch_if_cancelled(async {
             self.cycle(&mut turn).await?;
             let mut header = self.header();
             header.size = size;
@@ -270,7 +270,8 @@ impl Qcow2 {
     pub(super) async fn lengthen_l1(&self, entries: u64) -> Result<()> {
         let _drained = self.drain().await;
         let mut turn = self.turn.take().await;
-        self.to_the_end(self.move_l1(&mut turn, entries)).await
+        self.latch_if_cancelled(self.move_l1(&mut turn, entries))
+            .await
     }
 
     /// A longer L1 table, elsewhere; then the header; then the old one is freed.
@@ -401,7 +402,7 @@ impl Qcow2 {
         {
             let mut counts = self.turn.take().await;
             let released = self.release_counted_ahead(&mut counts);
-            self.to_the_end(released).await?;
+            self.latch_if_cancelled(released).await?;
         }
         // What the first cycle cleared has no readers left: its counts go down with the second.
         self.write_back().await?;

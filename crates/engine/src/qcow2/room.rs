@@ -37,7 +37,7 @@ impl Qcow2 {
     /// is taken.
     pub(super) async fn make_table_space(&self) -> Result<()> {
         let mut counts = self.turn.take().await;
-        self.to_the_end(self.make_table_space_in_turn(&mut counts))
+        self.latch_if_cancelled(self.make_table_space_in_turn(&mut counts))
             .await
     }
 
@@ -130,7 +130,7 @@ impl Qcow2 {
                 }
             }
         };
-        self.to_the_end(async {
+        self.latch_if_cancelled(async {
             if let Some(hint) = hint {
                 self.write_allocation_hint(hint).await?;
             }

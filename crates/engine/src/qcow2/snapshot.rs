@@ -91,7 +91,7 @@ impl Qcow2 {
         let _still = self.stand_still().await?;
         let mut turn = self.turn.take().await;
         let _change = self.probe.snapshots_change();
-        self.to_the_end(change(&mut turn)).await
+        self.latch_if_cancelled(change(&mut turn)).await
     }
 
     async fn create_in_turn(

@@ -11,7 +11,7 @@ use super::entry::{EntryFormat, L2Entry, refcount_at};
 use super::geometry::{GuestOffset, HostOffset};
 use super::header::Header;
 use crate::Result;
-use crate::file::HostFile;
+use crate::file::AlignedFile;
 use crate::units::pieces;
 
 /// Counts the clusters in use until they are more, by a tenth and by two at least, than the host
@@ -19,7 +19,7 @@ use crate::units::pieces;
 ///
 /// # Errors
 /// If the refcounts cannot be read.
-pub async fn is_sparse(file: &HostFile, header: &Header) -> Result<bool> {
+pub async fn is_sparse(file: &AlignedFile, header: &Header) -> Result<bool> {
     let Some(allocated_bytes) = file.block_file().allocated_bytes() else {
         return Ok(false);
     };

@@ -11,7 +11,7 @@ use cowslip_queue::{Buf, Pending};
 
 use super::entry::{EntryError, EntryFormat, L2Entry, TableRef};
 use super::geometry::{GuestCluster, HostOffset};
-use super::plan::Promise;
+use super::plan::WriteOrdering;
 use crate::image::CacheStatistics;
 use crate::sync::Waiters;
 
@@ -345,7 +345,7 @@ impl Tables {
     }
 
     /// Changes the entry of a cluster whose slice is pinned or was prepared under this lock.
-    pub fn set_entry(&mut self, cluster: GuestCluster, entry: &L2Entry, promise: Promise) {
+    pub fn set_entry(&mut self, cluster: GuestCluster, entry: &L2Entry, promise: WriteOrdering) {
         let geometry = self.format.geometry;
         let slice = geometry.slice_of(cluster);
         let at = ((cluster.0 % geometry.slice_entries()) * geometry.l2_entry_bytes()) as usize;
@@ -357,7 +357,7 @@ impl Tables {
         }
         self.slots.slot_mut(slice).dirty = true;
         self.dirty.insert(slice);
-        self.promises_bytes |= promise == Promise::Bytes;
+        self.promises_bytes |= promise == WriteOrdering::Bytes;
     }
 
     /// Where an entry is on disk, for messages.

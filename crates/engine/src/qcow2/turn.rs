@@ -8,7 +8,7 @@ impl Qcow2 {
     /// Work of the holder of the turn. Dropped half way it leaves I/O under way, and in memory what
     /// is neither on disk nor to be written: the image is latched then, so that no flush that
     /// follows says that all is well.
-    pub(super) async fn to_the_end<T>(&self, work: impl Future<Output = T>) -> T {
+    pub(super) async fn latch_if_cancelled<T>(&self, work: impl Future<Output = T>) -> T {
         let mut unfinished = Unfinished(Some(self));
         let outcome = work.await;
         unfinished.0 = None;

@@ -17,7 +17,7 @@
 //! only through its L1 entry, which is a stage-B write. Empty stages cost nothing.
 //!
 //! A cut is *unordered* if it raises no count, and no entry in it promises bytes that may not be
-//! durable yet ([`Promise`](super::plan::Promise)): each entry refers to space that reads as
+//! durable yet ([`WriteOrdering`](super::plan::WriteOrdering)): each entry refers to space that reads as
 //! zeroes, durably, where the guest's disk did. Then stage A is empty, new tables, slices and L1 go
 //! down together, and there is one barrier for them and for the guest's data: whatever a crash
 //! keeps of them, each sector is old or new.
@@ -38,7 +38,7 @@ use super::plan::Freed;
 use super::probe::Stage;
 use super::tables::{Cut, OnDisk, SliceCopy};
 use super::{Counts, Qcow2, State};
-use crate::file::{Durability, Event, HostFile};
+use crate::file::{AlignedFile, Durability, Event};
 use crate::{Buf, Error, Result};
 
 mod drop_counts;
@@ -100,7 +100,7 @@ impl Qcow2 {
                 return Ok(());
             }
         }
-        self.to_the_end(self.cycle(&mut turn)).await
+        self.latch_if_cancelled(self.cycle(&mut turn)).await
     }
 
     /// One write-back cycle.
@@ -228,7 +228,7 @@ impl Qcow2 {
 
     /// Flushes a file. Whatever the error of a flush that fails, no space too: what it should have
     /// covered may be lost, and the system tells so only once (invariant D4).
-    pub(super) async fn sync(&self, file: &HostFile) -> Result<()> {
+    pub(super) async fn sync(&self, file: &AlignedFile) -> Result<()> {
         let under_way = self.durable_writes.begin();
         let flushed = file.flush().await;
         if let Err(error) = &flushed {
@@ -236,12 +236,12 @@ impl Qcow2 {
         }
         under_way.end();
         flushed?;
-        self.hear_others().await
+        self.check_concurrent_flushes().await
     }
 
     /// Whether nothing was lost that a flush or a durable write which has just succeeded should
     /// have covered: those beside it may have been told instead.
-    pub(super) async fn hear_others(&self) -> Result<()> {
+    pub(super) async fn check_concurrent_flushes(&self) -> Result<()> {
         let all_heard = self.durable_writes.settle().await;
         let mut state = self.lock();
         if all_heard.is_err() {
@@ -392,7 +392,7 @@ impl Qcow2 {
     /// space before anything is taken.
     pub(super) async fn make_room(&self, clusters: u64) -> Result<()> {
         let mut counts = self.turn.take().await;
-        self.to_the_end(self.make_room_in_turn(&mut counts, clusters))
+        self.latch_if_cancelled(self.make_room_in_turn(&mut counts, clusters))
             .await
     }
 
@@ -408,7 +408,7 @@ impl Qcow2 {
             }
             Ok(())
         };
-        let outcome = self.to_the_end(room).await;
+        let outcome = self.latch_if_cancelled(room).await;
         if outcome.is_err() {
             self.lock().low_water = 0;
         }
@@ -598,7 +598,7 @@ impl Qcow2 {
             return Ok(());
         }
         let _turn = self.turn.take().await;
-        self.to_the_end(async {
+        self.latch_if_cancelled(async {
             self.ready_in_turn().await?;
             if self.lock().ready_for_writes {
                 return Ok(());
@@ -616,7 +616,7 @@ impl Qcow2 {
             return Ok(());
         }
         let _turn = self.turn.take().await;
-        self.to_the_end(self.ready_in_turn()).await
+        self.latch_if_cancelled(self.ready_in_turn()).await
     }
 
     async fn ready_in_turn(&self) -> Result<()> {

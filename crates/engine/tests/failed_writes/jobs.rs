@@ -7,7 +7,7 @@ use cowslip::file::BlockFile;
 use cowslip::file::memory::MemoryFile;
 use cowslip::image::{AllocPolicy, Durability, Format, OpenOptions, ZeroOptions};
 use cowslip::luks::{
-    CipherMode, ErasedKeys, Hash, IvGenerator, KeyChange, KeySize, Means, NewKey, NewVolume,
+    CipherMode, ErasedKeys, Hash, IvGenerator, KeyChange, KeyMaterial, KeySize, NewKey, NewVolume,
     Passphrase, Spec, VolumeOptions,
 };
 use cowslip::qcow2::amend::{Amendment, Backing};
@@ -393,7 +393,7 @@ fn passphrase(name: &str) -> Passphrase {
     Passphrase::new(name.as_bytes().to_vec())
 }
 
-fn means() -> Means {
+fn means() -> KeyMaterial {
     let state = Mutex::new(1u64);
     let random = move |bytes: &mut [u8]| {
         let mut state = state.lock().unwrap();
@@ -405,7 +405,7 @@ fn means() -> Means {
         });
         Ok(())
     };
-    Means {
+    KeyMaterial {
         random: Arc::new(random),
         workers: Workers::default(),
     }

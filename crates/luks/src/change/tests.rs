@@ -19,14 +19,14 @@ fn passphrase(name: &str) -> Passphrase {
     Passphrase::new(name.as_bytes().to_vec())
 }
 
-fn means() -> Means {
+fn means() -> KeyMaterial {
     let random = Mutex::new(random::Random(5));
     let random = move |bytes: &mut [u8]| {
         let mut random = random.lock().unwrap();
         bytes.fill_with(|| random.next() as u8);
         Ok(())
     };
-    Means {
+    KeyMaterial {
         random: Arc::new(random),
         workers: Workers::default(),
     }
@@ -63,7 +63,7 @@ fn place() -> Range<u64> {
 }
 
 fn stages_for(file: &[u8], change: &KeyChange) -> Result<Stages> {
-    let file = HostFile::new(Arc::new(MemoryFile::new("x", file.to_vec(), 1)));
+    let file = AlignedFile::new(Arc::new(MemoryFile::new("x", file.to_vec(), 1)));
     let (means, job) = (means(), Job::default());
     let stages = stages(&file, place(), (change, &means), &job);
     stages.now_or_never().expect("memory does not wait")
@@ -71,7 +71,7 @@ fn stages_for(file: &[u8], change: &KeyChange) -> Result<Stages> {
 
 /// The slots in use, and those of the passphrases that open the volume.
 fn found(file: &[u8], passphrases: &[&'static str]) -> (Vec<usize>, Vec<&'static str>) {
-    let file = HostFile::new(Arc::new(MemoryFile::new("x", file.to_vec(), 1)));
+    let file = AlignedFile::new(Arc::new(MemoryFile::new("x", file.to_vec(), 1)));
     let volume = Volume::read(&file, place())
         .now_or_never()
         .unwrap()
@@ -208,7 +208,7 @@ fn what_is_erased_opens_nothing_and_is_gone() {
 
 #[test]
 fn a_cancelled_change_writes_nothing() {
-    let file = HostFile::new(Arc::new(MemoryFile::new("x", volume(), 1)));
+    let file = AlignedFile::new(Arc::new(MemoryFile::new("x", volume(), 1)));
     let (means, job) = (means(), Job::default());
     job.cancel();
     for change in [add("a", "b", None), erase(Some(0), None)] {

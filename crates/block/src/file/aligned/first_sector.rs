@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use cowslip_queue::IoVec;
 
-use super::HostFile;
+use super::AlignedFile;
 use crate::foreign::Signature;
 use crate::{Result, foreign};
 
@@ -47,11 +47,11 @@ impl Change<'_> {
     }
 }
 
-impl HostFile {
+impl AlignedFile {
     /// The same file; what would make its first sector look like that of an image is refused. The
     /// caller names the formats that it knows beside the built-in ones.
-    pub fn guarded(self, others: Arc<[Signature]>) -> HostFile {
-        HostFile {
+    pub fn guarded(self, others: Arc<[Signature]>) -> AlignedFile {
+        AlignedFile {
             guarded: Some(others),
             ..self
         }

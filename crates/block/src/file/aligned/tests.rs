@@ -110,7 +110,7 @@ fn bytes(fill: u8, len: usize) -> Vec<Buf> {
 fn a_dropped_write_keeps_its_block_until_it_has_ended() {
     for dropped_len in [512, BLOCK as usize] {
         let slow = Slow::new();
-        let file = HostFile::new(slow.clone());
+        let file = AlignedFile::new(slow.clone());
         let mut dropped = Box::pin(file.write(0, bytes(1, dropped_len), Durability::Cached));
         assert!(poll(dropped.as_mut()).is_pending());
         assert_eq!(slow.held(), 1);
@@ -138,7 +138,7 @@ fn a_dropped_write_keeps_its_block_until_it_has_ended() {
 #[test]
 fn waiters_that_are_dropped_are_passed_over() {
     let slow = Slow::new();
-    let file = HostFile::new(slow.clone());
+    let file = AlignedFile::new(slow.clone());
     let mut dropped = Box::pin(file.write(0, bytes(1, 512), Durability::Cached));
     assert!(poll(dropped.as_mut()).is_pending());
     drop(dropped);
@@ -158,7 +158,7 @@ fn waiters_that_are_dropped_are_passed_over() {
 #[test]
 fn a_dropped_write_whose_driver_goes_away_has_ended() {
     let slow = Slow::new();
-    let file = HostFile::new(slow.clone());
+    let file = AlignedFile::new(slow.clone());
     let mut dropped = Box::pin(file.write(0, bytes(1, 512), Durability::Cached));
     assert!(poll(dropped.as_mut()).is_pending());
     drop(dropped);
@@ -268,7 +268,12 @@ fn finish<T>(future: impl Future<Output = T>) -> T {
 type Places<'a> = &'a [(usize, usize)];
 
 /// Writes and reads a list of such segments; how many the device was given each time.
-fn segments_given(file: &HostFile, device: &Device, offset: u64, places: Places<'_>) -> Vec<usize> {
+fn segments_given(
+    file: &AlignedFile,
+    device: &Device,
+    offset: u64,
+    places: Places<'_>,
+) -> Vec<usize> {
     let memory = SharedMemory::new(8 * BLOCK as usize);
     let len: usize = places.iter().map(|place| place.1).sum();
     let bytes: Vec<u8> = (0..len).map(|at| (at / 100 + 1) as u8).collect();
@@ -303,7 +308,7 @@ fn segments_given(file: &HostFile, device: &Device, offset: u64, places: Places<
 #[test]
 fn lists_that_direct_io_takes_are_not_copied_and_others_once() {
     let device = Device::new(512, 512, true);
-    let file = HostFile::new(device.clone());
+    let file = AlignedFile::new(device.clone());
     let given = |offset, places| segments_given(&file, &device, offset, places);
     let fit: Places<'_> = &[(4096, 512), (1024, 1536), (8192, 512)];
     assert_eq!(given(512, fit), [3, 3]);
@@ -315,7 +320,7 @@ fn lists_that_direct_io_takes_are_not_copied_and_others_once() {
     // The ends of a finer write are read first.
     assert_eq!(given(700, odd_length), [1, 1, 1, 1]);
     let device = Device::new(1, 1, true);
-    let file = HostFile::new(device.clone());
+    let file = AlignedFile::new(device.clone());
     assert_eq!(segments_given(&file, &device, 3, odd_length), [2, 2]);
 }
 
@@ -336,7 +341,7 @@ fn a_cipher_sees_no_memory_of_others() {
         }
     }
     let device = Device::new(512, 512, true);
-    let file = HostFile::new(device.clone()).encrypted(Arc::new(Plus), Numbering::Place(0));
+    let file = AlignedFile::new(device.clone()).encrypted(Arc::new(Plus), Numbering::Place(0));
     for places in [&[(4096, 512), (1024, 512)][..], &[(0, 1024)]] {
         assert_eq!(segments_given(&file, &device, 512, places), [1, 1]);
         assert_eq!(device.memory.contents()[512], 2, "the first byte is 1");
@@ -365,7 +370,7 @@ fn zeroes_reach_every_byte_of_a_range_whatever_the_unit_of_the_call() {
         for has_zero in [true, false] {
             for range in odd_ranges() {
                 let device = Device::new(alignment, space, has_zero);
-                let file = HostFile::new(device.clone());
+                let file = AlignedFile::new(device.clone());
                 let len = range.end - range.start;
                 finish(file.zero(range.start, len, Space::Release)).unwrap();
                 for (at, byte) in (0..).zip(device.memory.contents()) {
@@ -385,7 +390,7 @@ fn a_discard_takes_the_whole_blocks_of_a_range_and_says_which() {
     for (alignment, space) in [(1, 1), (1, 512), (1, 4096), (512, 4096), (4096, 4096)] {
         for range in odd_ranges() {
             let device = Device::new(alignment, space, true);
-            let file = HostFile::new(device.clone());
+            let file = AlignedFile::new(device.clone());
             let len = range.end - range.start;
             let taken = finish(file.discard(range.start, len)).unwrap();
             let unit = u64::from(space);
@@ -432,7 +437,8 @@ fn the_block_before_the_data_of_a_volume_is_written_back_as_it_was() {
     let header: Vec<u8> = (0..4 * BLOCK).map(|at| (at % 251) as u8).collect();
     let written = |alignment: u32| {
         let memory = Arc::new(MemoryFile::new("volume", header.clone(), alignment));
-        let file = HostFile::new(memory.clone()).encrypted(Arc::new(Mask), Numbering::Place(base));
+        let file =
+            AlignedFile::new(memory.clone()).encrypted(Arc::new(Mask), Numbering::Place(base));
         for (at, len) in [(0, 512), (100, 50), (1000, 6000), (2560, 512)] {
             finish(file.write(base + at, bytes(3, len), Durability::Cached)).unwrap();
             let read = finish(file.read_new(base + at, len as u64)).unwrap();

@@ -47,7 +47,7 @@ impl Qcow2 {
             }
             std::mem::take(&mut state.bitmaps)
         };
-        self.to_the_end(self.store_in_turn(&mut counts, bitmaps))
+        self.latch_if_cancelled(self.store_in_turn(&mut counts, bitmaps))
             .await
     }
 

@@ -9,7 +9,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use super::layout::Layout;
 use super::{Preallocation, SIZE_UNIT};
 use crate::error::system_words;
-use crate::file::{BlockFile, Durability, HostFile};
+use crate::file::{AlignedFile, BlockFile, Durability};
 use crate::job::{Job, Stage};
 use crate::luks::NewVolume;
 use crate::space::{self, Fill};
@@ -26,7 +26,7 @@ const IN_FLIGHT: usize = 4;
 /// Writes the pieces of a layout to an empty file.
 pub(super) struct Writer<'a> {
     file: &'a dyn BlockFile,
-    host: HostFile,
+    host: AlignedFile,
     job: &'a Job,
 }
 
@@ -34,7 +34,7 @@ impl<'a> Writer<'a> {
     pub fn new(file: &'a Arc<dyn BlockFile>, job: &'a Job) -> Writer<'a> {
         Writer {
             file: file.as_ref(),
-            host: HostFile::new(Arc::clone(file)),
+            host: AlignedFile::new(Arc::clone(file)),
             job,
         }
     }
@@ -203,7 +203,7 @@ pub(super) async fn plain_file(
     job: &Job,
 ) -> Result<()> {
     if let Some(how) = Fill::of(preallocation) {
-        space::fill(&HostFile::new(Arc::clone(file)), 0..len, how, job).await?;
+        space::fill(&AlignedFile::new(Arc::clone(file)), 0..len, how, job).await?;
     }
     set_len(file.as_ref(), len).await?;
     begin(file, len, job).await?;

@@ -399,9 +399,13 @@ fn check_write(world: &mut World<'_>, view: &View, bytes: &Range<u64>, taken: Op
             // A crash that keeps the entry and loses the bytes shows what was there before, or may
             // not come.
             let shows_old = world.read(&entry) == before;
-            assert_eq!(write.promise == Promise::Nothing, shows_old, "{write:?}");
+            assert_eq!(
+                write.promise == WriteOrdering::Nothing,
+                shows_old,
+                "{write:?}"
+            );
         }
-        Change::None | Change::Replace(_) => assert_eq!(write.promise, Promise::Bytes),
+        Change::None | Change::Replace(_) => assert_eq!(write.promise, WriteOrdering::Bytes),
     }
     world.carry_out(&write, Origin::Guest);
     assert!(

@@ -123,7 +123,7 @@ fn image(order: u32, random: &mut Random) -> (Arc<MemoryFile>, Refcounts, Model)
         data_file: false,
     };
     let counts = Refcounts::new(
-        HostFile::new(file.clone()),
+        AlignedFile::new(file.clone()),
         format,
         table,
         HostOffset(TABLE),
@@ -257,7 +257,7 @@ fn a_full_cache_forgets_only_what_is_written() {
     let size = (blocks + 1) << 16;
     let file = Arc::new(MemoryFile::new("counts", vec![0; size as usize], 1));
     let table = (1..=blocks).map(|block| block << 16).collect();
-    let host = HostFile::new(file.clone());
+    let host = AlignedFile::new(file.clone());
     let mut counts = Refcounts::new(host, format, table, HostOffset(0));
     let slices = blocks * 16;
     assert!(slices as usize > SLICES_MAX + 64);

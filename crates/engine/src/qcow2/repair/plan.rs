@@ -10,7 +10,7 @@ use super::super::header::{FIRST_READ_BYTES, Header, autoclear};
 use super::refcounts::Refcounts;
 use super::step::Step;
 use super::survey::{Survey, out_of_memory};
-use crate::file::{BlockFile, HostFile};
+use crate::file::{AlignedFile, BlockFile};
 use crate::{Error, Result};
 
 /// What is repaired.
@@ -122,7 +122,7 @@ pub struct Outcome {
 
 /// What is known of the image and to be done about it.
 pub(super) struct Plan<'a> {
-    pub(super) file: HostFile,
+    pub(super) file: AlignedFile,
     /// The header as it is.
     pub(super) header: Header,
     /// The header as it will be.
@@ -151,7 +151,7 @@ impl<'a> Plan<'a> {
         options: &RepairOptions,
         observer: &'a mut dyn Observer,
     ) -> Result<Plan<'a>> {
-        let file = HostFile::new(file.clone());
+        let file = AlignedFile::new(file.clone());
         let header = read_header(&file).await?;
         let file_bytes = file.len().await?;
         let memory = Memory::new(options.memory_bytes_max);
@@ -249,7 +249,7 @@ impl<'a> Plan<'a> {
 }
 
 /// The header of an image that may be damaged.
-pub(super) async fn read_header(file: &HostFile) -> Result<Header> {
+pub(super) async fn read_header(file: &AlignedFile) -> Result<Header> {
     let prefix = file.read_new(0, FIRST_READ_BYTES).await?;
     let wanted = Header::wanted_bytes(&prefix, u64::MAX);
     let bytes = file.read_new(0, wanted).await?;

@@ -8,7 +8,7 @@ use super::super::header::{Header, autoclear, incompatible};
 use super::copied::{Walk, apply};
 use super::plan::{Event, Observer, Outcome, Plan, RepairOptions, Scope, Summary, read_header};
 use super::step::{Change, Step};
-use crate::file::{Durability, HostFile};
+use crate::file::{AlignedFile, Durability};
 use crate::units::pieces;
 use crate::{Buf, Result};
 
@@ -411,7 +411,7 @@ impl Plan<'_> {
 
 /// Checks what is in the file now.
 async fn verify(
-    file: &HostFile,
+    file: &AlignedFile,
     options: &RepairOptions,
     observer: &mut dyn Observer,
 ) -> Result<(Header, CheckResult)> {

@@ -11,7 +11,7 @@ use super::super::entry::mend::{Mend, Surroundings, Wrong};
 use super::plan::{Event, Plan};
 use super::step::{Change, Step};
 use super::survey::{Copy, L2Table, LostCluster, LostTable, Owner};
-use crate::file::HostFile;
+use crate::file::AlignedFile;
 use crate::units::pieces;
 use crate::{BufMut, Result};
 
@@ -23,7 +23,7 @@ const READ_AHEAD: u64 = 32;
 
 /// Reads tables of `len` bytes, in order, several at a time.
 pub(super) fn read_each(
-    file: &HostFile,
+    file: &AlignedFile,
     offsets: Vec<u64>,
     len: u64,
 ) -> impl futures_util::Stream<Item = Result<(u64, BufMut)>> + use<'_> {

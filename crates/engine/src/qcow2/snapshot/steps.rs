@@ -17,7 +17,7 @@ use super::super::{Counts, Qcow2};
 use super::list::{Entry, SnapshotChoice, SnapshotList};
 use super::not_found;
 use super::tree::{Balance, Tree};
-use crate::file::{Durability, HostFile};
+use crate::file::{AlignedFile, Durability};
 use crate::job::{Job, Stage};
 use crate::units::round_up;
 use crate::{Buf, Error, Result};
@@ -95,7 +95,7 @@ impl Direction {
 }
 
 /// The snapshots of an image; all lies within the file.
-pub(super) async fn read_list(file: &HostFile, header: &Header) -> Result<SnapshotList> {
+pub(super) async fn read_list(file: &AlignedFile, header: &Header) -> Result<SnapshotList> {
     if header.nb_snapshots == 0 {
         return Ok(SnapshotList::default());
     }
@@ -112,7 +112,7 @@ pub(super) async fn read_list(file: &HostFile, header: &Header) -> Result<Snapsh
 }
 
 /// The size of the disk in a snapshot; without a word of it, it is what it is now.
-fn disk_bytes(file: &HostFile, header: &Header, entry: &Entry) -> Result<u64> {
+fn disk_bytes(file: &AlignedFile, header: &Header, entry: &Entry) -> Result<u64> {
     let bytes = entry.disk_bytes().unwrap_or(header.size);
     let corrupt = |detail: String| Error::Corrupt {
         file: file.name().to_string(),
@@ -135,7 +135,11 @@ fn disk_bytes(file: &HostFile, header: &Header, entry: &Entry) -> Result<u64> {
 ///
 /// # Errors
 /// If there is no such snapshot, or it cannot be read.
-pub async fn root_of(file: &HostFile, header: &Header, choice: &SnapshotChoice) -> Result<Header> {
+pub async fn root_of(
+    file: &AlignedFile,
+    header: &Header,
+    choice: &SnapshotChoice,
+) -> Result<Header> {
     let list = read_list(file, header).await?;
     let found = list.find(choice);
     let entry = list.entry(found.ok_or_else(|| not_found(file.name(), choice))?);

@@ -276,12 +276,12 @@ impl Model {
         let cluster = slice * entries + self.random.below(entries);
         let entry = self.random_entry();
         let promise = match self.random.below(64) {
-            0 => Promise::Bytes,
-            _ => Promise::Nothing,
+            0 => WriteOrdering::Bytes,
+            _ => WriteOrdering::Nothing,
         };
         self.tables
             .set_entry(GuestCluster(cluster), &entry, promise);
-        self.promises_bytes |= promise == Promise::Bytes;
+        self.promises_bytes |= promise == WriteOrdering::Bytes;
         self.entries.insert(cluster, entry);
         self.dirty.insert(slice);
     }

@@ -43,7 +43,7 @@ impl Qcow2 {
         let _drained = self.drain().await;
         let tables = self.empty_tables_behind(size).await?;
         let mut counts = self.turn.take().await;
-        self.to_the_end(self.give_up_in_turn(&mut counts, &tables, job))
+        self.latch_if_cancelled(self.give_up_in_turn(&mut counts, &tables, job))
             .await
     }
 

@@ -65,6 +65,6 @@ pub use iovec::{IoVec, IoVecMut};
 pub use pending::{Completer, Pending, pending};
 pub use pool::{blocking, retire_idle_threads};
 pub use shared::SharedMemory;
-pub use signal::{Asked, Signals};
+pub use signal::{Signal, Signals};
 pub use socket::{Listener, Stream};
 pub use timer::{Sleep, sleep};

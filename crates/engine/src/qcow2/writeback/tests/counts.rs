@@ -9,7 +9,7 @@ use super::disk::{Disk, Op};
 use super::space::qcow2_on;
 use super::{EIO, ENOSPC, block_on, faults, open};
 use crate::Buf;
-use crate::file::HostFile;
+use crate::file::AlignedFile;
 use crate::image::Durability;
 use crate::qcow2::alloc::Content;
 use crate::qcow2::count_growth::CountGrowth;
@@ -92,7 +92,7 @@ impl Model {
     fn refcounts(&self, image: &Qcow2, disk: &Arc<Disk>) -> Refcounts {
         let table = HostOffset(1023 * CLUSTER);
         Refcounts::new(
-            HostFile::new(disk.clone()),
+            AlignedFile::new(disk.clone()),
             image.format,
             self.table.clone(),
             table,

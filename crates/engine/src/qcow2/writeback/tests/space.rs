@@ -8,7 +8,7 @@ use cowslip_queue::{Buf, BufMut};
 
 use super::disk::{Disk, Op};
 use super::{CLUSTER, EIO, ENOSPC, NoFiles, block_on, faults};
-use crate::file::{HostFile, Sharing};
+use crate::file::{AlignedFile, Sharing};
 use crate::growth::Situation;
 use crate::image::{Durability, OpenOptions};
 use crate::policy::{AllocPolicy, DiscardPolicy};
@@ -49,7 +49,7 @@ pub fn qcow2_on(disk: &Arc<Disk>) -> Qcow2 {
     let options = options();
     let files = crate::chain::Files::new(Sharing::default(), Vec::new(), Default::default());
     let opening = Opening {
-        file: HostFile::new(disk.clone()),
+        file: AlignedFile::new(disk.clone()),
         file_len: disk.len_bytes(),
         options: &options,
         gate: &NoFiles,
@@ -457,7 +457,7 @@ fn only_subclusters_that_are_punched_count_as_zeroes() {
         if fails {
             disk.fail(|op| matches!(op, Op::Discard(_)).then(|| io::Error::from_raw_os_error(EIO)));
         }
-        let file = HostFile::new(disk.clone());
+        let file = AlignedFile::new(disk.clone());
         let found = block_on(punch::punch(&file, &geometry, (FIRST, mask)));
         assert_eq!(found, zeroes, "blocks of {alignment}");
         let bytes = disk.contents();
