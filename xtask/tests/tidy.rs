@@ -314,6 +314,24 @@ fn what_is_below_the_engine_knows_no_format_above_it() {
 }
 
 #[test]
+fn filters_know_no_image_and_nodes_no_command() {
+    let in_crate = |name: &'static str| {
+        move |s: &Source| s.path.starts_with(&format!("crates/{name}/src/")) && !s.is_test()
+    };
+    let words = ["cowslip::", "cowslip_nbd", "cowslip_hostfile", "Image"];
+    expect_none(
+        "a filter is a file over a file, whatever is in it",
+        &uses(in_crate("filters"), &words),
+    );
+    let words = ["cowslip_console", "clap", "println", "eprintln"];
+    let both = |s: &Source| in_crate("filters")(s) || in_crate("nodes")(s);
+    expect_none(
+        "the registry opens by name for programs of any kind",
+        &uses(both, &words),
+    );
+}
+
+#[test]
 fn unsafe_is_in_the_queue_only() {
     // `unsafe` alone is also a mode of the cache. The benches in `bench/` are not shipped.
     let mut findings = Vec::new();
