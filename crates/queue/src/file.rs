@@ -29,6 +29,8 @@ use crate::space;
 use crate::sys;
 use crate::uring::Uring;
 
+pub use crate::memory::MemoryAlignment;
+
 /// Where the operations of a file go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
@@ -36,23 +38,6 @@ pub enum Route {
     Ring,
     /// Always the pool.
     Pool,
-}
-
-/// What direct I/O asks of memory. The caller sees to it; else the system refuses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryAlignment {
-    /// Segments must start at multiples of this many bytes.
-    pub start_bytes: usize,
-    /// Each segment of a list must be a multiple of this many bytes long.
-    pub len_bytes: usize,
-}
-
-impl MemoryAlignment {
-    /// No demands: I/O through the page cache.
-    pub const NONE: MemoryAlignment = MemoryAlignment {
-        start_bytes: 1,
-        len_bytes: 1,
-    };
 }
 
 /// Whether a write is durable when it completes.

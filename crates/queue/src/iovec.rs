@@ -21,8 +21,7 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 
 use crate::buf::{Buf, BufMut};
-use crate::file::MemoryAlignment;
-use crate::memory::Memory;
+use crate::memory::{Memory, MemoryAlignment};
 use crate::shared::{self, SharedMemory};
 use crate::zero;
 

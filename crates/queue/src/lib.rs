@@ -10,34 +10,6 @@
 //! through epoll and a pool of threads where io_uring is not to be had. File operations also work
 //! on threads without a queue: the pool takes them.
 //!
-//! # Memory of others
-//!
-//! Requests take scatter lists ([`IoVec`] to write from, [`IoVecMut`] to read into). Their segments
-//! are parts of buffers, or of memory that a guest or an embedder owns and may change at any time;
-//! a list keeps the owner until the kernel has let go of the memory. For tests and safe code there
-//! is [`SharedMemory`]:
-//!
-//! ```
-//! use cowslip_queue::{Buf, BufMut, IoVec, IoVecMut, SharedMemory};
-//!
-//! let guest = SharedMemory::new(4096);
-//! guest.write(100, b"from a guest");
-//! let mut data = IoVec::from(Buf::copy_of(b"bytes "));
-//! data.append(IoVec::shared(&guest, 100..112));
-//! assert_eq!(data.to_vec(), b"bytes from a guest");
-//!
-//! let mut target = IoVecMut::shared(&guest, 0..512);
-//! target.append(BufMut::zeroed(512).into());
-//! assert_eq!((target.len(), target.segment_count()), (1024, 2));
-//! ```
-//!
-//! [`Buf`] and [`BufMut`] are slices of bytes, lists are not: what others may change is copied, by
-//! atomic operations on words ([`shared`] says why). [`IoVec::foreign`] says what the owner of such
-//! memory promises. A copy is made where bytes are looked at or changed on the way (ciphers,
-//! compression, blocks that a write covers in part, the guarded first sector of a disk whose format
-//! was guessed), and where direct I/O refuses the address or length of a segment: `HostFile` of the
-//! crate `cowslip-block` sees to that, for all requests. All others go to the kernel as they are.
-//!
 //! May not know: any image format, any protocol, the command line.
 
 pub mod attributes;
@@ -49,6 +21,33 @@ mod executor;
 pub mod fibmap;
 pub mod fiemap;
 pub mod file;
+/// # Memory of others
+///
+/// Requests take scatter lists ([`IoVec`] to write from, [`IoVecMut`] to read into). Their segments
+/// are parts of buffers, or of memory that a guest or an embedder owns and may change at any time;
+/// a list keeps the owner until the kernel has let go of the memory. For tests and safe code there
+/// is [`SharedMemory`]:
+///
+/// ```
+/// use cowslip_queue::{Buf, BufMut, IoVec, IoVecMut, SharedMemory};
+///
+/// let guest = SharedMemory::new(4096);
+/// guest.write(100, b"from a guest");
+/// let mut data = IoVec::from(Buf::copy_of(b"bytes "));
+/// data.append(IoVec::shared(&guest, 100..112));
+/// assert_eq!(data.to_vec(), b"bytes from a guest");
+///
+/// let mut target = IoVecMut::shared(&guest, 0..512);
+/// target.append(BufMut::zeroed(512).into());
+/// assert_eq!((target.len(), target.segment_count()), (1024, 2));
+/// ```
+///
+/// [`Buf`] and [`BufMut`] are slices of bytes, lists are not: what others may change is copied, by
+/// atomic operations on words ([`shared`] says why). [`IoVec::foreign`] says what the owner of such
+/// memory promises. A copy is made where bytes are looked at or changed on the way (ciphers,
+/// compression, blocks that a write covers in part, the guarded first sector of a disk whose format
+/// was guessed), and where direct I/O refuses the address or length of a segment: `HostFile` of the
+/// crate `cowslip-block` sees to that, for all requests. All others go to the kernel as they are.
 pub mod iovec;
 pub mod lease;
 mod line;

@@ -15,6 +15,23 @@ use std::sync::{Mutex, MutexGuard};
 
 use crate::buf::ALIGNMENT_BYTES;
 
+/// What direct I/O asks of memory. The caller sees to it; else the system refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryAlignment {
+    /// Segments must start at multiples of this many bytes.
+    pub start_bytes: usize,
+    /// Each segment of a list must be a multiple of this many bytes long.
+    pub len_bytes: usize,
+}
+
+impl MemoryAlignment {
+    /// No demands: I/O through the page cache.
+    pub const NONE: MemoryAlignment = MemoryAlignment {
+        start_bytes: 1,
+        len_bytes: 1,
+    };
+}
+
 /// The smallest class, and the largest: that of the largest cluster. Other lengths always get fresh
 /// memory.
 const CLASS_BYTES_MIN: usize = ALIGNMENT_BYTES;
