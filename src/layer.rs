@@ -17,10 +17,14 @@ use cowslip::qcow2::header::Header;
 use cowslip::qcow2::inspect::{Inspection, inspect, read_start};
 
 use crate::error::CommandError;
+use crate::open::object;
 use crate::open::{
-    ImageSpec, NodeGate, OpenHow, Source, claim_file, is_description, local_name, open_file,
+    self, ImageSpec, NodeGate, OpenHow, Source, claim_file, is_description, local_name, open_file,
     opening_reason, parse_format,
 };
+use cowslip_filters::Breakpoints;
+use cowslip_nodes::Bottom;
+use cowslip_nodes::driver::FileHow;
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -119,41 +123,52 @@ impl Layer {
     /// # Errors
     /// As [`Layer::look`].
     pub async fn look_source(source: &Source, look: &Look) -> Result<Layer, CommandError> {
-        if source.copy_on_read.is_some() {
+        if source.image.copy_on_read.is_some() {
             return Err(CommandError::new("Block node is read-only"));
         }
         let mut layer = Layer::look_named(source, look).await?;
-        let of_image = |()| source.doubts.of_image(layer.format);
-        let doubts = source.doubts.of_file().and_then(of_image);
-        doubts.map_err(CommandError::new)?;
+        source.check_file_options()?;
+        source.check_image_options(layer.format)?;
         layer.full_name.clone_from(&source.full_name);
         Ok(layer)
     }
 
     async fn look_named(source: &Source, look: &Look) -> Result<Layer, CommandError> {
         let (name, format) = (&source.filename, source.format);
-        if source.filters != Default::default() {
-            let how = OpenHow {
-                sharing: look.sharing,
-                ..OpenHow::default()
-            };
-            let file = open_file(source, &how).await?;
-            return Layer::look_at(Ok(file), name, format, look).await;
-        }
-        match &source.remote {
-            Some(export) => {
-                let file = crate::nbd::open(export, name, false).await?;
+        let is_plain = source.filters.is_empty() && source.image.limits == Default::default();
+        let uri = match &source.bottom {
+            Bottom::Protocol { node, bare } if is_plain => Some((node, node.uri(), bare.is_some())),
+            _ => None,
+        };
+        match (uri, &source.bottom) {
+            (Some((node, Some(uri), is_bare)), _) => {
+                let (host, breakpoints) = (HostOptions::default(), Breakpoints::default());
+                let opened = node.open(FileHow {
+                    name,
+                    host: &host,
+                    objects: &object::Defined,
+                    breakpoints: &breakpoints,
+                });
+                let file = opened.await?;
                 let mut layer = Layer::look_at(Ok(file), name, format, look).await?;
-                layer.filename = export.uri();
-                layer.protocol = match source.is_bare_export {
+                layer.filename = uri;
+                layer.protocol = match is_bare {
                     true => Protocol::BareNbd,
                     false => Protocol::Nbd,
                 };
                 Ok(layer)
             }
-            None => {
-                let driver = source.driver;
+            (None, Bottom::Host) if is_plain => {
+                let driver = source.host.driver;
                 Layer::look(name, format, &Look { driver, ..*look }).await
+            }
+            _ => {
+                let how = OpenHow {
+                    sharing: look.sharing,
+                    ..open::how()
+                };
+                let file = open_file(source, &how).await?;
+                Layer::look_at(Ok(file), name, format, look).await
             }
         }
     }
@@ -323,7 +338,7 @@ fn gate(look: &Look) -> NodeGate {
         how: OpenHow {
             sharing: look.sharing,
             policy: look.policy,
-            ..OpenHow::default()
+            ..open::how()
         },
     }
 }

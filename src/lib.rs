@@ -16,11 +16,9 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 
 mod cmd;
 mod encryption;
-mod filter;
 mod getopt;
 mod job;
 mod layer;
-mod nbd;
 mod open;
 mod repair_text;
 mod text_file;

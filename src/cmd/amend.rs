@@ -20,7 +20,7 @@ use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{
-    Access, CacheMode, OneImage, OpenHow, Trust, alloc_policy, block_on, open_image,
+    self, Access, CacheMode, OneImage, OpenHow, Trust, alloc_policy, block_on, open_image,
     warn_of_guessed_raw,
 };
 use crate::options::{self, Kind, Known};
@@ -140,7 +140,7 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
         access: Access::Write,
         cache,
         policy: args.trust.backing_policy,
-        ..OpenHow::default()
+        ..open::how()
     };
     let job = args.job.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);
@@ -157,7 +157,7 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
         let request = Request {
             options: options::normalise_for_amend(lists.concat(), &amendable, &all)?,
         };
-        let current = spec.resolve()?.key_secret;
+        let current = spec.resolve()?.image.key_secret;
         let changes = request.changes(&image, current.as_deref(), args.force);
         let passes = changes.await?.in_passes(&image);
         let mut image = Some(image);

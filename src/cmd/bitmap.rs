@@ -14,7 +14,9 @@ use cowslip::qcow2::bitmap::BitmapChange;
 use serde_json::json;
 
 use crate::error::CommandError;
-use crate::open::{Access, ImageSpec, OpenHow, Trust, block_on, open_image, warn_of_guessed_raw};
+use crate::open::{
+    self, Access, ImageSpec, OpenHow, Trust, block_on, open_image, warn_of_guessed_raw,
+};
 use crate::options::bytes_within;
 use crate::output::{DoneArgs, Program};
 use crate::size::SIZE_MAX;
@@ -165,7 +167,7 @@ fn changed(args: &Args, program: &Program) -> Result<(), CommandError> {
     let [filename, bitmap] = &args.words[..] else {
         return refuse("Expecting filename and bitmap name");
     };
-    let spec = ImageSpec::only(
+    let spec = open::only(
         std::slice::from_ref(filename),
         args.format.as_deref(),
         args.image_opts,
@@ -176,7 +178,7 @@ fn changed(args: &Args, program: &Program) -> Result<(), CommandError> {
         // Bitmaps are the image's own.
         backing: BackingChoice::None,
         policy: args.trust.backing_policy,
-        ..OpenHow::default()
+        ..open::how()
     };
     block_on(Aio::Auto, async {
         let image = open_image(&spec, &how).await?;
@@ -243,7 +245,7 @@ async fn change_all(
 async fn open_source(args: &Args, filename: &str) -> Result<Image, CommandError> {
     let how = OpenHow {
         policy: args.trust.backing_policy,
-        ..OpenHow::default()
+        ..open::how()
     };
     open_image(
         &ImageSpec::named(filename, args.source_format.as_deref()),

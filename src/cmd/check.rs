@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 
 use crate::error::CommandError;
 use crate::open::{
-    Access, CacheMode, OneImage, OpenHow, Source, Trust, block_on, guessed_raw, open_alone,
+    self, Access, CacheMode, OneImage, OpenHow, Source, Trust, block_on, guessed_raw, open_alone,
     opening_failed, sharing,
 };
 use crate::output::{self, OutputArgs, OutputFormat, Program, usage_error};
@@ -218,7 +218,7 @@ fn checked(args: &Args, program: &Program) -> Result<u8, CommandError> {
         cache,
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.trust.backing_policy,
-        ..OpenHow::default()
+        ..open::how()
     };
     if args.plan {
         let scope = scope.unwrap_or(Scope::All);

@@ -20,7 +20,7 @@ use super::create::{NewFile, format_name};
 use crate::error::CommandError;
 use crate::job::JobArgs;
 use crate::layer::{self, Layer, Look};
-use crate::open::{ImageSpec, OpenHow, Source, block_on, open_alone, sharing};
+use crate::open::{self, ImageSpec, OpenHow, Source, block_on, open_alone, sharing};
 use crate::output::{DoneArgs, Program};
 
 /// Command line of `clone`.
@@ -76,7 +76,7 @@ fn cloned(args: &Args) -> Result<(), CommandError> {
     block_on(Aio::Auto, async {
         let how = OpenHow {
             sharing: sharing(args.force_share, Sharing::Frozen),
-            ..OpenHow::default()
+            ..open::how()
         };
         let (file, format) = open_alone(&source, &how).await?;
         let header = match format {
@@ -148,10 +148,8 @@ async fn files_below(source: &Source, format: Format) -> ReadSet {
         sharing: Sharing::Forced,
         ..Look::default()
     };
-    let source = Source {
-        format: Some(format),
-        ..source.clone()
-    };
+    let mut source = source.clone();
+    source.format = Some(format);
     let Ok(first) = Layer::look_source(&source, &look).await else {
         return ReadSet::default();
     };

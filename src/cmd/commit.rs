@@ -12,7 +12,8 @@ use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{
-    Access, CacheMode, OneImage, OpenHow, Source, Trust, block_on, open_image, warn_of_guessed_raw,
+    self, Access, CacheMode, OneImage, OpenHow, Source, Trust, block_on, open_image,
+    warn_of_guessed_raw,
 };
 use crate::options::bytes_within;
 use crate::output::{DoneArgs, Program, is_called_as_qemu};
@@ -81,7 +82,7 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
         cache: cache?,
         discard: DiscardPolicy::Unmap,
         policy: args.trust.backing_policy,
-        ..OpenHow::default()
+        ..open::how()
     };
     let shown = args.shown()?;
     let job = shown.job()?;
@@ -102,8 +103,9 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
                 dirty: repaired_when_opened(),
                 // While data moves into a base, its length is ours, as QEMU's jobs have it.
                 sharing: Sharing::FixedLength,
-                passphrase: source.opened_by(source.backing_key_secret.as_ref())?,
-                backing_passphrase: source.opened_by(source.backing_key_secret.as_ref())?,
+                passphrase: source.opened_by(source.image.backing_key_secret.as_ref(), &how)?,
+                backing_passphrase: source
+                    .opened_by(source.image.backing_key_secret.as_ref(), &how)?,
                 ..OpenOptions::default()
             },
         };

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::error::CommandError;
 use crate::job::JobArgs;
-use crate::open::{CacheMode, ImageSpec, OpenHow, Trust, block_on, open_image, sharing};
+use crate::open::{self, CacheMode, OpenHow, Trust, block_on, open_image, sharing};
 use crate::output::{Program, print, print_json, usage_error};
 
 /// Exit code: the disks differ.
@@ -165,14 +165,14 @@ fn compared(args: &Args, program: &Program) -> Result<bool, Failed> {
     let one = |filename: &String, format: &Option<String>| {
         let filenames = std::slice::from_ref(filename);
         let verb = ("compare", program);
-        ImageSpec::only(filenames, format.as_deref(), args.image_opts, verb).map_err(not_opened)
+        open::only(filenames, format.as_deref(), args.image_opts, verb).map_err(not_opened)
     };
     let specs = [one(first, &args.a_format)?, one(second, &args.b_format)?];
     let how = OpenHow {
         cache,
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.trust.backing_policy,
-        ..OpenHow::default()
+        ..open::how()
     };
     let outcome = block_on(Aio::Auto, async {
         let first = open_image(&specs[0], &how).await.map_err(not_opened)?;

@@ -25,8 +25,8 @@ use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{
-    CacheMode, ImageSpec, OpenHow, Trust, block_on, chosen_snapshot, foreign, open_image, sharing,
-    workers,
+    self, CacheMode, ImageSpec, OpenHow, Trust, block_on, chosen_snapshot, foreign, open_image,
+    sharing, workers,
 };
 use crate::options::{self, bytes_within, number_within};
 use crate::output::{Program, is_called_as_qemu, print_json};
@@ -470,7 +470,7 @@ impl<'a> Request<'a> {
             sharing: sharing(self.args.force_share, Sharing::Frozen),
             policy: self.args.trust.backing_policy,
             workers: workers(),
-            ..OpenHow::default()
+            ..open::how()
         };
         let mut images = Vec::new();
         for name in self.sources {

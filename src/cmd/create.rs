@@ -18,11 +18,11 @@ use crate::encryption::{EncryptionOptions, KeyOptions};
 use crate::error::CommandError;
 use crate::job::JobArgs;
 use crate::layer::{self, Layer, Look};
-use crate::nbd::ExportName;
 use crate::open::{Trust, alloc_policy, block_on, foreign, parse_format};
 use crate::options::{self, Kind, Known};
 use crate::output::{Program, json_text, print};
 use crate::size::{self, SIZE_MAX, SizeError};
+use cowslip_nbd::remote::ExportName;
 
 mod place;
 

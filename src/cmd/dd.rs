@@ -14,7 +14,7 @@ use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::open::{
-    Access, ImageSpec, OpenHow, Trust, block_on, foreign, open_image, sharing, workers,
+    self, Access, ImageSpec, OpenHow, Trust, block_on, foreign, open_image, sharing, workers,
 };
 use crate::options::{bytes_within, number_within};
 use crate::output::Program;
@@ -119,7 +119,7 @@ fn copied(args: &Args, program: &Program) -> Result<(), CommandError> {
             sharing: sharing(args.force_share, Sharing::Frozen),
             policy: args.trust.backing_policy,
             workers: workers(),
-            ..OpenHow::default()
+            ..open::how()
         };
         let spec = ImageSpec {
             image_opts: args.image_opts,
@@ -179,7 +179,7 @@ async fn copy(
         access: Access::Write,
         aio: Aio::Threads,
         policy: args.trust.backing_policy,
-        ..OpenHow::default()
+        ..open::how()
     };
     let target = open_image(&ImageSpec::named(output, Some(format_name(format))), &how).await?;
     let options = Options {

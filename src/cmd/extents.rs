@@ -13,7 +13,7 @@ use cowslip_extents::{AlignedFile, ImageFile, Keep, Method, Opened, Show, Viewer
 use cowslip_queue::fiemap;
 
 use crate::error::CommandError;
-use crate::open::{ImageSpec, OpenHow, Source, Trust, block_on, claim_file, sharing};
+use crate::open::{self, ImageSpec, OpenHow, Source, Trust, block_on, claim_file, sharing};
 use crate::output::{OutputArgs, Program};
 use crate::text_file;
 
@@ -112,7 +112,7 @@ fn open(name: &str, args: &Args) -> Result<Opened, CommandError> {
     let source = ImageSpec::named(name, args.format.as_deref()).resolve()?;
     let unseen = [
         ("data-file", source.data_file.is_some()),
-        ("file.driver=qcow2", source.filters.image.is_some()),
+        ("file.driver=qcow2", source.image_below().is_some()),
     ];
     if let Some((option, _)) = unseen.into_iter().find(|(_, is_given)| *is_given) {
         let text = format!("Could not open '{name}': '{option}' is not supported by extents");
@@ -122,7 +122,7 @@ fn open(name: &str, args: &Args) -> Result<Opened, CommandError> {
     let how = OpenHow {
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.trust.backing_policy,
-        ..OpenHow::default()
+        ..open::how()
     };
     let image = block_on(Aio::Auto, open_image(&source, &how))?;
     Ok((host, image))
@@ -137,7 +137,7 @@ async fn open_image(source: &Source, how: &OpenHow) -> Result<Option<ImageFile>,
         return Ok(None);
     }
     let opened = opened(source, how).await;
-    opened.map_err(|error| source.refused(&error))
+    opened.map_err(|error| open::refused(source, &error))
 }
 
 async fn opened(source: &Source, how: &OpenHow) -> cowslip::Result<Option<ImageFile>> {

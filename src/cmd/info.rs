@@ -56,8 +56,11 @@ fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
     let spec = args.image.spec("info", program)?;
     let source = spec.resolve()?;
     let look = Look {
-        sharing: sharing(args.force_share || source.force_share, Sharing::AsFormat),
-        locking: source.locking,
+        sharing: sharing(
+            args.force_share || source.common.force_share,
+            Sharing::AsFormat,
+        ),
+        locking: source.host.locking,
         policy: args.trust.backing_policy,
         ..Look::default()
     };

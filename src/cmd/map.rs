@@ -8,7 +8,7 @@ use cowslip::file::host::Aio;
 use cowslip::image::{Extent, Image};
 
 use crate::error::CommandError;
-use crate::open::{OneImage, OpenHow, Trust, block_on, open_image, sharing};
+use crate::open::{self, OneImage, OpenHow, Trust, block_on, open_image, sharing};
 use crate::options::bytes_within;
 use crate::output::{self, OutputArgs, OutputFormat, Program};
 use crate::size;
@@ -219,7 +219,7 @@ fn mapped(args: &Args, program: &Program) -> Result<(), CommandError> {
     let how = OpenHow {
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.trust.backing_policy,
-        ..OpenHow::default()
+        ..open::how()
     };
     block_on(Aio::Auto, async {
         let image = open_image(&spec, &how).await?;

@@ -14,7 +14,9 @@ use serde_json::json;
 use super::create::{format_named, keys_of_luks, keys_of_qcow2, options_of};
 use crate::error::CommandError;
 use crate::layer::{Layer, Look};
-use crate::open::{ImageSpec, OpenHow, Trust, block_on, chosen_snapshot, open_image, sharing};
+use crate::open::{
+    self, ImageSpec, OpenHow, Trust, block_on, chosen_snapshot, open_image, sharing,
+};
 use crate::options::{self, bytes_within};
 use crate::output::{OutputArgs, OutputFormat, Program, print, print_json};
 use crate::size::SIZE_MAX;
@@ -127,9 +129,9 @@ async fn find(
                 snapshot,
                 sharing: sharing(args.force_share, Sharing::default()),
                 policy: args.trust.backing_policy,
-                ..OpenHow::default()
+                ..open::how()
             };
-            let spec = ImageSpec::only(
+            let spec = open::only(
                 std::slice::from_ref(name),
                 args.format.as_deref(),
                 args.image_opts,

@@ -18,8 +18,8 @@ use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::layer::{self, Layer, Look};
 use crate::open::{
-    Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, Trust, block_on, foreign, open_image,
-    sharing, warn_of_guessed_raw,
+    self, Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, Trust, block_on, foreign,
+    open_image, sharing, warn_of_guessed_raw,
 };
 use crate::output::{DoneArgs, Program, is_called_as_qemu, usage_error};
 
@@ -84,7 +84,7 @@ impl Args {
     }
 
     /// What the header is to say.
-    fn header(&self, format: Option<Format>) -> Result<Backing, CommandError> {
+    fn header(&self, format: Option<Format>) -> Result<BackingFile, CommandError> {
         match (self.name(), format) {
             ("", _) => Ok(BackingFile::None),
             (_, None) => Err(self.could_not_change("backing format must be specified")),
@@ -124,14 +124,14 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
             false => BackingChoice::AsNamed,
         },
         policy: args.trust.backing_policy,
-        ..OpenHow::default()
+        ..open::how()
     };
     let backing_how = OpenHow {
         cache: parse(&args.backing_cache, "source cache option")?,
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.trust.backing_policy,
-        key_secret: spec.resolve()?.backing_key_secret,
-        ..OpenHow::default()
+        key_secret: spec.resolve()?.image.backing_key_secret,
+        ..open::how()
     };
     let shown = args.job.unless(args.quiet);
     let job = shown.job()?;

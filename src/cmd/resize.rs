@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
-use crate::open::{Access, ImageSpec, OpenHow, Trust, block_on, open_image, warn_of_guessed_raw};
+use crate::open::{self, Access, OpenHow, Trust, block_on, open_image, warn_of_guessed_raw};
 use crate::options;
 use crate::output::{DoneArgs, Program, usage_error};
 
@@ -59,7 +59,7 @@ impl Wanted {
             Some(("-", rest)) => (Wanted::Less, rest),
             _ => (Wanted::Size, text),
         };
-        options::size("size", digits).map(make)
+        Ok(options::size("size", digits).map(make)?)
     }
 
     /// The new size.
@@ -102,7 +102,7 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
         }
     };
     let wanted = Wanted::parse(size)?;
-    let spec = ImageSpec::only(
+    let spec = open::only(
         std::slice::from_ref(filename),
         args.format.as_deref(),
         args.image_opts,
@@ -111,7 +111,7 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
     let open_how = OpenHow {
         access: Access::Write,
         policy: args.trust.backing_policy,
-        ..OpenHow::default()
+        ..open::how()
     };
     let job = args.job.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);

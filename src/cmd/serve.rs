@@ -17,11 +17,11 @@ use cowslip_queue::{Backend, Queue, Signal, Signals};
 
 use crate::cmd::discard_policy;
 use crate::error::CommandError;
-use crate::nbd::Address;
 use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow, Trust};
 use crate::options;
 use crate::output::{Program, is_called_as_qemu};
 use crate::text_file;
+use cowslip_nbd::remote::Address;
 
 mod detach;
 mod export;
@@ -134,13 +134,13 @@ enum Verbosity {
     Everything,
 }
 
-/// Where the server runs.
+/// Whether the server leaves the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 enum Daemonize {
     #[default]
-    Fore,
+    No,
     /// In a process of its own, detached from the terminal.
-    Back,
+    Yes,
 }
 
 /// What is served, and how.
@@ -176,7 +176,7 @@ impl Service {
                 access: Access::Write,
                 // Clients are told the size once.
                 sharing: Sharing::FixedLength,
-                ..OpenHow::default()
+                ..open::how()
             },
             offset: 0,
             address: Address::Tcp {
@@ -419,7 +419,7 @@ async fn open_served(service: &Service) -> Result<cowslip::Image, CommandError> 
         return Ok(image);
     }
     let source = spec.resolve()?;
-    if source.read_only {
+    if source.common.read_only {
         return Err(failed("Block node is read-only"));
     }
     if source.format.is_none() && image.layers()[0].format == Format::Raw {

@@ -20,7 +20,8 @@ use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
 use crate::layer::{Layer, Look};
 use crate::open::{
-    Access, ImageSpec, OneImage, OpenHow, Trust, block_on, open_image, sharing, warn_of_guessed_raw,
+    self, Access, ImageSpec, OneImage, OpenHow, Trust, block_on, open_image, sharing,
+    warn_of_guessed_raw,
 };
 use crate::output::{self, Program, print, print_json, usage_error};
 
@@ -133,8 +134,11 @@ fn done(args: &Args, program: &Program) -> Result<(), CommandError> {
 fn list(args: &Args, spec: &ImageSpec) -> Result<(), CommandError> {
     let source = spec.resolve()?;
     let look = Look {
-        sharing: sharing(args.force_share || source.force_share, Sharing::AsFormat),
-        locking: source.locking,
+        sharing: sharing(
+            args.force_share || source.common.force_share,
+            Sharing::AsFormat,
+        ),
+        locking: source.host.locking,
         policy: args.trust.backing_policy,
         ..Look::default()
     };
@@ -166,7 +170,7 @@ fn change(
         discard: DiscardPolicy::Unmap,
         sharing: sharing(args.force_share, Sharing::AsFormat),
         policy: args.trust.backing_policy,
-        ..OpenHow::default()
+        ..open::how()
     };
     let job = args.job.job()?;
     let interrupted = CancelledOnInterrupt::new(&job);

@@ -2,6 +2,7 @@
 //! `snapshot.id=` and `snapshot.name=` of an image specification.
 
 use cowslip::qcow2::snapshot::SnapshotChoice;
+use cowslip_nodes::options::{with_id, with_name};
 
 use crate::error::CommandError;
 use crate::options;
@@ -40,28 +41,6 @@ pub fn chosen_snapshot(
         program.complain(why);
         CommandError::new(format!("Failed in parsing snapshot param '{given}'"))
     })
-}
-
-/// The snapshot that is meant, by its ID too.
-pub fn with_id(choice: Option<SnapshotChoice>, id: &str) -> SnapshotChoice {
-    let id = id.to_string();
-    match choice {
-        Some(SnapshotChoice::Name(name) | SnapshotChoice::IdAndName { name, .. }) => {
-            SnapshotChoice::IdAndName { id, name }
-        }
-        _ => SnapshotChoice::Id(id),
-    }
-}
-
-/// The snapshot that is meant, by its name too.
-pub fn with_name(choice: Option<SnapshotChoice>, name: &str) -> SnapshotChoice {
-    let name = name.to_string();
-    match choice {
-        Some(SnapshotChoice::Id(id) | SnapshotChoice::IdAndName { id, .. }) => {
-            SnapshotChoice::IdAndName { id, name }
-        }
-        _ => SnapshotChoice::Name(name),
-    }
 }
 
 #[cfg(test)]

@@ -9,10 +9,12 @@ use std::io::Read;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cowslip::luks::Passphrase;
-use cowslip_nbd::tls::{ClientCredentials, PSK_MISSING, ServerTls};
+use cowslip_nbd::remote::{Address, ClientSide, TlsName};
+use cowslip_nbd::tls::{ClientCredentials, ClientTls, PSK_MISSING, ServerTls};
+use cowslip_nodes::driver::Objects;
+use cowslip_nodes::json;
 use zeroize::Zeroizing;
 
-use super::json;
 use super::psk;
 use super::tls::{self, Authorization, Credentials};
 use crate::error::CommandError;
@@ -108,6 +110,26 @@ pub fn client_credentials(id: &str) -> Result<ClientCredentials, CommandError> {
         Credentials::Server(_) => Err(CommandError::new(
             "Expected TLS credentials for a client endpoint",
         )),
+    }
+}
+
+/// What was defined, for images that name it.
+#[derive(Clone, Copy, Debug)]
+pub struct Defined;
+
+impl Objects for Defined {
+    fn passphrase(&self, id: &str) -> cowslip::Result<Passphrase> {
+        passphrase(id).map_err(|why| cowslip::Error::invalid(why.to_string()))
+    }
+
+    fn tls_to(&self, server: &Address, name: &TlsName) -> cowslip::Result<ClientTls> {
+        let found = match &name.credentials {
+            ClientSide::Object(id) => client_credentials(id),
+            ClientSide::Directory(path, check) => tls::client_of_directory(path, *check),
+            ClientSide::Keys(path, user) => psk::client_of_file(path, user.as_deref()),
+        };
+        let credentials = found.map_err(|why| cowslip::Error::invalid(why.to_string()))?;
+        name.to_server(server, &credentials)
     }
 }
 
@@ -222,7 +244,7 @@ fn identifier(pairs: &[(String, String)]) -> Result<String, CommandError> {
 /// Names and values; the type is named or comes first.
 fn pairs(definition: &str) -> Result<Vec<(String, String)>, CommandError> {
     if definition.starts_with('{') {
-        return json::pairs(definition);
+        return Ok(json::pairs(definition)?);
     }
     let (first, rest) = definition.split_once(',').unwrap_or((definition, ""));
     if first.contains('=') || first.is_empty() {

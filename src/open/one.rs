@@ -2,7 +2,7 @@
 
 use super::ImageSpec;
 use crate::error::CommandError;
-use crate::output::Program;
+use crate::output::{Program, usage_error};
 
 /// Options of a verb that is about one image.
 #[derive(clap::Args, Clone, Debug)]
@@ -22,9 +22,33 @@ impl OneImage {
     /// The image.
     ///
     /// # Errors
-    /// As [`ImageSpec::only`].
+    /// As [`only`].
     pub fn spec(&self, verb: &str, program: &Program) -> Result<ImageSpec, CommandError> {
         let format = self.format.as_deref();
-        ImageSpec::only(&self.filenames, format, self.image_opts, (verb, program))
+        only(&self.filenames, format, self.image_opts, (verb, program))
     }
+}
+
+/// The one image that a verb of `qemu-img` is asked about.
+///
+/// # Errors
+/// Not one name, or a format beside a list of options.
+pub fn only(
+    filenames: &[String],
+    format: Option<&str>,
+    image_opts: bool,
+    (verb, program): (&str, &Program),
+) -> Result<ImageSpec, CommandError> {
+    let [filename] = filenames else {
+        let text = "Expecting one image file name";
+        return Err(usage_error(text, verb, program));
+    };
+    if image_opts && format.is_some() {
+        let text = "--image-opts and --format are mutually exclusive";
+        return Err(CommandError::new(text));
+    }
+    Ok(ImageSpec {
+        image_opts,
+        ..ImageSpec::named(filename, format)
+    })
 }

@@ -1,9 +1,10 @@
-//! Why an image could not be opened, in QEMU's words where it has any.
+//! Errors of opening images, in QEMU's words where it has any.
 
 use cowslip::Error;
 
-use super::foreign::format_refused;
 use crate::error::{CommandError, overwrite_words};
+use cowslip_nodes::Source;
+use cowslip_nodes::foreign::format_refused;
 
 /// The failure to open `filename`: `Could not open 'FILE': why`.
 pub fn opening_failed(filename: &str, error: &Error) -> CommandError {
@@ -13,7 +14,7 @@ pub fn opening_failed(filename: &str, error: &Error) -> CommandError {
     ))
 }
 
-/// Why a file could not be opened, in QEMU's words where it has any.
+/// Text of an error of opening a file, in QEMU's words where it has any.
 pub fn opening_reason(filename: &str, error: &Error) -> String {
     match error {
         Error::Corrupt {
@@ -42,4 +43,10 @@ pub fn opening_reason(filename: &str, error: &Error) -> String {
         Error::Overwrites(overwrite) => overwrite_words(overwrite),
         other => other.to_string(),
     }
+}
+
+/// `Could not open 'x': why`.
+pub fn refused(source: &Source, error: &Error) -> CommandError {
+    let why = opening_reason(&source.filename, error);
+    CommandError::new(format!("Could not open '{}': {why}", source.given))
 }

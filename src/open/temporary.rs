@@ -10,7 +10,7 @@ use cowslip::file::host::{HostOptions, open_unnamed_file};
 use cowslip::image::{BackingChoice, Format, OpenOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 
-use super::{Access, ImageSpec, OpenHow, Source, open_image};
+use super::{Access, ImageSpec, OpenHow, Source, open_image, refused};
 use crate::error::CommandError;
 
 /// Opens a new image in an unnamed file over the one that is named, which is only read.
@@ -45,19 +45,20 @@ pub async fn open_above(
         encrypt_format: None,
         passphrase: None,
         backing_passphrase: source
-            .opened_by(source.key_secret.as_ref())
+            .opened_by(source.image.key_secret.as_ref(), how)
             .unwrap_or_default(),
-        ..super::engine_options(source, how)?
+        ..cowslip_nodes::engine_options(source, how)?
     };
     let opened = Image::open(file, options, &source.gate(how)).await;
-    opened.map_err(|error| source.refused(&error))
+    opened.map_err(|error| refused(source, &error))
 }
 
 /// The temporary image names a file below it, and nothing else.
 fn refuse_what_has_no_name(source: &Source) -> Result<(), CommandError> {
-    let is_file = source.remote.is_none() && source.filters == Default::default();
-    let is_plain = source.data_file.is_none() && !source.compress;
-    match is_file && is_plain && source.backing.is_none() && source.snapshot.is_none() {
+    let image = &source.image;
+    let is_file = source.is_plain_file() && image.limits == Default::default();
+    let is_plain = source.data_file.is_none() && !image.compress;
+    match is_file && is_plain && image.backing.is_none() && image.snapshot.is_none() {
         true => Ok(()),
         false => Err(CommandError::new(
             "Temporary snapshots (-s) are supported of image files, without filters, servers and options of the \

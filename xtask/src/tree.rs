@@ -6,7 +6,12 @@ use std::process::Command;
 
 use crate::run;
 
-/// Copies what git knows of, as it is now; the directory is made anew.
+/// Version of the packages in a copy. Cargo names what it builds by a package's name, version and
+/// place in its workspace: with the version of the sources, a build of the copy would pass for one
+/// of theirs that is newer than their last change.
+const VERSION_IN_COPY: &str = "version = \"0.0.0\"";
+
+/// Copies all files that git knows, as they are now, into a new directory.
 pub fn copy(to: &Path) -> Result<(), String> {
     let mut list = Command::new("git");
     list.current_dir(run::root());
@@ -23,7 +28,13 @@ pub fn copy(to: &Path) -> Result<(), String> {
                 .map_err(|e| format!("cannot copy {}: {e}", source.display()))?;
         }
     }
-    Ok(())
+    let manifest = to.join("Cargo.toml");
+    let failed = |e: std::io::Error| format!("cannot change {}: {e}", manifest.display());
+    let text = fs::read_to_string(&manifest).map_err(failed)?;
+    let is_version = |line: &&str| line.starts_with("version = ");
+    let version = text.lines().find(is_version);
+    let version = version.ok_or_else(|| format!("{} has no version", manifest.display()))?;
+    fs::write(&manifest, text.replacen(version, VERSION_IN_COPY, 1)).map_err(failed)
 }
 
 /// Makes a directory, and those above it.

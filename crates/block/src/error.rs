@@ -97,6 +97,11 @@ impl Error {
         }
     }
 
+    /// A request that makes no sense, and why.
+    pub fn invalid(why: impl Into<String>) -> Error {
+        Error::Invalid(why.into())
+    }
+
     /// The nearest `errno`, for protocols and for messages in the C library's words.
     pub fn errno(&self) -> i32 {
         const EPERM: i32 = 1;

@@ -1,6 +1,6 @@
 //! What disks and files are, whatever is in them: the trait [`file::BlockFile`] and the adaptor
-//! that makes requests of any alignment fit it, errors, jobs, and the words for what a request
-//! means.
+//! that makes requests of any alignment fit it, errors, jobs, lists of options, and the words
+//! for what a request means.
 //!
 //! May not know: formats of images but for their first bytes, files of the host, encryption, NBD,
 //! command lines, printing, sockets, time.
@@ -11,10 +11,12 @@ pub mod file;
 pub mod foreign;
 pub mod job;
 pub mod limits;
+pub mod options;
 pub mod policy;
 #[doc(hidden)]
 pub mod random;
 pub mod run;
+pub mod size;
 #[doc(hidden)]
 pub mod sync;
 pub mod units;

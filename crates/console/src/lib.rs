@@ -12,5 +12,6 @@ pub mod output;
 mod program;
 pub mod progress;
 pub mod queue;
-pub mod size;
 pub mod time;
+
+pub use cowslip_block::size;

@@ -27,6 +27,7 @@ mod cut;
 mod disk;
 mod identity;
 mod options;
+mod vm_state;
 mod whole_clusters;
 
 use whole_clusters::{Content, WholeClusters};
@@ -367,10 +368,9 @@ impl Image {
     }
 
     /// Writes a buffer or a scatter list to the disk at `offset`; zeroes as
-    /// [`OpenOptions::detect_zeroes`] has it. Of memory that changes meanwhile the disk gets what it
-    /// holds at some moment, each byte by itself. The
-    /// future wants to be polled to its end: what one that is dropped half way has written is
-    /// undefined until the image is closed.
+    /// [`OpenOptions::detect_zeroes`] has it. Of memory that changes meanwhile the disk gets what
+    /// it holds at some moment, each byte by itself. The future wants to be polled to its end: what
+    /// one that is dropped half way has written is undefined until the image is closed.
     ///
     /// # Errors
     /// Out of range, read-only, latched, no space, I/O, or a corrupt table entry. The mapping is as
@@ -573,47 +573,6 @@ impl Image {
             (offset..offset + len, max_extents.max(1)),
         )
         .await
-    }
-
-    /// Fills a buffer or a list from `offset` on of the area behind the disk that QEMU keeps the state of
-    /// a virtual machine in. What was not written reads as zeroes; backing files have no part in
-    /// it.
-    ///
-    /// # Errors
-    /// `Unsupported` for a raw image; an offset beyond what can be addressed, I/O, or a corrupt
-    /// table entry.
-    pub async fn read_vm_state<T>(&self, offset: u64, target: T) -> Result<T>
-    where
-        T: Into<IoVecMut> + From<IoVecMut>,
-    {
-        let image = self.with_vm_state()?;
-        let filled = image.read_vm_state(offset, target.into()).await?;
-        Ok(filled.into())
-    }
-
-    /// Writes to that area: at the next flush it is durable. An internal snapshot takes it along,
-    /// and the area is empty again when the image is committed, or resized so that it begins
-    /// elsewhere ([`Image::vm_state_offset`]).
-    ///
-    /// # Errors
-    /// As [`Image::write`], and [`Image::read_vm_state`]; `Io` with EFBIG where the L1 table would
-    /// become longer than 32 MiB.
-    pub async fn write_vm_state(&self, offset: u64, data: impl Into<IoVec>) -> Result<()> {
-        self.validate_write(0, 0)?;
-        let image = self.with_vm_state()?;
-        let written = image.write_vm_state(offset, data.into()).await;
-        image.mark_corrupt_on_error(written).await
-    }
-
-    /// Where that area begins among the guest's offsets: with the first L1 entry that the disk does
-    /// not need. `None` for a raw image.
-    pub fn vm_state_offset(&self) -> Option<u64> {
-        let image = self.with_vm_state().ok()?;
-        Some(image.header().geometry().vm_state_offset(self.size()))
-    }
-
-    fn with_vm_state(&self) -> Result<&Qcow2> {
-        self.qcow2_for("the state of a virtual machine in")
     }
 
     /// Changes the size of the disk; what it adds reads as zeroes.

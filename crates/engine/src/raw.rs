@@ -43,8 +43,8 @@ pub(crate) const SECTOR_BYTES: u64 = 512;
 
 impl Raw {
     /// The image in `file`, of this size. Where its format was guessed, the file is
-    /// [`AlignedFile::guarded`]: a guest must not write another format's header into the first sector
-    /// and so have the next opener read files of its choice.
+    /// [`AlignedFile::guarded`]: a guest must not write another format's header into the first
+    /// sector and so have the next opener read files of its choice.
     pub fn new(file: AlignedFile, size: u64) -> Raw {
         Raw {
             file,

@@ -16,6 +16,7 @@ pub mod export;
 mod inbox;
 mod outbox;
 pub mod protocol;
+pub mod remote;
 pub mod server;
 mod slab;
 pub mod tls;

@@ -181,9 +181,9 @@ impl Buf {
         BufMut::copy_of(bytes).freeze()
     }
 
-    /// The bytes of an owner, such as a `Vec<u8>` or an `Arc<[u8]>`, without a copy: the owner lives
-    /// until the last part of the buffer is gone. They begin at any address, so direct I/O may need
-    /// a copy yet.
+    /// The bytes of an owner, such as a `Vec<u8>` or an `Arc<[u8]>`, without a copy: the owner
+    /// lives until the last part of the buffer is gone. They begin at any address, so direct I/O
+    /// may need a copy yet.
     pub fn from_owner(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Buf {
         let memory = Memory::owned_by(owner);
         Buf {

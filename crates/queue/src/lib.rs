@@ -35,8 +35,9 @@
 //! atomic operations on words ([`shared`] says why). [`IoVec::foreign`] says what the owner of such
 //! memory promises. A copy is made where bytes are looked at or changed on the way (ciphers,
 //! compression, blocks that a write covers in part, the guarded first sector of a disk whose format
-//! was guessed), and where direct I/O refuses the address or length of a segment: `AlignedFile` of the
-//! crate `cowslip-block` sees to that, for all requests. All others go to the kernel as they are.
+//! was guessed), and where direct I/O refuses the address or length of a segment: `AlignedFile` of
+//! the crate `cowslip-block` sees to that, for all requests. All others go to the kernel as they
+//! are.
 //!
 //! May not know: any image format, any protocol, the command line.
 

@@ -802,7 +802,7 @@ fn change(followed: &Followed, what: What) -> (String, BitmapChange) {
     (name, change)
 }
 
-fn named(file: &File) -> Backing {
+fn named(file: &File) -> BackingFile {
     BackingFile::File {
         name: file.name.clone(),
         format: file.format.name().to_string(),

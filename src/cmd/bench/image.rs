@@ -15,8 +15,8 @@ use serde_json::json;
 use crate::cmd::serve::cache_report;
 use crate::error::CommandError;
 use crate::open::{
-    Access, CacheMode, ImageSpec, OneImage, OpenHow, Trust, alloc_policy, block_on, open_image,
-    parse_aio, sharing, warn_of_guessed_raw,
+    self, Access, CacheMode, ImageSpec, OneImage, OpenHow, Trust, alloc_policy, block_on,
+    open_image, parse_aio, sharing, warn_of_guessed_raw,
 };
 use crate::options::{bytes_within, number_within};
 use crate::output::{self, Program};
@@ -313,7 +313,7 @@ impl ImageArgs {
         let aio = match &self.aio {
             Some(name) => parse_aio(name)
                 .ok_or_else(|| CommandError::new(format!("Invalid aio option: {name}")))?,
-            None => OpenHow::default().aio,
+            None => open::how().aio,
         };
         let cache =
             CacheMode::parse(&self.cache).ok_or_else(|| CommandError::new("Invalid cache mode"))?;
@@ -327,7 +327,7 @@ impl ImageArgs {
             alloc_policy: alloc_policy("alloc-policy", &self.alloc_policy)?,
             sharing: sharing(self.force_share, Sharing::AsFormat),
             policy: self.trust.backing_policy,
-            ..OpenHow::default()
+            ..open::how()
         })
     }
 
@@ -335,7 +335,7 @@ impl ImageArgs {
     fn refuse_native_without_direct(&self, spec: &ImageSpec) -> Result<(), CommandError> {
         let native = self.native || self.aio.as_deref() == Some("native");
         let cache = matches!(self.cache.as_str(), "none" | "off" | "directsync");
-        if native && !spec.resolve()?.direct.unwrap_or(cache) {
+        if native && !spec.resolve()?.common.direct.unwrap_or(cache) {
             return Err(CommandError::new(format!(
                 "Could not open '{}': aio=native was specified, but it requires cache.direct=on, \
                  which was not specified.",

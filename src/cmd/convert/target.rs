@@ -11,7 +11,7 @@ use cowslip::{Image, Job};
 use super::super::create::{self, NewFile, Place, format_name};
 use super::{Form, Request, too_small};
 use crate::error::CommandError;
-use crate::open::{Access, ImageSpec, OpenHow, open_image, workers};
+use crate::open::{self, Access, ImageSpec, OpenHow, open_image, workers};
 use crate::options;
 use crate::output::is_called_as_qemu;
 
@@ -191,7 +191,7 @@ async fn open_backing(
     let how = OpenHow {
         policy: request.args.trust.backing_policy,
         sharing: cowslip::file::Sharing::Forced,
-        ..OpenHow::default()
+        ..open::how()
     };
     let opened = open_image(&ImageSpec::named(&resolved, format), &how).await;
     opened.map_err(|why| {
@@ -231,7 +231,7 @@ async fn open_for_writing(
         key_secret: key.map(str::to_string),
         sharing,
         read_besides: read.clone(),
-        ..OpenHow::default()
+        ..open::how()
     };
     let spec = ImageSpec {
         image_opts: request.args.target_image_opts,

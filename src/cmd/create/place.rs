@@ -13,10 +13,10 @@ use cowslip::image::Format;
 use super::{FIXED_OPTIONS, Request, options_of, options_of_format, same_as_backing};
 use crate::error::CommandError;
 use crate::interrupt::RemovedOnInterrupt;
-use crate::nbd::{self, ExportName};
-use crate::open::{claim_file, local_name};
+use crate::open::{claim_file, local_name, open_export};
 use crate::options::{self, Known};
 use crate::output::warn;
+use cowslip_nbd::remote::ExportName;
 
 /// The extent size hint where space is allocated ahead, as QEMU's.
 const EXTENT_HINT_BYTES: u64 = 1 << 20;
@@ -38,7 +38,7 @@ impl Place {
     pub fn named(name: &str) -> Result<Place, CommandError> {
         match ExportName::of_file_name(name) {
             Some(export) => Ok(Place::Export(export?, name.to_string())),
-            None => local_name(name).map(Place::Host),
+            None => Ok(Place::Host(local_name(name)?)),
         }
     }
 
@@ -95,7 +95,7 @@ impl Place {
         };
         // Some servers take one client at a time: the second would wait for the first.
         refused_overwrite(read.check_stored(name, &export.storage()))?;
-        let file = nbd::open(export, name, true).await.map_err(|why| {
+        let file = open_export(export, name, true).await.map_err(|why| {
             CommandError::new(format!(
                 "Protocol driver 'nbd' does not support creating new images, so an existing image must be selected as \
                  the target; however, opening the given target as an existing image failed: {why}"

@@ -8,10 +8,11 @@ use cowslip::image::{DiscardPolicy, Format};
 
 use super::shell::{Complaint, Outcome, Shell};
 use crate::cmd::discard_policy;
-use crate::filter::Breakpoints;
 use crate::getopt::{Name, Scanner};
 use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow, Source};
 use crate::options;
+use cowslip_filters::Breakpoints;
+use cowslip_nodes::Bottom;
 
 /// What is to be opened, and how.
 #[derive(Clone, Debug)]
@@ -35,7 +36,7 @@ impl Default for ImageRequest {
                 access: Access::Write,
                 // qemu-io's default, unlike that of other programs.
                 discard: DiscardPolicy::Unmap,
-                ..OpenHow::default()
+                ..open::how()
             },
         }
     }
@@ -109,12 +110,13 @@ impl ImageRequest {
     fn contradiction(&self, source: Option<&Source>) -> Option<&'static str> {
         let writable = self.how.access == Access::Write && !self.how.temporary;
         let option = |is_set: fn(&Source) -> bool| source.is_some_and(is_set);
-        let forced = self.how.sharing == Sharing::Forced || option(|source| source.force_share);
+        let forced =
+            self.how.sharing == Sharing::Forced || option(|source| source.common.force_share);
         if !self.names_an_image() {
             Some("Must specify either driver or file")
         } else if self.filename.as_deref() == Some("") {
             Some("The 'file' block driver requires a file name")
-        } else if forced && writable && !option(|source| source.read_only) {
+        } else if forced && writable && !option(|source| source.common.read_only) {
             Some("force-share=on can only be used with read-only images")
         } else {
             None
@@ -176,8 +178,7 @@ impl Opened {
         mut request: ImageRequest,
     ) -> Result<Opened, String> {
         let spec = request.spec();
-        let without_prefix = |error: crate::error::CommandError| {
-            let text = error.to_string();
+        let without_prefix = |text: String| {
             let prefix = format!("Could not open '{}': ", spec.filename);
             text.strip_prefix(&prefix).unwrap_or(&text).to_string()
         };
@@ -188,8 +189,10 @@ impl Opened {
             let why = request.contradiction(None);
             return Err(why.unwrap_or("Nothing to open").to_string());
         }
-        let source = spec.resolve().map_err(without_prefix)?;
-        if source.read_write {
+        let source = spec
+            .resolve()
+            .map_err(|why| without_prefix(why.to_string()))?;
+        if source.common.read_write {
             request.how.access = Access::Write;
         }
         if let Some(why) = request.contradiction(Some(&source)) {
@@ -199,12 +202,15 @@ impl Opened {
             return Err("A temporary snapshot (-s) cannot be opened anew".to_string());
         }
         let image = match before {
-            Some(image) => open::reopen_image(image, &spec, &request.how).await,
+            Some(image) => {
+                let reopened = open::reopen_image(image, &spec, &request.how).await;
+                reopened.map_err(crate::error::CommandError::from)
+            }
             None => open::open_image(&spec, &request.how).await,
         };
-        let image = image.map_err(without_prefix)?;
+        let image = image.map_err(|why| without_prefix(why.to_string()))?;
         let writable = request.how.access == Access::Write;
-        if source.read_only && writable {
+        if source.common.read_only && writable {
             // Told last, when all else is well.
             image.close().await.map_err(|why| why.to_string())?;
             return Err("Block node is read-only".to_string());
@@ -227,8 +233,11 @@ impl Opened {
 /// What is told of a disk that keeps nothing: QEMU names such a driver twice, and a format over it
 /// once.
 fn drivers_of_null(source: &Source) -> Option<String> {
-    source.filters.null.as_ref()?;
-    Some(match &source.filters.bare_null {
+    let Bottom::Protocol { node, bare } = &source.bottom else {
+        return None;
+    };
+    node.file_name()?;
+    Some(match bare {
         Some(driver) => format!("format name: {driver}\n").repeat(2),
         None => "format name: raw\n".to_string(),
     })

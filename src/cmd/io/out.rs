@@ -9,8 +9,8 @@ use std::cell::RefCell;
 use std::io::{self, IsTerminal};
 use std::rc::Rc;
 
-use crate::filter::Breakpoints;
 use crate::output::{self, Program};
+use cowslip_filters::Breakpoints;
 
 /// The C library's buffer for a pipe or a file.
 const BLOCK_BYTES: usize = 4096;

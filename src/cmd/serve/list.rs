@@ -9,8 +9,8 @@ use cowslip_queue::{Backend, Queue};
 
 use super::words;
 use crate::error::CommandError;
-use crate::nbd::{Address, refused};
 use crate::output;
+use cowslip_nbd::remote::{Address, refused};
 
 /// Flags in the order of their bits, with qemu-nbd's names.
 const FLAGS: &[(TransmissionFlags, &str)] = &[
@@ -40,7 +40,7 @@ pub(super) fn list(address: &Address, tls: Option<&ClientTls>) -> Result<(), Com
     let exports = queue.block_on(async {
         let stream = address.connect().await?;
         let listed = Client::list(stream, tls).await;
-        listed.map_err(|error| refused(&error, "3 (list)"))
+        listed.map_err(|error| CommandError::from(refused(&error, "3 (list)")))
     })?;
     output::print(&text(&exports));
     Ok(())

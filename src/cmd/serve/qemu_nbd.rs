@@ -13,9 +13,10 @@ use crate::cmd::discard_policy;
 use crate::cmd::trace::{Traced, trace};
 use crate::error::CommandError;
 use crate::getopt::{Long, Mistake, Name, Scanner, Value};
-use crate::nbd::{ClientSide, TlsName};
 use crate::open::{self, Access, CacheMode, ImageSpec};
 use crate::output::{self, Program};
+use cowslip_nbd::remote::{ClientSide, TlsName};
+use cowslip_nodes::driver::Objects;
 
 /// The longest string that the protocol carries.
 const STRING_BYTES_MAX: usize = cowslip_nbd::protocol::STRING_BYTES_MAX;
@@ -434,7 +435,7 @@ impl TlsWords {
             credentials: ClientSide::Object(id),
             hostname: self.hostname,
         };
-        let tls = name.to_server(address);
+        let tls = open::object::Defined.tls_to(address, &name);
         tls.map(Some)
             .map_err(|why| Refusal::Complaint(why.to_string()))
     }

@@ -15,11 +15,11 @@
 //! [`AlignedFile::guarded`] is the same file, but its first sector is examined before it changes
 //! (`aligned/first_sector.rs`).
 //!
-//! [`AlignedFile::encrypted`] is the same file with a cipher between: bytes are decrypted behind each
-//! read and encrypted, in a copy, before each write. Its sectors are blocks like those of a device,
-//! so finer writes are read, changed and written in the same place, and keep clear of the writes to
-//! the file without the cipher. What reads as zeroes below does not read so above: zeroes are
-//! written. Where sectors are numbered by the guest's offsets, each use of the file says which
+//! [`AlignedFile::encrypted`] is the same file with a cipher between: bytes are decrypted behind
+//! each read and encrypted, in a copy, before each write. Its sectors are blocks like those of a
+//! device, so finer writes are read, changed and written in the same place, and keep clear of the
+//! writes to the file without the cipher. What reads as zeroes below does not read so above: zeroes
+//! are written. Where sectors are numbered by the guest's offsets, each use of the file says which
 //! these are ([`AlignedFile::for_guest`]).
 
 use std::borrow::Cow;

@@ -1,0 +1,122 @@
+//! [`NullFile`]: a file of some length that keeps nothing, QEMU's `null-co` and `null-aio`.
+
+use std::io;
+use std::time::Duration;
+
+use cowslip_block::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use cowslip_block::{IoVec, IoVecMut};
+use cowslip_queue::{Pending, pending};
+
+/// Length and speed of a file that stores nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NullSpec {
+    /// Its length.
+    pub bytes: u64,
+    /// Duration of each request.
+    pub latency: Duration,
+}
+
+impl Default for NullSpec {
+    fn default() -> NullSpec {
+        NullSpec {
+            bytes: 1 << 30,
+            latency: Duration::ZERO,
+        }
+    }
+}
+
+/// A file that keeps nothing, and reads as zeroes.
+#[derive(Debug)]
+pub struct NullFile {
+    name: String,
+    spec: NullSpec,
+    capabilities: Capabilities,
+}
+
+impl NullFile {
+    /// One of this name.
+    pub fn new(name: &str, spec: NullSpec) -> NullFile {
+        NullFile {
+            name: name.to_string(),
+            spec,
+            capabilities: Capabilities {
+                alignment_bytes: 1,
+                space_alignment_bytes: 1,
+                writable: true,
+                extends_with_zeroes: false,
+                zeroes_fast: true,
+                punches_holes: true,
+            },
+        }
+    }
+
+    /// A value, when the time of a request has passed. Runs on a queue.
+    fn after<T: Send + 'static>(&self, value: T) -> Pending<T> {
+        if self.spec.latency.is_zero() {
+            return Pending::ready(value);
+        }
+        let (completer, done) = pending();
+        let latency = self.spec.latency;
+        cowslip_queue::spawn(async move {
+            cowslip_queue::sleep(latency).await;
+            completer.complete(value);
+        });
+        done
+    }
+}
+
+impl BlockFile for NullFile {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn id(&self) -> Option<FileId> {
+        None
+    }
+
+    fn len(&self) -> Pending<io::Result<u64>> {
+        Pending::ready(Ok(self.spec.bytes))
+    }
+
+    fn read(&self, _offset: u64, mut buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
+        buf.fill(0);
+        self.after((Ok(()), buf))
+    }
+
+    fn write(&self, _: u64, _: IoVec, _: Durability) -> Pending<io::Result<()>> {
+        self.after(Ok(()))
+    }
+
+    fn zero(&self, _: u64, _: u64, _: Space) -> Pending<io::Result<()>> {
+        self.after(Ok(()))
+    }
+
+    fn discard(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
+        self.after(Ok(()))
+    }
+
+    fn allocate(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+
+    fn extents(&self, start: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        let hole = true;
+        Pending::ready(Ok(vec![FileExtent { start, len, hole }]))
+    }
+
+    fn flush(&self) -> Pending<io::Result<()>> {
+        self.after(Ok(()))
+    }
+
+    fn set_len(&self, _: u64) -> Pending<io::Result<()>> {
+        Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+    }
+
+    fn allocated_bytes(&self) -> Option<u64> {
+        Some(0)
+    }
+}

@@ -1,0 +1,211 @@
+//! Drivers: each is a table of options, and a constructor.
+//!
+//! A [`Protocol`] stores bytes. A [`Filter`] is a file over another one. An [`ImageFilter`] stands
+//! over the disk of an image, and the engine does its work. [`FormatOptions`] are the options of
+//! one format of images; the engine reads the format itself.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use cowslip::file::BlockFile;
+use cowslip::file::host::HostOptions;
+use cowslip::image::Format;
+use cowslip::limits::Limits;
+use cowslip::luks::Passphrase;
+use cowslip_block::options::{OptionEntry, Options, Pairs};
+use cowslip_block::{Error, Result};
+use cowslip_filters::Breakpoints;
+use cowslip_nbd::remote::{Address, TlsName};
+use cowslip_nbd::tls::ClientTls;
+
+use crate::options::{Above, ImageOptions};
+
+/// A file that is being opened.
+pub type Opening<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn BlockFile>>> + Send + 'a>>;
+
+/// Secrets and credentials, which images name by their IDs.
+pub trait Objects: fmt::Debug + Send + Sync {
+    /// The secret of this ID, as a passphrase of an encrypted image.
+    ///
+    /// # Errors
+    /// There is none, or it is no text.
+    fn passphrase(&self, id: &str) -> Result<Passphrase>;
+
+    /// Credentials for the connection to a server.
+    ///
+    /// # Errors
+    /// They cannot be used.
+    fn tls_to(&self, server: &Address, name: &TlsName) -> Result<ClientTls>;
+}
+
+/// No secrets and no credentials.
+#[derive(Clone, Copy, Debug)]
+pub struct NoObjects;
+
+impl Objects for NoObjects {
+    fn passphrase(&self, id: &str) -> Result<Passphrase> {
+        Err(Error::invalid(format!("No secret with id '{id}'")))
+    }
+
+    fn tls_to(&self, _: &Address, _: &TlsName) -> Result<ClientTls> {
+        Err(Error::invalid("No TLS credentials"))
+    }
+}
+
+/// Options of opening that all drivers of files get.
+#[derive(Clone, Copy, Debug)]
+pub struct FileHow<'a> {
+    /// The name that users know it by.
+    pub name: &'a str,
+    /// Access, and options of files of the host.
+    pub host: &'a HostOptions,
+    /// Secrets and credentials that options name by IDs.
+    pub objects: &'a dyn Objects,
+    /// Breakpoints, for filters that have them.
+    pub breakpoints: &'a Breakpoints,
+}
+
+/// A driver that stores the bytes of a file.
+pub trait Protocol: Sync {
+    /// Its names in `driver=`.
+    fn names(&self) -> &'static [&'static str];
+
+    /// Its options. It is given those of the table, and no others.
+    fn options(&self) -> &'static [OptionEntry];
+
+    /// The options that a file name stands for, if it is one of this driver's.
+    ///
+    /// # Errors
+    /// It is one, and not whole.
+    fn options_of_name(&self, _name: &str) -> Result<Option<Pairs>> {
+        Ok(None)
+    }
+
+    /// The node that a file name describes in full, if it is one of this driver's.
+    ///
+    /// # Errors
+    /// It is one, and not whole.
+    fn node_of_name(&self, _name: &str) -> Result<Option<Arc<dyn ProtocolNode>>> {
+        Ok(None)
+    }
+
+    /// Whether options that it does not have are read as those of a file of the host.
+    fn passes_options_on(&self) -> bool {
+        false
+    }
+
+    /// Reads its options under one of its names, and takes them; opens nothing.
+    ///
+    /// # Errors
+    /// A value that cannot be.
+    fn read(&self, driver: &str, options: &mut Options) -> Result<Arc<dyn ProtocolNode>>;
+}
+
+/// A file that a protocol can open.
+pub trait ProtocolNode: fmt::Debug + Send + Sync {
+    /// The file name that it has where none was given; `None` if the name as given is its name.
+    fn file_name(&self) -> Option<String> {
+        None
+    }
+
+    /// Its URI, for messages and for images that name it.
+    fn uri(&self) -> Option<String> {
+        None
+    }
+
+    /// Opens it.
+    fn open<'a>(&'a self, how: FileHow<'a>) -> Opening<'a>;
+}
+
+/// A driver that changes the view of another file, or watches it.
+pub trait Filter: Sync {
+    /// Its name.
+    fn name(&self) -> &'static str;
+
+    /// Its options.
+    fn options(&self) -> &'static [OptionEntry];
+
+    /// Its name for the file below: `file` or `image`.
+    fn child(&self) -> &'static str;
+
+    /// The options that a file name stands for, if it is one of this driver's.
+    ///
+    /// # Errors
+    /// It is one, and not whole.
+    fn options_of_name(&self, _name: &str) -> Result<Option<Pairs>> {
+        Ok(None)
+    }
+
+    /// Takes the option that names the file below, if it has one beside that file's own.
+    fn take_child_name(&self, _options: &mut Options) -> Option<String> {
+        None
+    }
+
+    /// Whether options that it does not have are those of the file below.
+    fn passes_options_on(&self) -> bool {
+        false
+    }
+
+    /// Whether the options only say how long requests to the disk below may be. Then it can stand
+    /// over an image without hiding what it is.
+    fn only_limits(&self, _options: &Options) -> bool {
+        false
+    }
+
+    /// Reads its options, and takes them; `None` if they change nothing.
+    ///
+    /// # Errors
+    /// A value that cannot be.
+    fn read(&self, options: &mut Options) -> Result<Option<Arc<dyn FilterNode>>>;
+}
+
+/// A filter that can be put over a file.
+pub trait FilterNode: fmt::Debug + Send + Sync {
+    /// Limits of requests.
+    ///
+    /// # Errors
+    /// Limits that cannot be met.
+    fn limits(&self) -> Result<Limits> {
+        Ok(Limits::default())
+    }
+
+    /// Whether it observes the work of the image above it.
+    fn observes_image(&self) -> bool {
+        false
+    }
+
+    /// Puts it over a file.
+    fn open<'a>(&'a self, below: Arc<dyn BlockFile>, how: FileHow<'a>) -> Opening<'a>;
+}
+
+/// A driver over the disk of an image.
+pub trait ImageFilter: Sync {
+    /// Its name.
+    fn name(&self) -> &'static str;
+
+    /// Its options.
+    fn options(&self) -> &'static [OptionEntry];
+
+    /// Reads its options, and takes them.
+    ///
+    /// # Errors
+    /// A value that cannot be.
+    fn read(&self, options: &mut Options, above: &mut Above) -> Result<()>;
+}
+
+/// The options that a format has beside those of all images.
+pub trait FormatOptions: Sync {
+    /// The format.
+    fn format(&self) -> Format;
+
+    /// Its options.
+    fn options(&self) -> &'static [OptionEntry];
+
+    /// Reads one of them; `false` if it is none of these.
+    ///
+    /// # Errors
+    /// A value that cannot be.
+    fn take(&self, image: &mut ImageOptions, name: &str, value: &str) -> Result<bool>;
+}

@@ -1,0 +1,28 @@
+//! The drivers of this program, one line each.
+
+use std::sync::{Arc, LazyLock};
+
+use crate::registry::Registry;
+
+mod blkdebug;
+mod compress;
+mod copy_on_read;
+pub mod file;
+mod luks;
+mod nbd;
+mod null;
+mod qcow2;
+mod raw;
+
+/// All drivers that there are.
+pub fn standard() -> Arc<Registry> {
+    static STANDARD: LazyLock<Arc<Registry>> = LazyLock::new(|| {
+        Arc::new(Registry {
+            protocols: vec![&nbd::Nbd, &null::Null],
+            filters: vec![&blkdebug::Blkdebug, &raw::Raw],
+            image_filters: vec![&copy_on_read::CopyOnRead, &compress::Compress],
+            formats: vec![&qcow2::Qcow2, &raw::Raw, &luks::Luks],
+        })
+    });
+    Arc::clone(&STANDARD)
+}

@@ -1,0 +1,101 @@
+//! `file`, `host_device`, `host_cdrom`: a file of the host.
+
+use cowslip::file::host::{Driver, Locking};
+use cowslip_block::options::{self, Kind, OptionEntry};
+use cowslip_block::{Error, Result};
+
+use crate::foreign;
+use crate::options::{CommonOptions, FileOptions, option, parse_aio};
+
+/// Its options, beside those of every node.
+pub const OPTIONS: &[OptionEntry] = &[
+    option("filename", Kind::Text, "", "Path of the file"),
+    option(
+        "locking",
+        Kind::Text,
+        "auto",
+        "Locks against other processes: auto, on or off",
+    ),
+    option(
+        "aio",
+        Kind::Text,
+        "threads",
+        "How requests reach the system: threads, native or io_uring",
+    ),
+    option("auto-read-only", Kind::Switch, "off", "Without effect"),
+    option("drop-cache", Kind::Switch, "on", "Without effect"),
+    option(
+        "x-check-cache-dropped",
+        Kind::Switch,
+        "off",
+        "Without effect",
+    ),
+    option("aio-max-batch", Kind::Number, "0", "Without effect"),
+    option("node-name", Kind::Text, "", "Name of the node"),
+];
+
+/// The outcome of reading an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It was read.
+    Yes,
+    /// There is none of that name. It is refused when the file is open.
+    Unknown,
+    /// It is one that QEMU has, and is not supported here.
+    Unsupported,
+}
+
+/// Reads the driver.
+///
+/// # Errors
+/// It is none for files of the host.
+pub fn driver(name: &str) -> Result<Driver> {
+    Driver::from_name(name).ok_or_else(|| Error::invalid(foreign::driver_refused(name)))
+}
+
+/// Reads how the file is locked.
+///
+/// # Errors
+/// No such value.
+pub fn locking(value: &str) -> Result<Locking> {
+    match value {
+        "auto" => Ok(Locking::Auto),
+        "on" => Ok(Locking::On),
+        "off" => Ok(Locking::Off),
+        _ => Err(Error::invalid(format!("invalid parameter value: {value}"))),
+    }
+}
+
+/// Reads an option of the file alone.
+///
+/// # Errors
+/// A value that cannot be.
+pub fn take(
+    host: &mut FileOptions,
+    common: &mut CommonOptions,
+    (name, value): (&str, &str),
+) -> Result<Taken> {
+    match name {
+        "locking" => host.locking = locking(value)?,
+        "aio" => {
+            let aio = parse_aio(value)
+                .ok_or_else(|| Error::invalid(format!("invalid parameter value: {value}")))?;
+            host.aio = Some((aio, value == "native"));
+        }
+        "read-only" => common.read_only |= options::switch(name, value)?,
+        "force-share" => common.force_share |= options::switch(name, value)?,
+        "cache.direct" | "cache.no-flush" => {
+            common.take(name, value)?;
+        }
+        "auto-read-only" | "drop-cache" | "x-check-cache-dropped" => {
+            options::switch(name, value)?;
+        }
+        "node-name" | "aio-max-batch" => {}
+        // Its discards are those of the image, which are passed on.
+        "discard" if value == "unmap" => {}
+        "discard" | "pr-manager" | "detect-zeroes" => return Ok(Taken::Unsupported),
+        _ if name.contains('.') => return Ok(Taken::Unsupported),
+        _ => return Ok(Taken::Unknown),
+    }
+    Ok(Taken::Yes)
+}

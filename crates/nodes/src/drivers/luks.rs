@@ -1,0 +1,36 @@
+//! `luks`: an encrypted volume.
+
+use cowslip::image::Format;
+use cowslip_block::Result;
+use cowslip_block::options::{Kind, OptionEntry};
+
+use crate::driver::FormatOptions;
+use crate::options::{ImageOptions, option};
+
+const OPTIONS: &[OptionEntry] = &[option(
+    "key-secret",
+    Kind::Text,
+    "",
+    "ID of the secret that opens it",
+)];
+
+/// The driver.
+pub struct Luks;
+
+impl FormatOptions for Luks {
+    fn format(&self) -> Format {
+        Format::Luks
+    }
+
+    fn options(&self) -> &'static [OptionEntry] {
+        OPTIONS
+    }
+
+    fn take(&self, image: &mut ImageOptions, name: &str, value: &str) -> Result<bool> {
+        let is_taken = name == "key-secret";
+        if is_taken {
+            image.key_secret = Some(value.to_string());
+        }
+        Ok(is_taken)
+    }
+}

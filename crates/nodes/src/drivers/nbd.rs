@@ -1,0 +1,54 @@
+//! `nbd`: an export of a server.
+
+use std::sync::Arc;
+
+use cowslip_block::Result;
+use cowslip_block::options::{OptionEntry, Options};
+use cowslip_nbd::remote::{self, ExportName};
+
+use crate::driver::{FileHow, Opening, Protocol, ProtocolNode};
+
+/// The driver.
+pub struct Nbd;
+
+impl Protocol for Nbd {
+    fn names(&self) -> &'static [&'static str] {
+        &["nbd"]
+    }
+
+    fn options(&self) -> &'static [OptionEntry] {
+        remote::OPTIONS
+    }
+
+    fn node_of_name(&self, name: &str) -> Result<Option<Arc<dyn ProtocolNode>>> {
+        let export = ExportName::of_file_name(name).transpose()?;
+        Ok(export.map(|export| Arc::new(Export(export)) as Arc<dyn ProtocolNode>))
+    }
+
+    fn passes_options_on(&self) -> bool {
+        true
+    }
+
+    fn read(&self, _: &str, options: &mut Options) -> Result<Arc<dyn ProtocolNode>> {
+        Ok(Arc::new(Export(ExportName::of_options(options)?)))
+    }
+}
+
+#[derive(Debug)]
+struct Export(ExportName);
+
+impl ProtocolNode for Export {
+    fn uri(&self) -> Option<String> {
+        Some(self.0.uri())
+    }
+
+    fn open<'a>(&'a self, how: FileHow<'a>) -> Opening<'a> {
+        Box::pin(async move {
+            let Export(export) = self;
+            // Before anything is sent: who has no credentials meets no server.
+            let tls = export.tls.as_ref();
+            let tls = tls.map(|tls| how.objects.tls_to(&export.server, tls));
+            remote::open(export, tls.transpose()?, how.name, how.host.writable).await
+        })
+    }
+}

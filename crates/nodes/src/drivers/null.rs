@@ -1,0 +1,93 @@
+//! `null-co` and `null-aio`: a file that keeps nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cowslip::file::BlockFile;
+use cowslip_block::options::{Kind, OptionEntry, Options, Pairs};
+use cowslip_block::{Error, Result};
+use cowslip_filters::{NullFile, NullSpec};
+
+use crate::driver::{FileHow, Opening, Protocol, ProtocolNode};
+use crate::options::option;
+
+const NAMES: &[&str] = &["null-co", "null-aio"];
+
+const OPTIONS: &[OptionEntry] = &[
+    option("size", Kind::Size, "1G", "Length of the file"),
+    option(
+        "latency-ns",
+        Kind::Number,
+        "0",
+        "Nanoseconds that each request takes",
+    ),
+    option(
+        "read-zeroes",
+        Kind::Switch,
+        "off",
+        "Without effect: it always reads as zeroes",
+    ),
+];
+
+/// The driver.
+pub struct Null;
+
+impl Protocol for Null {
+    fn names(&self) -> &'static [&'static str] {
+        NAMES
+    }
+
+    fn options(&self) -> &'static [OptionEntry] {
+        OPTIONS
+    }
+
+    fn options_of_name(&self, name: &str) -> Result<Option<Pairs>> {
+        for driver in NAMES {
+            match name
+                .strip_prefix(driver)
+                .and_then(|rest| rest.strip_prefix("://"))
+            {
+                None => {}
+                Some("") => return Ok(Some(vec![("driver".to_string(), driver.to_string())])),
+                Some(_) => {
+                    return Err(Error::invalid(format!(
+                        "The only allowed filename for this driver is '{driver}://'"
+                    )));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn read(&self, driver: &str, options: &mut Options) -> Result<Arc<dyn ProtocolNode>> {
+        let mut spec = NullSpec::default();
+        if let Some(bytes) = options.take_size("size")? {
+            spec.bytes = bytes;
+        }
+        if let Some(text) = options.take("latency-ns") {
+            let nanoseconds = text.parse();
+            let nanoseconds = nanoseconds.map_err(|_| Error::invalid("latency-ns is invalid"))?;
+            spec.latency = Duration::from_nanos(nanoseconds);
+        }
+        options.take_switch("read-zeroes")?;
+        let name = format!("{driver}://");
+        Ok(Arc::new(Nothing { name, spec }))
+    }
+}
+
+#[derive(Debug)]
+struct Nothing {
+    name: String,
+    spec: NullSpec,
+}
+
+impl ProtocolNode for Nothing {
+    fn file_name(&self) -> Option<String> {
+        Some(self.name.clone())
+    }
+
+    fn open<'a>(&'a self, how: FileHow<'a>) -> Opening<'a> {
+        let file = NullFile::new(how.name, self.spec.clone());
+        Box::pin(std::future::ready(Ok(Arc::new(file) as Arc<dyn BlockFile>)))
+    }
+}

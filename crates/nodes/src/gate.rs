@@ -1,0 +1,94 @@
+//! The way to the files that images name: those of the host, exports of NBD servers, and what
+//! `json:` describes.
+
+use std::sync::Arc;
+
+use cowslip::file::host::{BackingPolicy, HostGate};
+use cowslip::file::{BlockFile, ChosenBy, FileRequest, Gate, OpenFuture, OpenedFile};
+use cowslip::{Error, Result};
+
+use crate::how::{Access, OpenHow};
+use crate::image_spec::ImageSpec;
+use crate::open::open_file;
+use crate::source::Source;
+
+/// Opens what images name, as far as the policy allows.
+#[derive(Clone, Debug)]
+pub struct NodeGate {
+    /// The way to files of the host.
+    pub host: HostGate,
+    /// Options of opening other nodes.
+    pub how: OpenHow,
+}
+
+impl Gate for NodeGate {
+    fn open(&self, request: &FileRequest<'_>) -> Result<Arc<dyn BlockFile>> {
+        self.host.open(request)
+    }
+
+    fn reach<'a>(&'a self, request: &'a FileRequest<'a>) -> OpenFuture<'a> {
+        if self.how.environment.registry.is_description(request.name) {
+            return Box::pin(self.described(request));
+        }
+        Box::pin(std::future::ready(self.open(request).map(OpenedFile::from)))
+    }
+}
+
+impl NodeGate {
+    async fn described(&self, request: &FileRequest<'_>) -> Result<OpenedFile> {
+        if self.host.policy != BackingPolicy::Any && request.chosen_by == ChosenBy::Image {
+            return Err(self
+                .host
+                .policy
+                .forbidden(request, ": it is no file's name"));
+        }
+        let name = request.name;
+        let could_not = |why: &dyn std::fmt::Display| {
+            let text = why.to_string();
+            let own = text.strip_prefix(&format!("Could not open '{name}': "));
+            Error::Invalid(format!(
+                "Could not open backing file: {}",
+                own.unwrap_or(&text)
+            ))
+        };
+        let source = ImageSpec::named(name, None).resolve_by(&self.how.environment.registry);
+        let source = source.map_err(|why| could_not(&why))?;
+        if let Some(option) = source.of_an_image() {
+            return Err(Error::Unsupported {
+                file: request.named_by.to_string(),
+                feature: format!("'{option}' in the description of its backing file"),
+            });
+        }
+        let how = OpenHow {
+            access: match request.writable {
+                true => Access::Write,
+                false => Access::Read,
+            },
+            ..self.how.clone()
+        };
+        let file = open_file(&source, &how).await;
+        Ok(OpenedFile {
+            file: file.map_err(|why| could_not(&why))?,
+            format: source.format,
+        })
+    }
+}
+
+impl Source {
+    /// An option of an image, and not of its file, if there is one.
+    fn of_an_image(&self) -> Option<&'static str> {
+        let image = &self.image;
+        let keys = image.key_secret.is_some() || image.backing_key_secret.is_some();
+        [
+            ("backing", image.backing.is_some()),
+            ("data-file", self.data_file.is_some()),
+            ("snapshot", image.snapshot.is_some()),
+            ("encrypt.format", image.encrypt_format.is_some()),
+            ("key-secret", keys),
+            ("copy-on-read", image.copy_on_read.is_some()),
+            ("compress", image.compress),
+        ]
+        .into_iter()
+        .find_map(|(option, is_said)| is_said.then_some(option))
+    }
+}

@@ -1,0 +1,39 @@
+//! Images and files by name or by options: where formats, protocols and filters meet.
+//!
+//! An [`ImageSpec`] is what a user says: a file name, a list of options, or JSON. It is read as a
+//! tree of nodes ([`spec::NodeSpec`]) by the tables of the drivers ([`driver`]), which a
+//! [`Registry`] finds by their names, and becomes a [`Source`]: one image, and the line of nodes
+//! that its bytes come through. [`open_image`] opens it.
+//!
+//! A new protocol or filter is a file in `drivers/` and a line in `drivers.rs`.
+//!
+//! May not know: options of a command line, printing.
+
+mod cache_sizes;
+pub mod driver;
+pub mod drivers;
+pub mod foreign;
+mod gate;
+mod how;
+mod image_file;
+mod image_spec;
+pub mod json;
+mod open;
+pub mod options;
+mod registry;
+mod source;
+pub mod spec;
+#[cfg(test)]
+mod tests;
+
+pub use foreign::local_name;
+pub use gate::NodeGate;
+pub use how::{Access, CacheMode, Environment, OpenHow};
+pub use image_file::ImageFile;
+pub use image_spec::ImageSpec;
+pub use open::{
+    OpenError, engine_options, open_alone, open_file, open_image, open_source, reopen_image,
+    sharing,
+};
+pub use registry::Registry;
+pub use source::{Bottom, Source};

@@ -1,0 +1,113 @@
+//! [`Registry`]: formats, protocols and filters by their names.
+
+use std::fmt;
+use std::sync::Arc;
+
+use cowslip::image::Format;
+use cowslip_block::Result;
+use cowslip_block::options::Pairs;
+
+use crate::driver::{Filter, FormatOptions, ImageFilter, Protocol, ProtocolNode};
+
+/// The drivers that there are.
+#[derive(Clone, Default)]
+pub struct Registry {
+    /// Drivers that store bytes.
+    pub protocols: Vec<&'static dyn Protocol>,
+    /// Files over files.
+    pub filters: Vec<&'static dyn Filter>,
+    /// Filters over the disk of an image.
+    pub image_filters: Vec<&'static dyn ImageFilter>,
+    /// Options of each format.
+    pub formats: Vec<&'static dyn FormatOptions>,
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let protocols = self.protocols.iter().flat_map(|driver| driver.names());
+        let filters = self.filters.iter().map(|driver| driver.name());
+        f.debug_struct("Registry")
+            .field("protocols", &protocols.collect::<Vec<_>>())
+            .field("filters", &filters.collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Registry {
+    /// The protocol of this name.
+    pub fn protocol(&self, name: &str) -> Option<&'static dyn Protocol> {
+        let mut protocols = self.protocols.iter();
+        protocols
+            .find(|driver| driver.names().contains(&name))
+            .copied()
+    }
+
+    /// The filter of this name.
+    pub fn filter(&self, name: &str) -> Option<&'static dyn Filter> {
+        let mut filters = self.filters.iter();
+        filters.find(|driver| driver.name() == name).copied()
+    }
+
+    /// The filter over images of this name.
+    pub fn image_filter(&self, name: &str) -> Option<&'static dyn ImageFilter> {
+        let mut filters = self.image_filters.iter();
+        filters.find(|driver| driver.name() == name).copied()
+    }
+
+    /// Whether a driver has a file below it and is a format of images.
+    pub fn is_format(&self, name: &str) -> bool {
+        let mut formats = self.formats.iter();
+        formats.any(|driver| driver.format().name() == name)
+    }
+
+    /// Whether some format has an option of this name.
+    pub fn is_of_a_format(&self, name: &str) -> bool {
+        let mut formats = self.formats.iter();
+        formats.any(|driver| driver.options().iter().any(|option| option.is(name)))
+    }
+
+    /// Whether a format has an option of this name.
+    pub fn is_of_format(&self, format: Format, name: &str) -> bool {
+        let mut formats = self.formats.iter();
+        let known = formats.find(|driver| driver.format() == format);
+        known.is_some_and(|driver| driver.options().iter().any(|option| option.is(name)))
+    }
+
+    /// The options that a file name stands for.
+    ///
+    /// # Errors
+    /// It is a driver's, and not whole.
+    pub fn options_of_name(&self, name: &str) -> Result<Option<Pairs>> {
+        for driver in &self.protocols {
+            if let Some(pairs) = driver.options_of_name(name)? {
+                return Ok(Some(pairs));
+            }
+        }
+        for driver in &self.filters {
+            if let Some(pairs) = driver.options_of_name(name)? {
+                return Ok(Some(pairs));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The node that a file name describes in full.
+    ///
+    /// # Errors
+    /// It is a driver's, and not whole.
+    pub fn node_of_name(&self, name: &str) -> Result<Option<Arc<dyn ProtocolNode>>> {
+        for driver in &self.protocols {
+            if let Some(node) = driver.node_of_name(name)? {
+                return Ok(Some(node));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a name, as images have it, is not that of a file of the host.
+    pub fn is_description(&self, name: &str) -> bool {
+        name.starts_with("json:")
+            || !matches!(self.node_of_name(name), Ok(None))
+            || !matches!(self.options_of_name(name), Ok(None))
+    }
+}

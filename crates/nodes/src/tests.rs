@@ -1,0 +1,227 @@
+//! A protocol that this test alone adds: an image opens over it by name.
+
+use std::io;
+use std::sync::Arc;
+
+use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use cowslip_block::options::{Kind, OptionEntry, Options};
+use cowslip_block::{BufMut, IoVec, IoVecMut, Result};
+use cowslip_queue::{Backend, Pending, Queue};
+
+use crate::driver::{FileHow, Opening, Protocol, ProtocolNode};
+use crate::options::option;
+use crate::{Environment, ImageSpec, OpenHow, Registry, drivers, open_image};
+
+/// `ramp`: bytes that are computed from their offsets.
+struct Ramp;
+
+impl Protocol for Ramp {
+    fn names(&self) -> &'static [&'static str] {
+        &["ramp"]
+    }
+
+    fn options(&self) -> &'static [OptionEntry] {
+        const OPTIONS: &[OptionEntry] = &[
+            option("size", Kind::Size, "1M", "Length"),
+            option(
+                "step",
+                Kind::Number,
+                "1",
+                "Difference of neighbouring sectors",
+            ),
+        ];
+        OPTIONS
+    }
+
+    fn read(&self, _: &str, options: &mut Options) -> Result<Arc<dyn ProtocolNode>> {
+        let size = options.take_size("size")?.unwrap_or(1 << 20);
+        let step = options.take("step").map_or(Ok(1), |step| step.parse());
+        let step = step.map_err(|_| cowslip_block::Error::invalid("step is invalid"))?;
+        Ok(Arc::new(Node { size, step }))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    size: u64,
+    step: u8,
+}
+
+impl ProtocolNode for Node {
+    fn open<'a>(&'a self, how: FileHow<'a>) -> Opening<'a> {
+        let file = RampFile {
+            name: how.name.to_string(),
+            node: *self,
+            capabilities: Capabilities {
+                alignment_bytes: 1,
+                space_alignment_bytes: 1,
+                writable: false,
+                extends_with_zeroes: false,
+                zeroes_fast: false,
+                punches_holes: false,
+            },
+        };
+        Box::pin(std::future::ready(Ok(Arc::new(file) as Arc<dyn BlockFile>)))
+    }
+}
+
+#[derive(Debug)]
+struct RampFile {
+    name: String,
+    node: Node,
+    capabilities: Capabilities,
+}
+
+impl RampFile {
+    fn byte(&self, offset: u64) -> u8 {
+        match offset < self.node.size {
+            true => ((offset / 512) as u8).wrapping_mul(self.node.step),
+            false => 0,
+        }
+    }
+}
+
+fn refused<T>() -> Pending<io::Result<T>> {
+    Pending::ready(Err(io::ErrorKind::Unsupported.into()))
+}
+
+impl BlockFile for RampFile {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn id(&self) -> Option<FileId> {
+        None
+    }
+
+    fn len(&self) -> Pending<io::Result<u64>> {
+        Pending::ready(Ok(self.node.size))
+    }
+
+    fn read(&self, offset: u64, mut target: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
+        let end = offset + target.len() as u64;
+        let bytes: Vec<u8> = (offset..end).map(|at| self.byte(at)).collect();
+        target.copy_from_slice(0, &bytes);
+        Pending::ready((Ok(()), target))
+    }
+
+    fn write(&self, _: u64, _: IoVec, _: Durability) -> Pending<io::Result<()>> {
+        refused()
+    }
+
+    fn zero(&self, _: u64, _: u64, _: Space) -> Pending<io::Result<()>> {
+        refused()
+    }
+
+    fn discard(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
+        refused()
+    }
+
+    fn allocate(&self, _: u64, _: u64) -> Pending<io::Result<()>> {
+        refused()
+    }
+
+    fn extents(&self, start: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
+        let hole = false;
+        Pending::ready(Ok(vec![FileExtent { start, len, hole }]))
+    }
+
+    fn flush(&self) -> Pending<io::Result<()>> {
+        Pending::ready(Ok(()))
+    }
+
+    fn set_len(&self, _: u64) -> Pending<io::Result<()>> {
+        refused()
+    }
+
+    fn allocated_bytes(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// The first byte of each of some sectors of the disk, or why there is none.
+fn sectors(list: &str, sectors: &[u64]) -> Result<Vec<u8>> {
+    let mut registry = Registry::clone(&drivers::standard());
+    registry.protocols.push(&Ramp);
+    let how = OpenHow::new(Environment {
+        registry: Arc::new(registry),
+        ..Environment::default()
+    });
+    let spec = ImageSpec {
+        filename: list.to_string(),
+        format: None,
+        image_opts: true,
+    };
+    let queue = Queue::new(Backend::Auto).unwrap();
+    queue.block_on(async {
+        let image = open_image(&spec, &how).await?;
+        let mut bytes = Vec::new();
+        for sector in sectors {
+            let read = image.read(sector * 512, BufMut::zeroed(512)).await?;
+            bytes.push(read[0]);
+        }
+        image.close().await?;
+        Ok(bytes)
+    })
+}
+
+#[test]
+fn a_protocol_is_a_driver_and_a_line() {
+    let read = |list| sectors(list, &[0, 1, 7]).unwrap();
+    assert_eq!(read("driver=ramp,size=64k"), [0, 1, 7]);
+    assert_eq!(read("driver=raw,file.driver=ramp,file.step=3"), [0, 3, 21]);
+    let part = "driver=raw,offset=1k,file.driver=ramp,file.size=64k";
+    assert_eq!(read(part), [2, 3, 9]);
+    let below = "driver=raw,file.driver=blkdebug,file.align=4k,file.image.driver=ramp";
+    assert_eq!(read(below), [0, 1, 7]);
+}
+
+#[test]
+fn a_qcow2_image_names_it_as_its_backing_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("top.qcow2");
+    let queue = Queue::new(Backend::Auto).unwrap();
+    queue.block_on(async {
+        use cowslip::file::host::{CreateMode, HostOptions, open_host_file};
+        use cowslip::qcow2::create::{CreateOptions, create};
+        let options = HostOptions {
+            writable: true,
+            create: CreateMode::Truncate,
+            ..HostOptions::default()
+        };
+        let file = open_host_file(&path, &options).unwrap();
+        create(file, None, &CreateOptions::new(1 << 20))
+            .await
+            .unwrap();
+    });
+    let backing = r#"json:{"driver":"raw","file":{"driver":"ramp","step":"2"}}"#;
+    let list = format!(
+        "driver=qcow2,file.filename={},backing={}",
+        path.display(),
+        backing.replace(',', ",,")
+    );
+    assert_eq!(sectors(&list, &[0, 1, 9]).unwrap(), [0, 2, 18]);
+}
+
+#[test]
+fn its_options_are_refused_as_those_of_others() {
+    for (list, said) in [
+        (
+            "driver=raw,file.driver=ramp,file.foo=1",
+            "Block protocol 'ramp' doesn't support the option 'foo'",
+        ),
+        (
+            "driver=ramp,size=x",
+            "Parameter 'size' expects a non-negative",
+        ),
+        ("driver=ramp,step=x", "step is invalid"),
+    ] {
+        let why = sectors(list, &[]).unwrap_err().to_string();
+        let begin = format!("Could not open '{list}': {said}");
+        assert!(why.starts_with(&begin), "{why}");
+    }
+}
