@@ -422,10 +422,18 @@ impl AlignedFile {
     where
         T: Into<IoVecMut> + From<IoVecMut>,
     {
-        Ok(self.read_list(offset, target.into()).await?.into())
+        let target = target.into();
+        let is_aligned = self.is_aligned(offset, target.len() as u64);
+        if is_aligned && self.cipher.is_none() && target.fits(self.memory) {
+            let (outcome, target) = self.file.read(offset, target).await;
+            outcome.map_err(|error| self.failed("read", error))?;
+            return Ok(target.into());
+        }
+        Ok(self.read_otherwise(offset, target).await?.into())
     }
 
-    async fn read_list(&self, offset: u64, mut target: IoVecMut) -> Result<IoVecMut> {
+    /// The same where bytes are decrypted, or the file takes the request only in other memory.
+    async fn read_otherwise(&self, offset: u64, mut target: IoVecMut) -> Result<IoVecMut> {
         let len = target.len() as u64;
         if !self.is_aligned(offset, len) {
             let start = round_down(offset, self.alignment);
@@ -434,7 +442,7 @@ impl AlignedFile {
             target.copy_from_slice(0, &wide[(offset - start) as usize..][..len as usize]);
             return Ok(target);
         }
-        if target.fits(self.memory) && (!self.is_encrypted() || target.is_buffer()) {
+        if target.is_buffer() && target.fits(self.memory) {
             return self.read_blocks(offset, target).await;
         }
         // What direct I/O refuses, and what others must not see before it is decrypted.
@@ -449,7 +457,7 @@ impl AlignedFile {
         Ok(self.read_blocks(offset, own).await?.into())
     }
 
-    /// Reads whole blocks as they are wanted; what is encrypted into one buffer.
+    /// Reads whole blocks into one buffer, and decrypts them there.
     async fn read_blocks(&self, offset: u64, target: IoVecMut) -> Result<IoVecMut> {
         let (outcome, target) = self.file.read(offset, target).await;
         outcome.map_err(|error| self.failed("read", error))?;
