@@ -17,10 +17,10 @@
 //! only through its L1 entry, which is a stage-B write. Empty stages cost nothing.
 //!
 //! A cut is *unordered* if it raises no count, and no entry in it promises bytes that may not be
-//! durable yet ([`WriteOrdering`](crate::qcow2::plan::WriteOrdering)): each entry refers to space that reads as
-//! zeroes, durably, where the guest's disk did. Then stage A is empty, new tables, slices and L1 go
-//! down together, and there is one barrier for them and for the guest's data: whatever a crash
-//! keeps of them, each sector is old or new.
+//! durable yet ([`WriteOrdering`](crate::qcow2::plan::WriteOrdering)): each entry refers to space
+//! that reads as zeroes, durably, where the guest's disk did. Then stage A is empty, new tables,
+//! slices and L1 go down together, and there is one barrier for them and for the guest's data:
+//! whatever a crash keeps of them, each sector is old or new.
 //!
 //! The refcount table and its blocks grow ahead of need ([`Qcow2::make_room`]): blocks, barrier,
 //! table entries (or a new table, barrier, header), barrier; only then is the space they count
