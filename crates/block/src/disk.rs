@@ -1,9 +1,9 @@
-//! [`Disk`]: what a guest sees, whatever stores it; the one interface between images, servers and
-//! whatever lies between them.
+//! [`Disk`]: a disk as a guest sees it, whatever stores it; the one interface between images,
+//! servers and the layers between them.
 //!
-//! Requests are validated where they come in: a disk refuses ranges beyond its end and writes that
-//! it does not take, so that its callers need not. Many requests are under way at a time; they
-//! complete in any order, and those that overlap take effect in any order.
+//! A disk validates requests where they come in: it refuses ranges beyond its end and writes that
+//! it does not accept, so callers need not check. Many requests are under way at a time; they
+//! complete in any order, and overlapping ones take effect in any order.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,14 +22,14 @@ pub use memory::MemoryDisk;
 /// A request under way. Boxed once, because disks are used as objects.
 pub type DiskFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
-/// Options of one write of zeroes.
+/// Options of a request for zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ZeroOptions {
-    /// Whether the space may be given back (NBD: not `NO_HOLE`; qemu-io: `-u`).
+    /// Whether the space may be deallocated (NBD: not `NO_HOLE`; qemu-io: `-u`).
     pub space: Space,
-    /// When the zeroes are durable.
+    /// Durability of the zeroes at completion.
     pub durability: Durability,
-    /// Fail with [`Error::Unsupported`], at once, rather than write zeroes out (NBD: `FAST_ZERO`).
+    /// Fail at once with [`Error::Unsupported`] rather than write zeroes out (NBD: `FAST_ZERO`).
     pub fast_only: bool,
 }
 
@@ -40,59 +40,58 @@ pub struct Extent {
     pub start: u64,
     /// Length in bytes; never 0.
     pub len: u64,
-    /// The layer of the chain that decides it: 0 is the image itself.
+    /// Depth in the backing chain of the layer that provides the run; 0 is the image itself.
     pub depth: u32,
-    /// Some layer holds it (QEMU: `present`).
+    /// Some layer contains the run (QEMU: `present`).
     pub present: bool,
-    /// It reads as zeroes.
+    /// The run reads as zeroes.
     pub zero: bool,
-    /// It is stored as data.
+    /// The run is stored as data.
     pub data: bool,
-    /// It is stored compressed.
+    /// The run is stored compressed.
     pub compressed: bool,
-    /// The place of the bytes in the file of that layer (in its data file, if it has one).
+    /// Offset of the bytes, in bytes, in that layer's file (in its data file, if it has one).
     pub host_offset: Option<u64>,
 }
 
-/// Properties of a disk that stay while it is open.
+/// Properties of a disk that are fixed while it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
-    /// It takes writes.
+    /// The disk accepts writes.
     pub writable: bool,
-    /// Length in bytes, a power of two, of the blocks that it allocates and that requests are best
-    /// aligned to.
+    /// Allocation unit in bytes, a power of two; requests are best aligned to it.
     pub preferred_block_bytes: u64,
 }
 
 /// A disk: a range of bytes that a guest reads and writes.
 pub trait Disk: Send + Sync + fmt::Debug {
-    /// The name by which users know it, for messages.
+    /// The name for messages, as users know the disk.
     fn name(&self) -> &str;
 
-    /// Its size in bytes, now.
+    /// Current size in bytes.
     fn size(&self) -> u64;
 
-    /// What stays as it is while the disk is open.
+    /// Properties that are fixed while the disk is open.
     fn features(&self) -> Features;
 
-    /// Identity of its bytes, which shows without reading that two disks hold the same. Unknown
-    /// unless a disk answers: a disk over another one may show it in part or transformed.
+    /// Identity of the contents: equal values mean equal bytes, without reading them. Unknown by
+    /// default, since a disk on top of another one may show a part of it, or show it transformed.
     fn content_id(&self) -> Option<ContentId> {
         None
     }
 
-    /// The files and devices that a write to it changes.
+    /// The files and devices that a write to the disk changes.
     fn storage(&self) -> Storage {
         Storage::default()
     }
 
-    /// Fills a scatter list from `offset` on, and gives it back.
+    /// Reads at `offset` into a scatter list, and returns the list.
     ///
     /// # Errors
-    /// Beyond the end, I/O, or damage of the image.
+    /// A range beyond the end; I/O; a damaged image.
     fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut>;
 
-    /// Writes `data` at `offset`: all of it, or an error.
+    /// Writes all of `data` at `offset`, or fails.
     ///
     /// # Errors
     /// As for [`Disk::read`]; [`Error::ReadOnly`], as by default.
@@ -104,13 +103,14 @@ pub trait Disk: Send + Sync + fmt::Debug {
     /// Makes a range read as zeroes.
     ///
     /// # Errors
-    /// As for [`Disk::write`]; [`Error::Unsupported`] if that would take long and was to be fast.
+    /// As for [`Disk::write`]; [`Error::Unsupported`] if `fast_only` is set and zeroes would have
+    /// to be written out.
     fn zero(&self, offset: u64, len: u64, options: ZeroOptions) -> DiskFuture<'_, ()> {
         let _unused = (offset, len, options);
         read_only(self.name())
     }
 
-    /// Gives a range up. Its bytes afterwards are unspecified, but no other guest's.
+    /// Discards a range. Its bytes are unspecified afterwards, but never those of another guest.
     ///
     /// # Errors
     /// As for [`Disk::write`].
@@ -127,8 +127,8 @@ pub trait Disk: Send + Sync + fmt::Debug {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// States of a range, in order, from its first byte on: at least one extent and about `max` at
-    /// most, so that they may end before the range does.
+    /// States of a range, in order from its first byte on: at least one extent and about `max` at
+    /// most, so they may end before the range does.
     ///
     /// # Errors
     /// As for [`Disk::read`].
@@ -139,10 +139,10 @@ fn read_only<T: Send + 'static>(name: &str) -> DiskFuture<'static, T> {
     Box::pin(std::future::ready(Err(Error::ReadOnly(name.to_string()))))
 }
 
-/// Checks that a range lies on a disk of `size` bytes.
+/// Checks that a range lies within a disk of `size` bytes.
 ///
 /// # Errors
-/// EIO, as QEMU has it.
+/// EIO, as in QEMU.
 pub fn within(size: u64, offset: u64, len: u64) -> Result<()> {
     const EIO: i32 = 5;
     match offset.checked_add(len) {
@@ -154,17 +154,17 @@ pub fn within(size: u64, offset: u64, len: u64) -> Result<()> {
     }
 }
 
-/// A part of another disk, or all that follows an offset and grows with it.
+/// A part of another disk: a range, or everything from an offset to an end that may move.
 #[derive(Debug)]
 pub struct DiskPart {
     disk: Arc<dyn Disk>,
     start: u64,
-    /// `None` is the end of the disk, wherever it comes to be.
+    /// End in bytes; `None` is the end of the disk, wherever it moves.
     end: Option<u64>,
 }
 
 impl DiskPart {
-    /// The bytes of a disk from `start` on.
+    /// The bytes of a disk from `start` to its end.
     pub fn after(disk: Arc<dyn Disk>, start: u64) -> DiskPart {
         DiskPart {
             disk,
@@ -173,7 +173,7 @@ impl DiskPart {
         }
     }
 
-    /// The bytes of a range. Where the disk is shorter, so is the part.
+    /// The bytes of a range. The part is shorter where the disk is.
     pub fn of(disk: Arc<dyn Disk>, range: Range<u64>) -> DiskPart {
         DiskPart {
             disk,
@@ -188,7 +188,7 @@ impl DiskPart {
         Ok(self.start + offset)
     }
 
-    /// Passes a request on, at its place on the whole disk.
+    /// Passes a request on at its offset on the whole disk.
     fn pass<'a, T: Send + 'a>(
         &'a self,
         (offset, len): (u64, u64),

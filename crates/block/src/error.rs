@@ -1,8 +1,8 @@
-//! What can go wrong, in three kinds that are never mixed.
+//! Errors, in three kinds that are kept apart.
 //!
-//! The system failed ([`Error::Io`]), the image is damaged ([`Error::Corrupt`]) or asks for what we
-//! do not do ([`Error::Unsupported`]), the caller asked for what cannot be ([`Error::Invalid`]…).
-//! Our own mistakes are assertions, not errors.
+//! The system failed ([`Error::Io`]); the image is damaged ([`Error::Corrupt`]) or needs an
+//! unsupported feature ([`Error::Unsupported`]); the caller's request is impossible
+//! ([`Error::Invalid`] and others). Mistakes of this program are assertions, not errors.
 
 use std::fmt;
 use std::io;
@@ -14,9 +14,9 @@ use crate::file::{Conflict, ReadAs};
 pub enum Error {
     /// A file operation failed.
     Io {
-        /// What was attempted on which file, such as "Could not read 'a.qcow2'".
+        /// The attempted operation and the file, such as "Could not read 'a.qcow2'".
         context: String,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
     /// The image contradicts the specification or itself. Nothing was changed.
@@ -27,43 +27,43 @@ pub enum Error {
         structure: &'static str,
         /// The structure's offset in the file, in bytes.
         offset: u64,
-        /// What is wrong with it.
+        /// The fault found.
         detail: String,
     },
     /// The image or the request needs something that is not supported.
     Unsupported {
         /// The file, as the user named it.
         file: String,
-        /// What is needed, by name.
+        /// Name of the feature.
         feature: String,
     },
     /// The request makes no sense: out of range, contradictory options.
     Invalid(String),
-    /// A write to something that was opened read-only.
+    /// A write to an object that was opened read-only.
     ReadOnly(String),
     /// An earlier failure of a metadata write or a flush makes further writes unsafe until the
     /// image is reopened (invariant D4).
     Latched(String),
-    /// The image names a file that the caller's policy keeps it from.
+    /// The image names a file that the caller's policy forbids.
     Forbidden(String),
-    /// The image is encrypted, and what opens it was not given, or is something else.
+    /// The image is encrypted, and its key or passphrase is missing or wrong.
     Key(String),
-    /// Another process uses the file in a way that does not go together with ours.
+    /// Another process uses the file in a way that conflicts with this use.
     Locked(Box<Conflict>),
-    /// A file would be written whose bytes are read by the same command.
+    /// A write would change a file that the same command reads.
     Overwrites(Box<Overwrite>),
-    /// The caller has cancelled the job; what it had done is taken back.
+    /// The caller has cancelled the job; its work has been undone.
     Cancelled,
 }
 
-/// A write that would change what is read.
+/// A write that would change a file that is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overwrite {
     /// The file that would be written, as the user named it.
     pub file: String,
-    /// The file that is read.
+    /// The file that is read, as the user named it.
     pub read: String,
-    /// What it is read as.
+    /// The use of the file that is read.
     pub read_as: ReadAs,
 }
 
@@ -102,7 +102,7 @@ impl Error {
         Error::Invalid(why.into())
     }
 
-    /// The nearest `errno`, for protocols and for messages in the C library's words.
+    /// The nearest `errno`, for protocols and for messages in the C library's wording.
     pub fn errno(&self) -> i32 {
         const EPERM: i32 = 1;
         const EIO: i32 = 5;
@@ -127,12 +127,12 @@ impl Error {
         }
     }
 
-    /// The system's words for [`Error::errno`], without Rust's "(os error N)".
+    /// The system's message for [`Error::errno`], without Rust's "(os error N)".
     pub fn system_words(&self) -> String {
         system_words(&io::Error::from_raw_os_error(self.errno()))
     }
 
-    /// A copy for the other requests that fail for the same reason.
+    /// A copy, for other requests that fail for the same reason.
     pub fn duplicate(&self) -> Error {
         match self {
             Error::Io { context, source } => Error::Io {
@@ -169,7 +169,7 @@ impl Error {
     }
 }
 
-/// An I/O error in the C library's words: "No such file or directory".
+/// An I/O error in the C library's wording: "No such file or directory".
 pub fn system_words(error: &io::Error) -> String {
     let text = error.to_string();
     match text.find(" (os error ") {

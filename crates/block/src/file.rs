@@ -1,9 +1,9 @@
-//! The only door to bytes: the trait [`BlockFile`], and [`AlignedFile`], the one adaptor around it
-//! that makes requests of any alignment fit the file.
+//! Byte-addressed files: the trait [`BlockFile`], and [`AlignedFile`], the one adaptor that accepts
+//! requests of any alignment. All I/O of the engine goes through them.
 //!
-//! A driver takes an operation with its buffers and answers with a completion. It never sees a
-//! request that its alignment forbids: [`AlignedFile`] widens reads and turns finer writes into
-//! read-modify-write, serialised by host block, for metadata and data alike.
+//! A driver takes an operation together with its buffers and answers with a completion. It never
+//! receives a request that its alignment forbids: [`AlignedFile`] widens unaligned reads and turns
+//! unaligned writes into read-modify-write, serialised by host block, for metadata and data alike.
 
 use std::fmt;
 use std::io;
@@ -36,39 +36,39 @@ pub use claim::{Claim, Conflict, Permission, Permissions, Protection, Sharing, S
 
 pub use storage::{ContentId, ReadAs, ReadSet, Storage};
 
-/// What a file can do and what it asks for; fixed once it is open.
+/// Capabilities and alignment requirements of a file; fixed once it is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Offsets and lengths of reads and writes must be multiples of this many bytes (a power of
-    /// two).
+    /// Alignment of offsets and lengths of reads and writes, in bytes; a power of two.
     pub alignment_bytes: u32,
-    /// Offsets and lengths of `zero` and `discard` must be multiples of this many bytes (a power of
-    /// two), and of `alignment_bytes`: those of a block device go by its logical blocks also where
-    /// the page cache takes reads and writes of any length.
+    /// Alignment of offsets and lengths of `zero` and `discard`, in bytes: a power of two and a
+    /// multiple of `alignment_bytes`. On a block device this is the logical block size, even where
+    /// the page cache accepts reads and writes of any length.
     pub space_alignment_bytes: u32,
-    /// The file may be written.
+    /// The file accepts writes.
     pub writable: bool,
-    /// What lies beyond the end of file, and what `set_len` adds, reads as zeroes: regular files.
+    /// Bytes beyond the end of file, and bytes added by `set_len`, read as zeroes: true of regular
+    /// files.
     pub extends_with_zeroes: bool,
-    /// `zero` is a single call of the file system or device, not written zeroes.
+    /// `zero` is a single call of the file system or device and does not write zeroes out.
     pub zeroes_fast: bool,
-    /// `discard` gives space back, what it discards reads as zeroes, and what `extents` calls a
-    /// hole reads so, too, whoever has written it.
+    /// `discard` deallocates space and discarded bytes read as zeroes; so do the holes that
+    /// `extents` reports, including holes that another program has made.
     pub punches_holes: bool,
 }
 
-/// Whether a write must be durable when it completes.
+/// Durability of a write at its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// It may linger in volatile caches until the next flush.
+    /// The data may stay in volatile caches until the next flush.
     #[default]
     Cached,
-    /// It is durable at completion, as if a flush of these bytes had followed.
+    /// The data is durable at completion, as if these bytes had been flushed (FUA).
     Durable,
 }
 
 impl Durability {
-    /// That of a request with or without FUA.
+    /// The durability of a request with or without the FUA flag.
     pub fn of_fua(is_set: bool) -> Durability {
         match is_set {
             true => Durability::Durable,
@@ -77,18 +77,18 @@ impl Durability {
     }
 }
 
-/// What happens to the space under zeroes.
+/// Treatment of the allocated space below a range of zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Space {
-    /// It stays allocated.
+    /// The space stays allocated.
     #[default]
     Keep,
-    /// It may be given back.
+    /// The space may be deallocated.
     Release,
 }
 
 impl Space {
-    /// That of zeroes that may unmap, or may not.
+    /// The treatment for a request with or without the unmap flag.
     pub fn of_unmap(may_unmap: bool) -> Space {
         match may_unmap {
             true => Space::Release,
@@ -97,64 +97,64 @@ impl Space {
     }
 }
 
-/// A run of a host file with one state.
+/// A run of a host file in one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileExtent {
     /// First byte.
     pub start: u64,
     /// Length in bytes; never 0.
     pub len: u64,
-    /// A hole: reads as zeroes.
+    /// The run is a hole and reads as zeroes.
     pub hole: bool,
 }
 
-/// Which file this is, whatever its name: device and inode.
+/// Identity of a file regardless of its name: device and inode number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId(pub u64, pub u64);
 
-/// A file of bytes, through some driver: a ring, threads, memory, a network, a simulator.
+/// A file of bytes behind a driver: io_uring, threads, memory, a network connection, a simulator.
 ///
-/// Operations may complete in any order. A read beyond the end of file yields zeroes. The memory
-/// of an operation stays alive until it completes, whether or not anybody still waits.
+/// Operations may complete in any order. A read beyond the end of file yields zeroes. The memory of
+/// an operation stays alive until it completes, even if its future has been dropped.
 #[allow(clippy::len_without_is_empty)] // A length is asked of the system, and may fail.
 pub trait BlockFile: Send + Sync + fmt::Debug {
-    /// The name that users know it by, for messages.
+    /// The name for messages, as users know the file.
     fn name(&self) -> &str;
 
-    /// What it can do.
+    /// Capabilities and alignment requirements.
     fn capabilities(&self) -> &Capabilities;
 
-    /// Which file it is, where that can be told.
+    /// Identity of the file, if known.
     fn id(&self) -> Option<FileId>;
 
-    /// Identity of its bytes, to tell without reading them that two files hold the same. Unknown by
-    /// default: a file over another one, which may show it in part or transformed, has to say what
-    /// it shows.
+    /// Identity of the contents: equal values mean equal bytes, without reading them. Unknown by
+    /// default: a file on top of another one may show a part of it, or show it transformed, so it
+    /// has to state its own identity.
     fn content_id(&self) -> Option<ContentId> {
         None
     }
 
-    /// The files and devices that a write to it changes; by default itself. A file over others
-    /// names theirs.
+    /// The files and devices that a write to this file changes; by default the file itself. A file
+    /// on top of others returns theirs.
     fn storage(&self) -> Storage {
         self.id().map_or_else(Storage::default, Storage::whole)
     }
 
-    /// Who is told what the work on the file has reached. By default nobody.
+    /// The observer to notify of [`Event`]s of the work on the file. By default there is none.
     fn observer(&self) -> Option<Arc<dyn Observer>> {
         None
     }
 
-    /// What it cuts larger requests by. Of these the disk of an image in it has the most that is
-    /// read or written at a time, as with QEMU. By default there are none.
+    /// Limits by which the file splits larger requests. The disk of an image in the file adopts the
+    /// largest transfer length among them, as in QEMU. By default there are none.
     fn limits(&self) -> Limits {
         Limits::default()
     }
 
-    /// Its length in bytes, now.
+    /// Current length in bytes.
     fn len(&self) -> Pending<io::Result<u64>>;
 
-    /// What it asks of the memory of reads and writes; by default, what it asks of their offsets.
+    /// Alignment of the memory of reads and writes; by default that of their offsets.
     fn memory_alignment(&self) -> MemoryAlignment {
         let bytes = self.capabilities().alignment_bytes.max(1) as usize;
         MemoryAlignment {
@@ -163,96 +163,100 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
         }
     }
 
-    /// Fills the list from `offset` on; it comes back whatever the outcome. Its memory may be a
-    /// guest's: the driver copies into it, or has the kernel do so, and does not look at it.
+    /// Reads at `offset` into the list, and returns the list whatever the outcome. Its memory may
+    /// belong to a guest: the driver, or the kernel on its behalf, copies into it and never
+    /// examines its contents.
     fn read(&self, offset: u64, target: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)>;
 
-    /// Writes the list at `offset`; all of it or an error. Its memory may change meanwhile: what a
-    /// driver decides by the bytes, it decides by a copy, which it then writes.
+    /// Writes the whole list at `offset`, or fails. The memory may change during the operation: a
+    /// driver that examines the bytes takes a copy first, and writes that copy.
     fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>>;
 
-    /// Makes a range read as zeroes. `ErrorKind::Unsupported` where it would have to write them.
+    /// Makes a range read as zeroes. `ErrorKind::Unsupported` where zeroes would have to be written
+    /// out.
     fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>>;
 
-    /// Gives the space of a range back; afterwards it reads as zeroes if `punches_holes`.
+    /// Deallocates the space of a range, which then reads as zeroes if `punches_holes`.
     fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>>;
 
-    /// Allocates space for a range and moves the end of file up to its end if it was before.
+    /// Allocates space for a range, and extends the file to the end of the range if it is shorter.
     /// Existing bytes stay. `ErrorKind::Unsupported` where there is no such call.
     fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>>;
 
-    /// The same, but the end of file stays. `ErrorKind::Unsupported` where there is no such call,
-    /// as by default.
+    /// Like [`BlockFile::allocate`], but keeps the end of file. `ErrorKind::Unsupported` where
+    /// there is no such call, as by default.
     fn allocate_keeping_end(&self, _offset: u64, _len: u64) -> Pending<io::Result<()>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
-    /// Gives a hole its space by other means. `ErrorKind::Unsupported` where there are none, as by
-    /// default.
+    /// Allocates space for a hole by another method than `fallocate`. `ErrorKind::Unsupported`
+    /// where there is none, as by default.
     fn give_space(&self, _range: Range<u64>, _way: Way) -> Pending<io::Result<Calls>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
-    /// The first `most` parts of a range that have no space, in order. `ErrorKind::Unsupported`
-    /// where they are not known, as by default.
+    /// The first `most` holes of a range, in order. `ErrorKind::Unsupported` where they are not
+    /// known, as by default.
     fn holes(&self, _range: Range<u64>, _most: usize) -> Pending<io::Result<Holes>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
-    /// Allocates a range as zeroes that count as written, so that later writes there change no
-    /// metadata of the file system; the end of file moves up to its end. `ErrorKind::Unsupported`
-    /// where device or system cannot do it by one call, as by default.
+    /// Allocates a range as written zeroes, so that later writes to it change no metadata of the
+    /// file system; extends the file to the end of the range. `ErrorKind::Unsupported` where the
+    /// device or system has no single call for it, as by default.
     fn allocate_written(&self, _offset: u64, _len: u64) -> Pending<io::Result<()>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
-    /// Whether `allocate_written` is a call of the device, as far as the system tells.
+    /// Whether `allocate_written` is a call of the device, according to the system.
     fn allocates_written(&self) -> bool {
         false
     }
 
-    /// Data and holes of a range, in order, covering it; whatever is beyond the end is a hole.
+    /// Data and holes of a range, in order and without gaps; bytes beyond the end of file are a
+    /// hole.
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>>;
 
-    /// Makes durable all that had completed when it was issued.
+    /// Makes all operations durable that had completed when the flush was issued.
     fn flush(&self) -> Pending<io::Result<()>>;
 
-    /// Cuts or extends the file; what it adds reads as zeroes.
+    /// Truncates or extends the file; added bytes read as zeroes.
     fn set_len(&self, len: u64) -> Pending<io::Result<()>>;
 
-    /// Cuts the file if nobody else has it open. `ErrorKind::Unsupported` where that is not known,
-    /// as by default.
+    /// Truncates the file if no other process has it open. `ErrorKind::Unsupported` where that
+    /// cannot be determined, as by default.
     fn cut_alone(&self, _cut: Cut) -> Pending<io::Result<cut::Outcome>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
-    /// Bytes of host storage that the file occupies, where that can be told.
+    /// Bytes of host storage that the file occupies, if known.
     fn allocated_bytes(&self) -> Option<u64>;
 
-    /// The descriptor of a file of the host, for what only the system can do with two files.
+    /// The descriptor of a host file, for system calls that take two files.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Bytes that the file system has left, where that can be told.
+    /// Free bytes of the file system, if known.
     fn free_bytes(&self) -> Option<u64> {
         None
     }
 
-    /// The same; if that is less than `needed_bytes`, asked again for a while, since a file system
-    /// may give back the space of removed files after their removal has returned, as XFS does. At
-    /// once by default.
+    /// Like [`BlockFile::free_bytes`], but if fewer than `needed_bytes` are free the query is
+    /// repeated for a while: a file system may release the space of removed files after the removal
+    /// has returned, as XFS does. By default it is queried once.
     fn free_bytes_in_the_end(&self, _needed_bytes: u64) -> Pending<Option<u64>> {
         Pending::ready(self.free_bytes())
     }
 
-    /// The unit in bytes in which the file system allocates the file's space, where it has been
-    /// told one.
+    /// The extent size hint in bytes, the unit in which the file system allocates the file's space,
+    /// if one is set.
     fn extent_hint_bytes(&self) -> Option<u64> {
         None
     }
 
-    /// Tells the file system that unit, or none by 0; only while the file has no space.
+    /// Sets the extent size hint in bytes, or removes it with 0; only while the file has no space
+    /// allocated.
     ///
     /// # Errors
     /// `ErrorKind::Unsupported` or the system's refusal.
@@ -260,8 +264,8 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Has the file system overwrite what is there instead of copying it (btrfs); only while the
-    /// file has no data.
+    /// Disables copy-on-write in the file system, so that data is overwritten in place (btrfs);
+    /// only while the file has no data.
     ///
     /// # Errors
     /// `ErrorKind::Unsupported` or the system's refusal.
@@ -269,21 +273,23 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Changes what is done with the file and what others may do meanwhile, and lets them know. The
-    /// claim ends with the last handle of the file. By default there are no others.
+    /// Changes the permissions that this handle holds and shares, and publishes them to other
+    /// processes. The claim ends with the last handle of the file. By default there are no other
+    /// processes.
     ///
     /// # Errors
-    /// [`crate::Error::Locked`] if others' claims forbid it; then the claim is what it was. The
-    /// system's failure.
+    /// [`crate::Error::Locked`] if claims of others forbid it, and the previous claim stays in
+    /// effect; the system's failure.
     fn claim(&self, _wanted: Claim) -> crate::Result<Protection> {
         Ok(Protection::Claimed)
     }
 
-    /// The same for a file that is to replace `predecessor`, another handle of the same file: its
-    /// claim is no obstacle, and there is no moment at which neither is claimed.
+    /// Like [`BlockFile::claim`], for a handle that is to replace `predecessor`, another handle of
+    /// the same file. The predecessor's claim does not conflict, and the file is claimed by one of
+    /// the two at any moment.
     ///
     /// # Errors
-    /// As [`BlockFile::claim`]; then the claim of `predecessor` is what it was.
+    /// As [`BlockFile::claim`]; then the claim of `predecessor` is unchanged.
     fn claim_after(
         &self,
         wanted: Claim,
@@ -292,27 +298,28 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
         self.claim(wanted)
     }
 
-    /// Ends what the file itself keeps open below; the last request. By default there is nothing.
+    /// Closes the files that this file keeps open itself; the last request. By default there are
+    /// none.
     fn close(&self) -> Pending<io::Result<()>> {
         Pending::ready(Ok(()))
     }
 
-    /// The claim as it is.
+    /// The claim in effect.
     fn claimed(&self) -> Claim {
         Claim::NONE
     }
 }
 
-/// Who chose a file.
+/// Origin of the choice of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChosenBy {
-    /// The image, which may be a stranger's.
+    /// The image, which may be untrusted.
     Image,
     /// The caller, who named it when the image was opened.
     Caller,
 }
 
-/// What another file is wanted for.
+/// Purpose of another file of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A backing file: opened read-only.
@@ -321,22 +328,22 @@ pub enum Role {
     Data,
 }
 
-/// Another file that an image names (invariant S2).
+/// A request to open another file that an image names (invariant S2).
 #[derive(Clone, Copy, Debug)]
 pub struct FileRequest<'a> {
-    /// The name of the image that names it; relative names are resolved against it.
+    /// The name of the image that refers to the file; relative names are resolved against it.
     pub named_by: &'a str,
-    /// The name as it stands in the image or in the caller's override.
+    /// The file's name as stored in the image or given in the caller's override.
     pub name: &'a str,
-    /// What it is wanted for.
+    /// The purpose of the file.
     pub role: Role,
-    /// Whether it will be written.
+    /// Whether the file is to be written.
     pub writable: bool,
-    /// Who chose it.
+    /// Origin of the choice.
     pub chosen_by: ChosenBy,
 }
 
-/// The caller's say over which other files an image may open.
+/// The caller's policy on which other files an image may open.
 pub trait Gate: Send + Sync {
     /// Opens the file, or refuses.
     ///
@@ -344,7 +351,7 @@ pub trait Gate: Send + Sync {
     /// A refusal, or the system's failure.
     fn open(&self, request: &FileRequest<'_>) -> crate::Result<Arc<dyn BlockFile>>;
 
-    /// The same for whoever can wait: the file may be behind a network, and its name may tell the
+    /// Asynchronous [`Gate::open`]: the file may be behind a network, and its name may imply the
     /// format of the image in it. By default it is [`Gate::open`].
     fn reach<'a>(&'a self, request: &'a FileRequest<'a>) -> OpenFuture<'a> {
         let file = self.open(request);
@@ -352,15 +359,16 @@ pub trait Gate: Send + Sync {
     }
 }
 
-/// A file that is being opened.
+/// A pending open.
 pub type OpenFuture<'a> = Pin<Box<dyn Future<Output = crate::Result<OpenedFile>> + Send + 'a>>;
 
-/// A file that was opened.
+/// An opened file.
 #[derive(Clone, Debug)]
 pub struct OpenedFile {
     /// The file.
     pub file: Arc<dyn BlockFile>,
-    /// The format of the image in it, if its name tells; what names the file may tell another.
+    /// The format of the image in it, if its name implies one; the reference to the file may name
+    /// another.
     pub format: Option<Format>,
 }
 

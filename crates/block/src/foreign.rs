@@ -1,20 +1,20 @@
-//! Image formats that are recognised so that nobody takes them for raw, and not supported.
+//! Recognition of image formats that are not supported, so that their images are not taken for raw.
 //!
-//! A file whose format nobody has named is raw if it begins like no image. One that begins like an
-//! image of VMware's or VirtualBox's is none of ours, but it is not raw either: as a raw disk it
-//! would show its headers to a guest, and be damaged by the first write. Pure.
+//! A file of unspecified format is raw unless it begins like an image. A file that begins like an
+//! image of VMware's or VirtualBox's is not supported, but it is not raw either: as a raw disk it
+//! would show its headers to a guest, and the first write would damage it. Pure.
 //!
 //! Sources: "Virtual Disk Format 5.0" (VMware); "Virtual Hard Disk Image Format Specification" and
-//! "MS-VHDX" (Microsoft); `docs/interop/qed_spec.rst`, `parallels.rst` and `qcow2.rst` of QEMU; the
-//! headers of the others as their makers write them.
+//! "MS-VHDX" (Microsoft); `docs/interop/qed_spec.rst`, `parallels.rst` and `qcow2.rst` of QEMU; for
+//! the others, headers that their own programs write.
 
 use crate::policy::Format;
 use crate::{Error, Result};
 
-/// `EPERM`, as the system has it.
+/// `EPERM` of the system.
 const EPERM: i32 = 1;
 
-/// Bytes from the beginning of a file that tell its format.
+/// Bytes at the beginning of a file from which its format is probed.
 pub const PROBED_BYTES: u64 = 512;
 
 /// The first bytes of a qcow2 image; its version, big endian, follows.
@@ -22,8 +22,7 @@ pub const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
 /// The first bytes of a LUKS volume; its version, big endian, follows.
 pub const LUKS_MAGIC: [u8; 6] = *b"LUKS\xba\xbe";
 
-/// How images of formats that are not supported begin: where, with what, and what QEMU calls the
-/// format.
+/// Signatures of unsupported image formats: offset in bytes, signature, QEMU's name of the format.
 const BEGINNINGS: &[(usize, &[u8], &str)] = &[
     (0, b"KDMV", "vmdk"),
     (0, b"COWD", "vmdk"),
@@ -39,23 +38,23 @@ const BEGINNINGS: &[(usize, &[u8], &str)] = &[
     (0, b"Bochs Virtual HD Image", "bochs"),
 ];
 
-/// A format that the caller has added: its name, and how its images begin.
+/// A format that the caller has added: its name, and a test for its images.
 #[derive(Clone, Copy, Debug)]
 pub struct Signature {
     /// The name of the format.
     pub name: &'static str,
-    /// Whether the first sector of a file, [`PROBED_BYTES`], is that of an image of the format.
+    /// Whether a file with this first sector, [`PROBED_BYTES`] long, is an image of the format.
     pub matches: fn(&[u8]) -> bool,
 }
 
-/// The format among those added that a file is of which begins with this sector.
+/// The added format, if any, whose images begin with this sector.
 fn added(sector: &[u8], others: &[Signature]) -> Option<&'static str> {
     let found = others.iter().find(|other| (other.matches)(sector));
     found.map(|other| other.name)
 }
 
-/// The supported format of a file that begins with `bytes` (8 or more where the file has them); raw
-/// if none.
+/// The supported format of a file that begins with `bytes` (8 or more, unless the file is shorter);
+/// raw if none matches.
 pub fn supported(bytes: &[u8]) -> Format {
     match bytes.get(..8) {
         Some(start) if start[..4] == QCOW2_MAGIC && start[4..] >= [0, 0, 0, 2][..] => Format::Qcow2,
@@ -64,8 +63,8 @@ pub fn supported(bytes: &[u8]) -> Format {
     }
 }
 
-/// What QEMU calls the format of a file that begins with `bytes`, if it is one that is recognised
-/// and not supported.
+/// QEMU's name of the format of a file that begins with `bytes`, if the format is recognised but
+/// not supported.
 pub fn name(bytes: &[u8]) -> Option<&'static str> {
     let begins_so = |(at, sign, _): &&(usize, &[u8], &str)| {
         bytes.get(*at..).is_some_and(|rest| rest.starts_with(sign))
@@ -76,8 +75,8 @@ pub fn name(bytes: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Whether a text is the description of a VMDK image as QEMU recognises it: `version=N` on a line,
-/// behind comments and lines of spaces.
+/// Whether a text is the descriptor of a VMDK image by QEMU's rule: `version=N` on a line, after
+/// nothing but comments and lines of spaces.
 fn is_vmdk_descriptor(text: &[u8]) -> bool {
     let mut rest = text;
     while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
@@ -93,13 +92,13 @@ fn is_vmdk_descriptor(text: &[u8]) -> bool {
     false
 }
 
-/// The format of the file of this name, which begins with `bytes`: [`PROBED_BYTES`] of them where
-/// it has so many. Added formats come after the built-in ones.
+/// Probes the format of the file of this name, which begins with `bytes`: [`PROBED_BYTES`] of them,
+/// or all if the file is shorter. Added formats come after the built-in ones.
 ///
 /// # Errors
 /// [`Error::Unsupported`] names the format, as `image format NAME`.
 pub fn probe(bytes: &[u8], file: &str, others: &[Signature]) -> Result<Format> {
-    // A shorter file is a disk of a whole sector, whose rest reads as zeroes.
+    // A shorter file is a disk of a whole sector; the rest of the sector reads as zeroes.
     let mut sector = [0; PROBED_BYTES as usize];
     let there = bytes.len().min(sector.len());
     sector[..there].copy_from_slice(&bytes[..there]);
@@ -118,7 +117,7 @@ pub fn probe(bytes: &[u8], file: &str, others: &[Signature]) -> Result<Format> {
 /// Checks that a disk whose format was guessed to be raw still looks raw with this first sector.
 ///
 /// # Errors
-/// `Io` with EPERM, which names the format that it would look like.
+/// `Io` with EPERM, naming the format that the sector belongs to.
 pub fn check_stays_raw(sector: &[u8], file: &str, others: &[Signature]) -> Result<()> {
     let foreign = name(sector).or_else(|| added(sector, others));
     let format = match (supported(sector), foreign) {
@@ -184,7 +183,7 @@ mod tests {
         }
         // The file is shorter than the disk, which a guest may make longer.
         assert!(probe(b"QED", "a", &[]).is_err());
-        // What is further behind tells nothing.
+        // Bytes beyond the first sector are not examined.
         let mut far = vec![b'#'; PROBED_BYTES as usize];
         far.extend(b"\nversion=1\n");
         assert_eq!(probe(&far, "a", &[]).unwrap(), Format::Raw);

@@ -1,11 +1,10 @@
-//! [`Job`]: a long piece of work as its caller sees it: how far it is, how fast it may go, and that
-//! it is to stop.
+//! [`Job`]: a long operation as its caller sees it: progress, pace and cancellation.
 //!
-//! A job is handed to the operation and shared with whoever watches. The operation asks it before
-//! each piece of work ([`Job::begin`]) and tells it after ([`Job::done`]); the result is the
-//! operation's own. No thread and no clock: what is shown, and how long a piece has to wait, is for
-//! the [`Attendant`] that the caller passes. Cancelling is a flag; the operation undoes what it has
-//! done before it fails with [`Error::Cancelled`].
+//! The caller passes a job to the operation and keeps a handle of it. The operation waits for
+//! permission before each piece of work ([`Job::begin`]) and reports it when done ([`Job::done`]);
+//! the result is the operation's own. A job has no thread and no clock: the caller's [`Attendant`]
+//! shows the progress and sets the pace. Cancellation is a flag; the operation undoes its work
+//! before it fails with [`Error::Cancelled`].
 
 use std::fmt;
 use std::future::Future;
@@ -18,32 +17,32 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::{Error, Result};
 
-/// Bytes that one write of a job has.
+/// Bytes of one write of a job.
 pub const PIECE_BYTES: u64 = 2 << 20;
-/// Writes of a job that are in flight together.
+/// Number of a job's writes that are in flight at the same time.
 const IN_FLIGHT: usize = 4;
 
-/// What a job is doing.
+/// Stage of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stage {
-    /// It prepares.
+    /// Preparation.
     Begin,
-    /// Space is allocated.
+    /// Allocation of space.
     Allocate,
-    /// Zeroes are written.
+    /// Writing of zeroes.
     WriteZeroes,
-    /// Tables are written.
+    /// Writing of tables.
     Tables,
-    /// Reference counts are written anew.
+    /// Rewriting of reference counts.
     Counts,
-    /// Keys are derived from passphrases.
+    /// Derivation of keys from passphrases.
     Keys,
-    /// Data is copied.
+    /// Copying of data.
     Copy,
-    /// What was done becomes durable.
+    /// Flushing of the results.
     Flush,
-    /// What was done is taken back.
+    /// Undoing of the work done.
     Undo,
 }
 
@@ -60,7 +59,7 @@ impl Stage {
         Stage::Undo,
     ];
 
-    /// One word for programs.
+    /// The stage's name in one word, for machine-readable output.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Begin => "begin",
@@ -76,33 +75,34 @@ impl Stage {
     }
 }
 
-/// How far a job is.
+/// Progress of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// What it is doing.
+    /// Current stage.
     pub stage: Stage,
-    /// Bytes that are done.
+    /// Bytes done.
     pub done_bytes: u64,
-    /// Bytes that there are to do, as far as that is known.
+    /// Bytes of the whole job, as far as known.
     pub total_bytes: u64,
 }
 
-/// A moment to wait for.
+/// A delay to await.
 pub type Moment = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Who attends to a job: shows its progress and sets its pace.
+/// Observer of a job, which shows its progress and sets its pace.
 pub trait Attendant: Send + Sync {
-    /// Called after each piece of work.
+    /// Reports the progress after each piece of work.
     fn progress(&self, _progress: Progress) {}
 
-    /// `None` if the job may move so many bytes more now, and then they count. Else a moment after
-    /// which it asks again, short enough for a job that may be cancelled.
+    /// Returns `None` if the job may move `bytes` more bytes now, and counts them. Otherwise
+    /// returns a delay after which the job asks again; it must be short, since the job may be
+    /// cancelled.
     fn pace(&self, _bytes: u64) -> Option<Moment> {
         None
     }
 }
 
-/// A long piece of work.
+/// A long operation. Clones share its state.
 #[derive(Clone, Default)]
 pub struct Job(Arc<Shared>);
 
@@ -122,7 +122,7 @@ impl fmt::Debug for Job {
 }
 
 impl Job {
-    /// A job that somebody attends to. [`Job::default`] is one that nobody does.
+    /// A job with an attendant. [`Job::default`] is a job without one.
     pub fn attended(attendant: impl Attendant + 'static) -> Job {
         Job(Arc::new(Shared {
             attendant: Some(Box::new(attendant)),
@@ -130,17 +130,17 @@ impl Job {
         }))
     }
 
-    /// Asks the job to stop. The operation takes back what it has done.
+    /// Requests cancellation. The operation undoes its work.
     pub fn cancel(&self) {
         self.0.cancelled.store(true, Ordering::Release);
     }
 
-    /// Whether it was asked to stop.
+    /// Whether cancellation was requested.
     pub fn is_cancelled(&self) -> bool {
         self.0.cancelled.load(Ordering::Acquire)
     }
 
-    /// How far it is.
+    /// Current progress.
     pub fn progress(&self) -> Progress {
         let stage = self.0.stage.load(Ordering::Acquire);
         Progress {
@@ -156,24 +156,23 @@ impl Job {
         }
     }
 
-    /// For the operation: there are so many bytes more to do.
+    /// For the operation: adds `bytes` to the total.
     pub fn expect(&self, bytes: u64) {
         self.0.total_bytes.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// For whoever goes about the work in another way: what was expected and done so far counts no
-    /// more.
+    /// For an operation that starts over by another method: resets the total and the bytes done.
     pub fn forget(&self) {
         self.0.total_bytes.store(0, Ordering::Release);
         self.0.done_bytes.store(0, Ordering::Release);
     }
 
-    /// For the operation: this is done from now on.
+    /// For the operation: enters a stage.
     pub fn enter(&self, stage: Stage) {
         self.0.stage.store(stage as u8, Ordering::Release);
     }
 
-    /// For the operation: waits until so many bytes more may be moved.
+    /// For the operation: waits until `bytes` more bytes may be moved.
     ///
     /// # Errors
     /// [`Error::Cancelled`].
@@ -186,7 +185,7 @@ impl Job {
         Ok(())
     }
 
-    /// For the operation: whether it may go on.
+    /// For the operation: fails if cancellation was requested.
     ///
     /// # Errors
     /// [`Error::Cancelled`].
@@ -197,19 +196,19 @@ impl Job {
         }
     }
 
-    /// For the operation: so many bytes are done.
+    /// For the operation: reports `bytes` more bytes as done.
     pub fn done(&self, bytes: u64) {
         let done = self.0.done_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
-        // An estimate that was too low is none.
+        // The total was an estimate: it never falls below the bytes done.
         self.0.total_bytes.fetch_max(done, Ordering::AcqRel);
         self.tell();
     }
 
-    /// Runs a piece of work for each that is found, several at a time. All that has begun has ended
-    /// when it returns.
+    /// Runs `work` for each piece, several at a time. All pieces that were started have ended when
+    /// it returns.
     ///
     /// # Errors
-    /// The first one of a piece or of finding them, [`Error::Cancelled`].
+    /// The first error of a piece or of finding one; [`Error::Cancelled`].
     pub async fn run_each<P: Pieces, F: Future<Output = Result<()>>>(
         &self,
         pieces: &mut P,
@@ -239,11 +238,11 @@ impl Job {
         }
     }
 
-    /// Runs a piece of work for each [`PIECE_BYTES`] of a range, several at a time. All that has
-    /// begun has ended when it returns.
+    /// Runs `piece` for each [`PIECE_BYTES`] of a range, several at a time, with its offset and
+    /// length in bytes. All pieces that were started have ended when it returns.
     ///
     /// # Errors
-    /// The first one of a piece, [`Error::Cancelled`].
+    /// The first error of a piece; [`Error::Cancelled`].
     pub async fn run_pieces<F: Future<Output = Result<()>>>(
         &self,
         range: Range<u64>,
@@ -254,17 +253,17 @@ impl Job {
     }
 }
 
-/// What a piece of work comes to.
+/// Cost of a piece of work.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
-    /// Bytes that it moves, which the pace goes by.
+    /// Bytes that the piece moves; the pace counts them.
     pub moved_bytes: u64,
-    /// Bytes that are done with it.
+    /// Bytes that the piece adds to the progress.
     pub done_bytes: u64,
 }
 
 impl Cost {
-    /// That of moving so many bytes.
+    /// The cost of moving `bytes` bytes.
     pub fn moving(bytes: u64) -> Cost {
         Cost {
             moved_bytes: bytes,
@@ -273,16 +272,16 @@ impl Cost {
     }
 }
 
-/// Pieces of work that are found one after the other.
+/// A source of pieces of work.
 pub trait Pieces {
-    /// What a piece is.
+    /// Type of a piece.
     type Piece;
 
-    /// The next one.
+    /// Finds the next piece and its cost; `None` after the last one.
     fn next(&mut self) -> impl Future<Output = Result<Option<(Self::Piece, Cost)>>> + Send;
 }
 
-/// A range in pieces of [`PIECE_BYTES`].
+/// A range split into pieces of [`PIECE_BYTES`].
 struct Equal(Range<u64>);
 
 impl Pieces for Equal {
@@ -314,7 +313,7 @@ mod tests {
             assert!(bytes <= PIECE_BYTES);
             let mut asked = self.1.lock().unwrap();
             *asked = !*asked;
-            // Each piece has to ask twice.
+            // Each piece has to ask twice before it may start.
             asked.then(|| Box::pin(std::future::ready(())) as Moment)
         }
     }

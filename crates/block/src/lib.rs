@@ -1,8 +1,8 @@
-//! What disks and files are, whatever is in them: the trait [`file::BlockFile`] and the adaptor
-//! that makes requests of any alignment fit it, errors, jobs, lists of options, and the words
-//! for what a request means.
+//! Disks and files as traits, independent of image formats: [`Disk`], [`file::BlockFile`] and the
+//! adaptor that accepts requests of any alignment, together with errors, jobs, buffers, lists of
+//! options and the types that describe requests.
 //!
-//! May not know: formats of images but for their first bytes, files of the host, encryption, NBD,
+//! May not know: image formats beyond their first bytes, files of the host, encryption, NBD,
 //! command lines, printing, sockets, time.
 
 pub mod disk;

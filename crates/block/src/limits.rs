@@ -1,45 +1,46 @@
-//! How large requests may be, and what becomes of larger ones (pure).
+//! Limits of request sizes, and the splitting of larger requests (pure).
 //!
-//! Devices have such limits; here only those have them who ask for them, to test what is above or
-//! below. Requests are cut as QEMU's block layer cuts them (`block/io.c`): into parts one after the
-//! other, of which those of zeroes that the limits do not let through as zeroes are written out.
+//! Devices have such limits; here they are set by the user, for testing the layers above and below.
+//! Requests are split as in QEMU's block layer (`block/io.c`), into parts that are done one after
+//! the other. Parts of a request for zeroes that the limits do not admit as zeroes are written out.
 //!
-//! An example: with `zeroes_unit` of 15 MiB, zeroes over 32..64 MiB are 32..45 written out, as no
+//! Example: with a `zeroes_unit` of 15 MiB, zeroes over 32..64 MiB become 32..45 written out, as no
 //! unit begins at 32, then 45..60 as zeroes, and 60..64 written out.
 
 use std::ops::Range;
 
-/// Bytes of zeroes that are written at a time where nothing limits that, as in QEMU.
+/// Bytes of zeroes written at a time without a limit, as in QEMU.
 const WRITTEN_ZEROES_MAX: u64 = 16 << 20;
 
-/// How large requests may be, in bytes; 0 where there is no limit, so the default cuts nothing.
+/// Limits of request sizes, in bytes; 0 means no limit, so the default splits nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Limits {
-    /// What reads, writes, zeroes and discards begin and end at multiples of.
+    /// Alignment of reads, writes, zeroes and discards.
     pub align: u64,
-    /// The most that is read or written at a time. A multiple of `align`, as all that follow.
+    /// Maximum length of a read or write. A multiple of `align`, as are all values below.
     pub transfer_max: u64,
-    /// Zeroes are whole units of this many bytes.
+    /// Alignment of requests for zeroes.
     pub zeroes_unit: u64,
-    /// The most that becomes zeroes at a time. A multiple of `zeroes_unit`.
+    /// Maximum length of a request for zeroes. A multiple of `zeroes_unit`.
     pub zeroes_max: u64,
-    /// Discards do not cross the bounds of such units, unless they begin and end there.
+    /// Unit of discards: a discard does not cross the bounds of units, unless it begins and ends at
+    /// such bounds.
     pub discard_unit: u64,
-    /// The most that is discarded at a time. A multiple of `discard_unit`.
+    /// Maximum length of a discard. A multiple of `discard_unit`.
     pub discard_max: u64,
 }
 
 /// A part of a request for zeroes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ZeroPart {
-    /// Becomes zeroes as a request for that.
+    /// A range for a request for zeroes.
     Zeroes(Range<u64>),
-    /// Is written, as bytes.
+    /// A range over which zeroes are written as data.
     Written(Range<u64>),
 }
 
 impl Limits {
-    /// Whether there are any.
+    /// Whether any limit is set.
     pub fn are_any(&self) -> bool {
         *self
             != Limits {
@@ -48,7 +49,7 @@ impl Limits {
             }
     }
 
-    /// These of what stands over something that cuts by `below`.
+    /// These limits, for a disk on top of a file whose limits are `below`.
     pub fn over(self, below: Limits) -> Limits {
         let transfer_max = match (self.transfer_max, below.transfer_max) {
             (0, most) | (most, 0) => most,
@@ -64,7 +65,7 @@ impl Limits {
         self.align.max(1)
     }
 
-    /// The whole blocks in a range; empty at its start if there is none.
+    /// The whole blocks within a range; empty, at the range's start, if there are none.
     fn blocks(&self, range: &Range<u64>) -> Range<u64> {
         let start = range.start.checked_next_multiple_of(self.align());
         let start = start.unwrap_or(u64::MAX);
@@ -75,12 +76,13 @@ impl Limits {
         }
     }
 
-    /// Whether a read or a write of the range is cut.
+    /// Whether a read or a write of the range is split.
     pub fn cut_transfer(&self, range: &Range<u64>) -> bool {
         self.transfer_max != 0 && self.transfer_end(range.start) < range.end
     }
 
-    /// Where a transfer ends at the latest that begins here. It begins with the whole block.
+    /// Latest end of a transfer that begins at `start`. The maximum length counts from the start of
+    /// its block.
     fn transfer_end(&self, start: u64) -> u64 {
         match self.transfer_max {
             0 => u64::MAX,
@@ -118,7 +120,7 @@ impl Limits {
         })
     }
 
-    /// What is written first of a range.
+    /// The first part of a range that is written out.
     fn written(&self, range: Range<u64>) -> ZeroPart {
         let most = match self.transfer_max {
             0 => WRITTEN_ZEROES_MAX,
@@ -127,7 +129,7 @@ impl Limits {
         ZeroPart::Written(range.start..range.end.min(range.start.saturating_add(most)))
     }
 
-    /// What is done first of whole blocks.
+    /// The first part of a request for zeroes over whole blocks.
     fn zeroes_of_blocks(&self, blocks: Range<u64>) -> ZeroPart {
         let unit = self.zeroes_unit.max(self.align());
         let len = blocks.end - blocks.start;
@@ -142,7 +144,7 @@ impl Limits {
         }
     }
 
-    /// The parts of a discard; what is no whole block of it stays as it is.
+    /// The parts of a discard; partial blocks at its ends are left as they are.
     pub fn discards(self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let blocks = self.blocks(&range);
         let unit = self.discard_unit.max(self.align());
@@ -164,7 +166,7 @@ impl Limits {
     }
 }
 
-/// The limit of requests that are whole units, with none for 0.
+/// The largest multiple of `unit` within the maximum `most`, where 0 is no maximum.
 fn whole_units(most: u64, unit: u64) -> u64 {
     match most {
         0 => u64::MAX,
@@ -267,7 +269,7 @@ mod tests {
         assert!(Limits::default().discards(1..9).eq(once(1..9)));
     }
 
-    /// Whatever the limits, the parts cover the request in order, and each is within them.
+    /// Under any limits, the parts cover the request in order, and each is within the limits.
     #[test]
     fn parts_cover_the_request_and_keep_the_limits() {
         for (align, unit) in [(0, 0), (1, 3), (4, 0), (4, 12), (2, 8)] {

@@ -1,20 +1,20 @@
-//! Formats of images, and what writes, discards, zeroes and reads of them mean.
+//! Image formats and policies of writes, discards, zeroes and reads.
 
-/// An image's format.
+/// Format of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Bytes as they are.
+    /// Raw bytes.
     Raw,
     /// qcow2, version 2 or 3.
     Qcow2,
     /// A LUKS volume, version 1: encrypted bytes behind a header.
     Luks,
-    /// Another one, by its name: that of a driver which the caller has added.
+    /// Another format, by its name; the caller has added its driver.
     Other(&'static str),
 }
 
 impl Format {
-    /// The built-in format of a name, as `-f` and headers have it.
+    /// The built-in format of this name, as in `-f` and in headers.
     pub fn from_name(name: &str) -> Option<Format> {
         match name {
             "raw" | "file" | "host_device" | "host_cdrom" => Some(Format::Raw),
@@ -35,31 +35,31 @@ impl Format {
     }
 }
 
-/// What a guest's discard does.
+/// Effect of a guest's discard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum DiscardPolicy {
-    /// Nothing.
+    /// No effect.
     #[default]
     Ignore,
-    /// Frees clusters and gives their space back to the host.
+    /// Frees clusters and deallocates their space on the host.
     Unmap,
 }
 
-/// What becomes of a write whose bytes are all zero (`detect-zeroes`).
+/// Treatment of writes whose bytes are all zero (`detect-zeroes`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum DetectZeroes {
-    /// It is a write like others.
+    /// Writes them as data.
     #[default]
     Off,
-    /// It is a write of zeroes that keeps its space.
+    /// Turns them into requests for zeroes that keep the space.
     On,
-    /// It is a write of zeroes whose space may be given back. Only with [`DiscardPolicy::Unmap`],
-    /// as in QEMU.
+    /// Turns them into requests for zeroes that may deallocate the space. Only with
+    /// [`DiscardPolicy::Unmap`], as in QEMU.
     Unmap,
 }
 
 impl DetectZeroes {
-    /// The mode of a name, as command lines have it.
+    /// The mode of this name, as on command lines.
     pub fn from_name(name: &str) -> Option<DetectZeroes> {
         match name {
             "off" => Some(DetectZeroes::Off),
@@ -70,23 +70,23 @@ impl DetectZeroes {
     }
 }
 
-/// How what a write leaves of a new cluster comes to read as zeroes (`zero-method`).
+/// Method of zeroing the part of a new cluster that a write leaves (`zero-method`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ZeroMethod {
-    /// Space that is known to read so is left as it is; elsewhere the cheaper of a call and a write
-    /// by their size.
+    /// Leaves space that is known to read as zeroes; elsewhere takes the cheaper of a call and a
+    /// write, by size.
     #[default]
     Auto,
-    /// Space that is known to read so is left as it is; elsewhere zeroes are written.
+    /// Leaves space that is known to read as zeroes; elsewhere writes zeroes.
     Fresh,
-    /// One call of the file system a cluster, whatever is known of it.
+    /// Makes one call of the file system for each cluster, even if its space is known to be zero.
     ZeroRange,
-    /// Zeroes are written, whatever is known of the space.
+    /// Writes zeroes, even if the space is known to be zero.
     Write,
 }
 
 impl ZeroMethod {
-    /// The method of a name.
+    /// The method of this name.
     pub fn from_name(name: &str) -> Option<ZeroMethod> {
         Some(match name {
             "auto" => ZeroMethod::Auto,
@@ -97,35 +97,33 @@ impl ZeroMethod {
         })
     }
 
-    /// Whether freshness counts.
+    /// Whether the method makes use of space that is known to read as zeroes.
     pub fn knows_fresh(self) -> bool {
         matches!(self, ZeroMethod::Auto | ZeroMethod::Fresh)
     }
 }
 
-/// How space on the host is allocated (`alloc_policy`).
+/// Allocation of space on the host (`alloc_policy`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AllocPolicy {
-    /// As the image says, or else by its geometry.
+    /// As the image specifies, otherwise by its geometry.
     #[default]
     Auto,
-    /// A cluster's space is allocated as a whole and kept as a whole; the file grows by allocated
-    /// space.
+    /// Allocates and keeps whole clusters; the file grows by allocated space.
     Contiguous,
-    /// Only what is written takes space; what is given up goes back subcluster by subcluster.
+    /// Allocates only written bytes, and deallocates by subcluster.
     Sparse,
 }
 
-/// What reads keep in the image of what they find in the layers below (`copy-on-read`), whole
-/// subclusters.
+/// Data from lower layers that reads store in the image (`copy-on-read`), in whole subclusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum CopyOnRead {
     /// Nothing.
     #[default]
     Off,
-    /// All of it, and that nothing is there.
+    /// All data, and also the absence of data.
     All,
-    /// What the layers down to this depth hold; 1 is the backing file, and at 0 nothing is kept.
+    /// Data of the layers down to this depth; 1 is the backing file, 0 stores nothing.
     DownTo(u32),
 }
 
@@ -135,16 +133,16 @@ pub enum Preallocation {
     /// None.
     #[default]
     Off,
-    /// Tables are complete, data clusters are assigned; the file is sparse.
+    /// Complete tables and assigned data clusters; the file is sparse.
     Metadata,
-    /// Also the file system has allocated the data clusters.
+    /// `Metadata`, with data clusters allocated by the file system.
     Falloc,
-    /// Also zeroes are written to them.
+    /// `Falloc`, with zeroes written to the data clusters.
     Full,
 }
 
 impl Preallocation {
-    /// The mode of a name, as command lines have it.
+    /// The mode of this name, as on command lines.
     pub fn from_name(name: &str) -> Option<Preallocation> {
         Some(match name {
             "off" => Preallocation::Off,
@@ -156,12 +154,12 @@ impl Preallocation {
     }
 }
 
-/// When a write is durable.
+/// Time at which a write becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WritePolicy {
     /// At the next flush.
     #[default]
     Writeback,
-    /// At its completion: FUA on everything.
+    /// At its completion, as with FUA on every write.
     Writethrough,
 }

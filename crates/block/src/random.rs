@@ -1,4 +1,4 @@
-//! Random numbers of tests, the same in every run: Marsaglia's xorshift64.
+//! Random numbers for tests, the same in every run: Marsaglia's xorshift64.
 
 /// Random numbers from a seed other than 0.
 pub struct Random(pub u64);

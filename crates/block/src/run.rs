@@ -1,8 +1,8 @@
-//! [`Run`]: where the bytes of a range of a disk come from, as an image format answers. Pure.
+//! [`Run`]: the source of a range of a disk, as an image format reports it. Pure.
 
 use std::ops::Range;
 
-/// A byte of the file that holds guest data or metadata.
+/// Offset in bytes in the file that holds guest data or metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct HostOffset(pub u64);
 
@@ -14,23 +14,23 @@ impl HostOffset {
     }
 }
 
-/// The place of a compressed cluster: bytes, not clusters.
+/// Place of a compressed cluster, in bytes rather than clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compressed {
     /// First byte of the compressed data.
     pub start: u64,
-    /// Length up to the end of its last sector, in bytes: at least that of the data.
+    /// Length in bytes up to the end of the last sector, at least that of the data.
     pub len: u64,
 }
 
 /// Source of the bytes of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The layer below decides.
+    /// The next lower layer.
     Below,
-    /// Zeroes; the space that a later write would use, if there is some.
+    /// Zeroes; with the offset of the allocated space that a later write would use, if any.
     Zero(Option<HostOffset>),
-    /// The data file, from this offset on.
+    /// Data in the data file from this offset on.
     Data(HostOffset),
     /// A compressed cluster; the run starts at this offset in the decompressed bytes.
     Compressed(Compressed, u64),
@@ -39,14 +39,14 @@ pub enum Source {
 /// A run of bytes of a disk with one source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Bytes of the disk.
+    /// Range on the disk, in bytes.
     pub range: Range<u64>,
-    /// Their source.
+    /// Source of the bytes.
     pub source: Source,
 }
 
 impl Run {
-    /// Whether `next` is the continuation of this run, in guest and host.
+    /// Whether `next` continues this run, on the disk and in the file.
     pub fn continues_with(&self, next: &Run) -> bool {
         let len = self.range.end - self.range.start;
         self.range.end == next.range.start
@@ -62,7 +62,7 @@ impl Run {
     }
 }
 
-/// Appends a run, joined with the last one where it is its continuation.
+/// Appends a run, or extends the last one by it.
 pub fn push(runs: &mut Vec<Run>, run: Run) {
     match runs.last_mut() {
         Some(last) if last.continues_with(&run) => last.range.end = run.range.end,

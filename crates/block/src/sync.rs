@@ -1,7 +1,7 @@
-//! Waiting without threads: a FIFO lock that may be held across I/O, and an event.
+//! Synchronisation of tasks: a FIFO lock that may be held across I/O, and an event.
 //!
-//! Both hand their waiters to whatever executor polls them. The metadata lock is not here: that is
-//! a plain mutex, held for CPU work only.
+//! Both hand their waiters to the executor that polls them. The metadata lock is a plain mutex,
+//! held for CPU work only, and is not here.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -9,14 +9,14 @@ use std::ops::{Deref, DerefMut};
 pub use cowslip_queue::primitives::{Mutex, MutexGuard};
 use cowslip_queue::{Completer, Pending, pending};
 
-/// Locks a mutex whose holders cannot leave half-made state behind by panicking.
+/// Locks a mutex whose holders cannot leave an inconsistent state behind by panicking.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// A value that one task at a time may use, across I/O, in order of arrival.
+/// A FIFO lock around a value that a task may hold across I/O.
 #[derive(Debug)]
 pub struct Turn<T> {
     queue: Mutex<TurnQueue>,
@@ -40,7 +40,7 @@ impl std::fmt::Debug for TurnQueue {
 }
 
 impl<T> Turn<T> {
-    /// A turn that nobody has.
+    /// An unlocked value.
     pub fn new(value: T) -> Turn<T> {
         let queue = Mutex::new(TurnQueue {
             taken: false,
@@ -52,7 +52,7 @@ impl<T> Turn<T> {
         }
     }
 
-    /// Waits for the turn.
+    /// Waits for the lock.
     pub async fn take(&self) -> TurnGuard<'_, T> {
         let waiting = {
             let mut queue = lock(&self.queue);
@@ -92,7 +92,7 @@ impl<T> Turn<T> {
     }
 }
 
-/// Someone who waits; passes the turn on if it arrives when nobody wants it any more.
+/// A waiting task; passes the lock on if it arrives after the task has been dropped.
 struct Handover<'a, T> {
     turn: &'a Turn<T>,
     waiting: Option<Pending<()>>,
@@ -115,7 +115,7 @@ impl<T> Drop for Handover<'_, T> {
     }
 }
 
-/// The turn; passed on when dropped.
+/// A guard of the lock, which it passes on when dropped.
 #[derive(Debug)]
 pub struct TurnGuard<'a, T> {
     turn: &'a Turn<T>,
@@ -146,7 +146,7 @@ impl<T> Drop for TurnGuard<'_, T> {
     }
 }
 
-/// Tasks that wait for something to happen; kept inside the state that it happens to.
+/// Tasks that wait for a change; kept inside the state that changes.
 #[derive(Default)]
 pub struct Waiters(Vec<Completer<()>>);
 
@@ -157,21 +157,21 @@ impl std::fmt::Debug for Waiters {
 }
 
 impl Waiters {
-    /// Something to await after the state's lock is released.
+    /// A future to await after the state's lock is released.
     pub fn wait(&mut self) -> Pending<()> {
         let (completer, waiting) = pending();
         self.0.push(completer);
         waiting
     }
 
-    /// Wakes all; each looks again.
+    /// Wakes all tasks; each examines the state again.
     pub fn wake(&mut self) {
         for waiter in self.0.drain(..) {
             waiter.complete(());
         }
     }
 
-    /// Whether anybody waits.
+    /// Whether no task waits.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,11 +1,11 @@
-//! Arithmetic of offsets and lengths: rounding to powers of two, and cutting at them.
+//! Arithmetic of offsets and lengths: rounding and splitting at powers of two.
 
 use std::ops::Range;
 
-/// Bytes of a sector, the unit of disks' sizes.
+/// Sector size in bytes, the unit of disk sizes.
 pub const SECTOR_BYTES: u64 = 512;
 
-/// Cuts `[offset, offset + len)` at multiples of `unit` (a power of two), without allocating.
+/// Splits `[offset, offset + len)` at multiples of `unit` (a power of two), without allocating.
 pub fn pieces(offset: u64, len: u64, unit: u64) -> impl Iterator<Item = Range<u64>> {
     debug_assert!(unit.is_power_of_two());
     let end = offset + len;

@@ -1,24 +1,24 @@
-//! [`Workers`]: where work goes that keeps a processor busy and waits for nothing: packing and
-//! unpacking clusters.
+//! [`Workers`]: an executor for work that keeps a processor busy and never waits: compression and
+//! decompression of clusters.
 //!
-//! The engine has no thread; whoever has some passes them in. Without them the work is done where
-//! the request is polled, which is what small requests want: handing over costs more than a small
-//! cluster.
+//! The engine has no threads of its own; the caller passes them in. Without them the work runs
+//! where the request is polled. That suits small requests: passing work to a thread costs more than
+//! a small cluster.
 
 use std::fmt;
 use std::sync::Arc;
 
 use cowslip_queue::pending;
 
-/// A piece of such work.
+/// A unit of work.
 pub type Work = Box<dyn FnOnce() + Send>;
 
-/// Bytes of clusters that are packed or unpacked in one piece of work: handing one over takes some
-/// 20 us, so that a twentieth of the time goes there in the worst case (zstd unpacks 128 KiB in 100
-/// us).
+/// Bytes of clusters that are compressed or decompressed in one unit of work. Passing a unit to a
+/// thread takes some 20 us, and zstd decompresses 128 KiB in 100 us, so smaller units would waste
+/// time.
 pub const GROUP_BYTES: u64 = 128 << 10;
 
-/// Threads for such work, or none.
+/// A pool of threads, or none.
 #[derive(Clone, Default)]
 pub struct Workers(Option<Arc<dyn Fn(Work) + Send + Sync>>);
 
@@ -32,12 +32,12 @@ impl fmt::Debug for Workers {
 }
 
 impl Workers {
-    /// Threads that do whatever they are handed, each piece once and all of it.
+    /// Workers that pass each unit to `submit`, which must run it exactly once and to its end.
     pub fn new(submit: impl Fn(Work) + Send + Sync + 'static) -> Workers {
         Workers(Some(Arc::new(submit)))
     }
 
-    /// Has a piece of work done, and waits for its result.
+    /// Runs a unit of work and waits for its result.
     pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let Some(submit) = &self.0 else {
             return work();

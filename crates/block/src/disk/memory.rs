@@ -10,10 +10,10 @@ use crate::Result;
 use crate::file::{Durability, Space};
 use crate::sync::{Mutex, MutexGuard, lock};
 
-/// Bytes of a page: what is allocated at a time.
+/// Page size in bytes, the unit of allocation.
 const PAGE_BYTES: u64 = 4096;
 
-/// A sparse disk in memory. Each request completes at once.
+/// A sparse disk in memory. Requests complete at once.
 #[derive(Debug)]
 pub struct MemoryDisk {
     name: String,
@@ -76,7 +76,7 @@ impl MemoryDisk {
         }
     }
 
-    /// The same disk, which takes no writes.
+    /// The same disk, read-only.
     #[must_use]
     pub fn read_only(mut self) -> MemoryDisk {
         self.features.writable = false;

@@ -1,26 +1,25 @@
-//! [`AlignedFile`]: requests of any alignment on a file that asks for one.
+//! [`AlignedFile`]: a file with alignment requirements that accepts requests of any alignment.
 //!
-//! A finer read is widened and cut. A finer write becomes a read-modify-write of the host blocks at
-//! its ends, and of nothing else; while such a block is between its read and its write, no other
-//! write to it starts, and it waits for those under way. So 512-byte clusters work on a device with
-//! 4096-byte blocks, metadata and data alike.
+//! An unaligned read is widened, and its result trimmed. An unaligned write becomes a
+//! read-modify-write of the blocks at its ends, and of nothing else. Between the read and the write
+//! of such a block no other write to it starts, and the read waits for writes to it that are under
+//! way. So 512-byte clusters work on a device with 4096-byte blocks, metadata and data alike.
 //!
-//! A write that nobody waits for any more keeps its blocks until it has ended: it would put old
-//! bytes beside its own over whatever the next one writes.
+//! A write whose future has been dropped keeps its blocks until it has ended: it would overwrite
+//! the next write's bytes with old ones beside its own.
 //!
 //! Calls that zero or discard may have a coarser unit than reads and writes, as on a block device
-//! through the page cache. The ends of a range that are finer are zeroed by writing, and not
-//! discarded.
+//! through the page cache. Unaligned ends of a range are zeroed by writing, and are not discarded.
 //!
-//! [`AlignedFile::guarded`] is the same file, but its first sector is examined before it changes
+//! [`AlignedFile::guarded`] is the same file with a guard that examines changes of its first sector
 //! (`aligned/first_sector.rs`).
 //!
-//! [`AlignedFile::encrypted`] is the same file with a cipher between: bytes are decrypted behind
-//! each read and encrypted, in a copy, before each write. Its sectors are blocks like those of a
-//! device, so finer writes are read, changed and written in the same place, and keep clear of the
-//! writes to the file without the cipher. What reads as zeroes below does not read so above: zeroes
-//! are written. Where sectors are numbered by the guest's offsets, each use of the file says which
-//! these are ([`AlignedFile::for_guest`]).
+//! [`AlignedFile::encrypted`] is the same file behind a cipher: bytes are decrypted after each
+//! read, and encrypted, in a copy, before each write. Its sectors are blocks like those of a
+//! device, so unaligned writes take the same read-modify-write path, which also serialises them
+//! with writes to the file without the cipher. Zeroes in the file do not read as zeroes through the
+//! cipher, so zeroes are written out. Where sectors are numbered by guest offsets, each use of the
+//! file states them ([`AlignedFile::for_guest`]).
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -47,72 +46,74 @@ use first_sector::Change;
 
 mod first_sector;
 
-/// A [`BlockFile`] that takes requests of any alignment.
+/// A [`BlockFile`] that accepts requests of any alignment.
 #[derive(Clone, Debug)]
 pub struct AlignedFile {
     file: Arc<dyn BlockFile>,
     alignment: u64,
-    /// What the file asks of the memory of reads and writes.
+    /// Alignment of the memory of reads and writes.
     memory: MemoryAlignment,
     /// The unit of calls that zero or discard: a multiple of `alignment`.
     space_alignment: u64,
-    /// No request may make the first sector look like that of an image, also of these formats.
+    /// Guards the first sector: no request may make it look like that of an image, of the built-in
+    /// formats or of these.
     guarded: Option<Arc<[Signature]>>,
     writes: Arc<Mutex<Writes>>,
     space_changes: Arc<AtomicU64>,
     cipher: Option<Arc<Ciphered>>,
-    /// Bytes by which the guest's offsets are ahead of the file's, modulo 2^64; `None` where it is
-    /// not said yet. Only sectors that are numbered by them ask.
+    /// Guest offset minus file offset in bytes, modulo 2^64; `None` until stated. Used only for
+    /// sectors that are numbered by guest offsets.
     ahead: Option<u64>,
     observer: Option<Arc<dyn Observer>>,
     brake: Brake,
 }
 
-/// What the number of an encrypted sector is.
+/// Numbering of encrypted sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbering {
-    /// That of its place in the file, counted from this offset.
+    /// By their place in the file, counted from this offset in bytes.
     Place(u64),
-    /// That of the guest's sector in it.
+    /// By the guest's offset.
     Guest,
 }
 
-/// A cipher between a file and whoever uses it.
+/// A cipher on top of a file.
 #[derive(Debug)]
 struct Ciphered {
     cipher: Arc<dyn Cipher>,
     numbering: Numbering,
-    /// What can be done with the file through it.
+    /// Capabilities of the file as seen through the cipher.
     capabilities: Capabilities,
 }
 
 /// A cipher of whole sectors of [`SECTOR_BYTES`]. Their numbers are counted modulo 2^55, as offsets
 /// in bytes are modulo 2^64.
 pub trait Cipher: Send + Sync + std::fmt::Debug {
-    /// Encrypts whole sectors, of which the first has this number.
+    /// Encrypts whole sectors, the first of which has this number.
     fn encrypt(&self, first_sector: u64, bytes: &mut [u8]);
 
-    /// Decrypts whole sectors, of which the first has this number.
+    /// Decrypts whole sectors, the first of which has this number.
     fn decrypt(&self, first_sector: u64, bytes: &mut [u8]);
 }
 
-/// A write that has what it needs: its blocks, if it has any to itself, and all their bytes.
-/// Dropped, it gives the blocks up.
+/// A write that is ready to be issued: its blocks are reserved, if it needs any to itself, and all
+/// bytes are present. Dropping it releases the blocks.
 pub struct PreparedWrite {
     admitted: Option<Admitted>,
     start: u64,
     data: IoVec,
 }
 
-/// How a write treats the blocks at its ends.
+/// Treatment of the blocks at the ends of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ends {
     Whole,
-    /// It reads blocks, and writes what it has made of them: nobody else writes them meanwhile.
+    /// The write reads blocks and writes them back changed; no other write to them may come
+    /// between.
     ReadModifyWrite,
 }
 
-/// Whether the file has a call for what was asked.
+/// Whether the file supports the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Taken {
     Yes,
@@ -144,14 +145,15 @@ fn conflict(a: (&Range<u64>, Ends), b: (&Range<u64>, Ends)) -> bool {
         && b.0.start < a.0.end
 }
 
-/// A write that is registered; leaving lets the next ones in.
+/// A registered write; dropping it admits the next ones.
 struct Admitted {
     writes: Arc<Mutex<Writes>>,
     id: u64,
 }
 
 impl Admitted {
-    /// Awaits an operation on the blocks, and leaves when it has ended, whoever waits then.
+    /// Awaits an operation on the blocks, and releases them when it has ended, even if the returned
+    /// future is dropped before.
     fn until(self, operation: Pending<io::Result<()>>) -> UnderWay {
         UnderWay(Some((operation, self)))
     }
@@ -184,7 +186,7 @@ impl Drop for Admitted {
     }
 }
 
-/// An operation and its claim to the blocks that it writes.
+/// An operation, and its reservation of the blocks that it writes.
 type Claimed = (Pending<io::Result<()>>, Admitted);
 
 /// A future of [`Admitted::until`].
@@ -212,7 +214,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// An operation that nobody waits for: whoever completes it ends its claim.
+/// An operation whose future has been dropped: its completion releases the blocks.
 struct Abandoned(Mutex<Option<Claimed>>);
 
 impl Wake for Abandoned {
@@ -222,8 +224,8 @@ impl Wake for Abandoned {
         let Some((operation, _)) = held.as_mut() else {
             return;
         };
-        // Its range holds the old or the new bytes, as with any request that is dropped. It has
-        // ended, too, if its driver went away.
+        // The range holds the old or the new bytes, as after any dropped request. The operation has
+        // also ended if its driver is gone.
         if operation
             .poll_ended(&mut Context::from_waker(&waker))
             .is_ready()
@@ -252,7 +254,7 @@ impl AlignedFile {
         }
     }
 
-    /// The same file, whose bytes are encrypted. What is before the first sector is out of reach.
+    /// The same file with its bytes encrypted. Bytes before the first sector are not accessible.
     pub fn encrypted(&self, cipher: Arc<dyn Cipher>, numbering: Numbering) -> AlignedFile {
         if let Numbering::Place(base) = numbering {
             assert!(base.is_multiple_of(SECTOR_BYTES), "data begins at a sector");
@@ -279,7 +281,7 @@ impl AlignedFile {
         }
     }
 
-    /// The same file without the cipher: what is before the data is in the clear.
+    /// The same file without the cipher, for the unencrypted bytes before the data.
     pub fn in_the_clear(&self) -> AlignedFile {
         let (alignment, space_alignment) = alignments(self.file.as_ref());
         AlignedFile {
@@ -290,12 +292,12 @@ impl AlignedFile {
         }
     }
 
-    /// The brake that stops all changes of the file through this handle and those made of it.
+    /// The brake of this handle and of the handles derived from it.
     pub fn brake(&self) -> Brake {
         self.brake.clone()
     }
 
-    /// The same file, stopped by the brake of another one of its session.
+    /// The same file with the brake of another file of its session.
     pub fn stopped_with(self, other: &AlignedFile) -> AlignedFile {
         AlignedFile {
             brake: other.brake(),
@@ -303,7 +305,7 @@ impl AlignedFile {
         }
     }
 
-    /// The same file, which no brake stops: for the mark that an image is corrupt.
+    /// The same file without a brake, for marking an image corrupt.
     pub fn without_brake(&self) -> AlignedFile {
         AlignedFile {
             brake: Brake::default(),
@@ -311,7 +313,7 @@ impl AlignedFile {
         }
     }
 
-    /// Refuses to change the file once its brake is pulled; asked right before each change.
+    /// Fails if the brake is set; checked right before each change.
     fn unstopped(&self) -> Result<()> {
         match self.brake.is_pulled() {
             true => Err(Error::Latched(self.name().to_string())),
@@ -319,19 +321,19 @@ impl AlignedFile {
         }
     }
 
-    /// Whether there is a cipher between.
+    /// Whether the file is behind a cipher.
     pub fn is_encrypted(&self) -> bool {
         self.cipher.is_some()
     }
 
-    /// Whether bytes that lie side by side in the file belong together only if the guest has them
-    /// side by side, too.
+    /// Whether sectors are numbered by guest offsets, so that bytes adjacent in the file may be
+    /// joined only if they are adjacent for the guest.
     pub fn is_keyed_by_guest(&self) -> bool {
         let cipher = self.cipher.as_ref();
         cipher.is_some_and(|ciphered| ciphered.numbering == Numbering::Guest)
     }
 
-    /// The file, for bytes that are at `host` in it and at `guest` for the guest.
+    /// The file, for bytes at offset `host` in it that have offset `guest` for the guest.
     pub fn for_guest(&self, host: u64, guest: u64) -> Cow<'_, AlignedFile> {
         match self.is_keyed_by_guest() {
             false => Cow::Borrowed(self),
@@ -357,8 +359,7 @@ impl AlignedFile {
         from_first / SECTOR_BYTES
     }
 
-    /// Tells the file's observer, if it has one, what is about to be done; returns when the work
-    /// may go on.
+    /// Reports an event to the file's observer, if any, and waits until the work may go on.
     pub async fn reach(&self, event: Event) {
         if let Some(observer) = &self.observer
             && let Some(wait) = observer.reached(event)
@@ -367,21 +368,21 @@ impl AlignedFile {
         }
     }
 
-    /// The same from where nothing can be waited for.
+    /// Reports an event at a point where the work cannot wait.
     pub fn pass(&self, event: Event) {
         if let Some(observer) = &self.observer {
             observer.passed(event);
         }
     }
 
-    /// How often space was allocated, zeroed or given back, or the length changed, each time
-    /// counted when it had ended, well or not. What reads as zeroes since then need not do so after
-    /// a crash, until a flush that began later.
+    /// Number of operations that allocated, zeroed or deallocated space or changed the length,
+    /// counted at their end whatever their outcome. Zeroes that such an operation has made may be
+    /// lost in a crash until a flush that began later has completed.
     pub fn space_changes(&self) -> u64 {
         self.space_changes.load(Ordering::Acquire)
     }
 
-    /// Ends an operation that changes space.
+    /// Counts the end of an operation that changes space.
     fn space_changed<T>(&self, outcome: T) -> T {
         self.space_changes.fetch_add(1, Ordering::AcqRel);
         outcome
@@ -392,7 +393,7 @@ impl AlignedFile {
         self.file.name()
     }
 
-    /// What the file can do.
+    /// Capabilities of the file.
     pub fn capabilities(&self) -> &Capabilities {
         match &self.cipher {
             None => self.file.capabilities(),
@@ -417,7 +418,7 @@ impl AlignedFile {
             .map_err(|error| self.failed("get the size of", error))
     }
 
-    /// Fills a buffer or a list from `offset` on; zeroes beyond the end of file.
+    /// Reads at `offset` into a buffer or a list; bytes beyond the end of file read as zeroes.
     pub async fn read<T>(&self, offset: u64, target: T) -> Result<T>
     where
         T: Into<IoVecMut> + From<IoVecMut>,
@@ -445,13 +446,13 @@ impl AlignedFile {
         if target.is_buffer() && target.fits(self.memory) {
             return self.read_blocks(offset, target).await;
         }
-        // What direct I/O refuses, and what others must not see before it is decrypted.
+        // Direct I/O refuses this memory, or others must not see it before it is decrypted.
         let own = self.read_own(offset, len).await?;
         target.copy_from_slice(0, &own);
         Ok(target)
     }
 
-    /// Reads whole blocks into a buffer of their own, whose memory suits every file.
+    /// Reads whole blocks into a new buffer, whose memory suits every file.
     async fn read_own(&self, offset: u64, len: u64) -> Result<BufMut> {
         let own = BufMut::for_overwrite(len as usize).into();
         Ok(self.read_blocks(offset, own).await?.into())
@@ -470,7 +471,7 @@ impl AlignedFile {
         Ok(buf.into())
     }
 
-    /// What is to be written to whole blocks: the bytes, or an encrypted copy.
+    /// The data to write to whole blocks: the bytes themselves or an encrypted copy.
     fn enciphered(&self, offset: u64, data: IoVec) -> IoVec {
         let Some(ciphered) = &self.cipher else {
             return data;
@@ -497,8 +498,8 @@ impl AlignedFile {
         self.write_prepared(prepared, durability).await
     }
 
-    /// The first half of a write: waits until nothing is in its way, and reads what it needs. A
-    /// failure has written nothing.
+    /// The first half of a write: waits for conflicting writes, and reads the blocks at its ends.
+    /// If it fails, nothing has been written.
     pub async fn prepare_write(
         &self,
         offset: u64,
@@ -519,7 +520,7 @@ impl AlignedFile {
         }
         let blocks = round_down(offset, self.alignment)..round_up(end, self.alignment);
         let data = match self.guards(&blocks) {
-            // What is examined is what is written.
+            // The bytes that are examined must be the bytes that are written.
             true => data.to_buf().into(),
             false => data,
         };
@@ -573,7 +574,7 @@ impl AlignedFile {
         written.map_err(|error| self.failed("write", error))
     }
 
-    /// The whole blocks that a finer write lies in, with its bytes in their place.
+    /// The whole blocks around an unaligned write, with its bytes in place.
     async fn fill_ends(&self, offset: u64, data: IoVec, blocks: Range<u64>) -> Result<Buf> {
         let len = data.len() as u64;
         let mut whole = BufMut::zeroed((blocks.end - blocks.start) as usize);
@@ -599,7 +600,7 @@ impl AlignedFile {
         Ok(whole.freeze())
     }
 
-    /// Makes a range read as zeroes, by one call of the file system where it can, else by writing.
+    /// Makes a range read as zeroes, by a call of the file system where possible, else by writing.
     pub async fn zero(&self, offset: u64, len: u64, space: Space) -> Result<()> {
         self.space_changed(self.make_zero(offset, len, space).await)
     }
@@ -646,8 +647,7 @@ impl AlignedFile {
         Ok(())
     }
 
-    /// Gives the space of the whole blocks within a range back to the host, and says which part
-    /// that was.
+    /// Deallocates the whole blocks within a range, and returns the deallocated part.
     pub async fn discard(&self, offset: u64, len: u64) -> Result<Range<u64>> {
         let start = round_up(offset, self.space_alignment);
         let inner = start..round_down(offset + len, self.space_alignment).max(start);
@@ -665,7 +665,7 @@ impl AlignedFile {
             .map_err(|error| self.failed("discard", error))
     }
 
-    /// Allocates space for the blocks of a range, and moves the end of file up to their end.
+    /// Allocates space for the blocks of a range, and extends the file to their end.
     pub async fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         let start = round_down(offset, self.space_alignment);
         let end = round_up(offset + len, self.space_alignment);
@@ -675,7 +675,7 @@ impl AlignedFile {
             .map_err(|error| self.failed("allocate space for", error))
     }
 
-    /// Allocates space for a range; the end of file stays.
+    /// Allocates space for a range, and keeps the end of file.
     pub async fn allocate_keeping_end(&self, offset: u64, len: u64) -> Result<()> {
         self.unstopped()?;
         let allocated = self.file.allocate_keeping_end(offset, len).await;
@@ -683,7 +683,7 @@ impl AlignedFile {
             .map_err(|error| self.failed("allocate space for", error))
     }
 
-    /// Allocates a range as zeroes that count as written, where there is a call for that.
+    /// Allocates a range as written zeroes, where there is a call for it.
     pub async fn allocate_written(&self, offset: u64, len: u64) -> Result<()> {
         self.unstopped()?;
         let allocated = self.file.allocate_written(offset, len).await;
@@ -691,7 +691,7 @@ impl AlignedFile {
             .map_err(|error| self.failed("allocate space for", error))
     }
 
-    /// Gives a hole its space by other means than the file system's call.
+    /// Allocates space for a hole by another method than `fallocate`.
     pub async fn give_space(&self, range: Range<u64>, way: Way) -> Result<()> {
         self.unstopped()?;
         let given = self.file.give_space(range, way).await;
@@ -712,7 +712,7 @@ impl AlignedFile {
         extents.map_err(|error| self.failed("map", error))
     }
 
-    /// Makes durable all that had completed when it was called.
+    /// Makes all operations durable that had completed when it was called.
     pub async fn flush(&self) -> Result<()> {
         self.reach(Event::FlushToOs).await;
         self.reach(Event::FlushToDisk).await;
@@ -722,7 +722,7 @@ impl AlignedFile {
             .map_err(|error| self.failed("flush", error))
     }
 
-    /// Cuts or extends the file.
+    /// Truncates or extends the file.
     pub async fn set_len(&self, len: u64) -> Result<()> {
         self.unstopped()?;
         let set = match self.guards(&(len..u64::MAX)) {
@@ -738,15 +738,15 @@ impl AlignedFile {
             .map_err(|error| self.failed("resize", error))
     }
 
-    /// Cuts the file if nobody else has it open.
+    /// Truncates the file if no other process has it open.
     pub async fn cut_alone(&self, cut: Cut) -> Result<cut::Outcome> {
         self.unstopped()?;
         self.space_changed(self.file.cut_alone(cut).await)
             .map_err(|error| self.failed("cut", error))
     }
 
-    /// Cuts a file that should have `len` bytes and has more, but no more than whole blocks at its
-    /// end explain: what lies further is not ours.
+    /// Truncates the file to `len` bytes if it is longer by no more than the padding of its last
+    /// block; bytes further on are not this program's.
     pub async fn cut_padding(&self, len: u64) -> Result<()> {
         let now = self.len().await?;
         if now > len && now <= round_up(len, self.alignment) {
@@ -759,16 +759,16 @@ impl AlignedFile {
         (offset | len) & (self.alignment - 1) == 0
     }
 
-    /// Waits until nothing is in the way of a change to these blocks, and examines what it would
-    /// make of the first sector, if that is guarded. Nobody else changes the sector then until the
-    /// change has ended.
+    /// Waits for conflicting changes to these blocks, and examines the result of the change if the
+    /// first sector is guarded and affected. No other change to that sector starts until this one
+    /// has ended.
     async fn admit(&self, blocks: Range<u64>, ends: Ends, change: Change<'_>) -> Result<Admitted> {
         if !self.guards(&blocks) {
             return Ok(self.register(blocks, ends).await);
         }
         let claim = 0..blocks.end.max(first_sector::BYTES);
         let admitted = self.register(claim, Ends::ReadModifyWrite).await;
-        // Boxed: few files are guarded, and each write would have room for it.
+        // Boxed, since few files are guarded and every write's future would grow by it.
         Box::pin(self.examine(change)).await?;
         Ok(admitted)
     }
@@ -803,7 +803,7 @@ impl AlignedFile {
     }
 }
 
-/// The units of a file's reads and writes, and of its calls that zero or discard.
+/// The units, in bytes, of reads and writes, and of calls that zero or discard.
 fn alignments(file: &dyn BlockFile) -> (u64, u64) {
     let capabilities = file.capabilities();
     let alignment = u64::from(capabilities.alignment_bytes.max(1));

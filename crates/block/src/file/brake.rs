@@ -1,10 +1,10 @@
-//! [`Brake`]: keeps a session from changing its files any more.
+//! [`Brake`]: stops a session from changing its files.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Shared by all handles of the files of a session. Once it is pulled, none of them writes, zeroes,
-/// discards, allocates or changes a length; what was issued before goes to its end.
+/// A flag shared by all handles of the files of a session. Once it is set, none of them writes,
+/// zeroes, discards, allocates or changes a length; requests issued before run to their end.
 #[derive(Clone, Debug, Default)]
 pub struct Brake(Arc<AtomicBool>);
 

@@ -1,26 +1,26 @@
-//! What a program does with a file and what it lets others do meanwhile: QEMU's permissions.
+//! Claims on files: the permissions that a program holds and those that it shares, as in QEMU.
 //!
-//! Pure. Which claim each use of a file needs is decided here; how a claim is made known to other
-//! processes is the driver's affair (for files of the host: locks on single bytes,
-//! `host_lock.rs`). The table of claims with their reasons is in `docs/locking.md`.
+//! Pure. The claim that each use of a file needs is decided here; publishing it to other processes
+//! is the driver's task (for host files: locks on single bytes, `host_lock.rs`). The table of
+//! claims with their reasons is in `docs/locking.md`.
 
 use std::fmt;
 
-/// Something that one may do with a file, as QEMU's block layer has it.
+/// A permission of QEMU's block layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
-    /// Reading what makes sense: what others write is seen whole and in order.
+    /// Consistent reads: writes of others are seen whole and in order.
     ConsistentRead,
     /// Writing.
     Write,
-    /// Writing what is there already.
+    /// Writing the bytes that are there already.
     WriteUnchanged,
     /// Changing the length.
     Resize,
 }
 
 impl Permission {
-    /// All of them, in the order of their bits.
+    /// All permissions, in the order of their bits.
     pub const ALL: [Permission; 4] = [
         Permission::ConsistentRead,
         Permission::Write,
@@ -28,7 +28,7 @@ impl Permission {
         Permission::Resize,
     ];
 
-    /// Its number: that of its bit, and of its byte among those that are locked.
+    /// The number of its bit, and of its byte among those that are locked.
     pub const fn index(self) -> u32 {
         match self {
             Permission::ConsistentRead => 0,
@@ -48,7 +48,7 @@ impl Permission {
         }
     }
 
-    /// What one does who has it: "write to it".
+    /// The act that it permits, as a verb phrase for messages: "write to it".
     const fn deed(self) -> &'static str {
         match self {
             Permission::ConsistentRead => "read it",
@@ -117,30 +117,30 @@ impl fmt::Debug for Permissions {
     }
 }
 
-/// What the user of a file does with it, and what others may do meanwhile.
+/// The permissions that the user of a file holds, and those that it shares with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// What its user does.
+    /// Permissions held.
     pub held: Permissions,
-    /// What others may do.
+    /// Permissions shared with others.
     pub shared: Permissions,
 }
 
-/// How far the user of an image goes to meet others who want it too.
+/// Sharing mode of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Sharing {
-    /// Others may do what the format can bear: nothing but reading a qcow2 image, everything with a
-    /// raw one. QEMU's tools do so.
+    /// Shares what the format permits: reading only for a qcow2 image, everything for a raw one, as
+    /// QEMU's tools do.
     #[default]
     AsFormat,
-    /// The same, but nobody changes the length of a raw image: for servers, whose clients were told
-    /// its size.
+    /// `AsFormat`, but with the length of a raw image fixed: for servers, which have announced its
+    /// size to their clients.
     FixedLength,
-    /// Nobody writes any file of the image or changes its length, whatever its format: for copies,
-    /// which must not be torn, and for their targets. QEMU's `convert` opens its sources so.
+    /// Shares neither writing nor resizing of any file of the image, whatever its format: for
+    /// copies, which must be consistent, and their targets. QEMU's `convert` opens its sources this
+    /// way.
     Frozen,
-    /// Others may do everything, and what is read may be torn (QEMU: `force-share`, `-U`). Only for
-    /// reading.
+    /// Shares everything, so reads may be inconsistent (QEMU: `force-share`, `-U`). Read-only use.
     Forced,
 }
 
@@ -150,25 +150,26 @@ const ALL_BUT_RESIZE: Permissions = Permissions::ALL.without(Permission::Resize)
 const ALL_BUT_CHANGE: Permissions = ALL_BUT_RESIZE.without(Permission::Write);
 
 impl Claim {
-    /// Nothing is done, everything is allowed.
+    /// Holds nothing and shares everything.
     pub const NONE: Claim = Claim {
         held: Permissions::NONE,
         shared: Permissions::ALL,
     };
 
-    /// The file is read, whatever others do with it.
+    /// Reads the file and shares everything.
     pub const FORCED: Claim = Claim {
         held: READ,
         shared: Permissions::ALL,
     };
 
-    /// Only the metadata of a qcow2 image is read.
+    /// Reads only the metadata of a qcow2 image.
     pub const DESCRIBE: Claim = Claim {
         held: Permissions::NONE,
         shared: ALL_BUT_CHANGE,
     };
 
-    /// The file of a qcow2 image: its metadata is in memory, so nobody else may change it.
+    /// The file of a qcow2 image. Its metadata is cached in memory, so no other process may change
+    /// it.
     pub const fn qcow2(writable: bool) -> Claim {
         Claim {
             held: if writable { CHANGE } else { READ },
@@ -176,7 +177,7 @@ impl Claim {
         }
     }
 
-    /// The external data file of a qcow2 image: others may write what they answer for.
+    /// The external data file of a qcow2 image. Others may write to it at their own risk.
     pub const fn data_file(writable: bool) -> Claim {
         Claim {
             held: if writable { CHANGE } else { READ },
@@ -200,14 +201,14 @@ impl Claim {
         }
     }
 
-    /// An image that is neither the base nor the top of a commit: what it shows changes with the
-    /// base, and nobody else may go by it.
+    /// An image between the base and the top of a commit: its contents change with the base, so no
+    /// other process may rely on them.
     pub const BETWEEN: Claim = Claim {
         held: READ,
         shared: ALL_BUT_CHANGE.without(Permission::ConsistentRead),
     };
 
-    /// A raw image that is being made.
+    /// A raw image under creation.
     pub const CREATE_RAW: Claim = Claim {
         held: Permissions::NONE
             .with(Permission::Write)
@@ -215,7 +216,7 @@ impl Claim {
         shared: ALL_BUT_RESIZE,
     };
 
-    /// The claim of one who does what both do, and allows what both allow.
+    /// The claim that holds what either holds, and shares what both share.
     #[must_use]
     pub const fn joined(self, other: Claim) -> Claim {
         Claim {
@@ -225,42 +226,42 @@ impl Claim {
     }
 }
 
-/// Whether a claim is known to others.
+/// Whether a claim is published to other processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Protection {
-    /// It is, or there are no others.
+    /// The claim is published, or there are no other processes.
     Claimed,
-    /// The file system has no locks, and nothing keeps others away; with the system's reason.
+    /// The file system has no locks and the file is unprotected; with the system's reason.
     Unprotected(String),
 }
 
-/// On which side of a permission two claims met.
+/// The side of a conflict between two claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// We want to do what they do not share.
+    /// This process holds a permission that the other does not share.
     Held,
-    /// They do what we do not share.
+    /// The other process holds a permission that this one does not share.
     Shared,
 }
 
-/// Two claims on one file that cannot both be.
+/// A conflict between two claims on one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
     /// The file, as the user named it.
     pub file: String,
-    /// What the file was opened for, with a colon behind it; empty for an image itself.
+    /// Purpose of the file, with a colon at its end; empty for an image itself.
     pub context: String,
-    /// What they are about.
+    /// The permission in conflict.
     pub permission: Permission,
-    /// Who does it.
+    /// The side that holds it.
     pub side: Side,
-    /// The programs that hold the file, where that can be told: "qemu-nbd (pid 17)".
+    /// The programs that hold the file, if known: "qemu-nbd (pid 17)".
     pub holders: Vec<String>,
 }
 
 impl fmt::Display for Conflict {
-    /// QEMU's two lines; then who it is.
+    /// Writes QEMU's two lines, then the holders.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shared = match self.side {
             Side::Held => "",
@@ -293,7 +294,7 @@ impl fmt::Display for Conflict {
 mod tests {
     use super::*;
 
-    /// Whether two may use a file at the same time.
+    /// Whether two claims are compatible.
     fn go_together(one: Claim, two: Claim) -> bool {
         let denied = |one: Claim, two: Claim| one.held.intersection(two.shared.others());
         denied(one, two) == Permissions::NONE && denied(two, one) == Permissions::NONE

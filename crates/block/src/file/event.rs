@@ -1,14 +1,15 @@
-//! Points in the work on an image, told to a file that wants to know: [`Observer`].
+//! [`Event`]s of the work on an image, reported to a file's [`Observer`].
 //!
-//! They are QEMU's `blkdebug` events, by whose names scripts inject faults and stop requests. The
-//! engine tells them where it is about to do what they name, and decides nothing by them. A file
-//! without an observer costs a look at a field that is empty.
+//! They are QEMU's `blkdebug` events; scripts use their names to inject faults and to stop
+//! requests. The engine reports an event right before the action that it names, and makes no
+//! decision by it. A file without an observer costs one test of an empty field.
 
 use cowslip_queue::Pending;
 
 macro_rules! events {
     ($($(#[$doc:meta])* $event:ident = $name:literal,)*) => {
-        /// What is about to be done; a point that the engine has not says so.
+        /// An action that is about to start. Events that the engine never reports are marked as
+        /// such.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Event {
             $($(#[$doc])* $event,)*
@@ -31,25 +32,25 @@ macro_rules! events {
 events! {
     /// Entries of the L1 table are written.
     L1Update = "l1_update",
-    /// A longer L1 table gets its clusters.
+    /// Clusters are allocated for a longer L1 table.
     L1GrowAllocTable = "l1_grow_alloc_table",
-    /// It is written.
+    /// The longer L1 table is written.
     L1GrowWriteTable = "l1_grow_write_table",
-    /// The header refers to it.
+    /// The header is pointed to the longer L1 table.
     L1GrowActivateTable = "l1_grow_activate_table",
     /// A slice of an L2 table is read.
     L2Load = "l2_load",
     /// Slices of L2 tables are written.
     L2Update = "l2_update",
-    /// An entry becomes that of a compressed cluster; nothing can wait there.
+    /// An L2 entry is pointed to a compressed cluster; the work cannot wait here.
     L2UpdateCompressed = "l2_update_compressed",
-    /// An L2 table that is shared is read to be copied: not told, it is read as others are.
+    /// A shared L2 table is read to be copied; never reported, the read counts as `L2Load`.
     L2AllocCowRead = "l2_alloc_cow_read",
     /// A new L2 table is written.
     L2AllocWrite = "l2_alloc_write",
     /// Guest data is read.
     ReadAio = "read_aio",
-    /// It is read from the backing file.
+    /// Guest data is read from the backing file.
     ReadBackingAio = "read_backing_aio",
     /// A compressed cluster is read.
     ReadCompressed = "read_compressed",
@@ -57,71 +58,72 @@ events! {
     WriteAio = "write_aio",
     /// A compressed cluster is written.
     WriteCompressed = "write_compressed",
-    /// A machine's state is read.
+    /// A VM state is read.
     VmstateLoad = "vmstate_load",
-    /// It is written.
+    /// A VM state is written.
     VmstateSave = "vmstate_save",
-    /// What surrounds guest data in a new cluster is read.
+    /// The data around guest data in a new cluster is read for copy-on-write.
     CowRead = "cow_read",
-    /// It is written by itself: not told, since it goes down with the data.
+    /// That data is written by itself; never reported, since it is written together with guest
+    /// data.
     CowWrite = "cow_write",
     /// The refcount table is read.
     ReftableLoad = "reftable_load",
-    /// A longer refcount table is made.
+    /// A longer refcount table is created.
     ReftableGrow = "reftable_grow",
-    /// Not told, as by QEMU.
+    /// Never reported, as in QEMU.
     ReftableUpdate = "reftable_update",
     /// A slice of a refcount block is read.
     RefblockLoad = "refblock_load",
-    /// Not told, as by QEMU.
+    /// Never reported, as in QEMU.
     RefblockUpdate = "refblock_update",
     /// Slices of refcount blocks are written.
     RefblockUpdatePart = "refblock_update_part",
-    /// The refcount blocks of clusters that were taken are looked for.
+    /// The refcount blocks of allocated clusters are looked up.
     RefblockAlloc = "refblock_alloc",
-    /// The refcount table refers to it.
+    /// The refcount table is pointed to a new refcount block.
     RefblockAllocHookup = "refblock_alloc_hookup",
     /// A new refcount block is written.
     RefblockAllocWrite = "refblock_alloc_write",
-    /// New refcount blocks are written beside a longer table.
+    /// New refcount blocks are written together with a longer table.
     RefblockAllocWriteBlocks = "refblock_alloc_write_blocks",
-    /// The longer table is written.
+    /// The longer refcount table is written.
     RefblockAllocWriteTable = "refblock_alloc_write_table",
-    /// The header refers to it.
+    /// The header is pointed to the longer refcount table.
     RefblockAllocSwitchTable = "refblock_alloc_switch_table",
-    /// Clusters are taken; nothing can wait there.
+    /// Clusters are allocated; the work cannot wait here.
     ClusterAlloc = "cluster_alloc",
-    /// Space for a compressed cluster is taken.
+    /// Space for a compressed cluster is allocated.
     ClusterAllocBytes = "cluster_alloc_bytes",
-    /// Clusters lose their counts.
+    /// Refcounts of clusters are decreased.
     ClusterFree = "cluster_free",
-    /// What was written is handed to the system: a flush begins.
+    /// A flush begins: written data is passed to the system.
     FlushToOs = "flush_to_os",
-    /// It is made durable.
+    /// Written data is made durable.
     FlushToDisk = "flush_to_disk",
-    /// The block at the beginning of a finer write is read.
+    /// The block at the beginning of an unaligned write is read.
     PwritevRmwHead = "pwritev_rmw_head",
-    /// It was read.
+    /// The block at the beginning has been read.
     PwritevRmwAfterHead = "pwritev_rmw_after_head",
-    /// The block at its end is read.
+    /// The block at the end of an unaligned write is read.
     PwritevRmwTail = "pwritev_rmw_tail",
-    /// It was read.
+    /// The block at the end has been read.
     PwritevRmwAfterTail = "pwritev_rmw_after_tail",
-    /// A write goes to the file.
+    /// The file is written.
     Pwritev = "pwritev",
-    /// A write of zeroes goes to the file.
+    /// A range of the file is zeroed.
     PwritevZero = "pwritev_zero",
-    /// It has ended.
+    /// A write to the file has ended.
     PwritevDone = "pwritev_done",
-    /// An image gives up all that it holds.
+    /// An image is emptied.
     EmptyImagePrepare = "empty_image_prepare",
-    /// The unused end of an L1 table is cleared; not told, since nothing is cleared there.
+    /// The unused end of an L1 table is cleared; never reported, since it is not cleared.
     L1ShrinkWriteTable = "l1_shrink_write_table",
-    /// The L2 tables that it referred to are freed; not told.
+    /// The L2 tables of that end are freed; never reported.
     L1ShrinkFreeL2Clusters = "l1_shrink_free_l2_clusters",
-    /// What was read from below is written, so that it is there from now on; not told.
+    /// Data from the backing chain is stored by copy-on-read; never reported.
     CorWrite = "cor_write",
-    /// The space of new clusters is made zero by one call.
+    /// The space of new clusters is zeroed by one call.
     ClusterAllocSpace = "cluster_alloc_space",
     /// A file was opened.
     None = "none",
@@ -135,12 +137,12 @@ impl Event {
     }
 }
 
-/// Somebody who wants to know what an image's work on a file has reached.
+/// An observer of the work of an image on a file.
 pub trait Observer: Send + Sync + std::fmt::Debug {
-    /// The work has reached `event`. If there is something to wait for, it goes on afterwards.
+    /// The work has reached `event`. It waits for the returned future, if any, before it goes on.
     fn reached(&self, event: Event) -> Option<Pending<()>>;
 
-    /// The work passes `event` at a point where it cannot wait.
+    /// The work has reached `event` at a point where it cannot wait.
     fn passed(&self, event: Event);
 }
 

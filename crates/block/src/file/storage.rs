@@ -35,18 +35,18 @@ impl ContentId {
     }
 }
 
-/// The part of a range that begins `start` bytes behind its beginning.
+/// The part of a range that begins `start` bytes after the range's start.
 fn part_of(range: &Range<u64>, start: u64, len: u64) -> Range<u64> {
     let first = range.start.saturating_add(start).min(range.end);
     first..first.saturating_add(len).min(range.end)
 }
 
-/// What stores bytes.
+/// A place that stores bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Store {
     /// A file or device of this host.
     File(FileId),
-    /// Something that only its name tells, such as an export of a server.
+    /// A store known only by name, such as an export of a server.
     Named(String),
 }
 
@@ -61,22 +61,22 @@ impl Storage {
         Storage(vec![(Store::File(file), 0..u64::MAX)])
     }
 
-    /// Something that only its name tells: an address of a server.
+    /// A store known only by name, such as an address of a server.
     pub fn named(name: &str) -> Storage {
         Storage(vec![(Store::Named(name.to_string()), 0..u64::MAX)])
     }
 
-    /// The same bytes are also a range of this file, as those of a device over it are.
+    /// Adds a range of a file in which the same bytes are stored, as those of a loop device are.
     pub fn add(&mut self, file: FileId, range: Range<u64>) {
         self.0.push((Store::File(file), range));
     }
 
-    /// All that another file stores its bytes in, too.
+    /// Adds the storage of another file.
     pub fn extend(&mut self, other: Storage) {
         self.0.extend(other.0);
     }
 
-    /// Where a part of the bytes is stored.
+    /// The storage of a part of the bytes.
     #[must_use]
     pub fn part(&self, start: u64, len: u64) -> Storage {
         let parts = self.0.iter();
@@ -95,14 +95,14 @@ impl Storage {
     }
 }
 
-/// What a file is read as.
+/// The use of a file that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadAs {
     /// A file of an image that is copied, compared or merged.
     Source,
     /// A file of a backing chain.
     Backing,
-    /// A file of the image that is being made or changed.
+    /// A file of the image that is created or changed.
     Image,
 }
 
@@ -143,7 +143,7 @@ impl ReadSet {
         });
     }
 
-    /// Checks, before a file is written, cut or zeroed, that nothing in the set is stored in it.
+    /// Checks, before a file is written, truncated or zeroed, that it stores nothing of the set.
     ///
     /// # Errors
     /// [`Error::Overwrites`]
@@ -151,7 +151,7 @@ impl ReadSet {
         self.check_stored(file.name(), &file.storage())
     }
 
-    /// The same of what is known by its name and storage.
+    /// Like [`ReadSet::check`], for a file known by its name and storage.
     ///
     /// # Errors
     /// [`Error::Overwrites`]

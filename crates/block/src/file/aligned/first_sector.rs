@@ -1,12 +1,12 @@
-//! The first sector of a raw disk whose format was guessed.
+//! The guard of the first sector of a raw disk whose format was guessed.
 //!
-//! Whoever opens the disk next without naming its format guesses again, from this sector. A guest
-//! that writes an image's header there would choose that format, and with it a backing file. So
-//! every change to the sector is examined before it is made: writes, zeroes, discards, cuts. The
-//! sector is read, changed in memory, and examined as a whole, while no other change to it is under
-//! way; a change keeps the sector until it has ended, also if nobody waits for it any more. So it
-//! makes no difference how many requests a header is split into, of which kinds, in which order, or
-//! how they overlap.
+//! The next program that opens the disk without naming its format guesses again, from this sector.
+//! A guest that writes an image header there would choose that format, and with it a backing file.
+//! So every change to the sector is examined before it is made: writes, zeroes, discards,
+//! truncation. The sector is read, changed in memory and examined as a whole, while no other change
+//! to it is under way; a change holds the sector until it has ended, even if its future has been
+//! dropped. So a header is recognised no matter how many requests it is split into, of which kinds,
+//! in which order, and how they overlap.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use super::AlignedFile;
 use crate::foreign::Signature;
 use crate::{Result, foreign};
 
-/// Bytes that a format is guessed from.
+/// Bytes from which a format is guessed.
 pub(super) const BYTES: u64 = foreign::PROBED_BYTES;
 
-/// What a request makes of the file.
+/// Effect of a request on the file's bytes.
 pub(super) enum Change<'a> {
-    /// It writes these bytes, which do not change any more, at an offset.
+    /// Writes these bytes at an offset; they do not change any more.
     Bytes(u64, &'a IoVec),
-    /// It zeroes a range.
+    /// Zeroes a range.
     Zeroes(Range<u64>),
 }
 
 impl Change<'_> {
-    /// The bytes of the first sector that it changes.
+    /// The bytes of the first sector that the request changes.
     fn range(&self) -> Range<usize> {
         let whole = match self {
             Change::Bytes(offset, data) => *offset..offset.saturating_add(data.len() as u64),
@@ -48,8 +48,8 @@ impl Change<'_> {
 }
 
 impl AlignedFile {
-    /// The same file; what would make its first sector look like that of an image is refused. The
-    /// caller names the formats that it knows beside the built-in ones.
+    /// The same file, which refuses changes that would make its first sector look like that of an
+    /// image. `others` are formats known to the caller beside the built-in ones.
     pub fn guarded(self, others: Arc<[Signature]>) -> AlignedFile {
         AlignedFile {
             guarded: Some(others),
@@ -57,19 +57,20 @@ impl AlignedFile {
         }
     }
 
-    /// Whether its first sector is guarded.
+    /// Whether the first sector is guarded.
     pub fn is_guarded(&self) -> bool {
         self.guarded.is_some()
     }
 
-    /// Whether the first sector is guarded and a range has a part of it: then the range may be
-    /// changed through this file only.
+    /// Whether the range contains part of a guarded first sector; such a range may be changed
+    /// through this file only.
     pub fn guards(&self, range: &Range<u64>) -> bool {
         self.is_guarded() && range.start < BYTES && !range.is_empty()
     }
 
-    /// What may be discarded of a range: of the first sector all or nothing, if it is guarded. What
-    /// a discarded part reads as is known of few files, so it could not be examined.
+    /// The part of a range that may be discarded: of a guarded first sector, all or nothing. Few
+    /// files promise the contents of a discarded part, so a partly discarded sector could not be
+    /// examined.
     pub(super) fn spare_first_sector(&self, range: Range<u64>) -> Range<u64> {
         match self.guards(&range) && (range.start > 0 || range.end < BYTES) {
             true => BYTES.min(range.end)..range.end,
@@ -77,7 +78,7 @@ impl AlignedFile {
         }
     }
 
-    /// Examines the first sector as a change would leave it.
+    /// Examines the first sector as it would be after the change.
     pub(super) async fn examine(&self, change: Change<'_>) -> Result<()> {
         let mut sector = [0; BYTES as usize];
         let changed = change.range();
