@@ -51,7 +51,7 @@ pub fn at_close(closes_ahead: Option<u8>) -> AtClose {
 pub struct Situation {
     /// Length of the file.
     pub file_bytes: u64,
-    /// What it was grown by so far, by whoever asks.
+    /// Bytes by which the caller has grown the file so far.
     pub grown_bytes: u64,
     /// Free space of the file system, if known.
     pub free_bytes: Option<u64>,
@@ -71,7 +71,7 @@ pub struct Steps {
     /// A step is longer than that where space is ample: this part of what is free, which nobody
     /// misses. `u64::MAX` for none.
     pub ample_fraction: u64,
-    /// But no more than so many times what all steps before it have come to.
+    /// Limit of that leap: this multiple of the sum of all steps before it.
     pub leap_times: u64,
     /// The largest step.
     pub max_bytes: u64,
@@ -133,7 +133,7 @@ impl Steps {
 pub enum Rule {
     /// Nothing.
     None,
-    /// So many bytes at a time.
+    /// Steps of this many bytes.
     Fixed(u64),
     /// Steps that grow.
     Dynamic(Steps),
@@ -224,8 +224,8 @@ impl Ahead {
         self.grown_bytes = self.grown_bytes.saturating_add(self.step_bytes);
     }
 
-    /// Nothing lies behind the end any more: it was given back, or the file was cut to this length.
-    /// After a cut the steps begin anew.
+    /// Marks the space behind the end as gone: it was deallocated, or the file was truncated to
+    /// this length. After a truncation the steps start over.
     pub fn trimmed(&mut self, file_bytes: u64, cut: Cut) {
         self.end_bytes = file_bytes;
         self.step_bytes = 0;

@@ -185,7 +185,7 @@ pub fn open_unnamed_file(directory: &Path, options: &HostOptions) -> Result<Arc<
 }
 
 fn open_flags(options: &HostOptions) -> OFlags {
-    // Opening a FIFO would wait for its other end; whether it is one is told afterwards.
+    // Opening a FIFO would wait for its other end; its type is checked after opening.
     let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     flags |= match options.writable {
         true => OFlags::RDWR,
@@ -318,7 +318,7 @@ impl HostBlockFile {
             file,
         };
         if options.create != CreateMode::OpenExisting {
-            // Whoever fills the file claims it again, and learns whether it is protected.
+            // The caller that fills the file claims it again, and learns whether it is protected.
             drop(file.claim(Claim::CREATE_RAW)?);
         }
         if options.create == CreateMode::Truncate && kind == Kind::Regular {

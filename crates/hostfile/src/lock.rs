@@ -1,10 +1,11 @@
-//! Claims on files of the host, made known to other processes in QEMU's way: shared locks on single
-//! bytes, which belong to the open file.
+//! Claims on host files, published to other processes in QEMU's way: shared locks on single bytes
+//! that belong to the open file description.
 //!
 //! A permission that is held locks byte 100 + its number, one that is not shared byte 200 + its
-//! number. All locks are shared ones, so taking them never fails for another claim; a conflict is
-//! found by asking afterwards whether others have locked the opposite bytes. Whoever comes second
-//! sees the first: of two that come together both may be refused, never both let in.
+//! number. All locks are shared ones, so taking them never fails because of another claim; a
+//! conflict is found by querying afterwards whether others have locked the opposite bytes. The
+//! later process always sees the earlier one: of two that come together both may be refused, but
+//! never both admitted.
 
 use std::fs;
 use std::io;

@@ -87,7 +87,7 @@ impl Beneath {
         };
         let target = match fs::canonicalize(path) {
             Ok(target) => target,
-            // Whether a file elsewhere exists is not told.
+            // The existence of a file elsewhere is not revealed.
             Err(_) if !lies_in(Path::new(path), image) => return Err(outside()),
             Err(error) => return Err(failed(error)),
         };
@@ -101,8 +101,8 @@ impl Beneath {
         })
     }
 
-    /// Opens it. The kernel holds the name to the directory and follows no link, so that whoever
-    /// changes the names meanwhile gains nothing.
+    /// Opens the file. The kernel confines the name to the directory and follows no symbolic link,
+    /// so renaming files meanwhile gains an attacker nothing.
     ///
     /// # Errors
     /// The system's; `ENOSYS` before Linux 5.6.

@@ -15,7 +15,7 @@ pub fn free_bytes(file: impl AsFd) -> Option<u64> {
     rooms(file).map(|(free, _)| free)
 }
 
-/// The same, once there are so many or no more come, two seconds later at most.
+/// Free bytes once there are at least `needed_bytes` or no more appear, after two seconds at most.
 pub fn wait_for_free_bytes(file: impl AsFd, needed_bytes: u64) -> Option<u64> {
     let (mut most, all) = rooms(&file)?;
     let mut idle = 0;

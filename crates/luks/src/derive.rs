@@ -1,9 +1,9 @@
-//! PBKDF2 (RFC 8018) with HMAC: what a passphrase costs whoever tries it. Pure, but that it asks a
-//! job now and then whether it may go on: with the iterations that programs choose it takes
-//! seconds.
+//! PBKDF2 (RFC 8018) with HMAC: derives keys from passphrases and makes each guess expensive. Pure,
+//! except that it checks a job for cancellation now and then: with the iteration counts that
+//! programs choose it takes seconds.
 //!
-//! What is told as done are the bytes that the iterations have put out; each one puts out as many
-//! as the hash has.
+//! Its progress is the number of bytes that the iterations have output; each one outputs as many as
+//! the hash has.
 
 use hmac::digest::OutputSizeUser;
 use hmac::{EagerHash, Hmac, KeyInit, Mac};

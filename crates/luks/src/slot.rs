@@ -27,8 +27,7 @@ const UNATTENDED: &str = "nobody cancels this job";
 /// Where unpredictable bytes come from: fills the slice, or fails.
 pub type Entropy<'a> = &'a mut dyn FnMut(&mut [u8]) -> io::Result<()>;
 
-/// Has PBKDF2 do so many iterations, as an active slot costs who opens it; for whoever measures how
-/// long they take.
+/// Runs this many iterations of PBKDF2 as for an active key slot, to measure their time.
 pub fn iterations_run(hash: Hash, spec: &Spec, iterations: u32) {
     let mut key = Zeroizing::new(vec![0; spec.key_bytes()]);
     let cost = (&[0; SALT_BYTES][..], iterations);
@@ -97,12 +96,12 @@ fn digest(header: &Header, key: &[u8], job: &Job) -> Result<[u8; DIGEST_BYTES]> 
     Ok(digest)
 }
 
-/// What a job is told of deriving a slot's key.
+/// Bytes of progress that deriving a slot's key reports to its job.
 pub(super) fn slot_work(header: &Header, slot: &KeySlot) -> u64 {
     work_bytes(header.hash, slot.iterations, header.spec.key_bytes())
 }
 
-/// What a job is told of [`open`].
+/// Bytes of progress that [`open`] reports to its job.
 pub(super) fn open_work(header: &Header, slot: &KeySlot) -> u64 {
     let digest = work_bytes(header.hash, header.digest_iterations, DIGEST_BYTES);
     slot_work(header, slot) + digest

@@ -1,5 +1,5 @@
-//! What a file system is told about a file before it has any data: the extent size hint of XFS, and
-//! that btrfs shall not copy on write.
+//! File attributes that are set while a file has no data: the extent size hint of XFS, and no
+//! copy-on-write on btrfs.
 #![allow(unsafe_code)] // One system call, in two directions, that rustix lacks.
 
 use std::io;
@@ -34,7 +34,7 @@ fn attributes(file: &impl AsFd) -> io::Result<Attributes> {
     }
 }
 
-/// The unit in bytes in which the file system wants to allocate space for the file; 0 for none.
+/// The extent size hint in bytes; 0 if none is set.
 ///
 /// # Errors
 /// The file system has no such attribute.
@@ -46,11 +46,11 @@ pub fn extent_hint_bytes(file: impl AsFd) -> io::Result<u32> {
     })
 }
 
-/// Sets that unit, or none by 0.
+/// Sets the extent size hint in bytes, or removes it with 0.
 ///
 /// # Errors
 /// The file system has no such attribute, cannot have this unit, or the file has data already. Some
-/// know the attribute and ignore the unit, as ext4 does: that is [`io::ErrorKind::Unsupported`].
+/// accept the attribute and ignore the unit, as ext4 does: that is [`io::ErrorKind::Unsupported`].
 pub fn set_extent_hint(file: impl AsFd, bytes: u32) -> io::Result<()> {
     let mut wanted = attributes(&file)?;
     wanted.extent_bytes = bytes;

@@ -1,11 +1,9 @@
-//! A file cut to the length that it had, without cutting off what somebody else has written
-//! meanwhile.
+//! Truncation of a file to its former length that never cuts off data appended by others meanwhile.
 //!
-//! A length that was read is old the moment somebody appends. So the file is looked at and cut
-//! under a lease ([`crate::lease`]), which the kernel grants only while nobody else has it open,
-//! and which holds up whoever opens it. The kernel is asked for it once more directly before each
-//! call that takes something from the file, and when all is done: nothing is cut while somebody
-//! waits.
+//! A length that was read may be stale at once. So the file is examined and truncated under a lease
+//! ([`crate::lease`]), which the kernel grants only while no other process has the file open, and
+//! which delays other openers. The lease is checked once more directly before each call that takes
+//! something from the file, and at the end: nothing is cut off while another process waits.
 
 use std::io;
 use std::ops::{Range, RangeInclusive};
@@ -23,8 +21,8 @@ const TRIES: usize = 20;
 const APART: Duration = Duration::from_millis(10);
 /// Bytes that are read at once where somebody may have written.
 const READ_BYTES: usize = 256 << 10;
-/// So much is read in all: whoever wants the file waits meanwhile, and not for longer than leases
-/// last.
+/// Bytes that are read in all: an opener waits meanwhile, and a lease lasts for a limited time
+/// only.
 const LOOK_BYTES_MAX: u64 = 1 << 30;
 
 /// What is cut off.
@@ -100,7 +98,7 @@ pub fn cut_alone(file: impl AsFd, cut: &Cut) -> io::Result<Outcome> {
     cut_alone_with(file.as_fd(), cut, &|_| {})
 }
 
-/// The same; `before` is told of each step, so that tests can have others come between.
+/// Like [`cut_alone`]; `before` is called before each step, so that tests can interfere.
 fn cut_alone_with(file: BorrowedFd<'_>, cut: &Cut, before: &dyn Fn(Step)) -> io::Result<Outcome> {
     for _ in 0..TRIES {
         if let Some(lease) = lease::take_alone(&file)? {
@@ -331,7 +329,7 @@ mod tests {
         opener.join().unwrap();
     }
 
-    /// The kernel lets in whoever has waited for too long, while the cut is half way.
+    /// The kernel admits an opener that has waited too long, while the truncation is half done.
     #[test]
     fn a_cut_that_takes_too_long_does_not_go_on() {
         for (step, expected) in [(Step::Shorten, Outcome::InUse), (Step::Punch, Outcome::Cut)] {

@@ -1,8 +1,8 @@
-//! Where the host's file system has put a file: its extents, as `FS_IOC_FIEMAP` tells them.
+//! Extents of a file on its host file system, as reported by `FS_IOC_FIEMAP`.
 //!
-//! [`records`] goes through them batch by batch and keeps one batch in memory. It ends whatever
-//! happens to the file meanwhile: each record begins where the one before it ended or later, and
-//! what the kernel tells again is cut off.
+//! [`records`] iterates over them in batches and keeps one batch in memory. The iteration ends even
+//! if the file changes meanwhile: each record begins at or after the end of the one before it, and
+//! parts that the kernel reports again are cut off.
 #![allow(unsafe_code)] // One system call that rustix lacks.
 
 use std::io;
@@ -98,7 +98,7 @@ pub struct Record {
 /// Whether data that has not been written back is written back first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Sync {
-    /// No: what has no place yet is told as such.
+    /// No: extents without a place yet are reported as such.
     #[default]
     No,
     /// Yes, with the first batch (`FIEMAP_FLAG_SYNC`).
@@ -145,7 +145,7 @@ pub struct Records<'a> {
     next: usize,
     /// Records in the batch.
     count: usize,
-    /// Where the records that were told end.
+    /// End of the records returned so far.
     at: u64,
     /// There is no further batch.
     ended: bool,
@@ -246,8 +246,8 @@ impl Iterator for Records<'_> {
                 self.at = record.logical + record.len;
                 return Some(Ok(record));
             }
-            // A whole batch of what was told before: nothing says that this ends, or that there is
-            // no more.
+            // A whole batch of records returned before: the iteration might never end, and is
+            // perhaps incomplete.
             if self.next == self.count && self.request.start == self.at {
                 self.ended = true;
                 let why = "the file system tells the same extents again";

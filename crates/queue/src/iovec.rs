@@ -113,7 +113,7 @@ impl Segment {
                 from.as_ptr()
                     .copy_to_nonoverlapping(to.as_mut_ptr(), to.len());
             },
-            // SAFETY: whoever made the segment has promised what is asked here.
+            // SAFETY: the constructor of the segment has promised what is required here.
             Owner::Foreign(_) => unsafe { shared::load(from, to) },
         }
     }
@@ -133,7 +133,7 @@ impl Segment {
                 to.as_ptr()
                     .copy_from_nonoverlapping(from.as_ptr(), from.len());
             },
-            // SAFETY: whoever made the segment has promised what is asked here.
+            // SAFETY: the constructor of the segment has promised what is required here.
             Owner::Foreign(_) => unsafe { shared::store(to, from) },
         }
     }
@@ -147,7 +147,7 @@ impl Segment {
         match self.owner {
             // SAFETY: the memory is exclusive.
             Owner::Buffer(_) => unsafe { to.as_ptr().write_bytes(byte, range.len()) },
-            // SAFETY: whoever made the segment has promised what is asked here.
+            // SAFETY: the constructor of the segment has promised what is required here.
             Owner::Foreign(_) => unsafe { shared::fill(to, range.len(), byte) },
         }
     }
@@ -415,7 +415,7 @@ impl IoVec {
                 // SAFETY: the range of a buffer that nobody writes any more.
                 zero::is_zero(unsafe { std::slice::from_raw_parts(segment.start(), segment.len) })
             }
-            // SAFETY: whoever made the segment has promised what is asked here.
+            // SAFETY: the constructor of the segment has promised what is required here.
             Owner::Foreign(_) => unsafe { shared::is_zero(segment.start, segment.len) },
         })
     }

@@ -117,16 +117,16 @@ impl<T> Pending<T> {
 }
 
 impl<T> Completer<T> {
-    /// Delivers the value and wakes whoever waits.
+    /// Delivers the value and wakes the waiting task.
     pub fn complete(self, value: T) {
-        // Whoever needs to know that nobody waits calls `deliver`.
+        // A caller that needs to know whether anyone waits calls `deliver`.
         drop(self.deliver(value));
     }
 
-    /// Delivers the value and wakes whoever waits.
+    /// Delivers the value and wakes the waiting task.
     ///
     /// # Errors
-    /// Nobody waits any more: the value comes back.
+    /// No task waits any more: the value comes back.
     pub fn deliver(self, value: T) -> Result<(), T> {
         ManuallyDrop::new(self)
             .finish(Some(value))

@@ -47,7 +47,7 @@ fn state() -> MutexGuard<'static, State> {
 
 /// Runs a call that may block on the pool.
 ///
-/// A job that panics panics in whoever awaits it.
+/// A panic of a job is passed on to the task that awaits it.
 pub fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> Pending<T> {
     let (completer, result) = pending();
     submit(Box::new(move || completer.complete(job())));

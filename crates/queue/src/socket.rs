@@ -185,7 +185,7 @@ impl Stream {
     /// caller's duty.
     ///
     /// # Errors
-    /// The connection's failure; how much was sent before is not told.
+    /// The connection's failure; the number of bytes sent before is unknown.
     ///
     /// # Panics
     /// Outside a queue, if the socket is not ready.

@@ -121,7 +121,7 @@ events! {
     L1ShrinkWriteTable = "l1_shrink_write_table",
     /// The L2 tables of that end are freed; never reported.
     L1ShrinkFreeL2Clusters = "l1_shrink_free_l2_clusters",
-    /// Data from the backing chain is stored by copy-on-read; never reported.
+    /// Data from the backing chain is stored by copy-on-read.
     CorWrite = "cor_write",
     /// The space of new clusters is zeroed by one call.
     ClusterAllocSpace = "cluster_alloc_space",
