@@ -2,8 +2,9 @@
 //!
 //! All of it is decided in one hold of the metadata lock. If something is missing (a slice, a
 //! lease, space, a table of its own) the request lets go of everything, waits for that one thing,
-//! and looks again from the start; this is the only such loop. A long request goes in batches: what
-//! can be admitted together is, and what is in the way is waited for when nothing is held.
+//! and looks again from the start. (Zeroes and discards, holes, preallocation and compressed writes
+//! have loops of the same kind in their own files.) A long request goes in batches: what can be
+//! admitted together is, and what is in the way is waited for when nothing is held.
 
 use std::ops::Range;
 
