@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use cowslip_queue::{IoVec, IoVecMut};
 
-use crate::file::{ContentId, Durability, Space, Storage};
+use crate::file::{Durability, Space};
 use crate::{Error, Result};
 
 mod memory;
@@ -73,17 +73,6 @@ pub trait Disk: Send + Sync + fmt::Debug {
 
     /// Properties that are fixed while the disk is open.
     fn features(&self) -> Features;
-
-    /// Identity of the contents: equal values mean equal bytes, without reading them. Unknown by
-    /// default, since a disk on top of another one may show a part of it, or show it transformed.
-    fn content_id(&self) -> Option<ContentId> {
-        None
-    }
-
-    /// The files and devices that a write to the disk changes.
-    fn storage(&self) -> Storage {
-        Storage::default()
-    }
 
     /// Reads at `offset` into a scatter list, and returns the list.
     ///
@@ -214,10 +203,6 @@ impl Disk for DiskPart {
 
     fn features(&self) -> Features {
         self.disk.features()
-    }
-
-    fn storage(&self) -> Storage {
-        self.disk.storage()
     }
 
     fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {

@@ -76,19 +76,16 @@ pub struct Opening<'a> {
 /// The way to open an image of a format.
 pub type Open = for<'a> fn(Opening<'a>) -> DiskFuture<'a, Opened>;
 
-/// A format: its name, how its images begin, and how they are opened.
+/// An added format: its name, how its images begin, and how they are opened.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatDriver {
-    /// The format; of an added one [`Format::Other`], with its name.
+    /// [`Format::Other`], with the name of the format.
     pub format: Format,
     /// Whether the first sector of a file is that of an image of the format.
     pub matches: fn(&[u8]) -> bool,
     /// Opens an image.
     pub open: Open,
 }
-
-/// The formats that are built in, in the order in which they are looked for.
-static BUILT_IN: [FormatDriver; 3] = [built_in::QCOW2, built_in::LUKS, built_in::RAW];
 
 /// The formats that images may have: the built-in ones, and those that a caller has added.
 #[derive(Clone, Debug, Default)]
@@ -118,15 +115,15 @@ impl Formats {
         Format::from_name(name).or(added)
     }
 
-    /// The driver of a format.
+    /// The way to open an image of a format.
     ///
     /// # Errors
     /// `Invalid`, in QEMU's words, if it was not added.
-    pub(crate) fn driver(&self, format: Format) -> Result<&'static FormatDriver> {
-        let mut all = BUILT_IN.iter().chain(self.added.iter().copied());
-        let unknown = || Error::Invalid(format!("Unknown driver '{}'", format.name()));
-        all.find(|driver| driver.format == format)
-            .ok_or_else(unknown)
+    pub(crate) fn way_to_open(&self, format: Format) -> Result<Open> {
+        let added = || self.added.iter().find(|driver| driver.format == format);
+        built_in::way_to_open(format)
+            .or_else(|| added().map(|driver| driver.open))
+            .ok_or_else(|| Error::Invalid(format!("Unknown driver '{}'", format.name())))
     }
 
     /// How images of the added formats begin.

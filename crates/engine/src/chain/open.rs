@@ -222,5 +222,5 @@ async fn open_layer(
         files,
         is_top,
     };
-    (formats.driver(format)?.open)(opening).await
+    formats.way_to_open(format)?(opening).await
 }

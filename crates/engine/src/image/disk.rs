@@ -4,7 +4,7 @@ use cowslip_block::disk::{Disk, DiskFuture, Features};
 use cowslip_queue::{IoVec, IoVecMut};
 
 use super::{Extent, Image, ZeroOptions};
-use crate::file::{Durability, Storage};
+use crate::file::Durability;
 
 impl Disk for Image {
     fn name(&self) -> &str {
@@ -20,10 +20,6 @@ impl Disk for Image {
             writable: self.is_writable(),
             preferred_block_bytes: self.preferred_block_bytes(),
         }
-    }
-
-    fn storage(&self) -> Storage {
-        Image::storage(self)
     }
 
     fn read(&self, offset: u64, buf: IoVecMut) -> DiskFuture<'_, IoVecMut> {
