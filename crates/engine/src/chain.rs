@@ -48,7 +48,7 @@ impl Layer {
         }
     }
 
-    /// Whether it is raw for want of a better guess: nobody has named its format.
+    /// Returns whether its format was not given, and raw is only a guess.
     pub fn is_guessed(&self) -> bool {
         match self {
             Layer::Raw(raw) => raw.file().is_guarded(),

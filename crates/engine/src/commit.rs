@@ -50,8 +50,9 @@ pub struct Commit {
 
 impl Image {
     /// Writes what the image and those above the base decide into the base, durably, and empties
-    /// the image. The base is opened for writing through `gate`, and claimed; nobody else gets hold
-    /// of it in between. The session ends with it, well or not: only [`Image::close`] may follow.
+    /// the image. The base is opened for writing through `gate`, and claimed; no other process can
+    /// claim it in between. The session ends with it, well or not: only [`Image::close`] may
+    /// follow.
     ///
     /// # Errors
     /// `Invalid` without such a layer, the base cannot be written or is in use, I/O, no space,
@@ -160,9 +161,9 @@ impl Above<'_> {
         self.base.write(start, data.freeze(), durability).await
     }
 
-    /// Whether something above the base decides an extent. What nobody holds is decided by the
-    /// base, unless an image between ends before: behind its end the disk reads as zeroes, whatever
-    /// is below.
+    /// Whether something above the base decides an extent. A range that none holds is decided by
+    /// the base, unless an image between ends before: behind its end the disk reads as zeroes,
+    /// whatever is below.
     fn decides(&self, extent: &Extent) -> bool {
         extent.present || (extent.depth as usize) < self.below.layers().len()
     }

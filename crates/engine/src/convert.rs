@@ -101,7 +101,7 @@ pub enum CopyMethod {
     #[default]
     Copy,
     /// The system copies it from file to file, and shares it where the file system can; where that
-    /// does not work it is copied. Nobody looks whether it is zero.
+    /// does not work it is copied. It is not examined for zeroes.
     Offload,
 }
 
@@ -279,7 +279,7 @@ pub struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Looks what there is to do, and tells the job.
+    /// Surveys the sources, and announces the work to the job.
     ///
     /// # Errors
     /// The tables of a source cannot be read; cancelled.

@@ -116,7 +116,7 @@ async fn describe(layer: &Layer, decided: &Decided) -> Result<Vec<Extent>> {
             compressed: true,
             ..blank
         },
-        // Where it is, nobody finds what the disk has.
+        // No offset: the bytes on the host are not those of the disk.
         Source::Data(_) if is_encrypted => Extent {
             data: true,
             ..blank

@@ -89,7 +89,8 @@ pub struct Image {
 
 impl Image {
     /// Opens the image in `file`, and through `gate` the files that it names. All of them are
-    /// claimed ([`BlockFile::claim`]) before anything is read of them but what tells the format.
+    /// claimed ([`BlockFile::claim`]) before anything is read of them but the bytes that identify
+    /// the format.
     ///
     /// # Errors
     /// If the file is no valid image of its format, needs what is not supported, one of the files
@@ -277,7 +278,7 @@ impl Image {
     }
 
     /// The file of a raw image, which holds the bytes of the disk at their offsets, if this range
-    /// of it may be changed past the image: what is encrypted or examined on the way may not.
+    /// of it may be changed directly: not if the image encrypts or examines writes.
     pub(crate) fn raw_file(&self, range: &Range<u64>) -> Option<&AlignedFile> {
         match &self.top {
             Layer::Raw(raw) if raw.file().is_encrypted() || raw.file().guards(range) => None,
@@ -385,8 +386,8 @@ impl Image {
             .await
     }
 
-    /// A write that tells when it has all its space, if it comes so far: another one that begins
-    /// then takes what lies behind. What is not allocated tells at once.
+    /// Writes, and calls back when the write has all its space, if it gets that far: another one
+    /// that begins then takes the space behind. A write that allocates nothing calls back at once.
     ///
     /// # Errors
     /// As [`Image::write`].
@@ -513,8 +514,8 @@ impl Image {
         }
     }
 
-    /// Says that the guest needs a range no longer. What it reads as afterwards is unspecified, but
-    /// never another's bytes; whole clusters read as zeroes where the format can say so.
+    /// Discards a range. Its content afterwards is unspecified, but never other data of the host;
+    /// whole clusters read as zeroes where the format can express it.
     ///
     /// # Errors
     /// As `write`.

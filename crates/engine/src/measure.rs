@@ -1,4 +1,4 @@
-//! How large the file of a qcow2 image will be, to the byte, as `qemu-img measure` tells it.
+//! Computes how large the file of a qcow2 image will be, to the byte, like `qemu-img measure`.
 //!
 //! That is a promise of room, made before a volume is cut for the image: metadata as it is for a
 //! disk whose clusters are all there, and as many clusters as hold data. The promise is kept: a

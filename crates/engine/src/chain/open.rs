@@ -37,7 +37,7 @@ impl Naming {
     }
 }
 
-/// Opens an image and all that it needs; also tells how those below were named.
+/// Opens an image and its whole chain; also returns how the images below were named.
 ///
 /// # Errors
 /// As [`crate::Image::open`].

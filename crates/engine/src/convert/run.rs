@@ -219,7 +219,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Begins to write what is read and whose turn it is.
+    /// Begins the writes of pieces that are read and next in order.
     fn write_ready(&'a self, flow: &mut Flow<'a>) {
         loop {
             if self.options.form == Form::Compressed && flow.storing > 0 {

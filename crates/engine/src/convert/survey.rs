@@ -78,7 +78,7 @@ pub struct Found {
 pub struct Feed<'a> {
     asker: Asker<'a>,
     spans: VecDeque<Span>,
-    /// Where it goes on with asking.
+    /// The place at which the next query begins.
     asked_to: u64,
     /// The target reads as zeroes by now.
     no_zeroes: bool,

@@ -14,8 +14,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Bytes of the disk.
     fn size(&self) -> u64;
 
-    /// The sources of a range within the size: runs in order, without gaps. What is read of them
-    /// comes from the file at the offsets that they name; compressed runs are qcow2's.
+    /// The sources of a range within the size: runs in order, without gaps. Their data is read
+    /// from the file at the offsets that they name; compressed runs are qcow2's.
     ///
     /// # Errors
     /// I/O, or damage of the image.
@@ -25,7 +25,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     fn file(&self) -> &AlignedFile;
 }
 
-/// The runs of a driver, checked: what they do not cover would be memory of somebody else.
+/// Returns the runs of a driver, checked: a gap would leave memory of the reader as it was.
 ///
 /// # Errors
 /// As for [`Driver::map`]; `Corrupt` for runs with gaps, or of sources that a driver has not.

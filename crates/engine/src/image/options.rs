@@ -116,7 +116,7 @@ pub struct OpenOptions {
     /// are read and stored with it.
     pub compress: bool,
     /// Reads, writes, zeroes and discards of the disk are cut by these, one part after the other:
-    /// for tests of what is above, since an image takes requests of any size.
+    /// for tests of the callers, since an image takes requests of any size.
     pub limits: Limits,
     /// Where unallocated data comes from.
     pub backing: BackingChoice,
@@ -128,7 +128,7 @@ pub struct OpenOptions {
     /// Opens the image although its data file or backing file cannot be opened: for `info` and
     /// `check`, which need the metadata only. Guest data cannot be read then.
     pub metadata_only: bool,
-    /// Bytes of L2 tables kept in memory for the whole chain, what it takes to find them included;
+    /// Bytes of L2 tables kept in memory for the whole chain, their index included;
     /// 0 is 32 MiB. A few slices are kept whatever the budget.
     pub cache_bytes: u64,
     /// Bytes of a bitmap's table that are read at a time, and a quarter of the bits that are

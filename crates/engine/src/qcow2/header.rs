@@ -156,7 +156,7 @@ pub struct Header {
     pub incompatible_features: u64,
     /// See [`compatible`]; unknown bits are kept.
     pub compatible_features: u64,
-    /// See [`autoclear`]; unknown bits are kept until somebody writes to the image.
+    /// See [`autoclear`]; unknown bits are kept until the first write to the image.
     pub autoclear_features: u64,
     /// log2 of the width of a refcount in bits.
     pub refcount_order: u32,
@@ -205,7 +205,7 @@ impl Header {
     /// end of the file, and the refcount table may be missing or misplaced.
     ///
     /// # Errors
-    /// As `parse`, where nobody can know what is meant.
+    /// As `parse`, if the meaning of the header cannot be determined.
     pub fn parse_damaged(bytes: &[u8], file_name: &str) -> Result<Header> {
         Header::parsed(&validate::Parser::lenient(bytes, file_name))
     }
@@ -296,12 +296,12 @@ impl Header {
         }
     }
 
-    /// The backing file's format, if the image tells.
+    /// Returns the backing file's format, if the image names it.
     pub fn backing_format(&self) -> Option<&str> {
         self.extensions.backing_format.as_deref()
     }
 
-    /// The external data file's name, if the image tells.
+    /// Returns the external data file's name, if the image stores it.
     pub fn data_file_name(&self) -> Option<&str> {
         self.extensions.data_file.as_deref()
     }
@@ -326,7 +326,7 @@ impl Header {
         self.incompatible_features & incompatible::DIRTY != 0
     }
 
-    /// Somebody found the image corrupt: it may not be written.
+    /// Returns whether the image is marked corrupt: it must not be written.
     pub fn is_corrupt(&self) -> bool {
         self.incompatible_features & incompatible::CORRUPT != 0
     }

@@ -177,8 +177,8 @@ async fn read_header(file: &AlignedFile, file_len: u64) -> Result<Header> {
     Header::parse(&bytes, file_len, file.name())
 }
 
-/// An image that is marked corrupt is not written before its repair, which nobody but the user asks
-/// for.
+/// Refuses an image that is marked corrupt: it is not written before its repair, which only the
+/// user requests.
 fn refuse_corrupt(header: &Header) -> Result<()> {
     if header.is_corrupt() {
         return Err(Error::Io {
@@ -379,7 +379,7 @@ fn fresh_state(header: Header, l1: Vec<u64>, fresh: Fresh, brake: Brake) -> Stat
         cuts: 0,
         durable_cut: 0,
         writes: WriteStatistics::default(),
-        // A process that died may have left writes that nobody has flushed: the first flush covers
+        // A process that died may have left unflushed writes: the first flush covers
         // them.
         unflushed: true,
         settled_space_changes: 0,

@@ -388,8 +388,8 @@ pub fn change_entry(
     if is_discard && entry.allocated & within == 0 && is_gone && !(whole && entry.host.is_some()) {
         return EntryChange::None;
     }
-    // A cluster that others fill is not given up for a part of it: nobody waits for what does not
-    // overlap.
+    // A cluster that others fill is not freed for a discard of a part: requests that do not
+    // overlap do not wait for each other.
     let is_kept = unref == Unref::Keep || (view.is_filled && !whole);
     let keeps_space = is_kept && format.version >= 3 && entry.host.is_some();
     if whole && request != EntryRequest::Zero && !keeps_space {

@@ -1,4 +1,4 @@
-//! Clusters of the host: which are free, how the file grows, and how space is given back.
+//! Clusters of the host: which are free, how the file grows, and how space is released.
 
 pub(super) mod ahead;
 pub(super) mod alloc;

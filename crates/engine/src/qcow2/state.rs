@@ -150,7 +150,7 @@ pub struct State {
     pub(super) latch: Latch,
     /// Guest data is mapped to metadata: the image is to be marked corrupt.
     pub(super) damaged: bool,
-    /// No request may begin: somebody waits for all to end.
+    /// No request may begin: an operation waits for all to end.
     pub(super) draining: Option<Waiters>,
     /// No read may begin either.
     pub(super) hold: Option<Hold>,

@@ -47,7 +47,7 @@ mod grow;
 
 /// Clusters whose counts are looked through at a time.
 const SCAN_CLUSTERS: u64 = 1 << 15;
-/// The host is asked for the holes of so much at a time, which bounds how many it can tell of.
+/// Bytes whose holes are queried from the host at a time, which bounds their number.
 const LOOK_BYTES: u64 = 256 << 20;
 /// The largest refcount table, as QEMU's.
 const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
@@ -226,8 +226,8 @@ impl Qcow2 {
         self.sync(&self.file).await
     }
 
-    /// Flushes a file. Whatever the error of a flush that fails, no space too: what it should have
-    /// covered may be lost, and the system tells so only once (invariant D4).
+    /// Flushes a file. Whatever the error of a flush that fails, no space included: the data it
+    /// should have covered may be lost, and the system reports that only once (invariant D4).
     pub(in crate::qcow2) async fn sync(&self, file: &AlignedFile) -> Result<()> {
         let under_way = self.durable_writes.begin();
         let flushed = file.flush().await;
@@ -401,7 +401,7 @@ impl Qcow2 {
             .await
     }
 
-    /// The same ahead of need: what is left where space is scarce is left to those who need it.
+    /// The same ahead of need: if space is scarce, the rest is left to requests that need it.
     pub(in crate::qcow2) async fn make_room_ahead(&self, clusters: u64) -> Result<()> {
         let mut counts = self.turn.take().await;
         let room = async {
@@ -520,8 +520,8 @@ impl Qcow2 {
         }
     }
 
-    /// Frees clusters of a structure that the header has, durably, ceased to refer to. Nobody but
-    /// the holder of the turn reads such structures, so no epoch is to be waited for.
+    /// Frees clusters of a structure that the header has, durably, ceased to refer to. Only the
+    /// holder of the turn reads such structures, so no epoch has to be awaited.
     pub(in crate::qcow2) async fn free_metadata(
         &self,
         counts: &mut Counts,
@@ -551,8 +551,8 @@ impl Qcow2 {
     }
 
     /// Changes the hint where it is: eight bytes of one sector, which nothing depends on, so
-    /// nothing is flushed for them, and want of space stops nobody. Where they are is known, since
-    /// the failed write of a root latches.
+    /// nothing is flushed for them, and lack of space stops nothing. Their offset is known, since
+    /// a failed write of a root latches.
     pub(in crate::qcow2) async fn write_allocation_hint(&self, hint: AllocationHint) -> Result<()> {
         {
             let state = self.lock();

@@ -1,8 +1,8 @@
-//! An image gives up all that it holds, as a commit has it: what is below shows then.
+//! Discards all data of an image, as a commit does: the backing file shows then.
 //!
 //! An empty L1 table is written elsewhere, and the header changes to it (invariant D6): that one
-//! write of sector 0 is the moment. What the old table reached is read from the old table, and
-//! given back afterwards.
+//! write of sector 0 is the moment. The clusters of the old table are found through it, and
+//! freed afterwards.
 //!
 //! | stage, with a barrier after each | what a crash after it leaves |
 //! | --- | --- |
@@ -15,7 +15,7 @@
 //! free, and the file is cut behind the last cluster in use. Its holes are punched. Internal
 //! snapshots keep what they refer to.
 //!
-//! The session ends with it: nothing but closing may follow, and reads see what is below.
+//! The session ends with it: nothing but closing may follow, and reads see the backing file.
 
 use std::ops::Range;
 
@@ -61,8 +61,8 @@ impl Qcow2 {
         let old_tables = self.sound_tables();
         self.move_to_empty_l1(counts, first..first + clusters)
             .await?;
-        // The image is empty, durably, and in memory: nobody reads what is freed now. What fails
-        // from here on leaves leaks.
+        // The image is empty, durably, and in memory: no request reads the clusters freed now. A
+        // failure from here on leaves leaks.
         self.forget_tables(vec![0; old_l1.len()]);
         let freed_all = self.free_reached(counts, &old_tables).await;
         let left = match first < old_first {

@@ -11,7 +11,7 @@
 //! | in the first phase | a longer file, whose space is free |
 //! | in the second | entries beyond the end of the disk, which the next resize discards first |
 //!
-//! A failure takes back what was done. What stays is the refcount blocks for the longer file, which
+//! A failure undoes the work. Only the refcount blocks for the longer file stay, which
 //! count themselves, and after a failure in the second phase empty tables; a later growth uses
 //! them.
 //!
@@ -42,7 +42,7 @@ const COUNTS_BYTES_MAX: u64 = 16 << 20;
 /// Clusters whose counts wait to be raised before a cycle writes them: 16 MiB of them.
 const RAISED_MAX: usize = 1 << 19;
 
-/// Host clusters that are taken, have their space, and nobody refers to yet.
+/// Host clusters that are taken, have their space, and are not referenced yet.
 #[derive(Debug, Default)]
 struct Stock {
     runs: VecDeque<(u64, u64, Content)>,

@@ -52,8 +52,8 @@ impl Drop for Copying<'_> {
 }
 
 impl Qcow2 {
-    /// A table of our own in place of one that a snapshot shares. The entries' COPIED bits tell
-    /// already which clusters are shared, so the copy is verbatim.
+    /// Copies a table that a snapshot shares. The entries' COPIED bits already say which
+    /// clusters are shared, so the copy is verbatim.
     pub(in crate::qcow2) async fn unshare_table(&self, l1_index: u64) -> Result<()> {
         self.make_room(1).await?;
         let (old, new, epoch) = {
@@ -206,7 +206,7 @@ impl Qcow2 {
     /// The size first, then the space (invariant D6).
     async fn shrink_disk(&self, removed: Range<u64>, job: &Job) -> Result<()> {
         self.set_size(removed.start).await?;
-        // The disk is smaller, durably. If its space cannot be given back for want of space, the
+        // The disk is smaller, durably. If its space cannot be released for lack of space, the
         // change of entries stays in memory for a later cycle, and nothing has failed, unless a
         // root or a flush has: then nothing can follow in this session.
         let freed = async {
@@ -219,7 +219,7 @@ impl Qcow2 {
         }
     }
 
-    /// Gives up all that is behind the end. Nothing below shows through there, so nothing has to
+    /// Discards everything behind the end. Nothing below shows through there, so nothing has to
     /// read as zeroes: else version 2, which cannot say that of a cluster, would keep them, and
     /// they would be taken for VM state.
     async fn free_beyond_end(&self, removed: Range<u64>) -> Result<()> {
@@ -338,7 +338,7 @@ impl Qcow2 {
         };
         let outcome = written.await;
         if outcome.is_err() {
-            // A later cycle writes these counts. The failure that led here is the one to tell of.
+            // A later cycle writes these counts. The failure that led here is the one to report.
             drop(self.free_metadata(counts, raised).await);
         }
         outcome
@@ -365,9 +365,9 @@ impl Qcow2 {
         }
     }
 
-    /// Flushes what the session has changed, and gives back what was allocated ahead.
+    /// Flushes what the session has changed, and releases space allocated ahead.
     pub(crate) async fn close(&self) -> Result<()> {
-        // Where it has failed, memory and medium differ: nobody goes on.
+        // After a failure, memory and medium differ: the session cannot go on.
         let closed = self.or_latched(self.finish().await);
         let mut state = self.lock();
         state.closed = true;

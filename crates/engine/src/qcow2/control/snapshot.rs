@@ -17,7 +17,7 @@
 //!
 //! A crash before the switch leaves the old state, one after it the new state. What it may leave
 //! besides is leaks and, while a snapshot is made or deleted, COPIED bits that differ from the
-//! counts: under the dirty bit, or in version 2, which has none, where nobody is harmed by them
+//! counts: under the dirty bit, or in version 2, which has none, where they are harmless
 //! (docs/durability.md, "Snapshots"). Until the switch the job may be cancelled: counts and flags
 //! are set back.
 

@@ -76,7 +76,7 @@ pub struct InspectedTable {
     pub reserved: bool,
 }
 
-/// Tells L2 entries that claim a cluster of the image and have no flaw, at little cost.
+/// A cheap test for L2 entries that claim a cluster of the image and have no flaw.
 #[derive(Clone, Copy, Debug)]
 pub struct PlainClusters {
     /// Bits that no such entry has.
@@ -219,7 +219,7 @@ pub fn inspect_refcount_table(entry: u64) -> InspectedTable {
     }
 }
 
-/// The entry as QEMU prints it where it tells of a compressed cluster: without COPIED.
+/// Returns the entry as QEMU prints it in messages about a compressed cluster: without COPIED.
 pub fn without_copied(entry: u64) -> u64 {
     entry & !COPIED
 }

@@ -45,7 +45,7 @@ pub struct Mend {
     pub wrong: Wrong,
     /// Data that the entry may have meant is no longer reached.
     pub loses: bool,
-    /// The cluster that the entry may have meant, if nobody else has it.
+    /// The cluster that the entry may have meant, if nothing else uses it.
     pub candidate: Option<u64>,
 }
 
@@ -274,7 +274,7 @@ mod tests {
         .collect()
     }
 
-    /// Mending ends, and what it ends with decodes.
+    /// Mending ends, and its result decodes.
     #[test]
     fn mended_entries_decode() {
         let bits = [

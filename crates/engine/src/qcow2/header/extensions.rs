@@ -209,7 +209,7 @@ pub(super) struct ExtensionError {
     pub detail: String,
 }
 
-/// Where the extension area between `start` and `limit` ends: what is behind it nobody reads.
+/// Returns where the extension area between `start` and `limit` ends; bytes behind it are not read.
 /// `None` if `prefix`, the beginning of the file, does not show it.
 pub(in crate::qcow2) fn area_end(prefix: &[u8], start: u64, limit: u64) -> Option<u64> {
     let mut at = start;

@@ -17,8 +17,8 @@ impl Drop for Drained<'_> {
     }
 }
 
-/// Nothing at all is under way and nothing begins, until this is dropped: no read, and nobody looks
-/// at a slice of a table. So tables may change under the cache, which is then emptied.
+/// Nothing at all is under way and nothing begins, until this is dropped: no read, and no access to
+/// a slice of a table. So tables may change under the cache, which is then emptied.
 pub(in crate::qcow2) struct Still<'a> {
     image: &'a Qcow2,
     _drained: Drained<'a>,
@@ -46,7 +46,7 @@ impl Qcow2 {
         }
     }
 
-    /// Holds new requests that change something back, when nobody else does.
+    /// Holds back new requests that change something, once no other operation does.
     async fn hold_changes_back(&self) -> Drained<'_> {
         loop {
             let waiting = {
@@ -67,7 +67,7 @@ impl Qcow2 {
     /// Holds reads back, too, and waits until no slice is in use.
     ///
     /// # Errors
-    /// If a request was dropped half way: nobody knows when its I/O ends.
+    /// A request was dropped halfway, so the end of its I/O is unknown.
     pub(in crate::qcow2) async fn stand_still(&self) -> Result<Still<'_>> {
         let drained = self.hold_changes_back().await;
         // Reads that came one after the other would keep the last one from ever ending.

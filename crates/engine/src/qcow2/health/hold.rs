@@ -7,6 +7,6 @@ use crate::sync::Waiters;
 pub(in crate::qcow2) struct Hold {
     /// Wakes them.
     pub waiting: Waiters,
-    /// Nobody is left who needs a slice to come to an end: no slice is loaded or pinned either.
+    /// No request is left that needs a slice to end: no slice is loaded or pinned either.
     pub is_complete: bool,
 }

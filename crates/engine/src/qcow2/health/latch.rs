@@ -1,5 +1,5 @@
-//! The latch of an image (invariant D4). Once nobody can say what the medium holds, the session
-//! changes nothing any more: no data, no metadata, not the length of a file. Reads go
+//! The latch of an image (invariant D4). Once the content of the medium is uncertain, the
+//! session changes nothing any more: no data, no metadata, not the length of a file. Reads go
 //! on from memory's mapping, and opening the image again finds out. The latch pulls the brake that
 //! all handles of the image's files share, so a step that does not ask for the latch is stopped at
 //! the file.

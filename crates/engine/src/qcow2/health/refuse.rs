@@ -19,8 +19,8 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// The outcome of a request that writes. If it met damage, the image is marked, so that nobody
-    /// writes it before its repair.
+    /// The outcome of a request that writes. If it met damage, the image is marked, so that it is
+    /// not written before its repair.
     pub(crate) async fn mark_corrupt_on_error<T>(&self, outcome: Result<T>) -> Result<T> {
         if matches!(outcome, Err(Error::Corrupt { .. })) {
             self.mark_corrupt().await;

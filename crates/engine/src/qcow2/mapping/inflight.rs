@@ -315,7 +315,7 @@ impl PendingClusters {
 pub struct Epochs {
     current: u64,
     active: BTreeMap<u64, u64>,
-    /// Those among the active that nobody polls any more: they never leave.
+    /// Active requests that were dropped: they never leave.
     abandoned: u64,
     changed: Waiters,
 }
@@ -341,7 +341,7 @@ impl Epochs {
     }
 
     /// A request was dropped with I/O under way: its epoch is never left, so nothing that it could
-    /// reach is reused, but nobody has to wait for it.
+    /// reach is reused, but no request has to wait for it.
     pub fn abandon(&mut self) {
         self.abandoned += 1;
         self.changed.wake();
@@ -352,7 +352,7 @@ impl Epochs {
         self.abandoned > 0
     }
 
-    /// Whether nobody is under way but what was abandoned.
+    /// Returns whether all requests under way were abandoned.
     pub fn all_ended(&self) -> bool {
         self.active.values().sum::<u64>() == self.abandoned
     }

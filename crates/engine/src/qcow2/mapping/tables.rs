@@ -48,7 +48,7 @@ pub enum Prepared {
     NoTable,
     /// It is to be read from here, by the caller, who then calls `loaded`.
     Load(HostOffset),
-    /// Somebody else is loading it.
+    /// Another request is loading it.
     Wait(Pending<()>),
     /// All slots are in use; dirty ones can be freed by a write-back cycle.
     Full {
@@ -198,7 +198,7 @@ impl Tables {
     }
 
     /// Makes L1 refer to these tables no longer, which the next cycle writes, and returns those
-    /// that it did refer to. Nothing of them is to be written; what somebody looks at stays.
+    /// that it did refer to. Nothing of them is written; slices in use stay.
     pub fn drop_tables(&mut self, l1_indices: &[u64]) -> Vec<TableRef> {
         let mut gone = BTreeSet::new();
         let mut dropped = Vec::new();

@@ -1,6 +1,6 @@
 //! Checks a qcow2 image without changing it: every structure, every reference, every refcount.
 //!
-//! Promises: finds what QEMU's check finds, counts it as QEMU does and tells it in QEMU's words,
+//! Promises: finds what QEMU's check finds, counts it as QEMU does and reports it in QEMU's words,
 //! and looks for three things more ([`Finding::is_known_to_qemu`]). A hostile image costs a bounded
 //! amount of memory and no panic. Leaves out: repair, and what guest data means.
 //!

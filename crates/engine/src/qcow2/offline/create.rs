@@ -359,7 +359,7 @@ fn claim_new(file: &dyn BlockFile, claim: Claim) -> Result<()> {
 }
 
 /// Gives `file` the length of a raw disk of `size` bytes (rounded up to [`SIZE_UNIT`]), allocated
-/// as `preallocation` says. What it held is lost.
+/// as `preallocation` says. Its old content is lost.
 ///
 /// # Errors
 /// I/O; no space (then nothing was written); another process that uses the file; `Invalid` for

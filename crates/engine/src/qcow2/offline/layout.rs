@@ -64,7 +64,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// Whether `next` is of the same kind and goes on in the file.
+    /// Returns whether `next` is of the same kind and contiguous in the file.
     fn goes_on_in(&self, next: &Part) -> bool {
         use PartKind::{Below, Compressed, Data, Zero};
         let follows = |a: Option<u64>, b: Option<u64>| match (a, b) {
@@ -156,7 +156,7 @@ impl<'a> Layout<'a> {
         }
     }
 
-    /// Tells the parts of the disk in order, those that go on from each other joined.
+    /// Reports the parts of the disk in order, contiguous ones joined.
     ///
     /// # Errors
     /// I/O, an entry that cannot be right, or the observer's.

@@ -59,7 +59,7 @@ pub async fn plan(
     Ok(plan.summary)
 }
 
-/// Repairs the image in `file`, which nobody else may have open, and checks it.
+/// Repairs the image in `file`, which must not be open elsewhere, and checks it.
 ///
 /// # Errors
 /// As [`plan()`], or a failure of a write, after which the image is no worse and the repair may be

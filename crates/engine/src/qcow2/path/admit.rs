@@ -3,8 +3,8 @@
 //! All of it is decided in one hold of the metadata lock. If something is missing (a slice, a
 //! lease, space, a table of its own) the request lets go of everything, waits for that one thing,
 //! and looks again from the start. (Zeroes and discards, holes, preallocation and compressed writes
-//! have loops of the same kind in their own files.) A long request goes in batches: what can be
-//! admitted together is, and what is in the way is waited for when nothing is held.
+//! have loops of the same kind in their own files.) A long request goes in batches: steps that
+//! can be admitted together are, and an obstacle is waited for while nothing is held.
 
 use std::ops::Range;
 
@@ -32,7 +32,7 @@ pub enum Origin {
     /// The guest's: they replace what is there.
     Guest,
     /// The layers' below: they are written where the image has nothing of its own at the moment of
-    /// admission, and nobody sees a change.
+    /// admission, and the guest sees no change.
     Below,
 }
 
@@ -65,7 +65,7 @@ impl Request {
         self.at == self.end
     }
 
-    /// Goes on; the bytes that it leaves behind.
+    /// Advances, and returns the bytes that it passes.
     fn advance(&mut self, len: u64) -> IoVec {
         self.at += len;
         self.rest.split_to(len as usize)
@@ -252,7 +252,7 @@ impl Qcow2 {
         }
     }
 
-    /// Waits for what is missing, holding nothing but a place in line.
+    /// Waits for the obstacle to go away, holding nothing but a place in line.
     pub(in crate::qcow2) async fn satisfy<'a>(
         &'a self,
         need: Blocked,

@@ -1,7 +1,7 @@
 //! The codecs of compressed clusters (qcow2.rst, "Compressed Clusters Descriptor"): pure functions.
 //!
-//! Promises: decompression yields exactly one cluster or an error, ignores what follows the
-//! compressed data (the entry tells its length in sectors only), and never needs memory that the
+//! Promises: decompression yields exactly one cluster or an error, ignores bytes after the
+//! compressed data (the entry states its length in sectors only), and never needs memory that the
 //! input asks for. Compression yields what QEMU reads, or nothing if that saves no space.
 //!
 //! | type | stream |

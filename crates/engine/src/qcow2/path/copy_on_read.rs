@@ -32,7 +32,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 enum Absent {
     /// It reads as zeroes.
     Zero(Range<u64>),
-    /// Somebody below has bytes for it.
+    /// A layer below has bytes for it.
     Data(Range<u64>),
 }
 
@@ -91,7 +91,7 @@ impl Qcow2 {
 
     async fn flag_zeroes(&self, range: Range<u64>, below: &dyn Backing) -> Result<()> {
         self.ready_for_changes().await?;
-        // Nobody sees what is beyond the end of the disk in its last subcluster.
+        // The rest of the last subcluster, beyond the end of the disk, is not visible.
         let end = round_up(range.end, self.geometry().subcluster_bytes());
         let ask = (EntryRequest::Flag, self.unref);
         let rest = self.change_entries(range.start..end, below, ask).await?;

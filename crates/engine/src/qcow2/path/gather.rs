@@ -43,7 +43,7 @@ struct Part {
     joined: Completer<Joined>,
 }
 
-/// Parts that nobody has begun to write.
+/// Parts whose write has not begun.
 #[derive(Default)]
 pub struct Gathering(Mutex<Vec<Part>>);
 

@@ -31,7 +31,7 @@ impl Qcow2 {
             .await
     }
 
-    /// The same; tells when all of it is admitted.
+    /// The same; calls back when all of it is admitted.
     pub(crate) async fn write_notify(
         &self,
         offset: u64,

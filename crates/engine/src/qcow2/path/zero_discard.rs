@@ -55,7 +55,7 @@ impl Qcow2 {
     ) -> Result<()> {
         self.ready_for_writes().await?;
         let unit = self.geometry().subcluster_bytes();
-        // Nobody sees what is beyond the end of the disk in its last subcluster.
+        // The rest of the last subcluster, beyond the end of the disk, is not visible.
         let end = if range.end == self.size() {
             round_up(range.end, unit)
         } else {
@@ -88,10 +88,10 @@ impl Qcow2 {
         self.settle(self.effective(options.durability), true).await
     }
 
-    /// Gives up the whole subclusters in a range, and of the others the blocks of the host.
+    /// Discards the whole subclusters in a range, and the host's blocks within partial ones.
     pub(crate) async fn discard(&self, range: Range<u64>, below: &dyn Backing) -> Result<()> {
-        // A raw data file must go on showing what the tables say: it gives up the bytes first, or
-        // keeps them where that would mean writing zeroes.
+        // A raw data file must stay consistent with the tables: its bytes are discarded first, or
+        // kept if that would mean writing zeroes.
         if self.raw_data && !self.data.capabilities().punches_holes {
             return Ok(());
         }
@@ -152,7 +152,7 @@ impl Qcow2 {
     /// Whether the layers below have nothing but zeroes in these parts of the disk.
     async fn reads_zero_below(&self, parts: [Range<u64>; 2], below: &dyn Backing) -> Result<bool> {
         for part in parts {
-            // Nobody sees what is beyond the end of the disk.
+            // Beyond the end of the disk nothing is visible.
             let part = part.start..part.end.min(self.size());
             if part.start < part.end && !below.is_zero(part).await? {
                 return Ok(false);

@@ -76,7 +76,7 @@ impl FreeSet {
     /// Adds free clusters.
     ///
     /// # Panics
-    /// If one of them is free already: somebody freed it twice.
+    /// If one of them is free already: it was freed twice.
     pub fn add(&mut self, start: HostCluster, count: u64, content: Content) {
         if count == 0 {
             return;

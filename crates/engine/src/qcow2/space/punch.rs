@@ -78,7 +78,7 @@ impl Qcow2 {
         for some in due.chunks(AT_ONCE) {
             let mut issued = Vec::new();
             for &(cluster, epoch) in some {
-                // Whatever the entry says: nobody else may have it.
+                // Whatever the entry says: nothing else may use it.
                 if matches!(counts.refcounts.get(cluster).await, Ok(1)) {
                     let mask = self.lock().punches.issue(cluster, epoch);
                     issued.push((cluster, mask));

@@ -25,7 +25,7 @@ impl Qcow2 {
         state.quarantine.push((freed, epoch));
     }
 
-    /// Whether the space of single subclusters is given back.
+    /// Whether the space of single subclusters is released.
     pub(in crate::qcow2) fn punches_subclusters(&self) -> bool {
         let keeps = self.policy == growth::Policy::Contiguous && self.unref == Unref::Free;
         self.discard == DiscardPolicy::Unmap && !keeps && self.file.capabilities().punches_holes

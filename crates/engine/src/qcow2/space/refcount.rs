@@ -281,7 +281,7 @@ impl Refcounts {
         self.unsettled = false;
     }
 
-    /// Writes all changed slices. Write-back calls this at its stages, nobody else. After a failure
+    /// Writes all changed slices. Only write-back calls this, at its stages. After a failure
     /// they stay dirty.
     ///
     /// # Errors
@@ -300,7 +300,7 @@ impl Refcounts {
                 file.write(offset.0, vec![bytes], Durability::Cached).await
             });
         }
-        // All of them end before anybody tries again: a sector never has two writes in flight.
+        // All of them end before a retry: a sector never has two writes in flight.
         join_all(writes).await.into_iter().collect::<Result<()>>()?;
         self.dirty.clear();
         Ok(())

@@ -102,7 +102,7 @@ impl Qcow2 {
         }
     }
 
-    /// Gives back what this session has grown and not used. After the last cycle.
+    /// Releases the space that this session has grown and not used. After the last cycle.
     pub(in crate::qcow2) async fn trim(&self) -> Result<()> {
         let _turn = self.turn.take().await;
         let (start, hint) = {

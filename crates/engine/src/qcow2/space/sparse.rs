@@ -56,7 +56,7 @@ pub async fn is_sparse(file: &AlignedFile, header: &Header) -> Result<bool> {
     Ok(false)
 }
 
-/// Where a block is; nowhere if its entry is corrupt, which is for others to tell.
+/// Returns the offset of a block; `None` if its entry is corrupt, which is reported elsewhere.
 fn block_offset(entry: &[u8], format: &EntryFormat) -> Option<HostOffset> {
     let entry = entry
         .iter()

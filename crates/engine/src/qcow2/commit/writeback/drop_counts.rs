@@ -37,8 +37,9 @@ use crate::{Job, Result};
 const ROUNDS_MAX: usize = 1024;
 
 impl Qcow2 {
-    /// Gives up what a shrink to `size` has left empty. No request that changes something is under
-    /// way meanwhile. Cancelling the job before the check has ended leaves all of it as it is.
+    /// Frees the structures that a shrink to `size` has left empty. No request that changes
+    /// something is under way meanwhile. Cancelling the job before the check has ended leaves all
+    /// of it as it is.
     pub(in crate::qcow2) async fn give_up_emptied(&self, size: u64, job: &Job) -> Result<()> {
         let _drained = self.drain().await;
         let tables = self.empty_tables_behind(size).await?;
@@ -51,7 +52,7 @@ impl Qcow2 {
         self.cycle(counts).await?;
         {
             let mut state = self.lock();
-            // Nobody knows what a request that was broken off still reaches.
+            // A request that was dropped may still reach some of them.
             if state.epochs.any_abandoned() || !state.bad_tables.is_empty() {
                 return Ok(());
             }
@@ -162,9 +163,9 @@ impl Qcow2 {
         Ok(empty)
     }
 
-    /// Whether a block may go before another one that stays. In a file nobody but this session
-    /// takes what it has counted again, so that the space has to go back to the host: where there
-    /// are no holes, only blocks behind the last one that stays are dropped.
+    /// Returns whether a block may go before another one that stays. In a file only this session
+    /// reuses the space that the block has counted, so it has to be released to the host: where
+    /// there are no holes, only blocks behind the last one that stays are dropped.
     fn may_leave_gaps(&self) -> bool {
         self.fixed_end.is_some() || self.file.capabilities().punches_holes
     }
@@ -277,7 +278,7 @@ impl Qcow2 {
             state.claimed_at_open = state.claimed_at_open.min(used_to);
             state.low_water = 0;
         }
-        // Growth builds on the length: whether a cut that failed has been made, nobody knows.
+        // Growth depends on the length, and a truncation that failed may have been made or not.
         self.or_latched(self.file.set_len(used_to << geometry.cluster_bits()).await)?;
         self.sync(&self.file).await
     }
@@ -309,10 +310,10 @@ impl Qcow2 {
         }
     }
 
-    /// Makes a block again that this session has dropped, which frees what it counts; `false` if
+    /// Recreates a block that this session has dropped, which frees the space it counts; `false` if
     /// there is none. The block lies at the beginning of that space and counts itself. Where an
-    /// earlier session, or damage, has left an entry of the table empty, nothing is made: what it
-    /// would count may be in use.
+    /// earlier session, or damage, has left an entry of the table empty, none is made: the space
+    /// it would count may be in use.
     pub(super) async fn recount_dropped(&self, counts: &mut Counts) -> Result<bool> {
         let geometry = *self.geometry();
         while let Some(index) = counts.dropped.pop_first() {

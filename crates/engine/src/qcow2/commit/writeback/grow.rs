@@ -59,8 +59,8 @@ impl Qcow2 {
         }
     }
 
-    /// Finds some room where there is not enough for what is needed in one piece at the end of the
-    /// file: what was kept for tables, what is missing beside what is free, a single cluster, or
+    /// Finds some room where there is not enough for the need in one piece at the end of the file:
+    /// the space kept for tables, the clusters missing besides free ones, a single cluster, or
     /// those of a refcount table that moves.
     async fn use_up(&self, counts: &mut Counts, clusters: u64, method: Method) -> Result<()> {
         let missing = {
@@ -203,7 +203,7 @@ impl Qcow2 {
             let table_clusters = if last < entries {
                 0
             } else {
-                // Longer than this nobody reads it.
+                // A longer table is rejected at open.
                 let most = REFCOUNT_TABLE_BYTES_MAX / 8;
                 let wanted = table_entries(geometry, self.size(), (entries, last, most));
                 wanted.div_ceil(geometry.refcount_table_entries_per_cluster())
@@ -214,7 +214,7 @@ impl Qcow2 {
                 blocks,
                 table_clusters,
             };
-            // Counts beyond the end of file that are not 0: somebody's leak, to be stepped over.
+            // Counts beyond the end of file that are not 0: a leak, to be skipped.
             let metadata = growth.first_free() - start;
             let gap = gap_from(&mut counts.refcounts, start, metadata + needed).await?;
             if gap > start {

@@ -1,8 +1,8 @@
 //! Zero clusters become what version 2 can say: unallocated clusters where nothing lies below, data
 //! elsewhere.
 //!
-//! The guest sees what it saw, whichever of them have been changed, so nothing has to be taken
-//! back.
+//! The guest sees the same data, however many of them have been changed, so nothing has to be
+//! undone.
 
 use std::ops::Range;
 

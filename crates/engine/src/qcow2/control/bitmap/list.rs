@@ -1,7 +1,7 @@
-//! The bitmaps of an image as a value: the directory as it is on disk, what has become of it in
-//! memory, and what may be asked for. Pure.
+//! The bitmaps of an image as a value: the directory as it is on disk, its changes in memory,
+//! and the permitted changes. Pure.
 //!
-//! Entries are kept byte for byte, extra data too, so that what is not understood survives.
+//! Entries are kept byte for byte, extra data too, so that unknown fields survive.
 
 use std::ops::Range;
 

@@ -57,7 +57,7 @@ impl Qcow2 {
         let Prepared { entries, directory } = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
-                // On disk they stay marked. The failure that led here is the one to tell of.
+                // On disk they stay marked. The failure that led here is the one to report.
                 drop(self.forget_taken(counts, taken).await);
                 self.lock().bitmaps = bitmaps;
                 return Err(error);
@@ -99,7 +99,7 @@ impl Qcow2 {
         first..first + self.geometry().clusters_for(bytes)
     }
 
-    /// Writes what is to be referred to, durably.
+    /// Writes the structures that the header will refer to, durably.
     async fn prepare_bitmaps(
         &self,
         counts: &mut Counts,
@@ -244,7 +244,7 @@ impl Qcow2 {
         Ok(first)
     }
 
-    /// Gives back what nothing refers to.
+    /// Frees the structures that nothing refers to.
     async fn forget_taken(&self, counts: &mut Counts, taken: Taken) -> Result<()> {
         {
             let mut state = self.lock();

@@ -1,6 +1,6 @@
 //! The snapshot table as a value: its entries, which one is meant, what a new one is called. Pure.
 //!
-//! An entry is kept byte for byte, its extra data too, so that what is not understood survives;
+//! An entry is kept byte for byte, its extra data too, so that unknown fields survive;
 //! only what version 3 demands is added.
 
 use crate::qcow2::entry::snapshot::{

@@ -111,7 +111,7 @@ pub(super) async fn read_list(file: &AlignedFile, header: &Header) -> Result<Sna
     })
 }
 
-/// The size of the disk in a snapshot; without a word of it, it is what it is now.
+/// Returns the size of the disk in a snapshot; if its entry does not state one, the present size.
 fn disk_bytes(file: &AlignedFile, header: &Header, entry: &Entry) -> Result<u64> {
     let bytes = entry.disk_bytes().unwrap_or(header.size);
     let corrupt = |detail: String| Error::Corrupt {
@@ -406,8 +406,8 @@ impl Qcow2 {
         }
     }
 
-    /// Clusters that nothing refers to, durably, and that nobody reads: their space is given back,
-    /// and they are free.
+    /// Frees clusters that nothing refers to, durably, and that no request reads, and releases
+    /// their space.
     pub(super) async fn free_clusters(&self, counts: &Counts, freed: Vec<HostCluster>) {
         let _stage = (!freed.is_empty()).then(|| self.probe.stage(ProbeStage::Release));
         let content = self.punch_clusters(&freed).await;
@@ -503,7 +503,7 @@ impl Qcow2 {
         state.fresh.forget();
     }
 
-    /// Gives up what only the old state needed, now that nothing refers to it, durably.
+    /// Frees the clusters that only the old state needed, now that nothing refers to them, durably.
     pub(super) async fn give_up_old(
         &self,
         counts: &mut Counts,

@@ -24,9 +24,9 @@ pub const SLOT_BYTES: u64 = 128;
 const GONE_BYTES: u64 = 32;
 const GONE_FRACTION: u64 = 32;
 /// The part of the budget that slices take at most before it is tried to pack them: memory that
-/// they have left is not soon given back to the system.
+/// they have left is not soon returned to the system.
 const UNPACKED_FRACTION: u64 = 4;
-/// The part of the budget that slices pass through which nobody asks for again.
+/// The part of the budget for slices that are accessed once and not again.
 const ENTERED_FRACTION: u64 = 4;
 
 /// A slice in memory.
@@ -72,7 +72,7 @@ pub struct Slots {
     index: HashMap<u64, u32>,
     entered: VecDeque<u64>,
     kept: VecDeque<u64>,
-    /// Slices that nobody has tried to pack since they were clean, each once; some are gone or
+    /// Slices that were not tried to be packed since they were clean, each once; some are gone or
     /// changed.
     unpacked: VecDeque<u64>,
     /// Slices that left the entry queue, the next to be forgotten first.
@@ -135,7 +135,7 @@ impl Slots {
         }
     }
 
-    /// Whether somebody is looking at a slice.
+    /// Returns whether any slice is in use.
     pub fn is_any_pinned(&self) -> bool {
         self.slots.iter().any(|slot| slot.pins > 0)
     }

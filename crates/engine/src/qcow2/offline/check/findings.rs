@@ -78,7 +78,7 @@ pub enum Finding {
         /// Its length in bytes.
         len: u64,
     },
-    /// A cluster is referenced more often than a refcount can tell.
+    /// A cluster is referenced more often than its refcount can express.
     Overflow {
         /// The cluster's first byte.
         offset: u64,

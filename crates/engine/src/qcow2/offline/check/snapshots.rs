@@ -25,7 +25,7 @@ pub(super) struct Snapshots {
 /// Reads the snapshot table.
 ///
 /// # Errors
-/// If an entry cannot be right, so that nobody knows where the next one is.
+/// If an entry cannot be right, so that the offset of the next one is unknown.
 pub(super) async fn read(reader: &Reader<'_>, state: &mut State<'_>) -> Result<Snapshots> {
     let start = state.header.snapshots_offset;
     let mut window = Window::new(reader);

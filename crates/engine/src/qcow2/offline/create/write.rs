@@ -45,7 +45,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes `bytes`; where the file's blocks are larger than that, with the rest of its blocks as
-    /// they are; nobody else writes to those meanwhile.
+    /// they are; nothing else writes to those meanwhile.
     async fn put(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let alignment = u64::from(self.file.capabilities().alignment_bytes);
         let start = round_down(offset, alignment);
@@ -180,8 +180,8 @@ pub(super) async fn refuse_growth(file: &dyn BlockFile, len: u64) -> Result<()> 
 
 /// Has a raw file begin with data, as QEMU does: from a first block without space direct I/O would
 /// learn nothing about the alignment that it needs (QEMU's `file-posix.c`, where it allocates the
-/// first block). Of what keeps what it held the first sector is cleared, so that nobody takes it
-/// for an image of its old format.
+/// first block). If the file keeps its old content, its first sector is cleared, so that it is
+/// not taken for an image of its old format.
 async fn begin(file: &Arc<dyn BlockFile>, len: u64, job: &Job) -> Result<()> {
     let is_regular = file.capabilities().extends_with_zeroes;
     let bytes = match is_regular && len >= FIRST_BLOCK_BYTES {

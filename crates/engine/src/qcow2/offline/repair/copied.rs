@@ -17,7 +17,7 @@ const PIECE_BYTES: u64 = 256 << 10;
 /// Which flags a walk through the tables is after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Walk {
-    /// All that are wrong, in tables as they will be: to tell them.
+    /// All that are wrong, in tables as they will be: to report them.
     Compare,
     /// Those that are set where they must not be.
     Clear,
@@ -26,7 +26,7 @@ pub(super) enum Walk {
 }
 
 impl Plan<'_> {
-    /// Tells the flags that will be wrong when all else is done.
+    /// Reports the flags that will be wrong when all else is done.
     pub(super) async fn compare_copied(&mut self) -> Result<()> {
         self.copied_wrong |= self.survey.copied_missing;
         self.walk_copied(Walk::Compare).await
@@ -140,7 +140,7 @@ impl Plan<'_> {
         steps
     }
 
-    /// Tells the steps, or writes those that the walk is for.
+    /// Reports the steps, or writes those that the walk is for.
     async fn take(&mut self, walk: Walk, steps: Vec<Step>, table: (u64, &[u8])) -> Result<()> {
         let (offset, bytes) = table;
         let mut wanted = Vec::new();

@@ -1,5 +1,4 @@
-//! A repair as it is planned: what is known of the image and to be done about it, and who hears of
-//! it.
+//! The plan of a repair: the knowledge of the image, the steps, and the observer of both.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,8 +15,8 @@ use crate::{Error, Result};
 /// Which flaws are repaired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Space that nobody uses is freed, and COPIED where that is safe. If structures contradict
-    /// each other nothing is done: what looks free may be what a broken entry points to.
+    /// Unused space is freed, and COPIED corrected where that is safe. If structures contradict
+    /// each other nothing is done: space that looks free may be the target of a broken entry.
     Leaks,
     /// Everything.
     All,
@@ -67,7 +66,7 @@ pub trait Observer: Send + Sync {
     fn event(&mut self, event: Event<'_>);
 }
 
-/// For repairs that nobody watches.
+/// For repairs without an observer.
 impl Observer for () {
     fn event(&mut self, _: Event<'_>) {}
 }
@@ -84,7 +83,7 @@ impl Observer for Vec<Step> {
 /// Totals of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Summary {
-    /// Steps that give back space and do nothing else.
+    /// Steps that only free space.
     pub leaks: u64,
     /// Other steps that repair something.
     pub corruptions: u64,
@@ -141,7 +140,7 @@ pub(super) struct Plan<'a> {
     pub(super) finished: Summary,
     /// COPIED of some entry is to be changed.
     pub(super) copied_wrong: bool,
-    /// Clusters that are counted no more, whose space is still to be given back.
+    /// Clusters whose refcount is 0 now, and whose space is still to be released.
     pub(super) freed: Vec<Range<u64>>,
 }
 
@@ -188,7 +187,7 @@ impl<'a> Plan<'a> {
         Ok(plan)
     }
 
-    /// Tells a step, and counts it.
+    /// Reports a step, and counts it.
     pub(super) fn step(&mut self, step: &Step) {
         self.summary.add(step);
         let flag_or_count = matches!(

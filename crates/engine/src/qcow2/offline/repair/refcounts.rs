@@ -134,7 +134,7 @@ impl Plan<'_> {
         self.survey.own(block.offset, cluster_bytes, structure)
     }
 
-    /// Whether the refcount of a cluster says that it is in use, or nobody knows.
+    /// Returns whether the refcount of a cluster says that it is in use, or is unknown.
     pub(super) async fn may_be_in_use(&mut self, offset: u64) -> Result<bool> {
         let geometry = self.survey.geometry;
         let cluster = geometry.host_cluster(crate::qcow2::geometry::HostOffset(offset));

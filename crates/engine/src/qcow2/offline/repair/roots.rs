@@ -79,7 +79,7 @@ impl Plan<'_> {
         let mut read = Vec::new();
         for index in 0..count {
             let Some(snapshot) = self.read_snapshot(index, &mut at, start).await? else {
-                // Nobody knows where the next one would be.
+                // The offset of the next one is unknown.
                 let lost = (index..count).map(|index| Step::Snapshot {
                     index,
                     id: String::new(),
@@ -165,7 +165,7 @@ impl Plan<'_> {
         }))
     }
 
-    /// Adds the extra data that version 3 demands, and tells of what was dropped.
+    /// Adds the extra data that version 3 requires, and returns the correction, if it makes one.
     fn complete(&self, snapshot: &mut Snapshot) -> Option<SnapshotFate> {
         let extra_bytes = snapshot.fixed.extra_bytes;
         if extra_bytes > EXTRA_BYTES_MAX {
@@ -219,7 +219,8 @@ impl Plan<'_> {
         Ok(fate.or(moves.then_some(SnapshotFate::Moved)))
     }
 
-    /// Whether an L1 table of that length may be there: nobody else is, and all entries are sound.
+    /// Returns whether an L1 table of that length may be there: nothing else is, and all entries
+    /// are sound.
     async fn is_lost_l1(&mut self, offset: u64, entries: u64) -> Result<bool> {
         let bytes = entries.saturating_mul(8);
         let fits = bytes <= L1_BYTES_MAX

@@ -14,7 +14,7 @@ use crate::{Buf, Result};
 
 /// Data is copied in pieces of this size.
 const COPY_BYTES: u64 = 1 << 20;
-/// Runs of freed clusters that are remembered before their space is given back: 1 MiB of memory.
+/// Runs of freed clusters that are collected before their space is released: 1 MiB of memory.
 const FREED_RUNS_MAX: usize = 65536;
 
 /// Which counts a walk through the refcount blocks changes.
@@ -24,7 +24,7 @@ enum Counts {
     Lower,
 }
 
-/// Runs a plan, and checks what has become of the image.
+/// Runs a plan, and checks the image afterwards.
 pub(super) async fn run(mut plan: Plan<'_>) -> Result<Outcome> {
     plan.restrict()?;
     let mut done = Summary::default();
@@ -205,9 +205,9 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Makes the counts durable, then gives the space of what they free back to the host. Where
-    /// entries were broken nothing is: what is free now may be what one of them meant, and somebody
-    /// may yet want to look for it.
+    /// Makes the counts durable, then releases the freed space to the host. If entries were broken
+    /// none is released: it may be the data that one of them meant, which a user may still want to
+    /// recover.
     async fn give_back(&mut self) -> Result<()> {
         self.file.flush().await?;
         let freed = std::mem::take(&mut self.freed);

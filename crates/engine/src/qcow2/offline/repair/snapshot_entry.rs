@@ -20,7 +20,8 @@ impl Snapshot {
         large.unwrap_or_else(|| self.fixed.vm_state_bytes.into())
     }
 
-    /// L1 entries that the disk and the VM state of the time need, as far as the entry tells.
+    /// Returns the L1 entries that the snapshot's disk and VM state need, as far as the entry
+    /// states them.
     pub(super) fn l1_entries(&self, disk_bytes: u64, geometry: Geometry) -> u64 {
         let size = Extra::decode(&self.extra).disk_bytes;
         let size = size.unwrap_or(disk_bytes);

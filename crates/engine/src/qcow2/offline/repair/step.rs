@@ -1,4 +1,4 @@
-//! The steps of a repair, as values: what is changed, why, where, and what may be lost by it.
+//! The steps of a repair, as values: the change, its reason, its offset, and the data it may lose.
 
 use std::fmt;
 use std::ops::Range;
@@ -23,7 +23,7 @@ pub struct Change {
 pub enum SnapshotFate {
     /// The fields that version 3 demands are added.
     Completed,
-    /// Extra data that nobody can use is dropped.
+    /// Unusable extra data is dropped.
     Cut {
         /// Its length in bytes.
         extra_bytes: u32,
@@ -197,7 +197,7 @@ impl Step {
         }
     }
 
-    /// It gives back space that nobody uses, and nothing else.
+    /// Returns whether it only frees unused space.
     pub fn frees_leak(&self) -> bool {
         matches!(self, Step::Refcount { refcount, references, .. } if refcount > references)
     }

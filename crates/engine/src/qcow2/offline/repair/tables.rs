@@ -130,7 +130,7 @@ impl Plan<'_> {
     }
 
     /// Looks where entries that start no cluster may have pointed: to a table, if the cluster holds
-    /// one, is counted, and nobody else has it.
+    /// one, is counted, and nothing else uses it.
     pub(super) async fn find_lost_tables(&mut self) -> Result<()> {
         for lost in std::mem::take(&mut self.survey.lost_tables) {
             let mut mend = lost.mend;
@@ -350,7 +350,7 @@ impl Plan<'_> {
     }
 
     /// Gives data entries that start no cluster the cluster that they start in, if it is counted
-    /// and nobody else has it.
+    /// and nothing else uses it.
     pub(super) async fn find_lost_clusters(&mut self) -> Result<()> {
         let cluster_bytes = self.survey.geometry.cluster_bytes();
         for lost in std::mem::take(&mut self.survey.lost_clusters) {
