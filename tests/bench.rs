@@ -463,8 +463,8 @@ fn interrupt(table: &std::process::Child) {
     run(Command::new("kill").args(["-INT", &table.id().to_string()]));
 }
 
-/// Interrupted as soon as its first cell is there: the cell was printed before the end, and the end
-/// tells of it.
+/// Interrupted as soon as its first cell is there: the cell was printed before the end, and the
+/// summary mentions it.
 #[test]
 fn the_cells_that_are_done_outlive_an_interruption() {
     let dir = scratch();

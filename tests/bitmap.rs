@@ -107,7 +107,7 @@ fn prepare(dir: &Path) {
     }
 }
 
-/// Bitmaps as the programs tell them in JSON.
+/// Bitmaps as the programs list them in JSON.
 fn listed(dir: &Path, mut program: Command, file: &str) -> Value {
     let info = run(program
         .current_dir(dir)

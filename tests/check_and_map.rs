@@ -202,7 +202,7 @@ fn check_of_a_broken_image_prints_what_qemu_img_prints() {
         ] {
             let words: Vec<&str> = line.split(' ').collect();
             let theirs = bench.run("qemu-img", &words);
-            // One line of QEMU's tells of its own state, not of the image.
+            // One line of QEMU's is about its own state, not about the image.
             let their_errors: String = String::from_utf8_lossy(&theirs.stderr)
                 .lines()
                 .filter(|line| !line.starts_with("qcow2: Image is corrupt:"))
@@ -221,7 +221,7 @@ fn check_of_a_broken_image_prints_what_qemu_img_prints() {
     }
 }
 
-/// Lines of QEMU's that tell of its own state, not of the image.
+/// Lines of QEMU's about its own state, not about the image.
 fn without_own_state(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes)
         .lines()
@@ -285,7 +285,8 @@ fn repair_prints_what_qemu_img_prints() {
             let case = format!("case {index}: {line}");
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             assert_eq!(text(&ours.stdout), text(&theirs.stdout), "{case}");
-            // In another order: here counts fall after all else. What remains QEMU tells thrice.
+            // In another order: here counts fall after all else. QEMU reports the remaining ones
+            // three times.
             let sorted = |printed: &str| {
                 let mut lines: Vec<String> = printed.lines().map(String::from).collect();
                 lines.sort();

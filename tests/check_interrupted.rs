@@ -22,9 +22,9 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-/// A disk of 32 MiB with 512-byte clusters, so that the walks through its tables have steps to tell
-/// of. Counts are too low and too high, flags are wrong, an entry leads nowhere; the guest's data
-/// from 1 MiB on is untouched.
+/// A disk of 32 MiB with 512-byte clusters, so that the walks through its tables have steps to
+/// report. Counts are too low and too high, flags are wrong, an entry leads nowhere; the guest's
+/// data from 1 MiB on is untouched.
 fn broken_image(directory: &Path) -> Vec<u8> {
     let ours = || {
         let mut command = cowslip();

@@ -138,7 +138,7 @@ fn run_many_in(place: PlaceOf, check: Check, usual: u64) {
     run_cases(place, check, 1 << 32..(1 << 32) + count);
 }
 
-/// Runs cases, and tells how many differ.
+/// Runs cases, and reports how many differ.
 fn run_cases(place: PlaceOf, check: Check, seeds: Range<u64>) {
     let mut failures = Vec::new();
     let mut cast: Option<(u64, Place, Cast)> = None;

@@ -374,7 +374,8 @@ fn the_allocation_policy_stays_in_an_image_that_qemu_changes() {
     assert!(!dir.path().join("y").exists());
 }
 
-/// Direct I/O to a first block that is a hole would tell nothing about the alignment that it needs.
+/// Direct I/O to a first block that is a hole would reveal nothing about the alignment that it
+/// needs.
 #[test]
 fn a_raw_file_begins_with_a_block_of_data_as_qemu_imgs_does() {
     if !peers_are_installed(&["qemu-img"]) {

@@ -299,7 +299,7 @@ fn extents_on_btrfs_are_those_of_filefrag_and_of_its_tree() {
             .map(|mut extent| {
                 extent.flags.retain(keep);
                 if extent.flags.contains(&"inline".to_string()) {
-                    // The tree tells neither a place nor a whole block.
+                    // The tree gives neither an offset nor a whole block.
                     (extent.len, extent.physical) = (0, 0);
                 }
                 extent

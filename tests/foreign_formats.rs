@@ -97,7 +97,7 @@ fn images_of_other_formats_are_named_and_left_alone() {
             copy[..before.len()] == before && copy.len() < before.len() + 512,
             "{format}"
         );
-        // The header may name it, as long as nobody looks.
+        // The header may name it, as long as it is not opened.
         let named = ours(
             dir.path(),
             &format!("rebase -u -b {image} -F {format} over.qcow2"),

@@ -1,6 +1,6 @@
 //! `grow` beside writers on loop-mounted ext4 and XFS: fewer extents, no byte lost, no space left,
-//! nobody without space. What mounts a file system needs root and a loop device, and says so if it
-//! has neither.
+//! no writer without space. Tests that mount a file system need root and a loop device, and say so
+//! if they have neither.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::fs::{self, File, OpenOptions};
@@ -413,7 +413,7 @@ fn what_is_open_at_the_end_is_named_and_given_back_later() {
                 drop(grow);
             }
             let trim = || outcome(cowslip().args(["grow", "--trim"]).arg(at));
-            // Not while somebody may be writing.
+            // Not while another process may be writing.
             let held = excess(&path);
             assert!(held > 8192, "{held}");
             assert!(trim().status.success());
@@ -554,7 +554,7 @@ fn a_standard_output_that_fails_ends_it_and_leaves_nothing() {
         lines.read_line(&mut line).unwrap();
         assert!(line.contains("allocated"), "{line}");
         drop(lines);
-        // Until there is a step that it could not tell of.
+        // Until there is a step that it could not report.
         let (mut written, mut held) = (16, u64::MAX);
         while excess(&path) <= held {
             held = excess(&path);

@@ -38,7 +38,7 @@ const HEADERS: &[(usize, &[u8])] = &[
     (0, b"Bochs Virtual HD Image"),
 ];
 
-/// A server of a disk whose format nobody names.
+/// A server of a disk whose format is not named.
 fn serve(dir: &Path, disk: &str) -> Server {
     let socket = dir.join("socket");
     let mut serve = cowslip();
@@ -221,8 +221,8 @@ fn header_of_an_image(dir: &Path) -> Vec<u8> {
     header
 }
 
-/// Makes the name of the backing format something that nobody knows, as in images of earlier times
-/// it was not there.
+/// Makes the name of the backing format unknown, like in old images, which do not have
+/// it.
 fn forget_backing_format(image: &Path) {
     const EXTENSION: [u8; 4] = 0xe279_2aca_u32.to_be_bytes();
     let mut bytes = std::fs::read(image).unwrap();

@@ -72,7 +72,7 @@ const SAME: &[&str] = &[
 /// Lines that differ, with the files that do: QEMU's bytes, and ours.
 #[allow(clippy::type_complexity)] // A table.
 const DIFFERENT: &[(&str, &[(&str, &[u64], &[u64])])] = &[
-    // The target of a copy is nobody else's to write.
+    // The target of a copy must not be written by others.
     (
         "qemu-img convert -n -f raw -O raw r.raw t.raw",
         &[("t.raw", &[100, 101], &[100, 101, 103, 201, 203])],
@@ -100,7 +100,7 @@ const DIFFERENT: &[(&str, &[(&str, &[u64], &[u64])])] = &[
         &[("base.qcow2", &[100, 201, 203], &[])],
     ),
     ("qemu-img check ext.qcow2", &[("d.raw", &[100, 203], &[])]),
-    // The list of snapshots is metadata, as what `info` tells.
+    // The list of snapshots is metadata, like the output of `info`.
     (
         "qemu-img snapshot -l base.qcow2",
         &[("base.qcow2", &[100, 201, 203], &[201, 203])],

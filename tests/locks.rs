@@ -167,7 +167,7 @@ const ATTEMPTS: &[(&str, &str)] = &[
     ("qemu-io", "-r -c quit base.qcow2"),
 ];
 
-/// Attempts that everybody must refuse while somebody holds the file, whatever for.
+/// Attempts that every program must refuse while any process holds the file.
 const REFUSED: &[(&str, &str)] = &[
     ("qemu-img", "create -q -f qcow2 HELD 1M"),
     ("qemu-img", "create -q -f raw HELD 1M"),

@@ -367,7 +367,8 @@ fn reads_together(words: &[&str]) -> usize {
     most
 }
 
-/// A first read tells that the server is far, and then twice as many pieces as else are under way.
+/// A first read shows that the server is far away, and then twice the usual number of pieces is in
+/// flight.
 #[test]
 fn a_server_that_is_far_is_asked_for_more_at_a_time() {
     if !peers_are_installed(&["nbdkit"]) {

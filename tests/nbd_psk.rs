@@ -16,7 +16,7 @@ alice:616c696365207365637265742030313233343536373839616263646566303132
 qemu:71656d7520736563726574203031323334353637383961626364656630313233
 ";
 
-/// `keys/`, and `wrong/` with other keys for two of the users and one for a user whom nobody knows.
+/// `keys/`, and `wrong/` with other keys for two of the users and one for an unknown user.
 fn make_keys(directory: &Path) {
     let wrong = "0f".repeat(32);
     for (name, text) in [
@@ -307,7 +307,7 @@ fn who_says_no_name_in_a_uri_is_who_runs_the_program() {
     std::fs::write(dir.path().join("keys/keys.psk"), &text).unwrap();
     std::fs::write(&file, format!("{own}:{key}\n")).unwrap();
     let disk = disk(dir.path(), "raw");
-    // In its sandbox, as servers are that nobody has asked for another.
+    // In its sandbox, as servers are by default.
     let socket = dir.path().join("sock");
     let mut serve = cowslip();
     serve

@@ -271,7 +271,7 @@ fn a_server_that_is_not_there_yet_is_waited_for() {
     let dir = scratch();
     let path = |name: &str| dir.path().join(name);
     let at = |name: &str, words: &str| format!("driver=nbd,path={}{words}", path(name).display());
-    // Nobody is there, or nobody who speaks.
+    // There is no server, or a silent one.
     let silent = UnixListener::bind(path("silent")).unwrap();
     let cases = [
         at("nobody", ""),

@@ -634,7 +634,7 @@ fn an_image_is_not_written_over_a_part_that_it_reads() {
             assert!(after()[..2 << 20] == whole[..2 << 20], "the other part");
             assert!(after() != whole, "nothing was written");
         }
-        // To read it no part has to be anybody's alone.
+        // Reading does not need exclusive access to any part.
         let read = write(&["-r"]);
         let said = String::from_utf8_lossy(&read.stderr).into_owned();
         assert!(!said.contains("is stored where"), "{start}: {read:?}");

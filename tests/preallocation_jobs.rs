@@ -1,4 +1,4 @@
-//! Preallocation as a job: interrupted it leaves nothing behind, it keeps its pace, tells how far
+//! Preallocation as a job: interrupted it leaves nothing behind, it keeps its pace, reports how far
 //! it is, and refuses what does not fit before it begins.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 

@@ -251,7 +251,7 @@ fn large_row(
     })
 }
 
-/// Results as large as they come, with names that nobody would choose.
+/// Results of the largest size, with unlikely names.
 fn large_and_hostile(dir: &Path) -> PathBuf {
     let endless = "endless-name-without-any-blank-".repeat(12);
     let contestants = "cowslip,cowslip sparse,cowslip zero-range,cowslip write,qemu-img,raw sparse,raw allocated,\

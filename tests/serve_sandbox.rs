@@ -192,7 +192,7 @@ const WITHOUT: &str = "COWSLIP_TEST_WITHOUT_CALL";
 const ARGUMENTS: &str = "COWSLIP_TEST_ARGUMENTS";
 
 /// In the test's second process: becomes `cowslip` on a kernel that lacks a call, as far as a
-/// program can tell: it gets ENOSYS. In the first process it returns.
+/// program can see: it gets ENOSYS. In the first process it returns.
 fn become_cowslip_without_a_call() {
     let (Ok(call), Ok(arguments)) = (env::var(WITHOUT), env::var(ARGUMENTS)) else {
         return;

@@ -174,7 +174,8 @@ impl<'a> Battery<'a> {
         assert!(!self.path("new").exists());
     }
 
-    /// Where nobody tells holes, what looks for itself fills them, and what does not is refused.
+    /// Where the file system reports no holes, calls that find holes themselves fill them, and
+    /// others are refused.
     pub fn hidden_holes_get_space(&self) {
         let mut rng = self.rng("hidden");
         layout::make(&self.path("file"), &mut rng, false);
@@ -210,7 +211,7 @@ impl<'a> Battery<'a> {
         }
     }
 
-    /// Waits until the file has so much space, or nobody works on it any more.
+    /// Waits until the file has `bytes` of space, or its process has ended.
     fn wait_for_space(&self, child: &mut Child, name: &str, bytes: u64) {
         let begun = Instant::now();
         let space = || {
@@ -299,7 +300,7 @@ impl<'a> Battery<'a> {
         }
     }
 
-    /// There is room when it begins, but somebody else is faster.
+    /// There is room when it begins, but another program takes it first.
     fn a_disk_that_fills_up_meanwhile_leaves_what_was(&self) {
         let mut rng = self.rng("full");
         for method in self.methods {

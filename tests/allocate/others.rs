@@ -19,7 +19,8 @@ const SIZE: u64 = 3 << 30;
 const FIRST: u64 = 1 << 30;
 const END: u64 = BEFORE + FIRST;
 
-/// Allocates, lets somebody else write when the first call is done, and interrupts; what was said.
+/// Allocates, lets another program write when the first call is done, and interrupts; returns the
+/// output.
 fn interrupt(dir: &Path, words: &str, write: impl FnOnce(&Path)) -> String {
     let path = dir.join("recording");
     std::fs::write(&path, vec![1; BEFORE as usize]).unwrap();
@@ -71,7 +72,7 @@ pub fn what_is_appended_to_an_end_that_moves_is_kept(dir: &Path) {
     expect(&path, END + (2 << 20), END, &[2; 2 << 20]);
 }
 
-/// Somebody writes behind the old end, and the length does not tell.
+/// Another program writes behind the old end, which does not show in the length.
 pub fn what_is_written_behind_the_old_end_is_kept(dir: &Path) {
     let said = interrupt(dir, "", |path| {
         let file = OpenOptions::new().write(true).open(path).unwrap();
@@ -100,7 +101,7 @@ pub fn a_file_that_somebody_has_open_is_not_cut(dir: &Path) {
     }
 }
 
-/// Nobody else is there: all of it is given back.
+/// No other program writes: all of the space is released.
 pub fn alone_it_is_cut(dir: &Path) {
     for words in ["--keep-size", ""] {
         let said = interrupt(dir, words, |_| {});

@@ -178,11 +178,11 @@ impl Outcome {
             self.code != 101 && !self.stderr.contains("panicked"),
             "{words:?}: {self:?}"
         );
-        // `check` tells findings, as many as there are.
+        // `check` prints findings, as many as there are.
         if self.code == 0 || words[1] == "check" {
             return;
         }
-        // The io shell tells failed requests on standard output.
+        // The io shell reports failed requests on standard output.
         let text = format!("{}{}", self.stderr, self.stdout);
         let lines = self.stderr.lines().count();
         assert!(

@@ -720,7 +720,7 @@ impl Lines {
     }
 }
 
-/// Options of creation. Not `extent_size_hint`, which Debian's qemu-img does not tell to the file
+/// Options of creation. Not `extent_size_hint`, which Debian's qemu-img does not pass to the file
 /// system.
 const CREATE: &[&str] = &[
     "cluster_size=64k",

@@ -84,7 +84,7 @@ const NAMES: &[&str] = &[
     "n", "a b", "", "ä", "a/b", "%41", "?x=y", "a,b", "'", "x y z",
 ];
 
-/// Whole sectors: of a disk that begins within one, qemu-nbd never ends to tell the status.
+/// Whole sectors: for a disk that begins within one, qemu-nbd never finishes reporting the status.
 const OFFSETS: &[&str] = &[
     "0", "512", "65536", "0x10000", "524288", "1048576", "99999999", "-1", "1k", "x",
 ];

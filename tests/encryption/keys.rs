@@ -218,7 +218,7 @@ fn data_and_other_options_are_as_they_were() {
     }
 }
 
-/// A minute of PBKDF2 tells how far it is, and ends at once when it is interrupted.
+/// A minute of PBKDF2 reports its progress, and ends at once when it is interrupted.
 #[test]
 fn an_interrupted_change_leaves_the_slots_as_they_were() {
     let dir = scratch();

@@ -118,7 +118,7 @@ fn each_side_loads_what_the_other_saves() {
     }
 }
 
-/// A new size with which the area begins elsewhere gives up all of it.
+/// A new size that moves the start of the area discards all of it.
 #[test]
 fn no_size_leaves_leaks() {
     if !peers_are_installed(&["qemu-io", "qemu-img"]) {

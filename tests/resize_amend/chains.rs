@@ -1,7 +1,7 @@
 //! `compare`, `rebase` and `commit` beside qemu-img's: the same words and exit codes, and the same
 //! disks.
 //!
-//! Deliberate differences, which the lines leave out: strict comparisons go by what `map` tells of
+//! Deliberate differences, which the lines leave out: strict comparisons use what `map` reports for
 //! each byte, where qemu-img's also differ where extents end; a compressed rebase of an image with
 //! subclusters ends in an assertion there (10.0.2); a chain that would be a loop is refused as
 //! such, `-u` or not; a rebase without `-F` is refused before anything is copied; a commit leaves
@@ -222,7 +222,7 @@ fn prepare(dir: &Path) {
     raw("m2.raw", 1 << 20, Some((70_001, 1)));
     let convert = words("convert -c -O qcow2 m.raw torn.q");
     run(Command::new("qemu-img").current_dir(dir).args(convert));
-    // The data of its compressed cluster, which nobody can unpack.
+    // The data of its compressed cluster, which cannot be decompressed.
     let torn = dir.join("torn.q");
     let mut bytes = std::fs::read(&torn).unwrap();
     bytes[5 << 16..].fill(0xff);
@@ -301,7 +301,7 @@ fn differences(line: &str, file: &str, [here, there]: [&Path; 2]) -> String {
     if ours != theirs {
         failures += &format!("{line}\n{file}: {ours:?}\nexpected: {theirs:?}\n");
     }
-    // Where it names what there is not, nobody can read it.
+    // An image that names a missing file cannot be read.
     if file == "ext.q" {
         // Its data file is found from its own directory only.
         let [ours, theirs] = [here, there].map(|dir| bytes(dir, file));

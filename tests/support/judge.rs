@@ -87,7 +87,7 @@ fn timeless(line: &str, layout: Layout) -> String {
             return format!("{key} <date>\n");
         }
     }
-    // A file system that allocates late tells another size from one moment to the next.
+    // A file system with delayed allocation reports different sizes from one moment to the next.
     if let Some(key) = ["disk size: ", "\"actual-size\": "]
         .iter()
         .find(|key| trimmed.starts_with(**key))

@@ -1,8 +1,8 @@
 //! The disk as it must read: windows of it in memory, all of it in a sparse raw file at need.
 //!
-//! A disk with two L2 tables of 2 MiB clusters has a terabyte; what is written is near its ends and
-//! around the boundary of its tables. Only these windows are modelled; what is outside them, nobody
-//! changes, and QEMU compares it against the state at the start.
+//! A disk with two L2 tables of 2 MiB clusters has a terabyte; writes are near its ends and around
+//! the boundary of its tables. Only these windows are modelled; the rest does not change, and QEMU
+//! compares it against the state at the start.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -154,8 +154,8 @@ fn compare_file(theirs: &Twin, ours: &Twin, name: &str) -> Verdict {
     if is_volume(theirs) && is_volume(ours) {
         return Ok(());
     }
-    // Of a data file that is not raw, what no cluster refers to is nobody's; the image tells the
-    // rest.
+    // Clusters of a data file that is not raw and that no entry refers to are not compared; the
+    // others are compared through the image.
     if name.ends_with(".bin") {
         return Ok(());
     }

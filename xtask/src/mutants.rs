@@ -120,7 +120,7 @@ impl Place {
         command.arg("--file");
         command.arg(format!("crates/engine/src/qcow2/{module}.rs"));
         command.arg("--output").arg(self.found.join(module));
-        // The gate tells whether the tests pass without a mutant.
+        // The gate checks that the tests pass without a mutant.
         command.args(["--baseline", "skip", "--no-shuffle"]);
         command.args(["--timeout", &seconds.to_string()]);
         if let Some(re) = &args.re {

@@ -61,7 +61,7 @@ struct Crate {
     modules: BTreeMap<Names, String>,
     /// The code of each file, without comments, strings and tests.
     code: BTreeMap<String, String>,
-    /// What each module re-exports: its name there, and the whole path; none of other crates.
+    /// The re-exports of each module: the name there, and the whole path; none of other crates.
     exports: BTreeMap<(Names, String), Option<Names>>,
 }
 

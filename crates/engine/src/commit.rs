@@ -169,7 +169,7 @@ impl Above<'_> {
     }
 }
 
-/// What is decided above the base, in pieces of zeroes or of other data.
+/// The ranges that layers above the base decide, in pieces of zeroes or of other data.
 struct DecidedAbove<'a> {
     above: &'a Above<'a>,
     rest: Range<u64>,

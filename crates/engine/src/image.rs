@@ -590,7 +590,7 @@ impl Image {
     /// # Errors
     /// As [`Image::resize`]; `Invalid` if nothing is added that could be preallocated; no space for
     /// it, and
-    /// [`Error::Cancelled`]: then the disk has its old size, and what was allocated is given back.
+    /// [`Error::Cancelled`]: then the disk has its old size, and the space allocated is released.
     pub async fn resize_as_job(
         &self,
         size: u64,
@@ -734,8 +734,8 @@ impl Image {
         self.qcow2_for("an internal snapshot of")
     }
 
-    /// Flushes, if anything was changed since it was opened, gives back what was allocated ahead,
-    /// stores the bitmaps, ends the session, and lets others have the files.
+    /// Flushes, if anything was changed since it was opened, releases space that was allocated
+    /// ahead, stores the bitmaps, ends the session, and releases the files.
     ///
     /// # Errors
     /// I/O. The image is closed in any case, and `check` finds no corruption.

@@ -26,8 +26,8 @@ pub struct Raw {
     /// Where the disk begins in the file: 0, or behind a LUKS header.
     start: u64,
     size: AtomicU64,
-    /// One flush at a time, and what an earlier one has said: of two that are in flight together
-    /// the system tells only one that bytes were lost. `true` after a failure (invariant D4).
+    /// One flush at a time, and the outcome of an earlier one: of two that are in flight together
+    /// the system reports to only one that bytes were lost. `true` after a failure (invariant D4).
     flushes: Turn<bool>,
     durable_writes: DurableWrites,
     /// A flush or a durable write has failed.
@@ -257,7 +257,7 @@ impl Raw {
             job.expect(size - old);
             let added = self.start + old..self.start + size;
             if let Err(error) = space::fill(&self.file, added, how, job).await {
-                // The failure that led here is the one to tell of.
+                // The failure that led here is the one to report.
                 drop(self.file.set_len(old_len).await);
                 return Err(error);
             }

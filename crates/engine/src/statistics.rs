@@ -33,7 +33,7 @@ impl CacheStatistics {
     }
 }
 
-/// What writes of guest data have met so far, each counted once in every cluster that it touched.
+/// Counts of writes of guest data, each counted once in every cluster that it touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct WriteStatistics {
     /// The cluster needed new space: it had none, or shared it, or was compressed.

@@ -339,8 +339,8 @@ const LIES: [Lie; 21] = [
     ("bits beyond the end", |p| p.table, 8, 1 << 50),
 ];
 
-/// Nothing is written to an image whose enabled bitmaps cannot be followed: an error tells what is
-/// corrupt, and the file stays as it is.
+/// Nothing is written to an image whose enabled bitmaps cannot be followed: the error names the
+/// corrupt structure, and the file stays as it is.
 #[test]
 fn lies_about_bitmaps_are_refused_before_anything_is_written() {
     let sound = with_bitmap().contents();
@@ -383,8 +383,8 @@ fn clusters_of_other_metadata_stay_counted() {
 }
 
 /// A bitmap that is removed is on disk until the close. When the disk changes its size meanwhile,
-/// its table has the wrong length, and its entry has to say that it was not saved: else nobody
-/// opens the image after a crash, and the close would not free it.
+/// its table has the wrong length, and its entry has to say that it was not saved: else the
+/// image could not be opened after a crash, and the close would not free it.
 #[test]
 fn a_removed_bitmap_does_not_outlive_another_size() {
     let file = Arc::new(MemoryFile::new("image", Vec::new(), 1));

@@ -134,7 +134,7 @@ fn reopening_passes_the_claim_on() {
         let other = usual(&path, false).await.unwrap();
         let refused = reader.reopen(file(&path, true), options(true), &gate).await;
         assert!(is_locked(refused));
-        // It was closed, and is kept: nobody writes before it is opened in another way.
+        // It was closed, and is kept: no other process writes before it is reopened.
         drop(other);
         assert!(is_locked(usual(&path, true).await));
         let again = reader

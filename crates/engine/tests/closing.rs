@@ -64,7 +64,7 @@ fn a_session_that_writes_ends_with_a_flush() {
     }
 }
 
-/// A process that died may have left what nobody has flushed.
+/// A process that died may have left unflushed data.
 #[test]
 fn a_flush_that_is_asked_for_is_one() {
     for format in [Format::Raw, Format::Qcow2] {

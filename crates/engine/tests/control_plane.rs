@@ -227,7 +227,7 @@ fn a_resize_that_is_cancelled_or_runs_out_of_space_leaves_what_was_there() {
                     return;
                 }
                 assert_eq!(image.size(), OLD + 512);
-                // It may not be able to tell the medium.
+                // It may be unable to write that to the medium.
                 drop(image.close().await);
             });
             judge(&format!("{how:?} after {budget}"), &file.contents());
@@ -447,7 +447,7 @@ fn a_shrink_that_is_cancelled_is_done_and_keeps_blocks() {
     let (_, empty, behind) = left_behind(&file.contents());
     assert!(empty > 0 && behind > 0 && file.contents().len() >= start.len());
     judge_shrunk("cancelled", &file.contents());
-    // The next resize gives up the rest, though the disk has that size already.
+    // The next resize frees the rest, though the disk has that size already.
     now(async {
         let image = open(file.clone()).await;
         image.resize(SHORT).await.unwrap();

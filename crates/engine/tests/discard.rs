@@ -32,7 +32,7 @@ enum Call {
 /// A discard that waits.
 type Held = (u64, u64, Completer<io::Result<()>>);
 
-/// A file in memory that tells how its space was used, and on which discards may take long.
+/// A file in memory that records the use of its space, and on which discards may take long.
 struct Watched {
     memory: MemoryFile,
     calls: Mutex<Vec<Call>>,

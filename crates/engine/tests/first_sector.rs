@@ -2,7 +2,7 @@
 //! and overlap, and no commit makes its first sector look like that of an image of another format.
 //!
 //! Each header is split into up to three requests of all kinds, and each of these sets of requests
-//! is carried out in every order that the file's operations can have, with one request given up or
+//! is carried out in every order that the file's operations can have, with one request dropped or
 //! none.
 
 use std::io;
@@ -296,7 +296,7 @@ struct Outcome {
 }
 
 /// Sends the requests together, and makes the choices: which operation of the file comes next, or
-/// which request is given up. `look` sees the file after each of them.
+/// which request is dropped. `look` sees the file after each of them.
 fn run(
     (file, requests): (&Arc<Stepped>, &[Request]),
     choices: &mut Choices,
@@ -322,7 +322,7 @@ fn run(
                     match answer {
                         Ok(()) => {}
                         Err(error) if is_refusal(&error) => outcome.refused += 1,
-                        // A durable write that was given up may have lost something.
+                        // A durable write that was dropped may have lost something.
                         Err(Error::Latched(_)) if outcome.given_up => {}
                         Err(error) => panic!("{error}"),
                     }

@@ -58,8 +58,8 @@ fn read(image: &Image) -> Vec<u8> {
     block_on(image.read(0, buf)).unwrap().to_vec()
 }
 
-/// Reads the disk, changes a part of it that is not aligned, and reads it again. What nobody has
-/// written reads as zeroes, but in a LUKS volume, where it decrypts to anything.
+/// Reads the disk, changes a part of it that is not aligned, and reads it again. Unwritten
+/// ranges read as zeroes, but in a LUKS volume they may decrypt to anything.
 fn judge(kept: &[u8], format: Format, (size, written): (usize, &[(u8, usize, usize)])) {
     let mut disk = vec![0; size];
     for (byte, start, len) in written {

@@ -230,7 +230,7 @@ fn it_is_not_written_and_a_gap_in_its_mapping_is_an_error() {
     let refused = open_image(&toy(false), options, &Files(Vec::new())).unwrap_err();
     assert!(matches!(refused, Error::ReadOnly(_)), "{refused}");
     let file = toy(false);
-    // A driver that leaves a gap shows nobody the memory of somebody else.
+    // A driver that leaves a gap does not expose stale memory.
     static GAPS: FormatDriver = FormatDriver {
         format: Format::Other("gaps"),
         matches: |sector| sector.starts_with(MAGIC),

@@ -248,7 +248,7 @@ fn chains_hold_what_a_guests_lists_have() {
     judge_all(&made, &options);
 }
 
-/// A write that is under way keeps the guest's memory, also when nobody waits for it any more.
+/// A write that is under way keeps the guest's memory, also when its future was dropped.
 #[test]
 fn a_dropped_write_keeps_a_guests_memory_until_it_has_ended() {
     let file = SlowFile::new(vec![0; 4096]);

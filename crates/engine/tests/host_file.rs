@@ -100,7 +100,7 @@ impl Checked {
     async fn write(&mut self, random: &mut Random) {
         let (offset, len) = self.range(random);
         let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
-        // As several segments that start and end anywhere in memory, ours or somebody else's.
+        // As several segments that start and end anywhere in memory, ours or the caller's.
         let mut list = IoVec::default();
         for (at, piece, skew) in pieces(random, bytes.len()) {
             let part = &bytes[at..at + piece];

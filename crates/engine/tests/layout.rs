@@ -40,7 +40,7 @@ fn layout(bytes: Vec<u8>) -> cowslip::Result<(Vec<Part>, Vec<Area>, Header)> {
     })
 }
 
-/// Writes, zeroes and discards at random; the file and what block status tells of it.
+/// Writes, zeroes and discards at random; returns the file and its block status.
 fn scribbled(cluster_size: u64, extended_l2: bool, seed: u64) -> (Vec<u8>, Vec<Extent>) {
     let mut state = seed;
     let memory = Arc::new(MemoryFile::new("image", Vec::new(), 512));
@@ -121,7 +121,7 @@ fn as_extent(part: &Part) -> Extent {
     }
 }
 
-/// Neighbours that block status does not tell apart.
+/// Adjacent parts that block status does not distinguish.
 fn joined(extents: impl Iterator<Item = Extent>) -> Vec<Extent> {
     let mut out: Vec<Extent> = Vec::new();
     for extent in extents {
@@ -141,7 +141,7 @@ fn joined(extents: impl Iterator<Item = Extent>) -> Vec<Extent> {
     out
 }
 
-/// The clusters that are referenced, by what the layout tells.
+/// Returns the clusters that are referenced according to the layout.
 fn reported_clusters(parts: &[Part], areas: &[Area], cluster: u64) -> Vec<u64> {
     let of_parts = parts.iter().filter_map(|part| match part.kind {
         PartKind::Below { space } | PartKind::Zero { space } => Some((space?, part.len)),

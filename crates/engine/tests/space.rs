@@ -63,7 +63,7 @@ fn occupied(file: &MemoryFile) -> u64 {
     blocks.filter(|block| block.iter().any(|&b| b != 0)).count() as u64 * 4096
 }
 
-/// Whatever the guest writes and gives up, in pieces of any place: what is freed is used again, so
+/// Whatever the guest writes and discards, at any offsets: freed space is reused, so
 /// the file stays within the disk and its metadata.
 #[test]
 fn an_image_under_discard_does_not_outgrow_its_disk() {
@@ -107,8 +107,8 @@ fn an_image_under_discard_does_not_outgrow_its_disk() {
     }
 }
 
-/// 30 % of the disk is written, half of that given up in pieces smaller than a cluster: a sparse
-/// image takes what is live.
+/// 30 % of the disk is written, half of that discarded in pieces smaller than a cluster: a
+/// sparse image takes only the space of live data.
 #[test]
 fn a_sparse_image_takes_what_is_live() {
     const DISK: u64 = 128 * MIB;

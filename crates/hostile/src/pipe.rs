@@ -1,4 +1,4 @@
-//! A connection whose other end is a script: bytes that were all sent before anybody looked.
+//! A connection whose other end is a script: bytes that were all sent before the first read.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;

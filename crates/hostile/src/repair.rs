@@ -182,7 +182,7 @@ fn use_repaired(file: &Arc<Watched>, draw: &mut Draw) {
         return;
     };
     for _ in 0..4 {
-        // Every failure is fine that is an error: entries of the format that nobody can read
+        // Any failure is fine, as long as it is an error: entries that cannot be read
         // remain.
         std::hint::black_box(session::exercise(&image, Content::Random, draw).is_ok());
     }
@@ -190,7 +190,7 @@ fn use_repaired(file: &Arc<Watched>, draw: &mut Draw) {
     let mut findings: Vec<Finding> = Vec::new();
     session::run_check_telling(file, &mut findings).expect("a repaired image can be checked");
     findings.retain(|finding| match finding {
-        // Counts behind the end of the file are nobody's business until it has grown over them.
+        // Refcounts behind the end of the file do not matter until the file has grown over them.
         Finding::Refcount {
             refcount,
             references,

@@ -239,7 +239,7 @@ pub fn run_check(file: &Arc<Watched>) -> cowslip::Result<CheckResult> {
     run_check_telling(file, &mut Ignore)
 }
 
-/// The same; somebody hears of the findings.
+/// The same; findings are reported to an observer.
 ///
 /// # Errors
 /// As [`run_check`].

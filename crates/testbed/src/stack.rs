@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::machine::{Root, read};
 
-/// No stack has more layers that tell anything.
+/// Limit of the layers examined; no real stack has more.
 const DEVICES_MAX: usize = 32;
 /// A file system that is fuller allocates in another way than an empty one.
 const FULL_PERCENT: f64 = 85.0;
@@ -53,7 +53,7 @@ pub struct Device {
     pub detail: Option<String>,
     /// How many layers below the file system, from 0.
     pub depth: usize,
-    /// Turns; what is virtual tells what its host says.
+    /// Whether the disk rotates; a virtual disk reports what its host claims.
     pub rotational: Option<bool>,
     /// The I/O scheduler.
     pub scheduler: Option<String>,

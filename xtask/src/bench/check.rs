@@ -244,7 +244,7 @@ impl ShapeBench<'_> {
         Ok(rows)
     }
 
-    /// Drops the image from the page cache, and nothing of anybody else's.
+    /// Drops the image, and no other file, from the page cache.
     fn evict(&self) -> Result<(), String> {
         let evicted = File::open(self.image).and_then(|file| {
             file.sync_all()?;

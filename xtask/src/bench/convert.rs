@@ -4,9 +4,9 @@
 //! All run with the options that users give them, which is next to none, through the page cache as
 //! they do by default and past it (`-t none -T none`; nbdcopy has no such option and is left out
 //! there). Every target is compared with its source by `qemu-img compare`, and a qcow2 one checked.
-//! Time is from the start to the end of the process; what is left in the page cache is written out
-//! between runs and belongs to nobody. CPU time and peak memory are what the kernel accounts to the
-//! process and those that it has waited for.
+//! Time is from the start to the end of the process; dirty pages that remain in the page cache are
+//! written out between runs and not accounted to any. CPU time and peak memory are those that the
+//! kernel accounts to the process and the children that it has waited for.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -42,7 +42,8 @@ struct Shown {
     killed: Vec<String>,
 }
 
-/// Measures and tells of each promise the worst cell; if something fails, of what is measured.
+/// Measures, and reports the worst cell of each promise; after a failure, of the cells measured so
+/// far.
 pub fn run(args: &Args, binary: &Path, directory: &Path) -> Result<(), String> {
     let chosen = chosen(&args.tables)?;
     let mut shown = Shown::default();

@@ -25,7 +25,7 @@ pub(super) struct WholeClusters {
     leases: Mutex<Leases>,
 }
 
-/// Clusters that nobody else writes, or the place in line for them.
+/// Exclusive access to clusters, or the place in the queue for it.
 struct Alone<'a> {
     clusters: &'a WholeClusters,
     ticket: Option<Ticket>,

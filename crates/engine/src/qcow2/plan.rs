@@ -435,8 +435,8 @@ pub fn change_entry(
 }
 
 /// Where a discard of a part of a subcluster (`bytes`, in the cluster) leaves a hole in place: the
-/// host's first byte of the cluster, and the whole blocks of the host within. Only data that nobody
-/// else refers to may become zeroes; the entry stays.
+/// host's first byte of the cluster, and the whole blocks of the host within. Only data that
+/// nothing else refers to may become zeroes; the entry stays.
 pub fn hole(
     format: &EntryFormat,
     view: &View,
@@ -476,7 +476,7 @@ pub fn preallocated(format: &EntryFormat, view: &View, size: u64) -> Preallocate
         // The space is the cluster's; what it reads as stays.
         true => Preallocated::Entry(*entry),
         false if entry.zeroes != 0 => Preallocated::Entry(*entry),
-        // Where a layer below shows something, or the data file holds what nobody sees yet.
+        // Where a layer below shows something, or the data file holds data that is not visible yet.
         false if view.below_end > 0 => Preallocated::Write,
         false if format.data_file && view.start < size => Preallocated::Write,
         false => Preallocated::Entry(Standard {

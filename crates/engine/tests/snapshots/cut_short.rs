@@ -245,7 +245,7 @@ fn a_medium_that_fails_leaves_one_of_the_states() {
             let file = Recorder::failing_after(start.clone(), budget);
             let opened = open(file.clone());
             let outcome = change.begin(&opened, &Job::default());
-            // It may not be able to tell the medium.
+            // It may be unable to write that to the medium.
             drop(block_on(opened.close()));
             judge(&what, &file.contents(), [&old, &new]);
             if outcome.is_ok() {

@@ -192,8 +192,8 @@ fn noise(state: &mut u64) -> u64 {
     *state
 }
 
-/// Tells each state that a crash may leave: at every operation, with what was not flushed applied,
-/// dropped, torn, or reordered in some combinations.
+/// Passes each state that a crash may leave to `judge`: at every operation, with unflushed writes
+/// applied, dropped, torn, or reordered in some combinations.
 pub fn each_crash(start: &[u8], ops: &[Op], mut judge: impl FnMut(&str, &[u8])) -> usize {
     let mut durable = start.to_vec();
     let mut pending: Vec<&Op> = Vec::new();

@@ -99,7 +99,7 @@ impl Change {
         }
     }
 
-    /// After its failure nobody knows what the header says, or what is durable.
+    /// Returns whether after its failure the content of the header, or of the medium, is unknown.
     fn stops_the_session(&self) -> bool {
         match self {
             // Eight bytes are the hint on allocation, which nothing depends on.

@@ -26,7 +26,7 @@ enum Pick {
 }
 
 impl Row {
-    /// A row of a table, as the command tells it.
+    /// A row of a table, as the command prints it.
     pub fn new(table: &'static str, row: &Value) -> Row {
         let text = |name: &str| row[name].as_str().unwrap_or_default().to_string();
         Row {

@@ -139,7 +139,7 @@ impl Qcow2 {
         if let Some(runs) = looked(&self.lock())? {
             return Ok(runs);
         }
-        // In the turn nobody else loads it, or begins to mark it.
+        // In the turn no other operation loads it, or begins to mark it.
         let _turn = self.turn.take().await;
         let wanted = {
             let state = self.lock();

@@ -119,8 +119,8 @@ impl Qcow2 {
         tables.map(|table| table.offset).collect()
     }
 
-    /// Lowers the counts of all that these tables reached, and their own, durably. What entries do
-    /// not tell stays counted, and so does what is not theirs: metadata.
+    /// Lowers the counts of all that these tables reached, and their own, durably. Clusters that
+    /// no sound entry refers to stay counted, and so does metadata.
     async fn free_reached(&self, counts: &mut Counts, tables: &[HostOffset]) -> Result<()> {
         let mut damage = None;
         for &table in tables {

@@ -51,7 +51,7 @@ struct Claim {
     number: u64,
     range: Range<u64>,
     kind: Kind,
-    /// Granted when nobody waits for it.
+    /// Completed when the lease is granted; `None` if no request waits for that.
     waiter: Option<Completer<()>>,
     granted: bool,
 }

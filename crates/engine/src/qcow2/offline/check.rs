@@ -9,8 +9,8 @@
 //!    several L1 entries share is read once, and what it references counts as often as it is
 //!    referenced.
 //! 2. The counts are compared with the refcounts on disk.
-//! 3. COPIED is compared with the refcounts on disk. The first two steps tell whether any flag can
-//!    be wrong at all, so the L2 tables of a sound image are read once only.
+//! 3. COPIED is compared with the refcounts on disk. The first two steps determine whether any flag
+//!    can be wrong at all, so the L2 tables of a sound image are read once only.
 
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@
 //! | stage | what is written | a crash after it leaves |
 //! | --- | --- | --- |
 //! | 0 | the dirty mark (version 3), so that the next read-write open goes on; features that a repair breaks are cleared | the image as it was |
-//! | A | broken entries, each set right or given up | leaks; entries that were unusable are gone |
+//! | A | broken entries, each corrected or cleared | leaks; entries that were unusable are gone |
 //! | B | counts that are too low; or all counts rebuilt elsewhere, then the header switches | counts at least as high as the references |
 //! | C | copies of what shares its space, tables that move; then the entries and the header that refer to them | the old or the new place of each, both counted |
 //! | D | COPIED cleared where a count is not 1 | |

@@ -198,7 +198,7 @@ pub enum Blocked {
     Other(Pending<()>),
 }
 
-/// A place in the line for a lease; given up when dropped.
+/// A place in the queue for a lease, released when dropped.
 pub struct Place<'a> {
     pub image: &'a Qcow2,
     pub ticket: Option<Ticket>,

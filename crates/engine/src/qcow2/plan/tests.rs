@@ -30,7 +30,7 @@ enum Origin {
     OtherGuest,
 }
 
-/// The byte at an offset in the cluster: tells where it comes from and, nearly, where it belongs.
+/// The byte at an offset in the cluster: identifies its source and, nearly, its offset.
 fn byte(origin: Origin, offset: u64) -> u8 {
     let place = (offset ^ offset >> 4 ^ offset >> 9) & 31;
     (origin as u8) << 5 | place as u8
@@ -144,7 +144,7 @@ impl<'a> World<'a> {
         &self.host[(host.0 + range.start) as usize..(host.0 + range.end) as usize]
     }
 
-    /// What the guest reads in the cluster.
+    /// Returns the guest's data in the cluster.
     fn read(&self, entry: &L2Entry) -> Vec<u8> {
         let entry = match entry {
             L2Entry::Compressed(place) => {
@@ -167,7 +167,7 @@ impl<'a> World<'a> {
         cluster
     }
 
-    /// What a fill consists of, from what is in place before any write.
+    /// Returns the bytes of a fill, taken from the state before any write.
     fn content(&self, fill: &Fill) -> Vec<u8> {
         if fill.content.is_empty() {
             assert!(!fill.onto_fresh, "zeroes are written where zeroes are");
@@ -285,7 +285,7 @@ fn states(format: &EntryFormat) -> Vec<(SubclusterMask, SubclusterMask)> {
     states
 }
 
-/// What may be known of space that the cluster has or is getting.
+/// Returns the possible knowledge of space that the cluster has or is getting.
 fn joined(format: &EntryFormat, entry: &L2Entry) -> Vec<Option<Space>> {
     let all = format.geometry.all_subclusters();
     let spaces = |host, masks: &[SubclusterMask]| {
@@ -372,7 +372,7 @@ fn assert_encodable(format: &EntryFormat, entry: &L2Entry) {
     assert_eq!(format.decode_l2(word, bitmap), Ok(*entry));
 }
 
-/// What giving up an entry's space frees.
+/// Returns the space that clearing an entry frees.
 fn space_of(format: &EntryFormat, entry: &L2Entry) -> Option<Freed> {
     match entry {
         L2Entry::Compressed(place) => Some(Freed::Compressed(*place)),
@@ -605,7 +605,7 @@ fn assert_nothing_was_needed(
     let hides = format.version >= 3 || view.below_end == 0;
     let kept = is_discard && (is_part_of_compressed || !hides);
     assert!(kept || covered.iter().all(is_zero), "{what} does nothing");
-    // What was asked to be zero says so, whatever comes to lie below it later.
+    // A zeroed range is marked as zeroes, whatever backing file the image gets later.
     let says_zero = match view.entry {
         L2Entry::Standard(old) => old.zeroes & covered_mask == covered_mask,
         L2Entry::Compressed(_) => covered_mask == 0,

@@ -1,4 +1,4 @@
-//! Holes: the space of free clusters, of subclusters that were given up in clusters that stay
+//! Holes: the space of free clusters, of subclusters that were discarded in clusters that stay
 //! mapped, and of parts of a subcluster.
 //!
 //! A subcluster's space goes back to the host when the clearing of its bit is durable and no
@@ -100,8 +100,8 @@ impl Qcow2 {
     }
 
     /// Leaves a hole in a part of a subcluster, which stays mapped. It holds what a write in place
-    /// holds: a shared lease, and an epoch, without which the cluster could be freed and taken by
-    /// somebody else before the host comes to punch it.
+    /// holds: a shared lease, and an epoch, without which the cluster could be freed and reused
+    /// before the host punches it.
     pub(in crate::qcow2) async fn punch_in_place(
         &self,
         part: Range<u64>,
@@ -172,8 +172,8 @@ impl Qcow2 {
         Ok(Some(Ok((stay, host.0 + hole.start..host.0 + hole.end))))
     }
 
-    /// Gives the space of freed clusters back to the host, if that is wanted. They are in nobody's
-    /// hands meanwhile, so a hole never meets a new write.
+    /// Releases the space of freed clusters to the host, if that is wanted. They cannot be taken
+    /// meanwhile, so a hole never meets a new write.
     pub(in crate::qcow2) async fn punch_clusters(&self, free: &[HostCluster]) -> Vec<Content> {
         let mut content = vec![Content::Unknown; free.len()];
         if self.discard == DiscardPolicy::Ignore {

@@ -26,7 +26,7 @@ impl Punches {
         wanted.push((epoch, subclusters));
     }
 
-    /// These subclusters are about to be written, or the cluster is given up as a whole.
+    /// These subclusters are about to be written, or the cluster is freed as a whole.
     pub fn call_off(&mut self, cluster: HostCluster, subclusters: SubclusterMask) {
         let Some(wanted) = self.wanted.get_mut(&cluster) else {
             return;

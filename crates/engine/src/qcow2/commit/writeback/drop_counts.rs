@@ -179,7 +179,7 @@ impl Qcow2 {
         };
         let cluster = geometry.host_cluster(offset);
         let range = geometry.first_counted(index).0..geometry.first_counted(index + 1).0;
-        // Two tell whether there is another one than the block.
+        // Two suffice to know whether there is one besides the block.
         let counted = counts.refcounts.counted(range.clone(), 2).await?;
         let own_count = counts.refcounts.get(cluster).await?;
         let holds_metadata = counted.len() < 2 && {

@@ -29,7 +29,7 @@ const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 const EDQUOT: i32 = 122;
 
-/// What of a file fails once.
+/// The operation of a file that fails once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     Write,
@@ -240,7 +240,7 @@ fn a_write_of_metadata_that_fails_latches_the_image() {
     }
 }
 
-/// What a failed flush should have covered may be lost, whatever the error.
+/// Data that a failed flush should have covered may be lost, whatever the error.
 #[test]
 fn a_flush_of_the_file_that_fails_latches_the_image() {
     for errno in [EIO, ENOSPC, EDQUOT] {

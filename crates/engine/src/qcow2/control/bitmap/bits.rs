@@ -120,7 +120,7 @@ impl DirtyBits {
         changed
     }
 
-    /// Nothing has changed. Tells whether any bit was set.
+    /// Clears all bits. Returns whether any was set.
     pub fn clear(&mut self) -> bool {
         let was_dirty = self.is_any_dirty();
         self.pages.fill(Page::Clean);

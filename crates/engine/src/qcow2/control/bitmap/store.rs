@@ -299,7 +299,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Lowers the count of a cluster that holds nothing else, as far as anybody knows (S3).
+    /// Lowers the count of a cluster that is not known to hold anything else (S3).
     async fn free_unprotected(&self, counts: &mut Counts, cluster: u64) -> Result<()> {
         if self.lock().protected.contains(HostCluster(cluster)) {
             return Err(Error::Corrupt {

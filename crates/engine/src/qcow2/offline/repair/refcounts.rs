@@ -473,7 +473,7 @@ impl Plan<'_> {
                 self.refcounts.high.insert(index);
             }
         }
-        // Space that the repair itself takes, or gives back, is no finding.
+        // Space that the repair itself takes, or frees, is no finding.
         let held = self.refcounts.held.get(&cluster).copied().unwrap_or(0);
         if (is_new && refcount < references) || refcount == references + held {
             return;

@@ -52,7 +52,7 @@ pub enum Step {
         /// The data that it maps may be lost.
         loses: bool,
     },
-    /// An L2 entry is set right or given up.
+    /// An L2 entry is corrected or cleared.
     L2Entry {
         /// The entry.
         change: Change,

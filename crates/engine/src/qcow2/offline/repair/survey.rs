@@ -147,7 +147,7 @@ pub(super) struct Survey {
     pub moved_tables: BTreeMap<u64, u64>,
     /// Entries that refer to them, and will refer to the new place.
     pub relinks: Vec<Change>,
-    /// References that metadata gives up by moving, already counted.
+    /// References that metadata drops by moving, already counted.
     given_up: HashMap<u64, u64>,
     /// An entry of a data file lacks COPIED.
     pub copied_missing: bool,
@@ -245,7 +245,7 @@ impl Survey {
     pub fn count(&mut self, offset: u64, len: u64, times: u64, copied: Copied) -> Result<()> {
         for cluster in self.clusters_of(offset, len) {
             self.clusters = self.clusters.max(cluster + 1);
-            // A reference that was given up is counted still: the new one takes it over, also where
+            // A reference that was dropped is counted still: the new one takes it over, also where
             // no further one could be counted.
             let mut more = times;
             if let Some(given_up) = self.given_up.get_mut(&cluster) {

@@ -348,7 +348,7 @@ fn a_refcount_table_does_not_grow_beyond_its_largest_length() {
         let offset = counts.refcounts.table_offset();
         counts.refcounts.set_table(table, offset);
         let growth = block_on(image.plan_counts(&mut counts, claimed, (1, 1))).unwrap();
-        // What is needed beyond, so that the last block is the one that is meant.
+        // The clusters needed beyond, so that the last block is the intended one.
         let needed = last_block * PER_BLOCK + 1 - growth.first_free();
         image.lock().claimed = claimed;
         block_on(image.file.set_len(claimed * CLUSTER)).expect("it is sparse");
@@ -371,8 +371,8 @@ fn a_refcount_table_does_not_grow_beyond_its_largest_length() {
     }
 }
 
-/// What the scan has yet to find is left to it; what it has passed, and what this session has
-/// grown, is free now.
+/// Clusters that the scan has not reached are left to it; those it has passed, and those that
+/// this session has grown, are free at once.
 #[test]
 fn what_is_freed_is_free_once() {
     let image = qcow2_on(&small());

@@ -64,8 +64,8 @@ fn a_flush_of_new_zeroes_takes_one_barrier() {
     let ordered = flushes.iter().filter(|&&flushes| flushes == 2).count();
     assert!(flushes.iter().all(|flushes| (1..=2).contains(flushes)));
     assert!(ordered <= 8, "{flushes:?}");
-    // What is counted ahead is no leak when the image is closed, beyond the end of the file
-    // neither.
+    // Clusters counted ahead are no leak when the image is closed, nor beyond the end of
+    // the file.
     block_on(image.close()).expect("nothing fails");
     assert_eq!(faults(disk.contents()), (0, 0));
     let bytes = disk.contents();
@@ -186,7 +186,7 @@ fn zeroes_behind_the_issue_of_a_barrier_wait_for_the_next() {
     assert_eq!(faults(disk.contents()), (0, 0));
 }
 
-/// What is written again and again stays in memory as what is read does.
+/// Slices written again and again stay in memory like slices that are read.
 #[test]
 fn writes_look_at_tables_as_reads_do() {
     let disk = new_disk(CLUSTER, 1);

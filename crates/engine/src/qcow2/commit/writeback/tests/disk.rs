@@ -13,7 +13,7 @@ use crate::sync::{Mutex, MutexGuard, lock};
 
 const PAGE: u64 = 4096;
 
-/// What was asked.
+/// An operation that was requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
     Read(Range<u64>),
@@ -93,7 +93,7 @@ impl Disk {
         self.lock().len
     }
 
-    /// What was asked since this was asked last.
+    /// Returns the operations since the last call.
     pub fn take_log(&self) -> Vec<Op> {
         std::mem::take(&mut self.lock().log)
     }

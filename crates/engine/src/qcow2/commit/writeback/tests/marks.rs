@@ -11,7 +11,7 @@ use crate::Error;
 use crate::qcow2::header::{Header, autoclear, incompatible};
 use crate::qcow2::offline::create::{CreateOptions, Version, create};
 
-/// An autoclear bit that nobody knows.
+/// An unknown autoclear bit.
 const UNKNOWN: u64 = 1 << 40;
 
 fn new_disk(version: Version) -> Arc<Disk> {
@@ -91,8 +91,8 @@ fn a_mark_that_fails_is_made_again() {
     }
 }
 
-/// What another process left unflushed is made durable first; then what is not maintained is marked
-/// so, durably; once.
+/// Data that another process left unflushed is made durable first; then structures that are not
+/// maintained are marked so, durably; once.
 #[test]
 fn before_its_first_write_a_session_flushes_and_clears_what_it_does_not_maintain() {
     for (set, stays) in [

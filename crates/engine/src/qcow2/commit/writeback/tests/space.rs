@@ -1,5 +1,5 @@
-//! Space: what is freed is used again and punched, what the session has not used is given back,
-//! what cannot be had is refused, and how the file is extended.
+//! Space: freed clusters are reused and punched, unused ones of the session are released,
+//! requests without space are refused, and how the file is extended.
 
 use std::io;
 use std::sync::Arc;
@@ -133,8 +133,9 @@ fn freed_space_is_punched_and_used_again() {
     }
 }
 
-/// What was punched whole needs no zeroes beside a small write; what was not, because the host's
-/// blocks are larger than clusters or because the discard failed, keeps no old byte in sight.
+/// A cluster that was punched as a whole needs no zeroes beside a small write; one that was not,
+/// because the host's blocks are larger than clusters or because the discard failed, shows no old
+/// byte.
 #[test]
 fn only_what_is_punched_whole_counts_as_zeroes() {
     let small = |image: &Image, at: u64| {
@@ -297,7 +298,7 @@ fn the_file_is_extended_to_what_is_claimed() {
         }
         assert!(allocations > 0);
     }
-    // What is not that the file cannot allocate fails.
+    // Any other error than that the file cannot allocate fails the request.
     let disk = new_disk(CLUSTER, 1);
     let image = qcow2_on(&disk);
     block_on(image.make_room(300)).expect("there is room");
@@ -343,8 +344,8 @@ fn the_file_does_not_grow_over_a_table_that_is_beyond_its_end() {
     }
 }
 
-/// What a session has grown and not used is cut off when it ends; what was there when it began
-/// stays, and all of it stays while anybody may still write there.
+/// Space that a session has grown and not used is cut off when it ends; older space stays, and
+/// all of it stays while a request may still write there.
 #[test]
 fn a_session_gives_back_what_it_has_grown_and_not_used() {
     let disk = new_disk(CLUSTER, 1);
@@ -514,7 +515,8 @@ fn space_of_tables_that_never_came_is_given_back() {
     assert_eq!(disk.len_bytes(), before);
 }
 
-/// What a write leaves of a cluster reads as zeroes, also where the file calls old bytes a hole.
+/// The rest of a cluster around a write reads as zeroes, also where the file calls old bytes a
+/// hole.
 #[test]
 fn holes_are_believed_only_of_files_that_punch_them() {
     // Of so large a cluster, what a small write leaves is not written along with it.
