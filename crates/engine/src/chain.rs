@@ -1,6 +1,6 @@
 //! Chains of images: opened through the caller's gate, read from the top down.
 //!
-//! Each layer is cut at its own size: what lies beyond it reads as zeroes, even where a layer
+//! Each layer ends at its own size: ranges beyond it read as zeroes, even where a layer
 //! further down is longer. A chain is a value that each request takes once; layers below the first
 //! are read-only.
 

@@ -32,7 +32,7 @@ const ZEROES_BYTES: u64 = 256 << 20;
 pub enum Afterwards {
     /// It holds nothing any more.
     Empty,
-    /// It holds what it held.
+    /// It keeps its data.
     Kept,
 }
 

@@ -90,7 +90,7 @@ pub enum LastSector {
     /// All of the sector: zeroes follow the data.
     #[default]
     Whole,
-    /// The data alone. The rest of the sector stays what it is.
+    /// The data alone. The rest of the sector stays unchanged.
     DataAlone,
 }
 
@@ -145,7 +145,7 @@ impl Default for Options {
 /// Where a conversion failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// It was not known what is at this offset of the source.
+    /// The extents at this offset of the source could not be listed.
     Extents(u64, Error),
     /// The source could not be read at this offset.
     Reading(u64, Error),

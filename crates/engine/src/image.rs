@@ -576,7 +576,7 @@ impl Image {
         .await
     }
 
-    /// Changes the size of the disk; what it adds reads as zeroes.
+    /// Changes the size of the disk; an added range reads as zeroes.
     ///
     /// # Errors
     /// As `write`; `Unsupported` where the format cannot.
@@ -585,7 +585,7 @@ impl Image {
             .await
     }
 
-    /// The same as a job, which allocates the space of what it adds.
+    /// The same as a job, which allocates the space of the added range.
     ///
     /// # Errors
     /// As [`Image::resize`]; `Invalid` if nothing is added that could be preallocated; no space for
@@ -656,7 +656,7 @@ impl Image {
     /// the same master key; the image stays open, and requests go on.
     ///
     /// # Errors
-    /// `Invalid` for what is refused, in QEMU's words, `Key` if the current passphrase opens
+    /// `Invalid` for a refused change, in QEMU's words, `Key` if the current passphrase opens
     /// nothing, [`Error::Cancelled`]: then nothing is changed. I/O: then, as after a crash, what
     /// opened the image before still does, or the new passphrase does.
     pub async fn change_keys(
@@ -707,7 +707,7 @@ impl Image {
         image.mark_corrupt_on_error(created).await
     }
 
-    /// Makes the disk what it was when a snapshot was taken, its size too, durably. What it holds
+    /// Restores the disk to a snapshot, its size too, durably. What it holds
     /// now is lost, unless another snapshot has it.
     ///
     /// # Errors

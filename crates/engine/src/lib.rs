@@ -83,8 +83,8 @@
 //! # Check and repair
 //!
 //! [`qcow2::check::check`] reports findings to an observer and changes nothing;
-//! [`qcow2::repair::repair`] mends what it can, may stop after any write, and may be run again.
-//! [`qcow2::inspect`] shows what an image says of itself.
+//! [`qcow2::repair::repair`] repairs as much as possible, may stop after any write, and may be run
+//! again. [`qcow2::inspect`] shows what an image says of itself.
 //!
 //! # Serve a disk, or put something between
 //!

@@ -326,7 +326,7 @@ impl<'a> Run<'a> {
         Ok((buf, lost))
     }
 
-    /// Reads a range of all sources; what is missing in the last sector of one is zeroes.
+    /// Reads a range of all sources; the rest of the last sector of one is zeroes.
     async fn read(&self, start: u64, len: u64) -> Result<BufMut> {
         let mut rest = BufMut::for_overwrite(len as usize);
         let mut parts = Vec::new();
@@ -356,7 +356,7 @@ impl<'a> Run<'a> {
         Ok(whole)
     }
 
-    /// Writes what is ready, once those before it have their space.
+    /// Writes a ready piece, once those before it have their space.
     async fn write_in_turn(&self, number: u64, ready: Ready) -> Outcome<Converted> {
         let takes_space = matches!(ready, Ready::Plain { .. } | Ready::Packed { .. });
         if takes_space && self.options.order == Order::Guest {

@@ -181,7 +181,7 @@ pub async fn touched_bytes(sources: &Sources<'_>, unit_bytes: u64) -> Outcome<u6
     Ok(touched)
 }
 
-/// Asks the sources what is where.
+/// Lists the extents of the sources.
 #[derive(Clone, Copy)]
 pub struct Asker<'a> {
     sources: &'a Sources<'a>,
@@ -369,7 +369,7 @@ mod tests {
         let long = |o: &mut Options| o.unwritten = TargetContent::Backing(1 << 30);
         assert_eq!(of(DATA, long), What::Data(None));
         assert_eq!(of(ZERO, long), What::Zero);
-        // Nobody below has it.
+        // No layer below has it.
         assert_eq!(of(NOTHING, long), What::Zero);
         // The extent begins at 2 MiB of all.
         let short = |o: &mut Options| o.unwritten = TargetContent::Backing((2 << 20) - 100);

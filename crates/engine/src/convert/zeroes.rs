@@ -1,4 +1,4 @@
-//! Which parts of what was read are to be written. Pure.
+//! Decides which parts of the data read are written. Pure.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! [`Image`] as a [`Disk`], for servers and for what lies between them and it.
+//! [`Image`] as a [`Disk`], for servers and for filters between them and it.
 
 use cowslip_block::disk::{Disk, DiskFuture, Features};
 use cowslip_queue::{IoVec, IoVecMut};

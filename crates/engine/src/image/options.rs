@@ -27,7 +27,7 @@ pub enum BackingChoice {
     AsNamed,
     /// The file that the image names, in this format, whatever the image says.
     InFormat(Format),
-    /// Nothing: the image alone, what it lacks reads as zeroes.
+    /// Nothing: the image alone; unallocated ranges read as zeroes.
     None,
     /// Another file than the image names.
     Override {

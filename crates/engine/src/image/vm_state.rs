@@ -8,7 +8,7 @@ use crate::qcow2::Qcow2;
 
 impl Image {
     /// Fills a buffer or a list from `offset` on of the area behind the disk that QEMU keeps the
-    /// state of a virtual machine in. What was not written reads as zeroes; backing files have no
+    /// state of a virtual machine in. Unwritten ranges read as zeroes; backing files have no
     /// part in it.
     ///
     /// # Errors

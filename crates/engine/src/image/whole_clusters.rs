@@ -143,7 +143,7 @@ impl Image {
         Ok(())
     }
 
-    /// Makes what was stored durable, if it is to be.
+    /// Makes the stored clusters durable, if requested.
     pub(super) async fn settle_whole(&self, asked: Durability) -> Result<()> {
         match self.durability(asked) {
             Durability::Durable => self.flush().await,

@@ -192,7 +192,7 @@ impl Header {
     }
 
     /// The header of an image that can be used. `bytes` is the beginning of the file,
-    /// [`Header::wanted_bytes`] of it; what lies beyond counts as zeroes.
+    /// [`Header::wanted_bytes`] of it; bytes beyond count as zeroes.
     ///
     /// # Errors
     /// `Corrupt` where the specification is broken, `Unsupported` for unknown incompatible features

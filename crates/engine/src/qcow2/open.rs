@@ -404,7 +404,7 @@ struct Root {
 }
 
 /// The structures that are reached without the L1 table. All of them lie within the file, which
-/// also bounds what it takes to protect them.
+/// also bounds the memory that protects them.
 async fn roots(
     file: &AlignedFile,
     file_len: u64,

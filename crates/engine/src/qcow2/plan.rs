@@ -20,7 +20,7 @@ use super::geometry::{HOST_BLOCK_BYTES, HostOffset, SubclusterMask};
 use super::map::{Run, map_cluster, reads_as_zero};
 use crate::units::{round_down, round_up};
 
-/// Space for a cluster, and what is known of it.
+/// Space for a cluster, and its known freshness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
     /// Its first byte.
@@ -269,8 +269,8 @@ pub enum Freed {
     Subclusters(HostOffset, SubclusterMask),
 }
 
-/// The entry after a write, and what it freed. `before` is the entry now, which may have been
-/// published by another member since the plan.
+/// Returns the entry after a write, and the space it freed. `before` is the entry now, which may
+/// have been published by another member since the plan.
 pub fn publish(format: &EntryFormat, before: &L2Entry, write: &Write) -> (L2Entry, Option<Freed>) {
     let standard = |host, allocated, zeroes| {
         L2Entry::Standard(Standard {
@@ -339,7 +339,7 @@ pub enum Unref {
 pub enum EntryChange {
     /// Nothing.
     None,
-    /// The new entry, and what it frees.
+    /// The new entry, and the space it frees.
     Set(L2Entry, Option<Freed>),
     /// The format cannot say it: zeroes have to be written.
     Write,
@@ -473,7 +473,7 @@ pub fn preallocated(format: &EntryFormat, view: &View, size: u64) -> Preallocate
     let is_taken = entry.host.is_some() || view.is_filled;
     match format.geometry.extended_l2() {
         _ if is_taken => Preallocated::Nothing,
-        // The space is the cluster's; what it reads as stays.
+        // The space is the cluster's; its content stays.
         true => Preallocated::Entry(*entry),
         false if entry.zeroes != 0 => Preallocated::Entry(*entry),
         // Where a layer below shows something, or the data file holds data that is not visible yet.

@@ -128,7 +128,7 @@ pub struct State {
     pub(super) punches: Punches,
     /// Clusters of the file below which space is claimed: the file is that long.
     pub(super) claimed: u64,
-    /// Clusters of the file when it was opened: only what is above was grown by this session.
+    /// Clusters of the file when it was opened: only clusters above were grown by this session.
     pub(super) claimed_at_open: u64,
     /// Cuts made so far; a flush needs one made after it arrived.
     pub(super) cuts: u64,

@@ -105,7 +105,7 @@ impl Qcow2 {
 
     /// One write-back cycle.
     pub(in crate::qcow2) async fn cycle(&self, counts: &mut Counts) -> Result<()> {
-        // After a failed barrier nothing may be built on what it should have covered.
+        // After a failed barrier nothing may depend on the writes it should have covered.
         self.unlatched(&self.lock())?;
         let mut cycle = self.cut();
         self.probe.cycle_begins(cycle.freed.len());
@@ -162,7 +162,7 @@ impl Qcow2 {
     }
 
     async fn write_stages(&self, counts: &mut Counts, cycle: &mut Cycle) -> Result<()> {
-        // Stage A. What has been raised stays raised in memory if a later step fails.
+        // Stage A. Raised counts stay raised in memory if a later step fails.
         let stage = self.probe.stage(Stage::Raise);
         let raised = cycle.raised.len() as u64;
         if raised > 0 {

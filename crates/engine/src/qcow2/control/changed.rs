@@ -5,7 +5,7 @@ use std::ops::Range;
 /// Bytes that the media write as a whole or not at all.
 pub const SECTOR_BYTES: usize = 512;
 
-/// The runs of sectors in which a table differs from what it was, as ranges of its bytes.
+/// Returns the runs of sectors in which a table differs from its old state, as ranges of its bytes.
 ///
 /// # Panics
 /// If the lengths differ.

@@ -181,7 +181,7 @@ impl Qcow2 {
         counts.refcounts.add(cluster, -1).await.map(drop)
     }
 
-    /// Cuts the file behind the last cluster in use, and punches what is free before.
+    /// Truncates the file behind the last cluster in use, and punches free space before.
     async fn cut_and_punch(&self, counts: &mut Counts) -> Result<()> {
         let bits = self.geometry().cluster_bits();
         let end = self.geometry().clusters_for(self.file.len().await?);

@@ -292,7 +292,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Sets the entries of a piece; what has to be written instead.
+    /// Sets the entries of a piece; returns the ranges that have to be written instead.
     fn set_space(
         &self,
         state: &mut State,

@@ -116,7 +116,7 @@ impl Qcow2 {
         copied
     }
 
-    /// Changes the size of the disk; what is added gets its space as the plan says. Where the size
+    /// Changes the size of the disk; an added range gets its space as the plan says. Where the size
     /// changes at which the area of the VM state begins, that is empty afterwards.
     pub(crate) async fn resize(
         &self,

@@ -5,7 +5,7 @@
 //! state needs is made first, while nothing refers to it; one write of the header is the change
 //! (invariant D6); what only the old state needed goes last. Nothing else is under way meanwhile,
 //! reads neither. The image is checked before anything changes, since a count that is too low would
-//! free what is in use.
+//! free clusters in use.
 //!
 //! | stage, with a barrier after each | create | apply | delete |
 //! | --- | --- | --- | --- |
@@ -53,7 +53,7 @@ impl Qcow2 {
             .await
     }
 
-    /// Makes the disk what it was when a snapshot was taken.
+    /// Restores the disk to a snapshot.
     pub(crate) async fn apply_snapshot(&self, choice: &SnapshotChoice, job: &Job) -> Result<()> {
         if !self.lock().bitmaps.list().is_empty() {
             // They would have to follow a change that no guest has made.

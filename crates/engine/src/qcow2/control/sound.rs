@@ -53,7 +53,7 @@ async fn or_cancelled<T>(job: &Job, work: impl Future<Output = Result<T>>) -> Re
 impl Qcow2 {
     /// Refuses an image in which a check finds more than leaks, wrong COPIED bits and short
     /// snapshot entries: the counts have to be right, and nothing may lie over anything else.
-    /// `spared` says what was left alone.
+    /// `spared` names the objects left unchanged.
     ///
     /// # Errors
     /// `Corrupt`, `Cancelled`, or I/O.

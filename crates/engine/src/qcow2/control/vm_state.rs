@@ -97,7 +97,7 @@ impl Qcow2 {
         self.raw_data || begin(old) != begin(new)
     }
 
-    /// Gives up all that is mapped behind a cluster boundary beyond the end of the disk.
+    /// Discards everything mapped behind a cluster boundary beyond the end of the disk.
     pub(in crate::qcow2) async fn free_behind(&self, start: u64) -> Result<()> {
         let nothing = NoBacking;
         let coverage = self.geometry().l2_coverage_bytes();

@@ -148,7 +148,7 @@ impl EntryFormat {
         }
     }
 
-    /// A standard entry whose space is gone: what was allocated reads as zeroes.
+    /// Returns a standard entry without its space: allocated subclusters read as zeroes.
     fn without_space(&self, entry: u64, bitmap: u64, wrong: Wrong) -> Mend {
         if !self.geometry.extended_l2() {
             let loses = entry & ZERO == 0;

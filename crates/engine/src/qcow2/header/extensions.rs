@@ -366,7 +366,7 @@ fn sized<const N: usize>(data: &[u8], what: &str) -> Result<[u8; N], String> {
         .map_err(|_| format!("{what} of {} bytes, {N} expected", data.len()))
 }
 
-/// `len` bytes at `at`; what is beyond the end is zero.
+/// Returns `len` bytes at `at`; bytes beyond the end are zero.
 pub(super) fn padded(bytes: &[u8], at: usize, len: usize) -> Vec<u8> {
     let start = at.min(bytes.len());
     let end = (at + len).min(bytes.len());

@@ -188,7 +188,7 @@ fn wake_overlapping(claims: &mut [Claim], range: &Range<u64>, which: impl Fn(u64
 /// Space that writes fill together.
 #[derive(Debug)]
 pub struct PendingCluster {
-    /// The cluster and what is known of it.
+    /// The cluster and the facts known about it.
     pub space: Space,
     /// Writes under way in it.
     pub members: u32,

@@ -1,5 +1,5 @@
 //! The L1 table and a cache of L2 slices: load, pin, look up, mark dirty. No order of writes and no
-//! policy: what is dirty is handed to write-back, which alone writes it.
+//! policy: dirty slices are handed to write-back, which alone writes them.
 //!
 //! A slice is keyed by the guest range that it maps, counted over the whole disk, so a table that
 //! moves keeps its slices. A slot is evicted only when it is clean, unpinned and not being written.
@@ -36,7 +36,7 @@ pub enum OnDisk {
     Zeroes,
     /// Anything: the whole table is written.
     Unknown,
-    /// The table, but for what is dirty in the cache: a copy of a shared one.
+    /// The table, but for slices dirty in the cache: a copy of a shared one.
     Table,
 }
 
@@ -427,7 +427,7 @@ impl Tables {
         cut
     }
 
-    /// Ends a cycle: what was cut is durable.
+    /// Ends a cycle: its cut is durable.
     pub fn cut_is_durable(&mut self, cut: &Cut) {
         for copy in cut.slices.iter().chain(&cut.new_slices) {
             self.slots.is_written(copy.slice);
@@ -439,9 +439,9 @@ impl Tables {
         self.freed.wake();
     }
 
-    /// Ends a cycle that failed: what was cut is dirty again. Where slices of new tables may have
+    /// Ends a cycle that failed: its cut is dirty again. Where slices of new tables may have
     /// been written, the space is no longer known to be zero; where entries of L1 may have been,
-    /// `reached`, the tables are no longer new, and what was not written of them is zeroes.
+    /// `reached`, the tables are no longer new, and their unwritten slices are zeroes.
     pub fn cut_failed(&mut self, cut: &Cut, reached: bool) {
         self.promises_bytes = true;
         for copy in cut.slices.iter().chain(&cut.new_slices) {

@@ -40,7 +40,7 @@ use state::{L1, Owner, State, count_l1, count_l2_tables};
 ///
 /// # Errors
 /// If the file cannot be read, the snapshot table cannot be made sense of, or the image needs more
-/// memory than it may have. What is wrong with the image otherwise is a finding.
+/// memory than it may have. All other flaws of the image are findings.
 pub async fn check(
     file: &Arc<dyn BlockFile>,
     header: &Header,

@@ -110,7 +110,7 @@ async fn file_len(file: &dyn BlockFile) -> Result<u64> {
     len.map_err(|e| Error::io(format!("Could not tell the length of '{}'", file.name()), e))
 }
 
-/// Reads bytes at any offset; what is beyond the end of file is zero.
+/// Reads bytes at any offset; those beyond the end of file are zero.
 async fn read(file: &dyn BlockFile, offset: u64, len: u64) -> Result<Vec<u8>> {
     let alignment = u64::from(file.capabilities().alignment_bytes);
     let start = crate::units::round_down(offset, alignment);

@@ -29,7 +29,7 @@ const SLICES_PER_BATCH: usize = 8;
 /// Whose bytes a request writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The guest's: they replace what is there.
+    /// The guest's: they replace the present data.
     Guest,
     /// The layers' below: they are written where the image has nothing of its own at the moment of
     /// admission, and the guest sees no change.
@@ -79,7 +79,7 @@ pub struct Step {
     pub data: IoVec,
 }
 
-/// Writes that go down together, and what they hold until they are published.
+/// Writes that are issued together, and the resources they hold until they are published.
 pub struct Batch<'a> {
     pub steps: InlineVec<Step>,
     pub durability: Durability,

@@ -1,4 +1,4 @@
-//! Reading compressed clusters: what lies together on the host is read together, and the workers
+//! Reading compressed clusters: those adjacent on the host are read together, and the workers
 //! unpack it.
 //!
 //! An image that was written in one go has them side by side, byte by byte, so a request of several
@@ -137,7 +137,7 @@ impl Unpacking {
             let packed = &input[(place.start - start) as usize..][..place.len as usize];
             let outcome = match part.len() == self.cluster_bytes {
                 true => {
-                    // Not in memory of others: unpacking reads again what it has written.
+                    // Not in the caller's memory: decompression reads back its own output.
                     let (mut buf, bounce) = part.bounce();
                     decompress(self.kind, packed, &mut buf).map(|()| bounce.end(buf))
                 }

@@ -5,8 +5,8 @@
 //! is one at a time. A host cluster has one reference for each compressed cluster that has bytes in
 //! it; at the count's maximum a new one is begun. The space after the last one, up to the end of
 //! its host cluster, is the *tail*: ours alone, since its cluster's count is not 0 while anything
-//! in it is referenced. What does not fit there goes on into the next cluster of the host if that
-//! is free, as QEMU's does.
+//! in it is referenced. Data that does not fit there continues in the next cluster of the host if
+//! that is free, as QEMU's does.
 
 use std::ops::Range;
 

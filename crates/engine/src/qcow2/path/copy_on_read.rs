@@ -99,7 +99,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Reads from below and writes what is not zero.
+    /// Reads from below and writes data that is not zero.
     async fn copy_data(&self, range: Range<u64>, below: &dyn Backing) -> Result<()> {
         let unit = PIECE_BYTES.max(self.geometry().cluster_bytes());
         for piece in pieces(range.start, range.end - range.start, unit) {
@@ -117,7 +117,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Stores what was read from below: clusters of zeroes as such.
+    /// Stores data read from below: clusters of zeroes as such.
     async fn copy_piece(&self, start: u64, data: &Buf, below: &dyn Backing) -> Result<()> {
         let end = start + data.len() as u64;
         let part = |range: &Range<u64>| {

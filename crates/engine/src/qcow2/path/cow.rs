@@ -1,5 +1,5 @@
 //! Step 7: data moves. Runs planned writes: reads what fills subclusters, joins it with the guest's
-//! bytes, and writes what is adjacent on the host in one go. Holds no lock.
+//! bytes, and joins writes that are adjacent on the host. Holds no lock.
 
 use std::sync::OnceLock;
 

@@ -10,7 +10,7 @@ use crate::qcow2::{Qcow2, Wanted};
 use crate::run::{Run, Source};
 
 impl Qcow2 {
-    /// Reads runs of the image, and what it does not hold from the disk behind it. The runs cover
+    /// Reads runs of the image, and those it does not hold from the disk behind it. The runs cover
     /// the buffer, which begins at `start`.
     pub(crate) async fn read_runs(
         &self,

@@ -123,7 +123,7 @@ impl Qcow2 {
         }
     }
 
-    /// Step 8: what was written becomes the mapping; what failed leaves it as it was.
+    /// Step 8: steps that were written change the mapping; failed ones leave it as it was.
     fn publish(&self, batch: Batch<'_>, outcome: &mut [Result<()>]) {
         let mut state = self.lock();
         let state = &mut *state;

@@ -209,7 +209,8 @@ impl Qcow2 {
         Ok(true)
     }
 
-    /// Changes the entries of a range of whole subclusters; returns what has to be written instead.
+    /// Changes the entries of a range of whole subclusters; returns the ranges that have to be
+    /// written instead.
     pub(in crate::qcow2) async fn change_entries(
         &self,
         range: Range<u64>,

@@ -59,9 +59,9 @@ impl Qcow2 {
         }
     }
 
-    /// Lowers what is counted ahead and was not taken; the next cycle writes it.
+    /// Lowers the counts raised ahead of clusters that were not taken; the next cycle writes them.
     pub(in crate::qcow2) async fn release_counted_ahead(&self, counts: &mut Counts) -> Result<()> {
-        // One by one, so that a failure leaves the others what they are.
+        // One by one, so that a failure leaves the others as they are.
         while let Some(cluster) = self.next_counted_ahead() {
             counts.refcounts.add(cluster, -1).await?;
         }

@@ -1,4 +1,5 @@
-//! Which host clusters: free runs, what is known to read as zeroes, what may never be written.
+//! Choice of host clusters: free runs, those known to read as zeroes, those that must not be
+//! written.
 //!
 //! The life of a cluster: *free* (count 0 on disk, claimed: within the file), *taken* by a request
 //! (its count is raised at the next cut), referenced, *freed* to the quarantine, and free again
@@ -229,7 +230,7 @@ impl Fresh {
         self.known.get(&cluster.0).copied().unwrap_or(0)
     }
 
-    /// Sets what is known; forgets something else where there is no room.
+    /// Sets the fresh subclusters of a cluster; forgets another cluster where there is no room.
     pub fn set(&mut self, cluster: HostCluster, mask: SubclusterMask) {
         if mask == 0 || self.forgets {
             self.known.remove(&cluster.0);

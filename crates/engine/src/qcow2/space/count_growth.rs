@@ -21,7 +21,7 @@ pub fn structures_for(geometry: &Geometry, clusters: u64) -> (u64, u64) {
         if (more_blocks, more_table) == (blocks, table) {
             return (blocks, table);
         }
-        // Both only grow, and slower than what they count.
+        // Both only grow, and slower than the clusters they count.
         (blocks, table) = (more_blocks, more_table);
     }
 }
@@ -58,7 +58,7 @@ pub fn table_entries(
     ample.min(entries_max).max(last + 1)
 }
 
-/// A refcount block, and what it counts.
+/// A refcount block, and the clusters it counts.
 #[derive(Debug)]
 pub struct BlockUse {
     /// Its index in the refcount table.

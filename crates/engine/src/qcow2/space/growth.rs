@@ -82,7 +82,7 @@ pub enum Method {
 /// A step of growth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// How much; at least what is needed.
+    /// Bytes of the step; at least the need.
     pub bytes: u64,
     /// How.
     pub method: Method,

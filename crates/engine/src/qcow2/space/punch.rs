@@ -28,7 +28,7 @@ use crate::qcow2::{Counts, Qcow2};
 /// Holes that are punched at once.
 const AT_ONCE: usize = 32;
 
-/// A hole in place: what is held meanwhile, and the bytes of the file.
+/// A hole in place: the resources held meanwhile, and the bytes of the file.
 type Hole<'a> = (LeaseGuard<'a>, Range<u64>);
 
 /// The subclusters whose space goes with that of `given_up`: those that fill up its blocks of the
@@ -63,8 +63,8 @@ fn runs(mask: SubclusterMask) -> impl Iterator<Item = Range<u64>> {
 }
 
 impl Qcow2 {
-    /// Punches what has become due: the clearing is durable, and its epoch has left. Called by the
-    /// holder of the turn, before any cluster becomes free.
+    /// Punches holes that have become due: the clearing is durable, and its epoch has left. Called
+    /// by the holder of the turn, before any cluster becomes free.
     pub(in crate::qcow2) async fn punch_subclusters(
         &self,
         counts: &mut Counts,

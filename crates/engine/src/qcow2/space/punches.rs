@@ -50,7 +50,7 @@ impl Punches {
         (*mask & subclusters != 0).then(|| waiters.wait())
     }
 
-    /// Begins to punch what was cleared in `epoch` and is still wanted back.
+    /// Begins to punch subclusters that were cleared in `epoch` and are still to be released.
     pub fn issue(&mut self, cluster: HostCluster, epoch: u64) -> SubclusterMask {
         let Some(wanted) = self.wanted.get_mut(&cluster) else {
             return 0;

@@ -133,7 +133,7 @@ impl Qcow2 {
             self.drop_blocks(counts, &empty).await?;
             dropped.extend(empty.iter().map(|block| block.index));
             candidates = match self.may_leave_gaps() {
-                // Only what has counted these blocks may have become empty.
+                // Only blocks that have counted these blocks may have become empty.
                 true => empty
                     .iter()
                     .filter(|block| !block.counts_itself())

@@ -1,5 +1,5 @@
 //! The file grows, and the counts with it: new refcount blocks, and tables, are durable before
-//! anything reaches them, and reach what they count before it is handed out.
+//! anything refers to them, and they cover space before it is handed out.
 
 use super::{REFCOUNT_TABLE_BYTES_MAX, SCAN_CLUSTERS, entry_writes, is_no_space};
 use crate::file::Event;
@@ -114,7 +114,7 @@ impl Qcow2 {
         }
         self.refuse_growth_over_tables(growth.end)?;
         // Nothing fails between new blocks that are reachable and the end behind them: a close
-        // would cut them off. What they count is 0 before and after.
+        // would cut them off. All their counts are 0 before and after.
         let runs = counts
             .refcounts
             .zero_runs(growth.first_free()..growth.end)

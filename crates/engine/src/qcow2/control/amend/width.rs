@@ -60,7 +60,7 @@ impl NewCounts {
         bytes
     }
 
-    /// Finds places for table and blocks from `first` on: blocks that count what is counted now,
+    /// Finds places for table and blocks from `first` on: blocks for the clusters counted now,
     /// and both themselves.
     fn place(geometry: Geometry, first: u64, counted: &BTreeSet<u64>) -> Option<(Vec<u64>, u64)> {
         let index = |cluster| geometry.refcount_block_index(HostCluster(cluster));
@@ -150,8 +150,8 @@ impl Qcow2 {
         let file_bytes = self.file.len().await?;
         let written = self.write_blocks(counts, &new, job).await;
         if written.is_err() && self.file.capabilities().extends_with_zeroes {
-            // Nothing refers to what was written. If that fails too, it stays behind the end of the
-            // image.
+            // Nothing refers to the new structures. If that fails too, it stays behind the end of
+            // the image.
             drop(self.file.set_len(file_bytes).await);
         }
         written.map(|()| new)

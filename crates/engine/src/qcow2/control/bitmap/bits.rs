@@ -148,7 +148,7 @@ impl DirtyBits {
         changed
     }
 
-    /// The disk has another size. What is added counts as clean.
+    /// Adapts to a new size of the disk. An added range is clean.
     pub fn resize(&mut self, disk_bytes: u64) {
         self.disk_bytes = disk_bytes;
         let pages = self.bits().div_ceil(PAGE_BITS) as usize;
@@ -232,7 +232,7 @@ impl DirtyBits {
             let len = end.min(range.end) - at;
             let is_full = runs.len() == most;
             match runs.last_mut() {
-                // A clean end of the disk, and what is beyond it.
+                // A clean end of the disk, and the range beyond it.
                 Some(last) if last.dirty == dirty => last.len += len,
                 _ if is_full => break,
                 _ => runs.push(DirtyRun { len, dirty }),
@@ -389,7 +389,7 @@ mod tests {
             for run in &runs {
                 assert!(run.len > 0, "an empty run");
                 let end = (start + run.len).min(bits.disk_bytes()).max(start);
-                // None of what is beyond the end of the disk.
+                // Nothing beyond the end of the disk.
                 let granules = (start / 512) as usize..end.div_ceil(512) as usize;
                 let granules = if end > start { granules } else { 0..0 };
                 assert!(model[granules].iter().all(|&granule| granule == run.dirty));

@@ -111,13 +111,13 @@ pub fn encode<'a>(entries: impl Iterator<Item = &'a Entry>) -> Vec<u8> {
 pub enum Bits {
     /// They were not saved properly: they say nothing.
     Lost,
-    /// They are on disk, and what they are there is right.
+    /// They are on disk, and correct there.
     Stored,
     /// They are in memory.
     Loaded {
         /// These.
         bits: DirtyBits,
-        /// They are not what they are on disk.
+        /// They differ from those on disk.
         changed: bool,
     },
 }
@@ -186,7 +186,7 @@ pub struct Bitmaps {
     /// The directory on disk.
     directory: Vec<Entry>,
     list: Vec<Bitmap>,
-    /// The list is not what it is on disk, apart from bits.
+    /// The list differs from that on disk, apart from bits.
     edited: bool,
     /// The disk gets another size: those that follow no writes are marked too.
     resizing: bool,
@@ -298,7 +298,7 @@ impl Bitmaps {
         *self = Bitmaps::new(directory);
     }
 
-    /// The disk has another size; what it gains counts as changed.
+    /// Adapts to a new size of the disk; an added range counts as changed.
     pub fn resize(&mut self, disk_bytes: u64) {
         for bitmap in &mut self.list {
             let enabled = bitmap.enabled;

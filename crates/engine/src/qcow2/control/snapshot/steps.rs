@@ -164,7 +164,7 @@ pub async fn root_of(
 }
 
 impl Qcow2 {
-    /// A snapshot would not contain what is in a data file.
+    /// A snapshot would not contain the data in a data file.
     pub(super) fn refuse_data_file(&self) -> Result<()> {
         if !self.format.data_file {
             return Ok(());

@@ -56,7 +56,7 @@ impl Qcow2 {
     /// Changes all zero clusters of all snapshots.
     ///
     /// # Errors
-    /// `Cancelled`, I/O, no space. What has been changed by then says the same as before.
+    /// `Cancelled`, I/O, no space. Tables changed by then read the same as before.
     pub(in crate::qcow2) async fn unflag_snapshots(&self, job: &Job) -> Result<()> {
         self.while_still(async |counts| self.unflag_in_turn(counts, job).await)
             .await

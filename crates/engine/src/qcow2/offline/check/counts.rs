@@ -2,7 +2,7 @@
 //!
 //! A cell holds a count and which COPIED flags the active table's references had. In most images a
 //! cluster is referenced once at most, so cells have 2 bits as long as that holds throughout their
-//! page, then 8, 16 and 64: what is looked up at random should be small. An image of 8 TiB with 64
+//! page, then 8, 16 and 64: data looked up at random should be small. An image of 8 TiB with 64
 //! KiB clusters takes 32 MiB, or 128 MiB with snapshots. What the image makes the caller ask for is
 //! charged to a [`Memory`] with a limit, so that a hostile image fails instead of filling the host.
 //!
@@ -298,7 +298,8 @@ impl Counts {
     ) -> Result<(&mut Page, usize), OutOfMemory> {
         let (page, index) = place(cluster);
         if page >= self.pages.len() {
-            // Doubling keeps the copying linear; what is charged is what the list then takes.
+            // Doubling keeps the copying linear; the budget is charged with the new size of the
+            // list.
             let len = (page + 1).max(self.pages.len() * 2);
             let more = (len - self.pages.len()) * std::mem::size_of::<Page>();
             memory.charge(more as u64)?;

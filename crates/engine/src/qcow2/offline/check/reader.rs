@@ -50,7 +50,7 @@ impl Deref for Bytes {
 }
 
 impl Bytes {
-    /// The bytes as big-endian words; what is left over at the end is ignored.
+    /// Returns the bytes as big-endian words; a partial word at the end is ignored.
     pub(in crate::qcow2) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         self.chunks_exact(8).map(big_endian)
     }
@@ -148,7 +148,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Takes back the memory of what was read, for the next read of that length.
+    /// Takes back the buffer of a read, for the next read of that length.
     pub(in crate::qcow2) fn recycle(&self, bytes: Bytes) {
         let mut spare = lock(&self.spare);
         if spare.len() < SPARE_BUFFERS_MAX {

@@ -99,7 +99,7 @@ impl Placement {
         }
     }
 
-    /// Takes what is free of the `count` clusters from `first` on, without gaps; says how many.
+    /// Takes the free ones of the `count` clusters from `first` on, without gaps; returns how many.
     ///
     /// # Errors
     /// As [`Placement::allocate`].

@@ -92,8 +92,8 @@ impl<'a> Writer<'a> {
         self.file.flush().await.map_err(self.failed("flush"))
     }
 
-    /// Writes all tables and makes them durable. In memory is what is in flight, whatever the size
-    /// of the disk.
+    /// Writes all tables and makes them durable. Only writes in flight are in memory, whatever the
+    /// size of the disk.
     pub async fn tables(&self, layout: &Layout) -> Result<()> {
         self.job.enter(Stage::Tables);
         let blocks = layout

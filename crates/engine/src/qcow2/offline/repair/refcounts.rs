@@ -1,4 +1,4 @@
-//! The refcounts: what they are, what they will be, and a new place for them where the old cannot
+//! The refcounts: their present and future values, and a new place for them where the old cannot
 //! count all.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -154,7 +154,7 @@ impl Plan<'_> {
     }
 
     /// Finds places for all that moves or is copied, and for the refcounts if they must move:
-    /// behind everything, so that what is there now stays as it is.
+    /// behind everything, so that the present content stays as it is.
     pub(super) async fn place(&mut self) -> Result<()> {
         let bits = self.survey.geometry.cluster_bits();
         self.survey.sort_changes();

@@ -340,7 +340,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// The table, offset and length, and the clusters of each bitmap; or what is wrong.
+    /// Returns the table, offset and length, and the clusters of each bitmap; or the flaw.
     #[allow(clippy::type_complexity)] // Two lists, one in the other.
     async fn read_bitmaps(
         &mut self,

@@ -114,7 +114,8 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// One write within sector 0, and a barrier (invariant D6). What it refers to is durable.
+    /// Writes within sector 0 once, followed by a barrier (invariant D6). The structures it refers
+    /// to are durable.
     async fn write_header(&self, header: &Header) -> Result<()> {
         self.write(0, header.fixed_part()).await?;
         self.file.flush().await
@@ -408,7 +409,7 @@ impl Plan<'_> {
     }
 }
 
-/// Checks what is in the file now.
+/// Checks the present content of the file.
 async fn verify(
     file: &AlignedFile,
     options: &RepairOptions,

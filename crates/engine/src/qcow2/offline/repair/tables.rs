@@ -321,8 +321,8 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Metadata that is where guest data is, too, moves: what is written to it in its place would
-    /// destroy the data. What is not written here, and cannot move, keeps its place.
+    /// Metadata that shares its space with guest data moves: a write to it in place would destroy
+    /// the data. Structures that are not written here, and cannot move, keep their place.
     fn make_way(&mut self, cluster: u64, owner: Structure) -> Result<Option<Structure>> {
         let offset = cluster << self.survey.geometry.cluster_bits();
         match owner {
