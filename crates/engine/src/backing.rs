@@ -33,13 +33,13 @@ pub trait Backing: Send + Sync + fmt::Debug {
     /// Bytes of the disk; beyond, all reads as zeroes. 0 if there is none.
     fn size(&self) -> u64;
 
-    /// Whether there is a disk at all.
+    /// Returns whether there is a disk at all.
     fn is_there(&self) -> bool;
 
     /// Fills parts of reads. They come back in any order, split where that helped.
     fn fill(&self, parts: Vec<Part>) -> BackingFuture<'_, Vec<Result<Part>>>;
 
-    /// Whether its tables say that a range reads as zeroes; no data is read.
+    /// Returns whether its tables say that a range reads as zeroes; no data is read.
     ///
     /// # Errors
     /// I/O, or damage of its images.

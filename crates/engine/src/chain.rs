@@ -73,8 +73,8 @@ impl Layer {
         }
     }
 
-    /// Whether what it shows depends on the password that it was opened with, as in QEMU's old way
-    /// to encrypt. (In a LUKS volume any password that opens it leads to the same key.)
+    /// Returns whether what it shows depends on the password that it was opened with, as in QEMU's
+    /// old way to encrypt. (In a LUKS volume any password that opens it leads to the same key.)
     pub fn depends_on_password(&self) -> bool {
         match self {
             Layer::Raw(_) | Layer::Other(..) => false,

@@ -161,9 +161,9 @@ impl Above<'_> {
         self.base.write(start, data.freeze(), durability).await
     }
 
-    /// Whether something above the base decides an extent. A range that none holds is decided by
-    /// the base, unless an image between ends before: behind its end the disk reads as zeroes,
-    /// whatever is below.
+    /// Returns whether something above the base decides an extent. A range that none holds is
+    /// decided by the base, unless an image between ends before: behind its end the disk reads as
+    /// zeroes, whatever is below.
     fn decides(&self, extent: &Extent) -> bool {
         extent.present || (extent.depth as usize) < self.below.layers().len()
     }

@@ -150,7 +150,7 @@ async fn differs(images: [&Image; 2], span: &Span) -> std::result::Result<Option
     Ok(at.map(|at| start + at))
 }
 
-/// Where two buffers of one length differ, to the sector.
+/// Returns where two buffers of one length differ, to the sector.
 fn first_difference(first: &[u8], second: &[u8]) -> Option<u64> {
     if first == second {
         return None;
@@ -161,7 +161,7 @@ fn first_difference(first: &[u8], second: &[u8]) -> Option<u64> {
     Some(sector as u64 * SECTOR_BYTES)
 }
 
-/// Where a buffer is not zero, to the sector.
+/// Returns where a buffer is not zero, to the sector.
 fn first_data(buf: &[u8]) -> Option<u64> {
     let mut sectors = buf.chunks(SECTOR_BYTES as usize);
     let sector = sectors.position(|sector| !is_zero(sector))?;

@@ -301,7 +301,7 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// How much there is.
+    /// Returns how much there is.
     pub fn found(&self) -> Found {
         self.found
     }
@@ -357,7 +357,7 @@ fn is_refusal(error: &Error) -> bool {
 /// The outcome of a conversion, or of a part of one.
 pub type Outcome<T> = std::result::Result<T, Failure>;
 
-/// Whether a job goes on.
+/// Returns whether a job goes on.
 fn go_on(outcome: Result<()>) -> Outcome<()> {
     // A job has no other error.
     outcome.map_err(|_| Failure::Cancelled)

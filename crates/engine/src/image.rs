@@ -255,7 +255,7 @@ impl Image {
         self.top.qcow2().map(Qcow2::write_statistics)
     }
 
-    /// Whether it may be written.
+    /// Returns whether it may be written.
     pub fn is_writable(&self) -> bool {
         self.writable
     }

@@ -82,7 +82,7 @@ impl Raw {
         })
     }
 
-    /// Which of the two it is.
+    /// Returns which of the two formats it is.
     pub fn format(&self) -> Format {
         match self.file.is_encrypted() {
             true => Format::Luks,

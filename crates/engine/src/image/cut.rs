@@ -9,7 +9,7 @@ use crate::qcow2::OnAllocated;
 use crate::{Error, Result};
 
 impl Image {
-    /// Whether the limits cut a read or a write.
+    /// Returns whether the limits cut a read or a write.
     pub(super) fn is_cut(&self, offset: u64, len: usize) -> bool {
         self.limits.cut_transfer(&(offset..offset + len as u64))
     }

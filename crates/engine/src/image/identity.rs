@@ -27,9 +27,9 @@ impl Image {
         Some(Origin(layer.format(), contents?))
     }
 
-    /// Whether an image that has just been made reads as zeroes everywhere: it refers to nothing,
-    /// or to space that did not exist before. A device, an export or a data file on one keeps the
-    /// bytes that it had.
+    /// Returns whether an image that has just been made reads as zeroes everywhere: it refers to
+    /// nothing, or to space that did not exist before. A device, an export or a data file on one
+    /// keeps the bytes that it had.
     pub fn is_zero_when_new(&self) -> bool {
         if !self.below.layers().is_empty() {
             return false;
@@ -62,7 +62,7 @@ impl Image {
             .try_for_each(|file| set.check(file.as_ref()))
     }
 
-    /// Where the files of all layers are stored.
+    /// Returns where the files of all layers are stored.
     pub fn storage(&self) -> Storage {
         let mut storage = Storage::default();
         self.files().for_each(|file| storage.extend(file.storage()));

@@ -37,8 +37,8 @@ impl Image {
         image.mark_corrupt_on_error(written).await
     }
 
-    /// Where that area begins among the guest's offsets: with the first L1 entry that the disk does
-    /// not need. `None` for a raw image.
+    /// Returns where that area begins among the guest's offsets: with the first L1 entry that the
+    /// disk does not need. `None` for a raw image.
     pub fn vm_state_offset(&self) -> Option<u64> {
         let image = self.with_vm_state().ok()?;
         Some(image.header().geometry().vm_state_offset(self.size()))

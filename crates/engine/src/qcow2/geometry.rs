@@ -94,7 +94,7 @@ impl Geometry {
         1 << self.cluster_bits
     }
 
-    /// Whether L2 entries are extended (128 bits).
+    /// Returns whether L2 entries are extended (128 bits).
     pub fn extended_l2(&self) -> bool {
         self.extended_l2
     }
@@ -225,8 +225,8 @@ impl Geometry {
             .div_ceil(self.l2_entries())
     }
 
-    /// Where the area of the VM state begins behind a disk of `size_bytes`: with the first L1 entry
-    /// that the disk does not need (QEMU: `vm_state_offset`).
+    /// Returns where the area of the VM state begins behind a disk of `size_bytes`: with the first
+    /// L1 entry that the disk does not need (QEMU: `vm_state_offset`).
     pub fn vm_state_offset(&self, size_bytes: u64) -> u64 {
         self.l1_entries_for(size_bytes)
             .saturating_mul(self.l2_coverage_bytes())
@@ -271,7 +271,7 @@ impl Geometry {
         HostOffset(cluster.0 << self.cluster_bits)
     }
 
-    /// Whether a host offset is the start of a cluster.
+    /// Returns whether a host offset is the start of a cluster.
     pub fn is_cluster_aligned(&self, offset: u64) -> bool {
         self.offset_in_cluster(offset) == 0
     }

@@ -317,7 +317,7 @@ fn refuse_other_encryption(options: &OpenOptions, header: &Header) -> Result<()>
     Err(Error::Invalid(text))
 }
 
-/// Where the LUKS volume of an image's keys is.
+/// Returns where the LUKS volume of an image's keys is.
 pub(super) fn place_of_keys(
     crypto: CryptoHeader,
     (file, file_len): (&AlignedFile, u64),

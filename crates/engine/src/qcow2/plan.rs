@@ -97,7 +97,7 @@ pub struct Write {
     pub lease: Range<u64>,
 }
 
-/// Whether a write to the cluster needs a newly taken cluster.
+/// Returns whether a write to the cluster needs a newly taken cluster.
 pub fn needs_space(view: &View) -> bool {
     match &view.entry {
         L2Entry::Compressed(_) => true,
@@ -434,9 +434,9 @@ pub fn change_entry(
     }
 }
 
-/// Where a discard of a part of a subcluster (`bytes`, in the cluster) leaves a hole in place: the
-/// host's first byte of the cluster, and the whole blocks of the host within. Only data that
-/// nothing else refers to may become zeroes; the entry stays.
+/// Returns where a discard of a part of a subcluster (`bytes`, in the cluster) leaves a hole in
+/// place: the host's first byte of the cluster, and the whole blocks of the host within. Only data
+/// that nothing else refers to may become zeroes; the entry stays.
 pub fn hole(
     format: &EntryFormat,
     view: &View,

@@ -8,7 +8,7 @@ use crate::qcow2::space::sparse;
 use crate::statistics::{CacheStatistics, WriteStatistics};
 
 impl Qcow2 {
-    /// Whether the active L1 table refers to no L2 table: all of the disk is unallocated.
+    /// Returns whether the active L1 table refers to no L2 table: all of the disk is unallocated.
     pub(crate) fn maps_nothing(&self) -> bool {
         self.lock().tables.l1().iter().all(|&entry| entry == 0)
     }
@@ -28,7 +28,7 @@ impl Qcow2 {
         &self.data
     }
 
-    /// Whether much of the allocated data is holes in the host file; asked once.
+    /// Returns whether much of the allocated data is holes in the host file; asked once.
     pub async fn is_sparse(&self) -> Result<bool> {
         if let Some(&sparse) = self.sparse.get() {
             return Ok(sparse);

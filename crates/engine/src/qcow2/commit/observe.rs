@@ -13,8 +13,8 @@ impl Qcow2 {
         Stage::ALL[usize::from(stage)]
     }
 
-    /// Whether the cluster with this byte of the image file is known to hold metadata, so that no
-    /// guest data can land there.
+    /// Returns whether the cluster with this byte of the image file is known to hold metadata, so
+    /// that no guest data can land there.
     pub fn is_protected(&self, host_offset: u64) -> bool {
         let cluster = HostCluster(host_offset >> self.geometry().cluster_bits());
         self.lock().protected.contains(cluster)

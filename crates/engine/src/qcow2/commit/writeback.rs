@@ -75,8 +75,8 @@ pub(in crate::qcow2) fn durability(asked: Durability, mapping_is_durable: bool) 
     }
 }
 
-/// Whether an error says that there is no space. Of a write: nothing is lost then, and a retry may
-/// succeed. A flush that fails so has latched the image.
+/// Returns whether an error says that there is no space. Of a write: nothing is lost then, and a
+/// retry may succeed. A flush that fails so has latched the image.
 pub(in crate::qcow2) fn is_no_space(error: &Error) -> bool {
     const ENOSPC: i32 = 28;
     const EDQUOT: i32 = 122;
@@ -209,7 +209,8 @@ impl Qcow2 {
         self.sync(&self.file).await
     }
 
-    /// Whether entries of a cut have to wait until what they refer to, and its counts, are durable.
+    /// Returns whether entries of a cut have to wait until what they refer to, and its counts, are
+    /// durable.
     fn is_ordered(&self, counts: &Counts, cycle: &Cycle) -> bool {
         let is_settled = self.lock().settled_space_changes == cycle.space_changes;
         !counts.refcounts.is_settled()

@@ -280,7 +280,7 @@ fn only_sector(cluster: &[u8], new: &[u8], used: usize) -> Option<(usize, Vec<u8
     Some((at, new[at..len.min(at + SECTOR_BYTES)].to_vec()))
 }
 
-/// How much of its cluster the header uses.
+/// Returns how much of its cluster the header uses.
 fn used_bytes(cluster: &[u8], header: &Header) -> usize {
     let name_len = header.backing_file.as_ref().map_or(0, String::len);
     let name_end = match header.backing_file_offset {

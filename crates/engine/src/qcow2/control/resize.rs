@@ -375,8 +375,8 @@ impl Qcow2 {
         closed
     }
 
-    /// Whether the session has changed nothing, and kept no space ahead: then there is nothing to
-    /// flush that is its own.
+    /// Returns whether the session has changed nothing, and kept no space ahead: then there is
+    /// nothing to flush that is its own.
     fn is_as_opened(&self) -> bool {
         let state = self.lock();
         let is_unwritten = state.raised.is_empty()
@@ -386,7 +386,8 @@ impl Qcow2 {
         is_unwritten && !state.ready_for_changes && !state.damaged && !state.latch.is_set()
     }
 
-    /// Whether no autoclear bit is set that a change of the data file would have to clear (D5).
+    /// Returns whether no autoclear bit is set that a change of the data file would have to clear
+    /// (D5).
     fn may_cut_padding(&self) -> bool {
         let state = self.lock();
         state.ready_for_changes || state.header.autoclear_features & !autoclear::KNOWN == 0

@@ -50,7 +50,7 @@ impl Qcow2 {
         self.write(place.start, data, &NoBacking).await
     }
 
-    /// Where a range of the area is among the guest offsets.
+    /// Returns where a range of the area is among the guest offsets.
     fn vm_state_place(&self, offset: u64, len: u64) -> Result<Range<u64>> {
         const EIO: i32 = 5;
         let begin = self.geometry().vm_state_offset(self.size());
@@ -90,8 +90,8 @@ impl Qcow2 {
         }
     }
 
-    /// Whether a change of the disk's size takes the VM state along. A raw data file is as long as
-    /// the disk from then on.
+    /// Returns whether a change of the disk's size takes the VM state along. A raw data file is as
+    /// long as the disk from then on.
     pub(in crate::qcow2) fn loses_vm_state(&self, old: u64, new: u64) -> bool {
         let begin = |size| self.geometry().vm_state_offset(size);
         self.raw_data || begin(old) != begin(new)

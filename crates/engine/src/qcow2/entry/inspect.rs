@@ -97,7 +97,7 @@ impl PlainClusters {
 }
 
 impl EntryFormat {
-    /// Which entries are plain in this image.
+    /// Returns which entries are plain in this image.
     pub fn plain_clusters(&self) -> PlainClusters {
         let zero = match self.version {
             3.. if !self.geometry.extended_l2() => ZERO,
@@ -195,7 +195,7 @@ impl EntryFormat {
     }
 }
 
-/// Where an L2 entry points, if it is one that points to a cluster.
+/// Returns where an L2 entry points, if it is one that points to a cluster.
 #[inline]
 pub fn offset_of(entry: u64) -> u64 {
     entry & OFFSET_MASK

@@ -36,8 +36,8 @@ mod at {
     pub const COMPRESSION_TYPE: u64 = 104;
 }
 
-/// Where what is read of the first cluster ends; `None` if `prefix`, the beginning of the file,
-/// does not show it. What it shows need not be valid.
+/// Returns where what is read of the first cluster ends; `None` if `prefix`, the beginning of the
+/// file, does not show it. What it shows need not be valid.
 pub(super) fn shown_end(prefix: &[u8]) -> Option<u64> {
     let fields_end = match be32(prefix, at::VERSION as usize) {
         2 => HEADER_BYTES_V2,
@@ -265,7 +265,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// Which features go together.
+    /// Checks that the features are compatible with each other.
     pub fn features(&self, header: &Header) -> Result<()> {
         if header.refcount_order > 6 {
             let detail = "Reference count entry width too large; may not exceed 64 bits";

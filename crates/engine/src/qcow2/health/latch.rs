@@ -38,7 +38,7 @@ impl Latch {
         self.set(reason);
     }
 
-    /// Whether the image is latched.
+    /// Returns whether the image is latched.
     pub fn is_set(&self) -> bool {
         self.reason.is_some()
     }
@@ -48,7 +48,7 @@ impl Latch {
         self.reason.as_ref()
     }
 
-    /// Whether the header in memory is the one on the medium.
+    /// Returns whether the header in memory is the one on the medium.
     pub fn knows_roots(&self) -> bool {
         !self.root_unknown
     }

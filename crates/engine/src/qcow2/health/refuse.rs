@@ -75,7 +75,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Whether an earlier failure keeps everybody from writing.
+    /// Returns whether an earlier failure keeps everybody from writing.
     pub(in crate::qcow2) fn is_latched(&self) -> bool {
         self.lock().latch.is_set()
     }

@@ -221,7 +221,7 @@ impl PendingClusters {
         self.0.get(&cluster).map(|joint| joint.space)
     }
 
-    /// Whether several writes fill this cluster.
+    /// Returns whether several writes fill this cluster.
     pub fn is_shared(&self, cluster: GuestCluster) -> bool {
         self.0.get(&cluster).is_some_and(|joint| joint.members > 1)
     }
@@ -281,7 +281,7 @@ impl PendingClusters {
         }
     }
 
-    /// Whether one of these subclusters holds what must not be published.
+    /// Returns whether one of these subclusters holds what must not be published.
     pub fn has_failed(&self, cluster: GuestCluster, subclusters: SubclusterMask) -> bool {
         let joint = self.0.get(&cluster);
         joint.is_some_and(|joint| joint.failed & subclusters != 0)
@@ -347,7 +347,7 @@ impl Epochs {
         self.changed.wake();
     }
 
-    /// Whether I/O of dropped requests may be under way.
+    /// Returns whether I/O of dropped requests may be under way.
     pub fn any_abandoned(&self) -> bool {
         self.abandoned > 0
     }
@@ -367,7 +367,7 @@ impl Epochs {
         self.current += 1;
     }
 
-    /// Whether no request of `epoch` or before is left.
+    /// Returns whether no request of `epoch` or before is left.
     pub fn all_left(&self, epoch: u64) -> bool {
         self.active
             .keys()

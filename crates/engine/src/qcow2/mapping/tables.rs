@@ -86,7 +86,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Whether some entry may not be durable before what it refers to is.
+    /// Returns whether some entry may not be durable before what it refers to is.
     pub fn is_ordered(&self) -> bool {
         let mut tables = self.new_tables.iter();
         self.promises_bytes || tables.any(|(_, table)| table.on_disk != OnDisk::Zeroes)
@@ -222,7 +222,8 @@ impl Tables {
         dropped
     }
 
-    /// Whether no entry of a slice in memory refers to space: all of it is unallocated, or zeroes.
+    /// Returns whether no entry of a slice in memory refers to space: all of it is unallocated, or
+    /// zeroes.
     pub fn maps_nothing(&self, slice: u64) -> bool {
         let entries = 0..self.format.geometry.slice_entries() as usize;
         let mut words = entries.map(|entry| self.slots.words(slice, entry));
@@ -264,14 +265,14 @@ impl Tables {
         Ok(Prepared::Load(self.slice_offset(table.offset, slice)))
     }
 
-    /// Whether what is not cached of a table is zeroes, since it is not on disk yet.
+    /// Returns whether what is not cached of a table is zeroes, since it is not on disk yet.
     pub fn is_in_memory(&self, l1_index: u64) -> bool {
         self.new_tables
             .get(&l1_index)
             .is_some_and(|table| table.on_disk != OnDisk::Table)
     }
 
-    /// Whether a slice is pinned or being loaded.
+    /// Returns whether a slice is pinned or being loaded.
     pub fn is_in_use(&self) -> bool {
         !self.loading.is_empty() || self.slots.is_any_pinned()
     }
@@ -360,7 +361,7 @@ impl Tables {
         self.promises_bytes |= promise == WriteOrdering::Bytes;
     }
 
-    /// Where an entry is on disk, for messages.
+    /// Returns where an entry is on disk, for messages.
     pub fn entry_offset(&self, cluster: GuestCluster) -> u64 {
         let geometry = &self.format.geometry;
         let table = self.table(geometry.l1_index(cluster)).ok().flatten();
@@ -369,7 +370,7 @@ impl Tables {
         })
     }
 
-    /// Whether all that leads to a slice's entries, and they themselves, are durable.
+    /// Returns whether all that leads to a slice's entries, and they themselves, are durable.
     pub fn is_durable(&self, slice: u64) -> bool {
         let l1_index = self.l1_index(slice);
         let slot = self.slots.slot(slice);

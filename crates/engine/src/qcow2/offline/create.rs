@@ -353,7 +353,7 @@ async fn check_room(file: &dyn BlockFile, needed_bytes: u64) -> Result<()> {
     }
 }
 
-/// Whether nothing protects the file is for the caller to ask, before.
+/// Claims a new file. The caller has to check before that nothing protects it.
 fn claim_new(file: &dyn BlockFile, claim: Claim) -> Result<()> {
     file.claim(claim).map(drop)
 }

@@ -62,7 +62,7 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    /// Where the LUKS volume of the image's keys is, if it has one.
+    /// Returns where the LUKS volume of the image's keys is, if it has one.
     pub fn keys_place(&self) -> Option<std::ops::Range<u64>> {
         let crypto = self.header.extensions.crypto_header?;
         Some(crypto.offset..crypto.offset.saturating_add(crypto.length))

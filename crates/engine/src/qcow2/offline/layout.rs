@@ -144,7 +144,7 @@ impl<'a> Layout<'a> {
         }
     }
 
-    /// Where the L2 table of an L1 entry is.
+    /// Returns where the L2 table of an L1 entry is.
     fn l2_offset(&self, l1_offset: u64, index: usize, entry: u64) -> Result<Option<u64>> {
         let place = l1_offset + index as u64 * 8;
         let table = self.format.decode_l1(entry);

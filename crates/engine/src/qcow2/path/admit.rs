@@ -60,7 +60,7 @@ impl Request {
         self.origin
     }
 
-    /// Whether all of it is written.
+    /// Returns whether all of it is written.
     pub fn is_done(&self) -> bool {
         self.at == self.end
     }
@@ -91,7 +91,8 @@ pub struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Whether durability takes a write-back cycle: the mapping changes, or is not durable yet.
+    /// Returns whether durability takes a write-back cycle: the mapping changes, or is not durable
+    /// yet.
     pub fn needs_cycle(&self) -> bool {
         self.needs_cycle
     }
@@ -414,8 +415,8 @@ impl Qcow2 {
         Ok(Ok(()))
     }
 
-    /// Where the part of a request ends that is to be written now, up to `end`; what is not to be
-    /// written before it is left out. `None` if nothing is.
+    /// Returns where the part of a request ends that is to be written now, up to `end`; what is not
+    /// to be written before it is left out. `None` if nothing is.
     fn next_part(
         &self,
         state: &mut State,

@@ -45,7 +45,7 @@ enum Form {
 }
 
 impl Packed {
-    /// Where it is on the disk.
+    /// Returns where it is on the disk.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }

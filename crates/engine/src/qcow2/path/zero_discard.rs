@@ -149,7 +149,7 @@ impl Qcow2 {
         self.zero_by_writing(part, below, options).await
     }
 
-    /// Whether the layers below have nothing but zeroes in these parts of the disk.
+    /// Returns whether the layers below have nothing but zeroes in these parts of the disk.
     async fn reads_zero_below(&self, parts: [Range<u64>; 2], below: &dyn Backing) -> Result<bool> {
         for part in parts {
             // Beyond the end of the disk nothing is visible.
@@ -190,7 +190,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Whether the tables, here and below, say that a range reads as zeroes.
+    /// Returns whether the tables, here and below, say that a range reads as zeroes.
     pub(in crate::qcow2) async fn is_zero(
         &self,
         range: Range<u64>,

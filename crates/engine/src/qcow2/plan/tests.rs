@@ -574,7 +574,7 @@ fn writes_that_fill_one_space_keep_each_others_bytes() {
     }
 }
 
-/// Whether a request gives space back.
+/// Returns whether a request gives space back.
 fn gives_up(request: EntryRequest) -> bool {
     matches!(request, EntryRequest::ZeroAndUnmap | EntryRequest::Discard)
 }

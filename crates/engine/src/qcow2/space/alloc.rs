@@ -55,7 +55,7 @@ impl FreeSet {
         self.clusters
     }
 
-    /// Whether a run of `count` clusters is free.
+    /// Returns whether a run of `count` clusters is free.
     pub fn has_run(&self, count: u64) -> bool {
         self.clusters >= count && self.runs.values().any(|(len, _)| *len >= count)
     }
@@ -284,7 +284,7 @@ impl Protected {
             .unwrap_or(0)
     }
 
-    /// Whether a cluster of a range holds metadata, other than this one.
+    /// Returns whether a cluster of a range holds metadata, other than this one.
     pub fn has_other(&self, range: Range<u64>, than: HostCluster) -> bool {
         let pages = range.start >> 12..range.end.div_ceil(1 << 12);
         // Most pages of a long range do not exist.
@@ -296,7 +296,7 @@ impl Protected {
         })
     }
 
-    /// Whether the cluster holds metadata.
+    /// Returns whether the cluster holds metadata.
     pub fn contains(&self, cluster: HostCluster) -> bool {
         self.pages
             .get(&(cluster.0 >> 12))

@@ -74,13 +74,13 @@ pub struct BlockUse {
 }
 
 impl BlockUse {
-    /// Whether the count of the block is in the block.
+    /// Returns whether the count of the block is in the block.
     pub fn counts_itself(&self) -> bool {
         self.counted.contains(&self.cluster)
     }
 
-    /// Whether the image is the same without the block: it counts nothing but itself, and nothing
-    /// shares it.
+    /// Returns whether the image is the same without the block: it counts nothing but itself, and
+    /// nothing shares it.
     pub fn may_go(&self) -> bool {
         let only_itself = self.counted.iter().all(|&counted| counted == self.cluster);
         only_itself && self.own_count == 1 && !self.holds_metadata
@@ -139,8 +139,8 @@ impl CountGrowth {
     }
 }
 
-/// Whether a round has the entry `counted_by`, but would not write it in one sector, and at once,
-/// with entry `index` at its end.
+/// Returns whether a round has the entry `counted_by`, but would not write it in one sector, and at
+/// once, with entry `index` at its end.
 fn is_apart(round: &[(u64, u64)], (counted_by, index): (u64, u64)) -> bool {
     let Ok(position) = round.binary_search_by_key(&counted_by, |entry| entry.0) else {
         return false;

@@ -84,7 +84,7 @@ pub enum Method {
 pub struct Step {
     /// Bytes of the step; at least the need.
     pub bytes: u64,
-    /// How.
+    /// How its space is allocated.
     pub method: Method,
 }
 

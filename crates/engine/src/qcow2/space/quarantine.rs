@@ -25,13 +25,13 @@ impl Qcow2 {
         state.quarantine.push((freed, epoch));
     }
 
-    /// Whether the space of single subclusters is released.
+    /// Returns whether the space of single subclusters is released.
     pub(in crate::qcow2) fn punches_subclusters(&self) -> bool {
         let keeps = self.policy == growth::Policy::Contiguous && self.unref == Unref::Free;
         self.discard == DiscardPolicy::Unmap && !keeps && self.file.capabilities().punches_holes
     }
 
-    /// Whether a discard leaves holes in subclusters that stay mapped.
+    /// Returns whether a discard leaves holes in subclusters that stay mapped.
     pub(in crate::qcow2) fn punches_in_place(&self) -> bool {
         let zeroes = self.data.capabilities().punches_holes;
         let larger = self.geometry().subcluster_bytes() > HOST_BLOCK_BYTES;

@@ -81,7 +81,7 @@ impl Refcounts {
         &self.table
     }
 
-    /// Where the refcount table is.
+    /// Returns where the refcount table is.
     pub fn table_offset(&self) -> HostOffset {
         self.table_offset
     }
@@ -108,7 +108,7 @@ impl Refcounts {
             })
     }
 
-    /// Where a slice of counts is, if its block exists.
+    /// Returns where a slice of counts is, if its block exists.
     fn slice_offset(&self, slice: u64) -> Result<Option<HostOffset>> {
         let per_block = self.geometry().slices_per_table();
         let within = slice % per_block * self.geometry().slice_bytes();
@@ -261,7 +261,7 @@ impl Refcounts {
         Ok(runs)
     }
 
-    /// Whether anything is to be written.
+    /// Returns whether anything is to be written.
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
@@ -271,7 +271,7 @@ impl Refcounts {
         self.dirty.len()
     }
 
-    /// Whether all counts are durable as they are here.
+    /// Returns whether all counts are durable as they are here.
     pub fn is_settled(&self) -> bool {
         !self.is_dirty() && !self.unsettled
     }

@@ -179,8 +179,8 @@ impl Qcow2 {
         self.file.set_len(to).await
     }
 
-    /// Which blocks, and which table, it takes to count `claimed..`, and where they go. They lie at
-    /// the beginning of the new space and count themselves.
+    /// Returns which blocks, and which table, it takes to count `claimed..`, and where they go.
+    /// They lie at the beginning of the new space and count themselves.
     pub(super) async fn plan_counts(
         &self,
         counts: &mut Counts,
@@ -344,8 +344,8 @@ impl Qcow2 {
 /// Growth is worth doing ahead of need once a session has grown this much.
 const GROW_AHEAD_FROM_BYTES: u64 = 1 << 20;
 
-/// Where `clusters` successive counts from `start` on are first all 0. Each is looked at once: a
-/// hostile image may have millions that are not.
+/// Returns where `clusters` successive counts from `start` on are first all 0. Each is looked at
+/// once: a hostile image may have millions that are not.
 pub(super) async fn gap_from(counts: &mut Refcounts, start: u64, clusters: u64) -> Result<u64> {
     // All from `gap` to `at` are 0.
     let (mut gap, mut at) = (start, start);

@@ -217,7 +217,7 @@ impl Bitmaps {
         &self.directory
     }
 
-    /// Whether the disk has to become what memory is.
+    /// Returns whether memory has changes that have to be written to disk.
     pub fn is_to_be_stored(&self) -> bool {
         let is_loaded = |bitmap: &Bitmap| matches!(bitmap.bits, Bits::Loaded { .. });
         self.edited || self.tracking && self.list.iter().any(is_loaded)
@@ -232,7 +232,7 @@ impl Bitmaps {
         }
     }
 
-    /// Which bitmaps have to be brought into memory.
+    /// Returns which bitmaps have to be brought into memory.
     pub fn to_load(&self, which: Which) -> Vec<usize> {
         let wanted = |bitmap: &Bitmap| bitmap.bits == Bits::Stored && which.includes(bitmap);
         let list = self.list.iter().enumerate();

@@ -140,7 +140,7 @@ impl SnapshotList {
         out
     }
 
-    /// How many there are.
+    /// Returns how many there are.
     pub fn len(&self) -> u32 {
         u32::try_from(self.entries.len()).expect("a list has SNAPSHOTS_MAX entries at most")
     }

@@ -154,7 +154,7 @@ impl Slots {
         self.set_budget(bytes);
     }
 
-    /// Whether a slice is not in memory, or can leave it.
+    /// Returns whether a slice is not in memory, or can leave it.
     pub fn may_go(&self, slice: u64) -> bool {
         let at = self.index.get(&slice);
         at.is_none_or(|&at| self.slots[at as usize].may_go())
@@ -427,7 +427,7 @@ mod tests {
     use super::*;
 
     impl Slots {
-        /// Whether a slice is in memory.
+        /// Returns whether a slice is in memory.
         pub fn contains(&self, slice: u64) -> bool {
             self.index.contains_key(&slice)
         }

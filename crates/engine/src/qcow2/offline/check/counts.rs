@@ -92,7 +92,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// Whether some reference's COPIED flag contradicts this count.
+    /// Returns whether some reference's COPIED flag contradicts this count.
     pub fn contradicts_copied(self, refcount: u64) -> bool {
         let wrong = if refcount == 1 {
             Copied::Clear

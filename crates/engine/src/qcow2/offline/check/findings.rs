@@ -259,7 +259,7 @@ impl Finding {
         }
     }
 
-    /// Whether QEMU looks for it, so that its count and ours agree.
+    /// Returns whether QEMU looks for it, so that its count and ours agree.
     pub fn is_known_to_qemu(&self) -> bool {
         !matches!(
             self,

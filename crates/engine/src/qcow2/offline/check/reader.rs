@@ -56,7 +56,7 @@ impl Bytes {
     }
 }
 
-/// Whether all bytes are 0.
+/// Returns whether all bytes are 0.
 pub(in crate::qcow2) fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().fold(0, |all, &byte| all | byte) == 0
 }

@@ -503,7 +503,7 @@ pub(super) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// How often the entry counts.
+    /// Returns how often the entry counts.
     pub(super) fn times(&self) -> u64 {
         self.table.active + self.table.snapshots
     }

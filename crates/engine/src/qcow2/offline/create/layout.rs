@@ -104,8 +104,8 @@ impl Layout {
         clusters * self.cluster_bytes() + bytes.len() as u64 + self.l1_entries * 8
     }
 
-    /// Where the file ends: behind its last cluster, of which an L1 table, or data assigned in
-    /// requests, have only as much as there is of them (of data, whole subclusters).
+    /// Returns where the file ends: behind its last cluster, of which an L1 table, or data assigned
+    /// in requests, have only as much as there is of them (of data, whole subclusters).
     fn end_of_file(&self, size: u64) -> u64 {
         let geometry = &self.format.geometry;
         let end = self.placement.end();
@@ -209,7 +209,7 @@ impl Layout {
         }
     }
 
-    /// Whether a cluster of the image file is in use.
+    /// Returns whether a cluster of the image file is in use.
     #[cfg(test)]
     pub fn is_used(&self, cluster: u64) -> bool {
         self.placement.is_used(cluster)

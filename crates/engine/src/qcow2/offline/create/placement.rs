@@ -72,7 +72,7 @@ impl Placement {
         &self.blocks
     }
 
-    /// Whether a cluster is in use.
+    /// Returns whether a cluster is in use.
     pub fn is_used(&self, cluster: u64) -> bool {
         let word = self.used.get((cluster / 64) as usize);
         word.is_some_and(|word| word >> (cluster % 64) & 1 == 1)

@@ -49,7 +49,7 @@ pub(super) struct Refcounts {
 }
 
 impl Refcounts {
-    /// Whether a cluster is a part of the structure that is replaced.
+    /// Returns whether a cluster is a part of the structure that is replaced.
     pub fn is_replaced(&self, cluster: u64) -> bool {
         self.replaced.contains_key(&cluster)
     }
@@ -217,8 +217,8 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Where new space begins: behind the file. A device does not grow; there it is behind all that
-    /// is in use.
+    /// Returns where new space begins: behind the file. A device does not grow; there it is behind
+    /// all that is in use.
     fn first_new_cluster(&self) -> u64 {
         if self.file.capabilities().extends_with_zeroes {
             return self.survey.clusters;
@@ -508,7 +508,7 @@ impl Plan<'_> {
         bytes
     }
 
-    /// Where a block is once counts are raised.
+    /// Returns where a block is once counts are raised.
     pub(super) fn block_offset(&self, index: u64) -> Option<u64> {
         if self.refcounts.rebuild {
             let position = self

@@ -225,7 +225,7 @@ impl Survey {
         self.owners.keys().copied()
     }
 
-    /// Whether other metadata has a part of a range.
+    /// Returns whether other metadata has a part of a range.
     pub fn is_owned(&self, offset: u64, len: u64) -> bool {
         self.clusters_of(offset, len)
             .any(|cluster| self.owners.contains_key(&cluster))
@@ -300,7 +300,7 @@ impl Survey {
         taken
     }
 
-    /// Whether the refcounts of a range can count `times` more references.
+    /// Returns whether the refcounts of a range can count `times` more references.
     pub fn can_count(&self, offset: u64, len: u64, times: u64) -> bool {
         let room = |cluster| {
             self.references(cluster).saturating_add(times) <= self.geometry.refcount_max()
@@ -314,8 +314,8 @@ impl Survey {
         self.count(offset, len, 1, Copied::Ignored)
     }
 
-    /// Whether another L1 entry has this table, where only one can: offsets in a data file are the
-    /// guest's.
+    /// Returns whether another L1 entry has this table, where only one can: offsets in a data file
+    /// are the guest's.
     pub fn is_of_another_entry(&self, offset: u64, l1_index: u64) -> bool {
         let known = self.by_offset.get(&offset);
         let first = known.map(|&position| self.tables[position as usize].l1_index);

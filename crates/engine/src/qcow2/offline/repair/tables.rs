@@ -373,7 +373,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Whether a table's entries belong to the disk rather than to a snapshot alone.
+    /// Returns whether a table's entries belong to the disk rather than to a snapshot alone.
     pub(super) fn is_active(owner: Owner) -> bool {
         owner == Owner::Active
     }
