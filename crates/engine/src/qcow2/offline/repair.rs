@@ -7,10 +7,10 @@
 //! data means, the external data file (which is not looked at), and images whose header says
 //! nothing usable.
 //!
-//! 1. [`survey`]: all tables are read once; each broken entry is decided
-//!    ([`crate::qcow2::entry::mend`]), and the references are counted as they will be.
-//! 2. [`refcounts`], [`copied`]: what differs from those counts on disk.
-//! 3. [`run`]: the stages.
+//! 1. `survey.rs`: all tables are read once; each broken entry is decided
+//!    (`entry/mend.rs`), and the references are counted as they will be.
+//! 2. `refcounts.rs`, `copied.rs`: what differs from those counts on disk.
+//! 3. `run.rs`: the stages.
 //!
 //! | stage | what is written | a crash after it leaves |
 //! | --- | --- | --- |
