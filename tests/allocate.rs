@@ -113,8 +113,8 @@ fn compressing_file_systems_are_told_of() {
     assert!(said.contains("Note: the file system compresses"), "{said}");
     // A file that was never allocated so is what the note is about.
     let zeroes = "allocate --size 16M --method write --json y".split_whitespace();
-    let told = run(cowslip().current_dir(&mounted.at).args(zeroes));
-    assert!(told.contains("\"missing\": 0"), "{told}");
+    let printed = run(cowslip().current_dir(&mounted.at).args(zeroes));
+    assert!(printed.contains("\"missing\": 0"), "{printed}");
 }
 
 #[test]
@@ -213,8 +213,8 @@ fn what_fits_is_allocated_where_a_trial_does_not() {
         let mut command = cowslip();
         command.current_dir(&mounted.at).arg("allocate");
         let line = format!("--json --size 64K --method {method} x");
-        let told = run(command.args(line.split_whitespace()));
-        assert!(told.contains("\"missing\": 0"), "{told}");
+        let printed = run(command.args(line.split_whitespace()));
+        assert!(printed.contains("\"missing\": 0"), "{printed}");
         std::fs::remove_file(mounted.at.join("x")).unwrap();
     }
 }

@@ -54,9 +54,9 @@ fn every_command_keeps_to_the_policy() {
     let dir = dir.path();
     let forbidden = |line: &str, policy: &str| {
         let (code, text) = verdict(dir, &line.replace("POLICY", policy));
-        let told = format!("the backing policy '{policy}' forbids that");
+        let refusal = format!("the backing policy '{policy}' forbids that");
         assert!(
-            code == Some(1) && text.contains(&told),
+            code == Some(1) && text.contains(&refusal),
             "{line} {policy}: {code:?} {text}"
         );
         assert!(text.contains("with the policy 'any'"), "{text}");
@@ -91,7 +91,7 @@ fn every_command_keeps_to_the_policy() {
         let line = format!("{server} -k {socket} --backing-policy POLICY in/a.qcow2");
         forbidden(&line, "none");
     }
-    // What opens no other file is not concerned.
+    // Commands that open no other file are not affected.
     for line in [
         "info --backing-policy none in/a.qcow2",
         "check --backing-policy none in/a.qcow2",

@@ -82,7 +82,7 @@ a.qcow2 b
 -c 10 -t none -s 100 -f raw r.raw
 ";
 
-/// What was printed, with the seconds left out.
+/// Returns the output without the seconds.
 fn text(output: &Output) -> String {
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let words = printed.split(' ').map(|word| {
@@ -144,25 +144,25 @@ fn the_figures_are_told_in_json_and_the_bytes_are_there() {
         .arg(&image)
         .arg("4M"));
     // 1024 blocks at a step that is coprime to them: each once.
-    let told = run(cowslip()
+    let report = run(cowslip()
         .args("bench --json -w -c 1024 -d 8 -S 1568768 --pattern 7".split(' '))
         .args(["--flush-interval", "16"])
         .arg(&image));
-    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-    assert_eq!(told["requests"], 1024);
-    assert_eq!(told["flushes"], 64);
-    let series = told["series"].as_array().unwrap();
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["requests"], 1024);
+    assert_eq!(report["flushes"], 64);
+    let series = report["series"].as_array().unwrap();
     let sum = |steps: &serde_json::Value| -> u64 {
         let steps = steps.as_array().unwrap();
         steps.iter().map(|step| step.as_u64().unwrap()).sum()
     };
-    assert_eq!(sum(&told["series"]), 1024);
-    let allocated = &told["series-allocated"];
+    assert_eq!(sum(&report["series"]), 1024);
+    let allocated = &report["series-allocated"];
     assert!(allocated["cluster"].as_array().unwrap().len() <= series.len());
     let found = ["cluster", "subcluster", "nothing"].map(|what| sum(&allocated[what]));
     // 64 clusters; what joined a write that had just taken one is in between.
     assert_eq!((found[0], found.iter().sum::<u64>()), (64, 1024));
-    assert!(told["latency-us"]["p50"].as_f64() <= told["latency-us"]["p99.9"].as_f64());
+    assert!(report["latency-us"]["p50"].as_f64() <= report["latency-us"]["p99.9"].as_f64());
     run(cowslip().args(["io", "-c", "read -P 7 0 4M"]).arg(&image));
     run(cowslip()
         .args("bench --json -w -c 1024 --random 3 --pattern 9".split(' '))
@@ -246,10 +246,10 @@ fn the_table_of_flushes_counts_them() {
         let cell = row["cell"].as_str().unwrap();
         let interval: u64 = cell.rsplit(' ').next().unwrap().parse().unwrap();
         for run in row["runs"].as_array().unwrap() {
-            let told = &run["told"];
-            if !told.is_null() {
-                let due = told["requests"].as_u64().unwrap() / interval;
-                assert_eq!(told["flushes"], due, "{row}");
+            let report = &run["told"];
+            if !report.is_null() {
+                let due = report["requests"].as_u64().unwrap() / interval;
+                assert_eq!(report["flushes"], due, "{row}");
             }
         }
     }
@@ -406,15 +406,15 @@ fn flushes_are_told_with_what_is_before_them() {
         .args(["create", "-q", "-f", "qcow2"])
         .arg(&image)
         .arg("1M"));
-    let told = run(cowslip()
+    let report = run(cowslip()
         .args("bench -w -c 96 -d 8 --flush-interval 32 --tell-flushes".split(' '))
         .arg(&image));
-    let told: Vec<_> = told
+    let report: Vec<_> = report
         .lines()
         .filter(|line| line.starts_with("Flushed"))
         .collect();
     let expected = [32, 64, 96].map(|count| format!("Flushed after {count} requests"));
-    assert_eq!(told, expected);
+    assert_eq!(report, expected);
 }
 
 #[test]
@@ -441,7 +441,7 @@ fn an_interrupted_table_leaves_nothing() {
     std::thread::sleep(std::time::Duration::from_millis(300));
     run(Command::new("kill").args(["-INT", &table.id().to_string()]));
     assert!(!table.wait().unwrap().success());
-    // What begins just then may leave its image.
+    // A cell that begins just then may leave its image.
     let left: Vec<_> = std::fs::read_dir(dir.path())
         .unwrap()
         .map(|entry| entries(&entry.unwrap().path()))
@@ -449,7 +449,7 @@ fn an_interrupted_table_leaves_nothing() {
     assert!(left.iter().all(|entries| *entries <= 1), "{left:?}");
 }
 
-/// Begins a table of six cells that is told on a pipe.
+/// Begins a table of six cells, with its output on a pipe.
 fn begin(words: &[&str], dir: &Path) -> std::process::Child {
     let mut table = cowslip();
     table.args(["bench", "steady", "--size=16M", "--requests=64"]);
@@ -516,12 +516,12 @@ fn an_interruption_ends_the_json_in_order() {
         .unwrap()
         .read_to_string(&mut text)
         .unwrap();
-    let told: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(told["interrupted"], true);
-    assert_eq!(told["cells-planned"], 6);
-    let finished = told["cells-finished"].as_u64().unwrap();
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["interrupted"], true);
+    assert_eq!(report["cells-planned"], 6);
+    let finished = report["cells-finished"].as_u64().unwrap();
     assert!((3..6).contains(&finished), "{finished}");
-    let rows = told["rows"].as_array().unwrap();
+    let rows = report["rows"].as_array().unwrap();
     // The third cell has a sparse file and both policies too.
     assert_eq!(rows.len() as u64, finished * 2 + 2);
     for row in rows.iter().filter(|row| row["contestant"] == "cowslip") {
@@ -615,9 +615,9 @@ fn an_interruption_while_a_file_system_is_made_leaves_nothing() {
 
 #[test]
 fn the_model_of_writers_tells_its_error() {
-    let told = json(cowslip().args("bench writers --model --json".split(' ')));
-    assert_eq!(told["fit"]["is-sketch"], true);
-    let rows = told["rows"].as_array().unwrap();
+    let report = json(cowslip().args("bench writers --model --json".split(' ')));
+    assert_eq!(report["fit"]["is-sketch"], true);
+    let rows = report["rows"].as_array().unwrap();
     // The sizes of the mail that asked first: near what is possible, where its own rule is not.
     for writers in [4, 16, 64] {
         let over_perfect = |rule: &str| {
@@ -674,7 +674,7 @@ fn requests_over_time_are_drawn_with_what_they_allocated() {
     let drawn = |line: &&str| line.contains(" IOPS in 0.");
     let drawn: Vec<&str> = table.lines().filter(drawn).collect();
     assert!(!drawn.is_empty(), "{table}");
-    // What begins at the contestants' names is drawn for the image; a raw file tells nothing of
+    // Lines that begin with the contestants' names are drawn for the image; a raw file has no
     // clusters.
     let ours = drawn.iter().find(|line| line.trim().starts_with("cowslip"));
     assert!(ours.unwrap().contains("% took a cluster"), "{table}");
@@ -728,7 +728,7 @@ fn tables_refuse_what_they_cannot_do() {
         .current_dir(dir.path())
         .args("create -q -f qcow2 flush 1M".split(' ')));
     for line in ["bench -c 8 ./flush", "qemu-img bench -c 8 flush"] {
-        let told = run(cowslip().current_dir(dir.path()).args(line.split(' ')));
-        assert!(told.starts_with("Sending 8 read requests"), "{told}");
+        let report = run(cowslip().current_dir(dir.path()).args(line.split(' ')));
+        assert!(report.starts_with("Sending 8 read requests"), "{report}");
     }
 }

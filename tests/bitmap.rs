@@ -1,5 +1,5 @@
 //! `bitmap` beside qemu-img's: the same words, exit codes and lists; and bitmaps that both programs
-//! keep up to date, whoever made them.
+//! keep up to date, made by either of them.
 //!
 //! Deliberate differences: several changes of one command line are made together, so one that is
 //! refused ends the list and leaves what came before it, as in QEMU, but a crash leaves all of them
@@ -122,7 +122,7 @@ fn names(list: &Value) -> Vec<String> {
     list.iter().map(name).collect()
 }
 
-/// What QEMU's server tells of a bitmap.
+/// Returns the dirty ranges that QEMU's server reports for a bitmap.
 fn dirty(dir: &Path, file: &str, bitmap: &str) -> Vec<(u64, u64)> {
     let context = format!("--map=qemu:dirty-bitmap:{bitmap}");
     let line = [
@@ -178,7 +178,7 @@ fn bitmap_says_and_does_what_qemu_img_does() {
     }
     compare((here.path(), there.path()), &too_long, &mut failures);
     for file in FILES {
-        // Where lists differ that has been told.
+        // A difference of the lists was reported before.
         let list = listed(there.path(), Command::new("qemu-img"), file);
         let ours = names(&listed(here.path(), Command::new("qemu-img"), file));
         for name in names(&list).into_iter().filter(|name| ours.contains(name)) {
@@ -196,7 +196,8 @@ fn bitmap_says_and_does_what_qemu_img_does() {
     assert!(failures.is_empty(), "{failures}");
 }
 
-/// Both programs say the same, and the images have the same bitmaps, whoever is asked.
+/// Asserts that both programs print the same, and that both images have the same bitmaps according
+/// to either program.
 fn compare((here, there): (&Path, &Path), line: &[&str], failures: &mut String) {
     let ours = said(golden::ours(), here, line);
     let theirs = said(Command::new("qemu-img"), there, line);
@@ -313,7 +314,7 @@ fn lose_first_bitmap(path: &Path) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// What is done to an image with bitmaps; each changes something, in whole clusters where QEMU's
+/// Operations on an image with bitmaps; each changes something, in whole clusters where QEMU's
 /// discards round.
 const CHANGES: [&str; 9] = [
     "write -P 1 100k 200k",
@@ -364,7 +365,7 @@ fn bitmaps_are_kept_up_to_date_by_either_program() {
                 continue;
             }
             let line = format!("io {command} x");
-            // Whoever writes finds what the other one has stored.
+            // The program that writes finds the bitmaps that the other one has stored.
             match number % 3 {
                 2 => write((here, Command::new("qemu-io")), &line),
                 _ => write((here, our_io()), &line),
@@ -386,7 +387,7 @@ fn bitmaps_are_kept_up_to_date_by_either_program() {
     }
 }
 
-/// What changes nothing that a guest can see leaves a bitmap clean.
+/// Operations that change nothing a guest can see leave a bitmap clean.
 #[test]
 fn zeroes_and_discards_of_nothing_leave_a_bitmap_clean() {
     if !peers_are_installed(&["qemu-img", "qemu-nbd", "nbdinfo"]) {

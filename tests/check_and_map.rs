@@ -230,7 +230,7 @@ fn without_own_state(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// What both repair they tell alike: text, JSON, exit code.
+/// Both programs report a repair that both can do in the same way: text, JSON, exit code.
 #[test]
 fn repair_prints_what_qemu_img_prints() {
     let Some(bench) = Bench::new() else { return };
@@ -286,8 +286,8 @@ fn repair_prints_what_qemu_img_prints() {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             assert_eq!(text(&ours.stdout), text(&theirs.stdout), "{case}");
             // In another order: here counts fall after all else. What remains QEMU tells thrice.
-            let sorted = |told: &str| {
-                let mut lines: Vec<String> = told.lines().map(String::from).collect();
+            let sorted = |printed: &str| {
+                let mut lines: Vec<String> = printed.lines().map(String::from).collect();
                 lines.sort();
                 lines.dedup();
                 lines
@@ -349,7 +349,7 @@ fn a_plan_and_a_repair_of_nothing_change_nothing() {
     assert!((changed(&path), std::fs::read(&path).unwrap()) == before);
 }
 
-/// What QEMU's leak repair refuses, ours refuses in the same way.
+/// Our leak repair refuses the same images as QEMU's, in the same way.
 #[test]
 fn leaks_alone_are_not_repaired_where_the_refcounts_are_lost() {
     let Some(bench) = Bench::new() else { return };

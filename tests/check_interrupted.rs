@@ -1,8 +1,8 @@
 //! `check -r` that is interrupted: it says what that means, dies of the signal, and leaves an image
 //! that is no worse; run again it completes.
 //!
-//! It is stopped by a pipe: its progress goes to standard output, which takes so many bytes and no
-//! more.
+//! It is stopped by a pipe: its progress goes to standard output, which accepts a limited number of
+//! bytes.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::fs;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{cowslip, outcome, run, scratch};
 
-/// What a pipe holds.
+/// Capacity of a pipe.
 const PIPE_BYTES: usize = 65536;
 const SIGINT: i32 = 2;
 
@@ -78,7 +78,7 @@ fn assert_data_is_kept(directory: &Path) {
     assert!(!read.contains("verification failed"), "{read}");
 }
 
-/// Interrupts a repair when it has said so many bytes on standard output.
+/// Interrupts a repair when it has written `said_bytes` to standard output.
 fn interrupted_after(said_bytes: usize, directory: &Path) -> Output {
     let (mut reader, mut writer) = std::io::pipe().unwrap();
     writer

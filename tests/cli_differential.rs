@@ -1,11 +1,11 @@
 //! Command lines of qemu-img, qemu-io and qemu-nbd, right and wrong ones, beside these programs
-//! themselves: on equal files the same exit code, the same words but for what `support/judge.rs`
-//! and `known.rs` name, the same disks, and images that both checkers accept. Of what qemu-nbd
-//! serves, clients see the same.
+//! themselves: on equal files the same exit code, the same text but for the differences that
+//! `support/judge.rs` and `known.rs` name, the same disks, and images that both checkers accept.
+//! Clients of both servers see the same exports.
 //!
-//! `COWSLIP_CLI_SEED` replays one case, or with `COWSLIP_CLI_CASES` so many from there on. A
-//! failure prints the seed, how the files were made, the lines and what came of the last. Every
-//! test here has cases of its own: name the test, too.
+//! `COWSLIP_CLI_SEED` replays one case, or with `COWSLIP_CLI_CASES` that number of cases from there
+//! on. A failure prints the seed, the commands that made the files, the lines and the outcome of
+//! the last. Every test here has cases of its own: name the test, too.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
 use std::ops::Range;
@@ -47,10 +47,10 @@ fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
     );
     let mut generator = Lines::new(seed);
     let mut layout = Layout::Equal;
-    let mut told = String::new();
+    let mut log = String::new();
     for _ in 0..LINES {
         let words = generator.line();
-        told += &format!("  qemu-img {}\n", quoted(&words));
+        log += &format!("  qemu-img {}\n", quoted(&words));
         let (expected, got) = (theirs.run(&words), ours.run(&words));
         let line = known::Line {
             words: &words,
@@ -58,7 +58,7 @@ fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
             ours: &comparable(&got, layout),
             layout,
         };
-        // What one has done and the other not is no ground for further lines.
+        // If one has done something and the other has not, further lines cannot be compared.
         let compared = match (line.theirs == line.ours, line.may_leave_others()) {
             (false, _) if line.may_differ().is_some() => return Ok(()),
             (false, _) => Err(format!(
@@ -71,7 +71,7 @@ fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
                 Err(_) => return Ok(()),
             },
         };
-        compared.map_err(|why| format!("seed {seed}:\n{}{told}{why}", cast.told))?;
+        compared.map_err(|why| format!("seed {seed}:\n{}{log}{why}", cast.log))?;
     }
     Ok(())
 }
@@ -114,7 +114,7 @@ impl Place {
 /// A place for the cases that begin with the files of this number.
 type PlaceOf = fn(u64) -> Place;
 
-/// As many cases as the environment wants, or so many.
+/// Runs as many cases as the environment wants, by default `usual`.
 fn run_some(check: Check, usual: u64) {
     run_some_in(Place::scratch, check, usual);
 }

@@ -243,13 +243,13 @@ fn convert_says_what_qemu_img_says() {
     copy_files(here.path(), there.path());
     let mut failures = String::new();
     for line in golden::lines(LINES) {
-        let told = |mut program: Command, dir: &Path| {
+        let printed = |mut program: Command, dir: &Path| {
             said(&outcome(
                 program.current_dir(dir).arg("convert").args(words(line)),
             ))
         };
-        let ours = told(golden::ours(), here.path());
-        let theirs = told(Command::new("qemu-img"), there.path());
+        let ours = printed(golden::ours(), here.path());
+        let theirs = printed(Command::new("qemu-img"), there.path());
         if ours != theirs {
             failures += &format!("convert {line}\n--- expected\n{theirs}--- actual\n{ours}");
         }
@@ -312,8 +312,8 @@ fn what_convert_makes_is_what_qemu_img_makes() {
                 true => &["present", "data"][..],
                 false => &["present", "zero", "data"],
             };
-            // What of a subcluster's cluster was written is each one's own matter, and so is which
-            // clusters of a data file count as written.
+            // The programs may differ in the subclusters of a cluster that they write, and in the
+            // clusters of a data file that count as written.
             if !line.contains("extended") && !line.contains("DATA") {
                 assert_eq!(
                     mapped(dir, "ours", keys),
@@ -393,7 +393,7 @@ fn existing_targets_are_written_in_place() {
                 .current_dir(dir)
                 .args(words(&create)));
             if !line.contains("is-zero") && !line.contains("-B") && !line.contains("-c") {
-                // What is there is to be gone.
+                // The old content must disappear.
                 let write = ["-f", format, "-c", "write -P 77 1000000 2000000", target];
                 run(Command::new("qemu-io").current_dir(dir).args(write));
             }
@@ -498,14 +498,14 @@ fn what_cannot_be_read_is_salvaged_or_told() {
     let write = ["-c", "write -P 5 0 100k", "top.qcow2"];
     run(Command::new("qemu-io").current_dir(dir).args(write));
     let both = |line: &str, ours: &str, theirs: &str| {
-        let told = |mut program: Command, target: &str| {
+        let printed = |mut program: Command, target: &str| {
             said(&outcome(
                 program.current_dir(dir).args(words(line)).arg(target),
             ))
         };
         (
-            told(golden::ours(), ours),
-            told(Command::new("qemu-img"), theirs),
+            printed(golden::ours(), ours),
+            printed(Command::new("qemu-img"), theirs),
         )
     };
     let (ours, theirs) = both("convert -O raw --salvage top.qcow2", "ours", "theirs");
@@ -525,10 +525,10 @@ fn what_cannot_be_read_is_salvaged_or_told() {
             .current_dir(dir)
             .args(words("convert -O raw top.qcow2 bad")),
     );
-    let told = said(&refused);
+    let printed = said(&refused);
     assert!(
-        told.contains("error while reading at byte") && told.contains("garbled"),
-        "{told}"
+        printed.contains("error while reading at byte") && printed.contains("garbled"),
+        "{printed}"
     );
     assert!(!dir.join("bad").exists(), "half a copy is left");
 }
@@ -565,7 +565,7 @@ fn interrupted_conversions_leave_no_half_image() {
             .stderr(std::process::Stdio::piped())
             .spawn()
             .unwrap();
-        // Begun: something is told of.
+        // It has begun when it prints something.
         let mut stderr = std::io::BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
         while !line.contains("\"stage\":\"copy\"") {
@@ -594,20 +594,20 @@ fn progress_goes_from_nothing_to_all_and_never_back() {
         "convert -p -O qcow2 a.raw b",
         "convert -p -O raw -o preallocation=full a.raw c",
     ] {
-        let told = run(golden::ours().current_dir(&dir).args(words(line)));
+        let printed = run(golden::ours().current_dir(&dir).args(words(line)));
         let percent = |part: &str| -> f64 { part.trim().trim_start_matches('(').parse().unwrap() };
-        let steps = told
+        let steps = printed
             .split("/100%)\r")
             .map(str::trim)
             .filter(|part| !part.is_empty());
         let steps: Vec<f64> = steps.map(percent).collect();
-        assert!(steps.is_sorted(), "{line}: {told}");
+        assert!(steps.is_sorted(), "{line}: {printed}");
         assert_eq!(
             (steps[0], steps[steps.len() - 1]),
             (0.0, 100.0),
-            "{line}: {told}"
+            "{line}: {printed}"
         );
-        assert!(told.ends_with("(100.00/100%)\r\n"), "{told}");
+        assert!(printed.ends_with("(100.00/100%)\r\n"), "{printed}");
     }
 }
 
@@ -616,13 +616,13 @@ fn what_was_done_is_told_in_json() {
     let dir = scratch();
     raw_source(dir.path());
     let line = words("convert --json -O qcow2 a.raw b.qcow2");
-    let told = run(cowslip().current_dir(&dir).args(line));
-    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-    assert_eq!(told["virtual-size"], 5 << 20);
-    let number = |key: &str| told[key].as_u64().unwrap();
+    let report = run(cowslip().current_dir(&dir).args(line));
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["virtual-size"], 5 << 20);
+    let number = |key: &str| report[key].as_u64().unwrap();
     assert!(number("bytes-written") > 600_000 && number("bytes-written") <= number("bytes-read"));
     assert_eq!(number("bytes-lost"), 0);
-    assert_eq!(told["format"], "qcow2");
+    assert_eq!(report["format"], "qcow2");
 }
 
 /// Pieces are read and written side by side, and take their space in the order of the guest all the

@@ -328,9 +328,9 @@ fn all_that_changes_or_tells_an_image_speaks_json() {
         ("compare --json x x", "/identical", json!(true)),
         ("clone --json --copy x y", "/target", json!("y")),
     ] {
-        let told = run(cowslip().current_dir(dir.path()).args(words(line)));
-        let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-        assert_eq!(told.pointer(place), Some(&expected), "{line}: {told}");
+        let report = run(cowslip().current_dir(dir.path()).args(words(line)));
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        assert_eq!(report.pointer(place), Some(&expected), "{line}: {report}");
     }
     let quiet = run(cowslip()
         .current_dir(dir.path())
@@ -356,7 +356,7 @@ fn the_allocation_policy_stays_in_an_image_that_qemu_changes() {
     assert_eq!(policy(), "sparse");
     let write = ["-c", "write 0 1M", "x"];
     run(Command::new("qemu-io").current_dir(dir.path()).args(write));
-    // These write the header anew, with its extensions.
+    // These rewrite the header, with its extensions.
     command(Command::new("qemu-img"), "rebase -u -b base -F raw x");
     command(Command::new("qemu-img"), "amend -o lazy_refcounts=on x");
     command(Command::new("qemu-img"), "check x");

@@ -104,7 +104,7 @@ fn must(line: &str, output: &Output) {
     assert!(output.status.success(), "{line}: {}", said(output));
 }
 
-/// What a range reads as after a discard: of each byte what it was, or zero.
+/// Asserts that after a discard each byte of a range is unchanged or zero.
 fn assert_discarded(now: &[u8], before: &[u8], range: std::ops::Range<usize>, line: &str) {
     for at in 0..now.len() {
         let may_be_zero = range.contains(&at) && now[at] == 0;
@@ -137,13 +137,13 @@ fn zeroes_and_writes_at_odd_places_are_those_of_qemu() {
                 let output = outcome(shell.arg(device.path()));
                 let line = format!("{block} {cache} {is_ours}");
                 must(&line, &output);
-                let told = String::from_utf8_lossy(&output.stdout).into_owned();
-                let wrote: Vec<String> = told
+                let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+                let wrote: Vec<String> = printed
                     .lines()
                     .filter(|line| line.starts_with("wrote") || line.contains("failed"))
                     .map(str::to_string)
                     .collect();
-                assert_eq!(wrote.len(), commands.len(), "{line}: {told}");
+                assert_eq!(wrote.len(), commands.len(), "{line}: {printed}");
                 wrote
             };
             assert_eq!(run(true, &twins.ours), run(false, &twins.theirs));

@@ -1,4 +1,5 @@
-//! What a file has to be for the driver that the command line names, beside QEMU's programs.
+//! The requirements on a file by the driver that the command line names, compared with QEMU's
+//! programs.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;

@@ -23,7 +23,7 @@ const LUKS_KEYS: &str = "key-secret=s,iter-time=10";
 const AES_KEYS: &str = "encrypt.format=aes,encrypt.key-secret=s";
 const DISK_BYTES: usize = 1 << 20;
 
-/// What `file` is called with its key. "aes" is qcow2 in QEMU's old way.
+/// Returns the options that open `file` with its key. "aes" is qcow2 with QEMU's old encryption.
 fn opened(format: &str, file: &str) -> String {
     let option = match format {
         "luks" => "key-secret",
@@ -322,7 +322,7 @@ fn conversions_go_into_and_out_of_encryption() {
     }
 }
 
-/// What is asked of an encrypted image, and of those that cannot be.
+/// Command lines on an encrypted image, and on images that cannot be encrypted.
 const LINES: &str = "
 info image
 info --output=json image
@@ -528,7 +528,7 @@ fn compressed_clusters_are_refused_in_encrypted_images() {
     }
 }
 
-/// Headers that would keep whoever opens them busy, or lead elsewhere.
+/// Headers whose opening would take very long, or that point outside of their areas.
 #[test]
 fn hostile_headers_are_errors_that_name_their_place() {
     let dir = scratch();

@@ -89,7 +89,7 @@ fn records(file: &Value) -> Vec<peers::Extent> {
         .collect()
 }
 
-/// What differs, in words.
+/// Returns a description of the difference, if there is one.
 fn mismatch(name: &str, ours: &[peers::Extent], theirs: &[peers::Extent]) -> Option<String> {
     let at = (0..ours.len().max(theirs.len())).find(|&at| ours.get(at) != theirs.get(at))?;
     Some(format!(
@@ -101,17 +101,17 @@ fn mismatch(name: &str, ours: &[peers::Extent], theirs: &[peers::Extent]) -> Opt
     ))
 }
 
-/// Makes files, has them told, and compares with filefrag; the report and the files.
+/// Makes files, lists their extents, and compares with filefrag. Returns the report and the files.
 fn same_as_filefrag(mounted: &Mounted, abilities: Abilities) -> (Value, Vec<PathBuf>) {
     let files = layouts::make(&mounted.at, FILES, abilities);
     run(&mut Command::new("sync"));
     let report = report(&mounted.at, &files, &[]);
-    let told = report["files"].as_array().unwrap();
-    assert_eq!(told.len(), FILES);
+    let listed = report["files"].as_array().unwrap();
+    assert_eq!(listed.len(), FILES);
     let theirs = peers::filefrag(&files);
     let mut mismatches = Vec::new();
     let mut extents = 0;
-    for ((file, path), theirs) in told.iter().zip(&files).zip(&theirs) {
+    for ((file, path), theirs) in listed.iter().zip(&files).zip(&theirs) {
         let ours = records(file);
         let theirs: Vec<_> = theirs
             .iter()
@@ -189,18 +189,18 @@ fn blocks_asked_one_by_one_agree(dir: &Path, all: &Value, files: &[PathBuf]) {
                 _ => expected.push((extent.logical, extent.physical, len)),
             }
         }
-        let told = records(other);
-        let told: Vec<_> = told
+        let listed = records(other);
+        let listed: Vec<_> = listed
             .iter()
             .map(|e| (e.logical, e.physical, e.len))
             .collect();
-        assert_eq!(told, expected, "{}", file["filename"]);
-        compared += told.len();
+        assert_eq!(listed, expected, "{}", file["filename"]);
+        compared += listed.len();
     }
     eprintln!("{compared} extents by FIBMAP: the same as by FIEMAP");
 }
 
-/// SEEK_HOLE and SEEK_DATA: data is where something is written, and no place is told.
+/// SEEK_HOLE and SEEK_DATA: data is where something is written, and no place is reported.
 fn holes_alone_agree(dir: &Path, all: &Value, files: &[PathBuf]) {
     let seen = report(dir, files, &["--by", "seek"]);
     for (file, other) in all["files"]
@@ -257,9 +257,9 @@ fn extents_on_xfs_are_those_of_filefrag_and_xfs_bmap() {
     };
     let (report, files) = same_as_filefrag(&mounted, Abilities::Reflink);
     none_is_better_than_perfect(&report);
-    let told = report["files"].as_array().unwrap();
+    let listed = report["files"].as_array().unwrap();
     let mut mismatches = Vec::new();
-    for (file, path) in told.iter().zip(&files) {
+    for (file, path) in listed.iter().zip(&files) {
         let keep = |flag: &String| flag == "unwritten" || flag == "shared";
         let ours: Vec<_> = records(file)
             .into_iter()
@@ -272,7 +272,7 @@ fn extents_on_xfs_are_those_of_filefrag_and_xfs_bmap() {
         mismatches.extend(mismatch(&path.display().to_string(), &ours, &theirs));
     }
     assert!(mismatches.is_empty(), "{}", mismatches.join("\n"));
-    let shared = told
+    let shared = listed
         .iter()
         .map(|file| number(&file["shared"]["count"]))
         .sum::<u64>();
@@ -289,10 +289,10 @@ fn extents_on_btrfs_are_those_of_filefrag_and_of_its_tree() {
     };
     let (report, files) = same_as_filefrag(&mounted, Abilities::Compression);
     let tree = peers::btrfs_tree(&mounted.at.parent().unwrap().join("fs"));
-    let told = report["files"].as_array().unwrap();
+    let listed = report["files"].as_array().unwrap();
     let mut mismatches = Vec::new();
     let mut encoded = 0;
-    for (file, path) in told.iter().zip(&files) {
+    for (file, path) in listed.iter().zip(&files) {
         let keep = |flag: &String| ["unwritten", "encoded", "inline"].contains(&flag.as_str());
         let ours: Vec<_> = records(file)
             .into_iter()
@@ -353,7 +353,7 @@ fn joined_layers_agree(mounted: &Mounted, options: &str) {
             }
         }
     }
-    let mut told = vec![None; expected.len()];
+    let mut listed = vec![None; expected.len()];
     let mut metadata = 0;
     for piece in file["guest-map"].as_array().unwrap() {
         metadata += u64::from(piece["guest-offset"].is_null());
@@ -362,12 +362,12 @@ fn joined_layers_agree(mounted: &Mounted, options: &str) {
         };
         let (start, len) = (number(&piece["guest-offset"]), number(&piece["length"]));
         for at in (0..len).step_by(block as usize) {
-            told[((start + at) / block) as usize] = Some(physical + at);
+            listed[((start + at) / block) as usize] = Some(physical + at);
         }
     }
     assert!(metadata >= 5, "header, L1, L2, refcounts: {metadata}");
     assert!(expected.iter().flatten().count() > 1000, "{options}");
-    assert!(told == expected, "{options}: the layers joined differ");
+    assert!(listed == expected, "{options}: the layers joined differ");
     let placed: Vec<u64> = expected.into_iter().flatten().collect();
     let runs = 1 + placed
         .windows(2)
@@ -430,18 +430,19 @@ fn files_written_in_turns_interleave_and_are_reasons() {
         let lists = peers::filefrag(&[one, other]);
         peers::interleaving(&lists)
     };
-    let told = report["interleaving"][0]["files"]
+    let listed = report["interleaving"][0]["files"]
         .as_array()
         .unwrap()
         .iter();
-    let told: Vec<(u64, u64)> = told
+    let listed: Vec<(u64, u64)> = listed
         .map(|file| (number(&file["shared-gaps"]), number(&file["gaps"])))
         .collect();
-    assert_eq!(told, expected);
+    assert_eq!(listed, expected);
     assert!(
-        told.iter()
+        listed
+            .iter()
             .all(|&(shared, gaps)| shared > 2 && shared <= gaps),
-        "{told:?}"
+        "{listed:?}"
     );
     let reasons = report["files"][0]["sequential-read"]["reasons"].to_string();
     assert!(
@@ -466,11 +467,11 @@ fn memory_file_systems_tell_holes_alone_and_say_so() {
     let text = run(cowslip().arg("extents").arg(&path));
     assert!(text.contains("told by: SEEK_HOLE/SEEK_DATA"), "{text}");
     assert!(text.contains("places are not"), "{text}");
-    let told = report(dir.path(), &[path], &[]);
-    let told = &told["files"][0];
-    assert_eq!(number(&told["holes"]["count"]), 2);
-    assert_eq!(number(&told["map"][0]["offset"]), 1 << 20);
-    assert!(told["map"][0]["physical"].is_null());
+    let listed = report(dir.path(), &[path], &[]);
+    let listed = &listed["files"][0];
+    assert_eq!(number(&listed["holes"]["count"]), 2);
+    assert_eq!(number(&listed["map"][0]["offset"]), 1 << 20);
+    assert!(listed["map"][0]["physical"].is_null());
 }
 
 /// Appended to, cut and punched meanwhile: the walk ends, and its records are in order.
@@ -487,9 +488,9 @@ fn files_that_change_meanwhile_are_told_to_an_end() {
         }
         for round in 0..40 {
             let words: &[&str] = if round % 2 == 0 { &[] } else { &["--sync"] };
-            let told = report(dir.path(), std::slice::from_ref(&path), words);
+            let listed = report(dir.path(), std::slice::from_ref(&path), words);
             let mut end = 0;
-            for extent in records(&told["files"][0]) {
+            for extent in records(&listed["files"][0]) {
                 assert!(extent.logical >= end, "{extent:?} begins before {end}");
                 end = extent.logical + extent.len;
             }
@@ -523,7 +524,7 @@ fn bad_input_is_one_clear_line_each() {
     ] {
         let text = complaint(&ours(dir, &format!("extents {name}")));
         assert!(text.contains(why) && text.contains(name), "{text}");
-        // The others are told all the same.
+        // The others are reported all the same.
         let output = ours(dir, &format!("extents {name} good"));
         complaint(&output);
         assert!(String::from_utf8_lossy(&output.stdout).contains("file: good"));

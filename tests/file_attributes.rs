@@ -1,5 +1,5 @@
-//! What a file system is told about a new image: the extent size hint of XFS, and not to copy on
-//! write, of btrfs. Needs root and a loop device.
+//! The file attributes of a new image: the extent size hint on XFS, and no copy-on-write on btrfs.
+//! Needs root and a loop device.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;
@@ -20,12 +20,12 @@ fn create(dir: &Path, options: &[&str], image: &str) {
     run(command.args(options).args([image, "16M"]));
 }
 
-/// What XFS has for this file.
+/// Returns the extent size hint of a file on XFS.
 fn hint(dir: &Path, image: &str) -> u64 {
-    let told = run(Command::new("xfs_io")
+    let printed = run(Command::new("xfs_io")
         .current_dir(dir)
         .args(["-r", "-c", "extsize", image]));
-    let bytes = told.trim_start_matches('[').split(']').next().unwrap();
+    let bytes = printed.trim_start_matches('[').split(']').next().unwrap();
     bytes.parse().unwrap()
 }
 
@@ -81,11 +81,11 @@ fn a_hint_that_is_ignored_is_told() {
         create.args(["create", "-q", "-f", "qcow2"]).args(options);
         let output = create.args(["hint.qcow2", "16M"]).output().unwrap();
         assert!(output.status.success());
-        let told = String::from_utf8_lossy(&output.stderr);
+        let printed = String::from_utf8_lossy(&output.stderr);
         assert_eq!(
-            told.contains("Failed to set extent size hint: Operation not supported"),
+            printed.contains("Failed to set extent size hint: Operation not supported"),
             expected,
-            "{options:?}: {told}"
+            "{options:?}: {printed}"
         );
     }
 }

@@ -24,7 +24,7 @@ fn our_io() -> Command {
 }
 
 /// Standard output and error with neither times nor prompts, and the exit status.
-fn told(output: &Output) -> (String, Option<i32>) {
+fn streams(output: &Output) -> (String, Option<i32>) {
     let text = [&output.stdout[..], &output.stderr[..]].concat();
     let text = String::from_utf8_lossy(&text).replace("qemu-io> ", "");
     let timeless = text.lines().map(|line| match line.find(" ops; ") {
@@ -40,10 +40,10 @@ fn told(output: &Output) -> (String, Option<i32>) {
 fn told_by(program: fn() -> Command, directory: &Path, args: &[&str]) -> (String, Option<i32>) {
     let mut command = program();
     command.current_dir(directory).args(args);
-    told(&outcome(command.stdin(Stdio::null())))
+    streams(&outcome(command.stdin(Stdio::null())))
 }
 
-/// What a script on standard input is answered.
+/// Returns the output for a script on standard input.
 fn script(
     program: fn() -> Command,
     directory: &Path,
@@ -61,7 +61,7 @@ fn script(
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(lines.as_bytes()).unwrap();
     drop(stdin);
-    told(&child.wait_with_output().unwrap())
+    streams(&child.wait_with_output().unwrap())
 }
 
 fn without_qemu() -> bool {
@@ -305,8 +305,8 @@ fn waiting_for_what_cannot_come_ends() {
     assert!(start.elapsed() >= Duration::from_secs(10));
 }
 
-/// Lines on an image, and in `qemu-img map` of it afterwards: what was cut, and into what, is told
-/// by where faults are met and by what is data.
+/// Runs lines on an image, and `qemu-img map` afterwards: the faults that are met, and the ranges
+/// that are data, show how requests were split.
 fn cut_alike(at: &Path, (list, lines): (&str, &[&str]), status: i32) {
     let mut answers = Vec::new();
     for (name, program) in [("theirs", qemu_io as fn() -> Command), ("ours", our_io)] {
@@ -387,7 +387,7 @@ fn limits_cut_requests_as_qemus_do() {
         ),
         1,
     );
-    // What is less than a unit is no request for zeroes.
+    // A range of less than a unit is not written as zeroes.
     let list = format!("{below},file.opt-write-zero=128k,{fault}=write-zeroes");
     cut_alike(at, (&list, &["write -q -z 140k 64k"]), 0);
     cut_alike(at, (&list, &["write -q -z 64k 512k"]), 1);
@@ -395,7 +395,7 @@ fn limits_cut_requests_as_qemus_do() {
     cut_alike(at, (&list, &["discard -q 0 128k"]), 0);
 }
 
-/// Requests that reach every event which the engine tells.
+/// Requests that reach every event that the engine reports.
 const ALL_OVER: &[&str] = &[
     "write -q 100 100",
     "write -q -c 3M 512",

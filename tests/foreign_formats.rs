@@ -89,7 +89,7 @@ fn images_of_other_formats_are_named_and_left_alone() {
                 "{line}"
             );
         }
-        // Whoever says that it is raw gets its bytes.
+        // Opened with the format raw, it shows its bytes.
         let copied = ours(dir.path(), &format!("convert -f raw -O raw {image} copy"));
         assert!(copied.status.success(), "{}", errors(&copied));
         let copy = std::fs::read(dir.path().join("copy")).unwrap();

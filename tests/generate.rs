@@ -64,6 +64,6 @@ fn shells_complete_verbs_and_options() {
     let asked = format!(
         "{script}\nCOMP_WORDS=(cowslip resi) COMP_CWORD=1; _cowslip cowslip resi cowslip; echo \"${{COMPREPLY[@]}}\""
     );
-    let told = run(std::process::Command::new("bash").args(["-c", &asked]));
-    assert_eq!(told, "resize\n");
+    let printed = run(std::process::Command::new("bash").args(["-c", &asked]));
+    assert_eq!(printed, "resize\n");
 }

@@ -34,8 +34,8 @@ impl Whose {
         command
     }
 
-    /// What it says, without times and sizes on the host, and its exit status.
-    fn told(self, at: &Path, words: &[&str]) -> (String, Option<i32>) {
+    /// Returns its output, without times and sizes on the host, and its exit status.
+    fn answer(self, at: &Path, words: &[&str]) -> (String, Option<i32>) {
         let output = outcome(self.program(words[0], at).args(&words[1..]));
         let text = [&output.stdout[..], &output.stderr[..]].concat();
         let text = String::from_utf8_lossy(&text).into_owned();
@@ -57,8 +57,8 @@ fn qemu(at: &Path, words: &[&str]) -> String {
 
 /// The same words of both on the same files.
 fn same(at: &Path, words: &[&str]) -> String {
-    let theirs = Whose::Theirs.told(at, words);
-    assert_eq!(Whose::Ours.told(at, words), theirs, "{words:?}");
+    let theirs = Whose::Theirs.answer(at, words);
+    assert_eq!(Whose::Ours.answer(at, words), theirs, "{words:?}");
     theirs.0
 }
 
@@ -132,7 +132,7 @@ fn what_reads_copy_is_what_qemu_copies() {
                     lines.extend(["-c", line]);
                 }
                 lines.extend(how);
-                let told = whose.told(at, &lines);
+                let answer = whose.answer(at, &lines);
                 let map = qemu(at, &words("qemu-io -f qcow2 -c map top"));
                 qemu(at, &words("qemu-img check -q top"));
                 run(cowslip().current_dir(at).args(["check", "-q", "top"]));
@@ -141,8 +141,8 @@ fn what_reads_copy_is_what_qemu_copies() {
                     .lines()
                     .filter(|line| !line.contains("ops"))
                     .collect::<String>();
-                // What of it are zeroes without space is ours to choose: we look at every cluster.
-                states.push((told, map, content));
+                // Which zeroes have no space is our choice: we examine every cluster.
+                states.push((answer, map, content));
             }
             assert_eq!(states[1], states[0], "{options} {how:?}");
         }
@@ -222,7 +222,7 @@ fn an_image_is_the_file_of_an_image() {
         "discard 1280k 64k",
         list,
     ];
-    assert_eq!(Whose::Ours.told(at, &write).1, Some(0));
+    assert_eq!(Whose::Ours.answer(at, &write).1, Some(0));
     qemu(at, &words("qemu-img check -q outer"));
     same(at, &["qemu-img", "check", "--image-opts", list]);
     let reads = ["qemu-io", "-c", "read -P 5 1M 256k", "-c", "read -P 0 0 1M"];
@@ -384,20 +384,20 @@ fn a_described_backing_file_is_committed_to_as_far_as_it_may_be_followed() {
         &["qemu-io", "-f", "qcow2", "-c", "write -q -P 8 0 64k", "top"],
     );
     assert_eq!(
-        Whose::Ours.told(at, &["qemu-img", "commit", "top"]).1,
+        Whose::Ours.answer(at, &["qemu-img", "commit", "top"]).1,
         Some(0)
     );
     qemu(
         at,
         &["qemu-io", "-f", "qcow2", "-c", "read -P 8 0 64k", "mid"],
     );
-    // What is said of an image has no place in what is only a file's name here.
+    // Options of an image are not allowed in JSON that stands for a mere file name here.
     let more = r#"json:{"driver":"qcow2","backing":null,"file":{"filename":"mid"}}"#;
     qemu(
         at,
         &["qemu-img", "rebase", "-u", "-F", "qcow2", "-b", more, "top"],
     );
-    let (text, code) = Whose::Ours.told(at, &["qemu-img", "map", "top"]);
+    let (text, code) = Whose::Ours.answer(at, &["qemu-img", "map", "top"]);
     assert!(
         code == Some(1) && text.contains("'backing' in the description"),
         "{text}"
@@ -531,10 +531,10 @@ fn what_is_wrong_is_told_in_qemus_words() {
     same(at, &words("qemu-io -C -r -c length top"));
     same(at, &["qemu-io", "-C", "-f", "raw", "-c", "read 0 512", "r"]);
     let null = "json:{'driver': 'null-co', 'size': 65536}";
-    let told = BOTH.map(|whose| {
+    let answer = BOTH.map(|whose| {
         whose
-            .told(at, &["qemu-io", "-f", "null-co", "-c", "info", null])
+            .answer(at, &["qemu-io", "-f", "null-co", "-c", "info", null])
             .0
     });
-    assert_eq!(told[1], told[0]);
+    assert_eq!(answer[1], answer[0]);
 }

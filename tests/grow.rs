@@ -22,7 +22,7 @@ const PIECE: usize = 64 << 10;
 /// `grow`, running.
 struct Grow {
     child: Child,
-    told: BufReader<ChildStdout>,
+    stdout: BufReader<ChildStdout>,
     lines: Vec<Value>,
 }
 
@@ -31,10 +31,10 @@ impl Grow {
         let mut command = cowslip();
         command.args(["grow", "--json"]).args(words).arg(path);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let told = BufReader::new(child.stdout.take().unwrap());
+        let stdout = BufReader::new(child.stdout.take().unwrap());
         let mut grow = Grow {
             child,
-            told,
+            stdout,
             lines: Vec::new(),
         };
         assert!(grow.next()["watching"].is_array());
@@ -43,12 +43,12 @@ impl Grow {
 
     fn next(&mut self) -> Value {
         let mut line = String::new();
-        self.told.read_line(&mut line).unwrap();
+        self.stdout.read_line(&mut line).unwrap();
         assert!(!line.is_empty(), "it has ended");
         serde_json::from_str(&line).unwrap()
     }
 
-    /// Reads on until a file is told of.
+    /// Reads until an event of a file is reported.
     fn until(&mut self, event: &str, file: &Path) -> Value {
         loop {
             let line = self.next();
@@ -68,7 +68,7 @@ impl Grow {
     fn end(mut self) -> (Vec<Value>, Value) {
         self.signal(Signal::TERM);
         let mut rest = String::new();
-        self.told.read_to_string(&mut rest).unwrap();
+        self.stdout.read_to_string(&mut rest).unwrap();
         assert!(self.child.wait().unwrap().success());
         let rest = rest.lines().map(|line| serde_json::from_str(line).unwrap());
         self.lines.extend(rest);
@@ -88,7 +88,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value}"))
 }
 
-/// What byte a file has at an offset: every piece of every file differs.
+/// Returns the byte of a file at an offset: every piece of every file differs.
 fn byte(file: usize, at: u64) -> u8 {
     (at / 512 * 31 + at + file as u64 * 101) as u8
 }
@@ -281,7 +281,7 @@ fn no_byte_is_lost_while_files_are_cut_and_appended_to() {
     });
 }
 
-/// XFS gives back nothing by itself of a file that was preallocated once.
+/// XFS does not release space on its own from a file that was preallocated once.
 #[test]
 fn space_that_a_file_system_adds_to_a_file_given_steps_before_is_given_back() {
     on(Kind::Xfs, |at| {
@@ -337,8 +337,8 @@ fn a_file_that_is_opened_for_each_write_keeps_its_space_until_it_is_left() {
 fn a_nearly_full_file_system_is_left_to_its_writers() {
     on_both(|at| {
         let free = || {
-            let told = rustix::fs::statvfs(at).unwrap();
-            told.f_bavail * told.f_frsize
+            let space = rustix::fs::statvfs(at).unwrap();
+            space.f_bavail * space.f_frsize
         };
         let room = 40 << 20;
         let filler = File::create(at.join("filler")).unwrap();
@@ -347,8 +347,7 @@ fn a_nearly_full_file_system_is_left_to_its_writers() {
         let dir = at.join("grown");
         fs::create_dir(&dir).unwrap();
         let grow = Grow::start(&[], &dir);
-        // Four fifths of what there is: no writer is short of space, whoever of them holds some
-        // ahead.
+        // Four fifths of the space: no writer runs out, whichever of them holds some ahead.
         let pieces = room * 4 / 5 / 4 / PIECE as u64;
         let paths: Vec<PathBuf> = (0..4).map(|n| dir.join(format!("{n}"))).collect();
         let open: Vec<File> = paths.iter().map(|path| direct(path)).collect();
@@ -422,8 +421,8 @@ fn what_is_open_at_the_end_is_named_and_given_back_later() {
             write_pieces(&open, 64..65);
             drop(open);
             let modified = fs::metadata(&path).unwrap().modified().unwrap();
-            let told = trim();
-            assert!(told.status.success(), "{told:?}");
+            let trimmed = trim();
+            assert!(trimmed.status.success(), "{trimmed:?}");
             expect_no_excess(std::slice::from_ref(&path));
             assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), modified);
             expect_content(&path, 0, 65 * PIECE as u64);
@@ -477,8 +476,8 @@ fn files_with_rights_that_a_change_takes_away_are_left_alone() {
             let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
             fs::set_permissions(at.join(name), mode).unwrap();
         }
-        let told = outcome(cowslip().args(["grow", "--trim"]).arg(at));
-        let said = String::from_utf8_lossy(&told.stdout).into_owned();
+        let trimmed = outcome(cowslip().args(["grow", "--trim"]).arg(at));
+        let said = String::from_utf8_lossy(&trimmed.stdout).into_owned();
         for why in ["capabilities", "set-user-ID", "set-group-ID"] {
             let why = format!("left alone: it has {}", why_words(why));
             assert!(said.contains(&why), "{said}");
@@ -530,8 +529,8 @@ fn files_that_others_than_this_kernel_open_are_left_alone() {
     let flags = rustix::fs::FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&file, flags, 0, 2 << 20).unwrap();
     drop(file);
-    let told = outcome(cowslip().args(["grow", "--trim"]).arg(&other));
-    let said = String::from_utf8_lossy(&[told.stdout, told.stderr].concat()).into_owned();
+    let trimmed = outcome(cowslip().args(["grow", "--trim"]).arg(&other));
+    let said = String::from_utf8_lossy(&[trimmed.stdout, trimmed.stderr].concat()).into_owned();
     assert!(said.contains(WHY), "{said}");
     assert!(excess(&other) > 0);
 }
@@ -546,15 +545,15 @@ fn a_standard_output_that_fails_ends_it_and_leaves_nothing() {
         let mut command = cowslip();
         command.args(["grow", "--json"]).arg(&path);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut told = BufReader::new(child.stdout.take().unwrap());
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
-        told.read_line(&mut line).unwrap();
+        lines.read_line(&mut line).unwrap();
         let open = [direct(&path)];
         write_pieces(&open, 0..16);
         line.clear();
-        told.read_line(&mut line).unwrap();
+        lines.read_line(&mut line).unwrap();
         assert!(line.contains("allocated"), "{line}");
-        drop(told);
+        drop(lines);
         // Until there is a step that it could not tell of.
         let (mut written, mut held) = (16, u64::MAX);
         while excess(&path) <= held {
@@ -588,7 +587,7 @@ fn only_regular_files_of_the_directory_itself_are_touched() {
         assert!(excess(&outside) <= 8192 && excess(&paths[1]) <= 8192);
         assert!(ours > 8192, "{ours}");
         drop(open);
-        // It ends by itself.
+        // It ends on its own.
         let mut grow = grow;
         assert!(grow.child.wait().unwrap().success());
         expect_no_excess(&paths[2..]);

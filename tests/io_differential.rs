@@ -1,19 +1,19 @@
 //! The shell of `cowslip io` against qemu-io: the same command lines on twin images give the same
 //! text, the same exit status, the same disk, and images that both checkers accept.
 //!
-//! `COWSLIP_IO_SEED` replays one case, or with `COWSLIP_IO_CASES` so many from there on. A failure
-//! prints the seed, the image's shape and the lines.
+//! `COWSLIP_IO_SEED` replays one case, or with `COWSLIP_IO_CASES` that number of cases from there
+//! on. A failure prints the seed, the image's shape and the lines.
 //!
 //! Left out, because the programs differ on purpose: preallocation when resizing (`truncate -m`),
 //! breakpoints. And where the format leaves a choice:
 //! - after zeroes, discards and new sizes the programs may have allocated different clusters, so
 //!   `map` and `alloc` are compared on images without that history only, and compressed writes,
 //!   which QEMU refuses on stored clusters, happen there only;
-//! - QEMU discards whole clusters only, so what is discarded of an image with subclusters is then
+//! - QEMU discards whole clusters only, so ranges discarded in an image with subclusters are then
 //!   written;
 //! - QEMU packs compressed clusters even where a refcount has one bit, and fails;
 //! - QEMU cannot grow a version 2 image on a longer backing file;
-//! - what is discarded in a raw data file may stay;
+//! - data that is discarded in a raw data file may stay;
 //! - a backing file shows in QEMU's VM state (`-b`), and a VM state in QEMU's disk when that grows.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
@@ -109,7 +109,7 @@ impl Twin {
         std::fs::read(self.files.read_with_qemu(&["-f", "qcow2"])).unwrap()
     }
 
-    /// What a checker says, unless it is content.
+    /// Returns the complaint of a checker, if it has one.
     fn complaint_of(&self, checker: &mut Command) -> Option<String> {
         let output = outcome(
             checker
@@ -137,7 +137,7 @@ struct Case {
     vm_state: VmState,
 }
 
-/// What a case may do with the VM state.
+/// The operations on the VM state that a case may contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum VmState {
     Untouched,
@@ -233,7 +233,7 @@ impl Case {
         chosen
     }
 
-    /// A range of so many whole clusters.
+    /// Returns a range of up to `count` whole clusters.
     fn clusters(&mut self, count: u64) -> String {
         let cluster = self.shape.cluster_bytes;
         let first = self.rng.below(self.disk_bytes.div_ceil(cluster));

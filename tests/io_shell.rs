@@ -1,4 +1,4 @@
-//! What `cowslip io` says under the name `qemu-io`: golden texts taken from qemu-io 10.0.2, and
+//! The output of `cowslip io` under the name `qemu-io`: golden texts taken from qemu-io 10.0.2, and
 //! many lines compared with the installed one.
 #![allow(clippy::unwrap_used)] // A test: a panic is its verdict.
 
@@ -41,7 +41,7 @@ fn timeless(bytes: &[u8]) -> String {
 }
 
 /// Standard output, standard error, exit status.
-fn told(output: &Output) -> (String, String, Option<i32>) {
+fn streams(output: &Output) -> (String, String, Option<i32>) {
     (
         timeless(&output.stdout),
         String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -60,7 +60,7 @@ fn run_lines(lines: &[&str]) -> (String, String, Option<i32>) {
     for line in lines {
         command.args(["-c", line]);
     }
-    told(&outcome(command.stdin(Stdio::null())))
+    streams(&outcome(command.stdin(Stdio::null())))
 }
 
 /// Starts a program with both streams in one pipe.
@@ -199,7 +199,10 @@ fn an_image_opened_for_reading_is_not_written() {
         "a.qcow2",
     ]));
     let read_only = "qemu-io: Block node is read-only\n";
-    assert_eq!(told(&output), (String::new(), read_only.repeat(3), Some(1)));
+    assert_eq!(
+        streams(&output),
+        (String::new(), read_only.repeat(3), Some(1))
+    );
     assert_eq!(
         std::fs::read(directory.path().join("a.qcow2")).unwrap(),
         before
@@ -322,7 +325,7 @@ fn single_lines_say_what_qemu_io_says() {
                 .current_dir(directory.path())
                 .args(["-f", "qcow2", "-c", line, "-c", "length", "twin.qcow2"])
                 .stdin(Stdio::null());
-            said.push(told(&outcome(&mut program)));
+            said.push(streams(&outcome(&mut program)));
         }
         if said[0] != said[1] {
             differing.push(format!(
@@ -365,9 +368,9 @@ fn what_is_written_above_a_temporary_snapshot_is_gone_with_it() {
             .arg("image")
             .output()
             .unwrap();
-        let told = String::from_utf8_lossy(&io.stdout);
+        let printed = String::from_utf8_lossy(&io.stdout);
         assert!(
-            io.status.success() && !told.contains("failed"),
+            io.status.success() && !printed.contains("failed"),
             "{format}: {io:?}"
         );
         assert_eq!(

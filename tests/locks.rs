@@ -132,7 +132,7 @@ fn verdict(command: &mut Command, dir: &Path) -> Verdict {
     )
 }
 
-/// What is tried while somebody holds an image.
+/// Command lines that are tried while another process holds an image.
 const ATTEMPTS: &[(&str, &str)] = &[
     ("qemu-img", "info top.qcow2"),
     ("qemu-img", "info -U top.qcow2"),
@@ -175,7 +175,7 @@ const REFUSED: &[(&str, &str)] = &[
 
 /// Under one holder, our programs do as QEMU's: the same exit code, the same first two lines.
 fn compare(holder: Command, held: &str, files: &[&str]) {
-    let told = format!("{holder:?}");
+    let described = format!("{holder:?}");
     let dir = images();
     let dir = dir.path();
     let mut holder = Holder::start(holder, dir, files);
@@ -189,7 +189,7 @@ fn compare(holder: Command, held: &str, files: &[&str]) {
     for (program, args, must_fail) in attempts.chain(refused) {
         let theirs = verdict(&mut with(Command::new(program), &args), dir);
         let our = verdict(&mut with(ours(program), &args), dir);
-        let context = format!("{program} {args}\nunder {told}\n{theirs:?}\n{our:?}");
+        let context = format!("{program} {args}\nunder {described}\n{theirs:?}\n{our:?}");
         if args == "check top.qcow2" && held == "base.qcow2" && theirs.0 == Some(1) {
             // Our check does not open backing files, so it does not care who writes them.
             assert_eq!(our.0, Some(0), "{context}");
@@ -207,9 +207,9 @@ fn compare(holder: Command, held: &str, files: &[&str]) {
     assert_eq!(
         fs::read(dir.join(held)).unwrap(),
         held_bytes,
-        "under {told}"
+        "under {described}"
     );
-    assert!(holder.0.try_wait().unwrap().is_none(), "{told} died");
+    assert!(holder.0.try_wait().unwrap().is_none(), "{described} died");
 }
 
 #[test]
@@ -578,8 +578,8 @@ fn reopening_keeps_what_is_held_and_asks_for_what_is_new() {
     assert_ne!(check.0, Some(1), "{check:?}");
 }
 
-/// Ours and QEMU's write their own pattern, wait, and read it back; whoever found it changed was
-/// not alone.
+/// Our programs and QEMU's write a pattern of their own, wait, and read it back; a program that
+/// finds it changed did not have exclusive access.
 #[test]
 fn of_contending_processes_only_one_writes() {
     if !peers_are_installed(PEERS) {

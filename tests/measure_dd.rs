@@ -169,7 +169,7 @@ fn sizes_are_qemu_imgs_for_all_geometries() {
         return;
     }
     let dir = scratch();
-    let told = |mut program: Command, options: &str, size: &str| {
+    let printed = |mut program: Command, options: &str, size: &str| {
         let line = ["measure", "-O", "qcow2", "-o", options, "--size", size];
         run(program.current_dir(&dir).args(line))
     };
@@ -184,8 +184,8 @@ fn sizes_are_qemu_imgs_for_all_geometries() {
                     1 << bits
                 );
                 for size in ["1", "12345678", "1G", "100000000000"] {
-                    let ours = told(cowslip(), &options, size);
-                    let theirs = told(Command::new("qemu-img"), &options, size);
+                    let ours = printed(cowslip(), &options, size);
+                    let theirs = printed(Command::new("qemu-img"), &options, size);
                     assert_eq!(ours, theirs, "{options} {size}");
                 }
             }

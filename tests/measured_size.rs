@@ -1,5 +1,5 @@
-//! A copy into an export, or a device, of exactly the size that `measure` has told, which both
-//! programs tell alike.
+//! A copy into an export, or a device, of exactly the size that `measure` reports, which is the
+//! same for both programs.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;
@@ -106,9 +106,9 @@ fn make_sources(dir: &Path) {
 }
 
 fn measured(mut program: Command, dir: &Path, line: &[&str]) -> (u64, u64) {
-    let told = run(program.current_dir(dir).arg("measure").args(line));
-    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-    let number = |key: &str| told[key].as_u64().unwrap_or(0);
+    let report = run(program.current_dir(dir).arg("measure").args(line));
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let number = |key: &str| report[key].as_u64().unwrap_or(0);
     (number("required"), number("bitmaps"))
 }
 
@@ -146,7 +146,7 @@ fn check_copy(dir: &Path, target: Target, (source, options, words): (&str, &str,
         };
 
     let file = dir.join("target");
-    // What it held before is no part of the copy.
+    // Its old content is no part of the copy.
     std::fs::write(&file, vec![0xa5; bytes as usize]).unwrap();
     let Some(place) = Place::new(target, &file) else {
         return;
@@ -205,8 +205,8 @@ fn a_copy_fits_into_exactly_what_was_measured() {
     }
 }
 
-/// What the first refcount block of an image on a device does not count, 2 GiB with the usual
-/// clusters, is counted when it is needed, by a session of its own too.
+/// Space on a device beyond the first refcount block, 2 GiB with the usual clusters, gets its
+/// refcount blocks when they are needed, also in a later session.
 #[test]
 fn an_image_uses_all_of_its_device() {
     if !peers_are_installed(&["qemu-img", "qemu-io", "losetup"]) {
@@ -236,6 +236,6 @@ fn an_image_uses_all_of_its_device() {
         "read -P 2 300k 300k",
         device,
     ];
-    let told = run(Command::new("qemu-io").args(reads));
-    assert!(!told.contains("verification failed"), "{told}");
+    let printed = run(Command::new("qemu-io").args(reads));
+    assert!(!printed.contains("verification failed"), "{printed}");
 }

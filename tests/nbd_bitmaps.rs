@@ -105,8 +105,8 @@ impl Server {
         golden::said(&outcome(nbdinfo.arg(map).arg(&self.uri)))
     }
 
-    /// What clients see of it but for the preferred block size, of which each server thinks
-    /// otherwise.
+    /// Returns what clients see of it, without the preferred block size, in which the servers
+    /// differ.
     fn seen(&self, dir: &Path, line: &[&str]) -> String {
         let listed = run(theirs()
             .current_dir(dir)

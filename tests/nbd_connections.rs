@@ -14,12 +14,12 @@ use crate::support::rng::Rng;
 use crate::support::{cowslip, run, scratch};
 
 const DISK_BYTES: u64 = 24 << 20;
-/// What the first connection carries quickly while it is alone.
+/// Bytes that the first connection carries quickly while it is alone.
 const ALONE_BYTES: usize = 1 << 20;
 /// How long each piece behind that takes: a disk takes seconds, which is long enough for the others
 /// to come.
 const SLOWNESS: Duration = Duration::from_millis(10);
-/// What every connection carries of the handshake at most; requests are longer.
+/// Bytes of the handshake that a connection carries at most; requests are longer.
 const HANDSHAKE_BYTES: usize = 4 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -55,8 +55,8 @@ struct Traffic {
     used: usize,
 }
 
-/// What lies between a client and a server. A connection is slow behind its first [`ALONE_BYTES`],
-/// until so many connections are used.
+/// A relay between a client and a server. A connection is slow behind its first [`ALONE_BYTES`],
+/// until a given number of connections is used.
 struct Relay {
     socket: PathBuf,
     traffic: Arc<Mutex<Traffic>>,
@@ -188,8 +188,8 @@ fn connections_that_a_server_does_not_take_are_not_waited_for() {
 fn the_number_of_connections_has_bounds() {
     for number in ["0", "17", "many"] {
         let image = format!("driver=nbd,path=/nobody,connections={number}");
-        let told = cowslip().args(["info", "--image-opts", &image]).output();
-        let told = said(&told.unwrap());
-        assert!(told.contains("between 1 and 16"), "{told}");
+        let printed = cowslip().args(["info", "--image-opts", &image]).output();
+        let printed = said(&printed.unwrap());
+        assert!(printed.contains("between 1 and 16"), "{printed}");
     }
 }

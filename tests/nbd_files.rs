@@ -61,7 +61,7 @@ fn raw_file(dir: &Path, len: u64) -> PathBuf {
     path
 }
 
-/// What the shell prints but for times.
+/// Returns the output of the shell, without times.
 fn io(address: &str, words: &[&str], commands: &[&str]) -> String {
     let mut shell = cowslip();
     shell.arg("io").args(words);
@@ -82,7 +82,7 @@ fn a_disk_is_written_and_read_back_over_either_server() {
         let words: &[&str] = &["--cache", "writeback", "--discard", "unmap"];
         let server = start(&disk, &[words, &["-f", "raw"]].concat());
         let address = server.address.as_str();
-        let told = io(
+        let printed = io(
             address,
             &["-f", "raw"],
             &[
@@ -98,12 +98,12 @@ fn a_disk_is_written_and_read_back_over_either_server() {
             ],
         );
         assert!(
-            told.contains("wrote 83886080/83886080 bytes at offset 1048576"),
-            "{told}"
+            printed.contains("wrote 83886080/83886080 bytes at offset 1048576"),
+            "{printed}"
         );
         assert!(
-            told.contains("128 MiB") && !told.contains("failed"),
-            "{told}"
+            printed.contains("128 MiB") && !printed.contains("failed"),
+            "{printed}"
         );
         drop(server);
         let checks = [
@@ -117,8 +117,8 @@ fn a_disk_is_written_and_read_back_over_either_server() {
         for check in checks {
             theirs.args(["-c", check]);
         }
-        let told = run(&mut theirs);
-        assert!(!told.contains("failed"), "{told}");
+        let printed = run(&mut theirs);
+        assert!(!printed.contains("failed"), "{printed}");
     }
 }
 
@@ -164,7 +164,7 @@ fn an_image_in_an_export_is_mapped_checked_and_described() {
         let ours = run(cowslip().arg("qemu-img").args(&words));
         assert_eq!(ours, theirs, "{words:?}");
     }
-    // A server is told of by its URI, however it was named.
+    // Output names a server by its URI, however it was given.
     let bare = options.replace("driver=qcow2,file.driver=nbd", "driver=nbd");
     let bare = bare.replace("file.server", "server");
     for words in [
@@ -178,18 +178,18 @@ fn an_image_in_an_export_is_mapped_checked_and_described() {
         let ours = run(cowslip().arg("qemu-img").args(&words));
         assert_eq!(ours, theirs, "{words:?}");
     }
-    let told = run(cowslip().args(["info", "-U", &server.address]));
+    let printed = run(cowslip().args(["info", "-U", &server.address]));
     assert!(
-        told.contains("file format: qcow2") && told.contains("virtual size: 64 MiB"),
-        "{told}"
+        printed.contains("file format: qcow2") && printed.contains("virtual size: 64 MiB"),
+        "{printed}"
     );
-    assert!(told.contains("disk size: unavailable"), "{told}");
-    let told = io(
+    assert!(printed.contains("disk size: unavailable"), "{printed}");
+    let printed = io(
         &server.address,
         &["-U", "-r", "-f", "qcow2"],
         &["read -P 5 3M 300k", "read -P 0 11M 2M"],
     );
-    assert!(!told.contains("failed"), "{told}");
+    assert!(!printed.contains("failed"), "{printed}");
 }
 
 /// A server's block status decides what of a disk is copied at all: of this one, what a second
@@ -207,10 +207,10 @@ fn of_a_disk_of_holes_only_data_is_read() {
         let server = start(&disk, &["-r", "-f", "raw"]);
         let copy = dir.path().join("copy");
         let words = ["convert", "--json", "-f", "raw", "-O", "raw"];
-        let told = run(cowslip().args(words).arg(&server.address).arg(&copy));
-        let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-        assert_eq!(told["virtual-size"], 1u64 << 40);
-        assert_eq!(told["bytes-read"], 4096);
+        let printed = run(cowslip().args(words).arg(&server.address).arg(&copy));
+        let printed: serde_json::Value = serde_json::from_str(&printed).unwrap();
+        assert_eq!(printed["virtual-size"], 1u64 << 40);
+        assert_eq!(printed["bytes-read"], 4096);
         let mut block = [0; 4096];
         let copy = std::fs::File::open(copy).unwrap();
         copy.read_exact_at(&mut block, 700 << 30).unwrap();
@@ -228,25 +228,28 @@ fn what_a_server_does_not_offer_is_said() {
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     let nobody = format!("nbd:unix:{}", dir.path().join("nobody").display());
-    let told = refused(&["map", &nobody]);
+    let printed = refused(&["map", &nobody]);
     assert!(
-        told.contains(&format!("Could not open '{nobody}': Failed to connect to ")),
-        "{told}"
+        printed.contains(&format!("Could not open '{nobody}': Failed to connect to ")),
+        "{printed}"
     );
-    assert!(told.contains("No such file or directory"), "{told}");
-    let told = refused(&["map", "nbd://localhost:1/"]);
+    assert!(printed.contains("No such file or directory"), "{printed}");
+    let printed = refused(&["map", "nbd://localhost:1/"]);
     assert!(
-        told.contains("Failed to connect to 'localhost:1': Connection refused"),
-        "{told}"
+        printed.contains("Failed to connect to 'localhost:1': Connection refused"),
+        "{printed}"
     );
     assert!(refused(&["map", "nbd:x"]).contains("names no NBD export"));
     let server = Server::ours(&disk, &["-f", "raw", "-r"]);
-    let told = refused(&["map", &format!("{}:exportname=other", server.address)]);
-    assert!(told.contains("Requested export not available"), "{told}");
-    let told = refused(&["io", "-f", "raw", "-c", "write 0 4k", &server.address]);
+    let printed = refused(&["map", &format!("{}:exportname=other", server.address)]);
     assert!(
-        told.contains("request on write denied without write permission"),
-        "{told}"
+        printed.contains("Requested export not available"),
+        "{printed}"
+    );
+    let printed = refused(&["io", "-f", "raw", "-c", "write 0 4k", &server.address]);
+    assert!(
+        printed.contains("request on write denied without write permission"),
+        "{printed}"
     );
 }
 
@@ -289,16 +292,16 @@ fn images_are_made_in_exports_as_qemu_img_makes_them() {
         std::fs::write(path("large"), &source).unwrap();
         std::fs::write(path("disk"), vec![9; 8 << 20]).unwrap();
         let server = Server::theirs(&path("disk"), &[]);
-        let told = LINES.iter().map(|line| {
+        let printed = LINES.iter().map(|line| {
             let here = dir.path().display().to_string();
             let line = line.replace("EXPORT", &server.address);
             let mut command = command();
             command.args(line.replace("DIR", &here).split(' '));
             said(&outcome(&mut command)).replace(&here, "DIR")
         });
-        let told: Vec<String> = told.collect();
+        let printed: Vec<String> = printed.collect();
         drop(server);
-        (told, std::fs::read(path("disk")).unwrap())
+        (printed, std::fs::read(path("disk")).unwrap())
     };
     let (theirs, their_disk) = tell(qemu_img);
     let (ours, our_disk) = tell(ours);
@@ -318,10 +321,10 @@ fn an_export_that_is_the_source_is_not_made_anew() {
     let words = ["convert", "-f", "raw", "-O", "qcow2"];
     let output = outcome(cowslip().args(words).args([&server.address; 2]));
     assert_eq!(output.status.code(), Some(1));
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        told.contains("must not be overwritten: it is read as a source"),
-        "{told}"
+        printed.contains("must not be overwritten: it is read as a source"),
+        "{printed}"
     );
     drop(server);
     assert_eq!(std::fs::read(&disk).unwrap(), vec![0; 1 << 20]);
@@ -376,7 +379,7 @@ fn a_server_that_is_far_is_asked_for_more_at_a_time() {
     assert!((12..=17).contains(&far), "{far}");
 }
 
-/// What was there before would be taken for an image of its old format.
+/// The old content would be taken for an image of its old format.
 #[test]
 fn a_raw_disk_in_an_export_begins_with_zeroes_and_leaves_the_rest() {
     if !peers_are_installed(&["qemu-nbd"]) {
@@ -403,10 +406,10 @@ fn a_server_that_hangs_up_is_told_in_plain_words() {
     let output = outcome(cowslip().args(["map", "-f", "raw", &address]));
     server.join().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        told.contains("': Failed to negotiate with the server: "),
-        "{told}"
+        printed.contains("': Failed to negotiate with the server: "),
+        "{printed}"
     );
-    assert!(!told.contains("os error"), "{told}");
+    assert!(!printed.contains("os error"), "{printed}");
 }

@@ -163,7 +163,7 @@ fn qemu_io_writes_zeroes_discards_and_reads_back() {
             2 => (format!("write -f -P {pattern} {offset} {len}"), pattern),
             _ => (format!("aio_write -P {pattern} {offset} {len}"), pattern),
         };
-        // What is in flight at once must not overlap: each waits for those before it.
+        // Requests in flight at once must not overlap: each waits for those before it.
         commands.push(command);
         commands.push("aio_flush".to_string());
         commands.push(format!("read -P {byte} {offset} {len}"));
@@ -232,8 +232,8 @@ fn qemu_img_maps_converts_and_compares() {
         });
         extent.unwrap()["zero"].as_bool().unwrap()
     };
-    assert!(state(2 << 20), "zeroes are told as zeroes");
-    assert!(!state(8 << 20), "data is told as data");
+    assert!(state(2 << 20), "zeroes are reported as zeroes");
+    assert!(!state(8 << 20), "data is reported as data");
     let copy = served.directory.path().join("copy.raw");
     run(Command::new("qemu-img")
         .args(["convert", "-f", "raw", "-O", "raw", &uri])
@@ -485,8 +485,8 @@ fn context_of(uri: &str, context: &str) -> Vec<(u64, u64, u64)> {
     runs
 }
 
-/// Which layer holds what, of a chain of three with data, zeroes and gaps in each, is told as
-/// qemu-nbd tells it.
+/// The allocation depth of a chain of three, with data, zeroes and gaps in each layer, is reported
+/// as by qemu-nbd.
 #[test]
 fn allocation_depth_is_told_as_qemu_nbd_tells_it() {
     if !peers_are_installed(&["nbdinfo", "qemu-img", "qemu-nbd", "qemu-io"]) {
@@ -552,7 +552,7 @@ fn allocation_depth_is_told_as_qemu_nbd_tells_it() {
         (0..4).all(|deep| depths(deep) > 0),
         "each layer shows: {ours:?}"
     );
-    // Who has not been asked to tell it does not.
+    // A server without the option does not report it.
     let quiet = Served::start(directory, &["--read-only"]);
     let info = run(Command::new("nbdinfo").args(["--json", &quiet.uri()]));
     assert!(!info.contains("qemu:allocation-depth"), "{info}");

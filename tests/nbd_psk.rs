@@ -1,8 +1,8 @@
 //! TLS with keys shared beforehand on the command line: ours and QEMU's programs as servers and as
 //! clients of each other, libnbd's and nbdkit beside them. The default build has none of it;
-//! `nbd_tls.rs` tests what it says then.
+//! `nbd_tls.rs` tests its messages then.
 //!
-//! What the protocol says in every corner is tested in `cowslip-nbd`.
+//! The details of the protocol are tested in `cowslip-nbd`.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::Path;
@@ -68,7 +68,7 @@ fn a_disk_is_written_and_read_with_keys_by_both_programs() {
         (theirs, ours, "endpoint=client"),
         (theirs, ours, "endpoint=client,username=alice"),
     ] {
-        let told = format!("server {server:?}, client {client:?} with {words}");
+        let case = format!("server {server:?}, client {client:?} with {words}");
         let dir = scratch();
         make_keys(dir.path());
         let disk = disk(dir.path(), "qcow2");
@@ -86,7 +86,7 @@ fn a_disk_is_written_and_read_with_keys_by_both_programs() {
             shell.args(["-c", command]);
         }
         let said = run(shell.args(["--image-opts", &image(&served)]));
-        assert!(!said.contains("failed"), "{told}: {said}");
+        assert!(!said.contains("failed"), "{case}: {said}");
         let copy = dir.path().join("copy.raw");
         let mut convert = client.program("qemu-img");
         convert
@@ -100,15 +100,15 @@ fn a_disk_is_written_and_read_with_keys_by_both_programs() {
             1000..20972520 => 7,
             _ => 0,
         };
-        assert_eq!(copy.len(), 32 << 20, "{told}");
-        assert!((0..copy.len()).all(|at| copy[at] == expected(at)), "{told}");
+        assert_eq!(copy.len(), 32 << 20, "{case}");
+        assert!((0..copy.len()).all(|at| copy[at] == expected(at)), "{case}");
         let mut list = client.program("qemu-nbd");
         list.arg("-L").args(&own).args(["--tls-creds", "tls", "-k"]);
         let listed = run(list.arg(&served.socket));
-        assert!(listed.contains("exports available: 1"), "{told}: {listed}");
+        assert!(listed.contains("exports available: 1"), "{case}: {listed}");
         drop(served);
         let check = outcome(Command::new("qemu-img").arg("check").arg(&disk));
-        assert!(check.status.success(), "{told}: {check:?}");
+        assert!(check.status.success(), "{case}: {check:?}");
     }
 }
 
@@ -132,8 +132,8 @@ fn a_server_of_qemu_is_understood_in_either_version() {
         let mut info = cowslip();
         info.arg("info")
             .args(credentials(dir.path(), "username=alice"));
-        let told = golden::said(&outcome(info.args(["--image-opts", &image(&served)])));
-        assert!(told.contains("32 MiB"), "{priority}: {told}");
+        let printed = golden::said(&outcome(info.args(["--image-opts", &image(&served)])));
+        assert!(printed.contains("32 MiB"), "{priority}: {printed}");
     }
 }
 
@@ -156,7 +156,7 @@ qemu-img info --object tls-creds-psk,id=c,dir=keys,username=alic --image-opts dr
 qemu-img info --object tls-creds-psk,id=c,dir=keys,endpoint=server --image-opts driver=nbd,path=none,tls-creds=c
 ";
 
-/// Those that meet a server of QEMU's with keys, at `SOCKET`; and with certificates of whoever has
+/// Client lines against QEMU's server with keys, at `SOCKET`; and with the certificates in
 /// `CERTIFICATES`.
 const REFUSED_BY_A_SERVER: &str = "
 qemu-img info --object tls-creds-psk,id=c,dir=wrong --image-opts driver=nbd,path=SOCKET,tls-creds=c
@@ -220,18 +220,18 @@ fn our_server_refuses_who_has_no_key_whoever_made_the_client() {
             info.current_dir(dir.path())
                 .args(["info", "--object", &object, "--image-opts"]);
             let options = format!("{},tls-hostname=localhost", image(&served));
-            let told = golden::said(&outcome(info.arg(options)));
-            assert!(told.contains("TLS"), "{client:?}, {object}: {told}");
-            assert!(told.contains("[exit status: 1]"), "{object}: {told}");
+            let printed = golden::said(&outcome(info.arg(options)));
+            assert!(printed.contains("TLS"), "{client:?}, {object}: {printed}");
+            assert!(printed.contains("[exit status: 1]"), "{object}: {printed}");
         }
         let mut info = client.program("qemu-img");
         info.args(["info", &format!("nbd:unix:{}", served.socket.display())]);
-        let told = golden::said(&outcome(&mut info));
-        assert!(told.contains("TLS negotiation required"), "{told}");
+        let printed = golden::said(&outcome(&mut info));
+        assert!(printed.contains("TLS negotiation required"), "{printed}");
     }
     let file = dir.path().join("keys/keys.psk");
-    let told = outcome(cowslip().args(["info", &uri(&served, "alice", &file)]));
-    assert!(told.status.success(), "{told:?}");
+    let printed = outcome(cowslip().args(["info", &uri(&served, "alice", &file)]));
+    assert!(printed.status.success(), "{printed:?}");
 }
 
 #[test]
@@ -259,14 +259,17 @@ fn mistakes_in_files_of_keys_are_told_with_their_lines() {
         let mut serve = cowslip();
         serve.args(["serve", "--object", &object, "--tls-creds", "tls", "-k"]);
         serve.arg(dir.path().join("sock")).arg(&disk);
-        let told = golden::said(&outcome(&mut serve));
-        assert!(told.contains(said), "{said}: {told}");
-        assert!(told.contains(&file.display().to_string()), "{told}");
-        assert!(told.contains("[exit status: 1]"), "{told}");
-        assert!(!told.contains("616c"), "no part of a key: {told}");
+        let printed = golden::said(&outcome(&mut serve));
+        assert!(printed.contains(said), "{said}: {printed}");
+        assert!(printed.contains(&file.display().to_string()), "{printed}");
+        assert!(printed.contains("[exit status: 1]"), "{printed}");
+        assert!(!printed.contains("616c"), "no part of a key: {printed}");
         let uri = format!("nbds://alice@localhost:1/?tls-psk-file={}", file.display());
-        let told = golden::said(&outcome(cowslip().args(["info", &uri])));
-        assert!(told.contains("PSK file") || told.contains(said), "{told}");
+        let printed = golden::said(&outcome(cowslip().args(["info", &uri])));
+        assert!(
+            printed.contains("PSK file") || printed.contains(said),
+            "{printed}"
+        );
     }
 }
 
@@ -285,10 +288,10 @@ fn those_users_are_served_who_are_allowed() {
     ] {
         let words = ["-f", "raw", "--object", authz, "--tls-authz", "authz"];
         let served = server_with_keys(Whose::Ours, dir.path(), &disk, &words);
-        let told = outcome(cowslip().args(["info", &uri(&served, "alice", &file)]));
-        assert_eq!(told.status.success(), allowed, "{authz}: {told:?}");
-        let told = outcome(cowslip().args(["info", &uri(&served, "qemu", &file)]));
-        assert!(!told.status.success(), "{authz}: {told:?}");
+        let printed = outcome(cowslip().args(["info", &uri(&served, "alice", &file)]));
+        assert_eq!(printed.status.success(), allowed, "{authz}: {printed:?}");
+        let printed = outcome(cowslip().args(["info", &uri(&served, "qemu", &file)]));
+        assert!(!printed.status.success(), "{authz}: {printed:?}");
     }
 }
 
@@ -314,21 +317,21 @@ fn who_says_no_name_in_a_uri_is_who_runs_the_program() {
     let served = Server::start(serve.arg(&socket).arg(&disk), &socket);
     let (at, keys) = (socket.display(), file.display());
     let unnamed = format!("nbds+unix:///?socket={at}&tls-psk-file={keys}");
-    let told = golden::said(&outcome(cowslip().args(["info", &unnamed])));
-    assert!(told.contains("32 MiB"), "{told}");
+    let printed = golden::said(&outcome(cowslip().args(["info", &unnamed])));
+    assert!(printed.contains("32 MiB"), "{printed}");
     for named in [
         format!("{unnamed}&tls-username={own}"),
         uri(&served, own, &file),
     ] {
-        let told = golden::said(&outcome(cowslip().args(["info", &named])));
-        assert!(told.contains("32 MiB"), "{named}: {told}");
+        let printed = golden::said(&outcome(cowslip().args(["info", &named])));
+        assert!(printed.contains("32 MiB"), "{named}: {printed}");
     }
-    let told = golden::said(&outcome(
+    let printed = golden::said(&outcome(
         cowslip().args(["info", &uri(&served, "other", &file)]),
     ));
     assert!(
-        told.contains("Username other not found in PSK file"),
-        "{told}"
+        printed.contains("Username other not found in PSK file"),
+        "{printed}"
     );
 }
 

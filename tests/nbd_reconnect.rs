@@ -16,7 +16,8 @@ use crate::support::rng::Rng;
 use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
 const DISK_BYTES: u64 = 40 << 20;
-/// What a connection lives for: longer than the longest request, much shorter than a disk.
+/// Bytes after which a connection is closed: longer than the longest request, much shorter than a
+/// disk.
 const LIFE_BYTES: usize = 5 << 20;
 
 /// A server of ours; ends with this value.
@@ -44,8 +45,8 @@ impl Drop for Server {
     }
 }
 
-/// What lies between a client and a server: it passes on what they say, and hangs up on both when
-/// so many bytes have gone one of the ways.
+/// A relay between a client and a server, which closes both connections when a given number of
+/// bytes has gone in one direction.
 struct Cutter {
     socket: PathBuf,
     cuts: Arc<AtomicUsize>,
@@ -160,7 +161,7 @@ fn what_is_written_arrives_however_often_the_server_was_lost() {
     }
 }
 
-/// What a flush says that may not stand for all that was acknowledged before.
+/// The error of a flush that may not cover all writes acknowledged before.
 const LOST: &str = "the connection was lost, and with it perhaps writes that the server had \
                     acknowledged and nobody had flushed";
 
@@ -169,7 +170,7 @@ fn a_flush_by_the_next_server_does_not_stand_for_what_the_last_one_acknowledged(
     let dir = scratch();
     let path = |name: &str| dir.path().join(name);
     make_disk(&path("disk"), &mut Rng::new(5));
-    // What is written before the server is another one, and whether the flush behind it fails.
+    // The writes before the server is replaced, and whether the flush after them fails.
     let cases = [
         ("", false),
         ("write 0 4k\nflush\n", false),
@@ -194,15 +195,15 @@ fn a_flush_by_the_next_server_does_not_stand_for_what_the_last_one_acknowledged(
         let mut running = shell.spawn().unwrap();
         drop(shell);
         let mut asks = running.stdin.take().unwrap();
-        let mut told = std::io::BufReader::new(from_shell);
+        let mut stdout = std::io::BufReader::new(from_shell);
         asks.write_all(format!("{lines}read 64k 4k\n").as_bytes())
             .unwrap();
-        wait_for(&mut told, "read 4096/4096 bytes at offset 65536");
+        wait_for(&mut stdout, "read 4096/4096 bytes at offset 65536");
         drop(server);
         let _next = Server::start(&path("disk"), &socket, &[]);
         asks.write_all(b"flush\nread 64k 4k\n").unwrap();
         drop(asks);
-        let said = wait_for(&mut told, "read 4096/4096 bytes at offset 65536");
+        let said = wait_for(&mut stdout, "read 4096/4096 bytes at offset 65536");
         let failed = said.contains("flush failed: Input/output error");
         assert_eq!(failed, is_lost, "{lines}: {said}");
         running.wait().unwrap();
@@ -232,10 +233,10 @@ fn without_a_delay_and_after_it_requests_fail() {
         .spawn()
         .unwrap();
     let mut asks = shell.stdin.take().unwrap();
-    let mut told = std::io::BufReader::new(shell.stdout.take().unwrap());
+    let mut stdout = std::io::BufReader::new(shell.stdout.take().unwrap());
     asks.write_all(b"read 0 4k\n").unwrap();
     // To the end of the line: the rate that it ends with may end in "1 ops/sec" as well.
-    wait_for(&mut told, "ops/sec)");
+    wait_for(&mut stdout, "ops/sec)");
     drop(server);
     std::fs::File::create(path("other"))
         .unwrap()
@@ -245,18 +246,18 @@ fn without_a_delay_and_after_it_requests_fail() {
     asks.write_all(b"read 0 4k\nread 0 4k\n").unwrap();
     drop(asks);
     let mut rest = String::new();
-    told.read_to_string(&mut rest).unwrap();
+    stdout.read_to_string(&mut rest).unwrap();
     assert!(!rest.contains("ops"), "{rest}");
     assert_eq!(rest.matches("read failed").count(), 2, "{rest}");
     assert!(!shell.wait().unwrap().success());
 }
 
 /// Reads until a text has come; what was read.
-fn wait_for(told: &mut impl Read, text: &str) -> String {
+fn wait_for(stdout: &mut impl Read, text: &str) -> String {
     let mut so_far = Vec::new();
     let mut byte = [0];
     while !String::from_utf8_lossy(&so_far).contains(text) {
-        assert_eq!(told.read(&mut byte).unwrap(), 1, "{so_far:?}");
+        assert_eq!(stdout.read(&mut byte).unwrap(), 1, "{so_far:?}");
         so_far.push(byte[0]);
     }
     String::from_utf8_lossy(&so_far).into_owned()

@@ -1,7 +1,7 @@
 //! TLS on the command line: ours and QEMU's programs as servers and as clients of each other,
 //! libnbd's beside them.
 //!
-//! What the protocol says in every corner is tested in `cowslip-nbd`, whose certificates these are.
+//! The details of the protocol are tested in `cowslip-nbd`, whose certificates these are.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::net::TcpListener;
@@ -32,7 +32,7 @@ impl Whose {
     }
 }
 
-/// What a party has.
+/// Returns the directory with the certificates of a party.
 pub(crate) fn party(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     root.join("crates/nbd/tests/certificates").join(name)
@@ -126,7 +126,7 @@ fn a_disk_is_written_and_read_over_tls_by_both_programs() {
     }
     let (ours, theirs) = (Whose::Ours, Whose::Theirs);
     for (server, client) in [(ours, ours), (ours, theirs), (theirs, ours)] {
-        let told = format!("server {server:?}, client {client:?}");
+        let case = format!("server {server:?}, client {client:?}");
         let dir = scratch();
         let image = disk(dir.path(), "qcow2");
         let served = Server::with_tls(server, &image, &["-f", "qcow2"]);
@@ -143,7 +143,7 @@ fn a_disk_is_written_and_read_over_tls_by_both_programs() {
             shell.args(["-c", command]);
         }
         let said = run(shell.args(["--image-opts", &served.image()]));
-        assert!(!said.contains("failed"), "{told}: {said}");
+        assert!(!said.contains("failed"), "{case}: {said}");
         let copy = dir.path().join("copy.raw");
         let mut convert = client.program("qemu-img");
         convert
@@ -157,25 +157,25 @@ fn a_disk_is_written_and_read_over_tls_by_both_programs() {
             1000..20972520 => 7,
             _ => 0,
         };
-        assert_eq!(copy.len(), 32 << 20, "{told}");
-        assert!((0..copy.len()).all(|at| copy[at] == expected(at)), "{told}");
+        assert_eq!(copy.len(), 32 << 20, "{case}");
+        assert!((0..copy.len()).all(|at| copy[at] == expected(at)), "{case}");
         let mut list = client.program("qemu-nbd");
         list.arg("-L")
             .args(&own)
             .args(["--tls-creds", "tls", "--tls-hostname", "localhost", "-k"]);
         let listed = run(list.arg(&served.socket));
-        assert!(listed.contains("exports available: 1"), "{told}: {listed}");
+        assert!(listed.contains("exports available: 1"), "{case}: {listed}");
         // As a URI, too, which QEMU does not take.
         if client == ours {
             let info = run(ours
                 .program("qemu-img")
                 .arg("info")
                 .arg(served.uri("client")));
-            assert!(info.contains("32 MiB"), "{told}: {info}");
+            assert!(info.contains("32 MiB"), "{case}: {info}");
         }
         drop(served);
         let check = outcome(Command::new("qemu-img").arg("check").arg(&image));
-        assert!(check.status.success(), "{told}: {check:?}");
+        assert!(check.status.success(), "{case}: {check:?}");
     }
 }
 
@@ -324,19 +324,19 @@ fn what_is_not_supported_is_named() {
             "('passwordid') are not supported",
         ),
     ] {
-        let told = golden::said(&outcome(
+        let printed = golden::said(&outcome(
             cowslip().args(["info", "--object", object, "none"]),
         ));
         assert!(
-            told.contains(said) && told.contains("[exit status: 1]"),
-            "{object}: {told}"
+            printed.contains(said) && printed.contains("[exit status: 1]"),
+            "{object}: {printed}"
         );
     }
     #[cfg(not(feature = "psk"))]
     {
         let uri = "nbds+unix:///?socket=none&tls-psk-file=/none";
-        let told = golden::said(&outcome(cowslip().args(["info", uri])));
-        assert!(told.contains("--features psk"), "{told}");
+        let printed = golden::said(&outcome(cowslip().args(["info", uri])));
+        assert!(printed.contains("--features psk"), "{printed}");
     }
 }
 
@@ -383,12 +383,12 @@ fn credentials_that_no_peer_would_believe_are_refused_at_the_start() {
             std::fs::copy(party("server").join(name), mixed.path().join(name)).unwrap();
         }
         std::fs::copy(&with, mixed.path().join(file)).unwrap();
-        let told = started(mixed.path(), "");
+        let printed = started(mixed.path(), "");
         let named = format!("{}/{file}", mixed.path().display());
-        assert!(told.contains(said), "{file}: {told}");
+        assert!(printed.contains(said), "{file}: {printed}");
         assert!(
-            told.contains(&named) && told.contains("[exit status: 1]"),
-            "{file}: {told}"
+            printed.contains(&named) && printed.contains("[exit status: 1]"),
+            "{file}: {printed}"
         );
     }
 }
@@ -424,19 +424,22 @@ fn those_are_served_who_are_allowed() {
             .args(credentials("server", "server"))
             .args(["--object", &authz, "-k"]);
         let served = Server::start(serve.arg(&socket).arg(&image), &socket);
-        let told = outcome(cowslip().args(["info", &served.uri("client")]));
-        assert_eq!(told.status.success(), allowed, "{authz}: {told:?}");
+        let printed = outcome(cowslip().args(["info", &served.uri("client")]));
+        assert_eq!(printed.status.success(), allowed, "{authz}: {printed:?}");
         if peers_are_installed(&["nbdinfo"]) {
-            let told = outcome(Command::new("nbdinfo").args(["--size", &served.uri("client")]));
-            assert_eq!(told.status.success(), allowed, "{authz}: {told:?}");
+            let printed = outcome(Command::new("nbdinfo").args(["--size", &served.uri("client")]));
+            assert_eq!(printed.status.success(), allowed, "{authz}: {printed:?}");
         }
     }
     let mut serve = cowslip();
     serve.args(["serve", "--tls-creds", "tls", "--tls-authz", "nobody"]);
-    let told = golden::said(&outcome(
+    let printed = golden::said(&outcome(
         serve.args(credentials("server", "server")).arg(&image),
     ));
-    assert!(told.contains("No authz object with id 'nobody'"), "{told}");
+    assert!(
+        printed.contains("No authz object with id 'nobody'"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -449,9 +452,9 @@ fn certificates_of_revoked_and_of_other_authorities_are_refused() {
         ("stranger", "UnknownCA"),
         ("bare", "CertificateRequired"),
     ] {
-        let told = golden::said(&outcome(cowslip().args(["info", &served.uri(name)])));
-        assert!(told.contains(said), "{name}: {told}");
+        let printed = golden::said(&outcome(cowslip().args(["info", &served.uri(name)])));
+        assert!(printed.contains(said), "{name}: {printed}");
     }
-    let told = outcome(cowslip().args(["info", &served.uri("client")]));
-    assert!(told.status.success(), "{told:?}");
+    let printed = outcome(cowslip().args(["info", &served.uri("client")]));
+    assert!(printed.status.success(), "{printed:?}");
 }

@@ -36,7 +36,7 @@ const FILE_NAMES: [Alias; 6] = [
     Alias::OtherNode,
 ];
 
-/// What keeps an alias alive.
+/// The resources that keep an alias alive.
 #[derive(Default)]
 struct Kept {
     devices: Vec<LoopDevice>,
@@ -522,7 +522,7 @@ fn an_image_on_a_device_over_itself_is_not_changed() {
     }
 }
 
-/// Who stands behind an export is not known by name; the locks of its server tell.
+/// The file behind an export is not known by name; the locks of its server identify it.
 #[test]
 fn an_export_of_a_source_is_not_overwritten() {
     if !peers_are_installed(&["qemu-img"]) {

@@ -1,7 +1,8 @@
-//! The power fails while an image on a real file system is written. All that the engine asks of its
-//! files is logged; the log is cut when a flush begins, when it has ended, and in between; what the
-//! disk may hold then is put together from the log, and judged: by QEMU's check and ours, and by
-//! what QEMU and we read, sector by sector. What was flushed is there, and the rest is old or new.
+//! The power fails while an image on a real file system is written. All operations of the engine on
+//! its files are logged; the log is cut when a flush begins, when it has ended, and in between. A
+//! possible state of the disk at the cut is composed from the log, and verified: by QEMU's check
+//! and ours, and by reads of QEMU and ours, sector by sector. Flushed data is there, and the rest
+//! is old or new.
 //!
 //! One case again, and with more cuts: `COWSLIP_SEED=7 COWSLIP_SHAPE=v3-65536-extended-raw-rc16
 //! COWSLIP_CUTS=200 cargo test --test command power_cut`. More of them: `COWSLIP_SEEDS=20`.
@@ -258,7 +259,7 @@ impl Case {
         self.check("after the next session", &image);
     }
 
-    /// What each sector of the disk may read as after a cut.
+    /// Returns the contents that each sector of the disk may have after a cut.
     fn allowed(&self, at: u64) -> Vec<Vec<&[u8]>> {
         const ZEROES: &[u8] = &[0; SECTOR_BYTES];
         let mut allowed: Vec<Vec<&[u8]>> =

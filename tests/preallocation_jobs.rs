@@ -60,7 +60,7 @@ fn an_interrupted_create_leaves_no_file() {
     }
 }
 
-/// What a job that was cancelled must have left alone.
+/// Returns the state that a cancelled job must not have changed.
 fn state(path: &Path) -> Option<(u64, u64)> {
     let found = std::fs::metadata(path).ok()?;
     Some((used_bytes(path), found.len()))

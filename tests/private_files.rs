@@ -1,5 +1,5 @@
-//! What programs make for themselves, nobody else can open: each call that makes a file is checked
-//! under strace, and only what the command line names may have another mode.
+//! Files that programs make for themselves cannot be opened by other users: each call that makes a
+//! file is checked under strace, and only files that the command line names may have another mode.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::os::unix::fs::PermissionsExt;
@@ -42,7 +42,7 @@ fn files_made(log: &str, mut mask: u32) -> Vec<Made> {
     made
 }
 
-/// What nobody else can open that was made, beside what was asked for.
+/// Returns the files made besides those asked for, all of which other users cannot open.
 fn expect_private(log: &str, asked_for: &[&str]) -> Vec<Made> {
     let made = files_made(log, 0o022);
     let is_own = |one: &&Made| {

@@ -149,7 +149,7 @@ nosuch -r
 --snapshot nosuch
 ";
 
-/// What is not done, and who does it.
+/// Options that are refused, and the programs that have them.
 const REFUSED: &[(&str, &str)] = &[
     (
         "-c /dev/nosuch a.qcow2",
@@ -207,8 +207,8 @@ fn both_say_the_same() {
         assert_eq!(left, 2, "qemu-nbd {line} leaves a file");
     }
     for (line, words) in REFUSED {
-        let told = in_directory(ours(), dir.path(), line);
-        assert_eq!(told, format!("qemu-nbd: {words}\n[exit status: 1]\n"));
+        let printed = in_directory(ours(), dir.path(), line);
+        assert_eq!(printed, format!("qemu-nbd: {words}\n[exit status: 1]\n"));
     }
     let none = in_directory(ours(), dir.path(), "-T help");
     assert_eq!(none, "[exit status: 0]\n", "there are no events");

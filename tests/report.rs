@@ -45,7 +45,7 @@ const TINY: &str = "steady --size=16M --requests=64 --repetitions=2 --depths=32 
 fn a_table_is_a_page_too_and_its_json_is_the_same_page_later() {
     let dir = scratch();
     let page = dir.path().join("page.html");
-    let told = run(cowslip()
+    let summary = run(cowslip()
         .arg("bench")
         .args(TINY.split(' '))
         .arg("--json")
@@ -55,7 +55,7 @@ fn a_table_is_a_page_too_and_its_json_is_the_same_page_later() {
         .arg(dir.path()));
     assert_eq!(entries(dir.path()), ["page.html"]);
     let results = dir.path().join("results.json");
-    std::fs::write(&results, &told).unwrap();
+    std::fs::write(&results, &summary).unwrap();
     let again = dir.path().join("again.html");
     run(cowslip()
         .args(["bench", "report"])
@@ -64,8 +64,8 @@ fn a_table_is_a_page_too_and_its_json_is_the_same_page_later() {
         .arg(&again));
     let html = read(&page);
     assert_eq!(html, read(&again));
-    let told: Value = serde_json::from_str(&told).unwrap();
-    let conditions = &told["conditions"];
+    let summary: Value = serde_json::from_str(&summary).unwrap();
+    let conditions = &summary["conditions"];
     for part in [
         &conditions["date"],
         &conditions["machine"]["kernel"],
@@ -82,7 +82,7 @@ fn a_table_is_a_page_too_and_its_json_is_the_same_page_later() {
             .contains("bench steady --size=16M")
     );
     // Each row is there, and a bar for each row.
-    let rows = told["rows"].as_array().unwrap();
+    let rows = summary["rows"].as_array().unwrap();
     for row in rows {
         assert!(html.contains(row["cell"].as_str().unwrap()));
         let command = row["command"].as_str().unwrap();
@@ -192,7 +192,7 @@ fn an_interrupted_table_leaves_a_page_of_what_is_finished() {
 fn all_tables_are_one_page_and_end_in_their_time() {
     let dir = scratch();
     let page = dir.path().join("page.html");
-    let told = run(cowslip()
+    let summary = run(cowslip()
         .args("bench all --quick --minutes=0.0001 --html".split(' '))
         .arg(&page)
         .arg("--dir")
@@ -211,12 +211,12 @@ fn all_tables_are_one_page_and_end_in_their_time() {
     let html = read(&page);
     for table in tables {
         assert!(
-            told.contains(&format!("{table}\n  Out of time: ")),
-            "{told}"
+            summary.contains(&format!("{table}\n  Out of time: ")),
+            "{summary}"
         );
         assert!(html.contains(&format!("({table})</a>")), "{table}");
     }
-    assert!(told.contains(&page.display().to_string()) && told.contains("cowslip 0."));
+    assert!(summary.contains(&page.display().to_string()) && summary.contains("cowslip 0."));
     assert_eq!(entries(dir.path()), ["page.html"]);
 }
 
@@ -305,8 +305,8 @@ fn large_and_hostile(dir: &Path) -> PathBuf {
     page
 }
 
-/// What sticks out: elements beyond what contains them, beside those that scroll; texts of a chart
-/// that are cut off or that lie on one another.
+/// Finds overflows: elements beyond their containers, except those that scroll; texts of a chart
+/// that are cut off or that overlap.
 const CHECK: &str = r#"(() => {
   const found = [];
   const name = e => `${e.tagName}.${e.getAttribute('class')} "${e.textContent.slice(0, 40)}"`;
@@ -435,7 +435,7 @@ fn pages_are_shown_as_they_should_in_a_browser() {
         ),
         large_and_hostile(dir.path()),
     ];
-    // Pages of longer runs, which whoever has them may want to see too.
+    // Pages of longer runs, for those who have them.
     let more = std::env::var_os("COWSLIP_PAGES").unwrap_or_default();
     pages.extend(std::env::split_paths(&more).filter(|page| page.is_file()));
     let mut browser = Browser::start();

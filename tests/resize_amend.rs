@@ -138,7 +138,7 @@ fn prepare(dir: &Path) {
     }
 }
 
-/// What each program says to each line, and what it makes of the files.
+/// Compares the output of both programs for each line, and the resulting files.
 fn compare(verb: &str, lines: &str, files: &[&str]) {
     if !peers_are_installed(&["qemu-img"]) {
         return;
@@ -349,7 +349,7 @@ fn zero_clusters_become_what_version_2_can_say() {
         let info = run(cowslip().current_dir(&dir).args(["info", file]));
         assert!(info.contains("compat: 0.10"), "{info}");
         let compare = ["compare", "-s", "-f", "raw", "before.raw", file];
-        // What was unallocated and what is allocated differ; the bytes do not.
+        // The old and the new allocation differ; the bytes do not.
         run(Command::new("qemu-img")
             .current_dir(&dir)
             .args(compare.iter().filter(|word| **word != "-s")));

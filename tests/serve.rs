@@ -299,7 +299,8 @@ fn a_socket_on_which_a_server_answers_is_not_taken() {
     }
 }
 
-/// What tells a file from another that has its name later; its inode may be the same.
+/// Returns values that distinguish a file from a later one of the same name, whose inode may be the
+/// same.
 fn identity(path: &Path) -> Option<(u64, i64, i64)> {
     let metadata = std::fs::metadata(path).ok()?;
     Some((metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))

@@ -136,7 +136,7 @@ fn said(mut program: Command, dir: &Path, line: &str) -> String {
     undated(&text)
 }
 
-/// What qemu-img says of an image, but for dates and space.
+/// Returns qemu-img's description of an image, without dates and space.
 fn described(dir: &Path, file: &str) -> Value {
     let line = ["info", "--output=json", file];
     let info = run(Command::new("qemu-img").current_dir(dir).args(line));
@@ -424,7 +424,7 @@ fn poke(file: &Path, offset: u64, bytes: &[u8]) {
     file.write_all_at(bytes, offset).unwrap();
 }
 
-/// What a program of qemu-img's says to these words, and how it ends.
+/// Returns the output and the exit code of a program for these arguments of qemu-img.
 fn answers(mut program: Command, dir: &Path, words: &[&str]) -> (String, Option<i32>) {
     let output = outcome(program.current_dir(dir).args(words));
     let text = [&output.stdout[..], &output.stderr[..]].concat();

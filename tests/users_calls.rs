@@ -18,7 +18,7 @@ use crate::support::judge::{Layout, comparable};
 use crate::support::twins::{Twin, compare_files, copy_all, qemu_img};
 use crate::support::{outcome, peers_are_installed, run, scratch};
 
-/// What a program does, and where its source says so.
+/// The behaviour of a program, and its place in the source.
 struct Story {
     project: &'static str,
     file: &'static str,

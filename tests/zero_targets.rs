@@ -228,7 +228,7 @@ fn targets_with_data_files_show_the_source_whatever_was_there() {
     }
 }
 
-/// What encrypted space that was never written decrypts to is anything.
+/// Encrypted space that was never written may decrypt to anything.
 #[test]
 fn encrypted_targets_show_the_source_whatever_was_there() {
     if !peers_are_installed(&["qemu-img"]) {

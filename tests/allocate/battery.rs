@@ -1,4 +1,4 @@
-//! What is tried on every file system.
+//! The tests that run on every file system.
 
 use std::fs::File;
 use std::io::Write;
@@ -17,7 +17,7 @@ use super::library;
 use crate::support::rng::Rng;
 use crate::support::{cowslip, number_from_environment, run};
 
-/// What random files are allocated to.
+/// The size to which random files are allocated, in bytes.
 const SIZE: u64 = 18 << 20;
 /// The time within which everything here gets somewhere.
 const LONG: Duration = Duration::from_secs(30);
@@ -25,11 +25,11 @@ const LONG: Duration = Duration::from_secs(30);
 /// A directory of a file system of some kind.
 pub struct Battery<'a> {
     dir: &'a Path,
-    /// What `auto` comes to.
+    /// The method that `auto` chooses.
     chosen: &'static str,
     /// All that work.
     methods: &'static [&'static str],
-    /// Space that was never written is told apart from holes.
+    /// Space that was never written is distinguished from holes.
     unwritten: bool,
     seed: u64,
 }
@@ -100,7 +100,7 @@ impl<'a> Battery<'a> {
         Rng::named(self.seed, &format!("{name} {}", self.chosen))
     }
 
-    fn told(&self, line: &str) -> Value {
+    fn report(&self, line: &str) -> Value {
         let words = line.split_whitespace();
         let mut command = cowslip();
         command.current_dir(self.dir).args(["allocate", "--json"]);
@@ -120,31 +120,31 @@ impl<'a> Battery<'a> {
     }
 
     fn the_right_method_is_chosen(&self) {
-        let told = self.told("--size 24M new");
-        assert_eq!(told["method"], self.chosen, "{told}");
-        self.is_whole("new", 24 << 20, &told);
-        let again = self.told("--size 24M new");
+        let report = self.report("--size 24M new");
+        assert_eq!(report["method"], self.chosen, "{report}");
+        self.is_whole("new", 24 << 20, &report);
+        let again = self.report("--size 24M new");
         assert_eq!(number(&again["allocated"]), 0, "{again}");
         assert!(number(&again["allocated-before"]) >= 24 << 20, "{again}");
         self.remove("new");
     }
 
     /// The space is there, by every account.
-    fn is_whole(&self, name: &str, size: u64, told: &Value) {
+    fn is_whole(&self, name: &str, size: u64, report: &Value) {
         let found = self.path(name).metadata().unwrap();
-        assert_eq!(found.len(), size, "{told}");
-        assert!(found.blocks() * 512 >= size, "{} {told}", found.blocks());
-        assert_eq!(number(&told["missing"]), 0, "{told}");
-        if let Some(extents) = told["extents"].as_u64() {
-            assert!(extents >= number(&told["perfect"]), "{told}");
+        assert_eq!(found.len(), size, "{report}");
+        assert!(found.blocks() * 512 >= size, "{} {report}", found.blocks());
+        assert_eq!(number(&report["missing"]), 0, "{report}");
+        if let Some(extents) = report["extents"].as_u64() {
+            assert!(extents >= number(&report["perfect"]), "{report}");
         }
     }
 
     fn each_method_makes_a_file(&self) {
         for method in self.methods {
-            let told = self.told(&format!("--size 9000001 --method {method} new"));
-            assert_eq!(told["method"], *method);
-            self.is_whole("new", 9_000_001, &told);
+            let report = self.report(&format!("--size 9000001 --method {method} new"));
+            assert_eq!(report["method"], *method);
+            self.is_whole("new", 9_000_001, &report);
             let bytes = std::fs::read(self.path("new")).unwrap();
             assert!(bytes.iter().all(|byte| *byte == 0), "{method}");
             self.remove("new");
@@ -183,8 +183,8 @@ impl<'a> Battery<'a> {
         let text = complaint(&child.wait_with_output().unwrap());
         assert!(text.contains("telling holes from data"), "{text}");
         assert_eq!(std::fs::read(self.path("file")).unwrap(), bytes);
-        let told = self.told(&format!("--size {SIZE} file"));
-        self.is_whole("file", SIZE, &told);
+        let report = self.report(&format!("--size {SIZE} file"));
+        self.is_whole("file", SIZE, &report);
         let after = std::fs::read(self.path("file")).unwrap();
         assert_eq!(after[..bytes.len()], bytes);
         assert!(after[bytes.len()..].iter().all(|byte| *byte == 0));
@@ -229,10 +229,10 @@ impl<'a> Battery<'a> {
         self.wait_for_space(&mut child, "new", 3 << 20);
         child.kill().unwrap();
         child.wait().unwrap();
-        let told = self.told(line);
-        assert!(number(&told["allocated-before"]) >= 2 << 20, "{told}");
-        assert!(number(&told["allocated"]) > 0, "{told}");
-        self.is_whole("new", 12 << 20, &told);
+        let report = self.report(line);
+        assert!(number(&report["allocated-before"]) >= 2 << 20, "{report}");
+        assert!(number(&report["allocated"]) > 0, "{report}");
+        self.is_whole("new", 12 << 20, &report);
         self.remove("new");
     }
 
@@ -262,15 +262,19 @@ impl<'a> Battery<'a> {
         for method in self.methods {
             layout::make(&self.path("file"), &mut rng, self.unwritten);
             let before = State::of(&self.path("file"), SIZE);
-            let told = self.told(&format!("--size {SIZE} --method {method} file"));
-            self.is_whole("file", SIZE, &told);
+            let report = self.report(&format!("--size {SIZE} --method {method} file"));
+            self.is_whole("file", SIZE, &report);
             let holes: u64 = before.holes.iter().map(|hole| hole.end - hole.start).sum();
-            // Where places are not told, a block that the file ends in counts as a hole and as
+            // Where places are not reported, a block that the file ends in counts as a hole and as
             // space.
-            let off = number(&told["allocated"]).abs_diff(holes);
-            let told_exactly = told["verified-by"] == "extents";
-            assert!(off == 0 || (!told_exactly && off < 8192), "{holes} {told}");
-            assert_eq!(number(&told["holes"]), before.holes.len() as u64, "{told}");
+            let off = number(&report["allocated"]).abs_diff(holes);
+            let is_exact = report["verified-by"] == "extents";
+            assert!(off == 0 || (!is_exact && off < 8192), "{holes} {report}");
+            assert_eq!(
+                number(&report["holes"]),
+                before.holes.len() as u64,
+                "{report}"
+            );
             let after = State::of(&self.path("file"), SIZE);
             assert!(after.extends(&before), "{method}: the bytes are others");
             self.remove("file");

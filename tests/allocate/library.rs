@@ -16,7 +16,7 @@ use crate::support::rng::Rng;
 
 const SIZE: u64 = 16 << 20;
 
-/// Cancels a job after so many pieces.
+/// Cancels a job after a number of pieces.
 #[derive(Clone, Default)]
 struct Canceller(Arc<Shared>);
 
@@ -38,7 +38,7 @@ impl Attendant for Canceller {
     }
 }
 
-/// Allocates, and cancels after so many pieces; how many there were.
+/// Allocates, and cancels after a number of pieces; returns how many there were.
 fn allocate(
     path: &Path,
     (method, end): (Method, End),

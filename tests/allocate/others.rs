@@ -15,7 +15,7 @@ use crate::support::cowslip;
 
 const BEFORE: u64 = 1 << 20;
 const SIZE: u64 = 3 << 30;
-/// What is allocated by the first call, and where that ends.
+/// Bytes that the first call allocates, which is also the offset at which they end.
 const FIRST: u64 = 1 << 30;
 const END: u64 = BEFORE + FIRST;
 
@@ -55,7 +55,7 @@ fn expect(path: &Path, len: u64, at: u64, bytes: &[u8]) {
     assert!(first.iter().all(|byte| *byte == 1));
 }
 
-/// An end that stays was moved by whoever appends.
+/// With `--keep-size` only the program that appends moves the end of the file.
 pub fn what_is_appended_beyond_an_end_that_stays_is_kept(dir: &Path) {
     let said = interrupt(dir, "--keep-size", append);
     assert!(said.contains("somebody else has written"), "{said}");

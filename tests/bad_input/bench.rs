@@ -58,7 +58,7 @@ impl Bench {
     }
 
     /// Runs a command, ours within limits. Ours neither panics, nor dies, nor hangs, and its
-    /// failure is told in a few lines that name one of `self`'s files.
+    /// failure is reported in a few lines that name one of `self`'s files.
     pub fn run(&self, whose: Whose, words: &[&str]) -> Outcome {
         let program = match whose {
             Whose::Ours => self.path("bin").join(words[0]),

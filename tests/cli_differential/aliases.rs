@@ -72,7 +72,7 @@ struct Case {
     words: Vec<String>,
     reads: BTreeSet<&'static str>,
     writes: BTreeSet<&'static str>,
-    /// What it writes may be what it reads: a commit.
+    /// It may write the file that it reads: a commit.
     in_place: bool,
     /// qemu-img has no such verb.
     is_ours_alone: bool,
@@ -103,7 +103,7 @@ impl Case {
     }
 }
 
-/// What most lines of a case are about, where it is about one thing.
+/// The subject of most lines of a case, if it has a single one.
 #[derive(Clone, Copy, Debug)]
 enum Focus {
     /// Clones onto files below their source.
@@ -547,8 +547,8 @@ impl Linked {
         linked
     }
 
-    /// What is written through a device is in its file, and what is read through it is what the
-    /// file holds.
+    /// Makes data written through a device reach its file, and reads through it return the content
+    /// of the file.
     fn settle(&self) {
         for device in &self.loops {
             run(Command::new("blockdev").args(["--flushbufs", device]));
@@ -668,12 +668,12 @@ fn check_line(
 ) -> Result<bool, String> {
     let before = ours.contents();
     let got = ours.run(case);
-    let told = comparable(&got, *layout);
+    let printed = comparable(&got, *layout);
     let (after, may_change) = (ours.contents(), case.may_change());
     for (name, bytes) in &before {
         if !may_change.contains(name) && after.get(name) != Some(bytes) {
             return Err(format!(
-                "{name} has other bytes than before; ours:\n{told}\n"
+                "{name} has other bytes than before; ours:\n{printed}\n"
             ));
         }
     }
@@ -691,7 +691,7 @@ fn check_line(
     let line = Line {
         words: &case.words,
         theirs: &comparable(&expected, *layout),
-        ours: &told,
+        ours: &printed,
         layout: *layout,
     };
     let is_known = line.may_differ().is_some();
@@ -702,8 +702,8 @@ fn check_line(
         let Line { theirs, ours, .. } = line;
         return Err(format!("qemu-img says:\n{theirs}\nours:\n{ours}\n"));
     }
-    // What a target shows comes first: of a file that becomes a data file nothing else is the
-    // contract.
+    // The content of the target comes first: for a file that becomes a data file nothing else is
+    // promised.
     if let Some((target, format)) = &case.target {
         let file = if target == EXPORT { SERVED } else { target };
         compare_disks(&theirs.twin, &ours.twin, file, format)
@@ -718,7 +718,7 @@ fn check_line(
             false => Err(why),
         };
     }
-    // What belongs to which chain is as it was in the beginning.
+    // The chains consist of the same files as in the beginning.
     Ok(case.in_place || case.writes.is_empty())
 }
 
@@ -739,15 +739,15 @@ fn check_lines((seed, focus): (u64, Option<Focus>), cast: &Cast, directory: &Pat
     let ours = Side::new(cast, directory.join("ours"), true);
     let mut generator = Aliases::new(seed, focus, is_root);
     let mut layout = Layout::Free;
-    let mut told = String::new();
+    let mut log = String::new();
     for _ in 0..LINES {
         let case = generator.line();
         let held = case
             .held
             .map(|file| format!("  # a process writes to {file}"));
-        told += &format!("  {}{}\n", quoted(&case.words), held.unwrap_or_default());
+        log += &format!("  {}{}\n", quoted(&case.words), held.unwrap_or_default());
         let goes_on = check_line(&case, &theirs, &ours, &mut layout)
-            .map_err(|why| format!("seed {seed}:\n{}{told}{why}", cast.told))?;
+            .map_err(|why| format!("seed {seed}:\n{}{log}{why}", cast.log))?;
         if !goes_on {
             return Ok(());
         }

@@ -52,7 +52,7 @@ const DISK_BYTES: u64 = 1 << 20;
 pub struct Cast {
     pub directory: PathBuf,
     /// For reports.
-    pub told: String,
+    pub log: String,
 }
 
 impl Cast {
@@ -61,7 +61,7 @@ impl Cast {
         std::fs::create_dir(&directory).unwrap();
         let mut cast = Cast {
             directory,
-            told: String::new(),
+            log: String::new(),
         };
         let mut rng = Rng::named(seed, "cast");
         cast.plain_files(&mut rng);
@@ -76,14 +76,14 @@ impl Cast {
     }
 
     fn qemu_img(&mut self, line: &str) {
-        self.told += &format!("  qemu-img {line}\n");
+        self.log += &format!("  qemu-img {line}\n");
         run(Command::new("qemu-img")
             .current_dir(&self.directory)
             .args(words(line)));
     }
 
     fn qemu_io(&mut self, file: &str, lines: &[String]) {
-        self.told += &format!("  qemu-io {file}: {}\n", lines.join("; "));
+        self.log += &format!("  qemu-io {file}: {}\n", lines.join("; "));
         let lines = lines.iter().flat_map(|line| ["-c", line]);
         run(Command::new("qemu-io")
             .current_dir(&self.directory)

@@ -38,7 +38,7 @@ impl Line<'_> {
         }
         if self.is("rebase") && compresses {
             return Some(
-                "qemu-img 10.0.2 may damage the disk; ours is judged by a test of its own",
+                "qemu-img 10.0.2 may damage the disk; ours is checked by a test of its own",
             );
         }
         None
@@ -88,7 +88,7 @@ const KNOWN: &[Known] = &[
     ),
     (
         |line| line.both_say("Could not parse the JSON options: "),
-        "what is wrong with JSON is told by another parser",
+        "errors in JSON come from another parser",
     ),
     (
         |line| line.ours.contains("It is used by ") && line.both_say("Is another process using"),
@@ -100,7 +100,7 @@ const KNOWN: &[Known] = &[
     ),
     (
         |line| line.both_say("error while writing at byte ") && line.both_end_with(1),
-        "a piece is told by its beginning, and pieces are others",
+        "a piece is reported by its start, and the pieces differ",
     ),
     (
         |line| line.is("check") && line.theirs.contains("Could not open backing file: "),
@@ -132,7 +132,7 @@ const KNOWN: &[Known] = &[
     ),
     (
         |line| line.ours.contains("Cannot amend the backing file") && line.both_end_with(1),
-        "of two options that cannot be amended either is told",
+        "of two options that cannot be amended either is reported",
     ),
     (
         |line| line.both_say("Amend options for "),
@@ -195,7 +195,7 @@ const KNOWN: &[Known] = &[
     ),
     (
         |line| line.both_say("does not accept value ") && line.both_fail(),
-        "of two options with a wrong value either is told",
+        "of two options with a wrong value either is reported",
     ),
     (
         |line| line.theirs.ends_with("--- None"),

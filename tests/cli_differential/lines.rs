@@ -2,18 +2,18 @@
 //! any order, cluster and spelling, some repeated, some contradicting each other; then sometimes a
 //! word is lost, doubled, or another.
 //!
-//! What a valid line may write is bounded: sizes are small, or so large that they are refused.
+//! The output of a valid line is bounded: sizes are small, or so large that they are refused.
 
 use super::cast::{IMAGES, ODDITIES};
 use crate::support::rng::Rng;
 
-/// What an option takes.
+/// The value that an option takes.
 #[derive(Clone, Copy)]
 pub enum Takes {
     Nothing,
     /// One of these.
     Of(&'static [&'static str]),
-    /// What this makes.
+    /// A value that this function makes.
     Made(fn(&mut Lines) -> String),
     Format,
     Image,
@@ -45,7 +45,7 @@ use Takes::{
     Repair, Size, Snapshot, Sparse,
 };
 
-/// An option: its spellings, what it takes, and that it is taken once in so many lines.
+/// An option: its spellings, its value, and `n` if it appears in one line out of `n`.
 pub type Choice = (&'static [&'static str], Takes, u64);
 
 const QUIET: Choice = (&["-q", "--quiet"], Nothing, 8);

@@ -95,7 +95,7 @@ const COMMANDS: &[&str] = &[
     "read -x 0 1",
 ];
 
-/// What is said of an image beside its name.
+/// Options that describe an image besides its name.
 const IMAGE_OPTIONS: &[&str] = &[
     "",
     "",
@@ -213,7 +213,7 @@ pub const KNOWN: &[Known] = &[
                 |mistake: &&str| line.theirs.contains(*mistake) || line.ours.contains(*mistake);
             line.both_fail() && mistakes.iter().any(tells)
         },
-        "of two mistakes that contradict an image either is told",
+        "of two mistakes that contradict an image either is reported",
     ),
     (
         |line| {
@@ -266,8 +266,8 @@ fn twins(cast: &Cast, directory: &Path) -> (Twin, Twin) {
     )
 }
 
-/// What a program has said, without how it describes itself.
-fn told(output: &Output, layout: Layout) -> String {
+/// Returns the output of a program, without its name and version.
+fn normalized(output: &Output, layout: Layout) -> String {
     let text = comparable(output, layout);
     let parts = text.find("Usage: qemu-io").zip(text.find("--- errors"));
     match parts {
@@ -297,11 +297,11 @@ fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
         // A line may write before it asks what is allocated.
         let asks = |word: &String| ["map", "alloc"].iter().any(|verb| word.contains(verb));
         let asked = words.iter().any(asks);
-        let judged = if asked { Layout::Free } else { layout };
+        let compared_as = if asked { Layout::Free } else { layout };
         let line = Line {
             words: &words,
-            theirs: &told(&expected, judged),
-            ours: &told(&got, judged),
+            theirs: &normalized(&expected, compared_as),
+            ours: &normalized(&got, compared_as),
             layout,
         };
         let compared = match line.theirs == line.ours {
@@ -315,7 +315,7 @@ fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
         if compared.is_err() && line.theirs == line.ours && overwrites_an_image(&words) {
             return Ok(());
         }
-        compared.map_err(|why| format!("seed {seed}:\n{}{lines}{why}", cast.told))?;
+        compared.map_err(|why| format!("seed {seed}:\n{}{lines}{why}", cast.log))?;
     }
     Ok(())
 }
@@ -378,7 +378,7 @@ fn lines_of_qemu_io_that_once_differed_differ_no_more() {
             .into_iter()
             .map(|word| word.replace('_', " "))
             .collect();
-        let said = |twin: &Twin| told(&twin.run(&words), Layout::Free);
+        let said = |twin: &Twin| normalized(&twin.run(&words), Layout::Free);
         let (expected, got) = (said(&theirs), said(&ours));
         if expected != got {
             failures += &format!("{line}\n--- expected\n{expected}\n--- actual\n{got}\n");

@@ -1,6 +1,5 @@
-//! Command lines of qemu-nbd. One that serves is asked by the same clients as QEMU's: what it
-//! offers, what is where, some reads and writes. Then it ends by itself, or is ended, and has left
-//! the same disk.
+//! Command lines of qemu-nbd. A server is used by the same clients as QEMU's: they list exports and
+//! block status, read and write. Then it ends, or is ended, and has left the same disk.
 
 use std::fs::File;
 use std::io::Read;
@@ -156,7 +155,7 @@ fn ours() -> Command {
 /// A server that has been started, in whichever process.
 struct Server {
     child: Child,
-    /// What it has said so far is in these.
+    /// Files with its output so far.
     said: [PathBuf; 2],
     /// In the background: its process.
     detached: Option<u32>,
@@ -282,7 +281,7 @@ fn greets(socket: &Path) -> bool {
     stream.read_exact(&mut [0; 8]).is_ok()
 }
 
-/// What clients do, and what they are told.
+/// Runs clients, and collects their output.
 struct Clients<'a> {
     socket: &'a Path,
     words: &'a [String],
@@ -318,8 +317,8 @@ impl Clients<'_> {
         format!("nbd+unix:///{escaped}?socket={}", self.socket.display())
     }
 
-    /// What a client says; one that does not end is ended.
-    fn told(&self, program: &str, words: &[&str]) -> String {
+    /// Returns the output of a client; one that does not end is killed.
+    fn answer(&self, program: &str, words: &[&str]) -> String {
         let mut command = Command::new("timeout");
         command.args(["10", program]).args(words);
         comparable(&outcome(&mut command), self.layout) + "\n"
@@ -327,7 +326,7 @@ impl Clients<'_> {
 
     /// All that they see; the last one to leave may end the server.
     fn visit(&mut self) -> String {
-        let listed = self.told("qemu-nbd", &["-L", "-k", &self.socket.to_string_lossy()]);
+        let listed = self.answer("qemu-nbd", &["-L", "-k", &self.socket.to_string_lossy()]);
         // Each server prefers another size of requests, and ours takes any.
         let is_size = |line: &&str| {
             ["  opt block", "  min block"]
@@ -340,8 +339,8 @@ impl Clients<'_> {
             .collect();
         let uri = self.uri();
         if self.has("-t", "--persistent") {
-            let told = self.told("nbdinfo", &["--json", "--no-content", &uri]);
-            seen.extend(told.split_inclusive('\n').filter(|line| {
+            let answer = self.answer("nbdinfo", &["--json", "--no-content", &uri]);
+            seen.extend(answer.split_inclusive('\n').filter(|line| {
                 !line.contains("block_size_preferred") && !line.contains("block_size_minimum")
             }));
             let bitmap = self.value("-B", "--bitmap").unwrap_or_default();
@@ -353,7 +352,7 @@ impl Clients<'_> {
                 contexts.push("base:allocation".to_string());
             }
             for context in contexts {
-                seen += &self.told("nbdinfo", &[&format!("--map={context}"), &uri]);
+                seen += &self.answer("nbdinfo", &[&format!("--map={context}"), &uri]);
             }
         }
         seen + &self.requests(&uri)
@@ -385,7 +384,7 @@ impl Clients<'_> {
             words.extend(["-c", *self.rng.pick(REQUESTS)]);
         }
         words.push(uri);
-        self.told("qemu-io", &words)
+        self.answer("qemu-io", &words)
     }
 }
 
@@ -418,16 +417,16 @@ fn serve(twin: &Twin, words: &[String], (layout, rng): (Layout, &Rng), notes: &P
         drop(std::fs::remove_file(path));
     }
     let mut output = server.output(status);
-    // A sandbox that is not whole is told of.
+    // An incomplete sandbox is reported.
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     let lines = errors.split_inclusive('\n');
     let kept: String = lines
         .filter(|line| !line.starts_with("qemu-nbd: sandbox: "))
         .collect();
     output.stderr = kept.into_bytes();
-    let told = comparable(&output, layout);
+    let printed = comparable(&output, layout);
     let directory = twin.directory.display().to_string();
-    format!("{seen}\nsocket, pid file: {left:?}\n{told}").replace(&directory, "DIR")
+    format!("{seen}\nsocket, pid file: {left:?}\n{printed}").replace(&directory, "DIR")
 }
 
 fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
@@ -442,11 +441,11 @@ fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
     );
     let mut generator = Lines::new(seed);
     let mut layout = Layout::Equal;
-    let mut told = String::new();
+    let mut log = String::new();
     for _ in 0..LINES {
         let words = generator.qemu_nbd("DIR/s", "DIR/pid");
         let rng = Rng::new(generator.rng.next());
-        told += &format!("  qemu-nbd {}\n", quoted(&words));
+        log += &format!("  qemu-nbd {}\n", quoted(&words));
         let [expected, got] = [&theirs, &ours].map(|twin| {
             let directory = twin.directory.display().to_string();
             let words: Vec<String> = words
@@ -469,7 +468,7 @@ fn check_case(seed: u64, cast: &Cast, directory: &Path) -> Verdict {
             )),
             true => compare_files(&theirs, &ours, &mut layout),
         };
-        compared.map_err(|why| format!("seed {seed}:\n{}{told}{why}", cast.told))?;
+        compared.map_err(|why| format!("seed {seed}:\n{}{log}{why}", cast.log))?;
     }
     Ok(())
 }

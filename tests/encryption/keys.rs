@@ -203,7 +203,7 @@ fn data_and_other_options_are_as_they_were() {
     assert!(all[..disk.len()] == disk && all.len() == 2 << 20);
     let info = Whose::Theirs.img(dir, "info image");
     assert!(info.contains("lazy refcounts: true"), "{info}");
-    // What is refused leaves all as it is.
+    // A refused change leaves the image as it is.
     let before = std::fs::read(dir.join("image")).unwrap();
     for options in [
         "size=3M,encrypt.state=inactive",
@@ -236,12 +236,12 @@ fn an_interrupted_change_leaves_the_slots_as_they_were() {
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
     let mut amend = amend.spawn().unwrap();
-    let mut told = BufReader::new(amend.stderr.take().unwrap()).lines();
-    let first = told.next().unwrap().unwrap();
+    let mut prompts = BufReader::new(amend.stderr.take().unwrap()).lines();
+    let first = prompts.next().unwrap().unwrap();
     assert!(first.contains("\"stage\":\"keys\""), "{first}");
     let pid = rustix::process::Pid::from_child(&amend);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    let rest: Vec<String> = told.map_while(Result::ok).collect();
+    let rest: Vec<String> = prompts.map_while(Result::ok).collect();
     let ended = amend.wait().unwrap();
     assert_eq!(ended.signal(), Some(2), "{ended}: {rest:?}");
     assert!(

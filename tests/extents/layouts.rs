@@ -12,7 +12,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use crate::support::rng::Rng;
 use crate::support::{number_from_environment, run};
 
-/// What a file system can do.
+/// The abilities of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Abilities {
     /// Writes and truncation.
@@ -33,7 +33,7 @@ fn seed() -> u64 {
     number_from_environment("COWSLIP_SEED").unwrap_or(0x5eed_e47e)
 }
 
-/// Makes so many files in a directory.
+/// Makes `count` files in a directory.
 pub fn make(dir: &Path, count: usize, abilities: Abilities) -> Vec<PathBuf> {
     let seed = seed();
     eprintln!("COWSLIP_SEED={seed:#x}");
@@ -129,7 +129,7 @@ fn share(from: &File, to: &File, at: u64, len: u64) {
         .expect("ranges can be copied");
 }
 
-/// Changes a file at random, until it is told to stop.
+/// Changes a file at random, until `stop` is set.
 pub fn change_until(path: &Path, stop: &AtomicBool) {
     let mut rng = Rng::named(seed(), "busy");
     let file = open(path);

@@ -1,4 +1,4 @@
-//! What other tools say of extents, read from their output.
+//! Parses the output of other tools that list extents.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -12,7 +12,7 @@ use std::process::Command;
 use super::{our_io, qemu_io, text};
 use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
-/// What images are made with, and what is saved far away: a state that needs many L1 entries.
+/// Options of images, and the lines that save a state far away, which needs many L1 entries.
 const IMAGES: [(&str, &str); 8] = [
     ("cluster_size=65536", "1T"),
     ("compat=0.10", "4G"),

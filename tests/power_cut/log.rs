@@ -12,10 +12,10 @@ use crate::support::rng::Rng;
 
 /// The sector that a disk writes whole or not at all.
 pub const SECTOR_BYTES: usize = 512;
-/// What a file system does to space, it does by blocks.
+/// The unit in which a file system changes the allocation of space.
 const BLOCK_BYTES: u64 = 4096;
 
-/// What an operation does to its file.
+/// The effect of an operation on its file.
 #[derive(Clone, Debug)]
 enum Effect {
     Write {
@@ -40,7 +40,7 @@ enum Effect {
 struct Record {
     file: usize,
     effect: Effect,
-    /// Durable at completion, by itself.
+    /// Durable at completion, without a flush.
     durable: bool,
     issued: u64,
     completed: Option<u64>,
@@ -110,8 +110,9 @@ impl Log {
         self.lock().list[index].effect = Effect::Nothing;
     }
 
-    /// What one file may hold after a power cut at a moment: all that was durable, and of the rest
-    /// each sector of a write and each block of another change, or not, as `rng` has it.
+    /// Returns a possible content of one file after a power cut at a moment: all durable changes,
+    /// and of the others each sector of a write and each block of another change, or not, as `rng`
+    /// decides.
     pub fn after_cut(&self, file: usize, base: &[u8], at: u64, rng: &mut Rng) -> Vec<u8> {
         let records = self.lock();
         let own = || records.list.iter().filter(|r| r.file == file);
@@ -121,7 +122,7 @@ impl Log {
             .max()
             .unwrap_or(0);
         let mut bytes = base.to_vec();
-        // What share of the volatile operations survives differs from cut to cut.
+        // The share of the volatile operations that survives differs from cut to cut.
         let survive_in_8 = rng.below(9);
         for record in own().filter(|r| r.issued < at) {
             let is_durable = record
@@ -140,7 +141,7 @@ impl Log {
     }
 }
 
-/// What becomes of an operation.
+/// The fate of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Applied,

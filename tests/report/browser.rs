@@ -1,5 +1,5 @@
-//! A headless browser, told what to do by its debugging protocol. Its messages go through two pipes
-//! with names, each ended by a zero byte (`--remote-debugging-pipe`): no port, no library.
+//! A headless browser, controlled by its debugging protocol. Its messages go through two named
+//! pipes, each ended by a zero byte (`--remote-debugging-pipe`): no port, no library.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -33,7 +33,7 @@ pub struct Browser {
     from: Receiver<Value>,
     session: String,
     number: u64,
-    /// What it reported without being asked.
+    /// Events that it has reported.
     pub events: Vec<Value>,
     _directory: tempfile::TempDir,
 }
@@ -124,7 +124,7 @@ impl Browser {
         let url = format!("file://{}", file.display());
         self.ask("Page.navigate", json!({ "url": url }));
         let is_loaded = |event: &Value| event["method"] == "Page.loadEventFired";
-        // What was said before the answer is here already.
+        // Events before the answer are here already.
         while !self.events.iter().any(is_loaded) {
             let event = self.next();
             self.events.push(event);

@@ -14,7 +14,7 @@ use super::words;
 use crate::support::rng::Rng;
 use crate::support::{cowslip, outcome, peers_are_installed, run, scratch};
 
-/// What each of the programs makes its files with, one command a line.
+/// The commands with which each of the programs makes its files, one a line.
 const FILES: &str = "
 qemu-img create -q -f qcow2 a.q 1M
 qemu-img create -q -f qcow2 b.q 1M
@@ -236,7 +236,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// What a program says, without progress.
+/// Returns the output of a program, without progress.
 fn said(mut program: Command, (verb, line, dir): (&str, &str, &Path)) -> String {
     let output = outcome(program.current_dir(dir).arg(verb).args(words(line)));
     let both = [output.stdout, output.stderr].concat();
@@ -247,7 +247,7 @@ fn said(mut program: Command, (verb, line, dir): (&str, &str, &Path)) -> String 
     format!("{}\n[{}]\n", lines.join("\n"), output.status)
 }
 
-/// What a header says of the backing file.
+/// Returns the fields of the header about the backing file.
 fn backing(dir: &Path, file: &str) -> [serde_json::Value; 3] {
     let line = ["info", "-U", "--output=json", file];
     let info = run(Command::new("qemu-img").current_dir(dir).args(line));
@@ -348,19 +348,20 @@ fn compare_tells_what_it_looked_at() {
         made(&format!("create -q -f qcow2 -b base.q -F qcow2 {name}"));
         made(&format!("io -f qcow2 {name} -c 'write -P 2 512M 64k'"));
     }
-    let told = |line: &str| -> serde_json::Value { serde_json::from_str(&ours(line).0).unwrap() };
-    // What both have from the base, and what both lack, is not looked at.
-    let same = told("compare --json a.q b.q");
+    let compared =
+        |line: &str| -> serde_json::Value { serde_json::from_str(&ours(line).0).unwrap() };
+    // Ranges that both take from the base, and ranges that both lack, are not read.
+    let same = compared("compare --json a.q b.q");
     assert_eq!(same["identical"], true);
     assert_eq!(same["looked-at-bytes"], 64 << 10);
     made("io -f qcow2 b.q -c 'write -P 3 513M 512'");
     assert_eq!(ours("compare --json a.q b.q").1, 1);
-    let differs = told("compare --json a.q b.q");
+    let differs = compared("compare --json a.q b.q");
     assert_eq!(differs["difference"], "content");
     assert_eq!(differs["offset"], 513 << 20);
     // Strictly, the rest of that cluster differs too, though it reads the same.
     assert_eq!(
-        told("compare -s --json a.q base.q")["difference"],
+        compared("compare -s --json a.q base.q")["difference"],
         "storage"
     );
     assert_eq!(ours("compare nofile a.q").1, 2);
@@ -469,7 +470,7 @@ fn an_emptied_image_keeps_its_snapshots() {
     peer("qemu-io -f qcow2 base.q -c 'read -P 1 0 100k' -c 'read -P 2 100k 300k'");
     peer("qemu-img snapshot -a then top.q");
     peer("qemu-img check -q top.q");
-    // What it held itself.
+    // The data in the image itself.
     peer("qemu-io -f qcow2 top.q -c 'read -P 1 0 300k' -c 'read -P 0 400k 100k'");
 }
 
@@ -521,7 +522,7 @@ fn random_image(rng: &mut Rng, (name, below): (&str, Option<&str>)) -> (String, 
     )
 }
 
-/// Makes a chain of so many images, some data in each; the names, the uppermost last.
+/// Makes a chain of `count` images, with some data in each. Returns the names, the top image last.
 fn random_chain(dir: &Path, rng: &mut Rng, (prefix, count): (&str, u64)) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for index in 0..count {
@@ -550,7 +551,7 @@ fn random_chain(dir: &Path, rng: &mut Rng, (prefix, count): (&str, u64)) -> Vec<
     names
 }
 
-/// What qemu-img reads of an image.
+/// Returns the content of an image as qemu-img reads it.
 fn bytes(dir: &Path, name: &str) -> Vec<u8> {
     let format = if name.ends_with("-raw") {
         "raw"

@@ -1,4 +1,4 @@
-//! What two programs have said and left, made comparable. Each filter has its reason.
+//! Makes the output and the files of two programs comparable. Each filter has its reason.
 
 use std::process::Output;
 
@@ -21,7 +21,7 @@ pub fn comparable(output: &Output, layout: Layout) -> String {
     let out = match is_help && output.status.success() {
         // Each program describes itself.
         true => "<help>\n".to_string(),
-        false => told(&out, layout),
+        false => normalized(&out, layout),
     };
     // qemu-img shows progress before it knows whether there will be any.
     let out = match output.status.success() {
@@ -30,12 +30,12 @@ pub fn comparable(output: &Output, layout: Layout) -> String {
     };
     format!(
         "{out}--- errors\n{}--- {:?}",
-        told(&errors, layout),
+        normalized(&errors, layout),
         output.status.code()
     )
 }
 
-fn told(text: &str, layout: Layout) -> String {
+fn normalized(text: &str, layout: Layout) -> String {
     let text = without_progress(text);
     let text = match layout {
         Layout::Equal => text,
@@ -47,7 +47,7 @@ fn told(text: &str, layout: Layout) -> String {
     lines.collect()
 }
 
-/// How often progress is told depends on time: the last is what counts.
+/// Keeps only the last progress: how often it is reported depends on time.
 fn without_progress(text: &str) -> String {
     const END: &str = "/100%)\r";
     let mut out = String::new();
@@ -77,7 +77,7 @@ fn timeless(line: &str, layout: Layout) -> String {
     if let Some(start) = before("Run completed in ") {
         return format!("{start}Run completed in <time>\n");
     }
-    // What qemu-io says of a request's time.
+    // The time of a request, in qemu-io's output.
     if let Some(start) = before(" ops; ") {
         return format!("{start} ops; <time>\n");
     }
@@ -104,7 +104,7 @@ fn timeless(line: &str, layout: Layout) -> String {
         if let Some(key) = keys.iter().find(|key| trimmed.starts_with(**key)) {
             return format!("{key}<bytes>\n");
         }
-        // What qemu-io's shell says of an image's clusters.
+        // The clusters of an image, in the output of qemu-io's shell.
         if line.contains("allocated at offset") {
             return prompt_of(line);
         }
@@ -140,8 +140,8 @@ fn dateless(line: &str) -> String {
     }
 }
 
-/// What `map` says, without the places in the file; neighbours that differ in nothing else become
-/// one.
+/// Returns the output of `map` without offsets in the file; adjacent lines that differ in nothing
+/// else are merged.
 fn without_places(text: &str) -> String {
     const HEADER: &str = "Offset          Length          Mapped to       File\n";
     if let Some(rows) = text.strip_prefix(HEADER) {

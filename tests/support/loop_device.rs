@@ -28,8 +28,8 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        // What the device has cached is in its file only once it is written back: while anybody
-        // else looks at the device, detaching it does not do that.
+        // Data cached for the device reaches its file only when it is written back: detaching the
+        // device does not do that while another process has it open.
         drop(outcome(Command::new("sync").arg(&self.path)));
         // A panic is unwinding, or all is well: a device that stays is no failure of the test.
         drop(outcome(Command::new("losetup").arg("-d").arg(&self.path)));

@@ -1,4 +1,4 @@
-//! What the tests against peers share: finding the peers, seeds, running programs.
+//! Shared code of the tests against peers: finding the peers, seeds, running programs.
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 use std::path::{Path, PathBuf};

@@ -16,7 +16,7 @@ use super::shape::Shape;
 pub struct Window {
     /// First byte on the disk.
     pub start: u64,
-    /// What it must read as; may reach beyond the end of the disk, into which it may grow.
+    /// The expected content; may extend beyond the end of the disk, which may grow into it.
     bytes: Vec<u8>,
 }
 
@@ -63,7 +63,7 @@ impl Model {
         (last.start + last.bytes.len() as u64).max(self.disk_bytes)
     }
 
-    /// What a range of one window must read as.
+    /// Returns the expected content of a range in one window.
     pub fn get(&self, offset: u64, len: u64) -> &[u8] {
         let window = self
             .windows

@@ -14,7 +14,7 @@ pub enum Version {
     V3,
 }
 
-/// What is below an image, or beside it.
+/// The backing file or data file of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Below {
     /// Nothing.

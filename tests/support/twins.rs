@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use super::judge::{Layout, comparable};
 use super::{cowslip, golden, outcome};
 
-/// What differs, if something does.
+/// A description of the difference, if there is one.
 pub type Verdict = Result<(), String>;
 
 /// The files of one program.
@@ -72,7 +72,7 @@ pub fn copy_all(from: &Path, to: &Path) {
     age(to);
 }
 
-/// Copies a file with its holes: how much space files have is told.
+/// Copies a file with its holes, because reports contain the space of files.
 fn copy_sparse(from: &Path, to: &Path) {
     const PIECE: usize = 4096;
     let content = std::fs::read(from).unwrap();
@@ -106,7 +106,7 @@ pub fn compare_files(theirs: &Twin, ours: &Twin, layout: &mut Layout) -> Verdict
     for name in &expected {
         if theirs.has_changed(name) || ours.has_changed(name) {
             *layout = Layout::Free;
-            // What a data file holds is told by its image.
+            // The content of a data file is compared through its image.
             let name = match name.as_str() {
                 "data.bin" => "data.qcow2",
                 name => name,
@@ -119,7 +119,7 @@ pub fn compare_files(theirs: &Twin, ours: &Twin, layout: &mut Layout) -> Verdict
     Ok(())
 }
 
-/// What both images show is the same. Each is copied in the directory of its program, from which
+/// Compares the disks of both images. Each is copied in the directory of its program, from which
 /// QEMU looks for a data file.
 pub fn compare_disks(theirs: &Twin, ours: &Twin, name: &str, format: &str) -> Verdict {
     let copies = [theirs, ours].map(|twin| twin.directory.with_extension("shown"));
@@ -173,8 +173,8 @@ fn compare_file(theirs: &Twin, ours: &Twin, name: &str) -> Verdict {
         outcome(program.args(words).current_dir(&twin.directory))
     };
     let before = check(qemu_img(), theirs);
-    // What is broken, or has lost its backing file, stays so; what is encrypted is compared by
-    // those who have the key.
+    // An image that is broken, or has lost its backing file, stays so; encrypted images are
+    // compared by the tests that have the key.
     let bytes = std::fs::read(ours.directory.join(name)).unwrap();
     let is_encrypted = bytes.get(32..36).is_some_and(|method| method != [0; 4]);
     let is_broken = !before.status.success() || is_encrypted;

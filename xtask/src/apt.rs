@@ -50,7 +50,7 @@ fn run(arguments: &[&str]) -> Result<(), String> {
     run::run(&mut command)
 }
 
-/// A release of backports, and what apt-get has to be told to see it beside the machine's own
+/// A release of backports, and the options with which apt-get sees it beside the machine's own
 /// archives.
 struct Backports {
     release: String,

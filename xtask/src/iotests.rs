@@ -1,5 +1,5 @@
 //! QEMU's own acceptance tests (its `tests/qemu-iotests`) run against Cowslip under the names of
-//! QEMU's programs. They are no part of this repository: whoever runs them unpacks QEMU's source.
+//! QEMU's programs. They are no part of this repository: running them requires QEMU's source.
 //!
 //! `iotests.txt` names the tests that differ, with the reason, and `iotests-7.2.txt` those of that
 //! older release which differ beyond that. A test that differs without a reason is a failure.
@@ -28,7 +28,7 @@ pub struct Args {
     tests: Vec<String>,
 }
 
-/// What QEMU's runner says of a test.
+/// The verdict of QEMU's runner on a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Passed,
@@ -151,10 +151,10 @@ fn check(
         .env("SOCK_DIR", scratch.join("sockets"))
         .output()
         .map_err(|error| format!("python3: {error}"))?;
-    let told = String::from_utf8_lossy(&output.stdout).into_owned();
-    print!("{told}");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    print!("{printed}");
     eprint!("{}", String::from_utf8_lossy(&output.stderr));
-    Ok(told)
+    Ok(printed)
 }
 
 /// Of lines such as `001   pass   [13:00:00] …`, which a terminal's carriage returns may precede.

@@ -38,7 +38,7 @@ pub fn unpack() -> Result<(), String> {
     let directory = directory();
     let unfinished = directory.with_extension("new");
     let failed = |e: std::io::Error| format!("{}: {e}", unfinished.display());
-    // What an interrupted attempt has left.
+    // The remains of an interrupted attempt.
     if unfinished.exists() {
         fs::remove_dir_all(&unfinished).map_err(failed)?;
     }

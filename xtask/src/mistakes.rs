@@ -26,7 +26,7 @@ const SOURCES: [&str; 4] = [
 ];
 /// Where the simulator, and the models, look for what the engine can make, from the root.
 const KNOWN: &str = "crates/sim/src/planted/engine.rs";
-/// What that file has in a copy.
+/// The content of that file in a copy.
 const KNOWN_IN_COPY: &str = "//! The mistakes that this engine can make.
 
 pub use cowslip::planted::{KNOWN, plant};
@@ -35,7 +35,7 @@ pub use cowslip::planted::{KNOWN, plant};
 const TEST: &str = "Test ";
 /// How a patch asks whether its mistake is planted.
 const HOOK: &str = "planted::is(Mistake::";
-/// What a file with hooks needs. At its end, where no patch is surprised by it.
+/// The import that a file with hooks needs. At its end, where it does not shift any patch.
 const IMPORT: &str = "\nuse crate::planted::{self, Mistake};\n";
 
 /// Options of `cargo xtask mistakes`.

@@ -2,8 +2,8 @@
 //! they are installed on Debian and its relatives.
 //!
 //! Installing is a convenience for containers: it happens only for root, only where `apt-get`
-//! exists, without removing a package for it, and a failure is told but is no failure of the gate.
-//! What is missing in the end is named, and the tests that need it say that they skip.
+//! exists, without removing a package for it, and a failure is reported but does not fail the gate.
+//! Programs missing in the end are named, and the tests that need them say that they skip.
 
 use crate::{apt, kernel, libssl, run};
 

@@ -1,4 +1,4 @@
-//! What is run on threads for longer than the gate does: models, stress, ThreadSanitizer, Miri.
+//! Thread tests that run longer than in the gate: models, stress, ThreadSanitizer, Miri.
 
 use std::process::Command;
 
@@ -15,7 +15,7 @@ pub struct Models {
     seed: u64,
 }
 
-/// Loom's models, all of them, then so many seeds of the whole engine.
+/// Runs all of Loom's models, then a given number of seeds of the whole engine.
 pub fn models(args: &Models) -> Result<(), String> {
     run::run(run::cargo().args(["test", "--release", "--package", "cowslip-models"]))?;
     let mut engine = run::cargo();

@@ -59,7 +59,7 @@ type Names = Vec<String>;
 struct Crate {
     /// Each module's file.
     modules: BTreeMap<Names, String>,
-    /// What each file's code says, without comments, strings and tests.
+    /// The code of each file, without comments, strings and tests.
     code: BTreeMap<String, String>,
     /// What each module re-exports: its name there, and the whole path; none of other crates.
     exports: BTreeMap<(Names, String), Option<Names>>,

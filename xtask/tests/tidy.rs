@@ -551,8 +551,8 @@ fn every_dependency_has_a_reason() {
     expect_none("a dependency has a line of reason above it", &findings);
 }
 
-/// Lines of `[dependencies]` and its like that no comment covers. One comment covers the run of
-/// lines below it; our own crates need none.
+/// Returns the lines of `[dependencies]` and similar sections that no comment covers. One comment
+/// covers the run of lines below it; our own crates need none.
 fn unexplained_dependencies(manifest: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut in_dependencies = false;

@@ -117,7 +117,7 @@ impl Layer {
     }
 }
 
-/// What lies below an image: its backing chain, possibly none.
+/// The backing chain of an image; empty if it has no backing file.
 #[derive(Clone, Debug, Default)]
 pub struct Below(Arc<[Arc<Layer>]>);
 
@@ -132,7 +132,7 @@ impl Below {
         &self.0
     }
 
-    /// The uppermost so many.
+    /// The first `count` layers from the top.
     pub fn uppermost(&self, count: usize) -> Below {
         Below(self.0[..count].into())
     }
@@ -186,14 +186,14 @@ async fn read_each(layers: &[Arc<Layer>], mut work: Vec<Part>) -> Vec<Result<(u6
         }
     }
     let fetched = layers.iter().zip(jobs).map(|(layer, jobs)| {
-        let told = layer.qcow2().map_or(layer.data_file(), Qcow2::file);
-        jobs.run(layer.data_file(), (told, layer.qcow2()))
+        let observed = layer.qcow2().map_or(layer.data_file(), Qcow2::file);
+        jobs.run(layer.data_file(), (observed, layer.qcow2()))
     });
     done.extend(join_all(fetched).await.into_iter().flatten());
     done
 }
 
-/// Who decides each byte of a range, through all layers: in order, covering it.
+/// Returns which layer decides each byte of a range, through all layers: in order, covering it.
 pub async fn decide(top: &Layer, below: &[Arc<Layer>], range: Range<u64>) -> Result<Vec<Decided>> {
     let mut decided = Vec::new();
     let mut work = vec![(0usize, range)];

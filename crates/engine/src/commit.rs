@@ -27,7 +27,7 @@ const EXTENTS_AT_ONCE: usize = 1024;
 /// Bytes of zeroes that are written at a time, which moves none.
 const ZEROES_BYTES: u64 = 256 << 20;
 
-/// What becomes of the image.
+/// The state of the image after the commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Afterwards {
     /// It holds nothing any more.
@@ -41,8 +41,8 @@ pub enum Afterwards {
 pub struct Commit {
     /// The layer that receives: 1 is the backing file, and so on down.
     pub depth: usize,
-    /// What becomes of the image. [`Afterwards::Empty`] only with depth 1: images between would
-    /// show through.
+    /// The state of the image after the commit. [`Afterwards::Empty`] only with depth 1: images
+    /// between would show through.
     pub afterwards: Afterwards,
     /// How the base is opened; its format, and what is below it, are as they are.
     pub base: OpenOptions,

@@ -1,9 +1,9 @@
-//! Whether two disks hold the same, as a job that reads as little as possible.
+//! Compares two disks, as a job that reads as little as possible.
 //!
-//! The tables are asked first: what both say is zero, or have from one image, is not read
-//! (`pairs.rs`). The rest is read in pieces, of both disks at once and several pieces ahead, and
-//! judged in order, so that the difference that is told is the first one. Memory is 1 MiB of each
-//! disk for each of 8 pieces in flight.
+//! The tables come first: a range that is zero on both disks, or that both take from one image, is
+//! not read (`pairs.rs`). The rest is read in pieces, of both disks at once and several pieces
+//! ahead, and compared in order, so that the difference reported is the first one. Memory is 1 MiB
+//! of each disk for each of 8 pieces in flight.
 
 use cowslip_queue::BufMut;
 use futures_util::future::try_join;
@@ -20,20 +20,21 @@ use crate::{Error, Result};
 const PIECE_BYTES: u64 = 1 << 20;
 /// Pieces in flight.
 const IN_FLIGHT: usize = 8;
-/// Differences are told by the sector, counted from where the looking began, as qemu-img does.
+/// Unit in which differences are reported, counted from the start of the comparison, as qemu-img
+/// does.
 const SECTOR_BYTES: u64 = 512;
 
-/// What has to be equal.
+/// The properties that have to be equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strictness {
-    /// What is read.
+    /// The bytes that reads return.
     Content,
-    /// Also how it is stored: whether there is something, zeroes, data, compressed data. Where it
-    /// is does not matter.
+    /// Also how they are stored: unallocated, as zeroes, as data, as compressed data. Host offsets
+    /// do not matter.
     Storage,
 }
 
-/// How two disks compare. What the shorter one lacks reads as zeroes.
+/// How two disks compare. The shorter one reads as zeroes beyond its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// They are equal.
@@ -44,7 +45,7 @@ pub enum Verdict {
     StorageDiffers(u64),
 }
 
-/// What came of a comparison.
+/// The result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Comparison {
     /// Whether the disks are equal.
@@ -56,7 +57,7 @@ pub struct Comparison {
 /// Why disks could not be compared.
 #[derive(Debug)]
 pub enum Failure {
-    /// What is where on this one could not be told.
+    /// The extents of this disk could not be listed.
     Extents(Side, Error),
     /// This one could not be read at this offset.
     Read(Side, u64, Error),

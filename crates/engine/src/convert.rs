@@ -1,18 +1,18 @@
 //! Converting: the disk of an image, or of several one after the other, copied into another image,
 //! as a [`Job`].
 //!
-//! What is where is asked ahead (`survey`), what is to be done is decided from that alone
-//! (`pieces`, pure), and it is done in the order of the guest (`run`): so many pieces at a time are
-//! read and, in their order, written. Holes and what the tables call zero are never read; what is
-//! read and turns out to be zero is not written (`zeroes`, pure). A chain is flattened by the way:
-//! what is asked of the image on top is answered by all layers at once.
+//! The extents of the sources are listed ahead (`survey`), the work is planned from them alone
+//! (`pieces`, pure), and it is done in guest order (`run`): a bounded number of pieces is read at
+//! once, and they are written in their order. Holes and ranges that the tables call zero are never
+//! read; data that turns out to be zero is not written (`zeroes`, pure). The copy flattens a
+//! chain, since a read of the image on top goes through all layers.
 //!
-//! Promises: the target's disk reads as the sources' do; of a failure it is told where it was.
-//! Memory is [`Options::in_flight`] pieces of [`PIECE_BYTES`], what it takes to hold a piece
-//! compressed, and the list of extents within `survey::SPANS_MAX`.
+//! Promises: the target's disk reads as the sources' do; a failure comes with its offset.
+//! Memory is [`Options::in_flight`] pieces of [`PIECE_BYTES`], the buffers that compress them, and
+//! the list of extents within `survey::SPANS_MAX`.
 //!
-//! Leaves out: making, cutting and removing the target; what a half-made one means is the caller's
-//! to say.
+//! Leaves out: creating, truncating and removing the target; what to do with an incomplete one is
+//! up to the caller.
 
 use std::fmt;
 use std::ops::Range;
@@ -66,7 +66,7 @@ pub enum Form {
     Compressed,
 }
 
-/// What the target reads as where nothing is written.
+/// The target's content where nothing is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum TargetContent {
     /// Zeroes: it is new.
@@ -74,22 +74,22 @@ pub enum TargetContent {
     Zeroes,
     /// Anything.
     Unknown,
-    /// What the source's backing file has there; the target's is of this length in bytes. Only what
-    /// the source's own image holds is copied.
+    /// The content of the source's backing file; the target's backing file is of this length in
+    /// bytes. Only data in the source's own image is copied.
     Backing(u64),
 }
 
-/// What is done where the source cannot be read.
+/// The reaction to a range of the source that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum OnReadError {
     /// The conversion fails.
     #[default]
     Fails,
-    /// Those sectors become zeroes, and [`Watch`] is told.
+    /// Those sectors become zeroes, and are reported to [`Watch`].
     BecomesZero,
 }
 
-/// What is written where the sources end within a sector.
+/// How the target ends where the sources end within a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum LastSector {
     /// All of the sector: zeroes follow the data.
@@ -119,16 +119,16 @@ pub struct Options {
     pub order: Order,
     /// How clusters are stored.
     pub form: Form,
-    /// Zeroes of at least so many bytes are not written as data; 0: all that reads as something is,
-    /// zeroes too.
+    /// Shortest run of zeroes, in bytes, that is not written as data. With 0 everything is written
+    /// as data, zeroes too.
     pub sparse_bytes: u64,
-    /// What the target reads as where nothing is written.
+    /// The target's content where nothing is written.
     pub unwritten: TargetContent,
-    /// What is done where the source cannot be read.
+    /// The reaction to a range of the source that cannot be read.
     pub unreadable: OnReadError,
-    /// By what means data moves.
+    /// How data is copied.
     pub means: CopyMethod,
-    /// What is written where the sources end within a sector.
+    /// How the target ends where the sources end within a sector.
     pub last_sector: LastSector,
 }
 
@@ -161,7 +161,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// What failed.
+    /// Returns the error without its place.
     pub fn into_error(self) -> Error {
         match self {
             Failure::Extents(_, error)
@@ -191,7 +191,7 @@ impl fmt::Display for Failure {
 /// Called with what could not be read and became zeroes.
 pub type Watch<'a> = dyn Fn(&Failure) + Send + Sync + 'a;
 
-/// What a conversion did.
+/// The result of a conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Converted {
     /// Bytes of the disk.
@@ -210,8 +210,8 @@ pub struct Converted {
     pub lost_bytes: u64,
 }
 
-/// What is converted: the disks of images, or parts of them, one after the other, each in whole
-/// sectors.
+/// The sources of a conversion: disks of images, or parts of them, one after the other, each in
+/// whole sectors.
 #[derive(Clone, Debug, Default)]
 pub struct Sources<'a>(Vec<Part<'a>>);
 

@@ -1,10 +1,9 @@
-//! Durable writes and flushes of the same file beside each other.
+//! Concurrent durable writes and flushes of one file.
 //!
-//! The system tells of bytes that it could not write back once: to a flush, or to a durable write,
-//! which flushes as it ends. Of two that are under way together one hears it and the other
-//! succeeds. So whichever succeeds waits for the others that were under way, and for what they say.
-//! One whose future is dropped may have been told, and tells nobody: from then on nothing counts as
-//! durable.
+//! The system reports bytes that it could not write back only once: to a flush, or to a durable
+//! write, which flushes as it ends. Of two that run concurrently one fails and the other succeeds.
+//! So one that succeeds waits for the others that were under way, and for their outcomes. If the
+//! future of one is dropped, its error may be lost: from then on nothing counts as durable.
 
 use std::collections::BTreeSet;
 
@@ -18,12 +17,12 @@ pub struct DurableWrites(Mutex<Writes>);
 struct Writes {
     next: u64,
     under_way: BTreeSet<u64>,
-    /// One was dropped before anybody knew its outcome.
-    unheard: bool,
+    /// One was dropped before its outcome was noted.
+    lost: bool,
     ended: Waiters,
 }
 
-/// What a durable write or flush was told may be known to nobody.
+/// The error of a durable write or flush may have been lost with its future.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LostFlush;
 
@@ -32,13 +31,13 @@ pub struct LostFlush;
 pub struct DurableWrite<'a> {
     writes: &'a DurableWrites,
     number: u64,
-    heard: bool,
+    noted: bool,
 }
 
 impl DurableWrite<'_> {
-    /// It has ended, and its outcome is noted.
+    /// Marks it as ended, with its outcome noted.
     pub fn end(mut self) {
-        self.heard = true;
+        self.noted = true;
     }
 }
 
@@ -46,13 +45,13 @@ impl Drop for DurableWrite<'_> {
     fn drop(&mut self) {
         let mut writes = lock(&self.writes.0);
         writes.under_way.remove(&self.number);
-        writes.unheard |= !self.heard;
+        writes.lost |= !self.noted;
         writes.ended.wake();
     }
 }
 
 impl DurableWrites {
-    /// A durable write or flush begins.
+    /// Registers a durable write or flush that begins.
     pub fn begin(&self) -> DurableWrite<'_> {
         let mut writes = lock(&self.0);
         let number = writes.next;
@@ -61,25 +60,21 @@ impl DurableWrites {
         DurableWrite {
             writes: self,
             number,
-            heard: false,
+            noted: false,
         }
     }
 
     /// Waits until all that have begun by now have ended.
     ///
     /// # Errors
-    /// One was dropped before it told.
+    /// One was dropped before its outcome was noted.
     pub async fn settle(&self) -> Result<(), LostFlush> {
         let end = lock(&self.0).next;
         loop {
             let waiting = {
                 let mut writes = lock(&self.0);
                 if writes.under_way.range(..end).next().is_none() {
-                    return if writes.unheard {
-                        Err(LostFlush)
-                    } else {
-                        Ok(())
-                    };
+                    return if writes.lost { Err(LostFlush) } else { Ok(()) };
                 }
                 writes.ended.wait()
             };
@@ -115,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dropped_write_was_told_is_missed_for_good() {
+    fn the_outcome_of_a_dropped_write_is_lost_for_good() {
         let writes = DurableWrites::default();
         let mut context = Context::from_waker(Waker::noop());
         drop(writes.begin());

@@ -1,4 +1,4 @@
-//! What is where on the disk, as `qemu-img map` and NBD's block status tell it.
+//! The extents of the disk, as `qemu-img map` and NBD's block status report them.
 
 use std::ops::Range;
 

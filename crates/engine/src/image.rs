@@ -55,15 +55,15 @@ pub struct LayerInfo {
     pub header: Option<Arc<Header>>,
     /// The file that guest data is in: the image's own, or its external data file.
     pub data_name: String,
-    /// Which file it is, where that can be told.
+    /// Identity of the file, where it is known.
     pub id: Option<FileId>,
-    /// Which bytes its file shows, where that can be told.
+    /// Identity of the bytes that the file shows, where it is known.
     pub content: Option<ContentId>,
 }
 
 /// Bytes of a block of an image of an added format: whatever its unit is, pages fit.
 const OTHER_BLOCK_BYTES: u64 = 4096;
-/// What [`Image::qcow2_for`] says of compressed writes.
+/// The name of the feature in errors of [`Image::qcow2_for`] about compressed writes.
 const COMPRESSION: &str = "compression of";
 
 /// A disk, open.
@@ -106,8 +106,8 @@ impl Image {
         Image::open_after(file, options, gate, Vec::new()).await
     }
 
-    /// Closes the image and opens it anew, through another handle of its file and with other
-    /// options. Nobody else gets hold of its files in between: their claims pass on.
+    /// Closes the image and reopens it, through another handle of its file and with other options.
+    /// No other process can claim its files in between: the claims are handed over.
     ///
     /// # Errors
     /// As [`Image::close`] and [`Image::open`]. The image is closed in any case, but keeps its
@@ -223,7 +223,7 @@ impl Image {
             .collect()
     }
 
-    /// What the top layer is doing at this moment, if it is qcow2: for whoever watches.
+    /// Returns what the top layer is doing at this moment, if it is qcow2: for tests and tools.
     pub fn observe(&self) -> Option<Observation> {
         self.top.qcow2().map(Qcow2::observe)
     }
@@ -240,7 +240,7 @@ impl Image {
         Some(image.is_protected(host_offset))
     }
 
-    /// What the metadata caches of the chain did so far and hold, all together.
+    /// Returns the statistics of the chain's metadata caches, added up.
     pub fn cache_statistics(&self) -> CacheStatistics {
         let below = self.below.layers().iter().map(|layer| &**layer);
         let layers = std::iter::once(&self.top).chain(below);
@@ -250,8 +250,8 @@ impl Image {
         })
     }
 
-    /// What writes to the top layer found so far, if it is qcow2; those of compressed clusters are
-    /// not in it.
+    /// Returns the statistics of writes to the top layer, if it is qcow2; writes of compressed
+    /// clusters are not counted.
     pub fn write_statistics(&self) -> Option<WriteStatistics> {
         self.top.qcow2().map(Qcow2::write_statistics)
     }
@@ -370,9 +370,9 @@ impl Image {
     }
 
     /// Writes a buffer or a scatter list to the disk at `offset`; zeroes as
-    /// [`OpenOptions::detect_zeroes`] has it. Of memory that changes meanwhile the disk gets what
-    /// it holds at some moment, each byte by itself. The future wants to be polled to its end: what
-    /// one that is dropped half way has written is undefined until the image is closed.
+    /// [`OpenOptions::detect_zeroes`] says. If the memory changes during the write, each byte on
+    /// disk is one that the memory held at some moment. The future must be polled to completion:
+    /// if it is dropped halfway, the range it wrote is undefined until the image is closed.
     ///
     /// # Errors
     /// Out of range, read-only, latched, no space, I/O, or a corrupt table entry. The mapping is as
@@ -450,7 +450,7 @@ impl Image {
         }
     }
 
-    /// What a request gets that asks for this durability.
+    /// Returns the durability that a request gets if it asks for `asked`.
     fn durability(&self, asked: Durability) -> Durability {
         match self.write_policy {
             WritePolicy::Writethrough => Durability::Durable,
@@ -767,10 +767,10 @@ impl Image {
         }
     }
 
-    /// What keeps requests from waiting: grows the file ahead of need and writes metadata back when
-    /// much of it is dirty. Runs until the image is closed; a server spawns it beside its requests.
-    /// Without it the image works as well, and requests do this work when they must. To end it,
-    /// close the image: dropped while it writes metadata, it latches the image, as a flush does.
+    /// Keeps requests from waiting: grows the file ahead of need and writes metadata back when much
+    /// of it is dirty. Runs until the image is closed; a server spawns it beside its requests.
+    /// Without it the image works too, and requests do this work when they must. To end it, close
+    /// the image: dropped while it writes metadata, it latches the image, as a flush does.
     pub async fn maintain(&self) {
         if let Some(image) = self.top.qcow2()
             && self.writable

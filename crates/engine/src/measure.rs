@@ -27,8 +27,8 @@ pub struct Sizes {
     pub fully_allocated: u64,
 }
 
-/// The sizes for an image of these options, with so many bytes of keys if it is encrypted; with
-/// `sources`, as it will be when they are converted into it.
+/// Returns the sizes of an image with these options, and with `keys_bytes` bytes of keys if it is
+/// encrypted; with `sources`, the sizes after they are converted into it.
 ///
 /// # Errors
 /// The tables of a source cannot be read.
@@ -55,8 +55,9 @@ pub async fn measure(
     })
 }
 
-/// The header, the tables, the keys and the counts of an image whose disk has so many bytes in
-/// whole clusters. The clusters of the keys are counted like all others, which qemu-img forgets.
+/// Returns the bytes of the header, the tables, the keys and the refcounts of an image whose disk
+/// has `disk` bytes in whole clusters. The clusters of the keys have refcounts like all others,
+/// which qemu-img does not account for.
 fn metadata_bytes(geometry: &Geometry, disk: u64, keys: u64) -> u64 {
     let tables = mapping_clusters(geometry, disk) + geometry.clusters_for(keys);
     let (blocks, table) = structures_for(geometry, tables + geometry.clusters_for(disk));

@@ -1,5 +1,5 @@
-//! Two disks side by side, asked what is where before anything is read: what is known to be the
-//! same on both is told apart from what has to be looked at.
+//! Compares the extents of two disks before anything is read: it separates ranges that are known to
+//! be the same on both from ranges that have to be read.
 //!
 //! A range is the same on both if both say that it reads as zeroes, or if both have it from one
 //! image: overlays of one golden image differ only where one of them holds something.
@@ -27,13 +27,13 @@ impl Side {
     pub const BOTH: [Side; 2] = [Side::First, Side::Second];
 }
 
-/// A range, and what the tables of both disks say of it. Neighbours of which they say the same are
-/// one.
+/// A range, and what the tables of both disks say of it. Adjacent ranges about which they say the
+/// same are merged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The range; never empty.
     pub range: Range<u64>,
-    /// What is known of it.
+    /// The facts known about it.
     pub known: Known,
 }
 
@@ -44,12 +44,12 @@ impl Span {
     }
 }
 
-/// What is known of a range without reading it.
+/// Facts about a range that are known without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known {
     /// It reads the same on both.
     pub same: bool,
-    /// Both have it stored in the same way: as `map` tells it, places apart.
+    /// Both store it in the same way, as `map` reports it, host offsets aside.
     pub stored_alike: bool,
     /// Which of them say that it reads as zeroes.
     pub zero: [bool; 2],
@@ -104,10 +104,10 @@ impl Cursor<'_> {
 /// The spans of a range, in order.
 pub struct Spans<'a> {
     sides: [Cursor<'a>; 2],
-    /// What of it matters: what differs in nothing else is one span.
+    /// Keeps the facts that matter: ranges that differ in others only are one span.
     matters: fn(Known) -> Known,
     rest: Range<u64>,
-    /// What was found behind the last span.
+    /// Spans found behind the last one.
     found: VecDeque<Span>,
 }
 
@@ -130,10 +130,10 @@ impl<'a> Spans<'a> {
         }
     }
 
-    /// The next span; at most `bytes_max` of it if it has to be looked at.
+    /// Returns the next span; at most `bytes_max` of it if it has to be read.
     ///
     /// # Errors
-    /// Whose extents could not be told, and why.
+    /// The extents of a disk could not be listed: which disk, and why.
     pub async fn next(
         &mut self,
         bytes_max: u64,

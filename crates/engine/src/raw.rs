@@ -38,7 +38,7 @@ pub struct Raw {
     keys_unknown: AtomicBool,
 }
 
-/// What disks are whole multiples of.
+/// Unit of a disk's size.
 pub(crate) const SECTOR_BYTES: u64 = 512;
 
 impl Raw {
@@ -100,7 +100,7 @@ impl Raw {
         &self.file
     }
 
-    /// The file, for whoever changes it past this image.
+    /// Returns the file to a caller that changes it directly, not through this image.
     pub(crate) fn file_to_change(&self) -> &AlignedFile {
         self.will_change();
         &self.file
@@ -125,16 +125,16 @@ impl Raw {
         }
         under_way.end();
         flushed?;
-        let heard = self.check_concurrent_flushes().await;
-        *failed = heard.is_err();
-        heard
+        let checked = self.check_concurrent_flushes().await;
+        *failed = checked.is_err();
+        checked
     }
 
-    /// Whether nothing was lost that a flush or a durable write which has just succeeded should
-    /// have covered: those beside it may have been told instead.
+    /// Checks, after a flush or a durable write has succeeded, that nothing it should have covered
+    /// was lost: the system may have reported that to a concurrent one instead.
     async fn check_concurrent_flushes(&self) -> Result<()> {
-        let all_heard = self.durable_writes.settle().await.is_ok();
-        match self.lost.load(Ordering::Acquire) || !all_heard {
+        let all_noted = self.durable_writes.settle().await.is_ok();
+        match self.lost.load(Ordering::Acquire) || !all_noted {
             true => Err(Error::Latched(self.file.name().to_string())),
             false => Ok(()),
         }
@@ -169,7 +169,7 @@ impl Raw {
         if durability == Durability::Cached {
             return self.file.write(at, data, durability).await;
         }
-        // What is refused, or fails before, has lost nothing.
+        // A write that is refused, or fails before it begins, has lost nothing.
         let prepared = self.file.prepare_write(at, data).await?;
         let under_way = self.durable_writes.begin();
         let written = self.file.write_prepared(prepared, durability).await;
@@ -216,7 +216,7 @@ impl Raw {
     /// write may have been done, so slots may not be what they were read as.
     pub(crate) async fn write_keys(&self, stages: luks::Stages) -> Result<()> {
         self.will_change();
-        // What was read may be what a process that died has left unflushed.
+        // The data that was read may have been left unflushed by a process that died.
         self.flush().await?;
         if self.keys_unknown.swap(true, Ordering::AcqRel) {
             return Err(Error::Latched(self.file.name().to_string()));

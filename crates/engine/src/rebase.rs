@@ -35,7 +35,7 @@ pub enum Storage {
     Compressed,
 }
 
-/// What becomes of a unit of the image.
+/// The action for a unit of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deed {
     /// Both chains show the same.
@@ -100,7 +100,7 @@ struct Rebase<'a> {
 }
 
 impl Rebase<'_> {
-    /// What becomes the image's own as a whole or not at all.
+    /// Returns the bytes that are copied into the image as a whole or not at all.
     fn unit_bytes(&self) -> u64 {
         match self.storage {
             Storage::Plain => self.layer.subcluster_bytes(),
@@ -153,7 +153,7 @@ impl Rebase<'_> {
         try_join_all(work).await.map(drop)
     }
 
-    /// What the new chain shows; nothing beyond its end.
+    /// Reads a piece through the new chain; beyond its end there is nothing.
     async fn read_new(&self, piece: Range<u64>) -> Result<BufMut> {
         let len = (piece.end - piece.start) as usize;
         let size = self.new.map_or(0, Image::size);
@@ -195,12 +195,12 @@ impl Rebase<'_> {
     }
 }
 
-/// What may differ, in pieces of whole units, each unit once.
+/// The ranges that may differ, in pieces of whole units, each unit once.
 struct Suspects<'a> {
     spans: Spans<'a>,
     unit: u64,
     size: u64,
-    /// What is left of the last span.
+    /// The rest of the last span.
     rest: Range<u64>,
     job: &'a Job,
 }

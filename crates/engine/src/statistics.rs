@@ -1,11 +1,11 @@
-//! What an image counts of its work.
+//! Statistics of an image.
 
-/// What a cache of L2 slices did, and what it holds.
+/// Statistics of a cache of L2 slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct CacheStatistics {
-    /// What slices may take, in bytes of memory.
+    /// Bytes of memory that slices may take.
     pub budget_bytes: u64,
-    /// What they take.
+    /// Bytes of memory that they take.
     pub used_bytes: u64,
     /// Slices in memory.
     pub slices: u64,
@@ -33,7 +33,7 @@ impl CacheStatistics {
     }
 }
 
-/// What writes of guest data found so far, each counted once in every cluster that it touched.
+/// What writes of guest data have met so far, each counted once in every cluster that it touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct WriteStatistics {
     /// The cluster needed new space: it had none, or shared it, or was compressed.
@@ -46,7 +46,7 @@ pub struct WriteStatistics {
 }
 
 impl WriteStatistics {
-    /// What came since `earlier`.
+    /// Returns the difference to `earlier`.
     #[must_use]
     pub fn since(self, earlier: WriteStatistics) -> WriteStatistics {
         WriteStatistics {

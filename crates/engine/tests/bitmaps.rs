@@ -77,10 +77,10 @@ fn dirty(image: &Image, name: &str) -> Vec<(u64, u64)> {
 fn found(file: &Arc<MemoryFile>) -> Vec<(String, bool)> {
     let image = open(file, false).unwrap();
     let bitmaps = block_on(image.bitmaps()).unwrap();
-    let told = bitmaps
+    let listed = bitmaps
         .into_iter()
         .map(|bitmap| (bitmap.name, bitmap.in_use));
-    told.collect()
+    listed.collect()
 }
 
 fn copy(file: &MemoryFile) -> Arc<MemoryFile> {
@@ -276,7 +276,7 @@ fn a_lost_bitmap_can_only_be_removed() {
     assert_clean(&file);
 }
 
-/// What is wrong, where, and what is put there, big-endian.
+/// A corruption: its name, its offset, its length in bytes and its value, stored big-endian.
 type Lie = (&'static str, fn(&Places) -> u64, usize, u64);
 
 /// Where the structures of [`with_bitmap`] are.
@@ -364,8 +364,8 @@ fn lies_about_bitmaps_are_refused_before_anything_is_written() {
     }
 }
 
-/// Bits that lie on other metadata are read as bits, and never freed as such when they are stored
-/// anew.
+/// Bits that overlap other metadata are read as bits, and their clusters are never freed when the
+/// bits are stored again.
 #[test]
 fn clusters_of_other_metadata_stay_counted() {
     let file = with_bitmap();

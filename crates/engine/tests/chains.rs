@@ -167,7 +167,7 @@ fn an_emptied_image_is_as_short_as_a_new_one() {
     let image = files.open("top", true);
     block_on(image.commit(&into(1, Afterwards::Empty), &files, &Job::default())).unwrap();
     assert_eq!(*files.written.lock().unwrap(), ["mid"]);
-    // What it held is freed, so nobody may read it there any more, nor commit it once more.
+    // Its data is freed, so it must not be read there any more, nor committed again.
     let found = block_on(image.read(0, BufMut::zeroed(SIZE as usize))).unwrap();
     assert!(found[..] == disk[..]);
     let again = block_on(image.commit(&into(1, Afterwards::Empty), &files, &Job::default()));
@@ -215,20 +215,20 @@ fn what_is_committed_further_down_is_what_those_above_decide() {
 #[test]
 fn a_comparison_looks_at_what_the_tables_leave_open() {
     let files = Files::chain();
-    let told = |names: [&str; 2]| {
+    let compared = |names: [&str; 2]| {
         let images = names.map(|name| files.open(name, false));
         let images = [&images[0], &images[1]];
         block_on(compare(images, Strictness::Content, &Job::default())).unwrap()
     };
-    let same = told(["top", "top"]);
+    let same = compared(["top", "top"]);
     assert_eq!(same.verdict, Verdict::Identical);
-    let differs = told(["base", "other"]);
+    let differs = compared(["base", "other"]);
     assert_eq!(differs.verdict, Verdict::ContentDiffers(0));
     assert!(differs.looked_at_bytes <= 1 << 20, "{differs:?}");
     // Two images alone that hold the same.
     files.write("other", 0, &vec![0; SIZE as usize]);
     files.write("other", 0, &[1; 200_000]);
-    let same = told(["base", "other"]);
+    let same = compared(["base", "other"]);
     assert_eq!(same.verdict, Verdict::Identical);
     assert_eq!(same.looked_at_bytes, SIZE);
     let job = Job::default();

@@ -418,7 +418,7 @@ fn broken_bitmaps() {
     ]);
 }
 
-/// What QEMU's check goes on with, we refuse when the header is read.
+/// Images that QEMU's check accepts and we refuse when the header is read.
 #[test]
 fn headers_that_are_refused_although_qemu_goes_on() {
     if !peers_are_installed() {
@@ -441,7 +441,7 @@ fn headers_that_are_refused_although_qemu_goes_on() {
     }
 }
 
-/// What QEMU does not look for, and we do: one corruption more, all else the same.
+/// Flaws that QEMU does not look for, and we do: one corruption more, all else the same.
 #[test]
 fn what_only_we_look_for() {
     if !peers_are_installed() {

@@ -1,5 +1,4 @@
-//! What a session that only reads leaves of a file when it is closed: nothing written, and nothing
-//! flushed.
+//! A session that only reads writes nothing to the file, and flushes nothing, when it is closed.
 
 use std::sync::Arc;
 
@@ -22,7 +21,7 @@ fn bytes(format: Format) -> Vec<u8> {
     file.contents()
 }
 
-/// What a session has done to the file.
+/// Returns the operations of a session on the file.
 fn ops_of(format: Format, session: impl AsyncFn(&Image)) -> Vec<Op> {
     let file = Recorder::new(bytes(format));
     let options = OpenOptions {

@@ -163,7 +163,7 @@ fn a_crash_in_a_preallocating_resize_leaves_the_old_disk_or_the_new_one() {
     }
 }
 
-/// Cancels its job when so many pieces have been asked for.
+/// Cancels its job after a number of pieces.
 struct Cancels {
     left: AtomicUsize,
     job: Arc<OnceLock<Job>>,
@@ -384,7 +384,7 @@ fn a_shrink_leaves_no_empty_block_no_table_behind_the_end_and_a_shorter_file() {
     }
 }
 
-/// What a disk becomes that shrinks, grows and is filled again, twice, in one session or in
+/// Returns an image whose disk shrinks, grows and is filled again, twice, in one session or in
 /// several.
 fn filled_again(file: &Arc<Recorder>, sessions: u32) -> Vec<u8> {
     now(async {
@@ -413,7 +413,7 @@ fn space_that_no_hole_gives_back_keeps_its_counts() {
         let start = many_blocks(backwards, false);
         let file = Recorder::without_holes(start.clone());
         let (before, after) = (start.len(), filled_again(&file, sessions).len());
-        // Tables and blocks are laid anew; what a lost block counts is 32 KiB, and there are seven.
+        // Tables and blocks get new space; a lost block counts 32 KiB, and there are seven.
         let more = before / 8;
         assert!(after <= before + more, "{before} bytes became {after}");
     }
@@ -423,7 +423,7 @@ fn space_that_no_hole_gives_back_keeps_its_counts() {
 fn a_device_uses_the_space_again() {
     for (backwards, sessions) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
         let mut start = many_blocks(backwards, false);
-        // What is written in one piece has other tables, and they come first.
+        // An image that is written in one piece has other tables, and they come first.
         start.resize(start.len() + (8 << 10), 0);
         let file = Recorder::device(start.clone());
         let after = filled_again(&file, sessions);
@@ -591,7 +591,7 @@ fn a_crash_as_many_blocks_become_reachable_leaves_each_with_its_count() {
     let mut ops = file.ops();
     let first = ops.iter().position(is_entries).expect("the table has room");
     let last = ops.iter().rposition(is_entries).unwrap();
-    // What comes before is done: a barrier follows it.
+    // The operations before are durable: a barrier follows them.
     let mut durable = start;
     for op in ops.drain(..first) {
         op.apply(&mut durable, usize::MAX);

@@ -14,14 +14,14 @@ use cowslip::{Buf, BufMut, Error, Image};
 
 const UNIT: u64 = 64 << 10;
 const SIZE: u64 = 8 * UNIT;
-/// What the lowest layer holds; it ends within the sixth unit.
+/// Content of the lowest layer; it ends within the sixth unit.
 const BELOW: u8 = 0x11;
 const BELOW_LEN: u64 = 5 * UNIT + 5000;
-/// What the layer between holds of each third block.
+/// Content of the layer between, in each third block.
 const BETWEEN: u8 = 0x22;
 const BLOCK: u64 = 4096;
 const GUEST: u8 = 0x33;
-/// What was in the memory before.
+/// The previous content of the memory.
 const SECRET: u8 = 0x5a;
 
 /// Opens what has the name that is asked for.

@@ -1,5 +1,5 @@
-//! What reads keep of the layers below, and writes that store whole clusters compressed: beside
-//! other writes, for a part of a chain, in both versions.
+//! Copy-on-read, and writes that store whole clusters compressed: concurrently with other writes,
+//! for a part of a chain, in both versions.
 
 use std::collections::VecDeque;
 use std::pin::{Pin, pin};
@@ -102,7 +102,7 @@ fn read(image: &Image, at: u64, len: u64) -> Vec<u8> {
     block_on(image.read(at, buf)).unwrap().to_vec()
 }
 
-/// What the image itself holds: the first cluster of each extent, and its state.
+/// Returns the extents of the image itself: the first cluster of each, and its state.
 fn held(image: &Image) -> Vec<(u64, &'static str)> {
     let extents = block_on(image.extents(0, SIZE, usize::MAX)).unwrap();
     let mut held: Vec<(u64, &'static str)> = Vec::new();
@@ -328,7 +328,7 @@ fn writes_to_one_compressed_cluster_lose_nothing_of_each_other() {
     });
     let mut writes: VecDeque<Pin<Box<_>>> = writes.map(Box::pin).collect();
     let mut context = Context::from_waker(Waker::noop());
-    // Each reads the cluster and stores it anew, and waits in between.
+    // Each reads the cluster and stores it again, and waits in between.
     while !writes.is_empty() {
         writes.retain_mut(|one| match one.as_mut().poll(&mut context) {
             Poll::Ready(written) => {

@@ -1,5 +1,5 @@
-//! What is given up, and what the host gets back: holes in mapped clusters, their order beside
-//! writes, and how policies differ.
+//! Discards, and the space that the host gets back: holes in mapped clusters, their order relative
+//! to concurrent writes, and how policies differ.
 
 use std::future::Future;
 use std::io;
@@ -20,7 +20,7 @@ use cowslip::qcow2::header::Header;
 use cowslip::{Buf, BufMut, Error, Image, IoVec, IoVecMut};
 use cowslip_queue::{Completer, Pending, pending};
 
-/// What was done with a file that concerns its space.
+/// A call that concerns the space of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Call {
     Allocate(Range<u64>),
@@ -51,7 +51,7 @@ impl Watched {
         self.calls.lock().unwrap().push(call);
     }
 
-    /// What was done since this was last asked.
+    /// Returns the calls since the last time, and forgets them.
     fn take_calls(&self) -> Vec<Call> {
         std::mem::take(&mut self.calls.lock().unwrap())
     }

@@ -38,7 +38,7 @@ struct Case {
     job: Work,
     /// Its keys change.
     changes_keys: bool,
-    /// What it does is in memory until the image is closed.
+    /// Its change is in memory until the image is closed.
     ends_with_close: bool,
     /// It takes long: only changes near the write of a header fail.
     is_long: bool,
@@ -54,12 +54,12 @@ struct SeenBitmap {
     dirty: Option<Vec<Range<u64>>>,
 }
 
-/// What a guest, or somebody who looks at the image, sees.
+/// The state of the image as seen by a guest and by tools.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
     disk: Vec<u8>,
     snapshots: Vec<(String, Vec<u8>)>,
-    /// What the header says besides: version, features, backing file, width of counts.
+    /// Other fields of the header: version, features, backing file, refcount width.
     says: String,
     bitmaps: Vec<SeenBitmap>,
     opened_by: Vec<&'static str>,
@@ -153,7 +153,7 @@ fn seen(contents: &Contents) -> Seen {
     }
 }
 
-/// What has become of the guest's write.
+/// The state of the guest's write.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Guest {
     /// It may be there.
@@ -233,7 +233,7 @@ fn judge_metadata(what: &str, contents: &Contents) {
     }
 }
 
-/// What was found is one of these states; it can be opened, written and closed.
+/// Asserts that the image is in one of these states, and can be opened, written and closed.
 fn judge(what: &str, (contents, found): (&Contents, &Seen), states: &[&Seen], guest: Guest) {
     let why = states.iter().map(|state| difference(found, state, guest));
     let why: Vec<_> = why.collect();
@@ -276,7 +276,7 @@ fn session(case: &Case, strike: Option<Strike>, again: bool) -> Ended {
     }
     let written = write(&image).is_ok();
     let flushed = block_on(image.flush()).is_ok();
-    // Whoever fails to close does not get what was not flushed.
+    // If the close fails, changes that were not flushed may be missing.
     let closed = block_on(image.close()).is_ok();
     done &= closed || !case.ends_with_close;
     let guest = match written && (flushed || closed) {
@@ -332,7 +332,7 @@ fn each_failure(case: &Case) {
 
 fn judge_failure(case: &Case, (strike, again): (Strike, bool), (old, new): (&Seen, &Seen)) {
     let ended = session(case, Some(strike), again);
-    let struck = ended.medium.struck().expect("so many changes there are");
+    let struck = ended.medium.struck().expect("there are that many changes");
     let what = format!("{}, {strike:?} again {again} at {struck}", case.name);
     let late = ended.medium.late();
     let goes_on = !is_qcow2(&case.start[0].1);

@@ -187,7 +187,7 @@ impl Request {
     }
 }
 
-/// All ways to cut so many bytes into one, two or three parts.
+/// Returns all ways to split `len` bytes into one, two or three parts.
 fn splits(len: usize) -> Vec<Vec<usize>> {
     let mut all = vec![vec![0, len]];
     all.extend((1..len).map(|cut| vec![0, cut, len]));
@@ -238,7 +238,7 @@ fn attempts((at, header): (usize, &[u8])) -> Vec<Vec<Request>> {
     all
 }
 
-/// Choices in the order in which they come up: so many there were, and this one was made.
+/// Choices in the order in which they come up: the number of options, and the one chosen.
 #[derive(Default)]
 struct Choices {
     made: Vec<(usize, usize)>,
@@ -251,10 +251,7 @@ impl Choices {
             self.made.push((count, 0));
         }
         let (expected, choice) = self.made[self.next];
-        assert_eq!(
-            expected, count,
-            "a run repeats itself as far as it is told to"
-        );
+        assert_eq!(expected, count, "a run repeats the choices that are given");
         self.next += 1;
         choice
     }
@@ -292,7 +289,7 @@ fn open(file: &Arc<Stepped>) -> Image {
     }
 }
 
-/// What came of requests that were sent together.
+/// The outcome of requests that were sent together.
 struct Outcome {
     refused: usize,
     given_up: bool,
@@ -362,7 +359,7 @@ fn no_order_of_requests_makes_a_guessed_disk_an_image() {
     // The unit of reads and writes, and that of calls for space.
     for units in [(1, 1), (1, 512), (512, 512), (4096, 4096)] {
         for &(at, header) in HEADERS {
-            // What few bytes show need not be shown by many in each unit.
+            // A case that few bytes cover need not be repeated with many in each unit.
             if header.len() > SHORT && units != (1, 1) {
                 continue;
             }
@@ -391,7 +388,7 @@ fn no_order_of_requests_makes_a_guessed_disk_an_image() {
     }
 }
 
-/// What is refused is the header and nothing else.
+/// Only a write of a header is refused.
 #[test]
 fn requests_that_make_no_header_are_carried_out() {
     for units in [(1, 1), (1, 512), (4096, 4096)] {

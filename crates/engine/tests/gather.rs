@@ -47,7 +47,7 @@ fn one_that_fails_leaves_those_beside_it_unharmed() {
     let writes = file.writes().split_off(before);
     let joined = writes[0].clone();
     assert_eq!(joined.end - joined.start, 4 * CLUSTER, "{writes:x?}");
-    // Then each by itself.
+    // Then each alone.
     let mut again = writes[1..5].to_vec();
     again.sort_by_key(|write| write.start);
     for (number, write) in (0..).zip(again) {

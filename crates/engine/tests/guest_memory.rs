@@ -267,7 +267,7 @@ fn a_dropped_write_keeps_a_guests_memory_until_it_has_ended() {
     drop(write);
     assert_eq!(file.waiting(), 1);
     assert_eq!(Arc::strong_count(&memory), 2, "the file has it");
-    // What reaches the disk is what the memory holds then.
+    // The disk receives the content of the memory at that moment.
     memory.write(0, b"changed meanwhile");
     file.let_go();
     assert_eq!(Arc::strong_count(&memory), 1);

@@ -322,9 +322,9 @@ fn dropping_a_read_in_flight_frees_nothing_too_early() {
         let file = open_host_file(&path, &HostOptions::default()).unwrap();
         queue.block_on(async {
             for round in 0..50u64 {
-                // Issued and dropped before the queue has even told the kernel.
+                // Issued and dropped before the queue has even submitted it to the kernel.
                 drop(file.read(round * 4096, BufMut::zeroed(65536).into()));
-                // What a freed buffer would be reused for must stay as it is.
+                // A buffer that would reuse freed memory must not change.
                 let canary = BufMut::zeroed(65536);
                 let (result, buf) = file.read(1 << 20, BufMut::zeroed(65536).into()).await;
                 result.unwrap();

@@ -1,5 +1,5 @@
-//! Where everything is: the parts of the disk against what block status tells, and all that is told
-//! against the refcounts on disk.
+//! The layout of an image: the parts of the disk compared with the block status, and all clusters
+//! reported compared with the refcounts on disk.
 
 use std::sync::Arc;
 
@@ -84,7 +84,7 @@ fn scribbled(cluster_size: u64, extended_l2: bool, seed: u64) -> (Vec<u8>, Vec<E
     (memory.contents(), extents.unwrap())
 }
 
-/// What block status would tell of a part.
+/// Returns the extent that block status reports for a part.
 fn as_extent(part: &Part) -> Extent {
     let blank = Extent {
         start: part.start,
@@ -142,7 +142,7 @@ fn joined(extents: impl Iterator<Item = Extent>) -> Vec<Extent> {
 }
 
 /// The clusters that are referenced, by what the layout tells.
-fn told_clusters(parts: &[Part], areas: &[Area], cluster: u64) -> Vec<u64> {
+fn reported_clusters(parts: &[Part], areas: &[Area], cluster: u64) -> Vec<u64> {
     let of_parts = parts.iter().filter_map(|part| match part.kind {
         PartKind::Below { space } | PartKind::Zero { space } => Some((space?, part.len)),
         PartKind::Data(host) => Some((host, part.len)),
@@ -193,10 +193,10 @@ fn parts_agree_with_block_status_and_all_of_it_with_the_refcounts() {
                 at += part.len;
             }
             assert_eq!(at, header.size, "{case}");
-            let told = joined(parts.iter().map(as_extent));
-            assert_eq!(told, joined(extents.into_iter()), "{case}");
-            let told = told_clusters(&parts, &areas, cluster_size);
-            assert_eq!(told, counted_clusters(&bytes, &header), "{case}");
+            let reported = joined(parts.iter().map(as_extent));
+            assert_eq!(reported, joined(extents.into_iter()), "{case}");
+            let reported = reported_clusters(&parts, &areas, cluster_size);
+            assert_eq!(reported, counted_clusters(&bytes, &header), "{case}");
             assert!(areas.is_sorted_by_key(|area| area.offset), "{case}");
         }
     }
@@ -210,11 +210,11 @@ fn snapshots_and_bitmaps_of_qemu_are_metadata() {
     let mut image = support::Image::create("cluster_size=4k", "16M", &["write 1M 4M"]);
     image.img(&["snapshot", "-c", "one", "image.qcow2"]);
     image.img(&["bitmap", "--add", "-g", "64k", "image.qcow2", "dirty"]);
-    // What only the snapshot has is not told, so nothing that it has is written again.
+    // Clusters of the snapshot alone are not reported, so none of them is written again.
     image.io(&["write 9M 64k"]);
     let (parts, areas, header) = layout(image.bytes.clone()).unwrap();
-    let told = told_clusters(&parts, &areas, 4096);
-    assert_eq!(told, counted_clusters(&image.bytes, &header));
+    let reported = reported_clusters(&parts, &areas, 4096);
+    assert_eq!(reported, counted_clusters(&image.bytes, &header));
     let kinds: Vec<String> = areas
         .iter()
         .map(|area| area.structure.to_string())

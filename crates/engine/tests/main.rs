@@ -1,5 +1,5 @@
 //! The engine's tests from outside, as one program: each program that uses the engine compiles its
-//! futures anew. `threads.rs` is one of its own, which sanitizers build.
+//! futures again. `threads.rs` is a program of its own, which sanitizers build.
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 

@@ -18,7 +18,7 @@ use crate::support::crash::{Recorder, each_crash};
 use crate::support::slow::NoFiles;
 use crate::support::{block_on, our_check};
 
-/// What becomes of a file at the measured length.
+/// How a file is limited to the measured length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limit {
     /// It has that length, and held something else.
@@ -246,7 +246,7 @@ async fn fits(number: u64) -> Result<(), String> {
         _ => measured.required,
     };
     let kind = seed.of(&[Limit::Device, Limit::Quota]);
-    // What a device held shows where clusters were assigned ahead.
+    // The old content of a device shows where clusters were assigned ahead.
     let unwritten = match kind == Limit::Quota || shape.preallocation == Preallocation::Off {
         true if seed.one_in(2) => TargetContent::Zeroes,
         _ => TargetContent::Unknown,

@@ -79,7 +79,7 @@ impl Random {
     }
 }
 
-/// What the disk and its snapshots hold.
+/// The contents of the disk and its snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Model {
     disk: Vec<u8>,
@@ -100,7 +100,7 @@ impl Model {
         (count > 0).then(|| random.below(count) as usize)
     }
 
-    /// What the image really is.
+    /// Reads the model of an image.
     fn of(file: &Arc<MemoryFile>) -> Model {
         let image = open(file.clone());
         let disk = read(&image);

@@ -245,8 +245,8 @@ fn old_bytes_in_free_space_never_show() {
     }
 }
 
-/// What an earlier session has given back is written as space at the end of the file is: no zeroes
-/// around the guest's bytes. Where the host has data, they are.
+/// Space that an earlier session has released is written like space at the end of the file: without
+/// zeroes around the guest's bytes. Where the host has data, zeroes are written.
 #[test]
 fn free_space_that_is_a_hole_reads_as_zeroes_in_the_next_session() {
     let file = new_image(&CreateOptions::new(4 * MIB));

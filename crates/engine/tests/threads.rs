@@ -1,9 +1,9 @@
 //! Several queue threads on one image: each has its own executor and ring (or threads), and all of
-//! them read, write, zero, discard and flush the same clusters. What they read is judged by a
+//! them read, write, zero, discard and flush the same clusters. Their reads are checked against a
 //! history; the image is checked by both checkers when they are done.
 //!
-//! Schedules are the kernel's, so a seed decides what is asked, not what happens. A longer run is
-//! `cargo xtask threads`, which sets `COWSLIP_THREADS_SECONDS`.
+//! Schedules are the kernel's, so a seed decides the requests, not their interleaving. A longer run
+//! is `cargo xtask threads`, which sets `COWSLIP_THREADS_SECONDS`.
 
 #![allow(clippy::unwrap_used)] // A test fails by panicking.
 
@@ -36,7 +36,7 @@ use cowslip_queue::{Backend, Queue, sleep, spawn, yield_now};
 use history::{History, Rng, SECTOR_BYTES, ZEROES, content};
 use requests::Mix;
 
-/// What the backing file is full of.
+/// The number that fills the backing file.
 const BELOW: u64 = 7;
 
 /// An image and those who use it.
@@ -100,7 +100,8 @@ impl Case {
                 Backend::Threads => Aio::Threads,
                 _ => Aio::Auto,
             },
-            // What a dropped request has left with the kernel keeps the file open a little longer.
+            // An operation of a dropped request, still in the kernel, keeps the file open a little
+            // longer.
             locking: Locking::Off,
             ..HostOptions::default()
         }
@@ -331,7 +332,7 @@ fn a_request_begun_on_one_queue_ends_on_another() {
                 }
                 yield_now().await;
             }
-            // What was begun here goes on here, whoever waits for it.
+            // Operations begun on this thread go on here, whichever thread waits for them.
             while done.load(Ordering::SeqCst) < REQUESTS {
                 sleep(Duration::from_millis(1)).await;
             }
@@ -355,7 +356,7 @@ async fn next_begun(begun: &Receiver<Begun>) -> Option<Begun> {
 }
 
 /// A queue ends with requests half way, one of which may have the turn to write metadata: the
-/// others go on, or are told that the image is latched; nothing waits for ever and nothing is
+/// others go on, or fail because the image is latched; nothing waits for ever and nothing is
 /// damaged.
 fn end_a_queue_half_way(seed: u64, backend: Backend) -> bool {
     let case = Case {

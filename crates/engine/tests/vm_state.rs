@@ -163,7 +163,7 @@ fn a_disk_that_grows_over_it_shows_none_of_it() {
         block_on(image.resize(size)).unwrap();
         let what = format!("{data_file_raw:?}");
         assert!(is_all(&disk(&image), 0), "{what}");
-        // What would be its own bytes at other offsets is gone.
+        // The state, whose offsets would have changed, is gone.
         assert!(is_all(&load(&image, 0, 8 * TABLE as usize), 0), "{what}");
         files.close(&image);
         if data_file_raw == Some(true) {

@@ -26,7 +26,7 @@ fn image(extended_l2: bool) -> Image {
     block_on(Image::open(Arc::clone(&file) as _, options, &NoFiles)).unwrap()
 }
 
-/// What one write of so many bytes found: new space, filled, in place.
+/// Writes `len` bytes, and returns the counts of the write: new space, filled, in place.
 fn write(image: &Image, offset: u64, len: u64) -> [u64; 3] {
     let before = image.write_statistics().unwrap();
     let data = Buf::copy_of(&vec![7; len as usize]);

@@ -258,8 +258,8 @@ fn snapshots(bytes: &mut Vec<u8>, layout: &Layout, draw: &mut Draw) {
         table.resize(table.len().next_multiple_of(8), 0);
     }
     let start = append(bytes, layout, &table);
-    let told = if draw.one_in(8) { 65536 } else { count };
-    put(bytes, 60, &told.to_be_bytes());
+    let claimed = if draw.one_in(8) { 65536 } else { count };
+    put(bytes, 60, &claimed.to_be_bytes());
     put(bytes, 64, &start.to_be_bytes());
 }
 

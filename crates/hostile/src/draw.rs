@@ -34,7 +34,7 @@ impl<'a> Draw<'a> {
         matches!(self.source, Source::Bytes([]))
     }
 
-    /// What is left of a fuzzer's bytes.
+    /// Returns the rest of a fuzzer's bytes.
     pub fn rest(&mut self) -> &'a [u8] {
         match &mut self.source {
             Source::Bytes(bytes) => std::mem::take(bytes),

@@ -13,7 +13,7 @@ pub(crate) const BYTES_MAX: usize = 1 << 20;
 /// The target's body.
 pub fn run(input: &[u8]) {
     let bytes = &input[..input.len().min(BYTES_MAX)];
-    // What is done with them follows from the bytes, so that an input is a whole case.
+    // The operations are derived from the bytes, so that an input is a whole case.
     let seed = bytes.iter().fold(bytes.len() as u64, |seed, &byte| {
         seed.wrapping_mul(0x0100_0000_01b3) ^ u64::from(byte)
     });

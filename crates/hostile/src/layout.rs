@@ -17,7 +17,7 @@ pub struct Layout {
     pub l1: Range<usize>,
     /// The refcount table.
     pub refcount_table: Range<usize>,
-    /// What it refers to.
+    /// The blocks that the refcount table refers to.
     pub refcount_blocks: Vec<Range<usize>>,
     /// Of the active L1 table.
     pub l2_tables: Vec<Range<usize>>,
@@ -81,9 +81,9 @@ impl Layout {
         layout
     }
 
-    /// Invariant S3, as far as two states of the file show it: nothing that was a structure holds
-    /// what a guest has written or lost what it refers to. A refcount table that has moved
-    /// elsewhere is no structure any more.
+    /// Asserts invariant S3, as far as two states of the file show it: no structure has received
+    /// guest data, or lost its references. A refcount table that has moved elsewhere is no
+    /// structure any more.
     pub fn assert_intact(&self, before: &[u8], after: &[u8]) {
         let header = 0..(self.cluster_bytes as usize).min(before.len());
         let moved = before[..64][48..60] != after[..64][48..60];

@@ -88,7 +88,7 @@ async fn use_connection(client: Client) {
     std::hint::black_box(client.disconnect().await.is_ok());
 }
 
-/// What stands before payload.
+/// The kind of headers before payload.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Headers {
     Compact,

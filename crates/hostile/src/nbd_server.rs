@@ -43,7 +43,7 @@ pub fn run(input: &[u8]) {
     });
 }
 
-/// What stands before payload.
+/// The kind of headers before payload.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Headers {
     Compact,

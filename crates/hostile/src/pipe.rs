@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 
 use cowslip_queue::{Backend, BufMut, Queue, Stream, spawn};
 
-/// What fits in a socket's buffer without anybody reading.
+/// Bytes that fit in a socket's buffer while the other end does not read.
 pub(crate) const SCRIPT_BYTES_MAX: usize = 100_000;
 
 /// A queue of its own: epoll, because a fuzzer makes thousands of them a second.

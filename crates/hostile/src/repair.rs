@@ -21,7 +21,8 @@ use crate::{image_bytes, samples};
 /// Longer L1 tables find nothing more, and each of many walks takes a fuzzer seconds.
 const L1_ENTRIES_MAX: u32 = 1 << 17;
 
-/// What a repair says must not panic, and its progress stays within its end.
+/// Formats each event of a repair, which must not panic, and checks that progress stays within its
+/// total.
 struct Listener;
 
 impl Observer for Listener {
@@ -50,7 +51,7 @@ fn options(scope: Scope) -> RepairOptions {
     }
 }
 
-/// What a repair would do.
+/// Returns the summary of a repair's plan.
 ///
 /// # Errors
 /// As the engine's.
@@ -111,7 +112,8 @@ pub fn judge(bytes: &[u8], draw: &mut Draw) {
         }
     };
     if !outcome.check.is_clean() {
-        // What shares its space more often than refcounts of this width can say needs wider ones.
+        // A cluster that is shared more often than refcounts of this width can express needs wider
+        // ones.
         let mut findings: Vec<Finding> = Vec::new();
         session::run_check_telling(&file, &mut findings).expect("a repaired image can be checked");
         let overflows = |finding: &Finding| matches!(finding, Finding::Overflow { .. });
@@ -131,7 +133,7 @@ pub fn judge(bytes: &[u8], draw: &mut Draw) {
     use_repaired(&file, draw);
 }
 
-/// What a repair does with an image, and what remains, for who looks into a finding.
+/// Returns the steps of a repair, and the remaining flaws, to help investigate a finding.
 fn account(bytes: &[u8], outcome: &impl std::fmt::Debug) -> String {
     struct Lines(Vec<String>);
     impl Observer for Lines {

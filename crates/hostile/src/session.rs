@@ -1,5 +1,5 @@
-//! What is done with an image, whatever it is like: inspected, checked, read, mapped, written.
-//! Promises that are tested: no panic, an end (invariant S1), and no guest byte in a header, L1
+//! The operations on an image, however damaged: it is inspected, checked, read, mapped, written.
+//! The tested promises: no panic, termination (invariant S1), and no guest byte in a header, L1
 //! table, refcount table, refcount block or L2 table (invariant S3).
 
 use std::sync::Arc;
@@ -100,12 +100,12 @@ pub fn open(
     block_on(Image::open(file.clone(), options, gate))
 }
 
-/// What guests write.
+/// The data that guests write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Anything but the mark.
     Random,
-    /// What must never be found in metadata.
+    /// The mark, which must never be found in metadata.
     Mark,
 }
 
@@ -186,7 +186,7 @@ pub fn look(file: &Arc<Watched>, draw: &mut Draw) {
     block_on(image.close()).unwrap();
 }
 
-/// Where everything is, for reports. If it is told to the end, the parts cover the disk.
+/// Walks the layout, as reports do. If the walk completes, the parts cover the disk.
 fn walk_layout(file: &Arc<Watched>) {
     struct Parts(u64);
 
@@ -262,7 +262,7 @@ pub fn change(file: &Arc<Watched>, draw: &mut Draw) {
     let gate = OneDataFile::new();
     let was_dirty = Header::parse(&before, u64::MAX, "").is_ok_and(|header| header.is_dirty());
     let opened = open(file, &gate, true, draw);
-    // Opening repairs a dirty image; what that may change is judged where repairs are fuzzed.
+    // Opening repairs a dirty image; the fuzzing of repairs checks the changes that it may make.
     let before = match was_dirty {
         true => file.contents(),
         false => before,
@@ -353,7 +353,7 @@ fn bitmaps(file: &Arc<Watched>, gate: &OneDataFile, draw: &mut Draw) {
     );
 }
 
-/// What bitmaps say, in a file that nobody changes.
+/// Reads the bitmaps of a file that does not change.
 fn look_at_bitmaps(image: &Image) {
     for bitmap in block_on(image.bitmaps()).unwrap_or_default().iter().take(4) {
         if let Ok(bits) = block_on(image.dirty_bits(&bitmap.name)) {

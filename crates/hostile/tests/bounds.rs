@@ -1,5 +1,6 @@
-//! What a hostile image of 1 MiB costs at most: memory, counted by the allocator, and work, counted
-//! in operations and bytes of the file. No clock is asked. docs/security.md states these bounds.
+//! The maximum cost of a hostile image of 1 MiB: memory, counted by the allocator, and work,
+//! counted in operations and bytes of the file. No clock is read. docs/security.md states these
+//! bounds.
 //!
 //! One test, because the allocator counts for the whole process.
 
@@ -23,7 +24,7 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// What one verb may cost.
+/// The maximum cost of one verb.
 struct Bound {
     memory_bytes: usize,
     operations: u64,
@@ -89,19 +90,19 @@ fn measure(
     work(&file);
     let memory = MEMORY.peak_usage().saturating_sub(before);
     let (operations, read) = (file.operations(), file.bytes_read());
-    let told = format!(
+    let report = format!(
         "{verb} of '{}': {} KiB of memory, {operations} operations, {} KiB read",
         image.name,
         memory >> 10,
         read >> 10
     );
-    println!("{told}");
+    println!("{report}");
     let within =
         memory <= bound.memory_bytes && operations <= bound.operations && read <= bound.bytes_read;
-    (!within).then_some(told)
+    (!within).then_some(report)
 }
 
-/// Every failure is fine that is an error.
+/// Any failure is fine, as long as it is an error.
 fn tolerate<T>(outcome: cowslip::Result<T>) {
     std::hint::black_box(outcome.map_err(|error| error.to_string()).is_ok());
 }

@@ -3,7 +3,7 @@
 //! memory model allows. The programs are in `tests/`; the whole engine is run on threads by the
 //! crate in `shuttle/`, in some orders only.
 
-// What is included below names the queue by its crate.
+// The sources included below name the queue by its crate.
 extern crate self as cowslip_queue;
 
 #[path = "../../queue/src/mailbox.rs"]

@@ -1,11 +1,11 @@
-//! The leases, joint space and epochs of the qcow2 engine, with what they are told in.
+//! The leases, joint space and epochs of the qcow2 engine, with the types of their parameters.
 
 #[path = "../../engine/src/qcow2/geometry.rs"]
 pub mod geometry;
 #[path = "../../engine/src/qcow2/mapping/inflight.rs"]
 pub mod inflight;
 
-/// What leases know of a plan.
+/// The part of a plan that leases use.
 pub mod plan {
     use super::geometry::{HostOffset, SubclusterMask};
 

@@ -29,26 +29,26 @@ fn model(preemptions: Option<usize>, program: impl Fn() + Send + Sync + 'static)
 /// Something to sleep on; as a queue's eventfd, it remembers that it was signalled.
 struct Bell {
     rung: Mutex<bool>,
-    heard: Condvar,
+    rang: Condvar,
 }
 
 impl Bell {
     fn new() -> Bell {
         Bell {
             rung: Mutex::new(false),
-            heard: Condvar::new(),
+            rang: Condvar::new(),
         }
     }
 
     fn ring(&self) {
         *lock(&self.rung) = true;
-        self.heard.notify_one();
+        self.rang.notify_one();
     }
 
     fn wait(&self) {
         let mut rung = lock(&self.rung);
         while !std::mem::take(&mut *rung) {
-            rung = self.heard.wait(rung).unwrap();
+            rung = self.rang.wait(rung).unwrap();
         }
     }
 }
@@ -141,14 +141,14 @@ fn halves_that_are_dropped_at_once_leave_nothing() {
                 completer.complete(value);
             }
         });
-        let (heard, waker) = bell();
+        let (held, waker) = bell();
         if poll_is_pending(&mut waiting, &waker) {
             drop(waiting);
         }
         helper.join().unwrap();
         assert_eq!(drops.load(Ordering::SeqCst), 1);
         drop(waker);
-        assert_eq!(StdArc::strong_count(&heard), 1, "the waker is let go");
+        assert_eq!(StdArc::strong_count(&held), 1, "the waker is let go");
     });
 }
 
@@ -367,7 +367,7 @@ fn shared_leases_go_together_and_keep_exclusive_ones_out() {
 #[test]
 fn nothing_is_reused_while_somebody_can_reach_it() {
     model(Some(3), || {
-        // What the mapping refers to, and what is in the old place.
+        // The place that the mapping refers to, and the content of the old place.
         let state = Arc::new(Mutex::new((true, Epochs::default())));
         let content = Arc::new(AtomicUsize::new(1));
         let (of_reader, old) = (Arc::clone(&state), Arc::clone(&content));

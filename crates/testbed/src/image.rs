@@ -30,7 +30,8 @@ pub enum Mapping {
     Shuffled,
     /// As in order, but three of ten clusters have changed places among themselves.
     PartlyShuffled,
-    /// So many, scattered over the disk, in the order in which random writes allocate them.
+    /// This many clusters, scattered over the disk, in the order in which random writes allocate
+    /// them.
     Scattered(u64),
 }
 
@@ -43,7 +44,7 @@ pub struct Design {
     pub cluster_bits: u32,
     /// Extended L2 entries.
     pub extended_l2: bool,
-    /// What is mapped.
+    /// The clusters that are mapped.
     pub mapping: Mapping,
 }
 
@@ -57,7 +58,7 @@ struct Layout {
     end: u64,
 }
 
-/// What the mapping is, in memory as little as possible.
+/// The mapping, in as little memory as possible.
 enum Places {
     /// The L2 tables come first in the numbering that is shuffled, or is not.
     All { tables: u64, order: Order },

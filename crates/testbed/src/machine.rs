@@ -1,5 +1,6 @@
-//! What a machine is, as far as its kernel tells anyone who asks: processor, memory, whether it is
-//! virtual, what slows its processor down. From /proc and /sys, which tests replace by directories.
+//! Describes the machine, as far as the kernel reports it without root: processor, memory,
+//! virtualization, causes of a slow processor. From /proc and /sys, which tests replace by
+//! directories.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,9 +26,9 @@ pub struct Machine {
     pub memory_bytes: Option<u64>,
     /// Release of the kernel.
     pub kernel: String,
-    /// What it runs in, if that is known to be no bare machine.
+    /// The virtual machine or container it runs in; `None` if none was recognized.
     pub virtualization: Option<String>,
-    /// What sets the processors' frequencies, each once; empty where nobody tells.
+    /// The governors of the processors' frequencies, each once; empty if they are unknown.
     pub frequency_governors: Vec<String>,
     /// Runs on a battery; `None` where there is none.
     pub on_battery: Option<bool>,
@@ -105,7 +106,7 @@ impl Machine {
         }
     }
 
-    /// What a reader of its figures must know.
+    /// Returns the circumstances that a reader of its figures must know.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if let Some(what) = &self.virtualization {

@@ -1,7 +1,8 @@
 //! Where images are put: loop-mounted file systems on fully written files.
 //!
 //! A loop device on a sparse file would measure the file system below, and so would one whose
-//! `mkfs` discarded the space: the file is written throughout and `mkfs` is told not to discard.
+//! `mkfs` discarded the space: the file is written completely and `mkfs` is called with the option
+//! not to discard.
 //! The file is removed once it is mounted and the device detaches itself with the mount, which
 //! lives in a private namespace: however the process ends, nothing is left behind.
 
@@ -49,7 +50,7 @@ fn output(command: &mut Command) -> Result<String, String> {
     Err(format!("{name}: {}: {}", output.status, words.trim()))
 }
 
-/// What `mkfs.xfs` makes of its own will, from version 5.19 on.
+/// Smallest log, in bytes, that `mkfs.xfs` makes without `--unsupported`, from version 5.19 on.
 const XFS_LOG_BYTES_MIN: u64 = 64 << 20;
 
 /// A kind of file system and its conditions:
@@ -71,10 +72,10 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Reads one.
+    /// Parses a recipe.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// A description of the mistake.
     pub fn parse(text: &str) -> Result<Recipe, String> {
         let mut parts = text.split(':');
         let kind = parts.next().unwrap_or_default();
@@ -152,22 +153,22 @@ impl Place {
     /// there.
     ///
     /// # Errors
-    /// What went wrong, with the program that said so.
+    /// A description of the failure, with the program that reported it.
     pub fn mount_new(recipe: &Recipe, directory: &Path, size: u64) -> Result<Place, String> {
         Place::mount_on(recipe, directory, (size, Below::Written))
     }
 
-    /// The same on a sparse file: for what is about layout, not about time. The size may be more
-    /// than there is; what is written has to fit.
+    /// The same on a sparse file: for measurements of layout, not of time. The size may exceed the
+    /// available space, as long as the data written fits.
     ///
     /// # Errors
-    /// What went wrong, with the program that said so.
+    /// A description of the failure, with the program that reported it.
     pub fn mount_sparse(recipe: &Recipe, directory: &Path, size: u64) -> Result<Place, String> {
         Place::mount_on(recipe, directory, (size, Below::Sparse))
     }
 
-    /// What making a file system by this recipe in `directory` puts there: the file that it is on,
-    /// for as long as it is made, and the directory that it is mounted on.
+    /// Returns the paths that a file system of this recipe uses in `directory`: its backing file,
+    /// which exists only while it is made, and its mount point.
     pub fn paths(recipe: &Recipe, directory: &Path) -> [PathBuf; 2] {
         [own(directory, "filesystem"), own(directory, &recipe.kind)]
     }
@@ -196,11 +197,10 @@ impl Place {
         outcome.map(|()| place)
     }
 
-    /// Makes the file system of this place anew, on the same device: nothing is left of what it
-    /// had.
+    /// Recreates the file system of this place, on the same device: all of its files are lost.
     ///
     /// # Errors
-    /// It is a directory of somebody else's file system, or is in use; what went wrong.
+    /// The place is a directory of a foreign file system, or is in use; or a program failed.
     pub fn make_anew(&mut self, recipe: &Recipe) -> Result<(), String> {
         let (device, below) = self
             .device
@@ -238,7 +238,7 @@ impl Place {
         self
     }
 
-    /// Takes so many bytes of the file system's space by a file beside all others.
+    /// Fills `bytes` bytes of the file system with a separate file.
     ///
     /// # Errors
     /// The file system's.
@@ -316,7 +316,7 @@ impl Drop for Place {
         {
             eprintln!("{message}");
         }
-        // What was under the mount point has gone with the mount; elsewhere files may be left.
+        // Files under the mount point have gone with the mount; elsewhere some may be left.
         let removed = match (self.kept, self.mounted) {
             (true, _) => Ok(()),
             (false, true) => fs::remove_dir(&self.directory),
@@ -328,8 +328,8 @@ impl Drop for Place {
     }
 }
 
-/// What is this process's alone: another that measures in the same directory must not mount over
-/// it.
+/// Returns a path that belongs to this process alone: another one that measures in the same
+/// directory must not mount over it.
 fn own(directory: &Path, what: &str) -> PathBuf {
     directory.join(format!("cowslip-bench-{}-{what}", std::process::id()))
 }

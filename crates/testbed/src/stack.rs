@@ -1,5 +1,5 @@
-//! What is under a directory: the file system with its mount options and fill level, and below it
-//! partitions, device-mapper, LUKS, LVM, RAID and loop devices with the files that these are on,
+//! The storage under a directory: the file system with its mount options and fill level, and below
+//! it partitions, device-mapper, LUKS, LVM, RAID and loop devices with the files that these are on,
 //! down to the disks. Read from /proc/self/mountinfo and /sys, without root and within bounds.
 
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ const DEVICES_MAX: usize = 32;
 /// A file system that is fuller allocates in another way than an empty one.
 const FULL_PERCENT: f64 = 85.0;
 
-/// What is under a directory.
+/// The storage under a directory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Stack {
@@ -28,7 +28,7 @@ pub struct Stack {
     pub filesystem_type: Option<String>,
     /// Where it is mounted.
     pub mount_point: Option<String>,
-    /// What is mounted there.
+    /// The source of the mount.
     pub source: Option<String>,
     /// Options of the mount, then those of the file system.
     pub mount_options: Option<String>,
@@ -48,8 +48,8 @@ pub struct Device {
     pub name: String,
     /// `disk`, `partition`, `loop`, `LUKS`, `LVM`, `device-mapper`, `RAID` …
     pub kind: String,
-    /// What else is known of its kind: the file of a loop device, the name of a volume, the model
-    /// of a disk.
+    /// A detail that depends on its kind: the file of a loop device, the name of a volume, the
+    /// model of a disk.
     pub detail: Option<String>,
     /// How many layers below the file system, from 0.
     pub depth: usize,
@@ -133,7 +133,7 @@ impl Stack {
         let directory = fs::canonicalize(directory)?;
         let space = rustix::fs::statvfs(&directory)?;
         let (free, all) = (space.f_bavail as f64, space.f_blocks as f64);
-        // What is kept for root is not for files.
+        // Space reserved for root is not available to files.
         let usable = all - (space.f_bfree as f64 - free);
         let mount = mount_of(root, &directory);
         let mut stack = Stack {
@@ -156,7 +156,7 @@ impl Stack {
         Ok(stack)
     }
 
-    /// What a reader of figures from there must know.
+    /// Returns the circumstances that a reader of figures from there must know.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let directory = self.directory.display();
@@ -195,7 +195,7 @@ impl Stack {
     }
 }
 
-/// What is to be looked at: a device's number and its depth.
+/// The devices still to examine: number and depth of each.
 type Pending = VecDeque<((u32, u32), usize)>;
 
 fn devices_of(root: &Root, mount: &Mount) -> Vec<Device> {
@@ -233,8 +233,8 @@ fn exists(root: &Root, number: (u32, u32)) -> bool {
 /// The number of a device by the name of its file, or by that of its entry in /sys.
 fn device_number(root: &Root, source: &str) -> Option<(u32, u32)> {
     let name = source.strip_prefix("/dev/")?;
-    let told = root.read(&format!("sys/class/block/{name}/dev"));
-    if let Some((major, minor)) = told.as_deref().and_then(|text| text.split_once(':')) {
+    let dev = root.read(&format!("sys/class/block/{name}/dev"));
+    if let Some((major, minor)) = dev.as_deref().and_then(|text| text.split_once(':')) {
         return Some((major.parse().ok()?, minor.parse().ok()?));
     }
     let number = fs::metadata(root.path(&format!("dev/{name}"))).ok()?.rdev();
@@ -242,12 +242,12 @@ fn device_number(root: &Root, source: &str) -> Option<(u32, u32)> {
 }
 
 fn dev_of(path: &Path) -> Option<(u32, u32)> {
-    let told = read(&path.join("dev"))?;
-    let (major, minor) = told.split_once(':')?;
+    let dev = read(&path.join("dev"))?;
+    let (major, minor) = dev.split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// What a device lies on.
+/// Appends the devices that a device lies on.
 fn push_lower(root: &Root, path: &Path, depth: usize, pending: &mut Pending) {
     if path.join("partition").exists() {
         let disk = path.parent().and_then(dev_of);
@@ -270,10 +270,10 @@ fn push_lower(root: &Root, path: &Path, depth: usize, pending: &mut Pending) {
     }
 }
 
-/// The file of a loop device. One that has been removed is told with a word behind it.
+/// Returns the file of a loop device. The kernel appends a word to the name of a removed file.
 fn backing_file(path: &Path) -> Option<PathBuf> {
-    let told = read(&path.join("loop/backing_file"))?;
-    let name = told.strip_suffix(" (deleted)").unwrap_or(&told);
+    let shown = read(&path.join("loop/backing_file"))?;
+    let name = shown.strip_suffix(" (deleted)").unwrap_or(&shown);
     Some(PathBuf::from(name))
 }
 
@@ -367,7 +367,7 @@ mod tests {
             fs::write(path, text).unwrap();
         }
 
-        /// A device with its number; slaves are told by their names.
+        /// Adds a device with its number; slaves are identified by their names.
         fn device(&self, name: &str, number: &str, slaves: &[&str]) {
             let leaf = name.rsplit('/').next().unwrap();
             self.file(&format!("sys/devices/{name}/dev"), number);

@@ -1,4 +1,4 @@
-//! What a program tells of a machine, within bounds: a few seconds and a few kilobytes.
+//! Runs programs that describe the machine, within bounds: a few seconds and a few kilobytes.
 
 use std::io::Read;
 use std::path::Path;
@@ -11,8 +11,8 @@ const BYTES_MAX: u64 = 16 << 10;
 /// Where programs for administrators are, which users do not have in their path.
 const MORE_DIRECTORIES: [&str; 2] = ["/usr/sbin", "/sbin"];
 
-/// What a program prints, in English: its standard output, or its standard error if that is empty.
-/// `None` if it is not there, fails, or does not end.
+/// Returns the output of a program, in English: its standard output, or its standard error if that
+/// is empty. `None` if it is not installed, fails, or does not end.
 pub fn told_by(program: &str, words: &[&str]) -> Option<String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut directories: Vec<_> = std::env::split_paths(&path).collect();
@@ -48,7 +48,7 @@ fn reader(stream: impl Read + Send + 'static) -> std::thread::JoinHandle<String>
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         let mut stream = stream;
-        // What cannot be read is not told.
+        // Output that cannot be read is left out.
         drop(stream.by_ref().take(BYTES_MAX).read_to_end(&mut bytes));
         drop(std::io::copy(&mut stream, &mut std::io::sink()));
         String::from_utf8_lossy(&bytes).into_owned()

@@ -24,7 +24,7 @@ use shapes::Shape;
 /// Space for the metadata of the largest image.
 const FILESYSTEM_BYTES: u64 = 6 * GIB;
 
-/// Who checks.
+/// The program that checks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tool {
     Cowslip,
@@ -40,7 +40,7 @@ impl Tool {
     }
 }
 
-/// What the page cache holds when a run begins.
+/// The state of the page cache when a run begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Cache {
     Cold,

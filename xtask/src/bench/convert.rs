@@ -29,7 +29,7 @@ const DATA_BYTES: u64 = GIB;
 /// The same with `--quick`.
 const DATA_BYTES_QUICK: u64 = GIB / 4;
 
-/// Who converts.
+/// The program that converts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Tool {
     Cowslip,
@@ -66,7 +66,7 @@ impl Cache {
     }
 }
 
-/// What is made of a source.
+/// The target of a conversion.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Target {
     Raw,
@@ -369,7 +369,7 @@ impl CaseBench<'_> {
     fn run(&self, cache: Cache, repetitions: usize) -> Result<Vec<(Tool, Measurement)>, String> {
         let mut runs = Vec::new();
         // Not among the others: a copy that follows one of nbdcopy's takes up to five times as
-        // long, whoever makes it.
+        // long, with any program.
         let all = self.tools(cache).into_iter();
         let (others, in_turn): (Vec<_>, Vec<_>) = all.partition(|tool| *tool == Tool::NbdCopy);
         let rounds = std::iter::repeat_n(in_turn, repetitions).enumerate();
@@ -429,7 +429,7 @@ impl CaseBench<'_> {
     fn nbdcopy(&self) -> Command {
         let source = self.case.source.name(self.place);
         let mut command = Command::new("nbdcopy");
-        // What the servers take are no options of its own.
+        // The arguments of the servers are not options of its own.
         command.arg("--");
         match self.case.source.format() {
             "qcow2" => command

@@ -1,4 +1,4 @@
-//! What all tables tell: their conditions, and the results for programs.
+//! The common parts of all reports: conditions, and the results for programs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ pub fn as_f64(value: u64) -> f64 {
     value as f64
 }
 
-/// What runs have in common: these, and the machine.
+/// Returns the common conditions of all runs: these, and the machine.
 pub fn conditions(mut conditions: Value) -> Value {
     let read = |path: &str| {
         let text = fs::read_to_string(path).unwrap_or_default();

@@ -1,10 +1,10 @@
 //! `cargo xtask bench --shown`: the promises of allocation, each with what it must reach, in one
 //! run.
 //!
-//! The tables are the command's own (`cowslip bench TABLE --json`); here their rows are only held
-//! against the promises ([`promises`]), when each table is done and all together at the end. Of
-//! each promise the worst cell is told. Before that, the rows of first writes are run with the
-//! process killed ([`killed`]).
+//! The tables are the command's own (`cowslip bench TABLE --json`); here their rows are only
+//! compared with the promises ([`promises`]), when each table is done and all together at the end.
+//! For each promise the worst cell is reported. Before that, the rows of first writes are run with
+//! the process killed ([`killed`]).
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -34,7 +34,7 @@ const TABLES: [&str; 6] = [
 /// QEMU's servers, the faster first.
 pub const SERVERS: [&str; 2] = ["qemu-storage-daemon", "qemu-nbd"];
 
-/// What was measured so far.
+/// The measurements so far.
 #[derive(Default)]
 struct Shown {
     tables: Vec<Value>,
@@ -113,21 +113,21 @@ impl Shown {
             println!("{filesystem}: {table}");
             command.arg("--json").args(on(filesystem, directory));
             command.stderr(Stdio::inherit());
-            let told = run::output(&mut command)?;
-            let told = serde_json::from_str(&told).map_err(|e| e.to_string())?;
-            self.take(table, filesystem, told);
+            let report = run::output(&mut command)?;
+            let report = serde_json::from_str(&report).map_err(|e| e.to_string())?;
+            self.take(table, filesystem, report);
         }
         Ok(())
     }
 
     /// A table is done: takes its rows and says what they are to the promises.
-    fn take(&mut self, table: &'static str, filesystem: &str, told: Value) {
-        let rows: Vec<Row> = told["rows"].as_array().map_or(Vec::new(), |rows| {
+    fn take(&mut self, table: &'static str, filesystem: &str, report: Value) {
+        let rows: Vec<Row> = report["rows"].as_array().map_or(Vec::new(), |rows| {
             rows.iter().map(|row| Row::new(table, row)).collect()
         });
         print(&verdicts(&[filesystem.to_string()], &rows));
         self.rows.extend(rows);
-        self.tables.push(told);
+        self.tables.push(report);
     }
 }
 
@@ -140,7 +140,7 @@ fn print(verdicts: &[Verdict]) {
     }
 }
 
-/// The command that makes a table; where, and how it is told, is still to be said.
+/// Returns the command that makes a table, without the arguments for its place and its output.
 fn command(args: &Args, binary: &Path, table: &str) -> Command {
     let repetitions = args.repetitions.unwrap_or(if args.quick { 1 } else { 5 });
     let mut command = Command::new(binary);

@@ -1,4 +1,4 @@
-//! What a file takes of its file system, as filefrag tells it.
+//! The space and extents of a file, as filefrag reports them.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

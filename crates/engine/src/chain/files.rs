@@ -13,7 +13,7 @@ pub struct Files {
     sharing: Sharing,
     /// The files of the image that is reopened.
     predecessors: Vec<Arc<dyn BlockFile>>,
-    /// Files that whoever opens the image reads besides.
+    /// Files that the caller reads besides those of the image.
     read: ReadSet,
     entered: Mutex<Entered>,
 }

@@ -20,7 +20,7 @@ pub struct Naming {
     pub named_by: String,
     /// Its name there, or in the caller's override.
     pub name: String,
-    /// Who chose it.
+    /// Where the name comes from.
     pub chosen_by: ChosenBy,
 }
 
@@ -97,7 +97,7 @@ pub async fn open(
             chosen_by,
         };
         let reached = gate.reach(&naming.request(false)).await;
-        let (backing_file, told) = match reached {
+        let (backing_file, reported) = match reached {
             Ok(reached) => (reached.file, reached.format),
             Err(_) if options.metadata_only => break,
             Err(error) => return Err(backing_failed(error, &backing_name)),
@@ -106,7 +106,7 @@ pub async fn open(
             return Err(could_not(why));
         }
         let options = OpenOptions {
-            format: format.or(told),
+            format: format.or(reported),
             guessed: false,
             writable: false,
             backing: BackingChoice::AsNamed,

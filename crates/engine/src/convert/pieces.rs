@@ -11,7 +11,8 @@ use crate::units::{round_down, round_up};
 const GAP_BYTES: u64 = 64 << 10;
 /// Zeroes that one request writes.
 const ZERO_BYTES: u64 = 1 << 30;
-/// Bytes that the system copies by one call, so that it is told of and can be cancelled.
+/// Bytes that the system copies in one call, so that progress is reported and the job can be
+/// cancelled.
 const OFFLOAD_BYTES: u64 = 64 << 20;
 
 /// Something to do.
@@ -28,9 +29,9 @@ pub enum Work {
 /// A part of the disk that is read at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// What is read.
+    /// The range to read.
     pub range: Range<u64>,
-    /// What of it is to be in the target: all of it, but for holes in between.
+    /// The parts of the range that belong in the target: all of it, but for holes in between.
     pub data: Vec<Range<u64>>,
 }
 

@@ -50,7 +50,7 @@ pub struct Run<'a> {
     line: Line,
 }
 
-/// What is to be written.
+/// A piece that is ready to be written.
 enum Ready {
     Plain {
         data: Buf,
@@ -75,7 +75,7 @@ enum Event {
 
 type Task<'a> = Pin<Box<dyn Future<Output = Event> + Send + 'a>>;
 
-/// What is under way, and what waits.
+/// The pieces in flight, and those that wait.
 struct Flow<'a> {
     feed: Feed<'a>,
     cutter: Cutter,
@@ -113,7 +113,7 @@ impl<'a> Run<'a> {
         let fine = target.preferred_block_bytes().min(UNIT_BYTES_MAX);
         let unit_bytes = match (options.form, options.unwritten) {
             (Form::Compressed, _) => target.cluster_bytes(),
-            // What lies around data reads as zeroes in source and target, and may be written too.
+            // Ranges around data read as zeroes in source and target, and may be written too.
             (Form::Plain, TargetContent::Zeroes) => fine,
             (Form::Plain, TargetContent::Unknown | TargetContent::Backing(_)) => SECTOR_BYTES,
         };
@@ -269,7 +269,7 @@ impl<'a> Run<'a> {
             }
         }
         let len = |ranges: &[Range<u64>]| ranges.iter().map(|r| r.end - r.start).sum::<u64>();
-        // What needs no writing is done.
+        // The bytes that need no writing are done.
         let read_only = len(&piece.data) - len(&ranges) - len(&zeroes);
         self.job.done(read_only);
         if self.options.form == Form::Plain {

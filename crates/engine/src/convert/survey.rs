@@ -1,8 +1,8 @@
-//! What the sources have, asked in their order.
+//! Lists the extents of the sources, in their order.
 //!
-//! It is looked through once before anything is copied, because progress and room want to know how
-//! much there is. A list that is not too long is kept for the copying; else it is asked again, some
-//! extents ahead of what is being copied.
+//! All are listed once before anything is copied, because progress and preallocation need the
+//! total. A list that is not too long is kept for the copy; otherwise extents are listed again,
+//! some way ahead of the copy.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -34,7 +34,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// So many bytes further on.
+    /// Returns the place `bytes` further on.
     pub fn plus(self, bytes: u64) -> Place {
         Place {
             offset: self.offset + bytes,
@@ -43,7 +43,7 @@ impl Place {
     }
 }
 
-/// What is done with an extent.
+/// The work that an extent requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
     /// The target reads as it should already.
@@ -61,11 +61,11 @@ pub struct Span {
     pub start: u64,
     /// Length in bytes.
     pub len: u64,
-    /// What is done with it.
+    /// The work that it requires.
     pub what: What,
 }
 
-/// What there is, in numbers.
+/// Totals of the survey.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Found {
     /// Bytes of data.
@@ -111,7 +111,7 @@ impl<'a> Feed<'a> {
         more.then_some((self.asker, self.asked_to))
     }
 
-    /// What was asked for has come.
+    /// Adds the spans that a query has returned.
     pub fn add(&mut self, (spans, asked_to): (Vec<Span>, u64)) {
         self.spans.extend(spans);
         self.asked_to = asked_to;
@@ -158,7 +158,7 @@ pub async fn survey<'a>(
     Ok((found, feed))
 }
 
-/// Bytes of the units of so many bytes that have data in them.
+/// Returns the total size, in bytes, of the units of `unit_bytes` that contain data.
 ///
 /// # Errors
 /// The tables of a source cannot be read.
@@ -198,7 +198,7 @@ impl Asker<'_> {
         let part = &parts[index];
         let local = part.range.start + (at - part.start);
         if local >= part.range.end {
-            // What is missing in its last sector.
+            // The rest of its last sector.
             return Ok((Vec::new(), part.start + part.len()));
         }
         let extents = self.extents(part.image, local..part.range.end, at).await?;
@@ -278,8 +278,9 @@ fn cut_at(extents: Vec<Extent>, end: u64) -> Vec<Extent> {
     out
 }
 
-/// What is done with an extent of a source, which begins at `start` of all; on a backing file, with
-/// one that the source's own image answers for: it holds it, or has nothing below that would. Pure.
+/// Returns the work for an extent of a source, which begins at `start` of the concatenated sources.
+/// With a backing file, an extent counts only if the source's own image decides it: the image holds
+/// it, or no layer below does. Pure.
 fn what(extent: &Extent, (source, start): (usize, u64), options: &Options) -> What {
     let writes_all = options.sparse_bytes == 0;
     // Beyond the end of its backing file the target reads as zeroes.
@@ -350,8 +351,8 @@ mod tests {
     fn extents_are_cut_where_the_backing_file_ends() {
         let start_and_len = |end| {
             let cut = cut_at(vec![NOTHING, DATA], end);
-            let told = |e: &Extent| (e.start, e.len, e.host_offset);
-            cut.iter().map(told).collect::<Vec<_>>()
+            let reported = |e: &Extent| (e.start, e.len, e.host_offset);
+            cut.iter().map(reported).collect::<Vec<_>>()
         };
         let whole = (1 << 20, 4096, Some(512));
         assert_eq!(start_and_len(0), [whole, whole]);

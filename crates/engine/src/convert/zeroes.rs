@@ -8,9 +8,9 @@ use crate::zero::is_zero;
 /// By what unit, and from what length on, zeroes are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sieve {
-    /// Blocks of so many bytes, at multiples of it, are looked at as wholes.
+    /// Size in bytes, and alignment, of the blocks that are examined as a whole.
     pub unit_bytes: u64,
-    /// Fewer zeroes in a row are data.
+    /// Shortest run of zeroes, in bytes, that counts as zeroes; a shorter one is data.
     pub least_bytes: u64,
 }
 
@@ -45,7 +45,7 @@ impl Sieve {
     }
 }
 
-/// What lies between parts, in order.
+/// Returns the gaps between `parts` within `whole`, in order.
 pub fn between(whole: Range<u64>, parts: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut gaps = Vec::new();
     let mut at = whole.start;

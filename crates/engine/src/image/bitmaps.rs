@@ -24,8 +24,8 @@ impl Image {
         }
     }
 
-    /// What a persistent bitmap says at this moment: at least all that has changed while it was
-    /// enabled.
+    /// Returns the bits of a persistent bitmap at this moment: at least all changes that were made
+    /// while it was enabled.
     ///
     /// # Errors
     /// `Invalid` if there is none of this name, or it was not saved properly; I/O, or a table that
@@ -55,7 +55,7 @@ impl Image {
         Ok(None)
     }
 
-    /// As [`Image::dirty_bits`], of the image that so many others of the chain lie above.
+    /// As [`Image::dirty_bits`], of the image at this depth of the chain; 0 is the image on top.
     ///
     /// # Errors
     /// As [`Image::dirty_bits`].
@@ -68,8 +68,8 @@ impl Image {
         image.dirty_bits(name).await
     }
 
-    /// What a persistent bitmap of an image that is open for writing says of a range, as runs that
-    /// alternate, the first `most` of them. It follows writes: one that is under way counts.
+    /// Returns the first `most` runs, alternately dirty and clean, of a range in a persistent
+    /// bitmap of an image that is open for writing. A write that is under way counts already.
     ///
     /// # Errors
     /// As [`Image::dirty_bits`]; `ReadOnly` if it is not open for writing.

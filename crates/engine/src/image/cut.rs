@@ -36,12 +36,12 @@ impl Image {
         for part in self.limits.transfers(range.clone()) {
             let (start, len) = (part.start - offset, part.end - part.start);
             let this = data.slice(start as usize, len as usize);
-            // It is the last part's space that is to be told of.
-            let told: &OnAllocated<'_> = match part.end == range.end {
+            // The request has its space when its last part has.
+            let on_allocated: &OnAllocated<'_> = match part.end == range.end {
                 true => admitted,
                 false => &|| (),
             };
-            self.write_part(part.start, this, (durability, told))
+            self.write_part(part.start, this, (durability, on_allocated))
                 .await?;
         }
         Ok(())
@@ -68,8 +68,8 @@ impl Image {
                 ZeroPart::Written(part) => {
                     let zeroes = Buf::zeroed((part.end - part.start) as usize).into();
                     let durability = options.durability;
-                    let told: &OnAllocated<'_> = &|| ();
-                    self.write_part(part.start, zeroes, (durability, told))
+                    let on_allocated: &OnAllocated<'_> = &|| ();
+                    self.write_part(part.start, zeroes, (durability, on_allocated))
                         .await?;
                 }
             }

@@ -39,7 +39,7 @@ pub enum BackingChoice {
     },
 }
 
-/// What opening an image for writing does where it was not closed cleanly: its dirty bit is set.
+/// How an image is opened for writing that was not closed cleanly: its dirty bit is set.
 #[derive(Clone, Debug)]
 pub enum DirtyImage {
     /// Repairs it first, as QEMU does; nothing is allocated, and no guest data written, before the
@@ -61,7 +61,7 @@ pub struct RepairAtOpen {
     /// Bytes of memory for what grows with the image, as
     /// [`repair::RepairOptions::memory_bytes_max`].
     pub memory_bytes_max: u64,
-    /// Who is told of it.
+    /// Observer that the repair reports to.
     pub watch: Option<RepairWatch>,
 }
 
@@ -98,22 +98,22 @@ pub struct OpenOptions {
     pub writable: bool,
     /// When a write is durable.
     pub write_policy: WritePolicy,
-    /// What a discard does.
+    /// The effect of a discard.
     pub discard: DiscardPolicy,
-    /// Clusters that are discarded stay allocated, without data: the image keeps its layout, and
-    /// their space on the host is given back all the same (QEMU: `discard-no-unref`). Version 3
-    /// only.
+    /// Keeps discarded clusters allocated, without data: the image keeps its layout, and their
+    /// space on the host is released all the same (QEMU: `discard-no-unref`). Version 3 only.
     pub discard_no_unref: bool,
-    /// What a write of nothing but zeroes does.
+    /// The effect of a write of nothing but zeroes.
     pub detect_zeroes: DetectZeroes,
     /// How space that a write does not fill comes to read as zeroes.
     pub zero_method: ZeroMethod,
     /// How space on the host is allocated.
     pub alloc_policy: AllocPolicy,
-    /// What reads keep in the image of what they find below. Only of one that may be written.
+    /// Which data that reads find in the backing chain is copied into the image. Needs an image
+    /// that is open for writing.
     pub copy_on_read: CopyOnRead,
-    /// Writes store whole clusters, compressed: what a write does not cover of them is read and
-    /// stored with it.
+    /// Writes store whole clusters, compressed: the parts of a cluster that a write does not cover
+    /// are read and stored with it.
     pub compress: bool,
     /// Reads, writes, zeroes and discards of the disk are cut by these, one part after the other:
     /// for tests of what is above, since an image takes requests of any size.
@@ -123,7 +123,7 @@ pub struct OpenOptions {
     /// The file that guest data is in, instead of the one that the image names; only for an image
     /// with a data file.
     pub data_file: Option<Arc<dyn BlockFile>>,
-    /// What is done if the image was not closed cleanly and will be written.
+    /// How to treat an image that was not closed cleanly and will be written.
     pub dirty: DirtyImage,
     /// Opens the image although its data file or backing file cannot be opened: for `info` and
     /// `check`, which need the metadata only. Guest data cannot be read then.
@@ -135,26 +135,26 @@ pub struct OpenOptions {
     /// written at a time; 0 is 256 KiB. For tests, which cannot have bitmaps of many pieces
     /// otherwise.
     pub bitmap_piece_bytes: u64,
-    /// What other processes may do with the image meanwhile.
+    /// Sharing mode: what other processes may do with the image meanwhile.
     pub sharing: Sharing,
-    /// Files that the caller reads besides: an image is refused for writing if it is stored in one
-    /// of them.
+    /// Files that the caller reads besides those of the image: an image is refused for writing if
+    /// it is stored in one of them.
     pub read_besides: ReadSet,
-    /// Who packs and unpacks compressed clusters.
+    /// Threads that compress and decompress clusters.
     pub workers: Workers,
     /// The disk as it was when this internal snapshot was taken, its size too; only to be read.
     pub snapshot: Option<SnapshotChoice>,
     /// How the image is encrypted, by the method's name; an image that is not, or otherwise, is
     /// refused. `None` takes all.
     pub encrypt_format: Option<String>,
-    /// What opens the image if it is encrypted.
+    /// Passphrase of the image, if it is encrypted.
     pub passphrase: Option<Passphrase>,
-    /// What opens the encrypted images below it.
+    /// Passphrase of the encrypted images in its backing chain.
     pub backing_passphrase: Option<Passphrase>,
 }
 
 impl OpenOptions {
-    /// What opens the image on top, or those below.
+    /// Returns the passphrase of the image on top, or of those in its backing chain.
     pub(crate) fn passphrase(&self, is_top: bool) -> Option<&Passphrase> {
         match is_top {
             true => self.passphrase.as_ref(),

@@ -19,7 +19,7 @@ use crate::{Error, Result, chain};
 /// All leases here are in one set, whatever tables map their clusters.
 const SET: u64 = 0;
 
-/// Who writes which clusters.
+/// The clusters that requests write as a whole.
 #[derive(Debug, Default)]
 pub(super) struct WholeClusters {
     leases: Mutex<Leases>,
@@ -71,7 +71,7 @@ impl WholeClusters {
     }
 }
 
-/// What is written.
+/// The content of a write.
 pub(super) enum Content {
     Bytes(Buf),
     Zeroes(ZeroOptions),
@@ -151,7 +151,8 @@ impl Image {
         }
     }
 
-    /// Clusters that a caller compresses, or gives up, by itself.
+    /// Runs an operation of the caller that compresses or discards clusters, while no other request
+    /// writes them.
     pub(super) async fn with_clusters<T>(
         &self,
         image: &Qcow2,

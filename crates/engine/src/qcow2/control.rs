@@ -1,4 +1,4 @@
-//! What changes an open image as a whole: its size, snapshots, bitmaps, options, keys.
+//! Operations that change an open image as a whole: its size, snapshots, bitmaps, options, keys.
 
 pub mod amend;
 pub mod bitmap;

@@ -43,7 +43,7 @@ pub fn big_endian(bytes: &[u8]) -> u64 {
     }
 }
 
-/// What an L2 entry says of its guest cluster.
+/// A decoded L2 entry: how its guest cluster is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum L2Entry {
     /// Mapped, or not, subcluster by subcluster.
@@ -68,7 +68,7 @@ pub struct Standard {
     pub zeroes: SubclusterMask,
 }
 
-/// What is wrong with an entry.
+/// The flaw of an entry that cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryError {
     /// Bits that the specification reserves are set.
@@ -112,7 +112,7 @@ impl std::fmt::Display for EntryError {
     }
 }
 
-/// What decoding needs to know of the image.
+/// The properties of an image that decoding depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryFormat {
     /// The image's sizes.
@@ -137,7 +137,7 @@ impl EntryFormat {
     /// Decodes an L2 entry; `bitmap` is ignored without extended L2.
     ///
     /// # Errors
-    /// What makes the entry corrupt.
+    /// The entry is corrupt.
     pub fn decode_l2(&self, entry: u64, bitmap: u64) -> Result<L2Entry, EntryError> {
         if entry & COMPRESSED != 0 {
             return self.decode_compressed(entry).map(L2Entry::Compressed);
@@ -153,7 +153,7 @@ impl EntryFormat {
             return Err(EntryError::Unaligned(offset));
         }
         let copied = entry & COPIED != 0;
-        // With an external data file offset 0 is valid, told from "no offset" by COPIED.
+        // With an external data file offset 0 is valid; COPIED distinguishes it from "no offset".
         let host = (offset != 0 || (self.data_file && copied)).then_some(HostOffset(offset));
         let (allocated, zeroes) = if extended {
             (
@@ -277,10 +277,10 @@ impl EntryFormat {
         1 << self.compressed_offset_bits().min(56)
     }
 
-    /// Decodes an L1 entry: the L2 table's offset, and whether it is ours alone.
+    /// Decodes an L1 entry: the L2 table's offset, and whether its refcount is 1 (COPIED).
     ///
     /// # Errors
-    /// What makes the entry corrupt.
+    /// The entry is corrupt.
     pub fn decode_l1(&self, entry: u64) -> Result<Option<TableRef>, EntryError> {
         let reserved = entry & !(COPIED | OFFSET_MASK);
         if reserved != 0 {
@@ -300,7 +300,7 @@ impl EntryFormat {
     /// Decodes a refcount table entry: the block's offset, if there is a block.
     ///
     /// # Errors
-    /// What makes the entry corrupt.
+    /// The entry is corrupt.
     pub fn decode_refcount_table(&self, entry: u64) -> Result<Option<HostOffset>, EntryError> {
         if entry & !REFTABLE_OFFSET_MASK != 0 {
             return Err(EntryError::Reserved(entry & !REFTABLE_OFFSET_MASK));

@@ -287,7 +287,7 @@ impl Header {
         .expect("parsing and creating admit valid geometries only")
     }
 
-    /// What decoding table entries needs.
+    /// Returns the properties that decoding of table entries depends on.
     pub fn entry_format(&self) -> EntryFormat {
         EntryFormat {
             geometry: self.geometry(),

@@ -1,4 +1,4 @@
-//! What is done to an image that nobody has open: create, check, repair, inspect.
+//! Operations on an image that is not open: create, check, repair, inspect.
 
 pub mod check;
 pub mod create;

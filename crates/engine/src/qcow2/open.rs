@@ -191,8 +191,8 @@ fn refuse_corrupt(header: &Header) -> Result<()> {
     Ok(())
 }
 
-/// Repairs an image that was not closed cleanly. Its counts may be behind: until they are right,
-/// what looks free may be in use.
+/// Repairs an image that was not closed cleanly. Its refcounts may be stale: until they are right,
+/// clusters that look free may be in use.
 async fn repair_dirty(opening: &Opening<'_>) -> Result<()> {
     struct Watched<'a>(Option<&'a RepairWatch>);
     impl repair::Observer for Watched<'_> {
@@ -467,7 +467,7 @@ impl Root {
 }
 
 impl Qcow2 {
-    /// Marks the clusters that hold metadata anew, after roots have changed.
+    /// Recomputes which clusters hold metadata, after roots have changed.
     pub(super) async fn protect_again(&self, refcounts: &Refcounts) -> Result<()> {
         let file_len = self.file.len().await?;
         let roots = roots(&self.file, file_len, &self.header(), refcounts).await?;

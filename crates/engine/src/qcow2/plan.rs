@@ -1,4 +1,4 @@
-//! What a request does to one cluster. Pure, and the only place that decides.
+//! Decides what a request does to one cluster. Pure, and the only place that decides.
 //!
 //! | the cluster | a write |
 //! | --- | --- |
@@ -10,8 +10,8 @@
 //!
 //! The bytes of a filled subcluster that the guest does not write come from what the guest reads
 //! there now; zeroes on fresh space need nothing at all. Zeroes and discards change entries only
-//! ([`change_entry`]); of what they cannot say in an entry, zeroes are written, and discards leave
-//! a [`hole`].
+//! ([`change_entry`]); where an entry cannot express them, zeroes are written, and discards leave a
+//! [`hole`].
 
 use std::ops::{Range, RangeInclusive};
 
@@ -30,7 +30,7 @@ pub struct Space {
     pub fresh: SubclusterMask,
 }
 
-/// What planning knows of a cluster.
+/// The facts about a cluster that planning uses.
 #[derive(Clone, Debug)]
 pub struct View {
     /// Its first guest byte.
@@ -51,7 +51,7 @@ pub struct View {
 pub struct Fill {
     /// Which, in the cluster.
     pub range: Range<u64>,
-    /// What they are; empty means zeroes.
+    /// Source of the bytes; empty means zeroes.
     pub content: Vec<Run>,
     /// The space reads as zeroes now, so content that turns out to be zeroes need not be written.
     pub onto_fresh: bool,
@@ -69,7 +69,8 @@ pub enum Change {
     Replace(SubclusterMask),
 }
 
-/// What has to be durable before a changed entry is, beside the counts and tables that lead to it.
+/// The data that has to be durable before a changed entry is, besides the refcounts and tables that
+/// lead to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOrdering {
     /// Nothing: it refers to no bytes, or to space that is fresh where it read as zeroes before, so
@@ -88,9 +89,9 @@ pub struct Write {
     pub bytes: Range<u64>,
     /// Further bytes, in order, none overlapping `bytes`.
     pub fills: Vec<Fill>,
-    /// What is published when all of it is written.
+    /// The change to publish when all of it is written.
     pub change: Change,
-    /// What must be durable before that is.
+    /// The data that must be durable before the change is.
     pub promise: WriteOrdering,
     /// Bytes of the cluster that no other change may touch meanwhile.
     pub lease: Range<u64>,
@@ -184,9 +185,9 @@ pub fn plan_write(
     }
 }
 
-/// What the entry promises when these subclusters are filled. Where they read as zeroes and lie on
-/// fresh space, a crash that keeps the entry and loses the bytes leaves what was there before:
-/// zeroes.
+/// Returns the data that must be durable before an entry with these subclusters filled. Where they
+/// read as zeroes and lie on fresh space, a crash that keeps the entry and loses the bytes leaves
+/// the old content: zeroes.
 fn promise(filled: SubclusterMask, zero: SubclusterMask, fresh: SubclusterMask) -> WriteOrdering {
     match filled & !(zero & fresh) {
         0 => WriteOrdering::Nothing,
@@ -198,8 +199,8 @@ fn promise(filled: SubclusterMask, zero: SubclusterMask, fresh: SubclusterMask) 
 /// as zeroes: neighbours then go down in one I/O without gaps, which costs less than the bytes.
 const WRITTEN_WHOLE_BYTES: RangeInclusive<u64> = 4 << 10..=8 << 10;
 
-/// What is missing beside `bytes` to make the subclusters of `received` whole. Those of `zero` read
-/// as zeroes now, and those of `fresh` do on the host.
+/// Returns the fills that complete the subclusters of `received` around `bytes`. Those of `zero`
+/// read as zeroes now, and those of `fresh` do on the host.
 fn fills(
     format: &EntryFormat,
     view: &View,
@@ -317,14 +318,14 @@ pub enum EntryRequest {
     ZeroUnwritten,
     /// The guest needs it no longer.
     Discard,
-    /// What reads as zeroes by its flag shall read so without, as version 2 knows no flag.
+    /// Makes ranges that read as zeroes by their flag read so without it, as version 2 has no flag.
     Unflag,
-    /// What is absent here, and reads as zeroes below, shall read so by its flag; not for version
+    /// Sets the zero flag on ranges that are absent here and read as zeroes below; not for version
     /// 2.
     Flag,
 }
 
-/// What becomes of the space of a cluster whose data is given up.
+/// How the space of a cluster whose data is discarded is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unref {
     /// It is freed.
@@ -333,7 +334,7 @@ pub enum Unref {
     Keep,
 }
 
-/// What such a request does to a cluster.
+/// The effect of such a request on a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryChange {
     /// Nothing.
@@ -368,7 +369,7 @@ pub fn change_entry(
     let whole = within == all;
     let shows_below = view.below_end > 0;
     let is_discard = request == EntryRequest::Discard;
-    // What the format cannot say: a discard may leave it, zeroes have to be written.
+    // Where the format cannot express it, a discard may do nothing, but zeroes must be written.
     let inexpressible = match is_discard {
         true => EntryChange::None,
         false => EntryChange::Write,
@@ -453,7 +454,7 @@ pub fn hole(
     host.map(|host| (host, hole))
 }
 
-/// What preallocation makes of a cluster.
+/// The effect of preallocation on a cluster.
 pub enum Preallocated {
     /// Its entry, once it has space.
     Entry(Standard),
@@ -485,7 +486,7 @@ pub fn preallocated(format: &EntryFormat, view: &View, size: u64) -> Preallocate
     }
 }
 
-/// What is asked of an entry, if it can be said there.
+/// Returns the request as a change of the entry, if the entry can express it.
 fn in_entry(
     request: EntryRequest,
     entry: &L2Entry,

@@ -1,4 +1,4 @@
-//! What an open image is: its files, its size, what its caches hold.
+//! Properties of an open image: its files, its size, the contents of its caches.
 
 use super::Qcow2;
 use super::header::Header;
@@ -72,12 +72,12 @@ impl Qcow2 {
         self.lock().tables.set_budget(bytes);
     }
 
-    /// What the cache of L2 slices did so far, and what it holds.
+    /// Returns the statistics of the cache of L2 slices.
     pub(crate) fn cache_statistics(&self) -> CacheStatistics {
         self.lock().tables.statistics()
     }
 
-    /// What writes of guest data found so far.
+    /// Returns the statistics of writes of guest data.
     pub(crate) fn write_statistics(&self) -> WriteStatistics {
         self.lock().writes
     }

@@ -42,7 +42,7 @@ pub struct Qcow2 {
     pub(super) format: EntryFormat,
     pub(super) compression: CompressionType,
     pub(super) discard: DiscardPolicy,
-    /// What discards leave of the clusters that they cover.
+    /// Whether discards free the clusters that they cover.
     pub(super) unref: Unref,
     pub(super) policy: growth::Policy,
     pub(super) zero_method: ZeroMethod,
@@ -52,7 +52,7 @@ pub struct Qcow2 {
     pub(super) state: Mutex<State>,
     /// The turn to write metadata; with it goes the ownership of the counts.
     pub(super) turn: Turn<Counts>,
-    /// Held by whoever uses the area of the VM state, and by whoever changes the size of the disk.
+    /// Held by operations that use the area of the VM state, or change the size of the disk.
     pub(super) vm_state: Turn<()>,
     /// Whole clusters of a file that cannot grow.
     pub(super) fixed_end: Option<u64>,
@@ -60,15 +60,15 @@ pub struct Qcow2 {
     pub(super) sparse: OnceLock<bool>,
     pub(super) durable_writes: DurableWrites,
     pub(super) gathering: Gathering,
-    /// Who packs and unpacks compressed clusters.
+    /// Threads that compress and decompress clusters.
     pub(super) workers: Workers,
     /// Bytes of a bitmap's table that are read at a time.
     pub(super) bitmap_piece_bytes: u64,
-    /// For whoever watches.
+    /// For observers.
     pub(super) probe: Probe,
 }
 
-/// What the holder of the write-back turn owns.
+/// The state that the holder of the write-back turn owns.
 #[derive(Debug)]
 pub struct Counts {
     pub(super) refcounts: Refcounts,
@@ -81,7 +81,7 @@ pub struct Counts {
     /// The last growth stepped over counts beyond the end of the file, which takes long: a smaller
     /// one is not tried.
     pub(super) stepped_over: bool,
-    /// So many refcount blocks, from the first on, are known to exist.
+    /// Number of refcount blocks, from the first on, that are known to exist.
     pub(super) blocks_there: u64,
     /// Refcount blocks that this session has dropped, by index, whose space is within the file.
     pub(super) dropped: BTreeSet<u64>,
@@ -95,7 +95,7 @@ pub struct Counts {
     pub(super) small_cycles: u32,
 }
 
-/// What the metadata lock guards.
+/// The state under the metadata lock.
 #[derive(Debug)]
 pub struct State {
     /// The header as on disk.
@@ -134,7 +134,7 @@ pub struct State {
     pub(super) cuts: u64,
     /// The last cut whose cycle ended well.
     pub(super) durable_cut: u64,
-    /// What admitted writes found.
+    /// Statistics of admitted writes.
     pub(super) writes: WriteStatistics,
     /// Something was written since the last barrier that covers it.
     pub(super) unflushed: bool,

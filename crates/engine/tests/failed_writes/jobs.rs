@@ -54,7 +54,7 @@ fn made(options: &CreateOptions, others: Contents, session: impl Fn(&Image)) -> 
     changed(&contents, session)
 }
 
-/// What a session makes of an image.
+/// Returns an image after a session.
 fn changed(contents: &Contents, session: impl Fn(&Image)) -> Contents {
     let medium = plain(contents);
     let image = open(&medium, &contents[0].0, true).unwrap();

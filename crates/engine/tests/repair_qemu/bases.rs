@@ -97,7 +97,7 @@ impl Base {
     }
 }
 
-/// What the breaking steps have in common.
+/// Accessors that the breaking steps share.
 pub trait Breaking {
     fn entry(&self, index: u64) -> u64;
     fn count(&mut self, cluster: u64, count: u64);

@@ -19,12 +19,12 @@ use crate::support::{Image, block_on, our_check, peers_are_installed};
 
 /// The unit in which guest contents are compared.
 const BLOCK: u64 = 4096;
-/// What is read at once, where it can be.
+/// Bytes that are read at once, where possible.
 const READ_BYTES: u64 = 256 << 10;
 
-/// What is done to a sound image.
+/// Damages a sound image.
 pub type Break = fn(&mut Image);
-/// Its name, the sound image, and what is done to it.
+/// A case: its name, the sound image, and the damage.
 pub type Case = (&'static str, Base, Break);
 
 /// Files of the image's directory, read-only.
@@ -38,7 +38,7 @@ impl Gate for Directory {
     }
 }
 
-/// What the guest reads, block by block; `None` where it cannot.
+/// The guest's data, block by block; `None` where it cannot be read.
 pub type Contents = Vec<Option<Vec<u8>>>;
 
 /// An image in memory, to be written.
@@ -80,7 +80,7 @@ pub fn contents(bytes: &[u8], image: &Image) -> Contents {
     contents
 }
 
-/// What a snapshot's guest read, as QEMU tells it.
+/// Returns the guest's data of a snapshot, as QEMU reads it.
 fn snapshot_contents(image: &Image) -> Option<Vec<u8>> {
     image.save();
     let output = Command::new("qemu-img")
@@ -120,7 +120,7 @@ fn kinds(bytes: &[u8]) -> BTreeMap<String, usize> {
             Finding::RefcountUnreadable { .. } => {
                 kinds.insert("RefcountUnreadable".to_string(), 1);
             }
-            // Who shares a cluster is told in one way or another, by its count.
+            // A shared cluster is reported in one way or the other, depending on its refcount.
             Finding::Refcount { .. } | Finding::Overlap { .. } => {
                 *kinds.entry("Shared".to_string()).or_default() += 1;
             }
@@ -156,7 +156,7 @@ fn qemu_repairs(broken: &Image) -> Image {
     image
 }
 
-/// What the guest reads after QEMU's repair, as QEMU tells it.
+/// Returns the guest's data after QEMU's repair, as QEMU reads it.
 fn qemu_contents(image: &Image) -> Contents {
     let output = Command::new("qemu-img")
         .args([

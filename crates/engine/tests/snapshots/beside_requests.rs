@@ -1,5 +1,4 @@
-//! What happens to requests while snapshots change: those under way end before, those that come
-//! wait.
+//! Requests while snapshots change: those under way end before the change, new ones wait.
 
 use std::pin::pin;
 use std::sync::Arc;

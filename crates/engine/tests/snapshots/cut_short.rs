@@ -68,8 +68,8 @@ fn image(create_options: &str, size: u64) -> (Vec<u8>, Model) {
     (file.contents(), model)
 }
 
-/// What a crash may leave in the metadata: leaks, and COPIED bits that differ from counts; these
-/// only in version 2, or under the dirty bit.
+/// Asserts that a crash has left in the metadata nothing but leaks, and COPIED bits that differ
+/// from refcounts; these only in version 2, or under the dirty bit.
 fn judge_findings(what: &str, bytes: &[u8]) {
     let mut findings = Vec::new();
     our_check(bytes.to_vec(), &mut findings).unwrap();
@@ -162,7 +162,7 @@ fn a_crash_leaves_the_old_state_or_the_new_one() {
     }
 }
 
-/// Cancels a job when it has been asked so often for its pace, or told of so much progress.
+/// Cancels a job after a number of calls, of pace and progress together.
 struct CancelAfter {
     left: AtomicUsize,
     job: std::sync::OnceLock<Job>,

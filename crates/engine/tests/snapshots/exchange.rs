@@ -22,7 +22,7 @@ fn qemu_img(dir: &Path, args: &[&str]) {
     assert!(run.status.success(), "qemu-img {args:?}: {run:?}");
 }
 
-/// What QEMU's tools read of the disk, or of a snapshot.
+/// Returns the content of the disk, or of a snapshot, as QEMU's tools read it.
 fn qemu_reads(image: &Image, snapshot: Option<&str>) -> Vec<u8> {
     let mut args = vec!["convert", "-O", "raw"];
     let choice = snapshot.map(|id| format!("snapshot.id={id}"));
@@ -190,7 +190,7 @@ fn the_state_of_a_vm_beyond_the_disk_is_kept_and_counted() {
     block_on(opened.apply_snapshot(&by_id("1"), &Job::default())).unwrap();
     assert_eq!(opened.size(), 1 << 20);
     assert!(read(&opened)[..64 << 10].iter().all(|&byte| byte == 1));
-    // What lies behind the disk is the VM's, and nobody's when the disk grows over it.
+    // The area behind the disk is the VM's; it is discarded when the disk grows over it.
     block_on(opened.close()).unwrap();
     checked_clean(&file, "applied");
     image.bytes = file.contents();

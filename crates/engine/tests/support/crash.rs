@@ -61,7 +61,7 @@ impl Recorder {
         Recorder::failing_after(bytes, usize::MAX)
     }
 
-    /// A file on which so many writes and flushes succeed.
+    /// Returns a file on which the first `budget` writes and flushes succeed.
     pub fn failing_after(bytes: Vec<u8>, budget: usize) -> Arc<Recorder> {
         let file = MemoryFile::new("image", bytes, 1);
         Arc::new(Recorder {
@@ -198,14 +198,14 @@ pub fn each_crash(start: &[u8], ops: &[Op], mut judge: impl FnMut(&str, &[u8])) 
     let mut durable = start.to_vec();
     let mut pending: Vec<&Op> = Vec::new();
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut told = 0;
+    let mut states = 0;
     let mut tell = |name: String, durable: &[u8], applied: &[(&Op, usize)]| {
         let mut bytes = durable.to_vec();
         for (op, sectors) in applied {
             op.apply(&mut bytes, *sectors);
         }
         judge(&name, &bytes);
-        told += 1;
+        states += 1;
     };
     for (index, op) in ops.iter().enumerate() {
         if let Op::Flush = op {
@@ -238,5 +238,5 @@ pub fn each_crash(start: &[u8], ops: &[Op], mut judge: impl FnMut(&str, &[u8])) 
             }
         }
     }
-    told
+    states
 }

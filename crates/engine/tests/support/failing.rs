@@ -46,7 +46,7 @@ impl Change {
         }
     }
 
-    /// What is done of a write.
+    /// Returns the part of a write that is carried out.
     fn part(at: u64, data: &[u8], reach: Reach) -> &[u8] {
         match reach {
             Reach::All => data,
@@ -179,13 +179,13 @@ impl Medium {
         file
     }
 
-    /// What reads see.
+    /// Returns the contents that reads see.
     pub fn contents(&self) -> Contents {
         let of = |file: &Arc<FailingFile>| (file.file.name().to_string(), file.file.contents());
         self.files.iter().map(of).collect()
     }
 
-    /// What is left if the power fails and takes all that no flush covers.
+    /// Returns the contents after a power failure that loses all data no flush covers.
     pub fn durable(&self) -> Contents {
         let of = |file: &Arc<FailingFile>| {
             let name = file.file.name().to_string();
@@ -221,7 +221,7 @@ impl Gate for Medium {
     }
 }
 
-/// What is durable of a file, and what no flush covers.
+/// The durable contents of a file, and the writes that no flush covers.
 #[derive(Debug)]
 struct Disk {
     durable: Vec<u8>,
@@ -267,7 +267,8 @@ impl FailingFile {
         let mut disk = self.disk.lock().unwrap();
         let Disk { durable, pending } = &mut *disk;
         if let Change::Flush = change {
-            // What a failed flush has not covered is lost: the next one succeeds without it.
+            // Writes that a failed flush did not cover are lost: the next one succeeds without
+            // them.
             let covered = match reach {
                 Reach::All => pending.len(),
                 Reach::Half => pending.len() / 2,

@@ -197,7 +197,7 @@ impl Image {
         std::fs::write(self.path(), &self.bytes).unwrap();
     }
 
-    /// What qemu-img's check says of the bytes.
+    /// Returns the verdict of qemu-img's check on the bytes.
     pub fn qemu_check(&self) -> Verdict {
         self.save();
         let output = Command::new("qemu-img")
@@ -208,7 +208,7 @@ impl Image {
         Verdict::of_qemu(&output)
     }
 
-    /// What our check says of the bytes.
+    /// Returns the verdict and the findings of our check on the bytes.
     pub fn our_check(&self) -> (Verdict, Vec<Finding>) {
         let mut findings = Vec::new();
         let verdict = match our_check(self.bytes.clone(), &mut findings) {
@@ -224,7 +224,7 @@ impl Image {
 
 /// Runs our check on the bytes of an image.
 pub fn our_check(bytes: Vec<u8>, findings: &mut Vec<Finding>) -> cowslip::Result<CheckResult> {
-    // What the header points to beyond the end of the file is for the check to find.
+    // Pointers of the header beyond the end of the file are left to the check.
     let start = &bytes[..bytes.len().min(1 << 21)];
     let header = Header::parse_damaged(start, "image")?;
     let file: Arc<dyn BlockFile> = Arc::new(MemoryFile::new("image", bytes, 4096));
@@ -270,7 +270,7 @@ impl Verdict {
             .map(String::from)
             .collect();
         lines.sort();
-        // A flaw of a shared table is told once here, once for each reference there.
+        // We report a flaw of a shared table once, QEMU once for each reference.
         lines.dedup();
         Verdict {
             exit_code,
@@ -312,7 +312,7 @@ impl Verdict {
             })
             .collect();
         lines.sort();
-        // A flaw of a shared table is told once here, once for each reference there.
+        // We report a flaw of a shared table once, QEMU once for each reference.
         lines.dedup();
         if exit_code == 1 {
             lines.clear();

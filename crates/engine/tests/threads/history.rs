@@ -1,9 +1,9 @@
-//! What a disk may read as while several threads write to it, sector by sector.
+//! The values that a disk may read as while several threads write to it, sector by sector.
 //!
-//! Every write puts its own number into each sector, so a sector tells who wrote it. A value may be
-//! read from the moment its write began, until another write that began after it had ended has
-//! ended itself before the read began. What must survive a crash is told apart in the same way: a
-//! value is out of the question once a later one was durable.
+//! Every write puts its own number into each sector, so a sector identifies its write. A value may
+//! be read from the moment its write began, until another write that began after it had ended has
+//! ended itself before the read began. The values that may be left by a crash follow the same rule:
+//! a value is impossible once a later one was durable.
 
 #![allow(dead_code)] // Shared by tests that use parts of it.
 
@@ -17,7 +17,7 @@ const WORDS: usize = SECTOR_BYTES / 8;
 /// The value of a sector of zeroes.
 pub const ZEROES: u64 = 0;
 
-/// Who has a sector.
+/// The writes that a sector may hold.
 #[derive(Clone, Copy, Debug)]
 struct Record {
     value: u64,
@@ -117,7 +117,8 @@ impl Inner {
 }
 
 impl History {
-    /// Of a disk of so many sectors, each of which reads as `initial`, durably.
+    /// Returns the history of a disk of `sectors` sectors, each of which reads as `initial`,
+    /// durably.
     pub fn new(sectors: usize, initial: u64) -> History {
         let record = Record {
             value: initial,
@@ -205,10 +206,10 @@ impl History {
         Reading { begun, first }
     }
 
-    /// What a read has brought.
+    /// Checks the data that a read returned.
     ///
     /// # Errors
-    /// Says what no order of the writes explains.
+    /// A description of a value that no order of the writes explains.
     pub fn end_read(&self, reading: Reading, bytes: &[u8]) -> Result<(), String> {
         let mut inner = self.lock();
         inner.reads.remove(&reading.begun);
@@ -235,7 +236,7 @@ impl History {
         Ok(())
     }
 
-    /// What the whole disk reads as when nothing is under way.
+    /// Checks the whole disk while no request is under way.
     ///
     /// # Errors
     /// As [`History::end_read`].
@@ -244,10 +245,10 @@ impl History {
         self.end_read(reading, bytes)
     }
 
-    /// What the whole disk reads as after a crash.
+    /// Checks the whole disk after a crash.
     ///
     /// # Errors
-    /// Says what is older than what was durable, or was never written.
+    /// A description of a value that is older than a durable one, or was never written.
     pub fn verify_after_crash(&self, bytes: &[u8]) -> Result<(), String> {
         let inner = self.lock();
         for (sector, found) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {

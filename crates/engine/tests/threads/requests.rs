@@ -1,4 +1,4 @@
-//! Random requests to a disk that others write to as well, each judged by the history.
+//! Random requests to a disk that others write to as well, each checked against the history.
 
 #![allow(dead_code)] // Shared by tests that use parts of it.
 
@@ -9,11 +9,12 @@ use cowslip::{Buf, BufMut, Image, Result};
 
 use super::history::{History, Rng, SECTOR_BYTES, ZEROES, content};
 
-/// What requests may be.
+/// The mix of requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Mix {
     pub cluster_bytes: u64,
-    /// What a discard zeroes where nothing is compressed: subclusters, or clusters without them.
+    /// Unit that a discard zeroes where nothing is compressed: a subcluster, or a cluster if there
+    /// are none.
     pub discard_bytes: u64,
     /// Clusters that are written over and over.
     pub hot_clusters: u64,

@@ -30,7 +30,7 @@ enum Recipe {
         options: &'static str,
         snapshots: u32,
     },
-    /// So many bytes of data that compress well.
+    /// This many bytes of data that compress well.
     Compressed(u64),
     /// Nothing.
     Sparse(u64),

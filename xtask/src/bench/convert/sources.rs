@@ -1,5 +1,5 @@
-//! What is converted: made by qemu-img and by writing files, so that whoever is measured has not
-//! laid it out.
+//! The sources of conversions: made by qemu-img and by writing files, so that their layout is not
+//! the work of the program that is measured.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -16,7 +16,7 @@ use crate::run;
 const CLUSTER_BYTES: u64 = 64 << 10;
 /// The disk of the sparse sources.
 const SPARSE_BYTES: u64 = 1 << 40;
-/// Their data lies in so many places.
+/// Number of places at which a sparse source has data.
 const SPARSE_PARTS: u64 = 64;
 /// Layers of the chain.
 const LAYERS: u64 = 5;
@@ -48,7 +48,7 @@ pub enum Source {
     Zstd,
     /// A raw file, all of it data, behind qemu-nbd.
     Served,
-    /// The same behind nbdkit, which answers each read after so many milliseconds.
+    /// The same behind nbdkit, with a delay of this many milliseconds for each read.
     Distant(u32),
 }
 
@@ -60,7 +60,7 @@ pub struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // If it has ended by itself, what it was for has told so.
+        // If it ended early, its client has reported that.
         drop(self.0.kill());
         drop(self.0.wait());
     }
@@ -136,14 +136,14 @@ impl Source {
     pub fn disk_bytes(self, place: &Path) -> Result<u64, String> {
         let mut info = Command::new("qemu-img");
         info.args(["info", "--output=json", "-f", self.format()]);
-        let told = run::output(info.arg(self.path(place)))?;
-        let told: serde_json::Value = serde_json::from_str(&told).map_err(|e| e.to_string())?;
-        told["virtual-size"]
+        let info = run::output(info.arg(self.path(place)))?;
+        let info: serde_json::Value = serde_json::from_str(&info).map_err(|e| e.to_string())?;
+        info["virtual-size"]
             .as_u64()
             .ok_or_else(|| "qemu-img tells no size".to_string())
     }
 
-    /// Makes it with so many bytes of data, or a quarter of them where that takes long enough.
+    /// Makes it with `data_bytes` of data, or a quarter of that where it takes long enough.
     pub fn make(self, place: &Path, data_bytes: u64) -> Result<(), String> {
         let path = self.path(place);
         let raw = place.join(format!("{PREFIX}.raw"));

@@ -76,7 +76,7 @@ impl Shape {
     }
 }
 
-/// What was looked at.
+/// The totals of the runs.
 #[derive(Default)]
 pub struct Verdict {
     /// Processes that were killed.
@@ -135,8 +135,8 @@ impl Killed<'_> {
         run::output(&mut create).map(drop)
     }
 
-    /// Writes until some flushes have ended, and kills; how many writes had ended before the last
-    /// flush that was told of.
+    /// Writes until some flushes have ended, and kills the process. Returns how many writes had
+    /// ended before the last flush that it reported.
     fn write_and_kill(&self, start: u64, interval: u64) -> Result<u64, String> {
         let mut command = Command::new(self.binary);
         command.args(["bench", "-w", "-f", "qcow2", "-t", "none", "-i", "io_uring"]);
@@ -157,10 +157,10 @@ impl Killed<'_> {
             .map_err(|e| format!("cannot run {}: {e}", run::describe(&command)))?;
         let outcome = kill_among_writes(&mut child, start);
         let status = child.wait().map_err(|e| e.to_string())?;
-        let told = outcome?;
+        let output = outcome?;
         match status.success() {
             true => Err("it ended before it was killed".to_string()),
-            false => last_flush(&told),
+            false => last_flush(&output),
         }
     }
 
@@ -208,33 +208,33 @@ impl Killed<'_> {
     }
 }
 
-/// Kills at a moment that differs from life to life, and takes what was told.
+/// Kills the process at a moment that differs from run to run, and returns its output.
 fn kill_among_writes(child: &mut Child, seed: u64) -> Result<String, String> {
     let stdout = child.stdout.take().ok_or("no standard output")?;
     let mut lines = BufReader::new(stdout);
-    let mut told = String::new();
+    let mut output = String::new();
     // The first two lines are the announcement.
     for _ in 0..2 + 1 + seed / BLOCK_BYTES % 23 {
-        lines.read_line(&mut told).map_err(|e| e.to_string())?;
+        lines.read_line(&mut output).map_err(|e| e.to_string())?;
     }
     sleep(Duration::from_micros(seed / BLOCK_BYTES % 11 * 300));
     child.kill().map_err(|e| e.to_string())?;
-    std::io::Read::read_to_string(&mut lines, &mut told).map_err(|e| e.to_string())?;
-    Ok(told)
+    std::io::Read::read_to_string(&mut lines, &mut output).map_err(|e| e.to_string())?;
+    Ok(output)
 }
 
-/// From the last whole line.
-fn last_flush(told: &str) -> Result<u64, String> {
-    let whole = told.rsplit_once('\n').map_or("", |(whole, _)| whole);
+/// Returns the number of requests in the last whole line about a flush.
+fn last_flush(output: &str) -> Result<u64, String> {
+    let whole = output.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let mut numbers = whole.lines().filter_map(|line| {
         let line = line.strip_prefix("Flushed after ")?;
         line.strip_suffix(" requests")?.parse().ok()
     });
     let last = numbers.next_back();
-    last.ok_or_else(|| format!("no flush was told of:\n{told}"))
+    last.ok_or_else(|| format!("no flush was told of:\n{output}"))
 }
 
-/// Runs a program with this input and takes what it says, whatever its exit code.
+/// Runs a program with this input and returns its output, whatever its exit code.
 fn with_input(command: &mut Command, input: String) -> Result<String, String> {
     let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut child = spawned.map_err(|e| format!("cannot run {}: {e}", run::describe(command)))?;
@@ -253,9 +253,9 @@ mod tests {
 
     #[test]
     fn only_whole_lines_count() {
-        let told =
+        let output =
             "Sending\nFlushed after 32 requests\nFlushed after 64 requests\nFlushed after 96";
-        assert_eq!(last_flush(told), Ok(64));
+        assert_eq!(last_flush(output), Ok(64));
         assert_eq!(
             last_flush("Flushed after 96 requests"),
             Err("no flush was told of:\nFlushed after 96 requests".to_string())

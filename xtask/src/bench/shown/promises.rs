@@ -1,5 +1,5 @@
-//! What is promised of allocation: which cells, what of them, how much; and how rows are held
-//! against it.
+//! The promises of allocation: which cells, which measure, how much; and how rows are compared with
+//! them.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -94,8 +94,8 @@ struct Promise {
     must_reach: f64,
     applies: fn(&Row) -> bool,
     value: fn(&Row, &[Row], Pick) -> Option<f64>,
-    /// What a row is compared with if that is in another cell: measured at another time, so that
-    /// runs do not pair.
+    /// The row to compare with, if it is in another cell: it is measured at another time, so runs
+    /// cannot be paired.
     other: Option<OtherRow>,
 }
 
@@ -363,7 +363,7 @@ impl Display for Apart {
     }
 }
 
-/// What came of a promise on one file system.
+/// The result of a promise on one file system.
 pub struct Verdict {
     filesystem: String,
     promise: &'static Promise,

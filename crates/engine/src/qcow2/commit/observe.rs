@@ -7,7 +7,7 @@ use crate::qcow2::Qcow2;
 use crate::qcow2::geometry::HostCluster;
 
 impl Qcow2 {
-    /// What write-back does now.
+    /// Returns the current stage of write-back.
     pub fn stage(&self) -> Stage {
         let stage = self.probe.stage.load(Ordering::Relaxed);
         Stage::ALL[usize::from(stage)]
@@ -20,11 +20,11 @@ impl Qcow2 {
         self.lock().protected.contains(cluster)
     }
 
-    /// What is going on now.
+    /// Returns a snapshot of the current activity.
     pub fn observe(&self) -> Observation {
         let state = self.lock();
         let stage = self.stage();
-        // What the last stages handle is not free before they end.
+        // The references that the last stages handle are not free before these end.
         let opening = usize::from(matches!(stage, Stage::Lower | Stage::Release));
         let in_cycle = self.probe.in_cycle.load(Ordering::Relaxed) + opening;
         let evicted_before = self.probe.evicted.load(Ordering::Relaxed);

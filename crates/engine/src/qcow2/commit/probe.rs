@@ -1,9 +1,9 @@
-//! What the write-back and the requests are doing at this moment, for whoever watches: tests that
-//! crash the engine want to know where they hit it. Nothing here changes what the engine does.
+//! The current activity of write-back and requests, for observers: tests that crash the engine want
+//! to know at which point they do. Nothing here changes the engine's behaviour.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
-/// What the holder of the write-back turn is doing. The order is that of `writeback.rs`.
+/// Activity of the holder of the write-back turn. The order is that of `writeback.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// Nothing.
@@ -42,7 +42,7 @@ impl Stage {
 /// A look at an image in operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// What write-back does.
+    /// The stage of write-back.
     pub stage: Stage,
     /// References that were dropped and whose clusters are not free yet.
     pub quarantined: usize,
@@ -58,7 +58,7 @@ pub struct Observation {
     pub snapshots_change: bool,
 }
 
-/// What no other structure knows.
+/// The facts that no other structure holds.
 #[derive(Debug, Default)]
 pub(in crate::qcow2) struct Probe {
     pub(in crate::qcow2) stage: AtomicU8,
@@ -104,12 +104,12 @@ impl Probe {
         }
     }
 
-    /// A cycle begins that will free so many references.
+    /// Notes the start of a cycle that will free `freed` references.
     pub(in crate::qcow2) fn cycle_begins(&self, freed: usize) {
         self.in_cycle.store(freed, Ordering::Relaxed);
     }
 
-    /// A cycle has ended, when so many slices had been evicted in all.
+    /// Notes the end of a cycle; `evicted` slices have been evicted in all by then.
     pub(in crate::qcow2) fn cycle_ends(&self, evicted: usize) {
         self.evicted.store(evicted, Ordering::Relaxed);
         self.in_cycle.store(0, Ordering::Relaxed);

@@ -8,7 +8,7 @@
 use crate::qcow2::Qcow2;
 use crate::{Buf, Result};
 
-/// What is flushed after a root is written.
+/// The files to flush after a root is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::qcow2) enum Flush {
     /// The image file.

@@ -2,7 +2,7 @@
 //!
 //! Definitions. A *cut* copies, in one hold of the metadata lock, all that is dirty; only these
 //! copies are written. A *barrier* is a flush of every file that was written; it covers what had
-//! completed before it was issued. Whoever holds the *turn* runs the cycle: cycles are serial, so a
+//! completed before it was issued. The holder of the *turn* runs the cycle: cycles are serial, so a
 //! metadata sector never has two writes in flight.
 //!
 //! | stage | what is written | what a crash after it leaves |
@@ -52,7 +52,7 @@ const LOOK_BYTES: u64 = 256 << 20;
 /// The largest refcount table, as QEMU's.
 const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 
-/// What one cycle writes.
+/// The changes that one cycle writes.
 struct Cycle {
     number: u64,
     tables: Cut,
@@ -239,12 +239,12 @@ impl Qcow2 {
         self.check_concurrent_flushes().await
     }
 
-    /// Whether nothing was lost that a flush or a durable write which has just succeeded should
-    /// have covered: those beside it may have been told instead.
+    /// Checks, after a flush or a durable write has succeeded, that nothing it should have covered
+    /// was lost: the system may have reported that to a concurrent one instead.
     pub(in crate::qcow2) async fn check_concurrent_flushes(&self) -> Result<()> {
-        let all_heard = self.durable_writes.settle().await;
+        let all_noted = self.durable_writes.settle().await;
         let mut state = self.lock();
-        if all_heard.is_err() {
+        if all_noted.is_err() {
             let abandoned = std::io::Error::from(std::io::ErrorKind::Interrupted);
             let text = format!("A durable write to '{}' was broken off", self.name());
             state.latch.set(Error::io(text, abandoned));
@@ -393,8 +393,8 @@ impl Qcow2 {
         range.map(HostCluster)
     }
 
-    /// Waits until so many clusters may be free: finds some, or grows the file. Errors with no
-    /// space before anything is taken.
+    /// Provides room for `clusters` clusters: finds free ones, or grows the file. If there is no
+    /// space, the error comes before anything is taken.
     pub(in crate::qcow2) async fn make_room(&self, clusters: u64) -> Result<()> {
         let mut counts = self.turn.take().await;
         self.latch_if_cancelled(self.make_room_in_turn(&mut counts, clusters))
@@ -433,7 +433,7 @@ impl Qcow2 {
             match self.find_room(counts, clusters).await {
                 Ok(()) => {}
                 Err(error) if is_no_space(&error) && !cycled && !self.is_latched() => {
-                    // What is freed but not yet durable may do.
+                    // Clusters that are freed, but not durably yet, may suffice.
                     cycled = true;
                     self.cycle(counts).await?;
                 }
@@ -442,7 +442,7 @@ impl Qcow2 {
         }
     }
 
-    /// Finds some free clusters among those that exist, or grows the file by so many at least.
+    /// Finds some free clusters among those that exist, or grows the file by at least `clusters`.
     pub(in crate::qcow2) async fn find_room(
         &self,
         counts: &mut Counts,
@@ -496,11 +496,11 @@ impl Qcow2 {
         Err(error)
     }
 
-    /// What free clusters read as: zeroes where the host has a hole. An earlier session has left it
-    /// there, and the flush that precedes the first write of this one has made it durable; or this
-    /// one has punched it, and it counts as a change of space. Only a file system that is known to
-    /// punch holes is believed about where they are: FUSE calls a hole what is written and still in
-    /// the page cache.
+    /// Appends to `found` which free clusters read as zeroes: those in a hole of the host file. The
+    /// hole is from an earlier session, and the flush that precedes the first write of this session
+    /// has made it durable; or this session has punched it, which counts as a change of space.
+    /// Holes are trusted only on a file system that is known to punch them: FUSE reports data as a
+    /// hole that is written but still in the page cache.
     async fn look_for_holes(&self, free: Range<u64>, found: &mut Vec<(Range<u64>, Content)>) {
         if !self.zero_method.knows_fresh() || !self.file.capabilities().punches_holes {
             return found.push((free, Content::Unknown));
@@ -514,7 +514,7 @@ impl Qcow2 {
             let bytes = (part.end - part.start) << bits;
             match self.file.extents(part.start << bits, bytes).await {
                 Ok(extents) => alloc::in_holes(&part, &extents, bits, found),
-                // Whoever cannot tell what is there knows nothing of it.
+                // Where the host cannot list its extents, the content is unknown.
                 Err(_) => found.push((part, Content::Unknown)),
             }
         }
@@ -637,8 +637,8 @@ impl Qcow2 {
             }
             state.header.clone()
         };
-        // What was read so far, entries among it, may be what a process left unflushed when it
-        // died: nothing may be built on it before it is durable.
+        // The data read so far, table entries included, may have been left unflushed by a process
+        // that died: nothing may depend on it before it is durable.
         if let Err(error) = self.barrier().await {
             self.lock().latch.set(error.duplicate());
             return Err(error);

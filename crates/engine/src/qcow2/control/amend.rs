@@ -36,10 +36,10 @@ use crate::{Error, Result};
 mod unflag;
 mod width;
 
-/// What is written whole or not at all.
+/// Bytes that the media write as a whole or not at all.
 const SECTOR_BYTES: usize = 512;
 
-/// What shall change; `None` stays.
+/// The options to change; those that are `None` stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Amendment {
     /// The version of the format.
@@ -54,12 +54,12 @@ pub struct Amendment {
     pub data_file_raw: Option<bool>,
     /// How space is to be allocated.
     pub alloc_policy: Option<AllocPolicy>,
-    /// What lies below. Nobody looks whether the guest goes on to see what it saw:
-    /// [`crate::rebase`] does.
+    /// The backing file. It is not checked that the guest still sees the same data:
+    /// [`crate::rebase`] keeps it.
     pub backing: Option<BackingFile>,
 }
 
-/// What lies below an image, as its header says.
+/// The backing file of an image, as its header names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackingFile {
     /// Nothing.
@@ -241,7 +241,7 @@ fn stages(cluster: &[u8], old: &Header, new: &mut Header) -> Result<Stages> {
     sector.extend(PADDING.to_be_bytes());
     sector.extend(((copy_at - start - PREFIX_BYTES) as u32).to_be_bytes());
     sector.resize(SECTOR_BYTES, 0);
-    // What is left of the old header and of the copy is nothing's.
+    // The rest of the old header and of the copy is unused.
     bytes.resize(copy_at, 0);
     let behind = bytes.split_off(SECTOR_BYTES);
     let rest = vec![0; copy.len()];
@@ -263,7 +263,7 @@ fn only_sector(cluster: &[u8], new: &[u8], used: usize) -> Option<(usize, Vec<u8
         .min(cluster.len());
     let mut new = new.to_vec();
     new.resize(len, 0);
-    // What is behind the old header may be anything.
+    // The bytes behind the old header may be anything.
     let mut old = cluster[..used].to_vec();
     old.resize(len, 0);
     let sectors = old
@@ -408,7 +408,7 @@ mod tests {
         (parsed(&bytes).unwrap(), bytes)
     }
 
-    /// What a header says, wherever its parts are.
+    /// Returns the header without the offsets of its parts.
     fn said(header: &Header) -> Header {
         let mut header = header.clone();
         header.backing_file_offset = 0;

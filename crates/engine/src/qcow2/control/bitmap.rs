@@ -11,10 +11,10 @@
 //! | while the disk is written | nothing: bits are set as requests are admitted, before their data moves | the same |
 //! | close | bits, tables and a directory in new space, with their counts; barrier; the header refers to the directory (D6); barrier; the old ones' counts go down | the old state, marked, or the new one as a whole; leaks |
 //!
-//! A request sets its bits in the hold of the lock that admits it, so whoever has drained the image
-//! sees all or nothing of it; that it fails later takes nothing back, as it may have changed some
-//! of its bytes. Bitmaps of others' crashes, which are marked when the image is opened, are kept as
-//! they are.
+//! A request sets its bits under the same hold of the lock that admits it, so after the image is
+//! drained all of its bits are set or none. If it fails later, they stay set, as it may have
+//! changed some of its bytes. Bitmaps that are marked IN_USE when the image is opened, after a
+//! crash of another program, are kept as they are.
 
 mod bits;
 mod list;
@@ -99,7 +99,7 @@ impl Qcow2 {
         Ok(state.bitmaps.list().iter().map(describe).collect())
     }
 
-    /// What a bitmap says, at this moment.
+    /// Returns the bits of a bitmap at this moment.
     pub(crate) async fn dirty_bits(&self, name: &str) -> Result<DirtyBits> {
         if !self.writable {
             let read = Bitmaps::new(read_directory(&self.file, &self.header()).await?);
@@ -118,11 +118,11 @@ impl Qcow2 {
         self.load_bits(&entry).await
     }
 
-    /// What a bitmap says of a range at this moment, the first so many runs; the image is open for
+    /// Returns the first `most` runs of a range in a bitmap at this moment; the image is open for
     /// writing.
     ///
-    /// Its bits stay in memory from the first question on: whoever asks for the runs of a disk asks
-    /// often.
+    /// The bits stay in memory from the first call on, since a client that lists the runs of a disk
+    /// calls this often.
     pub(crate) async fn dirty_runs(
         &self,
         name: &str,

@@ -1,8 +1,8 @@
-//! What of a table has to be written again. Pure.
+//! Finds the sectors of a table that have to be written again. Pure.
 
 use std::ops::Range;
 
-/// What is written whole or not at all.
+/// Bytes that the media write as a whole or not at all.
 pub const SECTOR_BYTES: usize = 512;
 
 /// The runs of sectors in which a table differs from what it was, as ranges of its bytes.

@@ -48,7 +48,7 @@ impl Qcow2 {
     }
 
     async fn empty_in_turn(&self, counts: &mut Counts) -> Result<()> {
-        // Of whoever has written since the close.
+        // Writes back the changes made since the close.
         self.cycle(counts).await?;
         let old_l1 = self.lock().tables.l1().to_vec();
         if old_l1.iter().all(|&entry| entry == 0) {

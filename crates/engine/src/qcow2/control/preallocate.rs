@@ -85,7 +85,7 @@ impl Qcow2 {
         let mut stock = Stock::default();
         let done = async {
             let clusters = (range.end - range.start) / unit;
-            // Told before the data, so that nothing looks complete before it is.
+            // Announced before the data, so that the progress is not complete too early.
             job.expect(clusters * self.geometry().l2_entry_bytes());
             if data_len.is_some() {
                 self.fill_data_file(added.clone(), (how, job)).await?;
@@ -118,7 +118,7 @@ impl Qcow2 {
         outcome
     }
 
-    /// First phase: takes and fills space for so many clusters.
+    /// First phase: takes and fills space for `clusters` clusters.
     async fn take_stock(
         &self,
         clusters: u64,
@@ -160,8 +160,8 @@ impl Qcow2 {
         space::check_room(self.file.block_file().as_ref(), missing << bits).await
     }
 
-    /// Takes neighbouring clusters: some that are free, or so many behind the end of the file,
-    /// where there is room for their tables too.
+    /// Takes adjacent clusters: some that are free, or `clusters` of them behind the end of the
+    /// file, where there is room for their tables too.
     async fn take_run_up_to(&self, clusters: u64) -> Result<(u64, u64, Content)> {
         let mut counts = self.turn.take().await;
         let bits = self.geometry().cluster_bits();
@@ -346,7 +346,8 @@ impl Qcow2 {
         Ok(write)
     }
 
-    /// What was taken and not given is free again, without space; nothing is under way there.
+    /// Frees the clusters that were taken and not used, without space on the host; no request is
+    /// under way there.
     async fn return_stock(&self, stock: &mut Stock) {
         let bits = self.geometry().cluster_bits();
         for (start, len, content) in stock.runs.drain(..) {
@@ -363,7 +364,7 @@ impl Qcow2 {
         }
     }
 
-    /// Cuts the data file to what it was. The failure that led here is the one to tell of.
+    /// Truncates the data file to its old length. The failure that led here is the one to report.
     async fn cut_data_file(&self, len: u64) {
         if self.data.len().await.is_ok_and(|now| now > len) {
             drop(self.data.set_len(len).await);
@@ -380,7 +381,7 @@ impl Qcow2 {
                 let ask = (EntryRequest::Discard, Unref::Free);
                 self.change_entries(whole, below, ask).await?;
             }
-            // Whoever gives up does not want the image to keep space ahead.
+            // An image whose preallocation failed should not keep space ahead.
             let hint = self.lock().header.extensions.allocation;
             if let Some(hint) = hint {
                 let _turn = self.turn.take().await;
@@ -388,10 +389,10 @@ impl Qcow2 {
                 self.latch_if_cancelled(written).await?;
             }
             self.write_back().await?;
-            // What the first cycle cleared is given back by the second.
+            // The second cycle frees the clusters whose entries the first one cleared.
             self.write_back().await
         };
-        // The failure that led here is the one to tell of.
+        // The failure that led here is the one to report.
         drop(undone.await);
     }
 }

@@ -59,7 +59,7 @@ impl Qcow2 {
         let (old, new, epoch) = {
             let mut state = self.lock();
             self.unlatched(&state)?;
-            // Whoever holds requests back may be about to move what this would change.
+            // The operation that holds requests back may be about to move this table.
             if state.draining.is_some() {
                 return Ok(());
             }
@@ -146,8 +146,8 @@ impl Qcow2 {
         }
     }
 
-    /// What is beyond the old end may hold stale bytes, in the last cluster and in the layer below:
-    /// it is zeroed before anybody can see it.
+    /// Grows the disk. The range beyond the old end may hold stale bytes, in the last cluster and
+    /// in the layer below: it is zeroed before it can be read.
     async fn grow_disk(
         &self,
         added: Range<u64>,
@@ -238,7 +238,7 @@ impl Qcow2 {
             self.data.set_len(removed.start).await?;
         }
         self.write_back().await?;
-        // Whoever shrinks an image does not want it to keep space ahead.
+        // An image that is shrunk should not keep space ahead.
         let hint = self.lock().header.extensions.allocation;
         if let Some(hint) = hint {
             let _turn = self.turn.take().await;
@@ -266,7 +266,8 @@ impl Qcow2 {
         .await
     }
 
-    /// Gives the L1 table so many entries, with no request under way that changes something.
+    /// Extends the L1 table to `entries` entries, while no request that changes something is under
+    /// way.
     pub(in crate::qcow2) async fn lengthen_l1(&self, entries: u64) -> Result<()> {
         let _drained = self.drain().await;
         let mut turn = self.turn.take().await;
@@ -408,7 +409,8 @@ impl Qcow2 {
             let released = self.release_counted_ahead(&mut counts);
             self.latch_if_cancelled(released).await?;
         }
-        // What the first cycle cleared has no readers left: its counts go down with the second.
+        // Clusters that the first cycle cleared have no readers left: the second lowers their
+        // counts.
         self.write_back().await?;
         let stored = self.store_bitmaps().await;
         self.trim().await.and(stored)

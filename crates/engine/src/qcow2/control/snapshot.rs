@@ -76,7 +76,7 @@ impl Qcow2 {
             .await
     }
 
-    /// Writes the snapshot table anew if entries lack what version 3 demands of them.
+    /// Rewrites the snapshot table if entries lack fields that version 3 requires.
     pub(crate) async fn complete_snapshots(&self, job: &Job) -> Result<()> {
         self.while_still(async |counts| self.complete_in_turn(counts, job).await)
             .await
@@ -109,7 +109,7 @@ impl Qcow2 {
             disk_bytes: header.size,
         };
         let list = list.completed(header.size);
-        // What cannot be is refused before anything is read.
+        // An impossible request is refused before anything is read.
         list.with(new, root)?;
         let l1 = self.lock().tables.l1().to_vec();
         let tree = self.read_tree(l1, job).await?;
@@ -159,7 +159,7 @@ impl Qcow2 {
         let lost = self.read_tree(l1, job).await?;
         let tree = self.snapshot_tree(entry, job).await?;
         let mut l1 = self.without_copied(&tree.l1);
-        // What QEMU's tools write is as long as the disk needs; the VM's state lies behind that.
+        // QEMU's tools write a table as long as the disk needs; the VM's state lies behind that.
         let entries = self.geometry().l1_entries_for(disk_bytes).max(1);
         l1.resize(l1.len().max(entries as usize), 0);
         let balance = Balance::new(Some(tree.references), Some(lost.references));
@@ -254,7 +254,7 @@ impl Qcow2 {
     }
 }
 
-/// What is said of a snapshot that is not there.
+/// Returns the error for a snapshot that does not exist.
 fn not_found(name: &str, choice: &SnapshotChoice) -> Error {
     const ENOENT: i32 = 2;
     Error::io(

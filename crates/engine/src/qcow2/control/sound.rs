@@ -11,7 +11,7 @@ use crate::{Error, Result};
 /// Watches a check for the first finding that forbids the change.
 struct Judge<'a> {
     job: &'a Job,
-    told_bytes: Option<u64>,
+    reported_bytes: Option<u64>,
     first: Option<Finding>,
 }
 
@@ -31,12 +31,12 @@ impl check::Observer for Judge<'_> {
     }
 
     fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
-        let told = self.told_bytes.unwrap_or_else(|| {
+        let reported = self.reported_bytes.unwrap_or_else(|| {
             self.job.expect(total_bytes);
             0
         });
-        self.job.done(done_bytes - told);
-        self.told_bytes = Some(done_bytes);
+        self.job.done(done_bytes - reported);
+        self.reported_bytes = Some(done_bytes);
     }
 }
 
@@ -61,7 +61,7 @@ impl Qcow2 {
         let header = self.header();
         let mut judge = Judge {
             job,
-            told_bytes: None,
+            reported_bytes: None,
             first: None,
         };
         let options = CheckOptions::default();

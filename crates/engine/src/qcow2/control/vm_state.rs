@@ -2,12 +2,12 @@
 //!
 //! The area has no size. It begins at the first L1 entry that the disk does not need, and its
 //! clusters are mapped and counted like the disk's; so snapshots take it along, and check, repair
-//! and amend see it. A disk never shows it. Layers below an image have no part in it: what was not
-//! written reads as zeroes, whatever a backing file holds there.
+//! and amend see it. It is never visible in the disk. Layers below an image have no part in it: a
+//! range that was not written reads as zeroes, whatever a backing file holds there.
 //!
-//! Its offsets are counted from where it begins, and that moves with the size of the disk. Whoever
-//! uses it holds `Qcow2::vm_state` for that time, and so does whoever changes the size. A size with
-//! which the area begins elsewhere takes the state with it: at other offsets it would be no state.
+//! Its offsets are relative to its start, which moves with the size of the disk. An operation that
+//! uses the area holds `Qcow2::vm_state` meanwhile, and so does one that changes the size. A resize
+//! that moves the start of the area moves the state with it, since its offsets must stay the same.
 
 use std::ops::Range;
 

@@ -131,7 +131,7 @@ impl Fixed {
         Fixed { flags, ..self }
     }
 
-    /// Whoever does not know its extra data must leave it alone.
+    /// Returns whether it has extra data of unknown meaning, so that it must not be changed.
     pub fn is_foreign(&self) -> bool {
         self.extra_bytes > 0 && self.flags & EXTRA_DATA_COMPATIBLE == 0
     }
@@ -142,7 +142,7 @@ impl Fixed {
         possible.then(|| 1 << self.granularity_bits)
     }
 
-    /// What makes it impossible to describe it.
+    /// Returns the flaw, if any, that makes it impossible to describe the bitmap.
     pub fn flaw(&self) -> Option<&'static str> {
         let known = IN_USE | AUTO | EXTRA_DATA_COMPATIBLE;
         if self.kind != DIRTY_TRACKING || self.flags & !known != 0 {
@@ -156,7 +156,8 @@ impl Fixed {
         }
     }
 
-    /// What makes it impossible to read its table, of a disk of `disk_bytes`.
+    /// Returns the flaw, if any, that makes it impossible to read its table, on a disk of
+    /// `disk_bytes`.
     pub fn table_flaw(&self, geometry: &Geometry, disk_bytes: u64) -> Option<&'static str> {
         if self.table_offset == 0 || !geometry.is_cluster_aligned(self.table_offset) {
             return Some("its table does not start a cluster");
@@ -169,7 +170,7 @@ impl Fixed {
         if entries == 0 || entries > most {
             return Some("its table is empty or too large");
         }
-        // Who crashed while the disk grew has left the table of the old size.
+        // A crash while the disk grew leaves the table at its old size.
         if !self.in_use() && entries != self.table_entries_for(geometry, disk_bytes) {
             return Some("its table is not of the size that the disk asks for");
         }
@@ -183,7 +184,7 @@ impl Fixed {
     }
 }
 
-/// What a bitmap table entry says of its cluster of bits.
+/// A bitmap table entry: how its cluster of bits is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableEntry {
     /// It has no cluster: no bit is set.
@@ -192,7 +193,7 @@ pub enum TableEntry {
     Dirty,
     /// The cluster is here.
     At(u64),
-    /// What the specification reserves.
+    /// A value that the specification reserves.
     Invalid,
 }
 

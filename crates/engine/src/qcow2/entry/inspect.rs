@@ -10,7 +10,7 @@ use super::{
     COMPRESSED, COPIED, EntryFormat, OFFSET_MASK, REFTABLE_OFFSET_MASK, SECTOR_BYTES, ZERO,
 };
 
-/// What is wrong with an L2 entry.
+/// A flaw of an L2 entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     /// Reserved bits are set.
@@ -61,7 +61,7 @@ pub struct Inspected {
     pub offset: u64,
     /// The space that it claims.
     pub claim: Claim,
-    /// What is wrong with it, in the order in which QEMU tells it.
+    /// Its flaws, in the order in which QEMU reports them.
     pub flaws: SmallVec<[Flaw; 2]>,
 }
 
@@ -111,7 +111,7 @@ impl EntryFormat {
         PlainClusters { forbidden }
     }
 
-    /// What an L2 entry claims and what is wrong with it; `bitmap` is 0 without extended L2.
+    /// Returns the claim and the flaws of an L2 entry; `bitmap` is 0 without extended L2.
     pub fn inspect_l2(&self, entry: u64, bitmap: u64) -> Inspected {
         if entry & COMPRESSED != 0 {
             return self.inspect_compressed(entry, bitmap);
@@ -201,7 +201,7 @@ pub fn offset_of(entry: u64) -> u64 {
     entry & OFFSET_MASK
 }
 
-/// What an L1 entry points to and what is wrong with it.
+/// Returns the target and the flaws of an L1 entry.
 pub fn inspect_l1(entry: u64) -> InspectedTable {
     InspectedTable {
         offset: entry & OFFSET_MASK,
@@ -210,7 +210,7 @@ pub fn inspect_l1(entry: u64) -> InspectedTable {
     }
 }
 
-/// What a refcount table entry points to and what is wrong with it.
+/// Returns the target and the flaws of a refcount table entry.
 pub fn inspect_refcount_table(entry: u64) -> InspectedTable {
     InspectedTable {
         offset: entry & REFTABLE_OFFSET_MASK,

@@ -1,14 +1,14 @@
-//! What a broken table entry becomes: for repair.
+//! Corrects broken table entries, for repair.
 //!
-//! Pure. One call sets one flaw right, so that each is told; a caller asks again until there is
-//! none. Data is kept wherever the entry still says where it is. What is lost reads as zeroes,
-//! never as older data of a backing file; only version 2, which has no zero flag, leaves such a
-//! cluster unallocated.
+//! Pure. One call corrects one flaw, so that each is reported; the caller repeats it until there is
+//! none. Data is kept wherever the entry still says where it is. A cluster whose data is lost reads
+//! as zeroes, never as older data of a backing file; only version 2, which has no zero flag, leaves
+//! such a cluster unallocated.
 
 use super::inspect::{self, Claim, Flaw};
 use super::{COMPRESSED, COPIED, EntryFormat, OFFSET_MASK, ZERO};
 
-/// What an entry is judged by, besides its format.
+/// The facts that decide whether an entry is valid, besides its format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Surroundings {
     /// Bytes of the file: no cluster starts there or beyond.
@@ -22,7 +22,7 @@ pub struct Surroundings {
 pub enum Wrong {
     /// See [`Flaw`].
     Flaw(Flaw),
-    /// What it points to begins beyond the end of the file.
+    /// Its target begins beyond the end of the file.
     Beyond,
     /// An L2 table or data cluster that does not start a cluster.
     Unaligned,
@@ -34,14 +34,14 @@ pub enum Wrong {
     NoTable,
 }
 
-/// What becomes of an entry.
+/// A corrected entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mend {
     /// The entry.
     pub entry: u64,
     /// Its bitmap, 0 without extended L2.
     pub bitmap: u64,
-    /// What was wrong.
+    /// The flaw that is corrected.
     pub wrong: Wrong,
     /// Data that the entry may have meant is no longer reached.
     pub loses: bool,
@@ -318,7 +318,7 @@ mod tests {
         assert!(mended > 1000);
     }
 
-    /// What an entry says of its data is kept, unless the data cannot be there.
+    /// The location of an entry's data is kept, unless the data cannot be there.
     #[test]
     fn data_is_kept() {
         let [plain, old, extended, ..] = &formats()[..] else {

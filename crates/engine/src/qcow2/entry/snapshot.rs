@@ -95,7 +95,7 @@ impl Fixed {
         (self.names_start() + self.names_bytes()).next_multiple_of(8)
     }
 
-    /// What makes it impossible to read its L1 table.
+    /// Returns the flaw, if any, that makes it impossible to read its L1 table.
     pub fn l1_flaw(&self, geometry: &Geometry) -> Option<SnapshotL1Flaw> {
         let (l1_offset, l1_size) = (self.l1_offset, self.l1_size);
         if !geometry.is_cluster_aligned(l1_offset) {
@@ -108,7 +108,7 @@ impl Fixed {
     }
 }
 
-/// What the extra data says, as far as it goes.
+/// The fields of the extra data that are present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extra {
     /// Bytes of VM state.

@@ -44,7 +44,7 @@ pub struct Extensions {
     pub bitmaps: Option<BitmapsExtension>,
     /// How space is to be allocated.
     pub allocation: Option<AllocationHint>,
-    /// What is not known, kept.
+    /// Unknown extensions, which are kept.
     pub unknown: Vec<UnknownExtension>,
 }
 
@@ -74,7 +74,7 @@ pub struct CryptoHeader {
 /// maintain it, so nothing depends on its being right (docs/format.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocationHint {
-    /// The policy, unless whoever opens the image is to choose.
+    /// The policy, unless the choice is left to the program that opens the image.
     pub policy: AllocPolicy,
     /// How often in a row the image was closed with space allocated ahead of need.
     pub closes_ahead: u8,
@@ -141,11 +141,11 @@ pub struct UnknownExtension {
 /// The feature bitmap that a bit belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FeatureKind {
-    /// Whoever does not know it may not open the image.
+    /// A program that does not know the feature must not open the image.
     Incompatible = 0,
-    /// Whoever does not know it may ignore it.
+    /// A program that does not know the feature may ignore it.
     Compatible = 1,
-    /// Whoever does not know it clears it before writing.
+    /// A program that does not know the feature clears its bit before it writes.
     Autoclear = 2,
 }
 
@@ -202,7 +202,7 @@ fn printable(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// What is wrong with the extension area, and where (an offset in the header's cluster).
+/// The flaw of the extension area, and its offset in the header's cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ExtensionError {
     pub offset: u64,

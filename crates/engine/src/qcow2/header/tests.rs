@@ -259,9 +259,9 @@ fn no_mutation_of_a_header_causes_a_panic() {
         let whole = Header::parse(&bytes, file_len, "m");
         let seen = &bytes[..(wanted as usize).min(bytes.len())];
         let seen = Header::parse(seen, file_len, "m");
-        let told = |parsed: Result<Header>| parsed.map_err(|error| error.to_string());
+        let text = |parsed: Result<Header>| parsed.map_err(|error| error.to_string());
         if file_len >= bytes.len() as u64 {
-            assert_eq!(told(seen), told(whole), "{prefix:02x?}");
+            assert_eq!(text(seen), text(whole), "{prefix:02x?}");
         }
         if let Ok(mut header) = Header::parse(&bytes, file_len, "m") {
             accepted += 1;

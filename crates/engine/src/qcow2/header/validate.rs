@@ -66,7 +66,7 @@ pub(super) struct Parser<'a> {
     refcounts: Refcounts,
 }
 
-/// What the refcount table has to be.
+/// The requirement on the refcount table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refcounts {
     /// One that can be used.
@@ -132,7 +132,7 @@ impl<'a> Parser<'a> {
         be64(self.bytes, at as usize)
     }
 
-    /// The fields, each by itself.
+    /// Parses the fields, and validates each on its own.
     pub fn fields(&self) -> Result<Header> {
         if self.bytes.get(..4) != Some(&MAGIC[..]) {
             return Err(self.header(at::MAGIC, "Image is not in qcow2 format"));
@@ -215,8 +215,8 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// What follows the fields in the first cluster: extensions and backing name. Unknown
-    /// incompatible features are refused on the way, by the names of the feature name table.
+    /// Parses the rest of the first cluster, after the fields: extensions and backing name. Refuses
+    /// unknown incompatible features, with their names from the feature name table.
     pub fn first_cluster(&self, header: &mut Header) -> Result<()> {
         let cluster_bytes = 1u64 << header.cluster_bits;
         let start = u64::from(header.header_length);

@@ -103,12 +103,12 @@ impl Qcow2 {
 }
 
 impl State {
-    /// What a request that has not begun waits for, if reads are held back.
+    /// Returns the wait of a request that has not begun, if reads are held back.
     pub(in crate::qcow2) fn held_back(&mut self) -> Option<cowslip_queue::Pending<()>> {
         self.hold.as_mut().map(|hold| hold.waiting.wait())
     }
 
-    /// What whoever wants a slice waits for, if slices are held back.
+    /// Returns the wait of a request that needs a slice, if slices are held back.
     pub(in crate::qcow2) fn slices_held_back(&mut self) -> Option<cowslip_queue::Pending<()>> {
         let hold = self.hold.as_mut().filter(|hold| hold.is_complete)?;
         Some(hold.waiting.wait())

@@ -2,7 +2,7 @@
 
 use crate::sync::Waiters;
 
-/// Who is held back, besides those that change something.
+/// The requests that are held back, besides those that change something.
 #[derive(Debug, Default)]
 pub(in crate::qcow2) struct Hold {
     /// Wakes them.

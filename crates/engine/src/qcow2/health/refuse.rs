@@ -85,7 +85,7 @@ impl Qcow2 {
         self.lock().latch.set(reason.duplicate());
     }
 
-    /// Nothing may follow but closing: what is in memory is the image of before.
+    /// Refuses everything but a close: the state in memory is that of the image before the change.
     pub(in crate::qcow2) fn end_session(&self) {
         self.latch(&Error::Latched(self.name().to_string()));
     }

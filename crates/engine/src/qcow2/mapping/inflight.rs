@@ -1,17 +1,18 @@
-//! Who is where: leases on guest ranges, space that several writes fill together, and epochs.
+//! Requests in flight: leases on guest ranges, space that several writes fill together, and epochs.
 //!
 //! A *lease* is the right to a guest range until a request is done with it: shared to write in
 //! place, exclusive to change the mapping. They are granted in order of arrival: a request also
 //! waits for those before it that wait, so a stream of in-place writes cannot starve an exclusive
-//! one. Nobody waits while holding a lease, so there is no deadlock.
+//! one. No request waits while it holds a lease, so there is no deadlock.
 //!
 //! *Joint space* is a cluster that is taken or being filled; it belongs to all writes that fill
-//! parts of it. What its members have not written is as it was when it was taken, so its freshness
-//! holds for a joiner whatever the others do elsewhere in it (the leases keep them elsewhere). It
-//! ends where a member failed, and where an entry reads as zeroes again what a member has written.
+//! parts of it. The parts that its members have not written are as they were when it was taken, so
+//! its freshness holds for a joiner whatever the others do elsewhere in it (the leases keep them
+//! elsewhere). Freshness ends where a member failed, and where an entry lets a range that a member
+//! has written read as zeroes again.
 //!
-//! An *epoch* is the time between two write-back cuts. What is freed in epoch e is reused only when
-//! every request that entered up to e has left (invariant D2).
+//! An *epoch* is the time between two write-back cuts. A cluster freed in epoch e is reused only
+//! when every request that entered up to e has left (invariant D2).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,7 +24,7 @@ use crate::qcow2::geometry::{GuestCluster, SubclusterMask};
 use crate::qcow2::plan::Space;
 use crate::sync::Waiters;
 
-/// What a lease allows.
+/// The access that a lease allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Writing in place, beside others.
@@ -68,12 +69,12 @@ impl std::fmt::Debug for Leases {
     }
 }
 
-/// What a request wants to hold.
+/// The lease that a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseRequest {
     /// Guest bytes, within one slice.
     pub range: Range<u64>,
-    /// What for.
+    /// The access it needs.
     pub kind: Kind,
 }
 
@@ -203,7 +204,7 @@ pub struct PendingCluster {
 #[derive(Debug, Default)]
 pub struct PendingClusters(BTreeMap<GuestCluster, PendingCluster>);
 
-/// What the last member leaves behind.
+/// The state of a joint cluster when a member leaves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// Others are still at it.
@@ -259,7 +260,7 @@ impl PendingClusters {
         }
     }
 
-    /// What members have tried to write.
+    /// Returns the subclusters that members have tried to write.
     pub fn attempted(&self, cluster: GuestCluster) -> SubclusterMask {
         self.0.get(&cluster).map_or(0, |joint| joint.attempted)
     }
@@ -272,8 +273,8 @@ impl PendingClusters {
         }
     }
 
-    /// What a failed member has left in these subclusters could not be erased: whoever is there
-    /// with it must not publish them.
+    /// Notes that the remains of a failed member in these subclusters could not be erased: the
+    /// other members must not publish them.
     pub fn fail(&mut self, cluster: GuestCluster, subclusters: SubclusterMask) {
         if let Some(joint) = self.0.get_mut(&cluster) {
             joint.failed |= subclusters;

@@ -25,11 +25,11 @@ use slots::Slots;
 pub struct NewTable {
     /// Where it will be.
     pub offset: HostOffset,
-    /// What is on disk there.
+    /// The content of the disk there.
     pub on_disk: OnDisk,
 }
 
-/// What is on disk where a table will be.
+/// The content of the disk where a table will be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDisk {
     /// Zeroes: slices without entries need not be written.
@@ -40,7 +40,7 @@ pub enum OnDisk {
     Table,
 }
 
-/// What a slice needs before it can be looked at.
+/// The work that has to precede a look-up in a slice.
 pub enum Prepared {
     /// Nothing: it is in memory.
     Ready,
@@ -70,7 +70,7 @@ pub struct SliceCopy {
     pub bytes: Buf,
 }
 
-/// What a write-back cycle takes from the tables.
+/// The changes that a write-back cycle takes from the tables.
 #[derive(Debug, Default)]
 pub struct Cut {
     /// Slices of tables that L1 on disk refers to.
@@ -156,7 +156,7 @@ impl Tables {
         self.slots.set_budget(bytes);
     }
 
-    /// What the cache did so far, and what it holds.
+    /// Returns the statistics of the cache.
     pub fn statistics(&self) -> CacheStatistics {
         self.slots.statistics()
     }
@@ -380,7 +380,8 @@ impl Tables {
             && !self.l1_writing.contains(&l1_index)
     }
 
-    /// Whether so many slices are dirty that a cycle should clean them before they are in the way.
+    /// Returns whether more than half of the cache's slices are dirty, so that a cycle should clean
+    /// them before evictions have to wait for it.
     pub fn wants_writeback(&self) -> bool {
         self.dirty.len() as u64 > self.slots.capacity() / 2
     }

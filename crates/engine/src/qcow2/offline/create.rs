@@ -3,7 +3,7 @@
 //! The layout is QEMU's to the byte (`create/placement.rs`). The header is written last, behind a flush: a
 //! file whose creation was cut short is no valid image. Texts of refusals are QEMU's.
 //!
-//! What is made is claimed like an image that is written, before anything in it is touched.
+//! The new file is claimed like an image that is written, before anything in it is touched.
 //!
 //! Left out: opening or removing files, and backing files (only their names are stored).
 
@@ -56,7 +56,7 @@ pub enum Encryption {
     Luks(Box<NewVolume>),
 }
 
-/// What a new image shall be like.
+/// Options of a new image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CreateOptions {
     /// Size of the disk; rounded up to [`SIZE_UNIT`].
@@ -346,7 +346,7 @@ fn encode_header(header: &mut Header) -> Result<Vec<u8>> {
     })
 }
 
-/// What the file has now will be given back first.
+/// Checks that there is room. The space that the file occupies now will be released first.
 async fn check_room(file: &dyn BlockFile, needed_bytes: u64) -> Result<()> {
     let now = file.allocated_bytes().unwrap_or(0);
     match file.capabilities().extends_with_zeroes {

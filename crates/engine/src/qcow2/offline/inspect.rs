@@ -1,4 +1,4 @@
-//! What an image says of itself, for reports: header, snapshot list, bitmap list.
+//! An image's description of itself, for reports: header, snapshot list, bitmap list.
 //!
 //! Reads no table that maps data and opens no other file, so an image whose backing file or data
 //! file is missing, or that is encrypted, can still be described.
@@ -132,7 +132,7 @@ struct TableReader<'a> {
     structure: &'static str,
     next: u64,
     end: u64,
-    /// What is wrong with entries that reach beyond the end.
+    /// The error text for entries that reach beyond the end.
     beyond_end: &'static str,
     window: Vec<u8>,
     at: usize,
@@ -177,7 +177,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(before_zero(bytes)).into_owned()
 }
 
-/// What stands before the first zero byte.
+/// Returns the bytes before the first zero byte.
 pub(in crate::qcow2) fn before_zero(bytes: &[u8]) -> &[u8] {
     bytes.split(|&byte| byte == 0).next().unwrap_or_default()
 }

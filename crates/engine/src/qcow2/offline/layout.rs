@@ -28,7 +28,7 @@ const PIECE_BYTES: u64 = 256 << 10;
 /// No file has an offset beyond this.
 const OFFSET_END: u64 = i64::MAX as u64;
 
-/// What a part of the disk is in this image.
+/// How a part of the disk is stored in this image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartKind {
     /// The backing file decides, or it is zeroes.
@@ -59,7 +59,7 @@ pub struct Part {
     pub start: u64,
     /// Length in bytes.
     pub len: u64,
-    /// What it is.
+    /// How it is stored.
     pub kind: PartKind,
 }
 
@@ -89,11 +89,11 @@ pub struct Area {
     pub offset: u64,
     /// Length in bytes, whole clusters.
     pub len: u64,
-    /// What it is.
+    /// The structure that it holds.
     pub structure: Structure,
 }
 
-/// Who is told of the disk's parts.
+/// Receives the parts of the disk.
 pub trait Observer: Send {
     /// The next part in the guest's order; the parts cover the disk.
     ///

@@ -1,22 +1,21 @@
 //! Repairs a qcow2 image: a plan first, then its run.
 //!
 //! Promises. Guest data that can be reached is kept, and data that a broken entry still points to
-//! is found again where nobody else has its space. A crash at any point of the run leaves the image
+//! is recovered where nothing else uses its space. A crash at any point of the run leaves the image
 //! no worse: each stage is durable before the next begins, and no stage makes an entry refer to
-//! space that is not counted. Nothing is written where nothing is wrong. Leaves out: what guest
-//! data means, the external data file (which is not looked at), and images whose header says
-//! nothing usable.
+//! space that is not counted. Nothing is written where nothing is wrong. Leaves out: the meaning of
+//! guest data, the external data file (which is not examined), and images whose header is unusable.
 //!
-//! 1. `survey.rs`: all tables are read once; each broken entry is decided
+//! 1. `survey.rs`: all tables are read once; the correction of each broken entry is decided
 //!    (`entry/mend.rs`), and the references are counted as they will be.
-//! 2. `refcounts.rs`, `copied.rs`: what differs from those counts on disk.
+//! 2. `refcounts.rs`, `copied.rs`: refcounts and flags that differ from those counts on disk.
 //! 3. `run.rs`: the stages.
 //!
 //! | stage | what is written | a crash after it leaves |
 //! | --- | --- | --- |
 //! | 0 | the dirty mark (version 3), so that the next read-write open goes on; features that a repair breaks are cleared | the image as it was |
 //! | A | broken entries, each set right or given up | leaks; entries that were unusable are gone |
-//! | B | counts that are too low; or all counts anew, elsewhere, then the header switches | counts at least as high as the references |
+//! | B | counts that are too low; or all counts rebuilt elsewhere, then the header switches | counts at least as high as the references |
 //! | C | copies of what shares its space, tables that move; then the entries and the header that refer to them | the old or the new place of each, both counted |
 //! | D | COPIED cleared where a count is not 1 | |
 //! | E | counts that are too high; then holes where nothing is any more, unless entries were broken | entries without COPIED whose count is 1: written by copying, which is safe |
@@ -24,7 +23,7 @@
 //! | G | a check; if it finds no corruption, the dirty and corrupt marks are cleared | |
 //!
 //! Counts rise before COPIED is cleared: cleared first, a write in between would free a cluster
-//! that somebody else still uses. They fall after all else.
+//! that is still in use elsewhere. They fall after all else.
 
 use std::sync::Arc;
 
@@ -46,11 +45,10 @@ pub use step::{Change, SnapshotFate, Step};
 
 use plan::Plan;
 
-/// What a repair would do; changes nothing.
+/// Returns the plan of a repair; changes nothing.
 ///
 /// # Errors
-/// If the file cannot be read, its header says nothing usable, or it takes more memory than
-/// allowed.
+/// If the file cannot be read, its header is unusable, or it takes more memory than allowed.
 pub async fn plan(
     file: &Arc<dyn BlockFile>,
     options: &RepairOptions,

@@ -133,7 +133,7 @@ impl Drop for Batch<'_> {
             self.image.leave_joint(&mut state, step.cluster);
         }
         state.epochs.abandon();
-        // What has reached the file is to be flushed, whoever waits for it.
+        // The bytes that have reached the file need a flush, even if no request waits for it.
         state.unflushed = true;
         self.let_go(&mut state);
     }
@@ -188,7 +188,7 @@ impl Drop for LeaseGuard<'_> {
     }
 }
 
-/// What a request has to wait for.
+/// The obstacle that a request has to wait for.
 pub enum Blocked {
     Slice(u64),
     Lease(Ticket, Pending<()>),
@@ -308,7 +308,7 @@ impl Qcow2 {
                 Ok(Ok(())) => {}
                 Ok(Err(need)) if batch.steps.is_empty() => return Ok(Err(need)),
                 Err(error) if batch.steps.is_empty() => return Err(error),
-                // What is admitted goes first; the obstacle or the error is met again after it.
+                // The admitted steps go first; the obstacle or the error is met again after them.
                 Ok(Err(Blocked::Lease(ticket, _))) => {
                     state.leases.release(ticket);
                     break;
@@ -567,7 +567,7 @@ impl Qcow2 {
         }
     }
 
-    /// What planning needs to know of a cluster whose slice is in memory.
+    /// Returns the facts about a cluster that planning needs; its slice is in memory.
     pub(in crate::qcow2) fn view(
         &self,
         state: &mut State,

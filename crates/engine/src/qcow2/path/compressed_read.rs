@@ -32,7 +32,7 @@ pub(crate) struct Wanted {
     pub place: Compressed,
     /// Where it begins in the cluster.
     pub from: u64,
-    /// What is to be filled.
+    /// The buffers to fill.
     pub part: IoVecMut,
 }
 
@@ -42,7 +42,7 @@ struct Group {
     parts: Vec<Wanted>,
 }
 
-/// What the workers need to unpack.
+/// The parameters of decompression.
 #[derive(Clone)]
 struct Unpacking {
     kind: CompressionType,

@@ -1,10 +1,10 @@
-//! What is read from the layers below is kept in the image (`copy-on-read`).
+//! Copies data that is read from the layers below into the image (`copy-on-read`).
 //!
-//! Layers below do not change while they are read, so their bytes may be fetched ahead. They go
-//! down as a write of [`Origin::Below`]: whether the image still has nothing of its own is looked
-//! at again where the write gets its lease, in the same hold of the metadata lock, so a copy never
-//! goes over what the guest has written since. For zeroes an entry is changed in the same way
-//! ([`EntryRequest::Flag`]); version 2 has no flag, and gets them written where a layer below would
+//! Layers below do not change while they are read, so their bytes may be fetched ahead. They are
+//! written with [`Origin::Below`]: whether the image still has nothing of its own is checked again
+//! when the write gets its lease, under the same hold of the metadata lock, so a copy never
+//! overwrites data that the guest has written since. For zeroes an entry is changed in the same way
+//! ([`EntryRequest::Flag`]); version 2 has no flag, so zeroes are written where a layer below would
 //! show.
 //!
 //! The guest sees no change, so persistent bitmaps do not follow.
@@ -64,7 +64,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// What of a range that the image lacks is to be copied, in order.
+    /// Returns the parts to copy of a range that the image lacks, in order.
     async fn absent(
         &self,
         range: Range<u64>,
@@ -177,7 +177,7 @@ fn whole_units(
     absent
 }
 
-/// What becomes of a subcluster.
+/// The action for a subcluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Left,
@@ -235,7 +235,7 @@ mod tests {
         runs.iter().map(run).collect()
     }
 
-    /// The oracle: each subcluster by itself, each byte of it by itself.
+    /// The oracle: looks at each subcluster separately, byte by byte.
     fn by_bytes(runs: &[Decided], (end, unit): (u64, u64), what: CopyOnRead) -> Vec<Absent> {
         let mut absent = Vec::new();
         for unit in pieces(0, end, unit) {

@@ -153,8 +153,8 @@ impl Qcow2 {
         segments
     }
 
-    /// What a step writes beside the guest's bytes, by offset in the cluster. Zeroes that would go
-    /// where zeroes are already are left out.
+    /// Returns the data that a step writes beside the guest's bytes, by offset in the cluster.
+    /// Zeroes are left out where the space reads as zeroes already.
     async fn fill(&self, step: &Step, below: &dyn Backing) -> Result<Vec<(u64, Buf)>> {
         let fills = &step.write.fills;
         let contents = match &fills[..] {
@@ -185,7 +185,8 @@ impl Qcow2 {
             .collect())
     }
 
-    /// Whether all fills are zeroes, and so many that a call is cheaper.
+    /// Returns whether all fills are zeroes, and long enough that a call of the file system is
+    /// cheaper than writes.
     fn zeroes_by_call(&self, fills: &[Fill]) -> bool {
         let bytes: u64 = fills
             .iter()

@@ -36,7 +36,7 @@ struct Joined {
     outcome: Shared<BoxFuture<'static, std::result::Result<(), Arc<Error>>>>,
 }
 
-/// What one request lays down.
+/// The write of one request.
 struct Part {
     offset: u64,
     data: IoVec,
@@ -71,7 +71,7 @@ impl Gathering {
             Poll::Pending
         })
         .await;
-        // Whoever comes back first begins the writes of all.
+        // The request that is polled again first begins the writes of all.
         begin(file, std::mem::take(&mut *lock(&self.0)));
         let joined = joining.await;
         match joined.outcome.await {
@@ -82,11 +82,11 @@ impl Gathering {
     }
 }
 
-/// Joins what is adjacent, and tells each part what it is part of.
+/// Joins adjacent writes, and hands each part the write that it belongs to.
 fn begin(file: &AlignedFile, mut parts: Vec<Part>) {
     let has_room =
         |bytes, data: &IoVec| bytes < JOINED_BYTES_MAX && data.segment_count() < BUFFERS_MAX;
-    // What nobody waits for any more is not begun.
+    // Writes whose requests were dropped are not begun.
     parts.retain(|part| part.joined.is_awaited());
     parts.sort_by_key(|part| part.offset);
     let mut parts = parts.into_iter().peekable();
@@ -147,7 +147,7 @@ mod tests {
             .into_iter()
             .map(|mut joining| {
                 let Poll::Ready(joined) = joining.poll_unpin(&mut context) else {
-                    panic!("it has been told");
+                    panic!("it has been joined");
                 };
                 let mut outcome = joined.outcome;
                 assert!(matches!(

@@ -75,7 +75,7 @@ pub fn sort_out(
         take(at, run.source, part);
         at = run.range.end;
     }
-    // What no run covers would keep what the memory held before.
+    // A part that no run covers would keep the old contents of the memory.
     assert!(rest.is_empty(), "runs cover the buffer");
 }
 

@@ -89,9 +89,10 @@ impl Qcow2 {
         Ok(needs_cycle)
     }
 
-    /// What a failed write has left in space that others fill too is erased before anybody hears of
-    /// the failure: they may publish the subcluster, in which the guest goes on to see zeroes
-    /// there. What the write would have changed in place stays between old and new, as always.
+    /// Erases the remains of a failed write in space that other writes fill too, before the failure
+    /// is reported: the others may publish the subcluster, and the guest must still see zeroes in
+    /// the failed range. A range that the write changed in place stays partly old, partly new, as
+    /// after any failed write.
     async fn erase_failed(&self, batch: &Batch<'_>, outcome: &[Result<()>]) {
         for (step, outcome) in batch.steps.iter().zip(outcome) {
             let plan::Change::Fill(filled) = step.write.change else {
@@ -103,7 +104,8 @@ impl Qcow2 {
             let attempted = self.attempted(&step.write);
             {
                 let mut state = self.lock();
-                // Whoever joins from now on makes its subclusters whole, and needs nothing erased.
+                // A write that joins from now on fills its subclusters completely, so nothing has
+                // to be erased for it.
                 state.joint.mark_failed(step.cluster, attempted);
                 if !state.joint.is_shared(step.cluster) {
                     continue;
@@ -138,7 +140,7 @@ impl Qcow2 {
                 let neighbour = std::io::Error::from_raw_os_error(EIO);
                 let text = format!("A write beside this one failed in '{}'", self.name());
                 *outcome = Err(Error::io(text, neighbour));
-                // What this write has left beside others stays there, so they fail in turn.
+                // The remains of this write in shared space stay there, so the others fail in turn.
                 state.joint.fail(step.cluster, attempted);
             }
             if changes && outcome.is_ok() {

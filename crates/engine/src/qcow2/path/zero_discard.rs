@@ -1,10 +1,10 @@
 //! Zeroes and discards: requests that change entries instead of moving data.
 //!
-//! What lies in whole subclusters becomes a change of entries. Of the parts of others at the ends a
-//! discard gives back the blocks of the host; zeroes are written there, unless the rest of the
-//! subcluster reads as zeroes too: then its entry says so of all of it, and what was asked for
-//! stays, whatever comes to lie below. With a raw data file the zeroes go to that file first, since
-//! it is an image of the disk by itself.
+//! Whole subclusters become a change of entries. In a partial subcluster at either end, a discard
+//! releases the blocks of the host, and zeroes are written, unless the rest of the subcluster reads
+//! as zeroes too: then its entry marks all of it as zeroes, which holds whatever backing file the
+//! image gets later. With a raw data file the zeroes go to that file first, since it is a raw image
+//! of the disk in its own right.
 
 use std::ops::Range;
 
@@ -23,10 +23,10 @@ use crate::qcow2::{Qcow2, State};
 use crate::units::{round_down, round_up};
 use crate::{Error, Result};
 
-/// What is asked for, and what becomes of the space.
+/// The request, and how it treats the space.
 type Ask = (EntryRequest, Unref);
 
-/// What became of a piece of such a request.
+/// The state of a piece of such a request.
 enum Piece<'a> {
     /// Done.
     Done,
@@ -334,7 +334,7 @@ impl Qcow2 {
         if !changes.entries.is_empty() && changes.is_seen {
             state.mark_dirty(guest);
         }
-        // What nobody sees is zeroes in a raw data file already.
+        // A range that is not visible in the disk is zeroes in a raw data file already.
         if self.raw_data && changes.is_seen && !changes.entries.is_empty() {
             let want = LeaseRequest {
                 range: piece,
@@ -403,7 +403,7 @@ impl Qcow2 {
                 .set_entry(cluster, &entry, WriteOrdering::Nothing);
             let mut unused = 0;
             if let L2Entry::Standard(entry) = entry {
-                // What was written there under a mapping that is gone must not show again.
+                // Data written there under an earlier mapping must not become visible again.
                 state.joint.mark_failed(cluster, entry.zeroes);
                 unused = !(entry.allocated | state.joint.attempted(cluster));
             }

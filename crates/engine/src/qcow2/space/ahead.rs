@@ -18,12 +18,12 @@ use crate::qcow2::{Counts, Qcow2, State};
 const AHEAD_MAX: u64 = 64;
 /// Bytes of these clusters: what a crash leaks at most.
 const AHEAD_BYTES_MAX: u64 = 4 << 20;
-/// So many cycles raise few counts before any is raised ahead: a command that writes once leaves
-/// nothing.
+/// Number of cycles that raise few counts before any count is raised ahead: a command that writes
+/// once leaves no leak.
 const CYCLES_BEFORE: u32 = 2;
 
-/// How many clusters should be counted ahead after so many cycles that raised few counts, of which
-/// the last one raised `raised`.
+/// Returns how many clusters should be counted ahead after `cycles` cycles that raised few counts,
+/// of which the last one raised `raised`.
 fn wanted(cycles: u32, raised: u64, cluster_bits: u32) -> u64 {
     let most = (AHEAD_BYTES_MAX >> cluster_bits).clamp(1, AHEAD_MAX);
     match cycles.checked_sub(CYCLES_BEFORE) {
@@ -33,9 +33,9 @@ fn wanted(cycles: u32, raised: u64, cluster_bits: u32) -> u64 {
 }
 
 impl Qcow2 {
-    /// Raises the counts of the clusters that will be taken next, after `raised` were. Whoever
-    /// takes one of them meanwhile is served by a later cycle, which finds these counts durable or
-    /// has them to write.
+    /// Raises the counts of the clusters that will be taken next, after `raised` were. A request
+    /// that takes one of them meanwhile is served by a later cycle, which finds these counts
+    /// durable or writes them itself.
     pub(in crate::qcow2) async fn count_ahead(&self, counts: &mut Counts, raised: u64) {
         let bits = self.geometry().cluster_bits();
         if raised == 0 || raised > AHEAD_MAX {
@@ -52,7 +52,7 @@ impl Qcow2 {
             let added = counts.refcounts.add(cluster, 1).await;
             let mut state = self.lock();
             state.free.add(cluster, 1, content);
-            // Without its block it stays as it was, and whoever takes it meets the error.
+            // Without its block it stays as it was, and the request that takes it gets the error.
             if added.is_ok() {
                 state.counted_ahead.insert(cluster);
             }

@@ -18,7 +18,7 @@ const RUNS_MAX: usize = 1 << 17;
 /// Clusters whose fresh subclusters are remembered.
 const FRESH_MAX: usize = 1 << 16;
 
-/// What is known of the bytes of free space.
+/// The known content of free space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// They read as zeroes, and may be a hole.
@@ -177,8 +177,8 @@ impl FreeSet {
     }
 }
 
-/// What a run of free clusters reads as, by what the host has there: those that lie in a hole as
-/// wholes read as zeroes. Joins what it appends to `found`.
+/// Appends to `found` the content of a run of free clusters, by the host's extents: clusters that
+/// lie completely in a hole read as zeroes. Merges adjacent runs that it appends.
 pub fn in_holes(
     free: &Range<u64>,
     extents: &[FileExtent],
@@ -224,7 +224,7 @@ impl Fresh {
         self.known.clear();
     }
 
-    /// What is known of a cluster.
+    /// Returns the subclusters of a cluster that are known to be fresh.
     pub fn of(&self, cluster: HostCluster) -> SubclusterMask {
         self.known.get(&cluster.0).copied().unwrap_or(0)
     }
@@ -468,7 +468,7 @@ mod tests {
         for run in 0..RUNS_MAX as u64 + 100 {
             free.add(HostCluster(2 * run), 1, Content::Unknown);
         }
-        // What is forgotten is not counted either.
+        // Runs that are forgotten are not counted either.
         assert_eq!(free.runs.len(), RUNS_MAX);
         assert_eq!(free.clusters(), RUNS_MAX as u64);
         assert_eq!(free.take(1).map(|(start, ..)| start), Some(HostCluster(0)));
@@ -514,7 +514,7 @@ mod tests {
         assert!(!other(4097..4097, 0) && !other(9000..9000, 0));
         protected.remove(HostCluster(4097));
         assert!(!protected.contains(HostCluster(4097)));
-        // Clusters whose numbers differ in one bit are told apart.
+        // Clusters whose numbers differ in one bit are distinguished.
         let held = HostCluster(0x1357);
         assert!(protected.insert(held));
         for other in (0..20).map(|bit| HostCluster(held.0 ^ 1 << bit)) {

@@ -9,7 +9,8 @@ const ENTRY_BYTES: u64 = 8;
 /// Entries in a sector, the unit that a write does not tear.
 const ENTRIES_IN_SECTOR: u64 = 512 / ENTRY_BYTES;
 
-/// Refcount blocks, and clusters of the refcount table, that count so many clusters and themselves.
+/// Returns the number of refcount blocks, and of refcount table clusters, that `clusters` clusters
+/// need, and these blocks and table clusters themselves.
 pub fn structures_for(geometry: &Geometry, clusters: u64) -> (u64, u64) {
     let entries = geometry.refcount_table_entries_per_cluster();
     let (mut blocks, mut table) = (0, 0);
@@ -25,15 +26,15 @@ pub fn structures_for(geometry: &Geometry, clusters: u64) -> (u64, u64) {
     }
 }
 
-/// Clusters of the header and of all tables that map a disk of so many bytes, but for those that
-/// count.
+/// Returns the clusters of the header and of all tables that map a disk of `disk_bytes`, without
+/// the refcount structures.
 pub fn mapping_clusters(geometry: &Geometry, disk_bytes: u64) -> u64 {
     let clusters = geometry.clusters_for(disk_bytes);
     let l2_tables = geometry.clusters_for(clusters * geometry.l2_entry_bytes());
     1 + l2_tables + geometry.clusters_for(l2_tables * ENTRY_BYTES)
 }
 
-/// Refcount blocks of an image of a disk of so many bytes, all of it allocated.
+/// Returns the refcount blocks of an image with a disk of `disk_bytes`, all of it allocated.
 fn blocks_for_disk(geometry: &Geometry, disk_bytes: u64) -> u64 {
     let clusters = mapping_clusters(geometry, disk_bytes) + geometry.clusters_for(disk_bytes);
     structures_for(geometry, clusters).0
@@ -64,7 +65,7 @@ pub struct BlockUse {
     pub index: u64,
     /// Where it is.
     pub cluster: HostCluster,
-    /// How often it is counted, by itself or by another block.
+    /// Its refcount, stored in itself or in another block.
     pub own_count: u64,
     /// The first two clusters that it counts.
     pub counted: Vec<HostCluster>,

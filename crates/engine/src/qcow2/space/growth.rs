@@ -24,13 +24,14 @@ const HOLE_BYTES: u64 = 48 << 10;
 pub enum Policy {
     /// Clusters as wholes; the file grows by allocated space.
     Contiguous,
-    /// What is written only; the file grows by holes.
+    /// Allocates only the blocks that are written; the file grows by holes.
     Sparse,
 }
 
 impl Policy {
-    /// What `auto` is. Random 4 KiB writes at depth 32 into an empty disk of 2 GiB, direct, medians
-    /// of three on a shared machine; the speed of a sparse image over that of a contiguous one:
+    /// The meaning of `auto`. Random 4 KiB writes at depth 32 into an empty disk of 2 GiB, direct,
+    /// medians of three on a shared machine; the speed of a sparse image over that of a contiguous
+    /// one:
     ///
     /// | clusters | subclusters | ext4 | XFS |
     /// | --- | --- | --- | --- |
@@ -39,9 +40,8 @@ impl Policy {
     /// | 64 KiB | on | 0.8 | 1.1 |
     ///
     /// Small clusters fill the file from its beginning to its end, so space ahead gains little; but
-    /// what is found between them and elsewhere on the host later is the reason to keep the file in
-    /// few extents. So it is contiguous everywhere, and a file system that cannot allocate makes
-    /// holes of it.
+    /// a sparse file ends up in many extents, scattered over the host. So it is contiguous
+    /// everywhere, and on a file system that cannot allocate the space is holes.
     const AUTO: Policy = Policy::Contiguous;
 
     /// Bytes of zeroes from which on a call of the file system takes the place of a write, where
@@ -55,7 +55,7 @@ impl Policy {
         }
     }
 
-    /// What was asked for at open, else what the image says, else the default.
+    /// Returns the policy requested at open, else the one stored in the image, else the default.
     pub fn decide(asked: AllocPolicy, hint: Option<&AllocationHint>) -> Policy {
         let stored = hint.map_or(AllocPolicy::Auto, |hint| hint.policy);
         let chosen = match asked {

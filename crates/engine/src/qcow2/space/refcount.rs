@@ -1,6 +1,6 @@
 //! Reference counts: the refcount table, and a cache of slices of refcount blocks.
 //!
-//! Whoever holds the write-back turn owns this; requests never look at counts. Counts are raised
+//! The holder of the write-back turn owns this; requests never look at counts. Counts are raised
 //! and lowered here in memory, and written by write-back, which alone knows the order. A cluster
 //! without a refcount block has the count 0.
 
@@ -19,7 +19,7 @@ const SLICES_MAX: usize = 512;
 /// Slices that are kept however small the budget.
 const SLICES_MIN: usize = 4;
 
-/// What is made of clusters without a refcount block.
+/// How clusters without a refcount block are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Uncounted {
     AreZero,

@@ -50,7 +50,7 @@ impl Qcow2 {
                     counts.tables_allocated = 0;
                 }
                 Err(error) if is_no_space(&error) && !cycled && !self.is_latched() => {
-                    // What is freed but not yet durable may do.
+                    // Clusters that are freed, but not durably yet, may suffice.
                     cycled = true;
                     self.cycle(counts).await?;
                 }
@@ -94,8 +94,8 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// What tables have not used is free like everything else: at the end, and where nothing else
-    /// is left.
+    /// Frees the space that was reserved for tables and not used: at the end of the session, and
+    /// when no other space is left.
     pub(in crate::qcow2) fn release_table_space(&self, state: &mut State) {
         while let Some((start, len, content)) = state.table_space.take(u64::MAX) {
             state.free.add(start, len, content);

@@ -11,7 +11,7 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
 use shuttle::thread;
 
-/// What changes the file.
+/// A change of the file.
 #[derive(Clone)]
 enum Effect {
     Write(u64, IoVec),
@@ -55,7 +55,7 @@ enum Request {
 struct Unflushed {
     number: u64,
     effect: Effect,
-    /// It is durable by itself.
+    /// It is durable without a flush.
     durable: bool,
 }
 
@@ -131,7 +131,7 @@ impl Disk {
                 content = self.work.wait(content).expect("nobody panics with it");
             }
             let Some(request) = content.choose() else {
-                // All are slow: time passes for whoever else has something to do.
+                // All are slow: other threads that have something to do get the time.
                 drop(content);
                 thread::yield_now();
                 continue;
@@ -165,7 +165,8 @@ impl Disk {
         self.work.notify_all();
     }
 
-    /// What a crash now might leave, and what `at_once` says of the same moment.
+    /// Returns a state that a crash now might leave, and the result of `at_once` at the same
+    /// moment.
     pub fn crash<T>(&self, at_once: impl FnOnce() -> T) -> (Vec<u8>, T) {
         let content = self.lock();
         let mut left = content.durable.clone();

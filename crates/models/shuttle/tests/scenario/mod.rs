@@ -1,7 +1,7 @@
-//! The whole engine on several threads, a disk thread beside them, in an order that a seed decides:
-//! at every lock and every atomic step another thread may go on. What threads read is judged by a
-//! history of each sector; so is what a crash leaves at some moment, and the checker finds no
-//! corruption.
+//! The whole engine on several threads, with a disk thread, in an order that a seed decides: at
+//! every lock and every atomic step another thread may go on. The data that threads read is checked
+//! against a history of each sector; so is the state that a crash leaves at some moment, in which
+//! the checker finds no corruption.
 
 #![allow(dead_code)] // Shared by tests that use parts of it.
 
@@ -183,8 +183,8 @@ pub fn run(case: &Case) {
     server.join().unwrap();
 }
 
-/// One thread drops what it has begun, at any moment: the others go on, or are told that the image
-/// is latched; nobody waits for ever, and what a close says is durable is.
+/// One thread drops its requests at any moment: the others go on, or fail because the image is
+/// latched; none waits for ever, and after a successful close all writes are durable.
 pub fn run_with_drops(case: &Case) {
     let disk = Disk::new(case.alignment_bytes);
     let server = Arc::clone(&disk);

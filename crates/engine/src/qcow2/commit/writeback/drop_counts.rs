@@ -1,6 +1,6 @@
-//! What a shrink has emptied: L2 tables behind the end, refcount blocks that count nothing, and the
-//! end of the file. The refcount table ceases to refer to a block, durably, before the block's
-//! space is free.
+//! Frees the structures that a shrink has emptied: L2 tables behind the end, refcount blocks that
+//! count nothing, and the end of the file. The refcount table ceases to refer to a block, durably,
+//! before the block's space is free.
 //!
 //! | step | a crash after it leaves |
 //! | --- | --- |
@@ -17,7 +17,7 @@
 //! would refer to free space.
 //!
 //! An image in which the check finds more than leaks keeps its tables, its blocks and its length:
-//! what it does not count may be in use.
+//! space that it does not count may be in use.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -169,7 +169,8 @@ impl Qcow2 {
         self.fixed_end.is_some() || self.file.capabilities().punches_holes
     }
 
-    /// What a refcount block counts, as far as it matters. `None` if there is no block.
+    /// Returns the clusters that a refcount block counts, as far as they matter. `None` if there is
+    /// no block.
     async fn block_use(&self, counts: &mut Counts, index: u64) -> Result<Option<BlockUse>> {
         let geometry = *self.geometry();
         let Some(offset) = counts.refcounts.block(index)? else {

@@ -28,7 +28,7 @@ impl Qcow2 {
         // A damaged image may have tables where nothing is counted (invariant S3).
         self.refuse_free_metadata(std::slice::from_ref(&(growth.start..growth.end)))?;
         self.write_counts(counts, &growth).await?;
-        // What it holds is not asked: it may be much, and far away.
+        // Its content is not queried: it may be large, and on a remote host.
         let (first, free) = (growth.first_free(), growth.end - growth.first_free());
         let mut state = self.lock();
         state.free.add(HostCluster(first), free, Content::Unknown);

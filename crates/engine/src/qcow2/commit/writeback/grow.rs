@@ -90,7 +90,7 @@ impl Qcow2 {
         outcome
     }
 
-    /// Extends the file by a step that has room for so many clusters.
+    /// Extends the file by a step with room for `clusters` clusters.
     pub(in crate::qcow2) async fn grow_by(
         &self,
         counts: &mut Counts,
@@ -119,7 +119,7 @@ impl Qcow2 {
             .refcounts
             .zero_runs(growth.first_free()..growth.end)
             .await?;
-        // What is stepped over becomes a hole.
+        // The space that is skipped becomes a hole.
         self.extend_file(
             counts,
             growth.start << bits,

@@ -67,7 +67,7 @@ fn mask(from: u64, to: u64) -> u64 {
 }
 
 impl DirtyBits {
-    /// Nothing has changed on a disk of so many bytes.
+    /// Returns the bits of an unchanged disk of `disk_bytes`.
     pub fn clean(granularity_bits: u8, disk_bytes: u64) -> DirtyBits {
         let bits = disk_bytes.div_ceil(1 << granularity_bits);
         DirtyBits {
@@ -96,8 +96,8 @@ impl DirtyBits {
         self.bits().div_ceil(8)
     }
 
-    /// What happens to all granules that a range of the disk touches; beyond the end there are
-    /// none. Tells whether any bit was clear.
+    /// Marks all granules that a range of the disk touches; beyond the end there are none. Returns
+    /// whether any bit was clear.
     pub fn mark(&mut self, range: &Range<u64>) -> bool {
         let end = range.end.min(self.disk_bytes);
         if range.start >= end {
@@ -139,7 +139,7 @@ impl DirtyBits {
         words.any(|word| word != 0)
     }
 
-    /// What has changed according to either. Tells whether any bit was clear.
+    /// Adds the changes of `other`. Returns whether any bit was clear.
     pub fn merge(&mut self, other: &DirtyBits) -> bool {
         let mut changed = false;
         for range in other.dirty_ranges() {
@@ -222,8 +222,8 @@ impl DirtyBits {
         Some((dirty, (end << self.granularity_bits).min(self.disk_bytes)))
     }
 
-    /// A range of the disk as runs that alternate, the first so many of them. What is beyond the
-    /// end of the disk that the bits are of has not changed.
+    /// Returns the first `most` runs of a range of the disk, alternately dirty and clean. Beyond
+    /// the end of the disk that the bits describe nothing is dirty.
     pub fn runs(&self, range: &Range<u64>, most: usize) -> Vec<DirtyRun> {
         let mut runs: Vec<DirtyRun> = Vec::new();
         let mut at = range.start;
@@ -257,7 +257,7 @@ impl DirtyBits {
         self.clear_beyond();
     }
 
-    /// All bits that are stored in so many bytes from `at` on are set.
+    /// Sets all bits that are stored in `bytes` bytes of the bitmap from `at` on.
     pub fn load_dirty(&mut self, at: u64, bytes: u64) {
         let end = (at + bytes).saturating_mul(8).min(self.bits());
         self.mark_bits(at * 8..end.max(at * 8));
@@ -275,8 +275,8 @@ impl DirtyBits {
         out
     }
 
-    /// Whether all bits that are stored in so many bytes from `at` on, as far as there are any, are
-    /// alike, and how.
+    /// Returns the common value of all bits that are stored in `bytes` bytes of the bitmap from
+    /// `at` on, as far as they exist; `None` if they differ.
     pub fn uniform(&self, at: u64, bytes: u64) -> Option<bool> {
         let end = (at + bytes).saturating_mul(8);
         let held = at * 8..end.min(self.bits());

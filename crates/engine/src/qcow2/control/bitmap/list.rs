@@ -14,12 +14,12 @@ use crate::qcow2::geometry::Geometry;
 use crate::qcow2::offline::inspect::before_zero;
 use crate::{Error, Result};
 
-/// What the bits of the bitmaps that an image has in memory may take together.
+/// Bytes that the bits of an image's bitmaps may take in memory together.
 const BITS_BYTES_IN_MEMORY_MAX: u64 = 1 << 30;
-/// Granularity of a new bitmap, unless it is told: a cluster, within these.
+/// Bounds of a new bitmap's default granularity, in bytes: a cluster, clamped to this range.
 const DEFAULT_GRANULARITY: Range<u64> = 4096..65536;
 
-/// What shall happen to a bitmap.
+/// A change to a bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BitmapChange {
     /// It comes into being, clean, and follows all writes from now on.
@@ -36,9 +36,9 @@ pub enum BitmapChange {
     Enable,
     /// It stays as it is.
     Disable,
-    /// What another bitmap of the image has counts as changed, too.
+    /// The bits of another bitmap of the image are set in it, too.
     Merge(String),
-    /// What a bitmap from elsewhere has counts as changed, too.
+    /// The bits of a bitmap from elsewhere are set in it, too.
     MergeBits(DirtyBits),
 }
 
@@ -106,7 +106,7 @@ pub fn encode<'a>(entries: impl Iterator<Item = &'a Entry>) -> Vec<u8> {
     out
 }
 
-/// What is known of a bitmap's bits.
+/// The state of a bitmap's bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Bits {
     /// They were not saved properly: they say nothing.
@@ -125,8 +125,8 @@ pub enum Bits {
 /// A bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bitmap {
-    /// What it was on disk when it was read, or its name and granularity; flags and table may be
-    /// others by now.
+    /// The entry as it was read from disk, or name and granularity of a new one; flags and table
+    /// may have changed since.
     pub entry: Entry,
     /// It follows writes.
     pub enabled: bool,
@@ -366,7 +366,7 @@ impl Bitmaps {
             BitmapChange::Add { .. } => {}
             BitmapChange::Remove => drop(self.find(name)?),
             BitmapChange::Clear | BitmapChange::Disable => drop(self.find_sound(name)?),
-            // Whoever enables one wants it to go on from here.
+            // An enabled bitmap continues from its present bits.
             BitmapChange::Enable => needed.push(self.find_sound(name)?),
             BitmapChange::Merge(source) => {
                 needed.push(self.find(name)?);

@@ -13,14 +13,14 @@ use crate::qcow2::space::alloc::Content;
 use crate::qcow2::{Counts, Qcow2};
 use crate::{Buf, Error, Result};
 
-/// So many pieces of bits wait to be written together: 1 MiB as a rule.
+/// Pieces of bits that are collected for one write: 1 MiB as a rule.
 const PIECES_PER_WRITE: u64 = 4;
 
 /// Space of structures that nothing refers to yet: all of this can be taken back.
 #[derive(Debug, Default)]
 struct Taken {
     runs: Vec<Range<u64>>,
-    /// So many of these clusters are counted.
+    /// Number of these clusters whose refcounts are raised.
     counted: usize,
 }
 
@@ -30,7 +30,7 @@ impl Taken {
     }
 }
 
-/// What the header is to refer to.
+/// The structures that the header will refer to.
 struct Prepared {
     entries: Vec<Entry>,
     directory: Option<BitmapsExtension>,
@@ -80,7 +80,7 @@ impl Qcow2 {
                     state.protected.insert(HostCluster(cluster));
                 }
             }
-            // Whoever writes after all marks them again.
+            // A write that comes after all marks them again.
             state.ready_for_writes = false;
             state.bitmaps.now_stored(entries.clone());
         }
@@ -188,8 +188,9 @@ impl Qcow2 {
         Ok(stored)
     }
 
-    /// Space for the table of a bitmap, and for so many clusters of bits: in one piece, or the bits
-    /// anywhere where no free piece is that long. Offsets of the table and of each cluster.
+    /// Takes space for the table of a bitmap, and for `bits` clusters of bits: in one run, or the
+    /// bits scattered if no free run is that long. Returns the offsets of the table and of each
+    /// cluster.
     async fn take_places(
         &self,
         counts: &mut Counts,

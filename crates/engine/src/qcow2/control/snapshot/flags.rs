@@ -19,7 +19,7 @@ use crate::qcow2::space::refcount::Refcounts;
 use crate::qcow2::{Counts, Qcow2};
 use crate::{Buf, Result};
 
-/// What COPIED becomes.
+/// The new state of COPIED.
 enum Flags<'a> {
     /// Clear everywhere.
     Clear,
@@ -94,7 +94,7 @@ impl Qcow2 {
         let offsets = tables.iter().map(|&offset| (offset, offset));
         let mut reads = pin!(reader.tables(offsets, cluster_bytes));
         while let Some(read) = reads.next().await {
-            // What follows the switch goes to its end.
+            // The work after the switch is not cancelled.
             if matches!(flags, Flags::Clear) {
                 job.begin(cluster_bytes).await?;
             }

@@ -43,7 +43,7 @@ impl std::fmt::Display for SnapshotChoice {
     }
 }
 
-/// What a new snapshot is called and says. The engine has no clock, so the date is the caller's.
+/// The description of a new snapshot. The engine has no clock, so the date is the caller's.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct NewSnapshot {
     /// Its name; others may have it, too.
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn a_table_decodes_to_what_was_encoded() {
         let mut list = list(&["one", "", "a name of some length"]);
-        // What is not understood stays: extra data that nobody knows, none at all, an ID that is no
+        // Fields that are not understood stay: unknown extra data, none at all, an ID that is no
         // number.
         list.entries[1].extra.extend([9; 13]);
         list.entries[1].fixed.extra_bytes += 13;
@@ -338,7 +338,7 @@ mod tests {
         ] {
             assert_eq!(list.find(&choice), expected, "{choice}");
         }
-        // What follows is kept, as it is the image's.
+        // The bytes after it are kept, as they belong to the image.
         assert!(list.encode().windows(3).any(|bytes| bytes == b"n\0b"));
     }
 

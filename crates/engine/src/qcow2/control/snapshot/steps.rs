@@ -34,7 +34,7 @@ struct Structure {
     bytes: Vec<u8>,
 }
 
-/// What a new state needs, and how much of it is done: all of this can be taken back.
+/// The preparations for a new state, and how far they are: all of this can be undone.
 #[derive(Debug)]
 pub struct Preparation {
     balance: Balance,
@@ -45,7 +45,7 @@ pub struct Preparation {
     structures: Vec<Structure>,
     /// Counts below this cluster are raised.
     raised_to: u64,
-    /// So many clusters of the structures are counted.
+    /// Number of clusters of the structures whose refcounts are raised.
     counted: u64,
 }
 
@@ -84,7 +84,7 @@ enum Direction {
 }
 
 impl Direction {
-    /// What to add to a count that changes by `balance` in all.
+    /// Returns the part in this direction of a count's total change, `balance`.
     fn of(self, balance: i64) -> i64 {
         match self {
             Direction::Raise => balance.max(0),
@@ -199,7 +199,8 @@ impl Qcow2 {
         // The host cluster of compressed data may get further references, of which this knows
         // nothing.
         counts.compressed_tail = None;
-        // What the first cycle cleared has no readers left: its counts go down with the second.
+        // Clusters that the first cycle cleared have no readers left: the second lowers their
+        // counts.
         self.cycle(counts).await?;
         self.unlatched(&self.lock())?;
         self.refuse_unsound("no snapshot was touched", job).await?;
@@ -216,7 +217,7 @@ impl Qcow2 {
         Ok(bytes)
     }
 
-    /// What a snapshot reaches.
+    /// Reads the tables and clusters that a snapshot refers to.
     pub(super) async fn snapshot_tree(&self, entry: &Entry, job: &Job) -> Result<Tree> {
         let l1 = self.snapshot_l1(entry).await?;
         self.read_tree(l1, job).await
@@ -440,8 +441,8 @@ impl Qcow2 {
             }
             return Err(error);
         }
-        // What may have failed half way is not built on: a reopen finds out. Without space, or
-        // asked to stop, all that was written is known.
+        // Nothing may depend on a write that may have failed halfway: a reopen finds its state.
+        // When space has run out, or the job was cancelled, all that was written is known.
         let is_known = matches!(error, Error::Cancelled) || is_no_space(&error);
         if is_known && self.unlatched(&self.lock()).is_ok() {
             job.enter(Stage::Undo);

@@ -1,5 +1,5 @@
-//! What an L1 table reaches: its L2 tables, and how often it references each host cluster; and what
-//! changes of the counts when one such tree comes and another goes.
+//! The tree of an L1 table: its L2 tables, and how often it references each host cluster; and how
+//! refcounts change when one such tree is added and another removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -17,10 +17,10 @@ use crate::{Error, Result};
 /// Bytes of memory for what grows with the image, for each of two trees; as a check may use by
 /// default.
 pub const MEMORY_BYTES_MAX: u64 = 1 << 30;
-/// What an L2 table takes in the collection of them.
+/// Bytes that an L2 table takes in the collection of them.
 pub const TABLE_MEMORY_BYTES: u64 = 64;
 
-/// What an L1 table reaches. The image was checked, so all of it is sound.
+/// The tree of an L1 table. The image was checked, so all of it is sound.
 #[derive(Debug)]
 pub struct Tree {
     /// The L1 table.

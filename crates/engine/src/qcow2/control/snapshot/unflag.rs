@@ -1,10 +1,10 @@
-//! Zero clusters of snapshots become what version 2 can say: unallocated clusters where nothing
-//! lies below, data elsewhere.
+//! Converts zero clusters of snapshots to what version 2 can express: unallocated clusters if there
+//! is no backing file, data otherwise.
 //!
 //! Table by table, in place. The clusters that a table needs are counted and hold zeroes, durably,
-//! before it refers to them; what it no longer refers to goes when that is durable. Each sector of
-//! a table is the old or the new one after a crash, and whoever reads the snapshot sees the same of
-//! either. So there is nothing to take back, and a crash leaves leaks at most.
+//! before it refers to them; clusters that it no longer refers to are freed when that is durable.
+//! Each sector of a table is the old or the new one after a crash, and both read as the same data.
+//! So there is nothing to undo, and a crash leaves leaks at most.
 //!
 //! The disk comes first (`amend::unflag`): none of its tables has a zero cluster then, so tables
 //! that have are those of snapshots alone.

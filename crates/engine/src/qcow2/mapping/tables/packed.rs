@@ -1,14 +1,14 @@
-//! Slices in little memory: what most entries say in a line, and what the others say besides. Pure.
+//! Slices in little memory: a line for most entries, and the distances of the others. Pure.
 //!
 //! Where clusters were handed out in guest order, an entry is the one before plus a cluster; where
 //! nothing is mapped, all are zero. A column of words is kept as the line that most of them lie on,
 //! a mask of those that do not, and how far each of these is from it, in as few bits as hold the
 //! farthest (frame of reference). A run that is broken once costs a mask and nothing else, since
-//! what follows the break is off the line by the same distance.
+//! all entries after the break are off the line by the same distance.
 
 use crate::qcow2::entry::big_endian;
 
-/// What an allocation costs besides its bytes, about.
+/// Approximate overhead of an allocation, in bytes.
 const HEAP_BYTES: usize = 16;
 
 /// A slice, packed. Nothing of a plain run is on the heap, whose larger blocks would be cut up for
@@ -68,7 +68,7 @@ impl Packed {
         (self.entries.word(entry), bitmap)
     }
 
-    /// The slice of so many entries as it is on disk.
+    /// Returns the slice, of `entries` entries, as it is on disk.
     pub fn unpack(&self, entries: usize) -> Box<[u8]> {
         let words = (0..entries).flat_map(|entry| {
             let bitmap = self.bitmaps.as_ref().map(|bitmaps| bitmaps.word(entry));
@@ -107,7 +107,7 @@ impl Column {
 }
 
 impl Others {
-    /// What word `entry` is more than the line.
+    /// Returns the distance of word `entry` from the line.
     fn at(&self, entry: usize) -> u64 {
         let (mask, distances) = self.packed.split_at(usize::from(self.masks));
         let (element, bit) = (entry / 64, 1 << (entry % 64));

@@ -1,11 +1,11 @@
-//! Slices in memory within a budget of bytes: which are there, and which of them goes when another
-//! comes.
+//! The cache of slices, within a budget of bytes: which are in memory, and which is evicted for
+//! another.
 //!
-//! Who stays is decided by 2Q (Johnson and Shasha, 1994). A slice enters a queue, and looks at it
-//! there change nothing: a scan, however often it looks at a slice on its way, passes through a
-//! quarter of the budget. Who is asked for again after it left that queue is kept, and goes only
-//! when it has not been looked at for a round of a clock. Before anything goes all that is clean is
-//! packed; where a quarter of the budget holds all, nothing is.
+//! The replacement policy is 2Q (Johnson and Shasha, 1994). A slice enters a queue, and accesses
+//! there change nothing: a scan, however often it accesses a slice on its way, passes through a
+//! quarter of the budget. A slice that is accessed again after it left that queue is kept, and is
+//! evicted only when it has not been accessed for a round of a clock. Before anything is evicted
+//! all clean slices are packed; where a quarter of the budget holds all, none is.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -16,10 +16,10 @@ use crate::qcow2::entry::big_endian;
 use crate::qcow2::geometry::Geometry;
 use crate::statistics::CacheStatistics;
 
-/// What a slice in memory takes besides its entries: its slot, and its places in the index and the
-/// queue.
+/// Bytes that a slice in memory takes besides its entries: its slot, and its places in the index
+/// and the queue.
 pub const SLOT_BYTES: u64 = 128;
-/// What a slice that has gone takes as long as it is remembered, and the part of the budget for
+/// Bytes that an evicted slice takes as long as it is remembered, and the part of the budget for
 /// these.
 const GONE_BYTES: u64 = 32;
 const GONE_FRACTION: u64 = 32;
@@ -75,12 +75,12 @@ pub struct Slots {
     /// Slices that nobody has tried to pack since they were clean, each once; some are gone or
     /// changed.
     unpacked: VecDeque<u64>,
-    /// What was entered and went, the first to be forgotten in front.
+    /// Slices that left the entry queue, the next to be forgotten first.
     gone: VecDeque<u64>,
     is_gone: HashSet<u64>,
     gone_max: usize,
     slots_min: u64,
-    /// What was asked for as the budget.
+    /// The budget that was asked for.
     given_bytes: u64,
     budget_bytes: u64,
     used_bytes: u64,
@@ -125,7 +125,7 @@ impl Slots {
         self.slots.len()
     }
 
-    /// What the cache did so far, and what it holds.
+    /// Returns the statistics of the cache.
     pub fn statistics(&self) -> CacheStatistics {
         CacheStatistics {
             budget_bytes: self.budget_bytes,
@@ -254,7 +254,7 @@ impl Slots {
         }
     }
 
-    /// What was written of a slice is durable.
+    /// Notes that the writes of a slice are durable.
     pub fn is_written(&mut self, slice: u64) {
         let slot = self.slot_mut(slice);
         slot.writing = false;
@@ -290,7 +290,7 @@ impl Slots {
         });
     }
 
-    /// Makes room for so many slices at once, if it can.
+    /// Makes room for `slices` slices at once, and returns whether it could.
     pub fn make_room(&mut self, slices: u64) -> bool {
         let wanted = slices * self.whole_bytes();
         let unpacked_max = self.budget_bytes / UNPACKED_FRACTION / self.whole_bytes();

@@ -18,7 +18,7 @@ struct Cycle {
     slices: BTreeSet<u64>,
 }
 
-/// What ought to be.
+/// The expected state.
 struct Model {
     format: EntryFormat,
     random: Random,
@@ -54,7 +54,7 @@ impl Model {
             random: Random(seed),
             tables: Tables::new(format, Vec::new()),
             entries: BTreeMap::new(),
-            // What has not been written is anything.
+            // Unwritten space may hold anything.
             disk: vec![0xa5; 64 << bits],
             disk_l1: Vec::new(),
             pins: BTreeMap::new(),
@@ -156,7 +156,7 @@ impl Model {
         self.tables.table(index).unwrap()
     }
 
-    /// What slices take, those that are on their way and so many more included.
+    /// Returns the bytes that slices take, including those being loaded and `more` others.
     fn reserved_bytes(&self, more: u64) -> u64 {
         let whole = self.format.geometry.slice_bytes() + slots::SLOT_BYTES;
         self.tables.statistics().used_bytes + (self.loading.len() as u64 + more) * whole
@@ -391,7 +391,7 @@ impl Model {
         assert!(self.wait_for_cycle.drain(..).all(|freed| freed.has_value()));
     }
 
-    /// Whoever opens the image now finds these entries.
+    /// Asserts that an image opened now has these entries.
     fn assert_on_disk(&self, entries: &BTreeMap<u64, L2Entry>) {
         let geometry = &self.format.geometry;
         for slice in 0..self.slices() {
@@ -416,7 +416,7 @@ impl Model {
         }
     }
 
-    /// What is read is what was set, and what has to stay is there.
+    /// Asserts that reads return the entries that were set, and that pinned slices are there.
     fn assert_sound(&mut self) {
         let cached = self.cached();
         assert_eq!(self.tables.statistics().slices, cached.len() as u64);

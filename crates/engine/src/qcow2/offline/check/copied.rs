@@ -28,7 +28,7 @@ pub(super) async fn compare(
             continue;
         }
         let cluster = table.offset >> state.geometry.cluster_bits();
-        // Where the refcount cannot be read, that was told, and nothing follows for this table.
+        // An unreadable refcount was reported already, and nothing follows for this table.
         let Some(refcount) = refcounts.get(cluster).await? else {
             continue;
         };

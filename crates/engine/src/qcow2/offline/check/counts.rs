@@ -37,7 +37,7 @@ pub struct Memory {
 pub struct OutOfMemory;
 
 impl Memory {
-    /// So many bytes at most.
+    /// Returns a budget of `limit_bytes` bytes.
     pub fn new(limit_bytes: u64) -> Memory {
         let left_bytes = limit_bytes;
         Memory { left_bytes }
@@ -83,7 +83,7 @@ impl Copied {
     }
 }
 
-/// What is known of a cluster.
+/// The facts known about a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Cell {
     /// References, at most what the image's refcounts can express.
@@ -259,8 +259,8 @@ impl Counts {
         }
     }
 
-    /// What is known of the four clusters from `cluster` on, a multiple of four, as an index of
-    /// [`FOURS`]; none if it takes more to tell.
+    /// Returns the facts about the four clusters from `cluster` on, a multiple of four, as an index
+    /// of [`FOURS`]; `None` if they do not fit in one.
     #[inline]
     pub fn four(&self, cluster: u64) -> Option<u8> {
         let (page, index) = place(cluster);
@@ -271,7 +271,7 @@ impl Counts {
         }
     }
 
-    /// What is known of a cluster.
+    /// Returns the facts about a cluster.
     pub fn get(&self, cluster: u64) -> Cell {
         let (page, index) = place(cluster);
         Cell::unpack(self.pages.get(page).map_or(0, |page| page.get(index)))
@@ -317,7 +317,7 @@ pub struct Four {
     pub copied_is_right: bool,
 }
 
-/// What [`Counts::four`] tells.
+/// The meanings of the indexes that [`Counts::four`] returns.
 pub static FOURS: [Four; 256] = fours();
 
 const fn fours() -> [Four; 256] {

@@ -1,4 +1,4 @@
-//! What a check finds, as values; their text is qemu-img's, where qemu-img finds it too.
+//! The findings of a check; their text is qemu-img's, where qemu-img reports them too.
 
 use std::fmt;
 
@@ -52,7 +52,7 @@ impl fmt::Display for Structure {
     }
 }
 
-/// What is wrong with a snapshot's L1 table.
+/// A flaw of a snapshot's L1 table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotL1Flaw {
     /// It does not start a cluster.
@@ -173,12 +173,12 @@ pub enum Finding {
         id: String,
         /// The snapshot's name.
         name: String,
-        /// What is wrong.
+        /// The flaw.
         flaw: SnapshotL1Flaw,
     },
     /// Something about the bitmaps cannot be right.
     Bitmaps {
-        /// What.
+        /// Description of the flaw.
         what: String,
     },
     /// Reserved bits in a refcount table entry.
@@ -212,7 +212,7 @@ pub enum Finding {
     Refcount {
         /// The cluster.
         cluster: u64,
-        /// What the refcount says.
+        /// The stored refcount.
         refcount: u64,
         /// References that were found.
         references: u64,
@@ -238,7 +238,7 @@ pub enum Finding {
     Overlap {
         /// The cluster.
         cluster: u64,
-        /// What it is, among others.
+        /// One of the structures in it.
         structure: Structure,
         /// How often it is referenced.
         references: u64,

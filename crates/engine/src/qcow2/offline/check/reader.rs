@@ -1,6 +1,6 @@
 //! Reads of metadata: any alignment, beyond the end of file, several in flight.
 //!
-//! What lies beyond the end of file is zeroes and costs no I/O, so that entries of a hostile image
+//! Reads beyond the end of file return zeroes and cost no I/O, so that entries of a hostile image
 //! that point there are harmless.
 
 use std::ops::{Deref, Range};
@@ -24,13 +24,13 @@ const IN_FLIGHT_READS: u64 = 32;
 const TURNS_PER_WINDOW: usize = 4;
 /// Buffers that wait for their next use: one a table that is looked at would do.
 const SPARE_BUFFERS_MAX: usize = 4;
-/// What a check may read of a file, zeroes beyond its end included: so many times its length and so
-/// many bytes. An honest image needs about twice its metadata. Where structures lie over each other
-/// a thousandfold, a small file would otherwise keep a check busy for days.
+/// The limit of a check's reads, zeroes beyond the end of file included: the file's length times
+/// `READ_FACTOR`, plus `READ_BYTES`. An honest image needs about twice its metadata. Where
+/// structures overlap a thousandfold, a small file would otherwise keep a check busy for days.
 const READ_FACTOR: u64 = 16;
 const READ_BYTES: u64 = 64 << 20;
 
-/// What may be read of a file of this length.
+/// Returns how many bytes a check may read of a file of this length.
 pub fn read_bytes_max(file_bytes: u64) -> u64 {
     let times = file_bytes.saturating_mul(READ_FACTOR);
     times.saturating_add(READ_BYTES)

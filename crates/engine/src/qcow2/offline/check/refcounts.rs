@@ -223,7 +223,7 @@ impl<'a> Refcounts<'a> {
     }
 
     /// Finds metadata that something else uses, too, although the refcounts cover both: all other
-    /// overlaps are refcounts that are too low, and told already.
+    /// overlaps are refcounts that are too low, and reported already.
     pub(super) async fn find_overlaps(&mut self, state: &mut State<'_>) -> Result<()> {
         let mut found: BTreeMap<u64, Structure> = BTreeMap::new();
         for region in &state.regions {
@@ -256,7 +256,7 @@ impl<'a> Refcounts<'a> {
     }
 }
 
-/// What comparing has found so far.
+/// Results of the comparison so far.
 #[derive(Default)]
 struct Comparison {
     highest: u64,

@@ -1,5 +1,5 @@
-//! What a check may use, what it has found, and what it knows of the image so far: references are
-//! counted here, whatever they are of.
+//! The limits of a check, its result, and its knowledge of the image so far: references of all
+//! kinds are counted here.
 
 use std::collections::HashMap;
 
@@ -23,7 +23,7 @@ pub(super) const PIECE_BYTES: u64 = 256 << 10;
 /// Entries of an L2 table are looked at in groups of this size, and skipped where none is set.
 pub(super) const GROUP_BYTES: usize = 256;
 
-/// What a check may use.
+/// Limits of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckOptions {
     /// Bytes of memory for what grows with the image. An image of 8 TiB with clusters of 64 KiB
@@ -39,13 +39,13 @@ impl Default for CheckOptions {
     }
 }
 
-/// Who is told what a check finds while it runs. A broken image may have millions of findings.
+/// Receives the findings of a check while it runs. A broken image may have millions of them.
 pub trait Observer: Send {
-    /// Something is wrong. A flaw in an L2 table that several L1 entries share is told once and
-    /// counted as often as it is referenced.
+    /// Called for each finding. A flaw in an L2 table that several L1 entries share is reported
+    /// once and counted as often as the table is referenced.
     fn finding(&mut self, finding: &Finding);
 
-    /// So many bytes of metadata are read of so many.
+    /// Called when `done_bytes` of `total_bytes` of metadata are read.
     fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
         let _ = (done_bytes, total_bytes);
     }
@@ -134,7 +134,7 @@ pub(super) struct Region {
     pub(super) structure: Structure,
 }
 
-/// What is known so far.
+/// The state of a check.
 pub(super) struct State<'a> {
     pub(super) header: &'a Header,
     pub(super) file_name: &'a str,
@@ -541,7 +541,7 @@ pub(super) async fn count_each(
     state: &mut State<'_>,
     list: &[L2Table],
 ) -> Result<()> {
-    // What is beyond the end reads as zeroes: nothing to count, however many such tables there are.
+    // Tables beyond the end read as zeroes: nothing to count, however many there are.
     let end = reader.len();
     let wanted: Vec<(u64, u64)> = (0..list.len())
         .map(|index| (list[index].offset, index as u64))

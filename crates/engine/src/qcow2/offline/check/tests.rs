@@ -117,7 +117,7 @@ fn a_sound_image_has_no_findings() {
     assert_eq!(result.image_end_offset, 6 * CLUSTER);
 }
 
-/// Flaws of a shared table count as often as the table is referenced, and are told once.
+/// Flaws of a shared table count as often as the table is referenced, and are reported once.
 #[test]
 fn a_shared_table_is_counted_for_each_reference() {
     let mut image = Builder::new();

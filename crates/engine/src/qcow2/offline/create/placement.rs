@@ -18,7 +18,7 @@ use crate::qcow2::geometry::Geometry;
 use crate::qcow2::header::REFCOUNT_TABLE_BYTES_MAX;
 use crate::{Error, Result};
 
-/// What came of an attempt.
+/// The result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
     Done,

@@ -18,7 +18,7 @@ use crate::{Error, Result};
 
 /// Bytes of neighbouring tables that are written at once.
 const TABLES_BYTES: usize = 2 << 20;
-/// What a raw file begins with, in bytes: the largest block that direct I/O asks for.
+/// Size in bytes of the first write to a raw file: the largest block that direct I/O requires.
 const FIRST_BLOCK_BYTES: u64 = 4096;
 /// Writes of tables that are in flight together.
 const IN_FLIGHT: usize = 4;

@@ -13,7 +13,7 @@ use crate::qcow2::offline::check::counts::{Memory, OutOfMemory};
 use crate::qcow2::offline::check::{CheckOptions, CheckResult, Finding};
 use crate::{Error, Result};
 
-/// What is repaired.
+/// Which flaws are repaired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Space that nobody uses is freed, and COPIED where that is safe. If structures contradict
@@ -26,7 +26,7 @@ pub enum Scope {
 /// How a repair is done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepairOptions {
-    /// What is repaired.
+    /// Which flaws are repaired.
     pub scope: Scope,
     /// Bytes of memory for what grows with the image and its damage, as
     /// [`CheckOptions::memory_bytes_max`].
@@ -43,7 +43,7 @@ impl RepairOptions {
     }
 }
 
-/// What happens in a repair.
+/// An event of a repair.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// The plan has this step.
@@ -52,7 +52,7 @@ pub enum Event<'a> {
     Done(&'a Step),
     /// A check of the repaired image found this.
     Remains(&'a Finding),
-    /// So many bytes of metadata are read of so many, in the present walk through the image.
+    /// Progress of the current pass through the image's metadata.
     Progress {
         /// Bytes that are read.
         done_bytes: u64,
@@ -61,9 +61,9 @@ pub enum Event<'a> {
     },
 }
 
-/// Who is told what a repair does while it runs. A broken image may have millions of steps.
+/// Receives the events of a repair while it runs. A broken image may need millions of steps.
 pub trait Observer: Send + Sync {
-    /// Something happened.
+    /// Called for each event.
     fn event(&mut self, event: Event<'_>);
 }
 
@@ -81,14 +81,14 @@ impl Observer for Vec<Step> {
     }
 }
 
-/// What a plan comes to.
+/// Totals of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Summary {
     /// Steps that give back space and do nothing else.
     pub leaks: u64,
     /// Other steps that repair something.
     pub corruptions: u64,
-    /// All refcounts are to be written anew.
+    /// All refcounts are rebuilt.
     pub rebuilds_refcounts: bool,
     /// Steps, all of them.
     pub steps: u64,
@@ -114,13 +114,13 @@ impl Summary {
 /// The outcome of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// What was done.
+    /// Totals of the steps that were done.
     pub done: Summary,
     /// A check of the image afterwards.
     pub check: CheckResult,
 }
 
-/// What is known of the image and to be done about it.
+/// The knowledge of the image, and the steps planned for it.
 pub(super) struct Plan<'a> {
     pub(super) file: AlignedFile,
     /// The header as it is.
@@ -137,7 +137,7 @@ pub(super) struct Plan<'a> {
     /// There is no memory for all of them.
     pub(super) too_many_steps: bool,
     pub(super) structural: u64,
-    /// What is done so far.
+    /// Totals of the steps done so far.
     pub(super) finished: Summary,
     /// COPIED of some entry is to be changed.
     pub(super) copied_wrong: bool,
@@ -213,7 +213,7 @@ impl<'a> Plan<'a> {
         self.observer.event(Event::Done(step));
     }
 
-    /// What autoclear bits and marks become.
+    /// Sets autoclear bits and marks in the new header.
     pub(super) fn mark(&mut self) {
         if self.summary.steps > 0 {
             self.new_header.autoclear_features &= autoclear::KNOWN;

@@ -31,7 +31,7 @@ pub(super) struct Refcounts {
     blocks: Vec<u64>,
     /// Entries that point where no block can be: their refcounts are not known.
     unreadable: HashSet<u64>,
-    /// All is written anew.
+    /// All refcounts are rebuilt.
     pub rebuild: bool,
     pub new_blocks: Vec<NewBlock>,
     pub new_table: u64,
@@ -414,7 +414,7 @@ impl Plan<'_> {
                 .0
                 .min(self.survey.clusters);
             if block.is_none_or(|block| block == 0) {
-                // What is not known is not compared.
+                // Refcounts of an unreadable block are not compared.
                 let known = !self.refcounts.unreadable.contains(&index);
                 let pieces = self.survey.counts.referenced_pieces(first..end);
                 for cluster in pieces.collect::<Vec<_>>().into_iter().flatten() {

@@ -1,4 +1,5 @@
-//! What the header points to, but for the refcounts: L1 table, snapshot table, bitmaps.
+//! The structures that the header points to, except the refcounts: L1 table, snapshot table,
+//! bitmaps.
 
 use super::plan::Plan;
 use super::snapshot_entry::Snapshot;

@@ -33,7 +33,7 @@ pub(super) async fn run(mut plan: Plan<'_>) -> Result<Outcome> {
         let (_, check) = verify(&plan.file, &plan.options, plan.observer).await?;
         return Ok(Outcome { done, check });
     }
-    // What is there may be what a process left unflushed when it died: nothing is built on it
+    // The image may have been left unflushed by a process that died: nothing may depend on it
     // before it is durable.
     plan.file.flush().await?;
     match plan.options.scope {
@@ -284,7 +284,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// What moves or is copied is written, then what refers to it.
+    /// Writes copies and moved tables, then the entries and the header that refer to them.
     async fn move_and_copy(&mut self, header: &mut Header) -> Result<()> {
         let before = header.clone();
         for position in 0..self.survey.l1s.len() {
@@ -361,7 +361,7 @@ impl Plan<'_> {
     }
 
     async fn lower_counts(&mut self) -> Result<()> {
-        // What was held until now is counted, too.
+        // The clusters that were held until now have counts too.
         let geometry = self.survey.geometry;
         let held = self.refcounts.held.keys();
         let indexes = held.map(|&cluster| geometry.refcount_block_index(HostCluster(cluster)));
@@ -375,9 +375,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Takes the marks of damage from the header, if nothing is wrong any more; at least that which
-    /// the repair itself has set. Whoever opens an image for changes clears the autoclear bits that
-    /// it does not know ("autoclear_features").
+    /// Clears unknown autoclear bits in the header, as a program that opens an image for writing
+    /// must (specification, "autoclear_features").
     async fn clear_unknown_features(&mut self) -> Result<()> {
         let mut header = self.header.clone();
         header.autoclear_features &= autoclear::KNOWN;

@@ -12,13 +12,13 @@ use crate::qcow2::offline::check::{Finding, SnapshotL1Flaw, Structure};
 pub struct Change {
     /// Where it is in the file.
     pub at: u64,
-    /// What it says.
+    /// The old value.
     pub from: u64,
-    /// What it will say.
+    /// The new value.
     pub to: u64,
 }
 
-/// What becomes of a snapshot.
+/// The correction of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotFate {
     /// The fields that version 3 demands are added.
@@ -30,7 +30,7 @@ pub enum SnapshotFate {
     },
     /// Its L1 table is found where, or as long as, it must have been.
     Corrected {
-        /// What was wrong.
+        /// The flaw.
         flaw: SnapshotL1Flaw,
     },
     /// Its L1 table moves: something else has its place, or the end of the file cuts it.
@@ -47,9 +47,9 @@ pub enum Step {
     L1Entry {
         /// The entry.
         change: Change,
-        /// What is wrong with it.
+        /// The flaw.
         wrong: Wrong,
-        /// What it maps may be lost.
+        /// The data that it maps may be lost.
         loses: bool,
     },
     /// An L2 entry is set right or given up.
@@ -60,7 +60,7 @@ pub enum Step {
         bitmap: (u64, u64),
         /// Its index in the table.
         l2_index: u64,
-        /// What is wrong with it.
+        /// The flaw.
         wrong: Wrong,
         /// The cluster's data may be lost.
         loses: bool,
@@ -98,12 +98,12 @@ pub enum Step {
         id: String,
         /// The snapshot's name.
         name: String,
-        /// What becomes of it.
+        /// Its correction.
         fate: SnapshotFate,
         /// Where the entry is.
         at: u64,
     },
-    /// The snapshot table is written anew.
+    /// The snapshot table is rewritten.
     SnapshotTable {
         /// Where it is.
         from: u64,
@@ -112,17 +112,17 @@ pub enum Step {
     Bitmaps {
         /// Where their directory is.
         at: u64,
-        /// What is wrong with them.
+        /// Description of the flaw.
         what: String,
     },
     /// The refcount table, or an entry of it, cannot be used.
     RefcountTable {
-        /// What a check says of it, if it says anything.
+        /// The finding of a check about it, if there is one.
         finding: Option<Finding>,
         /// Where it is.
         at: u64,
     },
-    /// All refcounts are written anew elsewhere, and the header switches to them.
+    /// All refcounts are rebuilt elsewhere, and the header switches to them.
     RebuildRefcounts {
         /// Blocks.
         blocks: u64,
@@ -133,7 +133,7 @@ pub enum Step {
     Refcount {
         /// The cluster.
         cluster: u64,
-        /// What the refcount says.
+        /// The stored refcount.
         refcount: u64,
         /// References that there are.
         references: u64,
@@ -166,7 +166,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// What a check says of it, where that tells all.
+    /// Returns the finding of a check about it, if that describes the step completely.
     pub fn finding(&self) -> Option<Finding> {
         match *self {
             Step::Refcount {
@@ -223,7 +223,7 @@ impl Step {
         (2 * std::mem::size_of::<Step>() + texts) as u64
     }
 
-    /// What is done.
+    /// Returns a description of the step.
     pub fn what(&self) -> String {
         match self {
             Step::L1Entry { change, .. } if change.to == 0 => "clear an L1 entry".into(),
@@ -352,7 +352,7 @@ impl Step {
         }
     }
 
-    /// What may be lost by it, beyond what was out of reach already.
+    /// Returns a description of the data that it may lose, beyond data that was unreachable before.
     pub fn may_lose(&self) -> Option<String> {
         match self {
             Step::L1Entry { loses: true, .. } => {

@@ -1,5 +1,5 @@
-//! What is known of an image: who has which space, and how often each cluster is referenced once
-//! the broken entries are set right. No I/O.
+//! The knowledge of an image: which structure has which space, and how often each cluster is
+//! referenced once the broken entries are corrected. No I/O.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -130,12 +130,12 @@ pub(super) struct Survey {
     /// Host clusters to count: those of the file, and what sticks out of it.
     pub clusters: u64,
     pub l1s: Vec<L1>,
-    /// What may still be read of L1 tables, which a hostile image lays over each other.
+    /// Bytes of L1 tables that may still be read: a hostile image lets them overlap.
     l1_bytes_left: u64,
     pub tables: Vec<L2Table>,
     by_offset: HashMap<u64, u32>,
     pub snapshots: Vec<Snapshot>,
-    /// The snapshot table is written anew: where, once that is known.
+    /// New offset of the snapshot table, once it is known, if the table is rewritten.
     pub moves_snapshots: Option<u64>,
     pub snapshots_bytes: u64,
     pub lost_tables: Vec<LostTable>,

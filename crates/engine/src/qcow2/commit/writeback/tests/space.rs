@@ -220,7 +220,7 @@ fn without_space_what_waits_to_be_freed_is_freed_first() {
     assert_eq!(faults(disk.contents()), (0, 0));
 }
 
-/// Another failure to extend the file is told at once; nothing that was claimed is claimed.
+/// Another failure to extend the file is reported at once, and no space stays claimed.
 #[test]
 fn a_file_that_cannot_be_extended_fails_the_write_alone() {
     let disk = new_disk(CLUSTER, 1);
