@@ -132,6 +132,7 @@ fn read_only<T: Send + 'static>(name: &str) -> DiskFuture<'static, T> {
 ///
 /// # Errors
 /// EIO, as in QEMU.
+#[doc(hidden)]
 pub fn within(size: u64, offset: u64, len: u64) -> Result<()> {
     const EIO: i32 = 5;
     match offset.checked_add(len) {

@@ -57,6 +57,7 @@ pub enum Error {
 }
 
 /// A write that would change a file that is read.
+#[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overwrite {
     /// The file that would be written, as the user named it.
@@ -170,6 +171,7 @@ impl Error {
 }
 
 /// An I/O error in the C library's wording: "No such file or directory".
+#[doc(hidden)]
 pub fn system_words(error: &io::Error) -> String {
     let text = error.to_string();
     match text.find(" (os error ") {

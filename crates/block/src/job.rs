@@ -18,6 +18,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use crate::{Error, Result};
 
 /// Bytes of one write of a job.
+#[doc(hidden)]
 pub const PIECE_BYTES: u64 = 2 << 20;
 /// Number of a job's writes that are in flight at the same time.
 const IN_FLIGHT: usize = 4;
@@ -87,9 +88,11 @@ pub struct Progress {
 }
 
 /// A delay to await.
+#[doc(hidden)]
 pub type Moment = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Observer of a job, which shows its progress and sets its pace.
+#[doc(hidden)]
 pub trait Attendant: Send + Sync {
     /// Reports the progress after each piece of work.
     fn progress(&self, _progress: Progress) {}
@@ -254,6 +257,7 @@ impl Job {
 }
 
 /// Cost of a piece of work.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     /// Bytes that the piece moves; the pace counts them.
@@ -273,6 +277,7 @@ impl Cost {
 }
 
 /// A source of pieces of work.
+#[doc(hidden)]
 pub trait Pieces {
     /// Type of a piece.
     type Piece;

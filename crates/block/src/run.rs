@@ -63,6 +63,7 @@ impl Run {
 }
 
 /// Appends a run, or extends the last one by it.
+#[doc(hidden)]
 pub fn push(runs: &mut Vec<Run>, run: Run) {
     match runs.last_mut() {
         Some(last) if last.continues_with(&run) => last.range.end = run.range.end,

@@ -28,15 +28,20 @@ mod run;
 mod survey;
 mod zeroes;
 
-pub use survey::{Found, touched_bytes};
+pub use survey::Found;
+#[doc(hidden)]
+pub use survey::touched_bytes;
 
 /// Bytes of the disk that are read and written together: a cluster of the largest size, and enough
 /// for a device to be busy with.
+#[doc(hidden)]
 pub const PIECE_BYTES: u64 = 2 << 20;
 /// Pieces that are under way together, by default: as many as qemu-img's coroutines.
+#[doc(hidden)]
 pub const IN_FLIGHT: usize = 8;
 /// The same where one end is behind a network: with 20 ms to a server 512 MiB take half as long as
 /// with 8.
+#[doc(hidden)]
 pub const IN_FLIGHT_FAR: usize = 16;
 /// The unit of a disk's size.
 const SECTOR_BYTES: u64 = 512;

@@ -33,7 +33,9 @@ mod whole_clusters;
 use whole_clusters::{Content, WholeClusters};
 
 pub use crate::statistics::{CacheStatistics, WriteStatistics};
+#[doc(no_inline)]
 pub use cowslip_block::disk::{Extent, ZeroOptions};
+#[doc(no_inline)]
 pub use cowslip_block::file::{Durability, Space};
 pub use options::{
     AllocPolicy, BackingChoice, CopyOnRead, DetectZeroes, DirtyImage, DiscardPolicy, Format,

@@ -133,15 +133,17 @@ use cowslip_block::{policy, sync, units, zero};
 /// Files: the trait [`BlockFile`](file::BlockFile) and those of the host.
 pub mod file {
     pub use cowslip_block::file::{
-        AlignedFile, BlockFile, Capabilities, ChosenBy, Claim, Conflict, ContentId, Durability,
-        FileExtent, FileId, FileRequest, Gate, OpenFuture, OpenedFile, Protection, ReadAs, ReadSet,
-        Role, Sharing, Space, Storage, memory,
+        AlignedFile, BlockFile, Capabilities, ContentId, FileExtent, FileId, FileRequest,
+        OpenFuture, OpenedFile, Storage, memory,
     };
     #[doc(hidden)]
     pub use cowslip_block::file::{
-        Brake, Calls, Cipher, Event, Holes, HolesBy, Numbering, Observer, Permission, Permissions,
-        PreparedWrite, Side, Way,
+        Brake, Calls, ChosenBy, Cipher, Claim, Conflict, Event, Gate, Holes, HolesBy, Numbering,
+        Observer, Permission, Permissions, PreparedWrite, Protection, ReadAs, ReadSet, Role,
+        Sharing, Side, Way,
     };
+    #[doc(no_inline)]
+    pub use cowslip_block::file::{Durability, Space};
     pub use cowslip_hostfile::host;
 }
 

@@ -66,6 +66,7 @@ fn metadata_bytes(geometry: &Geometry, disk: u64, keys: u64) -> u64 {
 
 /// The room that a source's persistent bitmaps take in the image, if all of their bits are stored.
 /// Those that were not closed cleanly are not copied.
+#[doc(hidden)]
 pub fn bitmaps_bytes(bitmaps: &[BitmapInfo], disk_bytes: u64, cluster_bytes: u64) -> u64 {
     let mut directory = 0;
     let mut stored = 0;
@@ -83,6 +84,7 @@ pub fn bitmaps_bytes(bitmaps: &[BitmapInfo], disk_bytes: u64, cluster_bytes: u64
 ///
 /// # Errors
 /// `Invalid`.
+#[doc(hidden)]
 pub fn geometry(options: &CreateOptions) -> Result<Geometry> {
     // Of all that `create` refuses, measuring only looks at what changes the sizes.
     let bare = CreateOptions {

@@ -172,6 +172,7 @@ pub fn open_host_file(path: &Path, options: &HostOptions) -> Result<Arc<dyn Bloc
 ///
 /// # Errors
 /// As [`open_host_file`].
+#[doc(hidden)]
 pub fn open_unnamed_file(directory: &Path, options: &HostOptions) -> Result<Arc<dyn BlockFile>> {
     let options = HostOptions {
         writable: true,
@@ -560,6 +561,7 @@ impl BlockFile for HostBlockFile {
 /// # Errors
 /// `EOPNOTSUPP` or its like where the file system has no reflinks, `EXDEV` between two file
 /// systems.
+#[doc(hidden)]
 pub fn reflink(source: &dyn BlockFile, target: &dyn BlockFile) -> io::Result<()> {
     match (source.descriptor(), target.descriptor()) {
         (Some(source), Some(target)) => Ok(rustix::fs::ioctl_ficlone(target, source)?),
@@ -571,6 +573,7 @@ pub fn reflink(source: &dyn BlockFile, target: &dyn BlockFile) -> io::Result<()>
 ///
 /// `ErrorKind::Unsupported` where it cannot; part of it may be copied then. A source that ends too
 /// early is followed by zeroes, which the target has to have there already.
+#[doc(hidden)]
 pub fn copy_range(
     (source, source_offset): (&Arc<dyn BlockFile>, u64),
     (target, target_offset): (&Arc<dyn BlockFile>, u64),
@@ -614,6 +617,7 @@ fn split_at_end(start: u64, end: u64, size: u64) -> Vec<FileExtent> {
 
 /// The ordinary gate: opens the files that images name on the host, all with the same options but
 /// for whether they are written, as far as the policy allows.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostGate {
     /// How to open them; `writable` and `create` are overridden by each request.

@@ -18,6 +18,7 @@ fn without_file_protocol(name: &str) -> &str {
 
 /// The name of a file that an image names, as the user would have to write it: relative names are
 /// relative to the image's directory. A name with a protocol stays as it is; no gate opens it.
+#[doc(hidden)]
 pub fn resolve_name(named_by: &str, name: &str) -> String {
     if protocol(name).is_some_and(|protocol| protocol != "file") {
         return name.to_string();

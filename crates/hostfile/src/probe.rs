@@ -24,6 +24,7 @@ const LIBRARY_BYTES: u64 = 64 << 10;
 ///
 /// # Errors
 /// No file can be made there, or the file system has no room for the trial.
+#[doc(hidden)]
 pub fn probe_space(directory: &Path) -> Result<Abilities> {
     let failed = |error: io::Error| {
         let text = format!("Could not try a file in '{}'", directory.display());
@@ -38,6 +39,7 @@ pub fn probe_space(directory: &Path) -> Result<Abilities> {
 ///
 /// # Errors
 /// No file can be made there.
+#[doc(hidden)]
 pub fn takes_length(directory: &Path, len: u64) -> Result<bool> {
     let failed = |error: io::Error| {
         let text = format!("Could not make a file in '{}'", directory.display());

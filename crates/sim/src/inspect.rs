@@ -8,7 +8,6 @@
 
 mod bitmaps;
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::bitmaps::Reading;
@@ -63,8 +62,8 @@ struct Reader<'a> {
     data_file_raw: bool,
     extended: bool,
     found: Findings,
-    /// What references each cluster, by index.
-    references: BTreeMap<u64, Vec<User>>,
+    /// The references to clusters, by index.
+    references: Vec<(u64, User)>,
     /// Entries with COPIED set or clear: where, cluster, set.
     copied: Vec<(User, u64, bool)>,
 }
@@ -239,7 +238,7 @@ pub fn inspect(content: &Content) -> Findings {
             autoclear,
             ..Findings::default()
         },
-        references: BTreeMap::new(),
+        references: Vec::new(),
         copied: Vec::new(),
     };
     reader.metadata();
@@ -254,6 +253,12 @@ pub fn inspect(content: &Content) -> Findings {
 impl Reader<'_> {
     fn cluster(&self) -> u64 {
         1 << self.cluster_bits
+    }
+
+    /// The entries of a table. It may claim to be longer than the file, where it reads as zeroes.
+    fn table(&self, offset: u64, len: u64) -> Vec<u64> {
+        let most = self.content.len().next_multiple_of(self.cluster());
+        self.content.numbers(offset, len.min(most))
     }
 
     fn corrupt(&mut self, what: String) {
@@ -278,7 +283,7 @@ impl Reader<'_> {
             return false;
         }
         for index in offset / cluster..(offset + len).div_ceil(cluster) {
-            self.references.entry(index).or_default().push(what);
+            self.references.push((index, what));
         }
         true
     }
@@ -295,8 +300,7 @@ impl Reader<'_> {
         if !self.reference(User(None, Thing::RefcountTable), table, len) {
             return;
         }
-        for index in 0..len / 8 {
-            let entry = self.content.number(table + index * 8, 8);
+        for (index, entry) in (0..).zip(self.table(table, len)) {
             if entry & 0x1ff != 0 {
                 self.corrupt(format!("refcount table entry {index} is {entry:#x}"));
             } else if entry != 0 {
@@ -314,25 +318,6 @@ impl Reader<'_> {
             }
             (_, None) => {}
         }
-    }
-
-    fn count(&self, cluster_index: u64) -> u64 {
-        let bits = 1u64 << self.refcount_order;
-        let per_block = self.cluster() * 8 / bits;
-        let slot = cluster_index / per_block;
-        if slot >= u64::from(self.refcounts.1) * self.cluster() / 8 {
-            return 0;
-        }
-        let block = self.content.number(self.refcounts.0 + slot * 8, 8) & !0x1ff;
-        if block == 0 {
-            return 0;
-        }
-        let bit = cluster_index % per_block * bits;
-        if bits >= 8 {
-            return self.content.number(block + bit / 8, (bits / 8) as usize);
-        }
-        let byte = self.content.number(block + bit / 8, 1);
-        byte >> (bit % 8) & ((1 << bits) - 1)
     }
 
     /// What the snapshots reach, and a fingerprint of it.
@@ -374,8 +359,7 @@ impl Reader<'_> {
         if who.is_none() && needed > u64::from(entries) {
             self.corrupt(format!("{entries} L1 entries, and the disk needs {needed}"));
         }
-        for index in 0..u64::from(entries) {
-            let entry = self.content.number(l1 + index * 8, 8);
+        for (index, entry) in (0..).zip(self.table(l1, u64::from(entries) * 8)) {
             if entry == 0 {
                 continue;
             }
@@ -397,23 +381,17 @@ impl Reader<'_> {
                 let bytes = self.content.bytes(table, self.cluster() as usize);
                 self.remember(&bytes);
             }
-            for slot in 0..per_table {
-                let place = table + slot * entry_bytes;
-                self.entry(who, index * per_table + slot, place);
+            let words = self.content.numbers(table, self.cluster());
+            for (slot, words) in (0..).zip(words.chunks(entry_bytes as usize / 8)) {
+                let bitmap = words.get(1).copied().unwrap_or(0);
+                if words[0] != 0 || bitmap != 0 {
+                    self.entry(who, index * per_table + slot, (words[0], bitmap));
+                }
             }
         }
     }
 
-    fn entry(&mut self, who: Option<u64>, guest_cluster: u64, at: u64) {
-        let entry = self.content.number(at, 8);
-        let bitmap = if self.extended {
-            self.content.number(at + 8, 8)
-        } else {
-            0
-        };
-        if entry == 0 && bitmap == 0 {
-            return;
-        }
+    fn entry(&mut self, who: Option<u64>, guest_cluster: u64, (entry, bitmap): (u64, u64)) {
         let guest = guest_cluster << self.cluster_bits;
         let what = User(who, Thing::Guest(guest));
         if entry & COMPRESSED != 0 {
@@ -483,50 +461,105 @@ impl Reader<'_> {
     }
 
     fn judge(&mut self) {
-        let references = std::mem::take(&mut self.references);
-        for (index, users) in &references {
-            if !may_share(users) {
-                let offset = index << self.cluster_bits;
-                self.corrupt(format!("{offset:#x} is used by {}", listed(users)));
-            }
-            let count = self.count(*index);
-            if count < users.len() as u64 {
-                let offset = index << self.cluster_bits;
-                let what = format!(
-                    "{offset:#x} has count {count} and is used by {}",
-                    listed(users)
-                );
-                match self.found.dirty {
-                    true if self.found.low_counts.len() < CORRUPTIONS_MAX => {
-                        self.found.low_counts.push(what);
-                    }
-                    true => {}
-                    false => self.corrupt(what),
-                }
-            }
+        let counts = Counts::read(self);
+        let mut references = std::mem::take(&mut self.references);
+        // Stable: users of a cluster stay in the order in which they were found.
+        references.sort_by_key(|(index, _)| *index);
+        let mut users = Vec::new();
+        for group in references.chunk_by(|a, b| a.0 == b.0) {
+            let index = group[0].0;
+            users.clear();
+            users.extend(group.iter().map(|(_, user)| *user));
+            self.judge_cluster(index, &users, counts.of(index));
         }
         for (what, cluster, set) in std::mem::take(&mut self.copied) {
-            let count = self.count(cluster);
+            let count = counts.of(cluster);
             let wrong = set != (count == 1) && !self.found.dirty;
             if wrong && self.found.flags.len() < CORRUPTIONS_MAX {
                 let what = format!("{what} has COPIED {set} and count {count}");
                 self.found.flags.push(what);
             }
         }
-        let per_block = (self.cluster() * 8) >> self.refcount_order;
         let end = self.content.len().div_ceil(self.cluster());
-        for slot in 0..u64::from(self.refcounts.1) * self.cluster() / 8 {
-            if self.content.number(self.refcounts.0 + slot * 8, 8) == 0 {
-                continue;
-            }
-            // Like QEMU's check, which does not look beyond the end of the file.
-            for index in slot * per_block..((slot + 1) * per_block).min(end) {
-                let users = references.get(&index).map_or(0, Vec::len);
-                if self.count(index) > users as u64 {
-                    self.found.leaks += 1;
-                }
-            }
+        let mut groups = references.chunk_by(|a, b| a.0 == b.0).peekable();
+        for index in counts.indices(end) {
+            while groups.next_if(|group| group[0].0 < index).is_some() {}
+            let users = groups.next_if(|group| group[0].0 == index);
+            let users = users.map_or(0, <[_]>::len) as u64;
+            self.found.leaks += u64::from(counts.of(index) > users);
         }
+    }
+
+    /// Whether a cluster may have these users under this count.
+    fn judge_cluster(&mut self, index: u64, users: &[User], count: u64) {
+        let offset = index << self.cluster_bits;
+        if !may_share(users) {
+            self.corrupt(format!("{offset:#x} is used by {}", listed(users)));
+        }
+        if count >= users.len() as u64 {
+            return;
+        }
+        let users = listed(users);
+        let what = format!("{offset:#x} has count {count} and is used by {users}");
+        match self.found.dirty {
+            true if self.found.low_counts.len() < CORRUPTIONS_MAX => {
+                self.found.low_counts.push(what);
+            }
+            true => {}
+            false => self.corrupt(what),
+        }
+    }
+}
+
+/// The counts of a file's clusters.
+struct Counts {
+    /// The bytes of the refcount blocks, by the entries of the table.
+    blocks: Vec<Option<Vec<u8>>>,
+    /// Bits of a count.
+    bits: u64,
+    per_block: u64,
+}
+
+impl Counts {
+    fn read(reader: &Reader<'_>) -> Counts {
+        let (content, cluster) = (reader.content, reader.cluster());
+        let (table, clusters) = reader.refcounts;
+        let table = reader.table(table, u64::from(clusters) * cluster);
+        let block = |entry: &u64| match entry & !0x1ff {
+            0 => None,
+            block => Some(content.bytes(block, cluster as usize)),
+        };
+        let bits = 1u64 << reader.refcount_order;
+        Counts {
+            blocks: table.iter().map(block).collect(),
+            bits,
+            per_block: cluster * 8 / bits,
+        }
+    }
+
+    /// The count of a cluster; 0 where no block has one.
+    fn of(&self, index: u64) -> u64 {
+        let slot = (index / self.per_block) as usize;
+        let Some(Some(block)) = self.blocks.get(slot) else {
+            return 0;
+        };
+        let bit = index % self.per_block * self.bits;
+        let byte = (bit / 8) as usize;
+        if self.bits < 8 {
+            return u64::from(block[byte]) >> (bit % 8) & ((1 << self.bits) - 1);
+        }
+        let bytes = block[byte..byte + (self.bits / 8) as usize].iter();
+        bytes.fold(0, |count, byte| count << 8 | u64::from(*byte))
+    }
+
+    /// The clusters that the blocks have counts for, up to the end of the file: like QEMU's check,
+    /// which does not look beyond it.
+    fn indices(&self, end: u64) -> impl Iterator<Item = u64> {
+        let slots = (0..).zip(&self.blocks);
+        let present = slots.filter(|(_, block)| block.is_some());
+        present.flat_map(move |(slot, _): (u64, _)| {
+            slot * self.per_block..((slot + 1) * self.per_block).min(end)
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! The command `cowslip-sim`: many runs on several threads, or one seed with its record.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,6 +13,8 @@ use cowslip_sim::shrink;
 use cowslip_sim::soak::Soak;
 use cowslip_sim::summary::Summary;
 use cowslip_sim::trace::Trace;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag::{register, register_conditional_shutdown};
 
 /// Runs the engine on simulated disks.
 ///
@@ -151,6 +154,11 @@ impl Options {
     }
 }
 
+/// The time between two lines about the progress of a soak.
+const PROGRESS_EVERY: Duration = Duration::from_secs(60);
+/// The exit code of an interrupted soak: a shell's for SIGINT.
+const EXIT_INTERRUPTED: u8 = 130;
+
 /// A start that no soak before had, as a rule.
 fn start_by_clock() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -255,6 +263,14 @@ fn many(options: &Options, changes: &Changes) -> ExitCode {
     let mut soak = Soak::new(options.kind, changes, options.jobs.max(1));
     soak.keep_going = options.keep_going;
     soak.limit(options.seconds.map_or(Duration::MAX, Duration::from_secs));
+    soak.report_progress(PROGRESS_EVERY, |summary, elapsed| {
+        let (runs, failed) = (summary.totals.runs, summary.failed);
+        let seconds = elapsed.as_secs();
+        eprintln!("{runs} runs in {seconds} s, {failed} failed");
+    });
+    if let Err(err) = end_on_signals(&soak) {
+        eprintln!("signals end the soak without its figures: {err}");
+    }
     let told = |seed: u64, what: &str| {
         let command = shrink::command(seed, options.kind, changes);
         println!("seed {seed} failed: {what}\n  replay: {command}");
@@ -267,7 +283,25 @@ fn many(options: &Options, changes: &Changes) -> ExitCode {
         true => soak.mixture(runs, told),
         false => soak.range(runs, told),
     }
-    report(options, &soak.summary(), soak.elapsed())
+    let code = report(options, &soak.summary(), soak.elapsed());
+    match soak.was_interrupted() {
+        true => ExitCode::from(EXIT_INTERRUPTED),
+        false => code,
+    }
+}
+
+/// The first SIGINT or SIGTERM ends a soak after the runs under way, and its figures are printed;
+/// the second ends the process.
+///
+/// # Errors
+/// No handler could be installed.
+fn end_on_signals(soak: &Soak<'_>) -> io::Result<()> {
+    for signal in [SIGINT, SIGTERM] {
+        let flag = soak.interruption();
+        register_conditional_shutdown(signal, i32::from(EXIT_INTERRUPTED), flag.clone())?;
+        register(signal, flag)?;
+    }
+    Ok(())
 }
 
 /// Prints what many runs came to.

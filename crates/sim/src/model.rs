@@ -17,6 +17,8 @@
 
 use std::fmt;
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::remembered::Content;
 
 mod vm_state;
@@ -130,7 +132,8 @@ pub fn recognise(granule: u64, bytes: &[u8]) -> Found {
     let (write, place) = bytes.split_at(4);
     let write = WriteId::from_le_bytes(write.try_into().expect("four bytes"));
     let place = u32::from_le_bytes(place[..4].try_into().expect("four bytes"));
-    if bytes.chunks(8).any(|chunk| chunk != &bytes[..chunk.len()]) {
+    // The same eight bytes again and again.
+    if bytes[8..] != bytes[..bytes.len() - 8] {
         return Found::Mixed;
     }
     if bytes[..8] == stamp(write, granule) {
@@ -157,6 +160,10 @@ struct Version {
     /// It is durable at its end.
     durable: bool,
 }
+
+/// The versions of a granule. Most granules have one: a model is copied for every look and every
+/// attempt at a recovery, without an allocation for each granule.
+type Versions = SmallVec<[Version; 1]>;
 
 /// A contradiction.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -195,7 +202,7 @@ pub enum Outcome {
 #[derive(Clone, Debug)]
 struct Window {
     first: u64,
-    granules: Vec<Vec<Version>>,
+    granules: Vec<Versions>,
 }
 
 /// The disk as the guest sees it.
@@ -224,7 +231,10 @@ impl Model {
             .iter()
             .map(|range| Window {
                 first: range.start,
-                granules: range.clone().map(|g| vec![settled(initial(g))]).collect(),
+                granules: range
+                    .clone()
+                    .map(|g| smallvec![settled(initial(g))])
+                    .collect(),
             })
             .collect();
         let ends = windows.iter().map(|window| {
@@ -325,7 +335,7 @@ impl Model {
         self.now
     }
 
-    fn versions(&mut self, granule: u64) -> &mut Vec<Version> {
+    fn versions(&mut self, granule: u64) -> &mut Versions {
         let window = self
             .windows
             .iter_mut()
@@ -386,7 +396,7 @@ impl Model {
             // What was cut off never comes back.
             for granules in self.between(self.size, u64::MAX / 2) {
                 for granule in granules {
-                    *self.versions(granule) = vec![settled(ZERO)];
+                    *self.versions(granule) = smallvec![settled(ZERO)];
                 }
             }
         }
@@ -496,7 +506,7 @@ impl Model {
                 });
             };
             match survival {
-                Survival::Durable => *versions = vec![settled(seen)],
+                Survival::Durable => *versions = smallvec![settled(seen)],
                 Survival::Cached => {
                     for version in versions.iter_mut() {
                         let is_seen = version.write == seen;
@@ -518,7 +528,7 @@ impl Model {
     /// What a read that began then might see if it ended now.
     pub fn possible_since(&self, begun: Moment) -> Content {
         let end = self.grain.index_of(self.size);
-        let of = |granule: u64, versions: &Vec<Version>| -> Vec<WriteId> {
+        let of = |granule: u64, versions: &Versions| -> Vec<WriteId> {
             if granule >= end {
                 return vec![ZERO];
             }
@@ -601,7 +611,7 @@ fn lost(v: &Version, versions: &[Version], flushed: Moment) -> bool {
 }
 
 /// Drops versions that neither a read nor a crash can bring back.
-fn forget(versions: &mut Vec<Version>, flushed: Moment, oldest_read: Moment) {
+fn forget(versions: &mut Versions, flushed: Moment, oldest_read: Moment) {
     if versions.len() > 2 {
         let before = versions.clone();
         versions.retain(|v| !(lost(v, &before, flushed) && hidden(v, &before, oldest_read)));

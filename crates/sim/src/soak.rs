@@ -1,7 +1,7 @@
 //! Many runs on several threads, and the campaign that leaves no cell of the coverage empty.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::chains;
@@ -19,8 +19,17 @@ const ATTEMPTS: u64 = 150;
 /// one goal reach others too, and the same number on every machine.
 const BATCH: usize = 16;
 
+type ReportProgress<'a> = dyn Fn(&Summary, Duration) + Sync + 'a;
+
+/// Reports of a soak under way.
+struct Progress<'a> {
+    report: Box<ReportProgress<'a>>,
+    interval: Duration,
+    /// When the next one is due, after the soak has begun.
+    due: Mutex<Duration>,
+}
+
 /// Runs under way, and what they came to.
-#[derive(Debug)]
 pub struct Soak<'a> {
     /// What is tested.
     pub kind: Kind,
@@ -34,8 +43,21 @@ pub struct Soak<'a> {
     /// No run begins later than this after the first.
     limit: Duration,
     stop: AtomicBool,
+    interrupted: Arc<AtomicBool>,
+    progress: Option<Progress<'a>>,
     summary: Mutex<Summary>,
     failures: Mutex<Vec<(u64, String)>>,
+}
+
+impl Progress<'_> {
+    /// Reports, if it is time.
+    fn show(&self, summary: &Summary, elapsed: Duration) {
+        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        if elapsed >= *due {
+            *due = elapsed + self.interval;
+            (self.report)(summary, elapsed);
+        }
+    }
 }
 
 impl<'a> Soak<'a> {
@@ -49,6 +71,8 @@ impl<'a> Soak<'a> {
             begun: Instant::now(),
             limit: Duration::MAX,
             stop: AtomicBool::new(false),
+            interrupted: Arc::default(),
+            progress: None,
             summary: Mutex::default(),
             failures: Mutex::default(),
         }
@@ -59,16 +83,44 @@ impl<'a> Soak<'a> {
         self.limit = limit;
     }
 
-    /// Whether no further run begins.
-    fn has_ended(&self) -> bool {
-        self.stop.load(Ordering::Relaxed) || self.begun.elapsed() >= self.limit
+    /// Calls `report` with the sum of the runs once an interval, from the thread whose run ends.
+    pub fn report_progress(
+        &mut self,
+        interval: Duration,
+        report: impl Fn(&Summary, Duration) + Sync + 'a,
+    ) {
+        self.progress = Some(Progress {
+            report: Box::new(report),
+            interval,
+            due: Mutex::new(interval),
+        });
     }
 
-    /// Runs a seed; `told` hears of a failure.
+    /// A flag that ends the soak once it is set: runs under way end, none begins.
+    pub fn interruption(&self) -> Arc<AtomicBool> {
+        self.interrupted.clone()
+    }
+
+    /// Whether the flag was set.
+    pub fn was_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
+    /// Whether no further run begins.
+    fn has_ended(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+            || self.was_interrupted()
+            || self.begun.elapsed() >= self.limit
+    }
+
+    /// Runs a seed; `told` is called with a failure.
     fn one(&self, seed: u64, told: &(impl Fn(u64, &str) + Sync)) {
         let report = run(seed, self.kind, self.changes, Trace::off());
         let mut summary = self.summary.lock().unwrap_or_else(PoisonError::into_inner);
         summary.add(&report);
+        if let Some(progress) = &self.progress {
+            progress.show(&summary, self.begun.elapsed());
+        }
         if let Some(what) = report.failure {
             told(seed, &what);
             self.stop.fetch_or(!self.keep_going, Ordering::Relaxed);

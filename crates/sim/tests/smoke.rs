@@ -1,11 +1,15 @@
 //! A small budget of seeds, the same ones every time, and the proof that the suite can fail.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
 use cowslip_sim::chains;
 use cowslip_sim::config::{Config, Ending, Kind};
 use cowslip_sim::disk::Lie;
 use cowslip_sim::mixture::Mixture;
 use cowslip_sim::run::{Changes, run};
 use cowslip_sim::shrink;
+use cowslip_sim::soak::Soak;
 use cowslip_sim::stories::{self, Story};
 use cowslip_sim::trace::Trace;
 
@@ -204,4 +208,20 @@ fn a_power_failure_may_take_back_a_snapshot_that_a_dead_process_did_not_flush() 
 #[test]
 fn a_write_that_fails_beside_another_fails_those_beside_it() {
     pass(Kind::Qcow2, 2_199_029_635_816..2_199_029_635_817);
+}
+
+/// An interrupted soak begins no further run, and has the sum of those that ended.
+#[test]
+fn an_interrupted_soak_keeps_its_figures() {
+    let changes = Changes::default();
+    let mut soak = Soak::new(Kind::Qcow2, &changes, 1);
+    let (interruption, reports) = (soak.interruption(), AtomicU64::new(0));
+    soak.report_progress(Duration::ZERO, move |summary, _| {
+        let earlier = reports.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(summary.totals.runs, earlier + 1);
+        interruption.store(earlier == 2, Ordering::Relaxed);
+    });
+    soak.range(0..1000, |seed, what| panic!("seed {seed}: {what}"));
+    assert!(soak.was_interrupted());
+    assert_eq!(soak.summary().totals.runs, 3);
 }

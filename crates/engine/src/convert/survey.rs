@@ -162,6 +162,7 @@ pub async fn survey<'a>(
 ///
 /// # Errors
 /// The tables of a source cannot be read.
+#[doc(hidden)]
 pub async fn touched_bytes(sources: &Sources<'_>, unit_bytes: u64) -> Outcome<u64> {
     let asker = Asker {
         sources,

@@ -19,25 +19,36 @@
 
 mod commit;
 mod control;
+#[doc(hidden)]
 pub mod entry;
+#[doc(hidden)]
 pub mod geometry;
+#[doc(hidden)]
 pub mod header;
 mod health;
+#[doc(hidden)]
 pub mod map;
 mod mapping;
 mod offline;
 mod open;
 mod path;
+#[doc(hidden)]
 pub mod plan;
 mod properties;
 mod space;
 mod state;
 
+#[doc(hidden)]
 pub use self::commit::probe;
 pub use self::control::{amend, bitmap, snapshot};
+#[doc(inline)]
+pub use self::header::{CompressionType, CryptMethod, Header};
 pub(crate) use self::mapping::inflight;
-pub use self::offline::{check, create, inspect, layout, repair};
+#[doc(hidden)]
+pub use self::offline::layout;
+pub use self::offline::{check, create, inspect, repair};
 pub use self::open::{Opening, open};
+#[doc(hidden)]
 pub use self::path::compress;
 pub(crate) use self::path::compressed_read::Wanted;
 pub(crate) use self::path::compressed_write::Packed;

@@ -91,6 +91,24 @@ impl Content {
         u64::from_be_bytes(read)
     }
 
+    /// The big-endian numbers of eight bytes each in a range, which is a multiple of eight bytes
+    /// long. A page that is absent costs nothing.
+    pub fn numbers(&self, offset: u64, len: u64) -> Vec<u64> {
+        let is_absent = self.pages_of(offset, len).next().is_none();
+        if is_absent {
+            return vec![0; (len / 8) as usize];
+        }
+        let bytes = self.bytes(offset, len as usize);
+        let numbers = bytes.as_chunks::<8>().0.iter();
+        numbers.map(|bytes| u64::from_be_bytes(*bytes)).collect()
+    }
+
+    /// The pages that are present and hold bytes of a range.
+    fn pages_of(&self, offset: u64, len: u64) -> impl Iterator<Item = &Arc<Page>> {
+        let pages = offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES);
+        self.pages.range(pages).map(|(_, page)| page)
+    }
+
     /// Writes `data` at `offset`; moves the end if it lies before.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         let mut done = 0;

@@ -15,7 +15,7 @@
 //! | sector 0 as it shall be | the new header, and a copy that nothing refers to |
 //!
 //! The session ends with it: its tables were read under the old header. Another width of refcounts
-//! is prepared before ([`width`]) and named by the same write.
+//! is prepared before (`amend/width.rs`) and named by the same write.
 
 use cowslip_queue::{Buf, BufMut};
 

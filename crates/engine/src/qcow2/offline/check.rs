@@ -20,6 +20,7 @@ use crate::qcow2::header::Header;
 
 mod bitmaps;
 mod copied;
+#[doc(hidden)]
 pub mod counts;
 mod findings;
 pub(in crate::qcow2) mod reader;

@@ -1,6 +1,6 @@
 //! Creating a qcow2 image: options, their rules, and the writing of a fresh file.
 //!
-//! The layout is QEMU's to the byte ([`placement`]). The header is written last, behind a flush: a
+//! The layout is QEMU's to the byte (`create/placement.rs`). The header is written last, behind a flush: a
 //! file whose creation was cut short is no valid image. Texts of refusals are QEMU's.
 //!
 //! The new file is claimed like an image that is written, before anything in it is touched.
@@ -24,6 +24,7 @@ use crate::space::{self, Fill};
 use crate::units::round_up;
 use crate::{Error, Result};
 
+#[doc(inline)]
 pub use crate::policy::Preallocation;
 
 mod layout;
@@ -33,6 +34,7 @@ mod write;
 use layout::Layout;
 
 /// The unit of a disk's size.
+#[doc(hidden)]
 pub const SIZE_UNIT: u64 = 512;
 
 /// Version of the format.

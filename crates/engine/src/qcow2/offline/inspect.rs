@@ -73,6 +73,7 @@ impl Inspection {
 ///
 /// # Errors
 /// I/O.
+#[doc(hidden)]
 pub async fn read_start(file: &dyn BlockFile) -> Result<Vec<u8>> {
     let len = file_len(file).await?;
     let start = read(file, 0, len.min(FIRST_READ_BYTES)).await?;

@@ -6,10 +6,10 @@
 //! space that is not counted. Nothing is written where nothing is wrong. Leaves out: the meaning of
 //! guest data, the external data file (which is not examined), and images whose header is unusable.
 //!
-//! 1. [`survey`]: all tables are read once; the correction of each broken entry is decided
-//!    ([`crate::qcow2::entry::mend`]), and the references are counted as they will be.
-//! 2. [`refcounts`], [`copied`]: refcounts and flags that differ from those counts on disk.
-//! 3. [`run`]: the stages.
+//! 1. `survey.rs`: all tables are read once; the correction of each broken entry is decided
+//!    (`entry/mend.rs`), and the references are counted as they will be.
+//! 2. `refcounts.rs`, `copied.rs`: refcounts and flags that differ from those counts on disk.
+//! 3. `run.rs`: the stages.
 //!
 //! | stage | what is written | a crash after it leaves |
 //! | --- | --- | --- |

@@ -11,6 +11,7 @@ use crate::qcow2::offline::inspect::before_zero;
 use crate::{Error, Result};
 
 /// The longest name of a new snapshot in bytes: QEMU's tools cut longer ones.
+#[doc(hidden)]
 pub const NAME_BYTES_MAX: usize = 255;
 
 /// Which snapshot is meant.

@@ -12,7 +12,7 @@
 //! | 1 | a reference with COPIED clear was seen |
 //! | 2.. | references |
 //!
-//! A cell of 2 bits is the index of one of the four cells in [`LONE`].
+//! A cell of 2 bits is the index of one of the four cells in `LONE`.
 
 use std::ops::Range;
 
