@@ -1,7 +1,7 @@
 //! Creating a qcow2 image: options, their rules, and the writing of a fresh file.
 //!
-//! The layout is QEMU's to the byte (`create/placement.rs`). The header is written last, behind a flush: a
-//! file whose creation was cut short is no valid image. Texts of refusals are QEMU's.
+//! The layout is QEMU's to the byte (`create/placement.rs`). The header is written last, behind a
+//! flush: a file whose creation was cut short is no valid image. Texts of refusals are QEMU's.
 //!
 //! The new file is claimed like an image that is written, before anything in it is touched.
 //!
