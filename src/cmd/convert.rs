@@ -198,7 +198,7 @@ fn converted(args: &Args, program: &Program) -> Result<(), CommandError> {
     if job.is_cancelled() && done.is_err() {
         program.complain(request.what_is_left());
         interrupted.end_by_signal();
-        return Err(CommandError::told());
+        return Err(CommandError::already_reported());
     }
     let done = done?;
     job_args.end();

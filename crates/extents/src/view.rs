@@ -73,7 +73,7 @@ impl Viewer<'_> {
         }
         match complaints {
             0 => Ok(()),
-            _ => Err(CommandError::told()),
+            _ => Err(CommandError::already_reported()),
         }
     }
 
