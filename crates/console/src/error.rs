@@ -37,7 +37,7 @@ impl CommandError {
     }
 
     /// Whether the failure has already been reported to the user.
-    pub fn is_told(&self) -> bool {
+    pub fn is_already_reported(&self) -> bool {
         self.message.is_empty()
     }
 
