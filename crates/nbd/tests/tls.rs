@@ -1,8 +1,8 @@
 //! TLS: authentication of both sides, refusals before and after the handshake, peers that break the
 //! protocol, and interoperation with other programs.
 //!
-//! `certificates/` holds the files of each party, under QEMU's file names; `make.sh` there generates
-//! them.
+//! `certificates/` holds the files of each party, under QEMU's file names; `make.sh` there
+//! generates them.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -610,7 +610,8 @@ fn a_handshake_that_is_never_finished_is_cut_off() {
     watched.still_serves();
 }
 
-/// Passes bytes between a client and a server, until a test makes it corrupt the data from the server.
+/// Passes bytes between a client and a server, until a test makes it corrupt the bytes from the
+/// server.
 pub(crate) struct Between {
     pub(crate) path: PathBuf,
     pub(crate) passed: Arc<AtomicU64>,

@@ -1,4 +1,4 @@
-//! What `grow` says: a line for each file when its space is settled, or everything as lines of
+//! The output of `grow`: a line for each file when its space is settled, or everything as lines of
 //! JSON.
 
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::output;
 use crate::size::human;
 
-/// How much is said.
+/// The amount and format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportStyle {
     /// Lines for people.
@@ -68,7 +68,7 @@ pub enum Event {
     },
 }
 
-/// What came of all of it.
+/// Totals of a run, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Summary {
@@ -76,11 +76,11 @@ pub struct Summary {
     pub files: u64,
     /// Allocations.
     pub steps: u64,
-    /// What was allocated.
+    /// Bytes allocated behind ends of files.
     pub allocated: u64,
-    /// What was given back.
+    /// Bytes freed.
     pub given_back: u64,
-    /// What still lies behind ends.
+    /// Bytes that are still allocated behind ends.
     pub left: u64,
     /// The most that lay behind all ends at a time.
     pub held_max: u64,

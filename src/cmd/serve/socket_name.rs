@@ -10,11 +10,11 @@
 //!
 //! - The lock ends with the process, however that ends, and leaves no file behind. It holds for
 //!   all processes that share the directory, also from several containers.
-//! A socket is bound and starts to listen under one lock, so no other server of ours finds it
-//! without a listener.
-//! - What was found stale is looked at once more in the turn, by its inode, which is held open so
-//!   that its number cannot come to mean another socket. Any number of servers may have found it
-//!   stale: the first removes it, and the others find a socket that answers.
+//! - A socket is bound and starts to listen under one lock, so no other server of ours finds it
+//!   without a listener.
+//! - A socket found stale is checked again under the lock, by its inode, which is held open so that
+//!   its number cannot be reused for another socket. Any number of servers may have found it stale:
+//!   the first removes it, and the others find a live socket.
 //! - Where the directory cannot be locked (it may not be read, its file system has no such locks,
 //!   another program keeps it locked) nothing is removed but the server's own socket.
 //!
