@@ -30,7 +30,7 @@ pub struct Long {
     pub value: Value,
 }
 
-/// Which option was found. One that has a letter is always told by its letter.
+/// The option that was found. An option with a letter is always identified by the letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Name {
     /// By its letter.

@@ -1,9 +1,9 @@
 //! Jobs on the command line: `-p` and `--rate-limit`, for every verb that takes its time.
 //!
 //! Progress is shown as qemu-img shows it, or as lines of JSON for programs; without either,
-//! SIGUSR1 has one line told on standard error, as qemu-img does. Under our own name the rate and
-//! the time that is left stand beside it. A standard output that fails cancels the job, as an
-//! interruption does.
+//! SIGUSR1 prints one line on standard error, as in qemu-img. Under our own name it also shows the
+//! rate and the remaining time. A failure of standard output cancels the job, as an interruption
+//! does.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,7 +41,7 @@ pub struct JobArgs {
         default_missing_value = "human"
     )]
     progress: Option<String>,
-    /// Move at most so many bytes a second
+    /// Maximum rate in bytes per second
     #[arg(long, value_name = "BYTES")]
     rate_limit: Option<String>,
 }
@@ -56,8 +56,8 @@ enum Show {
 /// Shows a job's progress on the streams of the process, and keeps its pace.
 struct Shown {
     show: Show,
-    /// What was told last, in per cent.
-    told: Mutex<f64>,
+    /// The last reported percentage.
+    reported: Mutex<f64>,
     asked: Arc<AtomicBool>,
     /// Bytes a second, and when the next may be moved.
     rate: Option<(u64, Mutex<Instant>)>,
@@ -127,7 +127,7 @@ impl JobArgs {
         drop(signal_hook::flag::register(SIGUSR1, Arc::clone(&asked)));
         let job = Job::attended(Shown {
             show,
-            told: Mutex::new(-1.0),
+            reported: Mutex::new(-1.0),
             asked,
             rate,
             begun: Instant::now(),
@@ -186,13 +186,13 @@ impl Attendant for Shown {
             let line = format!("    ({percent:.2}/100%){}", beside(speed));
             output::print_error(&format!("{}\n", line.trim_end()));
         }
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
         // As qemu-img: at most once for each per cent. What there is to do may become more.
-        let is_last = progress.done_bytes == progress.total_bytes && *told < 100.0;
-        if (percent - *told).abs() < 1.0 && !is_last {
+        let is_last = progress.done_bytes == progress.total_bytes && *reported < 100.0;
+        if (percent - *reported).abs() < 1.0 && !is_last {
             return;
         }
-        *told = percent;
+        *reported = percent;
         match self.show {
             Show::Nothing => {}
             Show::Human => {
@@ -207,7 +207,7 @@ impl Attendant for Shown {
                     "bytes-per-second": speed.map(|speed| speed.bytes_per_second),
                     "seconds-left": speed.map(|speed| speed.seconds_left),
                 });
-                // Whoever does not read on does not want to know.
+                // A closed standard error is no reason to stop the job.
                 drop(writeln!(std::io::stderr(), "{line}"));
             }
         }
@@ -272,7 +272,7 @@ mod tests {
     fn the_pace_is_the_rate() {
         let shown = Shown {
             show: Show::Nothing,
-            told: Mutex::new(0.0),
+            reported: Mutex::new(0.0),
             asked: Arc::default(),
             rate: Some((1 << 20, Mutex::new(Instant::now()))),
             begun: Instant::now(),

@@ -46,7 +46,7 @@ pub struct Layer {
     pub file_len: u64,
     /// Bytes that it occupies on the host.
     pub disk_size: Option<u64>,
-    /// The unit in bytes in which the host allocates its space, if it was told one.
+    /// The file system's extent size hint for the file in bytes, if one is set.
     pub extent_hint_bytes: Option<u64>,
     /// How space comes to read as zeroes there, the cheapest first.
     pub zero_methods: Vec<&'static str>,
@@ -63,7 +63,7 @@ pub struct Layer {
 /// What holds a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protocol {
-    /// The host's file system, or something that is told as if it did.
+    /// The host's file system, or a protocol that is presented like one.
     #[default]
     File,
     /// An NBD server.
@@ -196,7 +196,7 @@ impl Layer {
         look: &Look,
     ) -> Result<Layer, CommandError> {
         let request = self.request(name, Role::Backing);
-        let (file, told) = match gate(look).reach(&request).await {
+        let (file, format_of_gate) = match gate(look).reach(&request).await {
             Ok(reached) => (Ok(reached.file), reached.format),
             Err(cowslip::Error::Invalid(why)) => {
                 let own = why.strip_prefix("Could not open backing file: ");
@@ -215,7 +215,7 @@ impl Layer {
             }
             false => (local_name(&resolve_name(&self.filename, name))?, None),
         };
-        let mut layer = Layer::look_at(file, &path, format.or(told), look).await?;
+        let mut layer = Layer::look_at(file, &path, format.or(format_of_gate), look).await?;
         layer.full_name = full_name;
         Ok(layer)
     }

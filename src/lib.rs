@@ -26,7 +26,7 @@ mod text_file;
 // What the command has in common with its benches and viewers.
 use cowslip_console::{error, interrupt, options, output, size, time};
 
-use cmd::early::Judge;
+use cmd::early::OptionValidator;
 use cmd::{CowslipVerb, QemuImgVerb};
 use output::Program;
 
@@ -178,9 +178,9 @@ fn run_qemu_img(args: &[OsString], program: &Program) -> u8 {
     let words: Option<Vec<&str>> = args.iter().map(|arg| arg.to_str()).collect();
     let read = words.map(|words| {
         let words: Vec<String> = words.into_iter().map(str::to_string).collect();
-        let mut judge = Judge::new(program);
+        let mut validator = OptionValidator::new(program);
         getopt::qemu_img::unambiguous(&words, &parser, |verb, name, value| {
-            judge.judge(verb, name, value)
+            validator.validate(verb, name, value)
         })
     });
     let args: Vec<OsString> = match read {

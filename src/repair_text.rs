@@ -1,4 +1,4 @@
-//! A repair told as it goes, in qemu-img's words and order: first what is wrong with the refcounts,
+//! Reports of a running repair, in qemu-img's words and order: first the errors of the refcounts,
 //! then each repair.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub fn tell_step(event: &Event<'_>) {
                 tell(&finding);
             }
         }
-        // It is told by the line that says that the refcounts are rebuilt.
+        // Covered by the line about the rebuilt refcounts.
         Event::Done(Step::RefcountTable { .. }) => {}
         // QEMU takes its marks away without a word, and of snapshots it tells what becomes of their
         // entries.
@@ -31,7 +31,7 @@ pub fn tell_step(event: &Event<'_>) {
     }
 }
 
-/// An image that was not closed cleanly is repaired when it is opened, and the repair is told.
+/// Repairs an image that was not closed cleanly when it is opened, and reports the repair.
 pub fn repaired_when_opened() -> DirtyImage {
     DirtyImage::Repair(RepairAtOpen {
         watch: Some(RepairWatch(Arc::new(|event| tell_step(&event)))),

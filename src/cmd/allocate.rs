@@ -114,7 +114,7 @@ fn allocated(args: &Args, program: &Program) -> Result<(), CommandError> {
         Err(failure) => {
             let error = match failure {
                 Failure::Engine(error) => error.into(),
-                Failure::Told(error) => error,
+                Failure::Command(error) => error,
             };
             if interrupted.has_come() {
                 program.fail(&error);
@@ -124,7 +124,7 @@ fn allocated(args: &Args, program: &Program) -> Result<(), CommandError> {
         }
         Ok(done) => {
             args.job.end();
-            // The space is there, whatever can be told of it.
+            // The space is there, even if the report fails.
             let figures = cowslip_extents::figures(&request.path);
             request.tell(&done, figures, start.elapsed().as_secs_f64())
         }
@@ -134,7 +134,7 @@ fn allocated(args: &Args, program: &Program) -> Result<(), CommandError> {
 /// Why it was not done.
 enum Failure {
     Engine(Error),
-    Told(CommandError),
+    Command(CommandError),
 }
 
 impl From<Error> for Failure {
@@ -182,7 +182,7 @@ impl Request<'_> {
     async fn carry_out(&self, job: &cowslip::Job) -> Result<Done, Failure> {
         let claim = Claim::CREATE_RAW;
         let (new, file) =
-            NewFile::open(&self.path, &ReadSet::default(), claim).map_err(Failure::Told)?;
+            NewFile::open(&self.path, &ReadSet::default(), claim).map_err(Failure::Command)?;
         let file = AlignedFile::new(file);
         let plan = self.plan(&file).await?;
         let (abilities, mut chosen) = match plan.is_done() {

@@ -26,8 +26,7 @@ use crate::size::SIZE_MAX;
 pub struct Args {
     #[command(flatten)]
     actions: Actions,
-    /// Bytes of the disk that a bit of a new bitmap stands for; a cluster, from 4 KiB to 64 KiB, if
-    /// not told
+    /// Bytes of the disk per bit of a new bitmap; by default a cluster, within 4 KiB and 64 KiB
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     granularity: Option<String>,
     /// The image that --merge takes bitmaps from

@@ -1,10 +1,10 @@
-//! `check`: every structure and every refcount of a qcow2 image; with `-r` they are repaired, with
-//! `--plan` it is told what a repair would do.
+//! `check`: verifies every structure and every refcount of a qcow2 image; `-r` repairs them, and
+//! `--plan` reports what a repair would do.
 //!
 //! Text, JSON and exit codes are qemu-img's: 0 sound, 1 could not check, 2 corruptions, 3 leaks
-//! only, 63 for formats without checks; after a repair they tell what remains. Unlike qemu-img it
-//! needs neither the backing file nor the external data file nor the key of an encrypted image:
-//! none of them is looked at.
+//! only, 63 for formats without checks; after a repair they describe what remains. Unlike qemu-img
+//! it needs neither the backing file nor the external data file nor the key of an encrypted image,
+//! and opens none of them.
 
 use std::sync::Arc;
 
@@ -83,13 +83,13 @@ impl Observer for Reporter {
     }
 
     fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
-        let Some(told) = &mut self.progress else {
+        let Some(last) = &mut self.progress else {
             return;
         };
         let percent = done_bytes as f64 * 100.0 / total_bytes.max(1) as f64;
         // As qemu-img: at most once for each per cent.
-        if percent >= *told + 1.0 || done_bytes == total_bytes {
-            *told = percent;
+        if percent >= *last + 1.0 || done_bytes == total_bytes {
+            *last = percent;
             output::print(&format!("    ({percent:.2}/100%)\r"));
             output::flush();
         }

@@ -37,7 +37,7 @@ pub struct Args {
     /// Leave the image as it is, instead of emptying it
     #[arg(short, long)]
     drop: bool,
-    /// Move at most so many bytes a second; 0 is no limit
+    /// Maximum rate in bytes per second; 0 is no limit
     #[arg(short, long, value_name = "RATE", allow_hyphen_values = true)]
     rate: Option<String>,
     /// Print nothing

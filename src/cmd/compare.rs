@@ -19,7 +19,7 @@ use crate::output::{Program, print, print_json, usage_error};
 const EXIT_DIFFERENT: u8 = 1;
 /// Exit code: they could not be opened.
 const EXIT_NOT_OPENED: u8 = 2;
-/// Exit code: what is where on one of them could not be told.
+/// Exit code: the block status of one of the images could not be read.
 const EXIT_NO_EXTENTS: u8 = 3;
 /// Exit code: one of them could not be read.
 const EXIT_NOT_READ: u8 = 4;

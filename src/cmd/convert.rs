@@ -112,7 +112,7 @@ pub struct Args {
     /// The target of -n reads as zeroes
     #[arg(long)]
     target_is_zero: bool,
-    /// Zeroes of at least so many bytes become holes; 0 writes all of them
+    /// Zeroes of at least this length become holes; 0 writes all of them
     #[arg(short = 'S', long, value_name = "SIZE")]
     sparse_size: Option<String>,
     /// Copy persistent bitmaps too
@@ -124,7 +124,7 @@ pub struct Args {
     /// Open the sources although another process writes to them
     #[arg(short = 'U', long)]
     force_share: bool,
-    /// Move at most so many bytes a second
+    /// Maximum rate in bytes per second
     #[arg(short = 'r', long, value_name = "RATE", allow_hyphen_values = true)]
     rate: Option<String>,
     /// How many pieces are under way together, 1 to 16, each with up to 2 MiB of memory; 8, or 16
@@ -198,12 +198,12 @@ fn converted(args: &Args, program: &Program) -> Result<(), CommandError> {
     if job.is_cancelled() && done.is_err() {
         program.complain(request.what_is_left());
         interrupted.end_by_signal();
-        return Err(CommandError::told());
+        return Err(CommandError::already_reported());
     }
     let done = done?;
     job_args.end();
     if args.json {
-        print_json(&request.told(done, begun.elapsed().as_secs_f64()));
+        print_json(&request.report(done, begun.elapsed().as_secs_f64()));
     }
     Ok(())
 }
@@ -249,7 +249,7 @@ async fn slow_read(sources: &[Image]) -> Option<impl Future<Output = ()>> {
         if !is_remote || image.size() == 0 {
             continue;
         }
-        // What cannot be read is told when it is copied.
+        // A read error is reported when the range is copied.
         let read = Box::pin(async move { drop(image.read(0, BufMut::zeroed(PROBE_BYTES)).await) });
         let time = Box::pin(cowslip_queue::sleep(FAR));
         if let Either::Right((_, read)) = select(read, time).await {
@@ -318,8 +318,8 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// What is said of the target. It is looked at when the sources are open, as qemu-img does:
-    /// what is wrong with them is told first.
+    /// Chooses the target from the options. This happens after the sources have been opened, as in
+    /// qemu-img, so that their errors are reported first.
     fn choose_target(&mut self) -> Result<(), CommandError> {
         let args = self.args;
         self.format = match args.target_image_opts {
@@ -512,7 +512,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    fn told(&self, done: Converted, seconds: f64) -> Value {
+    fn report(&self, done: Converted, seconds: f64) -> Value {
         json!({
             "sources": self.sources,
             "target": self.target,

@@ -1,5 +1,5 @@
-//! Options of qemu-img whose values are judged where they stand on the line: of several mistakes
-//! the first is told.
+//! Options of qemu-img whose values are validated in the order of the command line, so that the
+//! first of several errors is reported.
 
 use super::{check, convert, resize};
 use crate::error::CommandError;
@@ -9,36 +9,41 @@ use crate::options::{self, bytes_within, number_within};
 use crate::output::{OutputFormat, Program, usage_error};
 use crate::size::SIZE_MAX;
 
-/// What becomes of an option.
+/// The outcome for a valid option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Judged {
-    /// The verb gets it.
+pub enum Validated {
+    /// It is passed on to the verb.
     Passed,
-    /// It is done with.
+    /// It has been dealt with, and is not passed on.
     Done,
 }
 
-/// The judge of one line.
-pub struct Judge<'a> {
+/// Validates the options of one command line.
+pub struct OptionValidator<'a> {
     program: &'a Program,
-    /// Things that `snapshot` is to do.
+    /// Number of actions that the options of `snapshot` select.
     actions: u32,
 }
 
-impl<'a> Judge<'a> {
-    /// One that has seen nothing yet.
-    pub fn new(program: &'a Program) -> Judge<'a> {
-        Judge {
+impl<'a> OptionValidator<'a> {
+    /// A validator for a line, before its first option.
+    pub fn new(program: &'a Program) -> OptionValidator<'a> {
+        OptionValidator {
             program,
             actions: 0,
         }
     }
 
-    /// Judges an option of the verb.
+    /// Validates an option of the verb.
     ///
     /// # Errors
-    /// What is wrong with its value.
-    pub fn judge(&mut self, verb: &str, name: Name, value: &str) -> Result<Judged, CommandError> {
+    /// The value is invalid.
+    pub fn validate(
+        &mut self,
+        verb: &str,
+        name: Name,
+        value: &str,
+    ) -> Result<Validated, CommandError> {
         match (verb, name) {
             (_, Name::Long("object")) => {
                 object::define(value).map_err(|error| match verb {
@@ -46,7 +51,7 @@ impl<'a> Judge<'a> {
                     "compare" => error.with_exit_code(2),
                     _ => error,
                 })?;
-                return Ok(Judged::Done);
+                return Ok(Validated::Done);
             }
             (_, Name::Long("output")) => drop(OutputFormat::parse(value, verb, self.program)?),
             ("snapshot", Name::Letter('l' | 'a' | 'c' | 'd')) => self.one_action()?,
@@ -61,7 +66,7 @@ impl<'a> Judge<'a> {
             ("bench", _) => self::bench(name, value)?,
             _ => self::number(verb, name, value)?,
         }
-        Ok(Judged::Passed)
+        Ok(Validated::Passed)
     }
 
     fn one_action(&mut self) -> Result<(), CommandError> {
@@ -77,7 +82,7 @@ impl<'a> Judge<'a> {
 }
 
 fn number(verb: &str, name: Name, value: &str) -> Result<(), CommandError> {
-    let judged = match (verb, name) {
+    let validated = match (verb, name) {
         ("convert", Name::Letter('S')) => convert::sparse_bytes(value),
         ("convert", Name::Letter('m')) => convert::parallel(value),
         ("convert" | "commit", Name::Letter('r')) => {
@@ -89,12 +94,12 @@ fn number(verb: &str, name: Name, value: &str) -> Result<(), CommandError> {
         ("measure", Name::Long("size")) => bytes_within("image size", value, 0..=SIZE_MAX),
         _ => return Ok(()),
     };
-    judged.map(drop)
+    validated.map(drop)
 }
 
 fn bench(name: Name, value: &str) -> Result<(), CommandError> {
     const MAX: u64 = i32::MAX as u64;
-    let judged = match name {
+    let validated = match name {
         Name::Letter('c') => number_within("request count", value, 1..=MAX),
         Name::Letter('d') => number_within("queue depth", value, 1..=MAX),
         Name::Letter('o') => bytes_within("offset", value, 0..=SIZE_MAX),
@@ -110,5 +115,5 @@ fn bench(name: Name, value: &str) -> Result<(), CommandError> {
         }
         _ => return Ok(()),
     };
-    judged.map(drop)
+    validated.map(drop)
 }

@@ -23,7 +23,7 @@ use crate::text_file;
 A seek goes backwards on the device, or forward over more than 1 MiB. The score is the share of a sequential \
 read's time that goes into seeks, if one takes as long as reading 1 MiB: seeks x 1 MiB / (seeks x 1 MiB + bytes). \
 Interleaving, of several files on one device: of the gaps between a file's runs there, the share in which \
-another of the files lies. What is not written back yet is told as delayed, unless --sync writes it first.")]
+another of the files lies. What is not written back yet is reported as delayed, unless --sync writes it first.")]
 pub struct Args {
     /// Format of the files, raw or qcow2; probed by default
     #[arg(short, long, value_name = "FMT")]

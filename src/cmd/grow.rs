@@ -25,7 +25,7 @@ mod trim;
 mod watch;
 
 use files::{Files, Settings};
-use tell::{Teller, Told};
+use tell::{ReportStyle, Teller};
 use watch::{Batch, Watch};
 
 /// Between one look and the next, so that the writers' events come in batches: at a gigabyte a
@@ -47,7 +47,7 @@ Limits: files have to be writable, and the caller's own unless he has CAP_LEASE.
 capabilities are left alone. What is written before the notice of \
 it arrives is laid out without help. Space is given back only when nobody has the file open, not even for reading: \
 what is open when the command ends stays allocated and is named; 'cowslip grow --trim' gives it back later. While a file \
-is cut, for some microseconds, whoever opens it waits, and with O_NONBLOCK is refused. A program that was just written \
+is cut, for some microseconds, programs that open it wait, or fail with O_NONBLOCK. A program that was just written \
 may be busy for a moment. File systems without fallocate behind the end, or without leases (NFS), get nothing. On \
 btrfs a snapshot or a reflink turns what was allocated into copies. More: docs/writers.md.")]
 pub struct Args {
@@ -57,10 +57,10 @@ pub struct Args {
     /// End when files were written and nothing has happened to them for --idle seconds
     #[arg(long)]
     once: bool,
-    /// End after so many seconds
+    /// End after this many seconds
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     time: Option<Duration>,
-    /// After so many seconds without a change a file counts as left
+    /// Seconds without a change after which a file is given up
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     idle: Duration,
     /// Leave space where it is at the end
@@ -104,14 +104,14 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// Watches and allocates until it is told to end; the exit code.
+/// Watches and allocates until it is stopped; returns the exit code.
 pub fn run(args: &Args, program: &Program) -> u8 {
-    let told = match (args.json, args.quiet) {
-        (true, _) => Told::Json,
-        (_, true) => Told::Nothing,
-        _ => Told::Lines,
+    let style = match (args.json, args.quiet) {
+        (true, _) => ReportStyle::Json,
+        (_, true) => ReportStyle::Nothing,
+        _ => ReportStyle::Lines,
     };
-    let mut teller = Teller::new(told);
+    let mut teller = Teller::new(style);
     let outcome = match args.trim {
         true => trim::run(&args.paths, &mut teller),
         false => watched(args, &mut teller),

@@ -142,7 +142,7 @@ fn shown_format(layer: &Layer) -> &'static str {
     }
 }
 
-/// What is told of the file, which an image has for a child.
+/// Describes the file, which is a child node of the image.
 fn child_text(layer: &Layer, detail: Detail, lines: &mut Vec<String>) {
     let protocol = child_format(layer);
     lines.push("Child node '/file':".to_string());
@@ -213,9 +213,9 @@ fn limits_text(limits: &Value, level: usize, lines: &mut Vec<String>) {
     specific_text(limits, level + 1, lines);
 }
 
-/// What requests to a file of the host have to keep to, in QEMU's words (`BlockLimitsInfo`). Here,
-/// too, what is not aligned goes through buffers that are, so nothing is refused. Those that are
-/// not told do not exist.
+/// The alignment of requests to a file of the host, in QEMU's terms (`BlockLimitsInfo`). Unaligned
+/// requests go through aligned buffers, as in QEMU, so none are refused. A limit that is missing
+/// here does not exist.
 fn file_limits() -> Value {
     json!({
         "request-alignment": 1,

@@ -62,8 +62,8 @@ pub struct Args {
     filenames: Vec<String>,
 }
 
-/// What is told.
-struct Told {
+/// The sizes to report, in bytes.
+struct Sizes {
     required: u64,
     fully_allocated: u64,
     bitmaps: Option<u64>,
@@ -94,24 +94,26 @@ fn measured(args: &Args, program: &Program) -> Result<(), CommandError> {
         return refuse("--size N cannot be used together with a filename.");
     }
     let snapshot = chosen_snapshot(args.snapshot.as_deref(), program)?;
-    let told = block_on(Aio::Auto, find(args, (size, snapshot), program))?;
+    let sizes = block_on(Aio::Auto, find(args, (size, snapshot), program))?;
     match output {
         OutputFormat::Human => {
-            let bitmaps = told.bitmaps.map(|bytes| format!("bitmaps size: {bytes}\n"));
+            let bitmaps = sizes
+                .bitmaps
+                .map(|bytes| format!("bitmaps size: {bytes}\n"));
             print(&format!(
                 "required size: {}\nfully allocated size: {}\n{}",
-                told.required,
-                told.fully_allocated,
+                sizes.required,
+                sizes.fully_allocated,
                 bitmaps.unwrap_or_default()
             ));
         }
         OutputFormat::Json => {
             let mut object = json!({});
-            if let Some(bytes) = told.bitmaps {
+            if let Some(bytes) = sizes.bitmaps {
                 object["bitmaps"] = bytes.into();
             }
-            object["required"] = told.required.into();
-            object["fully-allocated"] = told.fully_allocated.into();
+            object["required"] = sizes.required.into();
+            object["fully-allocated"] = sizes.fully_allocated.into();
             print_json(&object);
         }
     }
@@ -122,7 +124,7 @@ async fn find(
     args: &Args,
     (size, snapshot): (Option<u64>, Option<SnapshotChoice>),
     program: &Program,
-) -> Result<Told, CommandError> {
+) -> Result<Sizes, CommandError> {
     let image = match &args.filenames[..] {
         [name] => {
             let how = OpenHow {
@@ -155,7 +157,7 @@ async fn find(
         None => size.unwrap_or(0).next_multiple_of(SECTOR_BYTES),
     };
     if format == Format::Raw {
-        return Ok(Told {
+        return Ok(Sizes {
             required: disk,
             fully_allocated: disk,
             bitmaps: None,
@@ -163,7 +165,7 @@ async fn find(
     }
     if format == Format::Luks {
         let bytes = disk + keys_of_luks(&given)?.header_bytes()?;
-        return Ok(Told {
+        return Ok(Sizes {
             required: bytes,
             fully_allocated: bytes,
             bitmaps: None,
@@ -181,7 +183,7 @@ async fn find(
         Some((_, spec)) if options.version == Version::V3 => bitmaps_of(args, spec).await?,
         _ => None,
     };
-    Ok(Told {
+    Ok(Sizes {
         required: sizes.required,
         fully_allocated: sizes.fully_allocated,
         bitmaps: bitmaps.map(|found| bitmaps_bytes(&found, disk, options.cluster_size)),

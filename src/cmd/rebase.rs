@@ -1,9 +1,9 @@
-//! `rebase`: gives an image another backing file, with qemu-img's options and words.
+//! `rebase`: changes the backing file of an image, with qemu-img's options and messages.
 //!
-//! Safe, which is the default, the disk stays what it is: what the new backing file shows
-//! differently is written into the image first. Unsafe (`-u`), only the header changes. A chain
-//! that would be a loop is refused either way, but with `-u` not of whoever calls it `qemu-img`,
-//! which makes it.
+//! The default is safe, and preserves the contents of the disk: where the new backing file differs,
+//! the old data is written into the image first. With `-u` (unsafe) only the header changes. A
+//! chain that would be a loop is refused either way, except with `-u` under the name `qemu-img`,
+//! which permits it.
 
 use cowslip::Error;
 use cowslip::file::host::{Aio, resolve_name};

@@ -167,7 +167,7 @@ fn checked_size(
             "Shrinking an image will delete all data beyond the shrunken image's end. Before \
              performing such an operation, make sure there is no important data there.",
         );
-        return Err(CommandError::told());
+        return Err(CommandError::already_reported());
     }
     Ok(size)
 }

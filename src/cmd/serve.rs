@@ -76,7 +76,7 @@ pub struct Args {
     /// End when the last client has left
     #[arg(long)]
     once: bool,
-    /// Take so many clients at a time; others wait. 0 is no limit
+    /// Serve at most this many clients at a time; others wait. 0 is no limit
     #[arg(short = 'e', long, default_value_t = 0, value_name = "N")]
     clients: usize,
     /// none, writeback, writethrough, directsync or unsafe
@@ -174,7 +174,7 @@ impl Service {
             spec,
             how: OpenHow {
                 access: Access::Write,
-                // Clients are told the size once.
+                // The size is announced to clients once.
                 sharing: Sharing::FixedLength,
                 ..open::how()
             },
@@ -319,7 +319,7 @@ async fn serve_image(
     role: Role,
     signals: Signals,
 ) -> Result<(), CommandError> {
-    // The image first: whoever is refused its lock touches no socket.
+    // The image is opened first: a server that fails to lock it must not touch a socket.
     let image = Arc::new(open_served(service).await?);
     let size = image.size();
     if let Err(offset) = i64::try_from(service.offset).map_err(|_| service.offset as i64) {
@@ -344,7 +344,7 @@ async fn serve_image(
     }
     let server = server(service, program, disk);
     let detached = Detached::prepare(role).map_err(|error| CommandError::new(words(&error)))?;
-    // No client has been heard so far, and every file that will be needed is open.
+    // No client has been served so far, and every file that will be needed is open.
     confine(service, program, &listening)?;
     let handle = server.handle();
     let (watched, watching) = (Arc::downgrade(&image), program.clone());

@@ -1,19 +1,18 @@
-//! The command lines of `qemu-img`, read as getopt reads them, for a parser that reads them
-//! otherwise.
+//! The command lines of `qemu-img`, parsed as getopt does and rewritten for a parser that differs
+//! from it.
 //!
-//! The verbs' own parser (clap) has their options, values and help. What it does in another way is
-//! what scripts see when something is wrong with a line, and some lines that are right: a value may
-//! begin with a dash, a name may be shortened, of a line's mistakes the first one is told, in the C
-//! library's words. So a line under the name `qemu-img` is scanned here first and handed on in a
-//! form that leaves nothing to decide: options by their full names, values apart, operands behind
-//! `--`.
+//! The verbs' own parser (clap) defines the options, values and help. It differs in the errors that
+//! scripts see, and in some valid lines: a value may begin with a dash, a name may be abbreviated,
+//! and of several errors in a line the first one is reported, in the C library's words. So under
+//! the name `qemu-img` a line is scanned here first, and passed on in an unambiguous form: options
+//! by their full names, values separate, operands behind `--`.
 //!
 //! The tables are what qemu-img 10.0.2 accepts, which is not all that its `--help` lists, in the
 //! order in which it lists them where a shortened name is ambiguous. Pure.
 
 use clap::{Arg, Command};
 
-use crate::cmd::early::Judged;
+use crate::cmd::early::Validated;
 use crate::error::CommandError;
 use crate::output::{Program, print_error};
 
@@ -384,14 +383,14 @@ const VERBS: &[Verb] = &[
 const RESIZE: &str = "resize";
 
 /// The line, its program's name first, as `parser` reads it: the verbs are the parser's
-/// subcommands. `judge` gets the verb, and each of its options when it is met.
+/// subcommands. `validate` gets the verb, and each of its options when it is met.
 ///
 /// # Errors
 /// What is wrong with it.
 pub fn unambiguous(
     args: &[String],
     parser: &Command,
-    mut judge: impl FnMut(&str, Name, &str) -> Result<Judged, CommandError>,
+    mut validate: impl FnMut(&str, Name, &str) -> Result<Validated, CommandError>,
 ) -> Result<Vec<String>, Refusal> {
     let (program, args) = args.split_first().expect("the program's name");
     let mut out = vec![program.clone()];
@@ -425,8 +424,8 @@ pub fn unambiguous(
             return Ok([program.clone(), name.clone(), "--help".to_string()].to_vec());
         }
         let value = found.value.as_deref().unwrap_or_default();
-        let judged = judge(verb.name, found.name, value).map_err(Refusal::Value)?;
-        if judged == Judged::Passed {
+        let validated = validate(verb.name, found.name, value).map_err(Refusal::Value)?;
+        if validated == Validated::Passed {
             push(found, (parser, verb.longs), &mut out).map_err(mistake)?;
         }
     }
@@ -487,7 +486,7 @@ mod tests {
         let words: Vec<String> = words
             .map(|word| if word == "''" { "" } else { word }.to_string())
             .collect();
-        let pass = |_: &str, _, _: &str| Ok(Judged::Passed);
+        let pass = |_: &str, _, _: &str| Ok(Validated::Passed);
         match unambiguous(&words, &crate::QemuImgLine::command(), pass) {
             Err(Refusal::Value(error)) => format!("<{error}>"),
             Ok(words) => words[1..].join(" "),
@@ -576,7 +575,7 @@ mod tests {
             let parser = line.find_subcommand(verb.name).unwrap();
             let letters = verb.letters.chars().filter(|letter| *letter != ':');
             let letters = letters.filter(|letter| *letter != 'h').map(Name::Letter);
-            // What has a letter is told by it, and objects are defined when they are met.
+            // An option with a letter is identified by it; objects are defined as they are parsed.
             let longs = verb.longs.iter();
             let longs = longs.filter(|long| long.letter.is_none() && long.name != "object");
             for name in letters.chain(longs.map(|long| Name::Long(long.name))) {

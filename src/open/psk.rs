@@ -1,9 +1,9 @@
-//! Keys that both sides share beforehand: the object `tls-creds-psk`, which is a directory with a
-//! file `keys.psk`, and such a file by itself, as URIs name it.
+//! Pre-shared keys: the object `tls-creds-psk`, which is a directory with a file `keys.psk`, and a
+//! single such file, as URIs name it.
 //!
-//! The file has lines `USER:KEY`, as `psktool` writes them. A server serves all of its users; a
-//! client is one of them: `qemu` where nothing is said, as QEMU has it, and with URIs whoever runs
-//! the program, as libnbd has it.
+//! The file has lines `USER:KEY`, as `psktool` writes them. A server accepts all of its users; a
+//! client uses one: by default `qemu`, as in QEMU, and with URIs the user that runs the program, as
+//! in libnbd.
 //!
 //! Source: qemu(1), "tls-creds-psk"; nbd_connect_uri(3).
 

@@ -1,9 +1,9 @@
-//! What an operation costs beside the I/O itself, at depth 32 on one thread.
+//! Measures the cost of an operation apart from the I/O itself, at depth 32 on one thread.
 //!
-//! Two null devices: the ring's NOP, and 4 KiB reads of a file that lies in the page cache. Each is
-//! driven by a bare loop on the ring (the floor: no tasks, no futures), by this project's queue, by
-//! compio, and by the queue's pool of threads. A contender does the same amount of work in every
-//! round; rounds alternate between contenders, and the median round is told.
+//! Two null devices: io_uring's NOP, and 4 KiB reads of a file that is in the page cache. Each is
+//! driven by a bare loop on the ring (the lower bound: no tasks, no futures), by this project's
+//! queue, by compio, and by the queue's thread pool. A contender does the same amount of work in
+//! every round; rounds alternate between contenders, and the median round is reported.
 //!
 //! Sockets too: 32 local connections that each send a small request and wait for its echo, served
 //! and driven by one queue, on its ring and on epoll.

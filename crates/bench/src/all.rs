@@ -20,7 +20,7 @@ use crate::deadline::Shares;
 use crate::page::file::PageFile;
 use crate::places::{Held, make_loop};
 use crate::tables::Plan;
-use crate::telling::{Made, Outlet, Told};
+use crate::telling::{Made, Outlet, ReportStyle};
 use crate::{allocate, pages, writers};
 
 /// Minutes, if it is not said.
@@ -109,8 +109,7 @@ pub struct AllOptions {
     /// Fewer requests, smaller disks, one run of each: a first look
     #[arg(long)]
     quick: bool,
-    /// End after so many minutes: cells that do not fit are left out; 40 if not given, with --quick
-    /// 10
+    /// Time limit in minutes: cells that do not fit are left out; 40 by default, with --quick 10
     #[arg(long, value_name = "N")]
     minutes: Option<f64>,
     /// Only these tables, with the time of all
@@ -267,11 +266,11 @@ impl Grounds {
     }
 }
 
-/// Makes all tables; the exit code.
+/// Makes all tables; returns the exit code.
 ///
 /// # Errors
-/// The page cannot be written, no table can be made, or options are wrong. What goes wrong in a
-/// table is told there.
+/// The page cannot be written, no table can be made, or options are wrong. Later errors of a table
+/// are reported with its results.
 pub fn run(options: &AllOptions, program: &Program) -> Result<u8, CommandError> {
     let usual = if options.quick {
         MINUTES_QUICK
@@ -296,8 +295,8 @@ pub fn run(options: &AllOptions, program: &Program) -> Result<u8, CommandError> 
         grounds = Some(made);
     }
     let end = Instant::now() + Duration::from_secs_f64(minutes * 60.0);
-    let told = Told::Together { json: options.json };
-    let (results, failures) = make(planned, (told, page.as_ref(), end), program);
+    let style = ReportStyle::Together { json: options.json };
+    let (results, failures) = make(planned, (style, page.as_ref(), end), program);
     drop(grounds);
     if let Some(page) = &page {
         page.write(&pages::page(&results)?)?;
@@ -312,7 +311,7 @@ pub fn run(options: &AllOptions, program: &Program) -> Result<u8, CommandError> 
 /// Makes tables one after the other: their results, and how many failed.
 fn make(
     planned: Vec<Planned>,
-    (told, page, end): (Told, Option<&PageFile>, Instant),
+    (style, page, end): (ReportStyle, Option<&PageFile>, Instant),
     program: &Program,
 ) -> (Vec<Value>, usize) {
     let mut results: Vec<Value> = Vec::new();
@@ -328,7 +327,7 @@ fn make(
         let name = std::env::args_os().next().unwrap_or_default();
         let line = words.iter().map(AsRef::as_ref);
         let outlet = Outlet {
-            told,
+            style,
             page: page.cloned(),
             earlier: results.clone(),
             command: Some(format!("{} bench {}", quoted(&name), command_line(line))),
@@ -356,7 +355,7 @@ fn nothing(table: &str, error: &CommandError) -> Value {
 
 /// For the mail that the page is attached to.
 fn summary(results: &[Value], page: Option<&Path>) -> String {
-    let told = results.iter().map(pages::summary);
+    let summaries = results.iter().map(pages::summary);
     let conditions = results.iter().map(|document| &document["conditions"]);
     let mut machines = conditions.filter(|conditions| conditions["machine"].is_object());
     let mut text = String::new();
@@ -383,7 +382,7 @@ fn summary(results: &[Value], page: Option<&Path>) -> String {
         text += "Ratios of medians: x QEMU is how many times as fast as QEMU, x first as the first touch of a raw file,\n\
                  x written as a raw file that is written throughout, x unlimited as with memory for all tables.\n\n";
     }
-    text += &told.collect::<String>();
+    text += &summaries.collect::<String>();
     if let Some(page) = page {
         text += &format!("\nThe page: {}\n", page.display());
     }

@@ -72,10 +72,10 @@ pub struct Args {
     html: Option<PathBuf>,
 }
 
-/// Measures; the exit code.
+/// Measures; returns the exit code.
 ///
 /// # Errors
-/// An option's value, a file system that cannot be made, or a run that cannot be judged.
+/// An option's value is invalid, a file system cannot be made, or a run has no valid result.
 pub fn run(mut args: Args) -> Result<u8, CommandError> {
     let is_root = rustix::process::geteuid().is_root();
     if is_root && args.places.loops.is_empty() && args.places.dir.is_empty() {
@@ -108,7 +108,7 @@ impl Plan {
         let recipes = places.recipes()?;
         if let Some(recipe) = recipes.iter().find(|recipe| recipe.full_percent.is_some()) {
             return Err(CommandError::new(format!(
-                "--loop {}: this table makes file systems anew, it fills none; use --dir on one that is full",
+                "--loop {}: this table makes new file systems and fills none; use --dir on one that is full",
                 recipe.name
             )));
         }
@@ -168,10 +168,10 @@ impl Plan {
         (self.size * 3).max(FILESYSTEM_BYTES_MIN)
     }
 
-    /// Measures it. No repetition is begun after the deadline, if there is one.
+    /// Runs the measurement. No repetition is begun after the deadline, if there is one.
     ///
     /// # Errors
-    /// What was measured cannot be told. What went wrong before is told with the results.
+    /// The results cannot be written. Earlier errors are reported with the results.
     pub fn make(&self, outlet: Outlet, deadline: Option<Instant>) -> Result<Made, CommandError> {
         let mut bench = Bench::new(self, outlet);
         let outcome = self.measure(&mut bench, deadline);
@@ -210,7 +210,7 @@ impl Plan {
         }
         if state == State::Aged {
             bench.progress.say(&format!("ageing {}", place.name));
-            anew(place, recipe)?;
+            recreate(place, recipe)?;
             age::age(&place.directory, self.size + self.size / 4)?;
         }
         let methods = self.methods.iter();
@@ -226,7 +226,7 @@ impl Plan {
                 let what = format!("{} {} {}", row.place, state.name(), row.method);
                 bench.progress.say(&what);
                 if state == State::Fresh {
-                    anew(place, recipe)?;
+                    recreate(place, recipe)?;
                 }
                 let file = place.directory.join("file");
                 row.runs
@@ -238,7 +238,7 @@ impl Plan {
     }
 }
 
-fn anew(place: &mut Place, recipe: Option<&Recipe>) -> Result<(), CommandError> {
+fn recreate(place: &mut Place, recipe: Option<&Recipe>) -> Result<(), CommandError> {
     match recipe {
         Some(recipe) => place.make_anew(recipe).map_err(CommandError::new),
         None => Ok(()),
@@ -259,7 +259,7 @@ fn settled(path: &Path, method: Method, size: u64) -> Result<results::Run, Comma
     run
 }
 
-/// What was measured so far, and how it is told.
+/// The results so far, and their output.
 struct Bench {
     conditions: serde_json::Value,
     rows: Vec<Row>,
@@ -291,9 +291,9 @@ impl Bench {
 
     /// A place has these conditions.
     fn add_place(&mut self, place: &Place) {
-        let mut told = conditions::of_directory(&place.directory);
-        told["filesystem"] = place.name.clone().into();
-        conditions::add_place(&mut self.conditions, told);
+        let mut place_conditions = conditions::of_directory(&place.directory);
+        place_conditions["filesystem"] = place.name.clone().into();
+        conditions::add_place(&mut self.conditions, place_conditions);
     }
 
     /// Methods of a place in one state are done.

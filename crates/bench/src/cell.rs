@@ -31,7 +31,7 @@ pub enum Contestant {
 /// What L2 tables may take in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheBudget {
-    /// So many MiB.
+    /// A number of MiB.
     Mebibytes(u64),
     /// As much as there are.
     Unlimited,
@@ -59,7 +59,7 @@ impl CacheBudget {
 pub enum RawFile {
     /// One hole.
     Sparse,
-    /// One hole, in a file whose space the file system allocates in units of so many bytes (XFS).
+    /// One hole, in a file whose space the file system allocates in units of this many bytes (XFS).
     Hinted(u64),
     /// Space, never written (`fallocate`).
     Allocated,
@@ -93,7 +93,7 @@ impl Contestant {
         }
     }
 
-    /// The program of QEMU's that it is; raw files are yardsticks, whoever drives them.
+    /// The QEMU program that this is; raw files are a reference and belong to no peer.
     pub fn peer(self) -> Option<Peer> {
         match self {
             Contestant::QemuImg | Contestant::QemuImgCached(_) => Some(Peer::QemuImg),
@@ -271,7 +271,7 @@ impl Shape {
 pub struct CellLoad {
     /// How many requests.
     pub requests: u64,
-    /// So many in flight.
+    /// Number of requests in flight.
     pub depth: u64,
     /// Size of each in bytes.
     pub request_bytes: u64,

@@ -1,6 +1,6 @@
-//! Under which conditions a table is made, for programs and, by way of them, for readers: the
-//! machine, the stack under each directory, the versions of all who take part, the command line,
-//! and what warns of the figures. Told once, in the report's JSON; pages are made from that.
+//! The conditions under which a table is made: the machine, the storage stack under each directory,
+//! the versions of all programs involved, the command line, and warnings about the figures. They
+//! are written once, in the report's JSON; pages are made from that.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -101,8 +101,8 @@ fn versions() -> Value {
     let own = format!("cowslip {}", env!("CARGO_PKG_VERSION"));
     versions.insert("cowslip".to_string(), json!(own));
     for (program, word) in PROGRAMS {
-        let told = told_by(program, &[word]);
-        let line = told.as_deref().and_then(|text| text.lines().next());
+        let output = told_by(program, &[word]);
+        let line = output.as_deref().and_then(|text| text.lines().next());
         versions.insert(program.to_string(), json!(line.map(str::trim)));
     }
     Value::Object(versions)
@@ -158,10 +158,10 @@ mod tests {
 
     #[test]
     fn a_run_tells_of_itself() {
-        let told = of_run();
-        assert!(told["command"].as_str().unwrap().contains("cowslip"));
-        assert!(told["machine"]["processors"].as_u64() > Some(0));
-        assert!(told["versions"]["cowslip"].is_string());
+        let run = of_run();
+        assert!(run["command"].as_str().unwrap().contains("cowslip"));
+        assert!(run["machine"]["processors"].as_u64() > Some(0));
+        assert!(run["versions"]["cowslip"].is_string());
         let here = of_directory(&std::env::temp_dir());
         assert!(here["stack"]["filesystem-type"].is_string(), "{here}");
         let nowhere = of_directory(Path::new("/no/such/directory"));

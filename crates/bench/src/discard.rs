@@ -105,7 +105,7 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
         // With the close: what is put off until then is part of the price.
         iops: timed as f64 / (taken.rest + close).as_secs_f64(),
         figures: Vec::new(),
-        told: serde_json::Value::Null,
+        output: serde_json::Value::Null,
         command: None,
     };
     let writes = trace.count(Verb::Write) as f64;

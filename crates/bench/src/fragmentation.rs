@@ -77,7 +77,7 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
     let mut measurement = Measurement {
         iops: cell.load.requests as f64 / at_random.seconds,
         figures: Vec::new(),
-        told: serde_json::from_str(&at_random.output).unwrap_or_default(),
+        output: serde_json::from_str(&at_random.output).unwrap_or_default(),
         command: Some(line_of(&reading)),
     };
     measurement.add(FILLED, filled);

@@ -99,9 +99,9 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
     let requests = cell.load.requests;
     let limit = RUN_WITHIN + REQUEST_WITHIN * u32::try_from(requests).unwrap_or(u32::MAX);
     let cpu_before = cpu_seconds(&guest)?;
-    let first = Told::parse(&guest.run(&words, limit)?)?;
+    let first = RunFigures::parse(&guest.run(&words, limit)?)?;
     let cpu = cpu_seconds(&guest)? - cpu_before;
-    let again = Told::parse(&guest.run(&words, limit)?)?;
+    let again = RunFigures::parse(&guest.run(&words, limit)?)?;
     guest.turn_off()?;
     if let Some(server) = server {
         server.stop()?;
@@ -113,7 +113,7 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
     let mut measurement = Measurement {
         iops: first.iops(),
         figures: Vec::new(),
-        told: json!({ "first": first.all, "overwrites": again.all }),
+        output: json!({ "first": first.all, "overwrites": again.all }),
         command: None,
     };
     measurement.add(OVERWRITES, Some(again.iops()));
@@ -177,9 +177,9 @@ fn disk(
     disk
 }
 
-/// What `bench` told of one run in the guest.
+/// Figures that `bench` printed for one run in the guest.
 #[derive(Debug)]
-struct Told {
+struct RunFigures {
     requests: f64,
     seconds: f64,
     /// The close of a raw disk is a flush.
@@ -187,8 +187,8 @@ struct Told {
     all: Value,
 }
 
-impl Told {
-    fn parse(output: &str) -> Result<Told, CommandError> {
+impl RunFigures {
+    fn parse(output: &str) -> Result<RunFigures, CommandError> {
         let all: Value = serde_json::from_str(output).unwrap_or_default();
         let number = |name: &str| all[name].as_f64();
         let figures = (
@@ -200,7 +200,7 @@ impl Told {
             let text = format!("The guest tells no figures, but:\n{}", output.trim());
             return Err(CommandError::new(text));
         };
-        Ok(Told {
+        Ok(RunFigures {
             requests,
             seconds,
             close_seconds,
@@ -219,14 +219,15 @@ mod tests {
 
     #[test]
     fn the_flush_counts() {
-        let told = Told::parse(r#"{"requests": 30, "seconds": 2.0, "close-seconds": 1.0}"#);
-        assert!((told.unwrap().iops() - 10.0).abs() < 1e-9);
+        let figures =
+            RunFigures::parse(r#"{"requests": 30, "seconds": 2.0, "close-seconds": 1.0}"#);
+        assert!((figures.unwrap().iops() - 10.0).abs() < 1e-9);
     }
 
     #[test]
     fn what_is_no_figure_is_told() {
-        let error = Told::parse("Killed\n").unwrap_err().to_string();
+        let error = RunFigures::parse("Killed\n").unwrap_err().to_string();
         assert!(error.contains("Killed"), "{error}");
-        assert!(Told::parse("{\"requests\": 3}").is_err());
+        assert!(RunFigures::parse("{\"requests\": 3}").is_err());
     }
 }

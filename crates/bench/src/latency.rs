@@ -24,7 +24,7 @@ impl Histogram {
         self.total += 1;
     }
 
-    /// The duration that so many of a million do not exceed; 0 if there is none.
+    /// The duration that this many of a million requests do not exceed; 0 if there were none.
     pub fn percentile(&self, of_a_million: u64) -> Duration {
         let rank = (u128::from(self.total) * u128::from(of_a_million)).div_ceil(1_000_000);
         let rank = u64::try_from(rank).unwrap_or(u64::MAX).max(1);

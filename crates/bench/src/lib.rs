@@ -18,6 +18,7 @@ mod conditions;
 mod deadline;
 pub mod demo;
 mod discard;
+mod document;
 mod flush;
 mod fragmentation;
 mod guest;
@@ -46,7 +47,6 @@ mod steady;
 mod subclusters;
 mod tables;
 mod telling;
-mod told;
 mod writers;
 
 pub use machine::init as guest_init;

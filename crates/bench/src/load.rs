@@ -1,9 +1,9 @@
-//! The load on one image: requests of one size, so many in flight, and when they are flushed.
+//! The load on one image: requests of one size at a fixed queue depth, and when they are flushed.
 //!
-//! Its pace is qemu-img's, so that both engines do the same operations: one request is begun for
-//! each that ends, and a flush falls due whenever the number of requests not yet begun is a
-//! multiple of the interval. With `Drain` nothing is begun until all that is in flight, and then
-//! the flush, has ended. Without, flushes run beside the requests, one at a time.
+//! The pace is qemu-img's, so that both engines do the same operations: one request is started for
+//! each that completes, and a flush falls due whenever the number of requests not yet started is a
+//! multiple of the interval. With `Drain` nothing is started until all requests in flight, and then
+//! the flush, have completed. Without it, flushes run beside the requests, one at a time.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ pub enum Direction {
 /// Where requests go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// From an offset on, each so many bytes after the last, round the disk.
+    /// From an offset on, each a fixed distance after the last, wrapping at the end of the disk.
     Steps {
         /// The first one's offset in bytes.
         start: u64,
@@ -52,9 +52,9 @@ pub enum Pause {
     None,
 }
 
-/// What is told while requests run.
+/// Messages printed while requests run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum Verbosity {
     /// Nothing.
     Nothing,
     /// Of each flush that has ended, how many requests had ended before it began.
@@ -68,7 +68,7 @@ pub struct Load {
     pub count: u64,
     /// Size of each.
     pub request_bytes: usize,
-    /// So many are in flight.
+    /// Number of requests in flight.
     pub depth: usize,
     /// What they do.
     pub direction: Direction,
@@ -78,8 +78,8 @@ pub struct Load {
     pub flush_interval: u64,
     /// What flushes wait for.
     pub pause: Pause,
-    /// What is told meanwhile.
-    pub told: Told,
+    /// Messages printed meanwhile.
+    pub verbosity: Verbosity,
 }
 
 /// What was measured.
@@ -112,9 +112,9 @@ struct Run<'a> {
     unsent: Cell<u64>,
     /// Requests that have begun and not ended.
     in_flight: Cell<usize>,
-    /// Workers that wait for a flush, or whoever flushes beside them.
+    /// Workers that wait for a flush, or the task that flushes beside them.
     waiting: RefCell<Vec<Completer<()>>>,
-    /// Flushes that are due and have not begun, where nobody waits for them.
+    /// Flushes that are due and have not started, if no worker waits for them.
     due: Cell<u64>,
 }
 
@@ -193,7 +193,7 @@ impl Run<'_> {
         }
     }
 
-    /// What writes have found since this was last asked is that of the last of so many steps.
+    /// Adds the write statistics since the last call to the last of the `steps` steps so far.
     fn count_writes(&self, steps: usize) {
         let (Some(before), Some(last)) = (self.counted.get(), steps.checked_sub(1)) else {
             return;
@@ -261,7 +261,7 @@ impl Run<'_> {
         self.figures.borrow_mut().flushes += 1;
         let ended = self.load.count - self.unsent.get() - self.in_flight.get() as u64;
         self.image.flush().await?;
-        if self.load.told == Told::Flushes {
+        if self.load.verbosity == Verbosity::Flushes {
             output::print(&format!("Flushed after {ended} requests\n"));
             output::flush();
         }

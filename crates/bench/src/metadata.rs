@@ -104,24 +104,27 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
     if cell.load.direction == Direction::Write {
         stage.check_ourselves(&path)?;
     }
-    // QEMU tells no figures; without them the output is two lines of text.
-    let told: Value = serde_json::from_str(&run.output).unwrap_or_default();
+    // QEMU prints no figures; without them the output is two lines of text.
+    let output: Value = serde_json::from_str(&run.output).unwrap_or_default();
     let requests = cell.load.requests as f64;
     let mut measurement = Measurement {
-        iops: told["iops"].as_f64().unwrap_or(requests / run.seconds),
+        iops: output["iops"].as_f64().unwrap_or(requests / run.seconds),
         figures: Vec::new(),
-        told: Value::Null,
+        output: Value::Null,
         command: Some(line),
     };
-    let milliseconds = |name: &str| told[name].as_f64().map(|seconds| seconds * 1e3);
-    let cache = |name: &str| told["cache"][name].as_f64();
+    let milliseconds = |name: &str| output[name].as_f64().map(|seconds| seconds * 1e3);
+    let cache = |name: &str| output["cache"][name].as_f64();
     measurement.add(HITS, cache("hits"));
     measurement.add(MISSES, cache("misses"));
-    measurement.add(CACHED, told["cache"]["used-bytes"].as_u64().map(mebibytes));
+    measurement.add(
+        CACHED,
+        output["cache"]["used-bytes"].as_u64().map(mebibytes),
+    );
     measurement.add(RSS, Some(mebibytes(run.peak_rss_bytes)));
     measurement.add(OPEN, milliseconds("open-seconds"));
     measurement.add(CLOSE, milliseconds("close-seconds"));
-    measurement.told = told;
+    measurement.output = output;
     Ok(measurement)
 }
 

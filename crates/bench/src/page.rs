@@ -1,11 +1,11 @@
-//! What a page of figures holds, whoever measured them: sections of prose, tables, charts and
-//! facts. A bench makes [`Section`]s out of its results and knows nothing of HTML; [`html`] writes
-//! all of them alike, [`chart`] draws them. A new kind of bench needs no change here:
+//! The contents of a page of figures, independent of the bench: sections of prose, tables, charts
+//! and facts. A bench makes [`Section`]s out of its results and knows nothing of HTML; [`html`]
+//! writes all of them alike, [`chart`] draws them. A new kind of bench needs no change here:
 //!
 //! ```ignore
 //! let mut section = Section::new("Allocation");
 //! section.add(Block::Prose("1 GiB on fresh file systems.".to_string()));
-//! section.add(Block::Table(table));   // numbers are formatted by whoever knows their unit
+//! section.add(Block::Table(table));   // numbers are formatted by the code that knows their unit
 //! section.add(Block::Bars(bars));     // groups of bars, whiskers, linear or logarithmic
 //! section.add(Block::Curves(curves)); // lines or stacked areas over time or anything else
 //! page_file.write(&Page::new("cowslip bench allocate", vec![section]))?;

@@ -1,14 +1,14 @@
 //! A page of one table's results or of several: what was measured, then the machine, the stacks and
-//! the commands. Made from the documents that `--json` prints. What several documents tell alike is
-//! told once.
+//! the commands. Made from the documents that `--json` prints. What is the same in several
+//! documents is shown once.
 
 use cowslip_console::error::CommandError;
 use cowslip_console::size;
 use serde_json::Value;
 
+use crate::document::{Document, distinct};
 use crate::page::{Align, Block, Page, RowGroup, Section, Table, TableRow};
 use crate::section::{allocate, section, title_of, writers};
-use crate::told::{Told, distinct};
 
 /// The page of these results, in their order.
 ///
@@ -19,15 +19,15 @@ pub fn page(documents: &[Value]) -> Result<Page, CommandError> {
     for document in documents {
         sections.push(section_of(document)?);
     }
-    let told = || documents.iter().map(Told);
+    let all = || documents.iter().map(Document);
     sections.push(machine(documents));
     sections.push(stacks(documents));
     let title = match documents {
-        [only] => format!("cowslip bench {}", Told(only).table()),
+        [only] => format!("cowslip bench {}", Document(only).table()),
         _ => "cowslip bench".to_string(),
     };
     let mut page = Page::new(&title, sections);
-    let dates = distinct(told().filter_map(|told| told.conditions()["date"].as_str()));
+    let dates = distinct(all().filter_map(|document| document.conditions()["date"].as_str()));
     let summary = [
         dates.first().copied(),
         first(documents, "versions", "cowslip"),
@@ -43,15 +43,15 @@ pub fn page(documents: &[Value]) -> Result<Page, CommandError> {
 
 /// The section of a table, by its name.
 fn section_of(document: &Value) -> Result<Section, CommandError> {
-    let told = Told(document);
-    match (told.table(), document["rows"].is_array()) {
+    let results = Document(document);
+    match (results.table(), document["rows"].is_array()) {
         ("", _) | (_, false) => Err(CommandError::new(
             "This is no result of a table of bench, as --json prints it",
         )),
-        ("allocate", true) => Ok(allocate::section(told)),
-        ("writers", true) => Ok(writers::section(told)),
+        ("allocate", true) => Ok(allocate::section(results)),
+        ("writers", true) => Ok(writers::section(results)),
         (table, true) => match title_of(table) {
-            Some(title) => Ok(section(title, told)),
+            Some(title) => Ok(section(title, results)),
             None => Err(CommandError::new(format!(
                 "This is the result of a table that is not known here: '{table}'"
             ))),
@@ -61,24 +61,24 @@ fn section_of(document: &Value) -> Result<Section, CommandError> {
 
 /// What a table found, in a few lines of plain text.
 pub fn summary(document: &Value) -> String {
-    let told = Told(document);
-    let lines = match told.table() {
-        "allocate" => allocate::summary(told),
-        "writers" => writers::summary(told),
-        _ => told.ratios_in_lines(),
+    let document = Document(document);
+    let lines = match document.table() {
+        "allocate" => allocate::summary(document),
+        "writers" => writers::summary(document),
+        _ => document.ratios_in_lines(),
     };
-    let mut out = format!("{}\n{lines}", told.table());
-    if let Some(shortfall) = told.shortfall() {
+    let mut out = format!("{}\n{lines}", document.table());
+    if let Some(shortfall) = document.shortfall() {
         out += &format!("  {shortfall}\n");
     }
     out
 }
 
 fn first<'a>(documents: &'a [Value], of: &str, name: &str) -> Option<&'a str> {
-    let mut told = documents
+    let mut values = documents
         .iter()
         .map(|document| &document["conditions"][of][name]);
-    told.find_map(Value::as_str)
+    values.find_map(Value::as_str)
 }
 
 fn strings(value: &Value) -> impl Iterator<Item = &str> {
@@ -140,10 +140,10 @@ fn machine(documents: &[Value]) -> Section {
     let mut section = Section::new("Machine, versions, commands");
     let mut machines: Vec<(Known, Vec<&str>)> = Vec::new();
     for document in documents {
-        let told = Told(document);
+        let document = Document(document);
         let (machine, versions) = (
-            &told.conditions()["machine"],
-            &told.conditions()["versions"],
+            &document.conditions()["machine"],
+            &document.conditions()["versions"],
         );
         let mut known = facts([
             ("Processor", words(&machine["processor"])),
@@ -159,8 +159,8 @@ fn machine(documents: &[Value]) -> Section {
             known.push((program.clone(), version));
         }
         match machines.iter_mut().find(|(facts, _)| *facts == known) {
-            Some((_, tables)) => tables.push(told.table()),
-            None => machines.push((known, vec![told.table()])),
+            Some((_, tables)) => tables.push(document.table()),
+            None => machines.push((known, vec![document.table()])),
         }
     }
     let are_several = machines.len() > 1;
@@ -247,8 +247,8 @@ fn stacks(documents: &[Value]) -> Section {
             ("Driver of Cowslip", words(&place["aio-of-cowslip"])),
         ])));
         section.blocks.extend(devices(stack).map(Block::Table));
-        let told = &place["filesystem-told"];
-        if let (Some(title), Some(text)) = (words(&told["command"]), words(&told["output"])) {
+        let report = &place["filesystem-told"];
+        if let (Some(title), Some(text)) = (words(&report["command"]), words(&report["output"])) {
             section.add(Block::Output { title, text });
         }
     }
@@ -270,17 +270,17 @@ fn devices(stack: &Value) -> Option<Table> {
     let row = |device: &Value| {
         let depth = device["depth"].as_u64().unwrap_or(0).min(8);
         let above = "· ".repeat(usize::try_from(depth).unwrap_or(0));
-        let told = |name: &str| words(&device[name]).unwrap_or_default();
+        let field = |name: &str| words(&device[name]).unwrap_or_default();
         let fields = vec![
-            format!("{above}{}", told("name")),
-            told("kind"),
-            told("detail"),
+            format!("{above}{}", field("name")),
+            field("kind"),
+            field("detail"),
             bytes(&device["size-bytes"]).unwrap_or_default(),
-            told("rotational"),
-            told("scheduler"),
-            told("discards"),
-            told("dax"),
-            told("write-cache"),
+            field("rotational"),
+            field("scheduler"),
+            field("discards"),
+            field("dax"),
+            field("write-cache"),
         ];
         TableRow {
             fields,

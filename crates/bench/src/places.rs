@@ -11,7 +11,7 @@ use cowslip_testbed::{Place, Recipe, enter_namespace};
 /// The place, if none is given.
 const HERE: &str = "here";
 
-/// Where to measure, as all tables are told.
+/// Where to measure: options of all tables.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct PlaceOptions {
     /// Work in a new directory in this one; repeat it for several file systems
@@ -20,7 +20,7 @@ pub struct PlaceOptions {
     /// Make file systems of these kinds on fully written loop devices, and work there (root): ext4,
     /// xfs, btrfs, ext2, ext3; with conditions after colons: xfs:log=8M has a log of that size,
     /// xfs:allocsize=64k is mounted with that option, ext4:extents=off finds blocks as ext3 does,
-    /// ext4:full=95 is so many percent full with the files of the table
+    /// ext4:full=95 is 95 percent full with the files of the table
     #[arg(long = "loop", value_name = "KINDS", value_delimiter = ',')]
     pub loops: Vec<String>,
     /// How directories are called in rows, if not by their names
@@ -132,10 +132,10 @@ impl Held {
 }
 
 /// Makes a file system by a recipe in this directory, for tables whose files take no more than two
-/// thirds of so many bytes.
+/// thirds of this many bytes.
 ///
 /// # Errors
-/// What went wrong, with the program that said so.
+/// The error, with the program that failed.
 pub fn make_loop(
     recipe: &Recipe,
     directory: &Path,

@@ -28,8 +28,8 @@ pub struct Measurement {
     pub iops: f64,
     /// What else is known, each at most once.
     pub figures: Vec<(Column, f64)>,
-    /// What the program itself told, for programs.
-    pub told: Value,
+    /// The JSON output of the program itself.
+    pub output: Value,
     /// How it was started, as a shell takes it, where that is one command.
     pub command: Option<String>,
 }
@@ -48,17 +48,19 @@ impl Measurement {
     /// Its requests over time, and which share of them allocated what. `None` where the program
     /// tells nothing.
     fn series(&self) -> Option<(Sparkline, Option<Shares>)> {
-        // A guest tells of two parts; the first are the first writes.
-        let told = [&self.told, &self.told["first"]];
-        let told = told.into_iter().find(|told| told["series"].is_array())?;
+        // A guest reports two parts; the first one has the first writes.
+        let output = [&self.output, &self.output["first"]];
+        let output = output
+            .into_iter()
+            .find(|output| output["series"].is_array())?;
         let numbers = |value: &Value| -> Option<Vec<u64>> {
             value.as_array()?.iter().map(Value::as_u64).collect()
         };
         let step_seconds = SERIES_STEP_MS as f64 / 1e3;
-        let counts = numbers(&told["series"])?;
-        let line = Sparkline::of(&counts, step_seconds, told["seconds"].as_f64()?)?;
+        let counts = numbers(&output["series"])?;
+        let line = Sparkline::of(&counts, step_seconds, output["seconds"].as_f64()?)?;
         let sum = |name: &str| {
-            let counts = numbers(&told["series-allocated"][name])?;
+            let counts = numbers(&output["series-allocated"][name])?;
             Some(counts.iter().sum::<u64>() as f64)
         };
         let shares = || {
@@ -77,8 +79,8 @@ impl Measurement {
         for (column, value) in &self.figures {
             run[column.title] = json!(value);
         }
-        if !self.told.is_null() {
-            run["told"] = self.told.clone();
+        if !self.output.is_null() {
+            run["told"] = self.output.clone();
         }
         run
     }
@@ -184,14 +186,14 @@ const RATIOS: [Comparison; 4] = [
 ];
 
 /// What ratios are called for programs, and in tables.
-pub const RATIOS_TOLD: [(&str, &str); RATIOS.len()] = {
-    let mut told = [("", ""); RATIOS.len()];
+pub const RATIO_TITLES: [(&str, &str); RATIOS.len()] = {
+    let mut titles = [("", ""); RATIOS.len()];
     let mut index = 0;
     while index < RATIOS.len() {
-        told[index] = (RATIOS[index].name, RATIOS[index].title);
+        titles[index] = (RATIOS[index].name, RATIOS[index].title);
         index += 1;
     }
-    told
+    titles
 };
 
 impl Ratios {
@@ -288,18 +290,18 @@ impl Report {
                 self.ratios_of_run(row, index).write_to(&mut run);
                 run
             });
-            let mut told = json!({
+            let mut object = json!({
                 "filesystem": row.filesystem,
                 "cell": row.cell,
                 "contestant": row.contestant.name(),
                 "median-iops": row.iops(),
             });
-            self.ratios(row).write_to(&mut told);
-            told["outlier"] = json!(row.is_outlier);
+            self.ratios(row).write_to(&mut object);
+            object["outlier"] = json!(row.is_outlier);
             let command = row.runs.first().and_then(|run| run.command.as_deref());
-            told["command"] = json!(command);
-            told["runs"] = runs.collect();
-            told
+            object["command"] = json!(command);
+            object["runs"] = runs.collect();
+            object
         });
         document(
             &self.conditions,

@@ -3,15 +3,15 @@
 
 use serde_json::Value;
 
+use crate::document::{Document, DocumentRow, distinct, kind_of};
 use crate::load::SERIES_STEP_MS;
 use crate::page::{
     Align, Bar, BarGroup, Bars, Block, Curves, Kind, RowGroup, Scale, Section, Series, Table,
     TableRow, grouped, rounded,
 };
-use crate::report::RATIOS_TOLD;
+use crate::report::RATIO_TITLES;
 use crate::sources;
 use crate::sparkline::rates;
-use crate::told::{Told, ToldRow, distinct, kind_of};
 
 pub mod allocate;
 pub mod writers;
@@ -20,7 +20,7 @@ pub mod writers;
 const POINTS_MAX: usize = 100;
 /// More charts over time than these say less than the table.
 const SERIES_CHARTS_MAX: usize = 24;
-/// So many groups are one chart, whatever their names.
+/// Up to this many groups share one chart, whatever their names.
 const GROUPS_IN_ONE: usize = 12;
 
 /// What a table is about, for its section.
@@ -43,40 +43,40 @@ pub fn title_of(table: &str) -> Option<&'static str> {
 /// system what `draw` makes of its rows.
 pub fn section_of_rows(
     (title, text): (&str, &str),
-    told: Told<'_>,
-    draw: impl Fn(&str, &[ToldRow<'_>]) -> (Bars, Table),
+    document: Document<'_>,
+    draw: impl Fn(&str, &[DocumentRow<'_>]) -> (Bars, Table),
 ) -> Section {
     let mut section = Section::new(title);
-    if let Some(shortfall) = told.shortfall() {
+    if let Some(shortfall) = document.shortfall() {
         section.add(Block::Warning(shortfall));
     }
     section.add(Block::Prose(text.to_string()));
-    for filesystem in told.filesystems() {
+    for filesystem in document.filesystems() {
         section.add(Block::Heading(filesystem.to_string()));
-        let here = told.rows().filter(|row| row.filesystem() == filesystem);
+        let here = document.rows().filter(|row| row.filesystem() == filesystem);
         let (bars, table) = draw(filesystem, &here.collect::<Vec<_>>());
         section.add(Block::Bars(bars));
         section.add(Block::Table(table));
     }
-    sources::add(told, &mut section);
+    sources::add(document, &mut section);
     section
 }
 
 /// The section of a table of this title.
-pub fn section(title: &str, told: Told<'_>) -> Section {
+pub fn section(title: &str, document: Document<'_>) -> Section {
     let mut section = Section::new(title);
-    if let Some(shortfall) = told.shortfall() {
+    if let Some(shortfall) = document.shortfall() {
         section.add(Block::Warning(shortfall));
     }
-    for note in told.notes().filter(|note| !is_table(note)) {
+    for note in document.notes().filter(|note| !is_table(note)) {
         section.add(Block::Prose(note.to_string()));
     }
-    let filesystems = told.filesystems();
+    let filesystems = document.filesystems();
     for filesystem in &filesystems {
         if filesystems.len() > 1 {
             section.add(Block::Heading(filesystem.to_string()));
         }
-        let rows: Vec<ToldRow<'_>> = told
+        let rows: Vec<DocumentRow<'_>> = document
             .rows()
             .filter(|row| row.filesystem() == *filesystem)
             .collect();
@@ -84,14 +84,14 @@ pub fn section(title: &str, told: Told<'_>) -> Section {
         series_charts(&rows, &mut section);
         section.add(Block::Table(table(filesystem, &rows)));
     }
-    for note in told.notes().filter(|note| is_table(note)) {
+    for note in document.notes().filter(|note| is_table(note)) {
         let (title, _) = note.split_once('\n').unwrap_or((note, ""));
         let title = title.trim().to_string();
         let text = note.to_string();
         section.add(Block::Output { title, text });
     }
-    sources::add(told, &mut section);
-    commands(told, &mut section);
+    sources::add(document, &mut section);
+    commands(document, &mut section);
     section
 }
 
@@ -101,7 +101,7 @@ fn is_table(note: &str) -> bool {
 }
 
 /// Contestants in their order, with their colours.
-fn series_of(rows: &[ToldRow<'_>]) -> Vec<Series> {
+fn series_of(rows: &[DocumentRow<'_>]) -> Vec<Series> {
     let names = distinct(rows.iter().map(|row| row.contestant()));
     Series::numbered(
         names
@@ -110,10 +110,10 @@ fn series_of(rows: &[ToldRow<'_>]) -> Vec<Series> {
     )
 }
 
-fn charts(rows: &[ToldRow<'_>], section: &mut Section) {
+fn charts(rows: &[DocumentRow<'_>], section: &mut Section) {
     let cells = distinct(rows.iter().map(|row| row.cell()));
     for panel in panels(&cells) {
-        let in_panel: Vec<ToldRow<'_>> = rows
+        let in_panel: Vec<DocumentRow<'_>> = rows
             .iter()
             .filter(|row| panel.groups.iter().any(|(_, cell)| *cell == row.cell()))
             .copied()
@@ -122,7 +122,7 @@ fn charts(rows: &[ToldRow<'_>], section: &mut Section) {
         let group = |(name, cell): &(String, &str)| {
             let bar = |series: &Series| {
                 let of_cell =
-                    |row: &&ToldRow<'_>| row.cell() == *cell && row.contestant() == series.name;
+                    |row: &&DocumentRow<'_>| row.cell() == *cell && row.contestant() == series.name;
                 let spread = in_panel.iter().find(of_cell)?.spread("iops")?;
                 Some(Bar {
                     value: spread.median,
@@ -223,12 +223,12 @@ fn one_panel<'a>(cells: &[&'a str]) -> Panel<'a> {
     }
 }
 
-/// What a run told of its requests over time: counts by step, and how long it took.
-fn series_told(run: &Value) -> Option<(&Value, f64)> {
-    // A guest tells of two parts; the first are the first writes.
-    let told = [&run["told"], &run["told"]["first"]];
-    let told = told.into_iter().find(|told| told["series"].is_array())?;
-    Some((told, told["seconds"].as_f64()?))
+/// The request counts of a run by time step, and its duration in seconds.
+fn run_series(run: &Value) -> Option<(&Value, f64)> {
+    // A guest reports two parts; the first one has the first writes.
+    let parts = [&run["told"], &run["told"]["first"]];
+    let part = parts.into_iter().find(|part| part["series"].is_array())?;
+    Some((part, part["seconds"].as_f64()?))
 }
 
 /// The rates of these counts over time, as corners of a line.
@@ -246,11 +246,11 @@ fn curve(counts: &Value, seconds: f64) -> Option<Vec<(f64, f64)>> {
     Some(points)
 }
 
-fn series_charts(rows: &[ToldRow<'_>], section: &mut Section) {
+fn series_charts(rows: &[DocumentRow<'_>], section: &mut Section) {
     let cells = distinct(rows.iter().map(|row| row.cell()));
     let mut charts = Vec::new();
     for cell in cells {
-        let of_cell: Vec<ToldRow<'_>> = rows
+        let of_cell: Vec<DocumentRow<'_>> = rows
             .iter()
             .filter(|row| row.cell() == cell)
             .copied()
@@ -258,8 +258,8 @@ fn series_charts(rows: &[ToldRow<'_>], section: &mut Section) {
         let series = series_of(&of_cell);
         let line = |series: &Series| {
             let row = of_cell.iter().find(|row| row.contestant() == series.name)?;
-            let (told, seconds) = series_told(row.median_run()?)?;
-            Some((series.clone(), curve(&told["series"], seconds)?))
+            let (part, seconds) = run_series(row.median_run()?)?;
+            Some((series.clone(), curve(&part["series"], seconds)?))
         };
         let lines: Vec<_> = series.iter().filter_map(line).collect();
         if !lines.is_empty() {
@@ -290,22 +290,22 @@ fn series_charts(rows: &[ToldRow<'_>], section: &mut Section) {
 }
 
 /// Who it is, what his writes allocated in each step, and how long they took.
-fn allocated(row: ToldRow<'_>) -> Option<(&str, &Value, f64)> {
-    let (told, seconds) = series_told(row.median_run()?)?;
-    let allocated = &told["series-allocated"];
-    let is_told = allocated.is_object();
-    is_told.then_some((row.contestant(), allocated, seconds))
+fn allocated(row: DocumentRow<'_>) -> Option<(&str, &Value, f64)> {
+    let (part, seconds) = run_series(row.median_run()?)?;
+    let allocated = &part["series-allocated"];
+    let is_known = allocated.is_object();
+    is_known.then_some((row.contestant(), allocated, seconds))
 }
 
 /// What writes of the first of ours allocated, over time.
-fn shares(cell: &str, rows: &[ToldRow<'_>]) -> Option<Block> {
+fn shares(cell: &str, rows: &[DocumentRow<'_>]) -> Option<Block> {
     let (contestant, allocated, seconds) = rows.iter().copied().find_map(allocated)?;
     let parts = [
         ("cluster", "allocated a cluster"),
         ("subcluster", "allocated subclusters"),
         ("nothing", "allocated nothing"),
     ];
-    // Steps at the end in which nothing was admitted are not told.
+    // Steps at the end in which nothing was admitted are missing from the series.
     let steps = parts
         .iter()
         .filter_map(|(name, _)| Some(allocated[name].as_array()?.len()))
@@ -332,8 +332,8 @@ fn shares(cell: &str, rows: &[ToldRow<'_>]) -> Option<Block> {
 }
 
 /// All rows of a file system, by cell.
-fn table(filesystem: &str, rows: &[ToldRow<'_>]) -> Table {
-    let ratios: Vec<(&str, &str)> = RATIOS_TOLD
+fn table(filesystem: &str, rows: &[DocumentRow<'_>]) -> Table {
+    let ratios: Vec<(&str, &str)> = RATIO_TITLES
         .into_iter()
         .filter(|(name, _)| rows.iter().any(|row| row.0[*name].is_number()))
         .collect();
@@ -345,7 +345,7 @@ fn table(filesystem: &str, rows: &[ToldRow<'_>]) -> Table {
     let mut columns = vec![("contestant".to_string(), Align::Words)];
     columns.extend(numbers.map(|title| (title.to_string(), Align::Numbers)));
     let series = series_of(rows);
-    let row = |row: &ToldRow<'_>| {
+    let row = |row: &DocumentRow<'_>| {
         let iops = row.spread("iops");
         let number = |value: Option<f64>| value.map_or(String::new(), |value| grouped(value, 0));
         let mut fields = vec![row.contestant().to_string()];
@@ -394,11 +394,11 @@ fn table(filesystem: &str, rows: &[ToldRow<'_>]) -> Table {
     }
 }
 
-/// How each contestant of a first cell was run.
-fn commands(told: Told<'_>, section: &mut Section) {
+/// The command line of each contestant in the first cell that has it.
+fn commands(document: Document<'_>, section: &mut Section) {
     let mut lines = Vec::new();
     let mut seen = Vec::new();
-    for row in told.rows() {
+    for row in document.rows() {
         if let Some(command) = row.command().filter(|_| !seen.contains(&row.contestant())) {
             seen.push(row.contestant());
             lines.push(format!("# {}: {}\n{command}", row.contestant(), row.cell()));
@@ -445,7 +445,7 @@ mod tests {
             "interrupted": true, "cells-finished": 1, "cells-planned": 7,
             "notes": ["a remark"],
         });
-        let section = section("x", Told(&document));
+        let section = section("x", Document(&document));
         let warning = "Interrupted: 1 of 7 cells are finished.".to_string();
         assert_eq!(section.blocks[0], Block::Warning(warning));
         assert_eq!(section.blocks[1], Block::Prose("a remark".to_string()));
@@ -481,7 +481,7 @@ mod tests {
             json!({ "rows": [{}] }),
             json!({ "rows": 3, "conditions": 4 }),
         ] {
-            let html = crate::page::Page::new("x", vec![section("x", Told(&document))]).html();
+            let html = crate::page::Page::new("x", vec![section("x", Document(&document))]).html();
             assert!(html.ends_with("</html>\n"));
         }
     }

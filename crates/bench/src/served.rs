@@ -67,7 +67,7 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
     let socket = RemovedOnInterrupt::new(server.socket());
     let before = server.cost_so_far()?.cpu_seconds;
     let mut client = client(server.socket(), &cell.load, stage.disk_bytes());
-    let told = Told::parse(&run(&mut client)?.output)?;
+    let figures = FioFigures::parse(&run(&mut client)?.output)?;
     let cpu = server.cost_so_far()?.cpu_seconds - before;
     let closing = Instant::now();
     server.stop()?;
@@ -77,14 +77,14 @@ pub fn measure(stage: &Stage<'_>, cell: &Cell, turn: Turn) -> Result<Measurement
     let usage = HostUsage::of(file.path())?;
     stage.dispose(turn.contestant, file.path())?;
     let mut measurement = Measurement {
-        iops: told.iops,
+        iops: figures.iops,
         figures: Vec::new(),
-        told: Value::Null,
+        output: Value::Null,
         command: Some(line_of(&client)),
     };
-    measurement.add(CPU, Some(cpu * 1e6 / told.requests));
-    measurement.add(MEAN, Some(told.mean_us));
-    measurement.add(P99, told.p99_us);
+    measurement.add(CPU, Some(cpu * 1e6 / figures.requests));
+    measurement.add(MEAN, Some(figures.mean_us));
+    measurement.add(P99, figures.p99_us);
     measurement.add(CLOSE, Some(close.as_secs_f64() * 1e3));
     measurement.add(SPACE, Some(mebibytes(usage.bytes)));
     measurement.add(EXTENTS, usage.extents.map(|extents| extents as f64));
@@ -110,9 +110,9 @@ fn client(socket: &Path, load: &CellLoad, disk_bytes: u64) -> Command {
     fio
 }
 
-/// What fio told.
+/// Figures that fio printed.
 #[derive(Debug)]
-struct Told {
+struct FioFigures {
     requests: f64,
     /// With the flush at the end.
     iops: f64,
@@ -121,8 +121,8 @@ struct Told {
     p99_us: Option<f64>,
 }
 
-impl Told {
-    fn parse(output: &str) -> Result<Told, CommandError> {
+impl FioFigures {
+    fn parse(output: &str) -> Result<FioFigures, CommandError> {
         // Warnings may come before the JSON.
         let json = &output[output.find('{').unwrap_or(output.len())..];
         let all: Value = serde_json::from_str(json).unwrap_or_default();
@@ -140,7 +140,7 @@ impl Told {
             let text = format!("fio tells no figures, but:\n{}", output.trim());
             return Err(CommandError::new(text));
         };
-        Ok(Told {
+        Ok(FioFigures {
             requests,
             iops,
             mean_us: mean / 1e3,
@@ -160,12 +160,12 @@ mod tests {
         let output = r#"note: something
             {"jobs": [{"error": 0, "write": {"total_ios": 40, "iops": 20.5,
              "clat_ns": {"mean": 1500.0, "percentile": {"99.000000": 9000}}}}]}"#;
-        let told = Told::parse(output).unwrap();
-        assert!((told.iops - 20.5).abs() < 1e-9 && (told.mean_us - 1.5).abs() < 1e-9);
-        assert_eq!(told.p99_us, Some(9.0));
+        let figures = FioFigures::parse(output).unwrap();
+        assert!((figures.iops - 20.5).abs() < 1e-9 && (figures.mean_us - 1.5).abs() < 1e-9);
+        assert_eq!(figures.p99_us, Some(9.0));
         let failed = output.replace("\"error\": 0", "\"error\": 5");
         for wrong in ["", "no room\n", failed.as_str()] {
-            assert!(Told::parse(wrong).is_err(), "{wrong}");
+            assert!(FioFigures::parse(wrong).is_err(), "{wrong}");
         }
     }
 }

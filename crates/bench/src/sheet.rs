@@ -175,7 +175,7 @@ impl Layout {
     }
 }
 
-/// A report that is told while it is made.
+/// A report that is printed while it is made.
 #[derive(Debug)]
 pub struct Sheet {
     report: Report,
@@ -299,7 +299,7 @@ mod tests {
             .map(|iops| Measurement {
                 iops: *iops,
                 figures: vec![(column("CPU us", 1), 1.25)],
-                told: serde_json::Value::Null,
+                output: serde_json::Value::Null,
                 command: None,
             })
             .collect();
@@ -390,7 +390,7 @@ mod tests {
         let layout = Layout::new(&["ext4".to_string()], &cells);
         let mut row = row(&cells[0], Contestant::Cowslip("auto"), &[10.0, 500.0, 90.0]);
         for (run, series) in row.runs.iter_mut().zip([[1, 1], [2, 2], [8, 4]]) {
-            run.told = serde_json::json!({
+            run.output = serde_json::json!({
                 "seconds": 0.2,
                 "series": series,
                 "series-allocated": { "cluster": [6, 0], "subcluster": [2, 1], "nothing": [0, 3] },

@@ -1,14 +1,14 @@
-//! Figures of those who asked first, as they told them, beside ours: other machines, other years,
-//! other versions. What can be compared is how the rows of one column differ from each other. The
-//! figures are in `sources.json`.
+//! Published figures of other projects beside ours: other machines, other years, other versions.
+//! Only the differences between the rows of one column can be compared. The figures are in
+//! `sources.json`.
 
 use serde::Deserialize;
 
+use crate::document::Document;
 use crate::page::{
     Align, Bar, BarGroup, Bars, Block, Kind, RowGroup, Scale, Section, Series, Table, TableRow,
     grouped,
 };
-use crate::told::Told;
 
 /// A table of somebody's.
 #[derive(Debug, Deserialize)]
@@ -18,9 +18,9 @@ struct Source {
     table: String,
     /// What it is about.
     title: String,
-    /// Who told it, where and when.
+    /// Author, medium and date.
     origin: String,
-    /// Under which conditions, as far as is told.
+    /// The conditions, as far as they were published.
     conditions: String,
     /// What rows are.
     rows_are: String,
@@ -37,7 +37,7 @@ struct Source {
 struct SourceRow {
     /// As the source has it.
     name: String,
-    /// One for each column, as it was told; empty for none.
+    /// One figure per column, as published; empty for none.
     figures: Vec<String>,
     /// How names of cells of ours begin that measure this; empty for none.
     cell: String,
@@ -55,16 +55,16 @@ const WIDE: f64 = 50.0;
 
 /// Adds what sources there are of a table to its section: of those whose cells were measured, and
 /// of those that have none.
-pub fn add(told: Told<'_>, section: &mut Section) {
+pub fn add(document: Document<'_>, section: &mut Section) {
     let all = sources();
-    let of_table = all.iter().filter(|source| source.table == told.table());
+    let of_table = all.iter().filter(|source| source.table == document.table());
     let measured = |source: &&Source| {
         let has_cells = source.rows.iter().any(|row| !row.cell.is_empty());
         !has_cells
             || source
                 .rows
                 .iter()
-                .any(|row| told.rows().any(|ours| row.measures(ours.cell())))
+                .any(|row| document.rows().any(|ours| row.measures(ours.cell())))
     };
     let sources: Vec<&Source> = of_table.filter(measured).collect();
     if sources.is_empty() {
@@ -74,8 +74,10 @@ pub fn add(told: Told<'_>, section: &mut Section) {
     let text = "Their figures are of other machines, years and versions. What compares is how rows of one column differ.";
     section.add(Block::Prose(text.to_string()));
     for source in sources {
-        let table = source.beside(told);
-        section.blocks.extend(source.chart(told).map(Block::Bars));
+        let table = source.beside(document);
+        section
+            .blocks
+            .extend(source.chart(document).map(Block::Bars));
         section.add(Block::Prose(format!(
             "Source: {}. {}",
             source.origin, source.conditions
@@ -97,12 +99,12 @@ impl SourceRow {
     }
 
     /// The median of ours in that column on a file system, in its first cell that measures this.
-    fn here(&self, told: Told<'_>, filesystem: &str, column: usize) -> Option<f64> {
+    fn here(&self, document: Document<'_>, filesystem: &str, column: usize) -> Option<f64> {
         let wanted = self
             .contestants
             .get(column)
             .filter(|name| !name.is_empty())?;
-        let mut found = told.rows().filter(|row| {
+        let mut found = document.rows().filter(|row| {
             self.measures(row.cell())
                 && row.filesystem() == filesystem
                 && row.contestant() == *wanted
@@ -117,8 +119,8 @@ impl SourceRow {
 
 impl Source {
     /// Its figures, with ours of each file system beside them.
-    fn beside(&self, told: Told<'_>) -> Table {
-        let filesystems = told.filesystems();
+    fn beside(&self, document: Document<'_>) -> Table {
+        let filesystems = document.filesystems();
         let places = || {
             filesystems
                 .iter()
@@ -141,7 +143,7 @@ impl Source {
             };
             fields.extend(row.figures.iter().enumerate().map(told_there));
             fields.extend(places().map(|(place, ours)| {
-                let here = row.here(told, place, ours);
+                let here = row.here(document, place, ours);
                 here.map_or(String::new(), |number| grouped(number, 0))
             }));
             TableRow {
@@ -175,8 +177,8 @@ impl Source {
     }
 
     /// The same as bars, where its figures are numbers and ours are beside them.
-    fn chart(&self, told: Told<'_>) -> Option<Bars> {
-        let filesystems = told.filesystems();
+    fn chart(&self, document: Document<'_>) -> Option<Bars> {
+        let filesystems = document.filesystems();
         let is_drawn = self.rows.iter().all(|row| row.figure(0).is_some()) && !self.ours.is_empty();
         let there = self
             .columns
@@ -203,7 +205,7 @@ impl Source {
             let there = (0..self.columns.len()).map(|column| row.figure(column).map(bar));
             let here = places
                 .iter()
-                .map(|(place, ours)| row.here(told, place, *ours).map(bar));
+                .map(|(place, ours)| row.here(document, place, *ours).map(bar));
             BarGroup {
                 name: row.name.to_string(),
                 bars: there.chain(here).collect(),
@@ -280,7 +282,7 @@ mod tests {
             ],
         });
         let mut section = Section::new("x");
-        add(Told(&document), &mut section);
+        add(Document(&document), &mut section);
         let tables = section.blocks.iter().filter_map(|block| match block {
             Block::Table(table) => Some(table),
             _ => None,

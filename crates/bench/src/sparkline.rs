@@ -38,9 +38,9 @@ impl Sparkline {
     }
 }
 
-/// Of what was counted in steps of `step_seconds`, the last of which ended after `seconds` in all,
-/// early as a rule: counts and lengths of at most so many pieces. `None` if there are less than
-/// two.
+/// Merges counts of steps of `step_seconds` into at most `pieces_max` pieces, and returns their
+/// counts and lengths in seconds. The last step is usually shorter: all steps took `seconds`
+/// together. Returns `None` if there are less than two pieces.
 pub fn rates(
     counts: &[u64],
     step_seconds: f64,

@@ -504,10 +504,10 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// The run of `bench` as a process, from its start to its end.
+/// Runs `bench` as a process.
 ///
 /// # Errors
-/// It fails, leaves an image that is not sound, or has not flushed as often as it was told to.
+/// The process fails, leaves an image that is not sound, or has not flushed as often as requested.
 pub fn bench_process(
     stage: &Stage<'_>,
     cell: &Cell,
@@ -523,18 +523,18 @@ pub fn bench_process(
     let usage = HostUsage::of(file.path())?;
     stage.dispose(contestant, file.path())?;
     let requests = cell.load.requests as f64;
-    // QEMU tells no figures; without them the output is two lines of text.
-    let told: serde_json::Value = serde_json::from_str(&run.output).unwrap_or_default();
+    // QEMU prints no figures; without them the output is two lines of text.
+    let output: serde_json::Value = serde_json::from_str(&run.output).unwrap_or_default();
     let due = cell.load.requests.checked_div(cell.load.flush_interval);
-    if !told.is_null() && told["flushes"] != due.unwrap_or(0) {
-        let text = format!("{} flushes where {due:?} were due", told["flushes"]);
+    if !output.is_null() && output["flushes"] != due.unwrap_or(0) {
+        let text = format!("{} flushes where {due:?} were due", output["flushes"]);
         return Err(CommandError::new(text));
     }
-    let latency = |name| told["latency-us"][name].as_f64();
+    let latency = |name| output["latency-us"][name].as_f64();
     let mut measurement = Measurement {
         iops: requests / run.seconds,
         figures: Vec::new(),
-        told: serde_json::Value::Null,
+        output: serde_json::Value::Null,
         command: Some(line_of(&command)),
     };
     measurement.add(CPU, Some(run.cpu_seconds * 1e6 / requests));
@@ -551,7 +551,7 @@ pub fn bench_process(
     let flushes = flushes_before.zip(flushes_after);
     let flushes = flushes.map(|(before, after)| (after - before) as f64);
     measurement.add(FLUSHES, flushes);
-    measurement.told = told;
+    measurement.output = output;
     Ok(measurement)
 }
 

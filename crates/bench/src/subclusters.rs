@@ -189,7 +189,7 @@ mod tests {
         row.runs.push(Measurement {
             iops,
             figures: Vec::new(),
-            told: serde_json::Value::Null,
+            output: serde_json::Value::Null,
             command: None,
         });
         row

@@ -503,11 +503,11 @@ impl Plan {
         Ok(report)
     }
 
-    /// Measures it. No cell is begun after the deadline, if there is one; each place has its share
-    /// of the time until then.
+    /// Runs the measurement. No cell is begun after the deadline, if there is one; each place has
+    /// its share of the time until then.
     ///
     /// # Errors
-    /// Nothing could be measured at all. What went wrong later is told with the results.
+    /// Nothing could be measured at all. Later errors are reported with the results.
     pub fn make(
         mut self,
         outlet: Outlet,

@@ -1,5 +1,5 @@
-//! Results that are told while they are made, whatever is measured: rows as they come, or one
-//! document at the end, and a page. A run that is interrupted or killed has told what it knows.
+//! Output of results while they are made, for all tables: rows as they come, or one document at the
+//! end, and a page. An interrupted or killed run has written its results so far.
 
 use std::path::Path;
 
@@ -9,19 +9,19 @@ use cowslip_console::output;
 use cowslip_console::progress::Progress;
 use serde_json::Value;
 
+use crate::document::Document;
 use crate::page::file::PageFile;
 use crate::pages;
-use crate::told::Told as Document;
 
-/// How results are told.
+/// How results are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum ReportStyle {
     /// As rows for people.
     Rows,
     /// As one document for programs, at the end.
     Json,
-    /// With the tables before it, by whoever makes them all. After an interruption as their
-    /// summary, or as one document of all.
+    /// Together with earlier tables, by the caller that makes them all. After an interruption as
+    /// their summary, or as one document of all.
     Together {
         /// As a document.
         json: bool,
@@ -31,9 +31,9 @@ pub enum Told {
 /// Where results go.
 #[derive(Debug)]
 pub struct Outlet {
-    /// To standard output, so.
-    pub told: Told,
-    /// Also as a page.
+    /// Format on standard output.
+    pub style: ReportStyle,
+    /// The page to write as well.
     pub page: Option<PageFile>,
     /// Results of tables before it, which are on the same page.
     pub earlier: Vec<Value>,
@@ -48,7 +48,11 @@ impl Outlet {
     /// The page cannot be written.
     pub fn alone(json: bool, html: Option<&Path>) -> Result<Outlet, CommandError> {
         Ok(Outlet {
-            told: if json { Told::Json } else { Told::Rows },
+            style: if json {
+                ReportStyle::Json
+            } else {
+                ReportStyle::Rows
+            },
             page: html.map(PageFile::new).transpose()?,
             earlier: Vec::new(),
             command: None,
@@ -56,7 +60,7 @@ impl Outlet {
     }
 }
 
-/// What has been told so far.
+/// The results so far.
 #[derive(Debug)]
 pub struct Telling {
     outlet: Outlet,
@@ -82,7 +86,7 @@ impl Telling {
 
     /// Whether rows are printed as they come.
     pub fn wants_rows(&self) -> bool {
-        self.outlet.told == Told::Rows
+        self.outlet.style == ReportStyle::Rows
     }
 
     /// More is measured: prints its rows, and keeps what there is to tell if a signal comes now.
@@ -107,21 +111,21 @@ impl Telling {
 
     /// These results together.
     fn together(&self, documents: &[Value]) -> String {
-        match self.outlet.told {
-            Told::Together { json: true } => output::json_text(&documents.into()) + "\n",
+        match self.outlet.style {
+            ReportStyle::Together { json: true } => output::json_text(&documents.into()) + "\n",
             _ => documents.iter().map(pages::summary).collect(),
         }
     }
 
     /// What comes last.
     fn end(&self, document: &Value) -> String {
-        match self.outlet.told {
-            Told::Json => output::json_text(document) + "\n",
-            Told::Together { .. } => self.together(&self.documents(document.clone())),
-            Told::Rows => {
-                let told = Document(document);
-                let notes = told.notes().map(str::to_string);
-                let lines = notes.chain(told.shortfall_in_short());
+        match self.outlet.style {
+            ReportStyle::Json => output::json_text(document) + "\n",
+            ReportStyle::Together { .. } => self.together(&self.documents(document.clone())),
+            ReportStyle::Rows => {
+                let document = Document(document);
+                let notes = document.notes().map(str::to_string);
+                let lines = notes.chain(document.shortfall_in_short());
                 lines.map(|line| format!("\n{line}\n")).collect()
             }
         }
@@ -139,7 +143,7 @@ impl Telling {
                 return Ok(document);
             }
         }
-        if !matches!(self.outlet.told, Told::Together { .. }) {
+        if !matches!(self.outlet.style, ReportStyle::Together { .. }) {
             let text = self.end(&document);
             self.printed.replace(|| output::print(&text), String::new());
         }
@@ -153,15 +157,15 @@ impl Telling {
 /// The results of a table and what went wrong after they were begun.
 pub type Made = (Value, Result<(), CommandError>);
 
-/// Of what was told at the end of measurements with this outcome.
+/// Combines the document and the outcome of a measurement.
 ///
 /// # Errors
-/// It could not be told, and nothing else went wrong before.
+/// The document could not be written, and no earlier error occurred.
 pub fn made(
-    told: Result<Value, CommandError>,
+    document: Result<Value, CommandError>,
     outcome: Result<(), CommandError>,
 ) -> Result<Made, CommandError> {
-    match (told, outcome) {
+    match (document, outcome) {
         (Ok(document), outcome) => Ok((document, outcome)),
         (Err(_), Err(error)) | (Err(error), Ok(())) => Err(error),
     }
@@ -179,25 +183,25 @@ mod tests {
             "cells-planned": 3, "cells-finished": 1, "interrupted": false, "out-of-time": true, "failure": null,
             "rows": [], "notes": ["a note"],
         });
-        let outlet = |told| Outlet {
-            told,
+        let outlet = |style| Outlet {
+            style,
             page: None,
             earlier: Vec::new(),
             command: None,
         };
-        let end = |told| Telling::new(outlet(told)).end(&document);
+        let end = |style| Telling::new(outlet(style)).end(&document);
         assert_eq!(
-            end(Told::Rows),
+            end(ReportStyle::Rows),
             "\na note\n\nOut of time: 1 of 3 cells are finished.\n"
         );
         assert_eq!(
-            end(Told::Together { json: false }),
+            end(ReportStyle::Together { json: false }),
             "flush\n  Out of time: 1 of 3 cells are finished.\n"
         );
         let parsed = |text: &str| serde_json::from_str::<Value>(text).unwrap();
-        assert_eq!(parsed(&end(Told::Json)), document);
+        assert_eq!(parsed(&end(ReportStyle::Json)), document);
         assert_eq!(
-            parsed(&end(Told::Together { json: true })),
+            parsed(&end(ReportStyle::Together { json: true })),
             json!([document])
         );
     }

@@ -154,11 +154,11 @@ impl Plan {
         filesystem_bytes(self.bytes)
     }
 
-    /// Measures it. No cell is begun after the deadline, if there is one; each place has its share
-    /// of the time until then.
+    /// Runs the measurement. No cell is begun after the deadline, if there is one; each place has
+    /// its share of the time until then.
     ///
     /// # Errors
-    /// What was measured cannot be told. What went wrong before is told with the results.
+    /// The results cannot be written. Earlier errors are reported with the results.
     pub fn make(&self, outlet: Outlet, deadline: Option<Instant>) -> Result<Made, CommandError> {
         let mut sheet = Sheet::new(self, outlet);
         let names = self.places.names();
@@ -213,7 +213,7 @@ impl Plan {
     }
 }
 
-/// What is told while it is measured.
+/// Results that are printed while they are measured.
 struct Sheet {
     conditions: Value,
     rows: Vec<Row>,
@@ -249,9 +249,9 @@ impl Sheet {
 
     /// A place has these conditions.
     fn add_place(&mut self, place: &Place) {
-        let mut told = conditions::of_directory(&place.directory);
-        told["filesystem"] = place.name.clone().into();
-        conditions::add_place(&mut self.conditions, told);
+        let mut place_conditions = conditions::of_directory(&place.directory);
+        place_conditions["filesystem"] = place.name.clone().into();
+        conditions::add_place(&mut self.conditions, place_conditions);
     }
 
     fn add(&mut self, row: Row, progress: &Progress) {

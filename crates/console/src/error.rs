@@ -1,4 +1,4 @@
-//! [`CommandError`]: a failure of a verb, in the words that the user reads.
+//! [`CommandError`]: the failure of a verb, as a message for the user and an exit code.
 
 use std::fmt;
 use std::path::Path;
@@ -8,7 +8,7 @@ use cowslip::error::Overwrite;
 
 use crate::program::is_called_as_qemu;
 
-/// A message without the program's name, and the exit code.
+/// A message without the program's name, and the exit code of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandError {
     message: String,
@@ -24,8 +24,8 @@ impl CommandError {
         }
     }
 
-    /// A failure of which the user has been told.
-    pub fn told() -> CommandError {
+    /// A failure that has already been reported to the user.
+    pub fn already_reported() -> CommandError {
         CommandError::new("")
     }
 
@@ -36,8 +36,8 @@ impl CommandError {
         self
     }
 
-    /// Whether the user has been told.
-    pub fn is_told(&self) -> bool {
+    /// Whether the failure has already been reported to the user.
+    pub fn is_already_reported(&self) -> bool {
         self.message.is_empty()
     }
 
@@ -47,8 +47,8 @@ impl CommandError {
     }
 }
 
-/// Refusal to overwrite what is read; under QEMU's names in the words of its locks, which find the
-/// same there.
+/// Refuses to overwrite a file that is also read. Under the names of QEMU's programs the message is
+/// the one of QEMU's file locks, which detect the same conflict there.
 pub fn overwrite_words(overwrite: &Overwrite) -> String {
     match is_called_as_qemu() {
         true => format!(

@@ -1,14 +1,15 @@
-//! Files and processes that must not survive an interrupted process, and what its user is told
-//! then.
+//! Cleanup on a signal that ends the process: files and processes to remove, and text to print.
 //!
-//! A thread waits for the signals that end a process; it kills and removes what is listed, prints
-//! and says what is to be said, and then lets the signal do what it would have done. Nothing is set
-//! up before that. It never gives the lists back, so whoever fails because of it, and ends the use
+//! A thread waits for SIGHUP, SIGINT and SIGTERM. It kills and removes what is on its lists, prints
+//! the registered texts, and then lets the signal take its default action. Nothing is set up before
+//! the first registration. The thread never releases the locks of its lists, so code that fails
+//! because of the cleanup, and then takes its own entry off a list, blocks there until the process
+//! ends.
 //! of something, waits there for the end.
 //!
-//! A job that can take back what it has done is cancelled by the first signal instead, and the
-//! process ends by it when the job has ended; a second signal, a second later, does not wait for
-//! that.
+//! If a job can undo its work, the first signal cancels the job instead, and the process ends by
+//! that signal when the job has ended. A second signal, at least a second later, ends the process
+//! at once.
 
 use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
@@ -29,23 +30,25 @@ use signal_hook::low_level::emulate_default_handler;
 static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 static TREES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 static CHILDREN: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
-/// What is printed on standard output; held while more than that is printed.
+/// The text for standard output; locked while a piece of the document is being printed.
 static PRINTED: Mutex<Option<String>> = Mutex::new(None);
 static WORDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
-/// What is done before the process ends.
+/// The action to run before the process ends.
 static ACT: Mutex<Option<Act>> = Mutex::new(None);
 static JOB: Mutex<Option<Job>> = Mutex::new(None);
-/// The signal that has cancelled the job; 0 is none.
+/// The signal that has cancelled the job; 0 if there is none.
 static CANCELLED_BY: AtomicI32 = AtomicI32::new(0);
-/// Signals that come so soon after another are the same interruption.
+/// Signals within this time of the first one count as the same interruption.
 const SAME_SIGNAL: Duration = Duration::from_secs(1);
-/// The line of a terminal on which a bar may be is erased.
+/// Erases the line of a terminal, where a progress bar may be.
 const ERASE_LINE: &str = "\r\x1b[K";
-/// So long it is waited for whoever prints; he may wait for a reader that does not come.
+/// Longest wait for a thread that is printing: it may be blocked by a reader that has stopped
+/// reading.
 const PRINTING_MAX: Duration = Duration::from_secs(1);
-/// The signal of a terminal reaches every process within that time, if one has already died of it.
+/// A signal from the terminal reaches all processes of the group within this time, even if one of
+/// them has already died of it.
 const SIGNAL_WITHIN: Duration = Duration::from_millis(300);
-/// A tree in which somebody makes files is tried to be removed so often.
+/// Attempts to remove a tree in which another process may still create files.
 const TREE_TRIES: usize = 100;
 static WATCH: Once = Once::new();
 
@@ -88,7 +91,7 @@ fn job() -> MutexGuard<'static, Option<Job>> {
 pub struct CancelledOnInterrupt;
 
 impl CancelledOnInterrupt {
-    /// There is one at a time.
+    /// Registers the job. Only one may be registered at a time.
     pub fn new(cancelled: &Job) -> CancelledOnInterrupt {
         WATCH.call_once(watch);
         *job() = Some(cancelled.clone());
@@ -116,20 +119,20 @@ impl Drop for CancelledOnInterrupt {
     }
 }
 
-/// What an interruption prints on standard output while this value lives: the end of a document
-/// that is printed piece by piece. There is one at a time.
+/// Text that an interruption prints on standard output while this value lives: the end of a
+/// document that is printed piece by piece. Only one may exist at a time.
 #[derive(Debug)]
 pub struct PrintedOnInterrupt;
 
 impl PrintedOnInterrupt {
-    /// Prints nothing so far.
+    /// A registration without text.
     pub fn nothing() -> PrintedOnInterrupt {
         WATCH.call_once(watch);
         PrintedOnInterrupt
     }
 
-    /// Prints a piece, after which the end is `end`. An interruption comes before both or after
-    /// both.
+    /// Prints a piece of the document, and registers `end` as the text that completes it. An
+    /// interruption comes before both or after both.
     pub fn replace(&self, print: impl FnOnce(), end: String) {
         let mut printed = printed();
         print();
@@ -137,8 +140,8 @@ impl PrintedOnInterrupt {
         *printed = Some(end);
     }
 
-    /// Waits for an interruption that may have caused a failure; if there is one, it ends the
-    /// process.
+    /// Waits for an interruption that may have caused a failure; if one has come, it ends the
+    /// process here.
     pub fn give_way(&self) {
         sleep(SIGNAL_WITHIN);
         drop(printed());
@@ -157,7 +160,7 @@ fn printed() -> MutexGuard<'static, Option<String>> {
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// As [`printed`], but nobody is waited for in vain.
+/// Like [`printed`], but gives up after [`PRINTING_MAX`].
 fn printed_soon() -> Option<MutexGuard<'static, Option<String>>> {
     let start = Instant::now();
     loop {
@@ -172,19 +175,20 @@ fn printed_soon() -> Option<MutexGuard<'static, Option<String>>> {
     }
 }
 
-/// What an interruption does while this value lives, such as writing a file that tells what is
-/// known. There is one at a time.
+/// An action that an interruption runs while this value lives, such as writing a file with the
+/// results so far. Only one may exist at a time.
 #[derive(Debug)]
 pub struct DoneOnInterrupt;
 
 impl DoneOnInterrupt {
-    /// Nothing so far.
+    /// A registration without an action.
     pub fn nothing() -> DoneOnInterrupt {
         WATCH.call_once(watch);
         DoneOnInterrupt
     }
 
-    /// From now on it is this. It may not use the lists of this module, which are held then.
+    /// Replaces the action. The action must not use the lists of this module, which are locked
+    /// while it runs.
     pub fn replace(&self, done: impl FnOnce() + Send + 'static) {
         *act() = Some(Box::new(done));
     }
@@ -196,20 +200,20 @@ impl Drop for DoneOnInterrupt {
     }
 }
 
-/// What an interruption says while this value lives.
+/// A line that an interruption prints on standard error while this value lives.
 #[derive(Debug)]
-pub struct ToldOnInterrupt;
+pub struct MessageOnInterrupt;
 
-impl ToldOnInterrupt {
-    /// Says `text`, a line, to standard error.
-    pub fn new(text: String) -> ToldOnInterrupt {
+impl MessageOnInterrupt {
+    /// Registers `text`, without a newline.
+    pub fn new(text: String) -> MessageOnInterrupt {
         WATCH.call_once(watch);
         words().push(text);
-        ToldOnInterrupt
+        MessageOnInterrupt
     }
 }
 
-impl Drop for ToldOnInterrupt {
+impl Drop for MessageOnInterrupt {
     fn drop(&mut self) {
         words().pop();
     }
@@ -222,7 +226,7 @@ pub struct RemovedOnInterrupt {
 }
 
 impl RemovedOnInterrupt {
-    /// Lists a file.
+    /// Registers a file or an empty directory.
     pub fn new(path: &Path) -> RemovedOnInterrupt {
         WATCH.call_once(watch);
         files().push(path.to_path_buf());
@@ -231,7 +235,7 @@ impl RemovedOnInterrupt {
         }
     }
 
-    /// The file.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -243,14 +247,14 @@ impl Drop for RemovedOnInterrupt {
     }
 }
 
-/// A directory of ours that an interruption removes with all that is in it while this value lives.
+/// A directory that an interruption removes with all its contents while this value lives.
 #[derive(Debug)]
 pub struct TreeRemovedOnInterrupt {
     path: PathBuf,
 }
 
 impl TreeRemovedOnInterrupt {
-    /// Lists a directory.
+    /// Registers a directory.
     pub fn new(path: &Path) -> TreeRemovedOnInterrupt {
         WATCH.call_once(watch);
         trees().push(path.to_path_buf());
@@ -266,15 +270,15 @@ impl Drop for TreeRemovedOnInterrupt {
     }
 }
 
-/// A process that an interruption kills while this value lives, which ends with the wait for the
-/// process.
+/// A child process that an interruption kills while this value lives. Drop the value when the
+/// process has been waited for.
 #[derive(Debug)]
 pub struct KilledOnInterrupt {
     pid: Option<Pid>,
 }
 
 impl KilledOnInterrupt {
-    /// Lists a process.
+    /// Registers a process.
     pub fn new(child: &Child) -> KilledOnInterrupt {
         WATCH.call_once(watch);
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
@@ -289,8 +293,8 @@ impl Drop for KilledOnInterrupt {
     }
 }
 
-/// Writes past the locks of the streams: who holds one may be waiting for a reader that does not
-/// come, and the signal must end the program all the same.
+/// Writes past the locks of the streams: the holder of a lock may be blocked by a reader that has
+/// stopped reading, and the signal must end the program all the same.
 fn say(stream: BorrowedFd<'_>, text: &str) {
     let mut rest = text.as_bytes();
     while let Ok(written @ 1..) = rustix::io::write(stream, rest) {
@@ -299,14 +303,15 @@ fn say(stream: BorrowedFd<'_>, text: &str) {
 }
 
 fn watch() {
-    // Without the watch an interruption leaves a file that is no valid image; no reason to stop.
+    // Without the thread an interruption may leave a partial file behind, which is no reason to
+    // stop.
     let Ok(mut signals) = Signals::new([SIGHUP, SIGINT, SIGTERM]) else {
         return;
     };
     std::thread::spawn(move || {
         let mut cancelled: Option<Instant> = None;
         for signal in signals.forever() {
-            // `timeout` and its like send a signal twice.
+            // Programs such as `timeout` send a signal twice.
             if cancelled.is_some_and(|at| at.elapsed() < SAME_SIGNAL) {
                 continue;
             }
@@ -325,24 +330,24 @@ fn end_by(signal: i32) {
     let printed = printed_soon();
     let (files, children) = (files(), children());
     for child in children.iter() {
-        // It may have ended.
+        // The process may have ended already.
         kill_process(*child, rustix::process::Signal::KILL).ok();
     }
     for tree in trees().iter() {
-        // Whoever writes there goes on until the process ends.
+        // Other threads may create files there until the process ends.
         for _ in 0..TREE_TRIES {
             if std::fs::remove_dir_all(tree).is_ok() {
                 break;
             }
         }
     }
-    // A file that is finished just now goes too: whoever interrupts does not want it.
-    // What was listed last lies in what was listed first.
+    // A file that has just been completed is removed too, since the user has cancelled it. Reverse
+    // order: later entries may lie in directories that earlier entries name.
     for path in files.iter().rev() {
         drop(std::fs::remove_file(path).or_else(|_| remove_directory(path)));
     }
     if let Some(done) = act().take() {
-        // Whatever goes wrong there, the signal ends the process.
+        // A panic of the action must not keep the signal from ending the process.
         drop(catch_unwind(AssertUnwindSafe(done)));
     }
     if let Some(text) = printed.as_ref().and_then(|printed| printed.as_deref()) {
@@ -359,8 +364,8 @@ fn end_by(signal: i32) {
     }
 }
 
-/// A file system of ours may be mounted there, which a process that has just been killed keeps
-/// busy.
+/// Removes a directory. One of our file systems may be mounted there and still be busy, because of
+/// a process that has just been killed; it is then unmounted lazily.
 fn remove_directory(path: &Path) -> std::io::Result<()> {
     std::fs::remove_dir(path).or_else(|error| match error.kind() {
         ErrorKind::ResourceBusy => {

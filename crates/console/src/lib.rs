@@ -1,9 +1,10 @@
-//! What the programs of this project have in common on a terminal: failures in words and their exit
-//! codes, standard output and its failures, progress, signals that end a process, sizes and dates,
-//! lists of options, a queue for the work of a verb.
+//! Shared parts of the project's command-line programs: errors with their exit codes, standard
+//! output and its failures, progress bars, signals that end a process, sizes and dates, lists of
+//! options, and a queue on which a verb runs.
 //!
-//! A leaf of the command, its benches and its viewers. Knows the engine by its errors, its jobs and
-//! the names of its drivers alone; may not know: images, formats, NBD, any verb or its options.
+//! Used by the command, its benchmarks and its viewers. Of the engine it knows only the errors, the
+//! jobs and the names of the I/O drivers; may not know: images, formats, NBD, any verb or its
+//! options.
 
 pub mod error;
 pub mod interrupt;

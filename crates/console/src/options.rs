@@ -1,4 +1,4 @@
-//! Lists of options, and arguments that are numbers, in qemu-img's words if they are none.
+//! Lists of options, and arguments that are numbers, with qemu-img's error messages.
 
 use std::ops::RangeInclusive;
 
@@ -7,10 +7,11 @@ use crate::size::{self, SizeError};
 
 pub use cowslip_block::options::*;
 
-/// Reads an argument that is a number of bytes, in qemu-img's words if it is none. `what` names it.
+/// Parses an argument that is a number of bytes, with qemu-img's error messages. `what` names the
+/// argument in them.
 ///
 /// # Errors
-/// It is no size, or not within the bounds.
+/// The text is not a size, or not within the bounds.
 pub fn bytes_within(
     what: &str,
     text: &str,
@@ -29,10 +30,10 @@ pub fn bytes_within(
     }
 }
 
-/// As [`bytes_within`], of a whole number without a suffix.
+/// Like [`bytes_within`], for an integer without a suffix.
 ///
 /// # Errors
-/// It is no such number, or not within the bounds.
+/// The text is not such a number, or not within the bounds.
 pub fn number_within(
     what: &str,
     text: &str,

@@ -1,9 +1,9 @@
 //! Text for people and scripts: standard output, errors in the style of QEMU's programs.
 //!
 //! Both streams often end in one pipe, so standard output is flushed before anything is written to
-//! standard error. A reader that went away ends the process, as it ends other programs; but while
-//! something is under way that has to be brought to an end first ([`brings_to_an_end`]), it is told
-//! of the failure instead, and the exit code says it afterwards.
+//! standard error. When the reader of a pipe has gone, the process ends, as other programs do.
+//! While an operation runs that must be completed or undone first ([`brings_to_an_end`]), a
+//! callback is called instead, and the exit code reports the failure afterwards.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
@@ -19,25 +19,23 @@ use crate::error::CommandError;
 use crate::program;
 pub use crate::program::is_called_as_qemu;
 
-/// Status of a process that SIGPIPE ended, as shells report it.
+/// Exit status of a process that SIGPIPE has killed, as shells report it.
 const BROKEN_PIPE_STATUS: u8 = 141;
-/// Of one whose standard output has failed otherwise: the exit code must not say that all went
-/// well.
+/// Exit status after any other failure of standard output, so that the code does not report
+/// success.
 const FAILED_STATUS: u8 = 1;
 
-/// What is told of a failure, in place of the end of the process.
-static TOLD_OF_FAILURE: Mutex<Option<Box<dyn Fn() + Send>>> = Mutex::new(None);
-/// The exit code that a failure asks for; 0 if there was none.
+/// The callback that replaces the end of the process when standard output fails.
+static ON_FAILURE: Mutex<Option<Box<dyn Fn() + Send>>> = Mutex::new(None);
+/// The exit status for a failure of standard output; 0 if there was none.
 static FAILURE: AtomicU8 = AtomicU8::new(0);
 
-/// From now on a standard output that fails does not end the process, since something is under way
-/// that must not be left as it is; `tell` is called instead, which must not print. Nothing more is
-/// printed then.
-pub fn brings_to_an_end(tell: impl Fn() + Send + 'static) {
-    let mut told = TOLD_OF_FAILURE
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    *told = Some(Box::new(tell));
+/// Registers a callback for failures of standard output, which from now on do not end the process:
+/// an operation is running that must not be left half done. `on_failure` must not print. After a
+/// failure nothing more is printed.
+pub fn brings_to_an_end(on_failure: impl Fn() + Send + 'static) {
+    let mut callback = ON_FAILURE.lock().unwrap_or_else(PoisonError::into_inner);
+    *callback = Some(Box::new(on_failure));
 }
 
 /// Whether standard output has failed.
@@ -45,7 +43,8 @@ pub fn has_failed() -> bool {
     FAILURE.load(Ordering::Acquire) != 0
 }
 
-/// The exit code of the process whose verb has come to `code`.
+/// The exit code of the process for a verb that has returned `code`: that of a failure of standard
+/// output if there was one, else `code`.
 pub fn exit_code(code: u8) -> u8 {
     match FAILURE.load(Ordering::Acquire) {
         0 => code,
@@ -60,7 +59,7 @@ pub fn warn(message: &str) {
     }
 }
 
-/// The name that the process was called by; it prefixes every error.
+/// The name that the process was called by, which prefixes every error message.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// `qemu-img`, `cowslip` …
@@ -68,7 +67,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The program of this `argv[0]`.
+    /// The program that was called by this `argv[0]`.
     pub fn called(argv0: &OsStr) -> Program {
         let name = Path::new(argv0).file_name().unwrap_or(argv0);
         let program = Program {
@@ -88,15 +87,15 @@ impl Program {
         self.complain(format_args!("warning: {message}"));
     }
 
-    /// Complains of `error` and returns its exit code.
+    /// Prints `error` and returns its exit code.
     pub fn fail(&self, error: &CommandError) -> u8 {
-        if !error.is_told() {
+        if !error.is_already_reported() {
             self.complain(error);
         }
         error.exit_code()
     }
 
-    /// The exit code of a verb's result: 0, or that of its error, which is complained of.
+    /// The exit code of a verb's result: 0, or that of the error, which is printed.
     pub fn exit_code(&self, result: Result<(), CommandError>) -> u8 {
         match result {
             Ok(()) => 0,
@@ -104,7 +103,8 @@ impl Program {
         }
     }
 
-    /// Answers `--help` and `--version`, or complains of a command line in QEMU's words.
+    /// Prints the text for `--help` or `--version`, or an error in the command line in QEMU's
+    /// words.
     pub fn answer_command_line(&self, error: &clap::Error, args: &[OsString]) -> u8 {
         if matches!(
             error.kind(),
@@ -150,7 +150,7 @@ impl Program {
     }
 }
 
-/// The parser's own words on one line, without its prefix and its usage text.
+/// The parser's error message on one line, without its prefix and the usage text.
 fn plain_words(error: &clap::Error) -> String {
     let text = error.to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
@@ -167,26 +167,27 @@ pub fn print(text: &str) {
     check(io::stdout().lock().write_all(text.as_bytes()));
 }
 
-/// Writes to standard error, as it is.
+/// Writes to standard error without a prefix.
 pub fn print_error(text: &str) {
     flush();
-    // There is nobody left to tell if standard error fails.
+    // A failure of standard error cannot be reported anywhere.
     drop(io::stderr().lock().write_all(text.as_bytes()));
 }
 
-/// Writes a value to standard output as QEMU writes JSON: four blanks a level.
+/// Prints a value on standard output as QEMU prints JSON: indented by four spaces per level.
 pub fn print_json(value: &Value) {
     print(&format!("{}\n", json_text(value)));
 }
 
-/// JSON with four blanks a level, keys in their order; an empty list or object takes two lines.
+/// JSON indented by four spaces per level, keys in their order; an empty list or object takes two
+/// lines.
 pub fn json_text(value: &Value) -> String {
     let mut out = String::new();
     write_json(value, 0, &mut out);
     out
 }
 
-/// The depth of a report is fixed by the code that makes it, so this recursion is bounded.
+/// This recursion is bounded: the code that builds a report fixes its depth.
 fn write_json(value: &Value, level: usize, out: &mut String) {
     let (open, close, members): (char, char, Vec<(Option<&str>, &Value)>) = match value {
         Value::Array(items) => ('[', ']', items.iter().map(|item| (None, item)).collect()),
@@ -231,23 +232,21 @@ fn check(result: io::Result<()>) {
         io::ErrorKind::BrokenPipe => BROKEN_PIPE_STATUS,
         _ => FAILED_STATUS,
     };
-    let told = TOLD_OF_FAILURE
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    let Some(tell) = &*told else {
-        drop(told);
+    let callback = ON_FAILURE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(on_failure) = &*callback else {
+        drop(callback);
         std::process::exit(status.into());
     };
-    // The first failure is the reason.
+    // Only the first failure sets the exit status.
     if FAILURE
         .compare_exchange(0, status, Ordering::AcqRel, Ordering::Acquire)
         .is_ok()
     {
-        tell();
+        on_failure();
     }
 }
 
-/// A mistake on the command line, with a word on where to read more.
+/// An error in the command line, with a hint at the help text.
 pub fn usage_error(text: &str, verb: &str, program: &Program) -> CommandError {
     CommandError::new(format!(
         "{text}\nTry '{} {verb} --help' for more info",
@@ -255,7 +254,7 @@ pub fn usage_error(text: &str, verb: &str, program: &Program) -> CommandError {
     ))
 }
 
-/// How a report is written.
+/// The format of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputFormat {
     /// For people.
@@ -265,10 +264,10 @@ pub enum OutputFormat {
 }
 
 impl OutputFormat {
-    /// Reads `--output`.
+    /// Parses the value of `--output`.
     ///
     /// # Errors
-    /// It is neither of the two.
+    /// The value is neither `human` nor `json`.
     pub fn parse(text: &str, verb: &str, program: &Program) -> Result<OutputFormat, CommandError> {
         match text {
             "human" => Ok(OutputFormat::Human),
@@ -281,7 +280,7 @@ impl OutputFormat {
     }
 }
 
-/// How a verb tells what it has found.
+/// Options for the output format of a report.
 #[derive(clap::Args)]
 pub struct OutputArgs {
     /// Output format: human or json
@@ -293,7 +292,7 @@ pub struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// What is asked for.
+    /// The output format that the options select.
     ///
     /// # Errors
     /// `--output` is neither of the two.
@@ -305,7 +304,7 @@ impl OutputArgs {
     }
 }
 
-/// How a verb tells what it has done.
+/// Options for the output of a verb that changes an image.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct DoneArgs {
     /// Print what was done as JSON
@@ -314,7 +313,7 @@ pub struct DoneArgs {
 }
 
 impl DoneArgs {
-    /// Tells it: the value if JSON is asked for, else the words; nothing if it is to be quiet.
+    /// Prints the result: `value` as JSON if `--json` is given, else `words` unless `quiet`.
     pub fn tell(&self, quiet: bool, words: &str, value: impl FnOnce() -> Value) {
         match self.json {
             _ if quiet => {}

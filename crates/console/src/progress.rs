@@ -1,14 +1,14 @@
-//! A bar for people who wait. On standard error, and only if that is a terminal: output stays clean
-//! in pipes and logs.
+//! A progress bar. It is drawn on standard error, and only if that is a terminal, so that output
+//! stays clean in pipes and logs.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// The bar of one command; gone when dropped.
+/// The progress bar of one command; erased when dropped.
 #[derive(Debug)]
 pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// A bar for so many units of work.
+    /// A bar for `total` units of work.
     pub fn of(total: u64) -> Progress {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {percent:>3} %  {elapsed}  {msg}")
@@ -18,17 +18,17 @@ impl Progress {
         Progress(bar)
     }
 
-    /// Says what is being done.
+    /// Sets the label of the bar.
     pub fn say(&self, what: &str) {
         self.0.set_message(what.to_string());
     }
 
-    /// Prints while the bar is away: on a terminal both are in the same place.
+    /// Hides the bar while `print` runs, since both share the terminal.
     pub fn suspend(&self, print: impl FnOnce()) {
         self.0.suspend(print);
     }
 
-    /// So many units more are done.
+    /// Advances the bar by `units`.
     pub fn advance(&self, units: u64) {
         self.0.inc(units);
     }

@@ -1,4 +1,4 @@
-//! Asynchronous work of one verb, run to its end: on which engine, and on a queue of its own.
+//! Runs the asynchronous work of a verb on a queue of its own, with the chosen I/O engine.
 
 use std::future::Future;
 
@@ -7,7 +7,7 @@ use cowslip_queue::{Backend, Queue};
 
 use crate::error::CommandError;
 
-/// `--aio`: the engine of this name. QEMU's `native` is the ring here.
+/// The I/O engine that `--aio` names. QEMU's `native` is io_uring here.
 pub fn parse_aio(name: &str) -> Option<Aio> {
     Some(match name {
         "threads" => Aio::Threads,
@@ -16,10 +16,10 @@ pub fn parse_aio(name: &str) -> Option<Aio> {
     })
 }
 
-/// Runs a verb's work on a queue of its own.
+/// Runs a verb's work on a new queue, and waits for it.
 ///
 /// # Errors
-/// The queue cannot be made, or the work fails.
+/// The queue cannot be created, or the work fails.
 pub fn block_on<T>(
     aio: Aio,
     work: impl Future<Output = Result<T, CommandError>>,

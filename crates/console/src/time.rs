@@ -1,4 +1,4 @@
-//! Dates for people. The machine's time zone is not consulted: times are UTC.
+//! Dates for people, in UTC: the machine's time zone is not used.
 
 const DAY_SECONDS: u64 = 86400;
 /// Days from 0000-03-01 to 1970-01-01.
@@ -6,7 +6,7 @@ const EPOCH_DAYS: u64 = 719_468;
 /// Days of 400 years.
 const ERA_DAYS: u64 = 146_097;
 
-/// `2026-11-21 21:18:45` of a number of seconds since 1970.
+/// Formats seconds since 1970 as `2026-11-21 21:18:45`.
 pub fn date_and_time(seconds: u64) -> String {
     let (days, second) = (seconds / DAY_SECONDS, seconds % DAY_SECONDS);
     // Years begin in March here, so that the leap day is the last of its year.

@@ -221,8 +221,8 @@ impl Other {
     }
 }
 
-/// Draws the pieces of a disk or file of `above_bytes` in so many cells a half. Where there are
-/// `neighbours`, other files show than the one of this number.
+/// Draws the pieces of a disk or file of `above_bytes` in this many cells per half. With
+/// `neighbours`, the other files are shown, without the file of this number.
 pub fn picture(
     pieces: &Pieces,
     above_bytes: u64,

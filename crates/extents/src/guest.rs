@@ -20,8 +20,8 @@ pub struct ImageFile {
     pub data_file: Option<String>,
 }
 
-/// What is told of each piece.
-pub trait Told: Send {
+/// Receives the pieces of a layout.
+pub trait PieceSink: Send {
     /// The next piece.
     ///
     /// # Errors
@@ -32,13 +32,13 @@ pub trait Told: Send {
 /// Joins the parts as they are read.
 struct Joining<'a, 'b> {
     join: Join<'a>,
-    told: &'b mut dyn Told,
+    sink: &'b mut dyn PieceSink,
 }
 
 impl Observer for Joining<'_, '_> {
     fn part(&mut self, part: Part) -> cowslip::Result<()> {
-        let told = &mut *self.told;
-        self.join.push(&part, |piece| told.piece(piece));
+        let sink = &mut *self.sink;
+        self.join.push(&part, |piece| sink.piece(piece));
         Ok(())
     }
 }
@@ -62,15 +62,15 @@ impl ImageFile {
         &self,
         around: Around<'a>,
         (areas, host): (&[Area], HostMap<'_>),
-        told: &mut dyn Told,
+        sink: &mut dyn PieceSink,
     ) -> Result<Join<'a>, CommandError> {
         let layout = Layout::read(&self.file, &self.header).await?;
         let mut joining = Joining {
             join: Join::new(around),
-            told,
+            sink,
         };
         layout.parts(&mut joining).await?;
-        Join::metadata(areas, host, |piece| joining.told.piece(piece));
+        Join::metadata(areas, host, |piece| joining.sink.piece(piece));
         Ok(joining.join)
     }
 }

@@ -114,7 +114,8 @@ pub struct AlignedFile {
 pub enum Steadiness {
     /// The file is as it was before.
     Steady,
-    /// It was changed meanwhile: what was told is no state that it ever had.
+    /// The file was changed during the walk, so the reported extents may never have existed
+    /// together.
     Changed,
 }
 

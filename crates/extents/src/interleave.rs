@@ -207,7 +207,7 @@ mod tests {
             }
             let has = |file: &[(u64, u64)], at| file.iter().any(|&(s, l)| at >= s && at < s + l);
             let slices: Vec<&[(u64, u64)]> = files.iter().map(Vec::as_slice).collect();
-            for (index, told) in shares(&slices).into_iter().enumerate() {
+            for (index, found) in shares(&slices).into_iter().enumerate() {
                 let (mut gaps, mut shared) = (0, 0);
                 let (mut seen, mut in_gap, mut other) = (false, false, false);
                 for at in 0..70 {
@@ -220,7 +220,7 @@ mod tests {
                         other |= files.iter().any(|file| has(file, at));
                     }
                 }
-                assert_eq!(told, (shared, gaps), "{files:?}");
+                assert_eq!(found, (shared, gaps), "{files:?}");
             }
         }
     }

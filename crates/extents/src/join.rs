@@ -1,9 +1,9 @@
 //! Guest offset to cluster to host extent: the image's parts laid over the records of the file they
 //! are in. Pure.
 //!
-//! What the guest reads from this image's own clusters, data and compressed, makes up its
-//! sequential read. Zeroes and what lies below are told but not read; neither are holes of the file
-//! nor what has no place yet.
+//! The sequential read of the guest consists of the data and compressed clusters of this image.
+//! Zeroes and data of the layers below are reported but not part of the read; nor are holes of the
+//! file, or data that has no place on the device yet.
 
 use std::ops::Range;
 
@@ -212,8 +212,8 @@ impl<'a> Join<'a> {
         }
     }
 
-    /// The next part of the disk; each of its pieces is told.
-    pub fn push(&mut self, part: &Part, mut told: impl FnMut(&Joined)) {
+    /// Adds the next part of the disk, and reports each of its pieces.
+    pub fn push(&mut self, part: &Part, mut report: impl FnMut(&Joined)) {
         let (what, place) = match part.kind {
             PartKind::Data(file) => (What::Data, Some((file, part.len))),
             PartKind::Compressed { start, len } => (What::Compressed, Some((start, len))),
@@ -222,7 +222,7 @@ impl<'a> Join<'a> {
         };
         self.count(part, what, place.map_or(0, |(_, len)| len));
         let Some((file, len)) = place else {
-            told(&Joined {
+            report(&Joined {
                 guest: Some(part.start),
                 guest_len: part.len,
                 what,
@@ -252,7 +252,7 @@ impl<'a> Join<'a> {
                 physical: placed.map(|record| record.physical),
                 flags: record.map_or(Flags::default(), |record| record.flags),
             };
-            told(&joined);
+            report(&joined);
             if is_read {
                 self.read(&joined, record.is_none());
             }
@@ -303,12 +303,12 @@ impl<'a> Join<'a> {
         }
     }
 
-    /// Tells the pieces of the image's metadata, which lies in the file of these records.
-    pub fn metadata(areas: &[Area], host: HostMap<'_>, mut told: impl FnMut(&Joined)) {
+    /// Reports the pieces of the image's metadata, which lies in the file of these records.
+    pub fn metadata(areas: &[Area], host: HostMap<'_>, mut report: impl FnMut(&Joined)) {
         for area in areas {
             host.split(area.offset..area.offset + area.len, |at, len, record| {
                 let placed = record.filter(is_placed);
-                told(&Joined {
+                report(&Joined {
                     guest: None,
                     guest_len: 0,
                     what: What::Metadata(area.structure),
@@ -379,7 +379,7 @@ mod tests {
         ];
         let parts = [data(0, 90, 20), data(20, 140, 70)];
         let (read, pieces) = joined(around(&records, &[]), &parts);
-        let told: Vec<_> = pieces
+        let found: Vec<_> = pieces
             .iter()
             .map(|p| {
                 (
@@ -396,7 +396,7 @@ mod tests {
             (30, 50, None),
             (80, 10, Some(0)),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(found, expected);
         assert_eq!(read.runs, 4);
         assert_eq!(read.bytes, 40 * KIB, "a hole is not read");
     }

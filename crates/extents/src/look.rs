@@ -6,7 +6,7 @@ use cowslip_console::queue::block_on;
 use cowslip_queue::fiemap::{self, Flags, Record};
 
 use crate::draw::{self, PIECES_MAX, Picture, Piece, Pieces, State};
-use crate::guest::{ImageFile, Told};
+use crate::guest::{ImageFile, PieceSink};
 use crate::host::{AlignedFile, Steadiness};
 use crate::interleave::{Neighbours, is_placed};
 use crate::join::{Around, HostMap, Joined, What};
@@ -263,7 +263,7 @@ struct Telling {
     is_own: bool,
 }
 
-impl Told for Telling {
+impl PieceSink for Telling {
     fn piece(&mut self, joined: &Joined) {
         if let Some(list) = &mut self.list {
             list.piece(joined);

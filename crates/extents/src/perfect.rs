@@ -39,7 +39,7 @@ pub enum ExtMapping {
 pub enum Kind {
     /// XFS.
     Xfs {
-        /// Bytes of an allocation group, if it was told.
+        /// Bytes of an allocation group, if known.
         group_bytes: Option<u64>,
     },
     /// ext2, ext3, ext4.

@@ -1,14 +1,14 @@
-//! A read from front to back, as the device meets it: runs, seeks, and the score. Pure.
+//! A read from front to back as the device performs it: runs, seeks, and the score. Pure.
 //!
-//! A *run* ends where what is read next does not lie directly behind on the device. A *seek* is an
-//! end of a run from which the device goes backwards, or forward over more than [`SKIP_BYTES`];
-//! over less it reads on. Reading so many bytes takes a disk about as long as a seek does, hence
-//! the *score*:
+//! A *run* ends where the next bytes do not follow directly on the device. A *seek* is the end of a
+//! run after which the device goes backwards, or forward over more than [`SKIP_BYTES`]; it reads
+//! through a shorter gap. A disk takes about as long to read that many bytes as to seek, hence the
+//! *score*:
 //!
 //! > seeks x 1 MiB / (seeks x 1 MiB + bytes read)
 //!
-//! the share of the time of the read that goes into seeks: 0 is none, 0.5 is as much as into
-//! reading. One seek in a gibibyte makes 0.001, one at each cluster of 64 KiB 0.94.
+//! This is the share of time that the read spends seeking: 0 is none, 0.5 is as much as reading.
+//! One seek per GiB gives 0.001, one at each cluster of 64 KiB gives 0.94.
 
 /// What a disk reads in the time of a seek: 8 ms at 130 MB/s.
 pub const SKIP_BYTES: u64 = 1 << 20;
@@ -22,8 +22,8 @@ pub struct Piece {
     pub physical: u64,
     /// Length in bytes.
     pub len: u64,
-    /// So many bytes before its end may belong to what follows: where it is stored in fewer bytes
-    /// than it has.
+    /// The last bytes of this run that may belong to the next one: compressed data is stored in
+    /// fewer bytes than its sectors have.
     pub slack: u64,
 }
 

@@ -36,7 +36,7 @@ pub struct Caption {
     pub order: &'static str,
     /// A line of figures.
     pub figures: String,
-    /// There is metadata of an image to be told apart.
+    /// The map also has metadata of an image, which gets a colour of its own.
     pub is_image: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The report on several files: each opened once, walked, told, drawn; then how they lie beside
-//! each other.
+//! The report on several files: each is opened once, walked, reported and drawn; then their
+//! interleaving is shown.
 
 use cowslip_console::error::CommandError;
 use cowslip_console::output::Program;
@@ -35,8 +35,8 @@ impl Viewer<'_> {
     /// Reports on these files.
     ///
     /// # Errors
-    /// A walk fails, or the picture cannot be kept. Of files that cannot be opened `program`
-    /// complains, and the others are told.
+    /// A walk fails, or the picture cannot be written. A file that cannot be opened is reported
+    /// under the name of `program`, and the other files are processed.
     pub fn view(&self, files: &[String], program: &Program) -> Result<(), CommandError> {
         let (mut subjects, complaints) = self.open_all(files, program);
         let is_pictured =
@@ -73,7 +73,7 @@ impl Viewer<'_> {
         }
         match complaints {
             0 => Ok(()),
-            _ => Err(CommandError::told()),
+            _ => Err(CommandError::already_reported()),
         }
     }
 

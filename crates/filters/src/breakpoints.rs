@@ -1,4 +1,4 @@
-//! Breakpoints, and requests that have stopped at them: `break`, `wait_break`, `resume` and
+//! Breakpoints and the requests suspended at them: `break`, `wait_break`, `resume` and
 //! `remove_break` of qemu-io.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cowslip_block::file::Event;
 use cowslip_queue::{Completer, Pending, pending};
 
-/// There is no breakpoint or stopped request of that name.
+/// No breakpoint or suspended request has this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoSuch;
 
-/// The breakpoints of one open image; clones are the same ones.
+/// The breakpoints of one open image; clones share their state.
 #[derive(Clone, Default)]
 pub struct Breakpoints(Arc<Mutex<State>>);
 
@@ -23,7 +23,7 @@ struct State {
     notes: String,
 }
 
-/// A stopped request. It goes on when the last clone of this is dropped.
+/// A suspended request. It resumes when the last clone of this value is dropped.
 struct Stop(Option<Completer<()>>);
 
 impl std::fmt::Debug for Breakpoints {
@@ -45,25 +45,25 @@ impl Breakpoints {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A file stops at them from now on.
+    /// Marks the breakpoints as attached: a file suspends requests at them from now on.
     pub fn attach(&self) {
         self.lock().attached = true;
     }
 
-    /// Whether a file stops at them.
+    /// Whether a file suspends requests at them.
     pub fn is_attached(&self) -> bool {
         self.lock().attached
     }
 
-    /// Stops the next request that reaches an event, under a name.
+    /// Suspends the next request that reaches `event`, under the name `tag`.
     pub fn set(&self, event: Event, tag: &str) {
         self.lock().set.push((event, tag.to_string()));
     }
 
-    /// Takes breakpoints of a name away, and lets requests go on that have stopped under it.
+    /// Removes the breakpoints named `tag`, and resumes the requests suspended under that name.
     ///
     /// # Errors
-    /// There are none.
+    /// There are none of that name.
     pub fn remove(&self, tag: &str) -> Result<(), NoSuch> {
         let mut state = self.lock();
         let before = state.set.len() + state.stopped.len();
@@ -74,7 +74,7 @@ impl Breakpoints {
         state.stopped = left;
         let found = before > state.set.len() + state.stopped.len();
         drop(state);
-        // Outside the lock: a request that goes on may stop again at once.
+        // Outside the lock: a resumed request may stop at another breakpoint at once.
         drop::<Vec<(String, Arc<Stop>)>>(gone);
         match found {
             true => Ok(()),
@@ -82,10 +82,10 @@ impl Breakpoints {
         }
     }
 
-    /// Lets the first request go on that has stopped under a name.
+    /// Resumes the first request suspended under the name `tag`.
     ///
     /// # Errors
-    /// There is none.
+    /// There is none of that name.
     pub fn resume(&self, tag: &str) -> Result<(), NoSuch> {
         let mut state = self.lock();
         let first = state.stopped.iter().position(|(other, _)| other == tag);
@@ -98,7 +98,7 @@ impl Breakpoints {
         Ok(())
     }
 
-    /// Comes when a request has stopped under a name.
+    /// Completes when a request is suspended under the name `tag`.
     pub fn stopped(&self, tag: &str) -> Pending<()> {
         let mut state = self.lock();
         if state.stopped.iter().any(|(other, _)| other == tag) {
@@ -109,7 +109,7 @@ impl Breakpoints {
         comes
     }
 
-    /// Lets all requests go on and removes all breakpoints: the image is closed.
+    /// Resumes all requests and removes all breakpoints. Called when the image is closed.
     pub fn clear(&self) {
         let mut state = self.lock();
         state.attached = false;
@@ -119,12 +119,13 @@ impl Breakpoints {
         drop(stopped);
     }
 
-    /// Messages for the user since the last call, in lines.
+    /// Returns the messages for the user since the last call, one per line.
     pub fn take_notes(&self) -> String {
         std::mem::take(&mut self.lock().notes)
     }
 
-    /// A wait for a request that reaches an event with a breakpoint.
+    /// Called when a request reaches `event`: if a breakpoint is set there, returns a wait that
+    /// ends when the request is resumed.
     pub fn reached(&self, event: Event) -> Option<Pending<()>> {
         let mut state = self.lock();
         if !state.set.iter().any(|(other, _)| *other == event) {

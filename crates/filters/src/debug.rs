@@ -1,4 +1,4 @@
-//! [`DebugFile`]: a file with injected errors and breakpoints, QEMU's `blkdebug`.
+//! [`DebugFile`]: a file with injected errors and breakpoints, as QEMU's `blkdebug`.
 
 use std::io;
 use std::ops::Range;
@@ -16,25 +16,25 @@ use cowslip_queue::{Pending, pending};
 use crate::breakpoints::Breakpoints;
 use crate::rules::{IoType, Rule, RuleSet, RuleText};
 
-/// A configuration is some lines; more than this is another file by mistake.
+/// A configuration has a few lines. A longer file has been named by mistake.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// Rules and limits of a [`DebugFile`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DebugSpec {
-    /// A file with rules.
+    /// Path of a configuration file with rules.
     pub config: Option<String>,
-    /// Rules beside those.
+    /// Rules in addition to those of the configuration file.
     pub rules: Vec<RuleText>,
-    /// Limits of requests, as given.
+    /// Limits of requests, as the user gave them.
     pub limits: Limits,
 }
 
 impl DebugSpec {
-    /// All rules.
+    /// All rules, those of the configuration file first.
     ///
     /// # Errors
-    /// The file cannot be read, or a rule makes no sense.
+    /// The file cannot be read, or a rule is invalid.
     pub fn all_rules(&self) -> Result<Vec<Rule>> {
         let mut texts = match &self.config {
             Some(name) => RuleText::all_of_file(&config_text(name)?)?,
@@ -44,10 +44,10 @@ impl DebugSpec {
         texts.iter().map(RuleText::rule).collect()
     }
 
-    /// The limits, on a file with an alignment of its own.
+    /// The limits of the file, whose own alignment is `own_align`.
     ///
     /// # Errors
-    /// One that cannot be met, in QEMU's words.
+    /// A limit is invalid; the message is QEMU's.
     pub fn limits_over(&self, own_align: u32) -> Result<Limits> {
         let said = &self.limits;
         let is_met = |bytes: u64, unit: u64| {
@@ -111,8 +111,8 @@ fn config_text(name: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A file whose requests fail or stop by rules. A request beyond the limits is split, the parts run
-/// one after the other, and the rules apply to each part.
+/// A file that fails or suspends requests by rules. A request beyond the limits is split, the parts
+/// run one after the other, and the rules apply to each part.
 #[derive(Debug)]
 pub struct DebugFile {
     node: Node,
@@ -170,7 +170,7 @@ impl Node {
         }
     }
 
-    /// Runs several requests as one; on a queue.
+    /// Runs several requests as one, on a queue.
     fn run<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
         requests: impl FnOnce(Node) -> F,
@@ -262,7 +262,7 @@ impl DebugFile {
     /// Wraps a file.
     ///
     /// # Errors
-    /// A rule or limit that makes no sense; a configuration file that cannot be read.
+    /// A rule or a limit is invalid, or the configuration file cannot be read.
     pub fn new(
         inner: Arc<dyn BlockFile>,
         spec: &DebugSpec,
@@ -271,7 +271,7 @@ impl DebugFile {
         let rules = spec.all_rules()?;
         let limits = spec.limits_over(inner.capabilities().alignment_bytes)?;
         let limits = limits.over(inner.limits());
-        // Limits are less than 2 GiB.
+        // No overflow: limits are less than 2 GiB.
         let alignment = limits.align as u32;
         let capabilities = Capabilities {
             alignment_bytes: alignment,

@@ -1,8 +1,7 @@
-//! Files over other files, or over nothing, whatever format stands over them: injected errors and
-//! breakpoints (`blkdebug`), a file that keeps nothing (`null-co`), a part of another file (`raw`
-//! with `offset` and `size`).
+//! Files that wrap another file, or none: injected errors and breakpoints (`blkdebug`), a file that
+//! stores nothing (`null-co`), a range of another file (`raw` with `offset` and `size`).
 //!
-//! Each is a [`cowslip_block::file::BlockFile`], so the engine does not know that it is there.
+//! Each implements [`cowslip_block::file::BlockFile`], so the engine needs no code for them.
 //!
 //! May not know: images, formats, networks.
 

@@ -1,4 +1,4 @@
-//! [`NullFile`]: a file of some length that keeps nothing, QEMU's `null-co` and `null-aio`.
+//! [`NullFile`]: a file of a given length that stores nothing, as QEMU's `null-co` and `null-aio`.
 
 use std::io;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use cowslip_block::file::{BlockFile, Capabilities, Durability, FileExtent, FileI
 use cowslip_block::{IoVec, IoVecMut};
 use cowslip_queue::{Pending, pending};
 
-/// Length and speed of a file that stores nothing.
+/// Length and latency of a file that stores nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NullSpec {
-    /// Its length.
+    /// Length of the file.
     pub bytes: u64,
     /// Duration of each request.
     pub latency: Duration,
@@ -25,7 +25,7 @@ impl Default for NullSpec {
     }
 }
 
-/// A file that keeps nothing, and reads as zeroes.
+/// A file that discards writes and reads as zeroes.
 #[derive(Debug)]
 pub struct NullFile {
     name: String,
@@ -34,7 +34,7 @@ pub struct NullFile {
 }
 
 impl NullFile {
-    /// One of this name.
+    /// A file with a name for messages.
     pub fn new(name: &str, spec: NullSpec) -> NullFile {
         NullFile {
             name: name.to_string(),
@@ -50,7 +50,7 @@ impl NullFile {
         }
     }
 
-    /// A value, when the time of a request has passed. Runs on a queue.
+    /// Returns `value` when the latency of a request has passed. Runs on a queue.
     fn after<T: Send + 'static>(&self, value: T) -> Pending<T> {
         if self.spec.latency.is_zero() {
             return Pending::ready(value);

@@ -1,4 +1,4 @@
-//! [`PartFile`]: a part of a file as a file, QEMU's `raw` with `offset` and `size`.
+//! [`PartFile`]: a range of another file, as QEMU's `raw` with `offset` and `size`.
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use cowslip_block::{Error, IoVec, IoVecMut, Result};
 use cowslip_queue::Pending;
 use cowslip_queue::file::MemoryAlignment;
 
-/// Bytes `start..start + len` of a file.
+/// Bytes `start..start + len` of another file.
 #[derive(Debug)]
 pub struct PartFile {
     inner: Arc<dyn BlockFile>,
@@ -22,10 +22,11 @@ pub struct PartFile {
 }
 
 impl PartFile {
-    /// A part of a file of `inner_len` bytes, to its end if no size is given.
+    /// A range of a file of `inner_len` bytes; it extends to the end of the file if no size is
+    /// given.
     ///
     /// # Errors
-    /// It does not lie in the file, or requests to it would not be aligned.
+    /// The range does not lie within the file, or is not aligned for its requests.
     pub fn new(
         inner: Arc<dyn BlockFile>,
         inner_len: u64,
@@ -53,7 +54,7 @@ impl PartFile {
             ));
         }
         let capabilities = Capabilities {
-            // The bytes behind the part are not its own.
+            // Bytes behind the range do not belong to it.
             extends_with_zeroes: false,
             ..inner.capabilities().clone()
         };
@@ -65,7 +66,8 @@ impl PartFile {
         })
     }
 
-    /// A range within the part, in the file; writes beyond the part find no space, as on a device.
+    /// Translates an offset to one of the inner file. Fails with ENOSPC beyond the range, as a
+    /// device does.
     fn place(&self, offset: u64, len: u64) -> io::Result<u64> {
         const ENOSPC: i32 = 28;
         match offset.checked_add(len) {
@@ -128,7 +130,7 @@ impl BlockFile for PartFile {
         if self.place(offset, wanted).is_ok() {
             return self.inner.read(self.start + offset, buf);
         }
-        // Beyond the end there are zeroes, not what follows in the file.
+        // Reads beyond the end return zeroes, not the bytes of the inner file.
         let there = self.len.saturating_sub(offset).min(wanted);
         let (completer, done) = cowslip_queue::pending();
         let (inner, start) = (Arc::clone(&self.inner), self.start);
@@ -163,7 +165,7 @@ impl BlockFile for PartFile {
     }
 
     fn extents(&self, start: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        // Signal for seldom: nothing is known, so all is data.
+        // Nothing is known about the range here, so all of it counts as data.
         let hole = false;
         Pending::ready(Ok(vec![FileExtent { start, len, hole }]))
     }

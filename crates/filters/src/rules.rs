@@ -1,9 +1,9 @@
-//! Which requests to a file fail, and with what: the rules of `blkdebug`. Pure.
+//! The rules of `blkdebug`: which requests to a file fail, and with which error. Pure.
 //!
-//! A rule waits for an event. When the work on the image reaches it, rules of `inject-error` become
-//! active (in place of those that were), and from then on the requests that they match fail; rules
-//! of `set-state` change the state that others may ask for. So a rule hits the request that follows
-//! its event, and, unless it is for `once`, all that come later.
+//! A rule has an event. When the engine reaches that event, rules of kind `inject-error` become
+//! active, in place of the active ones, and from then on requests that match them fail. Rules of
+//! kind `set-state` change the state, which is a condition of other rules. So an error hits the
+//! request that follows its event and, unless the rule has `once`, all later ones.
 
 use std::ops::Range;
 
@@ -38,15 +38,15 @@ impl IoType {
     }
 }
 
-/// Effect of a rule.
+/// The effect of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Action {
     Inject {
-        /// 0 makes nothing fail.
+        /// The error number; 0 makes nothing fail.
         errno: i32,
-        /// All requests but for block status if there is none.
+        /// The kind of request that fails; `None` is any kind except block status.
         io: Option<IoType>,
-        /// The first byte of a sector that the request must touch.
+        /// The first byte of a sector; the rule applies only to requests that touch it.
         offset: Option<u64>,
         once: bool,
     },
@@ -57,12 +57,12 @@ enum Action {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     event: Event,
-    /// The state in which it counts; 0 is any.
+    /// The state in which the rule applies; 0 is any.
     state: u64,
     action: Action,
 }
 
-/// A rule as it is written: the kind, and its settings.
+/// A rule as text: its kind and its settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleText {
     /// `inject-error` or `set-state`.
@@ -72,10 +72,10 @@ pub struct RuleText {
 }
 
 impl RuleText {
-    /// The rules of a configuration file: groups of `name = "value"`.
+    /// Parses the rules of a configuration file: groups of `name = "value"`.
     ///
     /// # Errors
-    /// The first group or line that is none.
+    /// The first line that is invalid, or the first group of an unknown kind.
     pub fn all_of_file(text: &str) -> Result<Vec<RuleText>> {
         let mut rules: Vec<RuleText> = Vec::new();
         for line in text.lines() {
@@ -106,10 +106,10 @@ impl RuleText {
         Ok(rules)
     }
 
-    /// The rule.
+    /// Parses the rule.
     ///
     /// # Errors
-    /// A setting that is missing, unknown or has a value that it cannot have.
+    /// A setting is missing or unknown, or its value is invalid.
     pub fn rule(&self) -> Result<Rule> {
         for (name, _) in &self.settings {
             if !is_setting(&self.kind, name) {
@@ -131,7 +131,7 @@ impl RuleText {
                 let errno = self.number("errno")?.unwrap_or(EIO as u64);
                 let io = self.get("iotype");
                 let io = io.map(|name| IoType::from_name(name).ok_or_else(|| invalid(name)));
-                // QEMU means no sector by -1.
+                // QEMU writes -1 for no sector.
                 let sector = match self.get("sector") {
                     Some("-1") => None,
                     _ => self.number("sector")?,
@@ -181,7 +181,7 @@ impl RuleText {
     }
 }
 
-/// A line's first word, and what stands in quotes behind its equals sign, if anything does.
+/// The first word of a line, and the value in quotes behind its equals sign, if there is one.
 fn setting(line: &str) -> (&str, &str) {
     let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
     let value = rest.trim_start().strip_prefix('=').map(str::trim_start);
@@ -208,17 +208,17 @@ fn not_a_number(name: &str) -> Error {
     Error::Invalid(format!("Parameter '{name}' expects a number"))
 }
 
-/// Rules at work.
+/// The rules of a file and their state.
 #[derive(Debug)]
 pub struct RuleSet {
     rules: Vec<Option<Rule>>,
-    /// Rules by their places.
+    /// Indices of the active rules in `rules`.
     active: Vec<usize>,
     state: u64,
 }
 
 impl RuleSet {
-    /// In the first state, 1, with the rules for [`Event::None`] active.
+    /// Starts in state 1, with the rules of [`Event::None`] active.
     pub fn new(rules: Vec<Rule>) -> RuleSet {
         let mut set = RuleSet {
             rules: rules.into_iter().map(Some).collect(),
@@ -229,7 +229,7 @@ impl RuleSet {
         set
     }
 
-    /// The work has reached an event.
+    /// Activates the rules of an event that the engine has reached.
     pub fn reached(&mut self, event: Event) {
         let before = self.state;
         let mut injecting = Vec::new();
@@ -248,7 +248,8 @@ impl RuleSet {
         }
     }
 
-    /// The error that a request fails with, by its number in the system. A flush has no bytes.
+    /// The error number with which a request fails, if an active rule matches it. The range of a
+    /// flush is empty.
     pub fn verdict(&mut self, io: IoType, bytes: Range<u64>) -> Option<i32> {
         let matches = |&place: &usize| match self.rules[place].as_ref().map(|rule| &rule.action) {
             Some(Action::Inject {

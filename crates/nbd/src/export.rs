@@ -89,7 +89,8 @@ pub enum Access {
     ReadWrite,
 }
 
-/// What clients are told about an export. A connection takes it once, when it chooses the export.
+/// The properties of an export that the server announces. A connection reads them once, when the
+/// client chooses the export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportInfo {
     /// Size in bytes.

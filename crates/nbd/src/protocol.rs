@@ -456,7 +456,7 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// A length of 32 bits and a string of so many bytes.
+    /// Reads a 32-bit length and a string of that many bytes.
     pub(crate) fn counted_string(&mut self) -> Result<&'a str, Malformed> {
         let len = usize::try_from(self.u32()?).map_err(|_| TRUNCATED)?;
         string(self.bytes(len)?)

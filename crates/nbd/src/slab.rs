@@ -1,10 +1,10 @@
-//! Aligned memory for payloads, used again and again.
+//! Aligned memory for payloads, which is recycled.
 //!
-//! A small payload takes a part of a larger piece, since an aligned allocation for each costs more
-//! than the copy into it; a large one takes memory of its own. Pieces whose parts have all been
-//! dropped are handed out again, which saves the page faults of fresh memory. So memory is not
-//! zeroed: it holds what the same connection transferred before. Whoever takes it overwrites all of
-//! it or drops it.
+//! A small payload gets a part of a larger piece, since an aligned allocation for each would cost
+//! more than the copy; a large payload gets memory of its own. Pieces whose parts have all been
+//! dropped are reused, which saves the page faults of fresh memory. So memory is not zeroed: it
+//! holds data that the same connection transferred before. The user of a part overwrites all of it,
+//! or drops it.
 
 use std::collections::VecDeque;
 

@@ -230,10 +230,10 @@ fn block_status_tells_data_from_holes() {
             client.write(8192, data, Durability::Cached).await.unwrap();
             let extents = client.block_status(0, 1 << 20).await.unwrap();
             let hole = AllocationFlags::HOLE.with(AllocationFlags::ZERO);
-            let told: Vec<_> = extents.iter().map(|e| (e.len, e.flags)).collect();
+            let reply: Vec<_> = extents.iter().map(|e| (e.len, e.flags)).collect();
             let rest = (1 << 20) - 8192 - 4096;
             let expected = [(8192, hole), (4096, AllocationFlags::empty()), (rest, hole)];
-            assert_eq!(told, expected);
+            assert_eq!(reply, expected);
             client.disconnect().await.unwrap();
         });
     });
@@ -261,19 +261,19 @@ fn lengths_have_64_bits_with_extended_headers_only() {
             let write = client.write(offset, data.clone(), Durability::Cached);
             write.await.unwrap();
         }
-        let told = |runs: Vec<StatusDescriptor>| {
-            let told = runs.iter().map(|run| (run.len, run.flags.0));
-            told.collect::<Vec<_>>()
+        let reply = |runs: Vec<StatusDescriptor>| {
+            let reply = runs.iter().map(|run| (run.len, run.flags.0));
+            reply.collect::<Vec<_>>()
         };
         let status = client.block_status(0, SIZE).await.unwrap();
         let rest = SIZE - at - 2 * 8192;
-        assert_eq!(told(status), [(at, 3), (8192, 0), (rest, 3), (8192, 0)]);
+        assert_eq!(reply(status), [(at, 3), (8192, 0), (rest, 3), (8192, 0)]);
         client.trim(0, at + 4096, Durability::Cached).await.unwrap();
         let status = client.block_status(4096, SIZE - 4096).await.unwrap();
-        assert_eq!(told(status)[..2], [(at, 3), (4096, 0)]);
+        assert_eq!(reply(status)[..2], [(at, 3), (4096, 0)]);
         client.write_zeroes(4096, SIZE - 4096, ZEROES).await.unwrap();
         let status = client.block_status(0, SIZE).await.unwrap();
-        assert_eq!(told(status), [(SIZE, 3)]);
+        assert_eq!(reply(status), [(SIZE, 3)]);
     });
 }
 
@@ -318,12 +318,12 @@ fn exports_are_found_by_name_and_listed() {
 
             let stream = Stream::connect_unix(&running.path).await.unwrap();
             let exports = Client::list(stream, None).await.unwrap();
-            let told: Vec<_> = exports
+            let reply: Vec<_> = exports
                 .iter()
                 .map(|e| (&*e.name, e.size, &*e.description))
                 .collect();
             let expected = [("", 1 << 20, ""), ("golden", 12_345, "a golden image")];
-            assert_eq!(told, expected);
+            assert_eq!(reply, expected);
             assert_eq!(exports[1].contexts, ["base:allocation"]);
             assert_eq!(exports[1].block_sizes.unwrap().minimum, 1);
         });
@@ -511,7 +511,7 @@ fn contexts(
 #[test]
 fn contexts_are_listed_by_name_and_by_namespace() {
     let (_running, mut haggler) = with_contexts();
-    let mut told = |export: &str, queries: &[&str]| {
+    let mut reply = |export: &str, queries: &[&str]| {
         contexts(&mut haggler, OptionCode::ListMetaContext, export, queries)
     };
     let listed = |names: &[&str]| {
@@ -521,28 +521,28 @@ fn contexts_are_listed_by_name_and_by_namespace() {
     let (base, depth) = (BASE_ALLOCATION, ALLOCATION_DEPTH);
     let bitmaps = [BITMAP, BITMAP, OTHER_BITMAP];
     let all = [&[base, depth], &bitmaps[..]].concat();
-    assert_eq!(told("", &[]), listed(&all));
-    assert_eq!(told("", &["qemu:"]), listed(&all[1..]));
+    assert_eq!(reply("", &[]), listed(&all));
+    assert_eq!(reply("", &["qemu:"]), listed(&all[1..]));
     let of_one_name_too = listed(&bitmaps);
-    assert_eq!(told("", &["qemu:dirty-bitmap:"]), of_one_name_too);
-    assert_eq!(told("", &[OTHER_BITMAP]), listed(&[OTHER_BITMAP]));
-    assert_eq!(told("", &["qemu:dirty-bitmap:y"]), []);
-    assert_eq!(told("", &["base:", depth]), listed(&[base, depth]));
-    assert_eq!(told("plain", &[]), listed(&[base]));
+    assert_eq!(reply("", &["qemu:dirty-bitmap:"]), of_one_name_too);
+    assert_eq!(reply("", &[OTHER_BITMAP]), listed(&[OTHER_BITMAP]));
+    assert_eq!(reply("", &["qemu:dirty-bitmap:y"]), []);
+    assert_eq!(reply("", &["base:", depth]), listed(&[base, depth]));
+    assert_eq!(reply("plain", &[]), listed(&[base]));
 }
 
 #[test]
 fn contexts_are_told_that_were_selected_and_in_one_reply() {
     let (_running, mut haggler) = with_contexts();
-    let mut told = |export: &str, queries: &[&str]| {
+    let mut reply = |export: &str, queries: &[&str]| {
         contexts(&mut haggler, OptionCode::SetMetaContext, export, queries)
     };
     let (base, depth) = (BASE_ALLOCATION, ALLOCATION_DEPTH);
-    assert_eq!(told("", &["qemu:", "qemu:other"]), []);
-    assert_eq!(told("plain", &[depth]), []);
-    assert_eq!(told("", &[depth]), [(2, depth.to_owned())]);
-    assert_eq!(told("", &["qemu:dirty-bitmap:"]), []);
-    let three = told("", &[BITMAP, depth, base]);
+    assert_eq!(reply("", &["qemu:", "qemu:other"]), []);
+    assert_eq!(reply("plain", &[depth]), []);
+    assert_eq!(reply("", &[depth]), [(2, depth.to_owned())]);
+    assert_eq!(reply("", &["qemu:dirty-bitmap:"]), []);
+    let three = reply("", &[BITMAP, depth, base]);
     let expected = [(1, base), (2, depth), (3, BITMAP)];
     assert_eq!(three, expected.map(|(id, name)| (id, name.to_owned())));
     haggler.option(OptionCode::Go, &[0; 6]);
@@ -552,12 +552,12 @@ fn contexts_are_told_that_were_selected_and_in_one_reply() {
     assert_eq!(haggler.simple_reply(), None);
     haggler.request(Command::BlockStatus, 0, 1 << 20);
     let more = ChunkFlags::empty();
-    let told = [
+    let reply = [
         (1, more, 0, 3),
         (2, more, 1, 0),
         (3, ChunkFlags::DONE, 1, 0),
     ];
-    for (id, flags, written, empty) in told {
+    for (id, flags, written, empty) in reply {
         let (header, payload) = haggler.chunk();
         assert_eq!((header.code, header.flags), (ChunkCode::BlockStatus, flags));
         let status = BlockStatus::decode(&payload).unwrap();

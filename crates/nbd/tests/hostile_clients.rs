@@ -15,7 +15,7 @@ use cowslip_nbd::protocol::*;
 use cowslip_nbd::{Server, ServerOptions};
 use cowslip_queue::{Backend, Buf, BufMut};
 
-/// A client that writes, reads back and compares until it is told to stop, in the last MiB.
+/// A client that writes, reads back and compares until `stop` is set, in the last MiB.
 struct Healthy {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU32>,
@@ -411,9 +411,9 @@ fn the_status_of_chosen_contexts_is_told() {
     let export = export_with_contexts(MemoryDisk::new("memory", 1 << 40), &["a:b", "c:d"]);
     let running = Running::with_export(Backend::Auto, export);
     let (mut client, ids) = RawClient::extended(&running.path, &["c:d", BASE_ALLOCATION]);
-    let mut told = |flags: CommandFlags, len: u64, payload: &[u8]| {
+    let mut statuses = |flags: CommandFlags, len: u64, payload: &[u8]| {
         client.extended_request(Command::BlockStatus, flags, (4096, len), payload);
-        let mut told = Vec::new();
+        let mut statuses = Vec::new();
         loop {
             let (header, payload) = client.extended_chunk(4096);
             if header.code != ChunkCode::ExtendedStatus {
@@ -421,20 +421,23 @@ fn the_status_of_chosen_contexts_is_told() {
             }
             let status = BlockStatus::decode_extended(&payload).unwrap();
             let runs = status.descriptors.iter().map(|run| (run.len, run.flags.0));
-            told.push((status.context_id, runs.collect::<Vec<_>>()));
+            statuses.push((status.context_id, runs.collect::<Vec<_>>()));
             if header.flags == ChunkFlags::DONE {
-                return Ok(told);
+                return Ok(statuses);
             }
         }
     };
     let len = 1 << 33;
     let [base, other] = [(ids[0], vec![(len, 3)]), (ids[1], vec![(len, 0)])];
     let none = CommandFlags::empty();
-    assert_eq!(told(none, len, b""), Ok(vec![base.clone(), other.clone()]));
+    assert_eq!(
+        statuses(none, len, b""),
+        Ok(vec![base.clone(), other.clone()])
+    );
     let mut narrowed = |len: u64, context_ids: &[u32]| {
         let context_ids = context_ids.to_vec();
         let query = StatusQuery { len, context_ids }.encode();
-        told(PAYLOAD, query.len() as u64, &query)
+        statuses(PAYLOAD, query.len() as u64, &query)
     };
     assert_eq!(narrowed(len, &[ids[1]]), Ok(vec![other.clone()]));
     assert_eq!(
@@ -454,13 +457,13 @@ fn the_status_of_chosen_contexts_is_told() {
     assert_eq!(narrowed(u64::MAX, &ids), invalid, "beyond the end");
     let half = [&len.to_be_bytes()[..], &[0, 0]].concat();
     assert_eq!(
-        told(PAYLOAD, half.len() as u64, &half),
+        statuses(PAYLOAD, half.len() as u64, &half),
         invalid,
         "half an identifier"
     );
-    assert_eq!(told(PAYLOAD, 20_000, &[0; 20_000]), invalid, "too long");
+    assert_eq!(statuses(PAYLOAD, 20_000, &[0; 20_000]), invalid, "too long");
     assert_eq!(
-        told(CommandFlags::REQ_ONE, 512, b"").map(|all| all.len()),
+        statuses(CommandFlags::REQ_ONE, 512, b"").map(|all| all.len()),
         Ok(2)
     );
 }

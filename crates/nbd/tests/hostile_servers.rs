@@ -20,7 +20,7 @@ use cowslip_nbd::{Client, ConnectOptions};
 use cowslip_queue::{Backend, Buf, BufMut, Stream};
 use tempfile::TempDir;
 
-/// A server that is told what to do, for one connection.
+/// A server that follows a script, for one connection.
 struct Scripted {
     path: PathBuf,
     thread: JoinHandle<()>,
@@ -428,11 +428,11 @@ fn replies_with_extended_headers_that_break_the_rules_end_the_connection() {
         |count, runs: &[(u64, u64)]| extended(ExtendedStatus, 4096, &extended_status(count, runs));
     let right = status(2, &[(4096, 3), (1 << 40, 0)]);
     let descriptors = extended_outcome(right.clone()).unwrap();
-    let told: Vec<_> = descriptors
+    let runs: Vec<_> = descriptors
         .iter()
         .map(|run| (run.len, run.flags.0))
         .collect();
-    assert_eq!(told, [(4096, 3), (4096, 0)], "the last extent is cut");
+    assert_eq!(runs, [(4096, 3), (4096, 0)], "the last extent is cut");
     let mut endless = right.clone();
     endless[24] = 1;
     let narrow = [0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0, 0];
@@ -635,7 +635,7 @@ fn handshakes_that_break_the_rules_fail() {
             answer(stream, option, OptionReplyCode::ErrUnsupported, b"");
         }
         let option = next_option(stream);
-        // No size is told.
+        // No size is sent.
         answer(stream, option, OptionReplyCode::Ack, b"");
     });
     let hung_up = handshake(greet);

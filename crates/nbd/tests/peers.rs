@@ -17,13 +17,13 @@ use cowslip_queue::{Backend, Buf, BufMut, Stream};
 fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (told, complained) = (text(&output.stdout), text(&output.stderr));
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
     assert!(
         output.status.success(),
-        "{program} {arguments:?}: {}\n{told}{complained}",
+        "{program} {arguments:?}: {}\n{stdout}{stderr}",
         output.status
     );
-    told
+    stdout
 }
 
 fn golden_and_default() -> Running {
@@ -42,7 +42,7 @@ fn golden_and_default() -> Running {
 fn nbdinfo_and_qemu_nbd_list_our_exports() {
     let running = golden_and_default();
     if installed("nbdinfo") {
-        let told = run("nbdinfo", &["--list", &running.uri()]);
+        let output = run("nbdinfo", &["--list", &running.uri()]);
         for line in [
             "export=\"golden\":",
             "description: a golden image",
@@ -52,21 +52,21 @@ fn nbdinfo_and_qemu_nbd_list_our_exports() {
             "block_size_maximum: 33554432",
             "base:allocation",
         ] {
-            assert!(told.contains(line), "{line} in {told}");
+            assert!(output.contains(line), "{line} in {output}");
         }
         let size = run("nbdinfo", &["--size", &running.uri()]);
         assert_eq!(size.trim(), "16777216");
     }
     if installed("qemu-nbd") {
         let path = running.path.to_str().unwrap();
-        let told = run("qemu-nbd", &["-L", "-k", path]);
+        let output = run("qemu-nbd", &["-L", "-k", path]);
         for line in [
             "exports available: 2",
             " export: 'golden'",
             "  description: a golden image",
             "   base:allocation",
         ] {
-            assert!(told.contains(line), "{line} in {told}");
+            assert!(output.contains(line), "{line} in {output}");
         }
     }
 }
@@ -77,7 +77,7 @@ fn qemu_io_reads_what_it_wrote() {
         return;
     }
     let running = golden_and_default();
-    let told = run(
+    let output = run(
         "qemu-io",
         &[
             "-f",
@@ -117,8 +117,8 @@ fn qemu_io_reads_what_it_wrote() {
             "read -P 9 8M 4M",
         ],
     );
-    assert!(!told.contains("Pattern verification failed"), "{told}");
-    assert!(!told.contains("failed"), "{told}");
+    assert!(!output.contains("Pattern verification failed"), "{output}");
+    assert!(!output.contains("failed"), "{output}");
 }
 
 #[test]
@@ -152,8 +152,8 @@ fn qemu_io_agrees_on_extended_headers_and_zeroes_more_than_32_bits_tell() {
     ];
     let commands = commands.iter().flat_map(|command| ["-c", command]);
     let words: Vec<&str> = ["-f", "raw"].into_iter().chain(commands).collect();
-    let told = run("qemu-io", &[&words[..], &[&running.uri()]].concat());
-    assert!(!told.contains("failed"), "{told}");
+    let output = run("qemu-io", &[&words[..], &[&running.uri()]].concat());
+    assert!(!output.contains("failed"), "{output}");
     assert!(asked.load(Ordering::Relaxed), "they were not asked for");
 }
 
@@ -220,8 +220,8 @@ fn nbdinfo_maps_our_allocation() {
         "qemu-io",
         &["-f", "raw", &running.uri(), "-c", "write 64k 64k"],
     );
-    let told = run("nbdinfo", &["--map", &running.uri()]);
-    let fields: Vec<Vec<&str>> = told
+    let output = run("nbdinfo", &["--map", &running.uri()]);
+    let fields: Vec<Vec<&str>> = output
         .lines()
         .map(|line| line.split_whitespace().collect())
         .collect();
@@ -255,8 +255,8 @@ fn fio_verifies_what_it_wrote() {
             .args(["--verify=crc32c", "--verify_fatal=1", "--randrepeat=1"])
             .output()
             .unwrap();
-        let told = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{told}");
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{stdout}");
     }
 }
 

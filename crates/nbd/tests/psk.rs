@@ -125,7 +125,7 @@ fn what_is_written_with_a_key_is_read_back() {
             client.flush().await.unwrap();
             client.disconnect().await.unwrap();
         });
-        watched.heard("");
+        watched.wait_for_reason("");
         assert_eq!(*watched.reasons.lock().unwrap(), [""], "it took its leave");
     }
 }
@@ -134,9 +134,9 @@ fn what_is_written_with_a_key_is_read_back() {
 fn who_has_no_key_is_not_served_and_does_not_learn_why() {
     let watched = usual();
     let wrong = refused(watched.path(), with_wrong_key("alice"));
-    watched.heard("(user \"alice\")");
+    watched.wait_for_reason("(user \"alice\")");
     let unknown = refused(watched.path(), with_wrong_key("mallory"));
-    watched.heard("(there is no key for user \"mallory\")");
+    watched.wait_for_reason("(there is no key for user \"mallory\")");
     assert!(wrong.contains("TLS handshake failed: "), "{wrong}");
     assert_eq!(wrong, unknown, "a name that is known and one that is not");
     // A name that is hardly one; and one with a key that is somebody else's.
@@ -168,16 +168,16 @@ fn keys_that_are_not_there_are_told() {
 #[test]
 fn certificates_and_keys_do_not_mix() {
     let keyed = usual();
-    let told = refused(keyed.path(), client_tls("client", "localhost"));
-    assert!(told.contains("TLS: "), "{told}");
+    let message = refused(keyed.path(), client_tls("client", "localhost"));
+    assert!(message.contains("TLS: "), "{message}");
     still_serves(&keyed);
     // Nor does a client believe the certificate of a server that leaves its key alone, in either
     // version of TLS.
     for check in [PeerCheck::Required, PeerCheck::Off] {
         let certified = Watched::start(Backend::Auto, options(server_tls("server", check)));
-        let told = refused(certified.path(), user("alice"));
-        assert!(told.contains("TLS handshake failed: "), "{told}");
-        assert!(told.contains("certificate verify failed"), "{told}");
+        let message = refused(certified.path(), user("alice"));
+        assert!(message.contains("TLS handshake failed: "), "{message}");
+        assert!(message.contains("certificate verify failed"), "{message}");
     }
 }
 
@@ -211,23 +211,26 @@ fn a_plain_client_is_told_that_it_needs_tls() {
         stream.read_to_end(&mut more).unwrap();
         assert_eq!(more, b"");
     });
-    let told = refused(&path, user("alice"));
-    assert!(told.contains("Denied by server for option 5"), "{told}");
+    let message = refused(&path, user("alice"));
+    assert!(
+        message.contains("Denied by server for option 5"),
+        "{message}"
+    );
 }
 
 #[test]
 fn only_those_users_are_served_who_are_authorized() {
     let asked = Arc::new(Mutex::new(Vec::new()));
-    let heard = Arc::clone(&asked);
+    let names = Arc::clone(&asked);
     let tls = server().authorized_by(move |name| {
-        heard.lock().unwrap().push(name.to_string());
+        names.lock().unwrap().push(name.to_string());
         name == "alice"
     });
     let watched = Watched::start(Backend::Auto, options(tls));
     still_serves(&watched);
     refused(watched.path(), user("qemu"));
-    watched.heard("TLS psk authz check for qemu is denied");
-    // Who has not proven to be Alice is not even asked about.
+    watched.wait_for_reason("TLS psk authz check for qemu is denied");
+    // Authorization comes after authentication: a wrong key for Alice does not get there.
     refused(watched.path(), with_wrong_key("alice"));
     assert_eq!(*asked.lock().unwrap(), ["alice", "qemu"]);
 }
@@ -246,14 +249,14 @@ fn bytes_before_the_handshake_are_not_taken_for_what_comes_after_it() {
         client.stream.read_to_end(&mut said).unwrap();
         assert!(said.is_empty(), "not even an answer: {said:?}");
     }
-    watched.heard("data before its TLS handshake");
+    watched.wait_for_reason("data before its TLS handshake");
     // A little later they are a handshake that is none.
     let mut client = RawClient::greeted(watched.path());
     client.option(OptionCode::StartTls, b"");
     client.replies();
     client.send(&injected);
     assert!(client.is_hung_up());
-    watched.heard("TLS handshake failed: ");
+    watched.wait_for_reason("TLS handshake failed: ");
     still_serves(&watched);
 }
 
@@ -328,7 +331,7 @@ fn a_handshake_that_is_never_finished_is_cut_off() {
     assert!(clients.iter_mut().all(RawClient::is_hung_up));
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(5), "{took:?}");
-    watched.heard("took too long to choose an export");
+    watched.wait_for_reason("took too long to choose an export");
     still_serves(&watched);
 }
 
@@ -433,7 +436,7 @@ fn only_safe_versions_and_ciphers_are_spoken() {
         let stream = spoken(context).unwrap();
         assert_eq!(stream.ssl().current_cipher().unwrap().name(), cipher);
     }
-    for (context, told) in [
+    for (context, message) in [
         (raw_context(version(SslVersion::TLS1_1)), "TLS 1.1"),
         (raw_context(new("TLS_AES_256_GCM_SHA384")), "SHA-384"),
         (
@@ -451,7 +454,7 @@ fn only_safe_versions_and_ciphers_are_spoken() {
         (raw_context(old("ECDHE-PSK-NULL-SHA256")), "none at all"),
         (raw_context(old("ADH-AES128-GCM-SHA256")), "no key"),
     ] {
-        assert!(spoken(context).is_err(), "{told}");
+        assert!(spoken(context).is_err(), "{message}");
     }
     // A client that would do without Diffie-Hellman in TLS 1.3 as well (SSL_OP_ALLOW_NO_DHE_KEX)
     // does it all the same.
@@ -467,7 +470,7 @@ fn only_safe_versions_and_ciphers_are_spoken() {
 #[test]
 fn the_older_version_does_not_tell_who_is_known_either() {
     let watched = usual();
-    let told = |name: &'static [u8]| {
+    let message = |name: &'static [u8]| {
         let context = raw_context(|builder| {
             let version = Some(SslVersion::TLS1_2);
             builder.set_max_proto_version(version).unwrap();
@@ -479,12 +482,12 @@ fn the_older_version_does_not_tell_who_is_known_either() {
         });
         raw_client(&watched, &context).map(drop).unwrap_err()
     };
-    let known = told(b"alice\0");
-    watched.heard("(user \"alice\")");
+    let known = message(b"alice\0");
+    watched.wait_for_reason("(user \"alice\")");
     for stranger in [&b"mallory\0"[..], b"\0", b"\xff\xfe\0"] {
-        assert_eq!(told(stranger), known);
+        assert_eq!(message(stranger), known);
     }
-    watched.heard("(there is no key for user \"mallory\")");
+    watched.wait_for_reason("(there is no key for user \"mallory\")");
     still_serves(&watched);
 }
 
@@ -538,9 +541,13 @@ fn a_client_accepts_forward_secrecy_only() {
         (old("PSK-AES256-GCM-SHA384", None), false),
         (old("ECDHE-PSK-AES256-CBC-SHA384", None), false),
     ] {
-        let told = with_raw_server(server);
+        let message = with_raw_server(server);
         // A server that has gone through the handshake has our first option.
-        assert_eq!(!told.contains("TLS handshake failed"), is_fine, "{told}");
+        assert_eq!(
+            !message.contains("TLS handshake failed"),
+            is_fine,
+            "{message}"
+        );
     }
     // One with another key for the same name.
     let other = raw_context(|builder| {
@@ -549,8 +556,8 @@ fn a_client_accepts_forward_secrecy_only() {
             Ok(32)
         });
     });
-    let told = with_raw_server(other);
-    assert!(told.contains("TLS handshake failed"), "{told}");
+    let message = with_raw_server(other);
+    assert!(message.contains("TLS handshake failed"), "{message}");
 }
 
 #[test]
@@ -558,8 +565,8 @@ fn tickets_for_later_sessions_are_left_alone() {
     // What a server of OpenSSL sends by itself are tickets, after the handshake; they mean nothing
     // to us.
     let tickets = raw_context(|builder| builder.set_num_tickets(7).unwrap());
-    let told = with_raw_server(tickets);
-    assert!(!told.contains("TLS handshake failed"), "{told}");
+    let message = with_raw_server(tickets);
+    assert!(!message.contains("TLS handshake failed"), "{message}");
 }
 
 /// Carries bytes between two sockets until one of them ends.
@@ -613,7 +620,7 @@ fn a_client_that_asks_for_new_keys_without_end_is_left() {
         asked += 1;
         std::thread::sleep(Duration::from_micros(200));
     }
-    watched.heard("asks for too much that is no data");
+    watched.wait_for_reason("asks for too much that is no data");
     assert!(asked > 1000, "{asked} are not without end");
     still_serves(&watched);
 }
@@ -637,8 +644,8 @@ fn libnbd_copies_to_and_from_our_server_with_a_key() {
         format!("nbds+unix://{user}@/?socket={socket}&tls-psk-file={file}")
     };
     let own = uri("alice", &file);
-    let told = succeeds("nbdinfo", &[&own]);
-    assert!(told.contains("with TLS"), "{told}");
+    let output = succeeds("nbdinfo", &[&own]);
+    assert!(output.contains("with TLS"), "{output}");
     let [one, other] = ["one", "other"].map(|name| scratch.path().join(name));
     let data = pattern(9, DISK_BYTES as usize);
     std::fs::write(&one, &data).unwrap();
@@ -649,8 +656,8 @@ fn libnbd_copies_to_and_from_our_server_with_a_key() {
     let text = format!("alice:{0}\nmallory:{0}\n", "42".repeat(32));
     std::fs::write(&wrong, text).unwrap();
     for user in ["alice", "mallory"] {
-        let told = Program::new("nbdinfo").arg(uri(user, &wrong)).output();
-        assert!(!told.unwrap().status.success(), "{user}");
+        let output = Program::new("nbdinfo").arg(uri(user, &wrong)).output();
+        assert!(!output.unwrap().status.success(), "{user}");
     }
     still_serves(&watched);
 }

@@ -1,8 +1,8 @@
-//! TLS: who is believed, what is refused before and after the handshake, peers that break it, and
-//! other programs.
+//! TLS: authentication of both sides, refusals before and after the handshake, peers that break the
+//! protocol, and interoperation with other programs.
 //!
-//! `certificates/` holds what each party has, under QEMU's names of files; `make.sh` there makes it
-//! anew.
+//! `certificates/` holds the files of each party, under QEMU's file names; `make.sh` there
+//! generates them.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -86,11 +86,11 @@ impl Watched {
         let mut server = Server::new(options);
         server.add_export("", Arc::new(MemoryDisk::new("memory", DISK_BYTES)));
         let reasons = Arc::new(Mutex::new(Vec::new()));
-        let heard = Arc::clone(&reasons);
+        let observed = Arc::clone(&reasons);
         server.observe(move |event| {
             if let ServerEvent::Disconnected { reason, .. } = event {
                 let reason = reason.clone().unwrap_or_default();
-                heard.lock().unwrap().push(reason);
+                observed.lock().unwrap().push(reason);
             }
         });
         Watched {
@@ -119,10 +119,10 @@ impl Watched {
     }
 
     /// Waits until a client has left for a reason like this.
-    pub(crate) fn heard(&self, reason: &str) {
+    pub(crate) fn wait_for_reason(&self, reason: &str) {
         eventually(reason, || {
             let reasons = self.reasons.lock().unwrap();
-            reasons.iter().any(|told| told.contains(reason))
+            reasons.iter().any(|known| known.contains(reason))
         });
     }
 
@@ -197,7 +197,7 @@ fn what_is_written_over_tls_is_read_back() {
             client.flush().await.unwrap();
             client.disconnect().await.unwrap();
         });
-        watched.heard("");
+        watched.wait_for_reason("");
         assert_eq!(*watched.reasons.lock().unwrap(), [""], "it took its leave");
     }
 }
@@ -232,7 +232,7 @@ fn each_side_believes_only_whom_it_should() {
         ("server", "revoked", "localhost", "CertificateRevoked"),
         ("server", "stranger", "localhost", "UnknownCA"),
     ] {
-        let told = format!("{server}, {client}, {hostname}");
+        let label = format!("{server}, {client}, {hostname}");
         let tls = server_tls(server, PeerCheck::Required);
         let watched = Watched::start(Backend::Auto, options(tls));
         let outcome = queue(Backend::Threads).unwrap().block_on(async {
@@ -241,8 +241,8 @@ fn each_side_believes_only_whom_it_should() {
             client.disconnect().await.map_err(|error| error.to_string())
         });
         match outcome {
-            Ok(()) => assert_eq!(said, FINE, "{told}"),
-            Err(error) => assert!(said != FINE && error.contains(said), "{told}: {error}"),
+            Ok(()) => assert_eq!(said, FINE, "{label}"),
+            Err(error) => assert!(said != FINE && error.contains(said), "{label}: {error}"),
         }
     }
 }
@@ -282,10 +282,10 @@ fn a_client_may_believe_everybody_but_has_to_say_so() {
 #[test]
 fn only_those_are_served_who_are_authorized() {
     let asked = Arc::new(Mutex::new(Vec::new()));
-    let heard = Arc::clone(&asked);
+    let names = Arc::clone(&asked);
     let tls = server_tls("server", PeerCheck::Required).authorized_by(move |subject| {
-        heard.lock().unwrap().push(subject.to_string());
-        heard.lock().unwrap().len() == 1
+        names.lock().unwrap().push(subject.to_string());
+        names.lock().unwrap().len() == 1
     });
     let watched = Watched::start(Backend::Auto, options(tls));
     queue(Backend::Threads).unwrap().block_on(async {
@@ -299,15 +299,15 @@ fn only_those_are_served_who_are_authorized() {
     });
     let subject = "C=DE,O=Cowslip tests\\, Inc.,CN=client";
     assert_eq!(*asked.lock().unwrap(), [subject, subject]);
-    watched.heard(&format!("authz check for {subject} is denied"));
-    // Who shows nothing cannot be authorized, not even where nothing has to be shown.
+    watched.wait_for_reason(&format!("authz check for {subject} is denied"));
+    // A client without a certificate cannot be authorized, not even where none is required.
     let tls = server_tls("server", PeerCheck::Off).authorized_by(|_| true);
     let watched = Watched::start(Backend::Auto, options(tls));
     queue(Backend::Threads).unwrap().block_on(async {
         let client = connect_tls(watched.path(), client_tls("client", "localhost"));
         assert!(client.await.is_err());
     });
-    watched.heard("no name to be checked");
+    watched.wait_for_reason("no name to be checked");
 }
 
 #[test]
@@ -371,7 +371,7 @@ fn mistakes_in_ones_own_credentials_are_found() {
     });
 }
 
-/// A client of TLS that sends what it is told to.
+/// A TLS client that sends arbitrary data, valid or not.
 struct RawTls {
     stream: rustls::StreamOwned<rustls::ClientConnection, UnixStream>,
 }
@@ -497,7 +497,7 @@ fn an_export_cannot_be_chosen_without_tls() {
     let mut client = RawClient::greeted(watched.path());
     client.option(OptionCode::ExportName, b"");
     assert!(client.is_hung_up());
-    watched.heard("chose an export without TLS");
+    watched.wait_for_reason("chose an export without TLS");
     let mut client = RawClient::greeted(watched.path());
     client.option(OptionCode::Abort, b"");
     assert_eq!(
@@ -527,14 +527,14 @@ fn bytes_before_the_handshake_are_not_taken_for_what_comes_after_it() {
         client.stream.read_to_end(&mut said).unwrap();
         assert!(said.is_empty(), "not even an answer: {said:?}");
     }
-    watched.heard("data before its TLS handshake");
+    watched.wait_for_reason("data before its TLS handshake");
     // A little later they are a handshake that is none.
     let mut client = RawClient::greeted(watched.path());
     client.option(OptionCode::StartTls, b"");
     client.replies();
     client.send(&injected);
     assert!(client.is_hung_up());
-    watched.heard("TLS: ");
+    watched.wait_for_reason("TLS: ");
     watched.still_serves();
 }
 
@@ -606,11 +606,12 @@ fn a_handshake_that_is_never_finished_is_cut_off() {
     assert!(clients.iter_mut().all(RawClient::is_hung_up));
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(5), "{took:?}");
-    watched.heard("took too long to choose an export");
+    watched.wait_for_reason("took too long to choose an export");
     watched.still_serves();
 }
 
-/// Passes bytes between a client and a server, until it is told how to spoil what the server sends.
+/// Passes bytes between a client and a server, until a test makes it corrupt the bytes from the
+/// server.
 pub(crate) struct Between {
     pub(crate) path: PathBuf,
     pub(crate) passed: Arc<AtomicU64>,
@@ -823,8 +824,8 @@ fn libnbd_copies_to_and_from_our_server() {
     }
     let watched = Watched::usual();
     let uri = watched.uri("client");
-    let told = succeeds("nbdinfo", &[&uri]);
-    assert!(told.contains("with TLS"), "{told}");
+    let output = succeeds("nbdinfo", &[&uri]);
+    assert!(output.contains("with TLS"), "{output}");
     let scratch = tempfile::tempdir().unwrap();
     let [one, other] = ["one", "other"].map(|name| scratch.path().join(name));
     let data = pattern(9, DISK_BYTES as usize);

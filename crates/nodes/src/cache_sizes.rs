@@ -101,12 +101,14 @@ mod tests {
             ("l2-cache-entry-size=128k", Some("power of two")),
             ("l2-cache-entry-size=33k", Some("power of two")),
         ] {
-            let told = sizes(list).check(65536).err();
+            let refusal = sizes(list).check(65536).err();
             match refused {
-                None => assert_eq!(told, None, "{list}"),
+                None => assert_eq!(refusal, None, "{list}"),
                 Some(words) => assert!(
-                    told.as_ref().is_some_and(|told| told.contains(words)),
-                    "{list}: {told:?}"
+                    refusal
+                        .as_ref()
+                        .is_some_and(|refusal| refusal.contains(words)),
+                    "{list}: {refusal:?}"
                 ),
             }
         }

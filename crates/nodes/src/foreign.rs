@@ -90,7 +90,7 @@ pub fn protocol_refused(name: &str) -> String {
 /// The substitute for a filter that is not supported.
 pub fn instead_of_filter(driver: &str) -> Option<&'static str> {
     Some(match driver {
-        "throttle" => "limits belong to whoever reads and writes the image",
+        "throttle" => "limits belong to the program that reads and writes the image",
         "blkverify" => "compare the images afterwards: qemu-img compare",
         "quorum" => "mirror the files below it: dm-raid, or a file system with copies",
         "blklogwrites" => "log writes below it: dm-log-writes",

@@ -190,7 +190,7 @@ pub async fn open_source(source: &Source, how: &OpenHow) -> std::result::Result<
 pub async fn reopen_image(image: &Image, spec: &ImageSpec, how: &OpenHow) -> Result<Image> {
     let source = spec.resolve_by(&how.environment.registry)?;
     if source.image_below().is_some() {
-        let text = "what stands over the disk of another image cannot be opened anew";
+        let text = "a node over the disk of another image cannot be reopened";
         return Err(source.refused_because(text));
     }
     let (file, options, gate) = prepare(&source, how).await?;

@@ -1,15 +1,15 @@
 //! `bench FILE`: how fast an image takes requests, measured in process.
 //!
-//! It has qemu-img's command line and words, so that one command line measures both engines.
-//! The time that it prints is qemu-img's: until the last request has ended. The close is told apart
-//! (`--json`).
+//! It has qemu-img's command line and messages, so that one command line measures both engines. The
+//! printed time is defined as qemu-img's: until the last request has completed. The time of the
+//! close is reported separately (`--json`).
 
 use std::time::{Duration, Instant};
 
 use cowslip::Image;
 use cowslip::file::Sharing;
 use cowslip::image::WriteStatistics;
-use cowslip_bench::load::{Direction, Figures, Load, Order, Pause, SERIES_STEP_MS, Told};
+use cowslip_bench::load::{Direction, Figures, Load, Order, Pause, SERIES_STEP_MS, Verbosity};
 use serde_json::json;
 
 use crate::cmd::serve::cache_report;
@@ -96,7 +96,7 @@ pub struct ImageArgs {
         allow_hyphen_values = true
     )]
     pattern: String,
-    /// Flush after so many writes; 0 is never
+    /// Flush after every N writes; 0 is never
     #[arg(
         long,
         value_name = "COUNT",
@@ -168,7 +168,7 @@ fn measure(args: &ImageArgs, program: &Program) -> Result<(), CommandError> {
     })
 }
 
-/// With the time that it took to open the image, the figures are told as JSON.
+/// Prints the figures as JSON if `opened`, the time that it took to open the image, is given.
 async fn run_and_close(
     image: &Image,
     load: &Load,
@@ -190,11 +190,11 @@ async fn run_and_close(
     let figures = outcome.map_err(|error| failed_request(&error))?;
     closed.map_err(|error| CommandError::new(format!("Could not close the image: {error}")))?;
     if let Some(opened) = opened {
-        let mut told = report(load, &figures);
-        told["open-seconds"] = json!(opened.as_secs_f64());
-        told["close-seconds"] = json!(closing.as_secs_f64());
-        told["cache"] = cache_report(&cache);
-        output::print_json(&told);
+        let mut json = report(load, &figures);
+        json["open-seconds"] = json!(opened.as_secs_f64());
+        json["close-seconds"] = json!(closing.as_secs_f64());
+        json["cache"] = cache_report(&cache);
+        output::print_json(&json);
     }
     Ok(())
 }
@@ -225,7 +225,7 @@ fn announcement(load: &Load) -> String {
 fn report(load: &Load, figures: &Figures) -> serde_json::Value {
     let seconds = figures.elapsed.as_secs_f64();
     let microseconds = |of_a_million| figures.latency.percentile(of_a_million).as_secs_f64() * 1e6;
-    let mut told = json!({
+    let mut json = json!({
         "requests": load.count,
         "request-bytes": load.request_bytes,
         "depth": load.depth,
@@ -244,13 +244,13 @@ fn report(load: &Load, figures: &Figures) -> serde_json::Value {
         let series = |found: fn(&WriteStatistics) -> u64| -> Vec<u64> {
             figures.writes.iter().map(found).collect()
         };
-        told["series-allocated"] = json!({
+        json["series-allocated"] = json!({
             "cluster": series(|writes| writes.new_space),
             "subcluster": series(|writes| writes.filled),
             "nothing": series(|writes| writes.in_place),
         });
     }
-    told
+    json
 }
 
 impl ImageArgs {
@@ -268,7 +268,7 @@ impl ImageArgs {
             direction: Direction::Read,
             order: Order::Steps { start: 0, step },
             flush_interval: 0,
-            told: Told::Nothing,
+            verbosity: Verbosity::Nothing,
             ..*load
         };
         let outcome = reads.run(image).await;
@@ -302,9 +302,9 @@ impl ImageArgs {
                 true => Pause::None,
                 false => Pause::Drain,
             },
-            told: match self.tell_flushes {
-                true => Told::Flushes,
-                false => Told::Nothing,
+            verbosity: match self.tell_flushes {
+                true => Verbosity::Flushes,
+                false => Verbosity::Nothing,
             },
         })
     }

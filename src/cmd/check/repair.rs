@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Args, Reporter, end_progress};
 use crate::error::CommandError;
-use crate::interrupt::ToldOnInterrupt;
+use crate::interrupt::MessageOnInterrupt;
 use crate::output::{self, OutputFormat};
 use crate::repair_text::tell_step;
 
@@ -44,7 +44,7 @@ pub(super) async fn run(
     let mut teller = Teller {
         reporter: Reporter::new(args),
     };
-    let _told = ToldOnInterrupt::new(
+    let _message = MessageOnInterrupt::new(
         "The repair is not complete. The image is no worse than before; run it again.".to_string(),
     );
     let outcome = repair::repair(file, &RepairOptions::new(scope), &mut teller).await;

@@ -1,4 +1,4 @@
-//! `--bitmaps`: the persistent bitmaps of the source, made anew in the target, in QEMU's words.
+//! `--bitmaps`: recreates the persistent bitmaps of the source in the target, with QEMU's messages.
 
 use cowslip::image::Format;
 use cowslip::qcow2::bitmap::BitmapChange;

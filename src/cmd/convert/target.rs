@@ -72,8 +72,8 @@ impl Target {
             check_room(request, path, found)?;
         }
         let was_there = place.path().is_some_and(Path::is_file);
-        // What is allocated ahead takes its time; a few tables do not, and would be told as so many
-        // per cent.
+        // Preallocation takes long enough for progress of its own; the creation of a few tables
+        // does not, and would show up as several per cent.
         let allocates = options_value(request, "preallocation");
         let of_creation = match allocates {
             "falloc" | "full" => job.clone(),
@@ -252,7 +252,7 @@ fn check_room(request: &Request<'_>, path: &Path, found: Found) -> Result<(), Co
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    let Ok(told) = rustix::fs::statvfs(directory) else {
+    let Ok(stats) = rustix::fs::statvfs(directory) else {
         return Ok(());
     };
     let options = HostOptions {
@@ -269,9 +269,9 @@ fn check_room(request: &Request<'_>, path: &Path, found: Found) -> Result<(), Co
     let given_back = was_there
         .and_then(|file| file.allocated_bytes())
         .unwrap_or(0);
-    let free = told
+    let free = stats
         .f_bavail
-        .saturating_mul(told.f_frsize)
+        .saturating_mul(stats.f_frsize)
         .saturating_add(given_back);
     match found.data_bytes > free {
         true => Err(CommandError::new(format!(

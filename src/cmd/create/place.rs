@@ -187,9 +187,9 @@ impl Drop for NewFile {
     }
 }
 
-/// What the file system is told about a new file before it has any space. By default the policy
-/// says: whole extents where space is allocated ahead, and nothing where only what is written takes
-/// space.
+/// Passes the allocation hints for a new file to the file system before the file has any space. The
+/// default depends on the policy: whole extents where space is preallocated, no hint where only
+/// written data takes space.
 pub(super) fn tell_file_system(
     request: &Request,
     file: &dyn BlockFile,
@@ -209,12 +209,12 @@ pub(super) fn tell_file_system(
     if bytes > u64::from(u32::MAX) {
         return Err(CommandError::new("Extent size hint is too large"));
     }
-    let told = if bytes > 0 {
+    let outcome = if bytes > 0 {
         file.set_extent_hint(bytes)
     } else {
         Ok(())
     };
-    if let (Err(error), Some(_)) = (told, asked) {
+    if let (Err(error), Some(_)) = (outcome, asked) {
         let why = cowslip::error::system_words(&error);
         warn(&format!("Failed to set extent size hint: {why}"));
     }

@@ -9,8 +9,8 @@ use rustix::fs::fstat;
 use super::target::{self, Allocated, Handle, Id, Refused, Trimmed, Use};
 use super::tell::Event;
 
-/// The first wait for a file that somebody has open when it is to be cut: a close is told a moment
-/// before it has happened.
+/// The first wait for a file that is still open when it is to be truncated: the notification of a
+/// close comes shortly before the close has completed.
 const WAIT_FIRST: Duration = Duration::from_millis(10);
 const WAIT_MAX: Duration = Duration::from_secs(5);
 /// The largest blocks of file systems, as a rule: what a step has allocated ends with one.
@@ -140,7 +140,7 @@ impl Entry {
         }
         self.space = space;
         if size < self.size {
-            // Whoever has cut it has given back what lay behind, too.
+            // A truncation by another program has freed the space behind the end, too.
             self.ahead.trimmed(size, Cut::Shorter);
             self.closes = 0;
             self.is_kept = false;
@@ -285,7 +285,7 @@ impl Entry {
         event
     }
 
-    /// It has no name that is watched: nothing more will be heard of it.
+    /// The file has no watched name any more, so no further events will come.
     pub fn orphaned(&mut self, now: Instant) {
         self.is_kept = false;
         self.wait(now);

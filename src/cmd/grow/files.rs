@@ -51,8 +51,8 @@ pub struct Files {
     /// Those that were given space and are forgotten.
     given: HashSet<Id>,
     held_max: usize,
-    /// Of all files: bytes behind ends, and how many are held. Counted anew for each batch, and
-    /// kept up within it.
+    /// Of all files: bytes behind their ends, and number of files with such space. Recounted for
+    /// each batch, and updated within it.
     held_bytes: u64,
     held_files: usize,
     has_warned: bool,
@@ -185,8 +185,8 @@ impl Files {
             self.entries.insert(key.clone(), entry);
             return true;
         }
-        // The other name of a rename, which is told of later, or another link. Two entries would
-        // each have the file open, and keep each other from being alone with it.
+        // The other name of a rename, whose event comes later, or another link. Two entries would
+        // each hold the file open, and keep each other from getting a lease.
         let known = self.entries.iter().find(|(_, entry)| entry.id == id);
         if let Some(old) = known.map(|(key, _)| key.clone()) {
             if let Some(entry) = self.entries.remove(&old) {

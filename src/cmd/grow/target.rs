@@ -1,12 +1,12 @@
-//! One file that others write: opened without being led elsewhere, given space behind its end, and
-//! cut at its end when nobody has it open.
+//! A file that other programs write: opened without following links, given space behind its end,
+//! and truncated at its end when no other program has it open.
 //!
 //! No byte and no length that a program sees is ever changed. Space is allocated with
-//! `FALLOC_FL_KEEP_SIZE`, which touches neither. Giving it back is the dangerous part: a length
-//! that was read is old the moment somebody appends, and both `ftruncate` and a punched hole would
-//! then cut off what was written. So it is done under a lease ([`cowslip_queue::lease`]), which the
-//! kernel grants only while nobody else has the file open, and which holds up whoever opens it
-//! meanwhile; directly before the cut the kernel is asked once more.
+//! `FALLOC_FL_KEEP_SIZE`, which touches neither. Freeing it is the dangerous part: a length that
+//! was read is stale as soon as a program appends, and both `ftruncate` and a punched hole would
+//! then remove new data. So it is done under a lease ([`cowslip_queue::lease`]), which the kernel
+//! grants only while no other program has the file open, and which delays other opens; directly
+//! before the truncation the lease is checked once more.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -89,8 +89,8 @@ pub fn space(stat: &Stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or(0) * 512
 }
 
-/// What allocating for a file, or cutting it, would take from it: the kernel strips the rights of a
-/// program whose file is changed, whoever changes it.
+/// The rights that an allocation or a truncation would remove from the file: the kernel strips
+/// set-ID bits and capabilities of a program when its file is changed, by any process.
 fn rights_at_stake(file: &File) -> Result<Option<&'static str>, Errno> {
     let mode = Mode::from_raw_mode(fstat(file)?.st_mode);
     if mode.contains(Mode::SUID) {
@@ -270,8 +270,8 @@ pub fn trim(file: &File) -> io::Result<Trimmed> {
     })
 }
 
-/// What a file has beyond what its length needs, where extents are not told; less is what a file
-/// system needs for its own records.
+/// Bytes that the file has allocated beyond the need of its length, on file systems that do not
+/// report extents. A small excess is the file system's own records.
 fn beyond_end_by_blocks(stat: &Stat) -> u64 {
     const RECORDS_BYTES: u64 = 64 << 10;
     let block = u64::try_from(stat.st_blksize).unwrap_or(4096).max(1);

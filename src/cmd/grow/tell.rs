@@ -1,4 +1,4 @@
-//! What `grow` says: a line for each file when its space is settled, or everything as lines of
+//! The output of `grow`: a line for each file when its space is settled, or everything as lines of
 //! JSON.
 
 use std::path::PathBuf;
@@ -9,9 +9,9 @@ use serde_json::json;
 use crate::output;
 use crate::size::human;
 
-/// How much is said.
+/// The amount and format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum ReportStyle {
     /// Lines for people.
     Lines,
     /// A line of JSON for each event.
@@ -68,7 +68,7 @@ pub enum Event {
     },
 }
 
-/// What came of all of it.
+/// Totals of a run, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Summary {
@@ -76,11 +76,11 @@ pub struct Summary {
     pub files: u64,
     /// Allocations.
     pub steps: u64,
-    /// What was allocated.
+    /// Bytes allocated behind ends of files.
     pub allocated: u64,
-    /// What was given back.
+    /// Bytes freed.
     pub given_back: u64,
-    /// What still lies behind ends.
+    /// Bytes that are still allocated behind ends.
     pub left: u64,
     /// The most that lay behind all ends at a time.
     pub held_max: u64,
@@ -89,16 +89,16 @@ pub struct Summary {
 /// Says it.
 #[derive(Debug)]
 pub struct Teller {
-    told: Told,
-    /// So far.
+    style: ReportStyle,
+    /// Totals so far.
     pub summary: Summary,
 }
 
 impl Teller {
-    /// Nothing is said so far.
-    pub fn new(told: Told) -> Teller {
+    /// A reporter with totals of zero.
+    pub fn new(style: ReportStyle) -> Teller {
         Teller {
-            told,
+            style,
             summary: Summary::default(),
         }
     }
@@ -107,10 +107,10 @@ impl Teller {
     pub fn begin(&self, paths: &[PathBuf]) {
         let paths = paths.iter().map(|path| path.display().to_string());
         let paths: Vec<String> = paths.collect();
-        match self.told {
-            Told::Json => output::print(&format!("{}\n", json!({ "watching": paths }))),
-            Told::Lines => output::print(&format!("watching {}\n", paths.join(", "))),
-            Told::Nothing => return,
+        match self.style {
+            ReportStyle::Json => output::print(&format!("{}\n", json!({ "watching": paths }))),
+            ReportStyle::Lines => output::print(&format!("watching {}\n", paths.join(", "))),
+            ReportStyle::Nothing => return,
         }
         output::flush();
     }
@@ -126,8 +126,8 @@ impl Teller {
             Event::Left { bytes, .. } => self.summary.left += bytes,
             Event::Kept { .. } | Event::LeftAlone { .. } => {}
         }
-        match self.told {
-            Told::Json => {
+        match self.style {
+            ReportStyle::Json => {
                 let mut line = json!({ "file": name });
                 if let (Some(line), Ok(event)) = (line.as_object_mut(), serde_json::to_value(event))
                     && let Some(event) = event.as_object()
@@ -137,15 +137,15 @@ impl Teller {
                 output::print(&format!("{line}\n"));
                 output::flush();
             }
-            Told::Lines => {
+            ReportStyle::Lines => {
                 if let Some(line) = line(event) {
                     output::print(&format!("{name}: {line}\n"));
                     output::flush();
                 }
             }
-            Told::Nothing => {}
+            ReportStyle::Nothing => {}
         }
-        if let (Event::Left { .. }, Told::Json | Told::Nothing) = (event, self.told)
+        if let (Event::Left { .. }, ReportStyle::Json | ReportStyle::Nothing) = (event, self.style)
             && let Some(line) = line(event)
         {
             output::warn(&format!("{name}: {line}"));
@@ -162,16 +162,18 @@ impl Teller {
             left,
             held_max,
         } = self.summary;
-        match self.told {
-            Told::Json => output::print(&format!("{}\n", json!({ "summary": self.summary }))),
-            Told::Lines => output::print(&format!(
+        match self.style {
+            ReportStyle::Json => {
+                output::print(&format!("{}\n", json!({ "summary": self.summary })))
+            }
+            ReportStyle::Lines => output::print(&format!(
                 "{files} files, {steps} steps, {} allocated ahead, {} at most at a time, {} given back, {} left\n",
                 human(allocated),
                 human(held_max),
                 human(given_back),
                 human(left)
             )),
-            Told::Nothing => {}
+            ReportStyle::Nothing => {}
         }
     }
 }

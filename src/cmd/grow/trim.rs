@@ -1,4 +1,5 @@
-//! `grow --trim`: what lies behind the ends of files is given back once, whoever has allocated it.
+//! `grow --trim`: frees the space behind the ends of files once, no matter which program has
+//! allocated it.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};

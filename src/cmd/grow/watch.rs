@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use crate::error::CommandError;
 
-/// Files of a batch: who writes thousands of files at once is told of them in parts.
+/// Files per batch: a program that writes thousands of files at once gets its events in parts.
 const BATCH_FILES: usize = 4096;
 /// Some thousand events.
 const BUFFER_BYTES: usize = 128 << 10;

@@ -132,7 +132,7 @@ pub struct Opened {
     pub writable: bool,
     /// What the user should know about it, for standard error.
     pub warnings: Vec<String>,
-    /// What is told of a disk that keeps nothing instead of an image.
+    /// Names of the drivers, for a disk that stores nothing instead of an image.
     pub drivers: Option<String>,
     request: ImageRequest,
 }
@@ -211,7 +211,7 @@ impl Opened {
         let image = image.map_err(|why| without_prefix(why.to_string()))?;
         let writable = request.how.access == Access::Write;
         if source.common.read_only && writable {
-            // Told last, when all else is well.
+            // Reported last, after all other errors.
             image.close().await.map_err(|why| why.to_string())?;
             return Err("Block node is read-only".to_string());
         }
@@ -230,8 +230,8 @@ impl Opened {
     }
 }
 
-/// What is told of a disk that keeps nothing: QEMU names such a driver twice, and a format over it
-/// once.
+/// Names of the drivers of a disk that stores nothing: QEMU names such a driver twice, and a format
+/// over it once.
 fn drivers_of_null(source: &Source) -> Option<String> {
     let Bottom::Protocol { node, bare } = &source.bottom else {
         return None;
@@ -344,7 +344,7 @@ impl Shell {
         self.reopen(request).await
     }
 
-    /// Opens the image anew. If that fails it stays open as it was.
+    /// Reopens the image. If that fails it stays open as it was.
     async fn reopen(&mut self, request: ImageRequest) -> Outcome {
         self.await_started().await;
         let Some(before) = self.take_opened() else {

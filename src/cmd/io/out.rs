@@ -22,7 +22,7 @@ pub struct Out {
     program: Option<Program>,
     waiting: Rc<RefCell<String>>,
     block_bytes: usize,
-    /// What stops and goes on is told before whatever comes after it.
+    /// Their notes of suspended and resumed requests are printed before the next output.
     breakpoints: Breakpoints,
 }
 

@@ -1,7 +1,7 @@
 //! The commands that move data: reads, writes, zeroes and discards, at once or started (`aio_`).
 //!
-//! A command line becomes a request first ([`Reading`], [`Writing`]), complaints included; the
-//! request is then carried out in one place, whoever waits for it.
+//! A command line is parsed into a request first ([`Reading`], [`Writing`]), with all its errors;
+//! the request is then carried out in one place, whether or not the shell waits for it.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -551,7 +551,7 @@ async fn do_read(image: &Image, out: &Out, reading: &Reading) -> Outcome {
                 reading.offset + expected.start,
                 expected.length,
             ));
-            outcome = Err(Complaint::Told);
+            outcome = Err(Complaint::Printed);
         }
     }
     if reading.style == Style::Quiet {
@@ -626,7 +626,7 @@ impl Shell {
         self.start(async move |image: &Image, out: &Out| do_write(image, out, &writing).await)
     }
 
-    /// Starts a request that nobody waits for. Its failure is told, and fails no command.
+    /// Starts a request in the background. Its failure is printed, and fails no command.
     fn start(&mut self, request: impl AsyncFnOnce(&Image, &Out) -> Outcome + 'static) -> Outcome {
         let (image, out) = (self.image()?, self.out.clone());
         let (completer, done) = pending();

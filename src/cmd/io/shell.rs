@@ -16,7 +16,7 @@ use super::parse;
 use super::table::{self, Command, Needs, Verb};
 use crate::getopt::Mistake;
 
-/// Why a command failed, and where the user is told.
+/// Why a command failed, and which part of it is still to be printed.
 #[derive(Debug)]
 pub enum Complaint {
     /// A line on standard output.
@@ -27,8 +27,8 @@ pub enum Complaint {
     ByName(String),
     /// The arguments make no sense: the mistake, if there is one to tell, and the usage line.
     Usage(Option<Mistake>),
-    /// Everything was said.
-    Told,
+    /// All messages have been printed.
+    Printed,
 }
 
 impl From<Mistake> for Complaint {
@@ -168,7 +168,7 @@ impl Shell {
                 }
                 self.out.print(&command.usage());
             }
-            Complaint::Told => {}
+            Complaint::Printed => {}
         }
     }
 
@@ -220,7 +220,7 @@ impl Shell {
                 }
                 Err(text) => {
                     self.out.print(&text);
-                    Err(Complaint::Told)
+                    Err(Complaint::Printed)
                 }
             },
         }
@@ -320,8 +320,8 @@ impl Shell {
         }
     }
 
-    /// What QEMU says where metadata could not be written in the end. Of an image that takes no
-    /// more writes the user has heard.
+    /// Prints QEMU's message for metadata that could not be written at the close. If the image has
+    /// been latched, the user has seen the error already.
     fn tell_not_closed(&self, error: &cowslip::Error) {
         if matches!(error, cowslip::Error::Latched(_)) {
             return;

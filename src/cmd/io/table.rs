@@ -42,7 +42,7 @@ pub enum Verb {
     Readv,
     /// Removes a breakpoint.
     RemoveBreak,
-    /// Opens the image anew with other options.
+    /// Reopens the image with other options.
     Reopen,
     /// Resumes a request at a breakpoint.
     Resume,
@@ -76,11 +76,11 @@ pub enum Needs {
 /// How many arguments, options included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// Just so many.
+    /// Exactly this many.
     Exactly(usize),
-    /// So many or more.
+    /// This many or more.
     AtLeast(usize),
-    /// From so many to so many.
+    /// From the first number to the second.
     Between(usize, usize),
 }
 
@@ -585,10 +585,10 @@ impl Command {
         }
     }
 
-    /// Whether it can be called with so many arguments.
+    /// Checks the number of arguments.
     ///
     /// # Errors
-    /// The complaint, which names the command as it was called.
+    /// An error that names the command as it was called.
     pub fn check_count(&self, called: &str, given: usize) -> Result<(), String> {
         let (fits, expected) = match self.count {
             Count::Exactly(n) => (given == n, format!("expected {n} arguments")),

@@ -1,8 +1,8 @@
 //! `--fork`: a server in the background, and a parent that ends when clients can connect.
 //!
-//! The program is started anew rather than forked: that needs no `unsafe`, and holds however many
-//! threads there are. The server's standard output is the pipe through which it says that it is
-//! ready; its standard error stays the parent's until then.
+//! The program is started again rather than forked: that needs no `unsafe`, and works with any
+//! number of threads. The server's standard output is the pipe through which it reports that it is
+//! ready; until then its standard error is that of the parent.
 
 use std::env;
 use std::fs::File;

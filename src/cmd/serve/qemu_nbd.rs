@@ -275,7 +275,7 @@ impl Line {
             Name::Long("pid-file") => service.pid_file = Some(PathBuf::from(value)),
             Name::Letter('x') => service.export_name = limited("export name", value)?,
             Name::Letter('D') => service.description = limited("export description", value)?,
-            // Whether it is one is judged with the image.
+            // An offset beyond the image, also a negative one, is refused when the image is open.
             Name::Letter('o') => match number(&value) {
                 Some(offset) => service.offset = offset as u64,
                 None => return complaint(format!("Invalid offset '{value}'")),

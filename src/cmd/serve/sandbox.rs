@@ -114,14 +114,14 @@ fn other_threads() -> usize {
 }
 
 fn confine_files(socket: Option<&Path>) -> Result<RulesetStatus, landlock::RulesetError> {
-    // Best effort: what this kernel does not know of it is left out, and told.
+    // Best effort: rights that this kernel does not know are left out, and reported.
     let abi = ABI::V9;
     let mut ruleset = Ruleset::default()
         .handle_access(AccessFs::from_all(abi))?
         .handle_access(AccessNet::from_all(abi))?
         .scope(Scope::from_all(abi))?
         .create()?;
-    // The name of a socket can only be given up by whoever may remove names in its directory.
+    // Removing the name of a socket needs the right to remove names in its directory.
     let directory = socket.map(|path| match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

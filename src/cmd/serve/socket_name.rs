@@ -1,19 +1,20 @@
-//! The name of a server's socket: how it is taken, taken over from a server that was killed, and
-//! given up.
+//! The name of a server's socket: how it is created, taken over from a server that was killed, and
+//! removed.
 //!
-//! A killed server leaves its socket behind. Its name is taken over only if nobody answers there;
-//! one that answers keeps it, and so does what is no socket. No call removes a name on condition
-//! that it still names what was looked at, so two servers that look, remove and bind at the same
-//! time could remove each other's sockets. Therefore servers of ours take turns: whoever binds,
-//! removes a stale socket or gives up its own holds an exclusive `flock(2)` on the directory
-//! meanwhile.
+//! A killed server leaves its socket behind. Its name is taken over only if no server accepts a
+//! connection there; a live socket keeps its name, and so does a file that is no socket. No system
+//! call removes a name on condition that it still refers to the inode that was examined, so two
+//! servers that check, remove and bind at the same time could remove each other's sockets.
+//! Therefore these servers exclude each other: binding, removing a stale socket and removing the
+//! server's own socket happen under an exclusive `flock(2)` on the directory.
 //!
 //! - The lock ends with the process, however that ends, and leaves no file behind. It holds for
 //!   all processes that share the directory, also from several containers.
-//! - A socket is bound and listens in one turn, so no other server of ours finds it deaf.
-//! - What was found stale is looked at once more in the turn, by its inode, which is held open so
-//!   that its number cannot come to mean another socket. Any number of servers may have found it
-//!   stale: the first removes it, and the others find a socket that answers.
+//! - A socket is bound and starts to listen under one lock, so no other server of ours finds it
+//!   without a listener.
+//! - A socket found stale is checked again under the lock, by its inode, which is held open so that
+//!   its number cannot be reused for another socket. Any number of servers may have found it stale:
+//!   the first removes it, and the others find a live socket.
 //! - Where the directory cannot be locked (it may not be read, its file system has no such locks,
 //!   another program keeps it locked) nothing is removed but the server's own socket.
 //!
@@ -245,8 +246,8 @@ impl Place {
         place
     }
 
-    /// Connects to whoever is there, which does a server no harm: a client that leaves before it
-    /// has chosen an export counts for nothing.
+    /// Connects to the socket. This does no harm to a live server: a client that disconnects before
+    /// it has chosen an export is ignored.
     fn of(path: &Path) -> Place {
         let Some(socket) = Socket::at(path) else {
             return Place::Other;

@@ -15,11 +15,11 @@ const SIZES: (u64, u64) = (14, 7);
 /// Full is what has less than a thirtieth left.
 const FULL_PART: u64 = 30;
 
-/// Fills the file system of a directory with files there, and removes random ones until so many
-/// bytes are free.
+/// Fills the file system of a directory with files there, and removes random ones until
+/// `free_bytes` are free.
 ///
 /// # Errors
-/// The file system's; it is too small to have so much free.
+/// An error of the file system, or it is too small to have that much free.
 pub fn age(directory: &Path, free_bytes: u64) -> Result<(), CommandError> {
     let home = directory.join("aged");
     let failed = |error: io::Error| failed("age", &home, &error);

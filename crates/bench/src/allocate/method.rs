@@ -9,9 +9,9 @@ pub enum Method {
     PosixFallocate,
     /// Mapped and filled.
     Mmap,
-    /// Written in pieces of so many bytes.
+    /// Written in pieces of this many bytes.
     Write(u64),
-    /// No space at all: what the others are held against.
+    /// No space at all: the reference for the other methods.
     Ftruncate,
 }
 

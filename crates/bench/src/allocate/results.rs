@@ -54,7 +54,7 @@ pub struct Measured {
     /// CPU time of the calling thread, `fsync` included; what the kernel's own threads write back
     /// is not in it.
     pub cpu_seconds: f64,
-    /// Page faults meanwhile, if the system told.
+    /// Page faults during the run, if the system reports them.
     pub faults: Option<u64>,
     /// What was called.
     pub calls: SystemCalls,

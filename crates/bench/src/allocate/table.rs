@@ -116,7 +116,7 @@ fn seconds(spread: Spread) -> String {
 
 fn counts(spread: Option<Spread>) -> String {
     match spread {
-        None => "not told".to_string(),
+        None => "unknown".to_string(),
         Some(spread) if spread.least == spread.greatest => format!("{:.0}", spread.median),
         Some(spread) => format!(
             "{:.0} ({:.0}-{:.0})",

@@ -42,7 +42,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Random writes of so many blocks of a disk.
+    /// Plans `operations` random writes of blocks to a disk.
     pub fn new(disk_bytes: u64, operations: u64, seed: u64) -> Result<Load, CommandError> {
         let blocks = disk_bytes / BLOCK_BYTES;
         if operations == 0 || operations > blocks {

@@ -122,7 +122,7 @@ fn pieces(disk_bytes: u64) -> Vec<u64> {
     let written = (pieces * WRITTEN / 100).max(2) / 2 * 2;
     let places = (0..written).map(|index| permuted(SEED, index, pieces));
     let places: Vec<u64> = places.collect();
-    // Those that are discarded are drawn anew: not the last ones that were written.
+    // The blocks to discard are drawn independently: they are not the last written ones.
     let drawn = (0..written).map(|index| permuted(SEED + 1, index, written));
     drawn.map(|index| places[index as usize]).collect()
 }

@@ -1,8 +1,8 @@
-//! A guest that runs: QEMU with our kernel, our archive and one disk.
+//! A running guest: QEMU with our kernel, our archive and one disk.
 //!
-//! The guest's second serial port is QEMU's standard input and output, for orders and answers
-//! ([`super::init`]). Its console is QEMU's standard error, so that what QEMU and the guest
-//! complain of is told together when something fails. Every wait has a limit; a guest that is
+//! The guest's second serial port is QEMU's standard input and output, for commands and replies
+//! ([`super::init`]). Its console is QEMU's standard error, so that messages of QEMU and of the
+//! guest are reported together when something fails. Every wait has a limit; a guest that is
 //! dropped is killed.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -25,7 +25,7 @@ use crate::server::cost_of;
 pub const PROCESSORS: u32 = 1;
 /// Memory in MiB: the archive, packed and unpacked, and the kernel.
 pub const MEMORY_MIB: u32 = 512;
-/// So much of a guest's console is kept, and told if it fails.
+/// Bytes of the guest's console output that are kept for error messages.
 const CONSOLE_BYTES_MAX: usize = 4096;
 /// Turning off takes a moment; on a busy machine, without KVM, a few.
 const OFF_WITHIN: Duration = Duration::from_secs(60);

@@ -22,8 +22,8 @@ const MODULES: [&str; 6] = [
 ];
 /// How the names of modules end, by how they are compressed.
 const SUFFIXES: [&str; 4] = ["ko", "ko.xz", "ko.zst", "ko.gz"];
-/// Offsets in a kernel's file, Documentation/arch/x86/boot.rst: the magic, and where the version is
-/// told, counted from the end of the first sector.
+/// Offsets in a kernel's file, Documentation/arch/x86/boot.rst: the magic, and the pointer to the
+/// version, which counts from the end of the first sector.
 const MAGIC: (usize, &[u8]) = (0x202, b"HdrS");
 const VERSION_POINTER: usize = 0x20e;
 const SECTOR_BYTES: usize = 0x200;

@@ -30,7 +30,7 @@ const FONT_SIZE: i32 = 14;
 const LINE_HEIGHT: usize = 14;
 /// Of a character in the widest of the usual fonts.
 const CHARACTER_WIDTH: f64 = 6.9;
-/// Names are wrapped into lines of about so many characters if bars do not take more room anyway.
+/// Names are wrapped into lines of about this many characters unless bars take more room anyway.
 const LINE_CHARACTERS: usize = 13;
 const LINES_MAX: usize = 4;
 /// A word that is longer is cut.
@@ -56,7 +56,8 @@ fn label_style() -> TextStyle<'static> {
         .color(&palette::text())
 }
 
-/// The name of a group in lines, each of which fits the width of so many characters or is one word.
+/// Wraps the name of a group into lines of at most `characters` characters; a longer word has a
+/// line of its own.
 fn wrapped(name: &str, characters: usize) -> Vec<String> {
     let cut = |word: &str| -> String {
         match word.chars().count() > WORD_CHARACTERS_MAX {

@@ -18,7 +18,7 @@ pub enum Kind {
     Peer,
     /// What the file system can do: raw files.
     Yardstick,
-    /// Told by somebody else, of another machine.
+    /// Published by others, about another machine.
     Source,
 }
 

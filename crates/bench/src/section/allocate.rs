@@ -4,11 +4,11 @@
 use cowslip_testbed::Spread;
 use serde_json::Value;
 
+use crate::document::{Document, distinct};
 use crate::page::{
     Align, Bar, BarGroup, Bars, Kind, RowGroup, Scale, Section, Series, Table, TableRow, grouped,
 };
 use crate::section::section_of_rows;
-use crate::told::{Told, distinct};
 
 /// Times that are drawn, by their names in a run.
 const TIMES: [(&str, &str); 2] = [
@@ -22,8 +22,8 @@ const TEXT: &str = "Medians, with the least and the most. A method returns when 
                     system can express.";
 
 /// The section of a document.
-pub fn section(told: Told<'_>) -> Section {
-    section_of_rows((TITLE, TEXT), told, |filesystem, rows| {
+pub fn section(document: Document<'_>) -> Section {
+    section_of_rows((TITLE, TEXT), document, |filesystem, rows| {
         let rows: Vec<Row<'_>> = rows.iter().map(|row| Row(row.0)).collect();
         (bars(filesystem, &rows), table(filesystem, &rows))
     })
@@ -31,12 +31,12 @@ pub fn section(told: Told<'_>) -> Section {
 
 /// What it found, in lines of plain text: on each file system the method whose space is durable
 /// first, and the last.
-pub fn summary(told: Told<'_>) -> String {
+pub fn summary(document: Document<'_>) -> String {
     let mut out = String::new();
-    let states = distinct(told.rows().map(|row| Row(row.0).text("state")));
-    for filesystem in told.filesystems() {
+    let states = distinct(document.rows().map(|row| Row(row.0).text("state")));
+    for filesystem in document.filesystems() {
         for state in &states {
-            let rows = told
+            let rows = document
                 .rows()
                 .map(|row| Row(row.0))
                 .filter(|row| row.text("filesystem") == filesystem && row.text("state") == *state);
@@ -206,7 +206,7 @@ mod tests {
                   "runs": [{ "failed": "not <supported>" }] },
             ],
         });
-        let made = section(Told(&document));
+        let made = section(Document(&document));
         let bars = made.blocks.iter().find_map(|block| match block {
             Block::Bars(bars) => Some(bars),
             _ => None,
@@ -227,7 +227,7 @@ mod tests {
         let bar = bars.groups[0].bars[1].unwrap();
         assert_eq!((bar.value, bar.least, bar.most), (4.0, 2.0, 8.0));
         assert!(bars.groups[1].bars.iter().all(Option::is_none));
-        let lines = summary(Told(&document));
+        let lines = summary(Document(&document));
         assert_eq!(
             lines,
             "  ext3         fresh    durable after 4.000 s by mmap, 4.000 s by mmap\n"

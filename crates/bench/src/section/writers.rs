@@ -4,12 +4,12 @@
 use cowslip_testbed::Spread;
 use serde_json::Value;
 
+use crate::document::{Document, distinct};
 use crate::page::{
     Align, Bar, BarGroup, Bars, Block, Kind, RowGroup, Scale, Section, Series, Table, TableRow,
     grouped,
 };
 use crate::section::section_of_rows;
-use crate::told::{Told, distinct};
 
 /// What is not a word of a row's pattern in its name: the help that it had.
 const HELPS: [&str; 7] = [
@@ -24,12 +24,12 @@ const TEXT: &str = "Extents of a file: the middle of all files of all runs, with
                     there after all files were closed, 'short' counts writes that found no space while some was held.";
 
 /// The section of a document.
-pub fn section(told: Told<'_>) -> Section {
-    let mut section = section_of_rows((TITLE, TEXT), told, |filesystem, rows| {
+pub fn section(document: Document<'_>) -> Section {
+    let mut section = section_of_rows((TITLE, TEXT), document, |filesystem, rows| {
         let rows: Vec<Row<'_>> = rows.iter().map(|row| Row(row.0)).collect();
         (bars(filesystem, &rows), table(filesystem, &rows))
     });
-    for note in told.notes() {
+    for note in document.notes() {
         section.add(Block::Prose(note.to_string()));
     }
     section
@@ -37,11 +37,11 @@ pub fn section(told: Told<'_>) -> Section {
 
 /// What it found, in lines of plain text: how far from perfect files are, without help and with
 /// steps ahead.
-pub fn summary(told: Told<'_>) -> String {
+pub fn summary(document: Document<'_>) -> String {
     let mut out = String::new();
-    for filesystem in told.filesystems() {
+    for filesystem in document.filesystems() {
         for help in ["none", OURS] {
-            let rows = told.rows().map(|row| Row(row.0));
+            let rows = document.rows().map(|row| Row(row.0));
             let rows =
                 rows.filter(|row| row.text("filesystem") == filesystem && row.help() == help);
             let over = rows.filter_map(|row| row.0["over-perfect"]["median"].as_f64());
@@ -140,23 +140,23 @@ const COLUMNS: [&str; 12] = [
 ];
 
 fn fields(row: &Row<'_>) -> Vec<String> {
-    let told = |value: Option<f64>, decimals| value.map_or(String::new(), |v| grouped(v, decimals));
+    let cell = |value: Option<f64>, decimals| value.map_or(String::new(), |v| grouped(v, decimals));
     let number = |name: &str| row.0[name].as_f64();
     let extents = |name: &str| row.0["extents"][name].as_f64();
     vec![
         row.help().to_string(),
-        told(number("files"), 0),
-        told(row.median("extents"), 0),
-        told(extents("min"), 0),
-        told(extents("max"), 0),
-        told(row.median("perfect"), 0),
-        told(row.median("over-perfect"), 1),
-        told(number("mean-extent-mib"), 2),
-        told(row.median("write-mib-s"), 0),
-        told(row.median("read-mib-s"), 0),
-        told(row.0["peak-unused-mib"]["max"].as_f64(), 1),
-        told(number("lost-kib"), 0),
-        told(number("short-of-space"), 0),
+        cell(number("files"), 0),
+        cell(row.median("extents"), 0),
+        cell(extents("min"), 0),
+        cell(extents("max"), 0),
+        cell(row.median("perfect"), 0),
+        cell(row.median("over-perfect"), 1),
+        cell(number("mean-extent-mib"), 2),
+        cell(row.median("write-mib-s"), 0),
+        cell(row.median("read-mib-s"), 0),
+        cell(row.0["peak-unused-mib"]["max"].as_f64(), 1),
+        cell(number("lost-kib"), 0),
+        cell(number("short-of-space"), 0),
     ]
 }
 
@@ -211,7 +211,7 @@ mod tests {
                 row("reopen direct 32 none at 3MB/s", 254.0),
             ],
         });
-        let made = section(Told(&document));
+        let made = section(Document(&document));
         let bars = made.blocks.iter().find_map(|block| match block {
             Block::Bars(bars) => Some(bars),
             _ => None,
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!((bar.value, bar.least, bar.most), (11.0, 1.0, 22.0));
         assert!(bars.groups[1].bars[1].is_none());
         assert_eq!(
-            summary(Told(&document)),
+            summary(Document(&document)),
             "  xfs          none     extents over perfect: median 253.0, 252.0 to 254.0 in the rows\n  \
              xfs          dynamic  extents over perfect: median 11.0, 11.0 to 11.0 in the rows\n"
         );

@@ -11,8 +11,8 @@ pub const WRITE_BYTES: u64 = 64 << 10;
 pub const TORRENT_BYTES: u64 = 256 << 10;
 /// What 2 x 16 files of NFS clients got each in the mail that asked first, in bytes a second.
 const NFS_PACE: u64 = 3 << 20;
-/// File systems are so many times as large as what is written: it is to fit into one allocation
-/// group of XFS, of which there are four, and images and space ahead are to have room.
+/// Ratio of a file system's size to the size of the written data: the data is to fit into one of
+/// the four allocation groups of XFS, with room for images and preallocated space.
 const FILESYSTEM_TIMES: u64 = 6;
 /// XFS refuses to be below 300 MiB, and its groups are to be larger than what is written in all
 /// rows.
@@ -27,7 +27,7 @@ pub const SEED_STEPS: Steps = Steps {
     ..Steps::DYNAMIC
 };
 
-/// How large the file systems are that are made, of cells that write so many bytes.
+/// Size of the file systems that are made for cells that write `bytes` bytes.
 pub fn filesystem_bytes(bytes: u64) -> u64 {
     (bytes * FILESYSTEM_TIMES).max(FILESYSTEM_BYTES_MIN)
 }

@@ -120,8 +120,8 @@ impl Bench<'_> {
         let filler = RemovedOnInterrupt::new(&self.directory.join("filler"));
         let fill = || {
             let file = File::create(filler.path())?;
-            let told = rustix::fs::fstatvfs(&file)?;
-            let free = told.f_bavail.saturating_mul(told.f_frsize);
+            let stats = rustix::fs::fstatvfs(&file)?;
+            let free = stats.f_bavail.saturating_mul(stats.f_frsize);
             let room = self.bytes / 100 * FULL_ROOM_PERCENT;
             let bytes = free.saturating_sub(room).max(1);
             Ok(fallocate(&file, FallocateFlags::empty(), 0, bytes)?)
@@ -208,9 +208,9 @@ impl Bench<'_> {
         let mut grow = Running::start("grow", &mut command)?;
         // Its first line says that it watches; nobody reads the others, which fit into the pipe.
         let mut first = [0];
-        let mut told = grow.child.stdout.as_mut();
-        let told = told.as_mut().map(|told| told.read_exact(&mut first));
-        match told {
+        let mut stdout = grow.child.stdout.as_mut();
+        let read = stdout.as_mut().map(|stdout| stdout.read_exact(&mut first));
+        match read {
             Some(Ok(())) => Ok(grow),
             _ => Err(CommandError::new("grow says nothing")),
         }
@@ -299,7 +299,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Whoever was waited for has ended.
+        // Both calls fail if the process has been waited for already.
         self.child.kill().ok();
         self.child.wait().ok();
     }
@@ -320,7 +320,7 @@ fn look(files: &[PathBuf], measured: &mut Measured) -> Result<(), CommandError> 
         group_bytes = group_bytes.or_else(|| group_bytes_of(&host.on.kind, &file));
         let mut perfect = Perfect::new(host.on.limits);
         host.walk(fiemap::Sync::First, &mut |record| {
-            // What lies behind the end is told by itself.
+            // Space behind the end is reported separately.
             if record.logical >= host.size {
                 return Ok(());
             }

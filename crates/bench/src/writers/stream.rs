@@ -1,7 +1,7 @@
 //! Writers: a thread each, with files of their own, started together.
 //!
-//! Space ahead is allocated by whoever writes, by the library's policy, and given back by him:
-//! nobody else writes to his file, so cutting it at the length that he knows loses nothing.
+//! Each writer allocates space ahead by the library's policy, and frees it: no other thread writes
+//! to its file, so truncating it to the length that the writer knows loses nothing.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -28,9 +28,10 @@ const FULL_WAIT: Duration = Duration::from_millis(5);
 pub struct Shared {
     /// Bytes ahead of all ends.
     held: AtomicU64,
-    /// Raised by whoever finds no space: all give back what they hold.
+    /// Incremented by a writer that finds no space: all writers free the space that they hold
+    /// ahead.
     calls_for_space: AtomicU64,
-    /// Writes that found none although some lay ahead of ends.
+    /// Writes that found no space although some was allocated behind ends of files.
     pub short_of_space: AtomicU64,
 }
 
@@ -105,7 +106,7 @@ fn small_file(random: &mut Random) -> u64 {
     (bytes as u64).next_multiple_of(WRITE_BYTES)
 }
 
-/// Whoever writes one file.
+/// The writer of one file.
 struct Writer<'a> {
     cell: &'a Cell,
     path: &'a Path,
@@ -269,7 +270,7 @@ impl<'a> Writer<'a> {
                 AtClose::Keep => {}
             }
         }
-        // First it is closed: whoever is the last to have it open is treated apart.
+        // The file is closed first: a file system may treat the last close specially.
         self.file = None;
         self.file = Some(open(self.path, self.cell.target)?);
         Ok(())
@@ -310,12 +311,11 @@ impl<'a> Writer<'a> {
 /// # Errors
 /// Its.
 pub fn free_bytes(file: &File) -> io::Result<u64> {
-    let told = rustix::fs::fstatvfs(file)?;
-    Ok(told.f_bavail.saturating_mul(told.f_frsize))
+    let stats = rustix::fs::fstatvfs(file)?;
+    Ok(stats.f_bavail.saturating_mul(stats.f_frsize))
 }
 
-/// Looks from time to time at what is allocated and not used; gives the most when it is told to
-/// stop.
+/// Samples how much space is allocated but unused; returns the maximum when `stop` is set.
 pub fn watch_unused(directory: PathBuf, stop: Arc<AtomicU64>) -> std::thread::JoinHandle<u64> {
     use std::os::unix::fs::MetadataExt;
     std::thread::spawn(move || {

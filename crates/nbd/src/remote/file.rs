@@ -1,16 +1,17 @@
-//! An export of an NBD server as a file: [`BlockFile`] over the client.
+//! An export of an NBD server as a [`BlockFile`].
 //!
-//! The client belongs to one queue, and files are used from several threads. So each connection has
-//! a thread with a queue of its own ([`Worker`]). Ranges and capabilities are what the server has
-//! told; whatever it answers later, [`crate::Client`] has checked.
+//! A client belongs to one queue, but files are used from several threads. So each connection has a
+//! thread with a queue of its own ([`Worker`]). Ranges and capabilities are those that the server
+//! announced; [`crate::Client`] checks later replies against them.
 //!
-//! One connection is what everybody gets. Who asks for more (`connections=N`) gets them from
-//! servers that offer `CAN_MULTI_CONN`: what one connection has written the others read, and a
-//! flush over one is for what all have been told is written (`doc/proto.md`, "Transmission flags").
-//! It is sent over each that has written all the same: one whose server has ended says nothing of
-//! that by itself, and another may have reached the server that came after it. They come up behind
-//! the first one, so that nobody waits for them, and a server that takes no more clients costs
-//! nothing but the attempt. A request goes to the connection that has the fewest.
+//! The default is one connection. With `connections=N` there are more, if the server offers
+//! `CAN_MULTI_CONN`: data written over one connection is visible over the others, and a flush over
+//! one covers all acknowledged writes (`doc/proto.md`, "Transmission flags"). A flush is
+//! nevertheless sent over each connection that has written: the loss of a server may not have been
+//! noticed on one connection while another is already connected to its successor. Further
+//! connections are opened in the background after the first, so no request waits for them, and a
+//! server that accepts no more clients costs only the attempt. A request goes to the connection
+//! with the fewest requests in flight.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -115,7 +116,7 @@ impl NbdFile {
         result
     }
 
-    /// Whether the server has told that it takes requests of a kind.
+    /// Checks that the server has announced support for a kind of request.
     fn has<T>(&self, flag: TransmissionFlags) -> Result<(), Pending<io::Result<T>>> {
         match self.flags.contains(flag) {
             true => Ok(()),

@@ -191,13 +191,13 @@ fn options_say_where_a_server_is() {
     assert_eq!(of("path=/s,connections=1"), Ok(many(1)));
     assert_eq!(of("path=/s,connections=16"), Ok(many(16)));
     for wrong in ["0", "17", "256", "x", ""] {
-        let told = of(&format!("path=/s,connections={wrong}")).unwrap_err();
-        assert!(told.contains("between 1 and 16"), "{told}");
+        let error = of(&format!("path=/s,connections={wrong}")).unwrap_err();
+        assert!(error.contains("between 1 and 16"), "{error}");
     }
     for wrong in ["", "x", "-1", "1.5", "4294967296"] {
         for name in ["open-timeout", "reconnect-delay"] {
-            let told = of(&format!("path=/s,{name}={wrong}")).unwrap_err();
-            assert_eq!(told, format!("Parameter '{name}' expects a number"));
+            let error = of(&format!("path=/s,{name}={wrong}")).unwrap_err();
+            assert_eq!(error, format!("Parameter '{name}' expects a number"));
         }
     }
     assert!(

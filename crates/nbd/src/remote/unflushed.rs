@@ -1,10 +1,11 @@
-//! Writes that a server has acknowledged and that no flush has made durable yet, and what becomes
-//! of them when the connection is lost.
+//! Acknowledged writes that no flush has made durable yet, and their fate when the connection is
+//! lost.
 //!
-//! A server that ends loses what it held in memory, and a flush that the next server answers says
-//! nothing of it. Nor does it where the server has survived: a flush covers other connections only
-//! where the server says so, and which server answers cannot be told. So the flush after such a
-//! loss fails, once, whatever the server answers. Counts alone decide; nothing here does I/O.
+//! A server that ends loses the data it held in memory, and a flush that its successor completes
+//! does not cover that data. The same applies if the server has survived: a flush covers other
+//! connections only if the server says so, and the client cannot tell which server it has reached.
+//! So the next flush after such a loss fails, once, whatever the server replies. The decision needs
+//! only counts; nothing here does I/O.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,10 +1,10 @@
-//! The handshake as a server: from the greeting to the choice of an export.
+//! The server side of the handshake: from the greeting to the choice of an export.
 //!
-//! Everything that a client can make us hold is bounded: an option's data by [`OPTION_BYTES_MAX`],
-//! the number of options by [`OPTIONS_MAX`], the time by the caller.
+//! All memory and time that a client can consume is bounded: the data of an option by
+//! [`OPTION_BYTES_MAX`], the number of options by [`OPTIONS_MAX`], the time by the caller.
 //!
-//! A server with TLS insists on it (the specification's FORCEDTLS): before `STARTTLS` nothing is
-//! told or agreed on, and nothing that came in the clear counts afterwards.
+//! A server with TLS requires it (FORCEDTLS in the specification): before `STARTTLS` it reveals and
+//! negotiates nothing, and no state from before `STARTTLS` is kept afterwards.
 
 use std::borrow::Cow;
 use std::rc::Rc;
@@ -133,8 +133,8 @@ pub(super) async fn negotiate(
             None if header.option == OptionCode::ExportName => return Err(no_such_export()),
             None => haggling.answer_too_long(header.option),
         };
-        // Whoever sends more before it has our answer wants that to be taken for what comes under
-        // TLS.
+        // Bytes that arrive between the request for TLS and our reply were sent in the clear, but
+        // would be taken for data protected by TLS.
         if matches!(step, Step::Secure) && !inbox.arrived().is_empty() {
             return Err(Some(
                 "the client sent data before its TLS handshake".to_owned(),
@@ -384,8 +384,8 @@ impl<'a> Haggling<'a> {
             size: chosen.info.size,
             flags: transmission_flags(&chosen, option),
         }];
-        // Always told, since a client that ignores it loses nothing and one that forgot to ask
-        // gains.
+        // Sent even if not requested: a client that does not know it ignores it, and one that did
+        // not request it benefits.
         replies.push(Info::BlockSize(chosen.info.block_sizes));
         if request.infos.contains(&InfoCode::Name) {
             replies.push(Info::Name(request.name.clone()));
@@ -501,7 +501,8 @@ fn no_data(data: &[u8]) -> Result<(), Refusal> {
 fn transmission_flags(chosen: &Chosen, option: OptionCode) -> TransmissionFlags {
     let (info, replies) = (&chosen.info, chosen.replies);
     let writable = info.access == Access::ReadWrite;
-    // Whoever has selected no context has nothing to choose from; whoever only asks may do so yet.
+    // A client that has selected no context has none to choose from. INFO does not commit to a
+    // choice yet.
     let may_choose = option == OptionCode::Info || !chosen.contexts.is_empty();
     TransmissionFlags::HAS_FLAGS
         .with(TransmissionFlags::SEND_FLUSH)

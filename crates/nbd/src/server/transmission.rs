@@ -329,12 +329,12 @@ impl Connection {
                     Payload::Contexts(contexts) => contexts,
                     Payload::Nothing | Payload::Data(_) => &self.chosen.contexts,
                 };
-                let mut told = Vec::new();
+                let mut statuses = Vec::new();
                 for &context in contexts {
                     let extents = export.block_status(context.index, (offset, len), max);
-                    told.push(status(context, &extents.await?, len, max)?);
+                    statuses.push(status(context, &extents.await?, len, max)?);
                 }
-                return Ok(Outcome::Status(told));
+                return Ok(Outcome::Status(statuses));
             }
             Command::Disconnect | Command::Resize | Command::Unknown(_) => {
                 unreachable!("validated before")
@@ -373,9 +373,9 @@ impl Connection {
                 self.push_chunk(outbox, request, last_chunk(ChunkCode::None, cookie, 0));
             }
             (_, Outcome::Done) => outbox.push(&encode_simple_reply(cookie, None)),
-            (style, Outcome::Status(told)) => {
-                let last = told.len() - 1;
-                for (nth, status) in told.iter().enumerate() {
+            (style, Outcome::Status(statuses)) => {
+                let last = statuses.len() - 1;
+                for (nth, status) in statuses.iter().enumerate() {
                     let (code, payload) = match style {
                         ReplyStyle::Extended => {
                             (ChunkCode::ExtendedStatus, status.encode_extended())

@@ -16,10 +16,10 @@ use zeroize::Zeroizing;
 /// The longest name of a user, in bytes: what all implementations take, and the most that GnuTLS
 /// takes.
 pub const USER_BYTES_MAX: usize = 128;
-/// The shortest key, in bytes. A handshake lets whoever is in its way try keys at leisure.
+/// The shortest key, in bytes. A recorded handshake allows an offline search for the key.
 pub const KEY_BYTES_MIN: usize = 16;
-/// The longest key, in bytes: what every OpenSSL since 1.1.1 takes; `psktool` makes 32 if not told
-/// otherwise.
+/// The longest key, in bytes: the limit of OpenSSL since 1.1.1. `psktool` makes 32 bytes by
+/// default.
 pub const KEY_BYTES_MAX: usize = 256;
 
 /// Users and their keys. The keys are wiped from memory when nobody has them any more.
@@ -198,9 +198,9 @@ mod tests {
             let text = format!("bob:{good}\n\n{line}\ncarol:{good}\n");
             let error = SharedKeys::parse(text.as_bytes()).unwrap_err();
             assert_eq!(error.line, 3, "{line}");
-            let told = error.to_string();
-            assert!(told.contains(said), "{line}: {told}");
-            assert!(!told.contains("bbccddee"), "{line}: {told}");
+            let message = error.to_string();
+            assert!(message.contains(said), "{line}: {message}");
+            assert!(!message.contains("bbccddee"), "{line}: {message}");
         }
         let binary = [&b"x\xff:"[..], good.as_bytes()].concat();
         assert!(SharedKeys::parse(&binary).is_err());

@@ -133,7 +133,7 @@ mod tests {
             value(VERSION, &value(INTEGER, &[2])),
             value(INTEGER, &[1]),
             value(SEQUENCE, &[]),
-            value(SEQUENCE, b"whoever issued it"),
+            value(SEQUENCE, b"the issuer"),
             value(SEQUENCE, &[]),
             value(SEQUENCE, &names.concat()),
         ];
@@ -150,19 +150,19 @@ mod tests {
         let unit = attribute(&[0x55, 4, 11], UTF8_STRING, b"A+B");
         let both = certificate(&[vec![country, unit], vec![common_name("x, y")]]);
         assert_eq!(subject(&both).as_deref(), Some("C=DE+OU=A\\+B,CN=x\\, y"));
-        for (name, told) in [
+        for (name, expected) in [
             (" a b ", "CN=\\ a b\\ "),
             ("#a#", "CN=\\#a#"),
             ("a\\\"<>;", "CN=a\\\\\\\"\\<\\>\\;"),
             ("ü", "CN=ü"),
             ("", "CN="),
         ] {
-            let told = Some(told.to_string());
-            assert_eq!(subject(&certificate(&[vec![common_name(name)]])), told);
+            let expected = Some(expected.to_string());
+            assert_eq!(subject(&certificate(&[vec![common_name(name)]])), expected);
         }
         let long = "x".repeat(300);
-        let told = Some(format!("CN={long}"));
-        assert_eq!(subject(&certificate(&[vec![common_name(&long)]])), told);
+        let expected = Some(format!("CN={long}"));
+        assert_eq!(subject(&certificate(&[vec![common_name(&long)]])), expected);
     }
 
     #[test]

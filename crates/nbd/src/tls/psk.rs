@@ -48,8 +48,8 @@ const HANDSHAKE_BYTES_MAX: usize = 64 << 10;
 const RECORD_BYTES: usize = 16 << 10;
 /// What is given to the library at once: a record with its header and what encryption adds.
 const PIECE_BYTES: usize = RECORD_BYTES + 512;
-/// Answers of the library's own (new keys, alerts) that wait for the writing side. Whoever asks for
-/// more of them than this without a byte of data in between means harm.
+/// Limit of the library's own output (key updates, alerts) that waits for the writing side. A peer
+/// that causes more of it without a byte of data in between is hostile.
 const UNASKED_BYTES_MAX: usize = 64 << 10;
 /// The length of the key of nobody: what `psktool` makes.
 const NOBODYS_KEY_BYTES: usize = 32;
@@ -152,7 +152,7 @@ impl Context {
             gathered: Vec::new(),
         };
         if self.endpoint == Endpoint::Client {
-            // An error is remembered, and told when there is somebody to tell.
+            // An error is stored, and reported by the next call that can return one.
             drop(connection.shake());
         }
         Ok(connection)

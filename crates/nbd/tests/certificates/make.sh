@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the certificates of the tests anew, for a hundred years, with openssl. Each directory is one party's, with QEMU's
+# Makes the certificates of the tests, for a hundred years, with openssl. Each directory is one party's, with QEMU's
 # names of files.
 set -eu
 cd "$(dirname "$0")"

@@ -156,8 +156,8 @@ struct Held {
     finished: usize,
 }
 
-/// A disk in memory that holds reads and writes back until so many are there at once, or until it
-/// is opened; then it lets them go, the last one first, and holds no more.
+/// A disk in memory that holds reads and writes back until a given number is pending, or until it
+/// is opened; then it releases them, the last one first, and holds no more.
 pub struct HoldingDisk {
     inner: MemoryDisk,
     held: Mutex<Held>,
@@ -303,7 +303,7 @@ pub fn export_with_contexts(disk: MemoryDisk, names: &[&str]) -> Export {
 /// What the raw client calls its requests.
 pub const COOKIE: u64 = 0x1234_5678_9abc_def0;
 
-/// A client that sends what it is told to.
+/// A client that sends arbitrary messages, valid or not.
 pub struct RawClient {
     pub stream: UnixStream,
 }

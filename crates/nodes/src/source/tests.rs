@@ -428,7 +428,7 @@ fn every_option_of_a_table_is_read_and_has_a_value_of_its_kind_by_default() {
         }
     };
     for filter in &registry.filters {
-        // Rules are judged when they are put over a file.
+        // Rules are validated when they are put over a file.
         has_all_read(filter.options(), &|options| {
             filter.take_child_name(options);
             filter.read(options).unwrap();

@@ -1,6 +1,6 @@
-//! Reading a table's JSON again: pages and summaries are made from it, so that a page can be made
-//! long after the run, from several files, and says what programs are told. Files may come from
-//! anywhere: what is not there is left out.
+//! Reads a table's JSON again: pages and summaries are made from it, so that a page can be made
+//! long after the run, from several files, and shows the figures that programs get. Files may come
+//! from anywhere: missing values are left out.
 
 use std::fmt::Write;
 
@@ -8,21 +8,21 @@ use cowslip_testbed::Spread;
 use serde_json::Value;
 
 use crate::page::Kind;
-use crate::report::RATIOS_TOLD;
+use crate::report::RATIO_TITLES;
 
 /// The document of one table.
 #[derive(Clone, Copy, Debug)]
-pub struct Told<'a>(pub &'a Value);
+pub struct Document<'a>(pub &'a Value);
 
 /// A row of it.
 #[derive(Clone, Copy, Debug)]
-pub struct ToldRow<'a>(pub &'a Value);
+pub struct DocumentRow<'a>(pub &'a Value);
 
 fn text<'a>(value: &'a Value, name: &str) -> &'a str {
     value[name].as_str().unwrap_or_default()
 }
 
-impl<'a> Told<'a> {
+impl<'a> Document<'a> {
     /// The table's name; empty if the document is none of a table.
     pub fn table(self) -> &'a str {
         text(&self.0["conditions"], "table")
@@ -34,8 +34,12 @@ impl<'a> Told<'a> {
     }
 
     /// In the order of measurement.
-    pub fn rows(self) -> impl Iterator<Item = ToldRow<'a>> + Clone {
-        self.0["rows"].as_array().into_iter().flatten().map(ToldRow)
+    pub fn rows(self) -> impl Iterator<Item = DocumentRow<'a>> + Clone {
+        self.0["rows"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(DocumentRow)
     }
 
     /// Said below the table.
@@ -46,7 +50,7 @@ impl<'a> Told<'a> {
 
     /// The file systems, each once.
     pub fn filesystems(self) -> Vec<&'a str> {
-        distinct(self.rows().map(ToldRow::filesystem))
+        distinct(self.rows().map(DocumentRow::filesystem))
     }
 
     /// How far it came, if not to its end, and why.
@@ -83,7 +87,7 @@ impl<'a> Told<'a> {
         let ours = || self.rows().filter(|row| row.kind() == Kind::Ours);
         for filesystem in self.filesystems() {
             let here = || ours().filter(|row| row.filesystem() == filesystem);
-            for (name, title) in RATIOS_TOLD {
+            for (name, title) in RATIO_TITLES {
                 let ratios: Vec<(f64, String)> = here()
                     .filter_map(|row| {
                         let of = format!("{}, {}", row.cell(), row.contestant());
@@ -122,7 +126,7 @@ pub fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     found
 }
 
-impl<'a> ToldRow<'a> {
+impl<'a> DocumentRow<'a> {
     /// The file system.
     pub fn filesystem(self) -> &'a str {
         text(self.0, "filesystem")
@@ -167,12 +171,12 @@ impl<'a> ToldRow<'a> {
     pub fn figures(self) -> Vec<&'a str> {
         let runs = self.runs().filter_map(Value::as_object);
         let names = runs.flat_map(|run| run.iter().filter(|(_, value)| value.is_number()));
-        let is_ratio = |name: &&str| RATIOS_TOLD.iter().any(|(ratio, _)| ratio == name);
+        let is_ratio = |name: &&str| RATIO_TITLES.iter().any(|(ratio, _)| ratio == name);
         let names = names.map(|(name, _)| name.as_str());
         distinct(names.filter(|name| *name != "iops" && !is_ratio(name)))
     }
 
-    /// What the run told that is nearest to the median.
+    /// The run that is nearest to the median.
     pub fn median_run(self) -> Option<&'a Value> {
         let median = self.spread("iops")?.median;
         let distance = |run: &&Value| (run["iops"].as_f64().unwrap_or(f64::MAX) - median).abs();
