@@ -109,6 +109,29 @@ fn a_removed_bitmap_does_not_outlive_another_size() {
     }
 }
 
+/// A crash had left a table of a snapshot counted once too often, and a downgrade took that for the
+/// references to the table: its zero clusters lost more counts than they had.
+#[test]
+fn a_downgrade_goes_by_references_not_by_leaked_counts() {
+    for seed in [4_398_071_541_935, 4_398_071_546_156] {
+        pass(Kind::Qcow2, seed..seed + 1);
+    }
+}
+
+/// There was no space to copy the tables that a snapshot shares, and the disk became smaller: what
+/// was behind its new end was still there, as VM state.
+#[test]
+fn a_shrink_without_space_empties_the_vm_state() {
+    pass(Kind::Qcow2, 200_400_315..200_400_316);
+}
+
+/// A process died while it took a snapshot, the next one saw it, and its first flush failed: the
+/// snapshot may be gone after a power failure, and the simulator said that it may not.
+#[test]
+fn a_failed_flush_may_lose_the_snapshot_of_a_process_that_died() {
+    pass(Kind::Qcow2, 200_145_958..200_145_959);
+}
+
 #[test]
 fn a_seed_repeats_itself() {
     for seed in 0..8 {

@@ -269,6 +269,16 @@ pub enum Freed {
     Subclusters(HostOffset, SubclusterMask),
 }
 
+impl Freed {
+    /// All that an entry refers to in the image file; `None` if that is nothing.
+    pub fn of(entry: &L2Entry) -> Option<Freed> {
+        match entry {
+            L2Entry::Standard(entry) => entry.host.map(Freed::Cluster),
+            L2Entry::Compressed(place) => Some(Freed::Compressed(*place)),
+        }
+    }
+}
+
 /// Returns the entry after a write, and the space it freed. `before` is the entry now, which may
 /// have been published by another member since the plan.
 pub fn publish(format: &EntryFormat, before: &L2Entry, write: &Write) -> (L2Entry, Option<Freed>) {

@@ -42,6 +42,9 @@ pub(super) struct FileState {
     pub volatile: Content,
     durable: Content,
     log: Vec<Logged>,
+    /// A failed flush has lost effects of a process that has died: they are seen, and no later
+    /// flush writes them.
+    outlived_lost: bool,
 }
 
 impl FileState {
@@ -52,6 +55,7 @@ impl FileState {
             volatile: content.clone(),
             durable: content,
             log: Vec::new(),
+            outlived_lost: false,
         }
     }
 
@@ -76,7 +80,7 @@ impl FileState {
     }
 
     fn has_outlived_at_risk(&self) -> bool {
-        self.log.iter().any(|entry| entry.outlived)
+        self.outlived_lost || self.log.iter().any(|entry| entry.outlived)
     }
 
     /// The unit that a crash never tears in a write.
@@ -99,11 +103,13 @@ impl FileState {
                 });
         }
         let mut covered = covered.into_iter();
-        let durable = &mut self.durable;
+        let (durable, outlived_lost) = (&mut self.durable, &mut self.outlived_lost);
         self.log.retain(|entry| {
             let covered = covered.next().unwrap_or(false);
             if covered && (entry.durable || !lost()) {
                 entry.effect.apply(durable);
+            } else if covered {
+                *outlived_lost |= entry.outlived;
             }
             !covered
         });
@@ -732,6 +738,7 @@ impl State {
         for file in &mut self.files {
             file.durable = file.volatile.clone();
             file.log.clear();
+            file.outlived_lost = false;
         }
     }
 }

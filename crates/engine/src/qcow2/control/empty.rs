@@ -143,13 +143,9 @@ impl Qcow2 {
             .await?;
         let mut outcome = Ok(());
         for words in bytes.chunks_exact(self.geometry().l2_entry_bytes() as usize) {
-            let freed = match self.decoded(words) {
-                Some(L2Entry::Compressed(place)) => Freed::Compressed(place),
-                Some(L2Entry::Standard(entry)) if !self.format.data_file => match entry.host {
-                    Some(host) => Freed::Cluster(host),
-                    None => continue,
-                },
-                Some(L2Entry::Standard(_)) | None => continue,
+            let entry = self.decoded(words).filter(|_| !self.format.data_file);
+            let Some(freed) = entry.and_then(|entry| Freed::of(&entry)) else {
+                continue;
             };
             for cluster in self.clusters_of(&freed) {
                 let lowered = self.lower(counts, cluster).await;
@@ -164,7 +160,8 @@ impl Qcow2 {
         outcome
     }
 
-    fn decoded(&self, words: &[u8]) -> Option<L2Entry> {
+    /// The entry of an L2 table that these bytes are; `None` if they are none.
+    pub(in crate::qcow2) fn decoded(&self, words: &[u8]) -> Option<L2Entry> {
         let (word, bitmap) = (big_endian(&words[..8]), words.get(8..16).map(big_endian));
         self.format.decode_l2(word, bitmap.unwrap_or(0)).ok()
     }

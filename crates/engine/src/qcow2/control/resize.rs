@@ -206,9 +206,10 @@ impl Qcow2 {
     /// The size first, then the space (invariant D6).
     async fn shrink_disk(&self, removed: Range<u64>, job: &Job) -> Result<()> {
         self.set_size(removed.start).await?;
-        // The disk is smaller, durably. If its space cannot be released for lack of space, the
-        // change of entries stays in memory for a later cycle, and nothing has failed, unless a
-        // root or a flush has: then nothing can follow in this session.
+        // The disk is smaller, durably. If its space cannot be released for lack of space, nothing
+        // has failed, unless a root or a flush has: then nothing can follow in this session. The
+        // change of entries stays in memory for a later cycle, or the entries stay as they are, if
+        // their table is shared and there is no space for a copy.
         let freed = async {
             self.free_beyond_end(removed.clone()).await?;
             self.give_up_emptied(removed.start, job).await
@@ -225,14 +226,18 @@ impl Qcow2 {
     async fn free_beyond_end(&self, removed: Range<u64>) -> Result<()> {
         let nothing = NoBacking;
         let unit = self.geometry().cluster_bytes();
-        let whole = round_up(removed.start, unit)..round_up(removed.end, unit);
+        let mut whole = round_up(removed.start, unit)..round_up(removed.end, unit);
+        // What will be VM state first: that is emptied even where the rest finds no space.
+        if self.loses_vm_state(removed.end, removed.start) {
+            let vm_state = self.geometry().vm_state_offset(removed.start);
+            self.drop_shared_behind(removed.start).await?;
+            self.free_behind(vm_state).await?;
+            whole.end = whole.end.min(vm_state);
+        }
         if whole.start < whole.end {
             let ask = (EntryRequest::Discard, Unref::Free);
-            let rest = self.change_entries(whole.clone(), &nothing, ask).await?;
+            let rest = self.change_entries(whole, &nothing, ask).await?;
             debug_assert!(rest.is_empty(), "a discard never writes");
-        }
-        if self.loses_vm_state(removed.end, removed.start) {
-            self.free_behind(whole.end).await?;
         }
         if self.raw_data {
             self.data.set_len(removed.start).await?;

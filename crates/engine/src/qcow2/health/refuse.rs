@@ -52,13 +52,9 @@ impl Qcow2 {
         state: &mut State,
         entry: &L2Entry,
     ) -> Result<()> {
-        let freed = match entry {
-            _ if self.format.data_file => return Ok(()),
-            L2Entry::Standard(entry) => match entry.host {
-                Some(host) => Freed::Cluster(host),
-                None => return Ok(()),
-            },
-            L2Entry::Compressed(place) => Freed::Compressed(*place),
+        let freed = match Freed::of(entry) {
+            Some(freed) if !self.format.data_file => freed,
+            _ => return Ok(()),
         };
         for cluster in self.clusters_of(&freed) {
             let host = self.geometry().host_offset(cluster);

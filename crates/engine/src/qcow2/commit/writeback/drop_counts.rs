@@ -2,8 +2,12 @@
 //! count nothing, and the end of the file. The refcount table ceases to refer to a block, durably,
 //! before the block's space is free.
 //!
+//! Tables behind the end that snapshots share go as they are, before the others are emptied entry
+//! by entry: that takes no space, which a copy of the table would.
+//!
 //! | step | a crash after it leaves |
 //! | --- | --- |
+//! | L1 entries of shared tables behind the end are cleared, in a cycle; each table, and all that it refers to, loses a reference by the quarantine (D2) | leaks |
 //! | a barrier over all counts; a check finds nothing but leaks | leaks |
 //! | L1 entries of empty tables behind the end are cleared, in a cycle; the tables lose their counts by the quarantine (D2) | the same |
 //! | entries of the refcount table become 0, each for a block that counts nothing, or itself alone; barrier | leaks: blocks that others count |
@@ -25,7 +29,8 @@ use std::ops::Range;
 use super::{SCAN_CLUSTERS, entry_writes};
 use crate::qcow2::commit::probe::Stage;
 use crate::qcow2::commit::roots::Flush;
-use crate::qcow2::geometry::HostCluster;
+use crate::qcow2::entry::L2Entry;
+use crate::qcow2::geometry::{HostCluster, HostOffset};
 use crate::qcow2::plan::Freed;
 use crate::qcow2::space::alloc::Content;
 use crate::qcow2::space::count_growth::{BlockUse, CountGrowth};
@@ -35,6 +40,9 @@ use crate::{Job, Result};
 /// Rounds of dropping blocks, each of which takes a flush. Blocks that an even longer chain of
 /// blocks has counted stay until the next shrink: a hostile image has a million of them.
 const ROUNDS_MAX: usize = 1024;
+
+/// Entries whose space waits to be released, at most and but for those of one table.
+const GIVEN_UP_MAX: usize = 1 << 16;
 
 impl Qcow2 {
     /// Frees the structures that a shrink to `size` has left empty. No request that changes
@@ -46,6 +54,70 @@ impl Qcow2 {
         let mut counts = self.turn.take().await;
         self.latch_if_cancelled(self.give_up_in_turn(&mut counts, &tables, job))
             .await
+    }
+
+    /// Makes L1 refer no longer to tables behind a disk of `size` bytes that snapshots share, nor
+    /// the disk to what they map. No VM state is in use meanwhile.
+    pub(in crate::qcow2) async fn drop_shared_behind(&self, size: u64) -> Result<()> {
+        // The clusters of a data file have no counts, and are to be emptied.
+        if self.format.data_file {
+            return Ok(());
+        }
+        let first = self.geometry().l1_entries_for(size);
+        let _drained = self.drain().await;
+        let mut counts = self.turn.take().await;
+        self.latch_if_cancelled(self.drop_shared_in_turn(&mut counts, first))
+            .await
+    }
+
+    async fn drop_shared_in_turn(&self, counts: &mut Counts, first: u64) -> Result<()> {
+        let end = self.lock().tables.l1().len() as u64;
+        let mut given_up = 0;
+        for index in first..end {
+            let Some(offset) = self.shared_table(index) else {
+                continue;
+            };
+            let Some(entries) = self.read_entries(offset).await? else {
+                continue;
+            };
+            {
+                let mut state = self.lock();
+                for entry in &entries {
+                    self.refuse_misplaced(&mut state, entry)?;
+                }
+                if state.tables.drop_tables(&[index]).is_empty() {
+                    continue;
+                }
+                self.give_up(&mut state, Freed::Cluster(offset));
+                for freed in entries.iter().filter_map(Freed::of) {
+                    self.give_up(&mut state, freed);
+                }
+            }
+            given_up += entries.len();
+            if given_up >= GIVEN_UP_MAX {
+                self.cycle(counts).await?;
+                given_up = 0;
+            }
+        }
+        self.cycle(counts).await
+    }
+
+    /// Where the table at an L1 index is, if a snapshot shares it.
+    fn shared_table(&self, l1_index: u64) -> Option<HostOffset> {
+        let state = self.lock();
+        let table = state.tables.table(l1_index).ok().flatten()?;
+        let is_shared = !table.copied && !state.bad_tables.contains(&l1_index);
+        is_shared.then_some(table.offset)
+    }
+
+    /// The entries of a table that refer to space; `None` if one of them is damaged.
+    async fn read_entries(&self, table: HostOffset) -> Result<Option<Vec<L2Entry>>> {
+        let len = self.geometry().cluster_bytes();
+        let bytes = self.file.read_new(table.0, len).await?;
+        let words = bytes.chunks_exact(self.geometry().l2_entry_bytes() as usize);
+        let entries: Option<Vec<L2Entry>> = words.map(|words| self.decoded(words)).collect();
+        let refers = |entry: &L2Entry| Freed::of(entry).is_some();
+        Ok(entries.map(|entries| entries.into_iter().filter(refers).collect()))
     }
 
     async fn give_up_in_turn(&self, counts: &mut Counts, tables: &[u64], job: &Job) -> Result<()> {

@@ -9,8 +9,9 @@
 //! The disk comes first (`amend::unflag`): none of its tables has a zero cluster then, so tables
 //! that have are those of snapshots alone.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
+use super::list::SnapshotList;
 use super::steps::read_list;
 use super::tree::{MEMORY_BYTES_MAX, TABLE_MEMORY_BYTES, too_large};
 use crate::file::Space;
@@ -65,33 +66,45 @@ impl Qcow2 {
     async fn unflag_in_turn(&self, counts: &mut Counts, job: &Job) -> Result<()> {
         let list = self.begin_snapshots(counts, job).await?;
         job.enter(Stage::WriteZeroes);
-        let mut memory = Memory::new(MEMORY_BYTES_MAX);
-        let mut seen = BTreeSet::new();
-        for position in 0..list.len() as usize {
-            let l1 = self.snapshot_l1(list.entry(position)).await?;
-            job.expect(l1.len() as u64 * self.geometry().cluster_bytes());
-            for entry in l1 {
-                job.begin(0).await?;
-                let offset = inspect_l1(entry).offset;
-                if offset != 0 && seen.insert(offset) {
-                    memory
-                        .charge(TABLE_MEMORY_BYTES)
-                        .map_err(|_| too_large(self.name()))?;
-                    self.unflag_table(counts, offset).await?;
-                }
-                job.done(self.geometry().cluster_bytes());
-            }
+        let references = self.table_references(&list).await?;
+        job.expect(references.len() as u64 * self.geometry().cluster_bytes());
+        for (offset, times) in references {
+            job.begin(0).await?;
+            self.unflag_table(counts, offset, times).await?;
+            job.done(self.geometry().cluster_bytes());
         }
         self.end_snapshots(counts).await
     }
 
-    async fn unflag_table(&self, counts: &mut Counts, offset: u64) -> Result<()> {
+    /// The L2 tables of all snapshots, with how many L1 entries of snapshots refer to each. A
+    /// table's count may be higher: a crash leaves counts of references that are gone.
+    async fn table_references(&self, list: &SnapshotList) -> Result<BTreeMap<u64, i64>> {
+        let mut memory = Memory::new(MEMORY_BYTES_MAX);
+        let mut references = BTreeMap::new();
+        for position in 0..list.len() as usize {
+            for entry in self.snapshot_l1(list.entry(position)).await? {
+                let offset = inspect_l1(entry).offset;
+                if offset == 0 {
+                    continue;
+                }
+                if !references.contains_key(&offset) {
+                    memory
+                        .charge(TABLE_MEMORY_BYTES)
+                        .map_err(|_| too_large(self.name()))?;
+                }
+                *references.entry(offset).or_insert(0) += 1;
+            }
+        }
+        Ok(references)
+    }
+
+    /// Changes the zero clusters of a table to which L1 entries refer `times` times.
+    async fn unflag_table(&self, counts: &mut Counts, offset: u64, times: i64) -> Result<()> {
         let mut table = self.zeroes_in(offset).await?;
         if table.zeroes.is_empty() {
             return Ok(());
         }
         let bits = self.geometry().cluster_bits();
-        let times = counts.refcounts.get(HostCluster(offset >> bits)).await? as i64;
         let shows_below = self.header().backing_file.is_some();
         let is_written = |(_, entry): &&(usize, Standard)| {
             plan::unflagged(entry, shows_below) == EntryChange::Write
