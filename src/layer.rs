@@ -38,7 +38,7 @@ pub struct Layer {
     pub filename: String,
     /// The name that says all of it, if the file's alone does not.
     pub full_name: Option<String>,
-    /// What holds the file.
+    /// Protocol of the file.
     pub protocol: Protocol,
     /// Its format, given or probed.
     pub format: Format,
@@ -54,13 +54,13 @@ pub struct Layer {
     pub content: Option<ContentId>,
     /// Where its bytes are stored.
     pub storage: Storage,
-    /// What a qcow2 image says of itself.
+    /// Facts from a qcow2 image's structures.
     pub inspection: Option<Inspection>,
     /// The header of a LUKS volume, or of the keys in an encrypted image.
     pub keys: Option<luks::Header>,
 }
 
-/// What holds a file.
+/// Protocol of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protocol {
     /// The host's file system, or a protocol that is presented like one.
@@ -72,7 +72,7 @@ pub enum Protocol {
     BareNbd,
 }
 
-/// What the file's system has for zeroes.
+/// Returns the names of the file's calls for zeroes.
 fn zero_methods(file: &dyn BlockFile) -> Vec<&'static str> {
     let has = file.capabilities();
     [
@@ -89,11 +89,11 @@ fn zero_methods(file: &dyn BlockFile) -> Vec<&'static str> {
 /// How files are looked at.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Look {
-    /// What other processes may do meanwhile.
+    /// Access of other processes meanwhile.
     pub sharing: Sharing,
     /// Whether the first file is locked.
     pub locking: Locking,
-    /// What the first file has to be.
+    /// Kind that the first file has to have.
     pub driver: Driver,
     /// Which further files the images may name.
     pub policy: BackingPolicy,
@@ -173,7 +173,7 @@ impl Layer {
         }
     }
 
-    /// The name to tell of.
+    /// The name in messages.
     pub fn shown_name(&self) -> &str {
         self.full_name.as_ref().unwrap_or(&self.filename)
     }
@@ -207,7 +207,7 @@ impl Layer {
             }
             Err(error) => (Err(error), None),
         };
-        // The names to tell of: the file's, and the one that says all of it.
+        // The names in messages: the file's, and the one that says all of it.
         let (path, full_name) = match is_description(name) {
             true => {
                 let source = ImageSpec::named(name, None).resolve()?;
@@ -312,7 +312,7 @@ impl Layer {
         }
     }
 
-    /// Its backing file: the name, and the format if the image tells.
+    /// Its backing file: the name, and the format if the image has it.
     ///
     /// # Errors
     /// The format is not known.
@@ -359,7 +359,7 @@ pub async fn read_set(chain: &[Layer], read_as: ReadAs, look: &Look) -> ReadSet 
     set
 }
 
-/// Looks whether somebody may be writing to a data file of these images.
+/// Checks that no other process writes to a data file of these images.
 ///
 /// # Errors
 /// The lock that says so.

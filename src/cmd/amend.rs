@@ -95,14 +95,14 @@ const OF_KEYS: &[Known] = &[
     ),
 ];
 
-/// What stands before the options of keys in a qcow2 image.
+/// Prefix of the options of keys in a qcow2 image.
 const PREFIX: &str = "encrypt.";
 
 const fn known(name: &'static str, kind: Kind, help: &'static str) -> Known {
     Known { name, kind, help }
 }
 
-/// What is asked for, checked as far as no image is needed.
+/// Request, checked as far as no image is needed.
 #[derive(Debug)]
 struct Request {
     options: Vec<(String, String)>,
@@ -185,7 +185,7 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
         return Ok(());
     }
     args.job.end();
-    args.done.tell(args.quiet, "", || {
+    args.done.report(args.quiet, "", || {
         let options = options.into_iter();
         let options = options.map(|(name, value)| (name, Value::from(value)));
         json!({
@@ -196,7 +196,7 @@ fn amended(args: &Args, program: &Program) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// What is changed, in this order.
+/// Changes, in this order.
 struct Changes {
     keys: Option<KeyChange>,
     size: Option<u64>,
@@ -247,7 +247,8 @@ impl Changes {
     }
 }
 
-/// What may be amended of a format, in the order of `create`, and all options that it has.
+/// Returns the options of a format that may be amended, in the order of `create`, and all of its
+/// options.
 fn tables(format: Format) -> Result<(Vec<Known>, Vec<Known>), CommandError> {
     match format {
         Format::Qcow2 => {
@@ -309,7 +310,7 @@ impl Request {
         })
     }
 
-    /// What becomes of the image's key slots, if something shall.
+    /// Returns the change of the image's key slots, if one is asked for.
     async fn key_change(
         &self,
         image: &Image,

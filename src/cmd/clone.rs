@@ -49,7 +49,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// What `create --reflink` asks for.
+    /// Returns the arguments that stand for `create --reflink`.
     pub fn by_create(source: String, target: String, job: JobArgs) -> Args {
         Args {
             format: None,
@@ -107,7 +107,7 @@ fn cloned(args: &Args) -> Result<(), CommandError> {
         Ok(())
     })?;
     args.job.end();
-    args.done.tell(false, "", || {
+    args.done.report(false, "", || {
         json!({
             "source": args.source,
             "target": args.target,

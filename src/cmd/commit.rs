@@ -112,7 +112,7 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
         let base = image.layers()[commit.depth].name.clone();
         let committed = image.commit(&commit, &source.gate(&how), &job).await;
         let closed = image.close().await;
-        // The first failure is the one to tell of.
+        // The first failure is the one to report.
         Ok(committed.and(closed).map(|()| base))
     })?;
     if let Err(Error::Cancelled) = outcome {
@@ -121,7 +121,7 @@ fn committed(args: &Args, program: &Program) -> Result<(), CommandError> {
     }
     let base = outcome.map_err(not_committed)?;
     shown.end();
-    args.done.tell(args.quiet, "Image committed.\n", || {
+    args.done.report(args.quiet, "Image committed.\n", || {
         json!({
             "filename": spec.filename,
             "base": base,

@@ -26,7 +26,7 @@ use cowslip_nbd::remote::ExportName;
 
 mod place;
 
-use place::tell_file_system;
+use place::set_file_system_options;
 pub use place::{NewFile, Place};
 
 /// Command line of `create`.
@@ -363,7 +363,7 @@ pub(super) fn options_of(format: Format) -> Vec<Known> {
     [own, of_file].concat()
 }
 
-/// What a program of this name lists.
+/// Returns the options that a program of this name lists.
 fn listed(options: Vec<Known>, program: &Program) -> Vec<Known> {
     let is_ours = |option: &Known| OWN_QCOW2_OPTIONS.iter().any(|own| own.name == option.name);
     let hides = program.name.starts_with("qemu-");
@@ -505,7 +505,7 @@ async fn look_at_backing(request: &mut Request, args: &Args) -> Result<ReadSet, 
 
 /// How a backing chain is looked at, whatever other processes do with it: nothing is read but sizes
 /// and names. If the new image or its data file is an export, nobody knows which file is behind it.
-/// The locks of its server tell, so then nobody may be writing to the chain.
+/// The locks of its server count, so no other process may be writing to the chain then.
 fn look_with(request: &Request, trust: &Trust) -> Look {
     let data_file = options::value(&request.options, "data_file");
     let is_export = matches!(request.place, Place::Export(..))
@@ -698,7 +698,7 @@ pub(super) fn qcow2_options(request: &Request) -> Result<CreateOptions, CommandE
     Ok(out)
 }
 
-/// What is said of an image's encryption, if it shall be.
+/// Reads the options of an image's encryption, if it is to be encrypted.
 ///
 /// # Errors
 /// Another way to encrypt than LUKS and QEMU's old one, or options of keys that are not.
@@ -748,7 +748,7 @@ pub(super) fn keys_of_qcow2<'a>(
     }
 }
 
-/// What is said of a LUKS volume's keys.
+/// Reads the options of a LUKS volume's keys.
 ///
 /// # Errors
 /// An algorithm that is not supported, or a header in another file.
@@ -776,7 +776,7 @@ pub(super) async fn make_files(
 ) -> Result<Vec<NewFile>, CommandError> {
     let open = async |place: &Place, read: &ReadSet, claim| {
         let (new, file) = place.make(read, claim, request.flush).await?;
-        tell_file_system(request, &*file)?;
+        set_file_system_options(request, &*file)?;
         Ok::<_, CommandError>((new, file))
     };
     if request.format == Format::Raw {

@@ -20,7 +20,7 @@ use crate::time;
 
 /// Buffers of one request that the kernel takes (`UIO_MAXIOV`).
 const IOV_MAX: u64 = 1024;
-/// What a cipher works on.
+/// Unit of a cipher.
 const SECTOR_BYTES: u64 = 512;
 /// Where our buffers begin.
 const PAGE_BYTES: u64 = 4096;
@@ -94,7 +94,7 @@ fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
 /// How much is said beside what qemu-img says.
 #[derive(Clone, Copy)]
 struct Detail {
-    /// What we know of the file of the host.
+    /// Facts about the file of the host.
     ours: bool,
     /// Alignments and limits (`--limits`).
     limits: bool,
@@ -267,7 +267,7 @@ pub fn snapshot_lines(snapshots: &[SnapshotInfo]) -> Vec<String> {
     lines
 }
 
-/// What only qcow2 images have, in QEMU's order.
+/// Returns the fields that only qcow2 images have, in QEMU's order.
 fn specific(layer: &Layer, inspection: &Inspection) -> Value {
     let header = &inspection.header;
     let mut out = serde_json::Map::new();
@@ -438,7 +438,7 @@ fn child_json(layer: &Layer, detail: Detail) -> Value {
     out
 }
 
-/// A snapshot as `info` tells it to programs.
+/// A snapshot in the JSON of `info`.
 pub fn snapshot_json(snapshot: &SnapshotInfo) -> Value {
     let mut out = serde_json::Map::new();
     if let Some(icount) = snapshot.icount {

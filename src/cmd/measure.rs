@@ -21,7 +21,7 @@ use crate::options::{self, bytes_within};
 use crate::output::{OutputArgs, OutputFormat, Program, print, print_json};
 use crate::size::SIZE_MAX;
 
-/// What disks are a multiple of.
+/// Unit of the sizes of disks.
 const SECTOR_BYTES: u64 = 512;
 
 /// Command line of `measure`.
@@ -220,7 +220,7 @@ fn options_given(
     })
 }
 
-/// What of the options changes sizes; the others are not looked at, as qemu-img does not.
+/// Returns the options that change sizes; the others are not looked at, as in qemu-img.
 fn qcow2_options<'a>(
     size: u64,
     value: &impl Fn(&'static str) -> Option<&'a str>,

@@ -93,7 +93,7 @@ impl ImgVerb {
 /// Verbs under the name `qemu-img`.
 #[derive(Subcommand)]
 pub enum QemuImgVerb {
-    /// What `cowslip` has under the same names.
+    /// Verbs that `cowslip` has under the same names.
     #[command(flatten)]
     Img(ImgVerb),
     /// Run a simple image benchmark
@@ -113,7 +113,7 @@ impl QemuImgVerb {
 /// Verbs under the name `cowslip`.
 #[derive(Subcommand)]
 pub enum CowslipVerb {
-    /// What qemu-img does.
+    /// Verbs of qemu-img.
     #[command(flatten)]
     Img(ImgVerb),
     /// Measure an image with qemu-img's command line, or make a table of measurements
@@ -179,7 +179,7 @@ pub async fn run_io_lines(image: cowslip::Image, lines: &[&str]) -> bool {
     io::run_lines(image, lines).await
 }
 
-/// What a mode of discarding is called on command lines.
+/// Returns the policy for the name of a mode of discarding on command lines.
 fn discard_policy(mode: &str) -> Option<DiscardPolicy> {
     match mode {
         "ignore" | "off" => Some(DiscardPolicy::Ignore),

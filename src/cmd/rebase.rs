@@ -83,7 +83,7 @@ impl Args {
         ))
     }
 
-    /// What the header is to say.
+    /// Returns the backing file for the header.
     fn header(&self, format: Option<Format>) -> Result<BackingFile, CommandError> {
         match (self.name(), format) {
             ("", _) => Ok(BackingFile::None),
@@ -142,7 +142,7 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
         let asked = (args, &spec.resolve()?);
         let changed = change(&image, asked, &backing_how, &job).await;
         let closed = image.close().await;
-        // The first failure is the one to tell of.
+        // The first failure is the one to report.
         Ok(changed?.and(closed))
     })?;
     if let Err(Error::Cancelled) = outcome {
@@ -151,7 +151,7 @@ fn rebased(args: &Args, program: &Program) -> Result<(), CommandError> {
     }
     outcome.map_err(|error| args.could_not_change(error))?;
     shown.end();
-    args.done.tell(args.quiet, "", || {
+    args.done.report(args.quiet, "", || {
         json!({
             "filename": spec.filename,
             "backing-filename": args.backing.as_deref().filter(|name| !name.is_empty()),

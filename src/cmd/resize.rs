@@ -44,7 +44,7 @@ pub struct Args {
     words: Vec<String>,
 }
 
-/// What size is asked for.
+/// Size that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Size(u64),
@@ -122,7 +122,7 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
         let size = checked_size(&image, wanted, (args, how), program)?;
         let resized = image.resize_as_job(size, how, &job).await;
         let closed = image.close().await;
-        // The first failure is the one to tell of.
+        // The first failure is the one to report.
         Ok(resized.and(closed).map(|()| (before, size)))
     })?;
     match outcome {
@@ -136,7 +136,7 @@ fn resized(args: &Args, program: &Program) -> Result<(), CommandError> {
         outcome => {
             let (before, size) = outcome?;
             args.job.end();
-            args.done.tell(args.quiet, "Image resized.\n", || {
+            args.done.report(args.quiet, "Image resized.\n", || {
                 json!({
                     "filename": filename,
                     "virtual-size-before": before,

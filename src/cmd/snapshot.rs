@@ -58,7 +58,7 @@ pub struct Args {
     image: OneImage,
 }
 
-/// What is asked for.
+/// Action on a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action<'a> {
     List,
@@ -68,7 +68,7 @@ enum Action<'a> {
 }
 
 impl<'a> Action<'a> {
-    /// What is done, and to which snapshot.
+    /// Returns the action's name, and the snapshot's.
     fn words(self) -> (&'static str, &'a str) {
         match self {
             Action::List => ("list", ""),
@@ -78,7 +78,7 @@ impl<'a> Action<'a> {
         }
     }
 
-    /// What could not be done, in QEMU's words.
+    /// Returns the error of an action that has failed, in QEMU's words.
     fn failed(self, error: &Error, format: Format) -> CommandError {
         let (verb, name) = self.words();
         let is_unknown = matches!(error, Error::Io { source, .. }
@@ -180,7 +180,7 @@ fn change(
         let format = image.layers()[0].format;
         let changed = perform(&image, action, &job).await;
         let closed = image.close().await;
-        // The first failure is the one to tell of.
+        // The first failure is the one to report.
         Ok((changed.and(closed), format))
     })?;
     match outcome {

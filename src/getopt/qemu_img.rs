@@ -18,7 +18,7 @@ use crate::output::{Program, print_error};
 
 use super::{Found, Long, Mistake, Name, Scanner, Value};
 
-/// What a verb accepts.
+/// Options and operands of a verb.
 #[derive(Clone, Copy, Debug)]
 struct Verb {
     name: &'static str,
@@ -43,7 +43,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Complains of the line, and returns the exit code.
-    pub fn tell(&self, program: &Program) -> u8 {
+    pub fn report(&self, program: &Program) -> u8 {
         let name = &program.name;
         let (who, what) = match self {
             Refusal::Value(error) => return program.fail(error),
@@ -480,7 +480,7 @@ mod tests {
 
     use super::*;
 
-    /// What the parser gets, or what is wrong.
+    /// Returns the arguments of the parser, or the error.
     fn read(line: &str) -> String {
         let words = ["qemu-img"].into_iter().chain(line.split_whitespace());
         let words: Vec<String> = words
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_mistake_is_told() {
+    fn the_first_mistake_is_reported() {
         for (line, expected) in [
             ("", "<no verb>"),
             ("--", "<no verb>"),

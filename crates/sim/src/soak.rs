@@ -149,7 +149,9 @@ impl<'a> Soak<'a> {
             let run = next.fetch_add(1, Ordering::Relaxed);
             let more = run < runs.end;
             if more {
-                mixture.seeds(run).for_each(|seed| self.one(seed, &on_failure));
+                mixture
+                    .seeds(run)
+                    .for_each(|seed| self.one(seed, &on_failure));
             }
             more
         });
