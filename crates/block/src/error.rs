@@ -101,8 +101,8 @@ impl fmt::Display for Feature {
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opening {
-    /// Of an image, under the name that the user gave.
-    Image(String),
+    /// Of an image or a file, under the name that the user gave.
+    Named(String),
     /// Of the backing file that an image names.
     Backing,
 }
@@ -110,7 +110,7 @@ pub enum Opening {
 impl fmt::Display for Opening {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Opening::Image(name) => write!(f, "Could not open '{name}'"),
+            Opening::Named(name) => write!(f, "Could not open '{name}'"),
             Opening::Backing => f.write_str("Could not open backing file"),
         }
     }
@@ -167,7 +167,7 @@ impl Error {
     #[doc(hidden)]
     pub fn opening(name: &str, why: impl Into<String>) -> Error {
         Error::Opening {
-            what: Opening::Image(name.to_string()),
+            what: Opening::Named(name.to_string()),
             why: why.into(),
         }
     }

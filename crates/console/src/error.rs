@@ -33,7 +33,7 @@ impl CommandError {
 
     /// `Could not open 'NAME': why`.
     pub fn opening(name: &str, why: impl Into<String>) -> CommandError {
-        let opening = Opening::Image(name.to_string());
+        let opening = Opening::Named(name.to_string());
         CommandError::after(Attempt::Opening(opening), why)
     }
 
@@ -53,7 +53,7 @@ impl CommandError {
     /// The message; of a failure to open an image only the reason.
     pub fn reason_not_to_open(&self) -> String {
         match self.attempt {
-            Attempt::Opening(Opening::Image(_)) => self.reason.clone(),
+            Attempt::Opening(Opening::Named(_)) => self.reason.clone(),
             _ => self.to_string(),
         }
     }

@@ -48,7 +48,7 @@ impl NodeGate {
             what: Opening::Backing,
             why: match error {
                 Error::Opening {
-                    what: Opening::Image(opened),
+                    what: Opening::Named(opened),
                     why,
                 } if opened == name => why,
                 other => other.to_string(),
