@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use cowslip::error::Opening;
 use cowslip::file::host::{
     BackingPolicy, Driver, HostGate, HostOptions, Locking, open_host_file, resolve_name,
 };
@@ -198,10 +199,13 @@ impl Layer {
         let request = self.request(name, Role::Backing);
         let (file, format_of_gate) = match gate(look).reach(&request).await {
             Ok(reached) => (Ok(reached.file), reached.format),
-            Err(cowslip::Error::Invalid(why)) => {
-                let own = why.strip_prefix("Could not open backing file: ");
-                return Err(CommandError::new(own.unwrap_or(&why)));
-            }
+            Err(
+                cowslip::Error::Invalid(why)
+                | cowslip::Error::Opening {
+                    what: Opening::Backing,
+                    why,
+                },
+            ) => return Err(CommandError::new(why)),
             Err(error) if is_description(name) => {
                 return Err(CommandError::new(opening_reason(name, &error)));
             }
@@ -410,9 +414,7 @@ pub async fn chain(first: Layer, look: &Look) -> Result<Vec<Layer>, CommandError
     let mut layers = vec![first];
     loop {
         let above = &layers[layers.len() - 1];
-        let failed = |name: &str, why: CommandError| {
-            CommandError::new(format!("Could not open '{name}': {why}"))
-        };
+        let failed = |name: &str, why: CommandError| CommandError::opening(name, why.to_string());
         let backing = above
             .backing()
             .map_err(|why| failed(&above.filename, why))?;

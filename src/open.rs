@@ -111,7 +111,7 @@ async fn not_loaded(source: &Source, how: &OpenHow, why: &cowslip::Error) -> Com
         (true, _, cowslip::Error::Io { .. }) => "Can't find snapshot".to_string(),
         (_, _, why) => why.to_string(),
     };
-    CommandError::new(format!("Failed to load snapshot: {why}"))
+    CommandError::loading_snapshot(why)
 }
 
 /// Opens an export; `name` is what users know it by.

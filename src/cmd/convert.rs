@@ -339,7 +339,7 @@ impl<'a> Request<'a> {
         named.map_err(|unknown| match self.args.no_create {
             true => {
                 let why = foreign::driver_refused(self.format_name);
-                CommandError::new(format!("Could not open '{}': {why}", self.target))
+                CommandError::opening(self.target, why)
             }
             false => unknown,
         })

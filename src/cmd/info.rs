@@ -66,9 +66,7 @@ fn describe(args: &Args, program: &Program) -> Result<(), CommandError> {
     };
     let layers = block_on(Aio::Auto, async {
         let layer = Layer::look_source(&source, &look).await;
-        let layer = layer.map_err(|why| {
-            CommandError::new(format!("Could not open '{}': {why}", source.given))
-        })?;
+        let layer = layer.map_err(|why| CommandError::opening(&source.given, why.to_string()))?;
         match args.backing_chain {
             true => chain(layer, &look).await,
             false => Ok(vec![layer]),

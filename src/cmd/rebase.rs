@@ -195,9 +195,7 @@ async fn change(
             let spec = ImageSpec::named(&resolved, args.backing_format.as_deref());
             let opened = open_image(&spec, how).await;
             Some(opened.map_err(|error| {
-                let text = error.to_string();
-                let opening = format!("Could not open '{resolved}': ");
-                let why = text.strip_prefix(&opening).unwrap_or(&text);
+                let why = error.reason_not_to_open();
                 CommandError::new(format!("Could not open new backing file '{name}': {why}"))
             })?)
         }

@@ -407,13 +407,10 @@ async fn open_served(service: &Service) -> Result<cowslip::Image, CommandError> 
         |why: &str| CommandError::new(format!("Failed to blk_new_open '{}': {why}", spec.filename));
     let image = open::open_image(spec, &service.how).await;
     let image = image.map_err(|error| {
-        let text = error.to_string();
-        let prefix = format!("Could not open '{}': ", spec.filename);
-        if text.starts_with("Failed to load snapshot: ") {
+        if error.is_of_snapshot() {
             return error;
         }
-        let why = text.strip_prefix(&prefix).unwrap_or(&text);
-        failed(why)
+        failed(&error.reason_not_to_open())
     })?;
     if service.how.access != Access::Write {
         return Ok(image);

@@ -144,7 +144,7 @@ fn list(args: &Args, spec: &ImageSpec) -> Result<(), CommandError> {
     };
     let layer = block_on(Aio::Auto, async {
         let layer = Layer::look_source(&source, &look).await;
-        layer.map_err(|why| CommandError::new(format!("Could not open '{}': {why}", source.given)))
+        layer.map_err(|why| CommandError::opening(&source.given, why.to_string()))
     })?;
     let snapshots: &[SnapshotInfo] = match &layer.inspection {
         Some(inspection) => &inspection.snapshots,

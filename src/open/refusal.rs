@@ -1,6 +1,7 @@
 //! Errors of opening images, in QEMU's words where it has any.
 
 use cowslip::Error;
+use cowslip::error::Feature;
 
 use crate::error::{CommandError, overwrite_words};
 use cowslip_nodes::Source;
@@ -8,10 +9,7 @@ use cowslip_nodes::foreign::format_refused;
 
 /// The failure to open `filename`: `Could not open 'FILE': why`.
 pub fn opening_failed(filename: &str, error: &Error) -> CommandError {
-    CommandError::new(format!(
-        "Could not open '{filename}': {}",
-        opening_reason(filename, error)
-    ))
+    CommandError::opening(filename, opening_reason(filename, error))
 }
 
 /// Text of an error of opening a file, in QEMU's words where it has any.
@@ -30,15 +28,15 @@ pub fn opening_reason(filename: &str, error: &Error) -> String {
             detail,
         } if file == filename => format!("{structure} at offset {offset:#x}: {detail}"),
         Error::Unsupported { file, feature } if file == filename => {
-            let format = feature.strip_prefix("image format ");
-            match (
-                feature.strip_prefix("qcow2 feature(s) "),
-                format.and_then(format_refused),
-            ) {
-                (Some(names), _) => format!("Unsupported qcow2 feature(s): {names}"),
-                (None, Some(refused)) => refused,
-                (None, None) => format!("{feature} is not supported"),
-            }
+            let refused = match feature {
+                Feature::Qcow2(names) => Some(format!(
+                    "Unsupported qcow2 feature(s): {}",
+                    names.join(", ")
+                )),
+                Feature::Format(name) => format_refused(name),
+                Feature::Other(_) => None,
+            };
+            refused.unwrap_or_else(|| format!("{feature} is not supported"))
         }
         Error::Overwrites(overwrite) => overwrite_words(overwrite),
         other => other.to_string(),
@@ -47,6 +45,5 @@ pub fn opening_reason(filename: &str, error: &Error) -> String {
 
 /// `Could not open 'x': why`.
 pub fn refused(source: &Source, error: &Error) -> CommandError {
-    let why = opening_reason(&source.filename, error);
-    CommandError::new(format!("Could not open '{}': {why}", source.given))
+    CommandError::opening(&source.given, opening_reason(&source.filename, error))
 }

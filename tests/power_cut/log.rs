@@ -3,9 +3,8 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
-use cowslip::{IoVec, IoVecMut};
-use cowslip_queue::file::MemoryAlignment;
+use cowslip::IoVec;
+use cowslip::file::{BlockFile, Durability, Space};
 use cowslip_queue::{Pending, pending, spawn};
 
 use crate::support::rng::Rng;
@@ -232,29 +231,7 @@ impl LoggedFile {
 }
 
 impl BlockFile for LoggedFile {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn id(&self) -> Option<FileId> {
-        self.inner.id()
-    }
-
-    fn len(&self) -> Pending<io::Result<u64>> {
-        self.inner.len()
-    }
-
-    fn memory_alignment(&self) -> MemoryAlignment {
-        self.inner.memory_alignment()
-    }
-
-    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
-        self.inner.read(offset, buf)
-    }
+    cowslip_block::forward_to_file!(inner: name, capabilities, id, len, memory_alignment, read, extents, allocated_bytes, free_bytes);
 
     fn write(&self, offset: u64, data: IoVec, durability: Durability) -> Pending<io::Result<()>> {
         let bytes = data.to_vec();
@@ -295,10 +272,6 @@ impl BlockFile for LoggedFile {
         })
     }
 
-    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        self.inner.extents(offset, len)
-    }
-
     fn flush(&self) -> Pending<io::Result<()>> {
         self.logged(Effect::Flush, Durability::Cached, || self.inner.flush())
     }
@@ -306,13 +279,5 @@ impl BlockFile for LoggedFile {
     fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
         let effect = Effect::SetLen(len);
         self.logged(effect, Durability::Cached, || self.inner.set_len(len))
-    }
-
-    fn allocated_bytes(&self) -> Option<u64> {
-        self.inner.allocated_bytes()
-    }
-
-    fn free_bytes(&self) -> Option<u64> {
-        self.inner.free_bytes()
     }
 }

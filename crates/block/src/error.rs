@@ -34,8 +34,15 @@ pub enum Error {
     Unsupported {
         /// The file, as the user named it.
         file: String,
-        /// Name of the feature.
-        feature: String,
+        /// The feature.
+        feature: Feature,
+    },
+    /// An image, or a file that an image names, could not be opened.
+    Opening {
+        /// The attempted opening.
+        what: Opening,
+        /// The reason, in words.
+        why: String,
     },
     /// The request makes no sense: out of range, contradictory options.
     Invalid(String),
@@ -54,6 +61,59 @@ pub enum Error {
     Overwrites(Box<Overwrite>),
     /// The caller has cancelled the job; its work has been undone.
     Cancelled,
+}
+
+/// A feature that is not supported.
+#[doc(hidden)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// The image format of this name.
+    Format(String),
+    /// Incompatible features of a qcow2 image, as its header names them.
+    Qcow2(Vec<String>),
+    /// Another one, in words.
+    Other(String),
+}
+
+impl From<String> for Feature {
+    fn from(words: String) -> Feature {
+        Feature::Other(words)
+    }
+}
+
+impl From<&str> for Feature {
+    fn from(words: &str) -> Feature {
+        Feature::Other(words.to_string())
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Feature::Format(name) => write!(f, "image format {name}"),
+            Feature::Qcow2(names) => write!(f, "qcow2 feature(s) {}", names.join(", ")),
+            Feature::Other(words) => f.write_str(words),
+        }
+    }
+}
+
+/// An opening that has failed.
+#[doc(hidden)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Opening {
+    /// Of an image or a file, under the name that the user gave.
+    Named(String),
+    /// Of the backing file that an image names.
+    Backing,
+}
+
+impl fmt::Display for Opening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Opening::Named(name) => write!(f, "Could not open '{name}'"),
+            Opening::Backing => f.write_str("Could not open backing file"),
+        }
+    }
 }
 
 /// A write that would change a file that is read.
@@ -103,6 +163,15 @@ impl Error {
         Error::Invalid(why.into())
     }
 
+    /// A failure to open the image of this name.
+    #[doc(hidden)]
+    pub fn opening(name: &str, why: impl Into<String>) -> Error {
+        Error::Opening {
+            what: Opening::Named(name.to_string()),
+            why: why.into(),
+        }
+    }
+
     /// The nearest `errno`, for protocols and for messages in the C library's wording.
     pub fn errno(&self) -> i32 {
         const EPERM: i32 = 1;
@@ -118,7 +187,7 @@ impl Error {
             Error::Io { source, .. } => source.raw_os_error().unwrap_or(EIO),
             Error::Corrupt { .. } | Error::Latched(_) => EIO,
             Error::Unsupported { .. } => ENOTSUP,
-            Error::Invalid(_) => EINVAL,
+            Error::Invalid(_) | Error::Opening { .. } => EINVAL,
             Error::Key(_) => EPERM,
             Error::ReadOnly(_) => EROFS_AS_EACCES,
             Error::Forbidden(_) => EACCES,
@@ -157,6 +226,10 @@ impl Error {
             Error::Unsupported { file, feature } => Error::Unsupported {
                 file: file.clone(),
                 feature: feature.clone(),
+            },
+            Error::Opening { what, why } => Error::Opening {
+                what: what.clone(),
+                why: why.clone(),
             },
             Error::Invalid(what) => Error::Invalid(what.clone()),
             Error::Key(what) => Error::Key(what.clone()),
@@ -198,6 +271,7 @@ impl fmt::Display for Error {
             Error::Unsupported { file, feature } => {
                 write!(f, "'{file}': {feature} is not supported")
             }
+            Error::Opening { what, why } => write!(f, "{what}: {why}"),
             Error::Invalid(what) | Error::Key(what) | Error::Forbidden(what) => f.write_str(what),
             Error::ReadOnly(what) => write!(f, "'{what}' is read-only"),
             Error::Locked(conflict) => conflict.fmt(f),

@@ -13,7 +13,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use cowslip_queue::cut::{self, Cut};
-use cowslip_queue::file::MemoryAlignment;
+#[doc(hidden)]
+pub use cowslip_queue::file::MemoryAlignment;
 use cowslip_queue::{IoVec, IoVecMut, Pending};
 
 use crate::limits::Limits;
@@ -23,6 +24,7 @@ mod aligned;
 mod brake;
 mod claim;
 mod event;
+mod forward;
 pub mod memory;
 mod storage;
 
@@ -112,6 +114,14 @@ pub struct FileExtent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId(pub u64, pub u64);
 
+/// The completion of an operation.
+#[doc(hidden)]
+pub type Reply<T> = Pending<io::Result<T>>;
+
+/// The completion of a read, with the list that it filled.
+#[doc(hidden)]
+pub type ReadReply = Pending<(io::Result<()>, IoVecMut)>;
+
 /// A file of bytes behind a driver: io_uring, threads, memory, a network connection, a simulator.
 ///
 /// Operations may complete in any order. A read beyond the end of file yields zeroes. The memory of
@@ -124,8 +134,10 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
     /// Capabilities and alignment requirements.
     fn capabilities(&self) -> &Capabilities;
 
-    /// Identity of the file, if known.
-    fn id(&self) -> Option<FileId>;
+    /// Identity of the file, if known; unknown by default.
+    fn id(&self) -> Option<FileId> {
+        None
+    }
 
     /// Identity of the contents: equal values mean equal bytes, without reading them. Unknown by
     /// default: a file on top of another one may show a part of it, or show it transformed, so it
@@ -229,8 +241,10 @@ pub trait BlockFile: Send + Sync + fmt::Debug {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 
-    /// Bytes of host storage that the file occupies, if known.
-    fn allocated_bytes(&self) -> Option<u64>;
+    /// Bytes of host storage that the file occupies, if known; unknown by default.
+    fn allocated_bytes(&self) -> Option<u64> {
+        None
+    }
 
     /// The descriptor of a host file, for system calls that take two files.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

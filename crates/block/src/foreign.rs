@@ -8,6 +8,7 @@
 //! "MS-VHDX" (Microsoft); `docs/interop/qed_spec.rst`, `parallels.rst` and `qcow2.rst` of QEMU; for
 //! the others, headers that their own programs write.
 
+use crate::error::Feature;
 use crate::policy::Format;
 use crate::{Error, Result};
 
@@ -96,7 +97,7 @@ fn is_vmdk_descriptor(text: &[u8]) -> bool {
 /// or all if the file is shorter. Added formats come after the built-in ones.
 ///
 /// # Errors
-/// [`Error::Unsupported`] names the format, as `image format NAME`.
+/// [`Error::Unsupported`] names the format.
 pub fn probe(bytes: &[u8], file: &str, others: &[Signature]) -> Result<Format> {
     // A shorter file is a disk of a whole sector; the rest of the sector reads as zeroes.
     let mut sector = [0; PROBED_BYTES as usize];
@@ -108,7 +109,7 @@ pub fn probe(bytes: &[u8], file: &str, others: &[Signature]) -> Result<Format> {
     match (supported(&sector), name(&sector)) {
         (Format::Raw, Some(name)) => Err(Error::Unsupported {
             file: file.to_string(),
-            feature: format!("image format {name}"),
+            feature: Feature::Format(name.to_string()),
         }),
         (format, _) => Ok(format),
     }
@@ -171,7 +172,7 @@ mod tests {
         assert_eq!(name(&vdi), Some("vdi"));
         let error = probe(&vdi, "a", &[]).unwrap_err();
         assert!(
-            matches!(error, Error::Unsupported { ref feature, .. } if feature == "image format vdi")
+            matches!(error, Error::Unsupported { ref feature, .. } if *feature == Feature::Format("vdi".to_string()))
         );
         for (bytes, format) in [
             (&b"QFI\xfb\0\0\0\x03"[..], Format::Qcow2),

@@ -4,24 +4,63 @@ use std::fmt;
 use std::path::Path;
 
 use cowslip::Error;
-use cowslip::error::Overwrite;
+use cowslip::error::{Opening, Overwrite};
 
 use crate::program::is_called_as_qemu;
 
 /// A message without the program's name, and the exit code of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandError {
-    message: String,
+    attempt: Attempt,
+    reason: String,
     exit_code: u8,
+}
+
+/// An attempt that has failed: the message begins with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Attempt {
+    /// None that the message names apart from the reason.
+    Unnamed,
+    Opening(Opening),
+    LoadingSnapshot,
 }
 
 impl CommandError {
     /// A failure with exit code 1.
     pub fn new(message: impl Into<String>) -> CommandError {
+        CommandError::after(Attempt::Unnamed, message)
+    }
+
+    /// `Could not open 'NAME': why`.
+    pub fn opening(name: &str, why: impl Into<String>) -> CommandError {
+        let opening = Opening::Named(name.to_string());
+        CommandError::after(Attempt::Opening(opening), why)
+    }
+
+    /// `Failed to load snapshot: why`.
+    pub fn loading_snapshot(why: impl Into<String>) -> CommandError {
+        CommandError::after(Attempt::LoadingSnapshot, why)
+    }
+
+    fn after(attempt: Attempt, reason: impl Into<String>) -> CommandError {
         CommandError {
-            message: message.into(),
+            attempt,
+            reason: reason.into(),
             exit_code: 1,
         }
+    }
+
+    /// The message; of a failure to open an image only the reason.
+    pub fn reason_not_to_open(&self) -> String {
+        match self.attempt {
+            Attempt::Opening(Opening::Named(_)) => self.reason.clone(),
+            _ => self.to_string(),
+        }
+    }
+
+    /// Whether the image could be opened, and its snapshot could not be loaded.
+    pub fn is_of_snapshot(&self) -> bool {
+        self.attempt == Attempt::LoadingSnapshot
     }
 
     /// A failure that has already been reported to the user.
@@ -38,7 +77,7 @@ impl CommandError {
 
     /// Whether the failure has already been reported to the user.
     pub fn is_already_reported(&self) -> bool {
-        self.message.is_empty()
+        self.reason.is_empty()
     }
 
     /// The process's exit code.
@@ -61,16 +100,21 @@ pub fn overwrite_words(overwrite: &Overwrite) -> String {
 
 impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        match &self.attempt {
+            Attempt::Unnamed => f.write_str(&self.reason),
+            Attempt::Opening(what) => write!(f, "{what}: {}", self.reason),
+            Attempt::LoadingSnapshot => write!(f, "Failed to load snapshot: {}", self.reason),
+        }
     }
 }
 
 impl From<Error> for CommandError {
     fn from(error: Error) -> CommandError {
-        CommandError::new(match &error {
-            Error::Overwrites(overwrite) => overwrite_words(overwrite),
-            other => other.to_string(),
-        })
+        match error {
+            Error::Overwrites(overwrite) => CommandError::new(overwrite_words(&overwrite)),
+            Error::Opening { what, why } => CommandError::after(Attempt::Opening(what), why),
+            other => CommandError::new(other.to_string()),
+        }
     }
 }
 

@@ -314,7 +314,7 @@ impl Image {
     pub(crate) fn qcow2_for(&self, what: &str) -> Result<&Qcow2> {
         self.top.qcow2().ok_or_else(|| Error::Unsupported {
             file: self.name().to_string(),
-            feature: format!("{what} a {} image", self.top.format().name()),
+            feature: format!("{what} a {} image", self.top.format().name()).into(),
         })
     }
 
@@ -493,7 +493,7 @@ impl Image {
                 if options.fast_only && !raw.file().capabilities().zeroes_fast {
                     return Err(Error::Unsupported {
                         file: self.name().to_string(),
-                        feature: "zeroing without writing zeroes".to_string(),
+                        feature: "zeroing without writing zeroes".into(),
                     });
                 }
                 raw.write_zeroes(offset, len, options.space).await?;

@@ -7,7 +7,7 @@
 
 use crate::convert::{Outcome, Sources, touched_bytes};
 use crate::qcow2::count_growth::{mapping_clusters, structures_for};
-use crate::qcow2::create::{CreateOptions, Preallocation};
+use crate::qcow2::create::{CreateOptions, Preallocation, TOO_LARGE};
 use crate::qcow2::geometry::Geometry;
 use crate::qcow2::inspect::BitmapInfo;
 use crate::units::round_up;
@@ -94,7 +94,7 @@ pub fn geometry(options: &CreateOptions) -> Result<Geometry> {
         ..CreateOptions::new(options.size)
     };
     bare.validate().map_err(|error| match error {
-        Error::Invalid(text) if text.starts_with("The image size is too large") => {
+        Error::Invalid(text) if text == TOO_LARGE => {
             let text = "The image size is too large (try using a larger cluster size)";
             Error::Invalid(text.to_string())
         }

@@ -67,7 +67,7 @@ impl Image {
         if storage == Storage::Compressed && image.header().has_data_file() {
             return Err(Error::Unsupported {
                 file: image.name().to_string(),
-                feature: "compression in an image with an external data file".to_string(),
+                feature: "compression in an image with an external data file".into(),
             });
         }
         job.expect(self.size());

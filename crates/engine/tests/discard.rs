@@ -11,13 +11,11 @@ use std::task::{Context, Waker};
 
 use crate::support::block_on;
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{
-    BlockFile, Capabilities, Durability, FileExtent, FileId, FileRequest, Gate, Space,
-};
+use cowslip::file::{BlockFile, Durability, FileRequest, Gate, Space};
 use cowslip::image::{AllocPolicy, DiscardPolicy, Extent, OpenOptions, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::qcow2::header::Header;
-use cowslip::{Buf, BufMut, Error, Image, IoVec, IoVecMut};
+use cowslip::{Buf, BufMut, Error, Image};
 use cowslip_queue::{Completer, Pending, pending};
 
 /// A call that concerns the space of a file.
@@ -82,27 +80,8 @@ impl Watched {
 }
 
 impl BlockFile for Watched {
-    fn name(&self) -> &str {
-        self.memory.name()
-    }
-    fn capabilities(&self) -> &Capabilities {
-        self.memory.capabilities()
-    }
-    fn id(&self) -> Option<FileId> {
-        None
-    }
-    fn len(&self) -> Pending<io::Result<u64>> {
-        self.memory.len()
-    }
-    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
-        self.memory.read(offset, buf)
-    }
-    fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
-        self.memory.write(offset, data, how)
-    }
-    fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {
-        self.memory.zero(offset, len, space)
-    }
+    cowslip_block::forward_to_file!(memory: name, capabilities, len, read, write, zero, extents, allocated_bytes);
+
     fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
         self.note(Call::Discard(offset..offset + len));
         if !self.holds_discards.load(Ordering::Relaxed) {
@@ -116,9 +95,6 @@ impl BlockFile for Watched {
         self.note(Call::Allocate(offset..offset + len));
         self.memory.allocate(offset, len)
     }
-    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        self.memory.extents(offset, len)
-    }
     fn flush(&self) -> Pending<io::Result<()>> {
         self.note(Call::Flush);
         self.memory.flush()
@@ -126,9 +102,6 @@ impl BlockFile for Watched {
     fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
         self.note(Call::SetLen(len));
         self.memory.set_len(len)
-    }
-    fn allocated_bytes(&self) -> Option<u64> {
-        self.memory.allocated_bytes()
     }
 }
 

@@ -14,9 +14,7 @@ use crate::support::block_on;
 use crate::support::slow::NoFiles;
 use cowslip::commit::{Afterwards, Commit};
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{
-    BlockFile, Capabilities, Durability, FileExtent, FileId, FileRequest, Gate, Space,
-};
+use cowslip::file::{BlockFile, Capabilities, Durability, FileRequest, Gate, Space};
 use cowslip::image::{DiscardPolicy, Format, OpenOptions, ZeroOptions};
 use cowslip::qcow2::create::{CreateOptions, create};
 use cowslip::{Buf, BufMut, Error, Image, IoVec, IoVecMut, Job};
@@ -106,17 +104,10 @@ impl Stepped {
 }
 
 impl BlockFile for Stepped {
-    fn name(&self) -> &str {
-        self.memory.name()
-    }
+    cowslip_block::forward_to_file!(memory: name, len, allocate, extents, flush, set_len);
+
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
-    }
-    fn id(&self) -> Option<FileId> {
-        None
-    }
-    fn len(&self) -> Pending<io::Result<u64>> {
-        self.memory.len()
     }
     fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.hold(move |memory| memory.read(offset, buf))
@@ -131,21 +122,6 @@ impl BlockFile for Stepped {
     fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
         self.check_space(offset, len);
         self.hold(move |memory| memory.discard(offset, len))
-    }
-    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
-        self.memory.allocate(offset, len)
-    }
-    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        self.memory.extents(offset, len)
-    }
-    fn flush(&self) -> Pending<io::Result<()>> {
-        self.memory.flush()
-    }
-    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
-        self.memory.set_len(len)
-    }
-    fn allocated_bytes(&self) -> Option<u64> {
-        None
     }
 }
 

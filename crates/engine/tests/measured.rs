@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use cowslip::convert::{Failure, Form, Options, Order, Plan, Sources, TargetContent};
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use cowslip::file::{BlockFile, Capabilities, Durability, Space};
 use cowslip::image::{Format, OpenOptions};
 use cowslip::measure::{geometry, measure};
 use cowslip::qcow2::create::{CreateOptions, Preallocation, Version, create};
 use cowslip::qcow2::header::{CompressionType, Header};
-use cowslip::{Buf, BufMut, Image, IoVec, IoVecMut, Job};
+use cowslip::{Buf, BufMut, Image, IoVec, Job};
 use cowslip_queue::Pending;
 
 use crate::support::crash::{Recorder, each_crash};
@@ -62,20 +62,10 @@ impl Bounded {
 }
 
 impl BlockFile for Bounded {
-    fn name(&self) -> &str {
-        self.memory.name()
-    }
+    cowslip_block::forward_to_file!(memory: name, len, read, discard, extents, flush, allocated_bytes);
+
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
-    }
-    fn id(&self) -> Option<FileId> {
-        None
-    }
-    fn len(&self) -> Pending<io::Result<u64>> {
-        self.memory.len()
-    }
-    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
-        self.memory.read(offset, buf)
     }
     fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
         let len = data.len();
@@ -90,20 +80,11 @@ impl BlockFile for Bounded {
             failed => Pending::ready(failed),
         }
     }
-    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
-        self.memory.discard(offset, len)
-    }
     fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
         match self.within(offset + len) {
             Ok(()) => self.memory.allocate(offset, len),
             failed => Pending::ready(failed),
         }
-    }
-    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        self.memory.extents(offset, len)
-    }
-    fn flush(&self) -> Pending<io::Result<()>> {
-        self.memory.flush()
     }
     fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
         let may_change = self.capabilities.extends_with_zeroes;
@@ -112,9 +93,6 @@ impl BlockFile for Bounded {
             Ok(()) => Pending::ready(Err(io::ErrorKind::InvalidInput.into())),
             failed => Pending::ready(failed),
         }
-    }
-    fn allocated_bytes(&self) -> Option<u64> {
-        self.memory.allocated_bytes()
     }
 }
 

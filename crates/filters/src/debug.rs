@@ -5,12 +5,10 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cowslip_block::file::{
-    BlockFile, Capabilities, Claim, ContentId, Durability, Event, FileExtent, FileId, Observer,
-    Protection, Space, Storage,
+    BlockFile, Capabilities, Durability, Event, FileExtent, Observer, Space,
 };
 use cowslip_block::limits::{Limits, ZeroPart};
 use cowslip_block::{Buf, Error, IoVec, IoVecMut, Result};
-use cowslip_queue::file::MemoryAlignment;
 use cowslip_queue::{Pending, pending};
 
 use crate::breakpoints::Breakpoints;
@@ -299,24 +297,10 @@ impl DebugFile {
 }
 
 impl BlockFile for DebugFile {
-    fn name(&self) -> &str {
-        self.node.inner.name()
-    }
+    cowslip_block::forward_to_file!(node.inner: name, id, content_id, storage, len, memory_alignment, allocate, set_len, allocated_bytes, free_bytes, close, claim, claim_after, claimed);
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
-    }
-
-    fn id(&self) -> Option<FileId> {
-        self.node.inner.id()
-    }
-
-    fn content_id(&self) -> Option<ContentId> {
-        self.node.inner.content_id()
-    }
-
-    fn storage(&self) -> Storage {
-        self.node.inner.storage()
     }
 
     fn limits(&self) -> Limits {
@@ -325,14 +309,6 @@ impl BlockFile for DebugFile {
 
     fn observer(&self) -> Option<Arc<dyn Observer>> {
         Some(Arc::clone(&self.node.watch) as Arc<dyn Observer>)
-    }
-
-    fn len(&self) -> Pending<io::Result<u64>> {
-        self.node.inner.len()
-    }
-
-    fn memory_alignment(&self) -> MemoryAlignment {
-        self.node.inner.memory_alignment()
     }
 
     fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
@@ -369,10 +345,6 @@ impl BlockFile for DebugFile {
         }
     }
 
-    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
-        self.node.inner.allocate(offset, len)
-    }
-
     fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
         self.node
             .unless((IoType::BlockStatus, offset..offset + len), |file| {
@@ -382,33 +354,5 @@ impl BlockFile for DebugFile {
 
     fn flush(&self) -> Pending<io::Result<()>> {
         self.node.unless((IoType::Flush, 0..0), |file| file.flush())
-    }
-
-    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
-        self.node.inner.set_len(len)
-    }
-
-    fn allocated_bytes(&self) -> Option<u64> {
-        self.node.inner.allocated_bytes()
-    }
-
-    fn free_bytes(&self) -> Option<u64> {
-        self.node.inner.free_bytes()
-    }
-
-    fn close(&self) -> Pending<io::Result<()>> {
-        self.node.inner.close()
-    }
-
-    fn claim(&self, wanted: Claim) -> Result<Protection> {
-        self.node.inner.claim(wanted)
-    }
-
-    fn claim_after(&self, wanted: Claim, predecessor: &dyn BlockFile) -> Result<Protection> {
-        self.node.inner.claim_after(wanted, predecessor)
-    }
-
-    fn claimed(&self) -> Claim {
-        self.node.inner.claimed()
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use cowslip_block::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use cowslip_block::file::{BlockFile, Capabilities, Durability, FileExtent, Space};
 use cowslip_block::{IoVec, IoVecMut};
 use cowslip_queue::{Pending, pending};
 
@@ -72,10 +72,6 @@ impl BlockFile for NullFile {
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
-    }
-
-    fn id(&self) -> Option<FileId> {
-        None
     }
 
     fn len(&self) -> Pending<io::Result<u64>> {

@@ -4,13 +4,11 @@ use std::io;
 use std::sync::Arc;
 
 use cowslip_block::file::{
-    BlockFile, Capabilities, Claim, ContentId, Durability, FileExtent, FileId, Observer,
-    Protection, Space, Storage,
+    BlockFile, Capabilities, ContentId, Durability, FileExtent, Space, Storage,
 };
 use cowslip_block::limits::Limits;
 use cowslip_block::{Error, IoVec, IoVecMut, Result};
 use cowslip_queue::Pending;
-use cowslip_queue::file::MemoryAlignment;
 
 /// Bytes `start..start + len` of another file.
 #[derive(Debug)]
@@ -89,16 +87,10 @@ impl PartFile {
 }
 
 impl BlockFile for PartFile {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
+    cowslip_block::forward_to_file!(inner: name, id, observer, memory_alignment, flush, allocated_bytes, close, claim, claim_after, claimed);
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
-    }
-
-    fn id(&self) -> Option<FileId> {
-        self.inner.id()
     }
 
     fn content_id(&self) -> Option<ContentId> {
@@ -113,16 +105,8 @@ impl BlockFile for PartFile {
         Limits::default().over(self.inner.limits())
     }
 
-    fn observer(&self) -> Option<Arc<dyn Observer>> {
-        self.inner.observer()
-    }
-
     fn len(&self) -> Pending<io::Result<u64>> {
         Pending::ready(Ok(self.len))
-    }
-
-    fn memory_alignment(&self) -> MemoryAlignment {
-        self.inner.memory_alignment()
     }
 
     fn read(&self, offset: u64, mut buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
@@ -170,31 +154,7 @@ impl BlockFile for PartFile {
         Pending::ready(Ok(vec![FileExtent { start, len, hole }]))
     }
 
-    fn flush(&self) -> Pending<io::Result<()>> {
-        self.inner.flush()
-    }
-
     fn set_len(&self, _: u64) -> Pending<io::Result<()>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
-    }
-
-    fn allocated_bytes(&self) -> Option<u64> {
-        self.inner.allocated_bytes()
-    }
-
-    fn close(&self) -> Pending<io::Result<()>> {
-        self.inner.close()
-    }
-
-    fn claim(&self, wanted: Claim) -> Result<Protection> {
-        self.inner.claim(wanted)
-    }
-
-    fn claim_after(&self, wanted: Claim, predecessor: &dyn BlockFile) -> Result<Protection> {
-        self.inner.claim_after(wanted, predecessor)
-    }
-
-    fn claimed(&self) -> Claim {
-        self.inner.claimed()
     }
 }

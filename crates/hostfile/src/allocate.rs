@@ -124,7 +124,7 @@ impl Plan {
             // address.
             return Err(Error::Unsupported {
                 file: name.to_string(),
-                feature: "allocating space through a handle for direct I/O (O_DIRECT)".to_string(),
+                feature: "allocating space through a handle for direct I/O (O_DIRECT)".into(),
             });
         }
         let len = file.len().await?;
@@ -248,7 +248,7 @@ impl Plan {
     fn unsupported(&self, feature: &str) -> Error {
         Error::Unsupported {
             file: self.file.name().to_string(),
-            feature: feature.to_string(),
+            feature: feature.into(),
         }
     }
 

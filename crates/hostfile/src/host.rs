@@ -254,7 +254,7 @@ impl HostBlockFile {
         if options.aio == Aio::Uring && ring_available().is_err() {
             return Err(Error::Unsupported {
                 file: name,
-                feature: "io_uring on this kernel".to_string(),
+                feature: "io_uring on this kernel".into(),
             });
         }
         let verb = match options.create {
@@ -269,7 +269,7 @@ impl HostBlockFile {
             Err(Errno::INVAL) if options.page_cache == PageCache::Bypass => {
                 return Err(Error::Unsupported {
                     file: name,
-                    feature: "O_DIRECT on this file system".to_string(),
+                    feature: "O_DIRECT on this file system".into(),
                 });
             }
             Err(error) => return Err(failed(error.into())),

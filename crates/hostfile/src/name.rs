@@ -37,11 +37,11 @@ pub(super) fn local_path(named_by: &str, name: &str) -> Result<String> {
         None | Some("file") => Ok(resolve_name(named_by, name)),
         Some("json") => Err(Error::Unsupported {
             file: named_by.to_string(),
-            feature: format!("a file that is named by a JSON description ('{name}')"),
+            feature: format!("a file that is named by a JSON description ('{name}')").into(),
         }),
         Some(protocol) => Err(Error::Unsupported {
             file: named_by.to_string(),
-            feature: format!("a file behind the protocol '{protocol}' ('{name}')"),
+            feature: format!("a file behind the protocol '{protocol}' ('{name}')").into(),
         }),
     }
 }

@@ -120,7 +120,7 @@ impl Beneath {
             }
             Errno::NOSYS => Error::Unsupported {
                 file: path.to_string(),
-                feature: "the backing policy 'same-directory' on a kernel before 5.6".to_string(),
+                feature: "the backing policy 'same-directory' on a kernel before 5.6".into(),
             },
             errno => Error::io(format!("Could not open '{path}'"), errno.into()),
         }

@@ -4,8 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
-use cowslip_queue::file::MemoryAlignment;
+use cowslip::file::{BlockFile, Durability, FileExtent, Space};
 use cowslip_queue::{IoVec, IoVecMut, Pending};
 
 /// No sample needs a longer file.
@@ -63,25 +62,7 @@ impl Watched {
 }
 
 impl BlockFile for Watched {
-    fn name(&self) -> &str {
-        self.file.name()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.file.capabilities()
-    }
-
-    fn id(&self) -> Option<FileId> {
-        None
-    }
-
-    fn len(&self) -> Pending<io::Result<u64>> {
-        self.file.len()
-    }
-
-    fn memory_alignment(&self) -> MemoryAlignment {
-        self.file.memory_alignment()
-    }
+    cowslip_block::forward_to_file!(file: name, capabilities, len, memory_alignment, allocated_bytes);
 
     fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         self.count();
@@ -136,9 +117,5 @@ impl BlockFile for Watched {
             Ok(()) => self.file.set_len(len),
             Err(error) => Pending::ready(Err(error)),
         }
-    }
-
-    fn allocated_bytes(&self) -> Option<u64> {
-        self.file.allocated_bytes()
     }
 }

@@ -232,7 +232,7 @@ impl<'a> Parser<'a> {
     fn unsupported(&self, feature: String) -> Error {
         Error::Unsupported {
             file: self.file.to_string(),
-            feature,
+            feature: feature.into(),
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use cowslip::error::Opening;
 use cowslip::file::host::{BackingPolicy, HostGate};
 use cowslip::file::{BlockFile, ChosenBy, FileRequest, Gate, OpenFuture, OpenedFile};
 use cowslip::{Error, Result};
@@ -43,20 +44,22 @@ impl NodeGate {
                 .forbidden(request, ": it is no file's name"));
         }
         let name = request.name;
-        let could_not = |why: &dyn std::fmt::Display| {
-            let text = why.to_string();
-            let own = text.strip_prefix(&format!("Could not open '{name}': "));
-            Error::Invalid(format!(
-                "Could not open backing file: {}",
-                own.unwrap_or(&text)
-            ))
+        let could_not = |error| Error::Opening {
+            what: Opening::Backing,
+            why: match error {
+                Error::Opening {
+                    what: Opening::Named(opened),
+                    why,
+                } if opened == name => why,
+                other => other.to_string(),
+            },
         };
         let source = ImageSpec::named(name, None).resolve_by(&self.how.environment.registry);
-        let source = source.map_err(|why| could_not(&why))?;
+        let source = source.map_err(could_not)?;
         if let Some(option) = source.of_an_image() {
             return Err(Error::Unsupported {
                 file: request.named_by.to_string(),
-                feature: format!("'{option}' in the description of its backing file"),
+                feature: format!("'{option}' in the description of its backing file").into(),
             });
         }
         let how = OpenHow {
@@ -68,7 +71,7 @@ impl NodeGate {
         };
         let file = open_file(&source, &how).await;
         Ok(OpenedFile {
-            file: file.map_err(|why| could_not(&why))?,
+            file: file.map_err(could_not)?,
             format: source.format,
         })
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space, Storage};
+use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, Space, Storage};
 use cowslip::image::{Format, ZeroOptions};
 use cowslip::{BufMut, Error, Image, IoVec, IoVecMut};
 use cowslip_queue::{Pending, pending};
@@ -76,20 +76,16 @@ fn system_error(error: Error) -> io::Error {
 }
 
 impl BlockFile for ImageFile {
+    fn storage(&self) -> Storage {
+        self.image.storage()
+    }
+
     fn name(&self) -> &str {
         &self.name
     }
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
-    }
-
-    fn id(&self) -> Option<FileId> {
-        None
-    }
-
-    fn storage(&self) -> Storage {
-        self.image.storage()
     }
 
     fn len(&self) -> Pending<io::Result<u64>> {
@@ -191,10 +187,6 @@ impl BlockFile for ImageFile {
             true => Ok(()),
             false => Err(io::ErrorKind::Unsupported.into()),
         })
-    }
-
-    fn allocated_bytes(&self) -> Option<u64> {
-        None
     }
 
     fn close(&self) -> Pending<io::Result<()>> {

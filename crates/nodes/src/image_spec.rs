@@ -45,7 +45,7 @@ impl ImageSpec {
     /// As [`ImageSpec::resolve`].
     pub fn resolve_by(&self, registry: &Arc<Registry>) -> Result<Source> {
         let resolved = self.resolve_inner(registry);
-        resolved.map_err(|why| Error::invalid(format!("Could not open '{}': {why}", self.filename)))
+        resolved.map_err(|why| Error::opening(&self.filename, why.to_string()))
     }
 
     fn resolve_inner(&self, registry: &Arc<Registry>) -> Result<Source> {

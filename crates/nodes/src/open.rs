@@ -66,7 +66,7 @@ impl Source {
     }
 
     fn refused_because(&self, why: &str) -> Error {
-        Error::invalid(format!("Could not open '{}': {why}", self.given))
+        Error::opening(&self.given, why)
     }
 
     /// Options of opening the host's file.

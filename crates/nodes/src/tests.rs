@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, Space};
 use cowslip_block::options::{Kind, OptionEntry, Options};
 use cowslip_block::{BufMut, IoVec, IoVecMut, Result};
 use cowslip_queue::{Backend, Pending, Queue};
@@ -94,10 +94,6 @@ impl BlockFile for RampFile {
         &self.capabilities
     }
 
-    fn id(&self) -> Option<FileId> {
-        None
-    }
-
     fn len(&self) -> Pending<io::Result<u64>> {
         Pending::ready(Ok(self.node.size))
     }
@@ -136,10 +132,6 @@ impl BlockFile for RampFile {
 
     fn set_len(&self, _: u64) -> Pending<io::Result<()>> {
         refused()
-    }
-
-    fn allocated_bytes(&self) -> Option<u64> {
-        None
     }
 }
 

@@ -126,7 +126,7 @@ impl Subject {
             Subject::Image(image) => Ok(image),
             Subject::Plain(_) => Err(Error::Unsupported {
                 file: "a plain disk".to_string(),
-                feature: "a VM state".to_string(),
+                feature: "a VM state".into(),
             }),
         }
     }
@@ -168,7 +168,7 @@ impl Subject {
         let Subject::Image(image) = self else {
             return Err(Error::Unsupported {
                 file: "a plain disk".to_string(),
-                feature: "a snapshot".to_string(),
+                feature: "a snapshot".into(),
             });
         };
         let choice = |id: &String| SnapshotChoice::Id(id.clone());
@@ -196,7 +196,7 @@ impl Subject {
         let Subject::Image(image) = self else {
             return Err(Error::Unsupported {
                 file: "a plain disk".to_string(),
-                feature: "a bitmap".to_string(),
+                feature: "a bitmap".into(),
             });
         };
         let (name, change) = match change {

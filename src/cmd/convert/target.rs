@@ -198,18 +198,9 @@ async fn open_backing(
         let target = request.target;
         CommandError::new(format!(
             "Could not open '{target}': Could not open backing file: {}",
-            unwrapped(&why)
+            why.reason_not_to_open()
         ))
     })
-}
-
-/// Of "Could not open 'x': Could not open 'x': why" the second half.
-fn unwrapped(why: &CommandError) -> String {
-    let text = why.to_string();
-    match text.split_once("': Could not open '") {
-        Some((_, rest)) => format!("Could not open '{rest}"),
-        None => text,
-    }
 }
 
 async fn open_for_writing(

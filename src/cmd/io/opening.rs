@@ -8,6 +8,7 @@ use cowslip::image::{DiscardPolicy, Format};
 
 use super::shell::{Complaint, Outcome, Shell};
 use crate::cmd::discard_policy;
+use crate::error::CommandError;
 use crate::getopt::{Name, Scanner};
 use crate::open::{self, Access, CacheMode, ImageSpec, OpenHow, Source};
 use crate::options;
@@ -178,10 +179,7 @@ impl Opened {
         mut request: ImageRequest,
     ) -> Result<Opened, String> {
         let spec = request.spec();
-        let without_prefix = |text: String| {
-            let prefix = format!("Could not open '{}': ", spec.filename);
-            text.strip_prefix(&prefix).unwrap_or(&text).to_string()
-        };
+        let reason = |error: CommandError| error.reason_not_to_open();
         if !request.names_an_image() || request.filename.as_deref() == Some("") {
             if let Some(format) = &request.format {
                 open::parse_format(format).map_err(|why| why.to_string())?;
@@ -189,9 +187,7 @@ impl Opened {
             let why = request.contradiction(None);
             return Err(why.unwrap_or("Nothing to open").to_string());
         }
-        let source = spec
-            .resolve()
-            .map_err(|why| without_prefix(why.to_string()))?;
+        let source = spec.resolve().map_err(|why| reason(why.into()))?;
         if source.common.read_write {
             request.how.access = Access::Write;
         }
@@ -204,11 +200,11 @@ impl Opened {
         let image = match before {
             Some(image) => {
                 let reopened = open::reopen_image(image, &spec, &request.how).await;
-                reopened.map_err(crate::error::CommandError::from)
+                reopened.map_err(CommandError::from)
             }
             None => open::open_image(&spec, &request.how).await,
         };
-        let image = image.map_err(|why| without_prefix(why.to_string()))?;
+        let image = image.map_err(reason)?;
         let writable = request.how.access == Access::Write;
         if source.common.read_only && writable {
             // Reported last, after all other errors.

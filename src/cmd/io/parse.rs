@@ -23,16 +23,20 @@ pub fn words(line: &str) -> Vec<String> {
 /// # Errors
 /// The complaint.
 pub fn size(text: &str) -> Result<u64, String> {
-    let malformed = || {
-        format!("Parsing error: non-numeric argument, or extraneous/unrecognized suffix -- {text}")
+    size_shown_as(text, text)
+}
+
+/// The same; the complaint shows another text.
+///
+/// # Errors
+/// The complaint.
+pub fn size_shown_as(text: &str, shown: &str) -> Result<u64, String> {
+    let why = match size::parse(text) {
+        Ok(bytes) if bytes <= size::SIZE_MAX => return Ok(bytes),
+        Ok(_) | Err(SizeError::TooLarge) => "argument too large",
+        Err(SizeError::Malformed) => "non-numeric argument, or extraneous/unrecognized suffix",
     };
-    match size::parse(text) {
-        Ok(bytes) if bytes <= size::SIZE_MAX => Ok(bytes),
-        Ok(_) | Err(SizeError::TooLarge) => {
-            Err(format!("Parsing error: argument too large -- {text}"))
-        }
-        Err(SizeError::Malformed) => Err(malformed()),
-    }
+    Err(format!("Parsing error: {why} -- {shown}"))
 }
 
 /// Reads the byte of `-P`.

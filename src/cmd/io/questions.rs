@@ -124,19 +124,11 @@ impl Shell {
             preallocation = (mode != "off").then_some(mode);
         }
         let operands = scanner.operands();
+        let size = operands.first().copied().unwrap_or("");
         // Of a bad size qemu-io shows its first argument, options before operands.
-        let shown = || {
-            let option = args.iter().find(|arg| arg.starts_with('-'));
-            option.map_or(operands.first().copied().unwrap_or(""), |arg| arg)
-        };
-        let size = match operands.first() {
-            Some(text) => parse::size(text).map_err(|complaint| (text, complaint)),
-            None => Err((&"", parse::size("").expect_err("nothing is no size"))),
-        };
-        let size = size.map_err(|(text, complaint)| {
-            let words = complaint.strip_suffix(text).unwrap_or(&complaint);
-            Complaint::Said(format!("{words}{}", shown()))
-        })?;
+        let option = args.iter().find(|arg| arg.starts_with('-'));
+        let shown = option.map_or(size, |arg| arg);
+        let size = parse::size_shown_as(size, shown).map_err(Complaint::Said)?;
         if let Some(mode) = preallocation {
             return Err(Complaint::ByName(format!(
                 "Unsupported preallocation mode: {mode}"

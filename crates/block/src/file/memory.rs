@@ -4,7 +4,7 @@ use std::io;
 
 use cowslip_queue::{IoVec, IoVecMut, Pending};
 
-use super::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use super::{BlockFile, Capabilities, Durability, FileExtent, Space};
 use crate::sync::{Mutex, MutexGuard, lock};
 
 /// Bytes in memory behind the interface of a file. Every operation completes at once.
@@ -85,10 +85,6 @@ impl BlockFile for MemoryFile {
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
-    }
-
-    fn id(&self) -> Option<FileId> {
-        None
     }
 
     fn len(&self) -> Pending<io::Result<u64>> {

@@ -208,7 +208,7 @@ async fn open_layer(
     if !is_qcow2 && is_top && options.snapshot.is_some() {
         return Err(Error::Unsupported {
             file: file.name().to_string(),
-            feature: "an internal snapshot of a raw image".to_string(),
+            feature: "an internal snapshot of a raw image".into(),
         });
     }
     if matches!(format, Format::Other(_)) && options.writable {

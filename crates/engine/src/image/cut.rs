@@ -62,7 +62,7 @@ impl Image {
                 ZeroPart::Written(_) if options.fast_only => {
                     return Err(Error::Unsupported {
                         file: self.name().to_string(),
-                        feature: "zeroing what the disk's limits make be written".to_string(),
+                        feature: "zeroing what the disk's limits make be written".into(),
                     });
                 }
                 ZeroPart::Written(part) => {

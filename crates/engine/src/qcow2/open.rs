@@ -208,7 +208,7 @@ async fn repair_dirty(opening: &Opening<'_>) -> Result<()> {
             file: name.to_string(),
             feature: "writing an image that was not closed cleanly, before it is repaired \
                       (check -r all),"
-                .to_string(),
+                .into(),
         });
     };
     let options = repair::RepairOptions {

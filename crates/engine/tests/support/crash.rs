@@ -4,8 +4,8 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
-use cowslip_queue::{IoVec, IoVecMut, Pending};
+use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, Space};
+use cowslip_queue::{IoVec, Pending};
 
 /// Something that a crash may lose.
 #[derive(Clone, Debug)]
@@ -108,20 +108,10 @@ impl Recorder {
 }
 
 impl BlockFile for Recorder {
-    fn name(&self) -> &str {
-        self.file.name()
-    }
+    cowslip_block::forward_to_file!(file: name, len, read);
+
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
-    }
-    fn id(&self) -> Option<FileId> {
-        None
-    }
-    fn len(&self) -> Pending<io::Result<u64>> {
-        self.file.len()
-    }
-    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
-        self.file.read(offset, buf)
     }
     fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
         let bytes = data.to_vec();
@@ -179,9 +169,6 @@ impl BlockFile for Recorder {
             Ok(()) => self.file.set_len(len),
             Err(error) => Pending::ready(Err(error)),
         }
-    }
-    fn allocated_bytes(&self) -> Option<u64> {
-        None
     }
 }
 

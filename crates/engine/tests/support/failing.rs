@@ -5,10 +5,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{
-    BlockFile, Capabilities, Durability, FileExtent, FileId, FileRequest, Gate, Space,
-};
-use cowslip_queue::{Buf, IoVec, IoVecMut, Pending};
+use cowslip::file::{BlockFile, Durability, FileRequest, Gate, Space};
+use cowslip_queue::{Buf, IoVec, Pending};
 
 /// How much of the change that fails is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -306,21 +304,8 @@ impl FailingFile {
 }
 
 impl BlockFile for FailingFile {
-    fn name(&self) -> &str {
-        self.file.name()
-    }
-    fn capabilities(&self) -> &Capabilities {
-        self.file.capabilities()
-    }
-    fn id(&self) -> Option<FileId> {
-        None
-    }
-    fn len(&self) -> Pending<io::Result<u64>> {
-        self.file.len()
-    }
-    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
-        self.file.read(offset, buf)
-    }
+    cowslip_block::forward_to_file!(file: name, capabilities, len, read, extents, allocated_bytes);
+
     fn write(&self, offset: u64, data: IoVec, _: Durability) -> Pending<io::Result<()>> {
         let bytes = data.to_vec();
         self.change(Change::Write(offset, bytes))
@@ -334,16 +319,10 @@ impl BlockFile for FailingFile {
     fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
         self.change(Change::Allocate(offset, len))
     }
-    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        self.file.extents(offset, len)
-    }
     fn flush(&self) -> Pending<io::Result<()>> {
         self.change(Change::Flush)
     }
     fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
         self.change(Change::SetLen(len))
-    }
-    fn allocated_bytes(&self) -> Option<u64> {
-        self.file.allocated_bytes()
     }
 }

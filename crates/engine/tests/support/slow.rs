@@ -6,9 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cowslip::file::memory::MemoryFile;
-use cowslip::file::{
-    BlockFile, Capabilities, Durability, FileExtent, FileId, FileRequest, Gate, Space,
-};
+use cowslip::file::{BlockFile, Durability, FileRequest, Gate, Space};
 use cowslip::{Error, IoVec, IoVecMut};
 use cowslip_queue::{Completer, Pending, pending};
 
@@ -106,18 +104,8 @@ impl SlowFile {
 }
 
 impl BlockFile for SlowFile {
-    fn name(&self) -> &str {
-        self.memory.name()
-    }
-    fn capabilities(&self) -> &Capabilities {
-        self.memory.capabilities()
-    }
-    fn id(&self) -> Option<FileId> {
-        None
-    }
-    fn len(&self) -> Pending<io::Result<u64>> {
-        self.memory.len()
-    }
+    cowslip_block::forward_to_file!(memory: name, capabilities, len, discard, allocate, extents, flush, set_len, allocated_bytes);
+
     fn read(&self, offset: u64, mut buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         if self.reads_held.load(Ordering::Relaxed) {
             let (completer, result) = pending();
@@ -152,24 +140,6 @@ impl BlockFile for SlowFile {
             true => Pending::ready(Err(io::Error::from_raw_os_error(28))),
             false => self.memory.zero(offset, len, space),
         }
-    }
-    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
-        self.memory.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
-        self.memory.allocate(offset, len)
-    }
-    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        self.memory.extents(offset, len)
-    }
-    fn flush(&self) -> Pending<io::Result<()>> {
-        self.memory.flush()
-    }
-    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
-        self.memory.set_len(len)
-    }
-    fn allocated_bytes(&self) -> Option<u64> {
-        self.memory.allocated_bytes()
     }
 }
 

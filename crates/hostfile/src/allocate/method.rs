@@ -97,7 +97,7 @@ pub fn choose(abilities: &Abilities, plan: &Plan) -> Result<Chosen> {
     if plan.reaches_beyond_end() && !abilities.keeps_end {
         return Err(Error::Unsupported {
             file: plan.file.name().to_string(),
-            feature: "allocating beyond an end of file that stays".to_string(),
+            feature: "allocating beyond an end of file that stays".into(),
         });
     }
     let chosen = chosen(abilities, plan.reaches_beyond_end());

@@ -22,9 +22,7 @@ use crate::ExportDescription;
 use crate::export::Durability as NbdDurability;
 use crate::protocol::TransmissionFlags;
 use crate::tls::ClientTls;
-use cowslip_block::file::{
-    BlockFile, Capabilities, Durability, FileExtent, FileId, Space, Storage,
-};
+use cowslip_block::file::{BlockFile, Capabilities, Durability, FileExtent, Space, Storage};
 use cowslip_queue::{Completer, IoVec, IoVecMut, Pending, pending};
 
 use super::link::Way;
@@ -138,10 +136,6 @@ impl BlockFile for NbdFile {
         &self.capabilities
     }
 
-    fn id(&self) -> Option<FileId> {
-        None
-    }
-
     fn storage(&self) -> Storage {
         self.storage.clone()
     }
@@ -206,10 +200,6 @@ impl BlockFile for NbdFile {
             Ordering::Less => "Cannot resize NBD nodes",
         };
         Pending::ready(Err(io::Error::new(io::ErrorKind::Unsupported, what)))
-    }
-
-    fn allocated_bytes(&self) -> Option<u64> {
-        None
     }
 }
 

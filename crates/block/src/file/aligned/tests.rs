@@ -8,8 +8,8 @@ use std::task::{Context, Poll, Waker};
 
 use cowslip_queue::SharedMemory;
 
+use super::super::Pending;
 use super::super::memory::MemoryFile;
-use super::super::{FileId, Pending};
 use super::*;
 
 const BLOCK: u64 = 4096;
@@ -54,20 +54,10 @@ impl Slow {
 }
 
 impl BlockFile for Slow {
+    crate::forward_to_file!(file: capabilities, len, read, discard, allocate, extents, flush, set_len);
+
     fn name(&self) -> &str {
         "slow"
-    }
-    fn capabilities(&self) -> &Capabilities {
-        self.file.capabilities()
-    }
-    fn id(&self) -> Option<FileId> {
-        None
-    }
-    fn len(&self) -> Pending<io::Result<u64>> {
-        self.file.len()
-    }
-    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
-        self.file.read(offset, buf)
     }
     fn write(&self, offset: u64, data: IoVec, _: Durability) -> Pending<io::Result<()>> {
         let (completer, written) = pending();
@@ -76,24 +66,6 @@ impl BlockFile for Slow {
     }
     fn zero(&self, _: u64, _: u64, _: Space) -> Pending<io::Result<()>> {
         Pending::ready(Err(io::ErrorKind::Unsupported.into()))
-    }
-    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
-        self.file.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
-        self.file.allocate(offset, len)
-    }
-    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        self.file.extents(offset, len)
-    }
-    fn flush(&self) -> Pending<io::Result<()>> {
-        self.file.flush()
-    }
-    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
-        self.file.set_len(len)
-    }
-    fn allocated_bytes(&self) -> Option<u64> {
-        None
     }
 }
 
@@ -206,17 +178,13 @@ impl Device {
 }
 
 impl BlockFile for Device {
+    crate::forward_to_file!(memory: len, allocate, extents, flush, set_len);
+
     fn name(&self) -> &str {
         "device"
     }
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
-    }
-    fn id(&self) -> Option<FileId> {
-        None
-    }
-    fn len(&self) -> Pending<io::Result<u64>> {
-        self.memory.len()
     }
     fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
         assert!(buf.fits(self.memory_alignment()));
@@ -239,21 +207,6 @@ impl BlockFile for Device {
             Ok(()) => self.memory.discard(offset, len),
             refused => Pending::ready(refused),
         }
-    }
-    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
-        self.memory.allocate(offset, len)
-    }
-    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        self.memory.extents(offset, len)
-    }
-    fn flush(&self) -> Pending<io::Result<()>> {
-        self.memory.flush()
-    }
-    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
-        self.memory.set_len(len)
-    }
-    fn allocated_bytes(&self) -> Option<u64> {
-        None
     }
 }
 

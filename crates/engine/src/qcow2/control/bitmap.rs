@@ -249,7 +249,7 @@ impl Qcow2 {
         if fixed.is_foreign() {
             return Err(Error::Unsupported {
                 file: self.name().to_string(),
-                feature: format!("the extra data of bitmap '{}'", entry.name()),
+                feature: format!("the extra data of bitmap '{}'", entry.name()).into(),
             });
         }
         let mut bits = DirtyBits::clean(fixed.granularity_bits, self.size());

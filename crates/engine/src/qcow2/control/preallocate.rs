@@ -73,7 +73,7 @@ impl Qcow2 {
             // Its entries cannot say that space reads as zeroes, whatever is in it.
             return Err(Error::Unsupported {
                 file: self.name().to_string(),
-                feature: "preallocation in an encrypted image of version 2".to_string(),
+                feature: "preallocation in an encrypted image of version 2".into(),
             });
         }
         let unit = self.geometry().cluster_bytes();

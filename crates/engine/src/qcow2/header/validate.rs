@@ -9,6 +9,7 @@ use super::{
     HEADER_BYTES_V3_MIN, Header, L1_BYTES_MAX, MAGIC, REFCOUNT_TABLE_BYTES_MAX, SNAPSHOTS_MAX,
     autoclear, incompatible,
 };
+use crate::error::Feature;
 use crate::{Error, Result};
 
 const SNAPSHOT_ENTRY_BYTES_MIN: u64 = 40;
@@ -117,7 +118,7 @@ impl<'a> Parser<'a> {
         self.corrupt("header", offset, detail)
     }
 
-    fn unsupported(&self, feature: impl Into<String>) -> Error {
+    fn unsupported(&self, feature: impl Into<Feature>) -> Error {
         Error::Unsupported {
             file: self.file_name.to_string(),
             feature: feature.into(),
@@ -239,7 +240,7 @@ impl<'a> Parser<'a> {
             if unnamed != 0 {
                 named.push(format!("Unknown incompatible feature: {unnamed:x}"));
             }
-            return Err(self.unsupported(format!("qcow2 feature(s) {}", named.join(", "))));
+            return Err(self.unsupported(Feature::Qcow2(named)));
         }
         header.extensions =
             decoded.map_err(|e| self.corrupt("header extension", e.offset, e.detail))?;

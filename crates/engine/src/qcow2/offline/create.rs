@@ -37,6 +37,10 @@ use layout::Layout;
 #[doc(hidden)]
 pub const SIZE_UNIT: u64 = 512;
 
+/// The refusal of a disk that an L1 table of the greatest length cannot map.
+pub(crate) const TOO_LARGE: &str =
+    "The image size is too large for file format 'qcow2' (try using a larger cluster size)";
+
 /// Version of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Version {
@@ -204,11 +208,7 @@ impl CreateOptions {
         }
         let size = round_up(self.size, SIZE_UNIT);
         if geometry.l1_entries_for(size) * 8 > L1_BYTES_MAX {
-            return Err(Error::Invalid(
-                "The image size is too large for file format 'qcow2' (try using a larger cluster \
-                 size)"
-                    .to_string(),
-            ));
+            return Err(Error::Invalid(TOO_LARGE.to_string()));
         }
         Ok(geometry)
     }

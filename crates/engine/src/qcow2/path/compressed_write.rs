@@ -79,7 +79,7 @@ impl Qcow2 {
         if self.format.data_file {
             return Err(Error::Unsupported {
                 file: self.name().to_string(),
-                feature: "compression in an image with an external data file".to_string(),
+                feature: "compression in an image with an external data file".into(),
             });
         }
         // They would stand in the file for everybody to read: the format encrypts no compressed
@@ -87,7 +87,7 @@ impl Qcow2 {
         if self.data.is_encrypted() {
             return Err(Error::Unsupported {
                 file: self.name().to_string(),
-                feature: "compression and encryption at the same time".to_string(),
+                feature: "compression and encryption at the same time".into(),
             });
         }
         let cluster_bytes = self.geometry().cluster_bytes();
@@ -258,7 +258,7 @@ impl Qcow2 {
         if start + len > self.format.compressed_offset_end() {
             return Err(Error::Unsupported {
                 file: self.name().to_string(),
-                feature: "a compressed cluster at so high an offset".to_string(),
+                feature: "a compressed cluster at so high an offset".into(),
             });
         }
         let host = |at: u64| self.geometry().host_cluster(HostOffset(at));

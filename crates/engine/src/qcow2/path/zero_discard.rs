@@ -180,7 +180,7 @@ impl Qcow2 {
         if options.fast_only {
             return Err(Error::Unsupported {
                 file: self.name().to_string(),
-                feature: "zeroing this range without writing zeroes".to_string(),
+                feature: "zeroing this range without writing zeroes".into(),
             });
         }
         for piece in crate::units::pieces(range.start, range.end - range.start, CHUNK_BYTES) {

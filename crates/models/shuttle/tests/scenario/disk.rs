@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
-use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use cowslip::file::{BlockFile, Capabilities, Durability, FileExtent, Space};
 use cowslip::{IoVec, IoVecMut};
 use cowslip_queue::{Completer, Pending, pending};
 use shuttle::rand::{Rng, thread_rng};
@@ -226,9 +226,6 @@ impl BlockFile for Disk {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
-    fn id(&self) -> Option<FileId> {
-        None
-    }
     fn len(&self) -> Pending<io::Result<u64>> {
         Pending::ready(Ok(self.lock().now.len() as u64))
     }
@@ -265,8 +262,5 @@ impl BlockFile for Disk {
     }
     fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
         self.change(Effect::SetLen(len), Durability::Cached)
-    }
-    fn allocated_bytes(&self) -> Option<u64> {
-        None
     }
 }

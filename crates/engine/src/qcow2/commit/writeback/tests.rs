@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use cowslip_queue::{BufMut, IoVec, IoVecMut, Pending};
+use cowslip_queue::{BufMut, IoVec, Pending};
 
 use super::*;
 use crate::Image;
 use crate::file::memory::MemoryFile;
-use crate::file::{BlockFile, Capabilities, FileExtent, FileId, FileRequest, Gate, Space};
+use crate::file::{BlockFile, FileRequest, Gate};
 use crate::image::{Durability, OpenOptions};
 use crate::policy::DiscardPolicy;
 use crate::qcow2::offline::check::{self, CheckOptions, Finding};
@@ -60,50 +60,19 @@ impl Faulty {
 }
 
 impl BlockFile for Faulty {
-    fn name(&self) -> &str {
-        self.memory.name()
-    }
-    fn capabilities(&self) -> &Capabilities {
-        self.memory.capabilities()
-    }
-    fn id(&self) -> Option<FileId> {
-        None
-    }
-    fn len(&self) -> Pending<io::Result<u64>> {
-        self.memory.len()
-    }
-    fn read(&self, offset: u64, buf: IoVecMut) -> Pending<(io::Result<()>, IoVecMut)> {
-        self.memory.read(offset, buf)
-    }
+    cowslip_block::forward_to_file!(memory: name, capabilities, len, read, zero, discard, allocate, extents, set_len, allocated_bytes);
+
     fn write(&self, offset: u64, data: IoVec, how: Durability) -> Pending<io::Result<()>> {
         match self.fails(Operation::Write) {
             Ok(()) => self.memory.write(offset, data, how),
             error => Pending::ready(error),
         }
     }
-    fn zero(&self, offset: u64, len: u64, space: Space) -> Pending<io::Result<()>> {
-        self.memory.zero(offset, len, space)
-    }
-    fn discard(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
-        self.memory.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> Pending<io::Result<()>> {
-        self.memory.allocate(offset, len)
-    }
-    fn extents(&self, offset: u64, len: u64) -> Pending<io::Result<Vec<FileExtent>>> {
-        self.memory.extents(offset, len)
-    }
     fn flush(&self) -> Pending<io::Result<()>> {
         match self.fails(Operation::Flush) {
             Ok(()) => self.memory.flush(),
             error => Pending::ready(error),
         }
-    }
-    fn set_len(&self, len: u64) -> Pending<io::Result<()>> {
-        self.memory.set_len(len)
-    }
-    fn allocated_bytes(&self) -> Option<u64> {
-        self.memory.allocated_bytes()
     }
 }
 

@@ -171,7 +171,7 @@ impl Qcow2 {
         }
         Err(Error::Unsupported {
             file: self.name().to_string(),
-            feature: "a snapshot of an image with an external data file".to_string(),
+            feature: "a snapshot of an image with an external data file".into(),
         })
     }
 

@@ -89,7 +89,7 @@ impl Qcow2 {
 pub fn too_large(name: &str) -> Error {
     Error::Unsupported {
         file: name.to_string(),
-        feature: "a snapshot whose references take more memory than is allowed".to_string(),
+        feature: "a snapshot whose references take more memory than is allowed".into(),
     }
 }
 

@@ -168,7 +168,7 @@ impl<'a> State<'a> {
         if clusters > CLUSTERS_MAX {
             return Err(Error::Unsupported {
                 file: reader.name().to_string(),
-                feature: format!("checking a file of {clusters} clusters (2^31 at most)"),
+                feature: format!("checking a file of {clusters} clusters (2^31 at most)").into(),
             });
         }
         let result = CheckResult {

@@ -200,15 +200,8 @@ struct Synthetic {
 }
 
 impl BlockFile for Metered {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-    fn capabilities(&self) -> &crate::file::Capabilities {
-        self.0.capabilities()
-    }
-    fn id(&self) -> Option<crate::file::FileId> {
-        self.0.id()
-    }
+    cowslip_block::forward_to_file!(0: name, capabilities, id, extents, allocated_bytes);
+
     fn len(&self) -> cowslip_queue::Pending<std::io::Result<u64>> {
         match &self.2 {
             Some(synthetic) => cowslip_queue::Pending::ready(Ok(synthetic.len)),
@@ -251,21 +244,11 @@ impl BlockFile for Metered {
     fn allocate(&self, _: u64, _: u64) -> cowslip_queue::Pending<std::io::Result<()>> {
         unreachable!("a check writes nothing")
     }
-    fn extents(
-        &self,
-        offset: u64,
-        len: u64,
-    ) -> cowslip_queue::Pending<std::io::Result<Vec<crate::file::FileExtent>>> {
-        self.0.extents(offset, len)
-    }
     fn flush(&self) -> cowslip_queue::Pending<std::io::Result<()>> {
         unreachable!("a check writes nothing")
     }
     fn set_len(&self, _: u64) -> cowslip_queue::Pending<std::io::Result<()>> {
         unreachable!("a check writes nothing")
-    }
-    fn allocated_bytes(&self) -> Option<u64> {
-        self.0.allocated_bytes()
     }
 }
 

@@ -91,25 +91,8 @@ struct Failing {
 }
 
 impl BlockFile for Failing {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-    fn capabilities(&self) -> &crate::file::Capabilities {
-        self.inner.capabilities()
-    }
-    fn id(&self) -> Option<crate::file::FileId> {
-        None
-    }
-    fn len(&self) -> cowslip_queue::Pending<std::io::Result<u64>> {
-        self.inner.len()
-    }
-    fn read(
-        &self,
-        offset: u64,
-        buf: crate::IoVecMut,
-    ) -> cowslip_queue::Pending<(std::io::Result<()>, crate::IoVecMut)> {
-        self.inner.read(offset, buf)
-    }
+    cowslip_block::forward_to_file!(inner: name, capabilities, len, read, zero, discard, allocate, extents, flush, set_len);
+
     fn write(
         &self,
         offset: u64,
@@ -124,36 +107,6 @@ impl BlockFile for Failing {
         }
         self.writes_left.store(left - 1, Relaxed);
         self.inner.write(offset, data, durability)
-    }
-    fn zero(
-        &self,
-        offset: u64,
-        len: u64,
-        space: crate::file::Space,
-    ) -> cowslip_queue::Pending<std::io::Result<()>> {
-        self.inner.zero(offset, len, space)
-    }
-    fn discard(&self, offset: u64, len: u64) -> cowslip_queue::Pending<std::io::Result<()>> {
-        self.inner.discard(offset, len)
-    }
-    fn allocate(&self, offset: u64, len: u64) -> cowslip_queue::Pending<std::io::Result<()>> {
-        self.inner.allocate(offset, len)
-    }
-    fn extents(
-        &self,
-        offset: u64,
-        len: u64,
-    ) -> cowslip_queue::Pending<std::io::Result<Vec<crate::file::FileExtent>>> {
-        self.inner.extents(offset, len)
-    }
-    fn flush(&self) -> cowslip_queue::Pending<std::io::Result<()>> {
-        self.inner.flush()
-    }
-    fn set_len(&self, len: u64) -> cowslip_queue::Pending<std::io::Result<()>> {
-        self.inner.set_len(len)
-    }
-    fn allocated_bytes(&self) -> Option<u64> {
-        None
     }
 }
 

@@ -237,7 +237,8 @@ impl<'a> Plan<'a> {
     pub(super) fn needs_all(&self, what: &str) -> Error {
         Error::Unsupported {
             file: self.file.name().to_string(),
-            feature: format!("repairing leaks alone where {what} (check -r all repairs it),"),
+            feature: format!("repairing leaks alone where {what} (check -r all repairs it),")
+                .into(),
         }
     }
 

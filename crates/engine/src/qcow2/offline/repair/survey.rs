@@ -161,7 +161,7 @@ impl Survey {
         if clusters > CLUSTERS_MAX {
             return Err(Error::Unsupported {
                 file: name.to_string(),
-                feature: format!("repairing a file of {clusters} clusters (2^31 at most)"),
+                feature: format!("repairing a file of {clusters} clusters (2^31 at most)").into(),
             });
         }
         Ok(Survey {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cowslip_queue::{Completer, IoVec, IoVecMut, Pending, pending};
 
-use crate::file::{BlockFile, Capabilities, Durability, FileExtent, FileId, Space};
+use crate::file::{BlockFile, Capabilities, Durability, FileExtent, Space};
 use crate::sync::{Mutex, MutexGuard, lock};
 
 const PAGE: u64 = 4096;
@@ -196,9 +196,6 @@ impl BlockFile for Disk {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
-    fn id(&self) -> Option<FileId> {
-        None
-    }
     fn len(&self) -> Pending<io::Result<u64>> {
         Pending::ready(Ok(self.len_bytes()))
     }
@@ -256,8 +253,5 @@ impl BlockFile for Disk {
             inside.zero(len..end);
             inside.len = len;
         }))
-    }
-    fn allocated_bytes(&self) -> Option<u64> {
-        None
     }
 }
