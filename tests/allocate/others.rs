@@ -1,5 +1,5 @@
-//! Another process writes to the file while it is given space, and the allocation is interrupted: not
-//! a byte of his is lost.
+//! Another process writes to the file while it is given space, and the allocation is interrupted:
+//! not a byte of his is lost.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

@@ -38,7 +38,8 @@ pub(super) fn direct_alignment(fd: &OwnedFd) -> io::Result<DirectAlignment> {
     probe_alignment(fd)
 }
 
-/// Kernels before 6.1 and some file systems do not report it; then the shortest read that works does.
+/// Kernels before 6.1 and some file systems do not report it; then the shortest read that works
+/// does.
 fn probe_alignment(fd: &OwnedFd) -> io::Result<DirectAlignment> {
     let mut buf = BufMut::zeroed(SAFE_BYTES as usize);
     for len in [1, 512, 1024, 2048, 4096] {

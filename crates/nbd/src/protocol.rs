@@ -2,9 +2,9 @@
 //!
 //! All masks and numbers of the specification stand here and in the two submodules, which encode
 //! and decode the messages of the [`handshake`] and of the [`transmission`] phase. Nothing here
-//! does I/O, and decoding arbitrary bytes never panics. Fields that the specification wants a receiver to
-//! tolerate (unknown options, commands, reply types) decodes to an `Unknown` value; what it forbids
-//! is [`Malformed`].
+//! does I/O, and decoding arbitrary bytes never panics. Fields that the specification wants a
+//! receiver to tolerate (unknown options, commands, reply types) decodes to an `Unknown` value;
+//! what it forbids is [`Malformed`].
 
 use std::fmt;
 

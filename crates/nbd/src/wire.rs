@@ -41,8 +41,8 @@ impl Wire {
     /// written afterwards.
     pub(crate) async fn farewell(&self) {
         if let Wire::Tls(session) = self {
-            // Whether a peer receives it is of no consequence: the messages themselves say where they
-            // end.
+            // Whether a peer receives it is of no consequence: the messages themselves say where
+            // they end.
             first(sleep(FAREWELL), session.close()).await;
         }
     }

@@ -1,4 +1,5 @@
-//! The fallback without io_uring: epoll reports when a socket is ready, the pool does the file calls.
+//! The fallback without io_uring: epoll reports when a socket is ready, the pool does the file
+//! calls.
 //!
 //! Interest is registered for one event at a time (EPOLLONESHOT), so nothing needs to be undone
 //! when a socket closes: a descriptor that the kernel has forgotten is simply added again.

@@ -262,7 +262,8 @@ impl Iterator for Records<'_> {
 /// first.
 ///
 /// # Errors
-/// `Unsupported` (`EOPNOTSUPP`) where the file system does not list extents, or the system's failure.
+/// `Unsupported` (`EOPNOTSUPP`) where the file system does not list extents, or the system's
+/// failure.
 pub fn extents(file: impl AsFd) -> io::Result<Vec<HostExtent>> {
     let mut found: Vec<HostExtent> = Vec::new();
     for record in records(&file, Sync::First) {

@@ -266,8 +266,8 @@ impl File {
         sys::block_device_size(self.as_fd())
     }
 
-    /// Data and holes of `[start, end)`, in order, covering it, each converted by `convert`; what lies
-    /// beyond the end of file is a hole.
+    /// Data and holes of `[start, end)`, in order, covering it, each converted by `convert`; what
+    /// lies beyond the end of file is a hole.
     pub fn runs<T: Send + 'static>(
         self: &Arc<Self>,
         start: u64,

@@ -107,8 +107,8 @@ impl<T> Pending<T> {
         }
     }
 
-    /// Ends the wait and returns whether the value had arrived. If not, [`Completer::deliver`] gives
-    /// it back from now on: of the two, exactly one has it.
+    /// Ends the wait and returns whether the value had arrived. If not, [`Completer::deliver`]
+    /// gives it back from now on: of the two, exactly one has it.
     pub fn give_up(mut self) -> bool {
         match std::mem::replace(&mut self.0, Inner::Ready(None)) {
             Inner::Ready(value) => value.is_some(),

@@ -1,8 +1,8 @@
 //! Space for the holes of a file, by the means that programs have beside `fallocate`: libc's call,
 //! a mapping, written zeroes; and where a file has holes.
 //!
-//! All of it blocks; [`crate::File`] runs it on the pool. Each returns how many system calls it made.
-//! A full disk is an error here, never a signal: nothing is stored through a mapping by this
+//! All of it blocks; [`crate::File`] runs it on the pool. Each returns how many system calls it
+//! made. A full disk is an error here, never a signal: nothing is stored through a mapping by this
 //! process, the kernel is asked to do it.
 #![allow(unsafe_code)] // libc's call and a mapping; each says why it is sound.
 
