@@ -26,7 +26,7 @@ mod text_file;
 // What the command has in common with its benches and viewers.
 use cowslip_console::{error, interrupt, options, output, size, time};
 
-use cmd::early::OptionValidator;
+use cmd::option_order::OptionValidator;
 use cmd::{CowslipVerb, QemuImgVerb};
 use output::Program;
 

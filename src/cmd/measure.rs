@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::create::{format_named, keys_of_luks, keys_of_qcow2, options_of};
 use crate::error::CommandError;
-use crate::layer::{Layer, Look};
+use crate::layer::{ImageFileInfo, InspectOptions};
 use crate::open::{
     self, ImageSpec, OpenHow, Trust, block_on, chosen_snapshot, open_image, sharing,
 };
@@ -196,12 +196,12 @@ async fn bitmaps_of(
     spec: &ImageSpec,
 ) -> Result<Option<Vec<BitmapInfo>>, CommandError> {
     let source = spec.resolve()?;
-    let look = Look {
+    let inspect_options = InspectOptions {
         sharing: Sharing::Forced,
         policy: args.trust.backing_policy,
-        ..Look::default()
+        ..InspectOptions::default()
     };
-    let layer = Layer::look_source(&source, &look).await?;
+    let layer = ImageFileInfo::inspect_source(&source, &inspect_options).await?;
     let inspection = layer.inspection.filter(|found| found.header.version >= 3);
     Ok(inspection.map(|found| found.bitmaps))
 }

@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
-use crate::layer::{self, Layer, Look};
+use crate::layer::{self, ImageFileInfo, InspectOptions};
 use crate::open::{
     self, Access, CacheMode, ImageSpec, OneImage, OpenHow, Source, Trust, block_on, foreign,
     open_image, sharing, warn_of_guessed_raw,
@@ -224,24 +224,25 @@ async fn refuse_loop(
     format: Option<Format>,
     how: &OpenHow,
 ) -> Result<(), CommandError> {
-    let look = Look {
+    let inspect_options = InspectOptions {
         sharing: Sharing::Forced,
         policy: how.policy,
-        ..Look::default()
+        ..InspectOptions::default()
     };
-    let Ok(first) = Layer::look_resolved(resolved, format, &look).await else {
+    let Ok(first) = ImageFileInfo::inspect_resolved(resolved, format, &inspect_options).await
+    else {
         return Ok(());
     };
-    let chain = layer::openable_chain(first, &look).await;
+    let chain = layer::openable_chain(first, &inspect_options).await;
     let own = image
         .layers()
         .first()
         .and_then(|layer| layer.content.clone());
-    let is_own = |layer: &Layer| layer.content.is_some() && layer.content == own;
+    let is_own = |layer: &ImageFileInfo| layer.content.is_some() && layer.content == own;
     if chain.iter().any(is_own) {
         return Err(args.could_not_change("the backing chain would be a loop"));
     }
-    let read = layer::read_set(&chain, ReadAs::Backing, &look).await;
+    let read = layer::read_set(&chain, ReadAs::Backing, &inspect_options).await;
     let checked = image.check_overwrites(&read);
     checked.map_err(|error| args.could_not_change(CommandError::from(error)))
 }

@@ -18,7 +18,7 @@ use super::info::{snapshot_json, snapshot_lines};
 use crate::error::CommandError;
 use crate::interrupt::CancelledOnInterrupt;
 use crate::job::JobArgs;
-use crate::layer::{Layer, Look};
+use crate::layer::{ImageFileInfo, InspectOptions};
 use crate::open::{
     self, Access, ImageSpec, OneImage, OpenHow, Trust, block_on, open_image, sharing,
     warn_of_guessed_raw,
@@ -133,17 +133,17 @@ fn done(args: &Args, program: &Program) -> Result<(), CommandError> {
 
 fn list(args: &Args, spec: &ImageSpec) -> Result<(), CommandError> {
     let source = spec.resolve()?;
-    let look = Look {
+    let inspect_options = InspectOptions {
         sharing: sharing(
             args.force_share || source.common.force_share,
             Sharing::AsFormat,
         ),
         locking: source.host.locking,
         policy: args.trust.backing_policy,
-        ..Look::default()
+        ..InspectOptions::default()
     };
     let layer = block_on(Aio::Auto, async {
-        let layer = Layer::look_source(&source, &look).await;
+        let layer = ImageFileInfo::inspect_source(&source, &inspect_options).await;
         layer.map_err(|why| CommandError::opening(&source.given, why.to_string()))
     })?;
     let snapshots: &[SnapshotInfo] = match &layer.inspection {

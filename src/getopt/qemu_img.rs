@@ -12,7 +12,7 @@
 
 use clap::{Arg, Command};
 
-use crate::cmd::early::Validated;
+use crate::cmd::option_order::Validated;
 use crate::error::CommandError;
 use crate::output::{Program, print_error};
 
