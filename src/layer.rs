@@ -37,7 +37,7 @@ const LAYERS_MAX: usize = 1000;
 pub struct ImageFileInfo {
     /// The name that it was opened by.
     pub filename: String,
-    /// The full description, if the file's alone does not.
+    /// The full name, if the file's name alone is not enough to open it.
     pub full_name: Option<String>,
     /// Protocol of the file.
     pub protocol: Protocol,
@@ -69,7 +69,7 @@ pub enum Protocol {
     File,
     /// An NBD server.
     Nbd,
-    /// The same, and no format stands over it.
+    /// An NBD server whose disk has no format over it.
     BareNbd,
 }
 

@@ -504,7 +504,10 @@ fn after_a_fault_at_any_event_an_image_has_leaks_at_most() {
             assert!(failed || rule.contains("once"), "{rule} made nothing fail");
         }
     }
-    assert!(!has_failed(at, "event=l1_shrink_write_table"), "never told");
+    assert!(
+        !has_failed(at, "event=l1_shrink_write_table"),
+        "never reported"
+    );
 }
 
 #[test]

@@ -104,8 +104,8 @@ pub struct Round {
     pub depth: usize,
     /// How it ends.
     pub ending: Ending,
-    /// The moment of the ending counts issues and completions of flushes only, and the end comes so
-    /// many of any operation later.
+    /// The moment of the ending counts issues and completions of flushes only, and the end comes
+    /// this number of events of any operation later.
     pub barrier: Option<u64>,
     /// Failures of the disk while requests are served.
     pub faults: Vec<Fault>,

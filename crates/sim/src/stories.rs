@@ -641,7 +641,7 @@ mod tests {
     use crate::profile::Profile;
 
     #[test]
-    fn seeds_from_there_on_tell_one_story_after_the_other() {
+    fn seeds_from_there_on_are_one_story_after_the_other() {
         assert_eq!(Story::of(FIRST_SEED - 1), None);
         assert_eq!(Story::of(chains::FIRST_SEED), None);
         let kinds = [
