@@ -57,7 +57,7 @@ pub struct Args {
     image: OneImage,
 }
 
-/// Those of a qcow2 image's options that are changed here.
+/// Options of a qcow2 image that are changed here.
 const AMENDABLE: &[&str] = &[
     "backing_file",
     "backing_fmt",

@@ -64,7 +64,7 @@ pub struct Args {
     image: OneImage,
 }
 
-/// Tells findings as they come, on standard error, and progress on standard output.
+/// Reports findings as they come, on standard error, and progress on standard output.
 struct Reporter {
     progress: Option<f64>,
 }

@@ -31,9 +31,9 @@ struct Verb {
 pub enum Refusal {
     /// A mistake before the verb.
     Mistake(Mistake),
-    /// There is no verb.
+    /// No verb.
     NoVerb,
-    /// There is no verb of this name.
+    /// A verb that does not exist.
     UnknownVerb(String),
     /// A mistake in what follows the verb of this name.
     MistakeOf(&'static str, Mistake),

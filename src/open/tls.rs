@@ -37,7 +37,7 @@ pub enum Credentials {
 /// Examination of our own certificate before it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Examination {
-    /// It is looked at as a peer would.
+    /// The certificate is examined as a peer would.
     Now,
     /// A peer finds out.
     Never,

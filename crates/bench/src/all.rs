@@ -191,7 +191,7 @@ impl AllOptions {
         words
     }
 
-    /// Those that are asked for, made on these grounds if there are any.
+    /// Returns the tables that are asked for, on these grounds if there are any.
     fn planned(&self, grounds: Option<&Grounds>) -> Result<Vec<Planned>, CommandError> {
         let known: Vec<Vec<String>> = SHARES.iter().map(|share| self.words_of(share)).collect();
         let is_unknown = |name: &&String| !known.iter().any(|words| words[0] == **name);

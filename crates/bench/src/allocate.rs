@@ -320,7 +320,7 @@ impl Bench {
         document(&self.conditions, self.cells(), end, rows, &notes)
     }
 
-    /// Tells the end.
+    /// Prints the end.
     fn finish(self, failure: Option<&str>) -> Result<serde_json::Value, CommandError> {
         let document = self.document(End::of(failure, self.cells()));
         self.reporter.finish(document)

@@ -8,21 +8,21 @@ use crate::server::Kind;
 /// Contestant, and its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contestant {
-    /// We, on an image that our `create` made with this policy.
+    /// Cowslip, on an image that our `create` made with this policy.
     Cowslip(&'static str),
-    /// We, with zeroes made in this way (`zero-method`).
+    /// Cowslip, with zeroes made in this way (`zero-method`).
     CowslipZeroing(&'static str),
-    /// We, with so much memory for tables.
+    /// Cowslip, with this memory for tables.
     CowslipCached(CacheBudget),
     /// `qemu-img bench`, on an image that `qemu-img create` made.
     QemuImg,
-    /// `qemu-img bench`, with so much memory for tables.
+    /// `qemu-img bench`, with this memory for tables.
     QemuImgCached(CacheBudget),
     /// This NBD server of QEMU's, on such an image.
     QemuServer(Kind),
     /// QEMU's own driver below a guest, on such an image.
     QemuDriver,
-    /// We, on a raw file: what the file system can do.
+    /// Cowslip, on a raw file: the limit set by the file system.
     Raw(RawFile),
     /// `qemu-img bench` on such a file.
     QemuRaw(RawFile),
@@ -161,9 +161,9 @@ pub enum Backing {
 /// Whether an image has extended L2 entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subclusters {
-    /// It has.
+    /// With subclusters.
     On,
-    /// It has not.
+    /// Without subclusters.
     Off,
 }
 
@@ -194,11 +194,11 @@ pub enum Layout {
 /// Direction of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// They read.
+    /// Reads.
     Read,
-    /// They write.
+    /// Writes.
     Write,
-    /// They are what a file system asked of its disk: writes, zeroes, discards, flushes.
+    /// The requests of a file system to its disk: writes, zeroes, discards, flushes.
     Churn,
 }
 

@@ -42,7 +42,7 @@ impl<'a> Document<'a> {
             .map(DocumentRow)
     }
 
-    /// Said below the table.
+    /// Returns the notes below the table.
     pub fn notes(self) -> impl Iterator<Item = &'a str> {
         let notes = self.0["notes"].as_array().into_iter().flatten();
         notes.filter_map(Value::as_str)
@@ -147,7 +147,7 @@ impl<'a> DocumentRow<'a> {
         self.0["command"].as_str()
     }
 
-    /// Whose it is.
+    /// Returns the contestant's kind.
     pub fn kind(self) -> Kind {
         kind_of(self.contestant())
     }
@@ -185,7 +185,7 @@ impl<'a> DocumentRow<'a> {
     }
 }
 
-/// Whose a contestant of this name is.
+/// Returns the kind of a contestant of this name.
 pub fn kind_of(contestant: &str) -> Kind {
     match contestant.split(' ').next() {
         Some("cowslip") => Kind::Ours,

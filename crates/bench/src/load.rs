@@ -23,9 +23,9 @@ pub const SERIES_STEP_MS: u64 = 100;
 /// Direction of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// They read.
+    /// Reads.
     Read,
-    /// They write this byte throughout.
+    /// Writes of this byte throughout.
     Write(u8),
 }
 
@@ -48,7 +48,7 @@ pub enum Order {
 pub enum Pause {
     /// All requests end first.
     Drain,
-    /// It runs beside them.
+    /// None: the flush runs beside the requests.
     None,
 }
 

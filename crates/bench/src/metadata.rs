@@ -40,7 +40,7 @@ const CACHED: Column = column("cached MiB", 1);
 const OPEN: Column = column("open ms", 1);
 const CLOSE: Column = column("close ms", 1);
 
-/// Said below the table.
+/// Note below the table.
 pub const NOTE: &str = "Cowslip is timed from when each table has been touched once; qemu-img from its start, closing included, at places of its \
                         step. So they are not compared: 'x unlimited' holds Cowslip against itself with memory for all tables.";
 

@@ -25,7 +25,7 @@ pub use palette::{Key, Kind};
 pub struct Page {
     /// Subject.
     pub title: String,
-    /// Said below the title: when, where, by what.
+    /// Line below the title: when, where, by what.
     pub subtitle: String,
     /// Warnings, which come before all else.
     pub warnings: Vec<String>,

@@ -48,8 +48,8 @@ impl Peer {
     }
 }
 
-/// Those of `known` that take part: those that are named (`none` is nobody), otherwise all that are
-/// installed, but of the two servers the first, which is the faster.
+/// Returns the programs of `known` that take part: the named ones (`none` stands for no program),
+/// otherwise all that are installed, but of the two servers the first, which is the faster.
 ///
 /// # Errors
 /// A name is none of those that are known and installed.

@@ -106,7 +106,8 @@ pub struct Row {
     pub contestant: Contestant,
     /// Its runs.
     pub runs: Vec<Measurement>,
-    /// It was below half of both its neighbours, and stayed there when it was measured again.
+    /// Whether it was below half of both its neighbours, and stayed there when it was measured
+    /// again.
     pub is_outlier: bool,
 }
 
@@ -228,7 +229,7 @@ pub enum End<'a> {
     Interrupted,
     /// The time was over that it was given.
     OutOfTime,
-    /// This went wrong.
+    /// The failure.
     Failed(&'a str),
 }
 
@@ -250,7 +251,7 @@ pub struct Report {
     pub conditions: Value,
     /// In the order of measurement.
     pub rows: Vec<Row>,
-    /// Said below the table.
+    /// Notes below the table.
     pub notes: Vec<String>,
     /// How many of its cells are measured.
     pub cells: Cells,
@@ -316,9 +317,9 @@ impl Report {
 /// How many of a table's cells there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cells {
-    /// That are to be measured, at all places.
+    /// Number of cells to measure, at all places.
     pub planned: usize,
-    /// That were.
+    /// Number of measured cells.
     pub finished: usize,
 }
 

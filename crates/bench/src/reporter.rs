@@ -109,7 +109,7 @@ impl Reporter {
         earlier.chain([document]).collect()
     }
 
-    /// These results together.
+    /// Returns these results together.
     fn together(&self, documents: &[Value]) -> String {
         match self.outlet.style {
             ReportStyle::Together { json: true } => output::json_text(&documents.into()) + "\n",

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use cowslip_console::error::CommandError;
 use cowslip_console::interrupt::KilledOnInterrupt;
 
-/// Whose server.
+/// Owner of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `cowslip serve`.

@@ -236,7 +236,7 @@ impl Sheet {
         }
     }
 
-    /// Tells this below the table.
+    /// Adds a note below the table.
     pub fn note(&mut self, note: String) {
         self.report.notes.push(note);
     }
@@ -262,7 +262,7 @@ impl Sheet {
         self.reporter.add(&text, interrupted, progress);
     }
 
-    /// Tells the end, and what went wrong if something did; the results.
+    /// Prints the end, with the failure if there was one. Returns the results.
     ///
     /// # Errors
     /// The page cannot be written.

@@ -47,7 +47,7 @@ const EXTENTS: Column = column("extents", 0);
 /// Flushes that the device completed meanwhile, by anyone.
 const FLUSHES: Column = column("flushes", 0);
 
-/// Whose turn it is.
+/// Turn of a contestant.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
     /// Contestant.
@@ -129,7 +129,7 @@ impl<'a> Stage<'a> {
         conditions
     }
 
-    /// This program.
+    /// Returns the path of this program.
     pub fn cowslip(&self) -> &Path {
         &self.cowslip
     }
@@ -168,7 +168,7 @@ impl<'a> Stage<'a> {
         *self.shared.borrow_mut() = Some(RemovedOnInterrupt::new(image));
     }
 
-    /// Tells the progress.
+    /// Prints the progress.
     pub fn say(&self, what: &str) {
         self.progress.say(what);
     }

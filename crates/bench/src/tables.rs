@@ -34,7 +34,7 @@ const FILESYSTEM_BYTES_MIN: u64 = 512 << 20;
 /// Runs of each contestant, if it is not said.
 const REPETITIONS: usize = 5;
 
-/// Said where `--aio` asks for what only QEMU has.
+/// Note where `--aio` asks for interfaces that only QEMU has.
 const NO_LIBAIO: &str = "native: QEMU runs libaio; Cowslip has no driver for it and runs io_uring, as its column \
                          of raw files does.";
 

@@ -285,7 +285,7 @@ impl Sheet {
         document(&self.conditions, self.cells(), end, rows, &self.notes)
     }
 
-    /// Tells the end.
+    /// Prints the end.
     fn finish(self, failure: Option<&str>) -> Result<Value, CommandError> {
         let document = self.document(End::of(failure, self.cells()));
         self.reporter.finish(document)

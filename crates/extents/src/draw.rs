@@ -66,7 +66,7 @@ impl Piece {
 #[derive(Clone, Debug, Default)]
 pub struct Pieces {
     list: Vec<Piece>,
-    /// There are more than a picture is made of.
+    /// Whether there are more pieces than a picture is made of.
     pub overflowed: bool,
 }
 

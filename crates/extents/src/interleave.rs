@@ -28,7 +28,7 @@ pub struct Neighbours {
 pub struct Interleaving {
     /// Gaps between its runs.
     pub gaps: u64,
-    /// Those with something of another file.
+    /// Gaps with extents of another file.
     pub shared_gaps: u64,
 }
 

@@ -138,7 +138,7 @@ pub struct GuestBytes {
     pub in_holes: u64,
 }
 
-/// Everything around the file that guest data is in.
+/// Surroundings of the file that guest data is in.
 #[derive(Clone, Copy, Debug)]
 pub struct Around<'a> {
     /// Its records.

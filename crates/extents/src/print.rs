@@ -25,7 +25,7 @@ pub enum When {
     Auto,
     /// Whatever the output is.
     Always,
-    /// Not at all.
+    /// No colours.
     Never,
 }
 
@@ -226,7 +226,7 @@ impl List {
         );
     }
 
-    /// There are no more.
+    /// Ends the list.
     pub fn end(mut self) {
         if self.format == OutputFormat::Json {
             self.text += "\n            ]";

@@ -19,7 +19,7 @@ pub struct FileReport<'a> {
     pub read: &'a Sequential,
     /// The names of all files, by their numbers.
     pub names: &'a [String],
-    /// It was changed while it was looked at.
+    /// Whether it was changed while it was looked at.
     pub changed: bool,
 }
 

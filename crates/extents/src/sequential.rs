@@ -49,7 +49,7 @@ pub enum Reason {
     /// Between them the file is a hole; the device leaves room for it, unless other clusters were
     /// there.
     Hole,
-    /// They adjoin in the file, and the file system has put the file in several places.
+    /// Two extents that adjoin in the file, which the file system has put in several places.
     HostFragmented,
     /// The same, and there this other file follows, by its number.
     Interleaved(usize),
@@ -60,7 +60,7 @@ pub enum Reason {
 pub struct Breaks {
     /// All of them.
     pub runs: u64,
-    /// Those that are seeks.
+    /// Breaks that are seeks.
     pub seeks: u64,
 }
 

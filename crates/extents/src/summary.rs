@@ -112,7 +112,7 @@ impl Summary {
         }
     }
 
-    /// There are no more records.
+    /// Ends the list of records.
     pub fn finish(&mut self) {
         self.hole_until(self.size);
     }

@@ -67,9 +67,9 @@ const BLOCK_BYTES: u64 = 4096;
 /// Treatment of the end of file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It moves up to the end of what is allocated.
+    /// The end of file moves up to the end of the allocated space.
     Moves,
-    /// It stays; what is allocated beyond it waits for the file to grow.
+    /// The end of file stays; space beyond it waits for the file to grow.
     Stays,
 }
 

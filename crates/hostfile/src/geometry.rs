@@ -18,7 +18,7 @@ pub(super) struct DirectAlignment {
     pub(super) offset_bytes: u32,
 }
 
-/// Nobody asks for more; what is met where nothing can be found out.
+/// Alignment that satisfies every known file system; it is kept where nothing can be found out.
 const SAFE_BYTES: u32 = 4096;
 
 /// Returns the alignment that direct I/O on this file demands.

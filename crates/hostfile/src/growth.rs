@@ -31,9 +31,9 @@ const CLOSES_BEFORE_KEEPING: u8 = 2;
 /// Treatment of space ahead of need when the file is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtClose {
-    /// It is given back, and this is the count of closes in a row from now on.
+    /// The space is given back, and this is the count of closes in a row from now on.
     Trim(u8),
-    /// It stays for the next who opens the file.
+    /// The space stays for the next opener of the file.
     Keep,
 }
 
@@ -97,9 +97,9 @@ impl Steps {
         free_fraction: 16,
     };
 
-    /// Those of thin images: no leaps. Many of them stay open beside each other for months, and a
-    /// thousandth of the free space for each would leave a thousand of them hardly anything. What
-    /// is ahead is at most what the session has added, or half of the file.
+    /// Rule of thin images: no leaps. Many of them stay open beside each other for months, and a
+    /// thousandth of the free space for each would leave a thousand of them hardly anything. The
+    /// space ahead is at most as much as the session has added, or half of the file.
     pub const IMAGE: Steps = Steps {
         leap_times: 1,
         ..Steps::DYNAMIC

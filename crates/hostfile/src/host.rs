@@ -49,17 +49,17 @@ pub enum Aio {
 /// Whether I/O goes through the host's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PageCache {
-    /// It does.
+    /// Reads and writes go through the page cache.
     #[default]
     Use,
-    /// It does not: `O_DIRECT`.
+    /// Reads and writes bypass the page cache: `O_DIRECT`.
     Bypass,
 }
 
 /// Effect of a flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FlushPolicy {
-    /// It makes durable what was written.
+    /// A flush makes earlier writes durable.
     #[default]
     Honour,
     /// Nothing: fast, and everything is lost with the host (`cache=unsafe`).
@@ -69,12 +69,12 @@ pub enum FlushPolicy {
 /// Treatment of the file's existence at opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CreateMode {
-    /// It must exist.
+    /// The file must exist.
     #[default]
     OpenExisting,
-    /// It is made, and must not exist.
+    /// The file is made, and must not exist.
     CreateNew,
-    /// It is made, or cut to nothing if it exists.
+    /// The file is made, or truncated to nothing if it exists.
     Truncate,
 }
 

@@ -17,7 +17,7 @@ pub enum BackingPolicy {
     /// All: for images that are trusted as the user's own command line is.
     #[default]
     Any,
-    /// Those that lie, symbolic links resolved, in the directory of the image that names them, or
+    /// Files that lie, symbolic links resolved, in the directory of the image that names them, or
     /// below it.
     SameDirectory,
     /// None.

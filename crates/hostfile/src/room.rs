@@ -7,7 +7,7 @@ use std::time::Duration;
 /// once and takes some milliseconds, or hundreds of them for a file of very many extents.
 const ASKED_EVERY: Duration = Duration::from_millis(10);
 const ASKED_TIMES: u32 = 200;
-/// So often in a row without more, and no more will come.
+/// Number of equal answers in a row after which no more space will come.
 const IDLE_TIMES: u32 = 25;
 
 /// Bytes that the file system of this file has left.

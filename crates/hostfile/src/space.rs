@@ -28,7 +28,7 @@ const WINDOW_BYTES: u64 = 1 << 30;
 /// How a range gets its space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// It is allocated.
+    /// Space is allocated.
     Allocate,
     /// Zeroes are written, so that later writes change no metadata of the file system.
     Write,
@@ -94,9 +94,9 @@ pub async fn fill(file: &AlignedFile, range: Range<u64>, how: Fill, job: &Job) -
 pub enum Account {
     /// Nothing: the same range is filled again.
     Silent,
-    /// That it is done.
+    /// Completion.
     Reported,
-    /// That too, and its bytes count for the pace.
+    /// Completion, and the bytes count for the pace.
     Paced,
 }
 

@@ -57,10 +57,10 @@ pub struct NewKey {
 pub struct ErasedKeys {
     /// The slot, counted from 0.
     pub slot: Option<u64>,
-    /// Content of the slots.
+    /// Passphrase of the slots to erase.
     pub passphrase: Option<Passphrase>,
-    /// It may be empty already, and nothing need be left that opens the volume: then its data is
-    /// lost.
+    /// Whether the last slots may be erased, too, so that nothing is left that opens the volume:
+    /// then its data is lost.
     pub force: bool,
 }
 
@@ -235,7 +235,7 @@ impl Volume<'_> {
         Ok(writes.stages)
     }
 
-    /// Those of the slots that the passphrase opens.
+    /// Returns the slots that the passphrase opens.
     async fn opened(
         &self,
         slots: impl Iterator<Item = usize> + Clone,

@@ -66,7 +66,7 @@ const SLOT_BYTES: usize = 48;
 /// One of the places for the master key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeySlot {
-    /// It holds the master key.
+    /// Whether it holds the master key.
     pub active: bool,
     /// Iterations of PBKDF2; without meaning if it is not active.
     pub iterations: u32,

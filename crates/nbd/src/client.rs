@@ -48,7 +48,7 @@ pub enum ClientError {
         /// Its words, or nothing.
         message: String,
     },
-    /// There is no TLS, or not with this server: why, in whole lines.
+    /// TLS is unavailable, or not with this server: why, in whole lines.
     Tls(String),
     /// The server, or this client in its stead, refused the request.
     Request(ExportError),
@@ -180,9 +180,9 @@ struct Shared {
     headers: Headers,
     state: RefCell<State>,
     outgoing: RefCell<VecDeque<Outgoing>>,
-    /// Notified when there is something to send, or the state has changed.
+    /// Event: there is something to send, or the state has changed.
     sending: Event,
-    /// Notified when a task has ended.
+    /// Event: a task has ended.
     ended: Event,
     tasks: Cell<usize>,
     slots: RefCell<Slots>,

@@ -82,7 +82,7 @@ pub struct StatusExtent {
 /// Access of clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Nobody: the server refuses writes.
+    /// Reads only: the server refuses writes.
     ReadOnly,
     /// Clients.
     #[default]

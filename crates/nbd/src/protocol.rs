@@ -82,13 +82,13 @@ macro_rules! flags {
                 self.0 & flags.0 == flags.0
             }
 
-            /// These flags and `flags`.
+            /// Returns the union of these flags and `flags`.
             #[must_use]
             pub const fn with(self, flags: $name) -> $name {
                 $name(self.0 | flags.0)
             }
 
-            /// These flags, and `flags` if `condition` holds.
+            /// Returns these flags, with `flags` if `condition` holds.
             #[must_use]
             pub const fn with_if(self, flags: $name, condition: bool) -> $name {
                 if condition { self.with(flags) } else { self }
@@ -194,7 +194,7 @@ flags! {
     AllocationFlags: u32 {
         /// Nothing is allocated there.
         HOLE = 0,
-        /// It reads as zeroes.
+        /// The range reads as zeroes.
         ZERO = 1,
     }
 }
@@ -283,7 +283,7 @@ codes! {
         ErrPlatform = ERROR_REPLY + 4,
         /// TLS must come first.
         ErrTlsRequired = ERROR_REPLY + 5,
-        /// There is no such export.
+        /// The export does not exist.
         ErrUnknown = ERROR_REPLY + 6,
         /// The server is going away.
         ErrShutdown = ERROR_REPLY + 7,

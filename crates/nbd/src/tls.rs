@@ -97,7 +97,7 @@ pub enum CredentialsError {
     NoHostname,
     /// The host has no name that a certificate could have.
     Hostname(String),
-    /// This program cannot use keys shared beforehand: [`PSK_MISSING`] says why.
+    /// Keys shared beforehand are not supported by this program: [`PSK_MISSING`] says why.
     KeysUnsupported,
     /// A server has no keys, so there is nobody to serve.
     NoKeys,
@@ -288,9 +288,9 @@ type Authorization = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 /// Identity that the other side has proven.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
-    /// It had to prove nothing.
+    /// A peer that had to prove nothing.
     Nobody,
-    /// Whom this certificate is for, as DER.
+    /// The subject of this certificate, as DER.
     Certificate(Vec<u8>),
     /// A user who has this user's key.
     #[cfg_attr(not(feature = "psk"), allow(dead_code))] // Nobody has a key there.
@@ -451,7 +451,7 @@ impl ClientCredentials {
         })
     }
 
-    /// This user, for servers that have the same key for him.
+    /// Returns the credentials of this user, for servers that have the same key for him.
     ///
     /// # Errors
     /// There is no key for him, or it cannot be used.

@@ -37,8 +37,8 @@ impl Wire {
         }
     }
 
-    /// Tells the peer that nothing more will be sent, if there is a way to say so. Nothing is
-    /// written afterwards.
+    /// Announces to the peer that nothing more will be sent, if there is a way to say so. Nothing
+    /// is written afterwards.
     pub(crate) async fn farewell(&self) {
         if let Wire::Tls(session) = self {
             // Whether a peer receives it is of no consequence: the messages themselves say where

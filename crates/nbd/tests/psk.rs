@@ -67,7 +67,7 @@ fn usual() -> Watched {
     Watched::start(Backend::Auto, options(server()))
 }
 
-/// It still serves whom it should.
+/// Checks that the server still serves its users.
 fn still_serves(watched: &Watched) {
     queue(Backend::Threads).unwrap().block_on(async {
         let client = connect_tls(watched.path(), user("alice")).await.unwrap();

@@ -126,7 +126,7 @@ impl Watched {
         });
     }
 
-    /// It serves whom it should, still.
+    /// Checks that the server still serves its clients.
     fn still_serves(&self) {
         queue(Backend::Threads).unwrap().block_on(async {
             let client = connect_tls(self.path(), client_tls("client", "localhost"));

@@ -209,7 +209,7 @@ impl Buf {
         }
     }
 
-    /// This buffer and `next` as one, if `next` follows it in the same allocation.
+    /// Returns this buffer and `next` as one, if `next` follows it in the same allocation.
     pub fn joined(&self, next: &Buf) -> Option<Buf> {
         let len = self.len + next.len;
         self.is_followed_by(next).then(|| Buf {

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::lease::{self, Ended, Lease};
 
-/// So often the file is tried, so long apart: a process that forks beside us has our descriptors
+/// Number of tries, and the time between them: a process that forks beside us has our descriptors
 /// for a moment, and a program that looks at new files has them open no longer.
 const TRIES: usize = 20;
 const APART: Duration = Duration::from_millis(10);
@@ -64,7 +64,7 @@ pub enum Outcome {
     Late,
 }
 
-/// Whose the data beyond the length is.
+/// Owner of the data beyond the length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Zeroes,

@@ -56,7 +56,7 @@ impl Shared {
 struct Task {
     queue: Arc<Shared>,
     index: usize,
-    /// It is in the ready list or in the inbox.
+    /// Whether it is in the ready list or in the inbox.
     scheduled: Scheduled,
 }
 

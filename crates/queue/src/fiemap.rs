@@ -41,7 +41,7 @@ impl Flags {
     pub const ENCODED: Flags = Flags(0x8);
     /// Encrypted by the file system.
     pub const ENCRYPTED: Flags = Flags(0x80);
-    /// It begins or ends within a block.
+    /// The extent begins or ends within a block.
     pub const NOT_ALIGNED: Flags = Flags(0x100);
     /// Stored beside metadata.
     pub const INLINE: Flags = Flags(0x200);
@@ -75,7 +75,7 @@ impl Flags {
         Flags(self.0 | others.0)
     }
 
-    /// These without `others`.
+    /// Returns these flags without `others`.
     #[must_use]
     pub const fn without(self, others: Flags) -> Flags {
         Flags(self.0 & !others.0)
@@ -147,7 +147,7 @@ pub struct Records<'a> {
     count: usize,
     /// End of the records returned so far.
     at: u64,
-    /// There is no further batch.
+    /// Whether there is no further batch.
     ended: bool,
 }
 

@@ -223,7 +223,7 @@ pub enum HolesBy {
 pub struct Holes {
     /// In the order of the file.
     pub ranges: Vec<Range<u64>>,
-    /// So far the file has been looked at.
+    /// Offset up to which the file has been looked at.
     pub looked_until: u64,
     /// How they are known.
     pub by: HolesBy,

@@ -46,7 +46,7 @@ pub(crate) fn block_device_size(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(size)
 }
 
-/// Tells a block device that a range is not needed any more.
+/// Discards a range of a block device that is not needed any more.
 pub(crate) fn discard_blocks(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     let range = [offset, len];
     // SAFETY: the call reads two u64 from the address given, which is `range`.

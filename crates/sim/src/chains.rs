@@ -59,7 +59,7 @@ struct File {
 enum Deed {
     /// Some writes, closed in order.
     Write,
-    /// Something with the bitmaps of an image.
+    /// An operation on the bitmaps of an image.
     Bitmap(File, What),
     /// Another backing file, or none.
     Rebase(Option<File>, Storage),
@@ -409,7 +409,7 @@ impl Run {
         })
     }
 
-    /// Something with the bitmaps of the overlay or another image.
+    /// Draws an operation on the bitmaps of the overlay or another image.
     fn draw_bitmap_deed(&mut self) -> Deed {
         let others = self.chains.iter().flatten();
         let others = others.filter(|file| file.format == Format::Qcow2);

@@ -65,7 +65,7 @@ pub enum Data {
 /// How the guest data of the top image is encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encryption {
-    /// Not at all.
+    /// No encryption.
     None,
     /// In QEMU's old way: the passphrase is the key.
     Aes,
@@ -78,9 +78,9 @@ pub enum Encryption {
 pub enum Room {
     /// As a regular file does.
     Grows,
-    /// It is a device, which has the length that it has: more than the run will need.
+    /// A device of a fixed length: more than the run will need.
     Fixed,
-    /// It is a device that may be too small.
+    /// A device that may be too small.
     Scarce,
 }
 
@@ -239,7 +239,7 @@ impl Part {
     ];
 }
 
-/// Everything that a run is made of.
+/// Configuration of a run.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The subject of the run.

@@ -191,15 +191,15 @@ impl Target {
 /// Activity of a run when the power fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// It opens the image.
+    /// Opening the image.
     Opening,
-    /// It serves the first requests after an ending, or the flush after them.
+    /// Serving the first requests after an ending, or the flush after them.
     Recovery,
-    /// It serves requests.
+    /// Serving requests.
     Requests,
     /// The disk changes its size.
     Resize,
-    /// It closes the image.
+    /// Closing the image.
     Closing,
 }
 

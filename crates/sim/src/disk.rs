@@ -72,7 +72,7 @@ impl Pace {
 /// Ways in which a disk breaks its promise, to prove that the suite can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
-    /// It is honest.
+    /// None: the disk is honest.
     None,
     /// A flush answers and does nothing.
     FlushDoesNothing,
@@ -87,7 +87,7 @@ pub enum Lie {
 pub enum Losses {
     /// In all the ways in which caches lose power.
     Any,
-    /// Those that show best in which order things were done.
+    /// Losses that show best in which order operations were done.
     Adverse,
     /// All but the writes of one structure: what it builds on is lost.
     AllBut(Structure),
@@ -333,7 +333,7 @@ impl SimDisk {
         self.lock().undecided()
     }
 
-    /// Everything done so far is on the medium: for what a run prepares before it begins.
+    /// Puts all effects so far on the medium: for the preparation of a run.
     pub fn persist_all(&self) {
         self.lock().persist_all();
     }

@@ -55,9 +55,9 @@ struct Plan {
     /// Percent of the flushes.
     percent: u64,
     left: u64,
-    /// Those of flushes that cover a root.
+    /// Number of looks left at flushes that cover a root.
     roots_left: u64,
-    /// Those at which each kind of structure is lost.
+    /// Number of looks left at which each kind of structure is lost.
     kinds_left: u64,
     /// How often the flushes covered these.
     seen: BTreeMap<Structures, u64>,

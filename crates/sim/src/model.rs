@@ -145,7 +145,7 @@ pub fn recognise(granule: u64, bytes: &[u8]) -> Found {
     }
 }
 
-/// Something that a granule may hold.
+/// A content that a granule may have.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     /// The request that put it there; 0 for what was there from the start.
@@ -155,9 +155,9 @@ struct Version {
     ended: Moment,
     /// When a read showed that it is not there.
     refuted: Moment,
-    /// It was acknowledged and hides what ended before it was issued.
+    /// Whether it was acknowledged and hides versions that ended before it was issued.
     hides: bool,
-    /// It is durable at its end.
+    /// Whether it is durable at its end.
     durable: bool,
 }
 
@@ -192,9 +192,9 @@ pub enum Until {
 /// How an operation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was acknowledged.
+    /// Acknowledged.
     Done(Until),
-    /// It failed, or promised nothing: it may have happened or not.
+    /// Failed, or without a promise: it may have happened or not.
     Perhaps,
 }
 
@@ -291,7 +291,7 @@ impl Model {
         }
     }
 
-    /// It has ended, well or not; the disk says that it has the size `now`.
+    /// Ends a resize, whether it succeeded or not; the disk says that it has the size `now`.
     pub fn end_resize(&mut self, request: u32, (size, now): (u64, u64), outcome: Outcome) {
         for granules in self.between(self.size, size) {
             self.end_write(request, &granules, outcome);
@@ -364,7 +364,7 @@ impl Model {
         }
     }
 
-    /// It has ended.
+    /// Ends a write.
     pub fn end_write(&mut self, request: u32, granules: &Granules, outcome: Outcome) {
         let ended = self.tick();
         for granule in granules.clone() {
@@ -377,7 +377,7 @@ impl Model {
         }
     }
 
-    /// This moment.
+    /// Returns the current moment.
     pub fn moment(&mut self) -> Moment {
         self.tick()
     }

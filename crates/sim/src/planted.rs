@@ -22,7 +22,7 @@ use crate::trace::Trace;
 pub struct Trying {
     /// Their numbers.
     pub runs: Range<u64>,
-    /// They are successive seeds, not those of the mixture.
+    /// Whether the seeds are successive ones, not those of the mixture.
     pub drawn: bool,
     /// Seconds after the start of the first run from which on no run begins.
     pub seconds: u64,

@@ -391,7 +391,7 @@ fn capabilities(config: &Config) -> Capabilities {
     file_capabilities(config)
 }
 
-/// Those of a regular file.
+/// Returns the capabilities of a regular file.
 fn file_capabilities(config: &Config) -> Capabilities {
     let mut capabilities = regular(config.alignment_bytes);
     capabilities.zeroes_fast = config.zeroes_fast;

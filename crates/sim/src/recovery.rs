@@ -60,7 +60,7 @@ fn opening_fault(rng: &mut Rng) -> Fault {
 enum Attempt {
     /// The image is open.
     Open(Subject),
-    /// It has been crashed again.
+    /// The disk has crashed again.
     Crashed,
 }
 

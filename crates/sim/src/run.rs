@@ -691,7 +691,7 @@ impl<'a> Run<'a> {
         Ok(result.borrow_mut().take())
     }
 
-    /// Tells the record what write-back does from now on.
+    /// Makes the record show the activity of write-back from now on.
     pub fn watch(&self, subject: &Subject) {
         if let (true, Subject::Image(image)) = (self.trace.is_kept(), subject) {
             let image = Arc::downgrade(image);

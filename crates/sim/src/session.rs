@@ -326,7 +326,8 @@ async fn resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)
     session.resizing.set(Resizing::No);
 }
 
-/// Nobody knows what a bitmap that was not saved properly would say of a disk of another size.
+/// Checks that a resize is refused: the bits of a bitmap that was not saved properly are unknown
+/// for a disk of another size.
 async fn refuses_to_resize(subject: &Subject, session: &Session, (id, size): (WriteId, u64)) {
     match subject.resize(size, Preallocation::Off).await {
         Err(Error::Invalid(_)) => {}

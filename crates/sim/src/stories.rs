@@ -85,7 +85,7 @@ pub enum Story {
 }
 
 impl Story {
-    /// Those with seeds from [`FIRST_SEED`] on.
+    /// The stories with seeds from [`FIRST_SEED`] on.
     pub const ALL: [Story; 13] = [
         Story::BlocksAdded,
         Story::CountsFail,
@@ -102,7 +102,7 @@ impl Story {
         Story::BitmapsCutShort,
     ];
 
-    /// Those with seeds from [`LATER_SEED`] on.
+    /// The stories with seeds from [`LATER_SEED`] on.
     pub const LATER: [Story; 9] = [
         Story::BitmapsUnderWrites,
         Story::BitmapsInPieces,

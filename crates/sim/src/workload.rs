@@ -42,7 +42,7 @@ pub enum Verb {
 /// Whether bytes come or go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// They are read.
+    /// The snapshot is read.
     Read,
     /// A stamp is written.
     Write,

@@ -118,8 +118,8 @@ fn a_downgrade_goes_by_references_not_by_leaked_counts() {
     }
 }
 
-/// There was no space to copy the tables that a snapshot shares, and the disk became smaller: what
-/// was behind its new end was still there, as VM state.
+/// There was no space to copy the tables that a snapshot shares, and the disk became smaller: data
+/// behind its new end was still there, as VM state.
 #[test]
 fn a_shrink_without_space_empties_the_vm_state() {
     pass(Kind::Qcow2, 200_400_315..200_400_316);

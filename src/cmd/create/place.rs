@@ -172,7 +172,7 @@ impl NewFile {
         Ok((NewFile { remove }, file))
     }
 
-    /// It stays.
+    /// Keeps the file.
     pub fn finished(mut self) {
         self.remove = None;
     }

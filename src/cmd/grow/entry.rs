@@ -40,9 +40,9 @@ pub struct Entry {
     closes: u8,
     has_grown_since_close: bool,
     steps: u64,
-    /// Something was allocated since it was last cut.
+    /// Whether space was allocated since it was last cut.
     owes: bool,
-    /// Something was allocated at some time.
+    /// Whether space was allocated at some time.
     was_given: bool,
     is_kept: bool,
     is_refused: bool,
@@ -85,22 +85,22 @@ impl Entry {
         }
     }
 
-    /// Something was allocated, and may lie behind its end.
+    /// Whether space was allocated that may lie behind its end.
     pub fn owes(&self) -> bool {
         self.owes
     }
 
-    /// Something was allocated for it at some time.
+    /// Whether space was allocated for it at some time.
     pub fn was_given(&self) -> bool {
         self.was_given
     }
 
-    /// Something was allocated for it before it was forgotten.
+    /// Records that space was allocated for it before it was forgotten.
     pub fn recalled(&mut self) {
         self.was_given = true;
     }
 
-    /// It takes a descriptor.
+    /// Whether it takes a descriptor.
     pub fn is_held(&self) -> bool {
         self.handle.is_some()
     }
@@ -110,7 +110,7 @@ impl Entry {
         self.steps
     }
 
-    /// It has no name any more, in any directory.
+    /// Whether it has no name any more, in any directory.
     pub fn is_deleted(&self) -> bool {
         let stat = self.handle.as_ref().map(Handle::stat);
         stat.is_none_or(|stat| stat.map_or(true, |stat| stat.st_nlink == 0))

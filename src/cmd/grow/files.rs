@@ -46,9 +46,9 @@ pub struct Settings {
 pub struct Files {
     settings: Settings,
     entries: HashMap<Key, Entry>,
-    /// Those that have lost their name and owe something, and what they were called.
+    /// Files that have lost their name and owe space, with their old names.
     orphans: Vec<(String, Entry)>,
-    /// Those that were given space and are forgotten.
+    /// Files that were given space and are forgotten.
     given: HashSet<Id>,
     held_max: usize,
     /// Of all files: bytes behind their ends, and number of files with such space. Recounted for

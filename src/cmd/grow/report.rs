@@ -44,7 +44,7 @@ pub enum Event {
         /// Steps since it was first seen.
         steps: u64,
     },
-    /// It is opened and closed all the time: its space stays for now.
+    /// The file is opened and closed all the time: its space stays for now.
     #[serde(rename_all = "kebab-case")]
     Kept {
         /// How much.
@@ -52,7 +52,7 @@ pub enum Event {
         /// The file's length.
         size: u64,
     },
-    /// It gets no space.
+    /// The file gets no space.
     #[serde(rename_all = "kebab-case")]
     LeftAlone {
         /// In words.
@@ -115,7 +115,7 @@ impl Reporter {
         output::flush();
     }
 
-    /// Something has happened to the file of this name.
+    /// Reports an event of the file of this name.
     pub fn event(&mut self, name: &str, event: &Event) {
         match event {
             Event::Allocated { bytes, .. } => {

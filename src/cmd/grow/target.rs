@@ -25,7 +25,7 @@ use rustix::io::Errno;
 /// Why a file is left alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It is not there, or not any more.
+    /// The file does not exist, or not any more.
     Gone,
     /// A directory, a symbolic link, a device …
     NotRegular,
@@ -38,7 +38,7 @@ pub enum Refused {
 /// Result of a request for space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Allocated {
-    /// It is there.
+    /// All of the space is allocated.
     All,
     /// The file system, or a quota, is full; a part of it may be there.
     Full,
@@ -60,7 +60,7 @@ pub enum Trimmed {
     },
     /// Another process has the file open, or waits for it.
     InUse,
-    /// It was cut, but so late that the kernel may have let in a waiting opener.
+    /// The file was cut, but so late that the kernel may have let in a waiting opener.
     Late,
 }
 
@@ -135,7 +135,7 @@ pub struct Handle(OwnedFd);
 /// Whether anybody else has a file open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Nobody.
+    /// Not in use.
     Nobody,
     /// Another process.
     InUse,

@@ -30,7 +30,7 @@ pub struct Directory {
     watch: i32,
     /// The files that count; `None` for all.
     names: Option<HashSet<OsString>>,
-    /// It is gone.
+    /// Whether it is gone.
     is_gone: bool,
 }
 
@@ -51,7 +51,7 @@ pub type Key = (usize, OsString);
 /// Change of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// It was written, truncated, or came here.
+    /// Whether it was written, truncated, or moved here.
     pub is_modified: bool,
     /// A process that could write has closed it.
     pub is_closed: bool,

@@ -26,9 +26,9 @@ pub enum Verb {
     Flush,
     /// Explains.
     Help,
-    /// Tells about the image.
+    /// Prints facts about the image.
     Info,
-    /// Tells the size of the disk.
+    /// Prints the size of the disk.
     Length,
     /// Lists extents.
     Map,
@@ -58,7 +58,7 @@ pub enum Verb {
     Write,
     /// Writes from several buffers.
     Writev,
-    /// Something with zones, which no image here has.
+    /// An operation on zones, which no image here has.
     Zone(&'static str),
 }
 
@@ -78,7 +78,7 @@ pub enum Needs {
 pub enum Count {
     /// Exactly this many.
     Exactly(usize),
-    /// This many or more.
+    /// This number or more.
     AtLeast(usize),
     /// From the first number to the second.
     Between(usize, usize),

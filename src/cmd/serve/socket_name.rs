@@ -130,7 +130,7 @@ struct Turn<'a>(&'a OwnedFd);
 enum NoTurn {
     /// The directory is locked by another program, for longer than turns take.
     Busy,
-    /// It cannot be locked.
+    /// The file cannot be locked.
     Impossible(Errno),
 }
 

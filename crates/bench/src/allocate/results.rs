@@ -70,7 +70,7 @@ pub struct Measured {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Run {
-    /// It was measured.
+    /// A run that was measured.
     Measured(Measured),
     /// The method failed, in the system's words.
     Failed(String),
@@ -139,7 +139,7 @@ impl Row {
     }
 }
 
-/// Those that were made, in words.
+/// Returns the calls that were made, in words.
 pub fn calls(calls: &SystemCalls, faults: Option<u64>) -> String {
     let named = [
         (Some(calls.ftruncate), "ftruncate"),

@@ -13,9 +13,9 @@ use crate::server::{Kind, PageCache};
 /// Whether an overlay has extended L2 entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subclusters {
-    /// It has.
+    /// With subclusters.
     On,
-    /// It has not.
+    /// Without subclusters.
     Off,
 }
 
@@ -36,7 +36,7 @@ pub enum Checked {
     Clean,
     /// Findings.
     Bad(String),
-    /// There is no such checker here.
+    /// The checker is not installed.
     NotInstalled,
 }
 
@@ -53,7 +53,7 @@ impl Checked {
 /// One server with one kind of overlay.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// Whose server.
+    /// Owner of the server.
     pub kind: Kind,
     /// Kind of overlay.
     pub subclusters: Subclusters,

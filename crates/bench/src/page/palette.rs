@@ -9,7 +9,7 @@
 
 use plotters::style::RGBColor;
 
-/// Whose a series is.
+/// Owner of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Cowslip's.
@@ -25,7 +25,7 @@ pub enum Kind {
 /// Which colour a series has: a kind of contestant, and its number among those of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// Whose it is.
+    /// Owner of the series.
     pub kind: Kind,
     /// From 0.
     pub index: usize,

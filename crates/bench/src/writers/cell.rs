@@ -215,7 +215,7 @@ pub fn all() -> Vec<Cell> {
     cells
 }
 
-/// Those that write nothing.
+/// Returns the cells that write nothing.
 pub fn of_space() -> Vec<Cell> {
     let rules = [
         Rule::Fixed(1 << 30),

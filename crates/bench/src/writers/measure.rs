@@ -69,7 +69,7 @@ pub struct Measured {
 pub struct Bench<'a> {
     /// A directory of their file system.
     pub directory: &'a Path,
-    /// This program.
+    /// Path of this program.
     pub cowslip: &'a Path,
     /// Bytes that all writers of a cell write together.
     pub bytes: u64,
@@ -286,7 +286,7 @@ impl Running {
         }
     }
 
-    /// Tells it to end, and waits.
+    /// Signals the process to end, and waits.
     fn end(self, signal: Signal) -> Result<(), CommandError> {
         let pid = i32::try_from(self.child.id()).ok();
         if let Some(pid) = pid.and_then(Pid::from_raw) {

@@ -50,7 +50,7 @@ pub enum LibraryMakes {
     Writes,
     /// An error: there is no such call, and this libc does not write in its place.
     Nothing,
-    /// It could not be tried.
+    /// The call could not be tried.
     Unknown,
 }
 

@@ -10,7 +10,7 @@ pub const RANGES_BYTES_MAX: usize = 64 << 20;
 
 const SECTOR_BYTES: u64 = 512;
 
-/// There is no more room.
+/// Error of a list without room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 

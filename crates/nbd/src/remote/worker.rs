@@ -109,7 +109,7 @@ impl Drop for Worker {
 #[derive(Default)]
 struct Mailbox {
     letters: Mutex<Letters>,
-    /// There is a connection.
+    /// Whether there is a connection.
     ready: AtomicBool,
     /// Requests that were posted and are not answered.
     under_way: AtomicUsize,

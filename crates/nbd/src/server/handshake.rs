@@ -214,7 +214,7 @@ fn no_such_export() -> NoChoice {
 enum Security {
     /// The server has none.
     NotOffered,
-    /// It has to come first.
+    /// TLS has to come first.
     Missing,
     Present,
 }

@@ -154,7 +154,7 @@ struct Control {
     connections: AtomicUsize,
     acceptors: AtomicUsize,
     connections_ever: AtomicU64,
-    /// Notified when any of the above has changed.
+    /// Event: a value above has changed.
     changed: Event,
 }
 

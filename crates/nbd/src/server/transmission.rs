@@ -73,10 +73,10 @@ pub(super) struct Connection {
     requests_in_flight: Cell<usize>,
     /// Their payload in bytes.
     bytes_in_flight: Cell<usize>,
-    /// Notified when either has gone down.
+    /// Event: one of the two has gone down.
     room: Event,
     replies: RefCell<VecDeque<Reply>>,
-    /// Notified when there are replies to send, or there will be none any more.
+    /// Event: there are replies to send, or there will be none any more.
     sending: Event,
     /// No further requests will be read. Set once, by the reader.
     read_all: Cell<bool>,

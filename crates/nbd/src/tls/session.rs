@@ -108,7 +108,7 @@ impl Session {
         Ok(())
     }
 
-    /// Tells the peer that nothing more will come.
+    /// Sends the announcement of the end of data.
     pub(crate) async fn close(&self) {
         self.state.borrow_mut().connection.send_close_notify();
         // A peer that is gone does not need it.

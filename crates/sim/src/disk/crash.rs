@@ -19,9 +19,9 @@ use super::structure::Structure;
 /// Fate of one effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is on the medium.
+    /// On the medium.
     Applied,
-    /// It is lost.
+    /// Lost.
     Dropped,
     /// Some of its atoms are on the medium: `#` those that are, `.` those that are not.
     Torn(String),
@@ -46,7 +46,7 @@ impl fmt::Display for Fate {
 pub enum Style {
     /// Nothing that was not flushed survives.
     DropAll,
-    /// Everything that was issued survives.
+    /// All issued effects survive.
     ApplyAll,
     /// Each effect survives with this chance in percent.
     Each(u64),

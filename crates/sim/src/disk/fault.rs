@@ -69,7 +69,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// These failures, counted from now.
+    /// Returns these failures, counted from now.
     pub fn new(faults: &[Fault]) -> Faults {
         Faults {
             planned: faults.iter().map(|fault| (*fault, 0)).collect(),

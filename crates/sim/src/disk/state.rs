@@ -28,7 +28,7 @@ struct Logged {
     effect: Effect,
     /// When its operation completed.
     completed: Option<u64>,
-    /// It was a durable write and has completed.
+    /// Whether it was a durable write and has completed.
     durable: bool,
     /// The process that made it has died.
     outlived: bool,
@@ -174,7 +174,7 @@ pub(super) struct Op {
     /// The bytes of the file that it is about; empty if none.
     range: (u64, u64),
     issued: u64,
-    /// It does not move before this many moves of the disk.
+    /// Number of the disk's moves before which it does not move.
     not_before: u64,
     /// Effects that are still to come.
     effects: Vec<Effect>,
@@ -196,9 +196,9 @@ pub(super) struct Asked {
 /// Which of an operation's two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Moment {
-    /// It is asked for.
+    /// Issue of an operation.
     Issue,
-    /// It is answered.
+    /// Completion of an operation.
     Completion,
 }
 
@@ -733,7 +733,7 @@ impl State {
         }
     }
 
-    /// Everything that was done so far is on the medium.
+    /// Puts all effects so far on the medium.
     pub fn persist_all(&mut self) {
         for file in &mut self.files {
             file.durable = file.volatile.clone();

@@ -32,7 +32,7 @@ impl Model {
         self
     }
 
-    /// Tells the model of the area, if there is one, something; both have one clock.
+    /// Calls `ask` with the model of the area, if there is one; both models have one clock.
     pub fn vm_state<T>(&mut self, ask: impl FnOnce(&mut Model) -> T) -> Option<T> {
         let mut area = self.area.take()?;
         area.model.now = self.now;
@@ -98,7 +98,7 @@ impl Model {
         }
     }
 
-    /// It may hold anything.
+    /// Forgets the VM state: it may hold anything.
     pub fn forget_vm_state(&mut self) {
         self.vm_state(Model::forget_all);
     }
