@@ -79,7 +79,7 @@ enum Wanted {
 /// A request that is understood, and a file that may be tried.
 struct Request<'a> {
     args: &'a Args,
-    /// As the system knows it.
+    /// Path for the system.
     path: String,
     directory: PathBuf,
     size: u64,

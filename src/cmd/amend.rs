@@ -204,8 +204,8 @@ struct Changes {
 }
 
 impl Changes {
-    /// In one session, or in two where version 3 allows what version 2 does not: an amendment ends
-    /// its session.
+    /// Splits the changes into sessions: two where version 3 allows what version 2 does not, since
+    /// an amendment ends its session.
     fn in_passes(self, image: &Image) -> Vec<Changes> {
         let layers = image.layers();
         let header = layers.first().and_then(|layer| layer.header.as_ref());

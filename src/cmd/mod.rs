@@ -69,7 +69,7 @@ pub enum ImgVerb {
 }
 
 impl ImgVerb {
-    /// Does the verb's work.
+    /// Runs the verb. Returns the exit code.
     pub fn run(self, program: &Program) -> u8 {
         match self {
             ImgVerb::Create(args) => create::run(args, program),
@@ -101,7 +101,7 @@ pub enum QemuImgVerb {
 }
 
 impl QemuImgVerb {
-    /// Does the verb's work.
+    /// Runs the verb. Returns the exit code.
     pub fn run(self, program: &Program) -> u8 {
         match self {
             QemuImgVerb::Img(verb) => verb.run(program),
@@ -143,7 +143,7 @@ pub enum CowslipVerb {
 }
 
 impl CowslipVerb {
-    /// Does the verb's work.
+    /// Runs the verb. Returns the exit code.
     pub fn run(self, program: &Program) -> u8 {
         match self {
             CowslipVerb::Img(verb) => verb.run(program),

@@ -90,17 +90,17 @@ pub struct Reading {
 /// An operation on bitmaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// One comes into being.
+    /// Adds a bitmap.
     Add,
     /// Forgets its recorded bits.
     Clear,
-    /// One is deleted.
+    /// Deletes a bitmap.
     Remove,
     /// Starts recording writes.
     Enable,
     /// Stops recording writes.
     Disable,
-    /// One gets what another has recorded.
+    /// Merges the recorded bits of another bitmap.
     Merge,
     /// A look at the ranges that it calls dirty.
     Look,
@@ -467,7 +467,7 @@ impl Bitmaps {
         self.pending = None;
     }
 
-    /// After an ending, when the disk is known: the file has these bitmaps.
+    /// Takes over the bitmaps of the file after an ending, when the disk is known.
     ///
     /// # Errors
     /// If it may not have.
@@ -559,7 +559,7 @@ mod tests {
         bitmaps.end_change(&[], model).unwrap();
     }
 
-    /// One bitmap, and a disk whose sector 4 has been written since.
+    /// Returns one bitmap, and a disk whose sector 4 has been written since.
     fn tracked() -> (Bitmaps, Model) {
         let (mut bitmaps, mut model) = (Bitmaps::default(), model());
         write(&mut bitmaps, &mut model, (8, 20));

@@ -57,15 +57,15 @@ struct File {
 /// An operation on the overlay.
 #[derive(Clone, Debug)]
 enum Deed {
-    /// Some writes, closed in order.
+    /// Writes, closed in order.
     Write,
     /// An operation on the bitmaps of an image.
     Bitmap(File, What),
-    /// Another backing file, or none.
+    /// Change to another backing file, or none.
     Rebase(Option<File>, Storage),
     /// The same in the header alone.
     Unsafe(File),
-    /// Another width of refcounts.
+    /// Change to another width of refcounts.
     Width(u32),
     /// Version 2, which has no zero clusters.
     Version2,
@@ -502,7 +502,7 @@ impl Run {
         }
     }
 
-    /// One deed, and the judgement.
+    /// Performs one deed and checks its outcome.
     fn perform(&mut self, deed: &Deed, totals: &mut Totals) -> Result<(), String> {
         if let Deed::Write = deed {
             let before = self.views()?;

@@ -422,7 +422,7 @@ impl Coverage {
         }
     }
 
-    /// Every cell, with its count and why it must be empty, if it must.
+    /// Returns all cells, each with its count and why it must be empty, if it must.
     fn each(&self) -> impl Iterator<Item = (Stage, usize, usize, u64, Option<&'static str>)> {
         let places = Stage::ALL.into_iter().flat_map(|stage| {
             let of_stage = (0..SITUATIONS.len())

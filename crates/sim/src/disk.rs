@@ -85,7 +85,7 @@ pub enum Lie {
 /// How it chooses what a power failure takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Losses {
-    /// In all the ways in which caches lose power.
+    /// All kinds of losses of caches without power.
     Any,
     /// Losses that show best in which order operations were done.
     Adverse,
@@ -188,7 +188,7 @@ impl SimDisk {
         self.lock().faults = Faults::new(faults);
     }
 
-    /// Goes on with failures as they were.
+    /// Sets failures as they were.
     pub fn put_faults(&self, faults: Faults) {
         self.lock().faults = faults;
     }
@@ -408,7 +408,7 @@ impl SimFile {
         );
     }
 
-    /// Nothing lies beyond the end of a device.
+    /// Checks that nothing lies beyond the end of a device.
     fn check_end(&self, end: u64) {
         let len = || self.disk.lock().files[self.index].volatile.len();
         assert!(

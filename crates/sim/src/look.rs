@@ -288,7 +288,7 @@ impl Looker<'_> {
         Ok(())
     }
 
-    /// Every snapshot holds what it held.
+    /// Checks that every snapshot has its content.
     fn check_snapshots(
         &self,
         layer: &Layer,
@@ -336,7 +336,7 @@ struct Seen {
     granules: Granules,
     starts: Vec<usize>,
     bytes: Vec<u8>,
-    /// By granule.
+    /// Whether the content is known, by granule.
     known: Vec<bool>,
 }
 

@@ -185,7 +185,7 @@ impl fmt::Display for Violation {
 pub enum Until {
     /// A flush must follow.
     Flush,
-    /// At once.
+    /// Visible at once.
     End,
 }
 
@@ -301,7 +301,7 @@ impl Model {
         self.size = now;
     }
 
-    /// After [`Model::crash`]: the disk has this size now.
+    /// Takes over the size of the disk after [`Model::crash`].
     ///
     /// # Errors
     /// If it may not have.
@@ -477,7 +477,7 @@ impl Model {
         }
     }
 
-    /// After [`Model::crash`]: these bytes are what the disk holds now.
+    /// Takes over the bytes of the disk after [`Model::crash`].
     ///
     /// # Errors
     /// If they may not be.

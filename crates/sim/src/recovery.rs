@@ -168,7 +168,7 @@ impl Run<'_> {
         }
     }
 
-    /// One attempt: open, check, first requests.
+    /// Attempts a recovery: open, check, first requests.
     fn attempt_recovery(
         &mut self,
         (index, number): (usize, u64),
@@ -433,7 +433,7 @@ impl Run<'_> {
         self.snapshots.adopt(&ids, (&self.model, survival))
     }
 
-    /// Every snapshot holds what it held. What was not certain is from now on.
+    /// Checks that every snapshot has its content. Uncertain parts are certain from now on.
     fn verify_snapshots(&mut self) -> Result<(), String> {
         let grain = self.model.grain().clone();
         let mut snapshots = std::mem::take(&mut self.snapshots);
@@ -477,7 +477,7 @@ impl Run<'_> {
     }
 }
 
-/// Which bytes of a snapshot.
+/// A place in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Disk,

@@ -28,11 +28,11 @@ pub struct Remembered {
 /// An operation on snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// One is taken.
+    /// Takes a snapshot.
     Take,
     /// The disk becomes what it was.
     Apply,
-    /// One is deleted.
+    /// Deletes a snapshot.
     Delete,
 }
 

@@ -32,7 +32,8 @@ pub(crate) struct Session {
     pub snapshots: RefCell<Snapshots>,
     pub bitmaps: RefCell<Bitmaps>,
     pub resizing: Cell<Resizing>,
-    /// No further request is made: nobody knows whether the last one has changed what the disk is.
+    /// Whether no further request is made, since it is unknown whether the last one has changed the
+    /// disk.
     pub is_over: Cell<bool>,
     /// The image's version.
     version: u32,
@@ -143,7 +144,7 @@ impl Session {
     }
 }
 
-/// One request, from its issue to its answer.
+/// Performs one request, from its issue to its answer.
 pub(crate) async fn perform(subject: Subject, session: Rc<Session>, mut request: Request) {
     if let Verb::VmState(way) = request.verb {
         vm_state(&subject, &session, &request, way).await;

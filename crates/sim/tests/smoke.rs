@@ -71,7 +71,7 @@ fn snapshots_clear_flags_beside_holes() {
     pass(Kind::Qcow2, 1_099_511_969_349..1_099_511_969_350);
 }
 
-/// Each story of those that came later.
+/// The later stories, each once.
 #[test]
 fn later_stories_pass() {
     let count = 8 * Story::LATER.len() as u64;

@@ -1,4 +1,4 @@
-//! One file that is being written, or was: what is known of it, and what is done next.
+//! A file that is being written, or was: its state, and the next action on it.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -20,13 +20,13 @@ const BLOCK_MAX_BYTES: u64 = 64 << 10;
 /// steps, so that what lies behind its end is given back: of a file that was preallocated once XFS
 /// gives back nothing by itself.
 const LEAP_BYTES: u64 = 16 << 20;
-/// After the file system was full.
+/// Pause after the file system was full.
 const FULL_WAIT: Duration = Duration::from_secs(5);
 
 /// A file.
 #[derive(Debug)]
 pub struct Entry {
-    /// Which.
+    /// Identity of the file.
     pub id: Id,
     handle: Option<Handle>,
     /// Open only while another process may have it open, too: programs that are open for writing
@@ -36,7 +36,7 @@ pub struct Entry {
     size: u64,
     /// Space that it takes, in bytes, with the space ahead.
     space: u64,
-    /// In a row, with growth between them.
+    /// Number of closes in a row, with growth between them.
     closes: u8,
     has_grown_since_close: bool,
     steps: u64,
@@ -49,7 +49,7 @@ pub struct Entry {
     changed_at: Instant,
     trim_at: Option<Instant>,
     tries: u32,
-    /// Nothing is allocated before.
+    /// Time before which nothing is allocated.
     full_until: Option<Instant>,
 }
 
@@ -122,7 +122,7 @@ impl Entry {
         self.trim_at.or(forgotten)
     }
 
-    /// Nothing has happened to it for so long, and nothing is due.
+    /// Whether nothing has happened to it for the time `idle`, and nothing is due.
     pub fn is_forgotten(&self, idle: Duration, now: Instant) -> bool {
         !self.owes && self.changed_at + idle <= now
     }

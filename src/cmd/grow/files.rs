@@ -51,8 +51,8 @@ pub struct Files {
     /// Files that were given space and are forgotten.
     given: HashSet<Id>,
     held_max: usize,
-    /// Of all files: bytes behind their ends, and number of files with such space. Recounted for
-    /// each batch, and updated within it.
+    /// Totals over all files: bytes behind their ends, and number of files with such space.
+    /// Recounted for each batch, and updated within it.
     held_bytes: u64,
     held_files: usize,
     has_warned: bool,
@@ -98,7 +98,7 @@ impl Files {
         self.all().filter_map(|entry| entry.deadline(idle)).min()
     }
 
-    /// Does what follows from a batch.
+    /// Acts on a batch.
     pub fn take(&mut self, watch: &Watch, batch: &Batch, reporter: &mut Reporter) {
         let now = Instant::now();
         self.held_bytes = self.all().map(Entry::held_bytes).sum();
@@ -229,7 +229,7 @@ impl Files {
         }
     }
 
-    /// Does what is due, and forgets what is quiet.
+    /// Carries out the actions that are due, and forgets quiet files.
     pub fn tick(&mut self, watch: &Watch, reporter: &mut Reporter) {
         let now = Instant::now();
         let named = self.entries.iter_mut();

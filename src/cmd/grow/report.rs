@@ -16,7 +16,7 @@ pub enum ReportStyle {
     Lines,
     /// A line of JSON for each event.
     Json,
-    /// Nothing but what goes wrong.
+    /// Errors only.
     Nothing,
 }
 
@@ -55,7 +55,7 @@ pub enum Event {
     /// The file gets no space.
     #[serde(rename_all = "kebab-case")]
     LeftAlone {
-        /// In words.
+        /// Reason, in words.
         why: String,
     },
     /// Space behind its end could not be given back.
@@ -63,7 +63,7 @@ pub enum Event {
     Left {
         /// How much.
         bytes: u64,
-        /// In words.
+        /// Reason, in words.
         why: String,
     },
 }
@@ -103,7 +103,7 @@ impl Reporter {
         }
     }
 
-    /// From now on nothing is missed.
+    /// Reports that from now on no event is missed.
     pub fn begin(&self, paths: &[PathBuf]) {
         let paths = paths.iter().map(|path| path.display().to_string());
         let paths: Vec<String> = paths.collect();

@@ -16,7 +16,7 @@ pub enum Style {
     Quiet,
 }
 
-/// One finished request.
+/// A finished request.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
     /// Verb of the request: "read", "wrote", "discard".

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-/// Which command.
+/// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// Ends the process as a crash does.
@@ -65,7 +65,7 @@ pub enum Verb {
 /// Conditions of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
-    /// Nothing.
+    /// No image.
     Nothing,
     /// An open image.
     Image,
@@ -87,11 +87,11 @@ pub enum Count {
 /// A command.
 #[derive(Debug)]
 pub struct Command {
-    /// Which.
+    /// The command.
     pub verb: Verb,
     /// Its name.
     pub name: &'static str,
-    /// Another name.
+    /// Second name.
     pub alias: Option<&'static str>,
     /// Its conditions.
     pub needs: Needs,

@@ -24,7 +24,7 @@ use seccompiler::{
 /// `--sandbox`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// As much of it as the system has.
+    /// As much of the sandbox as the system has.
     #[default]
     Auto,
     /// All of it, or no service.

@@ -23,7 +23,7 @@ pub enum Fate {
     Applied,
     /// Lost.
     Dropped,
-    /// Some of its atoms are on the medium: `#` those that are, `.` those that are not.
+    /// Partly on the medium: `#` for atoms that are, `.` for those that are not.
     Torn(String),
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Fate {
 /// How the fates of a crash hang together: the ways in which caches lose power.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// Nothing that was not flushed survives.
+    /// Effects that were not flushed are lost.
     DropAll,
     /// All issued effects survive.
     ApplyAll,

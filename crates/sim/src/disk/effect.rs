@@ -7,7 +7,7 @@ use super::content::Content;
 /// The unit in which a crash tears changes of space: zero, discard, allocate.
 pub const SPACE_ATOM_BYTES: u64 = 4096;
 
-/// One change of a file's bytes or length.
+/// A change of a file's bytes or length.
 #[derive(Clone, Debug)]
 pub enum Effect {
     /// Bytes written.

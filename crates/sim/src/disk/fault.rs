@@ -44,13 +44,13 @@ pub enum Duration {
 /// A failure to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Which operations.
+    /// Operations that fail.
     pub verb: Verb,
     /// How many of them succeed before.
     pub after: u64,
     /// The error.
     pub errno: i32,
-    /// For how long.
+    /// Duration of the failure.
     pub duration: Duration,
     /// The name of the only file that it strikes; any file if none.
     pub file: Option<&'static str>,

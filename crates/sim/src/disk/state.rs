@@ -21,7 +21,7 @@ use super::fault::{Faults, Verb};
 use super::structure::{Map, Structure, Structures};
 use super::{Lie, Losses, Pace};
 
-/// One effect that is in the volatile content and that no flush has covered.
+/// An effect that is in the volatile content and that no flush has covered.
 #[derive(Debug)]
 struct Logged {
     op: u64,
@@ -66,7 +66,7 @@ impl FileState {
         self.durable = self.volatile.clone();
     }
 
-    /// Of which structures writes are at risk.
+    /// Returns the structures whose writes are at risk.
     fn at_risk(&self) -> Structures {
         let mut at_risk = Structures::NONE;
         if self.log.is_empty() {
@@ -193,7 +193,7 @@ pub(super) struct Asked {
     pub answer: Answer,
 }
 
-/// Which of an operation's two ends.
+/// An end of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Moment {
     /// Issue of an operation.
@@ -369,7 +369,7 @@ impl State {
         self.event(verb, Moment::Issue);
     }
 
-    /// Which of the kinds that are failed apart from others it belongs to.
+    /// Returns the operation's kind if it is one that is failed apart from others.
     fn special(&self, asked: &Asked) -> Option<Verb> {
         let (start, end) = asked.range();
         let content = &self.files[asked.file].volatile;

@@ -39,7 +39,7 @@ impl Structure {
     ];
 }
 
-/// Some kinds of structure.
+/// A set of kinds of structure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Structures(u8);
 
